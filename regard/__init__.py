@@ -1,0 +1,40 @@
+"""Regard: sequence models from raw text to a trained, evaluated, inspectable and served model.
+
+    translator = regard.load("runs/toy-en-de")
+    translator.translate("I ate an apple.").text
+
+Names are imported when first used, so that `import regard` and `regard --help` do not wait for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from regard.errors import RegardError
+
+if TYPE_CHECKING:
+    from regard.api import resume, train
+    from regard.translator import Translation, Translator, load, translate
+
+__version__ = "0.1.0"
+__all__ = ["RegardError", "Translation", "Translator", "load", "resume", "train", "translate"]
+
+_HOMES = {
+    "load": "regard.translator",
+    "translate": "regard.translator",
+    "Translator": "regard.translator",
+    "Translation": "regard.translator",
+    "train": "regard.api",
+    "resume": "regard.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'regard' has no attribute '{name}'")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,267 @@
+"""The verbs. Results go to stdout, everything else to stderr; nothing heavy is imported until a verb runs.
+
+Exit codes: 0 done, 1 a failure of ours, 2 something the user can mend (said in one line), 130/143 stopped by a signal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from regard.errors import RegardError
+
+app = typer.Typer(
+    name="regard",
+    help="Sequence models from raw text to a trained, evaluated, inspectable and served model.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+tokenizer_app = typer.Typer(help="Train and try tokenizers.", no_args_is_help=True)
+app.add_typer(tokenizer_app, name="tokenizer")
+
+OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object (a line each for translations).")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+
+
+@app.callback()
+def root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    if debug:
+        os.environ["REGARD_DEBUG"] = "1"
+    if version:
+        import regard
+
+        print(regard.__version__)
+        raise typer.Exit()
+
+
+@app.command(context_settings=OVERRIDES)
+def train(
+    context: typer.Context,
+    recipe: Annotated[Path, typer.Argument(help="A TOML recipe, such as recipes/toy-en-de.toml.")],
+    run: Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/NAME.")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Delete the run first if it exists.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a recipe; the same command goes on with a run that was stopped.
+
+    Any setting can be given as --section.name VALUE, for example --train.steps 2000; `regard settings` lists them all.
+    """
+    from regard import api
+
+    print(api.train(recipe, run, overwrite=overwrite, quiet=quiet, **overrides(context.args)))
+
+
+@app.command(context_settings=OVERRIDES)
+def resume(
+    context: typer.Context,
+    run: Annotated[Path, typer.Argument(help="Folder of a run, such as runs/toy-en-de.")],
+    quiet: Quiet = False,
+) -> None:
+    """Go on with a run from its newest valid checkpoint, exactly. --train.steps N makes it longer."""
+    from regard import api
+
+    print(api.resume(run, quiet=quiet, **overrides(context.args)))
+
+
+@app.command()
+def settings() -> None:
+    """List every setting of a recipe with its default and meaning."""
+    from regard.config import Config, flatten
+
+    for name, value, help in flatten(Config()):
+        print(f"{name:<24} {json.dumps(value, ensure_ascii=False):<18} {help}")
+
+
+@app.command()
+def translate(
+    texts: Annotated[list[str] | None, typer.Argument(help="Sentences; without any, lines of stdin.")] = None,
+    model: Annotated[Path | None, typer.Option("--model", "-m", help="A run or model folder.")] = None,
+    input: Annotated[Path | None, typer.Option("--input", "-i", help="Translate the lines of a file.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write there instead of stdout.")] = None,
+    beam: Annotated[int | None, typer.Option(help="Beam width; 1 = greedy.")] = None,
+    nbest: Annotated[int | None, typer.Option(help="Translations for each sentence, with scores.")] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="a in log p(y) / |y|^a.")] = None,
+    min_len: Annotated[int | None, typer.Option(help="Least tokens of a translation.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Above 0: sample.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample among the k likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample among tokens that hold this probability.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the samples.")] = None,
+    json: Json = False,
+    device: Device = "auto",
+) -> None:
+    """Translate sentences, a file, or stdin, one sentence a line."""
+    from regard.cli_translate import translate_command
+
+    options = {"beam": beam, "nbest": nbest, "length_penalty": length_penalty, "min_len": min_len}
+    options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    translate_command(texts, model, input, output, json, device, options)
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run or model folder.")],
+    data: Annotated[str | None, typer.Option(help="Corpus to score, as in a recipe; by default the run's data.test.")] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder of the corpus; by default the run's data.root.")] = None,
+    beam: Annotated[int | None, typer.Option(help="Beam width; by default the model's own.")] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="a in log p(y) / |y|^a.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where the hypotheses go.")] = None,
+    json: Json = False,
+    device: Device = "auto",
+) -> None:
+    """Score a model on a test set: BLEU and chrF with signatures, perplexity, BLEU by length; hypotheses are saved."""
+    from regard.cli_translate import evaluate_command
+
+    evaluate_command(run, data, root, output, json, device, {"beam": beam, "length_penalty": length_penalty})
+
+
+@app.command()
+def doctor(json: Json = False) -> None:
+    """Say what this machine has: versions, device, precision, folders; and what is missing."""
+    from regard.doctor import examine
+
+    print_result(examine(), json)
+
+
+@tokenizer_app.command("train")
+def tokenizer_train(
+    files: Annotated[list[Path], typer.Argument(help="Text files, plain or .gz/.xz/.zst.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write it.")] = Path("tokenizer.json"),
+    kind: Annotated[str, typer.Option(help="char, word, wordpiece, bpe, byte-bpe or unigram.")] = "bpe",
+    vocab_size: Annotated[int, typer.Option(help="Pieces, special tokens included.")] = 8000,
+    nfc: Annotated[bool, typer.Option(help="Compose Unicode (NFC).")] = True,
+    lowercase: Annotated[bool, typer.Option(help="Lower-case.")] = False,
+) -> None:
+    """Learn a vocabulary from text files."""
+    from itertools import chain
+
+    from regard.config import TokenizerConfig
+    from regard.data.corpus import read_lines
+    from regard.text.tokenizer import Tokenizer
+
+    config = TokenizerConfig(kind, vocab_size, True, nfc, lowercase)
+    tokenizer = Tokenizer.train(chain.from_iterable(map(read_lines, files)), config)
+    tokenizer.save(output)
+    print(f"{output}: {len(tokenizer):,} pieces")
+
+
+@tokenizer_app.command("encode")
+def tokenizer_encode(
+    tokenizer: Annotated[Path, typer.Argument(help="tokenizer.json, or a run or model folder.")],
+    texts: Annotated[list[str] | None, typer.Argument(help="Text; without any, lines of stdin.")] = None,
+) -> None:
+    """Text to ids, one line of numbers for each line of text."""
+    loaded = load_tokenizer(tokenizer)
+    for text in texts or stdin_lines():
+        print(*loaded.encode(text))
+
+
+@tokenizer_app.command("decode")
+def tokenizer_decode(
+    tokenizer: Annotated[Path, typer.Argument(help="tokenizer.json, or a run or model folder.")],
+    ids: Annotated[list[int] | None, typer.Argument(help="Ids; without any, lines of numbers on stdin.")] = None,
+) -> None:
+    """Ids to text."""
+    loaded = load_tokenizer(tokenizer)
+    for line in [ids] if ids else stdin_lines():
+        try:
+            print(loaded.decode(line if isinstance(line, list) else [int(word) for word in line.split()]))
+        except ValueError:
+            raise RegardError(f"ids are whole numbers with spaces between them, not {line!r}") from None
+
+
+@tokenizer_app.command("show")
+def tokenizer_show(
+    tokenizer: Annotated[Path, typer.Argument(help="tokenizer.json, or a run or model folder.")],
+    text: Annotated[str, typer.Argument(help="A sentence.")],
+    json: Json = False,
+) -> None:
+    """How a sentence is cut into pieces, with their ids."""
+    loaded = load_tokenizer(tokenizer)
+    ids = loaded.encode(text)
+    result = {"pieces": loaded.pieces(ids), "ids": ids, "decoded": loaded.decode(ids), "vocabulary": len(loaded)}
+    if json:
+        return print_result(result, True)
+    widths = [max(len(piece), len(str(i))) for piece, i in zip(result["pieces"], ids, strict=True)]
+    print("  ".join(piece.ljust(w) for piece, w in zip(result["pieces"], widths, strict=True)))
+    print("  ".join(str(i).ljust(w) for i, w in zip(ids, widths, strict=True)))
+    print(f"{len(ids)} tokens of a vocabulary of {len(loaded):,}; decoded: {result['decoded']}")
+
+
+def load_tokenizer(path: Path) -> Any:
+    from regard.text.tokenizer import Tokenizer
+
+    places = [path / "tokenizer.json", path / "model" / "tokenizer.json", path / "tokenizer.source.json"]
+    return Tokenizer.load(next((p for p in places if p.exists()), path / "tokenizer.json") if path.is_dir() else path)
+
+
+def stdin_lines() -> Iterator[str]:
+    """Lines of stdin as UTF-8, whatever the locale; a broken one is named."""
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            yield line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise RegardError(f"line {number} of stdin is not UTF-8 ({error.reason} at byte {error.start + 1})") from None
+
+
+def overrides(words: list[str]) -> dict[str, str]:
+    """['--train.steps', '2000', '--model.norm=post'] -> {'train.steps': '2000', 'model.norm': 'post'}"""
+    found: dict[str, str] = {}
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith("--"):
+            raise RegardError(f"do not know what '{word}' means: settings are given as --section.name VALUE")
+        name, equals, value = word[2:].partition("=")
+        given = value if equals else next(rest, None)
+        if given is None:
+            raise RegardError(f"--{name} needs a value")
+        found[name] = given
+    return found
+
+
+def print_result(result: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result, ensure_ascii=False))
+    else:
+        width = max(map(len, result))
+        for name, value in result.items():
+            print(f"{name:<{width}}  {value}")
+
+
+@contextmanager
+def readable_errors() -> Iterator[None]:
+    """Errors as a person would want to read them, and their exit codes."""
+    from regard.signals import Interrupted
+
+    try:
+        yield
+    except RegardError as error:
+        if os.environ.get("REGARD_DEBUG"):
+            raise
+        print(f"regard: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except Interrupted as stopped:
+        print(f"regard: {stopped}", file=sys.stderr)
+        raise SystemExit(stopped.exit_code) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except BrokenPipeError:  # the reader went away, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
+
+
+def main() -> None:
+    with readable_errors():
+        app()

@@ -1,0 +1,245 @@
+"""Every setting of a run: frozen dataclasses <-> TOML <-> dotted overrides such as `--train.steps 2000`.
+
+A field is declared once, with its default and one line of help; the TOML reader, the command line and the
+documentation all come from that declaration. An unknown key is an error that names the nearest valid one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from regard.errors import RegardError
+
+C = TypeVar("C")
+
+
+def option(default: Any, help: str) -> Any:
+    """A dataclass field with its help text beside it."""
+    return field(default=default, metadata={"help": help})
+
+
+def section(cls: type) -> Any:
+    return field(default_factory=cls)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    source: str = option("en", "source language: fills {lang} in file names, and is a key of JSONL files")
+    target: str = option("de", "target language")
+    root: str = option(".", "folder that the corpora below are relative to")
+    train: tuple[str, ...] = option(("toy:20000",), "training corpora: 'train.{lang}.xz', 'a.en|a.de', 'x.tsv', 'x.jsonl'")
+    valid: tuple[str, ...] = option(("toy:500",), "validation corpora")
+    test: tuple[str, ...] = option((), "test corpora, used by `regard evaluate` alone")
+    max_len: int = option(256, "training pairs with more tokens than this on a side are left out (and counted)")
+    max_ratio: float = option(0.0, "training pairs whose lengths differ by more than this factor are left out; 0 = off")
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    kind: str = option("bpe", "char, word, wordpiece, bpe, byte-bpe or unigram")
+    vocab_size: int = option(8000, "pieces in a vocabulary, special tokens included")
+    joint: bool = option(True, "one vocabulary for both languages, or one each")
+    nfc: bool = option(True, "bring Unicode into composed form (NFC)")
+    lowercase: bool = option(False, "lower-case everything")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    preset: str = option("transformer-small", "sizes to start from: transformer-tiny, -small, -base or -big")
+    n_encoder_layers: int = option(0, "encoder blocks")
+    n_decoder_layers: int = option(0, "decoder blocks")
+    d_model: int = option(0, "width of the model")
+    n_heads: int = option(0, "attention heads; must divide d_model")
+    d_ff: int = option(0, "inner width of the feed-forward layers")
+    norm: str = option("pre", "where LayerNorm stands: pre (today) or post (the 2017 paper)")
+    activation: str = option("relu", "relu or gelu")
+    tie: str = option("all", "shared embeddings: none, decoder (input and output) or all (encoder too; joint vocabulary)")
+    positions: str = option("sinusoidal", "position scheme: sinusoidal or none")
+    position_base: float = option(10000.0, "base of the sinusoids' wavelengths")
+    max_len: int = option(1024, "longest input in tokens; longer ones are refused, never cut")
+    dropout: float = option(0.1, "on embeddings and on every sublayer's output")
+    attention_dropout: float = option(0.0, "on attention weights")
+    ff_dropout: float = option(0.0, "inside the feed-forward layers")
+    source_vocab: int = option(0, "filled in from the tokenizer")
+    target_vocab: int = option(0, "filled in from the tokenizer")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    steps: int = option(10000, "optimizer steps")
+    batch_tokens: int = option(4096, "padded target tokens in a batch")
+    accumulate: int = option(1, "batches per optimizer step")
+    lr: float = option(1e-3, "peak learning rate")
+    schedule: str = option("inverse-sqrt", "after warm-up: inverse-sqrt, cosine, linear or constant")
+    warmup: int = option(1000, "steps of linear warm-up")
+    beta1: float = option(0.9, "AdamW's first momentum")
+    beta2: float = option(0.98, "AdamW's second momentum")
+    weight_decay: float = option(0.0, "on matrices; never on biases, norms and embeddings")
+    clip: float = option(1.0, "largest gradient norm; 0 = off")
+    label_smoothing: float = option(0.1, "probability mass spread over the whole vocabulary")
+    seed: int = option(0, "of weights, dropout and data order")
+    log_every: int = option(50, "steps between lines of metrics")
+    valid_every: int = option(500, "steps between validations")
+    save_every: int = option(500, "steps between checkpoints")
+    keep: int = option(3, "checkpoints kept beside the best one")
+    average: int = option(1, "the final model is the mean of this many last checkpoints; 1 = the best checkpoint")
+    metric: str = option("loss", "what 'best' and early stopping look at: loss or bleu")
+    patience: int = option(0, "stop after this many validations without a better one; 0 = never")
+    samples: int = option(3, "translations shown at each validation")
+    valid_sentences: int = option(0, "decode at most this many validation sentences; 0 = all")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    precision: str = option("auto", "auto (bf16 on a GPU, else fp32), fp32 or bf16")
+    compile: bool = option(True, "compile the training step on a GPU")
+    threads: int = option(0, "CPU threads; 0 = all cores")
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    beam: int = option(4, "beam width; 1 = greedy")
+    nbest: int = option(1, "translations returned for each sentence")
+    length_penalty: float = option(1.0, "a: a hypothesis y scores log p(y) / |y|^a, |y| counting its end token")
+    min_len: int = option(0, "tokens before the end token is allowed")
+    max_len_a: float = option(2.0, "at most a * source length + b tokens ...")
+    max_len_b: int = option(20, "... and never more than the model's max_len")
+    stop: str = option("likely", "end a sentence when no open hypothesis beats the kept ones: likely (now) or proven (ever)")
+    temperature: float = option(0.0, "above 0: sample instead of searching")
+    top_k: int = option(0, "sample among the k likeliest tokens; 0 = all")
+    top_p: float = option(1.0, "sample among the likeliest tokens that hold this much probability")
+    seed: int = option(0, "of the samples; sentence i uses seed + i, whatever its batch")
+    batch_tokens: int = option(8192, "padded source tokens x beam decoded at a time")
+
+
+@dataclass(frozen=True)
+class Config:
+    name: str = option("run", "the run's folder is runs/NAME")
+    data: DataConfig = section(DataConfig)
+    tokenizer: TokenizerConfig = section(TokenizerConfig)
+    model: ModelConfig = section(ModelConfig)
+    train: TrainConfig = section(TrainConfig)
+    decode: DecodeConfig = section(DecodeConfig)
+
+
+CHOICES = {
+    "tokenizer.kind": ("char", "word", "wordpiece", "bpe", "byte-bpe", "unigram"),
+    "model.norm": ("pre", "post"),
+    "model.activation": ("relu", "gelu"),
+    "model.tie": ("none", "decoder", "all"),
+    "model.positions": ("sinusoidal", "none"),
+    "train.schedule": ("inverse-sqrt", "cosine", "linear", "constant"),
+    "train.metric": ("loss", "bleu"),
+    "train.precision": ("auto", "fp32", "bf16"),
+    "decode.stop": ("likely", "proven"),
+}
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A TOML recipe as nested dictionaries."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RegardError(f"no recipe at {path}: give the path of a TOML file, such as recipes/toy-en-de.toml") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise RegardError(f"cannot read the recipe {path}: {error}") from None
+    return {"name": path.stem, **values}
+
+
+def build(values: Mapping[str, Any], cls: type[C] = Config, where: str = "") -> C:  # type: ignore[assignment]
+    """Nested dictionaries -> a checked dataclass. Missing keys keep their defaults."""
+    hints = get_type_hints(cls)
+    known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    built = {}
+    for key, value in values.items():
+        name = f"{where}{key}"
+        if key not in known:
+            raise RegardError(_unknown(name))
+        built[key] = build(value, hints[key], f"{name}.") if isinstance(value, Mapping) else _cast(value, hints[key], name)
+    return cls(**built)
+
+
+def override(values: dict[str, Any], dotted: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"train.steps": "2000"}` written over nested dictionaries; returns a new one."""
+    merged: dict[str, Any] = json.loads(json.dumps(values))
+    for name, value in dotted.items():
+        *path, key = name.split(".")
+        place = merged
+        for part in path:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise RegardError(_unknown(name))
+        place[key] = value
+    return merged
+
+
+def flatten(config: Any, where: str = "") -> Iterator[tuple[str, Any, str]]:
+    """(dotted name, value, help) of every setting, in order of declaration."""
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if dataclasses.is_dataclass(value):
+            yield from flatten(value, f"{where}{f.name}.")
+        else:
+            yield f"{where}{f.name}", value, f.metadata["help"]
+
+
+def differences(a: Config, b: Config) -> list[str]:
+    """The dotted names of settings in which two configurations differ."""
+    return [name for (name, x, _), (_, y, _) in zip(flatten(a), flatten(b), strict=True) if x != y]
+
+
+def to_toml(config: Config) -> str:
+    lines = [f"name = {json.dumps(config.name)}"]
+    for f in dataclasses.fields(config):
+        table = getattr(config, f.name)
+        if dataclasses.is_dataclass(table):
+            lines += ["", f"[{f.name}]"]
+            lines += [f"{g.name} = {_toml_value(getattr(table, g.name))}" for g in dataclasses.fields(table)]
+    return "\n".join(lines) + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+
+
+def _unknown(name: str) -> str:
+    valid = [known for known, _, _ in flatten(Config())]
+    by_key = {v.rsplit(".", 1)[-1]: v for v in valid}
+    near = difflib.get_close_matches(name, valid, n=1) or [
+        by_key[k] for k in difflib.get_close_matches(name.rsplit(".", 1)[-1], by_key, n=1)
+    ]
+    hint = f"did you mean '{near[0]}'?" if near else "see `regard train --help` for all settings"
+    return f"unknown setting '{name}': {hint}"
+
+
+def _cast(value: Any, hint: Any, name: str) -> Any:
+    """A TOML value or a command-line string, as the declared type."""
+    try:
+        cast = _cast_to(value, hint)
+    except (TypeError, ValueError):
+        kind = getattr(hint, "__name__", str(hint))
+        raise RegardError(f"'{name}' must be of type {kind}, not {value!r}") from None
+    if name in CHOICES and cast not in CHOICES[name]:
+        raise RegardError(f"'{name}' must be one of {', '.join(CHOICES[name])}, not {value!r}")
+    return cast
+
+
+def _cast_to(value: Any, hint: Any) -> Any:
+    if dataclasses.is_dataclass(hint):
+        raise TypeError
+    if get_origin(hint) is tuple:
+        items = value.split(",") if isinstance(value, str) else value
+        return tuple(_cast_to(item, get_args(hint)[0]) for item in items if item != "")
+    if hint is bool:
+        if str(value).lower() not in ("true", "false"):
+            raise ValueError
+        return str(value).lower() == "true"
+    if isinstance(value, bool) or (hint is int and isinstance(value, float) and value != int(value)):
+        raise ValueError
+    if hint is str and not isinstance(value, str):
+        raise ValueError
+    return hint(float(value)) if hint is int and isinstance(value, str) and "e" in value.lower() else hint(value)

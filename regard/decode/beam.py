@@ -1,0 +1,140 @@
+"""Beam search.
+
+A hypothesis y is ranked by  log p(y | x) / |y|^a,  where a is the length penalty and |y| counts the generated tokens with
+the end token. Each step looks at the 2K best extensions of the K open hypotheses: those among the first K that end are
+kept as finished, the best K others stay open. A sentence stops when K hypotheses are finished and the worst of them
+scores at least as well as any open one
+
+- at its present length (`stop = "likely"`: fast, and what most toolkits do), or
+- at any length it could still reach (`stop = "proven"`: log p only falls, so log p / limit^a bounds it for a > 0).
+
+Sentences that have stopped leave the batch. Everything stays on the device; only the stop flags are read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.config import DecodeConfig
+from regard.decode.rules import Decoder, Hypothesis, log_probabilities
+from regard.text.tokenizer import EOS, PAD, SOS
+
+
+@dataclass
+class Beams:
+    """B sentences with K hypotheses each, L tokens of room. Rows leave together when a sentence stops."""
+
+    sentence: Tensor  # (B,) which input a row belongs to
+    limit: Tensor  # (B,) most tokens
+    tokens: Tensor  # (B, K, L) open
+    log_prob: Tensor  # (B, K) -inf: no such hypothesis yet
+    done: Tensor  # (B, K, L) finished
+    done_score: Tensor  # (B, K) -inf: an empty place
+    done_log_prob: Tensor  # (B, K)
+    done_length: Tensor  # (B, K) tokens, the end token included
+
+    @classmethod
+    def start(cls, limits: Tensor, k: int) -> Beams:
+        b, room = len(limits), int(limits.max())
+        device = limits.device
+        tokens = torch.full((b, k, room), PAD, device=device)
+        log_prob = torch.full((b, k), -torch.inf, device=device)
+        log_prob[:, 0] = 0.0
+        empty = torch.full_like(log_prob, -torch.inf)
+        length = torch.zeros((b, k), dtype=torch.long, device=device)
+        return cls(torch.arange(b, device=device), limits, tokens, log_prob, tokens.clone(), empty, empty.clone(), length)
+
+    def keep(self, rows: Tensor) -> None:
+        for name, value in vars(self).items():
+            setattr(self, name, value[rows])
+
+
+@torch.inference_mode()
+def beam_search(model: Decoder, source: Tensor, limits: Tensor, options: DecodeConfig) -> list[list[Hypothesis]]:
+    """The `nbest` best translations of each source row (B, S), best first."""
+    k = options.beam
+    state: Any = model.begin(source)
+    beams = Beams.start(limits, k)
+    found: dict[int, list[Hypothesis]] = {}
+    last = torch.full((len(source),), SOS, device=source.device)  # one hypothesis each, multiplied by the first select
+    for step in range(int(limits.max())):
+        log_p = log_probabilities(model.step(last, state), step, options)  # (B*K or B, V)
+        parents = extend(beams, log_p, step, options)  # (B, K) rows of log_p that live on
+        stopped = has_stopped(beams, step, options)
+        if stopped.any():
+            collect(beams, stopped, options, found)
+            going = (~stopped).nonzero().squeeze(1)
+            if len(going) == 0:
+                break
+            beams.keep(going)
+            parents = parents[going]
+            state.select_sentences(going)
+        state.select(parents.flatten())
+        last = beams.tokens[:, :, step].flatten()
+    return [found[i] for i in range(len(source))]
+
+
+def extend(beams: Beams, log_p: Tensor, step: int, options: DecodeConfig) -> Tensor:
+    """One token more for every hypothesis; returns which row of `log_p` each open hypothesis now continues."""
+    b, k = beams.log_prob.shape
+    rows, vocab = log_p.shape[0] // b, log_p.shape[1]  # rows: 1 at the first step, else K
+    total = beams.log_prob[:, :rows, None] + log_p.view(b, rows, vocab)  # (B, rows, V)
+    value, index = total.flatten(1).topk(min(2 * k, rows * vocab))  # (B, 2K), best first
+    parent, token = index // vocab, index % vocab
+    candidates = beams.tokens.gather(1, parent[:, :, None].expand(-1, -1, beams.tokens.shape[2])).clone()
+    candidates[:, :, step] = token
+
+    ends = (token == EOS) | (step + 1 >= beams.limit)[:, None]
+    finish(beams, candidates[:, :k], value[:, :k].masked_fill(~ends[:, :k], -torch.inf), step + 1, options)
+
+    # stable: equal scores keep the order topk gave them
+    open_value, place = value.masked_fill(ends, -torch.inf).sort(dim=1, descending=True, stable=True)
+    place = _pad(place[:, :k], k, 0)
+    beams.log_prob = _pad(open_value[:, :k], k, -torch.inf)
+    beams.tokens = candidates.gather(1, place[:, :, None].expand(-1, -1, candidates.shape[2]))
+    first = torch.arange(b, device=log_p.device)[:, None] * rows
+    return first + parent.gather(1, place)  # (B, K)
+
+
+def _pad(x: Tensor, k: int, value: float) -> Tensor:
+    """(B, <=K) -> (B, K): a tiny vocabulary has fewer extensions than the beam has places."""
+    return x if x.shape[1] == k else torch.nn.functional.pad(x, (0, k - x.shape[1]), value=value)
+
+
+def finish(beams: Beams, tokens: Tensor, log_prob: Tensor, length: int, options: DecodeConfig) -> None:
+    """Merge newly ended hypotheses (those above -inf) with the finished ones and keep the K best."""
+    k = beams.done_score.shape[1]
+    score = torch.cat([beams.done_score, log_prob / length**options.length_penalty], 1)
+    best, place = score.sort(dim=1, descending=True, stable=True)
+    best, place = best[:, :k], place[:, :k]
+    pool = torch.cat([beams.done, tokens], 1)
+    lengths = torch.cat([beams.done_length, torch.full_like(log_prob, length, dtype=torch.long)], 1)
+    beams.done_score = best
+    beams.done = pool.gather(1, place[:, :, None].expand(-1, -1, pool.shape[2]))
+    beams.done_log_prob = torch.cat([beams.done_log_prob, log_prob], 1).gather(1, place)
+    beams.done_length = lengths.gather(1, place)
+
+
+def has_stopped(beams: Beams, step: int, options: DecodeConfig) -> Tensor:
+    """(B,) sentences that can gain nothing more."""
+    length = torch.full_like(beams.limit, step + 1)
+    if options.stop == "proven" and options.length_penalty > 0:
+        length = beams.limit
+    hope = beams.log_prob.max(1).values / length**options.length_penalty
+    return (beams.done_score.min(1).values >= hope) | (step + 1 >= beams.limit)
+
+
+def collect(beams: Beams, stopped: Tensor, options: DecodeConfig, found: dict[int, list[Hypothesis]]) -> None:
+    rows = stopped.nonzero().squeeze(1)
+    fields = (beams.sentence, beams.done, beams.done_score, beams.done_log_prob, beams.done_length)
+    for sentence, tokens, scores, log_probs, lengths in zip(*(x[rows].tolist() for x in fields), strict=True):
+        ranked = zip(tokens, scores, log_probs, lengths, strict=True)
+        found[sentence] = [
+            Hypothesis(ids[: n - (ids[n - 1] == EOS)], score, log_prob, ids[n - 1] == EOS)
+            for ids, score, log_prob, n in ranked
+            if n > 0 and score > -torch.inf
+        ][: options.nbest]

@@ -1,0 +1,74 @@
+"""Many sentences of any length in, translations in the same order out.
+
+Sentences of similar length are decoded together, by a budget of tokens; each keeps its own length limit and seed, so its
+result does not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from regard.config import DecodeConfig
+from regard.decode.beam import beam_search
+from regard.decode.rules import Decoder, Hypothesis, check, length_limits
+from regard.decode.sampling import sample
+from regard.errors import RegardError
+from regard.text.tokenizer import EOS, PAD
+
+
+def decode(
+    model: Decoder,
+    sources: Sequence[Sequence[int]],
+    options: DecodeConfig,
+    max_len: int,
+    device: torch.device,
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[list[Hypothesis]]:
+    """The translations (best first) of each source; `progress` hears how many sentences each batch finished."""
+    check(options)
+    for i, ids in enumerate(sources):
+        if len(ids) + 1 > max_len:
+            raise RegardError(
+                f"sentence {i + 1} has {len(ids)} tokens, but the model was built for at most {max_len - 1} "
+                f"(model.max_len): split it into shorter sentences"
+            )
+    results: dict[int, list[Hypothesis]] = {}
+    for rows in batches(sources, options):
+        source = pad_sources([sources[i] for i in rows], device)
+        results.update(zip(rows, decode_batch(model, source, rows, options, max_len), strict=True))
+        progress(len(rows))
+    return [results[i] for i in range(len(sources))]
+
+
+def decode_batch(
+    model: Decoder, source: Tensor, rows: list[int], options: DecodeConfig, max_len: int
+) -> list[list[Hypothesis]]:
+    limits = length_limits((source != PAD).sum(1), options, max_len)
+    if options.temperature == 0 and options.beam > 1:
+        return beam_search(model, source, limits, options)
+    if options.nbest == 1:
+        return [[h] for h in sample(model, source, limits, [options.seed + i for i in rows], options)]
+    n = options.nbest  # that many samples of each sentence
+    seeds = [(options.seed + i) * n + j for i in rows for j in range(n)]
+    flat = sample(model, source.repeat_interleave(n, 0), limits.repeat_interleave(n), seeds, options)
+    ranked = (sorted(flat[i : i + n], key=lambda h: -h.score) for i in range(0, len(flat), n))
+    return list(ranked)
+
+
+def batches(sources: Sequence[Sequence[int]], options: DecodeConfig) -> Iterator[list[int]]:
+    """Indices of sentences to decode together: longest first, so that memory troubles show at once."""
+    width = max(options.beam, options.nbest)
+    order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
+    while order:
+        size = max(1, options.batch_tokens // ((len(sources[order[0]]) + 1) * width))
+        yield order[:size]
+        order = order[size:]
+
+
+def pad_sources(sources: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """(B, S) ids, each ending on EOS, padded on the right."""
+    width = max(map(len, sources)) + 1
+    return torch.tensor([[*ids, EOS, *[PAD] * (width - 1 - len(ids))] for ids in sources], device=device)

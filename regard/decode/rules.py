@@ -1,0 +1,57 @@
+"""What a decoder may say next, and when it must stop: pure functions on logits, the same for search and sampling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from regard.config import DecodeConfig
+from regard.errors import RegardError
+from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK
+
+
+class Decoder(Protocol):
+    """A model that reads a source once and then writes token by token. `step` takes and returns N rows."""
+
+    def begin(self, source: Tensor) -> Any: ...
+    def step(self, tokens: Tensor, state: Any) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One translation in ids, without SOS and EOS."""
+
+    tokens: list[int]
+    score: float  # what hypotheses are ranked by
+    log_prob: float  # log p(y | x), the end token included where there is one
+    ended: bool  # False: cut off at the length limit
+
+
+def check(options: DecodeConfig) -> None:
+    """Refuse settings that mean nothing."""
+    if options.beam < 1 or options.nbest < 1:
+        raise RegardError(f"decode.beam and decode.nbest must be at least 1, not {options.beam} and {options.nbest}")
+    if options.temperature == 0 and options.nbest > options.beam:
+        raise RegardError(f"decode.nbest {options.nbest} is more than decode.beam {options.beam}: widen the beam")
+    if options.temperature < 0 or options.top_k < 0 or not 0 < options.top_p <= 1:
+        raise RegardError("decode.temperature and decode.top_k must not be negative, decode.top_p must be in (0, 1]")
+
+
+def length_limits(source_lengths: Tensor, options: DecodeConfig, max_len: int) -> Tensor:
+    """The most tokens (end token included) of each sentence's translation; its own, so no neighbour can change it."""
+    limit = (options.max_len_a * source_lengths.double() + options.max_len_b).long()
+    return limit.clamp(min=max(1, options.min_len + 1), max=max_len)
+
+
+def log_probabilities(logits: Tensor, step: int, options: DecodeConfig) -> Tensor:
+    """log p of each next token (N, V) in fp32, with what may not be said at -inf.
+
+    Padding, start, unknown and mask are never said; the end token is not said before `min_len` others.
+    """
+    log_p = logits.float().log_softmax(-1)
+    banned = [PAD, SOS, UNK, MASK] + ([EOS] if step < options.min_len else [])
+    log_p[:, banned] = -torch.inf
+    return log_p

@@ -1,0 +1,54 @@
+"""A trained model on a test set: translate it, score it, keep the hypotheses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.data.corpus import Corpus
+from regard.data.shards import Filters, cache_folder, prepare
+from regard.evaluate.likelihood import negative_log_likelihood
+from regard.evaluate.translation import TranslationScores, perplexity, score
+from regard.translator import Translator
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    scores: TranslationScores
+    perplexity: float
+    hypotheses: list[str]
+    seconds: float  # of decoding
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.scores.to_dict(), "perplexity": self.perplexity, "decode_seconds": self.seconds}
+
+    def table(self) -> str:
+        n = len(self.hypotheses)
+        return f"{self.scores.table()}\nperplexity {self.perplexity:.3f}; {n:,} sentences decoded in {self.seconds:.1f} s"
+
+
+def evaluate(
+    translator: Translator, corpus: Corpus, progress: Callable[[int], None] = lambda done: None, **options: Any
+) -> Evaluation:
+    """Decode every source sentence of the corpus and compare with its references."""
+    sources, references = map(list, zip(*corpus.pairs(), strict=True))
+    begun = time.perf_counter()
+    hypotheses = [t.text for t in translator.translate(sources, progress=progress, **options)]
+    seconds = time.perf_counter() - begun
+    tokenizers, model = translator.tokenizers, translator.model
+    filters = Filters(model.config.max_len - 1)
+    pairs = prepare(corpus, tokenizers.source, tokenizers.target, filters, cache_folder())
+    device: torch.device = next(model.parameters()).device
+    total, tokens = negative_log_likelihood(model, pairs, device)
+    scores = score(hypotheses, references, sources, translator.target)
+    return Evaluation(scores, perplexity(total, tokens), hypotheses, seconds)
+
+
+def save_hypotheses(path: Path, hypotheses: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(text.replace("\n", " ") + "\n" for text in hypotheses), encoding="utf-8")

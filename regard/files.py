@@ -1,0 +1,107 @@
+"""Writing that cannot half-happen: fsync, checksums, and a rename as the last act."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from regard.errors import RegardError
+
+MANIFEST = "manifest.json"
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Force a file, or a folder's list of names, onto the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a small file in one act."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with disk_errors(path):
+        try:
+            draft.write_text(text, encoding="utf-8")
+            sync(draft)
+            draft.rename(path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """A full or read-only disk, said in one line."""
+    try:
+        yield
+    except OSError as error:
+        hint = "free some space" if error.errno == errno.ENOSPC else "check the folder's permissions and disk"
+        raise RegardError(f"cannot write {path}: {error.strerror or error}; {hint} and run the same command again") from error
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Fill a draft folder; on success it gets its manifest and then its name, on any error it vanishes.
+
+    The manifest is written last and names the SHA-256 of every other file: a folder without a matching one is not whole.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with disk_errors(path):
+        shutil.rmtree(draft, ignore_errors=True)
+        try:
+            draft.mkdir(parents=True)
+            yield draft
+            seal(draft)
+            if path.exists():
+                shutil.rmtree(path)
+            draft.rename(path)
+            sync(path.parent)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+def seal(folder: Path) -> None:
+    """fsync every file, then write the manifest of their checksums."""
+    sums = {}
+    for path in sorted(folder.iterdir()):
+        sync(path)
+        sums[path.name] = sha256(path)
+    manifest = folder / MANIFEST
+    manifest.write_text(json.dumps({"sha256": sums}, indent=1), encoding="utf-8")
+    sync(manifest)
+    sync(folder)
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a sealed folder, or None when every checksum holds."""
+    try:
+        sums = read_json(folder / MANIFEST)["sha256"]
+        for name, expected in sums.items():
+            if Path(name).name != name:
+                return f"{MANIFEST} names a file outside the folder"
+            if sha256(folder / name) != expected:
+                return f"{name} does not match its checksum"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST} cannot be read ({type(error).__name__})"
+    return None
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,32 @@
+"""Ids to vectors and back.
+
+A one-hot vector times the embedding matrix is a look-up of one of its rows; the output layer is the same matrix used the
+other way round when the two are tied.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Embedding(nn.Embedding):
+    """Token embeddings scaled by sqrt(C), so that they are as large as the positions added to them."""
+
+    def __init__(self, vocab_size: int, d_model: int) -> None:
+        super().__init__(vocab_size, d_model)
+        self.scale = d_model**0.5
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) * self.scale  # (B, T, C)
+
+
+class Head(nn.Module):
+    """Hidden vectors to logits, (..., C) -> (..., V). `weight` may be an embedding's own matrix."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight  # (V, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)

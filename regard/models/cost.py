@@ -1,0 +1,23 @@
+"""What a model costs, by formula. A product of (m, k) and (k, n) is 2mkn FLOPs; the backward pass costs two forwards.
+
+Attention is counted in full, S keys for each query, masked or not: the usual convention.
+"""
+
+from __future__ import annotations
+
+from regard.config import ModelConfig
+
+
+def forward_flops(config: ModelConfig, batch: int, source_len: int, target_len: int) -> int:
+    """One forward pass of the encoder-decoder over padded (batch, source_len) and (batch, target_len)."""
+    c, f, s, t = config.d_model, config.d_ff, source_len, target_len
+    matrices = 4 * c * c + 2 * c * f  # q, k, v, out; the two of the feed-forward
+    encoder = s * (2 * matrices + 4 * s * c)  # 4sc: q k^T and the weighted sum of v
+    cross = t * (2 * 2 * c * c + 4 * s * c) + s * 2 * 2 * c * c  # q and out of the target, k and v of the memory
+    decoder = t * (2 * matrices + 4 * t * c) + cross
+    head = t * 2 * c * config.target_vocab
+    return batch * (config.n_encoder_layers * encoder + config.n_decoder_layers * decoder + head)
+
+
+def training_flops(config: ModelConfig, batch: int, source_len: int, target_len: int) -> int:
+    return 3 * forward_flops(config, batch, source_len, target_len)

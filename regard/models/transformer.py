@@ -1,0 +1,119 @@
+"""The encoder-decoder Transformer of *Attention Is All You Need*, and its pre-norm form.
+
+Shapes: source (B, S) and target (B, T) ids, hidden (B, T, C), logits (B, T, V).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+
+from regard.config import ModelConfig
+from regard.errors import RegardError
+from regard.layers.block import decoder_block, encoder_block
+from regard.layers.cache import NO_CACHE, Cache, StepCache
+from regard.layers.embedding import Embedding, Head
+from regard.layers.masks import Causal, Full, positions_of
+from regard.layers.positions import make_positions
+from regard.layers.stack import Stack
+from regard.models.init import initialise
+from regard.text.tokenizer import PAD
+
+
+class Transformer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config = resolve(config)
+        self.source_embedding = Embedding(config.source_vocab, config.d_model)
+        self.target_embedding = (
+            self.source_embedding if config.tie == "all" else Embedding(config.target_vocab, config.d_model)
+        )
+        self.positions = make_positions(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.encoder = Stack(config, (encoder_block(config) for _ in range(config.n_encoder_layers)), Full())
+        self.decoder = Stack(config, (decoder_block(config) for _ in range(config.n_decoder_layers)), Causal())
+        self.head = Head(
+            nn.Parameter(torch.empty(config.target_vocab, config.d_model))
+            if config.tie == "none"
+            else self.target_embedding.weight
+        )
+        initialise(self)
+
+    def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """The memory (B, S, C) that the decoder reads, and the positions of its tokens (B, S)."""
+        positions = positions_of(source, PAD)
+        x = self.dropout(self.positions.embed(self.source_embedding(source), positions))
+        return self.encoder(x, positions), positions
+
+    def decode(
+        self, target: Tensor, positions: Tensor, memory: Tensor, memory_positions: Tensor, cache: Cache = NO_CACHE
+    ) -> Tensor:
+        """Hidden vectors (B, T, C) of the target tokens."""
+        x = self.dropout(self.positions.embed(self.target_embedding(target), positions))
+        return self.decoder(x, positions, memory, memory_positions, cache)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """Teacher forcing: logits (B, T, V) of the token after each target token."""
+        memory, memory_positions = self.encode(source)
+        return self.head(self.decode(target, positions_of(target, PAD), memory, memory_positions))
+
+    def begin(self, source: Tensor) -> DecodeState:
+        """Read the source once; `step` then writes the translation token by token."""
+        return DecodeState(*self.encode(source))
+
+    def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
+        """Logits (N, V) after one more token (N,) of each hypothesis; N is a multiple of the sentences in `state`."""
+        positions = torch.full_like(tokens, state.cache.filled)[:, None]
+        hidden = self.decode(tokens[:, None], positions, state.memory, state.memory_positions, state.cache)
+        return self.head(hidden[:, -1])
+
+
+class DecodeState:
+    """What decoding carries from step to step: the memory of each sentence, the cache of each hypothesis."""
+
+    def __init__(self, memory: Tensor, memory_positions: Tensor) -> None:
+        self.memory, self.memory_positions, self.cache = memory, memory_positions, StepCache()
+
+    def select(self, hypotheses: Tensor) -> None:
+        """Hypothesis i becomes a copy of what hypothesis hypotheses[i] was."""
+        self.cache.select(hypotheses)
+
+    def select_sentences(self, sentences: Tensor) -> None:
+        """Only these sentences stay; the caller selects their hypotheses as well."""
+        self.memory, self.memory_positions = self.memory[sentences], self.memory_positions[sentences]
+        self.cache.select_memory(sentences)
+
+
+PRESETS = {
+    "transformer-tiny": {"n_encoder_layers": 4, "n_decoder_layers": 4, "d_model": 128, "n_heads": 4, "d_ff": 256},
+    "transformer-small": {"n_encoder_layers": 6, "n_decoder_layers": 6, "d_model": 256, "n_heads": 4, "d_ff": 1024},
+    "transformer-base": {"n_encoder_layers": 6, "n_decoder_layers": 6, "d_model": 512, "n_heads": 8, "d_ff": 2048},
+    "transformer-big": {"n_encoder_layers": 6, "n_decoder_layers": 6, "d_model": 1024, "n_heads": 16, "d_ff": 4096},
+}
+
+
+def resolve(config: ModelConfig) -> ModelConfig:
+    """Sizes left at 0 are the preset's; impossible ones are refused."""
+    if config.preset not in PRESETS:
+        raise RegardError(f"unknown model.preset '{config.preset}': choose one of {', '.join(PRESETS)}")
+    sizes = {name: getattr(config, name) or size for name, size in PRESETS[config.preset].items()}
+    config = dataclasses.replace(config, **sizes)
+    for name in (*sizes, "max_len"):
+        if getattr(config, name) < 1:
+            raise RegardError(f"model.{name} must be at least 1, not {getattr(config, name)}")
+    for name in ("dropout", "attention_dropout", "ff_dropout"):
+        if not 0 <= getattr(config, name) < 1:
+            raise RegardError(f"model.{name} must be from 0 to below 1, not {getattr(config, name)}")
+    if config.d_model % config.n_heads:
+        raise RegardError(
+            f"model.d_model {config.d_model} cannot be split into model.n_heads {config.n_heads}: "
+            f"choose a width that is a multiple of the heads"
+        )
+    if config.tie == "all" and config.source_vocab != config.target_vocab:
+        raise RegardError(
+            f"model.tie 'all' needs one vocabulary for both languages, but they have {config.source_vocab} and "
+            f"{config.target_vocab} pieces: set tokenizer.joint true, or model.tie decoder"
+        )
+    return config

@@ -1,0 +1,153 @@
+"""Checkpoints: everything a run needs to go on exactly as if it had never stopped.
+
+    checkpoints/step-00000500/   model.safetensors  optimizer.safetensors  state.json  manifest.json
+
+A checkpoint is written under another name, synced, sealed with checksums and renamed; so a name that exists is whole unless
+the disk itself failed, and `newest` checks that too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from regard.data.batches import Cursor
+from regard.errors import RegardError
+from regard.files import damage, new_folder, read_json
+
+
+@dataclass
+class Progress:
+    """Where a run stands, beside its weights."""
+
+    step: int = 0
+    cursor: Cursor = field(default_factory=Cursor)
+    validated: int = -1  # the last step that was validated
+    best_step: int = -1
+    best: float | None = None  # the metric there; higher is better
+    without_gain: int = 0  # validations since
+    tokens: int = 0  # scored target tokens so far
+    seconds: float = 0.0  # of training so far
+    running: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  # loss, nll, tokens since the last log line
+
+    @classmethod
+    def from_dict(cls, values: dict) -> Progress:
+        return cls(**{**values, "cursor": Cursor(**values["cursor"])})
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter once, tied ones under their first name."""
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def load_weights(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
+    """Copy tensors into a model; whatever is missing, extra or of another shape is listed."""
+    own = dict(model.named_parameters())
+    wrong = [f"{name} is missing" for name in own.keys() - tensors.keys()]
+    wrong += [f"{name} is not in the model" for name in tensors.keys() - own.keys()]
+    wrong += [
+        f"{name} is {tuple(tensors[name].shape)}, the model has {tuple(own[name].shape)}"
+        for name in own.keys() & tensors.keys()
+        if own[name].shape != tensors[name].shape
+    ]
+    if wrong:
+        shown = "; ".join(sorted(wrong)[:4]) + (f"; and {len(wrong) - 4} more" if len(wrong) > 4 else "")
+        raise RegardError(f"the weights in {where} do not fit this model (another vocabulary or size?): {shown}")
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(tensors[name])
+
+
+class Checkpoints:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
+
+    def steps(self) -> list[int]:
+        """Steps that have a checkpoint, oldest first."""
+        names = (re.fullmatch(r"step-(\d{8})", p.name) for p in self.folder.glob("step-*"))
+        return sorted(int(m[1]) for m in names if m)
+
+    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> Path:
+        path = self.path(progress.step)
+        with new_folder(path) as draft:
+            save_file({k: v.cpu() for k, v in weights_of(model).items()}, draft / "model.safetensors")
+            save_file(_optimizer_tensors(model, optimizer), draft / "optimizer.safetensors")
+            state = {"progress": asdict(progress), "rng": _random_state()}
+            (draft / "state.json").write_text(json.dumps(state), encoding="utf-8")
+        return path
+
+    def load(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
+        path = self.path(step)
+        load_weights(model, load_file(path / "model.safetensors"), path)
+        _load_optimizer(model, optimizer, load_file(path / "optimizer.safetensors"))
+        state = read_json(path / "state.json")
+        _set_random_state(state["rng"])
+        return Progress.from_dict(state["progress"])
+
+    def newest(self, warn: callable = print) -> int | None:  # type: ignore[valid-type]
+        """The newest step whose checkpoint is whole; damaged ones are named and passed over."""
+        for step in reversed(self.steps()):
+            wrong = damage(self.path(step))
+            if wrong is None:
+                return step
+            warn(f"checkpoint {self.path(step)} is damaged ({wrong}): falling back to the one before")
+        return None
+
+    def tidy(self, keep: Iterable[int]) -> None:
+        """Remove every checkpoint but those in `keep`, and the drafts of saves that were killed."""
+        kept = {self.path(step).name for step in keep}
+        for path in [*self.folder.glob("step-*"), *self.folder.glob(".step-*")]:
+            if path.name not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def average(self, steps: list[int]) -> dict[str, Tensor]:
+        """The mean of several checkpoints' weights, summed in fp64."""
+        total: dict[str, Tensor] = {}
+        for step in steps:
+            for name, tensor in load_file(self.path(step) / "model.safetensors").items():
+                total[name] = total.get(name, 0) + tensor.double()
+        return {name: (tensor / len(steps)).float() for name, tensor in total.items()}
+
+
+def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    names = {id(p): name for name, p in model.named_parameters()}
+    return {
+        f"{names[id(p)]}/{key}": value.detach().cpu().clone() for p, state in optimizer.state.items() for key, value in state.items()
+    }
+
+
+def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Moments and step counts go back beside their parameters, where the optimizer would have made them."""
+    parameters = dict(model.named_parameters())
+    for name, tensor in tensors.items():
+        parameter_name, key = name.rsplit("/", 1)
+        parameter = parameters[parameter_name]
+        optimizer.state[parameter][key] = tensor.to(parameter.device)
+
+
+def _random_state() -> dict[str, str]:
+    """torch's generators; nothing in a training step draws from any other."""
+    state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return {device: bytes(s.tolist()).hex() for device, s in state.items()}
+
+
+def _set_random_state(state: dict[str, str]) -> None:
+    tensors = {device: torch.tensor(list(bytes.fromhex(s)), dtype=torch.uint8) for device, s in state.items()}
+    torch.set_rng_state(tensors["cpu"])
+    if "cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["cuda"])

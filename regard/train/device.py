@@ -1,0 +1,56 @@
+"""Where training runs, in which precision, and how fast that could be at best."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from regard.config import TrainConfig
+from regard.errors import RegardError
+
+# Dense bf16 FLOP/s by the makers' data sheets; MFU is measured against these.
+PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "4090": 165e12}
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise RegardError(f"device '{name}' was asked for, but this torch sees no GPU: use cpu, or run `regard doctor`")
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise RegardError(f"unknown device '{name}': use auto, cpu, cuda or cuda:N") from None
+
+
+def pick_precision(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+    return {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager:
+    """Matrix products in bf16 over fp32 weights, or nothing at all."""
+    return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+
+
+def set_up(config: TrainConfig) -> tuple[torch.device, torch.dtype]:
+    device = pick_device(config.device)
+    torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    return device, pick_precision(config.precision, device)
+
+
+def describe(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """The device's best, or None where we do not know it (then no MFU is shown)."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)

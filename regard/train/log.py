@@ -1,0 +1,91 @@
+"""What a run tells: a progress bar for people, metrics.jsonl for programs, TensorBoard for both. All of it on stderr or disk."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from regard.files import write_text
+
+TIMES = ("seconds", "tokens_per_s", "mfu")  # fields that differ from run to run
+
+
+class Metrics:
+    """metrics.jsonl and TensorBoard. On resume everything after the checkpoint's step is taken back, then written anew."""
+
+    def __init__(self, run: Path, resumed_step: int) -> None:
+        self.path = run / "metrics.jsonl"
+        write_text(self.path, "".join(_lines_until(self.path, resumed_step)))
+        self.file = self.path.open("a", encoding="utf-8")
+        self.board = _tensorboard(run / "tensorboard", resumed_step)
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        self.file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        self.file.flush()
+        for name, value in values.items():
+            if isinstance(value, (int, float)):
+                self.board.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        self.file.close()
+        self.board.close()
+
+
+def _lines_until(path: Path, step: int) -> list[str]:
+    if not path.exists():
+        return []
+    kept = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):  # the last line of a killed run
+            continue
+    return kept
+
+
+def _tensorboard(folder: Path, resumed_step: int) -> Any:
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder), purge_step=resumed_step + 1)
+
+
+class Screen:
+    """A bar where a person watches (a terminal), plain lines elsewhere."""
+
+    def __init__(self, total: int, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+        self.live = self.console.is_terminal and not quiet
+        self.bar = Progress(
+            TextColumn("step {task.completed}/{task.total}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[status]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.live,
+        )
+        self.task = self.bar.add_task("", total=total, status="")
+        self.bar.start()
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False)
+
+    def step(self, step: int, status: str, logged: bool) -> None:
+        self.bar.update(self.task, completed=step, status=status)
+        if logged and not self.live:
+            self.say(f"step {step}: {status}")
+
+    def close(self) -> None:
+        self.bar.stop()
+
+
+def say(text: str) -> None:
+    """One line to the person at the terminal, outside a run."""
+    print(text, file=sys.stderr, flush=True)

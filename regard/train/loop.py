@@ -1,0 +1,247 @@
+"""The training loop: accumulate, check, clip, step; log, validate, save; stop early or on request; finish with a model.
+
+One iteration always stands at the same point, `progress.step` steps done, and what is due there (validation, a checkpoint)
+is decided from `progress` alone. So a run that resumes from any checkpoint does exactly what the uninterrupted run did.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from pathlib import Path
+
+import torch
+
+from regard import folder
+from regard.config import Config
+from regard.data.batches import Batch, Batches, Cursor, ahead
+from regard.errors import RegardError
+from regard.models.cost import training_flops
+from regard.train import device as devices
+from regard.train.card import model_card
+from regard.train.checkpoint import Checkpoints, Progress, load_weights
+from regard.signals import Interrupted, StopRequest
+from regard.train.log import Metrics, Screen, say
+from regard.train.schedule import learning_rate
+from regard.train.setup import Job, open_run, prepare_job
+from regard.train.step import TrainingStep
+from regard.train.validate import Validation, Validator
+
+
+def train(config: Config, run: Path, *, overwrite: bool = False, quiet: bool = False) -> Path:
+    """Train a run from where it stands to its end; returns its folder."""
+    if overwrite and run.exists():
+        shutil.rmtree(run)
+    with open_run(run, config):
+        trainer = Trainer(prepare_job(run, config), quiet)
+        try:
+            with StopRequest() as stop:
+                trainer.run(stop)
+        finally:
+            trainer.close()
+    return run
+
+
+class Trainer:
+    def __init__(self, job: Job, quiet: bool = False) -> None:
+        self.job, self.config = job, job.config.train
+        self.device, self.dtype = devices.set_up(self.config)
+        self.model = job.model.to(self.device).train()
+        self.step = TrainingStep(self.model, self.config, self.device, self.dtype)
+        self.checkpoints = Checkpoints(job.folder / "checkpoints")
+        self.validator = Validator(job, self.device, self.dtype)
+        self.progress = self._resume()
+        self.started = self.progress.step
+        self.saved = (self.progress.step, self.progress.validated)  # what the newest checkpoint holds
+        self.mark, self.last_stand = time.perf_counter(), self._stand()
+        self.step.sums.copy_(torch.tensor(self.progress.running))
+        self.metrics = Metrics(job.folder, self.progress.step)
+        self.screen = Screen(self.config.steps, quiet)
+        self.screen.step(self.progress.step, "", False)
+
+    def _resume(self) -> Progress:
+        step = self.checkpoints.newest(warn=say)
+        if step is None:
+            return Progress()
+        progress = self.checkpoints.load(step, self.model, self.step.updater.optimizer)
+        say(f"resuming at step {step}: epoch {progress.cursor.epoch + 1}, batch {progress.cursor.batch}")
+        return progress
+
+    # ---- the loop -------------------------------------------------------------------------------------------------
+
+    def run(self, stop: StopRequest) -> None:
+        self._announce()
+        batches = Batches(self.job.train, self.config.batch_tokens, self.config.seed)
+        stream = ahead(batches.follow(self.progress.cursor), pin=self.device.type == "cuda")
+        try:
+            while not self._at_rest(stop):
+                self._train_step([next(stream) for _ in range(self.config.accumulate)])
+        finally:
+            stream.close()  # type: ignore[attr-defined]
+        self._finish()
+
+    def _at_rest(self, stop: StopRequest) -> bool:
+        """Between two steps: validate and save what is due. True when training is over."""
+        progress, config = self.progress, self.config
+        over = progress.step >= config.steps
+        improved = False
+        if over or _due(progress.step, config.valid_every):
+            self._lap()
+            try:
+                improved = self._validate(stop)
+            except Interrupted:  # the resumed run validates first
+                self._save()
+                raise
+        over = over or (config.patience > 0 and progress.without_gain >= config.patience)
+        if over or improved or stop or _due(progress.step, config.save_every):
+            self._lap()
+            self._save()
+        if stop and not over:
+            self._stopped(stop)
+        self.mark = time.perf_counter() if improved or _due(progress.step, config.valid_every) else self.mark
+        return over
+
+    def _train_step(self, items: list[tuple[Batch, Cursor]]) -> None:
+        progress = self.progress
+        progress.step += 1
+        batches = [batch for batch, _ in items]
+        self.step(batches, learning_rate(self.config, progress.step))
+        progress.cursor = items[-1][1]
+        progress.tokens += sum(batch.tokens for batch in batches)
+        if _due(progress.step, self.config.log_every):
+            self._log(batches[-1])
+
+    # ---- what happens between steps ---------------------------------------------------------------------------------
+
+    def _log(self, batch: Batch) -> None:
+        loss, nll, tokens = self.step.sums.tolist()  # waits for the device
+        self._check_finite()
+        self.step.sums.zero_()
+        progress = self.progress
+        lr, speed = learning_rate(self.config, progress.step), self._speed()
+        values = {"loss": loss / tokens, "nll": nll / tokens, "lr": lr, "grad_norm": self.step.norm.item(), "tokens": progress.tokens}
+        times = {"seconds": progress.seconds, "tokens_per_s": speed}
+        status = f"loss {loss / tokens:.3f}  lr {lr:.2e}  {speed:,.0f} tokens/s"
+        peak = devices.peak_flops(self.device)
+        if peak:
+            flops = training_flops(self.model.config, *batch.source.shape, batch.target.shape[1])
+            times["mfu"] = speed / batch.tokens * flops / peak
+            status += f"  MFU {times['mfu']:.1%}"
+        self.metrics.write("train", progress.step, **values, **times)
+        self.screen.step(progress.step, status, True)
+
+    def _speed(self) -> float:
+        """Scored target tokens a second since the last call; the time of validating and saving is not in it."""
+        self._lap()
+        tokens, seconds = (now - then for now, then in zip(self._stand(), self.last_stand, strict=True))
+        self.last_stand = self._stand()
+        return tokens / max(seconds, 1e-9)
+
+    def _stand(self) -> tuple[float, float]:
+        return self.progress.tokens, self.progress.seconds
+
+    def _lap(self) -> None:
+        """Add the time since the last mark to the training time."""
+        now = time.perf_counter()
+        self.progress.seconds += now - self.mark
+        self.mark = now
+
+    def _check_finite(self) -> None:
+        bad = self.step.updater.first_bad_step(self.started)
+        if bad is not None:
+            newest = self.checkpoints.newest(warn=say)
+            raise RegardError(
+                f"the loss or its gradient is not finite at step {bad}; that step was not applied. "
+                + (f"The checkpoint of step {newest} is intact: " if newest else "No checkpoint was saved yet: ")
+                + "lower train.lr, lengthen train.warmup, or use train.precision fp32"
+            )
+
+    def _validate(self, stop: StopRequest) -> bool:
+        """Validate once per step; True when the result is the best so far."""
+        progress = self.progress
+        if progress.validated == progress.step:
+            return False
+        result = self.validator.run(self.model, lambda: self._stopped(stop) if stop else None)
+        progress.validated = progress.step
+        value = result.metric(self.config.metric)
+        improved = math.isfinite(value) and (progress.best is None or value > progress.best)
+        if improved:
+            progress.best, progress.best_step, progress.without_gain = value, progress.step, 0
+        else:
+            progress.without_gain += 1
+        self._show(result, improved)
+        return improved
+
+    def _show(self, result: Validation, improved: bool) -> None:
+        values = {"loss": result.loss, "perplexity": result.perplexity, "bleu": result.bleu}
+        self.metrics.write("valid", self.progress.step, **values)
+        best = "  (best so far)" if improved else ""
+        self.screen.say(
+            f"valid at step {self.progress.step}: loss {result.loss:.4f}  perplexity {result.perplexity:.2f}  "
+            f"BLEU {result.bleu:.2f}{best}"
+        )
+        for source, reference, text in result.samples:
+            self.screen.say(f"  {source}\n    ours {text}\n    ref. {reference}")
+
+    def _save(self) -> None:
+        self._check_finite()
+        progress = self.progress
+        if (progress.step, progress.validated) == self.saved:
+            return
+        progress.running = self.step.sums.tolist()
+        self.checkpoints.save(self.model, self.step.updater.optimizer, progress)
+        self.saved = (progress.step, progress.validated)
+        self.checkpoints.tidy([progress.step, progress.best_step, *self._scheduled()])
+
+    def _scheduled(self) -> list[int]:
+        """The last regular checkpoints; those of interruptions do not count, so that they change no average."""
+        regular = [step for step in self.checkpoints.steps() if _due(step, self.config.save_every)]
+        return regular[-max(self.config.keep, self.config.average) :]
+
+    def _stopped(self, stop: StopRequest) -> None:
+        raise Interrupted(stop.signum or 2)
+
+    # ---- first and last words -----------------------------------------------------------------------------------------
+
+    def _announce(self) -> None:
+        config, model = self.job.config, self.model
+        parameters = sum(p.numel() for p in model.parameters())
+        precision = "bf16" if self.dtype == torch.bfloat16 else "fp32"
+        self.screen.say(
+            f"{config.name}: {config.data.source} -> {config.data.target} on {devices.describe(self.device)}, {precision}; "
+            f"{parameters:,} parameters; {len(self.job.train):,} training pairs; vocabulary {model.config.target_vocab:,}"
+        )
+
+    def _finish(self) -> None:
+        """The final model: the best checkpoint, or the mean of the last ones where that validates better."""
+        progress, config = self.progress, self.config
+        best = self._weigh(f"best checkpoint (step {progress.best_step})", [progress.best_step])
+        chosen = best
+        if config.average > 1:
+            last = self._scheduled()[-config.average :] or [progress.best_step]
+            mean = self._weigh(f"mean of the last {len(last)} checkpoints", last)
+            chosen = max(best, mean, key=lambda candidate: candidate[1].metric(config.metric))
+        steps, result = chosen
+        load_weights(self.model, self.checkpoints.average(steps), self.checkpoints.folder)
+        job = self.job
+        bundle = folder.Bundle(self.model, job.tokenizers, job.config.data.source, job.config.data.target, job.config.decode)
+        folder.save(job.folder / "model", bundle, model_card(job, result, steps, progress))
+        self.screen.say(
+            f"done: validation loss {result.loss:.4f}, BLEU {result.bleu:.2f}; the model is in {job.folder / 'model'}\n"
+            f"next: regard evaluate {job.folder}    regard translate --model {job.folder} \"...\""
+        )
+
+    def _weigh(self, name: str, steps: list[int]) -> tuple[list[int], Validation]:
+        load_weights(self.model, self.checkpoints.average(steps), self.checkpoints.folder)
+        result = self.validator.run(self.model)
+        self.screen.say(f"{name}: loss {result.loss:.4f}  BLEU {result.bleu:.2f}")
+        return steps, result
+
+    def close(self) -> None:
+        self.screen.close()
+        self.metrics.close()
+
+
+def _due(step: int, every: int) -> bool:
+    return step > 0 and step % every == 0

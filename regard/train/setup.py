@@ -1,0 +1,113 @@
+"""From a configuration to everything a run needs: its folder, tokenizers, token shards and a model with fresh weights."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+import torch
+
+from regard import config as configs
+from regard.config import Config
+from regard.data.corpus import Corpus
+from regard.data.shards import Filters, PairStore, cache_folder, prepare
+from regard.errors import RegardError
+from regard.files import write_text
+from regard.folder import Tokenizers
+from regard.models.transformer import Transformer, resolve
+from regard.text.tokenizer import Tokenizer
+from regard.train.log import say
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run, ready to train."""
+
+    folder: Path
+    config: Config  # complete: preset sizes and vocabulary sizes filled in
+    tokenizers: Tokenizers
+    train: PairStore
+    valid: PairStore
+    valid_pairs: list[tuple[str, str]]  # raw text, for real decoding
+    model: Transformer
+
+
+@contextlib.contextmanager
+def open_run(folder: Path, config: Config) -> Iterator[None]:
+    """Hold the run folder for this process; its config.toml must agree with `config`, or be new."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RegardError(f"another process is training in {folder}: wait for it, or choose another --run") from None
+        path = folder / "config.toml"
+        if path.exists():
+            _check_same(folder, configs.build(configs.load(path)), config)
+        write_text(path, configs.to_toml(config))
+        yield
+
+
+def _check_same(folder: Path, old: Config, new: Config) -> None:
+    """A run goes on only as what it was; how long it trains and what it shows may change."""
+    free = ("train.steps", "train.patience", "train.samples", "train.device", "train.keep", "train.threads", "decode.")
+    changed = [name for name in configs.differences(old, new) if not name.startswith(free)]
+    if changed:
+        raise RegardError(
+            f"{folder} holds a run with other settings ({', '.join(changed)}): "
+            f"choose another folder with --run, or start over with --overwrite"
+        )
+
+
+def prepare_job(folder: Path, config: Config) -> Job:
+    config = replace(config, model=resolve(replace(config.model, source_vocab=0, target_vocab=0)))
+    corpora = {split: corpus_of(config, split) for split in ("train", "valid")}
+    tokenizers = _tokenizers(folder, config, corpora["train"])
+    valid_pairs = list(corpora["valid"].pairs())
+    train = _store(corpora["train"], tokenizers, Filters(config.data.max_len, config.data.max_ratio), "training")
+    longest = config.model.max_len - 1
+    valid = _store(corpora["valid"], tokenizers, Filters(longest), "validation")
+    if valid.report.too_long:
+        raise RegardError(
+            f"{valid.report.too_long} validation pairs are longer than model.max_len {config.model.max_len} allows: "
+            f"raise model.max_len or shorten them"
+        )
+    sizes = replace(config.model, source_vocab=len(tokenizers.source), target_vocab=len(tokenizers.target))
+    torch.manual_seed(config.train.seed)
+    model = Transformer(sizes)
+    return Job(folder, replace(config, model=model.config), tokenizers, train, valid, valid_pairs, model)
+
+
+def corpus_of(config: Config, split: str) -> Corpus:
+    data = config.data
+    specs = getattr(data, split)
+    if not specs:
+        raise RegardError(f"data.{split} names no corpus: set it in the recipe or with --data.{split} FILE")
+    return Corpus(specs, data.source, data.target, Path(data.root), split)
+
+
+def _tokenizers(folder: Path, config: Config, corpus: Corpus) -> Tokenizers:
+    """Those in the run folder, or new ones trained on the training corpus."""
+    if any(folder.glob("tokenizer*.json")):
+        return Tokenizers.load(folder)
+    say(f"training a {config.tokenizer.kind} tokenizer of {config.tokenizer.vocab_size:,} pieces")
+    if config.tokenizer.joint:
+        joint = Tokenizer.train(chain.from_iterable(corpus.pairs()), config.tokenizer)
+        tokenizers = Tokenizers(joint, joint)
+    else:
+        tokenizers = Tokenizers(
+            Tokenizer.train((source for source, _ in corpus.pairs()), config.tokenizer),
+            Tokenizer.train((target for _, target in corpus.pairs()), config.tokenizer),
+        )
+    tokenizers.save(folder)
+    return tokenizers
+
+
+def _store(corpus: Corpus, tokenizers: Tokenizers, filters: Filters, what: str) -> PairStore:
+    store = prepare(corpus, tokenizers.source, tokenizers.target, filters, cache_folder())
+    say(f"{what} data: {store.report.describe()}")
+    return store

@@ -1,0 +1,81 @@
+"""A trained model with its tokenizers: text in, translations out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+from regard import folder
+from regard.config import DecodeConfig, build
+from regard.decode.engine import decode
+from regard.decode.rules import Hypothesis
+from regard.errors import RegardError
+from regard.train.device import pick_device
+
+
+@dataclass(frozen=True)
+class Translation:
+    text: str
+    score: float  # log_prob / tokens^length_penalty: what hypotheses are ranked by
+    log_prob: float  # log p(translation | source)
+    tokens: tuple[str, ...]  # the pieces it was written in
+    ended: bool = True  # False: cut off at the length limit
+    nbest: tuple[Translation, ...] = ()  # all that were asked for, this one first, when more than one was
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Translator:
+    """`load` makes one."""
+
+    def __init__(self, bundle: folder.Bundle) -> None:
+        self.model, self.tokenizers = bundle.model, bundle.tokenizers
+        self.source, self.target, self.options = bundle.source, bundle.target, bundle.decode
+
+    @overload
+    def translate(self, texts: str, **options: Any) -> Translation: ...
+    @overload
+    def translate(self, texts: Sequence[str], **options: Any) -> list[Translation]: ...
+    def translate(
+        self, texts: str | Sequence[str], progress: Callable[[int], None] = lambda done: None, **options: Any
+    ) -> Translation | list[Translation]:
+        """One sentence, or several. Options are those of `[decode]`: beam, nbest, length_penalty, temperature, ..."""
+        if isinstance(texts, str):
+            return self.translate([texts], progress=progress, **options)[0]
+        chosen = self.decode_options(**options)
+        sources = self.tokenizers.source.encode_batch(list(texts))
+        filled = [i for i, ids in enumerate(sources) if ids]  # an empty line has an empty translation
+        device = next(self.model.parameters()).device
+        found = decode(self.model, [sources[i] for i in filled], chosen, self.model.config.max_len, device, progress)
+        results = [Translation("", 0.0, 0.0, ())] * len(sources)
+        for i, hypotheses in zip(filled, found, strict=True):
+            results[i] = self._translation(hypotheses)
+        return results
+
+    def decode_options(self, **options: Any) -> DecodeConfig:
+        given = {k: v for k, v in options.items() if v is not None}
+        return build({**dataclasses.asdict(self.options), **given}, DecodeConfig, "decode.")
+
+    def _translation(self, hypotheses: list[Hypothesis]) -> Translation:
+        target = self.tokenizers.target
+        ranked = tuple(
+            Translation(target.decode(h.tokens), h.score, h.log_prob, tuple(target.pieces(h.tokens)), h.ended)
+            for h in hypotheses
+        )
+        return dataclasses.replace(ranked[0], nbest=ranked) if len(ranked) > 1 else ranked[0]
+
+
+def load(path: str | Path, device: str = "auto") -> Translator:
+    """A translator from a run folder or a model folder."""
+    return Translator(folder.load(Path(path), pick_device(device)))
+
+
+def translate(texts: str | Sequence[str], model: str | Path, device: str = "auto", **options: Any) -> Any:
+    """`load` and `translate` in one call; for more than one call, load once."""
+    if not isinstance(texts, str) and not all(isinstance(t, str) for t in texts):
+        raise RegardError("translate takes a string or a list of strings")
+    return load(model, device).translate(texts, **options)

@@ -1,0 +1,200 @@
+"""The toy corpus: German checked against sentences and tables written by hand, the splits against their definition."""
+
+import itertools
+import os
+import re
+import statistics
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+
+from regard.data import toy_lexicon as lexicon
+from regard.data.toy import _split_of_combination, _Writer, pairs
+from regard.data.toy_grammar import Clause, NounPhrase, Phrase, Place, Sentence
+from regard.errors import RegardError
+
+WORDS = {noun.english: noun for noun in lexicon.NOUNS}
+PLURALS = {noun.english_plural: noun for noun in lexicon.NOUNS if noun.english_plural}
+ADJECTIVES = {adjective.english: adjective for adjective in lexicon.ADJECTIVES}
+PRONOUNS = {form: p for p in (*lexicon.PRONOUNS, lexicon.IT) for form in (p.subject, p.object)}
+VERBS = {verb.base: verb for verb in (*lexicon.VERBS, *lexicon.REPORTS, lexicon.BE, lexicon.RAIN)}
+TIMES = {time.english: time for time in lexicon.TIMES}
+
+
+def phrase(text: str) -> Phrase:
+    """Read an English phrase such as "the old man", "these apples" or "she"."""
+    if text in PRONOUNS:
+        return PRONOUNS[text]
+    *before, last = text.split()
+    noun, plural = (PLURALS[last], True) if last in PLURALS else (WORDS[last], False)
+    adjective = ADJECTIVES[before.pop()] if before and before[-1] in ADJECTIVES else None
+    determiner = before[0] if before else ""
+    return NounPhrase(noun, {"an": "a", "these": "this"}.get(determiner, determiner), adjective, plural)
+
+
+def place(kind: str, text: str) -> Place:
+    return Place(lexicon.PREPOSITIONS[kind], phrase(text))
+
+
+def clause(subject, verb, tense="past", obj="", to="", where=None, time="", how="", negated=False, front=""):
+    return Clause(
+        phrase(subject),
+        VERBS[verb],
+        tense,
+        negated,
+        phrase(obj) if obj else None,
+        phrase(to) if to else None,
+        place(*where) if where else None,
+        TIMES[time] if time else None,
+        ADJECTIVES[how] if how else None,
+        front,
+    )
+
+
+ate = clause("I", "eat", obj="an apple")
+cold = clause("it", "be", how="cold")
+
+GOLDEN = [
+    # the perfect, with haben and with sein
+    (Sentence(ate), "I ate an apple.", "Ich habe einen Apfel gegessen."),
+    (Sentence(clause("the children", "go", where=("into", "the garden"))),
+     "The children went into the garden.", "Die Kinder sind in den Garten gegangen."),
+    (Sentence(clause("you", "come", where=("out", "the house"))),
+     "You came out of the house.", "Du bist aus dem Haus gekommen."),
+    (Sentence(clause("they", "run", where=("into", "an old house"))),
+     "They ran into an old house.", "Sie sind in ein altes Haus gelaufen."),
+    (Sentence(clause("her brother", "drive", where=("city", "Vienna"))),
+     "Her brother drove to Vienna.", "Ihr Bruder ist nach Wien gefahren."),
+    # present, with vowel change and separable prefix
+    (Sentence(clause("she", "read", "present", "a book")), "She is reading a book.", "Sie liest ein Buch."),
+    (Sentence(clause("you", "wash", "present", "our car")), "You are washing our car.", "Du wäschst unser Auto."),
+    (Sentence(clause("the woman", "open", "present", "a window")),
+     "The woman is opening a window.", "Die Frau macht ein Fenster auf."),
+    (Sentence(clause("I", "call", "present", "my sisters", time="now", front="time")),
+     "Now I am calling my sisters.", "Jetzt rufe ich meine Schwestern an."),
+    (Sentence(clause("Peter", "invite", obj="the boy")), "Peter invited the boy.", "Peter hat den Jungen eingeladen."),
+    # dative: recipient, verb, preposition; contraction; two-way prepositions
+    (Sentence(clause("she", "give", obj="a red book", to="the old man")),
+     "She gave the old man a red book.", "Sie hat dem alten Mann ein rotes Buch gegeben."),
+    (Sentence(clause("we", "show", obj="the cat", to="her", time="yesterday")),
+     "We showed her the cat yesterday.", "Wir haben ihr gestern die Katze gezeigt."),
+    (Sentence(clause("a doctor", "help", obj="old women")),
+     "A doctor helped old women.", "Ein Arzt hat alten Frauen geholfen."),
+    (Sentence(clause("I", "play", where=("with", "the small children"))),
+     "I played with the small children.", "Ich habe mit den kleinen Kindern gespielt."),
+    (Sentence(clause("the key", "be", where=("on", "the table"))),
+     "The key was on the table.", "Der Schlüssel war auf dem Tisch."),
+    (Sentence(clause("he", "put", obj="the key", where=("onto", "the table"))),
+     "He put the key on the table.", "Er hat den Schlüssel auf den Tisch gelegt."),
+    (Sentence(clause("Anna", "go", where=("to", "the doctor"))), "Anna went to the doctor.", "Anna ist zum Arzt gegangen."),
+    (Sentence(clause("she", "wait", where=("await", "the doctor"))),
+     "She waited for the doctor.", "Sie hat auf den Arzt gewartet."),
+    (Sentence(clause("she", "cook", obj="the soup", where=("for", "his tired father"))),
+     "She cooked the soup for his tired father.", "Sie hat die Suppe für seinen müden Vater gekocht."),
+    # strong endings, and place before an indefinite but after a definite object
+    (Sentence(clause("they", "drink", obj="cold water", where=("in", "the kitchen"))),
+     "They drank cold water in the kitchen.", "Sie haben in der Küche kaltes Wasser getrunken."),
+    (Sentence(clause("they", "drink", obj="the cold milk", where=("in", "the garden"))),
+     "They drank the cold milk in the garden.", "Sie haben die kalte Milch im Garten getrunken."),
+    # verb second after an adverbial
+    (Sentence(clause("I", "eat", obj="an apple", time="yesterday", front="time")),
+     "Yesterday I ate an apple.", "Gestern habe ich einen Apfel gegessen."),
+    (Sentence(clause("the dog", "sleep", where=("in", "the house"), front="place")),
+     "In the house the dog slept.", "Im Haus hat der Hund geschlafen."),
+    # verb last in subordinate clauses, before and after the main clause
+    (Sentence(clause("she", "be", how="happy"), "because", ate),
+     "She was happy because I ate an apple.", "Sie war glücklich, weil ich einen Apfel gegessen habe."),
+    (Sentence(clause("we", "stay", where=("town", "Berlin")), "because", cold, fronted=True),
+     "Because it was cold, we stayed in Berlin.", "Weil es kalt war, sind wir in Berlin geblieben."),
+    (Sentence(clause("my mother", "close", obj="the door"), "when", clause("it", "rain")),
+     "My mother closed the door when it rained.", "Meine Mutter hat die Tür zugemacht, als es geregnet hat."),
+    (Sentence(clause("I", "work", "can"), "when", clause("the child", "sleep", "present")),
+     "I can work when the child is sleeping.", "Ich kann arbeiten, wenn das Kind schläft."),
+    (Sentence(clause("he", "say"), "that", clause("Anna", "come back", "will", time="tomorrow")),
+     "He said that Anna will come back tomorrow.", "Er hat gesagt, dass Anna morgen zurückkommen wird."),
+    (Sentence(clause("he", "work", "present"), "although", clause("she", "bring", "present", "the cake")),
+     "He is working although she is bringing the cake.", "Er arbeitet, obwohl sie den Kuchen mitbringt."),
+    (Sentence(clause("he", "sleep"), "but", clause("we", "work", time="today", front="time")),
+     "He slept, but today we worked.", "Er hat geschlafen, aber heute haben wir gearbeitet."),
+    (Sentence(clause("he", "sleep"), "and", clause("we", "work")),
+     "He slept and we worked.", "Er hat geschlafen und wir haben gearbeitet."),
+    # negation
+    (Sentence(clause("I", "eat", obj="an apple", negated=True)),
+     "I did not eat an apple.", "Ich habe keinen Apfel gegessen."),
+    (Sentence(clause("I", "eat", obj="the apple", negated=True)),
+     "I did not eat the apple.", "Ich habe den Apfel nicht gegessen."),
+    (Sentence(clause("we", "buy", obj="red apples", negated=True)),
+     "We did not buy any red apples.", "Wir haben keine roten Äpfel gekauft."),
+    (Sentence(clause("the teacher", "see", obj="us", time="on Monday", negated=True)),
+     "The teacher did not see us on Monday.", "Der Lehrer hat uns am Montag nicht gesehen."),
+    (Sentence(clause("she", "sit", "present", where=("seat", "this chair"), negated=True)),
+     "She is not sitting on this chair.", "Sie sitzt nicht auf diesem Stuhl."),
+    (Sentence(clause("he", "give", obj="the key", to="my friend", negated=True)),
+     "He did not give my friend the key.", "Er hat meinem Freund den Schlüssel nicht gegeben."),
+    (Sentence(clause("you", "open", "must", "the letter" if False else "the door", negated=True)),
+     "You must not open the door.", "Du darfst die Tür nicht aufmachen."),
+    (Sentence(clause("he", "find", "can", "his expensive coat", negated=True)),
+     "He cannot find his expensive coat.", "Er kann seinen teuren Mantel nicht finden."),
+    # questions
+    (Sentence(clause("you", "thank", obj="your teacher"), question=True),
+     "Did you thank your teacher?", "Hast du deinem Lehrer gedankt?"),
+    (Sentence(clause("he", "eat", "present", "these eggs", time="now"), question=True),
+     "Is he eating these eggs now?", "Isst er jetzt diese Eier?"),
+    (Sentence(clause("you", "give", "can", "the key", to="me"), question=True),
+     "Can you give me the key?", "Kannst du mir den Schlüssel geben?"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sentence", "english", "german"), GOLDEN, ids=[english for _, english, _ in GOLDEN])
+def test_sentences_written_by_hand(sentence: Sentence, english: str, german: str) -> None:
+    assert (sentence.english(), sentence.german()) == (english, german)
+
+
+AGREEMENT = """
+nom | the old man       | der alte Mann        | the old woman   | die alte Frau      | the new shirt   | das neue Hemd
+acc | the old man       | den alten Mann       | the old woman   | die alte Frau      | the new shirt   | das neue Hemd
+dat | the old man       | dem alten Mann       | the old woman   | der alten Frau     | the new shirt   | dem neuen Hemd
+nom | these old men     | diese alten Männer   | the old women   | die alten Frauen   | the new shirts  | die neuen Hemden
+acc | these old men     | diese alten Männer   | the old women   | die alten Frauen   | the new shirts  | die neuen Hemden
+dat | these old men     | diesen alten Männern | the old women   | den alten Frauen   | the new shirts  | den neuen Hemden
+nom | this old man      | dieser alte Mann     | this old woman  | diese alte Frau    | this new shirt  | dieses neue Hemd
+acc | this old man      | diesen alten Mann    | this old woman  | diese alte Frau    | this new shirt  | dieses neue Hemd
+dat | this old man      | diesem alten Mann    | this old woman  | dieser alten Frau  | this new shirt  | diesem neuen Hemd
+nom | an old man        | ein alter Mann       | an old woman    | eine alte Frau     | a new shirt     | ein neues Hemd
+acc | an old man        | einen alten Mann     | an old woman    | eine alte Frau     | a new shirt     | ein neues Hemd
+dat | an old man        | einem alten Mann     | an old woman    | einer alten Frau   | a new shirt     | einem neuen Hemd
+nom | our old friend    | unser alter Freund   | your sad sister | deine traurige Schwester | her new shirt | ihr neues Hemd
+acc | our old friend    | unseren alten Freund | your sad sister | deine traurige Schwester | her new shirt | ihr neues Hemd
+dat | our old friend    | unserem alten Freund | your sad sister | deiner traurigen Schwester | her new shirt | ihrem neuen Hemd
+nom | my old friends    | meine alten Freunde  | his sad sisters | seine traurigen Schwestern | their new books | ihre neuen Bücher
+dat | my old friends    | meinen alten Freunden | his sad sisters | seinen traurigen Schwestern | their new books | ihren neuen Büchern
+nom | warm tea          | warmer Tee           | fresh milk      | frische Milch      | cold water      | kaltes Wasser
+acc | warm tea          | warmen Tee           | fresh milk      | frische Milch      | cold water      | kaltes Wasser
+dat | warm tea          | warmem Tee           | fresh milk      | frischer Milch     | cold water      | kaltem Wasser
+nom | old men           | alte Männer          | old women       | alte Frauen        | new cars        | neue Autos
+acc | old men           | alte Männer          | old women       | alte Frauen        | new cars        | neue Autos
+dat | old men           | alten Männern        | old women       | alten Frauen       | new cars        | neuen Autos
+nom | the boy           | der Junge            | an expensive jacket | eine teure Jacke | the tired child | das müde Kind
+acc | the boy           | den Jungen           | an expensive jacket | eine teure Jacke | the tired child | das müde Kind
+dat | the boy           | dem Jungen           | an expensive jacket | einer teuren Jacke | the tired child | dem müden Kind
+"""
+NEGATED = """
+nom | an old man    | kein alter Mann      | an old woman | keine alte Frau    | a new shirt | kein neues Hemd
+acc | an old man    | keinen alten Mann    | an old woman | keine alte Frau    | a new shirt | kein neues Hemd
+dat | an old man    | keinem alten Mann    | an old woman | keiner alten Frau  | a new shirt | keinem neuen Hemd
+acc | old men       | keine alten Männer   | fresh milk   | keine frische Milch | cold water | kein kaltes Wasser
+dat | old men       | keinen alten Männern | old women    | keinen alten Frauen | new cars   | keinen neuen Autos
+acc | the old man   | den alten Mann       | my sister    | meine Schwester    | Anna        | Anna
+"""
+
+
+@pytest.mark.parametrize(("table", "negated"), [(AGREEMENT, False), (NEGATED, True)])
+def test_agreement_tables(table: str, negated: bool) -> None:
+    for line in table.strip().splitlines():
+        case, *cells = (cell.strip() for cell in line.split("|"))
+        for english, german in itertools.batched(cells, 2) if False else zip(cells[::2], cells[1::2], strict=True):
+            assert phrase(english).german(case, negated) == german
+            if not negated:
+                assert phrase(english).english() == english
