@@ -36,7 +36,7 @@ def resume(run: str | Path, *, quiet: bool = False, **sections: Any) -> Path:
 
 def make_config(values: dict[str, Any], dotted: Mapping[str, Any]) -> Config:
     """A recipe with overrides, checked, the preset's sizes filled in."""
-    config = configs.build(configs.override(values, dotted))
+    config = configs.build(configs.override(values, dotted), Config)
     return replace(config, model=resolve(config.model))
 
 

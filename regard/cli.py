@@ -113,7 +113,9 @@ def translate(
 @app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run or model folder.")],
-    data: Annotated[str | None, typer.Option(help="Corpus to score, as in a recipe; by default the run's data.test.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Corpus to score, as in a recipe; by default the run's data.test.")
+    ] = None,
     root: Annotated[Path | None, typer.Option(help="Folder of the corpus; by default the run's data.root.")] = None,
     beam: Annotated[int | None, typer.Option(help="Beam width; by default the model's own.")] = None,
     length_penalty: Annotated[float | None, typer.Option(help="a in log p(y) / |y|^a.")] = None,
@@ -213,7 +215,9 @@ def stdin_lines() -> Iterator[str]:
         try:
             yield line.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            raise RegardError(f"line {number} of stdin is not UTF-8 ({error.reason} at byte {error.start + 1})") from None
+            raise RegardError(
+                f"line {number} of stdin is not UTF-8 ({error.reason} at byte {error.start + 1})"
+            ) from None
 
 
 def overrides(words: list[str]) -> dict[str, str]:

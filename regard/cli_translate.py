@@ -32,7 +32,9 @@ def translate_command(
     options: dict[str, Any],
 ) -> None:
     if model is None:
-        raise RegardError("no model given: train one (`make demo` makes runs/toy-en-de) and pass it with --model FOLDER")
+        raise RegardError(
+            "no model given: train one (`make demo` makes runs/toy-en-de) and pass it with --model FOLDER"
+        )
     if texts and input:
         raise RegardError("give sentences or --input FILE, not both")
     translator = load(model, device)
@@ -58,7 +60,13 @@ def _render(source: str, result: Translation, as_json: bool) -> str:
 
 
 def evaluate_command(
-    run: Path, data: str | None, root: Path | None, output: Path | None, as_json: bool, device: str, options: dict[str, Any]
+    run: Path,
+    data: str | None,
+    root: Path | None,
+    output: Path | None,
+    as_json: bool,
+    device: str,
+    options: dict[str, Any],
 ) -> None:
     translator = load(run, device)
     specs, folder = _test_corpus(run, data, root)
@@ -78,7 +86,9 @@ def evaluate_command(
 def _test_corpus(run: Path, data: str | None, root: Path | None) -> tuple[tuple[str, ...], Path]:
     """The corpus asked for, else the one the run's recipe names."""
     recipe = run / "config.toml"
-    settings = configs.build(configs.load(recipe)).data if recipe.exists() else configs.DataConfig(test=())
+    settings = (
+        configs.build(configs.load(recipe), configs.Config).data if recipe.exists() else configs.DataConfig(test=())
+    )
     specs = (data,) if data else settings.test
     if not specs:
         raise RegardError(f"{run} names no test corpus: give one with --data, such as --data 'test.{{lang}}.xz'")

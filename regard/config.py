@@ -25,16 +25,14 @@ def option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
-def section(cls: type) -> Any:
-    return field(default_factory=cls)
-
-
 @dataclass(frozen=True)
 class DataConfig:
     source: str = option("en", "source language: fills {lang} in file names, and is a key of JSONL files")
     target: str = option("de", "target language")
     root: str = option(".", "folder that the corpora below are relative to")
-    train: tuple[str, ...] = option(("toy:20000",), "training corpora: 'train.{lang}.xz', 'a.en|a.de', 'x.tsv', 'x.jsonl'")
+    train: tuple[str, ...] = option(
+        ("toy:20000",), "training corpora: 'train.{lang}.xz', 'a.en|a.de', 'x.tsv', 'x.jsonl'"
+    )
     valid: tuple[str, ...] = option(("toy:500",), "validation corpora")
     test: tuple[str, ...] = option((), "test corpora, used by `regard evaluate` alone")
     max_len: int = option(256, "training pairs with more tokens than this on a side are left out (and counted)")
@@ -60,7 +58,9 @@ class ModelConfig:
     d_ff: int = option(0, "inner width of the feed-forward layers")
     norm: str = option("pre", "where LayerNorm stands: pre (today) or post (the 2017 paper)")
     activation: str = option("relu", "relu or gelu")
-    tie: str = option("all", "shared embeddings: none, decoder (input and output) or all (encoder too; joint vocabulary)")
+    tie: str = option(
+        "all", "shared embeddings: none, decoder (input and output) or all (encoder too; joint vocabulary)"
+    )
     positions: str = option("sinusoidal", "position scheme: sinusoidal or none")
     position_base: float = option(10000.0, "base of the sinusoids' wavelengths")
     max_len: int = option(1024, "longest input in tokens; longer ones are refused, never cut")
@@ -108,7 +108,9 @@ class DecodeConfig:
     min_len: int = option(0, "tokens before the end token is allowed")
     max_len_a: float = option(2.0, "at most a * source length + b tokens ...")
     max_len_b: int = option(20, "... and never more than the model's max_len")
-    stop: str = option("likely", "end a sentence when no open hypothesis beats the kept ones: likely (now) or proven (ever)")
+    stop: str = option(
+        "likely", "end a sentence when no open hypothesis beats the kept ones: likely (now) or proven (ever)"
+    )
     temperature: float = option(0.0, "above 0: sample instead of searching")
     top_k: int = option(0, "sample among the k likeliest tokens; 0 = all")
     top_p: float = option(1.0, "sample among the likeliest tokens that hold this much probability")
@@ -119,11 +121,11 @@ class DecodeConfig:
 @dataclass(frozen=True)
 class Config:
     name: str = option("run", "the run's folder is runs/NAME")
-    data: DataConfig = section(DataConfig)
-    tokenizer: TokenizerConfig = section(TokenizerConfig)
-    model: ModelConfig = section(ModelConfig)
-    train: TrainConfig = section(TrainConfig)
-    decode: DecodeConfig = section(DecodeConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
 
 
 CHOICES = {
@@ -144,13 +146,15 @@ def load(path: Path) -> dict[str, Any]:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RegardError(f"no recipe at {path}: give the path of a TOML file, such as recipes/toy-en-de.toml") from None
+        raise RegardError(
+            f"no recipe at {path}: give the path of a TOML file, such as recipes/toy-en-de.toml"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise RegardError(f"cannot read the recipe {path}: {error}") from None
     return {"name": path.stem, **values}
 
 
-def build(values: Mapping[str, Any], cls: type[C] = Config, where: str = "") -> C:  # type: ignore[assignment]
+def build(values: Mapping[str, Any], cls: type[C], where: str = "") -> C:
     """Nested dictionaries -> a checked dataclass. Missing keys keep their defaults."""
     hints = get_type_hints(cls)
     known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
@@ -159,7 +163,9 @@ def build(values: Mapping[str, Any], cls: type[C] = Config, where: str = "") -> 
         name = f"{where}{key}"
         if key not in known:
             raise RegardError(_unknown(name))
-        built[key] = build(value, hints[key], f"{name}.") if isinstance(value, Mapping) else _cast(value, hints[key], name)
+        built[key] = (
+            build(value, hints[key], f"{name}.") if isinstance(value, Mapping) else _cast(value, hints[key], name)
+        )
     return cls(**built)
 
 

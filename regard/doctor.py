@@ -14,7 +14,17 @@ import regard
 from regard.data.shards import cache_folder
 from regard.train.device import describe, peak_flops, pick_device, pick_precision
 
-LIBRARIES = ("torch", "tokenizers", "safetensors", "sacrebleu", "numpy", "zstandard", "triton", "transformers", "fastapi")
+LIBRARIES = (
+    "torch",
+    "tokenizers",
+    "safetensors",
+    "sacrebleu",
+    "numpy",
+    "zstandard",
+    "triton",
+    "transformers",
+    "fastapi",
+)
 
 
 def examine() -> dict[str, str]:

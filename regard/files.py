@@ -51,7 +51,9 @@ def disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         hint = "free some space" if error.errno == errno.ENOSPC else "check the folder's permissions and disk"
-        raise RegardError(f"cannot write {path}: {error.strerror or error}; {hint} and run the same command again") from error
+        raise RegardError(
+            f"cannot write {path}: {error.strerror or error}; {hint} and run the same command again"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """A model folder: what `load`, `translate` and `evaluate` take, and what a finished run leaves in `runs/NAME/model`.
 
-    config.json   model.safetensors   tokenizer.json (or tokenizer.source.json and tokenizer.target.json)   README.md   manifest.json
+    config.json   model.safetensors   README.md   manifest.json
+    tokenizer.json, or tokenizer.source.json and tokenizer.target.json
 
 Configuration chooses sizes, never code; weights are safetensors, never pickle; checksums are verified on loading.
 """
@@ -43,7 +44,9 @@ class Tokenizers:
     @classmethod
     def load(cls, folder: Path) -> Tokenizers:
         if (folder / "tokenizer.source.json").exists():
-            return cls(Tokenizer.load(folder / "tokenizer.source.json"), Tokenizer.load(folder / "tokenizer.target.json"))
+            return cls(
+                Tokenizer.load(folder / "tokenizer.source.json"), Tokenizer.load(folder / "tokenizer.target.json")
+            )
         joint = Tokenizer.load(folder / "tokenizer.json")
         return cls(joint, joint)
 
@@ -80,7 +83,9 @@ def load(path: Path, device: torch.device) -> Bundle:
     folder = find(path)
     wrong = damage(folder)
     if wrong:
-        raise RegardError(f"the model in {folder} is damaged: {wrong}; copy it anew, or make it again with `regard resume`")
+        raise RegardError(
+            f"the model in {folder} is damaged: {wrong}; copy it anew, or make it again with `regard resume`"
+        )
     config = _read_config(folder / "config.json")
     tokenizers = Tokenizers.load(folder)
     sizes = build(config["model"], ModelConfig, "model.")
@@ -107,7 +112,9 @@ def find(path: Path) -> Path:
             return folder
     if (path / "config.toml").exists():
         raise RegardError(f"the run {path} has no finished model yet: go on with `regard resume {path}`")
-    raise RegardError(f"no model at {path}: give a run folder such as runs/toy-en-de, or a model folder with a config.json")
+    raise RegardError(
+        f"no model at {path}: give a run folder such as runs/toy-en-de, or a model folder with a config.json"
+    )
 
 
 def _read_config(path: Path) -> dict[str, Any]:

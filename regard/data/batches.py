@@ -121,7 +121,9 @@ def pad_rows(
     return padded
 
 
-def ahead(batches: Iterator[tuple[Batch, Cursor]], *, depth: int = 8, pin: bool = False) -> Iterator[tuple[Batch, Cursor]]:
+def ahead(
+    batches: Iterator[tuple[Batch, Cursor]], *, depth: int = 8, pin: bool = False
+) -> Iterator[tuple[Batch, Cursor]]:
     """The same iterator, worked off by a thread `depth` batches ahead, so that the device never waits for the host."""
     waiting: queue.Queue[tuple[Batch, Cursor] | BaseException] = queue.Queue(depth)
     closed = threading.Event()

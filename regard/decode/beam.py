@@ -46,7 +46,9 @@ class Beams:
         log_prob[:, 0] = 0.0
         empty = torch.full_like(log_prob, -torch.inf)
         length = torch.zeros((b, k), dtype=torch.long, device=device)
-        return cls(torch.arange(b, device=device), limits, tokens, log_prob, tokens.clone(), empty, empty.clone(), length)
+        return cls(
+            torch.arange(b, device=device), limits, tokens, log_prob, tokens.clone(), empty, empty.clone(), length
+        )
 
     def keep(self, rows: Tensor) -> None:
         for name, value in vars(self).items():

@@ -29,7 +29,9 @@ class Evaluation:
 
     def table(self) -> str:
         n = len(self.hypotheses)
-        return f"{self.scores.table()}\nperplexity {self.perplexity:.3f}; {n:,} sentences decoded in {self.seconds:.1f} s"
+        return (
+            f"{self.scores.table()}\nperplexity {self.perplexity:.3f}; {n:,} sentences decoded in {self.seconds:.1f} s"
+        )
 
 
 def evaluate(

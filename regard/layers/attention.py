@@ -53,11 +53,12 @@ class CrossAttention(nn.Module):
         return k, v  # (B', H, S, D)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        assert ctx.memory is not None and ctx.memory_plan is not None
-        memory = ctx.memory
+        memory, plan = ctx.memory, ctx.memory_plan
+        assert memory is not None
+        assert plan is not None
         k, v = ctx.cache.memory(self, lambda: self.keys_values(memory))
         # The hypotheses of one sentence are that many queries of one memory row: its keys are read once, not copied.
         grouped = x.reshape(k.shape[0], -1, x.shape[-1])  # (B', B/B' * T, C)
         q = split_heads(self.q(grouped), self.n_heads)
-        heads = ctx.memory_plan(q, k, v, self.p_drop if self.training else 0.0)
+        heads = plan(q, k, v, self.p_drop if self.training else 0.0)
         return self.out(merge_heads(heads)).view_as(x)

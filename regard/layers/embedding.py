@@ -24,7 +24,7 @@ class Embedding(nn.Embedding):
 class Head(nn.Module):
     """Hidden vectors to logits, (..., C) -> (..., V). `weight` may be an embedding's own matrix."""
 
-    def __init__(self, weight: nn.Parameter) -> None:
+    def __init__(self, weight: Tensor) -> None:
         super().__init__()
         self.weight = weight  # (V, C)
 

@@ -2,8 +2,10 @@
 
 | weights                      | start                                                              |
 |------------------------------|--------------------------------------------------------------------|
-| projections                  | Xavier uniform; q, k, v share one matrix, so each starts 1/sqrt(2) smaller, which keeps early attention soft |
-| embeddings (and a tied head) | N(0, 1/sqrt(C)): unit size after the sqrt(C) scaling, logits of unit size too |
+| projections                  | Xavier uniform; q, k, v share one matrix, so each starts smaller   |
+|                              | by sqrt(2), which keeps early attention soft                       |
+| embeddings (and a tied head) | N(0, 1/sqrt(C)): unit size after the sqrt(C) scaling, and logits   |
+|                              | of unit size too                                                   |
 | biases                       | 0                                                                  |
 | LayerNorm                    | gain 1, bias 0                                                     |
 """

@@ -6,6 +6,7 @@ Shapes: source (B, S) and target (B, T) ids, hidden (B, T, C), logits (B, T, V).
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -98,7 +99,7 @@ def resolve(config: ModelConfig) -> ModelConfig:
     """Sizes left at 0 are the preset's; impossible ones are refused."""
     if config.preset not in PRESETS:
         raise RegardError(f"unknown model.preset '{config.preset}': choose one of {', '.join(PRESETS)}")
-    sizes = {name: getattr(config, name) or size for name, size in PRESETS[config.preset].items()}
+    sizes: dict[str, Any] = {name: getattr(config, name) or size for name, size in PRESETS[config.preset].items()}
     config = dataclasses.replace(config, **sizes)
     for name in (*sizes, "max_len"):
         if getattr(config, name) < 1:

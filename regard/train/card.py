@@ -15,6 +15,8 @@ def model_card(job: Job, result: Validation, steps: list[int], progress: Progres
     config, model = job.config, job.model.config
     parameters = sum(p.numel() for p in job.model.parameters())
     weights = f"checkpoint of step {steps[0]}" if len(steps) == 1 else f"mean of the checkpoints of steps {steps}"
+    layers = f"{model.n_encoder_layers} encoder, {model.n_decoder_layers} decoder"
+    shared = "joint" if config.tokenizer.joint else "separate"
     return f"""---
 language: [{config.data.source}, {config.data.target}]
 library_name: regard
@@ -27,8 +29,8 @@ A Transformer that translates {config.data.source} to {config.data.target}, trai
 | | |
 |---|---|
 | parameters | {parameters:,} |
-| layers | {model.n_encoder_layers} encoder, {model.n_decoder_layers} decoder, width {model.d_model}, {model.n_heads} heads, {model.norm}-norm |
-| vocabulary | {config.tokenizer.kind}, {model.source_vocab:,} and {model.target_vocab:,} pieces, {"joint" if config.tokenizer.joint else "separate"} |
+| layers | {layers}, width {model.d_model}, {model.n_heads} heads, {model.norm}-norm |
+| vocabulary | {config.tokenizer.kind}, {model.source_vocab:,} and {model.target_vocab:,} pieces, {shared} |
 | training data | {", ".join(config.data.train)}: {job.train.report.describe()} |
 | trained | {progress.step:,} steps, {progress.tokens:,} target tokens, {progress.seconds:,.0f} s of training |
 | weights | {weights} |

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -97,7 +97,7 @@ class Checkpoints:
         _set_random_state(state["rng"])
         return Progress.from_dict(state["progress"])
 
-    def newest(self, warn: callable = print) -> int | None:  # type: ignore[valid-type]
+    def newest(self, warn: Callable[[str], None]) -> int | None:
         """The newest step whose checkpoint is whole; damaged ones are named and passed over."""
         for step in reversed(self.steps()):
             wrong = damage(self.path(step))
@@ -125,7 +125,9 @@ class Checkpoints:
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     names = {id(p): name for name, p in model.named_parameters()}
     return {
-        f"{names[id(p)]}/{key}": value.detach().cpu().clone() for p, state in optimizer.state.items() for key, value in state.items()
+        f"{names[id(p)]}/{key}": value.detach().cpu().clone()
+        for p, state in optimizer.state.items()
+        for key, value in state.items()
     }
 
 

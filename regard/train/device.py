@@ -11,7 +11,15 @@ from regard.config import TrainConfig
 from regard.errors import RegardError
 
 # Dense bf16 FLOP/s by the makers' data sheets; MFU is measured against these.
-PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "4090": 165e12}
+PEAK_FLOPS = {
+    "H200": 989e12,
+    "H100": 989e12,
+    "B200": 2250e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "4090": 165e12,
+}
 
 
 def pick_device(name: str) -> torch.device:

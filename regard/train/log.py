@@ -1,4 +1,4 @@
-"""What a run tells: a progress bar for people, metrics.jsonl for programs, TensorBoard for both. All of it on stderr or disk."""
+"""What a run tells: a progress bar for people, metrics.jsonl for programs, TensorBoard for both."""
 
 from __future__ import annotations
 

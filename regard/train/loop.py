@@ -18,10 +18,10 @@ from regard.config import Config
 from regard.data.batches import Batch, Batches, Cursor, ahead
 from regard.errors import RegardError
 from regard.models.cost import training_flops
+from regard.signals import Interrupted, StopRequest
 from regard.train import device as devices
 from regard.train.card import model_card
 from regard.train.checkpoint import Checkpoints, Progress, load_weights
-from regard.signals import Interrupted, StopRequest
 from regard.train.log import Metrics, Screen, say
 from regard.train.schedule import learning_rate
 from regard.train.setup import Job, open_run, prepare_job
@@ -120,12 +120,19 @@ class Trainer:
         self.step.sums.zero_()
         progress = self.progress
         lr, speed = learning_rate(self.config, progress.step), self._speed()
-        values = {"loss": loss / tokens, "nll": nll / tokens, "lr": lr, "grad_norm": self.step.norm.item(), "tokens": progress.tokens}
+        values = {
+            "loss": loss / tokens,
+            "nll": nll / tokens,
+            "lr": lr,
+            "grad_norm": self.step.norm.item(),
+            "tokens": progress.tokens,
+        }
         times = {"seconds": progress.seconds, "tokens_per_s": speed}
         status = f"loss {loss / tokens:.3f}  lr {lr:.2e}  {speed:,.0f} tokens/s"
         peak = devices.peak_flops(self.device)
         if peak:
-            flops = training_flops(self.model.config, *batch.source.shape, batch.target.shape[1])
+            rows, width = batch.source.shape
+            flops = training_flops(self.model.config, rows, width, batch.target.shape[1])
             times["mfu"] = speed / batch.tokens * flops / peak
             status += f"  MFU {times['mfu']:.1%}"
         self.metrics.write("train", progress.step, **values, **times)
@@ -214,29 +221,26 @@ class Trainer:
         )
 
     def _finish(self) -> None:
-        """The final model: the best checkpoint, or the mean of the last ones where that validates better."""
-        progress, config = self.progress, self.config
-        best = self._weigh(f"best checkpoint (step {progress.best_step})", [progress.best_step])
-        chosen = best
-        if config.average > 1:
-            last = self._scheduled()[-config.average :] or [progress.best_step]
-            mean = self._weigh(f"mean of the last {len(last)} checkpoints", last)
-            chosen = max(best, mean, key=lambda candidate: candidate[1].metric(config.metric))
-        steps, result = chosen
-        load_weights(self.model, self.checkpoints.average(steps), self.checkpoints.folder)
-        job = self.job
-        bundle = folder.Bundle(self.model, job.tokenizers, job.config.data.source, job.config.data.target, job.config.decode)
-        folder.save(job.folder / "model", bundle, model_card(job, result, steps, progress))
-        self.screen.say(
-            f"done: validation loss {result.loss:.4f}, BLEU {result.bleu:.2f}; the model is in {job.folder / 'model'}\n"
-            f"next: regard evaluate {job.folder}    regard translate --model {job.folder} \"...\""
-        )
-
-    def _weigh(self, name: str, steps: list[int]) -> tuple[list[int], Validation]:
+        """The final model: the best checkpoint, or the mean of the last ones."""
+        progress, job = self.progress, self.job
+        steps = [progress.best_step]
+        if self.config.average > 1:
+            steps = self._scheduled()[-self.config.average :] or steps
         load_weights(self.model, self.checkpoints.average(steps), self.checkpoints.folder)
         result = self.validator.run(self.model)
-        self.screen.say(f"{name}: loss {result.loss:.4f}  BLEU {result.bleu:.2f}")
-        return steps, result
+        bundle = folder.Bundle(
+            self.model, job.tokenizers, job.config.data.source, job.config.data.target, job.config.decode
+        )
+        folder.save(job.folder / "model", bundle, model_card(job, result, steps, progress))
+        which = (
+            f"the checkpoint of step {steps[0]}"
+            if len(steps) == 1
+            else f"the mean of the last {len(steps)} checkpoints"
+        )
+        self.screen.say(
+            f"done: {which} has validation loss {result.loss:.4f}, BLEU {result.bleu:.2f}\n"
+            f'next: regard evaluate {job.folder}\n      regard translate --model {job.folder} "..."'
+        )
 
     def close(self) -> None:
         self.screen.close()

@@ -44,10 +44,12 @@ def open_run(folder: Path, config: Config) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RegardError(f"another process is training in {folder}: wait for it, or choose another --run") from None
+            raise RegardError(
+                f"another process is training in {folder}: wait for it, or choose another --run"
+            ) from None
         path = folder / "config.toml"
         if path.exists():
-            _check_same(folder, configs.build(configs.load(path)), config)
+            _check_same(folder, configs.build(configs.load(path), Config), config)
         write_text(path, configs.to_toml(config))
         yield
 

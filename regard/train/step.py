@@ -27,7 +27,9 @@ class TrainingStep:
         self.device, self.dtype = device, dtype
         self.objective = TranslationObjective(model, config.label_smoothing)
         self.updater = Updater(model, config)
-        self.sums = torch.zeros(3, device=device)  # loss, negative log-likelihood, tokens: whoever reads them resets them
+        self.sums = torch.zeros(
+            3, device=device
+        )  # loss, negative log-likelihood, tokens: whoever reads them resets them
         self.loss = torch.zeros((), device=device)  # of the step in progress
         self.norm = torch.zeros((), device=device)  # of the last gradient
         self.accumulate: Callable[..., Any] = self._accumulate
@@ -99,7 +101,8 @@ class Replayed:
 
     def _record(self, inputs: tuple[Tensor, ...]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
         graph, places = torch.cuda.CUDAGraph(), tuple(x.clone() for x in inputs)
-        with torch.cuda.graph(graph, pool=self.pool):
+        # thread_local: the thread that prepares batches may pin memory meanwhile
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             self.function(*places)
         self.pool = self.pool or graph.pool()
         return graph, places

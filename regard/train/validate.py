@@ -42,8 +42,9 @@ class Validator:
         training = model.training
         model.eval()
         try:
-            total, tokens = negative_log_likelihood(model, self.job.valid, self.device, self.dtype, poll)
-            bleu, samples = self._translate(model, poll)
+            with torch.compiler.set_stance("force_eager"):  # blocks are compiled for training's shapes alone
+                total, tokens = negative_log_likelihood(model, self.job.valid, self.device, self.dtype, poll)
+                bleu, samples = self._translate(model, poll)
         finally:
             model.train(training)
         return Validation(total / tokens, bleu, samples)

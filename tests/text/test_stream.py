@@ -15,6 +15,7 @@ CORPUS = [
     "他吃了一个苹果。 😀 👩‍👩‍👧 naïve \ufffd",
 ]
 BROKEN = "\ufffd"
+TRICKY = [0x41, 0x80, 0x98, 0x9F, 0xA9, 0xC3, 0xE0, 0xE4, 0xED, 0xF0, 0xF4, 0xFF]
 
 
 @cache
@@ -46,11 +47,7 @@ def test_real_text(kind: str, text: str) -> None:
     check(trained(kind), trained(kind).encode(text))
 
 
-@given(
-    data=st.lists(
-        st.sampled_from([0x41, 0x80, 0x98, 0x9F, 0xA9, 0xC3, 0xE0, 0xE4, 0xED, 0xF0, 0xF4, 0xFF]), max_size=30
-    )
-)
+@given(data=st.lists(st.sampled_from(TRICKY), max_size=30))
 def test_any_bytes(data: list[int]) -> None:
     """Broken UTF-8 of every sort, a byte a token; the oracle of the whole is Python's own decoder."""
     tokenizer = bytes_only()
