@@ -33,18 +33,23 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 
 
-@app.callback()
-def root(
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
-) -> None:
-    if debug:
-        os.environ["REGARD_DEBUG"] = "1"
-    if version:
+def show_version(asked: bool) -> None:
+    if asked:
         import regard
 
         print(regard.__version__)
         raise typer.Exit()
+
+
+@app.callback()
+def root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", callback=show_version, is_eager=True)
+    ] = False,
+) -> None:
+    if debug:
+        os.environ["REGARD_DEBUG"] = "1"
 
 
 @app.command(context_settings=OVERRIDES)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -84,6 +85,9 @@ class TrainConfig:
     weight_decay: float = option(0.0, "on matrices; never on biases, norms and embeddings")
     clip: float = option(1.0, "largest gradient norm; 0 = off")
     label_smoothing: float = option(0.1, "probability mass spread over the whole vocabulary")
+    r_drop: float = option(
+        0.0, "weight of R-Drop, which trains two dropped-out readings to agree (5 is usual); 0 = off"
+    )
     seed: int = option(0, "of weights, dropout and data order")
     log_every: int = option(50, "steps between lines of metrics")
     valid_every: int = option(500, "steps between validations")
@@ -139,6 +143,11 @@ CHOICES = {
     "train.precision": ("auto", "fp32", "bf16"),
     "decode.stop": ("likely", "proven"),
 }
+
+POSITIVE = {f"train.{name}" for name in ("steps", "batch_tokens", "accumulate", "keep", "average")} | {
+    f"train.{name}_every" for name in ("log", "valid", "save")
+}
+SIGNED = {"decode.length_penalty"}  # every other number is at least 0
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -214,11 +223,10 @@ def _toml_value(value: Any) -> str:
 
 def _unknown(name: str) -> str:
     valid = [known for known, _, _ in flatten(Config())]
-    by_key = {v.rsplit(".", 1)[-1]: v for v in valid}
-    near = difflib.get_close_matches(name, valid, n=1) or [
-        by_key[k] for k in difflib.get_close_matches(name.rsplit(".", 1)[-1], by_key, n=1)
-    ]
-    hint = f"did you mean '{near[0]}'?" if near else "see `regard train --help` for all settings"
+    key = name.rsplit(".", 1)[-1]
+    elsewhere = [known for known in valid if known.endswith(f".{key}")]
+    near = elsewhere or difflib.get_close_matches(name, valid, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else "`regard settings` lists them all"
     return f"unknown setting '{name}': {hint}"
 
 
@@ -231,6 +239,10 @@ def _cast(value: Any, hint: Any, name: str) -> Any:
         raise RegardError(f"'{name}' must be of type {kind}, not {value!r}") from None
     if name in CHOICES and cast not in CHOICES[name]:
         raise RegardError(f"'{name}' must be one of {', '.join(CHOICES[name])}, not {value!r}")
+    if name in POSITIVE and cast < 1:
+        raise RegardError(f"'{name}' must be at least 1, not {value!r}")
+    if isinstance(cast, (int, float)) and not 0 <= cast < math.inf and name not in SIGNED:
+        raise RegardError(f"'{name}' must be a number from 0 up, not {value!r}")
     return cast
 
 

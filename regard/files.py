@@ -7,10 +7,13 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from regard.errors import RegardError
 
@@ -33,15 +36,36 @@ def sync(path: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Replace a small file in one act."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = _draft(path)
     with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             draft.write_text(text, encoding="utf-8")
             sync(draft)
             draft.rename(path)
+            sync(path.parent)
         finally:
             draft.unlink(missing_ok=True)
+
+
+def _draft(path: Path) -> Path:
+    """Where this process writes what will be `path`; the dot hides it, the number keeps processes apart."""
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
+def remove_drafts(folder: Path) -> None:
+    """Clear away what killed processes left half-written in a folder that is now ours alone."""
+    for path in folder.glob(".*"):
+        if re.fullmatch(r"\..+\.\d+", path.name):
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """A file or a folder, if it is there and can be removed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -49,11 +73,11 @@ def disk_errors(path: Path) -> Iterator[None]:
     """A full or read-only disk, said in one line."""
     try:
         yield
-    except OSError as error:
-        hint = "free some space" if error.errno == errno.ENOSPC else "check the folder's permissions and disk"
-        raise RegardError(
-            f"cannot write {path}: {error.strerror or error}; {hint} and run the same command again"
-        ) from error
+    except (OSError, SafetensorError) as error:  # safetensors reports the disk's errors in its own words
+        full = any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
+        hint = "free some space" if full else "check the folder's permissions and disk"
+        what = getattr(error, "strerror", None) or error
+        raise RegardError(f"cannot write {path}: {what}; {hint} and run the same command again") from error
 
 
 @contextlib.contextmanager
@@ -62,19 +86,21 @@ def new_folder(path: Path) -> Iterator[Path]:
 
     The manifest is written last and names the SHA-256 of every other file: a folder without a matching one is not whole.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft, old = _draft(path), _draft(path.with_name(f"{path.name}.old"))
     with disk_errors(path):
-        shutil.rmtree(draft, ignore_errors=True)
+        remove(draft)
         try:
             draft.mkdir(parents=True)
             yield draft
             seal(draft)
-            if path.exists():
-                shutil.rmtree(path)
+            if path.exists():  # only two renames, not a slow removal, lie between the old folder and the new
+                remove(old)
+                path.rename(old)
             draft.rename(path)
             sync(path.parent)
+            remove(old)
         finally:
-            shutil.rmtree(draft, ignore_errors=True)
+            remove(draft)
 
 
 def seal(folder: Path) -> None:

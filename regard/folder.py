@@ -81,6 +81,7 @@ def save(folder: Path, bundle: Bundle, card: str) -> None:
 def load(path: Path, device: torch.device) -> Bundle:
     """A model folder, or a run folder with a finished model in it."""
     folder = find(path)
+    _refuse_pickle(folder)
     wrong = damage(folder)
     if wrong:
         raise RegardError(
@@ -99,8 +100,8 @@ def load(path: Path, device: torch.device) -> Bundle:
     model = Transformer(sizes)
     try:
         load_weights(model, load_file(folder / "model.safetensors"), folder)
-    except SafetensorError as error:
-        raise RegardError(f"cannot read the weights in {folder}: {error}") from None
+    except (SafetensorError, OSError) as error:
+        raise RegardError(f"cannot read the weights in {folder}: {error}; copy the folder anew") from None
     decode = build(config["decode"], DecodeConfig, "decode.")
     return Bundle(model.to(device).eval(), tokenizers, config["source"], config["target"], decode)
 
@@ -112,16 +113,28 @@ def find(path: Path) -> Path:
             return folder
     if (path / "config.toml").exists():
         raise RegardError(f"the run {path} has no finished model yet: go on with `regard resume {path}`")
+    _refuse_pickle(path)
     raise RegardError(
         f"no model at {path}: give a run folder such as runs/toy-en-de, or a model folder with a config.json"
     )
 
 
+def _refuse_pickle(folder: Path) -> None:
+    """Pickled weights run whatever code they contain."""
+    pickled = sorted(path.name for ending in ("bin", "pt", "pth", "ckpt", "pkl") for path in folder.glob(f"*.{ending}"))
+    if pickled and not (folder / "model.safetensors").exists():
+        raise RegardError(
+            f"the weights in {folder} are pickled ({pickled[0]}), and loading a pickle can run any code in it: "
+            f"Regard reads model.safetensors alone; convert them where you trust them"
+        )
+
+
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = read_json(path)
-        config["format"], config["model"], config["decode"], config["source"], config["target"]
-    except (ValueError, KeyError, TypeError) as error:
+        dict(config["model"]), dict(config["decode"])
+        config["format"], config["source"], config["target"]
+    except (ValueError, KeyError, TypeError, OSError) as error:
         raise RegardError(f"{path} is not a model's configuration ({type(error).__name__}: {error})") from None
     if config["format"] != FORMAT or config.get("architecture") != "transformer":
         raise RegardError(

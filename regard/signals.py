@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
+import threading
+from pathlib import Path
 from types import FrameType, TracebackType
 
 
 class Interrupted(Exception):
     """Training was asked to stop; everything is saved."""
 
-    def __init__(self, signum: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name}")
+    def __init__(self, signum: int, run: Path) -> None:
+        name = signal.Signals(signum).name
+        super().__init__(f"stopped by {name}, all is saved: go on with `regard resume {shlex.quote(str(run))}`")
         self.exit_code = 128 + signum
 
 
 class StopRequest:
-    """While active, the first signal only sets `signum`; a second one acts as it always does."""
+    """While active, the first signal only sets `signum`; a second one acts as it always does.
+
+    Python lets only the main thread handle signals; elsewhere this does nothing, and the program's own habits stay.
+    """
 
     def __init__(self) -> None:
         self.signum: int | None = None
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> StopRequest:
-        for signum in (signal.SIGINT, signal.SIGTERM):
+        ours = threading.current_thread() is threading.main_thread()
+        for signum in (signal.SIGINT, signal.SIGTERM) if ours else ():
             self._before[signum] = signal.signal(signum, self._note)
         return self
 

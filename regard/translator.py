@@ -48,13 +48,13 @@ class Translator:
             return self.translate([texts], progress=progress, **options)[0]
         chosen = self.decode_options(**options)
         sources = self.tokenizers.source.encode_batch(list(texts))
-        filled = [i for i, ids in enumerate(sources) if ids]  # an empty line has an empty translation
         device = next(self.model.parameters()).device
-        found = decode(self.model, [sources[i] for i in filled], chosen, self.model.config.max_len, device, progress)
-        results = [Translation("", 0.0, 0.0, ())] * len(sources)
-        for i, hypotheses in zip(filled, found, strict=True):
-            results[i] = self._translation(hypotheses)
-        return results
+        found = decode(self.model, sources, chosen, self.model.config.max_len, device, progress)
+        nothing = Translation("", 0.0, 0.0, ())  # the translation of an empty line, whatever a model makes of it
+        return [
+            self._translation(hypotheses) if ids and text.strip() else nothing
+            for text, ids, hypotheses in zip(texts, sources, found, strict=True)
+        ]
 
     def decode_options(self, **options: Any) -> DecodeConfig:
         given = {k: v for k, v in options.items() if v is not None}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,29 +126,28 @@ def ahead(
     batches: Iterator[tuple[Batch, Cursor]], *, depth: int = 8, pin: bool = False
 ) -> Iterator[tuple[Batch, Cursor]]:
     """The same iterator, worked off by a thread `depth` batches ahead, so that the device never waits for the host."""
-    waiting: queue.Queue[tuple[Batch, Cursor] | BaseException] = queue.Queue(depth)
+    waiting: queue.Queue[tuple[Batch, Cursor] | BaseException | None] = queue.Queue(depth)  # None: the end
     closed = threading.Event()
+
+    def hand_over(item: tuple[Batch, Cursor] | BaseException | None) -> None:
+        while not closed.is_set():
+            with suppress(queue.Full):
+                return waiting.put(item, timeout=0.1)
 
     def work() -> None:
         try:
             for batch, cursor in batches:
-                item = (batch.pin() if pin else batch, cursor)
-                while not closed.is_set():
-                    try:
-                        waiting.put(item, timeout=0.1)
-                        break
-                    except queue.Full:
-                        continue
+                hand_over((batch.pin() if pin else batch, cursor))
                 if closed.is_set():
                     return
+            hand_over(None)
         except BaseException as error:  # handed to the consumer, who raises it
-            waiting.put(error)
+            hand_over(error)
 
     thread = threading.Thread(target=work, name="batches", daemon=True)
     thread.start()
     try:
-        while True:
-            item = waiting.get()
+        while (item := waiting.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
             yield item

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,14 +37,18 @@ def check(options: DecodeConfig) -> None:
         raise RegardError(f"decode.beam and decode.nbest must be at least 1, not {options.beam} and {options.nbest}")
     if options.temperature == 0 and options.nbest > options.beam:
         raise RegardError(f"decode.nbest {options.nbest} is more than decode.beam {options.beam}: widen the beam")
-    if options.temperature < 0 or options.top_k < 0 or not 0 < options.top_p <= 1:
-        raise RegardError("decode.temperature and decode.top_k must not be negative, decode.top_p must be in (0, 1]")
+    if not 0 <= options.temperature < math.inf or options.top_k < 0 or not 0 < options.top_p <= 1:
+        raise RegardError(
+            "decode.temperature and decode.top_k must be finite and not negative, decode.top_p must be in (0, 1]"
+        )
+    if not -10 <= options.length_penalty <= 10:  # beyond, |y|^a leaves the range of fp32
+        raise RegardError(f"decode.length_penalty must be from -10 to 10, not {options.length_penalty}: 1 is usual")
 
 
 def length_limits(source_lengths: Tensor, options: DecodeConfig, max_len: int) -> Tensor:
     """The most tokens (end token included) of each sentence's translation; its own, so no neighbour can change it."""
-    limit = (options.max_len_a * source_lengths.double() + options.max_len_b).long()
-    return limit.clamp(min=max(1, options.min_len + 1), max=max_len)
+    limit = options.max_len_a * source_lengths.double() + options.max_len_b
+    return limit.clamp(min=max(1, options.min_len + 1), max=max_len).long()
 
 
 def log_probabilities(logits: Tensor, step: int, options: DecodeConfig) -> Tensor:

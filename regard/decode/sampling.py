@@ -17,7 +17,7 @@ from regard.text.tokenizer import EOS, SOS
 def sample(model: Decoder, source: Tensor, limits: Tensor, seeds: list[int], options: DecodeConfig) -> list[Hypothesis]:
     """One translation of each source row (B, S); greedy at temperature 0."""
     state = model.begin(source)
-    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    generators = [torch.Generator().manual_seed(seed % 2**64) for seed in seeds]
     going = torch.arange(len(source), device=source.device)
     said: list[list[int]] = [[] for _ in seeds]
     log_probs = [0.0] * len(seeds)

@@ -107,6 +107,8 @@ def resolve(config: ModelConfig) -> ModelConfig:
     for name in ("dropout", "attention_dropout", "ff_dropout"):
         if not 0 <= getattr(config, name) < 1:
             raise RegardError(f"model.{name} must be from 0 to below 1, not {getattr(config, name)}")
+    if not config.position_base > 0:
+        raise RegardError(f"model.position_base must be above 0, not {config.position_base}")
     if config.d_model % config.n_heads:
         raise RegardError(
             f"model.d_model {config.d_model} cannot be split into model.n_heads {config.n_heads}: "

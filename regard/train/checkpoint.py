@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from regard.data.batches import Cursor
 from regard.errors import RegardError
-from regard.files import damage, new_folder, read_json
+from regard.files import damage, new_folder, read_json, remove_drafts
 
 
 @dataclass
@@ -99,19 +99,26 @@ class Checkpoints:
 
     def newest(self, warn: Callable[[str], None]) -> int | None:
         """The newest step whose checkpoint is whole; damaged ones are named and passed over."""
-        for step in reversed(self.steps()):
-            wrong = damage(self.path(step))
-            if wrong is None:
+        steps = self.steps()
+        for step in reversed(steps):
+            if self.whole(step, warn, "falling back to the one before"):
                 return step
-            warn(f"checkpoint {self.path(step)} is damaged ({wrong}): falling back to the one before")
+        if steps:
+            warn(f"no checkpoint in {self.folder} is whole: starting from the beginning")
         return None
+
+    def whole(self, step: int, warn: Callable[[str], None], instead: str) -> bool:
+        """Whether every checksum holds; if not, `warn` hears what is wrong and what happens instead."""
+        wrong = damage(self.path(step))
+        if wrong:
+            warn(f"checkpoint {self.path(step)} is damaged ({wrong}): {instead}")
+        return wrong is None
 
     def tidy(self, keep: Iterable[int]) -> None:
         """Remove every checkpoint but those in `keep`, and the drafts of saves that were killed."""
-        kept = {self.path(step).name for step in keep}
-        for path in [*self.folder.glob("step-*"), *self.folder.glob(".step-*")]:
-            if path.name not in kept:
-                shutil.rmtree(path, ignore_errors=True)
+        for step in set(self.steps()) - set(keep):
+            shutil.rmtree(self.path(step), ignore_errors=True)
+        remove_drafts(self.folder)
 
     def average(self, steps: list[int]) -> dict[str, Tensor]:
         """The mean of several checkpoints' weights, summed in fp64."""
@@ -132,12 +139,15 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
 
 
 def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Moments and step counts go back beside their parameters, where the optimizer would have made them."""
+    """Moments and step counts go back beside their parameters, where the optimizer would have made them.
+
+    As copies: what `load_file` returns still lies in the file, which goes when its checkpoint does.
+    """
     parameters = dict(model.named_parameters())
     for name, tensor in tensors.items():
         parameter_name, key = name.rsplit("/", 1)
         parameter = parameters[parameter_name]
-        optimizer.state[parameter][key] = tensor.to(parameter.device)
+        optimizer.state[parameter][key] = tensor.to(parameter.device, copy=True)
 
 
 def _random_state() -> dict[str, str]:

@@ -11,39 +11,53 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from regard.files import write_text
+from regard.files import disk_errors, sync, write_text
 
 TIMES = ("seconds", "tokens_per_s", "mfu")  # fields that differ from run to run
 
 
 class Metrics:
-    """metrics.jsonl and TensorBoard. On resume everything after the checkpoint's step is taken back, then written anew."""
+    """metrics.jsonl and TensorBoard. On resume everything after the checkpoint is taken back, then written anew.
 
-    def __init__(self, run: Path, resumed_step: int) -> None:
+    A checkpoint may have been saved while its own step was being validated, so the two kinds of lines end apart.
+    """
+
+    def __init__(self, run: Path, trained: int, validated: int) -> None:
         self.path = run / "metrics.jsonl"
-        write_text(self.path, "".join(_lines_until(self.path, resumed_step)))
-        self.file = self.path.open("a", encoding="utf-8")
-        self.board = _tensorboard(run / "tensorboard", resumed_step)
+        kept = _lines_until(self.path, {"train": trained, "valid": validated})
+        write_text(self.path, "".join(f"{line}\n" for line in kept))
+        with disk_errors(run):
+            self.file = self.path.open("a", encoding="utf-8")
+            self.board = _tensorboard(run / "tensorboard", trained)
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        self.file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
-        self.file.flush()
-        for name, value in values.items():
-            if isinstance(value, (int, float)):
-                self.board.add_scalar(f"{kind}/{name}", value, step)
+        with disk_errors(self.path):
+            self.file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+            self.file.flush()
+            for name, value in values.items():
+                if isinstance(value, (int, float)):
+                    self.board.add_scalar(f"{kind}/{name}", value, step)
+
+    def sync(self) -> None:
+        """Before a checkpoint that counts on these lines."""
+        with disk_errors(self.path):
+            sync(self.path)
 
     def close(self) -> None:
-        self.file.close()
-        self.board.close()
+        with disk_errors(self.path):
+            self.file.close()
+            self.board.close()
 
 
-def _lines_until(path: Path, step: int) -> list[str]:
+def _lines_until(path: Path, last: dict[str, int]) -> list[str]:
+    """The lines of each kind up to its last step."""
     if not path.exists():
         return []
     kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            if json.loads(line)["step"] <= step:
+            values = json.loads(line)
+            if values["step"] <= last[values["kind"]]:
                 kept.append(line)
         except (ValueError, KeyError, TypeError):  # the last line of a killed run
             continue

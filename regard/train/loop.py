@@ -7,7 +7,6 @@ is decided from `progress` alone. So a run that resumes from any checkpoint does
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from pathlib import Path
 
@@ -31,9 +30,7 @@ from regard.train.validate import Validation, Validator
 
 def train(config: Config, run: Path, *, overwrite: bool = False, quiet: bool = False) -> Path:
     """Train a run from where it stands to its end; returns its folder."""
-    if overwrite and run.exists():
-        shutil.rmtree(run)
-    with open_run(run, config):
+    with open_run(run, config, overwrite):
         trainer = Trainer(prepare_job(run, config), quiet)
         try:
             with StopRequest() as stop:
@@ -56,7 +53,7 @@ class Trainer:
         self.saved = (self.progress.step, self.progress.validated)  # what the newest checkpoint holds
         self.mark, self.last_stand = time.perf_counter(), self._stand()
         self.step.sums.copy_(torch.tensor(self.progress.running))
-        self.metrics = Metrics(job.folder, self.progress.step)
+        self.metrics = Metrics(job.folder, self.progress.step, self.progress.validated)
         self.screen = Screen(self.config.steps, quiet)
         self.screen.step(self.progress.step, "", False)
 
@@ -79,27 +76,29 @@ class Trainer:
                 self._train_step([next(stream) for _ in range(self.config.accumulate)])
         finally:
             stream.close()  # type: ignore[attr-defined]
-        self._finish()
+        self._finish(stop)
 
     def _at_rest(self, stop: StopRequest) -> bool:
         """Between two steps: validate and save what is due. True when training is over."""
         progress, config = self.progress, self.config
-        over = progress.step >= config.steps
-        improved = False
-        if over or _due(progress.step, config.valid_every):
-            self._lap()
-            try:
-                improved = self._validate(stop)
-            except Interrupted:  # the resumed run validates first
-                self._save()
-                raise
-        over = over or (config.patience > 0 and progress.without_gain >= config.patience)
-        if over or improved or stop or _due(progress.step, config.save_every):
-            self._lap()
+        last = progress.step >= config.steps
+        validating, saving = last or _due(progress.step, config.valid_every), _due(progress.step, config.save_every)
+        if not (validating or saving or stop):
+            return False
+        self._check_finite()  # waits for the device, so the lap is whole; and nothing bad is ever saved
+        self._lap()
+        try:
+            improved = validating and self._validate(stop)
+        except Interrupted:  # the resumed run validates first
             self._save()
-        if stop and not over:
-            self._stopped(stop)
-        self.mark = time.perf_counter() if improved or _due(progress.step, config.valid_every) else self.mark
+            raise
+        over = last or 0 < config.patience <= progress.without_gain
+        stopping = bool(stop)  # a signal from here on waits for the next rest
+        if over or improved or saving or stopping:
+            self._save()
+        if stopping:
+            self._heed(stop)
+        self.mark = time.perf_counter()
         return over
 
     def _train_step(self, items: list[tuple[Batch, Cursor]]) -> None:
@@ -158,10 +157,10 @@ class Trainer:
         bad = self.step.updater.first_bad_step(self.started)
         if bad is not None:
             newest = self.checkpoints.newest(warn=say)
+            saved = f"the checkpoint of step {newest} is intact" if newest else "no checkpoint was saved yet"
             raise RegardError(
-                f"the loss or its gradient is not finite at step {bad}; that step was not applied. "
-                + (f"The checkpoint of step {newest} is intact: " if newest else "No checkpoint was saved yet: ")
-                + "lower train.lr, lengthen train.warmup, or use train.precision fp32"
+                f"the loss or its gradient is not finite at step {bad}; that step was not applied, and {saved}: "
+                f"start again with a lower train.lr, a longer train.warmup or train.precision fp32"
             )
 
     def _validate(self, stop: StopRequest) -> bool:
@@ -169,7 +168,7 @@ class Trainer:
         progress = self.progress
         if progress.validated == progress.step:
             return False
-        result = self.validator.run(self.model, lambda: self._stopped(stop) if stop else None)
+        result = self.validator.run(self.model, lambda: self._heed(stop))
         progress.validated = progress.step
         value = result.metric(self.config.metric)
         improved = math.isfinite(value) and (progress.best is None or value > progress.best)
@@ -192,22 +191,26 @@ class Trainer:
             self.screen.say(f"  {source}\n    ours {text}\n    ref. {reference}")
 
     def _save(self) -> None:
-        self._check_finite()
         progress = self.progress
-        if (progress.step, progress.validated) == self.saved:
-            return
-        progress.running = self.step.sums.tolist()
-        self.checkpoints.save(self.model, self.step.updater.optimizer, progress)
-        self.saved = (progress.step, progress.validated)
+        if (progress.step, progress.validated) != self.saved:
+            progress.running = self.step.sums.tolist()
+            self.metrics.sync()
+            self.checkpoints.save(self.model, self.step.updater.optimizer, progress)
+            self.saved = (progress.step, progress.validated)
         self.checkpoints.tidy([progress.step, progress.best_step, *self._scheduled()])
 
     def _scheduled(self) -> list[int]:
-        """The last regular checkpoints; those of interruptions do not count, so that they change no average."""
-        regular = [step for step in self.checkpoints.steps() if _due(step, self.config.save_every)]
+        """The last regular checkpoints; those of interruptions do not count, so that they change no average.
+
+        Nor do those ahead of this step, which are damaged: the run fell back behind them.
+        """
+        steps = [step for step in self.checkpoints.steps() if step <= self.progress.step]
+        regular = [step for step in steps if _due(step, self.config.save_every)]
         return regular[-max(self.config.keep, self.config.average) :]
 
-    def _stopped(self, stop: StopRequest) -> None:
-        raise Interrupted(stop.signum or 2)
+    def _heed(self, stop: StopRequest) -> None:
+        if stop.signum:
+            raise Interrupted(stop.signum, self.job.folder)
 
     # ---- first and last words -----------------------------------------------------------------------------------------
 
@@ -220,14 +223,18 @@ class Trainer:
             f"{parameters:,} parameters; {len(self.job.train):,} training pairs; vocabulary {model.config.target_vocab:,}"
         )
 
-    def _finish(self) -> None:
-        """The final model: the best checkpoint, or the mean of the last ones."""
-        progress, job = self.progress, self.job
-        steps = [progress.best_step]
-        if self.config.average > 1:
-            steps = self._scheduled()[-self.config.average :] or steps
+    def _final_steps(self) -> list[int]:
+        """The best checkpoint, or the last regular ones; where they are damaged, what is left of them, saying so."""
+        progress, average = self.progress, self.config.average
+        steps = self._scheduled()[-average:] if average > 1 else []
+        whole = [s for s in steps or [progress.best_step] if self.checkpoints.whole(s, say, "going without it")]
+        return whole or [progress.step]
+
+    def _finish(self, stop: StopRequest) -> None:
+        """The final model and its score; a run that is stopped meanwhile does this again."""
+        progress, job, steps = self.progress, self.job, self._final_steps()
         load_weights(self.model, self.checkpoints.average(steps), self.checkpoints.folder)
-        result = self.validator.run(self.model)
+        result = self.validator.run(self.model, lambda: self._heed(stop))
         bundle = folder.Bundle(
             self.model, job.tokenizers, job.config.data.source, job.config.data.target, job.config.decode
         )

@@ -12,11 +12,12 @@ from pathlib import Path
 import torch
 
 from regard import config as configs
-from regard.config import Config
+from regard.config import Config, TrainConfig
 from regard.data.corpus import Corpus
 from regard.data.shards import Filters, PairStore, cache_folder, prepare
+from regard.decode import rules
 from regard.errors import RegardError
-from regard.files import write_text
+from regard.files import disk_errors, remove, remove_drafts, write_text
 from regard.folder import Tokenizers
 from regard.models.transformer import Transformer, resolve
 from regard.text.tokenizer import Tokenizer
@@ -37,21 +38,57 @@ class Job:
 
 
 @contextlib.contextmanager
-def open_run(folder: Path, config: Config) -> Iterator[None]:
+def open_run(folder: Path, config: Config, overwrite: bool = False) -> Iterator[None]:
     """Hold the run folder for this process; its config.toml must agree with `config`, or be new."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
+    _check(config.train)
+    rules.check(config.decode)
+    with _locked(folder):
+        remove_drafts(folder)
+        if overwrite:
+            _empty(folder)
+        path = folder / "config.toml"
+        if path.exists():
+            _check_same(folder, configs.build(configs.load(path), Config), config)
+        write_text(path, configs.to_toml(config))
+        yield
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RegardError(
                 f"another process is training in {folder}: wait for it, or choose another --run"
             ) from None
-        path = folder / "config.toml"
-        if path.exists():
-            _check_same(folder, configs.build(configs.load(path), Config), config)
-        write_text(path, configs.to_toml(config))
         yield
+
+
+def _empty(folder: Path) -> None:
+    """Remove a run's files but not its lock; a folder that holds something else is left alone."""
+    held = {path.name: path for path in folder.iterdir() if path.name != ".lock"}
+    if held and "config.toml" not in held:
+        raise RegardError(f"{folder} is not a run (it has no config.toml) and is not deleted: choose another --run")
+    for name in sorted(held, key="config.toml".__eq__):  # that one last: a run until all else is gone
+        remove(held[name])
+
+
+def _check(config: TrainConfig) -> None:
+    """Refuse numbers that mean nothing."""
+    least = {"steps": 1, "batch_tokens": 1, "accumulate": 1, "log_every": 1, "valid_every": 1, "save_every": 1}
+    least |= {"average": 1, "keep": 0, "warmup": 0, "weight_decay": 0, "clip": 0, "patience": 0, "threads": 0}
+    for name, minimum in least.items():
+        if not getattr(config, name) >= minimum:
+            raise RegardError(f"train.{name} must be at least {minimum}, not {getattr(config, name)}")
+    for name in ("beta1", "beta2", "label_smoothing"):
+        if not 0 <= getattr(config, name) < 1:
+            raise RegardError(f"train.{name} must be from 0 to below 1, not {getattr(config, name)}")
+    if not 0 < config.lr < float("inf"):
+        raise RegardError(f"train.lr must be above 0, not {config.lr}")
 
 
 def _check_same(folder: Path, old: Config, new: Config) -> None:
@@ -70,8 +107,9 @@ def prepare_job(folder: Path, config: Config) -> Job:
     corpora = {split: corpus_of(config, split) for split in ("train", "valid")}
     tokenizers = _tokenizers(folder, config, corpora["train"])
     valid_pairs = list(corpora["valid"].pairs())
-    train = _store(corpora["train"], tokenizers, Filters(config.data.max_len, config.data.max_ratio), "training")
-    longest = config.model.max_len - 1
+    longest = config.model.max_len - 1  # and the end token
+    filters = Filters(min(config.data.max_len, longest), config.data.max_ratio)
+    train = _store(corpora["train"], tokenizers, filters, "training")
     valid = _store(corpora["valid"], tokenizers, Filters(longest), "validation")
     if valid.report.too_long:
         raise RegardError(
@@ -94,7 +132,8 @@ def corpus_of(config: Config, split: str) -> Corpus:
 
 def _tokenizers(folder: Path, config: Config, corpus: Corpus) -> Tokenizers:
     """Those in the run folder, or new ones trained on the training corpus."""
-    if any(folder.glob("tokenizer*.json")):
+    names = ["tokenizer.json"] if config.tokenizer.joint else ["tokenizer.source.json", "tokenizer.target.json"]
+    if all((folder / name).exists() for name in names):  # one of two is what a killed run left
         return Tokenizers.load(folder)
     say(f"training a {config.tokenizer.kind} tokenizer of {config.tokenizer.vocab_size:,} pieces")
     if config.tokenizer.joint:

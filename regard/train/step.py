@@ -18,14 +18,14 @@ from regard.data.batches import Batch
 from regard.models.transformer import Transformer
 from regard.text.tokenizer import PAD
 from regard.train.device import autocast
-from regard.train.objective import TranslationObjective
+from regard.train.objective import TranslationObjective, make_objective
 from regard.train.optim import Updater
 
 
 class TrainingStep:
     def __init__(self, model: Transformer, config: TrainConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
-        self.objective = TranslationObjective(model, config.label_smoothing)
+        self.objective = make_objective(model, config)
         self.updater = Updater(model, config)
         self.sums = torch.zeros(
             3, device=device

@@ -1,0 +1,320 @@
+"""Beam search against brute force, against a slow beam search, and against Hugging Face's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from oracle import (
+    BANNED,
+    FIRST_WORD,
+    LogP,
+    Said,
+    TableModel,
+    every_sequence,
+    log_softmax,
+    padded,
+    random_sources,
+    random_table,
+    slow_beam,
+    tiny_transformer,
+)
+
+from regard.config import DecodeConfig
+from regard.decode.beam import beam_search
+from regard.decode.engine import decode
+from regard.decode.rules import Hypothesis
+from regard.models.transformer import Transformer
+from regard.text.tokenizer import EOS, PAD, SOS
+
+CPU = torch.device("cpu")
+PENALTIES = (0.0, 0.6, 1.0, 1.5, -0.5)
+NAMES = [[5], [6], [7]]  # three sentences of one token, for the models that are tables
+
+
+def search(model: object, sources: Sequence[Sequence[int]], limits: list[int], **options: object) -> list[list[Said]]:
+    found = beam_search(model, padded(sources), torch.tensor(limits), DecodeConfig(**options))  # type: ignore[arg-type]
+    return [[as_said(h) for h in hypotheses] for hypotheses in found]
+
+
+def as_said(h: Hypothesis) -> Said:
+    return h.tokens, h.score, h.log_prob, h.ended
+
+
+def assert_same(found: list[Said], expected: list[Said], tolerance: float = 1e-5) -> None:
+    assert [(tokens, ended) for tokens, _, _, ended in found] == [(tokens, ended) for tokens, _, _, ended in expected]
+    np.testing.assert_allclose([s[1] for s in found], [s[1] for s in expected], atol=tolerance)
+    np.testing.assert_allclose([s[2] for s in found], [s[2] for s in expected], atol=tolerance)
+
+
+# --- exhaustive search -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("min_len", [0, 2])
+@pytest.mark.parametrize("stop", ["likely", "proven"])
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_a_beam_as_wide_as_the_language_is_exhaustive_search(penalty: float, stop: str, min_len: int) -> None:
+    """Three words, four tokens: 1 + 3 + 9 + 27 ended and 81 cut sequences; the whole ranked list is compared."""
+    table = random_table(seed=1, words=3)
+    found = search(
+        TableModel(table), NAMES, [4] * 3, beam=121, nbest=121, length_penalty=penalty, stop=stop, min_len=min_len
+    )
+    for name, ranked in zip(NAMES, found, strict=True):
+        expected = every_sequence(partial(table, name[0]), 4, penalty, min_len)
+        assert len(expected) == 121 - (0 if min_len == 0 else 1 + 3)
+        assert_same(ranked, expected)
+
+
+@pytest.mark.parametrize("limits", [[1, 2, 3], [4, 1, 4]])
+def test_each_sentence_has_its_own_limit(limits: list[int]) -> None:
+    table = random_table(seed=2, words=3)
+    found = search(TableModel(table), NAMES, limits, beam=121, nbest=121)
+    for name, limit, ranked in zip(NAMES, limits, found, strict=True):
+        assert_same(ranked, every_sequence(partial(table, name[0]), limit, penalty=1.0))
+
+
+def test_a_transformer_searched_exhaustively() -> None:
+    """The same with a real model, its log-probabilities taken from whole forwards without a cache."""
+    model = tiny_transformer(0)
+    sources = random_sources(0, 3)
+    with torch.no_grad():
+        for source, ranked in zip(sources, search(model, sources, [2] * 3, beam=400, nbest=400), strict=True):
+            assert_same(ranked, every_sequence(forward_table(model, source), 2, penalty=1.0), tolerance=1e-4)
+
+
+def forward_table(model: Transformer, source: list[int]) -> LogP:
+    def log_p(said: tuple[int, ...]) -> np.ndarray:
+        logits = model(padded([source]), torch.tensor([[SOS, *said]]))[0, -1]
+        return log_softmax(logits.numpy())
+
+    return log_p
+
+
+# --- a beam narrower than the language ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_equals_a_slow_beam_search(k: int, penalty: float) -> None:
+    """`likely` stops where the slow one does; `proven` finds what the slow one finds without ever stopping early."""
+    for seed in range(8):
+        table = random_table(seed, words=4, end=seed % 4 - 1.0)
+        for stop, slow_stop in (("likely", "likely"), ("proven", "never")):
+            options = {"beam": k, "nbest": k, "length_penalty": penalty, "stop": stop, "min_len": seed % 3}
+            found = search(TableModel(table), NAMES, [7, 3, 9], **options)
+            for name, limit, ranked in zip(NAMES, (7, 3, 9), found, strict=True):
+                assert_same(ranked, slow_beam(partial(table, name[0]), k, limit, penalty, seed % 3, slow_stop))
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_order_of_the_searches(penalty: float) -> None:
+    """likely <= proven <= exhaustive, and each is somewhere strictly less (else this test would show nothing)."""
+    best = {"likely": [], "proven": [], "all": []}
+    sources = [[name] for name in range(5, 65)]
+    table = random_table(seed=9, words=3)
+    for stop in ("likely", "proven"):
+        found = search(TableModel(table), sources, [5] * 60, beam=1, length_penalty=penalty, stop=stop)
+        best[stop] = [ranked[0][1] for ranked in found]
+    best["all"] = [every_sequence(partial(table, name), 5, penalty)[0][1] for (name,) in sources]
+    likely, proven, exhaustive = (np.array(best[kind]) for kind in ("likely", "proven", "all"))
+    assert (likely <= proven + 1e-6).all()
+    assert (proven <= exhaustive + 1e-6).all()
+    assert (proven < exhaustive - 1e-3).any()
+    assert penalty <= 0 or (likely < proven - 1e-3).any()
+
+
+def worked_table(name: int, said: tuple[int, ...]) -> np.ndarray:
+    """p(end) = 0.5 at once; 'a' (0.4) is followed by the end with 0.99."""
+    a, b = FIRST_WORD, FIRST_WORD + 1
+    p = {(): {EOS: 0.5, a: 0.4, b: 0.1}, (a,): {EOS: 0.99, a: 0.005, b: 0.005}}
+    log_p = np.full(FIRST_WORD + 2, -50.0)
+    for token, value in p.get(said, {EOS: 0.4, a: 0.3, b: 0.3}).items():
+        log_p[token] = np.log(value)
+    return log_p
+
+
+def test_stopping_worked_by_hand() -> None:
+    """Beam 1, penalty 1, limit 4. After one step: finished ln 0.5 = -0.693; open 'a' at ln 0.4 = -0.916.
+
+    likely: -0.693 >= -0.916 / 1, so it stops there, after one step. proven: -0.916 / 4 = -0.229 could still win. After the
+    second step 'a' has ended with ln 0.396 / 2 = -0.463, and the open 'aa' is at ln 0.002 / 4 = -1.55: it stops there,
+    after two steps of four.
+    """
+    likely, proven = TableModel(worked_table), TableModel(worked_table)
+    assert_same(search(likely, [[5]], [4], beam=1, stop="likely")[0], [([], np.log(0.5), np.log(0.5), True)])
+    assert likely.steps == 1
+    expected = [([FIRST_WORD], np.log(0.396) / 2, np.log(0.396), True)]
+    assert_same(search(proven, [[5]], [4], beam=1, stop="proven")[0], expected)
+    assert proven.steps == 2
+
+
+def test_a_stopped_sentence_leaves_the_batch() -> None:
+    """Sentence 5 ends at once, sentence 6 never: the model is asked about one row after the first sentence has gone."""
+    widths = []
+
+    class Watched(TableModel):
+        def step(self, tokens: torch.Tensor, state: object) -> torch.Tensor:
+            widths.append(len(tokens))
+            return super().step(tokens, state)  # type: ignore[arg-type]
+
+    def table(name: int, said: tuple[int, ...]) -> np.ndarray:
+        logits = np.arange(FIRST_WORD + 3, dtype=float)
+        logits[EOS] = 30.0 if name == 5 else -30.0
+        return log_softmax(logits)
+
+    short, long = search(Watched(table), [[5], [6]], [6, 6], beam=2, nbest=2)
+    assert short[0][0] == []
+    assert [len(said[0]) for said in long] == [6, 6]
+    assert widths == [2, 4, 2, 2, 2, 2]
+
+
+def test_fewer_sequences_than_places() -> None:
+    """One word and a limit of 2: 'end', 'a end', 'a a' are all there is, however many are asked for."""
+    table = random_table(seed=3, words=1)
+    (ranked,) = search(TableModel(table), [[5]], [2], beam=8, nbest=8)
+    assert_same(ranked, every_sequence(partial(table, 5), 2, penalty=1.0))
+    assert len(ranked) == 3
+
+
+# --- Hugging Face ------------------------------------------------------------------------------------------------------
+
+LIMIT = 14
+
+
+@pytest.fixture(scope="module")
+def marian() -> tuple[Transformer, object]:
+    """The same weights in a `Transformer` and in a `MarianMTModel`."""
+    transformers = pytest.importorskip("transformers")
+    ours = tiny_transformer(1, end=1.0, norm="post", tie="all", n_decoder_layers=1)
+    c = ours.config
+    config = transformers.MarianConfig(
+        vocab_size=c.source_vocab,
+        d_model=c.d_model,
+        encoder_layers=c.n_encoder_layers,
+        decoder_layers=c.n_decoder_layers,
+        encoder_attention_heads=c.n_heads,
+        decoder_attention_heads=c.n_heads,
+        encoder_ffn_dim=c.d_ff,
+        decoder_ffn_dim=c.d_ff,
+        activation_function=c.activation,
+        max_position_embeddings=c.max_len,
+        scale_embedding=True,
+        dropout=0.0,
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+        bos_token_id=SOS,
+        decoder_start_token_id=SOS,
+        forced_eos_token_id=None,
+    )
+    theirs = transformers.MarianMTModel(config).eval()
+    missing = theirs.load_state_dict(marian_weights(ours), strict=False)
+    assert not missing.unexpected_keys
+    assert set(missing.missing_keys) <= {"final_logits_bias"}  # zeros from the start
+    return ours, theirs
+
+
+def marian_weights(model: Transformer) -> dict[str, torch.Tensor]:
+    names = {
+        "self": ("self_attn", "self_attn_layer_norm"),
+        "cross": ("encoder_attn", "encoder_attn_layer_norm"),
+        "ff": ("", "final_layer_norm"),
+    }
+    projections = {"qkv": "qkv", "q": "q", "kv": "kv", "out": "o"}
+    embedding = model.target_embedding.weight
+    weights = {"lm_head.weight": embedding, "model.shared.weight": embedding}
+    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        weights[f"model.{side}.embed_tokens.weight"] = embedding
+        weights[f"model.{side}.embed_positions.weight"] = model.positions.table  # sines and cosines in our order
+        for i, block in enumerate(stack.blocks):
+            for name, wrapped in block.sublayers.items():
+                attention, norm = names[name]
+                at = f"model.{side}.layers.{i}."
+                for kind, value in wrapped.norm.named_parameters():
+                    weights[f"{at}{norm}.{kind}"] = value
+                for key, value in wrapped.sublayer.named_parameters():
+                    module, kind = key.split(".")
+                    if name == "ff":
+                        weights[f"{at}{dict(inner='fc1', outer='fc2')[module]}.{kind}"] = value
+                        continue
+                    parts = value.chunk(len(projections[module]))  # qkv is q, k and v one above the other
+                    for letter, part in zip(projections[module], parts, strict=True):
+                        weights[f"{at}{attention}.{dict(o='out').get(letter, letter)}_proj.{kind}"] = part
+    return weights
+
+
+def hugging_face(model: object, sources: list[list[int]], beams: int, **options: object) -> list[list[Said]]:
+    """`generate`, as (tokens, score, None, ended) for each source; the penalty's length counts the end token."""
+    ids = padded(sources)
+    out = model.generate(  # type: ignore[attr-defined]
+        input_ids=ids,
+        attention_mask=(ids != PAD).long(),
+        num_beams=beams,
+        num_return_sequences=beams,
+        max_new_tokens=LIMIT,
+        suppress_tokens=list(BANNED),
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **options,
+    )
+    scores = out.sequences_scores.tolist() if beams > 1 else [0.0] * len(sources)
+    said = []
+    for row, score in zip(out.sequences.tolist(), scores, strict=True):
+        tokens = [token for token in row[1:] if token not in (PAD, EOS)]
+        said.append((tokens, score, 0.0, EOS in row))
+    return [said[i : i + beams] for i in range(0, len(said), beams)]
+
+
+def test_marian_gives_the_same_logits(marian: tuple[Transformer, object]) -> None:
+    ours, theirs = marian
+    source, target = padded(random_sources(4, 20)), torch.tensor(random_targets(5, 20))
+    with torch.no_grad():
+        expected = theirs(input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=target).logits  # type: ignore[operator]
+        torch.testing.assert_close(ours(source, target), expected, atol=1e-4, rtol=0)
+    assert expected.std() > 0.5
+
+
+def random_targets(seed: int, count: int) -> list[list[int]]:
+    return [[SOS, *row] for row in np.random.default_rng(seed).integers(FIRST_WORD, 23, size=(count, 9)).tolist()]
+
+
+@pytest.mark.parametrize("min_len", [0, 3])
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize(("stop", "early_stopping"), [("likely", False), ("proven", "never")])
+def test_hugging_face_finds_the_same_beams(
+    marian: tuple[Transformer, object], stop: str, early_stopping: object, penalty: float, min_len: int
+) -> None:
+    """100 ragged sources in one batch, all four hypotheses of each.
+
+    In fp64, so that both see the same log-probabilities to the last bit of the fp32 they are searched in: this compares
+    searches, not roundings.
+    """
+    ours, theirs = (model.double() for model in marian)  # type: ignore[attr-defined]
+    sources = random_sources(6, 100)
+    options = {"length_penalty": penalty, "early_stopping": early_stopping, "min_new_tokens": min_len}
+    expected = hugging_face(theirs, sources, 4, **options)
+    chosen = DecodeConfig(
+        beam=4, nbest=4, length_penalty=penalty, stop=stop, min_len=min_len, max_len_a=0, max_len_b=LIMIT
+    )
+    found = [[as_said(h) for h in ranked] for ranked in decode(ours, sources, chosen, ours.config.max_len, CPU)]
+    tokens = [[(said[0], said[3]) for said in ranked] for ranked in found]
+    assert tokens == [[(said[0], said[3]) for said in ranked] for ranked in expected]
+    np.testing.assert_allclose(
+        [[said[1] for said in ranked] for ranked in found],
+        [[said[1] for said in ranked] for ranked in expected],
+        atol=1e-4,
+    )
+    lengths = {len(said[0]) for ranked in found for said in ranked}
+    assert len(lengths) >= 6  # not a dull model
+    assert len({tuple(ranked[0][0]) for ranked in found}) >= 20
+
+
+def test_hugging_face_is_as_greedy(marian: tuple[Transformer, object]) -> None:
+    ours, theirs = (model.double() for model in marian)  # type: ignore[attr-defined]
+    sources = random_sources(7, 100)
+    found = decode(ours, sources, DecodeConfig(beam=1, max_len_a=0, max_len_b=LIMIT), ours.config.max_len, CPU)
+    expected = hugging_face(theirs, sources, 1)
+    assert [(h.tokens, h.ended) for (h,) in found] == [(said[0], said[3]) for (said,) in expected]

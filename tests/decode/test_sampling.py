@@ -1,0 +1,236 @@
+"""Sampling: frequencies against probabilities, truncation against NumPy, and seeds that mean something."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import (
+    BANNED,
+    TableModel,
+    every_sequence,
+    padded,
+    random_sources,
+    random_table,
+    score,
+    tiny_transformer,
+)
+
+from regard.config import DecodeConfig
+from regard.decode.engine import decode
+from regard.decode.rules import Hypothesis
+from regard.decode.sampling import choose, sample, truncate
+from regard.text.tokenizer import EOS
+
+CPU = torch.device("cpu")
+
+
+def draw(model: object, source: list[int], limit: int, count: int, seed: int = 0, **options: object) -> list[Hypothesis]:
+    """`count` samples of one source, each with a seed of its own."""
+    chosen = DecodeConfig(**{"temperature": 1.0, **options})  # type: ignore[arg-type]
+    seeds = list(range(seed, seed + count))
+    return sample(model, padded([source] * count), torch.full((count,), limit), seeds, chosen)  # type: ignore[arg-type]
+
+
+def assert_frequencies(counts: Counter, p: dict, n: int) -> None:
+    """Every outcome within 4.5 standard deviations of n p, and nothing that cannot be."""
+    assert set(counts) <= {outcome for outcome, value in p.items() if value > 0}
+    for outcome, value in p.items():
+        assert abs(counts[outcome] - n * value) <= 4.5 * (n * value * (1 - value)) ** 0.5 + 1, outcome
+
+
+# --- truncation --------------------------------------------------------------------------------------------------------
+
+
+def kept(logits: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
+    """Which tokens stay: all as likely as the k-th, and of those the fewest whose probabilities reach p."""
+    stay = np.ones(len(logits), dtype=bool)
+    if top_k:
+        stay &= logits >= np.sort(logits)[::-1][min(top_k, len(logits)) - 1]
+    if top_p < 1:
+        p = np.where(stay, np.exp(logits - logits.max()), 0.0)
+        p /= p.sum()
+        reached = 0.0
+        for token in sorted(range(len(logits)), key=lambda i: -p[i]):
+            stay[token] &= reached < top_p
+            reached += p[token]
+    return stay
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    size=st.integers(1, 40),
+    top_k=st.integers(0, 45),
+    top_p=st.sampled_from([1e-6, 0.1, 0.37, 0.5, 0.83, 0.999, 1.0]),
+    holes=st.integers(0, 20),
+)
+def test_truncation(seed: int, size: int, top_k: int, top_p: float, holes: int) -> None:
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=size) * 2
+    logits[rng.permutation(size)[: min(holes, size - 1)]] = -np.inf  # banned already
+    found = truncate(torch.tensor(logits[None]), top_k, top_p)[0].numpy()
+    expected = kept(logits, top_k, top_p)
+    np.testing.assert_array_equal(found, np.where(expected, logits, -np.inf))
+
+
+def test_truncation_by_hand() -> None:
+    """p = 0.5, 0.25, 0.125, 0.125."""
+    p = torch.tensor([[0.125, 0.5, 0.125, 0.25]]).log()
+
+    def stays(top_k: int, top_p: float) -> list[bool]:
+        return (truncate(p, top_k, top_p)[0] > -torch.inf).tolist()
+
+    assert stays(0, 1e-9) == [False, True, False, False]  # the likeliest always stays
+    assert stays(0, 0.5) == [False, True, False, False]  # 0.5 is reached
+    assert stays(0, 0.51) == [False, True, False, True]
+    assert stays(0, 0.75) == [False, True, False, True]
+    assert sum(stays(0, 0.8)) == 3  # one of the two that are equal is enough
+    assert stays(1, 1.0) == [False, True, False, False]
+    assert stays(3, 1.0) == [True, True, True, True]  # equals of the third are not told apart
+    assert stays(2, 0.6) == [False, True, False, False]  # of what top_k leaves, 2/3 is in the first
+    assert stays(2, 0.7) == [False, True, False, True]
+    assert stays(0, 1.0) == stays(9, 1.0) == [True, True, True, True]
+
+
+def test_all_equally_likely() -> None:
+    level = torch.zeros(1, 8)
+    assert (truncate(level, 0, 0.5)[0] > -torch.inf).sum() == 4
+    assert (truncate(level, 0, 1e-9)[0] > -torch.inf).sum() == 1
+    assert (truncate(level, 1, 1.0)[0] > -torch.inf).all()
+
+
+# --- frequencies -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.5, 0, 1.0), (2.0, 3, 1.0), (1.3, 0, 0.7)])
+def test_one_token_has_the_frequency_of_its_probability(temperature: float, top_k: int, top_p: float) -> None:
+    n = 4000
+    log_p = np.log(np.array([0.0, 0.3, 0.05, 0.25, 0.2, 0.1, 0.1]), where=np.arange(7) > 0, out=np.full(7, -np.inf))
+    options = DecodeConfig(temperature=temperature, top_k=top_k, top_p=top_p)
+    generators = [torch.Generator().manual_seed(seed) for seed in range(n)]
+    picked = choose(torch.tensor(log_p, dtype=torch.float32).expand(n, -1), generators, options)
+    weight = np.where(kept(log_p / temperature, top_k, top_p), np.exp(log_p / temperature), 0.0)
+    assert_frequencies(Counter(picked.tolist()), dict(enumerate(weight / weight.sum())), n)
+
+
+def test_one_generator_again_and_again() -> None:
+    """The tokens of one sentence come from one generator: it must not repeat itself."""
+    n = 4000
+    p = torch.tensor([[0.1, 0.2, 0.7]])
+    generator = [torch.Generator().manual_seed(3)]
+    picked = [choose(p.log(), generator, DecodeConfig(temperature=1.0)).item() for _ in range(n)]
+    assert_frequencies(Counter(picked), {0: 0.1, 1: 0.2, 2: 0.7}, n)
+    pairs = {(a, b): p[0, a].item() * p[0, b].item() for a in range(3) for b in range(3)}
+    assert_frequencies(Counter(zip(picked[::2], picked[1::2], strict=True)), pairs, n // 2)
+
+
+def test_whole_sequences_have_the_frequency_of_their_probability() -> None:
+    """Two words, at most three tokens: 1 + 2 + 4 ended, 8 cut; what is banned leaves its share to the others."""
+    n = 4000
+    table = random_table(seed=4, words=2)
+
+    def allowed(name: int, said: tuple[int, ...]) -> np.ndarray:
+        log_p = table(name, said).copy()
+        log_p[list(BANNED)] = -np.inf
+        return log_p - np.log(np.exp(log_p).sum())
+
+    p = {(*tokens, ended): np.exp(log_prob) for tokens, _, log_prob, ended in every_sequence(partial(allowed, 5), 3, 0)}
+    assert len(p) == 15
+    assert sum(p.values()) == pytest.approx(1)
+    found = draw(TableModel(table), [5], 3, n)
+    assert_frequencies(Counter((*h.tokens, h.ended) for h in found), p, n)
+    # The reported log p is the model's own: of all it could have said, before any ban or temperature.
+    known = {(*tokens, ended): log_prob for tokens, _, log_prob, ended in every_sequence(partial(table, 5), 3, 0)}
+    for h in found[:50]:
+        assert h.log_prob == pytest.approx(known[*h.tokens, h.ended], abs=1e-5)
+        assert h.score == pytest.approx(score(h.log_prob, len(h.tokens) + h.ended, 1.0))
+
+
+def test_min_len_and_limit() -> None:
+    table = random_table(seed=5, words=2, end=1.0)
+    found = draw(TableModel(table), [5], 4, 300, min_len=2)
+    assert {len(h.tokens) for h in found if h.ended} == {2, 3}
+    assert {len(h.tokens) for h in found if not h.ended} == {4}
+
+
+# --- temperature -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-3, 1e-30])
+def test_cold_sampling_is_greedy_search(temperature: float) -> None:
+    for seed in range(10):
+        table = random_table(seed, words=4)
+        (found,) = draw(TableModel(table), [5], 8, 1, seed=seed, temperature=temperature)
+        (expected,) = greedy(table, 8)
+        assert found.tokens == expected[0]
+        assert found.ended == expected[3]
+        assert found.log_prob == pytest.approx(expected[2], abs=1e-5)
+
+
+def greedy(table: object, limit: int) -> list:
+    """A slow beam of one that ends with its first end token."""
+    said: tuple[int, ...] = ()
+    total = 0.0
+    while len(said) < limit:
+        log_p = table(5, said).copy()  # type: ignore[operator]
+        log_p[list(BANNED)] = -np.inf
+        token = int(log_p.argmax())
+        total += log_p[token]
+        if token == EOS:
+            return [(list(said), total, total, True)]
+        said = (*said, token)
+    return [(list(said), total, total, False)]
+
+
+def test_hot_sampling_is_level() -> None:
+    """At a very high temperature all allowed tokens are equally likely, and none of the banned ones appears."""
+    table = random_table(seed=6, words=3)
+    counts = Counter((h.tokens or [EOS])[0] for h in draw(TableModel(table), [5], 1, 2000, temperature=1e6))
+    assert_frequencies(counts, dict.fromkeys((EOS, 5, 6, 7), 0.25), 2000)
+
+
+# --- seeds -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_means_one_output() -> None:
+    model, sources = tiny_transformer(0), random_sources(1, 20)
+
+    def run(seed: int) -> list[list[int]]:
+        return [h.tokens for (h,) in decode(model, sources, DecodeConfig(temperature=1.0, seed=seed), 64, CPU)]
+
+    first = run(3)
+    assert run(3) == first
+    assert sum(a != b for a, b in zip(first, run(1000), strict=True)) >= 18
+
+
+def test_sentence_i_uses_seed_plus_i() -> None:
+    model, source = tiny_transformer(0), random_sources(1, 1)[0]
+    together = decode(model, [source] * 6, DecodeConfig(temperature=1.0, seed=10), 64, CPU)
+    assert len({tuple(h.tokens) for (h,) in together}) >= 5
+    for i, (h,) in enumerate(together):
+        ((alone,),) = decode(model, [source], DecodeConfig(temperature=1.0, seed=10 + i), 64, CPU)
+        assert alone.tokens == h.tokens
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**62, 2**63 - 1, 2**64])
+def test_any_integer_is_a_seed(seed: int) -> None:
+    model, sources = tiny_transformer(0), random_sources(1, 2)
+    options = DecodeConfig(temperature=1.0, nbest=4, seed=seed)
+    tokens = [[h.tokens for h in ranked] for ranked in decode(model, sources, options, 64, CPU)]
+    assert tokens == [[h.tokens for h in ranked] for ranked in decode(model, sources, options, 64, CPU)]
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_several_samples_are_ranked(beam: int) -> None:
+    """Asking for samples makes the beam meaningless; there may be more samples than its width."""
+    model, sources = tiny_transformer(0), random_sources(2, 10)
+    found = decode(model, sources, DecodeConfig(temperature=1.0, beam=beam, nbest=6), 64, CPU)
+    for ranked in found:
+        assert len(ranked) == 6
+        assert [h.score for h in ranked] == sorted((h.score for h in ranked), reverse=True)
+    assert np.mean([len({tuple(h.tokens) for h in ranked}) for ranked in found]) > 4

@@ -1,0 +1,60 @@
+"""The formula of models/cost.py against torch's own counter on a real forward and backward pass."""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from regard.config import ModelConfig
+from regard.models.cost import forward_flops, training_flops
+from regard.models.transformer import Transformer, resolve
+
+
+def model(n_encoder: int, n_decoder: int, vocab: int) -> Transformer:
+    return Transformer(
+        ModelConfig(
+            preset="transformer-tiny",
+            n_encoder_layers=n_encoder,
+            n_decoder_layers=n_decoder,
+            d_model=16,
+            n_heads=4,
+            d_ff=24,
+            source_vocab=40,
+            target_vocab=vocab,
+            tie="decoder",
+        )
+    )
+
+
+def counted(net: Transformer, batch: int, s: int, t: int, *, backward: bool) -> int:
+    source, target = torch.randint(5, 30, (batch, s)), torch.randint(5, 30, (batch, t))
+    # Attention as plain products: the counter does not know the fused kernel for CPUs.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        logits = net(source, target)
+        if backward:
+            logits.sum().backward()
+    return counter.get_total_flops()
+
+
+SHAPES = [(1, 1, 1), (1, 9, 7), (3, 9, 7), (2, 5, 12), (2, 8, 8)]
+
+
+@pytest.mark.parametrize("layers", [(1, 1), (2, 1), (1, 3)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_forward_pass_costs_what_torch_counts(layers: tuple[int, int], shape: tuple[int, int, int]) -> None:
+    net = model(*layers, vocab=30)
+    assert forward_flops(net.config, *shape) == counted(net, *shape, backward=False)
+
+
+@pytest.mark.parametrize("shape", SHAPES[1:])
+def test_training_costs_three_forwards(shape: tuple[int, int, int]) -> None:
+    net = model(2, 2, vocab=33)
+    assert training_flops(net.config, *shape) == counted(net, *shape, backward=True)
+
+
+def test_the_papers_base_model_by_hand() -> None:
+    # One sentence pair of 1 + 1 tokens: 2 FLOPs for each weight of a matrix that a token meets, and attention over one key.
+    config = resolve(ModelConfig(preset="transformer-base", source_vocab=37_000, target_vocab=37_000))
+    encoder = 2 * (4 * 512 * 512 + 2 * 512 * 2048) + 4 * 512
+    decoder = 2 * (8 * 512 * 512 + 2 * 512 * 2048) + 8 * 512
+    assert forward_flops(config, 1, 1, 1) == 6 * encoder + 6 * decoder + 2 * 512 * 37_000

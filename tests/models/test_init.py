@@ -1,0 +1,79 @@
+"""Fresh weights have the sizes that models/init.py states."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from regard.config import ModelConfig
+from regard.layers.embedding import Embedding
+from regard.models.init import initialise
+from regard.models.transformer import Transformer
+
+C, V = 64, 500
+
+
+def fresh(tie: str = "none", seed: int = 0) -> Transformer:
+    torch.manual_seed(seed)
+    return Transformer(
+        ModelConfig(preset="transformer-tiny", d_model=C, n_heads=4, d_ff=128, source_vocab=V, target_vocab=V, tie=tie)
+    )
+
+
+def test_every_projection_is_xavier_uniform_with_a_zero_bias() -> None:
+    for name, module in fresh().named_modules():
+        if isinstance(module, nn.Linear):
+            bound = math.sqrt(6 / (module.in_features + module.out_features))
+            assert 0.98 * bound < module.weight.abs().max().item() <= bound, name
+            assert module.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.03), name
+            assert abs(module.weight.mean().item()) < 5 * bound / math.sqrt(3 * module.weight.numel()), name
+            assert (module.bias == 0).all(), name
+
+
+def test_joint_queries_keys_and_values_start_smaller_by_the_root_of_two() -> None:
+    qkv = next(m for m in fresh().modules() if isinstance(m, nn.Linear) and m.out_features == 3 * C)
+    own = math.sqrt(6 / (C + C)) / math.sqrt(3)  # of a C x C matrix by itself
+    assert qkv.weight.std().item() == pytest.approx(own / math.sqrt(2), rel=0.03)
+
+
+@pytest.mark.parametrize("tie", ["none", "decoder", "all"])
+def test_embeddings_and_head_are_normal_of_one_over_root_c(tie: str) -> None:
+    model = fresh(tie)
+    for weight in (model.source_embedding.weight, model.target_embedding.weight, model.head.weight):
+        assert weight.std().item() == pytest.approx(1 / math.sqrt(C), rel=0.02)
+        assert weight.abs().max().item() > 3 / math.sqrt(C)  # a normal has tails
+    assert model.source_embedding(torch.arange(V)).std().item() == pytest.approx(1, rel=0.02)
+
+
+def test_norms_start_as_plain_standardisation() -> None:
+    norms = [m for m in fresh().modules() if isinstance(m, nn.LayerNorm)]
+    assert len(norms) == 4 * 2 + 4 * 3 + 2
+    assert all((m.weight == 1).all() and (m.bias == 0).all() for m in norms)
+
+
+def test_a_fresh_model_says_little_and_knows_nothing() -> None:
+    torch.manual_seed(1)
+    logits = fresh("all").eval()(torch.randint(5, V, (4, 9)), torch.randint(5, V, (4, 7)))
+    assert logits.std().item() == pytest.approx(1, rel=0.25)  # unit size, so the loss starts near ln V
+
+
+def test_the_seed_decides_everything() -> None:
+    a, b, c = fresh(seed=3).state_dict(), fresh(seed=3).state_dict(), fresh(seed=4).state_dict()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert not torch.equal(a["head.weight"], c["head.weight"])
+
+
+def test_nothing_of_torchs_own_start_is_left() -> None:
+    """Every parameter is overwritten: those set to a mark beforehand have lost it."""
+    model = fresh()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(7.0)
+    initialise(model)
+    assert all((p != 7.0).all() for p in model.parameters())
+
+
+def test_linear_layers_without_a_bias_are_fine() -> None:
+    module = nn.Sequential(Embedding(5, 4), nn.Linear(4, 4, bias=False))
+    initialise(module)

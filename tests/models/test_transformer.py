@@ -1,0 +1,323 @@
+"""The encoder-decoder's properties: causality, padding, batches, permutations, caches, sharing, sizes, refusals."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from regard.config import ModelConfig
+from regard.errors import RegardError
+from regard.layers.cache import StepCache
+from regard.layers.masks import positions_of
+from regard.models.transformer import PRESETS, Transformer, resolve
+from regard.text.tokenizer import PAD, SOS
+
+V = 23
+TINY = ModelConfig(
+    preset="transformer-tiny",
+    n_encoder_layers=2,
+    n_decoder_layers=2,
+    d_model=16,
+    n_heads=4,
+    d_ff=24,
+    max_len=64,
+    source_vocab=V,
+    target_vocab=V,
+)
+close = {"atol": 1e-5, "rtol": 1e-5}
+
+
+def make(**changes: object) -> Transformer:
+    """A model in evaluation mode, none of whose weights stands at a special value such as 0 or 1."""
+    torch.manual_seed(0)
+    model = Transformer(dataclasses.replace(TINY, **changes)).eval()  # type: ignore[arg-type]
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    return model.requires_grad_(False)
+
+
+MODELS = {norm: make(norm=norm) for norm in ("pre", "post")}
+both = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(1)
+
+
+def ids(*lengths: int, width: int = 0) -> Tensor:
+    """Random rows of these lengths, padded on the right."""
+    width = max(width, *lengths)
+    return torch.stack([torch.cat([torch.randint(5, V, (n,)), torch.full((width - n,), PAD)]) for n in lengths])
+
+
+# ---- causality -------------------------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("t", [0, 3, 6])
+def test_a_token_changes_nothing_before_it_and_something_from_it_on(model: Transformer, t: int) -> None:
+    source, target = ids(5, 5), ids(7, 7)
+    changed = target.clone()
+    changed[:, t] = (target[:, t] - 5 + 1) % (V - 5) + 5
+    before, after = model(source, target), model(source, changed)
+    torch.testing.assert_close(after[:, :t], before[:, :t], atol=1e-6, rtol=0)
+    assert ((after - before)[:, t:].abs().amax(-1) > 1e-4).all()
+
+
+@both
+def test_no_gradient_flows_from_a_position_to_a_later_one(model: Transformer) -> None:
+    memory, places = model.encode(ids(5))
+    x = torch.randn(1, 6, 16, requires_grad=True)
+    hidden = model.decoder(x, torch.arange(6)[None], memory, places)
+    (gradient,) = torch.autograd.grad(hidden[:, 2].square().sum(), x)
+    assert (gradient[:, 3:] == 0).all()
+    assert (gradient[:, :3].abs().amax(-1) > 0).all()
+
+
+@both
+def test_every_source_token_reaches_every_logit(model: Transformer) -> None:
+    source, target = ids(5), ids(4)
+    before = model(source, target)
+    for s in range(5):
+        changed = source.clone()
+        changed[:, s] = (source[:, s] - 5 + 1) % (V - 5) + 5
+        assert ((model(changed, target) - before).abs().amax(-1) > 1e-6).all()
+
+
+# ---- padding and batches ---------------------------------------------------------------------------------------------
+
+
+@both
+@settings(max_examples=15)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=4),
+    more=st.tuples(st.integers(0, 7), st.integers(0, 7)),
+)
+def test_neither_padding_nor_neighbours_change_a_row(
+    model: Transformer, lengths: list[tuple[int, int]], more: tuple[int, int]
+) -> None:
+    widths = [max(n) + extra for n, extra in zip(zip(*lengths, strict=True), more, strict=True)]
+    source = ids(*(s for s, _ in lengths), width=widths[0])
+    target = ids(*(t for _, t in lengths), width=widths[1])
+    together = model(source, target)
+    for i, (s, t) in enumerate(lengths):
+        alone = model(source[i : i + 1, :s], target[i : i + 1, :t])
+        torch.testing.assert_close(together[i, :t], alone[0], **close)
+
+
+@both
+def test_what_stands_in_padding_is_never_read(model: Transformer) -> None:
+    """However large the vectors of padded positions, no real one changes."""
+    positions = positions_of(ids(3, 5), PAD)
+    x = torch.randn(2, 5, 16)
+    spoilt = x.clone()
+    spoilt[0, 3:] = 1e4
+    for stack, rest in ((model.encoder, ()), (model.decoder, (torch.randn(2, 4, 16), torch.arange(4).expand(2, 4)))):
+        clean, dirty = (stack(y, positions, *rest) for y in (x, spoilt))
+        torch.testing.assert_close(dirty[positions >= 0], clean[positions >= 0])
+
+
+# ---- permutations ----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=10)
+@given(order=st.permutations(range(6)))
+def test_without_positions_the_encoder_is_permutation_equivariant(order: list[int]) -> None:
+    model = make(positions="none")
+    source = ids(6, 6)
+    torch.testing.assert_close(model.encode(source[:, order])[0], model.encode(source)[0][:, order], **close)
+
+
+def test_with_sinusoids_it_is_not() -> None:
+    source, order = torch.arange(5, 11)[None], [1, 0, 2, 3, 4, 5]
+    for model in MODELS.values():
+        moved, stayed = model.encode(source[:, order])[0], model.encode(source)[0][:, order]
+        assert ((moved - stayed).abs().amax(-1) > 1e-3).all()
+
+
+def test_without_positions_the_decoder_reads_the_source_as_a_bag() -> None:
+    model = make(positions="none")
+    source, target = ids(6), ids(4)
+    torch.testing.assert_close(model(source.flip(1), target), model(source, target), **close)
+    assert (model(source, target.flip(1)) - model(source, target)).abs().max() > 1e-3  # but the mask orders the target
+
+
+# ---- cached decoding -------------------------------------------------------------------------------------------------
+
+
+@both
+def test_cached_equals_uncached_at_every_step(model: Transformer) -> None:
+    source, target = ids(7, 3, 5), ids(40, 40, 40)  # past two doublings of the cache's room
+    state = model.begin(source)
+    whole = model(source, target)
+    for t in range(40):
+        logits = model.step(target[:, t], state)
+        torch.testing.assert_close(logits, whole[:, t], **close)
+        if t % 10 == 0:  # and a fresh forward over the prefix alone says the same
+            torch.testing.assert_close(logits, model(source, target[:, : t + 1])[:, -1], **close)
+
+
+@both
+@settings(max_examples=15)
+@given(pieces=st.lists(st.integers(1, 6), min_size=1, max_size=5))
+def test_the_cache_takes_pieces_of_any_length(model: Transformer, pieces: list[int]) -> None:
+    source, target = ids(4, 6), ids(sum(pieces), sum(pieces))
+    memory, places = model.encode(source)
+    cache, parts, start = StepCache(), [], 0
+    for n in pieces:
+        positions = torch.arange(start, start + n).expand(2, n)
+        parts.append(model.decode(target[:, start : start + n], positions, memory, places, cache))
+        start += n
+    torch.testing.assert_close(model.head(torch.cat(parts, 1)), model(source, target), **close)
+
+
+@both
+def test_prompts_of_different_lengths_go_on_from_where_each_ended(model: Transformer) -> None:
+    source, prompts, lengths = ids(4, 6), ids(2, 5), torch.tensor([2, 5])
+    memory, places = model.encode(source)
+    cache = StepCache()
+    model.decode(prompts, positions_of(prompts, PAD), memory, places, cache)
+    rows = [prompts[0, :2], prompts[1]]
+    for i in range(3):
+        token = ids(1, 1)
+        hidden = model.decode(token, (lengths + i)[:, None], memory, places, cache)
+        rows = [torch.cat([row, new]) for row, new in zip(rows, token, strict=True)]
+        for b, row in enumerate(rows):
+            torch.testing.assert_close(model.head(hidden[b, -1]), model(source[b : b + 1], row[None])[0, -1], **close)
+
+
+@both
+def test_hypotheses_multiply_move_and_leave_with_their_sentences(model: Transformer) -> None:
+    source = ids(7, 3, 5)
+    state = model.begin(source)
+    prefixes, owner = torch.empty(3, 0, dtype=torch.long), torch.arange(3)
+
+    def say(tokens: Tensor) -> None:
+        nonlocal prefixes
+        prefixes = torch.cat([prefixes, tokens[:, None]], 1)
+        torch.testing.assert_close(model.step(tokens, state), model(source[owner], prefixes)[:, -1], **close)
+
+    def select(rows: list[int]) -> None:
+        nonlocal prefixes, owner
+        state.select(torch.tensor(rows))
+        prefixes, owner = prefixes[rows], owner[rows]
+
+    say(torch.full((3,), SOS))
+    select([0, 0, 1, 1, 2, 2])  # two hypotheses each
+    say(torch.randint(5, V, (6,)))
+    select([1, 1, 2, 3, 5, 4])  # survivors, within their sentences
+    say(torch.randint(5, V, (6,)))
+    state.select_sentences(torch.tensor([0, 2]))  # the middle sentence has stopped
+    select([0, 1, 4, 5])
+    say(torch.randint(5, V, (4,)))
+    say(torch.randint(5, V, (4,)))
+
+
+# ---- dropout ---------------------------------------------------------------------------------------------------------
+
+
+def test_dropout_is_for_training() -> None:
+    model, source, target = make(dropout=0.3, attention_dropout=0.2, ff_dropout=0.2), ids(5), ids(4)
+    quiet = make()
+    assert torch.equal(model(source, target), model(source, target))
+    torch.testing.assert_close(model(source, target), quiet(source, target))
+    model.train()
+    assert not torch.equal(model(source, target), model(source, target))
+
+
+# ---- sharing and sizes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tie", "shared"), [("all", {"source", "target", "head"}), ("decoder", {"target", "head"}), ("none", set())]
+)
+def test_which_matrices_are_one(tie: str, shared: set[str]) -> None:
+    model = Transformer(dataclasses.replace(TINY, tie=tie))
+    places = {
+        "source": model.source_embedding.weight.data_ptr(),
+        "target": model.target_embedding.weight.data_ptr(),
+        "head": model.head.weight.data_ptr(),
+    }
+    assert {name for name, place in places.items() if list(places.values()).count(place) > 1} == shared
+    assert len(set(places.values())) == {"all": 1, "decoder": 2, "none": 3}[tie]
+
+
+def count(config: ModelConfig) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in Transformer(config).parameters())
+
+
+@pytest.mark.parametrize(("tie", "matrices"), [("all", 1), ("decoder", 2), ("none", 3)])
+def test_parameters_of_a_small_model_by_hand(tie: str, matrices: int) -> None:
+    attention = 4 * (16 * 16 + 16)  # 1,088: q, k, v and out
+    feed_forward = 16 * 24 + 24 + 24 * 16 + 16  # 808
+    encoder = attention + feed_forward + 2 * 32  # 1,960 with two norms
+    decoder = 2 * attention + feed_forward + 3 * 32  # 3,080 with three
+    by_hand = matrices * 23 * 16 + 2 * encoder + 2 * decoder + 2 * 32  # 2 * 32: the norms after the stacks
+    assert by_hand == {1: 10_512, 2: 10_880, 3: 11_248}[matrices]
+    assert count(dataclasses.replace(TINY, tie=tie)) == by_hand
+
+
+@pytest.mark.parametrize(
+    ("preset", "by_hand", "paper"),
+    [
+        # base: 37,000 x 512 = 18,944,000 of embeddings; attention 1,050,624, feed-forward 2,099,712, a norm 1,024:
+        # 6 encoder blocks of 3,152,384 and 6 decoder blocks of 4,204,032
+        ("transformer-base", 63_082_496, 65e6),
+        # big: 37,888,000; 4,198,400, 8,393,728, 2,048: 6 of 12,596,224 and 6 of 16,796,672
+        ("transformer-big", 214_245_376, 213e6),
+    ],
+)
+def test_parameters_of_the_papers_models(preset: str, by_hand: int, paper: float) -> None:
+    config = ModelConfig(preset=preset, norm="post", source_vocab=37_000, target_vocab=37_000)
+    assert count(config) == by_hand
+    assert by_hand == pytest.approx(paper, rel=0.03)  # the paper rounds, and counts its vocabulary roughly
+
+
+def test_the_papers_sizes() -> None:
+    base, big = (resolve(ModelConfig(preset=f"transformer-{size}")) for size in ("base", "big"))
+    assert (base.n_encoder_layers, base.n_decoder_layers, base.d_model, base.n_heads, base.d_ff) == (6, 6, 512, 8, 2048)
+    assert (big.n_encoder_layers, big.n_decoder_layers, big.d_model, big.n_heads, big.d_ff) == (6, 6, 1024, 16, 4096)
+
+
+# ---- resolving -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_sizes_left_open_are_the_presets_and_others_stay(preset: str) -> None:
+    resolved = resolve(ModelConfig(preset=preset, d_ff=40))
+    assert resolved.d_ff == 40
+    assert {name: getattr(resolved, name) for name in PRESETS[preset]} == {**PRESETS[preset], "d_ff": 40}
+    assert resolve(resolved) == resolved
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"d_model": 30, "n_heads": 4}, r"model\.d_model 30 cannot be split into model\.n_heads 4"),
+        ({"preset": "transformer-huge"}, r"unknown model\.preset 'transformer-huge'.*transformer-base"),
+        ({"source_vocab": 10, "target_vocab": 12}, r"model\.tie 'all'.*10 and 12 pieces.*tokenizer\.joint"),
+        ({"dropout": 1.0}, r"model\.dropout must be from 0 to below 1, not 1\.0"),
+        ({"attention_dropout": -0.1}, r"model\.attention_dropout must be from 0 to below 1, not -0\.1"),
+        ({"ff_dropout": float("nan")}, r"model\.ff_dropout must be from 0 to below 1, not nan"),
+        ({"n_heads": -2}, r"model\.n_heads must be at least 1, not -2"),
+        ({"n_encoder_layers": -1}, r"model\.n_encoder_layers must be at least 1, not -1"),
+        ({"max_len": 0}, r"model\.max_len must be at least 1, not 0"),
+        ({"position_base": 0.0}, r"model\.position_base must be above 0, not 0\.0"),
+        ({"position_base": -10.0}, r"model\.position_base must be above 0, not -10\.0"),
+    ],
+)
+def test_impossible_models_are_refused_in_one_line(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(RegardError, match=message) as caught:
+        Transformer(dataclasses.replace(TINY, **wrong))  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_vocabularies_of_two_sizes_are_fine_when_the_encoder_has_its_own() -> None:
+    model = Transformer(dataclasses.replace(TINY, source_vocab=10, target_vocab=12, tie="decoder"))
+    assert model(torch.tensor([[9, 5]]), torch.tensor([[SOS, 11, 7]])).shape == (1, 3, 12)

@@ -1,0 +1,209 @@
+"""The command line as a user meets it: results on stdout, one-line errors on stderr, exit codes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from regard import api, cli
+from regard.errors import RegardError
+
+RECIPE = """
+[data]
+train = "toy:300"
+valid = "toy:20"
+test = "toy:20"
+[tokenizer]
+kind = "word"
+vocab_size = 2000
+[model]
+preset = "transformer-tiny"
+n_encoder_layers = 1
+n_decoder_layers = 1
+d_model = 32
+n_heads = 2
+d_ff = 32
+max_len = 64
+[train]
+steps = 4
+batch_tokens = 256
+valid_every = 2
+save_every = 2
+log_every = 1
+[decode]
+beam = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished (hardly trained) run."""
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "tiny.toml").write_text(RECIPE)
+    os.environ["REGARD_CACHE"] = str(folder / "cache")
+    return api.train(folder / "tiny.toml", folder / "run", quiet=True)
+
+
+def call(capfd, monkeypatch, *words: str, stdin: bytes = b"") -> tuple[int, str, str]:
+    """`regard WORDS` in this process: exit code, stdout, stderr."""
+    monkeypatch.setattr(sys, "argv", ["regard", *words])
+    monkeypatch.setattr(sys, "stdin", _stdin(stdin))
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    out, err = capfd.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+def _stdin(content: bytes):
+    import io
+
+    return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
+
+
+def test_help_does_not_import_torch() -> None:
+    code = "import sys, regard.cli; from typer.testing import CliRunner; r = CliRunner().invoke(regard.cli.app, ['--help']); "
+    code += "assert r.exit_code == 0 and 'translate' in r.output; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_translate_sentences_files_and_stdin(run: Path, capfd, monkeypatch, tmp_path: Path) -> None:
+    code, out, _ = call(capfd, monkeypatch, "translate", "-m", str(run), "I ate an apple.", "", "They sleep.")
+    assert code == 0
+    assert len(out.splitlines()) == 3
+    assert out.splitlines()[1] == ""
+    text = "I ate an apple.\n\nThey sleep.\n"
+    assert call(capfd, monkeypatch, "translate", "-m", str(run), stdin=text.encode())[1] == out
+    (tmp_path / "in.txt").write_text(text)
+    arguments = ["translate", "-m", str(run), "-i", str(tmp_path / "in.txt"), "-o", str(tmp_path / "out.txt")]
+    assert call(capfd, monkeypatch, *arguments)[:2] == (0, "")
+    assert (tmp_path / "out.txt").read_text() == out
+
+
+def test_translate_json_and_nbest(run: Path, capfd, monkeypatch) -> None:
+    _, out, _ = call(capfd, monkeypatch, "translate", "-m", str(run), "--json", "--nbest", "2", "I ate an apple.")
+    answer = json.loads(out)
+    assert answer["source"] == "I ate an apple."
+    assert len(answer["nbest"]) == 2
+    assert answer["nbest"][0]["score"] >= answer["nbest"][1]["score"]
+    _, out, _ = call(capfd, monkeypatch, "translate", "-m", str(run), "--nbest", "2", "I ate an apple.")
+    scores = [float(line.split("\t")[0]) for line in out.splitlines()]
+    assert scores == sorted(scores, reverse=True)
+    assert len(scores) == 2
+
+
+def test_sampling_is_seeded(run: Path, capfd, monkeypatch) -> None:
+    words = ["translate", "-m", str(run), "--temperature", "2", "I ate an apple."]
+    first, again, other = (call(capfd, monkeypatch, *words, "--seed", seed)[1] for seed in ("1", "1", "2"))
+    assert first == again != other
+
+
+def test_evaluate_prints_scores_with_signatures_and_keeps_hypotheses(run: Path, capfd, monkeypatch) -> None:
+    code, out, err = call(capfd, monkeypatch, "evaluate", str(run))
+    assert code == 0
+    assert "tok:13a" in out
+    assert "chrF" in out
+    assert "perplexity" in out
+    assert len((run / "hypotheses" / "toy-20.de").read_text().splitlines()) == 20
+    _, out, _ = call(capfd, monkeypatch, "evaluate", str(run), "--json", "--beam", "1")
+    assert {"bleu", "chrf", "perplexity", "by_length", "hypotheses"} <= json.loads(out).keys()
+
+
+def test_training_again_finds_it_finished_and_overrides_are_checked(run: Path, capfd, monkeypatch) -> None:
+    recipe = str(run.parent / "tiny.toml")
+    code, out, err = call(capfd, monkeypatch, "train", recipe, "--run", str(run))
+    assert code == 0
+    assert out.strip() == str(run)
+    assert "resuming at step 4" in err
+    code, _, err = call(capfd, monkeypatch, "train", recipe, "--run", str(run), "--train.lr", "0.5")
+    assert code == 2
+    assert "train.lr" in err
+    assert "--overwrite" in err
+
+
+def test_tokenizer_commands(tmp_path: Path, capfd, monkeypatch) -> None:
+    (tmp_path / "text.txt").write_text("low lower lowest\nnew newer newest\n" * 5)
+    path = str(tmp_path / "t.json")
+    words = ["tokenizer", "train", str(tmp_path / "text.txt"), "-o", path, "--kind", "byte-bpe", "--vocab-size", "280"]
+    assert call(capfd, monkeypatch, *words)[0] == 0
+    _, ids, _ = call(capfd, monkeypatch, "tokenizer", "encode", path, "newest lower 🍎")
+    assert call(capfd, monkeypatch, "tokenizer", "decode", path, *ids.split())[1] == "newest lower 🍎\n"
+    assert call(capfd, monkeypatch, "tokenizer", "decode", path, stdin=ids.encode())[1] == "newest lower 🍎\n"
+    _, shown, _ = call(capfd, monkeypatch, "tokenizer", "show", path, "newest lower")
+    assert "▁lower" in shown
+    _, out, _ = call(capfd, monkeypatch, "tokenizer", "show", path, "newest lower", "--json")
+    assert json.loads(out)["decoded"] == "newest lower"
+
+
+def test_doctor_and_settings(capfd, monkeypatch) -> None:
+    assert "torch" in json.loads(call(capfd, monkeypatch, "doctor", "--json")[1])
+    assert "train.steps" in call(capfd, monkeypatch, "settings")[1]
+    assert call(capfd, monkeypatch, "--version")[1].strip() == "0.1.0"
+
+
+BAD = [
+    (["translate", "x"], "no model given"),
+    (["translate", "-m", "nowhere", "x"], "no model at nowhere"),
+    (["evaluate", "nowhere"], "no model at nowhere"),
+    (["resume", "nowhere"], "no run at nowhere"),
+    (["train", "nowhere.toml"], "no recipe at nowhere.toml"),
+    (["train", "{recipe}", "--run", "{tmp}/r", "--train.stepz", "3"], "did you mean 'train.steps'"),
+    (["train", "{recipe}", "--run", "{tmp}/r", "--train.steps"], "--train.steps needs a value"),
+    (["train", "{recipe}", "--run", "{tmp}/r", "word"], "settings are given as --section.name VALUE"),
+    (["train", "{recipe}", "--run", "{tmp}/r", "--model.d_model", "33"], "cannot be split into model.n_heads 2"),
+    (["train", "{recipe}", "--run", "{tmp}/r", "--data.train", "none.tsv"], "none.tsv"),
+    (["train", "{recipe}", "--run", "{tmp}/r", "--train.device", "cuda:99"], "device"),
+    (["translate", "-m", "{run}", "--beam", "0", "x"], "beam"),
+    (["translate", "-m", "{run}", "--nbest", "9", "x"], "widen the beam"),
+    (["translate", "-m", "{run}", "they sleep " * 40], "longer"),
+    (["translate", "-m", "{run}", "-i", "none.txt"], "none.txt"),
+    (["tokenizer", "encode", "none.json", "x"], "none.json"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD, ids=[" ".join(words)[:60] for words, _ in BAD])
+def test_bad_input_is_one_line_and_exit_code_2(run: Path, capfd, monkeypatch, tmp_path, words, message) -> None:
+    places = {"recipe": run.parent / "tiny.toml", "run": run, "tmp": tmp_path}
+    code, out, err = call(capfd, monkeypatch, *(word.format(**places) for word in words))
+    said = [line for line in err.splitlines() if line.startswith("regard: ")]
+    assert (code, out, len(said)) == (2, "", 1)
+    assert message in said[0] if message != "longer" else "split it into shorter sentences" in said[0]
+    assert "Traceback" not in err
+
+
+def test_invalid_utf8_on_stdin_names_the_line(run: Path, capfd, monkeypatch) -> None:
+    code, _, err = call(capfd, monkeypatch, "translate", "-m", str(run), stdin=b"good\n\xff\n")
+    assert code == 2
+    assert "line 2 of stdin" in err
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        (b"a\nb\n", b"x\n", "2"),
+        (b"", b"x\n", "empty"),
+        (b"a\0b\n", b"x\n", "binary"),
+        (b"a\n\xff\n", b"x\ny\n", "UTF-8"),
+    ],
+)
+def test_bad_corpora_stop_before_anything_is_lost(run, capfd, monkeypatch, tmp_path, source, target, message) -> None:
+    (tmp_path / "t.en").write_bytes(source)
+    (tmp_path / "t.de").write_bytes(target)
+    words = ["train", str(run.parent / "tiny.toml"), "--run", str(tmp_path / "r"), "--data.root", str(tmp_path)]
+    code, _, err = call(capfd, monkeypatch, *words, "--data.train", "t.{lang}")
+    assert code == 2
+    assert message in err
+    assert "t.en" in err or "t.de" in err
+
+
+def test_debug_shows_the_traceback(capfd, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["regard", "--debug", "translate", "-m", "nowhere", "x"])
+    monkeypatch.delenv("REGARD_DEBUG", raising=False)
+    try:
+        with pytest.raises(RegardError, match="nowhere"):
+            cli.main()
+    finally:
+        os.environ.pop("REGARD_DEBUG", None)

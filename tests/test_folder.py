@@ -1,0 +1,175 @@
+"""Model folders: what is saved is what is loaded, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from regard import folder
+from regard.config import DecodeConfig, ModelConfig, TokenizerConfig
+from regard.errors import RegardError
+from regard.files import seal
+from regard.folder import Bundle, Tokenizers
+from regard.models.transformer import Transformer
+from regard.text.tokenizer import Tokenizer
+
+CPU = torch.device("cpu")
+SIZES = ModelConfig(n_encoder_layers=1, n_decoder_layers=2, d_model=8, n_heads=2, d_ff=16, max_len=32)
+
+
+def tokenizer(letters: str) -> Tokenizer:
+    return Tokenizer.train([letters], TokenizerConfig(kind="char", vocab_size=100))
+
+
+def bundle(joint: bool = True, seed: int = 0, **changes: Any) -> Bundle:
+    source = tokenizer("abcdefgh")
+    target = source if joint else tokenizer("abcdefghijklm")
+    torch.manual_seed(seed)
+    sizes = replace(SIZES, source_vocab=len(source), target_vocab=len(target), tie="all" if joint else "none")
+    model = Transformer(replace(sizes, **changes)).eval()
+    return Bundle(model, Tokenizers(source, target), "en", "de", DecodeConfig(beam=3, length_penalty=0.7))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    folder.save(tmp_path / "model", bundle(), "# card\n")
+    return tmp_path / "model"
+
+
+def change(path: Path, change_config: Any) -> None:
+    """Change config.json as somebody who knows the format would, checksums and all."""
+    config = json.loads((path / "config.json").read_text())
+    change_config(config)
+    (path / "config.json").write_text(json.dumps(config))
+    reseal(path)
+
+
+def reseal(path: Path) -> None:
+    (path / "manifest.json").unlink()
+    seal(path)
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_round_trip(tmp_path: Path, joint: bool) -> None:
+    before = bundle(joint, norm="post", activation="gelu")
+    folder.save(tmp_path / "model", before, "# card\n")
+    after = folder.load(tmp_path / "model", CPU)
+    assert (after.source, after.target, after.decode) == ("en", "de", before.decode)
+    assert asdict(after.model.config) == asdict(before.model.config)
+    assert (after.tokenizers.source is after.tokenizers.target) == joint
+    assert after.tokenizers.target.fingerprint() == before.tokenizers.target.fingerprint()
+    assert not after.model.training
+    source, target = torch.randint(5, 13, (2, 3, 7))
+    with torch.inference_mode():
+        assert torch.equal(after.model(source, target), before.model(source, target))
+    assert (tmp_path / "model" / "README.md").read_text() == "# card\n"
+
+
+def test_a_run_folder_leads_to_its_model(saved: Path) -> None:
+    assert folder.find(saved.parent) == folder.find(saved) == saved
+
+
+def test_no_model(tmp_path: Path) -> None:
+    with pytest.raises(RegardError, match=r"no model at .*nowhere"):
+        folder.find(tmp_path / "nowhere")
+    (tmp_path / "config.toml").write_text("")
+    with pytest.raises(RegardError, match=r"no finished model yet: go on with `regard resume"):
+        folder.find(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", "README.md", "manifest.json"])
+@pytest.mark.parametrize("how", ["flipped", "cut", "missing"])
+def test_damage_is_refused(saved: Path, name: str, how: str) -> None:
+    file = saved / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content if how == "flipped" else content[:-1])
+    if how == "missing":
+        file.unlink()
+    with pytest.raises(RegardError) as error:
+        folder.load(saved, CPU)
+    assert "\n" not in str(error.value)
+    assert name in str(error.value)
+
+
+def test_a_tokenizer_of_another_vocabulary(saved: Path) -> None:
+    tokenizer("abcde").save(saved / "tokenizer.json")
+    reseal(saved)
+    pieces = len(tokenizer("abcde"))
+    with pytest.raises(RegardError, match=rf"source tokenizer .* has {pieces} pieces but the model was trained with"):
+        folder.load(saved, CPU)
+
+
+@pytest.mark.parametrize("missing", ["tokenizer.source.json", "tokenizer.target.json"])
+def test_one_tokenizer_of_two(tmp_path: Path, missing: str) -> None:
+    folder.save(tmp_path / "model", bundle(joint=False), "")
+    (tmp_path / "model" / missing).unlink()
+    reseal(tmp_path / "model")
+    with pytest.raises(RegardError, match="tokenizer"):
+        folder.load(tmp_path / "model", CPU)
+
+
+def test_weights_of_another_model_are_listed(saved: Path) -> None:
+    tensors = load_file(saved / "model.safetensors")
+    name = "source_embedding.weight"
+    rows, width = tensors[name].shape
+    tensors[name] = torch.zeros(rows + 1, width)
+    tensors["surplus"] = torch.zeros(1)
+    save_file(tensors, saved / "model.safetensors")
+    reseal(saved)
+    with pytest.raises(RegardError) as error:
+        folder.load(saved, CPU)
+    assert f"{name} is ({rows + 1}, {width}), the model has ({rows}, {width})" in str(error.value)
+    assert "surplus is not in the model" in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"not safetensors at all", (2**60).to_bytes(8, "little") + b"{}"])
+def test_weights_that_are_no_safetensors(saved: Path, content: bytes) -> None:
+    (saved / "model.safetensors").write_bytes(content)
+    reseal(saved)
+    with pytest.raises(RegardError, match="cannot read the weights"):
+        folder.load(saved, CPU)
+
+
+def test_weights_that_the_manifest_forgot(saved: Path) -> None:
+    (saved / "model.safetensors").unlink()
+    reseal(saved)
+    with pytest.raises(RegardError, match="cannot read the weights"):
+        folder.load(saved, CPU)
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda c: c["model"].update(d_modle=8), "d_modle.*did you mean 'model.d_model'"),
+        (lambda c: c["model"].update(d_model="wide"), "model.d_model"),
+        (lambda c: c["model"].update(n_heads=3), "n_heads"),
+        (lambda c: c["decode"].update(beams=2), "decode.beams.*did you mean 'decode.beam'"),
+        (lambda c: c.update(format=2), "format 2 .*reads format 1"),
+        (lambda c: c.update(architecture="mamba"), "architecture 'mamba'"),
+        (lambda c: c.pop("decode"), "KeyError: 'decode'"),
+        (lambda c: c.update(model=3), "not a model's configuration"),
+    ],
+)
+def test_configurations_that_are_refused(saved: Path, edit: Any, words: str) -> None:
+    change(saved, edit)
+    with pytest.raises(RegardError, match=words) as error:
+        folder.load(saved, CPU)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("config", [True, False])
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
+def test_pickles_are_refused(tmp_path: Path, name: str, config: bool) -> None:
+    """A Hugging Face folder of old, which a loader of pickles would run."""
+    torch.save({"w": torch.zeros(1)}, tmp_path / name)
+    if config:
+        (tmp_path / "config.json").write_text('{"model_type": "marian"}')
+    with pytest.raises(RegardError, match=rf"pickled \({name}\).*safetensors alone"):
+        folder.load(tmp_path, CPU)

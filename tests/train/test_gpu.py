@@ -1,0 +1,122 @@
+"""What only a GPU can show: the compiled, recorded step does what the plain one does."""
+
+import pytest
+import torch
+
+from regard.config import DecodeConfig, ModelConfig, TrainConfig
+from regard.data.batches import Batch
+from regard.decode.engine import decode
+from regard.models.transformer import Transformer
+from regard.text.tokenizer import EOS, PAD, SOS
+from regard.train.step import TrainingStep
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+SIZES = ModelConfig(preset="transformer-tiny", n_encoder_layers=2, n_decoder_layers=2, dropout=0.0, max_len=64)
+VOCAB = 200
+SHAPES = [(8, 16), (16, 8), (5, 24), (8, 16), (16, 8), (5, 24), (8, 16), (5, 24)]
+
+
+def model(**changes: object) -> Transformer:
+    torch.manual_seed(0)
+    values = {**vars(SIZES), "source_vocab": VOCAB, "target_vocab": VOCAB, **changes}
+    return Transformer(ModelConfig(**values)).cuda().train()  # type: ignore[arg-type]
+
+
+def batch(rows: int, width: int, seed: int) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(5, VOCAB, (3, rows, width), generator=generator)
+    source, target, labels = ids
+    source[:, -1] = EOS
+    source[0, width // 2 :] = PAD
+    target[:, 0] = SOS
+    labels[1, 3:] = PAD
+    return Batch(source, target, labels, int((labels != PAD).sum()))
+
+
+def run(compile: bool, dtype: torch.dtype = torch.float32, **config: object) -> tuple[TrainingStep, Transformer]:
+    net = model()
+    step = TrainingStep(net, TrainConfig(compile=compile, **config), torch.device("cuda"), dtype)  # type: ignore[arg-type]
+    for i, (rows, width) in enumerate(SHAPES):
+        step([batch(rows, width, i), batch(rows, width, 100 + i)], lr=1e-3)
+    return step, net
+
+
+@pytest.mark.parametrize("r_drop", [0.0, 5.0])
+def test_recorded_steps_equal_plain_ones(r_drop: float) -> None:
+    fast, fast_net = run(True, r_drop=r_drop)
+    plain, plain_net = run(False, r_drop=r_drop)
+    torch.testing.assert_close(fast.sums, plain.sums, rtol=1e-4, atol=1e-3)
+    for (name, a), b in zip(fast_net.named_parameters(), plain_net.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-3, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_bf16_learns_like_fp32() -> None:
+    low, _ = run(True, torch.bfloat16)
+    full, _ = run(False)
+    torch.testing.assert_close(low.sums, full.sums, rtol=2e-2, atol=1.0)
+
+
+def test_nothing_is_compiled_again_after_the_first_shapes() -> None:
+    from torch._dynamo.utils import counters
+
+    net = model()
+    step = TrainingStep(net, TrainConfig(), torch.device("cuda"), torch.bfloat16)
+    for i in range(3):
+        for rows, width in set(SHAPES):
+            step([batch(rows, width, i)], lr=1e-3)
+    compiled = counters["stats"]["unique_graphs"]
+    for i, (rows, width) in enumerate([*SHAPES, (9, 20), (7, 12)]):
+        step([batch(rows, width, i)], lr=1e-3)
+    assert counters["stats"]["unique_graphs"] == compiled
+
+
+def test_dropout_differs_between_replays() -> None:
+    net = model(dropout=0.5)
+    step = TrainingStep(net, TrainConfig(), torch.device("cuda"), torch.float32)
+    losses = []
+    for _ in range(6):
+        step([batch(8, 16, 0)], lr=0.0)
+        losses.append(step.sums[0].item())
+        step.sums.zero_()
+    assert len(set(losses)) == 6
+
+
+def test_a_bad_gradient_freezes_the_weights_before_it() -> None:
+    net = model()
+    step = TrainingStep(net, TrainConfig(), torch.device("cuda"), torch.float32)
+    for i in range(4):
+        step([batch(8, 16, i)], lr=1e-3)
+    assert step.updater.first_bad_step(10) is None
+    before = [p.detach().clone() for p in net.parameters()]
+    with torch.no_grad():
+        spoilt = next(net.parameters())
+        good = spoilt[7].clone()
+        spoilt[7] = torch.inf
+    bad = batch(8, 16, 9)
+    bad.source[:, 0] = 7
+    step([bad], lr=1e-3)
+    with torch.no_grad():
+        spoilt[7] = good
+    step([batch(8, 16, 10)], lr=1e-3)
+    assert step.updater.first_bad_step(10) == 15
+    for a, b in zip(before, net.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_decoding_on_the_gpu_says_what_the_cpu_says(beam: int) -> None:
+    net = model().eval()
+    torch.set_float32_matmul_precision("highest")
+    with torch.no_grad():
+        for p in net.parameters():
+            p.mul_(2.0)
+    generator = torch.Generator().manual_seed(3)
+    sources = [torch.randint(5, VOCAB, (n,), generator=generator).tolist() for n in (3, 9, 20, 1, 14)]
+    options = DecodeConfig(beam=beam, nbest=beam, max_len_a=1.0, max_len_b=5)
+    on_gpu = decode(net, sources, options, 64, torch.device("cuda"))
+    on_cpu = decode(net.cpu(), sources, options, 64, torch.device("cpu"))
+    assert [[h.tokens for h in hs] for hs in on_gpu] == [[h.tokens for h in hs] for hs in on_cpu]
