@@ -7,9 +7,9 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +53,10 @@ def _draft(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
-def remove_drafts(folder: Path) -> None:
-    """Clear away what killed processes left half-written in a folder that is now ours alone."""
-    for path in folder.glob(".*"):
-        if re.fullmatch(r"\..+\.\d+", path.name):
+def remove_drafts(folder: Path, *names: str) -> None:
+    """Clear away the drafts of `names` (patterns) that killed processes left in a folder which is now ours alone."""
+    for path in chain.from_iterable(folder.glob(f".{name}.*") for name in names):
+        if path.suffix[1:].isdecimal():
             remove(path)
 
 

@@ -148,12 +148,12 @@ def test_a_full_disk_leaves_the_old_folder(sealed: Path, nth: int, monkeypatch: 
 
 def test_drafts_of_killed_processes_are_removed_and_nothing_else(sealed: Path) -> None:
     folder = sealed.parent
-    for name in (".sealed.12", ".sealed.old.12", "x.12", ".lock", ".hidden"):
+    for name in (".sealed.12", ".sealed.old.12", ".sealed.toml", ".mine.12", "sealed.12"):
         (folder / name).mkdir()
         (folder / name / "file").write_text("")
     (folder / ".config.toml.7").write_text("half")
-    remove_drafts(folder)
-    assert names(folder) == [".hidden", ".lock", "sealed", "x.12"]
+    remove_drafts(folder, "seal*", "config.toml")
+    assert names(folder) == [".mine.12", ".sealed.toml", "sealed", "sealed.12"]
 
 
 # ---- damage ------------------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ class Checkpoints:
         """Remove every checkpoint but those in `keep`, and the drafts of saves that were killed."""
         for step in set(self.steps()) - set(keep):
             shutil.rmtree(self.path(step), ignore_errors=True)
-        remove_drafts(self.folder)
+        remove_drafts(self.folder, "step-*")
 
     def average(self, steps: list[int]) -> dict[str, Tensor]:
         """The mean of several checkpoints' weights, summed in fp64."""

@@ -43,7 +43,7 @@ def open_run(folder: Path, config: Config, overwrite: bool = False) -> Iterator[
     _check(config.train)
     rules.check(config.decode)
     with _locked(folder):
-        remove_drafts(folder)
+        remove_drafts(folder, "config.toml", "metrics.jsonl", "model")
         if overwrite:
             _empty(folder)
         path = folder / "config.toml"
