@@ -41,7 +41,7 @@ def make_config(values: dict[str, Any], dotted: Mapping[str, Any]) -> Config:
 
 
 def _train(config: Config, run: Path, *, overwrite: bool, quiet: bool) -> Path:
-    from regard.train.loop import train as run_training
+    from regard.training.loop import train as run_training
 
     return run_training(config, run, overwrite=overwrite, quiet=quiet)
 

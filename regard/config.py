@@ -144,10 +144,14 @@ CHOICES = {
     "decode.stop": ("likely", "proven"),
 }
 
-POSITIVE = {f"train.{name}" for name in ("steps", "batch_tokens", "accumulate", "keep", "average")} | {
+# Ranges: every number is at least 0, except these.
+SIGNED = {"decode.length_penalty"}
+AT_LEAST_ONE = {f"train.{name}" for name in ("steps", "batch_tokens", "accumulate", "average")} | {
     f"train.{name}_every" for name in ("log", "valid", "save")
 }
-SIGNED = {"decode.length_penalty"}  # every other number is at least 0
+BELOW_ONE = {"train.beta1", "train.beta2", "train.label_smoothing"} | {
+    f"model.{name}" for name in ("dropout", "attention_dropout", "ff_dropout")
+}
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -237,13 +241,24 @@ def _cast(value: Any, hint: Any, name: str) -> Any:
     except (TypeError, ValueError):
         kind = getattr(hint, "__name__", str(hint))
         raise RegardError(f"'{name}' must be of type {kind}, not {value!r}") from None
-    if name in CHOICES and cast not in CHOICES[name]:
-        raise RegardError(f"'{name}' must be one of {', '.join(CHOICES[name])}, not {value!r}")
-    if name in POSITIVE and cast < 1:
-        raise RegardError(f"'{name}' must be at least 1, not {value!r}")
-    if isinstance(cast, (int, float)) and not 0 <= cast < math.inf and name not in SIGNED:
-        raise RegardError(f"'{name}' must be a number from 0 up, not {value!r}")
+    wrong = _outside(cast, name)
+    if wrong:
+        raise RegardError(f"'{name}' must be {wrong}, not {value!r}")
     return cast
+
+
+def _outside(value: Any, name: str) -> str | None:
+    """The range a value should be in, if it is not."""
+    if name in CHOICES:
+        return None if value in CHOICES[name] else f"one of {', '.join(CHOICES[name])}"
+    if not isinstance(value, (int, float)) or name in SIGNED:
+        return None
+    if name in BELOW_ONE:
+        return None if 0 <= value < 1 else "from 0 to below 1"
+    if name == "train.lr" and value == 0:
+        return "above 0"
+    least = int(name in AT_LEAST_ONE)
+    return None if least <= value < math.inf else f"a number from {least} up"
 
 
 def _cast_to(value: Any, hint: Any) -> Any:

@@ -12,7 +12,7 @@ import torch
 
 import regard
 from regard.data.shards import cache_folder
-from regard.train.device import describe, peak_flops, pick_device, pick_precision
+from regard.training.device import describe, peak_flops, pick_device, pick_precision
 
 LIBRARIES = (
     "torch",

@@ -22,7 +22,7 @@ from regard.errors import RegardError
 from regard.files import damage, new_folder, read_json
 from regard.models.transformer import Transformer
 from regard.text.tokenizer import Tokenizer
-from regard.train.checkpoint import load_weights, weights_of
+from regard.training.checkpoint import load_weights, weights_of
 
 FORMAT = 1
 

@@ -13,7 +13,7 @@ from regard.config import DecodeConfig, build
 from regard.decode.engine import decode
 from regard.decode.rules import Hypothesis
 from regard.errors import RegardError
-from regard.train.device import pick_device
+from regard.training.device import pick_device
 
 
 @dataclass(frozen=True)

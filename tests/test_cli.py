@@ -64,7 +64,8 @@ def _stdin(content: bytes):
 
 
 def test_help_does_not_import_torch() -> None:
-    code = "import sys, regard.cli; from typer.testing import CliRunner; r = CliRunner().invoke(regard.cli.app, ['--help']); "
+    code = "import sys, regard.cli; from typer.testing import CliRunner; "
+    code += "r = CliRunner().invoke(regard.cli.app, ['--help']); "
     code += "assert r.exit_code == 0 and 'translate' in r.output; print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
@@ -102,7 +103,7 @@ def test_sampling_is_seeded(run: Path, capfd, monkeypatch) -> None:
 
 
 def test_evaluate_prints_scores_with_signatures_and_keeps_hypotheses(run: Path, capfd, monkeypatch) -> None:
-    code, out, err = call(capfd, monkeypatch, "evaluate", str(run))
+    code, out, _ = call(capfd, monkeypatch, "evaluate", str(run))
     assert code == 0
     assert "tok:13a" in out
     assert "chrF" in out

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
@@ -25,6 +25,7 @@ import numpy as np
 
 from regard.data.corpus import Corpus, Pair
 from regard.errors import RegardError
+from regard.files import sync
 
 FORMAT = 1  # raise it whenever the layout or the meaning of the files changes
 CHUNK = 4096  # pairs tokenised at a time: the memory `prepare` needs
@@ -110,6 +111,7 @@ class PairStore:
     source: TokenStore
     target: TokenStore
     report: FilterReport
+    key: str = ""  # of its content: the same key, the same tokens
 
     def __len__(self) -> int:
         return len(self.source)
@@ -139,7 +141,7 @@ def prepare(
     content = [FORMAT, corpus.fingerprint(), *(t.fingerprint() for t in tokenizers), asdict(filters)]
     folder = cache / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
     if store := _load(folder):
-        return store
+        return replace(store, key=folder.name)
     partial = folder.with_name(f"{folder.name}.partial-{secrets.token_hex(4)}")
     try:
         with _disk_errors(cache):
@@ -150,13 +152,13 @@ def prepare(
             store = _load(partial)
             with suppress(OSError):  # the name is taken: another process was first
                 partial.rename(folder)
-                _sync(cache)
+                sync(cache)
         store = _load(folder) or store
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     if store is None:
         raise RegardError(f"what was written to {cache} cannot be read back; check the disk or set REGARD_CACHE")
-    return store
+    return replace(store, key=folder.name)
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------
@@ -211,20 +213,11 @@ def _write(
     sides = {side: writer.meta() for side, writer in zip(SIDES, writers, strict=True)}
     (folder / "meta.json").write_text(json.dumps({"report": asdict(report), "sides": sides}, indent=2) + "\n")
     for path in (*folder.iterdir(), folder):
-        _sync(path)
+        sync(path)
 
 
 def _chunks(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
     return iter(lambda: list(islice(pairs, CHUNK)), [])
-
-
-def _sync(path: Path) -> None:
-    """Make a file's contents, or the names in a folder, survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

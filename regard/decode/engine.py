@@ -49,9 +49,7 @@ def decode_batch(
     limits = length_limits((source != PAD).sum(1), options, max_len)
     if options.temperature == 0 and options.beam > 1:
         return beam_search(model, source, limits, options)
-    if options.nbest == 1:
-        return [[h] for h in sample(model, source, limits, [options.seed + i for i in rows], options)]
-    n = options.nbest  # that many samples of each sentence
+    n = options.nbest  # samples of each sentence
     seeds = [(options.seed + i) * n + j for i in rows for j in range(n)]
     flat = sample(model, source.repeat_interleave(n, 0), limits.repeat_interleave(n), seeds, options)
     ranked = (sorted(flat[i : i + n], key=lambda h: -h.score) for i in range(0, len(flat), n))

@@ -9,10 +9,10 @@ import torch
 from regard.data.batches import Batches
 from regard.data.shards import PairStore
 from regard.models.transformer import Transformer
-from regard.train.device import autocast
-from regard.train.objective import TranslationObjective
+from regard.training.device import autocast
+from regard.training.objective import TranslationObjective
 
-BATCH_TOKENS = 8192
+BATCH_TOKENS = 4096
 
 
 @torch.inference_mode()

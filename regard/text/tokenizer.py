@@ -16,7 +16,6 @@ What comes back from `decode(encode(text))`:
 """
 
 import hashlib
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from tokenizers import decoders
 
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
+from regard.files import write_text
 from regard.text.vocabulary import (
     EOS,
     KINDS,
@@ -73,13 +73,7 @@ class Tokenizer:
 
     def save(self, path: Path) -> None:
         """Write a tokenizer.json in the format of the `tokenizers` library; the file appears whole or not at all."""
-        path = Path(path)
-        partial = path.with_name(path.name + ".partial")
-        try:
-            partial.write_text(self._backend.to_str(pretty=True), encoding="utf-8")
-            os.replace(partial, path)
-        except OSError as error:
-            raise RegardError(f"cannot write the tokenizer {path}: {error}") from error
+        write_text(Path(path), self._backend.to_str(pretty=True))
 
     def encode(self, text: str) -> list[int]:
         """The ids of one text, without any special token but `<unk>`."""

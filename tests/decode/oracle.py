@@ -61,6 +61,7 @@ def random_table(seed: int, words: int, end: float = 0.0, spread: float = 1.5) -
     @cache
     def table(name: int, said: Prefix) -> np.ndarray:
         logits = np.random.default_rng([seed, name, *said]).normal(size=FIRST_WORD + words) * spread
+        logits[list(BANNED)] -= 2.0  # never said, they only take their share
         logits[EOS] += end
         return log_softmax(logits)
 
@@ -133,7 +134,15 @@ def tiny_transformer(seed: int, end: float = 2.0, **sizes: object) -> Transforme
     Norms of any sign keep it from repeating its last word (tied embeddings like to), embeddings of one size keep any word
     from winning always, and the last norm leans towards the end token by `end`.
     """
-    chosen = {"n_encoder_layers": 2, "n_decoder_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 32, "max_len": 64, **sizes}
+    chosen = {
+        "n_encoder_layers": 2,
+        "n_decoder_layers": 2,
+        "d_model": 16,
+        "n_heads": 2,
+        "d_ff": 32,
+        "max_len": 64,
+        **sizes,
+    }
     config = ModelConfig(source_vocab=VOCAB, target_vocab=VOCAB, dropout=0.0, **chosen)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(seed)
     model = Transformer(config).eval()

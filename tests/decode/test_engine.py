@@ -128,6 +128,7 @@ def assert_same(found: list[Hypothesis], expected: list[Hypothesis]) -> None:
 def test_alone_or_in_company(way: dict) -> None:
     """Thirty ragged sources: each alone, and all in one batch, in batches of a few, and one by one."""
     model, sources = tiny_transformer(0), random_sources(3, 30)
+    way = {**way, "max_len_a": 1, "max_len_b": 5}
     together = run(model, sources, **way)
     assert len({tuple(ranked[0].tokens) for ranked in together}) > 10
     for batch_tokens in (150, 1):
@@ -179,7 +180,9 @@ class Echo:
             self.source = self.source[sentences]
 
 
-@pytest.mark.parametrize("way", [{"beam": 1}, {"beam": 3}, {"temperature": 0.1}, {"temperature": 0.1, "nbest": 2}], ids=str)
+@pytest.mark.parametrize(
+    "way", [{"beam": 1}, {"beam": 3}, {"temperature": 0.1}, {"temperature": 0.1, "nbest": 2}], ids=str
+)
 @pytest.mark.parametrize("batch_tokens", [1, 60, 10**6])
 def test_order_progress_and_batches(way: dict, batch_tokens: int) -> None:
     sources = [*random_sources(4, 40), []]
@@ -213,7 +216,9 @@ def test_limits(way: dict, a: float, b: int, min_len: int) -> None:
     """At most a * source + b tokens with the end token (but room for min_len and an end), and no more than positions."""
     model, sources = tiny_transformer(0, max_len=16), random_sources(5, 30)
     seen = set()
-    for source, ranked in zip(sources, run(model, sources, max_len_a=a, max_len_b=b, min_len=min_len, **way), strict=True):
+    for source, ranked in zip(
+        sources, run(model, sources, max_len_a=a, max_len_b=b, min_len=min_len, **way), strict=True
+    ):
         limit = min(max(int(a * (len(source) + 1) + b), min_len + 1), 16)
         for h in ranked:
             assert len(h.tokens) >= min_len

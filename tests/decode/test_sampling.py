@@ -30,7 +30,9 @@ from regard.text.tokenizer import EOS
 CPU = torch.device("cpu")
 
 
-def draw(model: object, source: list[int], limit: int, count: int, seed: int = 0, **options: object) -> list[Hypothesis]:
+def draw(
+    model: object, source: list[int], limit: int, count: int, seed: int = 0, **options: object
+) -> list[Hypothesis]:
     """`count` samples of one source, each with a seed of its own."""
     chosen = DecodeConfig(**{"temperature": 1.0, **options})  # type: ignore[arg-type]
     seeds = list(range(seed, seed + count))
@@ -107,7 +109,9 @@ def test_all_equally_likely() -> None:
 # --- frequencies -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.5, 0, 1.0), (2.0, 3, 1.0), (1.3, 0, 0.7)])
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.5, 0, 1.0), (2.0, 3, 1.0), (1.3, 0, 0.7)]
+)
 def test_one_token_has_the_frequency_of_its_probability(temperature: float, top_k: int, top_p: float) -> None:
     n = 4000
     log_p = np.log(np.array([0.0, 0.3, 0.05, 0.25, 0.2, 0.1, 0.1]), where=np.arange(7) > 0, out=np.full(7, -np.inf))

@@ -316,7 +316,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
         with pytest.raises(RegardError, match="cannot read"):
             Tokenizer.load(path)
     with pytest.raises(RegardError, match="cannot write"):
-        trained("bpe").save(tmp_path / "no folder" / "t.json")
+        trained("bpe").save(tmp_path / "t.json" / "below a file.json")
 
 
 def altered(path: Path, **changes: object) -> Path:

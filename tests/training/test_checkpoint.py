@@ -20,7 +20,7 @@ from torch import nn
 from regard.data.batches import Cursor
 from regard.errors import RegardError
 from regard.files import MANIFEST
-from regard.train.checkpoint import Checkpoints, Progress, load_weights, weights_of
+from regard.training.checkpoint import Checkpoints, Progress, load_weights, weights_of
 
 FILES = ["model.safetensors", "optimizer.safetensors", "state.json", MANIFEST]
 
@@ -179,8 +179,8 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from helpers import tiny
 from regard.errors import RegardError
-from regard.train.checkpoint import Checkpoints
-from regard.train.loop import train
+from regard.training.checkpoint import Checkpoints
+from regard.training.loop import train
 folder = Path(sys.argv[2])
 changes = {"train.save_every": 1, "train.keep": 100}
 try:

@@ -49,6 +49,8 @@ def set_up(config: TrainConfig) -> tuple[torch.device, torch.dtype]:
     torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
+        # cuDNN's attention sometimes returns NaN gradients under a mask in bf16 (seen with cuDNN 9.19, torch 2.11).
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return device, pick_precision(config.precision, device)
 
 

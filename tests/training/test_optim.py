@@ -12,8 +12,8 @@ from regard.config import ModelConfig, TrainConfig
 from regard.data.batches import Batch
 from regard.models.transformer import Transformer
 from regard.text.tokenizer import EOS, PAD, SOS
-from regard.train.optim import Updater, make_optimizer
-from regard.train.step import TrainingStep
+from regard.training.optim import Updater, make_optimizer
+from regard.training.step import TrainingStep
 
 SIZES = {"n_encoder_layers": 1, "n_decoder_layers": 1, "d_model": 8, "n_heads": 2, "d_ff": 16, "max_len": 16}
 

@@ -17,6 +17,8 @@ class TranslationObjective(nn.Module):
     Smoothing by e puts e/V of the probability on each piece of the vocabulary and the rest on the right one.
     """
 
+    passes = 1  # through the model, for each batch
+
     def __init__(self, model: nn.Module, label_smoothing: float) -> None:
         super().__init__()
         self.model, self.label_smoothing = model, label_smoothing
@@ -44,6 +46,8 @@ class RDropObjective(TranslationObjective):
     loss = mean of the two smoothed losses + weight/2 * (KL(p||q) + KL(q||p))/2. Strong medicine for small corpora, at twice
     the work a step.
     """
+
+    passes = 2
 
     def __init__(self, model: nn.Module, label_smoothing: float, weight: float) -> None:
         super().__init__(model, label_smoothing)

@@ -19,13 +19,13 @@ from safetensors.torch import load_file
 
 from regard.errors import RegardError
 from regard.signals import StopRequest
-from regard.train import loop
-from regard.train.checkpoint import Checkpoints, weights_of
-from regard.train.loop import Trainer
-from regard.train.optim import Updater
-from regard.train.setup import prepare_job
-from regard.train.step import TrainingStep
-from regard.train.validate import Validation, Validator
+from regard.training import loop
+from regard.training.checkpoint import Checkpoints, weights_of
+from regard.training.loop import Trainer
+from regard.training.optim import Updater
+from regard.training.setup import prepare_job
+from regard.training.step import TrainingStep
+from regard.training.validate import Validation, Validator
 
 
 @pytest.fixture(scope="module")
@@ -288,10 +288,10 @@ def test_numbers_that_mean_nothing(run: Path, name: str, value: float) -> None:
 
 def test_sentences_beyond_the_positions_are_counted_out(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Words have at most 7 tokens with the mark of their beginning, and an end: 8 positions are enough, 7 are not."""
-    fit(run.parent / f"{run.name}-8", **{"model.max_len": 8, "train.steps": 1})
+    fit(run.parent / f"{run.name}-8", quiet=False, **{"model.max_len": 8, "train.steps": 1})
     assert "longer than 7 tokens 0" in capsys.readouterr().err
     with pytest.raises(RegardError, match=r"validation pairs are longer than model.max_len 7"):
-        fit(run.parent / f"{run.name}-7", **{"model.max_len": 7, "train.steps": 1})
+        fit(run.parent / f"{run.name}-7", quiet=False, **{"model.max_len": 7, "train.steps": 1})
     assert "longer than 6 tokens 24" in capsys.readouterr().err
 
 

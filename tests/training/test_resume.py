@@ -28,9 +28,9 @@ from regard import config as configs
 from regard.errors import RegardError
 from regard.files import read_json
 from regard.signals import Interrupted
-from regard.train import validate
-from regard.train.checkpoint import Checkpoints
-from regard.train.loop import train
+from regard.training import validate
+from regard.training.checkpoint import Checkpoints
+from regard.training.loop import train
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +243,7 @@ def test_a_damaged_checkpoint_costs_time_and_nothing_else(
     file = run / "checkpoints" / "step-00000010" / "optimizer.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     capsys.readouterr()
-    fit(run)
+    fit(run, quiet=False)
     said = capsys.readouterr().err
     assert "step-00000010 is damaged (optimizer.safetensors does not match its checksum): falling back" in said
     assert "resuming at step 9" in said
@@ -257,3 +257,17 @@ def test_only_damaged_checkpoints_start_over(run: Path, reference: Path, capsys:
     fit(run)
     assert "starting from the beginning" in capsys.readouterr().err
     assert_same_run(run, reference)
+
+
+def test_changed_training_data_is_refused_and_moved_data_is_not(run: Path) -> None:
+    fit_until(run, 5)
+    config = tiny(run.parent)
+    corpus = Path(config.data.root) / config.data.train[0]
+    before = corpus.read_text()
+    corpus.write_text(before.replace("a", "b", 1))
+    try:
+        with pytest.raises(RegardError, match="the training data, as tokenised, is not what"):
+            fit(run)
+    finally:
+        corpus.write_text(before)
+    fit(run)

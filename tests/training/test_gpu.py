@@ -6,9 +6,11 @@ import torch
 from regard.config import DecodeConfig, ModelConfig, TrainConfig
 from regard.data.batches import Batch
 from regard.decode.engine import decode
+from regard.layers.attend import Plan, sdpa
 from regard.models.transformer import Transformer
 from regard.text.tokenizer import EOS, PAD, SOS
-from regard.train.step import TrainingStep
+from regard.training.device import set_up
+from regard.training.step import TrainingStep
 
 pytestmark = [
     pytest.mark.gpu,
@@ -60,18 +62,19 @@ def test_bf16_learns_like_fp32() -> None:
     torch.testing.assert_close(low.sums, full.sums, rtol=2e-2, atol=1.0)
 
 
-def test_nothing_is_compiled_again_after_the_first_shapes() -> None:
+def test_nothing_is_compiled_again_once_its_shape_was_seen() -> None:
     from torch._dynamo.utils import counters
 
     net = model()
     step = TrainingStep(net, TrainConfig(), torch.device("cuda"), torch.bfloat16)
-    for i in range(3):
-        for rows, width in set(SHAPES):
-            step([batch(rows, width, i)], lr=1e-3)
+    for i, (rows, width) in enumerate(SHAPES):
+        step([batch(rows, width, i)], lr=1e-3)
     compiled = counters["stats"]["unique_graphs"]
-    for i, (rows, width) in enumerate([*SHAPES, (9, 20), (7, 12)]):
+    assert compiled > 0
+    for i, (rows, width) in enumerate(SHAPES):
         step([batch(rows, width, i)], lr=1e-3)
     assert counters["stats"]["unique_graphs"] == compiled
+    assert len(step.accumulate.graphs) == len(set(SHAPES))  # type: ignore[attr-defined]
 
 
 def test_dropout_differs_between_replays() -> None:
@@ -120,3 +123,16 @@ def test_decoding_on_the_gpu_says_what_the_cpu_says(beam: int) -> None:
     on_gpu = decode(net, sources, options, 64, torch.device("cuda"))
     on_cpu = decode(net.cpu(), sources, options, 64, torch.device("cpu"))
     assert [[h.tokens for h in hs] for hs in on_gpu] == [[h.tokens for h in hs] for hs in on_cpu]
+
+
+def test_gradients_under_a_mask_are_finite() -> None:
+    """cuDNN's attention returned NaN gradients for long rows of padding; `set_up` takes it out of the choice."""
+    set_up(TrainConfig(device="cuda"))
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    torch.manual_seed(0)
+    mask = torch.arange(64, device="cuda") < torch.randint(2, 64, (128, 1), device="cuda")  # (B, S)
+    q, k, v = (8 * torch.randn(128, 4, 64, 32, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    for x in (q, k, v):
+        x.requires_grad_()
+    Plan(sdpa, mask=mask[:, None, None])(q, k, v, 0.1).square().mean().backward()
+    assert all(x.grad is not None and x.grad.isfinite().all() for x in (q, k, v))

@@ -18,20 +18,20 @@ from regard.data.batches import Batch, Batches, Cursor, ahead
 from regard.errors import RegardError
 from regard.models.cost import training_flops
 from regard.signals import Interrupted, StopRequest
-from regard.train import device as devices
-from regard.train.card import model_card
-from regard.train.checkpoint import Checkpoints, Progress, load_weights
-from regard.train.log import Metrics, Screen, say
-from regard.train.schedule import learning_rate
-from regard.train.setup import Job, open_run, prepare_job
-from regard.train.step import TrainingStep
-from regard.train.validate import Validation, Validator
+from regard.training import device as devices
+from regard.training.card import model_card
+from regard.training.checkpoint import Checkpoints, Progress, load_weights
+from regard.training.log import Metrics, Screen, say
+from regard.training.schedule import learning_rate
+from regard.training.setup import Job, open_run, prepare_job
+from regard.training.step import TrainingStep
+from regard.training.validate import Validation, Validator
 
 
 def train(config: Config, run: Path, *, overwrite: bool = False, quiet: bool = False) -> Path:
     """Train a run from where it stands to its end; returns its folder."""
     with open_run(run, config, overwrite):
-        trainer = Trainer(prepare_job(run, config), quiet)
+        trainer = Trainer(prepare_job(run, config, tell=_silence if quiet else say), quiet)
         try:
             with StopRequest() as stop:
                 trainer.run(stop)
@@ -43,6 +43,7 @@ def train(config: Config, run: Path, *, overwrite: bool = False, quiet: bool = F
 class Trainer:
     def __init__(self, job: Job, quiet: bool = False) -> None:
         self.job, self.config = job, job.config.train
+        self.tell = _silence if quiet else say
         self.device, self.dtype = devices.set_up(self.config)
         self.model = job.model.to(self.device).train()
         self.step = TrainingStep(self.model, self.config, self.device, self.dtype)
@@ -60,9 +61,14 @@ class Trainer:
     def _resume(self) -> Progress:
         step = self.checkpoints.newest(warn=say)
         if step is None:
-            return Progress()
+            return Progress(data=self.job.train.key)
         progress = self.checkpoints.load(step, self.model, self.step.updater.optimizer)
-        say(f"resuming at step {step}: epoch {progress.cursor.epoch + 1}, batch {progress.cursor.batch}")
+        if progress.data != self.job.train.key:
+            raise RegardError(
+                f"the training data, as tokenised, is not what {self.job.folder} began with: "
+                f"put the old files back, or start over with --overwrite"
+            )
+        self.tell(f"resuming at step {step}: epoch {progress.cursor.epoch + 1}, batch {progress.cursor.batch}")
         return progress
 
     # ---- the loop -------------------------------------------------------------------------------------------------
@@ -131,7 +137,7 @@ class Trainer:
         peak = devices.peak_flops(self.device)
         if peak:
             rows, width = batch.source.shape
-            flops = training_flops(self.model.config, rows, width, batch.target.shape[1])
+            flops = self.step.objective.passes * training_flops(self.model.config, rows, width, batch.target.shape[1])
             times["mfu"] = speed / batch.tokens * flops / peak
             status += f"  MFU {times['mfu']:.1%}"
         self.metrics.write("train", progress.step, **values, **times)
@@ -252,6 +258,10 @@ class Trainer:
     def close(self) -> None:
         self.screen.close()
         self.metrics.close()
+
+
+def _silence(text: str) -> None:
+    pass
 
 
 def _due(step: int, every: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from regard import config as configs
-from regard.config import Config, TrainConfig
+from regard.config import Config
 from regard.data.corpus import Corpus
 from regard.data.shards import Filters, PairStore, cache_folder, prepare
 from regard.decode import rules
@@ -21,7 +21,7 @@ from regard.files import disk_errors, remove, remove_drafts, write_text
 from regard.folder import Tokenizers
 from regard.models.transformer import Transformer, resolve
 from regard.text.tokenizer import Tokenizer
-from regard.train.log import say
+from regard.training.log import say
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,6 @@ class Job:
 @contextlib.contextmanager
 def open_run(folder: Path, config: Config, overwrite: bool = False) -> Iterator[None]:
     """Hold the run folder for this process; its config.toml must agree with `config`, or be new."""
-    _check(config.train)
     rules.check(config.decode)
     with _locked(folder):
         remove_drafts(folder, "config.toml", "metrics.jsonl", "model")
@@ -77,23 +76,10 @@ def _empty(folder: Path) -> None:
         remove(held[name])
 
 
-def _check(config: TrainConfig) -> None:
-    """Refuse numbers that mean nothing."""
-    least = {"steps": 1, "batch_tokens": 1, "accumulate": 1, "log_every": 1, "valid_every": 1, "save_every": 1}
-    least |= {"average": 1, "keep": 0, "warmup": 0, "weight_decay": 0, "clip": 0, "patience": 0, "threads": 0}
-    for name, minimum in least.items():
-        if not getattr(config, name) >= minimum:
-            raise RegardError(f"train.{name} must be at least {minimum}, not {getattr(config, name)}")
-    for name in ("beta1", "beta2", "label_smoothing"):
-        if not 0 <= getattr(config, name) < 1:
-            raise RegardError(f"train.{name} must be from 0 to below 1, not {getattr(config, name)}")
-    if not 0 < config.lr < float("inf"):
-        raise RegardError(f"train.lr must be above 0, not {config.lr}")
-
-
 def _check_same(folder: Path, old: Config, new: Config) -> None:
     """A run goes on only as what it was; how long it trains and what it shows may change."""
-    free = ("train.steps", "train.patience", "train.samples", "train.device", "train.keep", "train.threads", "decode.")
+    free: tuple[str, ...] = ("data.root", "data.test", "decode.", "train.steps", "train.patience", "train.samples")
+    free += ("train.keep", "train.device", "train.threads")
     changed = [name for name in configs.differences(old, new) if not name.startswith(free)]
     if changed:
         raise RegardError(
@@ -102,15 +88,15 @@ def _check_same(folder: Path, old: Config, new: Config) -> None:
         )
 
 
-def prepare_job(folder: Path, config: Config) -> Job:
+def prepare_job(folder: Path, config: Config, tell: Callable[[str], None] = say) -> Job:
     config = replace(config, model=resolve(replace(config.model, source_vocab=0, target_vocab=0)))
     corpora = {split: corpus_of(config, split) for split in ("train", "valid")}
-    tokenizers = _tokenizers(folder, config, corpora["train"])
+    tokenizers = _tokenizers(folder, config, corpora["train"], tell)
     valid_pairs = list(corpora["valid"].pairs())
     longest = config.model.max_len - 1  # and the end token
     filters = Filters(min(config.data.max_len, longest), config.data.max_ratio)
-    train = _store(corpora["train"], tokenizers, filters, "training")
-    valid = _store(corpora["valid"], tokenizers, Filters(longest), "validation")
+    train = _store(corpora["train"], tokenizers, filters, "training", tell)
+    valid = _store(corpora["valid"], tokenizers, Filters(longest), "validation", tell)
     if valid.report.too_long:
         raise RegardError(
             f"{valid.report.too_long} validation pairs are longer than model.max_len {config.model.max_len} allows: "
@@ -130,12 +116,12 @@ def corpus_of(config: Config, split: str) -> Corpus:
     return Corpus(specs, data.source, data.target, Path(data.root), split)
 
 
-def _tokenizers(folder: Path, config: Config, corpus: Corpus) -> Tokenizers:
+def _tokenizers(folder: Path, config: Config, corpus: Corpus, tell: Callable[[str], None]) -> Tokenizers:
     """Those in the run folder, or new ones trained on the training corpus."""
     names = ["tokenizer.json"] if config.tokenizer.joint else ["tokenizer.source.json", "tokenizer.target.json"]
     if all((folder / name).exists() for name in names):  # one of two is what a killed run left
         return Tokenizers.load(folder)
-    say(f"training a {config.tokenizer.kind} tokenizer of {config.tokenizer.vocab_size:,} pieces")
+    tell(f"training a {config.tokenizer.kind} tokenizer of {config.tokenizer.vocab_size:,} pieces")
     if config.tokenizer.joint:
         joint = Tokenizer.train(chain.from_iterable(corpus.pairs()), config.tokenizer)
         tokenizers = Tokenizers(joint, joint)
@@ -148,7 +134,9 @@ def _tokenizers(folder: Path, config: Config, corpus: Corpus) -> Tokenizers:
     return tokenizers
 
 
-def _store(corpus: Corpus, tokenizers: Tokenizers, filters: Filters, what: str) -> PairStore:
+def _store(
+    corpus: Corpus, tokenizers: Tokenizers, filters: Filters, what: str, tell: Callable[[str], None]
+) -> PairStore:
     store = prepare(corpus, tokenizers.source, tokenizers.target, filters, cache_folder())
-    say(f"{what} data: {store.report.describe()}")
+    tell(f"{what} data: {store.report.describe()}")
     return store

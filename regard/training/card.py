@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from regard.train.checkpoint import Progress
-from regard.train.setup import Job
+from regard.training.checkpoint import Progress
+from regard.training.setup import Job
 
 if TYPE_CHECKING:
-    from regard.train.validate import Validation
+    from regard.training.validate import Validation
 
 
 def model_card(job: Job, result: Validation, steps: list[int], progress: Progress) -> str:

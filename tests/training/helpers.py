@@ -24,9 +24,9 @@ from regard.api import make_config
 from regard.config import Config
 from regard.files import read_json
 from regard.signals import Interrupted
-from regard.train.log import TIMES
-from regard.train.loop import train
-from regard.train.step import TrainingStep
+from regard.training.log import TIMES
+from regard.training.loop import train
+from regard.training.step import TrainingStep
 
 STEPS_PER_EPOCH = 4
 
@@ -56,9 +56,9 @@ def tiny(folder: Path, **changes: Any) -> Config:
     return make_config(values, changes)
 
 
-def fit(run: Path, **changes: Any) -> Path:
+def fit(run: Path, quiet: bool = True, **changes: Any) -> Path:
     """Train the tiny run in `run`, whose parent holds the corpus."""
-    return train(tiny(run.parent, **changes), run, quiet=True)
+    return train(tiny(run.parent, **changes), run, quiet=quiet)
 
 
 @contextmanager

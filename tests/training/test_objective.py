@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.config import TrainConfig
 from regard.data.batches import Batch
 from regard.text.tokenizer import PAD
-from regard.train.objective import RDropObjective, TranslationObjective, make_objective
+from regard.training.objective import RDropObjective, TranslationObjective, make_objective
 
 
 def objective(smoothing: float) -> TranslationObjective:

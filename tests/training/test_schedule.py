@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.config import CHOICES, TrainConfig
-from regard.train.schedule import learning_rate
+from regard.training.schedule import learning_rate
 
 SCHEDULES = CHOICES["train.schedule"]
 every = pytest.mark.parametrize("schedule", SCHEDULES)

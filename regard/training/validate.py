@@ -13,7 +13,7 @@ from regard.decode.engine import decode
 from regard.evaluate.likelihood import negative_log_likelihood
 from regard.evaluate.translation import corpus_bleu, perplexity
 from regard.models.transformer import Transformer
-from regard.train.setup import Job
+from regard.training.setup import Job
 
 
 @dataclass(frozen=True)

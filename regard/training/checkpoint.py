@@ -37,6 +37,7 @@ class Progress:
     tokens: int = 0  # scored target tokens so far
     seconds: float = 0.0  # of training so far
     running: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  # loss, nll, tokens since the last log line
+    data: str = ""  # the key of the tokenised training data
 
     @classmethod
     def from_dict(cls, values: dict) -> Progress:
@@ -58,6 +59,7 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> N
         for name in own.keys() & tensors.keys()
         if own[name].shape != tensors[name].shape
     ]
+    wrong += [f"{name} holds numbers that are not finite" for name, x in tensors.items() if not x.isfinite().all()]
     if wrong:
         shown = "; ".join(sorted(wrong)[:4]) + (f"; and {len(wrong) - 4} more" if len(wrong) > 4 else "")
         raise RegardError(f"the weights in {where} do not fit this model (another vocabulary or size?): {shown}")

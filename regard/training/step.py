@@ -17,9 +17,9 @@ from regard.config import TrainConfig
 from regard.data.batches import Batch
 from regard.models.transformer import Transformer
 from regard.text.tokenizer import PAD
-from regard.train.device import autocast
-from regard.train.objective import TranslationObjective, make_objective
-from regard.train.optim import Updater
+from regard.training.device import autocast
+from regard.training.objective import TranslationObjective, make_objective
+from regard.training.optim import Updater
 
 
 class TrainingStep:
