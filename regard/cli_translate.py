@@ -5,13 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.progress import Progress
 
 from regard import config as configs
 from regard.cli import stdin_lines
@@ -19,6 +14,7 @@ from regard.data.corpus import Corpus, read_lines
 from regard.errors import RegardError
 from regard.evaluate.report import evaluate, save_hypotheses
 from regard.files import write_text
+from regard.progress import progress_bar
 from regard.translator import Translation, load
 
 
@@ -93,12 +89,3 @@ def _test_corpus(run: Path, data: str | None, root: Path | None) -> tuple[tuple[
     if not specs:
         raise RegardError(f"{run} names no test corpus: give one with --data, such as --data 'test.{{lang}}.xz'")
     return specs, root or Path(settings.root if not data or recipe.exists() else ".")
-
-
-@contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr where a person watches; silence elsewhere."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda done: bar.update(task, advance=done)

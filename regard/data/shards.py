@@ -130,9 +130,9 @@ def prepare(
     target_tokenizer: Encoder,
     filters: Filters,
     cache: Path,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> PairStore:
-    """The corpus as token ids, from the cache where it holds the same content; `progress` gets the pairs read so far.
+    """The corpus as token ids, from the cache if it has the same content; `progress` hears how many more pairs are done.
 
     Processes that prepare the same thing at once each do the work, and the first to finish keeps the name. A store is
     mapped before it is renamed, so nothing another process does to the names can take its data away.
@@ -194,7 +194,7 @@ def _write(
     corpus: Corpus,
     tokenizers: tuple[Encoder, Encoder],
     filters: Filters,
-    progress: Callable[[int], None] | None,
+    progress: Callable[[int], None],
 ) -> None:
     writers = [_Writer(folder, side, len(tokenizer)) for side, tokenizer in zip(SIDES, tokenizers, strict=True)]
     counts: Counter[str] = Counter()
@@ -204,8 +204,7 @@ def _write(
         counts.update(verdicts)
         for writer, sequences in zip(writers, encoded, strict=True):
             writer.add([ids for ids, verdict in zip(sequences, verdicts, strict=True) if verdict == "kept"])
-        if progress:
-            progress(counts.total())
+        progress(len(pairs))
     report = FilterReport(filters, **counts)
     if not report.kept:
         what = f"no pair of {', '.join(corpus.specs)} is left to use ({report.describe()})"

@@ -20,6 +20,7 @@ from regard.errors import RegardError
 from regard.files import disk_errors, remove, remove_drafts, write_text
 from regard.folder import Tokenizers
 from regard.models.transformer import Transformer, resolve
+from regard.progress import counted, progress_bar
 from regard.text.tokenizer import Tokenizer
 from regard.training.log import say
 
@@ -122,14 +123,15 @@ def _tokenizers(folder: Path, config: Config, corpus: Corpus, tell: Callable[[st
     if all((folder / name).exists() for name in names):  # one of two is what a killed run left
         return Tokenizers.load(folder)
     tell(f"training a {config.tokenizer.kind} tokenizer of {config.tokenizer.vocab_size:,} pieces")
-    if config.tokenizer.joint:
-        joint = Tokenizer.train(chain.from_iterable(corpus.pairs()), config.tokenizer)
-        tokenizers = Tokenizers(joint, joint)
-    else:
-        tokenizers = Tokenizers(
-            Tokenizer.train((source for source, _ in corpus.pairs()), config.tokenizer),
-            Tokenizer.train((target for _, target in corpus.pairs()), config.tokenizer),
-        )
+    with progress_bar("reading pairs") as advance:
+        if config.tokenizer.joint:
+            joint = Tokenizer.train(chain.from_iterable(counted(corpus.pairs(), advance)), config.tokenizer)
+            tokenizers = Tokenizers(joint, joint)
+        else:
+            tokenizers = Tokenizers(
+                Tokenizer.train((source for source, _ in counted(corpus.pairs(), advance)), config.tokenizer),
+                Tokenizer.train((target for _, target in counted(corpus.pairs(), advance)), config.tokenizer),
+            )
     tokenizers.save(folder)
     return tokenizers
 
@@ -137,6 +139,7 @@ def _tokenizers(folder: Path, config: Config, corpus: Corpus, tell: Callable[[st
 def _store(
     corpus: Corpus, tokenizers: Tokenizers, filters: Filters, what: str, tell: Callable[[str], None]
 ) -> PairStore:
-    store = prepare(corpus, tokenizers.source, tokenizers.target, filters, cache_folder())
+    with progress_bar("tokenising pairs") as advance:
+        store = prepare(corpus, tokenizers.source, tokenizers.target, filters, cache_folder(), advance)
     tell(f"{what} data: {store.report.describe()}")
     return store
