@@ -8,7 +8,7 @@ RUN    := $(BIN)/regard
 
 # The main job on embedded data: train a small English-German Transformer, score it, translate with it.
 demo: $(VENV)/.run
-	$(RUN) train recipes/toy-en-de.toml
+	$(RUN) train recipes/toy-en-de.toml --overwrite
 	$(RUN) evaluate runs/toy-en-de
 	$(RUN) translate --model runs/toy-en-de "I ate an apple."
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +28,6 @@ app = typer.Typer(
 tokenizer_app = typer.Typer(help="Train and try tokenizers.", no_args_is_help=True)
 app.add_typer(tokenizer_app, name="tokenizer")
 
-OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object (a line each for translations).")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
@@ -52,10 +52,11 @@ def root(
         os.environ["REGARD_DEBUG"] = "1"
 
 
-@app.command(context_settings=OVERRIDES)
+@app.command()
 def train(
     context: typer.Context,
     recipe: Annotated[Path, typer.Argument(help="A TOML recipe, such as recipes/toy-en-de.toml.")],
+    name: Annotated[str | None, typer.Option(help="Name of the run; by default the recipe's.")] = None,
     run: Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/NAME.")] = None,
     overwrite: Annotated[bool, typer.Option(help="Delete the run first if it exists.")] = False,
     quiet: Quiet = False,
@@ -66,19 +67,20 @@ def train(
     """
     from regard import api
 
-    print(api.train(recipe, run, overwrite=overwrite, quiet=quiet, **overrides(context.args)))
+    settings = context.obj | ({"name": name} if name else {})
+    print(api.train(recipe, run, settings=settings, overwrite=overwrite, quiet=quiet))
 
 
-@app.command(context_settings=OVERRIDES)
+@app.command()
 def resume(
     context: typer.Context,
     run: Annotated[Path, typer.Argument(help="Folder of a run, such as runs/toy-en-de.")],
     quiet: Quiet = False,
 ) -> None:
-    """Go on with a run from its newest valid checkpoint, exactly. --train.steps N makes it longer."""
+    """Go on with a run from its newest valid checkpoint, exactly; --train.steps N makes it longer."""
     from regard import api
 
-    print(api.resume(run, quiet=quiet, **overrides(context.args)))
+    print(api.resume(run, settings=context.obj, quiet=quiet))
 
 
 @app.command()
@@ -92,6 +94,7 @@ def settings() -> None:
 
 @app.command()
 def translate(
+    context: typer.Context,
     texts: Annotated[list[str] | None, typer.Argument(help="Sentences; without any, lines of stdin.")] = None,
     model: Annotated[Path | None, typer.Option("--model", "-m", help="A run or model folder.")] = None,
     input: Annotated[Path | None, typer.Option("--input", "-i", help="Translate the lines of a file.")] = None,
@@ -107,16 +110,20 @@ def translate(
     json: Json = False,
     device: Device = "auto",
 ) -> None:
-    """Translate sentences, a file, or stdin, one sentence a line."""
+    """Translate sentences, a file, or stdin, one sentence a line.
+
+    With --nbest each line is: number of the sentence, score, translation. Other settings: --decode.max_len_b 50, ...
+    """
     from regard.cli_translate import translate_command
 
     options = {"beam": beam, "nbest": nbest, "length_penalty": length_penalty, "min_len": min_len}
     options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    translate_command(texts, model, input, output, json, device, options)
+    translate_command(texts, model, input, output, json, device, options | decode_settings(context))
 
 
 @app.command()
 def evaluate(
+    context: typer.Context,
     run: Annotated[Path, typer.Argument(help="A run or model folder.")],
     data: Annotated[
         str | None, typer.Option(help="Corpus to score, as in a recipe; by default the run's data.test.")
@@ -131,7 +138,8 @@ def evaluate(
     """Score a model on a test set: BLEU and chrF with signatures, perplexity, BLEU by length; hypotheses are saved."""
     from regard.cli_translate import evaluate_command
 
-    evaluate_command(run, data, root, output, json, device, {"beam": beam, "length_penalty": length_penalty})
+    options = {"beam": beam, "length_penalty": length_penalty} | decode_settings(context)
+    evaluate_command(run, data, root, output, json, device, options)
 
 
 @app.command()
@@ -154,12 +162,15 @@ def tokenizer_train(
     """Learn a vocabulary from text files."""
     from itertools import chain
 
-    from regard.config import TokenizerConfig
+    from regard.config import TokenizerConfig, build
     from regard.data.corpus import read_lines
+    from regard.progress import counted, progress_bar
     from regard.text.tokenizer import Tokenizer
 
-    config = TokenizerConfig(kind, vocab_size, True, nfc, lowercase)
-    tokenizer = Tokenizer.train(chain.from_iterable(map(read_lines, files)), config)
+    values = {"kind": kind, "vocab_size": vocab_size, "nfc": nfc, "lowercase": lowercase}
+    config = build(values, TokenizerConfig, "tokenizer.")
+    with progress_bar("reading lines") as advance:
+        tokenizer = Tokenizer.train(counted(chain.from_iterable(map(read_lines, files)), advance), config)
     tokenizer.save(output)
     print(f"{output}: {len(tokenizer):,} pieces")
 
@@ -218,26 +229,37 @@ def stdin_lines() -> Iterator[str]:
     """Lines of stdin as UTF-8, whatever the locale; a broken one is named."""
     for number, line in enumerate(sys.stdin.buffer, 1):
         try:
-            yield line.decode("utf-8").rstrip("\r\n")
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise RegardError(
                 f"line {number} of stdin is not UTF-8 ({error.reason} at byte {error.start + 1})"
             ) from None
+        if "\0" in text:
+            raise RegardError(f"line {number} of stdin is binary (it holds a NUL byte): give plain text")
+        yield text
 
 
-def overrides(words: list[str]) -> dict[str, str]:
-    """['--train.steps', '2000', '--model.norm=post'] -> {'train.steps': '2000', 'model.norm': 'post'}"""
-    found: dict[str, str] = {}
-    rest = iter(words)
-    for word in rest:
-        if not word.startswith("--"):
-            raise RegardError(f"do not know what '{word}' means: settings are given as --section.name VALUE")
-        name, equals, value = word[2:].partition("=")
-        given = value if equals else next(rest, None)
-        if given is None:
-            raise RegardError(f"--{name} needs a value")
-        found[name] = given
-    return found
+def split_settings(words: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Take `--section.name VALUE` and `--section.name=VALUE` out of a command line, wherever they stand."""
+    rest, settings, waiting = [], {}, iter(words)
+    for word in waiting:
+        found = re.fullmatch(r"--(\w+(?:\.\w+)+)(?:=(.*))?", word, re.DOTALL)
+        if found:
+            value = next(waiting, None) if found[2] is None else found[2]
+            if value is None:
+                raise RegardError(f"{word} needs a value")
+            settings[found[1]] = value
+        else:
+            rest.append(word)
+    return rest, settings
+
+
+def decode_settings(context: typer.Context) -> dict[str, str]:
+    """The settings of a command that can only change how a model decodes."""
+    wrong = [name for name in context.obj if not name.startswith("decode.")]
+    if wrong:
+        raise RegardError(f"--{wrong[0]} belongs to training: here only --decode.NAME settings can be given")
+    return {name.removeprefix("decode."): value for name, value in context.obj.items()}
 
 
 def print_result(result: dict[str, Any], as_json: bool) -> None:
@@ -264,13 +286,11 @@ def readable_errors() -> Iterator[None]:
     except Interrupted as stopped:
         print(f"regard: {stopped}", file=sys.stderr)
         raise SystemExit(stopped.exit_code) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
-    except BrokenPipeError:  # the reader went away, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(0) from None
 
 
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     with readable_errors():
-        app()
+        words, settings = split_settings(sys.argv[1:])
+        app(words, obj=settings)

@@ -12,7 +12,7 @@ from regard import config as configs
 from regard.cli import stdin_lines
 from regard.data.corpus import Corpus, read_lines
 from regard.errors import RegardError
-from regard.evaluate.report import evaluate, save_hypotheses
+from regard.evaluate.report import evaluate
 from regard.files import write_text
 from regard.progress import progress_bar
 from regard.translator import Translation, load
@@ -33,26 +33,34 @@ def translate_command(
         )
     if texts and input:
         raise RegardError("give sentences or --input FILE, not both")
+    if not float(options.get("temperature") or 0) and (options.get("top_k") or options.get("top_p")):
+        raise RegardError("--top-k and --top-p choose among samples: give a --temperature above 0 too")
     translator = load(model, device)
-    lines = texts or list(read_lines(input) if input else stdin_lines())
-    with progress_bar("translating", len(lines)) as advance:
-        results = translator.translate(lines, progress=advance, **options)
-    written = "".join(_render(line, result, as_json) for line, result in zip(lines, results, strict=True))
-    for line, result in zip(lines, results, strict=True):
-        if not result.ended:
-            print(f"regard: cut off at the length limit: {line!r} (raise decode.max_len_b)", file=sys.stderr)
-    if output:
-        write_text(output, written)
-    else:
-        sys.stdout.write(written)
+    if texts or input or not sys.stdin.isatty():
+        lines = texts or list(read_lines(input) if input else stdin_lines())
+        with progress_bar("translating", len(lines)) as advance:
+            results = translator.translate(lines, progress=advance, **options)
+        written = "".join(_render(i, *pair, as_json) for i, pair in enumerate(zip(lines, results, strict=True)))
+        write_text(output, written) if output else sys.stdout.write(written)
+        return
+    print("regard: type a sentence and Enter; Ctrl-D ends", file=sys.stderr)
+    for i, line in enumerate(stdin_lines()):
+        print(_render(i, line, translator.translate(line, **options), as_json), end="", flush=True)
 
 
-def _render(source: str, result: Translation, as_json: bool) -> str:
+def _render(index: int, source: str, result: Translation, as_json: bool) -> str:
+    """What is printed for one sentence; one line for each translation, whatever characters it holds."""
+    if not result.ended:
+        print(f"regard: cut off at the length limit: {source!r} (--decode.max_len_b N raises it)", file=sys.stderr)
     if as_json:
         return json.dumps({"source": source, **dataclasses.asdict(result)}, ensure_ascii=False) + "\n"
     if result.nbest:
-        return "".join(f"{t.score:.4f}\t{t.text}\n" for t in result.nbest)
-    return result.text + "\n"
+        return "".join(f"{index}\t{t.score:.4f}\t{_one_line(t.text)}\n" for t in result.nbest)
+    return _one_line(result.text) + "\n"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.splitlines())
 
 
 def evaluate_command(
@@ -67,16 +75,15 @@ def evaluate_command(
     translator = load(run, device)
     specs, folder = _test_corpus(run, data, root)
     corpus = Corpus(specs, translator.source, translator.target, folder, "test")
-    count = sum(1 for _ in corpus.pairs())
-    with progress_bar("translating", count) as advance:
+    with progress_bar("translating") as advance:
         result = evaluate(translator, corpus, advance, **options)
     kept = output or run / "hypotheses" / f"{Path(specs[0]).name.split('.')[0].replace(':', '-')}.{translator.target}"
-    save_hypotheses(kept, result.hypotheses)
     if as_json:
         print(json.dumps({**result.to_dict(), "corpus": list(specs), "hypotheses": str(kept)}, ensure_ascii=False))
     else:
         print(result.table())
-        print(f"hypotheses in {kept}", file=sys.stderr)
+    write_text(kept, "".join(_one_line(text) + "\n" for text in result.hypotheses))
+    print(f"hypotheses in {kept}", file=sys.stderr)
 
 
 def _test_corpus(run: Path, data: str | None, root: Path | None) -> tuple[tuple[str, ...], Path]:

@@ -32,9 +32,9 @@ class DataConfig:
     target: str = option("de", "target language")
     root: str = option(".", "folder that the corpora below are relative to")
     train: tuple[str, ...] = option(
-        ("toy:20000",), "training corpora: 'train.{lang}.xz', 'a.en|a.de', 'x.tsv', 'x.jsonl'"
+        (), "training corpora: 'train.{lang}.xz', 'a.en|a.de', 'x.tsv', 'x.jsonl' or 'toy:20000'"
     )
-    valid: tuple[str, ...] = option(("toy:500",), "validation corpora")
+    valid: tuple[str, ...] = option((), "validation corpora")
     test: tuple[str, ...] = option((), "test corpora, used by `regard evaluate` alone")
     max_len: int = option(256, "training pairs with more tokens than this on a side are left out (and counted)")
     max_ratio: float = option(0.0, "training pairs whose lengths differ by more than this factor are left out; 0 = off")
@@ -176,9 +176,8 @@ def build(values: Mapping[str, Any], cls: type[C], where: str = "") -> C:
         name = f"{where}{key}"
         if key not in known:
             raise RegardError(_unknown(name))
-        built[key] = (
-            build(value, hints[key], f"{name}.") if isinstance(value, Mapping) else _cast(value, hints[key], name)
-        )
+        table = isinstance(value, Mapping) and dataclasses.is_dataclass(hints[key])
+        built[key] = build(value, hints[key], f"{name}.") if table else _cast(value, hints[key], name)
     return cls(**built)
 
 
@@ -238,7 +237,7 @@ def _cast(value: Any, hint: Any, name: str) -> Any:
     """A TOML value or a command-line string, as the declared type."""
     try:
         cast = _cast_to(value, hint)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         kind = getattr(hint, "__name__", str(hint))
         raise RegardError(f"'{name}' must be of type {kind}, not {value!r}") from None
     wrong = _outside(cast, name)
@@ -263,6 +262,8 @@ def _outside(value: Any, name: str) -> str | None:
 
 def _cast_to(value: Any, hint: Any) -> Any:
     if dataclasses.is_dataclass(hint):
+        raise TypeError
+    if isinstance(value, Mapping):
         raise TypeError
     if get_origin(hint) is tuple:
         items = value.split(",") if isinstance(value, str) else value

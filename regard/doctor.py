@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import shutil
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 
 import regard
 from regard.data.shards import cache_folder
-from regard.training.device import describe, peak_flops, pick_device, pick_precision
+from regard.device import cores, describe, peak_flops, pick_device, pick_precision
 
 LIBRARIES = (
     "torch",
@@ -37,7 +36,7 @@ def examine() -> dict[str, str]:
         **{name: _version(name) for name in LIBRARIES},
         "device": describe(device) + (f", {peak / 1e12:.0f} TFLOP/s bf16 by data sheet" if peak else ""),
         "precision": str(pick_precision("auto", device)).removeprefix("torch."),
-        "cores": f"{len(os.sched_getaffinity(0))} usable, torch uses {torch.get_num_threads()} threads",
+        "cores": f"{cores()} usable, torch uses {torch.get_num_threads()} threads",
         "CPU kernels": torch.backends.cpu.get_cpu_capability(),
         "cache": f"{cache_folder()} (set REGARD_CACHE to move it)",
         "disk": f"{free / 1e9:,.0f} GB free here" + ("  <- little: checkpoints may fail" if free < 2e9 else ""),

@@ -96,7 +96,12 @@ def new_folder(path: Path) -> Iterator[Path]:
             if path.exists():  # only two renames, not a slow removal, lie between the old folder and the new
                 remove(old)
                 path.rename(old)
-            draft.rename(path)
+            try:
+                draft.rename(path)
+            except OSError:
+                if old.exists():
+                    old.rename(path)
+                raise
             sync(path.parent)
             remove(old)
         finally:
@@ -120,13 +125,15 @@ def damage(folder: Path) -> str | None:
     try:
         sums = read_json(folder / MANIFEST)["sha256"]
         for name, expected in sums.items():
-            if Path(name).name != name:
+            if Path(name).name != name or name in ("", ".."):
                 return f"{MANIFEST} names a file outside the folder"
             if sha256(folder / name) != expected:
                 return f"{name} does not match its checksum"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:  # says nothing about what is written there
+        raise RegardError(f"cannot read {folder}: {error.strerror or error}; check the disk") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{MANIFEST} cannot be read ({type(error).__name__})"
     return None
 

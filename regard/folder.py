@@ -21,34 +21,10 @@ from regard.config import DecodeConfig, ModelConfig, build
 from regard.errors import RegardError
 from regard.files import damage, new_folder, read_json
 from regard.models.transformer import Transformer
-from regard.text.tokenizer import Tokenizer
-from regard.training.checkpoint import load_weights, weights_of
+from regard.models.weights import load_weights, weights_of
+from regard.text.tokenizer import Tokenizers
 
 FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Tokenizers:
-    """One for each side; the same object twice when the vocabulary is joint."""
-
-    source: Tokenizer
-    target: Tokenizer
-
-    def save(self, folder: Path) -> None:
-        if self.source is self.target:
-            self.source.save(folder / "tokenizer.json")
-        else:
-            self.source.save(folder / "tokenizer.source.json")
-            self.target.save(folder / "tokenizer.target.json")
-
-    @classmethod
-    def load(cls, folder: Path) -> Tokenizers:
-        if (folder / "tokenizer.source.json").exists():
-            return cls(
-                Tokenizer.load(folder / "tokenizer.source.json"), Tokenizer.load(folder / "tokenizer.target.json")
-            )
-        joint = Tokenizer.load(folder / "tokenizer.json")
-        return cls(joint, joint)
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 @contextmanager
-def progress_bar(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+def progress_bar(what: str, total: int | None = None, quiet: bool = False) -> Iterator[Callable[[int], None]]:
     """Yields a function to call with how many more are done."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, advance=done)
 

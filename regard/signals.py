@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import threading
+import time
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -18,14 +19,20 @@ class Interrupted(Exception):
         self.exit_code = 128 + signum
 
 
+PATIENCE = 1.0  # seconds
+
+
 class StopRequest:
-    """While active, the first signal only sets `signum`; a second one acts as it always does.
+    """While active, the first signal only sets `signum`; one that insists, a second later, acts as it always does.
+
+    Schedulers and wrappers often send the same signal twice at once; that must not cut a save short.
 
     Python lets only the main thread handle signals; elsewhere this does nothing, and the program's own habits stay.
     """
 
     def __init__(self) -> None:
         self.signum: int | None = None
+        self._noted = 0.0
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> StopRequest:
@@ -38,8 +45,12 @@ class StopRequest:
         self._restore()
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
-        self.signum = signum
-        self._restore()
+        now = time.monotonic()
+        if self.signum is None:
+            self.signum, self._noted = signum, now
+        elif now - self._noted > PATIENCE:
+            self._restore()
+            signal.raise_signal(signum)
 
     def _restore(self) -> None:
         for signum, handler in self._before.items():

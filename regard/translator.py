@@ -12,8 +12,8 @@ from regard import folder
 from regard.config import DecodeConfig, build
 from regard.decode.engine import decode
 from regard.decode.rules import Hypothesis
+from regard.device import pick_device
 from regard.errors import RegardError
-from regard.training.device import pick_device
 
 
 @dataclass(frozen=True)

@@ -91,9 +91,9 @@ def test_translate_json_and_nbest(run: Path, capfd, monkeypatch) -> None:
     assert len(answer["nbest"]) == 2
     assert answer["nbest"][0]["score"] >= answer["nbest"][1]["score"]
     _, out, _ = call(capfd, monkeypatch, "translate", "-m", str(run), "--nbest", "2", "I ate an apple.")
-    scores = [float(line.split("\t")[0]) for line in out.splitlines()]
-    assert scores == sorted(scores, reverse=True)
-    assert len(scores) == 2
+    numbers, scores, _ = zip(*(line.split("\t") for line in out.splitlines()), strict=True)
+    assert numbers == ("0", "0")
+    assert float(scores[0]) >= float(scores[1])
 
 
 def test_sampling_is_seeded(run: Path, capfd, monkeypatch) -> None:
@@ -153,7 +153,12 @@ BAD = [
     (["train", "nowhere.toml"], "no recipe at nowhere.toml"),
     (["train", "{recipe}", "--run", "{tmp}/r", "--train.stepz", "3"], "did you mean 'train.steps'"),
     (["train", "{recipe}", "--run", "{tmp}/r", "--train.steps"], "--train.steps needs a value"),
-    (["train", "{recipe}", "--run", "{tmp}/r", "word"], "settings are given as --section.name VALUE"),
+    (["train", "{recipe}", "--run", "{tmp}/r", "--train.patience.x", "3"], "train.patience"),
+    (["train", "{recipe}", "--run", "{tmp}/r", "--train.steps", "inf"], "train.steps"),
+    (["train", "{recipe}", "--run", "{tmp}/r", "--tokenizer.joint=false"], "set tokenizer.joint true"),
+    (["translate", "-m", "{run}", "--train.steps", "3", "x"], "--train.steps belongs to training"),
+    (["translate", "-m", "{run}", "--decode.beem", "3", "x"], "decode.beem"),
+    (["translate", "-m", "{run}", "--top-k", "3", "x"], "give a --temperature"),
     (["train", "{recipe}", "--run", "{tmp}/r", "--model.d_model", "33"], "cannot be split into model.n_heads 2"),
     (["train", "{recipe}", "--run", "{tmp}/r", "--data.train", "none.tsv"], "none.tsv"),
     (["train", "{recipe}", "--run", "{tmp}/r", "--train.device", "cuda:99"], "device"),
@@ -198,6 +203,46 @@ def test_bad_corpora_stop_before_anything_is_lost(run, capfd, monkeypatch, tmp_p
     assert code == 2
     assert message in err
     assert "t.en" in err or "t.de" in err
+
+
+def test_a_start_that_failed_does_not_bind_the_next_one(run: Path, capfd, monkeypatch, tmp_path: Path) -> None:
+    words = ["train", str(run.parent / "tiny.toml"), "--run", str(tmp_path / "r")]
+    assert call(capfd, monkeypatch, *words, "--data.train", "typo.tsv")[0] == 2
+    assert call(capfd, monkeypatch, *words, "--tokenizer.vocab_size", "3")[0] == 2
+    code, out, _ = call(capfd, monkeypatch, *words, "--train.steps", "2")
+    assert (code, out.strip()) == (0, str(tmp_path / "r"))
+
+
+def test_settings_may_stand_anywhere(run: Path, capfd, monkeypatch, tmp_path: Path) -> None:
+    recipe = str(run.parent / "tiny.toml")
+    code, _, err = call(capfd, monkeypatch, "train", "--train.steps=0", recipe, "--run", str(tmp_path / "r"))
+    assert code == 2
+    assert "'train.steps' must be a number from 1 up" in err
+    code, _, err = call(
+        capfd, monkeypatch, "translate", "--decode.max_len_a", "0", "--decode.max_len_b=1", "-m", str(run), "x"
+    )
+    assert code == 0
+    assert "cut off at the length limit: 'x'" in err or err == ""
+
+
+def test_a_plain_word_too_many_is_refused(run: Path, capfd, monkeypatch) -> None:
+    assert call(capfd, monkeypatch, "train", str(run.parent / "tiny.toml"), "word")[0] == 2
+
+
+def test_scores_are_printed_even_where_hypotheses_cannot_be_kept(run: Path, capfd, monkeypatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, out, err = call(capfd, monkeypatch, "evaluate", str(run), "-o", str(tmp_path / "file" / "below.txt"))
+    assert code == 2
+    assert "BLEU" in out
+    assert "cannot write" in err
+
+
+def test_stdin_may_begin_with_a_mark_but_not_hold_nul(run: Path, capfd, monkeypatch) -> None:
+    plain = call(capfd, monkeypatch, "translate", "-m", str(run), stdin=b"They sleep.\n")[1]
+    assert call(capfd, monkeypatch, "translate", "-m", str(run), stdin=b"\xef\xbb\xbfThey sleep.\n")[1] == plain
+    code, _, err = call(capfd, monkeypatch, "translate", "-m", str(run), stdin=b"a\0b\n")
+    assert code == 2
+    assert "line 1 of stdin is binary" in err
 
 
 def test_debug_shows_the_traceback(capfd, monkeypatch) -> None:

@@ -15,9 +15,9 @@ from regard import folder
 from regard.config import DecodeConfig, ModelConfig, TokenizerConfig
 from regard.errors import RegardError
 from regard.files import seal
-from regard.folder import Bundle, Tokenizers
+from regard.folder import Bundle
 from regard.models.transformer import Transformer
-from regard.text.tokenizer import Tokenizer
+from regard.text.tokenizer import Tokenizer, Tokenizers
 
 CPU = torch.device("cpu")
 SIZES = ModelConfig(n_encoder_layers=1, n_decoder_layers=2, d_model=8, n_heads=2, d_ff=16, max_len=32)

@@ -87,7 +87,7 @@ def extend(beams: Beams, log_p: Tensor, step: int, options: DecodeConfig) -> Ten
     total = beams.log_prob[:, :rows, None] + log_p.view(b, rows, vocab)  # (B, rows, V)
     value, index = total.flatten(1).topk(min(2 * k, rows * vocab))  # (B, 2K), best first
     parent, token = index // vocab, index % vocab
-    candidates = beams.tokens.gather(1, parent[:, :, None].expand(-1, -1, beams.tokens.shape[2])).clone()
+    candidates = beams.tokens.gather(1, parent[:, :, None].expand(-1, -1, beams.tokens.shape[2]))
     candidates[:, :, step] = token
 
     ends = (token == EOS) | (step + 1 >= beams.limit)[:, None]

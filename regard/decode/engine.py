@@ -60,10 +60,11 @@ def batches(sources: Sequence[Sequence[int]], options: DecodeConfig) -> Iterator
     """Indices of sentences to decode together: longest first, so that memory troubles show at once."""
     width = max(options.beam, options.nbest)
     order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
-    while order:
-        size = max(1, options.batch_tokens // ((len(sources[order[0]]) + 1) * width))
-        yield order[:size]
-        order = order[size:]
+    start = 0
+    while start < len(order):
+        size = max(1, options.batch_tokens // ((len(sources[order[start]]) + 1) * width))
+        yield order[start : start + size]
+        start += size
 
 
 def pad_sources(sources: Sequence[Sequence[int]], device: torch.device) -> Tensor:

@@ -8,8 +8,8 @@ import torch
 
 from regard.data.batches import Batches
 from regard.data.shards import PairStore
+from regard.device import autocast
 from regard.models.transformer import Transformer
-from regard.training.device import autocast
 from regard.training.objective import TranslationObjective
 
 BATCH_TOKENS = 4096

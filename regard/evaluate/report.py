@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,17 +20,23 @@ from regard.translator import Translator
 class Evaluation:
     scores: TranslationScores
     perplexity: float
+    scored: int  # pairs that perplexity is over: those that fit the model's positions
     hypotheses: list[str]
     seconds: float  # of decoding
 
     def to_dict(self) -> dict[str, Any]:
-        return {**self.scores.to_dict(), "perplexity": self.perplexity, "decode_seconds": self.seconds}
+        return {
+            **self.scores.to_dict(),
+            "perplexity": self.perplexity,
+            "perplexity_pairs": self.scored,
+            "decode_seconds": self.seconds,
+        }
 
     def table(self) -> str:
         n = len(self.hypotheses)
-        return (
-            f"{self.scores.table()}\nperplexity {self.perplexity:.3f}; {n:,} sentences decoded in {self.seconds:.1f} s"
-        )
+        over = "" if self.scored == n else f" (over the {self.scored:,} pairs that fit the model)"
+        speed = f"{n:,} sentences decoded in {self.seconds:.1f} s"
+        return f"{self.scores.table()}\nperplexity {self.perplexity:.3f}{over}; {speed}"
 
 
 def evaluate(
@@ -48,9 +53,4 @@ def evaluate(
     device: torch.device = next(model.parameters()).device
     total, tokens = negative_log_likelihood(model, pairs, device)
     scores = score(hypotheses, references, sources, translator.target)
-    return Evaluation(scores, perplexity(total, tokens), hypotheses, seconds)
-
-
-def save_hypotheses(path: Path, hypotheses: list[str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(text.replace("\n", " ") + "\n" for text in hypotheses), encoding="utf-8")
+    return Evaluation(scores, perplexity(total, tokens), len(pairs), hypotheses, seconds)

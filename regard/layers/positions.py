@@ -1,7 +1,6 @@
 """Where a token stands. Attention alone is permutation-equivariant: it does not know.
 
-A scheme has up to three hooks, identity by default: `embed` adds to the embeddings, once, at the bottom; `rotate` turns
-queries and keys; `table` adds a bias for each distance. Those here use the first.
+A scheme says where tokens stand by `embed`: once, at the bottom, it adds to their embeddings.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ class Sinusoidal(nn.Module):
     Bounded, unique, and a step of c positions is one rotation whatever the position: P(t+c) = M_c P(t).
     """
 
-    table: Tensor
+    encoding: Tensor
 
     def __init__(self, d_model: int, max_len: int, base: float) -> None:
         super().__init__()
-        self.register_buffer("table", sinusoids(max_len, d_model, base), persistent=False)  # (max_len, C)
+        self.register_buffer("encoding", sinusoids(max_len, d_model, base), persistent=False)  # (max_len, C)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        return x + self.table[positions.clamp(min=0)].to(x.dtype)  # (B, T, C)
+        return x + self.encoding[positions.clamp(min=0)].to(x.dtype)  # (B, T, C)
 
 
 def sinusoids(n: int, d_model: int, base: float) -> Tensor:

@@ -17,6 +17,7 @@ What comes back from `decode(encode(text))`:
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import tokenizers
@@ -39,7 +40,7 @@ from regard.text.vocabulary import (
     library_errors,
 )
 
-__all__ = ["EOS", "KINDS", "MASK", "PAD", "SOS", "SPECIALS", "UNK", "Tokenizer", "TokenizerConfig"]
+__all__ = ["EOS", "KINDS", "MASK", "PAD", "SOS", "SPECIALS", "UNK", "Tokenizer", "TokenizerConfig", "Tokenizers"]
 
 
 class Tokenizer:
@@ -119,6 +120,30 @@ class Tokenizer:
             wrong = next(i for i in known if not 0 <= i < self._size)
             raise RegardError(f"token id {wrong} is outside the vocabulary of {self._size}: use the model's tokenizer")
         return known
+
+
+@dataclass(frozen=True)
+class Tokenizers:
+    """One for each side; the same object twice when the vocabulary is joint."""
+
+    source: Tokenizer
+    target: Tokenizer
+
+    def save(self, folder: Path) -> None:
+        if self.source is self.target:
+            self.source.save(folder / "tokenizer.json")
+        else:
+            self.source.save(folder / "tokenizer.source.json")
+            self.target.save(folder / "tokenizer.target.json")
+
+    @classmethod
+    def load(cls, folder: Path) -> "Tokenizers":
+        if (folder / "tokenizer.source.json").exists():
+            return cls(
+                Tokenizer.load(folder / "tokenizer.source.json"), Tokenizer.load(folder / "tokenizer.target.json")
+            )
+        joint = Tokenizer.load(folder / "tokenizer.json")
+        return cls(joint, joint)
 
 
 def _check_layout(backend: tokenizers.Tokenizer) -> None:

@@ -74,7 +74,7 @@ def _tensorboard(folder: Path, resumed_step: int) -> Any:
 class Screen:
     """A bar where a person watches (a terminal), plain lines elsewhere."""
 
-    def __init__(self, total: int, quiet: bool = False) -> None:
+    def __init__(self, done: int, total: int, quiet: bool = False) -> None:
         self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
         self.live = self.console.is_terminal and not quiet
         self.bar = Progress(
@@ -85,21 +85,25 @@ class Screen:
             console=self.console,
             disable=not self.live,
         )
-        self.task = self.bar.add_task("", total=total, status="")
+        self.task = self.bar.add_task("", total=total, completed=done, status="")
         self.bar.start()
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False)
 
-    def step(self, step: int, status: str, logged: bool) -> None:
-        self.bar.update(self.task, completed=step, status=status)
-        if logged and not self.live:
+    def step(self, step: int) -> None:
+        self.bar.update(self.task, completed=step)
+
+    def status(self, step: int, status: str) -> None:
+        self.bar.update(self.task, status=status)
+        if not self.live:
             self.say(f"step {step}: {status}")
 
     def close(self) -> None:
         self.bar.stop()
 
 
-def say(text: str) -> None:
-    """One line to the person at the terminal, outside a run."""
-    print(text, file=sys.stderr, flush=True)
+def say(text: str, quiet: bool = False) -> None:
+    """One line to the person at the terminal, outside the loop."""
+    if not quiet:
+        print(text, file=sys.stderr, flush=True)

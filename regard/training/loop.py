@@ -7,34 +7,38 @@ is decided from `progress` alone. So a run that resumes from any checkpoint does
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 
 import torch
 
+from regard import device as devices
 from regard import folder
 from regard.config import Config
 from regard.data.batches import Batch, Batches, Cursor, ahead
 from regard.errors import RegardError
-from regard.models.cost import training_flops
+from regard.models.weights import load_weights
 from regard.signals import Interrupted, StopRequest
-from regard.training import device as devices
 from regard.training.card import model_card
-from regard.training.checkpoint import Checkpoints, Progress, load_weights
+from regard.training.checkpoint import Checkpoints, Progress
 from regard.training.log import Metrics, Screen, say
+from regard.training.meter import Meter
 from regard.training.schedule import learning_rate
 from regard.training.setup import Job, open_run, prepare_job
 from regard.training.step import TrainingStep
 from regard.training.validate import Validation, Validator
 
 
-def train(config: Config, run: Path, *, overwrite: bool = False, quiet: bool = False) -> Path:
+def train(config: Config, run: Path, *, overwrite: bool = False, resuming: bool = False, quiet: bool = False) -> Path:
     """Train a run from where it stands to its end; returns its folder."""
-    with open_run(run, config, overwrite):
-        trainer = Trainer(prepare_job(run, config, tell=_silence if quiet else say), quiet)
+    with open_run(run, config, overwrite=overwrite, resuming=resuming):
+        trainer = Trainer(prepare_job(run, config, quiet), quiet)
         try:
             with StopRequest() as stop:
                 trainer.run(stop)
+        except torch.OutOfMemoryError as error:
+            raise RegardError(
+                "the device is out of memory: lower train.batch_tokens (and raise train.accumulate to keep the step's size)"
+            ) from error
         finally:
             trainer.close()
     return run
@@ -43,22 +47,20 @@ def train(config: Config, run: Path, *, overwrite: bool = False, quiet: bool = F
 class Trainer:
     def __init__(self, job: Job, quiet: bool = False) -> None:
         self.job, self.config = job, job.config.train
-        self.tell = _silence if quiet else say
         self.device, self.dtype = devices.set_up(self.config)
         self.model = job.model.to(self.device).train()
         self.step = TrainingStep(self.model, self.config, self.device, self.dtype)
         self.checkpoints = Checkpoints(job.folder / "checkpoints")
         self.validator = Validator(job, self.device, self.dtype)
-        self.progress = self._resume()
+        self.progress = self._resume(quiet)
         self.started = self.progress.step
         self.saved = (self.progress.step, self.progress.validated)  # what the newest checkpoint holds
-        self.mark, self.last_stand = time.perf_counter(), self._stand()
+        self.meter = Meter(self.model.config, self.step.objective.passes, self.device)
         self.step.sums.copy_(torch.tensor(self.progress.running))
         self.metrics = Metrics(job.folder, self.progress.step, self.progress.validated)
-        self.screen = Screen(self.config.steps, quiet)
-        self.screen.step(self.progress.step, "", False)
+        self.screen = Screen(self.progress.step, self.config.steps, quiet)
 
-    def _resume(self) -> Progress:
+    def _resume(self, quiet: bool) -> Progress:
         step = self.checkpoints.newest(warn=say)
         if step is None:
             return Progress(data=self.job.train.key)
@@ -68,7 +70,7 @@ class Trainer:
                 f"the training data, as tokenised, is not what {self.job.folder} began with: "
                 f"put the old files back, or start over with --overwrite"
             )
-        self.tell(f"resuming at step {step}: epoch {progress.cursor.epoch + 1}, batch {progress.cursor.batch}")
+        say(f"resuming at step {step}: epoch {progress.cursor.epoch + 1}, batch {progress.cursor.batch}", quiet)
         return progress
 
     # ---- the loop -------------------------------------------------------------------------------------------------
@@ -92,7 +94,7 @@ class Trainer:
         if not (validating or saving or stop):
             return False
         self._check_finite()  # waits for the device, so the lap is whole; and nothing bad is ever saved
-        self._lap()
+        progress.seconds += self.meter.lap()
         try:
             improved = validating and self._validate(stop)
         except Interrupted:  # the resumed run validates first
@@ -104,7 +106,7 @@ class Trainer:
             self._save()
         if stopping:
             self._heed(stop)
-        self.mark = time.perf_counter()
+        self.meter.start()
         return over
 
     def _train_step(self, items: list[tuple[Batch, Cursor]]) -> None:
@@ -113,60 +115,40 @@ class Trainer:
         batches = [batch for batch, _ in items]
         self.step(batches, learning_rate(self.config, progress.step))
         progress.cursor = items[-1][1]
-        progress.tokens += sum(batch.tokens for batch in batches)
+        for batch in batches:
+            progress.tokens += batch.tokens
+            self.meter.count(batch)
+        self.screen.step(progress.step)
         if _due(progress.step, self.config.log_every):
-            self._log(batches[-1])
+            self._log()
 
     # ---- what happens between steps ---------------------------------------------------------------------------------
 
-    def _log(self, batch: Batch) -> None:
+    def _log(self) -> None:
         loss, nll, tokens = self.step.sums.tolist()  # waits for the device
         self._check_finite()
         self.step.sums.zero_()
         progress = self.progress
-        lr, speed = learning_rate(self.config, progress.step), self._speed()
-        values = {
-            "loss": loss / tokens,
-            "nll": nll / tokens,
-            "lr": lr,
-            "grad_norm": self.step.norm.item(),
-            "tokens": progress.tokens,
-        }
-        times = {"seconds": progress.seconds, "tokens_per_s": speed}
-        status = f"loss {loss / tokens:.3f}  lr {lr:.2e}  {speed:,.0f} tokens/s"
-        peak = devices.peak_flops(self.device)
-        if peak:
-            rows, width = batch.source.shape
-            flops = self.step.objective.passes * training_flops(self.model.config, rows, width, batch.target.shape[1])
-            times["mfu"] = speed / batch.tokens * flops / peak
-            status += f"  MFU {times['mfu']:.1%}"
-        self.metrics.write("train", progress.step, **values, **times)
-        self.screen.step(progress.step, status, True)
-
-    def _speed(self) -> float:
-        """Scored target tokens a second since the last call; the time of validating and saving is not in it."""
-        self._lap()
-        tokens, seconds = (now - then for now, then in zip(self._stand(), self.last_stand, strict=True))
-        self.last_stand = self._stand()
-        return tokens / max(seconds, 1e-9)
-
-    def _stand(self) -> tuple[float, float]:
-        return self.progress.tokens, self.progress.seconds
-
-    def _lap(self) -> None:
-        """Add the time since the last mark to the training time."""
-        now = time.perf_counter()
-        self.progress.seconds += now - self.mark
-        self.mark = now
+        progress.seconds += self.meter.lap()
+        speed, norm = self.meter.read(), self.step.norm.item()
+        values = {"loss": loss / tokens, "nll": nll / tokens, "lr": learning_rate(self.config, progress.step)}
+        values |= {"grad_norm": norm, "tokens": progress.tokens, "seconds": progress.seconds, **speed}
+        self.metrics.write("train", progress.step, **values)
+        mfu = f"  MFU {speed['mfu']:.1%}" if "mfu" in speed else ""
+        self.screen.status(
+            progress.step,
+            f"loss {values['loss']:.3f}  lr {values['lr']:.2e}  {speed['tokens_per_s']:,.0f} tokens/s{mfu}",
+        )
 
     def _check_finite(self) -> None:
         bad = self.step.updater.first_bad_step(self.started)
         if bad is not None:
             newest = self.checkpoints.newest(warn=say)
-            saved = f"the checkpoint of step {newest} is intact" if newest else "no checkpoint was saved yet"
+            run = self.job.folder
+            advice = f"go on from step {newest} with `regard resume {run} --train.lr ...`" if newest else "start again"
             raise RegardError(
-                f"the loss or its gradient is not finite at step {bad}; that step was not applied, and {saved}: "
-                f"start again with a lower train.lr, a longer train.warmup or train.precision fp32"
+                f"the loss or its gradient is not finite at step {bad}; that step was not applied: "
+                f"{advice}, with a lower train.lr, a longer train.warmup or train.precision fp32"
             )
 
     def _validate(self, stop: StopRequest) -> bool:
@@ -251,17 +233,14 @@ class Trainer:
             else f"the mean of the last {len(steps)} checkpoints"
         )
         self.screen.say(
-            f"done: {which} has validation loss {result.loss:.4f}, BLEU {result.bleu:.2f}\n"
+            f"done: {which} has validation loss {result.loss:.4f}, BLEU {result.bleu:.2f} "
+            f"(best {self.config.metric} during training: {abs(progress.best or 0):.4g} at step {progress.best_step})\n"
             f'next: regard evaluate {job.folder}\n      regard translate --model {job.folder} "..."'
         )
 
     def close(self) -> None:
         self.screen.close()
         self.metrics.close()
-
-
-def _silence(text: str) -> None:
-    pass
 
 
 def _due(step: int, every: int) -> bool:

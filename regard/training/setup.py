@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -18,10 +18,9 @@ from regard.data.shards import Filters, PairStore, cache_folder, prepare
 from regard.decode import rules
 from regard.errors import RegardError
 from regard.files import disk_errors, remove, remove_drafts, write_text
-from regard.folder import Tokenizers
 from regard.models.transformer import Transformer, resolve
 from regard.progress import counted, progress_bar
-from regard.text.tokenizer import Tokenizer
+from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.log import say
 
 
@@ -39,16 +38,17 @@ class Job:
 
 
 @contextlib.contextmanager
-def open_run(folder: Path, config: Config, overwrite: bool = False) -> Iterator[None]:
-    """Hold the run folder for this process; its config.toml must agree with `config`, or be new."""
+def open_run(folder: Path, config: Config, *, overwrite: bool = False, resuming: bool = False) -> Iterator[None]:
+    """Hold the run folder for this process; a run that has checkpoints must agree with `config`."""
     rules.check(config.decode)
     with _locked(folder):
-        remove_drafts(folder, "config.toml", "metrics.jsonl", "model")
-        if overwrite:
-            _empty(folder)
+        remove_drafts(folder, "config.toml", "metrics.jsonl", "model", "tokenizer*.json")
         path = folder / "config.toml"
-        if path.exists():
-            _check_same(folder, configs.build(configs.load(path), Config), config)
+        begun = any((folder / "checkpoints").glob("step-*"))
+        if overwrite or (path.exists() and not begun):  # a start that failed leaves nothing worth keeping
+            _empty(folder)
+        elif path.exists():
+            _check_same(folder, configs.build(configs.load(path), Config), config, FREE_ON_RESUME if resuming else FREE)
         write_text(path, configs.to_toml(config))
         yield
 
@@ -77,10 +77,14 @@ def _empty(folder: Path) -> None:
         remove(held[name])
 
 
-def _check_same(folder: Path, old: Config, new: Config) -> None:
-    """A run goes on only as what it was; how long it trains and what it shows may change."""
-    free: tuple[str, ...] = ("data.root", "data.test", "decode.", "train.steps", "train.patience", "train.samples")
-    free += ("train.keep", "train.device", "train.threads")
+# What a run may change: where it runs, how long, and what it shows; with `regard resume`, how it goes on learning too.
+FREE: tuple[str, ...] = ("name", "data.root", "data.test", "decode.", "train.steps", "train.patience", "train.samples")
+FREE += ("train.keep", "train.device", "train.threads")
+FREE_ON_RESUME = (*FREE, "train.lr", "train.schedule", "train.warmup", "train.clip", "train.precision", "train.compile")
+
+
+def _check_same(folder: Path, old: Config, new: Config, free: tuple[str, ...]) -> None:
+    """A run goes on only as what it was."""
     changed = [name for name in configs.differences(old, new) if not name.startswith(free)]
     if changed:
         raise RegardError(
@@ -89,15 +93,15 @@ def _check_same(folder: Path, old: Config, new: Config) -> None:
         )
 
 
-def prepare_job(folder: Path, config: Config, tell: Callable[[str], None] = say) -> Job:
+def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Job:
     config = replace(config, model=resolve(replace(config.model, source_vocab=0, target_vocab=0)))
     corpora = {split: corpus_of(config, split) for split in ("train", "valid")}
-    tokenizers = _tokenizers(folder, config, corpora["train"], tell)
-    valid_pairs = list(corpora["valid"].pairs())
+    valid_pairs = [pair for pair in corpora["valid"].pairs() if pair[0].strip() and pair[1].strip()]
+    tokenizers = _tokenizers(folder, config, corpora["train"], quiet)
     longest = config.model.max_len - 1  # and the end token
     filters = Filters(min(config.data.max_len, longest), config.data.max_ratio)
-    train = _store(corpora["train"], tokenizers, filters, "training", tell)
-    valid = _store(corpora["valid"], tokenizers, Filters(longest), "validation", tell)
+    train = _store(corpora["train"], tokenizers, filters, "training", quiet)
+    valid = _store(corpora["valid"], tokenizers, Filters(longest), "validation", quiet)
     if valid.report.too_long:
         raise RegardError(
             f"{valid.report.too_long} validation pairs are longer than model.max_len {config.model.max_len} allows: "
@@ -117,13 +121,13 @@ def corpus_of(config: Config, split: str) -> Corpus:
     return Corpus(specs, data.source, data.target, Path(data.root), split)
 
 
-def _tokenizers(folder: Path, config: Config, corpus: Corpus, tell: Callable[[str], None]) -> Tokenizers:
+def _tokenizers(folder: Path, config: Config, corpus: Corpus, quiet: bool) -> Tokenizers:
     """Those in the run folder, or new ones trained on the training corpus."""
     names = ["tokenizer.json"] if config.tokenizer.joint else ["tokenizer.source.json", "tokenizer.target.json"]
     if all((folder / name).exists() for name in names):  # one of two is what a killed run left
         return Tokenizers.load(folder)
-    tell(f"training a {config.tokenizer.kind} tokenizer of {config.tokenizer.vocab_size:,} pieces")
-    with progress_bar("reading pairs") as advance:
+    say(f"training a {config.tokenizer.kind} tokenizer of {config.tokenizer.vocab_size:,} pieces", quiet)
+    with progress_bar("reading pairs", quiet=quiet) as advance:
         if config.tokenizer.joint:
             joint = Tokenizer.train(chain.from_iterable(counted(corpus.pairs(), advance)), config.tokenizer)
             tokenizers = Tokenizers(joint, joint)
@@ -136,10 +140,8 @@ def _tokenizers(folder: Path, config: Config, corpus: Corpus, tell: Callable[[st
     return tokenizers
 
 
-def _store(
-    corpus: Corpus, tokenizers: Tokenizers, filters: Filters, what: str, tell: Callable[[str], None]
-) -> PairStore:
-    with progress_bar("tokenising pairs") as advance:
+def _store(corpus: Corpus, tokenizers: Tokenizers, filters: Filters, what: str, quiet: bool) -> PairStore:
+    with progress_bar("tokenising pairs", quiet=quiet) as advance:
         store = prepare(corpus, tokenizers.source, tokenizers.target, filters, cache_folder(), advance)
-    tell(f"{what} data: {store.report.describe()}")
+    say(f"{what} data: {store.report.describe()}", quiet)
     return store

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from regard.config import TrainConfig
 from regard.data.batches import Batch
+from regard.device import autocast
 from regard.models.transformer import Transformer
 from regard.text.tokenizer import PAD
-from regard.training.device import autocast
 from regard.training.objective import TranslationObjective, make_objective
 from regard.training.optim import Updater
 
@@ -78,6 +78,7 @@ class Replayed:
         self.seen: set[tuple[torch.Size, ...]] = set()
         self.graphs: dict[tuple[torch.Size, ...], tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
         self.pool: Any = None
+        self.stream = torch.cuda.Stream()
 
     def __call__(self, *inputs: Tensor) -> None:
         shape = tuple(x.shape for x in inputs)
@@ -93,11 +94,10 @@ class Replayed:
 
     def _run_aside(self, inputs: tuple[Tensor, ...]) -> None:
         """On a stream of its own, as recording will be, so that lazily made workspaces exist by then."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
             self.function(*inputs)
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self.stream)
 
     def _record(self, inputs: tuple[Tensor, ...]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
         graph, places = torch.cuda.CUDAGraph(), tuple(x.clone() for x in inputs)

@@ -55,7 +55,7 @@ class Validator:
         tokenizers = self.job.tokenizers
         sources = tokenizers.source.encode_batch([source for source, _ in pairs])
         found = decode(model, sources, self.decode, model.config.max_len, self.device, lambda done: poll())
-        texts = [tokenizers.target.decode(best[0].tokens) for best in found]
+        texts = tokenizers.target.decode_batch(best[0].tokens for best in found)
         samples = [(source, reference, text) for (source, reference), text in zip(pairs, texts, strict=True)]
         bleu = corpus_bleu(texts, [reference for _, reference in pairs], self.job.config.data.target)
         return bleu, samples[: train.samples]

@@ -275,7 +275,7 @@ def marian_weights(model: Transformer) -> dict[str, torch.Tensor]:
     weights = {"lm_head.weight": embedding, "model.shared.weight": embedding}
     for side in ("encoder", "decoder"):
         weights[f"model.{side}.embed_tokens.weight"] = embedding
-        weights[f"model.{side}.embed_positions.weight"] = model.positions.table  # sines and cosines in our order
+        weights[f"model.{side}.embed_positions.weight"] = model.positions.encoding  # sines and cosines in our order
     for name, value in model.named_parameters():  # such as decoder.blocks.0.sublayers.cross.sublayer.kv.weight
         if ".blocks." in name:
             side, _, i, _, sublayer, *_, module, kind = name.split(".")

@@ -95,7 +95,7 @@ def test_schemes_by_name() -> None:
     config = ModelConfig(d_model=8, max_len=20, position_base=100000.0)
     chosen = make_positions(config)
     assert isinstance(chosen, Sinusoidal)
-    torch.testing.assert_close(chosen.table, sinusoids(20, 8, 100000.0))
+    torch.testing.assert_close(chosen.encoding, sinusoids(20, 8, 100000.0))
     nothing = make_positions(ModelConfig(positions="none"))
     x = torch.randn(1, 2, 8)
     assert isinstance(nothing, NoPositions)

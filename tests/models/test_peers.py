@@ -242,7 +242,7 @@ def test_marian(tie: str, activation: str, to_theirs: bool) -> None:
     model, peer = ours(norm="post", tie=tie, activation=activation).eval(), marian(tie, activation).eval()
     pairs = list(marian_pairs(model, peer))
     assert covers(pairs, model, trainable(peer))
-    table = model.positions.table
+    table = model.positions.encoding
     with torch.no_grad():
         for stack in (peer.model.encoder, peer.model.decoder):
             # The same waves in another order there, all sines before all cosines.

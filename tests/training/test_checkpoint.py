@@ -20,7 +20,8 @@ from torch import nn
 from regard.data.batches import Cursor
 from regard.errors import RegardError
 from regard.files import MANIFEST
-from regard.training.checkpoint import Checkpoints, Progress, load_weights, weights_of
+from regard.models.weights import load_weights, weights_of
+from regard.training.checkpoint import Checkpoints, Progress
 
 FILES = ["model.safetensors", "optimizer.safetensors", "state.json", MANIFEST]
 

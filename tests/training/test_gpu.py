@@ -6,10 +6,10 @@ import torch
 from regard.config import DecodeConfig, ModelConfig, TrainConfig
 from regard.data.batches import Batch
 from regard.decode.engine import decode
+from regard.device import set_up
 from regard.layers.attend import Plan, sdpa
 from regard.models.transformer import Transformer
 from regard.text.tokenizer import EOS, PAD, SOS
-from regard.training.device import set_up
 from regard.training.step import TrainingStep
 
 pytestmark = [

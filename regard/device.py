@@ -1,4 +1,4 @@
-"""Where training runs, in which precision, and how fast that could be at best."""
+"""Where models run, in which precision, and how fast that could be at best."""
 
 from __future__ import annotations
 
@@ -28,9 +28,19 @@ def pick_device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise RegardError(f"device '{name}' was asked for, but this torch sees no GPU: use cpu, or run `regard doctor`")
     try:
-        return torch.device(name)
+        device = torch.device(name)
     except RuntimeError:
         raise RegardError(f"unknown device '{name}': use auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda":
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise RegardError(f"device '{name}' was asked for, but there are {torch.cuda.device_count()} GPUs")
+        torch.cuda.set_device(device)  # streams, graphs and random states are the current device's
+    return device
+
+
+def cores() -> int:
+    """CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def pick_precision(name: str, device: torch.device) -> torch.dtype:
@@ -46,7 +56,7 @@ def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager
 
 def set_up(config: TrainConfig) -> tuple[torch.device, torch.dtype]:
     device = pick_device(config.device)
-    torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(config.threads or cores())
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
         # cuDNN's attention sometimes returns NaN gradients under a mask in bf16 (seen with cuDNN 9.19, torch 2.11).

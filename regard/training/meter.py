@@ -1,0 +1,48 @@
+"""How fast training is: scored tokens a second, and the share of the device's arithmetic that does useful work (MFU)."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from regard.config import ModelConfig
+from regard.data.batches import Batch
+from regard.device import peak_flops
+from regard.models.cost import training_flops
+
+
+class Meter:
+    """Counts between two readings. The clock stands still while the loop validates and saves."""
+
+    def __init__(self, model: ModelConfig, passes: int, device: torch.device) -> None:
+        self.model, self.passes, self.peak = model, passes, peak_flops(device)
+        self.mark = time.perf_counter()
+        self.tokens, self.flops, self.seconds = 0, 0.0, 0.0
+
+    def count(self, batch: Batch) -> None:
+        """Padding is work too, but not useful work: only the scored share of a batch counts."""
+        rows, width = batch.source.shape
+        share = batch.tokens / batch.labels.numel()
+        self.tokens += batch.tokens
+        self.flops += share * self.passes * training_flops(self.model, rows, width, batch.target.shape[1])
+
+    def lap(self) -> float:
+        """Seconds of training since the last lap or start; the caller has waited for the device."""
+        now = time.perf_counter()
+        lap, self.mark = now - self.mark, now
+        self.seconds += lap
+        return lap
+
+    def start(self) -> None:
+        """What was done since the last lap was not training."""
+        self.mark = time.perf_counter()
+
+    def read(self) -> dict[str, float]:
+        """tokens_per_s, and mfu where the device's best is known, since the last reading."""
+        seconds = max(self.seconds, 1e-9)
+        speed = {"tokens_per_s": self.tokens / seconds}
+        if self.peak:
+            speed["mfu"] = self.flops / seconds / self.peak
+        self.tokens, self.flops, self.seconds = 0, 0.0, 0.0
+        return speed
