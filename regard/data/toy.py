@@ -98,13 +98,13 @@ class _Writer:
 
     def sentence(self) -> Sentence:
         draw = self.rng.random()
-        if draw < 0.48:
-            return Sentence(self.fronted(self.clause(self.one_of("past past past present present will can must"))))
         if draw < 0.60:
-            return self.question()
+            return Sentence(self.fronted(self.clause(self.one_of("past past past present present will can must"))))
         if draw < 0.70:
+            return self.question()
+        if draw < 0.80:
             return self.report()
-        return self.coordination() if draw < 0.80 else self.subordination()
+        return self.coordination() if draw < 0.84 else self.subordination()
 
     def question(self) -> Sentence:
         clause = self.clause(self.one_of("past past present present will can must"), negation=0)

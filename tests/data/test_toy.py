@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from regard.data import toy_lexicon as lexicon
-from regard.data.toy import _split_of_combination, pairs
+from regard.data.toy import _split_of, _split_of_combination, pairs
 from regard.data.toy_grammar import Clause, NounPhrase, Phrase, Place, Sentence
 from regard.errors import RegardError
 
@@ -291,8 +291,9 @@ def test_eating_apples_is_held_out_for_test(train: list[tuple[str, str]]) -> Non
     assert any(ate_apple.search(english) for english, _ in pairs(500, "test"))
 
 
-def test_i_ate_an_apple_is_generated() -> None:
-    assert ("I ate an apple.", "Ich habe einen Apfel gegessen.") in pairs(60, "test", seed=136)  # a seed that draws it
+def test_i_ate_an_apple_belongs_to_test() -> None:
+    """Written by hand above; here: which split such a sentence, drawn with any seed, goes to."""
+    assert _split_of(Sentence(ate)) == "test"
 
 
 def test_one_english_sentence_has_one_translation(
@@ -318,7 +319,7 @@ def test_every_held_out_word_form_is_in_train(
 
 def test_size_and_shape(train: list[tuple[str, str]]) -> None:
     lengths = [len(english.split()) for english, _ in train]
-    assert 8 <= statistics.mean(lengths) <= 9
+    assert 7.5 <= statistics.mean(lengths) <= 8.5
     assert statistics.mean(4 <= n <= 16 for n in lengths) > 0.9
     assert 150 <= len({word.lower() for word in words([english for english, _ in train])}) <= 270
     assert len({english for english, _ in train}) > 0.9 * len(train)
