@@ -51,7 +51,8 @@ class Updater:
         self.frozen.copy_(torch.maximum(self.frozen, (~torch.isfinite(norm + loss)).float()))
         self.good_steps += (self.frozen == 0).to(torch.int64)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=False)
+        # A recorded step needs its gradients to stay where they are; elsewhere, dropping them saves clearing and adding.
+        self.optimizer.zero_grad(set_to_none=self.frozen.device.type == "cpu")
         return norm
 
     def first_bad_step(self, start: int) -> int | None:
