@@ -44,9 +44,12 @@ def open_run(folder: Path, config: Config, *, overwrite: bool = False, resuming:
     with _locked(folder):
         remove_drafts(folder, "config.toml", "metrics.jsonl", "model", "tokenizer*.json")
         path = folder / "config.toml"
-        begun = any((folder / "checkpoints").glob("step-*"))
-        if overwrite or (path.exists() and not begun):  # a start that failed leaves nothing worth keeping
+        begun = (folder / "model").exists() or any((folder / "checkpoints").glob("step-*"))
+        if overwrite:
             _empty(folder)
+        elif not begun:  # what a start that failed left: a vocabulary learnt under other settings, perhaps
+            for tokenizer in folder.glob("tokenizer*.json"):
+                remove(tokenizer)
         elif path.exists():
             _check_same(folder, configs.build(configs.load(path), Config), config, FREE_ON_RESUME if resuming else FREE)
         write_text(path, configs.to_toml(config))

@@ -39,7 +39,7 @@ class Follower:
         self.owner = list(range(len(sources)))  # the sentence of each hypothesis
         self.generator = torch.Generator().manual_seed(0)
 
-    def step(self) -> None:
+    def check_step(self) -> None:
         found = self.model.step(torch.tensor([said[-1] for said in self.said]), self.state)
         source = padded([self.sources[i] for i in self.owner])
         expected = self.model(source, torch.tensor(self.said))[:, -1]
@@ -65,29 +65,29 @@ def test_every_step_equals_a_whole_forward(norm: str) -> None:
     follower = Follower(tiny_transformer(0, norm=norm), random_sources(0, 7))
     with torch.no_grad():
         for _ in range(40):
-            follower.step()
+            follower.check_step()
 
 
 def test_hypotheses_multiply_swap_and_leave() -> None:
     follower = Follower(tiny_transformer(1), random_sources(1, 4))
     with torch.no_grad():
-        follower.step()
+        follower.check_step()
         follower.select([0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3])  # one hypothesis a sentence becomes three
         for _ in range(3):
-            follower.step()
+            follower.check_step()
         follower.select([2, 1, 0, 3, 3, 4, 8, 8, 8, 11, 9, 10])  # swapped, doubled, dropped
         for _ in range(14):
-            follower.step()  # past the first room of 16
+            follower.check_step()  # past the first room of 16
         follower.select_sentences([0, 2, 3])
-        follower.step()
+        follower.check_step()
         follower.select([1, 1, 0, 3, 5, 4, 6, 6, 6])
         for _ in range(3):
-            follower.step()
+            follower.check_step()
         follower.select_sentences([1])
         for _ in range(12):
-            follower.step()
+            follower.check_step()
         follower.select([2, 0])  # fewer hypotheses than before
-        follower.step()
+        follower.check_step()
     assert follower.owner == [2, 2]
 
 

@@ -77,3 +77,4 @@ def test_nothing_of_torchs_own_start_is_left() -> None:
 def test_linear_layers_without_a_bias_are_fine() -> None:
     module = nn.Sequential(Embedding(5, 4), nn.Linear(4, 4, bias=False))
     initialise(module)
+    assert module[1].weight.abs().max() <= (6 / 8) ** 0.5  # Xavier's bound for a 4 x 4 matrix

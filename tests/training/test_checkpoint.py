@@ -118,7 +118,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def falls_back(checkpoints: Checkpoints) -> str:
+def check_falls_back(checkpoints: Checkpoints) -> str:
     said: list[str] = []
     assert checkpoints.newest(said.append) == 10
     assert len(said) == 1
@@ -143,7 +143,7 @@ def test_one_flipped_bit(two: Path, tmp_path: Path, name: str, where: float, bit
     content = bytearray(file.read_bytes())
     content[int(where * len(content))] ^= 1 << bit
     file.write_bytes(content)
-    falls_back(checkpoints)
+    check_falls_back(checkpoints)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -153,14 +153,14 @@ def test_truncated(two: Path, tmp_path: Path, name: str, left: float) -> None:
     file = checkpoints.path(20) / name
     size = file.stat().st_size
     os.truncate(file, min(int(left * size), size - 1))
-    falls_back(checkpoints)
+    check_falls_back(checkpoints)
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_missing(two: Path, tmp_path: Path, name: str) -> None:
     checkpoints = copied(two, tmp_path / "copy")
     (checkpoints.path(20) / name).unlink()
-    assert f"{name} is missing" in falls_back(checkpoints)
+    assert f"{name} is missing" in check_falls_back(checkpoints)
 
 
 def test_none_is_whole(two: Path, tmp_path: Path) -> None:
