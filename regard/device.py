@@ -31,8 +31,8 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise RegardError(f"unknown device '{name}': use auto, cpu, cuda or cuda:N") from None
-    if device.type == "cuda":
-        if (device.index or 0) >= torch.cuda.device_count():
+    if device.type == "cuda" and device.index is not None:
+        if device.index >= torch.cuda.device_count():
             raise RegardError(f"device '{name}' was asked for, but there are {torch.cuda.device_count()} GPUs")
         torch.cuda.set_device(device)  # streams, graphs and random states are the current device's
     return device
