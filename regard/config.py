@@ -149,9 +149,7 @@ SIGNED = {"decode.length_penalty"}
 AT_LEAST_ONE = {f"train.{name}" for name in ("steps", "batch_tokens", "accumulate", "average")} | {
     f"train.{name}_every" for name in ("log", "valid", "save")
 }
-BELOW_ONE = {"train.beta1", "train.beta2", "train.label_smoothing"} | {
-    f"model.{name}" for name in ("dropout", "attention_dropout", "ff_dropout")
-}
+BELOW_ONE = {"train.beta1", "train.beta2", "train.label_smoothing"}
 
 
 def load(path: Path) -> dict[str, Any]:

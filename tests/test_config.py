@@ -68,7 +68,7 @@ def test_a_single_corpus_may_be_a_plain_string() -> None:
             "'train.schedule' must be one of inverse-sqrt, cosine, linear, constant, not 'cosin'",
         ),
         ({"train": {"log_every": 0}}, "'train.log_every' must be a number from 1 up, not 0"),
-        ({"model": {"dropout": 1.0}}, "'model.dropout' must be from 0 to below 1, not 1.0"),
+        ({"train": {"beta1": 1.0}}, "'train.beta1' must be from 0 to below 1, not 1.0"),
         ({"train": {"lr": -1.0}}, "'train.lr' must be a number from 0 up, not -1.0"),
         ({"train": {"lr": "nan"}}, "'train.lr' must be a number from 0 up, not 'nan'"),
         ({"train": 3}, "'train' must be of type TrainConfig, not 3"),

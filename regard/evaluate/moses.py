@@ -90,7 +90,6 @@ def normalise_punctuation(text: str, language: str) -> str:
 
 _CLEAN = (_rule(r"\s+", " "), _rule(r"[\x00-\x1f]", ""))
 _SYMBOLS = (_rule(rf"([^\w\s.'`,-]|[_{_OTHER_NUMBERS}])", r" \1 "),)
-_HYPHENS = (_rule(r"(?<=[^\W_])-(?=[^\W_])", " @-@ "),)
 # Several dots are one token; a comma is one unless digits stand on both its sides.
 _DOTS_AND_COMMAS = (_rule(r"(\.{2,})", r" \1 "), _rule(r"(?<=\D),|,(?=\D)|(?<=\d),$", " , "))
 
@@ -167,14 +166,9 @@ def _split_periods(words: list[str], known: Abbreviations) -> str:
     return " ".join(tokens)
 
 
-def tokenise(text: str, language: str, aggressive_hyphens: bool = False) -> str:
-    """`text` as tokens joined by single spaces.
-
-    `aggressive_hyphens` (the script's `-a`) also splits words at their hyphens: *T-Shirt* becomes *T @-@ Shirt*.
-    """
+def tokenise(text: str, language: str) -> str:
+    """`text` as tokens joined by single spaces; words with hyphens stay whole."""
     text = _apply(_SYMBOLS, _apply(_CLEAN, text).strip())
-    if aggressive_hyphens:
-        text = _apply(_HYPHENS, text)
     text = _apply(_DOTS_AND_COMMAS, text)
     text = _apply(_APOSTROPHES.get(language, _GENERAL_APOSTROPHE), text)
     text = _split_periods(text.split(), _ABBREVIATIONS.get(language, _ENGLISH))

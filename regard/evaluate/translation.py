@@ -84,10 +84,10 @@ def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], language: 
     return _bleu("BLEU", hypotheses, references, tokenize=UNSPACED.get(_base(language), "13a")).value
 
 
-def tokenised_lower(text: str, language: str, aggressive_hyphens: bool = False) -> str:
+def tokenised_lower(text: str, language: str) -> str:
     """`text` as `bleu_tokenised` sees it: lower-cased first, then normalised, then tokenised, in Multi30k's order."""
     language = _base(language)
-    return tokenise(normalise_punctuation(text.lower(), language), language, aggressive_hyphens)
+    return tokenise(normalise_punctuation(text.lower(), language), language)
 
 
 def perplexity(total_negative_log_likelihood: float, tokens: int) -> float:

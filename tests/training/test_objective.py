@@ -19,6 +19,17 @@ def objective(smoothing: float) -> TranslationObjective:
     return TranslationObjective(nn.Identity(), smoothing)
 
 
+def check_equal(ours: tuple[torch.Tensor, ...], theirs: tuple[torch.Tensor, ...]) -> None:
+    """(loss, nll, logits) of both: the two values, and the gradient of the loss in the logits."""
+    for a, b in zip(ours[:2], theirs[:2], strict=True):
+        assert a.item() == pytest.approx(b.item(), rel=1e-5, abs=1e-5)
+    ours[0].backward()
+    theirs[0].backward()
+    assert ours[2].grad is not None
+    assert theirs[2].grad is not None
+    torch.testing.assert_close(ours[2].grad, theirs[2].grad.float(), atol=1e-5, rtol=1e-5)
+
+
 def test_two_pieces_by_hand() -> None:
     # Logits 0 and ln 3 are probabilities 1/4 and 3/4; the label is the likelier piece, a second position is padding.
     logits = torch.tensor([[[0.0, math.log(3)], [5.0, -5.0]]])
@@ -47,13 +58,8 @@ def test_it_is_torchs_cross_entropy_with_its_gradient(b: int, t: int, vocab: int
         )
         for amount in (smoothing, 0.0)
     )
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-5)
-    assert nll.item() == pytest.approx(plain.item(), rel=1e-5, abs=1e-5)
-    loss.backward()
-    expected.backward()
+    check_equal((loss, nll, ours), (expected, plain, theirs))
     assert ours.grad is not None
-    assert theirs.grad is not None
-    torch.testing.assert_close(ours.grad, theirs.grad.float(), atol=1e-5, rtol=1e-5)
     assert (ours.grad[labels == PAD] == 0).all()
 
 
@@ -122,13 +128,7 @@ def test_r_drop_is_two_cross_entropies_and_two_divergences(b: int, t: int, vocab
     scored = labels != PAD
     there, back = (F.kl_div(x[scored], y[scored], log_target=True, reduction="sum") for x, y in ((p, q), (q, p)))
     expected = expected + weight / 2 * (there + back) / 2
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-5)
-    assert nll.item() == pytest.approx(plain.item(), rel=1e-5, abs=1e-5)
-    loss.backward()
-    expected.backward()
-    assert ours.grad is not None
-    assert theirs.grad is not None
-    torch.testing.assert_close(ours.grad, theirs.grad.float(), atol=1e-5, rtol=1e-5)
+    check_equal((loss, nll, ours), (expected, plain, theirs))
 
 
 class Noisy(nn.Module):
