@@ -55,15 +55,34 @@ class ModelConfig:
     n_encoder_layers: int = option(0, "encoder blocks")
     n_decoder_layers: int = option(0, "decoder blocks")
     d_model: int = option(0, "width of the model")
-    n_heads: int = option(0, "attention heads; must divide d_model")
+    n_heads: int = option(0, "attention heads; must divide d_model, unless d_head is given")
+    n_kv_heads: int = option(0, "heads of keys and values: 0 = n_heads, 1 = multi-query, between = grouped-query")
+    d_head: int = option(0, "width of a head; 0 = d_model / n_heads")
     d_ff: int = option(0, "inner width of the feed-forward layers")
     norm: str = option("pre", "where LayerNorm stands: pre (today) or post (the 2017 paper)")
     activation: str = option("relu", "relu or gelu")
     tie: str = option(
         "all", "shared embeddings: none, decoder (input and output) or all (encoder too; joint vocabulary)"
     )
-    positions: str = option("sinusoidal", "position scheme: sinusoidal or none")
-    position_base: float = option(10000.0, "base of the sinusoids' wavelengths")
+    positions: str = option(
+        "sinusoidal",
+        "none, linear, sinusoidal, learned, shaw, t5, rope, yarn, alibi, kerple-log, kerple-power, fire or cope",
+    )
+    encoder_positions: str = option("", "another scheme for the encoder; empty = the same")
+    cross_positions: str = option("none", "bias between target and source positions: none, t5, alibi or kerple-*")
+    position_base: float = option(10000.0, "base of the wavelengths of sinusoidal, rope and yarn")
+    rope_scaling: str = option("none", "rope beyond the trained length: none, linear or ntk")
+    rope_factor: float = option(1.0, "how many times the trained length rope scaling and yarn are for")
+    trained_len: int = option(1024, "yarn: the length the model was trained on")
+    yarn_slow: float = option(1.0, "yarn: hands turning less often than this in trained_len are interpolated")
+    yarn_fast: float = option(32.0, "yarn: hands turning more often than this are kept")
+    shaw_clip: int = option(16, "shaw: distances beyond this share one vector")
+    t5_buckets: int = option(32, "t5: buckets of distances")
+    t5_max_distance: int = option(128, "t5: distances beyond this share one bucket")
+    fire_width: int = option(32, "fire: hidden units of its network")
+    fire_threshold: float = option(512.0, "fire: L, below which positions are not stretched; its factor is learned")
+    cope_positions: int = option(0, "cope: learned positions; 0 = max_len")
+    window: int = option(0, "self-attention sees this many tokens back (in an encoder also ahead); 0 = all")
     max_len: int = option(1024, "longest input in tokens; longer ones are refused, never cut")
     dropout: float = option(0.1, "on embeddings and on every sublayer's output")
     attention_dropout: float = option(0.0, "on attention weights")
@@ -132,12 +151,19 @@ class Config:
     decode: DecodeConfig = field(default_factory=DecodeConfig)
 
 
+POSITIONS = (
+    *("none", "linear", "sinusoidal", "learned", "shaw", "t5", "rope", "yarn"),
+    *("alibi", "kerple-log", "kerple-power", "fire", "cope"),
+)
 CHOICES = {
     "tokenizer.kind": ("char", "word", "wordpiece", "bpe", "byte-bpe", "unigram"),
     "model.norm": ("pre", "post"),
     "model.activation": ("relu", "gelu"),
     "model.tie": ("none", "decoder", "all"),
-    "model.positions": ("sinusoidal", "none"),
+    "model.positions": POSITIONS,
+    "model.encoder_positions": ("", *POSITIONS),
+    "model.cross_positions": POSITIONS,
+    "model.rope_scaling": ("none", "linear", "ntk"),
     "train.schedule": ("inverse-sqrt", "cosine", "linear", "constant"),
     "train.metric": ("loss", "bleu"),
     "train.precision": ("auto", "fp32", "bf16"),

@@ -1,22 +1,29 @@
-"""The kernels of attention: softmax(q k^T / sqrt(D) + mask) v, one signature for all, chosen once per forward.
+"""The kernels of attention: softmax(q k^T * scale + bias, over the keys a query may see) v, one signature for all.
 
-`reference` spells the formula out and is the definition; `sdpa` is torch's fused kernel. A `Plan` says which of them runs
-and over which mask; it is made outside the layers, so a layer has no branch on features.
+`reference` spells the formula out and is the definition; `sdpa` is torch's fused kernel; `flex` is FlexAttention, which skips
+the blocks of keys that a mask hides; `toeplitz` is Regard's own for biases of distance (layers/toeplitz.py). A `Plan` says
+which of them runs, over which mask and bias; it is made once per forward, outside the layers and outside whatever is compiled,
+so a layer has no branch on features.
 
-Shapes: q (B, H, T, D), k and v (B, H, S, D), mask (B, 1, T or 1, S), result (B, H, T, D).
+Shapes: q (B, H, T, D), k and v (B, G, S, D) with H a multiple of G, result (B, H, T, D).
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.layers.masks import Mask, dense
+from regard.layers.masks import Mask, dense, intervals
+from regard.layers.positions import NoPositions, Positions
 
+log = logging.getLogger("regard")
 Kernel = Callable[[Tensor, Tensor, Tensor, "Plan", float], Tensor]
 
 
@@ -25,42 +32,217 @@ class Plan:
     """How one kind of attention runs in this forward."""
 
     kernel: Kernel
-    mask: Tensor | None = None  # (B, 1, T or 1, S), True = attend; None: all keys, or all up to the query if causal
-    causal: bool = False  # the kernel applies the causal triangle itself; queries and keys start at the same position
+    mask: Mask
+    q: Tensor  # (B, T) positions of the queries
+    k: Tensor  # (B, S) positions of the keys
+    index: Tensor | None = None  # (T,) where each query stands among the keys, if they are the same tokens
+    scheme: Positions = NoPositions()  # noqa: RUF009 (it holds nothing)
+    ready: Any = None  # what the kernel wants to have made once for all layers
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
         return self.kernel(q, k, v, self, dropout)
 
+    def seen(self) -> Tensor:
+        """(B, 1, T or 1, S)"""
+        return dense(self.mask, self.q, self.k, self.index)
+
+    def bias(self) -> Tensor:
+        """(B or 1, H, T, S) fp32"""
+        if self.index is not None and self.scheme.toeplitz:  # distances are those of the indices, also in packed rows
+            n = self.k.shape[1]
+            distance = torch.arange(n, device=self.k.device) - self.index[:, None]  # (T, S)
+            return self.scheme.table(n, self.k.device)[:, distance + n - 1][None]
+        return self.scheme.bias(self.q[:, :, None], self.k[:, None, :]).movedim(0, 1)
+
+    def rows(self, rows: Tensor) -> Plan:
+        """The same for some of the queries."""
+        index = None if self.index is None else self.index[rows]
+        return replace(self, kernel=reference, q=self.q[:, rows], index=index, ready=None)
+
+
+# ---- reference --------------------------------------------------------------------------------------------------------
+
 
 def weights(q: Tensor, k: Tensor, plan: Plan) -> Tensor:
     """The attention weights themselves, (B, H, T, S), in fp32. A query that may look nowhere gets zeros, not NaN."""
-    scores = (q @ k.transpose(-2, -1)).float() * q.shape[-1] ** -0.5  # (B, H, T, S)
-    mask = plan.mask
-    if plan.causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    if mask is None:
-        return scores.softmax(-1)
-    scores = scores.masked_fill(~mask, -torch.inf)
-    return scores.softmax(-1).masked_fill(~mask.any(-1, keepdim=True), 0.0)
+    scores = masked_scores(q, k, plan)
+    nowhere = scores.amax(-1, keepdim=True) == -torch.inf
+    return scores.masked_fill(nowhere, 0.0).softmax(-1).masked_fill(nowhere, 0.0)
+
+
+def masked_scores(q: Tensor, k: Tensor, plan: Plan) -> Tensor:
+    """What the softmax is taken of, (B, H, T, S) in fp32, -inf where a query may not look."""
+    scheme = plan.scheme
+    scale = scheme.scale or q.shape[-1] ** -0.5
+    scores = (q @ repeated(k, q).transpose(-2, -1)).float() * scale  # (B, H, T, S)
+    seen = plan.seen()
+    if scheme.relative:
+        scores = scores + plan.bias()
+    if scheme.contextual:
+        scores = scheme.scores(scores, q, seen, (plan.q, plan.k))  # type: ignore[operator]
+    return scores.masked_fill(~seen, -torch.inf)
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
     """The formula as written."""
-    return F.dropout(weights(q, k, plan), dropout).to(v.dtype) @ v  # (B, H, T, D)
+    a = F.dropout(weights(q, k, plan), dropout).to(v.dtype)  # (B, H, T, S)
+    result = a @ repeated(v, q)  # (B, H, T, D)
+    return result + plan.scheme.values(a, (plan.q, plan.k)) if plan.scheme.contextual else result  # type: ignore[operator]
+
+
+def repeated(x: Tensor, q: Tensor) -> Tensor:
+    """Each of the G heads of keys or values stands before its H/G heads of queries."""
+    return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
+
+
+# ---- sdpa -------------------------------------------------------------------------------------------------------------
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
-    """torch's fused kernels (flash, memory-efficient, cuDNN, or its own CPU one)."""
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=plan.mask, dropout_p=dropout, is_causal=plan.causal)
+    """torch's fused kernels (flash, memory-efficient, or its own CPU one)."""
+    mask = plan.ready
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.to(q.dtype)
+    return F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=mask is None and plan.mask.triangle,
+        scale=plan.scheme.scale,
+        enable_gqa=k.shape[1] != q.shape[1],
+    )
 
 
-def make_plan(mask: Mask, q: Tensor, k: Tensor, *, kernel: Kernel = sdpa) -> Plan:
-    """The plan for queries at positions q (B, T) and keys at positions k (B, S).
+def dense_mask(plan: Plan) -> Tensor | None:
+    """Mask and bias as one tensor; None for the triangle, which the kernel knows by itself.
 
-    - Causal with the keys being the queries' own (no cache): the fused triangle. Padding stands at the end of a row, after
-      every real query, so the triangle hides it already.
-    - Otherwise the dense mask; a causal query that stands after all keys (one step of decoding) needs no more than that.
+    Padding stands at the end of a row, after every real query, so the triangle hides it already.
     """
-    if mask.causal and k is q:
-        return Plan(kernel, causal=True)
-    return Plan(kernel, mask=dense(mask, q, k))
+    triangle = plan.index is not None and plan.mask.triangle
+    if not plan.scheme.relative:
+        return None if triangle else plan.seen()
+    bias = plan.bias()
+    if triangle:  # the same for every row of the batch where the bias is
+        n = plan.q.shape[1]
+        return bias.masked_fill(torch.ones(n, n, dtype=torch.bool, device=bias.device).triu(1), -torch.inf)
+    return bias.masked_fill(~plan.seen(), -torch.inf)
+
+
+# ---- flex -------------------------------------------------------------------------------------------------------------
+
+
+@torch.compiler.disable
+def flex(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
+    """FlexAttention over the blocks that a mask leaves; for a bias, with a look-up for every score."""
+    from regard.layers.flex import flex_attend
+
+    return flex_attend(q, k, v, plan.ready, plan.scheme.scale)
+
+
+def blocks(plan: Plan) -> Any:
+    from regard.layers.flex import prepare
+
+    table = plan.scheme.table(plan.q.shape[1], plan.q.device) if plan.scheme.relative else None
+    return prepare(*intervals(plan.mask, plan.q), table)
+
+
+# ---- toeplitz ---------------------------------------------------------------------------------------------------------
+
+
+@torch.compiler.disable
+def toeplitz(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
+    """Regard's kernel for biases: linear memory, and gradients for every number of the bias."""
+    from regard.layers.toeplitz import attend
+
+    return attend(q, k, v, plan.ready, plan.scheme.scale)
+
+
+def table_and_spans(plan: Plan) -> Any:
+    from regard.layers.toeplitz import Biased
+
+    return Biased(plan.scheme, plan.mask, *intervals(plan.mask, plan.q))
+
+
+# ---- the choice -------------------------------------------------------------------------------------------------------
+
+SHORT = 128  # below this a dense mask costs nothing worth saving
+PREPARE: dict[Kernel, Callable[[Plan], Any]] = {sdpa: dense_mask, flex: blocks, toeplitz: table_and_spans}
+KERNELS: dict[str, Kernel] = {"reference": reference, "sdpa": sdpa, "flex": flex, "toeplitz": toeplitz}
+
+
+@dataclass(frozen=True)
+class Situation:
+    """All that the choice of a kernel depends on."""
+
+    device: str  # cpu or cuda
+    queries: int  # T
+    own: bool  # the keys are the queries' own tokens: training, encoders, prompts
+    mask: Mask
+    scheme: Positions
+    d_head: int = 64
+    dropout: float = 0.0  # on weights
+
+
+@dataclass(frozen=True)
+class Choice:
+    kernel: str
+    why: str
+    fast: bool = True  # False: slower than the scheme could be; said once in the log
+
+
+def choose(s: Situation) -> Choice:
+    """Which kernel, and why. The first rule that fits."""
+    scheme, biased = type(s.scheme).__name__, s.scheme.relative
+    simple = not biased and not s.mask.packed and s.mask.back is None and (s.mask.triangle or s.mask.ahead is None)
+    if s.scheme.contextual:
+        return Choice("reference", f"{scheme} looks at queries inside the softmax; no fused kernel can", fast=False)
+    if simple and s.mask.triangle and s.own:
+        return Choice("sdpa", "causal without a bias: the fused triangle")
+    if simple:
+        return Choice("sdpa", "no bias: fused, with a mask for padding")
+    if s.device == "cpu":
+        return Choice("sdpa", "on a CPU: fused, with a dense mask")
+    if not s.own:
+        return Choice("sdpa", "queries over a cache or a memory: fused, with a dense mask of a few rows")
+    if s.queries < SHORT:
+        return Choice("sdpa", f"fewer than {SHORT} queries: fused, with a dense mask")
+    if s.dropout:
+        return Choice("sdpa", "dropout on weights: fused, but with a dense mask, T x T in memory", fast=False)
+    if not biased:
+        return Choice("flex", f"{s.mask}: blocks that nobody sees are skipped")
+    if s.d_head not in (16, 32, 64, 128):
+        if s.scheme.toeplitz:
+            return Choice("flex", f"heads {s.d_head} wide: the bias is looked up score by score", fast=False)
+        return Choice("sdpa", f"{scheme} with heads {s.d_head} wide: a dense bias, T x T in memory", fast=False)
+    if s.scheme.toeplitz or (s.mask.causal and not s.mask.packed):
+        return Choice("toeplitz", f"{scheme}: its bias is made inside the kernel")
+    return Choice("sdpa", f"{scheme} in an encoder: a dense bias, T x T in memory", fast=False)
+
+
+def make_plan(
+    mask: Mask,
+    q: Tensor,
+    k: Tensor,
+    scheme: Positions | None = None,
+    *,
+    d_head: int = 64,
+    dropout: float = 0.0,
+    kernel: str | None = None,
+) -> Plan:
+    """The plan for queries at positions q (B, T) and keys at positions k (B, S); `k is q` where they are the same tokens."""
+    own, scheme = k is q, scheme or NoPositions()
+    if kernel is None:
+        choice = choose(Situation(q.device.type, q.shape[1], own, mask, scheme, d_head, dropout))
+        if not choice.fast:
+            say_once(choice.kernel, choice.why)
+        kernel = choice.kernel
+    plan = Plan(KERNELS[kernel], mask, q, k, torch.arange(q.shape[1], device=q.device) if own else None, scheme)
+    prepare = PREPARE.get(plan.kernel)
+    return replace(plan, ready=prepare(plan)) if prepare else plan
+
+
+@functools.cache
+def say_once(kernel: str, why: str) -> None:
+    log.warning("attention runs on the slower kernel '%s': %s", kernel, why)

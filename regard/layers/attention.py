@@ -1,6 +1,8 @@
-"""Multi-head attention: H heads of width D = C/H look at the same tokens, each in its own projection.
+"""Multi-head attention: H heads of width D look at the same tokens, each in its own projection.
 
-Self-attention and cross-attention differ only in where keys and values come from; everything else is shared.
+Keys and values may have fewer heads, G: grouped-query attention, or multi-query with G = 1; H/G heads of queries then share
+one head of keys, and the cache is that much smaller. Self-attention and cross-attention differ only in where keys and values
+come from.
 """
 
 from __future__ import annotations
@@ -8,13 +10,15 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
+from regard.layers.attend import Plan
 from regard.layers.cache import KeysValues
 from regard.layers.context import Context
+from regard.layers.rotary import rotate
 
 
-def split_heads(x: Tensor, n_heads: int) -> Tensor:
+def split_heads(x: Tensor, d_head: int) -> Tensor:
     """(B, T, H*D) -> (B, H, T, D)"""
-    return x.unflatten(-1, (n_heads, -1)).transpose(1, 2)
+    return x.unflatten(-1, (-1, d_head)).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -22,35 +26,46 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
-class SelfAttention(nn.Module):
+class Attention(nn.Module):
+    """What self- and cross-attention share."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.d_head, self.p_drop = config.d_head, config.attention_dropout
+        self.d_queries, self.d_keys = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
+        self.out = nn.Linear(self.d_queries, config.d_model)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
+        """(B, H, T, D) by whichever kernel the plan names; `look.record` listens here."""
+        return plan(q, k, v, self.p_drop if self.training else 0.0)
+
+
+class SelfAttention(Attention):
     """Queries, keys and values of the same tokens, in one projection."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.n_heads, self.p_drop = config.n_heads, config.attention_dropout
-        self.qkv = nn.Linear(config.d_model, 3 * config.d_model)
-        self.out = nn.Linear(config.d_model, config.d_model)
+        super().__init__(config)
+        self.qkv = nn.Linear(config.d_model, self.d_queries + 2 * self.d_keys)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        q, k, v = (split_heads(part, self.n_heads) for part in self.qkv(x).chunk(3, dim=-1))  # (B, H, T, D)
-        k, v = ctx.cache.extend(self, k, v)  # (B, H, S, D)
-        heads = ctx.self_plan(q, k, v, self.p_drop if self.training else 0.0)  # (B, H, T, D)
-        return self.out(merge_heads(heads))
+        parts = self.qkv(x).split([self.d_queries, self.d_keys, self.d_keys], dim=-1)
+        q, k, v = (split_heads(part, self.d_head) for part in parts)  # (B, H, T, D), (B, G, T, D) twice
+        q, k = rotate(q, ctx.rotation), rotate(k, ctx.rotation)
+        k, v = ctx.cache.extend(self, k, v)  # (B, G, S, D)
+        return self.out(merge_heads(self.attend(q, k, v, ctx.self_plan)))
 
 
-class CrossAttention(nn.Module):
+class CrossAttention(Attention):
     """Queries from the decoder; keys and values from the final encoder output."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.n_heads, self.p_drop = config.n_heads, config.attention_dropout
-        self.q = nn.Linear(config.d_model, config.d_model)
-        self.kv = nn.Linear(config.d_model, 2 * config.d_model)
-        self.out = nn.Linear(config.d_model, config.d_model)
+        super().__init__(config)
+        self.q = nn.Linear(config.d_model, self.d_queries)
+        self.kv = nn.Linear(config.d_model, 2 * self.d_keys)
 
     def keys_values(self, memory: Tensor) -> KeysValues:
-        k, v = (split_heads(part, self.n_heads) for part in self.kv(memory).chunk(2, dim=-1))
-        return k, v  # (B', H, S, D)
+        k, v = (split_heads(part, self.d_head) for part in self.kv(memory).chunk(2, dim=-1))
+        return k, v  # (B', G, S, D)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         memory, plan = ctx.memory, ctx.memory_plan
@@ -59,6 +74,5 @@ class CrossAttention(nn.Module):
         k, v = ctx.cache.memory(self, lambda: self.keys_values(memory))
         # The hypotheses of one sentence are that many queries of one memory row: its keys are read once, not copied.
         grouped = x.reshape(k.shape[0], -1, x.shape[-1])  # (B', B/B' * T, C)
-        q = split_heads(self.q(grouped), self.n_heads)
-        heads = plan(q, k, v, self.p_drop if self.training else 0.0)
-        return self.out(merge_heads(heads)).view_as(x)
+        q = split_heads(self.q(grouped), self.d_head)
+        return self.out(merge_heads(self.attend(q, k, v, plan))).view_as(x)

@@ -48,6 +48,12 @@ class StepCache(Cache):
     def filled(self) -> int:
         return 0 if self.positions is None else self.positions.shape[1]
 
+    def next_positions(self, tokens: Tensor) -> Tensor:
+        """Where one more token (N,) of each row stands, (N, 1): after its row's last, however long the others are."""
+        if self.positions is None:
+            return torch.zeros_like(tokens)[:, None]
+        return self.positions.amax(1, keepdim=True) + 1
+
     def extend(self, layer: nn.Module, k: Tensor, v: Tensor) -> KeysValues:
         start, end = self.filled, self.filled + k.shape[2]
         for store, new in ((self.keys, k), (self.values, v)):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from regard.layers.attend import Plan
 from regard.layers.cache import Cache
+from regard.layers.positions import Rotation
 
 
 @dataclass(frozen=True)
@@ -15,5 +16,6 @@ class Context:
     positions: Tensor  # (B, T), -1 = padding
     self_plan: Plan  # how the tokens look at each other
     cache: Cache  # keys and values of earlier steps
+    rotation: Rotation | None = None  # how queries and keys are turned, if they are
     memory: Tensor | None = None  # (B', S, C), the encoder's final output; B' divides B
     memory_plan: Plan | None = None  # how the tokens look at the memory

@@ -1,35 +1,99 @@
 """Where a token stands. Attention alone is permutation-equivariant: it does not know.
 
-A scheme says where tokens stand by `embed`: once, at the bottom, it adds to their embeddings.
+A scheme tells it through any of these hooks, each of which does nothing by default:
+
+- `embed(x, positions)` adds to the embeddings, once, at the bottom (here: linear, sinusoidal, learned);
+- `rotation(positions)` turns queries and keys (rotary.py);
+- `bias(q, k)` is added to the scores (relative.py);
+- `scores(...)` and `values(...)` look at queries, keys and weights themselves (contextual.py).
 """
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
-from regard.config import ModelConfig
-from regard.errors import RegardError
+Rotation = tuple[Tensor, Tensor]  # cosines and sines, (B, 1, T, D/2) each
 
 
-class NoPositions(nn.Module):
+class Positions(nn.Module):
     """Nothing: the model sees a bag of tokens (in a causal decoder, the mask still tells it something)."""
+
+    refuses: ClassVar[dict[str, str]] = {}  # place (encoder, decoder, cross) -> why it makes no sense there
+    per_layer: ClassVar[bool] = False  # whether each layer has its own
+    relative: ClassVar[bool] = False  # has a `bias`
+    toeplitz: ClassVar[bool] = False  # ... which depends on k - q alone
+    contextual: ClassVar[bool] = False  # has `scores` and `values`
+    scale: float | None = None  # of q k^T; None: 1/sqrt(D)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return x
 
+    def rotation(self, positions: Tensor) -> Rotation | None:
+        return None
 
-class Sinusoidal(nn.Module):
+    def bias(self, q: Tensor, k: Tensor) -> Tensor:
+        """What is added to the scores of queries at positions q and keys at positions k: (H, *the shape they broadcast to)."""
+        raise NotImplementedError
+
+    def table(self, n: int, device: torch.device | None = None) -> Tensor:
+        """The bias of every distance k - q from -(n-1) to n-1, (H, 2n-1); only where `toeplitz`."""
+        return self.bias(torch.zeros(1, dtype=torch.long, device=device), torch.arange(1 - n, n, device=device))
+
+
+class NoPositions(Positions):
+    """NoPE: in a causal decoder the mask alone breaks the symmetry, and the model can count what it sees."""
+
+    refuses: ClassVar = {
+        "encoder": "without positions an encoder sees a bag of tokens; only a causal decoder can do without "
+        "(give the decoder alone none: --model.positions none --model.encoder_positions sinusoidal)"
+    }
+
+
+ABSOLUTE_IN_CROSS = "absolute positions are part of the vectors that cross-attention compares; it needs no others"
+
+
+class Linear(Positions):
+    """PE[p] = a p + b, with learned vectors a and b: the counter-example, because it grows with length."""
+
+    refuses: ClassVar = {"cross": ABSOLUTE_IN_CROSS}
+
+    def __init__(self, d_model: int, max_len: int) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.randn(d_model) / max_len)  # of unit size at max_len
+        self.b = nn.Parameter(torch.zeros(d_model))
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + (self.a * positions[..., None] + self.b).to(x.dtype)  # (B, T, C)
+
+
+class Sinusoidal(Positions):
     """PE[p, 2i] = sin(p / base^(2i/C)), PE[p, 2i+1] = cos(the same): a clock with C/2 hands.
 
     Bounded, unique, and a step of c positions is one rotation whatever the position: P(t+c) = M_c P(t).
     """
 
+    refuses: ClassVar = {"cross": ABSOLUTE_IN_CROSS}
     encoding: Tensor
 
     def __init__(self, d_model: int, max_len: int, base: float) -> None:
         super().__init__()
         self.register_buffer("encoding", sinusoids(max_len, d_model, base), persistent=False)  # (max_len, C)
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + self.encoding[positions.clamp(min=0)].to(x.dtype)  # (B, T, C)
+
+
+class Learned(Positions):
+    """A vector for each position up to max_len."""
+
+    refuses: ClassVar = {"cross": ABSOLUTE_IN_CROSS}
+
+    def __init__(self, d_model: int, max_len: int) -> None:
+        super().__init__()
+        self.encoding = nn.Parameter(torch.randn(max_len, d_model) * 0.02)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + self.encoding[positions.clamp(min=0)].to(x.dtype)  # (B, T, C)
@@ -41,11 +105,3 @@ def sinusoids(n: int, d_model: int, base: float) -> Tensor:
     even = torch.arange(0, d_model, 2, dtype=torch.float64)
     angle = position / base ** (even / d_model)  # (n, ceil(C/2))
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, :d_model].float()
-
-
-def make_positions(config: ModelConfig) -> NoPositions | Sinusoidal:
-    if config.positions == "none":
-        return NoPositions()
-    if config.positions == "sinusoidal":
-        return Sinusoidal(config.d_model, config.max_len, config.position_base)
-    raise RegardError(f"unknown position scheme '{config.positions}'")

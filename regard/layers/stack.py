@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
-from regard.layers.attend import make_plan
+from regard.layers.attend import Plan, make_plan
 from regard.layers.block import Block
 from regard.layers.cache import NO_CACHE, Cache
 from regard.layers.context import Context
-from regard.layers.masks import Full, Mask
+from regard.layers.masks import FULL, Mask
+from regard.layers.positions import NoPositions, Positions
+from regard.layers.schemes import make_positions
 
 
 class Stack(nn.Module):
-    def __init__(self, config: ModelConfig, blocks: Iterable[Block], mask: Mask) -> None:
+    """`place` is encoder or decoder; it says which position schemes make sense."""
+
+    def __init__(self, config: ModelConfig, blocks: Iterable[Block], mask: Mask, place: str) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
         # Pre-norm leaves the residual sum unnormalised; post-norm blocks already end on a norm.
         self.norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
-        self.mask = mask
+        self.mask, self.d_head, self.dropout = mask, config.d_head, config.attention_dropout
+        name = config.encoder_positions if place == "encoder" else ""
+        first = make_positions(config, place, name or config.positions)
+        own = (make_positions(config, place, name) for _ in self.blocks[1:]) if first.per_layer else ()
+        self.schemes = nn.ModuleList([first, *own])  # one for all blocks, or one each
+        crosses = any("cross" in block.sublayers for block in self.blocks)  # type: ignore[operator]
+        self.cross_scheme = make_positions(config, "cross", config.cross_positions) if crosses else NoPositions()
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Token embeddings with what the scheme adds to them, (B, T, C)."""
+        return self.schemes[0].embed(x, positions)  # type: ignore[operator]
 
     def forward(
         self,
@@ -29,15 +44,20 @@ class Stack(nn.Module):
         memory: Tensor | None = None,  # (B', S, C)
         memory_positions: Tensor | None = None,  # (B', S)
         cache: Cache = NO_CACHE,
+        mask: Mask | None = None,  # instead of the stack's own
     ) -> Tensor:
-        ctx = Context(
-            positions=positions,
-            self_plan=make_plan(self.mask, positions, cache.key_positions(positions)),
-            cache=cache,
-            memory=memory,
-            memory_plan=None if memory_positions is None else make_plan(Full(), positions, memory_positions),
-        )
-        for block in self.blocks:
-            x = block(x, ctx)
+        keys = cache.key_positions(positions)
+        plans = [self._plan(mask or self.mask, positions, keys, scheme) for scheme in self.schemes]
+        memory_plan = None
+        if memory_positions is not None:
+            grouped = positions.reshape(memory_positions.shape[0], -1)  # hypotheses of one sentence share its memory
+            memory_plan = self._plan(FULL, grouped, memory_positions, self.cross_scheme)
+        ctx = Context(positions, plans[0], cache, self.schemes[0].rotation(positions), memory, memory_plan)  # type: ignore[operator]
+        for i, block in enumerate(self.blocks):
+            x = block(x, ctx if len(plans) == 1 else dataclasses.replace(ctx, self_plan=plans[i]))
         cache.advance(positions)
         return self.norm(x)
+
+    def _plan(self, mask: Mask, q: Tensor, k: Tensor, scheme: nn.Module) -> Plan:
+        assert isinstance(scheme, Positions)
+        return make_plan(mask, q, k, scheme, d_head=self.d_head, dropout=self.dropout if self.training else 0.0)

@@ -8,17 +8,27 @@
 |                              | of unit size too                                                   |
 | biases                       | 0                                                                  |
 | LayerNorm                    | gain 1, bias 0                                                     |
+| positions                    | as each scheme made itself (layers/)                               |
+| queries without 1/sqrt(D)    | smaller by sqrt(D): T5's scores are not scaled                     |
 """
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
+from regard.layers.attention import CrossAttention, SelfAttention
 from regard.layers.embedding import Embedding, Head
+from regard.layers.positions import Positions
+from regard.layers.stack import Stack
 
 
 def initialise(model: nn.Module) -> None:
+    schemes = [module for module in model.modules() if isinstance(module, Positions)]
+    theirs = {part for scheme in schemes for part in scheme.modules()}
     for module in model.modules():
+        if module in theirs:
+            continue
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
             if module.bias is not None:
@@ -28,3 +38,18 @@ def initialise(model: nn.Module) -> None:
             nn.init.zeros_(module.bias)
         elif isinstance(module, (Embedding, Head)):
             nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
+    for module in model.modules():
+        if isinstance(module, Stack):
+            shrink_unscaled_queries(module)
+
+
+@torch.no_grad()
+def shrink_unscaled_queries(stack: Stack) -> None:
+    for module in stack.modules():
+        if isinstance(module, SelfAttention):
+            scheme, queries = stack.schemes[0], module.qkv.weight[: module.d_queries]
+        elif isinstance(module, CrossAttention):
+            scheme, queries = stack.cross_scheme, module.q.weight
+        else:
+            continue
+        queries *= module.d_head**-0.5 / (scheme.scale or module.d_head**-0.5)  # type: ignore[operator]

@@ -5,9 +5,6 @@ Shapes: source (B, S) and target (B, T) ids, hidden (B, T, C), logits (B, T, V).
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -16,10 +13,10 @@ from regard.errors import RegardError
 from regard.layers.block import decoder_block, encoder_block
 from regard.layers.cache import NO_CACHE, Cache, StepCache
 from regard.layers.embedding import Embedding, Head
-from regard.layers.masks import Causal, Full, positions_of
-from regard.layers.positions import make_positions
+from regard.layers.masks import CAUSAL, FULL, positions_of, window
 from regard.layers.stack import Stack
 from regard.models.init import initialise
+from regard.models.sizes import resolve_sizes
 from regard.text.tokenizer import PAD
 
 
@@ -31,10 +28,11 @@ class Transformer(nn.Module):
         self.target_embedding = (
             self.source_embedding if config.tie == "all" else Embedding(config.target_vocab, config.d_model)
         )
-        self.positions = make_positions(config)
         self.dropout = nn.Dropout(config.dropout)
-        self.encoder = Stack(config, (encoder_block(config) for _ in range(config.n_encoder_layers)), Full())
-        self.decoder = Stack(config, (decoder_block(config) for _ in range(config.n_decoder_layers)), Causal())
+        encoder = (encoder_block(config) for _ in range(config.n_encoder_layers))
+        self.encoder = Stack(config, encoder, window(FULL, config.window), "encoder")
+        decoder = (decoder_block(config) for _ in range(config.n_decoder_layers))
+        self.decoder = Stack(config, decoder, window(CAUSAL, config.window), "decoder")
         self.head = Head(
             nn.Parameter(torch.empty(config.target_vocab, config.d_model))
             if config.tie == "none"
@@ -45,14 +43,14 @@ class Transformer(nn.Module):
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """The memory (B, S, C) that the decoder reads, and the positions of its tokens (B, S)."""
         positions = positions_of(source, PAD)
-        x = self.dropout(self.positions.embed(self.source_embedding(source), positions))
+        x = self.dropout(self.encoder.embed(self.source_embedding(source), positions))
         return self.encoder(x, positions), positions
 
     def decode(
         self, target: Tensor, positions: Tensor, memory: Tensor, memory_positions: Tensor, cache: Cache = NO_CACHE
     ) -> Tensor:
         """Hidden vectors (B, T, C) of the target tokens."""
-        x = self.dropout(self.positions.embed(self.target_embedding(target), positions))
+        x = self.dropout(self.decoder.embed(self.target_embedding(target), positions))
         return self.decoder(x, positions, memory, memory_positions, cache)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
@@ -66,7 +64,7 @@ class Transformer(nn.Module):
 
     def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
         """Logits (N, V) after one more token (N,) of each hypothesis; N is a multiple of the sentences in `state`."""
-        positions = torch.full_like(tokens, state.cache.filled)[:, None]
+        positions = state.cache.next_positions(tokens)
         hidden = self.decode(tokens[:, None], positions, state.memory, state.memory_positions, state.cache)
         return self.head(hidden[:, -1])
 
@@ -96,24 +94,8 @@ PRESETS = {
 
 
 def resolve(config: ModelConfig) -> ModelConfig:
-    """Sizes left at 0 are the preset's; impossible ones are refused."""
-    if config.preset not in PRESETS:
-        raise RegardError(f"unknown model.preset '{config.preset}': choose one of {', '.join(PRESETS)}")
-    sizes: dict[str, Any] = {name: getattr(config, name) or size for name, size in PRESETS[config.preset].items()}
-    config = dataclasses.replace(config, **sizes)
-    for name in (*sizes, "max_len"):
-        if getattr(config, name) < 1:
-            raise RegardError(f"model.{name} must be at least 1, not {getattr(config, name)}")
-    for name in ("dropout", "attention_dropout", "ff_dropout"):
-        if not 0 <= getattr(config, name) < 1:
-            raise RegardError(f"model.{name} must be from 0 to below 1, not {getattr(config, name)}")
-    if not config.position_base > 0:
-        raise RegardError(f"model.position_base must be above 0, not {config.position_base}")
-    if config.d_model % config.n_heads:
-        raise RegardError(
-            f"model.d_model {config.d_model} cannot be split into model.n_heads {config.n_heads}: "
-            f"choose a width that is a multiple of the heads"
-        )
+    """The sizes this model will have; impossible ones are refused."""
+    config = resolve_sizes(config, PRESETS)
     if config.tie == "all" and config.source_vocab != config.target_vocab:
         raise RegardError(
             f"model.tie 'all' needs one vocabulary for both languages, but they have {config.source_vocab} and "

@@ -1,0 +1,154 @@
+"""Additive relative positions: a number for each head and distance, added to the scores.
+
+All but FIRE depend on the distance k - q alone, so a whole (T, S) bias is one vector over 2T - 1 distances per head: one
+picture, one look-up in every kernel, and gradients through H x (2T-1) numbers instead of H x T x T. Everything is fp32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.layers.positions import Positions
+
+
+class Relative(Positions):
+    relative: ClassVar[bool] = True
+    toeplitz: ClassVar[bool] = True
+
+    def of(self, distance: Tensor) -> Tensor:
+        """The bias of distances k - q (integers of any shape), (H, *shape)."""
+        raise NotImplementedError
+
+    def bias(self, q: Tensor, k: Tensor) -> Tensor:
+        return self.of(k - q)
+
+
+class ALiBi(Relative):
+    """-m_h |q - k| with fixed slopes: each head has its own horizon."""
+
+    slopes: Tensor
+
+    def __init__(self, n_heads: int) -> None:
+        super().__init__()
+        self.register_buffer("slopes", alibi_slopes(n_heads), persistent=False)  # (H,)
+
+    def of(self, distance: Tensor) -> Tensor:
+        return -per_head(self.slopes, distance) * distance.abs()
+
+
+def alibi_slopes(n_heads: int) -> Tensor:
+    """2^(-8h/H), h = 1..H, for a power of two; otherwise the slopes of the power below, and every other of the one above."""
+    below = 2 ** math.floor(math.log2(n_heads))
+    slopes = [2 ** (-8 * h / below) for h in range(1, below + 1)]
+    slopes += [2 ** (-8 * h / (2 * below)) for h in range(1, 2 * below + 1, 2)]
+    return torch.tensor(slopes[:n_heads])
+
+
+class T5Bias(Relative):
+    """A learned number for each head and bucket of distances: exact buckets near by, logarithmic ones to `max_distance`.
+
+    T5 does not divide the scores by sqrt(D); the queries start that much smaller instead (models/init.py).
+    """
+
+    scale = 1.0
+
+    def __init__(self, n_heads: int, buckets: int, max_distance: int, bidirectional: bool) -> None:
+        super().__init__()
+        self.buckets, self.max_distance, self.bidirectional = buckets, max_distance, bidirectional
+        self.weight = nn.Parameter(torch.zeros(n_heads, buckets))
+
+    def of(self, distance: Tensor) -> Tensor:
+        return self.weight[:, t5_bucket(distance, self.buckets, self.max_distance, self.bidirectional)]
+
+
+def t5_bucket(distance: Tensor, buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
+    """Half of the buckets for each side if bidirectional; otherwise whatever is ahead shares bucket 0."""
+    offset: Tensor | int = 0
+    if bidirectional:
+        buckets //= 2
+        offset = (distance > 0) * buckets
+        back = distance.abs()
+    else:
+        back = (-distance).clamp(min=0)
+    exact = buckets // 2
+    # in fp32 and in this order: distance 64 lies exactly on the edge of a bucket
+    far = (
+        exact
+        + (torch.log(back.float().clamp(min=1) / exact) / math.log(max_distance / exact) * (buckets - exact)).long()
+    )
+    return offset + torch.where(back < exact, back, far.clamp(max=buckets - 1))
+
+
+LEAST = 0.01  # KERPLE's parameters stay above this
+
+
+class KerpleLog(Relative):
+    """-r1 ln(1 + r2 |q - k|), r1 and r2 learned per head."""
+
+    def __init__(self, n_heads: int) -> None:
+        super().__init__()
+        self.r1 = nn.Parameter(torch.rand(n_heads) * 2)
+        self.r2 = nn.Parameter(torch.rand(n_heads))
+
+    def of(self, distance: Tensor) -> Tensor:
+        r1, r2 = (per_head(r.clamp(min=LEAST), distance) for r in (self.r1, self.r2))
+        return -r1 * torch.log1p(r2 * distance.abs())
+
+
+class KerplePower(Relative):
+    """-a |q - k|^p, 0 < p <= 2, a and p learned per head."""
+
+    def __init__(self, n_heads: int) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.rand(n_heads))
+        self.p = nn.Parameter(torch.rand(n_heads) * 2)
+
+    def of(self, distance: Tensor) -> Tensor:
+        a, p = per_head(self.a.clamp(min=LEAST), distance), per_head(self.p.clamp(LEAST, 2), distance)
+        apart = distance.abs()
+        # |d|^p has no gradient by p at 0: worked at 1 there, then set to 0
+        return -a * torch.where(apart > 0, apart.clamp(min=1) ** p, 0.0)
+
+
+class FIRE(Positions):
+    """f(psi(q - k) / psi(max(L, q))), psi(x) = ln(c x + 1), f a network 1 -> width -> H.
+
+    Distances are seen relative to the query's own position, so all lengths fill the same interval [0, 1]; below the threshold
+    L they are not stretched that far. c and L are learned. In an encoder, the later of the two positions takes q's place.
+    """
+
+    relative: ClassVar[bool] = True
+    per_layer: ClassVar[bool] = True
+    refuses: ClassVar = {
+        "cross": "FIRE measures distances against the query's position, which says nothing of the source's length"
+    }
+
+    def __init__(self, n_heads: int, width: int, threshold: float) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(1, width), nn.Linear(width, n_heads)
+        self.c = nn.Parameter(torch.tensor(0.1))
+        self.stretch = nn.Parameter(torch.tensor(1.0))  # learned factor of the threshold
+        self.threshold = threshold
+
+    def psi(self, x: Tensor) -> Tensor:
+        return torch.log1p(self.c.abs() * x)
+
+    def share(self, q: Tensor, k: Tensor) -> Tensor:
+        """What f is asked about: from 0 (the same place) to 1 (the beginning, seen from beyond L)."""
+        furthest = torch.maximum(q, k).float().maximum((self.threshold * self.stretch).abs())
+        return self.psi((q - k).abs().float()) / (self.psi(furthest) + 1e-6)
+
+    def bias(self, q: Tensor, k: Tensor) -> Tensor:
+        with torch.autocast(q.device.type, enabled=False):
+            hidden = F.relu(self.inner(self.share(q, k)[..., None]))
+            return self.outer(hidden).movedim(-1, 0)  # (H, ...)
+
+
+def per_head(x: Tensor, like: Tensor) -> Tensor:
+    """(H,) -> (H, 1, 1, ...), to broadcast over `like`."""
+    return x.view(-1, *(1,) * like.dim())

@@ -1,0 +1,45 @@
+"""Position schemes by name, with the settings each of them reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from regard.config import ModelConfig
+from regard.errors import RegardError
+from regard.layers.contextual import CoPE, Shaw
+from regard.layers.positions import Learned, Linear, NoPositions, Positions, Sinusoidal
+from regard.layers.relative import FIRE, ALiBi, KerpleLog, KerplePower, T5Bias
+from regard.layers.rotary import rope, yarn
+
+# name -> a scheme for a place: encoder, decoder or cross
+SCHEMES: dict[str, Callable[[ModelConfig, str], Positions]] = {
+    "none": lambda c, place: NoPositions(),
+    "linear": lambda c, place: Linear(c.d_model, c.max_len),
+    "sinusoidal": lambda c, place: Sinusoidal(c.d_model, c.max_len, c.position_base),
+    "learned": lambda c, place: Learned(c.d_model, c.max_len),
+    "shaw": lambda c, place: Shaw(c.d_head, c.shaw_clip),
+    "t5": lambda c, place: T5Bias(c.n_heads, c.t5_buckets, c.t5_max_distance, bidirectional=place != "decoder"),
+    "rope": lambda c, place: rope(c.d_head, c.position_base, c.rope_scaling, c.rope_factor),
+    "yarn": lambda c, place: yarn(c.d_head, c.position_base, c.rope_factor, c.trained_len, c.yarn_slow, c.yarn_fast),
+    "alibi": lambda c, place: ALiBi(c.n_heads),
+    "kerple-log": lambda c, place: KerpleLog(c.n_heads),
+    "kerple-power": lambda c, place: KerplePower(c.n_heads),
+    "fire": lambda c, place: FIRE(c.n_heads, c.fire_width, c.fire_threshold),
+    "cope": lambda c, place: CoPE(c.d_head, c.cope_positions or c.max_len),
+}
+
+
+def make_positions(config: ModelConfig, place: str, name: str | None = None) -> Positions:
+    """The scheme of one place in a model of resolved sizes, or the reason why it makes no sense there."""
+    name = name or config.positions
+    if name not in SCHEMES:
+        raise RegardError(f"unknown position scheme '{name}': choose one of {', '.join(SCHEMES)}")
+    if name in ("rope", "yarn") and config.d_head % 2:
+        raise RegardError(f"{name} turns pairs of numbers, but heads are {config.d_head} wide: choose an even width")
+    scheme = SCHEMES[name](config, place)
+    if place in scheme.refuses:
+        raise RegardError(f"positions '{name}' make no sense in {PLACES[place]}: {scheme.refuses[place]}")
+    return scheme
+
+
+PLACES = {"encoder": "an encoder", "decoder": "a decoder", "cross": "cross-attention"}

@@ -1,0 +1,61 @@
+"""The decoder-only Transformer: p(x) = prod_t p(x_t | x_<t), every token predicted from those before it.
+
+Shapes: ids (B, T), hidden (B, T, C), logits (B, T, V).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from regard.config import ModelConfig
+from regard.layers.block import encoder_block
+from regard.layers.cache import NO_CACHE, Cache, StepCache
+from regard.layers.embedding import Embedding, Head
+from regard.layers.masks import CAUSAL, Mask, positions_of, window
+from regard.layers.stack import Stack
+from regard.models.init import initialise
+from regard.models.sizes import resolve_sizes
+from regard.text.tokenizer import PAD
+
+
+class GPT(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config = resolve_sizes(config, PRESETS)
+        self.embedding = Embedding(config.target_vocab, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        # its blocks are an encoder's, [self, ff]: only the mask makes it a decoder
+        blocks = (encoder_block(config) for _ in range(config.n_decoder_layers))
+        self.decoder = Stack(config, blocks, window(CAUSAL, config.window), "decoder")
+        tied = config.tie != "none"
+        self.head = Head(
+            self.embedding.weight if tied else nn.Parameter(torch.empty(config.target_vocab, config.d_model))
+        )
+        initialise(self)
+
+    def hidden(self, ids: Tensor, positions: Tensor, cache: Cache = NO_CACHE, mask: Mask | None = None) -> Tensor:
+        """(B, T, C)"""
+        x = self.dropout(self.decoder.embed(self.embedding(ids), positions))
+        return self.decoder(x, positions, cache=cache, mask=mask)
+
+    def forward(self, ids: Tensor, mask: Mask | None = None) -> Tensor:
+        """Logits (B, T, V) of the token after each token; rows are padded on the right."""
+        return self.head(self.hidden(ids, positions_of(ids, PAD), mask=mask))
+
+    def begin(self, prompt: Tensor) -> tuple[Tensor, StepCache]:
+        """Read prompts (B, T) of any lengths at once: the logits (B, V) after each, and the state `step` goes on from."""
+        cache, positions = StepCache(), positions_of(prompt, PAD)
+        hidden = self.hidden(prompt, positions, cache)
+        last = positions.argmax(1)
+        return self.head(hidden[torch.arange(len(prompt), device=prompt.device), last]), cache
+
+    def step(self, tokens: Tensor, state: StepCache) -> Tensor:
+        """Logits (N, V) after one more token (N,) of each row."""
+        return self.head(self.hidden(tokens[:, None], state.next_positions(tokens), state)[:, -1])
+
+
+PRESETS = {
+    "gpt-tiny": {"n_decoder_layers": 4, "d_model": 128, "n_heads": 4, "d_ff": 512},
+    "gpt-small": {"n_decoder_layers": 6, "d_model": 256, "n_heads": 4, "d_ff": 1024},
+}

@@ -1,0 +1,49 @@
+"""The sizes of a model: those of its preset where none are given, and none that cannot be."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from regard.config import ModelConfig
+from regard.errors import RegardError
+
+
+def resolve_sizes(config: ModelConfig, presets: Mapping[str, Mapping[str, int]]) -> ModelConfig:
+    """Sizes left at 0 are the preset's or follow from others; impossible ones are refused."""
+    if config.preset not in presets:
+        raise RegardError(f"unknown model.preset '{config.preset}': choose one of {', '.join(presets)}")
+    sizes: dict[str, Any] = {name: getattr(config, name) or size for name, size in presets[config.preset].items()}
+    d_model, n_heads = sizes["d_model"], sizes["n_heads"]
+    if n_heads > 0 and d_model % n_heads and not config.d_head:
+        raise RegardError(
+            f"model.d_model {d_model} cannot be split into model.n_heads {n_heads}: "
+            f"choose a width that is a multiple of the heads, or give model.d_head"
+        )
+    sizes["d_head"] = config.d_head or (d_model // n_heads if n_heads > 0 else 0)
+    sizes["n_kv_heads"] = config.n_kv_heads or n_heads
+    config = dataclasses.replace(config, **sizes)
+    check(config, sizes)
+    return config
+
+
+def check(config: ModelConfig, sizes: Mapping[str, int]) -> None:
+    for name in (*sizes, "max_len", "trained_len", "shaw_clip", "t5_buckets", "fire_width"):
+        if getattr(config, name) < 1:
+            raise RegardError(f"model.{name} must be at least 1, not {getattr(config, name)}")
+    for name in ("dropout", "attention_dropout", "ff_dropout"):
+        if not 0 <= getattr(config, name) < 1:
+            raise RegardError(f"model.{name} must be from 0 to below 1, not {getattr(config, name)}")
+    for name in ("position_base", "rope_factor", "yarn_slow", "yarn_fast", "fire_threshold"):
+        if not getattr(config, name) > 0:
+            raise RegardError(f"model.{name} must be above 0, not {getattr(config, name)}")
+    if config.n_heads % config.n_kv_heads:
+        raise RegardError(
+            f"model.n_heads {config.n_heads} cannot share model.n_kv_heads {config.n_kv_heads} evenly: "
+            f"choose a divisor of the heads"
+        )
+    if config.t5_max_distance <= config.t5_buckets // 2:
+        raise RegardError(
+            f"model.t5_max_distance {config.t5_max_distance} must be above half of model.t5_buckets {config.t5_buckets}"
+        )
