@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from regard.cli_look import look_app, study_app
 from regard.errors import RegardError
 
 app = typer.Typer(
@@ -27,6 +28,8 @@ app = typer.Typer(
 )
 tokenizer_app = typer.Typer(help="Train and try tokenizers.", no_args_is_help=True)
 app.add_typer(tokenizer_app, name="tokenizer")
+app.add_typer(look_app, name="look")
+app.add_typer(study_app, name="study")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object (a line each for translations).")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
@@ -118,7 +121,7 @@ def translate(
 
     options = {"beam": beam, "nbest": nbest, "length_penalty": length_penalty, "min_len": min_len}
     options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    translate_command(texts, model, input, output, json, device, options | decode_settings(context))
+    translate_command(texts, model, input, output, json, device, options | section_settings(context, "decode"))
 
 
 @app.command()
@@ -138,15 +141,37 @@ def evaluate(
     """Score a model on a test set: BLEU and chrF with signatures, perplexity, BLEU by length; hypotheses are saved."""
     from regard.cli_translate import evaluate_command
 
-    options = {"beam": beam, "length_penalty": length_penalty} | decode_settings(context)
+    options = {"beam": beam, "length_penalty": length_penalty} | section_settings(context, "decode")
     evaluate_command(run, data, root, output, json, device, options)
 
 
 @app.command()
-def doctor(json: Json = False) -> None:
-    """Say what this machine has: versions, device, precision, folders; and what is missing."""
-    from regard.doctor import examine
+def doctor(
+    context: typer.Context,
+    target: Annotated[
+        Path | None, typer.Argument(help="With --explain: a run or model folder, or a recipe; without, every scheme.")
+    ] = None,
+    why: Annotated[
+        bool, typer.Option("--explain", help="Say which kernel each attention layer gets, and why.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="With --explain: auto, cpu or cuda, which need not be here.")] = "auto",
+    length: Annotated[
+        int | None, typer.Option(help="With --explain: tokens in training; by default the model's longest, or 4096.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say what this machine has: versions, device, precision, folders; and what is missing.
 
+    With --explain: which kernel attention runs on. Model settings can be tried: --model.positions rope, ...
+    """
+    from regard.doctor import examine, explain, table
+
+    if why:
+        section_settings(context, "model")
+        rows = explain(target, context.obj, device, length)
+        return print_result({"layers": [vars(row) for row in rows]}, True) if json else print(table(rows))
+    if target or length is not None or context.obj or device != "auto":
+        raise RegardError("a model, a device, a length and settings belong to `regard doctor --explain`: add --explain")
     print_result(examine(), json)
 
 
@@ -254,12 +279,12 @@ def split_settings(words: list[str]) -> tuple[list[str], dict[str, str]]:
     return rest, settings
 
 
-def decode_settings(context: typer.Context) -> dict[str, str]:
-    """The settings of a command that can only change how a model decodes."""
-    wrong = [name for name in context.obj if not name.startswith("decode.")]
+def section_settings(context: typer.Context, section: str) -> dict[str, str]:
+    """The settings given to a command that only takes those of one section, by their names there."""
+    wrong = [name for name in context.obj if not name.startswith(f"{section}.")]
     if wrong:
-        raise RegardError(f"--{wrong[0]} belongs to training: here only --decode.NAME settings can be given")
-    return {name.removeprefix("decode."): value for name, value in context.obj.items()}
+        raise RegardError(f"--{wrong[0]} does not belong here: only --{section}.NAME settings can be given")
+    return {name.removeprefix(f"{section}."): value for name, value in context.obj.items()}
 
 
 def print_result(result: dict[str, Any], as_json: bool) -> None:

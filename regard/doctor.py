@@ -1,17 +1,33 @@
-"""What this machine has for Regard."""
+"""What this machine has for Regard, and which kernel the attention of a model would run on."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import platform
 import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
 import regard
+from regard import config as configs
+from regard import folder
+from regard.config import POSITIONS, Config, ModelConfig
 from regard.data.shards import cache_folder
 from regard.device import cores, describe, peak_flops, pick_device, pick_precision
+from regard.errors import RegardError
+from regard.files import read_json
+from regard.layers.attend import Situation, choose
+from regard.layers.masks import FULL
+from regard.layers.stack import Stack
+from regard.look.positions import scheme_at
+from regard.models import gpt
+from regard.models.transformer import Transformer
 
 LIBRARIES = (
     "torch",
@@ -20,6 +36,7 @@ LIBRARIES = (
     "sacrebleu",
     "numpy",
     "zstandard",
+    "matplotlib",
     "triton",
     "transformers",
     "fastapi",
@@ -48,3 +65,111 @@ def _version(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
+
+
+# ---- which kernel, and why -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one kind of attention runs on in one situation."""
+
+    layer: str  # decoder.0-5.self: blocks 0 to 5 do the same
+    positions: str
+    when: str
+    kernel: str
+    why: str
+    fast: bool
+
+
+def explain(target: Path | None, settings: Mapping[str, Any], device: str, length: int | None = None) -> list[Row]:
+    """For a run, a model folder or a recipe, or without any for a causal decoder with each of the position schemes.
+
+    `settings` are dotted, {"model.positions": "rope"}. The device need not be here, and no weight is ever made. `length` is
+    that of training rows; by default the model's longest, or 4096.
+    """
+    device = kind_of_device(device)
+    if length is not None and length < 1:
+        raise RegardError(f"--length must be at least 1, not {length}")
+    with torch.device("meta"):
+        if target is not None:
+            config = model_config(target, settings)
+            model = gpt.GPT(config) if config.preset in gpt.PRESETS else Transformer(config)
+            return explain_model(model, device, length or config.max_len)
+        config = built({"model": {"preset": "gpt-small"}}, settings)
+        names = [config.positions] if "model.positions" in settings else POSITIONS
+        models = (gpt.GPT(replace(config, positions=name)) for name in names)
+        return [row for model in models for row in explain_model(model, device, length or 4096)]
+
+
+def explain_model(model: nn.Module, device: str, length: int) -> list[Row]:
+    """Neighbouring blocks that do the same share their rows."""
+    rows = []
+    for name, stack in model.named_modules():
+        if not isinstance(stack, Stack):
+            continue
+        each = [block_rows(stack, i, name, model.config, device, length) for i in range(len(stack.blocks))]  # type: ignore[arg-type]
+        for same, group in itertools.groupby(range(len(each)), key=each.__getitem__):
+            blocks = [*group]
+            span = f"{blocks[0]}-{blocks[-1]}" if len(blocks) > 1 else f"{blocks[0]}"
+            rows += [replace(row, layer=f"{name}.{span}.{row.layer}") for row in same]
+    return rows
+
+
+def block_rows(stack: Stack, i: int, place: str, config: ModelConfig, device: str, length: int) -> list[Row]:
+    """The rows of block i, whose layer is only `self` or `cross` yet."""
+    scheme = stack.schemes[i % len(stack.schemes)]  # one for all blocks, or one each
+    training = Situation(device, length, True, stack.mask, scheme, stack.d_head, stack.dropout)  # type: ignore[arg-type]
+    rows = two_rows("self", scheme_at(config, place), training, place == "encoder")
+    if "cross" in stack.blocks[i].sublayers:  # type: ignore[operator]
+        cross = replace(training, own=False, mask=FULL, scheme=stack.cross_scheme)
+        rows += two_rows("cross", scheme_at(config, "cross"), cross, reads=False)
+    return rows
+
+
+def two_rows(layer: str, positions: str, training: Situation, reads: bool) -> list[Row]:
+    """In training, and in use: an encoder reads a whole source, a decoder adds a token to its cache."""
+    used = replace(training, dropout=0.0) if reads else replace(training, dropout=0.0, queries=1, own=False)
+    times = {
+        f"training, {training.queries} tokens": training,
+        "reading a source" if reads else "decoding a token": used,
+    }
+    choices = {when: choose(situation) for when, situation in times.items()}
+    return [Row(layer, positions, when, c.kernel, c.why, c.fast) for when, c in choices.items()]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Rows under their names; `!` marks what is slower than it could be."""
+    cells = [("layer", "positions", "when", "kernel", "why")]
+    cells += [(row.layer, row.positions, row.when, row.kernel, row.why) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    marks = [" ", *("  " if row.fast else "! " for row in rows)]
+    lines = [
+        mark.ljust(2) + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for mark, line in zip(marks, cells, strict=True)
+    ]
+    return "\n".join(lines + (["! not on the fast path"] if not all(row.fast for row in rows) else []))
+
+
+def model_config(target: Path, settings: Mapping[str, Any]) -> ModelConfig:
+    """The model of a run (finished or not), of a model folder or of a recipe, with settings written over it."""
+    recipe = target / "config.toml" if (target / "config.toml").exists() else target
+    if recipe.is_file() or recipe.suffix == ".toml":
+        return built(configs.load(recipe), settings)
+    path = folder.find(target) / "config.json"
+    try:
+        return built({"model": read_json(path)["model"]}, settings)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise RegardError(f"{path} is not a model's configuration ({type(error).__name__}: {error})") from None
+
+
+def built(values: dict[str, Any], settings: Mapping[str, Any]) -> ModelConfig:
+    return configs.build(configs.override(values, settings), Config).model
+
+
+def kind_of_device(name: str) -> str:
+    """cpu or cuda, whether it is here or not."""
+    kind = pick_device(name).type if name == "auto" else name.split(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise RegardError(f"unknown device '{name}': use auto, cpu, cuda or cuda:N")
+    return kind

@@ -66,9 +66,10 @@ def _stdin(content: bytes):
 def test_help_does_not_import_torch() -> None:
     code = "import sys, regard.cli; from typer.testing import CliRunner; "
     code += "r = CliRunner().invoke(regard.cli.app, ['--help']); "
-    code += "assert r.exit_code == 0 and 'translate' in r.output; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    code += "assert r.exit_code == 0 and 'translate' in r.output; "
+    code += "print([name for name in ('torch', 'numpy', 'matplotlib') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
+    assert done.stdout.strip() == "[]"
 
 
 def test_translate_sentences_files_and_stdin(run: Path, capfd, monkeypatch, tmp_path: Path) -> None:
@@ -145,6 +146,60 @@ def test_doctor_and_settings(capfd, monkeypatch) -> None:
     assert call(capfd, monkeypatch, "--version")[1].strip() == "0.1.0"
 
 
+def test_doctor_explains_kernels(run: Path, capfd, monkeypatch) -> None:
+    code, out, _ = call(capfd, monkeypatch, "doctor", "--explain", str(run), "--device", "cuda", "--length", "256")
+    header, *lines = out.splitlines()
+    assert code == 0
+    assert header.split() == ["layer", "positions", "when", "kernel", "why"]
+    assert [line.split()[0] for line in lines[::2]] == ["encoder.0.self", "decoder.0.self", "decoder.0.cross"]
+    assert "training, 256 tokens" in lines[0]
+    words = ["doctor", "--explain", str(run / "model"), "--json", "--model.positions=alibi", "--device", "cuda"]
+    _, out, _ = call(capfd, monkeypatch, *words)
+    first = json.loads(out)["layers"][0]
+    assert (first["positions"], first["when"], first["fast"]) == ("alibi", "training, 64 tokens", True)
+    _, out, _ = call(capfd, monkeypatch, "doctor", "--explain")
+    assert "! decoder.0-5.self  cope" in out
+
+
+def test_look_positions_writes_a_picture_or_numbers(capfd, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = call(capfd, monkeypatch, "look", "positions", "alibi", "--length", "9")
+    assert (code, out) == (0, "positions-alibi.png\n")
+    assert (tmp_path / "positions-alibi.png").read_bytes().startswith(b"\x89PNG")
+    words = ["look", "positions", "kerple-log", "--png", "here/k.png", "--length", "9"]
+    assert call(capfd, monkeypatch, *words)[1] == "here/k.png\n"
+    assert (tmp_path / "here" / "k.png").exists()
+    words = ["look", "positions", "alibi", "--json", "--length", "3", "--model.n_heads", "2"]
+    panel = json.loads(call(capfd, monkeypatch, *words)[1])["panels"][0]
+    assert panel["at"] == [-2, -1, 0]
+    assert panel["lines"] == {"head 0": [-0.125, -0.0625, 0], "head 1": [-0.0078125, -0.00390625, 0]}
+
+
+def test_look_positions_shows_what_a_model_has(run: Path, capfd, monkeypatch) -> None:
+    words = ["look", "positions", "sinusoidal", "--json", "--length", "2", "--model", str(run)]
+    code, out, _ = call(capfd, monkeypatch, *words)
+    (panel,) = json.loads(out)["panels"]
+    assert code == 0
+    assert [row[:2] for row in panel["values"]] == [[0, 1], [0.841471, 0.540302]]
+
+
+def test_studies_are_listed_and_run(capfd, monkeypatch, tmp_path: Path) -> None:
+    code, out, _ = call(capfd, monkeypatch, "study")
+    assert code == 0
+    assert [line.split()[2] for line in out.splitlines()] == ["dictionary", "positions"]
+    assert "order_110" in call(capfd, monkeypatch, "study", "dictionary")[1]
+    assert isinstance(json.loads(call(capfd, monkeypatch, "study", "dictionary", "--json")[1]), dict)
+
+    import regard.studies.positions as positions
+
+    asked: dict[str, object] = {}
+    monkeypatch.setattr(positions, "study", lambda **options: asked.update(options) or options["out"])
+    words = ["study", "positions", "--out", str(tmp_path / "s"), "--schemes", "rope,none", "--steps", "7", "--quick"]
+    assert call(capfd, monkeypatch, *words)[:2] == (0, f"{tmp_path / 's'}\n")
+    expected = {"out": tmp_path / "s", "data": None, "steps": 7, "schemes": ("rope", "none"), "jobs": 1}
+    assert asked == {**expected, "device": "auto", "quick": True}
+
+
 BAD = [
     (["translate", "x"], "no model given"),
     (["translate", "-m", "nowhere", "x"], "no model at nowhere"),
@@ -156,7 +211,7 @@ BAD = [
     (["train", "{recipe}", "--run", "{tmp}/r", "--train.patience.x", "3"], "train.patience"),
     (["train", "{recipe}", "--run", "{tmp}/r", "--train.steps", "inf"], "train.steps"),
     (["train", "{recipe}", "--run", "{tmp}/r", "--tokenizer.joint=false"], "set tokenizer.joint true"),
-    (["translate", "-m", "{run}", "--train.steps", "3", "x"], "--train.steps belongs to training"),
+    (["translate", "-m", "{run}", "--train.steps", "3", "x"], "--train.steps does not belong here"),
     (["translate", "-m", "{run}", "--decode.beem", "3", "x"], "decode.beem"),
     (["translate", "-m", "{run}", "--top-k", "3", "x"], "give a --temperature"),
     (["train", "{recipe}", "--run", "{tmp}/r", "--model.d_model", "33"], "cannot be split into model.n_heads 2"),
@@ -167,6 +222,18 @@ BAD = [
     (["translate", "-m", "{run}", "they sleep " * 40], "longer"),
     (["translate", "-m", "{run}", "-i", "none.txt"], "none.txt"),
     (["tokenizer", "encode", "none.json", "x"], "none.json"),
+    (["doctor", "{run}"], "add --explain"),
+    (["doctor", "--explain", "nowhere"], "no model at nowhere"),
+    (["doctor", "--explain", "--train.steps", "3"], "--train.steps does not belong here"),
+    (["doctor", "--explain", "--model.positions", "rotary"], "model.positions"),
+    (["look", "positions", "none"], "nothing to draw"),
+    (["look", "positions", "rope", "--length", "1"], "--length"),
+    (["look", "positions", "rope", "--model.d_head", "33"], "even width"),
+    (["look", "positions", "rope", "--model.d_hed", "32"], "model.d_head"),
+    (["look", "positions", "rope", "--model", "{run}"], "it has sinusoidal"),
+    (["look", "positions", "rope", "--model", "{run}", "--model.d_head", "8"], "leave out --model.d_head"),
+    (["look", "positions", "alibi", "--png", "{recipe}/x.png"], "cannot write"),
+    (["study", "dictionary", "--model.d_model", "8"], "--model.d_model does not belong here"),
 ]
 
 

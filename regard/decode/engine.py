@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from regard.config import DecodeConfig
 from regard.decode.beam import beam_search
 from regard.decode.rules import Decoder, Hypothesis, check, length_limits
 from regard.decode.sampling import sample
 from regard.errors import RegardError
-from regard.text.tokenizer import EOS, PAD
+from regard.look.record import labelled, listening, paused
+from regard.text.tokenizer import EOS, PAD, SOS
 
 
 def decode(
@@ -46,6 +48,16 @@ def decode(
 def decode_batch(
     model: Decoder, source: Tensor, rows: list[int], options: DecodeConfig, max_len: int
 ) -> list[list[Hypothesis]]:
+    with paused(model):  # hypotheses change places at every step
+        found = search(model, source, rows, options, max_len)
+    if listening(model):
+        reread(model, source, rows, [ranked[0] for ranked in found])
+    return found
+
+
+def search(
+    model: Decoder, source: Tensor, rows: list[int], options: DecodeConfig, max_len: int
+) -> list[list[Hypothesis]]:
     limits = length_limits((source != PAD).sum(1), options, max_len)
     if options.temperature == 0 and options.beam > 1:
         return beam_search(model, source, limits, options)
@@ -54,6 +66,15 @@ def decode_batch(
     flat = sample(model, source.repeat_interleave(n, 0), limits.repeat_interleave(n), seeds, options)
     ranked = (sorted(flat[i : i + n], key=lambda h: -h.score) for i in range(0, len(flat), n))
     return list(ranked)
+
+
+@torch.no_grad()
+def reread(model: nn.Module, source: Tensor, rows: list[int], best: list[Hypothesis]) -> None:
+    """One forced forward over the best hypotheses, for whoever records: the same weights as during the search."""
+    written = [[SOS, *h.tokens, *([EOS] if h.ended else [])] for h in best]
+    target = [torch.tensor(ids[:-1], device=source.device) for ids in written]  # the last token is said, never read
+    with labelled(model, rows, written):
+        model(source, pad_sequence(target, batch_first=True, padding_value=PAD))
 
 
 def batches(sources: Sequence[Sequence[int]], options: DecodeConfig) -> Iterator[list[int]]:

@@ -1,9 +1,9 @@
 """The kernels of attention: softmax(q k^T * scale + bias, over the keys a query may see) v, one signature for all.
 
-`reference` spells the formula out and is the definition; `sdpa` is torch's fused kernel; `flex` is FlexAttention, which skips
-the blocks of keys that a mask hides; `toeplitz` is Regard's own for biases of distance (layers/toeplitz.py). A `Plan` says
-which of them runs, over which mask and bias; it is made once per forward, outside the layers and outside whatever is compiled,
-so a layer has no branch on features.
+`reference` spells the formula out and is the definition; `sdpa` is torch's fused kernel; `flex` is FlexAttention, which
+skips the blocks of keys that a mask hides; `toeplitz` is Regard's own for biases of distance (layers/toeplitz.py). A `Plan`
+says which of them runs, over which mask and bias; it is made once per forward, outside the layers and outside whatever is
+compiled, so a layer has no branch on features.
 
 Shapes: q (B, H, T, D), k and v (B, G, S, D) with H a multiple of G, result (B, H, T, D).
 """
@@ -65,22 +65,32 @@ class Plan:
 
 def weights(q: Tensor, k: Tensor, plan: Plan) -> Tensor:
     """The attention weights themselves, (B, H, T, S), in fp32. A query that may look nowhere gets zeros, not NaN."""
-    scores = masked_scores(q, k, plan)
-    nowhere = scores.amax(-1, keepdim=True) == -torch.inf
-    return scores.masked_fill(nowhere, 0.0).softmax(-1).masked_fill(nowhere, 0.0)
+    return softmax_over(raw_scores(q, k, plan), plan.seen())
+
+
+def softmax_over(scores: Tensor, seen: Tensor | None) -> Tensor:
+    """exp(e_i) / sum exp(e_j), over the keys that may be seen. A query that may look nowhere gets zeros, not NaN."""
+    if seen is None:
+        return scores.softmax(-1)
+    nowhere = ~seen.any(-1, keepdim=True)
+    return scores.masked_fill(~seen & ~nowhere, -torch.inf).softmax(-1).masked_fill(nowhere, 0.0)
 
 
 def masked_scores(q: Tensor, k: Tensor, plan: Plan) -> Tensor:
     """What the softmax is taken of, (B, H, T, S) in fp32, -inf where a query may not look."""
+    return raw_scores(q, k, plan).masked_fill(~plan.seen(), -torch.inf)
+
+
+def raw_scores(q: Tensor, k: Tensor, plan: Plan) -> Tensor:
+    """q k^T * scale with whatever the positions add, also where a query may not look."""
     scheme = plan.scheme
     scale = scheme.scale or q.shape[-1] ** -0.5
     scores = (q @ repeated(k, q).transpose(-2, -1)).float() * scale  # (B, H, T, S)
-    seen = plan.seen()
     if scheme.relative:
         scores = scores + plan.bias()
     if scheme.contextual:
-        scores = scheme.scores(scores, q, seen, (plan.q, plan.k))  # type: ignore[operator]
-    return scores.masked_fill(~seen, -torch.inf)
+        scores = scheme.scores(scores, q, plan.seen(), (plan.q, plan.k))  # type: ignore[operator]
+    return scores
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
@@ -123,11 +133,14 @@ def dense_mask(plan: Plan) -> Tensor | None:
     triangle = plan.index is not None and plan.mask.triangle
     if not plan.scheme.relative:
         return None if triangle else plan.seen()
-    bias = plan.bias()
     if triangle:  # the same for every row of the batch where the bias is
         n = plan.q.shape[1]
-        return bias.masked_fill(torch.ones(n, n, dtype=torch.bool, device=bias.device).triu(1), -torch.inf)
-    return bias.masked_fill(~plan.seen(), -torch.inf)
+        seen = torch.ones(n, n, dtype=torch.bool, device=plan.q.device).tril()
+    else:
+        seen = plan.seen()
+    bias = plan.bias().masked_fill(~seen, -torch.inf)
+    # Each row from its largest down: the softmax does not mind, and what matters stays exact in bf16.
+    return bias - bias.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(bias.dtype).min)
 
 
 # ---- flex -------------------------------------------------------------------------------------------------------------
@@ -153,22 +166,24 @@ def blocks(plan: Plan) -> Any:
 
 @torch.compiler.disable
 def toeplitz(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
-    """Regard's kernel for biases: linear memory, and gradients for every number of the bias."""
-    from regard.layers.toeplitz import attend
+    """Regard's kernels for biases: linear memory, and gradients for all that is learned."""
+    from regard.layers import fire, toeplitz
 
-    return attend(q, k, v, plan.ready, plan.scheme.scale)
+    room = toeplitz if plan.scheme.toeplitz else fire
+    return room.attend(q, k, v, plan.ready, plan.scheme.scale)
 
 
-def table_and_spans(plan: Plan) -> Any:
-    from regard.layers.toeplitz import Biased
+def tables(plan: Plan) -> Any:
+    from regard.layers import fire, toeplitz
 
-    return Biased(plan.scheme, plan.mask, *intervals(plan.mask, plan.q))
+    room: Any = toeplitz if plan.scheme.toeplitz else fire
+    return room.prepare(plan.scheme, plan.mask, plan.q)
 
 
 # ---- the choice -------------------------------------------------------------------------------------------------------
 
 SHORT = 128  # below this a dense mask costs nothing worth saving
-PREPARE: dict[Kernel, Callable[[Plan], Any]] = {sdpa: dense_mask, flex: blocks, toeplitz: table_and_spans}
+PREPARE: dict[Kernel, Callable[[Plan], Any]] = {sdpa: dense_mask, flex: blocks, toeplitz: tables}
 KERNELS: dict[str, Kernel] = {"reference": reference, "sdpa": sdpa, "flex": flex, "toeplitz": toeplitz}
 
 
@@ -204,12 +219,15 @@ def choose(s: Situation) -> Choice:
         return Choice("sdpa", "no bias: fused, with a mask for padding")
     if s.device == "cpu":
         return Choice("sdpa", "on a CPU: fused, with a dense mask")
-    if not s.own:
-        return Choice("sdpa", "queries over a cache or a memory: fused, with a dense mask of a few rows")
     if s.queries < SHORT:
-        return Choice("sdpa", f"fewer than {SHORT} queries: fused, with a dense mask")
+        few = f"fewer than {SHORT} queries" if s.own else "a few queries over a cache or a memory"
+        return Choice("sdpa", f"{few}: fused, with a dense mask")
+    if not s.own:
+        return Choice("sdpa", "a bias or window over other tokens: a dense mask, T x S in memory", fast=False)
     if s.dropout:
         return Choice("sdpa", "dropout on weights: fused, but with a dense mask, T x T in memory", fast=False)
+    if s.d_head < 16:
+        return Choice("sdpa", f"heads only {s.d_head} wide: fused, but with a dense mask, T x T in memory", fast=False)
     if not biased:
         return Choice("flex", f"{s.mask}: blocks that nobody sees are skipped")
     if s.d_head not in (16, 32, 64, 128):

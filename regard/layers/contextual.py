@@ -50,9 +50,9 @@ class Shaw(Contextual):
         return scores + products.gather(-1, self.which(places).expand_as(scores))
 
     def values(self, weights: Tensor, places: tuple[Tensor, Tensor]) -> Tensor:
-        by_distance = weights.new_zeros(*weights.shape[:-1], 2 * self.clip + 1)
-        by_distance = by_distance.scatter_add(-1, self.which(places).expand_as(weights), weights)
-        return by_distance @ self.added.to(weights.dtype)  # (B, H, T, D)
+        by_distance = weights.new_zeros(*weights.shape[:-1], 2 * self.clip + 1, dtype=torch.float32)
+        by_distance = by_distance.scatter_add(-1, self.which(places).expand_as(weights), weights.float())
+        return by_distance.to(weights.dtype) @ self.added.to(weights.dtype)  # (B, H, T, D)
 
 
 class CoPE(Contextual):
@@ -60,7 +60,10 @@ class CoPE(Contextual):
     worth counting; the score gains q_i . e[p_ij], interpolated between whole positions.
     """
 
-    refuses: ClassVar = dict.fromkeys(("encoder", "cross"), "CoPE counts from a key up to a later query, so it needs a causal decoder's self-attention")
+    refuses: ClassVar = dict.fromkeys(
+        ("encoder", "cross"),
+        "CoPE counts from a key up to a later query, so it needs a causal decoder's self-attention",
+    )
 
     def __init__(self, d_head: int, n_positions: int) -> None:
         super().__init__()

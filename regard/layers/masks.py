@@ -48,7 +48,7 @@ class Mask:
         if self.ahead is None:
             return first, None
         last = q + self.ahead
-        return first, torch.where(q > NOWHERE, last.clamp(min=self.prefix - 1), last)  # type: ignore[arg-type]
+        return first, torch.where(q > NOWHERE, last.clamp(min=self.prefix - 1), last)
 
     def __str__(self) -> str:
         kind = {None: "every key", 0: "earlier keys"}.get(self.ahead, f"{self.ahead} keys ahead")
@@ -65,6 +65,8 @@ def window(mask: Mask, width: int) -> Mask:
     """At most `width` tokens in each direction that the mask allows, the query's own included; 0: no window."""
     if not width:
         return mask
+    if mask.ahead == 0 and not mask.causal:
+        raise ValueError("a window over a prefix would be two spans: windows are for causal and full masks")
     return replace(mask, back=width - 1, ahead=0 if mask.causal else width - 1)
 
 

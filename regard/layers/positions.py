@@ -35,7 +35,7 @@ class Positions(nn.Module):
         return None
 
     def bias(self, q: Tensor, k: Tensor) -> Tensor:
-        """What is added to the scores of queries at positions q and keys at positions k: (H, *the shape they broadcast to)."""
+        """What is added to the scores of queries at positions q and keys at positions k, (H, *their common shape)."""
         raise NotImplementedError
 
     def table(self, n: int, device: torch.device | None = None) -> Tensor:

@@ -19,10 +19,21 @@ from regard.layers.positions import Positions
 class Relative(Positions):
     relative: ClassVar[bool] = True
     toeplitz: ClassVar[bool] = True
+    flat: int | None = None  # beyond this distance all biases on a side are one number
+
+    def theta(self) -> Tensor | None:
+        """The two numbers of each head that make its whole curve, (H, 2), where there are such."""
+        return None
+
+    def curve(self, theta: Tensor, distance: Tensor) -> Tensor:
+        """The bias of distances k - q (integers of any shape), (H, *shape), by those numbers."""
+        raise NotImplementedError
 
     def of(self, distance: Tensor) -> Tensor:
-        """The bias of distances k - q (integers of any shape), (H, *shape)."""
-        raise NotImplementedError
+        """The bias of distances k - q, (H, *shape)."""
+        theta = self.theta()
+        assert theta is not None
+        return self.curve(theta, distance)
 
     def bias(self, q: Tensor, k: Tensor) -> Tensor:
         return self.of(k - q)
@@ -60,10 +71,12 @@ class T5Bias(Relative):
     def __init__(self, n_heads: int, buckets: int, max_distance: int, bidirectional: bool) -> None:
         super().__init__()
         self.buckets, self.max_distance, self.bidirectional = buckets, max_distance, bidirectional
+        self.flat = max_distance
         self.weight = nn.Parameter(torch.zeros(n_heads, buckets))
 
     def of(self, distance: Tensor) -> Tensor:
-        return self.weight[:, t5_bucket(distance, self.buckets, self.max_distance, self.bidirectional)]
+        bucket = t5_bucket(distance, self.buckets, self.max_distance, self.bidirectional)
+        return self.weight.index_select(1, bucket.flatten()).unflatten(1, bucket.shape)
 
 
 def t5_bucket(distance: Tensor, buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
@@ -77,14 +90,17 @@ def t5_bucket(distance: Tensor, buckets: int, max_distance: int, bidirectional: 
         back = (-distance).clamp(min=0)
     exact = buckets // 2
     # in fp32 and in this order: distance 64 lies exactly on the edge of a bucket
-    far = (
-        exact
-        + (torch.log(back.float().clamp(min=1) / exact) / math.log(max_distance / exact) * (buckets - exact)).long()
-    )
+    ratio = torch.log(back.float().clamp(min=1) / exact) / math.log(max_distance / exact)
+    far = exact + (ratio * (buckets - exact)).long()
     return offset + torch.where(back < exact, back, far.clamp(max=buckets - 1))
 
 
-LEAST = 0.01  # KERPLE's parameters stay above this
+LEAST = 0.01  # KERPLE's parameters act as at least this
+
+
+def at_least(x: Tensor, most: float | None = None) -> Tensor:
+    """Clamped in value alone: a parameter beyond the edge still hears in which direction to go."""
+    return x + (x.clamp(LEAST, most) - x).detach()
 
 
 class KerpleLog(Relative):
@@ -95,8 +111,11 @@ class KerpleLog(Relative):
         self.r1 = nn.Parameter(torch.rand(n_heads) * 2)
         self.r2 = nn.Parameter(torch.rand(n_heads))
 
-    def of(self, distance: Tensor) -> Tensor:
-        r1, r2 = (per_head(r.clamp(min=LEAST), distance) for r in (self.r1, self.r2))
+    def theta(self) -> Tensor:
+        return torch.stack([at_least(self.r1), at_least(self.r2)], 1)
+
+    def curve(self, theta: Tensor, distance: Tensor) -> Tensor:
+        r1, r2 = (per_head(r, distance) for r in theta.unbind(1))
         return -r1 * torch.log1p(r2 * distance.abs())
 
 
@@ -108,8 +127,11 @@ class KerplePower(Relative):
         self.a = nn.Parameter(torch.rand(n_heads))
         self.p = nn.Parameter(torch.rand(n_heads) * 2)
 
-    def of(self, distance: Tensor) -> Tensor:
-        a, p = per_head(self.a.clamp(min=LEAST), distance), per_head(self.p.clamp(LEAST, 2), distance)
+    def theta(self) -> Tensor:
+        return torch.stack([at_least(self.a), at_least(self.p, 2)], 1)
+
+    def curve(self, theta: Tensor, distance: Tensor) -> Tensor:
+        a, p = (per_head(x, distance) for x in theta.unbind(1))
         apart = distance.abs()
         # |d|^p has no gradient by p at 0: worked at 1 there, then set to 0
         return -a * torch.where(apart > 0, apart.clamp(min=1) ** p, 0.0)
@@ -118,8 +140,9 @@ class KerplePower(Relative):
 class FIRE(Positions):
     """f(psi(q - k) / psi(max(L, q))), psi(x) = ln(c x + 1), f a network 1 -> width -> H.
 
-    Distances are seen relative to the query's own position, so all lengths fill the same interval [0, 1]; below the threshold
-    L they are not stretched that far. c and L are learned. In an encoder, the later of the two positions takes q's place.
+    Distances are seen relative to the query's own position, so all lengths fill the same interval [0, 1]; below the
+    threshold L they are not stretched that far. c and L are learned. In an encoder, the later of the two positions takes
+    q's place.
     """
 
     relative: ClassVar[bool] = True
@@ -145,8 +168,8 @@ class FIRE(Positions):
 
     def bias(self, q: Tensor, k: Tensor) -> Tensor:
         with torch.autocast(q.device.type, enabled=False):
-            hidden = F.relu(self.inner(self.share(q, k)[..., None]))
-            return self.outer(hidden).movedim(-1, 0)  # (H, ...)
+            hidden = F.relu(F.linear(self.share(q, k)[..., None], self.inner.weight.float(), self.inner.bias.float()))
+            return F.linear(hidden, self.outer.weight.float(), self.outer.bias.float()).movedim(-1, 0)  # (H, ...)
 
 
 def per_head(x: Tensor, like: Tensor) -> Tensor:

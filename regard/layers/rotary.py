@@ -48,8 +48,8 @@ def frequencies(d_head: int, base: float) -> Tensor:
 
 
 def rope(d_head: int, base: float, scaling: str = "none", factor: float = 1.0) -> Rotary:
-    """Plain; `linear` (position interpolation: p / s); or `ntk` (a larger base: the slowest hand slows down by s, the fastest
-    keeps its pace)."""
+    """Plain; `linear` (position interpolation: p / s); or `ntk` (a larger base: the slowest hand slows down by s, the
+    fastest keeps its pace)."""
     if scaling == "ntk":
         return Rotary(frequencies(d_head, base * factor ** (d_head / (d_head - 2))))
     return Rotary(frequencies(d_head, base) / (factor if scaling == "linear" else 1.0))

@@ -36,6 +36,8 @@ def make_positions(config: ModelConfig, place: str, name: str | None = None) -> 
         raise RegardError(f"unknown position scheme '{name}': choose one of {', '.join(SCHEMES)}")
     if name in ("rope", "yarn") and config.d_head % 2:
         raise RegardError(f"{name} turns pairs of numbers, but heads are {config.d_head} wide: choose an even width")
+    if name == "rope" and config.rope_scaling == "ntk" and config.d_head < 4:
+        raise RegardError("model.rope_scaling ntk keeps the first hand's pace: it needs heads at least 4 wide")
     scheme = SCHEMES[name](config, place)
     if place in scheme.refuses:
         raise RegardError(f"positions '{name}' make no sense in {PLACES[place]}: {scheme.refuses[place]}")

@@ -1,6 +1,6 @@
 """What a model costs, by formula. A product of (m, k) and (k, n) is 2mkn FLOPs; the backward pass costs two forwards.
 
-Attention is counted in full, S keys for each query, masked or not: the usual convention.
+Attention is counted in full, S keys for each query, masked or not: the usual convention. What position schemes add is not.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from regard.config import ModelConfig
 def forward_flops(config: ModelConfig, batch: int, source_len: int, target_len: int) -> int:
     """One forward pass of the encoder-decoder over padded (batch, source_len) and (batch, target_len)."""
     c, f, s, t = config.d_model, config.d_ff, source_len, target_len
-    matrices = 4 * c * c + 2 * c * f  # q, k, v, out; the two of the feed-forward
-    encoder = s * (2 * matrices + 4 * s * c)  # 4sc: q k^T and the weighted sum of v
-    cross = t * (2 * 2 * c * c + 4 * s * c) + s * 2 * 2 * c * c  # q and out of the target, k and v of the memory
-    decoder = t * (2 * matrices + 4 * t * c) + cross
+    queries, keys = config.n_heads * config.d_head, config.n_kv_heads * config.d_head  # widths of all heads together
+    matrices = 2 * c * queries + 2 * c * keys + 2 * c * f  # q and out, k and v; the two of the feed-forward
+    encoder = s * (2 * matrices + 4 * s * queries)  # 4s: q k^T and the weighted sum of v
+    cross = (
+        t * (2 * 2 * c * queries + 4 * s * queries) + s * 2 * 2 * c * keys
+    )  # q, out by the target; k, v by the memory
+    decoder = t * (2 * matrices + 4 * t * queries) + cross
     head = t * 2 * c * config.target_vocab
     return batch * (config.n_encoder_layers * encoder + config.n_decoder_layers * decoder + head)
 

@@ -52,4 +52,4 @@ def shrink_unscaled_queries(stack: Stack) -> None:
             scheme, queries = stack.cross_scheme, module.q.weight
         else:
             continue
-        queries *= module.d_head**-0.5 / (scheme.scale or module.d_head**-0.5)  # type: ignore[operator]
+        queries *= module.d_head**-0.5 / (scheme.scale or module.d_head**-0.5)

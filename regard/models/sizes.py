@@ -29,20 +29,28 @@ def resolve_sizes(config: ModelConfig, presets: Mapping[str, Mapping[str, int]])
 
 
 def check(config: ModelConfig, sizes: Mapping[str, int]) -> None:
-    for name in (*sizes, "max_len", "trained_len", "shaw_clip", "t5_buckets", "fire_width"):
+    for name in (*sizes, "max_len", "trained_len", "shaw_clip", "fire_width"):
         if getattr(config, name) < 1:
             raise RegardError(f"model.{name} must be at least 1, not {getattr(config, name)}")
     for name in ("dropout", "attention_dropout", "ff_dropout"):
         if not 0 <= getattr(config, name) < 1:
             raise RegardError(f"model.{name} must be from 0 to below 1, not {getattr(config, name)}")
-    for name in ("position_base", "rope_factor", "yarn_slow", "yarn_fast", "fire_threshold"):
+    for name in ("yarn_slow", "yarn_fast", "fire_threshold"):
         if not getattr(config, name) > 0:
             raise RegardError(f"model.{name} must be above 0, not {getattr(config, name)}")
+    if not config.position_base > 1:
+        raise RegardError(f"model.position_base must be above 1, not {config.position_base}: 10000 is usual")
+    if not config.rope_factor >= 1:
+        raise RegardError(
+            f"model.rope_factor must be at least 1, not {config.rope_factor}: it stretches, never squeezes"
+        )
     if config.n_heads % config.n_kv_heads:
         raise RegardError(
             f"model.n_heads {config.n_heads} cannot share model.n_kv_heads {config.n_kv_heads} evenly: "
             f"choose a divisor of the heads"
         )
+    if config.t5_buckets < 4:
+        raise RegardError(f"model.t5_buckets must be at least 4, not {config.t5_buckets}: 32 is usual")
     if config.t5_max_distance <= config.t5_buckets // 2:
         raise RegardError(
             f"model.t5_max_distance {config.t5_max_distance} must be above half of model.t5_buckets {config.t5_buckets}"

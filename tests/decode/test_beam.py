@@ -218,7 +218,7 @@ LIMIT = 14
 def marian() -> tuple[Transformer, object]:
     """The same weights in a `Transformer` and in a `MarianMTModel`."""
     transformers = pytest.importorskip("transformers")
-    ours = tiny_transformer(1, end=1.0, norm="post", tie="all", n_decoder_layers=1)
+    ours = tiny_transformer(0, end=1.0, norm="post", tie="all", n_decoder_layers=1)
     c = ours.config
     config = transformers.MarianConfig(
         vocab_size=c.source_vocab,
@@ -274,8 +274,9 @@ def marian_weights(model: Transformer) -> dict[str, torch.Tensor]:
     embedding = model.target_embedding.weight
     weights = {"lm_head.weight": embedding, "model.shared.weight": embedding}
     for side in ("encoder", "decoder"):
+        positions = getattr(model, side).schemes[0]
         weights[f"model.{side}.embed_tokens.weight"] = embedding
-        weights[f"model.{side}.embed_positions.weight"] = model.positions.encoding  # sines and cosines in our order
+        weights[f"model.{side}.embed_positions.weight"] = positions.encoding  # sines and cosines in our order
     for name, value in model.named_parameters():  # such as decoder.blocks.0.sublayers.cross.sublayer.kv.weight
         if ".blocks." in name:
             side, _, i, _, sublayer, *_, module, kind = name.split(".")

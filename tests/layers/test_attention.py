@@ -1,7 +1,13 @@
 """Multi-head attention against torch.nn.MultiheadAttention with the same weights."""
 
+import dataclasses
+
+import formula
+import numpy as np
 import pytest
 import torch
+from formula import ragged
+from kernel_cases import scheme_of
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
@@ -9,19 +15,17 @@ from regard.layers.attend import make_plan
 from regard.layers.attention import CrossAttention, SelfAttention, merge_heads, split_heads
 from regard.layers.cache import NO_CACHE
 from regard.layers.context import Context
-from regard.layers.masks import Causal, Full, Mask
+from regard.layers.masks import CAUSAL, FULL, Mask
 
-C, H = 12, 3
-CONFIG = ModelConfig(d_model=C, n_heads=H)
-
-
-def ragged(*lengths: int) -> Tensor:
-    return torch.tensor([[i if i < n else -1 for i in range(max(lengths))] for n in lengths])
+C, H = 24, 4
+D = C // H
+CONFIG = ModelConfig(d_model=C, n_heads=H, n_kv_heads=H, d_head=D)
 
 
 def context(positions: Tensor, mask: Mask, memory: Tensor | None = None, places: Tensor | None = None) -> Context:
-    memory_plan = None if places is None else make_plan(Full(), positions, places)
-    return Context(positions, make_plan(mask, positions, positions), NO_CACHE, memory, memory_plan)
+    memory_plan = None if places is None else make_plan(FULL, positions, places)
+    plan = make_plan(mask, positions, positions)
+    return Context(positions, plan, NO_CACHE, memory=memory, memory_plan=memory_plan)
 
 
 def peer(weight: Tensor, bias: Tensor, out: nn.Linear) -> nn.MultiheadAttention:
@@ -34,14 +38,14 @@ def peer(weight: Tensor, bias: Tensor, out: nn.Linear) -> nn.MultiheadAttention:
 
 def test_heads_are_neighbouring_slices_of_the_width() -> None:
     x = torch.randn(2, 5, C)
-    heads = split_heads(x, H)
-    assert heads.shape == (2, H, 5, C // H)
+    heads = split_heads(x, D)
+    assert heads.shape == (2, H, 5, D)
     for h in range(H):
-        assert torch.equal(heads[:, h], x[:, :, h * C // H : (h + 1) * C // H])
+        assert torch.equal(heads[:, h], x[:, :, h * D : (h + 1) * D])
     assert torch.equal(merge_heads(heads), x)
 
 
-@pytest.mark.parametrize("mask", [Full(), Causal()])
+@pytest.mark.parametrize("mask", [FULL, CAUSAL])
 def test_self_attention_is_torchs(mask: Mask) -> None:
     ours = SelfAttention(CONFIG)
     theirs = peer(ours.qkv.weight, ours.qkv.bias, ours.out)
@@ -59,7 +63,70 @@ def test_cross_attention_is_torchs() -> None:
     places = ragged(5, 2, 1)
     x, memory = torch.randn(3, 4, C), torch.randn(3, 5, C)
     expected, _ = theirs(x, memory, memory, key_padding_mask=places < 0, need_weights=False)
-    torch.testing.assert_close(ours(x, context(ragged(4, 4, 4), Causal(), memory, places)), expected)
+    torch.testing.assert_close(ours(x, context(ragged(4, 4, 4), CAUSAL, memory, places)), expected)
+
+
+def spread(rows: Tensor, groups: int) -> Tensor:
+    """The rows of G heads, each written down for every head of queries that reads it: (G*D, ...) -> (H*D, ...)."""
+    heads = rows.detach().unflatten(0, (groups, D))
+    return torch.cat([heads[h * groups // H] for h in range(H)])
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("mask", [FULL, CAUSAL])
+def test_shared_keys_are_copies_for_each_head_that_reads_them(mask: Mask, groups: int) -> None:
+    ours = SelfAttention(dataclasses.replace(CONFIG, n_kv_heads=groups))
+    assert ours.qkv.out_features == C + 2 * groups * D
+    parts = [p.split([C, groups * D, groups * D]) for p in (ours.qkv.weight, ours.qkv.bias)]
+    weight, bias = (torch.cat([q, spread(k, groups), spread(v, groups)]) for q, k, v in parts)
+    positions = ragged(6, 4, 1)
+    x, real = torch.randn(3, 6, C), positions >= 0
+    triangle = torch.ones(6, 6).triu(1).bool() if mask.causal else None
+    theirs = peer(weight, bias, ours.out)
+    expected, _ = theirs(x, x, x, key_padding_mask=~real, attn_mask=triangle, need_weights=False)
+    torch.testing.assert_close(ours(x, context(positions, mask))[real], expected[real])
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_cross_attention_shares_keys_as_well(groups: int) -> None:
+    ours = CrossAttention(dataclasses.replace(CONFIG, n_kv_heads=groups))
+    (k, v), (k_bias, v_bias) = (p.chunk(2) for p in (ours.kv.weight, ours.kv.bias))
+    weight = torch.cat([ours.q.weight, spread(k, groups), spread(v, groups)])
+    bias = torch.cat([ours.q.bias, spread(k_bias, groups), spread(v_bias, groups)])
+    places = ragged(5, 2, 1)
+    x, memory = torch.randn(3, 4, C), torch.randn(3, 5, C)
+    expected, _ = peer(weight, bias, ours.out)(x, memory, memory, key_padding_mask=places < 0, need_weights=False)
+    torch.testing.assert_close(ours(x, context(ragged(4, 4, 4), CAUSAL, memory, places)), expected)
+
+
+def test_heads_of_any_width() -> None:
+    """Three heads of 5 in a model 24 wide, sharing one head of keys; by the formula, in NumPy."""
+    layer = SelfAttention(dataclasses.replace(CONFIG, n_heads=3, n_kv_heads=1, d_head=5))
+    x = torch.randn(4, C)
+    w, b, w_out, b_out = (p.detach().double().numpy() for p in (*layer.qkv.parameters(), *layer.out.parameters()))
+    qkv = x.double().numpy() @ w.T + b  # 15 of queries, 5 of keys, 5 of values
+    keys, values, heads = qkv[:, 15:20], qkv[:, 20:], []
+    for h in range(3):
+        powers = np.exp(qkv[:, 5 * h : 5 * h + 5] @ keys.T / np.sqrt(5))
+        heads.append(powers / powers.sum(1, keepdims=True) @ values)
+    expected = np.concatenate(heads, 1) @ w_out.T + b_out
+    found = layer(x[None], context(torch.arange(4)[None], FULL))[0].detach().numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["rope", "yarn"])
+def test_a_rotation_turns_queries_and_keys_and_leaves_values(name: str) -> None:
+    layer = SelfAttention(dataclasses.replace(formula.SETTINGS, n_kv_heads=2))
+    nn.init.eye_(layer.out.weight)
+    nn.init.zeros_(layer.out.bias)
+    positions = ragged(6, 3)
+    rotation = scheme_of(name, "encoder").rotation(positions)
+    x, at = torch.randn(2, 6, formula.SETTINGS.d_model), positions.tolist()
+    ctx = dataclasses.replace(context(positions, FULL), rotation=rotation)
+    q, k, v = (split_heads(part, formula.D).double() for part in layer.qkv(x).split([32, 16, 16], -1))
+    expected = formula.attention(name, {}, q, k, v, formula.visible(at, at), at, at)
+    real = positions >= 0
+    torch.testing.assert_close(layer(x, ctx)[real], merge_heads(expected)[real].float())
 
 
 @pytest.mark.parametrize("n_tokens", [1, 3])
@@ -70,9 +137,9 @@ def test_hypotheses_share_their_sentences_memory(n_tokens: int) -> None:
     places = ragged(5, 2)
     x, memory = torch.randn(2 * k, n_tokens, C), torch.randn(2, 5, C, requires_grad=True)
     positions = torch.arange(n_tokens).expand(2 * k, -1)
-    copied = context(positions, Causal(), memory.repeat_interleave(k, 0), places.repeat_interleave(k, 0))
+    copied = context(positions, CAUSAL, memory.repeat_interleave(k, 0), places.repeat_interleave(k, 0))
     results, gradients = [], []
-    for ctx in (context(positions, Causal(), memory, places), copied):
+    for ctx in (context(positions, CAUSAL, memory, places), copied):
         result = layer(x, ctx)
         results.append(result)
         gradients.append(torch.autograd.grad(result.square().sum(), memory)[0])
@@ -81,9 +148,9 @@ def test_hypotheses_share_their_sentences_memory(n_tokens: int) -> None:
 
 
 def test_attention_dropout_acts_in_training_alone() -> None:
-    config = ModelConfig(d_model=C, n_heads=H, attention_dropout=0.5)
+    config = dataclasses.replace(CONFIG, attention_dropout=0.5)
     x, memory = torch.randn(2, 4, C), torch.randn(2, 5, C)
-    ctx = context(ragged(4, 4), Causal(), memory, ragged(5, 5))
+    ctx = context(ragged(4, 4), CAUSAL, memory, ragged(5, 5))
     for layer in (SelfAttention(config), CrossAttention(config)):
         assert not torch.equal(layer(x, ctx), layer(x, ctx))
         layer.eval()

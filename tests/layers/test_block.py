@@ -1,6 +1,8 @@
 """Blocks and stacks against the formulas worked in float64 NumPy."""
 
+import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,17 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
-from regard.layers.attend import Plan, reference
+from regard.layers import attend
+from regard.layers.attend import Choice, Situation, make_plan
 from regard.layers.block import PLACEMENTS, Block, PostNorm, PreNorm, decoder_block, encoder_block
 from regard.layers.cache import NO_CACHE, Cache
 from regard.layers.context import Context
 from regard.layers.feedforward import FeedForward
-from regard.layers.masks import Causal, Full
+from regard.layers.masks import CAUSAL, FULL, prefix
+from regard.layers.relative import ALiBi, T5Bias
+from regard.layers.rotary import Rotary
 from regard.layers.stack import Stack
 
 C = 8
-CONFIG = ModelConfig(d_model=C, n_heads=2, d_ff=20, dropout=0.0)
-CTX = Context(torch.arange(3)[None], Plan(reference), NO_CACHE)
+CONFIG = ModelConfig(d_model=C, n_heads=2, n_kv_heads=2, d_head=4, d_ff=20, dropout=0.0)
+THREE = torch.arange(3)[None]
+CTX = Context(THREE, make_plan(FULL, THREE, THREE), NO_CACHE)
 
 
 class Affine(nn.Module):
@@ -120,7 +126,7 @@ class Counting(Cache):
 def test_a_stack_is_its_blocks_one_after_the_other_and_pre_norm_ends_on_a_norm(norm: str) -> None:
     config = ModelConfig(d_model=C, norm=norm, dropout=0.0)
     sublayers = [Affine(0.5, 1.0), Affine(-2.0, 0.0), Affine(1.5, 0.3)]
-    stack = stirred(Stack(config, (Block(config, {"only": f}) for f in sublayers), Full()))
+    stack = stirred(Stack(config, (Block(config, {"only": f}) for f in sublayers), FULL, "encoder"))
     assert isinstance(stack, Stack)
     x, positions, cache = torch.randn(1, 3, C), torch.arange(3)[None], Counting()
 
@@ -142,17 +148,78 @@ def test_a_stack_is_its_blocks_one_after_the_other_and_pre_norm_ends_on_a_norm(n
     assert cache.advanced[0] is positions
 
 
+def probed(place: str, n: int = 1, **changes: object) -> tuple[Stack, list[Affine]]:
+    """A stack of n blocks that do nothing but write down what they were given."""
+    probes = [Affine(1.0, 0.0) for _ in range(n)]
+    config = dataclasses.replace(CONFIG, **changes)  # type: ignore[arg-type]
+    mask = CAUSAL if place == "decoder" else FULL
+    return Stack(config, [Block(config, {"cross": f}) for f in probes], mask, place), probes
+
+
 def test_a_stack_hands_on_its_mask_and_the_memory() -> None:
-    probe = Affine(1.0, 0.0)
-    stack = Stack(CONFIG, [Block(CONFIG, {"only": probe})], Causal())
+    stack, (probe,) = probed("decoder")
     positions, places, memory = torch.arange(3)[None], torch.tensor([[0, 1, -1, -1]]), torch.randn(1, 4, C)
     stack(torch.randn(1, 3, C), positions)
     stack(torch.randn(1, 3, C), positions, memory, places)
-    alone, with_memory = probe.seen
-    assert alone.self_plan.causal
+    stack(torch.randn(1, 3, C), positions, mask=prefix(2))
+    alone, with_memory, with_prefix = probe.seen
+    assert alone.self_plan.mask is CAUSAL
+    assert alone.self_plan.q is alone.self_plan.k is positions
     assert alone.memory is None
     assert alone.memory_plan is None
     assert with_memory.memory is memory
     assert with_memory.memory_plan is not None
-    assert with_memory.memory_plan.mask is not None
-    assert with_memory.memory_plan.mask.flatten().tolist() == [True, True, False, False]
+    assert with_memory.memory_plan.ready.flatten().tolist() == [True, True, False, False]
+    assert with_prefix.self_plan.ready[0, 0].tolist() == [[1, 1, 0], [1, 1, 0], [1, 1, 1]]
+
+
+@pytest.mark.parametrize("name", ["alibi", "t5", "kerple-log", "rope"])
+def test_one_scheme_for_all_blocks(name: str) -> None:
+    stack, probes = probed("decoder", 3, positions=name)
+    assert len(stack.schemes) == 1
+    stack(torch.randn(1, 3, C), THREE)
+    contexts = [probe.seen[0] for probe in probes]
+    assert contexts[0] is contexts[1] is contexts[2]
+    assert contexts[0].self_plan.scheme is stack.schemes[0]
+    assert (contexts[0].rotation is not None) == (name == "rope")
+
+
+@pytest.mark.parametrize("name", ["fire", "shaw", "cope"])
+def test_a_scheme_for_each_block(name: str) -> None:
+    stack, probes = probed("decoder", 3, positions=name, cope_positions=4)
+    assert len(set(stack.schemes)) == 3
+    stack(torch.randn(1, 3, C), THREE)
+    for probe, scheme in zip(probes, stack.schemes, strict=True):
+        assert probe.seen[0].self_plan.scheme is scheme
+        assert probe.seen[0].positions is THREE
+
+
+def test_encoder_decoder_and_cross_attention_may_have_schemes_of_their_own() -> None:
+    chosen: dict[str, Any] = {"positions": "rope", "encoder_positions": "alibi", "cross_positions": "t5"}
+    (encoder, _), (decoder, (probe,)) = probed("encoder", **chosen), probed("decoder", **chosen)
+    assert isinstance(encoder.schemes[0], ALiBi)
+    assert isinstance(decoder.schemes[0], Rotary)
+    decoder(torch.randn(1, 3, C), THREE, torch.randn(1, 3, C), THREE)
+    plan = probe.seen[0].memory_plan
+    assert plan is not None
+    assert isinstance(plan.scheme, T5Bias)
+    assert plan.scheme.bidirectional
+    assert plan.scheme is decoder.cross_scheme
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_plans_know_the_width_of_heads_and_dropout_in_training(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice of a kernel depends on both."""
+    asked: list[Situation] = []
+
+    def listen(situation: Situation) -> Choice:
+        asked.append(situation)
+        return Choice("reference", "for the test")
+
+    monkeypatch.setattr(attend, "choose", listen)
+    stack, _ = probed("decoder", attention_dropout=0.25)
+    stack.train(training)(torch.randn(1, 3, C), THREE, torch.randn(1, 4, C), torch.arange(4)[None])
+    assert [(s.d_head, s.dropout, s.own) for s in asked] == [
+        (4, 0.25 if training else 0.0, True),
+        (4, 0.25 if training else 0.0, False),
+    ]

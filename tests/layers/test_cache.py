@@ -84,6 +84,18 @@ def test_without_a_cache_nothing_is_kept() -> None:
     assert len(calls) == 2
 
 
+def test_each_row_goes_on_after_its_own_last_token() -> None:
+    cache, tokens = StepCache(), torch.tensor([7, 7, 7])
+    assert cache.next_positions(tokens).tolist() == [[0], [0], [0]]
+    cache.advance(torch.tensor([[0, 1, 2], [0, -1, -1], [0, 1, -1]]))  # a prompt, padded on the right
+    for expected in ([[3], [1], [2]], [[4], [2], [3]]):
+        positions = cache.next_positions(tokens)
+        assert positions.tolist() == expected
+        cache.advance(positions)
+    cache.select(torch.tensor([1, 1]))
+    assert cache.next_positions(tokens[:2]).tolist() == [[3], [3]]
+
+
 def test_room_doubles_rather_than_growing_each_step() -> None:
     cache, views = StepCache(), []  # all kept alive, so that no address is used twice
     for i in range(40):

@@ -1,4 +1,4 @@
-"""Positions: worked values, and what sinusoids are chosen for: bounded, unique, and a step is a rotation."""
+"""Positions added to embeddings: worked values, and what sinusoids are chosen for: bounded, unique, a step is a rotation."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.config import ModelConfig
-from regard.errors import RegardError
-from regard.layers.positions import NoPositions, Sinusoidal, make_positions, sinusoids
+from regard.layers.positions import Learned, Linear, NoPositions, Positions, Sinusoidal, sinusoids
+
+PLACES = torch.tensor([[0, 1, 11], [7, 3, 0]])  # a cache's offset, any order
 
 
 def test_the_worked_table_of_width_five() -> None:
@@ -68,16 +68,19 @@ def test_odd_and_even_widths_follow_the_formula(width: int) -> None:
     np.testing.assert_allclose(sinusoids(7, width, 10000.0).numpy(), expected, atol=1e-7)
 
 
+@given(base=st.floats(2.0, 1e6), p=st.integers(0, 300))
+def test_any_base_follows_the_formula(base: float, p: int) -> None:
+    expected = [f(p / base ** (even / 6)) for even in (0, 2, 4) for f in (np.sin, np.cos)]
+    np.testing.assert_allclose(sinusoids(301, 6, base)[p].numpy(), expected, atol=1e-6)
+
+
 def test_embed_adds_the_row_of_each_position() -> None:
-    scheme = Sinusoidal(6, max_len=12, base=10000.0)
+    scheme = Sinusoidal(6, max_len=12, base=100.0)
     x = torch.randn(2, 3, 6)
-    positions = torch.tensor([[0, 1, 11], [7, 3, -1]])  # a cache's offset, any order, padding
-    added = scheme.embed(x, positions) - x
-    table = sinusoids(12, 6, 10000.0)
-    for row in range(2):
-        for column in range(3):
-            if (p := positions[row, column].item()) >= 0:
-                torch.testing.assert_close(added[row, column], table[p], atol=1e-6, rtol=0)
+    even = np.array([0, 0, 2, 2, 4, 4])
+    angle = PLACES[..., None].numpy() / 100.0 ** (even / 6)
+    expected = np.where(np.arange(6) % 2, np.cos(angle), np.sin(angle))
+    np.testing.assert_allclose((scheme.embed(x, PLACES) - x).numpy(), expected, atol=1e-6)
 
 
 def test_the_table_is_neither_trained_nor_saved() -> None:
@@ -86,19 +89,53 @@ def test_the_table_is_neither_trained_nor_saved() -> None:
     assert not scheme.state_dict()
 
 
-def test_embedding_keeps_the_precision_of_its_input() -> None:
-    scheme = Sinusoidal(4, max_len=8, base=10000.0)
-    assert scheme.embed(torch.zeros(1, 1, 4, dtype=torch.bfloat16), torch.zeros(1, 1).long()).dtype == torch.bfloat16
+def test_linear_is_a_straight_line_that_grows() -> None:
+    scheme = Linear(2, max_len=10)
+    with torch.no_grad():
+        scheme.a.copy_(torch.tensor([0.5, -2.0]))
+        scheme.b.copy_(torch.tensor([1.0, 3.0]))
+    x = torch.ones(1, 3, 2)
+    added = scheme.embed(x, torch.tensor([[0, 4, 1000]])) - x  # beyond max_len too: nothing bounds it
+    assert added.tolist() == [[[1.0, 3.0], [3.0, -5.0], [501.0, -1997.0]]]
 
 
-def test_schemes_by_name() -> None:
-    config = ModelConfig(d_model=8, max_len=20, position_base=100000.0)
-    chosen = make_positions(config)
-    assert isinstance(chosen, Sinusoidal)
-    torch.testing.assert_close(chosen.encoding, sinusoids(20, 8, 100000.0))
-    nothing = make_positions(ModelConfig(positions="none"))
+def test_a_fresh_line_reaches_unit_size_at_the_longest_input() -> None:
+    torch.manual_seed(0)
+    added = Linear(4096, max_len=50).embed(torch.zeros(1, 2, 4096), torch.tensor([[0, 50]]))[0]
+    assert (added[0] == 0).all()
+    assert added[1].std().item() == pytest.approx(1, rel=0.05)
+
+
+def test_learned_is_a_look_up() -> None:
+    scheme = Learned(4, max_len=12)
+    x = torch.randn(2, 3, 4)
+    result = scheme.embed(x, PLACES)
+    for row, column in np.ndindex(2, 3):
+        assert torch.equal(result[row, column], x[row, column] + scheme.encoding[PLACES[row, column]])
+    result.sum().backward()
+    assert scheme.encoding.grad is not None
+    assert scheme.encoding.grad[:, 0].tolist() == [2, 1, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1]  # how often each row was read
+
+
+SCHEMES = [NoPositions(), Linear(4, 8), Sinusoidal(4, 8, 10000.0), Learned(4, 8)]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: type(s).__name__)
+def test_padding_is_harmless_and_the_precision_stays(scheme: Positions) -> None:
+    x = torch.zeros(1, 2, 4, dtype=torch.bfloat16)
+    result = scheme.embed(x, torch.tensor([[3, -1]]))
+    assert result.dtype == torch.bfloat16
+    assert result.isfinite().all()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: type(s).__name__)
+def test_what_is_added_to_embeddings_leaves_attention_alone(scheme: Positions) -> None:
+    assert scheme.rotation(PLACES) is None
+    assert not scheme.relative
+    assert not scheme.contextual
+    assert scheme.scale is None
+
+
+def test_no_positions_add_nothing() -> None:
     x = torch.randn(1, 2, 8)
-    assert isinstance(nothing, NoPositions)
-    assert nothing.embed(x, torch.tensor([[0, 1]])) is x
-    with pytest.raises(RegardError, match="unknown position scheme 'clock'"):
-        make_positions(ModelConfig(positions="clock"))
+    assert NoPositions().embed(x, torch.tensor([[0, 1]])) is x

@@ -1,24 +1,28 @@
 """Fresh weights have the sizes that models/init.py states."""
 
+import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from regard.config import ModelConfig
+from regard.config import POSITIONS, ModelConfig
+from regard.layers.attention import CrossAttention, SelfAttention
 from regard.layers.embedding import Embedding
+from regard.layers.positions import Positions
+from regard.models.gpt import GPT
 from regard.models.init import initialise
 from regard.models.transformer import Transformer
 
-C, V = 64, 500
+C, H, V = 64, 4, 500
+CONFIG = ModelConfig(preset="transformer-tiny", d_model=C, n_heads=H, d_ff=128, source_vocab=V, target_vocab=V)
 
 
-def fresh(tie: str = "none", seed: int = 0) -> Transformer:
+def fresh(tie: str = "none", seed: int = 0, **settings: Any) -> Transformer:
     torch.manual_seed(seed)
-    return Transformer(
-        ModelConfig(preset="transformer-tiny", d_model=C, n_heads=4, d_ff=128, source_vocab=V, target_vocab=V, tie=tie)
-    )
+    return Transformer(dataclasses.replace(CONFIG, tie=tie, **settings))
 
 
 def test_every_projection_is_xavier_uniform_with_a_zero_bias() -> None:
@@ -78,3 +82,52 @@ def test_linear_layers_without_a_bias_are_fine() -> None:
     module = nn.Sequential(Embedding(5, 4), nn.Linear(4, 4, bias=False))
     initialise(module)
     assert module[1].weight.abs().max() <= (6 / 8) ** 0.5  # Xavier's bound for a 4 x 4 matrix
+
+
+# ---- positions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("positions", "cross"), [("t5", "none"), ("sinusoidal", "t5"), ("t5", "t5")])
+def test_t5_queries_start_smaller_by_the_root_of_the_head_width(positions: str, cross: str) -> None:
+    """T5 does not divide its scores by sqrt(D), here 4; keys and values start as ever."""
+    plain = {name: m for name, m in fresh().named_modules() if isinstance(m, (SelfAttention, CrossAttention))}
+    model = fresh(positions=positions, cross_positions=cross)
+    for name, layer in plain.items():
+        ours = model.get_submodule(name)
+        if isinstance(layer, SelfAttention):
+            assert isinstance(ours, SelfAttention)
+            shrink = 4.0 if positions == "t5" else 1.0
+            torch.testing.assert_close(ours.qkv.weight[:C] * shrink, layer.qkv.weight[:C])
+            assert torch.equal(ours.qkv.weight[C:], layer.qkv.weight[C:])
+        else:
+            assert isinstance(ours, CrossAttention)
+            torch.testing.assert_close(ours.q.weight * (4.0 if cross == "t5" else 1.0), layer.q.weight)
+            assert torch.equal(ours.kv.weight, layer.kv.weight)
+
+
+def test_only_the_queries_shrink_where_heads_share_keys() -> None:
+    config = dataclasses.replace(CONFIG, preset="gpt-tiny", n_kv_heads=1, d_head=9)
+    weights = []
+    for positions in ("none", "t5"):
+        torch.manual_seed(0)
+        layer = next(
+            m for m in GPT(dataclasses.replace(config, positions=positions)).modules() if isinstance(m, SelfAttention)
+        )
+        weights.append(layer.qkv.weight)
+    plain, ours = weights
+    assert ours.shape == (9 * (H + 2), C)
+    torch.testing.assert_close(ours[: 9 * H] * 3, plain[: 9 * H])
+    assert torch.equal(ours[9 * H :], plain[9 * H :])
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_schemes_keep_their_own_initial_values(positions: str) -> None:
+    model = GPT(dataclasses.replace(CONFIG, preset="gpt-tiny", positions=positions))
+    schemes = [m for m in model.modules() if isinstance(m, Positions)]
+    theirs = {p for scheme in schemes for p in scheme.parameters()}
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(7.0)
+    initialise(model)
+    for name, p in model.named_parameters():
+        assert (p == 7.0).all() if p in theirs else (p != 7.0).all(), name

@@ -1,6 +1,7 @@
 """The encoder-decoder's properties: causality, padding, batches, permutations, caches, sharing, sizes, refusals."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -8,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.config import ModelConfig
+from regard.config import POSITIONS, ModelConfig
 from regard.errors import RegardError
 from regard.layers.cache import StepCache
 from regard.layers.masks import positions_of
+from regard.layers.positions import NoPositions
 from regard.models.transformer import PRESETS, Transformer, resolve
 from regard.text.tokenizer import PAD, SOS
 
@@ -26,8 +28,15 @@ TINY = ModelConfig(
     max_len=64,
     source_vocab=V,
     target_vocab=V,
+    shaw_clip=3,  # these are small enough that a dozen tokens reach every corner of every position scheme
+    t5_buckets=8,
+    t5_max_distance=11,
+    fire_threshold=4.0,
+    cope_positions=5,
+    trained_len=16,
+    rope_factor=2.0,
 )
-close = {"atol": 1e-5, "rtol": 1e-5}
+close: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
 
 
 def make(**changes: object) -> Transformer:
@@ -125,10 +134,17 @@ def test_what_stands_in_padding_is_never_read(model: Transformer) -> None:
 # ---- permutations ----------------------------------------------------------------------------------------------------
 
 
+def blind() -> Transformer:
+    """A model whose encoder knows no positions: none that can be configured, since such a one is refused."""
+    model = make(positions="none", encoder_positions="sinusoidal")
+    model.encoder.schemes[0] = NoPositions()
+    return model
+
+
 @settings(max_examples=10)
 @given(order=st.permutations(range(6)))
 def test_without_positions_the_encoder_is_permutation_equivariant(order: list[int]) -> None:
-    model = make(positions="none")
+    model = blind()
     source = ids(6, 6)
     torch.testing.assert_close(model.encode(source[:, order])[0], model.encode(source)[0][:, order], **close)
 
@@ -141,7 +157,7 @@ def test_with_sinusoids_it_is_not() -> None:
 
 
 def test_without_positions_the_decoder_reads_the_source_as_a_bag() -> None:
-    model = make(positions="none")
+    model = blind()
     source, target = ids(6), ids(4)
     torch.testing.assert_close(model(source.flip(1), target), model(source, target), **close)
     assert (model(source, target.flip(1)) - model(source, target)).abs().max() > 1e-3  # but the mask orders the target
@@ -216,6 +232,99 @@ def test_hypotheses_multiply_move_and_leave_with_their_sentences(model: Transfor
     select([0, 1, 4, 5])
     say(torch.randint(5, V, (4,)))
     say(torch.randint(5, V, (4,)))
+
+
+# ---- every position scheme -------------------------------------------------------------------------------------------
+
+IN_CROSS = ("none", "t5", "alibi", "kerple-log", "kerple-power")
+SCHEMES = [(name, "none") for name in POSITIONS] + [("rope", name) for name in IN_CROSS[1:]] + [("t5", "t5")]
+every_scheme = pytest.mark.parametrize(("name", "cross"), SCHEMES)
+
+
+def with_scheme(name: str, cross: str, **changes: object) -> Transformer:
+    """Where an encoder refuses a scheme, the decoder has it alone."""
+    in_encoder = "sinusoidal" if name in ("none", "cope") else ""
+    model = make(positions=name, encoder_positions=in_encoder, cross_positions=cross, **changes)
+    for part in (model.encoder.schemes, model.decoder.schemes, model.decoder.cross_scheme):
+        for p in part.parameters():
+            p.add_(0.5 * torch.rand_like(p))
+    return model
+
+
+@every_scheme
+@pytest.mark.parametrize(
+    "sizes", [{}, {"window": 3, "n_kv_heads": 1, "d_head": 6}], ids=["plain", "window, multi-query"]
+)
+def test_every_scheme_decodes_as_it_trains(name: str, cross: str, sizes: dict[str, int]) -> None:
+    """Step by step, two hypotheses a sentence that change places: the logits of teacher forcing."""
+    model, source = with_scheme(name, cross, **sizes), ids(7, 3, 5)
+    state = model.begin(source)
+    owner, rows = torch.arange(3), torch.empty(3, 0, dtype=torch.long)
+    for t in range(18):  # past the cache's first room
+        if t in (2, 9):
+            chosen = [0, 0, 1, 1, 2, 2] if t == 2 else [1, 0, 2, 2, 5, 4]
+            state.select(torch.tensor(chosen))
+            owner, rows = owner[chosen], rows[chosen]
+        tokens = torch.randint(5, V, (len(rows),))
+        rows = torch.cat([rows, tokens[:, None]], 1)
+        logits = model.step(tokens, state)
+        if t in (0, 1, 2, 3, 9, 17):
+            torch.testing.assert_close(logits, model(source[owner], rows)[:, -1], **close)
+
+
+@every_scheme
+def test_every_scheme_is_causal_and_blind_to_padding_and_neighbours(name: str, cross: str) -> None:
+    model, lengths = with_scheme(name, cross, n_kv_heads=2), [(9, 4), (2, 12), (5, 1)]
+    source, target = ids(*(s for s, _ in lengths)), ids(*(t for _, t in lengths))
+    together = model(source, target)
+    for i, (s, t) in enumerate(lengths):
+        alone = model(source[i : i + 1, :s], target[i : i + 1, :t])
+        torch.testing.assert_close(together[i, :t], alone[0], **close)
+        shorter = model(source[i : i + 1, :s], target[i : i + 1, : (t + 1) // 2])
+        torch.testing.assert_close(alone[:, : (t + 1) // 2], shorter, **close)
+
+
+@pytest.mark.parametrize(("name", "cross"), [s for s in SCHEMES if s[0] not in ("none", "cope")])
+def test_with_every_scheme_the_encoder_knows_the_order(name: str, cross: str) -> None:
+    model = with_scheme(name, cross)
+    source, order = torch.arange(5, 11)[None], [1, 0, 2, 4, 5, 3]
+    moved, stayed = model.encode(source[:, order])[0], model.encode(source)[0][:, order]
+    assert (moved - stayed).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["sinusoidal", "t5", "shaw"])
+def test_a_window_reaches_both_ways_in_the_encoder_and_back_in_the_decoder(name: str) -> None:
+    """Two layers of a window of 3 reach 4 tokens, and not one more."""
+    model, x, positions = make(positions=name, window=3), torch.randn(1, 12, 16), torch.arange(12)[None]
+    spoilt = x.clone()
+    spoilt[:, 5] = torch.randn(16)
+    memory = (torch.randn(1, 1, 16), torch.zeros(1, 1, dtype=torch.long))
+    for stack, rest, reached in ((model.encoder, (), range(1, 10)), (model.decoder, memory, range(5, 10))):
+        difference = (stack(spoilt, positions, *rest) - stack(x, positions, *rest))[0].abs().amax(-1)
+        assert [t for t in range(12) if difference[t] > 1e-6] == [*reached]
+
+
+@pytest.mark.parametrize("cross", IN_CROSS[1:])
+def test_a_bias_in_cross_attention_tells_the_order_of_the_memory(cross: str) -> None:
+    """The decoder alone: the same memory in another order, and the same memory at other positions."""
+    model = with_scheme("sinusoidal", cross)
+    memory, places = torch.randn(1, 6, 16), torch.arange(6)[None]
+    target, positions = ids(4), torch.arange(4)[None]
+    before = model.decode(target, positions, memory, places)
+    assert (model.decode(target, positions, memory.flip(1), places) - before).abs().max() > 1e-4
+    torch.testing.assert_close(model.decode(target, positions, memory.flip(1), places.flip(1)), before, **close)
+
+
+@pytest.mark.parametrize("name", [name for name in POSITIONS if name not in IN_CROSS])
+def test_schemes_that_mean_nothing_between_two_texts_are_refused(name: str) -> None:
+    with pytest.raises(RegardError, match=f"positions '{name}' make no sense in cross-attention"):
+        make(cross_positions=name)
+
+
+@pytest.mark.parametrize("name", ["none", "cope"])
+def test_schemes_that_mean_nothing_in_an_encoder_are_refused(name: str) -> None:
+    with pytest.raises(RegardError, match=f"positions '{name}' make no sense in an encoder"):
+        make(positions=name)
 
 
 # ---- dropout ---------------------------------------------------------------------------------------------------------
@@ -308,8 +417,8 @@ def test_sizes_left_open_are_the_presets_and_others_stay(preset: str) -> None:
         ({"n_heads": -2}, r"model\.n_heads must be at least 1, not -2"),
         ({"n_encoder_layers": -1}, r"model\.n_encoder_layers must be at least 1, not -1"),
         ({"max_len": 0}, r"model\.max_len must be at least 1, not 0"),
-        ({"position_base": 0.0}, r"model\.position_base must be above 0, not 0\.0"),
-        ({"position_base": -10.0}, r"model\.position_base must be above 0, not -10\.0"),
+        ({"position_base": 0.0}, r"model\.position_base must be above 1, not 0\.0"),
+        ({"position_base": -10.0}, r"model\.position_base must be above 1, not -10\.0"),
     ],
 )
 def test_impossible_models_are_refused_in_one_line(wrong: dict[str, object], message: str) -> None:

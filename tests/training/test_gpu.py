@@ -7,7 +7,8 @@ from regard.config import DecodeConfig, ModelConfig, TrainConfig
 from regard.data.batches import Batch
 from regard.decode.engine import decode
 from regard.device import set_up
-from regard.layers.attend import Plan, sdpa
+from regard.layers.attend import make_plan
+from regard.layers.masks import FULL
 from regard.models.transformer import Transformer
 from regard.text.tokenizer import EOS, PAD, SOS
 from regard.training.step import TrainingStep
@@ -130,9 +131,10 @@ def test_gradients_under_a_mask_are_finite() -> None:
     set_up(TrainConfig(device="cuda"))
     assert not torch.backends.cuda.cudnn_sdp_enabled()
     torch.manual_seed(0)
-    mask = torch.arange(64, device="cuda") < torch.randint(2, 64, (128, 1), device="cuda")  # (B, S)
+    steps, lengths = torch.arange(64, device="cuda"), torch.randint(2, 64, (128, 1), device="cuda")
+    positions = steps.where(steps < lengths, -1)  # (B, S)
     q, k, v = (8 * torch.randn(128, 4, 64, 32, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     for x in (q, k, v):
         x.requires_grad_()
-    Plan(sdpa, mask=mask[:, None, None])(q, k, v, 0.1).square().mean().backward()
+    make_plan(FULL, positions, positions, kernel="sdpa")(q, k, v, 0.1).square().mean().backward()
     assert all(x.grad is not None and x.grad.isfinite().all() for x in (q, k, v))

@@ -1,0 +1,186 @@
+"""Shaw and CoPE, by hand and against slow float64 loops over every query and key."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from regard.layers.attend import make_plan, masked_scores, reference, weights
+from regard.layers.contextual import Contextual, CoPE, Shaw
+from regard.layers.masks import CAUSAL, FULL, Mask, window
+
+B, H, T, D = 2, 3, 7, 4
+PLACES = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3, -1, -1, -1]])  # the second row is padded
+
+
+def sees(mask: Mask, q: int, k: int) -> bool:
+    """Padding sees nothing here: what it would see is nobody's business."""
+    back, ahead = T if mask.back is None else mask.back, T if mask.ahead is None else mask.ahead
+    return min(q, k) >= 0 and q - back <= k <= q + ahead
+
+
+def softmax(scores: dict[int, float]) -> dict[int, float]:
+    top = max(scores.values())
+    powers = {j: math.exp(s - top) for j, s in scores.items()}
+    return {j: power / sum(powers.values()) for j, power in powers.items()}
+
+
+def slow_shaw(scheme: Shaw, q: np.ndarray, k: np.ndarray, v: np.ndarray, places: list[int], mask: Mask) -> np.ndarray:
+    """One head of one row, (T, D)."""
+    on_keys, on_values = (p.detach().double().numpy() for p in (scheme.keys, scheme.added))
+    result = np.zeros_like(v)
+    for i, here in enumerate(places):
+        seen = [j for j, there in enumerate(places) if sees(mask, here, there)]
+        which = {j: min(max(places[j] - here, -scheme.clip), scheme.clip) + scheme.clip for j in seen}
+        scores = {j: float(q[i] @ (k[j] + on_keys[which[j]])) / math.sqrt(D) for j in seen}
+        for j, a in softmax(scores).items() if seen else ():
+            result[i] += a * (v[j] + on_values[which[j]])
+    return result
+
+
+def slow_cope(scheme: CoPE, q: np.ndarray, k: np.ndarray, v: np.ndarray, places: list[int], mask: Mask) -> np.ndarray:
+    vectors = scheme.vectors.detach().double().numpy()
+    result = np.zeros_like(v)
+    for i, here in enumerate(places):
+        seen = [j for j, there in enumerate(places) if sees(mask, here, there)]
+        gate = {j: 1 / (1 + math.exp(-float(q[i] @ k[j]) / math.sqrt(D))) for j in seen}
+        scores = {}
+        for j in seen:
+            counted = min(sum(gate[t] for t in seen if t >= j), len(vectors) - 1)
+            below, part = math.floor(counted), counted - math.floor(counted)
+            e = vectors[below] * (1 - part) + (vectors[below + 1] * part if part else 0)
+            scores[j] = float(q[i] @ (k[j] + e)) / math.sqrt(D)
+        for j, a in softmax(scores).items() if seen else ():
+            result[i] += a * v[j]
+    return result
+
+
+SLOW: dict[type[Contextual], Callable[..., np.ndarray]] = {Shaw: slow_shaw, CoPE: slow_cope}
+
+
+def random_case(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(seed)
+    q, k, v = torch.randn(3, B, H, T, D)
+    return q, k, v
+
+
+def stirred(scheme: Contextual) -> Contextual:
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for p in scheme.parameters():
+            p.normal_()
+    return scheme
+
+
+@pytest.mark.parametrize(
+    ("scheme", "mask"),
+    [
+        (Shaw(D, clip=2), FULL),
+        (Shaw(D, clip=2), CAUSAL),
+        (Shaw(D, clip=16), FULL),  # wider than the sentence
+        (Shaw(D, clip=1), window(FULL, 3)),
+        (CoPE(D, n_positions=T + 1), CAUSAL),
+        (CoPE(D, n_positions=3), CAUSAL),  # counts beyond 2 share a position
+        (CoPE(D, n_positions=T), window(CAUSAL, 3)),
+    ],
+    ids=lambda x: type(x).__name__ if isinstance(x, Contextual) else str(x),
+)
+def test_they_are_their_formula_in_a_slow_loop(scheme: Contextual, mask: Mask) -> None:
+    stirred(scheme)
+    q, k, v = random_case()
+    result = make_plan(mask, PLACES, PLACES, scheme)(q, k, v, 0.0).detach()
+    for b, h in np.ndindex(B, H):
+        one_head = (x[b, h].double().numpy() for x in (q, k, v))
+        expected = SLOW[type(scheme)](scheme, *one_head, PLACES[b].tolist(), mask)
+        real = PLACES[b].numpy() >= 0
+        np.testing.assert_allclose(result[b, h].numpy()[real], expected[real], atol=5e-6)
+
+
+@pytest.mark.parametrize("scheme", [Shaw(D, 2), CoPE(D, T)], ids=["Shaw", "CoPE"])
+def test_the_last_query_by_itself_over_a_cache_says_the_same(scheme: Contextual) -> None:
+    stirred(scheme)
+    q, k, v = random_case()
+    places = torch.arange(T).expand(B, -1)
+    whole = make_plan(CAUSAL, places, places, scheme)(q, k, v, 0.0)
+    step = make_plan(CAUSAL, places[:, -1:], places, scheme)(q[:, :, -1:], k, v, 0.0)
+    torch.testing.assert_close(step, whole[:, :, -1:])
+
+
+# ---- Shaw ------------------------------------------------------------------------------------------------------------
+
+
+def test_shaws_vectors_by_hand() -> None:
+    # Width 1, queries of 1, keys and values of 0: scores are aK[j-i], results are weighted aV[j-i].
+    scheme = Shaw(1, clip=1)
+    with torch.no_grad():
+        scheme.keys.copy_(torch.tensor([[10.0], [20.0], [30.0]]))
+        scheme.added.copy_(torch.tensor([[1.0], [2.0], [4.0]]))
+    places, nothing = torch.arange(4)[None], torch.zeros(1, 1, 4, 1)
+    plan = make_plan(FULL, places, places, scheme)
+    scores = masked_scores(nothing + 1, nothing, plan)[0, 0]
+    assert scores.tolist() == [[20, 30, 30, 30], [10, 20, 30, 30], [10, 10, 20, 30], [10, 10, 10, 20]]
+    equal = plan(nothing, nothing, nothing, 0.0)[0, 0, :, 0]  # queries of 0: a quarter each
+    assert equal.tolist() == [(2 + 4 + 4 + 4) / 4, (1 + 2 + 4 + 4) / 4, (1 + 1 + 2 + 4) / 4, (1 + 1 + 1 + 2) / 4]
+
+
+def test_shaw_without_vectors_is_plain_attention() -> None:
+    scheme = Shaw(D, 2)
+    torch.nn.init.zeros_(scheme.keys)
+    torch.nn.init.zeros_(scheme.added)
+    q, k, v = random_case()
+    plain = make_plan(FULL, PLACES, PLACES, kernel="reference")(q, k, v, 0.0)
+    assert torch.equal(make_plan(FULL, PLACES, PLACES, scheme)(q, k, v, 0.0), plain)
+
+
+# ---- CoPE ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n_positions", "last_row"), [(9, [5, 4, 3, 2, 1]), (3, [4, 4, 3, 2, 1])])
+def test_copes_counting_by_hand(n_positions: int, last_row: list[float]) -> None:
+    # Width 1, keys of 0: every gate is 1/2, so key j stands (i - j + 1) / 2 before query i. With e[p] = p and queries
+    # of 2 the score is 2 * (i - j + 1) / 2, at most 2 * 2 where there are but three positions.
+    scheme = CoPE(1, n_positions)
+    with torch.no_grad():
+        scheme.vectors.copy_(torch.arange(n_positions)[:, None])
+    places, nothing = torch.arange(5)[None], torch.zeros(1, 1, 5, 1)
+    scores = masked_scores(nothing + 2, nothing, make_plan(CAUSAL, places, places, scheme))[0, 0].tolist()
+    rows: list[list[float]] = [[1], [2, 1], [3, 2, 1], [4, 3, 2, 1], last_row]
+    assert scores == [row + [-math.inf] * (5 - len(row)) for row in rows]
+
+
+@pytest.mark.parametrize("mask", [CAUSAL, window(CAUSAL, 3)], ids=str)
+def test_a_fresh_cope_is_no_position_at_all(mask: Mask) -> None:
+    q, k, v = random_case()
+    cope, none = (make_plan(mask, PLACES, PLACES, s, kernel="reference") for s in (CoPE(D, 5), None))
+    assert torch.equal(weights(q, k, cope), weights(q, k, none))
+    assert torch.equal(cope(q, k, v, 0.0), none(q, k, v, 0.0))
+
+
+def test_cope_counts_nothing_that_the_query_cannot_see() -> None:
+    scheme, (q, k, v) = stirred(CoPE(D, T)), random_case()
+    plan = make_plan(CAUSAL, PLACES, PLACES, scheme)
+    before = plan(q, k, v, 0.0)
+    k, v = k.clone(), v.clone()
+    k[:, :, 3:], v[:, :, 3:] = 9.0, 9.0
+    assert torch.equal(plan(q, k, v, 0.0)[:, :, :3], before[:, :, :3])
+    assert not torch.allclose(plan(q, k, v, 0.0)[:, :, 3:4], before[:, :, 3:4])
+
+
+# ---- both ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", [Shaw(D, 2), CoPE(D, T)], ids=["Shaw", "CoPE"])
+def test_they_run_on_the_reference_kernel_with_fp32_scores(scheme: Contextual) -> None:
+    stirred(scheme)
+    plan = make_plan(CAUSAL, PLACES, PLACES, scheme)
+    assert plan.kernel is reference
+    q, k, v = (x.bfloat16() for x in random_case())
+    exact = plan(q.float(), k.float(), v.float(), 0.0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert masked_scores(q, k, plan).dtype == torch.float32
+        result = plan(q, k, v, 0.0)
+    assert result.dtype == torch.bfloat16
+    torch.testing.assert_close(result.float(), exact, atol=0.1, rtol=0)

@@ -1,0 +1,76 @@
+"""Sizes: the preset's where none are given, what follows from others, and refusals in one line."""
+
+from typing import Any
+
+import pytest
+
+from regard.config import ModelConfig
+from regard.errors import RegardError
+from regard.models.sizes import resolve_sizes
+
+PRESETS = {"a": {"n_decoder_layers": 3, "d_model": 24, "n_heads": 4, "d_ff": 50}, "b": {"d_model": 10, "n_heads": 2}}
+
+
+def resolved(**sizes: Any) -> ModelConfig:
+    return resolve_sizes(ModelConfig(**{"preset": "a", **sizes}), PRESETS)
+
+
+def test_what_is_left_open_comes_from_the_preset_and_what_is_given_stays() -> None:
+    config = resolved(d_ff=7, window=5, positions="alibi")
+    assert (config.n_decoder_layers, config.d_model, config.n_heads, config.d_ff) == (3, 24, 4, 7)
+    assert (config.window, config.positions) == (5, "alibi")
+    assert config.n_encoder_layers == 0  # this preset has none
+    assert resolved(preset="b").d_model == 10
+    assert resolve_sizes(config, PRESETS) == config
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),  # d_model, n_heads, n_kv_heads, d_head
+    [
+        ({}, (24, 4, 4, 6)),
+        ({"d_model": 32}, (32, 4, 4, 8)),
+        ({"n_heads": 3}, (24, 3, 3, 8)),
+        ({"n_kv_heads": 1}, (24, 4, 1, 6)),
+        ({"n_kv_heads": 2, "d_head": 16}, (24, 4, 2, 16)),
+        ({"n_heads": 5, "d_head": 7}, (24, 5, 5, 7)),  # a width of heads of its own needs no even split
+    ],
+)
+def test_heads(given: dict[str, int], expected: tuple[int, ...]) -> None:
+    config = resolved(**given)
+    assert (config.d_model, config.n_heads, config.n_kv_heads, config.d_head) == expected
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"preset": "c"}, r"unknown model\.preset 'c': choose one of a, b"),
+        ({"n_heads": 5}, r"model\.d_model 24 cannot be split into model\.n_heads 5: .*or give model\.d_head"),
+        ({"n_kv_heads": 3}, r"model\.n_heads 4 cannot share model\.n_kv_heads 3 evenly: choose a divisor"),
+        ({"n_kv_heads": 8}, r"model\.n_heads 4 cannot share model\.n_kv_heads 8 evenly"),
+        ({"n_kv_heads": -1}, r"model\.n_kv_heads must be at least 1, not -1"),
+        ({"n_heads": -4}, r"model\.n_heads must be at least 1, not -4"),
+        ({"d_head": -6}, r"model\.d_head must be at least 1, not -6"),
+        ({"d_ff": -1}, r"model\.d_ff must be at least 1, not -1"),
+        ({"trained_len": 0}, r"model\.trained_len must be at least 1, not 0"),
+        ({"shaw_clip": 0}, r"model\.shaw_clip must be at least 1, not 0"),
+        ({"fire_width": 0}, r"model\.fire_width must be at least 1, not 0"),
+        ({"t5_buckets": 3}, r"model\.t5_buckets must be at least 4, not 3"),
+        ({"t5_max_distance": 16}, r"model\.t5_max_distance 16 must be above half of model\.t5_buckets 32"),
+        ({"rope_factor": 0.5}, r"model\.rope_factor must be at least 1, not 0\.5"),
+        ({"yarn_slow": -1.0}, r"model\.yarn_slow must be above 0, not -1\.0"),
+        ({"yarn_fast": 0.0}, r"model\.yarn_fast must be above 0, not 0\.0"),
+        ({"fire_threshold": 0.0}, r"model\.fire_threshold must be above 0, not 0\.0"),
+        ({"position_base": 1.0}, r"model\.position_base must be above 1, not 1\.0"),
+        ({"position_base": float("nan")}, r"model\.position_base must be above 1, not nan"),
+        ({"attention_dropout": 1.0}, r"model\.attention_dropout must be from 0 to below 1, not 1\.0"),
+    ],
+)
+def test_impossible_sizes_are_refused_in_one_line(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(RegardError, match=message) as caught:
+        resolved(**wrong)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_edges_of_what_is_possible() -> None:
+    resolved(t5_max_distance=17, shaw_clip=1, fire_width=1, trained_len=1, dropout=0.0, n_kv_heads=4, rope_factor=1.0)
+    resolved(t5_buckets=4, t5_max_distance=3)
