@@ -1,6 +1,11 @@
 """One thread for torch (two cores are shared by everything), and a cache folder that no test leaves behind."""
 
+import os
+import shutil
 from pathlib import Path
+
+if shutil.which("nvidia-smi") is None:  # Triton decides when it is first imported, maybe by torch
+    os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 import torch
@@ -24,8 +29,6 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 @pytest.fixture
 def data_folder() -> Path:
     """The real corpora beside the repository, or a skip where they are not."""
-    import os
-
     folder = Path(os.environ.get("REGARD_DATA") or Path(__file__).parents[2] / "shared" / "data")
     if not folder.is_dir():
         pytest.skip(f"no corpora at {folder}: set REGARD_DATA to their folder")

@@ -62,7 +62,8 @@ class CoPE(Contextual):
 
     refuses: ClassVar = dict.fromkeys(
         ("encoder", "cross"),
-        "CoPE counts from a key up to a later query, so it needs a causal decoder's self-attention",
+        "CoPE counts from a key up to a later query, so it needs a causal decoder's self-attention "
+        "(give the encoder another scheme: --model.encoder_positions rope)",
     )
 
     def __init__(self, d_head: int, n_positions: int) -> None:

@@ -61,7 +61,8 @@ def broken_line(scheme: FIRE) -> tuple[Tensor, Tensor, Tensor]:
     knots = -b / w
     order = knots.detach().argsort()
     # a falling unit, w < 0, is the line w x + b minus its own mirror image: |w| max(x - n, 0) + w x + b
-    return (w2 * w.clamp(max=0)).sum(1), (w2 * w.abs())[:, order], knots[order]
+    a = (w2 * w.clamp(max=0)).sum(1) + 0 * scheme.outer.bias  # the constant has a gradient too: zero
+    return a, (w2 * w.abs())[:, order], knots[order]
 
 
 def tile_pieces(psi: Tensor, rate: Tensor, knots: Tensor) -> Tensor:

@@ -62,6 +62,9 @@ def ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def compiled() -> Callable[..., Any]:
+    """Once for every shape: FlexAttention's kernels are made for sizes that are known."""
+    limit = torch._dynamo.config
+    limit.recompile_limit = max(limit.recompile_limit, 256)  # torch's own, 8, would then run it unfused
     return torch.compile(flex_attention, dynamic=False)
 
 

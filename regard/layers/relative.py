@@ -100,7 +100,7 @@ LEAST = 0.01  # KERPLE's parameters act as at least this
 
 def at_least(x: Tensor, most: float | None = None) -> Tensor:
     """Clamped in value alone: a parameter beyond the edge still hears in which direction to go."""
-    return x + (x.clamp(LEAST, most) - x).detach()
+    return x.detach().clamp(LEAST, most) + (x - x.detach())
 
 
 class KerpleLog(Relative):

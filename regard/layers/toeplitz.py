@@ -162,17 +162,14 @@ class ScoreGradient:
             M=TILE // 2,
             TRIANGLE=spans.triangle,
             num_stages=1,
+            **({"maxnreg": 128} if q.is_cuda and call.d <= 64 else {}),  # more tiles at a time on a processor
         )
-        sums = (
-            call.table if curve is None else curve,
-            unused if by_theta is None else by_theta,
-            *(fire or (unused,) * 3),
-        )
+        sums = (curve if curve is not None else call.table, by_theta if by_theta is not None else unused)
         kernels.backward_queries[(call.tiles, self.b * call.h)](
-            *(*shared, dq, *sums, *call.sizes, *self.where),
+            *(*shared, dq, *sums, *(fire or (unused,) * 3), *call.sizes, *self.where),
             **(call.options | call.fired),
             THETA=theta,
-            num_stages=2 if theta else 3,
+            num_stages=2,
         )
         return dq, dk, dv
 

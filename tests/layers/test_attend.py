@@ -229,8 +229,8 @@ RULES: list[tuple[str, bool, str, dict[str, Any]]] = [
     (S, True, "on a CPU", {"device": "cpu", "scheme": "fire", "mask": FULL, "dropout": 0.1}),
     (S, True, "on a CPU", {"device": "cpu", "scheme": "t5", "own": False, "queries": 1}),
     # caches and memories
-    (S, True, "fewer than 128", {"own": False, "scheme": "alibi", "queries": 1}),
-    (S, True, "fewer than 128", {"own": False, "mask": WINDOW, "queries": 127}),
+    (S, True, "over a cache", {"own": False, "scheme": "alibi", "queries": 1}),
+    (S, True, "over a cache", {"own": False, "mask": WINDOW, "queries": 127}),
     (S, False, "T x S in memory", {"own": False, "mask": WINDOW, "queries": 128}),
     (S, False, "T x S in memory", {"own": False, "scheme": "t5", "mask": FULL, "dropout": 0.1}),
     # the edge of what is short
@@ -243,6 +243,10 @@ RULES: list[tuple[str, bool, str, dict[str, Any]]] = [
     (S, False, "dropout on weights", {"scheme": "alibi", "dropout": 0.1}),
     (S, False, "dropout on weights", {"mask": WINDOW, "dropout": 0.1}),
     (S, False, "dropout on weights", {"mask": documents(CAUSAL), "dropout": 0.1}),
+    # narrow heads
+    (S, False, "only 15 wide", {"mask": WINDOW, "d_head": 15}),
+    (F, True, "63 back", {"mask": WINDOW, "d_head": 16}),
+    (S, False, "only 8 wide", {"scheme": "alibi", "d_head": 8}),
     # masks without a bias
     (F, True, "3 keys ahead", {"mask": window(FULL, 4)}),
     (F, True, "own document", {"mask": documents(FULL)}),

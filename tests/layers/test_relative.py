@@ -162,6 +162,9 @@ def test_kerples_parameters_stay_in_their_range() -> None:
     assert beyond.table(3)[0, -1].item() == pytest.approx(-0.01 * 4)
     beyond = with_values(KerplePower(1), a=[1.0], p=[-2.0])
     assert beyond.table(3)[0, -1].item() == pytest.approx(-(2**0.01))
+    beyond.table(3).sum().backward()
+    assert beyond.p.grad is not None
+    assert beyond.p.grad.item() != 0  # it can come back
 
 
 def test_kerple_starts_as_its_paper_says() -> None:
