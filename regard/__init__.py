@@ -15,10 +15,11 @@ from regard.errors import RegardError
 
 if TYPE_CHECKING:
     from regard.api import resume, train
+    from regard.look.record import record
     from regard.translator import Translation, Translator, load, translate
 
 __version__ = "0.1.0"
-__all__ = ["RegardError", "Translation", "Translator", "load", "resume", "train", "translate"]
+__all__ = ["RegardError", "Translation", "Translator", "load", "record", "resume", "train", "translate"]
 
 _HOMES = {
     "load": "regard.translator",
@@ -27,6 +28,7 @@ _HOMES = {
     "Translation": "regard.translator",
     "train": "regard.api",
     "resume": "regard.api",
+    "record": "regard.look.record",
 }
 
 

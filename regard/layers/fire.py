@@ -85,24 +85,29 @@ class FireAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
         _, jump, knots, rate, _, line, scale = rest
-        knots = F.pad(knots, (0, 1)).contiguous()  # (K,)
-        launch = Launch(q, k, v, line.psi, line.spans, scale, fire=(rate.contiguous(), line.pieces, line.lines, knots))
-        out, lse = launch.forward()
-        ctx.save_for_backward(out, lse, jump)
-        ctx.launch, ctx.line = launch, line
+        out, lse = launch(q, k, v, knots, rate, line, scale).forward()
+        ctx.save_for_backward(q, k, v, jump, knots, rate, out, lse)
+        ctx.line, ctx.scale = line, scale
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        out, lse, jump = ctx.saved_tensors
-        rate, _, lines, knots = ctx.launch.fire
+        q, k, v, jump, knots, rate, out, lse = ctx.saved_tensors
+        lines = ctx.line.lines
         by_piece, by_knot = (lines.new_zeros(lines.shape[0], 2, lines.shape[2]) for _ in range(2))
         by_rate, by_c = torch.zeros_like(rate), rate.new_zeros(())
-        gradients = ctx.launch.backward(out, lse, grad).finish(
-            curve=ctx.line.by_c, by_theta=by_c, fire=(by_piece, by_knot, by_rate)
+        gradients = (
+            launch(q, k, v, knots, rate, ctx.line, ctx.scale)
+            .backward(out, lse, grad)
+            .finish(curve=ctx.line.by_c, by_theta=by_c, fire=(by_piece, by_knot, by_rate))
         )
         # beyond each knot: the pieces after it, and what crosses it within a tile
         after = by_piece.flip(-1).cumsum(-1).flip(-1)[..., 1:] + by_knot[..., :-1]  # (H, 2, P)
         plain, times_x = after.unbind(1)
-        by_jump = times_x - knots[:-1] * plain
+        by_jump = times_x - knots * plain
         return *gradients, by_piece[:, 1].sum(1), by_jump, -(jump * plain).sum(0), by_rate, by_c, None, None
+
+
+def launch(q: Tensor, k: Tensor, v: Tensor, knots: Tensor, rate: Tensor, line: BrokenLine, scale: float) -> Launch:
+    fire = (rate.contiguous(), line.pieces, line.lines, F.pad(knots, (0, 1)).contiguous())
+    return Launch(q, k, v, line.psi, line.spans, scale, fire)

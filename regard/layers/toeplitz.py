@@ -49,54 +49,51 @@ def spans(mask: Mask, positions: Tensor) -> Spans:
 
 @dataclass(frozen=True)
 class Table:
-    """A bias of distance: `values` (H, 2T-1) learned as they are, or made by two numbers of each head."""
+    """A bias of distance, whose numbers are learned as they are, or made by two numbers of each head."""
 
     spans: Spans
-    values: Tensor
-    theta: Tensor | None  # (H, 2): the first multiplies the curve
-    slope: Tensor | None  # (H, 2T-1): the derivative of `values` by the second
-    flat: int | None  # from this distance on, the values of a side are one number
+    bias: Tensor  # (H, WIDTH), as the kernels want it
+    learned: Tensor  # (H, 2T-1), the numbers themselves; or (H, 2), of which the first multiplies the curve
+    slope: Tensor | None  # (H, WIDTH), the derivative of the curve by the second
+    flat: int | None  # from this distance on, the numbers of a side are one
 
 
 def prepare(scheme: Relative, mask: Mask, positions: Tensor) -> Table:
     n, device = positions.shape[1], positions.device
     theta = scheme.theta()
     if theta is None:
-        return Table(spans(mask, positions), scheme.table(n, device), None, None, scheme.flat)
+        values = scheme.table(n, device)
+        return Table(spans(mask, positions), padded(values.detach() * LOG2E), values, None, scheme.flat)
     fixed, distance = theta.detach(), torch.arange(1 - n, n, device=device)
     second = torch.zeros_like(fixed).index_fill_(1, torch.ones(1, dtype=torch.long, device=device), 1.0)
     values, slope = torch.func.jvp(lambda x: scheme.curve(x, distance), (fixed,), (second,))[:2]
-    return Table(spans(mask, positions), values, theta, slope, None)
+    return Table(spans(mask, positions), padded(values * LOG2E), theta, padded(slope), None)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, table: Table, scale: float | None) -> Tensor:
-    learned = table.values if table.theta is None else table.theta
-    return Toeplitz.apply(q, k, v, learned, table, scale or q.shape[-1] ** -0.5)
+    return Toeplitz.apply(q, k, v, table.learned, table, scale or q.shape[-1] ** -0.5)
 
 
 class Toeplitz(torch.autograd.Function):
-    """`learned` is whatever of the bias may have a gradient: the table itself, or the two numbers behind it."""
-
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, learned: Tensor, table: Table, scale: float) -> Tensor:
-        launch = Launch(q, k, v, padded(table.values * LOG2E), table.spans, scale)
-        out, lse = launch.forward()
-        ctx.save_for_backward(out, lse)
-        ctx.launch, ctx.table, ctx.learned = launch, table, learned.requires_grad
+        out, lse = Launch(q, k, v, table.bias, table.spans, scale).forward()
+        ctx.save_for_backward(q, k, v, learned, out, lse)
+        ctx.table, ctx.scale, ctx.needed = table, scale, learned.requires_grad
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        launch, table = ctx.launch, ctx.table
-        by_score = launch.backward(*ctx.saved_tensors, grad)
-        if not ctx.learned:
+        q, k, v, learned, out, lse = ctx.saved_tensors
+        table = ctx.table
+        by_score = Launch(q, k, v, table.bias, table.spans, ctx.scale).backward(out, lse, grad)
+        if not ctx.needed:
             return *by_score.finish(), None, None, None
-        if table.theta is None:
-            learned = by_score.of_table(table.flat)
-            return *by_score.finish(), learned, None, None
-        sums = torch.zeros_like(table.theta)
-        gradients = by_score.finish(curve=padded(table.slope), by_theta=sums, theta=True)
-        return *gradients, torch.stack([sums[:, 0] / (LOG2E * table.theta[:, 0]), sums[:, 1]], 1), None, None
+        if table.slope is None:
+            return *by_score.finish(), by_score.of_table(table.flat), None, None
+        sums = torch.zeros_like(learned)
+        gradients = by_score.finish(curve=table.slope, by_theta=sums, theta=True)
+        return *gradients, torch.stack([sums[:, 0] / (LOG2E * learned[:, 0]), sums[:, 1]], 1), None, None
 
 
 class Launch:

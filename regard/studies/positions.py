@@ -64,7 +64,7 @@ def setting_of(job: Job) -> dict[str, Any]:
     """All that the jobs have in common."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(sys.argv),
+        "command": shlex.join(["regard", *sys.argv[1:]]),
         **machine(job.device),
         "data": {"file": str(job.data) if job.data else "toy", "sha256": job.text},
         "settings": dataclasses.asdict(job.settings),

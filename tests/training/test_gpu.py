@@ -40,10 +40,16 @@ def batch(rows: int, width: int, seed: int) -> Batch:
     return Batch(source, target, labels, int((labels != PAD).sum()))
 
 
-def run(compile: bool, dtype: torch.dtype = torch.float32, **config: object) -> tuple[TrainingStep, Transformer]:
-    net = model()
+def run(
+    compile: bool,
+    dtype: torch.dtype = torch.float32,
+    shapes: list[tuple[int, int]] = SHAPES,
+    changes: dict[str, object] | None = None,
+    **config: object,
+) -> tuple[TrainingStep, Transformer]:
+    net = model(**(changes or {}))
     step = TrainingStep(net, TrainConfig(compile=compile, **config), torch.device("cuda"), dtype)  # type: ignore[arg-type]
-    for i, (rows, width) in enumerate(SHAPES):
+    for i, (rows, width) in enumerate(shapes):
         step([batch(rows, width, i), batch(rows, width, 100 + i)], lr=1e-3)
     return step, net
 
@@ -55,6 +61,16 @@ def test_recorded_steps_equal_plain_ones(r_drop: float) -> None:
     torch.testing.assert_close(fast.sums, plain.sums, rtol=1e-4, atol=1e-3)
     for (name, a), b in zip(fast_net.named_parameters(), plain_net.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=2e-3, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize(
+    "changes", [*({"positions": name} for name in ("rope", "alibi", "t5", "kerple-log", "fire")), {"window": 40}]
+)
+def test_long_rows_learn_the_same_on_every_kernel(changes: dict[str, object]) -> None:
+    """From 128 tokens on, biases and windows have kernels of their own, inside compiled blocks and recorded steps."""
+    shapes, changes = [(4, 160), (2, 200)] * 3, changes | {"max_len": 256}
+    fast, plain = (run(compile, torch.bfloat16, shapes, changes)[0] for compile in (True, False))
+    torch.testing.assert_close(fast.sums, plain.sums, rtol=1e-2, atol=1.0)
 
 
 def test_bf16_learns_like_fp32() -> None:
