@@ -3,7 +3,7 @@
     python benchmarks/attention.py [--out results.json]
 
 Every row is forward and backward of one layer, recorded once as a CUDA graph and replayed (as Regard trains). What a forward
-prepares once for all its layers has a column of its own (FIRE prepares in every layer: there it is part of the layer). Ratios
+prepares once for all its layers has a column of its own (FIRE prepares in every layer: there it is part of it). Ratios
 are to `scaled_dot_product_attention(is_causal=True)` as torch chooses it. The second table is memory against length.
 """
 

@@ -310,13 +310,13 @@ def _handlers() -> Iterator[None]:
 def test_the_first_signal_asks_and_the_second_insists() -> None:
     with StopRequest() as stop:
         assert not stop
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         assert stop
         assert stop.signum == signal.SIGINT
-        os.kill(os.getpid(), signal.SIGINT)  # at once: the same request, sent twice
+        signal.raise_signal(signal.SIGINT)  # at once: the same request, sent twice
         stop._noted -= 2 * PATIENCE
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.usefixtures("_handlers")
