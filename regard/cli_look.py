@@ -93,5 +93,5 @@ def study_positions(
     """Every position scheme trained at one length and tested at longer ones."""
     from regard.studies.positions import study
 
-    names = tuple(schemes.split(",")) if schemes else None
+    names = tuple(name.strip() for name in schemes.split(",")) if schemes else None
     print(study(out=out, data=data, steps=steps, schemes=names, jobs=jobs, device=device, quick=quick))

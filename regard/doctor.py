@@ -24,8 +24,8 @@ from regard.errors import RegardError
 from regard.files import read_json
 from regard.layers.attend import Situation, choose
 from regard.layers.masks import FULL
+from regard.layers.schemes import scheme_at
 from regard.layers.stack import Stack
-from regard.look.positions import scheme_at
 from regard.models import gpt
 from regard.models.transformer import Transformer
 

@@ -52,6 +52,8 @@ class Plan:
             n = self.k.shape[1]
             distance = torch.arange(n, device=self.k.device) - self.index[:, None]  # (T, S)
             return self.scheme.table(n, self.k.device)[:, distance + n - 1][None]
+        if self.index is not None and not self.mask.packed:  # rows differ in their padding alone
+            return self.scheme.bias(self.q.amax(0)[:, None], self.k.amax(0))[None]
         return self.scheme.bias(self.q[:, :, None], self.k[:, None, :]).movedim(0, 1)
 
     def rows(self, rows: Tensor) -> Plan:
@@ -113,6 +115,8 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
     mask = plan.ready
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
+    if q.is_cuda and (mask is not None or q.dtype == torch.float32):  # only flash shares heads, and takes neither
+        k, v = repeated(k, q), repeated(v, q)
     return F.scaled_dot_product_attention(
         q,
         k,
@@ -167,17 +171,18 @@ def blocks(plan: Plan) -> Any:
 @torch.compiler.disable
 def toeplitz(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
     """Regard's kernels for biases: linear memory, and gradients for all that is learned."""
-    from regard.layers import fire, toeplitz
-
-    room = toeplitz if plan.scheme.toeplitz else fire
-    return room.attend(q, k, v, plan.ready, plan.scheme.scale)
+    return kernels_of(plan.scheme).attend(q, k, v, plan.ready, plan.scheme.scale)
 
 
 def tables(plan: Plan) -> Any:
+    return kernels_of(plan.scheme).prepare(plan.scheme, plan.mask, plan.q)
+
+
+def kernels_of(scheme: Positions) -> Any:
+    """Imported when first needed: Triton is not everywhere."""
     from regard.layers import fire, toeplitz
 
-    room: Any = toeplitz if plan.scheme.toeplitz else fire
-    return room.prepare(plan.scheme, plan.mask, plan.q)
+    return toeplitz if scheme.toeplitz else fire
 
 
 # ---- the choice -------------------------------------------------------------------------------------------------------
@@ -236,7 +241,7 @@ def choose(s: Situation) -> Choice:
         return Choice("sdpa", f"{scheme} with heads {s.d_head} wide: a dense bias, T x T in memory", fast=False)
     if s.scheme.toeplitz or (s.mask.causal and not s.mask.packed):
         return Choice("toeplitz", f"{scheme}: its bias is made inside the kernel")
-    return Choice("sdpa", f"{scheme} in an encoder: a dense bias, T x T in memory", fast=False)
+    return Choice("sdpa", f"{scheme} where a query sees {s.mask}: a dense bias, T x T in memory", fast=False)
 
 
 def make_plan(

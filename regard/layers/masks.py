@@ -53,7 +53,7 @@ class Mask:
     def __str__(self) -> str:
         kind = {None: "every key", 0: "earlier keys"}.get(self.ahead, f"{self.ahead} keys ahead")
         parts = [kind, *([f"{self.back} back"] if self.back is not None else [])]
-        parts += ["the prefix"] if not (self.causal or self.ahead is None) and self.ahead == 0 else []
+        parts += ["the prefix"] if self.ahead == 0 and not self.causal else []
         return ", ".join(parts + (["own document"] if self.packed else []))
 
 
@@ -71,7 +71,9 @@ def window(mask: Mask, width: int) -> Mask:
 
 
 def prefix(n: int | Tensor) -> Mask:
-    """A prefix language model: the first n tokens see each other, the rest is causal."""
+    """A prefix language model: the first n tokens see each other, the rest is causal. A tensor (B, 1): n of each row."""
+    if isinstance(n, Tensor) and (n.dim() != 2 or n.shape[1] != 1):
+        raise ValueError(f"the prefixes of B rows are a tensor (B, 1), not {tuple(n.shape)}")
     return Mask(ahead=0, prefix=n)
 
 

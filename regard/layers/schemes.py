@@ -29,9 +29,15 @@ SCHEMES: dict[str, Callable[[ModelConfig, str], Positions]] = {
 }
 
 
+def scheme_at(config: ModelConfig, place: str) -> str:
+    """The name of the scheme that an encoder, a decoder or its cross-attention has."""
+    names = {"encoder": config.encoder_positions or config.positions, "cross": config.cross_positions}
+    return names.get(place, config.positions)
+
+
 def make_positions(config: ModelConfig, place: str, name: str | None = None) -> Positions:
     """The scheme of one place in a model of resolved sizes, or the reason why it makes no sense there."""
-    name = name or config.positions
+    name = name or scheme_at(config, place)
     if name not in SCHEMES:
         raise RegardError(f"unknown position scheme '{name}': choose one of {', '.join(SCHEMES)}")
     if name in ("rope", "yarn") and config.d_head % 2:

@@ -26,12 +26,11 @@ class Stack(nn.Module):
         # Pre-norm leaves the residual sum unnormalised; post-norm blocks already end on a norm.
         self.norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
         self.mask, self.d_head, self.dropout = mask, config.d_head, config.attention_dropout
-        name = config.encoder_positions if place == "encoder" else ""
-        first = make_positions(config, place, name or config.positions)
-        own = (make_positions(config, place, name) for _ in self.blocks[1:]) if first.per_layer else ()
+        first = make_positions(config, place)
+        own = (make_positions(config, place) for _ in self.blocks[1:]) if first.per_layer else ()
         self.schemes = nn.ModuleList([first, *own])  # one for all blocks, or one each
         crosses = any("cross" in block.sublayers for block in self.blocks)  # type: ignore[operator]
-        self.cross_scheme = make_positions(config, "cross", config.cross_positions) if crosses else NoPositions()
+        self.cross_scheme = make_positions(config, "cross") if crosses else NoPositions()
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Token embeddings with what the scheme adds to them, (B, T, C)."""

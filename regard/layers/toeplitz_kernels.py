@@ -57,8 +57,8 @@ def forward(
     bh = tl.program_id(1).to(tl.int64)
     b, h = bh // H, bh % H
     i = block * N + tl.arange(0, N)
-    low = tl.load(first + b * T + i, mask=i < T, other=0)
-    high = tl.load(last + b * T + i, mask=i < T, other=T - 1)
+    low = tl.load(first + b * T + i, mask=i < T, other=T)
+    high = tl.load(last + b * T + i, mask=i < T, other=-1)
     queries = rows_of(q + b * q_b + h * q_h, i, T, q_row, D)
     k += b * k_b + h // GROUP * k_h
     v += b * v_b + h // GROUP * v_h
@@ -221,7 +221,7 @@ def backward_queries(
         two = tl.zeros((N,), tl.float32)
         current = 0
     all_from, all_to = tl.max(low), tl.min(high)
-    for t in range(tl.min(low) // N, tl.cdiv(tl.max(high) + 1, N)):
+    for t in range(tl.min(tl.where(high >= low, low, T)) // N, tl.cdiv(tl.max(high) + 1, N)):
         j = t * N + tl.arange(0, N)
         keys = rows_of(k, j, T, k_row, D)
         values = rows_of(v, j, T, v_row, D)

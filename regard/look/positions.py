@@ -22,7 +22,7 @@ from regard.layers.contextual import CoPE, Shaw
 from regard.layers.positions import NoPositions, Positions
 from regard.layers.relative import FIRE, T5Bias, t5_bucket
 from regard.layers.rotary import Rotary, frequencies, rotate
-from regard.layers.schemes import make_positions
+from regard.layers.schemes import make_positions, scheme_at
 from regard.layers.stack import Stack
 from regard.look.figures import Image, Lines, Panel, draw, save
 
@@ -94,12 +94,6 @@ def places(model: nn.Module, config: ModelConfig) -> Iterator[tuple[str, str, st
             yield scheme_at(config, place), place, f"{place}.{i}" if scheme.per_layer else place, scheme
         if any("cross" in block.sublayers for block in stack.blocks):  # type: ignore[operator]
             yield scheme_at(config, "cross"), "cross", "cross-attention", stack.cross_scheme
-
-
-def scheme_at(config: ModelConfig, place: str) -> str:
-    """The name of the scheme that an encoder, a decoder or its cross-attention has."""
-    names = {"encoder": config.encoder_positions or config.positions, "cross": config.cross_positions}
-    return names.get(place, config.positions)
 
 
 def describe(scheme: Positions, config: ModelConfig, n: int, place: str, where: str) -> tuple[Panel, ...]:

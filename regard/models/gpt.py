@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
+from regard.errors import RegardError
 from regard.layers.block import encoder_block
 from regard.layers.cache import NO_CACHE, Cache, StepCache
 from regard.layers.embedding import Embedding, Head
@@ -35,7 +36,14 @@ class GPT(nn.Module):
         initialise(self)
 
     def hidden(self, ids: Tensor, positions: Tensor, cache: Cache = NO_CACHE, mask: Mask | None = None) -> Tensor:
-        """(B, T, C)"""
+        """(B, T, C); a mask other than the causal one keeps the model's window."""
+        length = cache.key_positions(positions).shape[1]
+        if length > self.config.max_len:
+            raise RegardError(
+                f"{length} tokens, but the model was built for at most {self.config.max_len} (model.max_len)"
+            )
+        if mask is not None:
+            mask = window(mask, self.config.window)
         x = self.dropout(self.decoder.embed(self.embedding(ids), positions))
         return self.decoder(x, positions, cache=cache, mask=mask)
 
@@ -43,10 +51,10 @@ class GPT(nn.Module):
         """Logits (B, T, V) of the token after each token; rows are padded on the right."""
         return self.head(self.hidden(ids, positions_of(ids, PAD), mask=mask))
 
-    def begin(self, prompt: Tensor) -> tuple[Tensor, StepCache]:
+    def begin(self, prompt: Tensor, mask: Mask | None = None) -> tuple[Tensor, StepCache]:
         """Read prompts (B, T) of any lengths at once: the logits (B, V) after each, and the state `step` goes on from."""
         cache, positions = StepCache(), positions_of(prompt, PAD)
-        hidden = self.hidden(prompt, positions, cache)
+        hidden = self.hidden(prompt, positions, cache, mask)
         last = positions.argmax(1)
         return self.head(hidden[torch.arange(len(prompt), device=prompt.device), last]), cache
 

@@ -14,6 +14,7 @@ from regard.layers.block import decoder_block, encoder_block
 from regard.layers.cache import NO_CACHE, Cache, StepCache
 from regard.layers.embedding import Embedding, Head
 from regard.layers.masks import CAUSAL, FULL, positions_of, window
+from regard.layers.schemes import make_positions
 from regard.layers.stack import Stack
 from regard.models.init import initialise
 from regard.models.sizes import resolve_sizes
@@ -94,8 +95,11 @@ PRESETS = {
 
 
 def resolve(config: ModelConfig) -> ModelConfig:
-    """The sizes this model will have; impossible ones are refused."""
+    """The sizes this model will have; impossible ones are refused, and positions where they make no sense."""
     config = resolve_sizes(config, PRESETS)
+    with torch.device("meta"):
+        for place in ("encoder", "decoder", "cross"):
+            make_positions(config, place)
     if config.tie == "all" and config.source_vocab != config.target_vocab:
         raise RegardError(
             f"model.tie 'all' needs one vocabulary for both languages, but they have {config.source_vocab} and "

@@ -7,13 +7,14 @@ from torch import Tensor, nn
 
 from regard.config import TrainConfig
 from regard.layers.embedding import Embedding, Head
+from regard.layers.positions import Positions
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """Weight decay on matrices alone: a bias, a norm or a rare word's embedding has no reason to shrink."""
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, (Embedding, Head))}
-    decayed = [p for p in model.parameters() if p.dim() >= 2 and id(p) not in embeddings]
-    others = [p for p in model.parameters() if p.dim() < 2 or id(p) in embeddings]
+    """Weight decay on matrices alone: a bias, a norm, a position or a rare word's embedding has no reason to shrink."""
+    free = {id(p) for m in model.modules() if isinstance(m, (Embedding, Head, Positions)) for p in m.parameters()}
+    decayed = [p for p in model.parameters() if p.dim() >= 2 and id(p) not in free]
+    others = [p for p in model.parameters() if p.dim() < 2 or id(p) in free]
     device = next(model.parameters()).device
     return torch.optim.AdamW(
         [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],

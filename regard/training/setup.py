@@ -51,7 +51,9 @@ def open_run(folder: Path, config: Config, *, overwrite: bool = False, resuming:
             for tokenizer in folder.glob("tokenizer*.json"):
                 remove(tokenizer)
         elif path.exists():
-            _check_same(folder, configs.build(configs.load(path), Config), config, FREE_ON_RESUME if resuming else FREE)
+            old = configs.build(configs.load(path), Config)
+            old = replace(old, model=resolve(old.model))  # sizes that settings newer than the run have by default
+            _check_same(folder, old, config, FREE_ON_RESUME if resuming else FREE)
         write_text(path, configs.to_toml(config))
         yield
 

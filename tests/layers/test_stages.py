@@ -419,11 +419,17 @@ ROWS: dict[int, list[Situation]] = {
     5: [situation(name, WINDOW, own=own, queries=127) for name in [*FREE, *BIASES, "fire"] for own in (True, False)],
     6: [situation(name, WINDOW, own=False) for name in [*FREE, *BIASES, "fire"]],
     7: [situation(name, WINDOW, dropout=0.1) for name in [*FREE, *BIASES, "fire"]],
-    8: [situation(name, mask) for name in FREE for mask in (WINDOW, prefix(3), documents(CAUSAL), documents(FULL))],
-    9: [situation(name, mask, d_head=d) for name in BIASES for mask in (FULL, WINDOW) for d in (16, 32, 64, 128)],
-    10: [situation(name, CAUSAL, d_head=80) for name in BIASES],
-    11: [situation("fire", mask) for mask in (CAUSAL, WINDOW)],
-    12: [situation("fire", FULL), situation("fire", documents(CAUSAL)), situation("fire", CAUSAL, d_head=80)],
+    8: [situation(name, WINDOW, d_head=8) for name in [*FREE, *BIASES, "fire"]],
+    9: [situation(name, mask) for name in FREE for mask in (WINDOW, prefix(3), documents(CAUSAL), documents(FULL))],
+    10: [situation(name, mask, d_head=d) for name in BIASES for mask in (FULL, WINDOW) for d in (16, 32, 64, 128)],
+    11: [situation(name, CAUSAL, d_head=80) for name in BIASES],
+    12: [situation("fire", mask) for mask in (CAUSAL, WINDOW)],
+    13: [
+        situation("fire", FULL),
+        situation("fire", prefix(3)),
+        situation("fire", documents(CAUSAL)),
+        situation("fire", CAUSAL, d_head=80),
+    ],
 }
 
 

@@ -249,7 +249,7 @@ def elements_of(kept: Record) -> int:
 
 
 def test_one_row_of_4096_needs_nothing_quadratic() -> None:
-    n, model = 4096, gpt(positions="rope", n_decoder_layers=1)
+    n, model = 4096, gpt(positions="rope", n_decoder_layers=1, max_len=4096)
     with torch.no_grad(), record(model) as tape, Largest() as forward:
         model(ids(n))
     (kept,) = tape["decoder.0.self"]

@@ -202,6 +202,33 @@ def test_packed_documents_have_the_logits_they_have_alone(name: str, mask: Mask)
         torch.testing.assert_close(packed[b, start : start + len(text)], model(text[None], mask)[0], **close)
 
 
+@every_scheme
+def test_a_prompt_can_be_read_as_a_prefix(name: str) -> None:
+    model, prompt = make(name), ids(7)
+    logits, state = model.begin(prompt, prefix(7))
+    torch.testing.assert_close(logits, model(prompt, prefix(7))[:, -1], **close)
+    assert (logits - model.begin(prompt)[0]).abs().max() > 1e-3  # it sees more than a causal one
+    more = torch.cat([prompt, torch.tensor([[9]])], 1)
+    torch.testing.assert_close(model.step(more[:, -1], state), model(more, prefix(7))[:, -1], **close)
+
+
+def test_another_mask_keeps_the_models_window() -> None:
+    model, row = make(window=3), ids(9)
+    torch.testing.assert_close(model(row, documents(CAUSAL)), model(row), **close)
+    with pytest.raises(ValueError, match="two spans"):
+        model(row, prefix(4))
+
+
+def test_more_tokens_than_the_model_was_built_for_are_refused() -> None:
+    model = make(max_len=6)
+    for call in (model, model.begin):
+        with pytest.raises(RegardError, match="7 tokens, but the model was built for at most 6"):
+            call(ids(7))
+    _, state = model.begin(ids(6))
+    with pytest.raises(RegardError, match="7 tokens"):
+        model.step(torch.tensor([5]), state)
+
+
 # ---- sizes and sharing -----------------------------------------------------------------------------------------------
 
 

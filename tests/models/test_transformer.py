@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from regard.api import make_config
 from regard.config import POSITIONS, ModelConfig
 from regard.errors import RegardError
 from regard.layers.cache import StepCache
@@ -430,3 +431,8 @@ def test_impossible_models_are_refused_in_one_line(wrong: dict[str, object], mes
 def test_vocabularies_of_two_sizes_are_fine_when_the_encoder_has_its_own() -> None:
     model = Transformer(dataclasses.replace(TINY, source_vocab=10, target_vocab=12, tie="decoder"))
     assert model(torch.tensor([[9, 5]]), torch.tensor([[SOS, 11, 7]])).shape == (1, 3, 12)
+
+
+def test_a_scheme_is_refused_before_anything_is_read_or_written() -> None:
+    with pytest.raises(RegardError, match="'none' make no sense in an encoder"):
+        make_config({}, {"model.positions": "none"})

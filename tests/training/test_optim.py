@@ -74,6 +74,15 @@ def test_decay_is_for_matrices_alone(tie: str, embeddings: int) -> None:
     assert sorted(map(id, everything)) == sorted(map(id, model.parameters()))
 
 
+@pytest.mark.parametrize("scheme", ["learned", "shaw", "t5", "fire"])
+def test_positions_do_not_decay(scheme: str) -> None:
+    model = transformer(positions=scheme)
+    decayed, _ = (group["params"] for group in make_optimizer(model, TrainConfig(weight_decay=0.1)).param_groups)
+    theirs = {id(p) for stack in (model.encoder, model.decoder) for p in stack.schemes.parameters()}
+    assert theirs
+    assert not theirs & {id(p) for p in decayed}
+
+
 def test_clip_zero_means_off() -> None:
     model = transformer()
     set_gradients(model, seed=1, scale=100.0)

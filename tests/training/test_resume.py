@@ -201,6 +201,15 @@ def test_other_settings_are_refused_by_name(run: Path) -> None:
     assert sorted(run.rglob("*")) == before
 
 
+def test_a_run_from_before_a_setting_existed_goes_on(run: Path, reference: Path) -> None:
+    fit_until(run, 6)
+    path = run / "config.toml"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(line for line in lines if not line.startswith(("d_head", "n_kv_heads", "window"))) + "\n")
+    api.resume(run, quiet=True)
+    assert_same_run(run, reference)
+
+
 def test_overwrite_starts_afresh(run: Path, reference: Path) -> None:
     fit_until(run, 5, **{"train.lr": 0.5})
     train(tiny(run.parent), run, overwrite=True, quiet=True)
