@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.config import ModelConfig
-from regard.layers.attend import Situation, choose, make_plan
+from regard.layers.attend import make_plan
+from regard.layers.choice import Situation, choose
 from regard.layers.masks import CAUSAL
 from regard.layers.rotary import rotate
 from regard.layers.schemes import make_positions

@@ -22,7 +22,7 @@ from regard.data.shards import cache_folder
 from regard.device import cores, describe, peak_flops, pick_device, pick_precision
 from regard.errors import RegardError
 from regard.files import read_json
-from regard.layers.attend import Situation, choose
+from regard.layers.choice import Situation, choose
 from regard.layers.masks import FULL
 from regard.layers.schemes import scheme_at
 from regard.layers.stack import Stack

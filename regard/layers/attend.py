@@ -2,8 +2,8 @@
 
 `reference` spells the formula out and is the definition; `sdpa` is torch's fused kernel; `flex` is FlexAttention, which
 skips the blocks of keys that a mask hides; `toeplitz` is Regard's own for biases of distance (layers/toeplitz.py). A `Plan`
-says which of them runs, over which mask and bias; it is made once per forward, outside the layers and outside whatever is
-compiled, so a layer has no branch on features.
+says which of them runs (layers/choice.py chooses), over which mask and bias; it is made once per forward, outside the layers
+and outside whatever is compiled, so a layer has no branch on features.
 
 Shapes: q (B, H, T, D), k and v (B, G, S, D) with H a multiple of G, result (B, H, T, D).
 """
@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.layers.choice import Situation, choose
 from regard.layers.masks import Mask, dense, intervals
 from regard.layers.positions import NoPositions, Positions
 
@@ -185,63 +186,10 @@ def kernels_of(scheme: Positions) -> Any:
     return toeplitz if scheme.toeplitz else fire
 
 
-# ---- the choice -------------------------------------------------------------------------------------------------------
+# ---- plans -----------------------------------------------------------------------------------------------------------
 
-SHORT = 128  # below this a dense mask costs nothing worth saving
 PREPARE: dict[Kernel, Callable[[Plan], Any]] = {sdpa: dense_mask, flex: blocks, toeplitz: tables}
 KERNELS: dict[str, Kernel] = {"reference": reference, "sdpa": sdpa, "flex": flex, "toeplitz": toeplitz}
-
-
-@dataclass(frozen=True)
-class Situation:
-    """All that the choice of a kernel depends on."""
-
-    device: str  # cpu or cuda
-    queries: int  # T
-    own: bool  # the keys are the queries' own tokens: training, encoders, prompts
-    mask: Mask
-    scheme: Positions
-    d_head: int = 64
-    dropout: float = 0.0  # on weights
-
-
-@dataclass(frozen=True)
-class Choice:
-    kernel: str
-    why: str
-    fast: bool = True  # False: slower than the scheme could be; said once in the log
-
-
-def choose(s: Situation) -> Choice:
-    """Which kernel, and why. The first rule that fits."""
-    scheme, biased = type(s.scheme).__name__, s.scheme.relative
-    simple = not biased and not s.mask.packed and s.mask.back is None and (s.mask.triangle or s.mask.ahead is None)
-    if s.scheme.contextual:
-        return Choice("reference", f"{scheme} looks at queries inside the softmax; no fused kernel can", fast=False)
-    if simple and s.mask.triangle and s.own:
-        return Choice("sdpa", "causal without a bias: the fused triangle")
-    if simple:
-        return Choice("sdpa", "no bias: fused, with a mask for padding")
-    if s.device == "cpu":
-        return Choice("sdpa", "on a CPU: fused, with a dense mask")
-    if s.queries < SHORT:
-        few = f"fewer than {SHORT} queries" if s.own else "a few queries over a cache or a memory"
-        return Choice("sdpa", f"{few}: fused, with a dense mask")
-    if not s.own:
-        return Choice("sdpa", "a bias or window over other tokens: a dense mask, T x S in memory", fast=False)
-    if s.dropout:
-        return Choice("sdpa", "dropout on weights: fused, but with a dense mask, T x T in memory", fast=False)
-    if s.d_head < 16:
-        return Choice("sdpa", f"heads only {s.d_head} wide: fused, but with a dense mask, T x T in memory", fast=False)
-    if not biased:
-        return Choice("flex", f"{s.mask}: blocks that nobody sees are skipped")
-    if s.d_head not in (16, 32, 64, 128):
-        if s.scheme.toeplitz:
-            return Choice("flex", f"heads {s.d_head} wide: the bias is looked up score by score", fast=False)
-        return Choice("sdpa", f"{scheme} with heads {s.d_head} wide: a dense bias, T x T in memory", fast=False)
-    if s.scheme.toeplitz or (s.mask.causal and not s.mask.packed):
-        return Choice("toeplitz", f"{scheme}: its bias is made inside the kernel")
-    return Choice("sdpa", f"{scheme} where a query sees {s.mask}: a dense bias, T x T in memory", fast=False)
 
 
 def make_plan(

@@ -183,6 +183,34 @@ def backward_keys(
 
 
 @triton.jit
+def fire_sums(
+    plain, times_x, one, two, current, ds, x, psi, slope, piece, lines, knots, by_piece, by_knot,
+    N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """What FIRE needs of one tile: sum(ds) and sum(ds x) of its first piece (kept while the piece stays the same), the same
+    beyond each knot within the tile; and sum(ds f') times psi and times its slope, for the query's rate and for c.
+    """
+    begin = tl.load(piece)
+    if begin != current:
+        tl.atomic_add(by_piece + current, tl.sum(plain), sem="relaxed")
+        tl.atomic_add(by_piece + K + current, tl.sum(times_x), sem="relaxed")
+        plain = tl.zeros((N,), tl.float32)
+        times_x = tl.zeros((N,), tl.float32)
+        current = begin
+    plain += tl.sum(ds, 1)
+    times_x += tl.sum(ds * x, 1)
+    by_x = ds * (tl.load(lines + begin) * LN2)  # f' is the slope of the piece ...
+    for n in range(begin, tl.load(piece + 1)):
+        beyond = tl.where(x > tl.load(knots + n), ds, 0.0)
+        tl.atomic_add(by_knot + n, tl.sum(beyond), sem="relaxed")
+        tl.atomic_add(by_knot + K + n, tl.sum(beyond * x), sem="relaxed")
+        by_x += beyond * (tl.load(lines + 2 * K + n) * LN2)  # ... and changes at each knot
+    one += tl.sum(by_x * psi, 1)
+    two += tl.sum(by_x * slope, 1)
+    return plain, times_x, one, two, current
+
+
+@triton.jit
 def backward_queries(
     q, k, v, table, first, last, rate, pieces, lines, knots, grad, lse, delta, dq,
     curve, by_theta, by_piece, by_knot, by_rate,
@@ -242,23 +270,10 @@ def backward_queries(
             one += ds * bias
             two += ds * lookup(curve, j[None, :] - i[:, None], DIRECT)
         if FIRE:
-            begin = tl.load(piece)
-            if begin != current:
-                tl.atomic_add(by_piece + current, tl.sum(plain), sem="relaxed")
-                tl.atomic_add(by_piece + K + current, tl.sum(times_x), sem="relaxed")
-                plain = tl.zeros((N,), tl.float32)
-                times_x = tl.zeros((N,), tl.float32)
-                current = begin
-            plain += tl.sum(ds, 1)
-            times_x += tl.sum(ds * x, 1)
-            by_x = ds * (tl.load(lines + begin) * LN2)  # the derivative of f by x
-            for n in range(begin, tl.load(piece + 1)):
-                beyond = tl.where(x > tl.load(knots + n), ds, 0.0)
-                tl.atomic_add(by_knot + n, tl.sum(beyond), sem="relaxed")
-                tl.atomic_add(by_knot + K + n, tl.sum(beyond * x), sem="relaxed")
-                by_x += beyond * (tl.load(lines + 2 * K + n) * LN2)
-            one += tl.sum(by_x * bias, 1)
-            two += tl.sum(by_x * lookup(curve, j[None, :] - i[:, None], DIRECT), 1)
+            slope = lookup(curve, j[None, :] - i[:, None], DIRECT)
+            plain, times_x, one, two, current = fire_sums(
+                plain, times_x, one, two, current, ds, x, bias, slope, piece, lines, knots, by_piece, by_knot, N, K
+            )
     if THETA:
         tl.atomic_add(by_theta + 2 * h, tl.sum(one), sem="relaxed")
         tl.atomic_add(by_theta + 2 * h + 1, tl.sum(two), sem="relaxed")

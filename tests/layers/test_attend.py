@@ -16,7 +16,8 @@ from torch import Tensor
 
 from regard.config import POSITIONS
 from regard.layers import attend
-from regard.layers.attend import KERNELS, Choice, Situation, choose, make_plan, reference, sdpa, weights
+from regard.layers.attend import KERNELS, make_plan, reference, sdpa, weights
+from regard.layers.choice import Choice, Situation, choose
 from regard.layers.masks import CAUSAL, FULL, Mask, documents, prefix, window
 from regard.layers.positions import NoPositions
 from regard.layers.schemes import make_positions

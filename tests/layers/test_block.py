@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.layers import attend
-from regard.layers.attend import Choice, Situation, make_plan
+from regard.layers.attend import make_plan
 from regard.layers.block import PLACEMENTS, Block, PostNorm, PreNorm, decoder_block, encoder_block
 from regard.layers.cache import NO_CACHE, Cache
+from regard.layers.choice import Choice, Situation
 from regard.layers.context import Context
 from regard.layers.feedforward import FeedForward
 from regard.layers.masks import CAUSAL, FULL, prefix

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.layers.attend import Situation, choose, make_plan
+from regard.layers.attend import make_plan
 from regard.layers.cache import NO_CACHE
+from regard.layers.choice import Situation, choose
 from regard.layers.context import Context
 from regard.layers.masks import CAUSAL, FULL, Mask, dense, documents, prefix, window
 from regard.layers.schemes import make_positions

@@ -72,5 +72,13 @@ def test_impossible_sizes_are_refused_in_one_line(wrong: dict[str, Any], message
 
 
 def test_the_edges_of_what_is_possible() -> None:
-    resolved(t5_max_distance=17, shaw_clip=1, fire_width=1, trained_len=1, dropout=0.0, n_kv_heads=4, rope_factor=1.0)
-    resolved(t5_buckets=4, t5_max_distance=3)
+    least = {
+        "t5_max_distance": 17,
+        "shaw_clip": 1,
+        "fire_width": 1,
+        "trained_len": 1,
+        "n_kv_heads": 4,
+        "rope_factor": 1.0,
+    }
+    for edge in (least, {"t5_buckets": 4, "t5_max_distance": 3}):
+        assert vars(resolved(**edge)).items() >= edge.items()
