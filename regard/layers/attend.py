@@ -11,6 +11,7 @@ Shapes: q (B, H, T, D), k and v (B, G, S, D) with H a multiple of G, result (B, 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -205,13 +206,18 @@ def make_plan(
     """The plan for queries at positions q (B, T) and keys at positions k (B, S); `k is q` where they are the same tokens."""
     own, scheme = k is q, scheme or NoPositions()
     if kernel is None:
-        choice = choose(Situation(q.device.type, q.shape[1], own, mask, scheme, d_head, dropout))
+        choice = choose(Situation(q.device.type, q.shape[1], own, mask, scheme, d_head, dropout, has_triton()))
         if not choice.fast:
             say_once(choice.kernel, choice.why)
         kernel = choice.kernel
     plan = Plan(KERNELS[kernel], mask, q, k, torch.arange(q.shape[1], device=q.device) if own else None, scheme)
     prepare = PREPARE.get(plan.kernel)
     return replace(plan, ready=prepare(plan)) if prepare else plan
+
+
+@functools.cache
+def has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 @functools.cache

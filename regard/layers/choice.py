@@ -21,6 +21,7 @@ class Situation:
     scheme: Positions
     d_head: int = 64
     dropout: float = 0.0  # on weights
+    triton: bool = True  # which `flex` and `toeplitz` are written in
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ def choose(s: Situation) -> Choice:
         return Choice("sdpa", "a bias or window over other tokens: a dense mask, T x S in memory", fast=False)
     if s.dropout:
         return Choice("sdpa", "dropout on weights: fused, but with a dense mask, T x T in memory", fast=False)
+    if not s.triton:
+        return Choice("sdpa", "Triton is not installed: fused, but with a dense mask, T x T in memory", fast=False)
     if s.d_head < 16:
         return Choice("sdpa", f"heads only {s.d_head} wide: fused, but with a dense mask, T x T in memory", fast=False)
     if not biased:

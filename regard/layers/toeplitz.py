@@ -110,7 +110,7 @@ class Launch:
         self.tiles = -(-self.t // TILE)
         stride = table.stride(0) if table.shape[0] > 1 else 0
         self.sizes = (self.t, self.h, self.h // self.groups, table.shape[1], stride)
-        self.options = {"D": self.d, "N": TILE, "DIRECT": q.is_cuda, "num_warps": 4}
+        self.options = {"D": self.d, "N": TILE, "DIRECT": q.is_cuda and not torch.version.hip, "num_warps": 4}
         self.fired = {"FIRE": fire is not None, "K": fire[3].shape[0] if fire is not None else 1}
 
     def forward(self) -> tuple[Tensor, Tensor]:

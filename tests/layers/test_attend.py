@@ -244,6 +244,10 @@ RULES: list[tuple[str, bool, str, dict[str, Any]]] = [
     (S, False, "dropout on weights", {"scheme": "alibi", "dropout": 0.1}),
     (S, False, "dropout on weights", {"mask": WINDOW, "dropout": 0.1}),
     (S, False, "dropout on weights", {"mask": documents(CAUSAL), "dropout": 0.1}),
+    # without Triton
+    (S, False, "Triton is not installed", {"scheme": "alibi", "triton": False}),
+    (S, False, "Triton is not installed", {"mask": WINDOW, "triton": False}),
+    (S, True, "the fused triangle", {"scheme": "rope", "triton": False}),
     # narrow heads
     (S, False, "only 15 wide", {"mask": WINDOW, "d_head": 15}),
     (F, True, "63 back", {"mask": WINDOW, "d_head": 16}),
@@ -290,7 +294,7 @@ def test_make_plan_asks_choose_with_the_situation_it_is_in(monkeypatch: pytest.M
     at, scheme = torch.arange(6)[None], SCHEME["alibi"]
     assert make_plan(WINDOW, at, at, scheme, d_head=48, dropout=0.2).kernel is reference
     make_plan(FULL, at[:, :2], at)
-    assert asked[0] == Situation("cpu", 6, True, WINDOW, scheme, 48, 0.2)
+    assert asked[0] == Situation("cpu", 6, True, WINDOW, scheme, 48, 0.2, attend.has_triton())
     assert (asked[1].queries, asked[1].own, asked[1].dropout) == (2, False, 0.0)
     assert isinstance(asked[1].scheme, NoPositions)
     make_plan(WINDOW, at, at, scheme, kernel="sdpa")
