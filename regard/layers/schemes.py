@@ -44,6 +44,10 @@ def make_positions(config: ModelConfig, place: str, name: str | None = None) -> 
         raise RegardError(f"{name} turns pairs of numbers, but heads are {config.d_head} wide: choose an even width")
     if name == "rope" and config.rope_scaling == "ntk" and config.d_head < 4:
         raise RegardError("model.rope_scaling ntk keeps the first hand's pace: it needs heads at least 4 wide")
+    if name == "rope" and config.rope_scaling == "none" and config.rope_factor != 1:
+        raise RegardError(
+            f"model.rope_factor {config.rope_factor:g} does nothing without model.rope_scaling: choose linear or ntk"
+        )
     scheme = SCHEMES[name](config, place)
     if place in scheme.refuses:
         raise RegardError(f"positions '{name}' make no sense in {PLACES[place]}: {scheme.refuses[place]}")

@@ -24,6 +24,7 @@ SETTINGS = ModelConfig(
     max_len=300,
     position_base=100.0,
     rope_factor=4.0,
+    rope_scaling="linear",
     trained_len=64,
     yarn_fast=8.0,
     shaw_clip=2,
@@ -124,8 +125,8 @@ BIASES: dict[str, Callable[[Parameters, int, int], Tensor]] = {
 def hands(name: str) -> tuple[list[float], float]:
     """How far each pair turns in one step, and what the turned vectors are multiplied with."""
     plain = [100.0 ** (-2 * m / D) for m in range(D // 2)]
-    if name == "rope":
-        return plain, 1.0
+    if name == "rope":  # stretched evenly
+        return [theta / 4 for theta in plain], 1.0
     low, high = (D * math.log(64 / (turns * 2 * math.pi)) / (2 * math.log(100.0)) for turns in (8.0, 1.0))
     low, high = max(math.floor(low), 0), min(math.ceil(high), D - 1)
     kept = [1 - min(max((m - low) / (high - low), 0.0), 1.0) for m in range(D // 2)]

@@ -36,7 +36,6 @@ CONFIG = ModelConfig(
     max_len=32,
     source_vocab=20,
     target_vocab=20,
-    rope_factor=2.0,
     fire_threshold=4.0,
 )
 KINDS = {
@@ -115,6 +114,13 @@ def test_each_scheme_reads_its_settings(
 ) -> None:
     found = look(make_positions(having(**settings), "decoder", name))
     assert found == (expected if isinstance(expected, set) else pytest.approx(expected, rel=1e-5))
+
+
+def test_a_factor_that_would_do_nothing_is_refused() -> None:
+    with pytest.raises(
+        RegardError, match=r"rope_factor 8 does nothing without model\.rope_scaling: choose linear or ntk"
+    ):
+        make_positions(having(rope_factor=8.0), "decoder", "rope")
 
 
 def test_yarn_reads_where_slow_ends_and_fast_begins() -> None:

@@ -33,6 +33,7 @@ TINY = ModelConfig(
     cope_positions=5,
     trained_len=16,
     rope_factor=2.0,
+    rope_scaling="linear",
 )
 close: dict[str, Any] = {"atol": 2e-5, "rtol": 1e-5}
 every_scheme = pytest.mark.parametrize("name", POSITIONS)

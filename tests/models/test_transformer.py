@@ -36,6 +36,7 @@ TINY = ModelConfig(
     cope_positions=5,
     trained_len=16,
     rope_factor=2.0,
+    rope_scaling="linear",
 )
 close: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
 
