@@ -60,7 +60,13 @@ class ModelConfig:
     d_head: int = option(0, "width of a head; 0 = d_model / n_heads")
     d_ff: int = option(0, "inner width of the feed-forward layers")
     norm: str = option("pre", "where LayerNorm stands: pre (today) or post (the 2017 paper)")
-    activation: str = option("relu", "relu or gelu")
+    norm_kind: str = option("layer", "layer (LayerNorm) or rms (RMSNorm: no mean, no bias)")
+    norm_eps: float = option(1e-5, "added to the variance")
+    bias: bool = option(True, "biases in projections, feed-forward layers and LayerNorm")
+    activation: str = option("relu", "relu, gelu, gelu-tanh or silu")
+    gated: bool = option(False, "gated feed-forward layers: SwiGLU with silu, GEGLU with gelu")
+    scale_embeddings: bool = option(True, "embeddings times sqrt(d_model)")
+    embedding_norm: bool = option(False, "a norm on the embeddings, before the first block")
     tie: str = option(
         "all", "shared embeddings: none, decoder (input and output) or all (encoder too; joint vocabulary)"
     )
@@ -158,7 +164,8 @@ POSITIONS = (
 CHOICES = {
     "tokenizer.kind": ("char", "word", "wordpiece", "bpe", "byte-bpe", "unigram"),
     "model.norm": ("pre", "post"),
-    "model.activation": ("relu", "gelu"),
+    "model.norm_kind": ("layer", "rms"),
+    "model.activation": ("relu", "gelu", "gelu-tanh", "silu"),
     "model.tie": ("none", "decoder", "all"),
     "model.positions": POSITIONS,
     "model.encoder_positions": ("", *POSITIONS),

@@ -33,7 +33,7 @@ class Attention(nn.Module):
         super().__init__()
         self.d_head, self.p_drop = config.d_head, config.attention_dropout
         self.d_queries, self.d_keys = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
-        self.out = nn.Linear(self.d_queries, config.d_model)
+        self.out = nn.Linear(self.d_queries, config.d_model, bias=config.bias)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
         """(B, H, T, D) by whichever kernel the plan names; `look.record` listens here."""
@@ -45,7 +45,7 @@ class SelfAttention(Attention):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.qkv = nn.Linear(config.d_model, self.d_queries + 2 * self.d_keys)
+        self.qkv = nn.Linear(config.d_model, self.d_queries + 2 * self.d_keys, bias=config.bias)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         parts = self.qkv(x).split([self.d_queries, self.d_keys, self.d_keys], dim=-1)
@@ -60,8 +60,8 @@ class CrossAttention(Attention):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.q = nn.Linear(config.d_model, self.d_queries)
-        self.kv = nn.Linear(config.d_model, 2 * self.d_keys)
+        self.q = nn.Linear(config.d_model, self.d_queries, bias=config.bias)
+        self.kv = nn.Linear(config.d_model, 2 * self.d_keys, bias=config.bias)
 
     def keys_values(self, memory: Tensor) -> KeysValues:
         k, v = (split_heads(part, self.d_head) for part in self.kv(memory).chunk(2, dim=-1))

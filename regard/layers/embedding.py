@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 
 class Embedding(nn.Embedding):
-    """Token embeddings scaled by sqrt(C), so that they are as large as the positions added to them."""
+    """Token embeddings, scaled by sqrt(C) so that they are as large as the positions added to them, or as they are."""
 
-    def __init__(self, vocab_size: int, d_model: int) -> None:
+    def __init__(self, vocab_size: int, d_model: int, scaled: bool = True) -> None:
         super().__init__(vocab_size, d_model)
-        self.scale = d_model**0.5
+        self.scale = d_model**0.5 if scaled else 1.0
 
     def forward(self, ids: Tensor) -> Tensor:
         return super().forward(ids) * self.scale  # (B, T, C)

@@ -13,6 +13,7 @@ from regard.layers.block import Block
 from regard.layers.cache import NO_CACHE, Cache
 from regard.layers.context import Context
 from regard.layers.masks import FULL, Mask
+from regard.layers.norm import make_norm
 from regard.layers.positions import NoPositions, Positions
 from regard.layers.schemes import make_positions
 
@@ -24,7 +25,7 @@ class Stack(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
         # Pre-norm leaves the residual sum unnormalised; post-norm blocks already end on a norm.
-        self.norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
+        self.norm = make_norm(config) if config.norm == "pre" else nn.Identity()
         self.mask, self.d_head, self.dropout = mask, config.d_head, config.attention_dropout
         first = make_positions(config, place)
         own = (make_positions(config, place) for _ in self.blocks[1:]) if first.per_layer else ()

@@ -12,7 +12,9 @@ def forward_flops(config: ModelConfig, batch: int, source_len: int, target_len: 
     """One forward pass of the encoder-decoder over padded (batch, source_len) and (batch, target_len)."""
     c, f, s, t = config.d_model, config.d_ff, source_len, target_len
     queries, keys = config.n_heads * config.d_head, config.n_kv_heads * config.d_head  # widths of all heads together
-    matrices = 2 * c * queries + 2 * c * keys + 2 * c * f  # q and out, k and v; the two of the feed-forward
+    matrices = (
+        2 * c * queries + 2 * c * keys + (3 if config.gated else 2) * c * f
+    )  # q and out, k and v; the feed-forward's
     encoder = s * (2 * matrices + 4 * s * queries)  # 4s: q k^T and the weighted sum of v
     cross = (
         t * (2 * 2 * c * queries + 4 * s * queries) + s * 2 * 2 * c * keys

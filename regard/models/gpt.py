@@ -14,6 +14,7 @@ from regard.layers.block import encoder_block
 from regard.layers.cache import NO_CACHE, Cache, StepCache
 from regard.layers.embedding import Embedding, Head
 from regard.layers.masks import CAUSAL, Mask, positions_of, window
+from regard.layers.norm import make_norm
 from regard.layers.stack import Stack
 from regard.models.init import initialise
 from regard.models.sizes import resolve_sizes
@@ -24,7 +25,8 @@ class GPT(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config = resolve_sizes(config, PRESETS)
-        self.embedding = Embedding(config.target_vocab, config.d_model)
+        self.embedding = Embedding(config.target_vocab, config.d_model, config.scale_embeddings)
+        self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         # its blocks are an encoder's, [self, ff]: only the mask makes it a decoder
         blocks = (encoder_block(config) for _ in range(config.n_decoder_layers))
@@ -44,7 +46,7 @@ class GPT(nn.Module):
             )
         if mask is not None:
             mask = window(mask, self.config.window)
-        x = self.dropout(self.decoder.embed(self.embedding(ids), positions))
+        x = self.dropout(self.embedding_norm(self.decoder.embed(self.embedding(ids), positions)))
         return self.decoder(x, positions, cache=cache, mask=mask)
 
     def forward(self, ids: Tensor, mask: Mask | None = None) -> Tensor:

@@ -33,9 +33,10 @@ def initialise(model: nn.Module) -> None:
             nn.init.xavier_uniform_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.LayerNorm):
+        elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
             nn.init.ones_(module.weight)
-            nn.init.zeros_(module.bias)
+            if isinstance(module, nn.LayerNorm) and module.bias is not None:
+                nn.init.zeros_(module.bias)
         elif isinstance(module, (Embedding, Head)):
             nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
     for module in model.modules():

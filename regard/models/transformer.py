@@ -25,9 +25,11 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config = resolve(config)
-        self.source_embedding = Embedding(config.source_vocab, config.d_model)
+        self.source_embedding = Embedding(config.source_vocab, config.d_model, config.scale_embeddings)
         self.target_embedding = (
-            self.source_embedding if config.tie == "all" else Embedding(config.target_vocab, config.d_model)
+            self.source_embedding
+            if config.tie == "all"
+            else Embedding(config.target_vocab, config.d_model, config.scale_embeddings)
         )
         self.dropout = nn.Dropout(config.dropout)
         encoder = (encoder_block(config) for _ in range(config.n_encoder_layers))

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from regard.config import ModelConfig
 from regard.layers import attend
 from regard.layers.attend import make_plan
-from regard.layers.block import PLACEMENTS, Block, PostNorm, PreNorm, decoder_block, encoder_block
+from regard.layers.block import Block, decoder_block, encoder_block
 from regard.layers.cache import NO_CACHE, Cache
 from regard.layers.choice import Choice, Situation
 from regard.layers.context import Context
 from regard.layers.feedforward import FeedForward
 from regard.layers.masks import CAUSAL, FULL, prefix
+from regard.layers.norm import PLACEMENTS, PostNorm, PreNorm
 from regard.layers.relative import ALiBi, T5Bias
 from regard.layers.rotary import Rotary
 from regard.layers.stack import Stack

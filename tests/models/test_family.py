@@ -1,0 +1,115 @@
+"""Random weights of Hugging Face's models in ours: the same logits, with nothing but settings to tell them apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.config import ModelConfig
+from regard.models.gpt import GPT
+
+transformers = pytest.importorskip("transformers")
+V, C, H, LAYERS = 41, 32, 4, 2
+SIZES: dict[str, Any] = {
+    "preset": "gpt-tiny",
+    "n_decoder_layers": LAYERS,
+    "d_model": C,
+    "n_heads": H,
+    "target_vocab": V,
+}
+
+
+def pairs(w: Tensor, heads: int) -> Tensor:
+    """Rows of a projection whose rotary pairs are (m, m + D/2), as rows whose pairs are (2m, 2m + 1)."""
+    return w.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+def stirred(peer: torch.nn.Module) -> torch.nn.Module:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for p in peer.parameters():
+            p.copy_(torch.randn_like(p) * 0.3 + (p.dim() == 1))
+    return peer.eval()
+
+
+def check(model: GPT, weights: dict[str, Tensor], peer: torch.nn.Module) -> None:
+    own = dict(model.eval().named_parameters())
+    assert own.keys() == weights.keys()
+    ids = torch.randint(5, V, (3, 11), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        for name, p in own.items():
+            p.copy_(weights[name])
+        torch.testing.assert_close(model(ids), peer(input_ids=ids).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_llama(groups: int) -> None:
+    config = transformers.LlamaConfig(
+        vocab_size=V, hidden_size=C, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=H,
+        num_key_value_heads=groups, rms_norm_eps=1e-6, rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+    )  # fmt: skip
+    peer = stirred(transformers.LlamaForCausalLM(config))
+    theirs = dict(peer.named_parameters())
+    weights = {
+        "embedding.weight": theirs["model.embed_tokens.weight"],
+        "decoder.norm.weight": theirs["model.norm.weight"],
+        "head.weight": theirs["lm_head.weight"],
+    }
+    for i in range(LAYERS):
+        mine, layer = f"decoder.blocks.{i}.sublayers", {n: theirs[f"model.layers.{i}.{n}.weight"] for n in LLAMA}
+        q, k, v = (layer[f"self_attn.{x}_proj"] for x in "qkv")
+        weights |= {
+            f"{mine}.self.norm.weight": layer["input_layernorm"],
+            f"{mine}.self.sublayer.qkv.weight": torch.cat([pairs(q, H), pairs(k, groups), v]),
+            f"{mine}.self.sublayer.out.weight": layer["self_attn.o_proj"],
+            f"{mine}.ff.norm.weight": layer["post_attention_layernorm"],
+            f"{mine}.ff.sublayer.inner.weight": torch.cat([layer["mlp.gate_proj"], layer["mlp.up_proj"]]),
+            f"{mine}.ff.sublayer.outer.weight": layer["mlp.down_proj"],
+        }
+    settings: dict[str, Any] = {
+        "norm_kind": "rms",
+        "norm_eps": 1e-6,
+        "bias": False,
+        "activation": "silu",
+        "gated": True,
+    }
+    settings |= {"positions": "rope", "position_base": 500.0, "scale_embeddings": False, "tie": "none"}
+    check(GPT(ModelConfig(**SIZES, **settings, d_ff=48, n_kv_heads=groups)), weights, peer)
+
+
+LLAMA = (
+    *(f"self_attn.{x}_proj" for x in "qkvo"),
+    *(f"mlp.{x}_proj" for x in ("gate", "up", "down")),
+    *("input_layernorm", "post_attention_layernorm"),
+)
+
+
+def test_bloom() -> None:
+    config = transformers.BloomConfig(vocab_size=V, hidden_size=C, n_layer=LAYERS, n_head=H)
+    peer = stirred(transformers.BloomForCausalLM(config))
+    theirs = {name.removeprefix("transformer."): p for name, p in peer.named_parameters()}
+    weights = {"embedding.weight": theirs["word_embeddings.weight"]}
+    names = {
+        "self.norm": "input_layernorm",
+        "ff.norm": "post_attention_layernorm",
+        "self.sublayer.out": "self_attention.dense",
+    }
+    names |= {"ff.sublayer.inner": "mlp.dense_h_to_4h", "ff.sublayer.outer": "mlp.dense_4h_to_h"}
+    for kind in ("weight", "bias"):
+        weights[f"embedding_norm.{kind}"] = theirs[f"word_embeddings_layernorm.{kind}"]
+        weights[f"decoder.norm.{kind}"] = theirs[f"ln_f.{kind}"]
+        for i in range(LAYERS):
+            mine = f"decoder.blocks.{i}.sublayers"
+            weights |= {f"{mine}.{a}.{kind}": theirs[f"h.{i}.{b}.{kind}"] for a, b in names.items()}
+            qkv = theirs[f"h.{i}.self_attention.query_key_value.{kind}"]  # head by head
+            weights[f"{mine}.self.sublayer.qkv.{kind}"] = qkv.unflatten(0, (H, 3, C // H)).transpose(0, 1).flatten(0, 2)
+    settings: dict[str, Any] = {
+        "activation": "gelu-tanh",
+        "positions": "alibi",
+        "scale_embeddings": False,
+        "embedding_norm": True,
+    }
+    check(GPT(ModelConfig(**SIZES, **settings, d_ff=4 * C)), weights, peer)
