@@ -89,6 +89,7 @@ class ModelConfig:
     fire_threshold: float = option(512.0, "fire: L, below which positions are not stretched; its factor is learned")
     cope_positions: int = option(0, "cope: learned positions; 0 = max_len")
     window: int = option(0, "self-attention sees this many tokens back (in an encoder also ahead); 0 = all")
+    token_types: int = option(0, "kinds of tokens with a vector each, such as BERT's two sentences; 0 = none")
     max_len: int = option(1024, "longest input in tokens; longer ones are refused, never cut")
     dropout: float = option(0.1, "on embeddings and on every sublayer's output")
     attention_dropout: float = option(0.0, "on attention weights")

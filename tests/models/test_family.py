@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.config import ModelConfig
+from regard.models.bert import Bert
 from regard.models.gpt import GPT
 
 transformers = pytest.importorskip("transformers")
@@ -113,3 +114,67 @@ def test_bloom() -> None:
         "embedding_norm": True,
     }
     check(GPT(ModelConfig(**SIZES, **settings, d_ff=4 * C)), weights, peer)
+
+
+# ---- encoders ---------------------------------------------------------------------------------------------------------
+
+BERT = {
+    "self.norm": "attention.output.LayerNorm",
+    "self.sublayer.out": "attention.output.dense",
+    "ff.norm": "output.LayerNorm",
+    "ff.sublayer.inner": "intermediate.dense",
+    "ff.sublayer.outer": "output.dense",
+}
+
+
+def bert_weights(theirs: dict[str, Tensor], first_position: int) -> dict[str, Tensor]:
+    weights = {
+        "embedding.weight": theirs["embeddings.word_embeddings.weight"],
+        "types.weight": theirs["embeddings.token_type_embeddings.weight"],
+        "encoder.schemes.0.encoding": theirs["embeddings.position_embeddings.weight"][first_position:],
+    }
+    for kind in ("weight", "bias"):
+        weights[f"embedding_norm.{kind}"] = theirs[f"embeddings.LayerNorm.{kind}"]
+        for i in range(LAYERS):
+            mine, layer = f"encoder.blocks.{i}.sublayers", f"encoder.layer.{i}"
+            weights |= {f"{mine}.{a}.{kind}": theirs[f"{layer}.{b}.{kind}"] for a, b in BERT.items()}
+            parts = [theirs[f"{layer}.attention.self.{x}.{kind}"] for x in ("query", "key", "value")]
+            weights[f"{mine}.self.sublayer.qkv.{kind}"] = torch.cat(parts)
+    return weights
+
+
+@pytest.mark.parametrize("kind", ["Bert", "Roberta"])
+def test_bert_and_roberta(kind: str) -> None:
+    """RoBERTa counts positions from 2 on, so the first two of its table are never read, and has other names for its head."""
+    offset, prefix = (0, "bert.") if kind == "Bert" else (2, "roberta.")
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=V, hidden_size=C, num_hidden_layers=LAYERS, num_attention_heads=H, intermediate_size=48,
+        max_position_embeddings=16 + offset, type_vocab_size=2 - offset // 2, layer_norm_eps=1e-12, pad_token_id=offset // 2,
+    )  # fmt: skip
+    peer = stirred(getattr(transformers, f"{kind}ForMaskedLM")(config))
+    theirs = {name.removeprefix(prefix): p for name, p in peer.named_parameters()}
+    head = {"inner": "cls.predictions.transform.dense", "norm": "cls.predictions.transform.LayerNorm"}
+    if kind == "Roberta":
+        head = {"inner": "lm_head.dense", "norm": "lm_head.layer_norm"}
+    weights = bert_weights(theirs, offset)
+    weights |= {f"head.{a}.{k}": theirs[f"{b}.{k}"] for a, b in head.items() for k in ("weight", "bias")}
+    weights["head.bias"] = theirs["cls.predictions.bias" if kind == "Bert" else "lm_head.bias"]
+    settings: dict[str, Any] = {"norm": "post", "norm_eps": 1e-12, "activation": "gelu", "positions": "learned"}
+    settings |= {"scale_embeddings": False, "embedding_norm": True, "token_types": 2 - offset // 2, "max_len": 16}
+    model = Bert(
+        ModelConfig(
+            preset="bert-tiny", n_encoder_layers=LAYERS, d_model=C, n_heads=H, d_ff=48, source_vocab=V, **settings
+        )
+    ).eval()
+    own = {name: p for name, p in model.named_parameters() if not name.startswith("pooler.")}
+    assert own.keys() == weights.keys()
+    ids = torch.randint(5, V, (3, 11), generator=torch.Generator().manual_seed(1))
+    real = torch.arange(11) < torch.tensor([[11], [4], [8]])
+    types = torch.zeros_like(ids) if kind == "Roberta" else (torch.arange(11) > 5).long().expand(3, -1)
+    with torch.no_grad():
+        for name, p in own.items():
+            p.copy_(weights[name])
+        found = model(ids * real, types)
+        padded = ids.where(real, torch.tensor(offset // 2))
+        expected = peer(input_ids=padded, attention_mask=real.long(), token_type_ids=types).logits
+    torch.testing.assert_close(found[real], expected[real], atol=1e-4, rtol=1e-4)
