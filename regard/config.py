@@ -67,6 +67,7 @@ class ModelConfig:
     gated: bool = option(False, "gated feed-forward layers: SwiGLU with silu, GEGLU with gelu")
     scale_embeddings: bool = option(True, "embeddings times sqrt(d_model)")
     embedding_norm: bool = option(False, "a norm on the embeddings, before the first block")
+    scale_logits: bool = option(False, "logits divided by sqrt(d_model): T5, whose tied embeddings are large")
     tie: str = option(
         "all", "shared embeddings: none, decoder (input and output) or all (encoder too; joint vocabulary)"
     )

@@ -22,11 +22,13 @@ class Embedding(nn.Embedding):
 
 
 class Head(nn.Module):
-    """Hidden vectors to logits, (..., C) -> (..., V). `weight` may be an embedding's own matrix."""
+    """Hidden vectors to logits, (..., C) -> (..., V). `weight` may be an embedding's own matrix, as large as its use below
+    wants it; T5 then makes its logits smaller by sqrt(C)."""
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, scaled: bool = False) -> None:
         super().__init__()
         self.weight = weight  # (V, C)
+        self.scale = weight.shape[1] ** -0.5 if scaled else 1.0
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
+        return F.linear(x * self.scale if self.scale != 1.0 else x, self.weight)

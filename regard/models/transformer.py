@@ -14,6 +14,7 @@ from regard.layers.block import decoder_block, encoder_block
 from regard.layers.cache import NO_CACHE, Cache, StepCache
 from regard.layers.embedding import Embedding, Head
 from regard.layers.masks import CAUSAL, FULL, positions_of, window
+from regard.layers.norm import make_norm
 from regard.layers.schemes import make_positions
 from regard.layers.stack import Stack
 from regard.models.init import initialise
@@ -31,6 +32,8 @@ class Transformer(nn.Module):
             if config.tie == "all"
             else Embedding(config.target_vocab, config.d_model, config.scale_embeddings)
         )
+        norms = (make_norm(config) if config.embedding_norm else nn.Identity() for _ in range(2))
+        self.source_norm, self.target_norm = norms
         self.dropout = nn.Dropout(config.dropout)
         encoder = (encoder_block(config) for _ in range(config.n_encoder_layers))
         self.encoder = Stack(config, encoder, window(FULL, config.window), "encoder")
@@ -39,21 +42,22 @@ class Transformer(nn.Module):
         self.head = Head(
             nn.Parameter(torch.empty(config.target_vocab, config.d_model))
             if config.tie == "none"
-            else self.target_embedding.weight
+            else self.target_embedding.weight,
+            config.scale_logits,
         )
         initialise(self)
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """The memory (B, S, C) that the decoder reads, and the positions of its tokens (B, S)."""
         positions = positions_of(source, PAD)
-        x = self.dropout(self.encoder.embed(self.source_embedding(source), positions))
+        x = self.dropout(self.source_norm(self.encoder.embed(self.source_embedding(source), positions)))
         return self.encoder(x, positions), positions
 
     def decode(
         self, target: Tensor, positions: Tensor, memory: Tensor, memory_positions: Tensor, cache: Cache = NO_CACHE
     ) -> Tensor:
         """Hidden vectors (B, T, C) of the target tokens."""
-        x = self.dropout(self.decoder.embed(self.target_embedding(target), positions))
+        x = self.dropout(self.target_norm(self.decoder.embed(self.target_embedding(target), positions)))
         return self.decoder(x, positions, memory, memory_positions, cache)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:

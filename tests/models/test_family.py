@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.config import ModelConfig
 from regard.models.bert import Bert
 from regard.models.gpt import GPT
+from regard.models.transformer import Transformer
 
 transformers = pytest.importorskip("transformers")
 V, C, H, LAYERS = 41, 32, 4, 2
@@ -178,3 +179,116 @@ def test_bert_and_roberta(kind: str) -> None:
         padded = ids.where(real, torch.tensor(offset // 2))
         expected = peer(input_ids=padded, attention_mask=real.long(), token_type_ids=types).logits
     torch.testing.assert_close(found[real], expected[real], atol=1e-4, rtol=1e-4)
+
+
+# ---- encoder-decoders -------------------------------------------------------------------------------------------------
+
+
+def check_pair(model: Transformer, weights: dict[str, Tensor], peer: torch.nn.Module) -> None:
+    own = dict(model.eval().named_parameters())
+    assert own.keys() == weights.keys()
+    generator = torch.Generator().manual_seed(1)
+    source, target = (torch.randint(5, V, (3, n), generator=generator) for n in (9, 7))
+    real = torch.arange(9) < torch.tensor([[9], [4], [7]])
+    with torch.no_grad():
+        for name, p in own.items():
+            p.copy_(weights[name])
+        expected = peer(input_ids=source, attention_mask=real.long(), decoder_input_ids=target).logits
+        torch.testing.assert_close(model(source * real, target), expected, atol=1e-4, rtol=1e-4)
+
+
+def sizes(**settings: Any) -> ModelConfig:
+    layers = {"n_encoder_layers": LAYERS, "n_decoder_layers": LAYERS}
+    vocab = {"source_vocab": V, "target_vocab": V}
+    return ModelConfig(preset="transformer-tiny", **layers, **vocab, d_model=C, n_heads=H, d_ff=48, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_t5(version: str) -> None:
+    """Its cross-attention is not scaled either; here that is in the queries."""
+    new, d = version == "1.1", 6
+    config = transformers.T5Config(
+        vocab_size=V, d_model=C, d_kv=d, d_ff=48, num_layers=LAYERS, num_heads=H, relative_attention_num_buckets=8,
+        relative_attention_max_distance=9, feed_forward_proj="gated-gelu" if new else "relu", tie_word_embeddings=not new,
+    )  # fmt: skip
+    peer = stirred(transformers.T5ForConditionalGeneration(config))
+    theirs = dict(peer.named_parameters())
+    weights = {"source_embedding.weight": theirs["shared.weight"]}
+    for side, parts in {"encoder": ("self", "ff"), "decoder": ("self", "cross", "ff")}.items():
+        bias = theirs[f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
+        weights |= {
+            f"{side}.schemes.0.weight": bias.T,
+            f"{side}.norm.weight": theirs[f"{side}.final_layer_norm.weight"],
+        }
+        for i in range(LAYERS):
+            for n, part in enumerate(parts):
+                layer = f"{side}.block.{i}.layer.{n}"
+                found = t5_sublayer(
+                    part, {k.removeprefix(f"{layer}."): p for k, p in theirs.items() if k.startswith(layer)}, d
+                )
+                weights |= {f"{side}.blocks.{i}.sublayers.{part}.{k}": p for k, p in found.items()}
+    settings: dict[str, Any] = {"norm_kind": "rms", "norm_eps": 1e-6, "bias": False, "positions": "t5", "d_head": d}
+    settings |= {"t5_buckets": 8, "t5_max_distance": 9, "scale_embeddings": False, "scale_logits": not new}
+    settings |= {"activation": "gelu-tanh" if new else "relu", "gated": new, "tie": "all"}
+    check_pair(Transformer(sizes(**settings)), weights, peer)
+
+
+def t5_sublayer(part: str, theirs: dict[str, Tensor], d: int) -> dict[str, Tensor]:
+    mine = {"norm.weight": theirs["layer_norm.weight"]}
+    if part == "ff":
+        wi = [p for k, p in theirs.items() if k.startswith("DenseReluDense.wi")]
+        return mine | {
+            "sublayer.inner.weight": torch.cat(wi),
+            "sublayer.outer.weight": theirs["DenseReluDense.wo.weight"],
+        }
+    kind = "SelfAttention" if part == "self" else "EncDecAttention"
+    q, k, v, o = (theirs[f"{kind}.{x}.weight"] for x in "qkvo")
+    if part == "self":
+        return mine | {"sublayer.qkv.weight": torch.cat([q, k, v]), "sublayer.out.weight": o}
+    return mine | {"sublayer.q.weight": q * d**0.5, "sublayer.kv.weight": torch.cat([k, v]), "sublayer.out.weight": o}
+
+
+def test_bart() -> None:
+    config = transformers.BartConfig(
+        vocab_size=V, d_model=C, encoder_layers=LAYERS, decoder_layers=LAYERS, encoder_attention_heads=H,
+        decoder_attention_heads=H, encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=16, pad_token_id=1,
+    )  # fmt: skip
+    peer = stirred(transformers.BartForConditionalGeneration(config))
+    theirs = {name.removeprefix("model."): p for name, p in peer.named_parameters()}
+    weights = {"source_embedding.weight": theirs["shared.weight"]}
+    for side, norm in {"encoder": "source_norm", "decoder": "target_norm"}.items():
+        weights[f"{side}.schemes.0.encoding"] = theirs[f"{side}.embed_positions.weight"][2:]
+        for kind in ("weight", "bias"):
+            weights[f"{norm}.{kind}"] = theirs[f"{side}.layernorm_embedding.{kind}"]
+            for i in range(LAYERS):
+                its = {k: f"{side}.layers.{i}.{k}.{kind}" for k in BART}
+                layer = {k: theirs[name] for k, name in its.items() if name in theirs}
+                found = bart_layer(layer)
+                weights |= {f"{side}.blocks.{i}.sublayers.{k}.{kind}": p for k, p in found.items()}
+    settings: dict[str, Any] = {"norm": "post", "activation": "gelu", "positions": "learned", "max_len": 16}
+    check_pair(Transformer(sizes(**settings, scale_embeddings=False, embedding_norm=True)), weights, peer)
+
+
+BART = (
+    *(f"{kind}.{x}_proj" for kind in ("self_attn", "encoder_attn") for x in ("q", "k", "v", "out")),
+    *("self_attn_layer_norm", "encoder_attn_layer_norm", "fc1", "fc2", "final_layer_norm"),
+)
+
+
+def bart_layer(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
+    mine = {
+        "self.norm": theirs["self_attn_layer_norm"],
+        "self.sublayer.qkv": torch.cat([theirs[f"self_attn.{x}_proj"] for x in "qkv"]),
+        "self.sublayer.out": theirs["self_attn.out_proj"],
+        "ff.norm": theirs["final_layer_norm"],
+        "ff.sublayer.inner": theirs["fc1"],
+        "ff.sublayer.outer": theirs["fc2"],
+    }
+    if "encoder_attn_layer_norm" not in theirs:
+        return mine
+    return mine | {
+        "cross.norm": theirs["encoder_attn_layer_norm"],
+        "cross.sublayer.q": theirs["encoder_attn.q_proj"],
+        "cross.sublayer.kv": torch.cat([theirs[f"encoder_attn.{x}_proj"] for x in "kv"]),
+        "cross.sublayer.out": theirs["encoder_attn.out_proj"],
+    }
