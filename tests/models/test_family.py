@@ -12,6 +12,7 @@ from regard.config import ModelConfig
 from regard.models.bert import Bert
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
+from regard.models.vit import ViT
 
 transformers = pytest.importorskip("transformers")
 V, C, H, LAYERS = 41, 32, 4, 2
@@ -33,7 +34,8 @@ def stirred(peer: torch.nn.Module) -> torch.nn.Module:
     torch.manual_seed(0)
     with torch.no_grad():
         for p in peer.parameters():
-            p.copy_(torch.randn_like(p) * 0.3 + (p.dim() == 1))
+            if p.requires_grad:  # RoFormer's sinusoids are not learned
+                p.copy_(torch.randn_like(p) * 0.3 + (p.dim() == 1))
     return peer.eval()
 
 
@@ -132,8 +134,9 @@ def bert_weights(theirs: dict[str, Tensor], first_position: int) -> dict[str, Te
     weights = {
         "embedding.weight": theirs["embeddings.word_embeddings.weight"],
         "types.weight": theirs["embeddings.token_type_embeddings.weight"],
-        "encoder.schemes.0.encoding": theirs["embeddings.position_embeddings.weight"][first_position:],
     }
+    if "embeddings.position_embeddings.weight" in theirs:
+        weights["encoder.schemes.0.encoding"] = theirs["embeddings.position_embeddings.weight"][first_position:]
     for kind in ("weight", "bias"):
         weights[f"embedding_norm.{kind}"] = theirs[f"embeddings.LayerNorm.{kind}"]
         for i in range(LAYERS):
@@ -144,10 +147,11 @@ def bert_weights(theirs: dict[str, Tensor], first_position: int) -> dict[str, Te
     return weights
 
 
-@pytest.mark.parametrize("kind", ["Bert", "Roberta"])
-def test_bert_and_roberta(kind: str) -> None:
-    """RoBERTa counts positions from 2 on, so the first two of its table are never read, and has other names for its head."""
-    offset, prefix = (0, "bert.") if kind == "Bert" else (2, "roberta.")
+@pytest.mark.parametrize("kind", ["Bert", "Roberta", "RoFormer"])
+def test_bert_and_its_kin(kind: str) -> None:
+    """RoBERTa counts positions from 2 on, so the first two of its table are never read, and has other names for its head.
+    RoFormer turns queries and keys, in the same pairs as here."""
+    offset, prefix = (2 if kind == "Roberta" else 0), f"{kind.lower()}."
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=V, hidden_size=C, num_hidden_layers=LAYERS, num_attention_heads=H, intermediate_size=48,
         max_position_embeddings=16 + offset, type_vocab_size=2 - offset // 2, layer_norm_eps=1e-12, pad_token_id=offset // 2,
@@ -159,8 +163,9 @@ def test_bert_and_roberta(kind: str) -> None:
         head = {"inner": "lm_head.dense", "norm": "lm_head.layer_norm"}
     weights = bert_weights(theirs, offset)
     weights |= {f"head.{a}.{k}": theirs[f"{b}.{k}"] for a, b in head.items() for k in ("weight", "bias")}
-    weights["head.bias"] = theirs["cls.predictions.bias" if kind == "Bert" else "lm_head.bias"]
-    settings: dict[str, Any] = {"norm": "post", "norm_eps": 1e-12, "activation": "gelu", "positions": "learned"}
+    weights["head.bias"] = theirs["lm_head.bias" if kind == "Roberta" else "cls.predictions.bias"]
+    settings: dict[str, Any] = {"norm": "post", "norm_eps": 1e-12, "activation": "gelu"}
+    settings["positions"] = "rope" if kind == "RoFormer" else "learned"
     settings |= {"scale_embeddings": False, "embedding_norm": True, "token_types": 2 - offset // 2, "max_len": 16}
     model = Bert(
         ModelConfig(
@@ -291,4 +296,63 @@ def bart_layer(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
         "cross.sublayer.q": theirs["encoder_attn.q_proj"],
         "cross.sublayer.kv": torch.cat([theirs[f"encoder_attn.{x}_proj"] for x in "kv"]),
         "cross.sublayer.out": theirs["encoder_attn.out_proj"],
+    }
+
+
+def test_vit() -> None:
+    config = transformers.ViTConfig(
+        hidden_size=C, num_hidden_layers=LAYERS, num_attention_heads=H, intermediate_size=48, image_size=12, patch_size=4,
+        num_channels=3, num_labels=7, layer_norm_eps=1e-12,
+    )  # fmt: skip
+    peer = stirred(transformers.ViTForImageClassification(config))
+    theirs = {name.removeprefix("vit."): p for name, p in peer.named_parameters()}
+    weights = {
+        "summary": theirs["embeddings.cls_token"].flatten(),
+        "encoder.schemes.0.encoding": theirs["embeddings.position_embeddings"][0],
+    }
+    for kind in ("weight", "bias"):
+        weights[f"patches.{kind}"] = theirs[f"embeddings.patch_embeddings.projection.{kind}"]
+        weights |= {f"encoder.norm.{kind}": theirs[f"layernorm.{kind}"], f"head.{kind}": theirs[f"classifier.{kind}"]}
+        for i in range(LAYERS):
+            found = {k: theirs[f"layers.{i}.{k}.{kind}"] for k in VIT}
+            weights |= {f"encoder.blocks.{i}.sublayers.{k}.{kind}": p for k, p in vit_layer(found).items()}
+    settings: dict[str, Any] = {
+        "activation": "gelu",
+        "norm_eps": 1e-12,
+        "positions": "learned",
+        "max_len": 10,
+        "d_ff": 48,
+    }
+    settings |= {
+        "patch_size": 4,
+        "image_channels": 3,
+        "n_classes": 7,
+        "n_encoder_layers": LAYERS,
+        "d_model": C,
+        "n_heads": H,
+    }
+    model = ViT(ModelConfig(preset="vit-tiny", **settings)).eval()
+    own = dict(model.named_parameters())
+    assert own.keys() == weights.keys()
+    images = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        for name, p in own.items():
+            p.copy_(weights[name])
+        torch.testing.assert_close(model(images), peer(pixel_values=images).logits, atol=1e-4, rtol=1e-4)
+
+
+VIT = (
+    *(f"attention.{x}_proj" for x in "qkvo"),
+    *("layernorm_before", "layernorm_after", "mlp.fc1", "mlp.fc2"),
+)
+
+
+def vit_layer(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        "self.norm": theirs["layernorm_before"],
+        "self.sublayer.qkv": torch.cat([theirs[f"attention.{x}_proj"] for x in "qkv"]),
+        "self.sublayer.out": theirs["attention.o_proj"],
+        "ff.norm": theirs["layernorm_after"],
+        "ff.sublayer.inner": theirs["mlp.fc1"],
+        "ff.sublayer.outer": theirs["mlp.fc2"],
     }

@@ -1,0 +1,48 @@
+"""The vision Transformer: an image is a sentence of patches.
+
+Shapes: images (B, channels, height, width), hidden (B, 1 + patches, C), logits (B, classes).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from regard.config import ModelConfig
+from regard.layers.block import encoder_block
+from regard.layers.masks import FULL
+from regard.layers.stack import Stack
+from regard.models.init import initialise
+from regard.models.sizes import resolve_sizes
+
+
+class ViT(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config = resolve_sizes(config, PRESETS)
+        size = config.patch_size
+        self.patches = nn.Conv2d(
+            config.image_channels, config.d_model, size, stride=size
+        )  # each patch times one matrix
+        self.summary = nn.Parameter(torch.zeros(config.d_model))  # a token of no patch, which the class is read from
+        self.dropout = nn.Dropout(config.dropout)
+        blocks = (encoder_block(config) for _ in range(config.n_encoder_layers))
+        self.encoder = Stack(config, blocks, FULL, "encoder")
+        self.head = nn.Linear(config.d_model, config.n_classes)
+        initialise(self)
+
+    def hidden(self, images: Tensor) -> Tensor:
+        """(B, 1 + patches, C), patches row by row."""
+        x = self.patches(images).flatten(2).transpose(1, 2)  # (B, patches, C)
+        x = torch.cat([self.summary.expand(len(x), 1, -1), x], 1)
+        positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
+        return self.encoder(self.dropout(self.encoder.embed(x, positions)), positions)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.hidden(images)[:, 0])  # (B, classes)
+
+
+PRESETS = {
+    "vit-tiny": {"n_encoder_layers": 6, "d_model": 192, "n_heads": 3, "d_ff": 768},
+    "vit-base": {"n_encoder_layers": 12, "d_model": 768, "n_heads": 12, "d_ff": 3072},
+}
