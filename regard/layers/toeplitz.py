@@ -152,6 +152,7 @@ class ScoreGradient:
         q, k, v = call.q, call.k, call.v
         dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         dk, dv = (torch.empty(k.shape, dtype=q.dtype, device=q.device) for _ in range(2))
+        tight = q.is_cuda and call.d <= 64 and fire is None  # few registers: more tiles at a time on a processor
         shared = (q, k, v, call.table, spans.first, spans.last, *call.fire, self.grad, self.lse, self.delta)
         kernels.backward_keys[(call.tiles, self.b * call.groups)](
             *(*shared, dk, dv, *call.sizes, spans.back, spans.ahead, *self.where),
@@ -159,14 +160,14 @@ class ScoreGradient:
             M=TILE // 2,
             TRIANGLE=spans.triangle,
             num_stages=1,
-            **({"maxnreg": 128} if q.is_cuda and call.d <= 64 else {}),  # more tiles at a time on a processor
+            **({"maxnreg": 128} if tight else {}),
         )
         sums = (curve if curve is not None else call.table, by_theta if by_theta is not None else unused)
         kernels.backward_queries[(call.tiles, self.b * call.h)](
             *(*shared, dq, *sums, *(fire or (unused,) * 3), *call.sizes, *self.where),
             **(call.options | call.fired),
             THETA=theta,
-            num_stages=2,
+            num_stages=2 if fire is None else 3,
         )
         return dq, dk, dv
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -175,6 +176,14 @@ def can_run(kernel: str, name: str, case: Case) -> bool:
     return case.k is None and (name != "fire" or in_order)
 
 
+def on_gpu() -> Iterator[Any]:
+    """No length fills its last tile. FlexAttention takes minutes to compile a table at D = 128 and is not chosen there."""
+    for kernel, names in RUNS.items():
+        for name, (t, d) in itertools.product(names, [(200, 64), (130, 32), (130, 128)]):
+            if not (kernel == "flex" and name in ADDITIVE and d == 128):
+                yield pytest.param(kernel, name, t, d, id=f"{kernel}-{name}-{t}-{d}")
+
+
 @pytest.fixture
 def _exact_products() -> Iterator[None]:
     """A GPU as training sets it up, but fp32 products in fp32: `reference` is the formula."""
@@ -189,8 +198,7 @@ def _exact_products() -> Iterator[None]:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.usefixtures("_exact_products")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize(("t", "d"), [(200, 64), (130, 32), (130, 128)])  # none fills its last tile
-@pytest.mark.parametrize(("kernel", "name"), [(kernel, name) for kernel, names in RUNS.items() for name in names])
+@pytest.mark.parametrize(("kernel", "name", "t", "d"), on_gpu())
 def test_kernels_are_the_reference_on_a_gpu(kernel: str, name: str, t: int, d: int, dtype: torch.dtype) -> None:
     config = dataclasses.replace(WIDE, d_model=H * d, d_head=d)
     every = cases(t)
