@@ -14,15 +14,33 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
-    from regard.api import resume, train
+    from regard.api import load, resume, train
+    from regard.embedder import Embedder
+    from regard.labeller import Labeller
     from regard.look.record import record
-    from regard.translator import Translation, Translator, load, translate
+    from regard.translator import Translation, Translator, translate
+    from regard.writer import Writer
 
 __version__ = "0.1.0"
-__all__ = ["RegardError", "Translation", "Translator", "load", "record", "resume", "train", "translate"]
+__all__ = [
+    "Embedder",
+    "Labeller",
+    "RegardError",
+    "Translation",
+    "Translator",
+    "Writer",
+    "load",
+    "record",
+    "resume",
+    "train",
+    "translate",
+]
 
 _HOMES = {
-    "load": "regard.translator",
+    "load": "regard.api",
+    "Embedder": "regard.embedder",
+    "Labeller": "regard.labeller",
+    "Writer": "regard.writer",
     "translate": "regard.translator",
     "Translator": "regard.translator",
     "Translation": "regard.translator",

@@ -10,7 +10,8 @@ from typing import Any
 from regard import config as configs
 from regard.config import Config
 from regard.errors import RegardError
-from regard.models.transformer import resolve
+from regard.folder import find, read_config
+from regard.models.architectures import resolve, with_preset
 
 RUNS = Path("runs")
 
@@ -42,12 +43,47 @@ def resume(run: str | Path, *, settings: Mapping[str, Any] | None = None, quiet:
 
 
 def make_config(values: dict[str, Any], dotted: Mapping[str, Any]) -> Config:
-    """A recipe with overrides, checked, the preset's sizes filled in and its folder made absolute."""
-    config = configs.build(configs.override(values, dotted), Config)
+    """A recipe with overrides, checked; what it leaves open comes from its preset, or from the model it begins with."""
+    values = configs.override(values, dotted)
+    given, init = values.get("model", {}), values.get("train", {}).get("init")
+    values["model"] = {**_settings_of(init), **given} if init and "architecture" not in given else with_preset(given)
+    config = configs.build(values, Config)
     if config.model.tie == "all" and not config.tokenizer.joint:
         raise RegardError("model.tie 'all' needs one vocabulary: set tokenizer.joint true, or model.tie decoder")
     data = replace(config.data, root=str(Path(config.data.root).absolute()))
-    return replace(config, data=data, model=resolve(config.model))
+    train = replace(config.train, init=str(Path(config.train.init).absolute()) if config.train.init else "")
+    tokenizer = replace(config.tokenizer, extra=config.tokenizer.extra or (100 if config.task == "spans" else 0))
+    # the vocabulary and the classes are those of the data, whatever the recipe or its beginning says
+    fresh = replace(config.model, source_vocab=0, target_vocab=0, answer=ANSWERS.get(config.task, "none"), n_classes=1)
+    return replace(config, data=data, train=train, tokenizer=tokenizer, model=resolve(fresh))
+
+
+ANSWERS = {"classification": "row", "regression": "row", "tagging": "token"}
+
+
+def _settings_of(init: str) -> dict[str, Any]:
+    """The `[model]` table of a model folder."""
+    return dict(read_config(find(Path(init)) / "config.json")["model"])
+
+
+def load(path: str | Path, device: str = "auto") -> Any:
+    """A model by what it learned: a Translator, Writer, Labeller or Embedder, from a run folder or a model folder."""
+    from regard.device import pick_device
+    from regard.embedder import Embedder
+    from regard.folder import load as load_bundle
+    from regard.labeller import TASKS, Labeller
+    from regard.translator import Translator
+    from regard.writer import Writer
+
+    bundle = load_bundle(Path(path), pick_device(device))
+    if bundle.task in TASKS:
+        return Labeller(bundle)
+    kinds = {"transformer": Translator, "gpt": Writer, "bert": Embedder}
+    if bundle.config.architecture not in kinds:
+        raise RegardError(
+            f"{path} holds a {bundle.config.architecture} that learned {bundle.task}; nothing here uses it"
+        )
+    return kinds[bundle.config.architecture](bundle)
 
 
 def _train(config: Config, run: Path, **how: bool) -> Path:

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from regard import cli_cost, cli_exchange, cli_label, cli_write
 from regard.cli_look import look_app, study_app
 from regard.errors import RegardError
 
@@ -30,6 +31,17 @@ tokenizer_app = typer.Typer(help="Train and try tokenizers.", no_args_is_help=Tr
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(look_app, name="look")
 app.add_typer(study_app, name="study")
+for command in (
+    cli_write.generate,
+    cli_write.chat,
+    cli_write.score,
+    cli_write.embed,
+    cli_label.classify,
+    cli_cost.cost,
+):
+    app.command()(command)
+app.command("import")(cli_exchange.import_model)
+app.command("export")(cli_exchange.export_model)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object (a line each for translations).")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
@@ -138,11 +150,15 @@ def evaluate(
     json: Json = False,
     device: Device = "auto",
 ) -> None:
-    """Score a model on a test set: BLEU and chrF with signatures, perplexity, BLEU by length; hypotheses are saved."""
+    """Score a model on a test set, by the measures of its task.
+
+    Translations: BLEU and chrF with signatures, perplexity, BLEU by length; hypotheses are saved. The columns of labelled
+    data may differ from those in training: --data.text 6 --data.label 5.
+    """
     from regard.cli_translate import evaluate_command
 
-    options = {"beam": beam, "length_penalty": length_penalty} | section_settings(context, "decode")
-    evaluate_command(run, data, root, output, json, device, options)
+    options = {"beam": beam, "length_penalty": length_penalty}
+    evaluate_command(run, data, root, output, json, device, options, context.obj)
 
 
 @app.command()

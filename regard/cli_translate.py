@@ -5,17 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from regard import config as configs
-from regard.cli import stdin_lines
+from regard import folder
+from regard.cli import print_result, stdin_lines
 from regard.data.corpus import Corpus, read_lines
+from regard.device import pick_device
 from regard.errors import RegardError
 from regard.evaluate.report import evaluate
 from regard.files import write_text
 from regard.progress import progress_bar
-from regard.translator import Translation, load
+from regard.tasks import evaluate as evaluate_task
+from regard.translator import Translation, Translator, load
 
 
 def translate_command(
@@ -71,13 +75,20 @@ def evaluate_command(
     as_json: bool,
     device: str,
     options: dict[str, Any],
+    settings: dict[str, str],
 ) -> None:
-    translator = load(run, device)
-    specs, folder = _test_corpus(run, data, root)
-    corpus = Corpus(specs, translator.source, translator.target, folder, "test")
+    bundle = folder.load(run, pick_device(device))
+    config = _test_config(run, data, root, bundle, settings)
+    if bundle.task != "translation":
+        found = evaluate_task(bundle, config, pick_device(device))
+        return print_result({"corpus": ", ".join(config.data.test), "loss": found.loss, **found.scores}, as_json)
+    translator = Translator(bundle)
+    specs, target = config.data.test, translator.target
+    corpus = Corpus(specs, translator.source, target, Path(config.data.root), "test")
+    options = dataclasses.asdict(config.decode) | {name: value for name, value in options.items() if value is not None}
     with progress_bar("translating") as advance:
         result = evaluate(translator, corpus, advance, **options)
-    kept = output or run / "hypotheses" / f"{Path(specs[0]).name.split('.')[0].replace(':', '-')}.{translator.target}"
+    kept = output or run / "hypotheses" / f"{Path(specs[0]).name.split('.')[0].replace(':', '-')}.{target}"
     if as_json:
         print(json.dumps({**result.to_dict(), "corpus": list(specs), "hypotheses": str(kept)}, ensure_ascii=False))
     else:
@@ -86,13 +97,23 @@ def evaluate_command(
     print(f"hypotheses in {kept}", file=sys.stderr)
 
 
-def _test_corpus(run: Path, data: str | None, root: Path | None) -> tuple[tuple[str, ...], Path]:
-    """The corpus asked for, else the one the run's recipe names."""
+def _test_config(
+    run: Path, data: str | None, root: Path | None, bundle: folder.Bundle, settings: dict[str, str]
+) -> configs.Config:
+    """The run's recipe, if there is one, with the corpus asked for; the model is the one that was loaded."""
+    wrong = [name for name in settings if not name.startswith(("data.", "decode."))]
+    if wrong:
+        raise RegardError(
+            f"--{wrong[0]} does not belong here: only --data.NAME and --decode.NAME settings can be given"
+        )
     recipe = run / "config.toml"
-    settings = (
-        configs.build(configs.load(recipe), configs.Config).data if recipe.exists() else configs.DataConfig(test=())
-    )
-    specs = (data,) if data else settings.test
+    values = configs.load(recipe) if recipe.exists() else {}
+    values["decode"] = dataclasses.asdict(bundle.decode)
+    config = configs.build(configs.override(values, settings), configs.Config)
+    specs = (data,) if data else config.data.test
     if not specs:
         raise RegardError(f"{run} names no test corpus: give one with --data, such as --data 'test.{{lang}}.xz'")
-    return specs, root or Path(settings.root if not data or recipe.exists() else ".")
+    place = root or Path(config.data.root)
+    return replace(
+        config, task=bundle.task, model=bundle.config, data=replace(config.data, test=specs, root=str(place))
+    )

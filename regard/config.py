@@ -37,6 +37,20 @@ class DataConfig:
     valid: tuple[str, ...] = option((), "validation corpora")
     test: tuple[str, ...] = option((), "test corpora, used by `regard evaluate` alone")
     max_len: int = option(256, "training pairs with more tokens than this on a side are left out (and counted)")
+    documents: str = option("file", "what one document of plain text is: file, line or blank (up to an empty line)")
+    packing: str = option("stream", "rows of text: stream (windows of everything) or documents (kept apart)")
+    noise: float = option(0.0, "share of tokens that pre-training hides; 0 = the task's own: 0.15, denoising 0.3")
+    mean_span: float = option(3.0, "tokens hidden at once, on average, by spans and denoising")
+    whole_words: bool = option(False, "masked-lm: hide whole words, not pieces of them")
+    permute: bool = option(True, "denoising: also shuffle the sentences")
+    text: str = option("", "labelled data: the column of the text, by name or number (from 1); empty = the usual names")
+    pair: str = option("", "labelled data: the column of a second text")
+    label: str = option("", "labelled data: the column of the label")
+    image_size: int = option(0, "images are scaled to this many pixels a side; 0 = as they are")
+    shift: int = option(0, "training images move by up to this many pixels")
+    rotate: float = option(0.0, "training images turn by up to this many degrees")
+    scale: float = option(0.0, "training images shrink or grow by up to this share")
+    flip: bool = option(False, "training images are mirrored at random")
     max_ratio: float = option(0.0, "training pairs whose lengths differ by more than this factor are left out; 0 = off")
 
 
@@ -47,11 +61,13 @@ class TokenizerConfig:
     joint: bool = option(True, "one vocabulary for both languages, or one each")
     nfc: bool = option(True, "bring Unicode into composed form (NFC)")
     lowercase: bool = option(False, "lower-case everything")
+    extra: int = option(0, "more special tokens, <extra-0> and on; spans needs one for each gap (100 by default)")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    preset: str = option("transformer-small", "sizes to start from: transformer-tiny, -small, -base or -big")
+    preset: str = option("transformer-small", "sizes and style to start from; `regard cost` lists them")
+    architecture: str = option("", "transformer, gpt, bert or vit; empty = the preset's")
     n_encoder_layers: int = option(0, "encoder blocks")
     n_decoder_layers: int = option(0, "decoder blocks")
     d_model: int = option(0, "width of the model")
@@ -60,6 +76,7 @@ class ModelConfig:
     d_head: int = option(0, "width of a head; 0 = d_model / n_heads")
     d_ff: int = option(0, "inner width of the feed-forward layers")
     norm: str = option("pre", "where LayerNorm stands: pre (today) or post (the 2017 paper)")
+    parallel: bool = option(False, "attention and feed-forward side by side, x + attn(norm(x)) + ff(norm(x)): PaLM")
     norm_kind: str = option("layer", "layer (LayerNorm) or rms (RMSNorm: no mean, no bias)")
     norm_eps: float = option(1e-5, "added to the variance")
     bias: bool = option(True, "biases in projections, feed-forward layers and LayerNorm")
@@ -68,14 +85,15 @@ class ModelConfig:
     scale_embeddings: bool = option(True, "embeddings times sqrt(d_model)")
     embedding_norm: bool = option(False, "a norm on the embeddings, before the first block")
     scale_logits: bool = option(False, "logits divided by sqrt(d_model): T5, whose tied embeddings are large")
+    head_bias: bool = option(False, "a bias for each piece of the vocabulary, added to its logit: Marian")
     tie: str = option(
-        "all", "shared embeddings: none, decoder (input and output) or all (encoder too; joint vocabulary)"
+        "all", "shared embeddings: none, decoder (input and output), inputs (encoder and decoder) or all of them"
     )
     positions: str = option(
         "sinusoidal",
         "none, linear, sinusoidal, learned, shaw, t5, rope, yarn, alibi, kerple-log, kerple-power, fire or cope",
     )
-    encoder_positions: str = option("", "another scheme for the encoder; empty = the same")
+    encoder_positions: str = option("", "another scheme for the encoder, or disentangled (DeBERTa); empty = the same")
     cross_positions: str = option("none", "bias between target and source positions: none, t5, alibi or kerple-*")
     position_base: float = option(10000.0, "base of the wavelengths of sinusoidal, rope and yarn")
     rope_scaling: str = option("none", "rope beyond the trained length: none, linear or ntk")
@@ -89,10 +107,18 @@ class ModelConfig:
     fire_width: int = option(32, "fire: hidden units of its network")
     fire_threshold: float = option(512.0, "fire: L, below which positions are not stretched; its factor is learned")
     cope_positions: int = option(0, "cope: learned positions; 0 = max_len")
+    disentangled_buckets: int = option(
+        256, "disentangled: buckets of distances on either side (DeBERTa 3); 0 = every distance its own (DeBERTa 1)"
+    )
+    disentangled_reach: int = option(512, "disentangled: distances from this on share a vector")
     window: int = option(0, "self-attention sees this many tokens back (in an encoder also ahead); 0 = all")
     patch_size: int = option(4, "pixels on a side of a patch")
     image_channels: int = option(1, "1 = grey, 3 = colour")
+    answer: str = option(
+        "none", "what a head on top answers: none, row (a class or number a row) or token (a tag each)"
+    )
     n_classes: int = option(0, "answers to choose from; filled in from the data")
+    absent: tuple[int, ...] = option((), "special tokens that an imported vocabulary does not have: never said")
     token_types: int = option(0, "kinds of tokens with a vector each, such as BERT's two sentences; 0 = none")
     max_len: int = option(1024, "longest input in tokens; longer ones are refused, never cut")
     dropout: float = option(0.1, "on embeddings and on every sublayer's output")
@@ -104,6 +130,8 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
+    init: str = option("", "begin with the weights and vocabulary of this run or model folder (fine-tuning)")
+    auxiliary: float = option(0.0, "classification with a gpt: weight of its language-model loss beside (GPT: 0.5)")
     steps: int = option(10000, "optimizer steps")
     batch_tokens: int = option(4096, "padded target tokens in a batch")
     accumulate: int = option(1, "batches per optimizer step")
@@ -124,7 +152,7 @@ class TrainConfig:
     save_every: int = option(500, "steps between checkpoints")
     keep: int = option(3, "checkpoints kept beside the best one")
     average: int = option(1, "the final model is the mean of this many last checkpoints; 1 = the best checkpoint")
-    metric: str = option("loss", "what 'best' and early stopping look at: loss or bleu")
+    metric: str = option("loss", "what 'best' and early stopping look at: loss, bleu, accuracy, f1, ...")
     patience: int = option(0, "stop after this many validations without a better one; 0 = never")
     samples: int = option(3, "translations shown at each validation")
     valid_sentences: int = option(0, "decode at most this many validation sentences; 0 = all")
@@ -148,13 +176,31 @@ class DecodeConfig:
     temperature: float = option(0.0, "above 0: sample instead of searching")
     top_k: int = option(0, "sample among the k likeliest tokens; 0 = all")
     top_p: float = option(1.0, "sample among the likeliest tokens that hold this much probability")
+    min_p: float = option(0.0, "sample among tokens at least this many times as likely as the likeliest; 0 = all")
+    repetition_penalty: float = option(1.0, "above 1: tokens already said (or in the prompt) lose; no beam; 1 = off")
+    max_new_tokens: int = option(256, "language models: tokens written after a prompt, at most")
+    stop_strings: tuple[str, ...] = option((), "language models: end before the first of these in the text")
     seed: int = option(0, "of the samples; sentence i uses seed + i, whatever its batch")
     batch_tokens: int = option(8192, "padded source tokens x beam decoded at a time")
+
+
+TASKS = (
+    "translation",
+    "causal-lm",
+    "masked-lm",
+    "spans",
+    "denoising",
+    "classification",
+    "regression",
+    "tagging",
+    "images",
+)
 
 
 @dataclass(frozen=True)
 class Config:
     name: str = option("run", "the run's folder is runs/NAME")
+    task: str = option("translation", f"what is learned: {', '.join(TASKS)}")
     data: DataConfig = field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -167,17 +213,22 @@ POSITIONS = (
     *("alibi", "kerple-log", "kerple-power", "fire", "cope"),
 )
 CHOICES = {
+    "task": TASKS,
     "tokenizer.kind": ("char", "word", "wordpiece", "bpe", "byte-bpe", "unigram"),
+    "model.architecture": ("", "transformer", "gpt", "bert", "vit"),
+    "model.answer": ("none", "row", "token"),
     "model.norm": ("pre", "post"),
     "model.norm_kind": ("layer", "rms"),
     "model.activation": ("relu", "gelu", "gelu-tanh", "silu"),
-    "model.tie": ("none", "decoder", "all"),
+    "model.tie": ("none", "decoder", "inputs", "all"),
     "model.positions": POSITIONS,
-    "model.encoder_positions": ("", *POSITIONS),
+    "model.encoder_positions": ("", *POSITIONS, "disentangled"),
     "model.cross_positions": POSITIONS,
     "model.rope_scaling": ("none", "linear", "ntk"),
     "train.schedule": ("inverse-sqrt", "cosine", "linear", "constant"),
-    "train.metric": ("loss", "bleu"),
+    "train.metric": ("loss", "bleu", "accuracy", "f1", "matthews", "pearson", "spearman"),
+    "data.documents": ("file", "line", "blank"),
+    "data.packing": ("stream", "documents"),
     "train.precision": ("auto", "fp32", "bf16"),
     "decode.stop": ("likely", "proven"),
 }
@@ -187,7 +238,7 @@ SIGNED = {"decode.length_penalty"}
 AT_LEAST_ONE = {f"train.{name}" for name in ("steps", "batch_tokens", "accumulate", "average")} | {
     f"train.{name}_every" for name in ("log", "valid", "save")
 }
-BELOW_ONE = {"train.beta1", "train.beta2", "train.label_smoothing"}
+BELOW_ONE = {"data.noise", "data.scale", "train.beta1", "train.beta2", "train.label_smoothing"}
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -247,7 +298,7 @@ def differences(a: Config, b: Config) -> list[str]:
 
 
 def to_toml(config: Config) -> str:
-    lines = [f"name = {json.dumps(config.name)}"]
+    lines = [f"{name} = {json.dumps(getattr(config, name))}" for name in ("name", "task")]
     for f in dataclasses.fields(config):
         table = getattr(config, f.name)
         if dataclasses.is_dataclass(table):

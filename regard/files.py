@@ -140,3 +140,13 @@ def damage(folder: Path) -> str | None:
 
 def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def refuse_pickle(folder: Path) -> None:
+    """Pickled weights run whatever code they contain."""
+    pickled = sorted(path.name for ending in ("bin", "pt", "pth", "ckpt", "pkl") for path in folder.glob(f"*.{ending}"))
+    if pickled and not any(folder.glob("*.safetensors")):
+        raise RegardError(
+            f"the weights in {folder} are pickled ({pickled[0]}), and loading a pickle can run any code in it: "
+            f"Regard reads model.safetensors alone; convert them where you trust them"
+        )

@@ -1,7 +1,7 @@
-"""A model folder: what `load`, `translate` and `evaluate` take, and what a finished run leaves in `runs/NAME/model`.
+"""A model folder: what `load` and every command that uses a model take, and what a finished run leaves in `runs/NAME/model`.
 
     config.json   model.safetensors   README.md   manifest.json
-    tokenizer.json, or tokenizer.source.json and tokenizer.target.json
+    tokenizer.json, or tokenizer.source.json and tokenizer.target.json; none for images
 
 Configuration chooses sizes, never code; weights are safetensors, never pickle; checksums are verified on loading.
 """
@@ -9,19 +9,21 @@ Configuration chooses sizes, never code; weights are safetensors, never pickle; 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import nn
 
-from regard.config import DecodeConfig, ModelConfig, build
+from regard.config import TASKS, DecodeConfig, ModelConfig, build
 from regard.errors import RegardError
-from regard.files import damage, new_folder, read_json
-from regard.models.transformer import Transformer
+from regard.files import damage, new_folder, read_json, refuse_pickle
+from regard.models.architectures import make_model
 from regard.models.weights import load_weights, weights_of
+from regard.text.frame import OWN, Frame
 from regard.text.tokenizer import Tokenizers
 
 FORMAT = 1
@@ -31,55 +33,81 @@ FORMAT = 1
 class Bundle:
     """All that a model folder holds."""
 
-    model: Transformer
-    tokenizers: Tokenizers
-    source: str  # languages
-    target: str
-    decode: DecodeConfig  # how this model is best decoded
+    model: nn.Module
+    tokenizers: Tokenizers | None
+    task: str  # what it learned last: one of config.TASKS
+    decode: DecodeConfig = field(default_factory=DecodeConfig)  # how this model is best decoded
+    source: str = ""  # languages
+    target: str = ""
+    labels: tuple[str, ...] = ()  # the names of its answers
+    frame: Frame = OWN  # what stands around every text
+    pooling: str = "mean"  # how the vectors of a text become one: mean or first
+    pixels: dict[str, list[float]] = field(
+        default_factory=dict
+    )  # mean and std of each channel of the images it learned
+    origin: dict[str, Any] = field(default_factory=dict)  # of an imported model: what exporting it puts back
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config  # type: ignore[return-value]
 
 
 def save(folder: Path, bundle: Bundle, card: str) -> None:
     config = {
         "format": FORMAT,
-        "architecture": "transformer",
+        "task": bundle.task,
         "source": bundle.source,
         "target": bundle.target,
-        "model": asdict(bundle.model.config),
+        "labels": list(bundle.labels),
+        "frame": bundle.frame.to_dict(),
+        "pooling": bundle.pooling,
+        "pixels": bundle.pixels,
+        "origin": bundle.origin,
+        "model": asdict(bundle.config),
         "decode": asdict(bundle.decode),
     }
     with new_folder(folder) as draft:
         (draft / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
         (draft / "README.md").write_text(card, encoding="utf-8")
-        bundle.tokenizers.save(draft)
-        save_file({k: v.cpu() for k, v in weights_of(bundle.model).items()}, draft / "model.safetensors")
+        if bundle.tokenizers:
+            bundle.tokenizers.save(draft)
+        save_file({k: v.cpu().contiguous() for k, v in weights_of(bundle.model).items()}, draft / "model.safetensors")
 
 
 def load(path: Path, device: torch.device) -> Bundle:
     """A model folder, or a run folder with a finished model in it."""
     folder = find(path)
-    _refuse_pickle(folder)
+    refuse_pickle(folder)
     wrong = damage(folder)
     if wrong:
         raise RegardError(
             f"the model in {folder} is damaged: {wrong}; copy it anew, or make it again with `regard resume`"
         )
-    config = _read_config(folder / "config.json")
-    tokenizers = Tokenizers.load(folder)
-    sizes = build(config["model"], ModelConfig, "model.")
-    for side, vocab in (("source", sizes.source_vocab), ("target", sizes.target_vocab)):
-        pieces = len(getattr(tokenizers, side))
-        if pieces != vocab:
-            raise RegardError(
-                f"the {side} tokenizer in {folder} has {pieces} pieces but the model was trained with {vocab}: "
-                f"put back the tokenizer it was trained with"
-            )
-    model = Transformer(sizes)
+    config = read_config(folder / "config.json")
+    model = make_model(build(config["model"], ModelConfig, "model."))
+    tokenizers = _load_tokenizers(folder, model.config)  # type: ignore[arg-type]
     try:
         load_weights(model, load_file(folder / "model.safetensors"), folder)
     except (SafetensorError, OSError) as error:
         raise RegardError(f"cannot read the weights in {folder}: {error}; copy the folder anew") from None
+    own = {name: config[name] for name in ("task", "source", "target", "pooling", "pixels", "origin")}
+    own |= {"labels": tuple(config["labels"]), "frame": Frame.from_dict(config["frame"])}
     decode = build(config["decode"], DecodeConfig, "decode.")
-    return Bundle(model.to(device).eval(), tokenizers, config["source"], config["target"], decode)
+    return Bundle(model.to(device).eval(), tokenizers, decode=decode, **own)
+
+
+def _load_tokenizers(folder: Path, config: ModelConfig) -> Tokenizers | None:
+    if not any(folder.glob("tokenizer*.json")):
+        return None
+    tokenizers = Tokenizers.load(folder)
+    for side, vocab in (("source", config.source_vocab), ("target", config.target_vocab)):
+        pieces = len(getattr(tokenizers, side))
+        if vocab and pieces != vocab:  # 0: a side that this model does not have
+            raise RegardError(
+                f"the {side} tokenizer in {folder} has {pieces} pieces but the model was trained with {vocab}: "
+                f"put back the tokenizer it was trained with"
+            )
+    return tokenizers
 
 
 def find(path: Path) -> Path:
@@ -89,32 +117,33 @@ def find(path: Path) -> Path:
             return folder
     if (path / "config.toml").exists():
         raise RegardError(f"the run {path} has no finished model yet: go on with `regard resume {path}`")
-    _refuse_pickle(path)
+    refuse_pickle(path)
     raise RegardError(
         f"no model at {path}: give a run folder such as runs/toy-en-de, or a model folder with a config.json"
     )
 
 
-def _refuse_pickle(folder: Path) -> None:
-    """Pickled weights run whatever code they contain."""
-    pickled = sorted(path.name for ending in ("bin", "pt", "pth", "ckpt", "pkl") for path in folder.glob(f"*.{ending}"))
-    if pickled and not (folder / "model.safetensors").exists():
-        raise RegardError(
-            f"the weights in {folder} are pickled ({pickled[0]}), and loading a pickle can run any code in it: "
-            f"Regard reads model.safetensors alone; convert them where you trust them"
-        )
+BEFORE_TASKS = {
+    "task": "translation",
+    "labels": [],
+    "frame": {},
+    "pooling": "mean",
+    "pixels": {},
+    "origin": {},
+}  # what older ones lack
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """The checked config.json of a model folder."""
     try:
-        config = read_json(path)
+        config = {**BEFORE_TASKS, **read_json(path)}
         dict(config["model"]), dict(config["decode"])
         config["format"], config["source"], config["target"]
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise RegardError(f"{path} is not a model's configuration ({type(error).__name__}: {error})") from None
-    if config["format"] != FORMAT or config.get("architecture") != "transformer":
+    if config["format"] != FORMAT or config["task"] not in TASKS:
         raise RegardError(
-            f"{path} has format {config['format']!r} and architecture {config.get('architecture')!r}; "
-            f"this Regard reads format {FORMAT} and architecture 'transformer'"
+            f"{path} has format {config['format']!r} and task {config['task']!r}; "
+            f"this Regard reads format {FORMAT} and the tasks {', '.join(TASKS)}"
         )
     return config

@@ -14,6 +14,7 @@ from regard.decode.engine import decode
 from regard.decode.rules import Hypothesis
 from regard.device import pick_device
 from regard.errors import RegardError
+from regard.models.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,14 @@ class Translator:
     """`load` makes one."""
 
     def __init__(self, bundle: folder.Bundle) -> None:
-        self.model, self.tokenizers = bundle.model, bundle.tokenizers
+        if not isinstance(bundle.model, Transformer):
+            raise RegardError(
+                f"this model learned {bundle.task}; translating needs an encoder-decoder (generate, classify and embed are "
+                f"commands for others)"
+            )
+        if bundle.tokenizers is None:
+            raise RegardError("this model has no tokenizer, so it can read no text: import it with its tokenizer.json")
+        self.model, self.tokenizers, self.frame = bundle.model, bundle.tokenizers, bundle.frame
         self.source, self.target, self.options = bundle.source, bundle.target, bundle.decode
 
     @overload
@@ -49,7 +57,7 @@ class Translator:
         chosen = self.decode_options(**options)
         sources = self.tokenizers.source.encode_batch(list(texts))
         device = next(self.model.parameters()).device
-        found = decode(self.model, sources, chosen, self.model.config.max_len, device, progress)
+        found = decode(self.model, sources, chosen, self.model.config.max_len, device, progress, self.frame)
         nothing = Translation("", 0.0, 0.0, ())  # the translation of an empty line, whatever a model makes of it
         return [
             self._translation(hypotheses) if ids and text.strip() else nothing

@@ -33,7 +33,9 @@ def bundle(joint: bool = True, seed: int = 0, **changes: Any) -> Bundle:
     torch.manual_seed(seed)
     sizes = replace(SIZES, source_vocab=len(source), target_vocab=len(target), tie="all" if joint else "none")
     model = Transformer(replace(sizes, **changes)).eval()
-    return Bundle(model, Tokenizers(source, target), "en", "de", DecodeConfig(beam=3, length_penalty=0.7))
+    return Bundle(
+        model, Tokenizers(source, target), "translation", DecodeConfig(beam=3, length_penalty=0.7), "en", "de"
+    )
 
 
 @pytest.fixture
@@ -152,7 +154,8 @@ def test_weights_that_the_manifest_forgot(saved: Path) -> None:
         (lambda c: c["model"].update(n_heads=3), "n_heads"),
         (lambda c: c["decode"].update(beams=2), "decode.beams.*did you mean 'decode.beam'"),
         (lambda c: c.update(format=2), "format 2 .*reads format 1"),
-        (lambda c: c.update(architecture="mamba"), "architecture 'mamba'"),
+        (lambda c: c.update(task="singing"), "task 'singing'"),
+        (lambda c: c["model"].update(architecture="mamba"), "one of .*, transformer, gpt, bert, vit"),
         (lambda c: c.pop("decode"), "KeyError: 'decode'"),
         (lambda c: c.update(model=3), "not a model's configuration"),
     ],

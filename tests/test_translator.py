@@ -86,7 +86,7 @@ def test_a_finished_run_says_what_comes_next(
     api.resume(run)
     said = capsys.readouterr().err
     assert f"regard evaluate {run}" in said
-    assert "BLEU" in said
+    assert "bleu" in said
     assert "CPU, 1 threads, fp32" in said
     assert "2,500 training pairs" in said
     card = (run / "model" / "README.md").read_text()
@@ -192,9 +192,8 @@ def test_unknown_device(run: Path) -> None:
 
 
 def test_saving_again_translates_the_same(translator: Translator, tmp_path: Path) -> None:
-    bundle = folder.Bundle(
-        translator.model, translator.tokenizers, translator.source, translator.target, translator.options
-    )
+    languages = (translator.source, translator.target)
+    bundle = folder.Bundle(translator.model, translator.tokenizers, "translation", translator.options, *languages)
     folder.save(tmp_path / "copy", bundle, "")
     words = ["abc", "edcba", "aabb"]
     again = load(tmp_path / "copy", "cpu").translate(words, beam=4, nbest=2)

@@ -1,15 +1,16 @@
 """Token sequences to padded batches: few distinct shapes, seeded, and resumable to the exact batch.
 
-A pair goes into the bucket of its longer side; every batch of a bucket has the same shape, so a compiled step meets a
-handful of shapes and no more. The order of an epoch is a pure function of (seed, epoch), so a position in the data is just
-the two numbers in `Cursor`.
+A row goes into the bucket of its length; every batch of a bucket has the same shape, so a compiled step meets a handful of
+shapes and no more. The order of an epoch is a pure function of (seed, epoch), and what chance does to a batch one of (seed,
+epoch, batch), so a position in the data is just the two numbers in `Cursor`.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -17,25 +18,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.shards import PairStore, TokenStore
-from regard.text.tokenizer import EOS, PAD, SOS
+from regard.data.shards import Store, TokenStore
+from regard.text.frame import OWN, Frame
+from regard.text.tokenizer import EOS, PAD
 
 SMALLEST_WIDTH = 4
+Rows = tuple[int, np.ndarray]  # a batch before it is made: its width, and which rows it holds
 
 
 @dataclass(frozen=True)
 class Batch:
-    source: Tensor  # (B, W), ends on EOS
-    target: Tensor  # (B, W), what the decoder reads: SOS y1 ... yn
-    labels: Tensor  # (B, W), what it should say: y1 ... yn EOS; PAD = not scored
-    tokens: int  # labels that are scored
+    inputs: tuple[Tensor, ...]  # what the objective takes, labels last
+    tokens: int  # how many labels are scored
+
+    @property
+    def labels(self) -> Tensor:
+        return self.inputs[-1]
 
     def to(self, device: torch.device) -> Batch:
-        source, target, labels = (x.to(device, non_blocking=True) for x in (self.source, self.target, self.labels))
-        return Batch(source, target, labels, self.tokens)
+        return Batch(tuple(x.to(device, non_blocking=True) for x in self.inputs), self.tokens)
 
     def pin(self) -> Batch:
-        return Batch(self.source.pin_memory(), self.target.pin_memory(), self.labels.pin_memory(), self.tokens)
+        return Batch(tuple(x.pin_memory() for x in self.inputs), self.tokens)
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,45 @@ class Cursor:
     batch: int = 0
 
 
+class Batches(ABC):
+    """The batches of some data, epoch after epoch."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._plans: dict[int, list[Rows]] = {}
+
+    @abstractmethod
+    def make_plan(self, rng: np.random.Generator) -> list[Rows]:
+        """The batches of an epoch, in order."""
+
+    @abstractmethod
+    def collate(self, width: int, rows: np.ndarray, rng: np.random.Generator) -> Batch: ...
+
+    def plan(self, epoch: int) -> list[Rows]:
+        if epoch not in self._plans:
+            self._plans = {epoch: self.make_plan(np.random.default_rng([self.seed, epoch]))}
+        return self._plans[epoch]
+
+    def batch(self, epoch: int, i: int) -> Batch:
+        return self.collate(*self.plan(epoch)[i], np.random.default_rng([self.seed, epoch, i]))
+
+    def follow(self, cursor: Cursor) -> Iterator[tuple[Batch, Cursor]]:
+        """Batches from `cursor` on, for ever, each with the cursor after it."""
+        while True:
+            n = len(self.plan(cursor.epoch))
+            for i in range(cursor.batch, n):
+                after = Cursor(cursor.epoch, i + 1) if i + 1 < n else Cursor(cursor.epoch + 1)
+                yield self.batch(cursor.epoch, i), after
+            cursor = Cursor(cursor.epoch + 1)
+
+    def once(self) -> Iterator[Batch]:
+        """Those of the first epoch: all there is, for a validation."""
+        return (self.batch(0, i) for i in range(len(self.plan(0))))
+
+
+# ---- rows of many lengths ---------------------------------------------------------------------------------------------
+
+
 def bucket_widths(lengths: np.ndarray) -> np.ndarray:
     """Each length rounded up to one of four widths per power of two: 4, 8, ..., 32, 40, ..., 64, 80, ..."""
     octave = np.floor(np.log2(np.maximum(lengths - 1, 1))).astype(np.int64)
@@ -53,72 +96,81 @@ def bucket_widths(lengths: np.ndarray) -> np.ndarray:
     return -(-lengths // step) * step
 
 
-class Batches:
-    """The batches of a store of pairs, epoch after epoch."""
+def batch_size(batch_tokens: int, width: int) -> int:
+    return max(1, batch_tokens // width)
 
-    def __init__(self, store: PairStore, batch_tokens: int, seed: int) -> None:
-        self.store, self.batch_tokens, self.seed = store, batch_tokens, seed
-        longest = np.maximum(store.source.lengths, store.target.lengths).astype(np.int64) + 1  # with EOS
-        self.widths = bucket_widths(longest)
-        self._plans: dict[int, list[tuple[int, np.ndarray]]] = {}
 
-    def plan(self, epoch: int) -> list[tuple[int, np.ndarray]]:
-        """(width, rows) of each batch of an epoch, in order."""
-        if epoch not in self._plans:
-            self._plans = {epoch: self._make_plan(np.random.default_rng([self.seed, epoch]))}
-        return self._plans[epoch]
+def buckets(widths: np.ndarray, batch_tokens: int, rng: np.random.Generator) -> list[Rows]:
+    """Rows of one width together, in random order.
 
-    def _make_plan(self, rng: np.random.Generator) -> list[tuple[int, np.ndarray]]:
-        shuffled = rng.permutation(len(self.store))
-        batches, left = [], shuffled[:0]
-        for width in np.unique(self.widths):
-            # What does not fill a batch moves on to the next wider bucket, so only the very last batch may be short.
-            rows = np.concatenate([left, shuffled[self.widths[shuffled] == width]])
-            size = self.batch_size(int(width))
-            full = len(rows) // size * size
-            batches += [(int(width), part) for part in rows[:full].reshape(-1, size)]
-            left = rows[full:]
-        if len(left):
-            batches.append((int(width), left))
-        return [batches[i] for i in rng.permutation(len(batches))]
+    What does not fill a batch moves on to the next wider bucket, so only the very last batch may be short.
+    """
+    shuffled = rng.permutation(len(widths))
+    batches, left = [], shuffled[:0]
+    for width in np.unique(widths):
+        rows = np.concatenate([left, shuffled[widths[shuffled] == width]])
+        size = batch_size(batch_tokens, int(width))
+        full = len(rows) // size * size
+        batches += [(int(width), part) for part in rows[:full].reshape(-1, size)]
+        left = rows[full:]
+    if len(left):
+        batches.append((int(width), left))
+    return [batches[i] for i in rng.permutation(len(batches))]
 
-    def batch_size(self, width: int) -> int:
-        return max(1, self.batch_tokens // width)
 
-    def follow(self, cursor: Cursor) -> Iterator[tuple[Batch, Cursor]]:
-        """Batches from `cursor` on, for ever, each with the cursor after it."""
-        while True:
-            plan = self.plan(cursor.epoch)
-            for i in range(cursor.batch, len(plan)):
-                after = Cursor(cursor.epoch, i + 1) if i + 1 < len(plan) else Cursor(cursor.epoch + 1)
-                yield self.collate(*plan[i]), after
-            cursor = Cursor(cursor.epoch + 1)
+class Bucketed(Batches):
+    """Rows of similar length together. A short batch is filled up with repeated rows that are not scored, to keep its shape."""
 
-    def collate(self, width: int, rows: np.ndarray) -> Batch:
-        """Short batches are filled up with repeated rows that are not scored, so that the shape stays."""
-        size = self.batch_size(width)
-        filled = np.resize(rows, size)
-        source = pad_rows(self.store.source, filled, width, last=EOS)
-        target = pad_rows(self.store.target, filled, width, first=SOS)
-        labels = pad_rows(self.store.target, filled, width, last=EOS)
+    def __init__(self, lengths: np.ndarray, batch_tokens: int, seed: int) -> None:
+        super().__init__(seed)
+        self.widths, self.batch_tokens = bucket_widths(lengths), batch_tokens
+
+    def make_plan(self, rng: np.random.Generator) -> list[Rows]:
+        return buckets(self.widths, self.batch_tokens, rng)
+
+    def filled(self, width: int, rows: np.ndarray) -> np.ndarray:
+        return np.resize(rows, batch_size(self.batch_tokens, width))
+
+
+class PairBatches(Bucketed):
+    """(source, target, labels), (B, W) each: what is read, what the decoder reads (SOS y1 ... yn), and what it should say
+    (y1 ... yn EOS; PAD = not scored)."""
+
+    def __init__(self, store: Store, batch_tokens: int, seed: int, frame: Frame = OWN) -> None:
+        self.store, self.frame = store, frame
+        around = len(frame.before) + len(frame.after)
+        longest = np.maximum(store.source.lengths + around, store.target.lengths + len(frame.start))
+        super().__init__(longest.astype(np.int64), batch_tokens, seed)
+
+    def collate(self, width: int, rows: np.ndarray, rng: np.random.Generator) -> Batch:
+        filled, frame = self.filled(width, rows), self.frame
+        source = pad_rows(self.store.source, filled, width, frame.before, frame.after)
+        target = pad_rows(self.store.target, filled, width, frame.start)
+        labels = pad_rows(self.store.target, filled, width, frame.start[1:], (EOS,))
         labels[len(rows) :] = PAD
-        scored = int((self.store.target.lengths[rows].astype(np.int64) + 1).sum())
-        return Batch(torch.from_numpy(source), torch.from_numpy(target), torch.from_numpy(labels), scored)
+        return make_batch(source, target, labels)
+
+
+def make_batch(*inputs: np.ndarray) -> Batch:
+    """With labels last, PAD where there is nothing to score."""
+    return Batch(tuple(torch.from_numpy(x) for x in inputs), int((inputs[-1] != PAD).sum()))
 
 
 def pad_rows(
-    store: TokenStore, rows: np.ndarray, width: int, first: int | None = None, last: int | None = None
+    store: TokenStore | Sequence[Sequence[int]],
+    rows: np.ndarray,
+    width: int,
+    before: tuple[int, ...] = (),
+    after: tuple[int, ...] = (),
 ) -> np.ndarray:
     """(len(rows), width) ids, padded on the right, between the special tokens asked for."""
     padded = np.full((len(rows), width), PAD, dtype=np.int64)
-    start = 0 if first is None else 1
     for i, row in enumerate(rows):
         ids = store[int(row)]
-        padded[i, start : start + len(ids)] = ids
-        if last is not None:
-            padded[i, start + len(ids)] = last
-    if first is not None:
-        padded[:, 0] = first
+        end = len(before) + len(ids)
+        padded[i, : len(before)] = before
+        padded[i, len(before) : end] = ids
+        padded[i, end : end + len(after)] = after
     return padded
 
 

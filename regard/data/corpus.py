@@ -123,6 +123,16 @@ def _read_zstandard(file: IO[bytes], path: Path) -> Iterator[bytes]:
 # ---- one container of pairs --------------------------------------------------------------------------------------
 
 
+def part_of(spec: str) -> tuple[str, tuple[float, float]]:
+    """`book.txt[:90%]` -> its name, and from where to where it is meant, as shares."""
+    found = re.fullmatch(r"(.*?)(?:\[(?:([\d.]+)%)?:(?:([\d.]+)%)?\])?", spec)
+    assert found is not None  # every string matches
+    first, last = float(found[2] or 0) / 100, float(found[3] or 100) / 100
+    if not first < last <= 1:
+        raise RegardError(f"{spec!r} is an empty part: write it like 'book.txt[:90%]' or 'book.txt[90%:]'")
+    return found[1], (first, last)
+
+
 def _aligned_pairs(source_path: Path, target_path: Path) -> Iterator[Pair]:
     n_source = n_target = 0
     for source, target in zip_longest(read_lines(source_path), read_lines(target_path)):
@@ -144,18 +154,19 @@ def _tsv_pairs(path: Path) -> Iterator[Pair]:
         yield columns[0], columns[1]
 
 
-def _jsonl_pairs(path: Path, source: str, target: str) -> Iterator[Pair]:
+def json_rows(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The texts under some keys of a JSONL file, one object a line."""
     for number, line in enumerate(read_lines(path), 1):
         try:
             item = json.loads(line)
             if not isinstance(item, dict):
                 raise ValueError("not an object")
-            pair = _json_text(item, source), _json_text(item, target)
+            row = tuple(_json_text(item, key) for key in keys)
         except (ValueError, RecursionError) as error:
             what = f"not JSON, {error.msg}" if isinstance(error, json.JSONDecodeError) else error
-            form = f'{{"{source}": "...", "{target}": "..."}}'
+            form = "{" + ", ".join(f'"{key}": "..."' for key in keys) + "}"
             raise RegardError(f"{path} line {number}: {what}; each line must look like {form}") from error
-        yield pair
+        yield row
 
 
 def _json_text(item: dict[str, object], key: str) -> str:
@@ -181,13 +192,13 @@ class _Part:
 
     kind: str
     files: tuple[Path, ...]
-    pairs: Callable[[], Iterator[Pair]]
+    rows: Callable[[], Iterator[tuple[str, ...]]]
 
     def content(self) -> list[str]:
-        return [self.kind, *map(_digest, self.files)]
+        return [self.kind, *map(file_digest, self.files)]
 
 
-def _digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
     """Hash of the bytes on disk, with the compression: the same bytes under another suffix read differently."""
     compression = path.suffix.lower() if path.suffix.lower() in COMPRESSIONS else ""
     with _open(path) as file:
@@ -211,9 +222,9 @@ class Corpus:
     root: Path
     split: str = "train"
 
-    def pairs(self) -> Iterator[Pair]:
+    def rows(self) -> Iterator[tuple[str, ...]]:
         for part in self._parts():
-            yield from part.pairs()
+            yield from part.rows()
 
     def fingerprint(self) -> str:
         """Hash of what is read, not of where it lies: moved or touched files keep it, changed ones do not."""
@@ -239,7 +250,7 @@ class Corpus:
         if suffix == ".tsv":
             return _Part("tsv", (self._path(spec),), partial(_tsv_pairs, self._path(spec)))
         if suffix == ".jsonl":
-            read = partial(_jsonl_pairs, self._path(spec), self.source, self.target)
+            read = partial(json_rows, self._path(spec), (self.source, self.target))
             return _Part("jsonl", (self._path(spec),), read)
         forms = "'train.{lang}.txt', 'a.txt|b.txt', 'pairs.tsv', 'pairs.jsonl' or 'toy:20000'"
         raise RegardError(f"cannot tell what corpus {spec!r} is; use a form like {forms}")

@@ -1,8 +1,9 @@
-"""Tokenised once, memory-mapped ever after: token ids of a parallel corpus in a cache keyed by content.
+"""Tokenised once, memory-mapped ever after: token ids of a corpus, plain or parallel, in a cache keyed by content.
 
-A cached store is one folder: for each side `*.ids` (all sequences end to end) and `*.offsets` (where each begins, and
-the end), and `meta.json` with counts, data types and file sizes. It is written under another name, synced and renamed,
-so a folder under its final name is complete or, after a mishap, recognised as damaged by its sizes and rebuilt.
+A cached store is one folder: for each side of a row (one, or source and target) `*.ids` (all sequences end to end) and
+`*.offsets` (where each begins, and the end), and `meta.json` with counts, data types and file sizes. It is written under another
+name, synced and renamed, so a folder under its final name is complete or, after a mishap, recognised as damaged by its sizes
+and rebuilt.
 """
 
 import errno
@@ -23,15 +24,26 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from regard.data.corpus import Corpus, Pair
 from regard.errors import RegardError
 from regard.files import sync
 
-FORMAT = 1  # raise it whenever the layout or the meaning of the files changes
-CHUNK = 4096  # pairs tokenised at a time: the memory `prepare` needs
+FORMAT = 2  # raise it whenever the layout or the meaning of the files changes
+CHUNK = 4096  # rows tokenised at a time: the memory `prepare` needs
 STALE = 24 * 3600  # seconds without a write after which an unfinished folder is taken to be abandoned
-SIDES = ("source", "target")
+ANY_LENGTH = 1 << 62
+Row = tuple[str, ...]
 OFFSET = np.dtype("<i8")
+
+
+class Source(Protocol):
+    """What `prepare` needs of a corpus."""
+
+    @property
+    def specs(self) -> tuple[str, ...]: ...
+
+    def rows(self) -> Iterator[Row]: ...
+
+    def fingerprint(self) -> str: ...
 
 
 class Encoder(Protocol):
@@ -46,7 +58,7 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class Filters:
-    """Pairs to keep: at most `max_len` tokens a side, the longer at most `max_ratio` times the shorter (0: any)."""
+    """Rows to keep: at most `max_len` tokens a side, the longer at most `max_ratio` times the shorter (0: any)."""
 
     max_len: int = 256
     max_ratio: float = 0.0
@@ -57,10 +69,10 @@ class Filters:
         if not (self.max_ratio == 0 or self.max_ratio >= 1):
             raise RegardError(f"max_ratio is {self.max_ratio}; it must be at least 1, or 0 to keep every ratio")
 
-    def verdict(self, pair: Pair, n_source: int, n_target: int) -> str:
-        """The first count of `FilterReport` that the pair falls under."""
-        shorter, longer = sorted((n_source, n_target))
-        if not (shorter and pair[0].strip() and pair[1].strip()):
+    def verdict(self, row: Row, lengths: tuple[int, ...]) -> str:
+        """The first count of `FilterReport` that the row falls under."""
+        shorter, longer = min(lengths), max(lengths)
+        if not shorter or not all(text.strip() for text in row):
             return "empty"
         if longer > self.max_len:
             return "too_long"
@@ -75,10 +87,11 @@ class FilterReport:
     too_long: int = 0
     bad_ratio: int = 0
 
-    def describe(self) -> str:
+    def describe(self, rows: str = "pairs") -> str:
         total = self.kept + self.empty + self.too_long + self.bad_ratio
-        line = f"{total:,} pairs: kept {self.kept:,}, empty {self.empty:,}"
-        line += f", longer than {self.filters.max_len} tokens {self.too_long:,}"
+        line = f"{total:,} {rows}: kept {self.kept:,}, empty {self.empty:,}"
+        if self.filters.max_len < ANY_LENGTH:
+            line += f", longer than {self.filters.max_len} tokens {self.too_long:,}"
         return f"{line}, ratio over {self.filters.max_ratio:g} {self.bad_ratio:,}" if self.filters.max_ratio else line
 
 
@@ -96,6 +109,11 @@ class TokenStore:
         i = range(len(self))[i]  # negative indices count from the end, others raise IndexError
         return self._ids[self._offsets[i] : self._offsets[i + 1]].astype(np.int64)
 
+    @property
+    def ids(self) -> np.ndarray:
+        """All sequences end to end."""
+        return self._ids
+
     @cached_property
     def lengths(self) -> np.ndarray:
         return np.diff(self._offsets).astype(np.int32)
@@ -107,14 +125,21 @@ class TokenStore:
 
 
 @dataclass(frozen=True)
-class PairStore:
-    source: TokenStore
-    target: TokenStore
+class Store:
+    sides: tuple[TokenStore, ...]
     report: FilterReport
     key: str = ""  # of its content: the same key, the same tokens
 
+    @property
+    def source(self) -> TokenStore:
+        return self.sides[0]
+
+    @property
+    def target(self) -> TokenStore:
+        return self.sides[1]
+
     def __len__(self) -> int:
-        return len(self.source)
+        return len(self.sides[0])
 
 
 def cache_folder() -> Path:
@@ -125,19 +150,18 @@ def cache_folder() -> Path:
 
 
 def prepare(
-    corpus: Corpus,
-    source_tokenizer: Encoder,
-    target_tokenizer: Encoder,
+    corpus: Source,
+    tokenizers: tuple[Encoder, ...],
     filters: Filters,
     cache: Path,
     progress: Callable[[int], None] = lambda done: None,
-) -> PairStore:
-    """The corpus as token ids, from the cache if it has the same content; `progress` hears how many more pairs are done.
+) -> Store:
+    """The corpus as token ids, a tokenizer for each side, from the cache if it has the same content; `progress` hears how
+    many more rows are done.
 
     Processes that prepare the same thing at once each do the work, and the first to finish keeps the name. A store is
     mapped before it is renamed, so nothing another process does to the names can take its data away.
     """
-    tokenizers = (source_tokenizer, target_tokenizer)
     content = [FORMAT, corpus.fingerprint(), *(t.fingerprint() for t in tokenizers), asdict(filters)]
     folder = cache / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
     if store := _load(folder):
@@ -191,32 +215,33 @@ def _append(path: Path, array: np.ndarray) -> None:
 
 def _write(
     folder: Path,
-    corpus: Corpus,
-    tokenizers: tuple[Encoder, Encoder],
+    corpus: Source,
+    tokenizers: tuple[Encoder, ...],
     filters: Filters,
     progress: Callable[[int], None],
 ) -> None:
-    writers = [_Writer(folder, side, len(tokenizer)) for side, tokenizer in zip(SIDES, tokenizers, strict=True)]
+    writers = [_Writer(folder, f"side-{i}", len(tokenizer)) for i, tokenizer in enumerate(tokenizers)]
     counts: Counter[str] = Counter()
-    for pairs in _chunks(corpus.pairs()):
-        encoded = [tokenizer.encode_batch([pair[side] for pair in pairs]) for side, tokenizer in enumerate(tokenizers)]
-        verdicts = [filters.verdict(pair, len(a), len(b)) for pair, a, b in zip(pairs, *encoded, strict=True)]
+    for rows in _chunks(corpus.rows()):
+        encoded = [tokenizer.encode_batch([row[i] for row in rows]) for i, tokenizer in enumerate(tokenizers)]
+        lengths = zip(*(map(len, ids) for ids in encoded), strict=True)
+        verdicts = [filters.verdict(row, n) for row, n in zip(rows, lengths, strict=True)]
         counts.update(verdicts)
         for writer, sequences in zip(writers, encoded, strict=True):
             writer.add([ids for ids, verdict in zip(sequences, verdicts, strict=True) if verdict == "kept"])
-        progress(len(pairs))
+        progress(len(rows))
     report = FilterReport(filters, **counts)
     if not report.kept:
-        what = f"no pair of {', '.join(corpus.specs)} is left to use ({report.describe()})"
+        what = f"nothing of {', '.join(corpus.specs)} is left to use ({report.describe('rows')})"
         raise RegardError(f"{what}; check the files or loosen the filters")
-    sides = {side: writer.meta() for side, writer in zip(SIDES, writers, strict=True)}
+    sides = [writer.meta() for writer in writers]
     (folder / "meta.json").write_text(json.dumps({"report": asdict(report), "sides": sides}, indent=2) + "\n")
     for path in (*folder.iterdir(), folder):
         sync(path)
 
 
-def _chunks(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
-    return iter(lambda: list(islice(pairs, CHUNK)), [])
+def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    return iter(lambda: list(islice(rows, CHUNK)), [])
 
 
 @contextmanager
@@ -242,15 +267,15 @@ def _remove_abandoned(cache: Path) -> None:
 # ---- reading -----------------------------------------------------------------------------------------------------
 
 
-def _load(folder: Path) -> PairStore | None:
+def _load(folder: Path) -> Store | None:
     """The store in a folder, or None where there is none or it is not what its meta.json says."""
     try:
         meta = json.loads((folder / "meta.json").read_text())
         report = FilterReport(**{**meta["report"], "filters": Filters(**meta["report"]["filters"])})
-        source, target = (_load_side(folder, side, report.kept, meta["sides"][side]) for side in SIDES)
+        sides = tuple(_load_side(folder, f"side-{i}", report.kept, side) for i, side in enumerate(meta["sides"]))
     except (OSError, ValueError, KeyError, TypeError, RegardError):
         return None
-    return PairStore(source, target, report)
+    return Store(sides, report)
 
 
 def _load_side(folder: Path, side: str, n: int, meta: dict[str, Any]) -> TokenStore:

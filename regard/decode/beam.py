@@ -14,13 +14,12 @@ Sentences that have stopped leave the batch. Everything stays on the device; onl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.config import DecodeConfig
-from regard.decode.rules import Decoder, Hypothesis, log_probabilities
+from regard.decode.rules import Decoder, Hypothesis, log_probabilities, opened
 from regard.text.tokenizer import EOS, PAD, SOS
 
 
@@ -56,13 +55,14 @@ class Beams:
 
 
 @torch.inference_mode()
-def beam_search(model: Decoder, source: Tensor, limits: Tensor, options: DecodeConfig) -> list[list[Hypothesis]]:
+def beam_search(
+    model: Decoder, source: Tensor, limits: Tensor, options: DecodeConfig, start: tuple[int, ...] = (SOS,)
+) -> list[list[Hypothesis]]:
     """The `nbest` best translations of each source row (B, S), best first."""
     k = options.beam
-    state: Any = model.begin(source)
+    state, last = opened(model, source, start)  # one hypothesis each, multiplied by the first select
     beams = Beams.start(limits, k)
     found: dict[int, list[Hypothesis]] = {}
-    last = torch.full((len(source),), SOS, device=source.device)  # one hypothesis each, multiplied by the first select
     for step in range(int(limits.max())):
         log_p = log_probabilities(model.step(last, state), step, options)  # (B*K or B, V)
         parents = extend(beams, log_p, step, options)  # (B, K) rows of log_p that live on

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from regard.config import DecodeConfig
 from regard.decode.beam import beam_search
@@ -18,7 +17,10 @@ from regard.decode.rules import Decoder, Hypothesis, check, length_limits
 from regard.decode.sampling import sample
 from regard.errors import RegardError
 from regard.look.record import labelled, listening, paused
-from regard.text.tokenizer import EOS, PAD, SOS
+from regard.text.frame import Frame
+from regard.text.tokenizer import EOS, PAD
+
+OWN = Frame()
 
 
 def decode(
@@ -28,53 +30,55 @@ def decode(
     max_len: int,
     device: torch.device,
     progress: Callable[[int], None] = lambda done: None,
+    frame: Frame = OWN,
 ) -> list[list[Hypothesis]]:
     """The translations (best first) of each source; `progress` hears how many sentences each batch finished."""
     check(options)
+    around = len(frame.one(()))
     for i, ids in enumerate(sources):
-        if len(ids) + 1 > max_len:
+        if len(ids) + around > max_len:
             raise RegardError(
-                f"sentence {i + 1} has {len(ids)} tokens, but the model was built for at most {max_len - 1} "
+                f"sentence {i + 1} has {len(ids)} tokens, but the model was built for at most {max_len - around} "
                 f"(model.max_len): split it into shorter sentences"
             )
     results: dict[int, list[Hypothesis]] = {}
     for rows in batches(sources, options):
-        source = pad_sources([sources[i] for i in rows], device)
-        results.update(zip(rows, decode_batch(model, source, rows, options, max_len), strict=True))
+        source = pad([frame.one(sources[i]) for i in rows], device)
+        found = decode_batch(model, source, rows, options, max_len, frame.start)
+        results.update(zip(rows, found, strict=True))
         progress(len(rows))
     return [results[i] for i in range(len(sources))]
 
 
 def decode_batch(
-    model: Decoder, source: Tensor, rows: list[int], options: DecodeConfig, max_len: int
+    model: Decoder, source: Tensor, rows: list[int], options: DecodeConfig, max_len: int, start: tuple[int, ...]
 ) -> list[list[Hypothesis]]:
     with paused(model):  # hypotheses change places at every step
-        found = search(model, source, rows, options, max_len)
+        found = search(model, source, rows, options, max_len, start)
     if listening(model):
-        reread(model, source, rows, [ranked[0] for ranked in found])
+        reread(model, source, rows, [ranked[0] for ranked in found], start)
     return found
 
 
 def search(
-    model: Decoder, source: Tensor, rows: list[int], options: DecodeConfig, max_len: int
+    model: Decoder, source: Tensor, rows: list[int], options: DecodeConfig, max_len: int, start: tuple[int, ...]
 ) -> list[list[Hypothesis]]:
-    limits = length_limits((source != PAD).sum(1), options, max_len)
+    limits = length_limits((source != PAD).sum(1), options, max_len - len(start) + 1)
     if options.temperature == 0 and options.beam > 1:
-        return beam_search(model, source, limits, options)
+        return beam_search(model, source, limits, options, start)
     n = options.nbest  # samples of each sentence
     seeds = [(options.seed + i) * n + j for i in rows for j in range(n)]
-    flat = sample(model, source.repeat_interleave(n, 0), limits.repeat_interleave(n), seeds, options)
+    flat = sample(model, source.repeat_interleave(n, 0), limits.repeat_interleave(n), seeds, options, start)
     ranked = (sorted(flat[i : i + n], key=lambda h: -h.score) for i in range(0, len(flat), n))
     return list(ranked)
 
 
 @torch.no_grad()
-def reread(model: nn.Module, source: Tensor, rows: list[int], best: list[Hypothesis]) -> None:
+def reread(model: nn.Module, source: Tensor, rows: list[int], best: list[Hypothesis], start: tuple[int, ...]) -> None:
     """One forced forward over the best hypotheses, for whoever records: the same weights as during the search."""
-    written = [[SOS, *h.tokens, *([EOS] if h.ended else [])] for h in best]
-    target = [torch.tensor(ids[:-1], device=source.device) for ids in written]  # the last token is said, never read
+    written = [[*start, *h.tokens, *([EOS] if h.ended else [])] for h in best]
     with labelled(model, rows, written):
-        model(source, pad_sequence(target, batch_first=True, padding_value=PAD))
+        model(source, pad([ids[:-1] for ids in written], source.device))  # the last token is said, never read
 
 
 def batches(sources: Sequence[Sequence[int]], options: DecodeConfig) -> Iterator[list[int]]:
@@ -88,7 +92,7 @@ def batches(sources: Sequence[Sequence[int]], options: DecodeConfig) -> Iterator
         start += size
 
 
-def pad_sources(sources: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """(B, S) ids, each ending on EOS, padded on the right."""
-    width = max(map(len, sources)) + 1
-    return torch.tensor([[*ids, EOS, *[PAD] * (width - 1 - len(ids))] for ids in sources], device=device)
+def pad(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """(B, T) ids, padded on the right."""
+    width = max(map(len, rows))
+    return torch.tensor([[*ids, *[PAD] * (width - len(ids))] for ids in rows], device=device)

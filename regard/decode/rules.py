@@ -41,6 +41,13 @@ def check(options: DecodeConfig) -> None:
         raise RegardError(
             "decode.temperature and decode.top_k must be finite and not negative, decode.top_p must be in (0, 1]"
         )
+    if not 0 <= options.min_p <= 1 or not 0 < options.repetition_penalty < math.inf:
+        raise RegardError(
+            f"decode.min_p must be from 0 to 1 and decode.repetition_penalty above 0, "
+            f"not {options.min_p} and {options.repetition_penalty}: 0 and 1 switch them off"
+        )
+    if options.repetition_penalty != 1 and options.temperature == 0 and options.beam > 1:
+        raise RegardError("decode.repetition_penalty is not for beam search: set decode.beam 1 or a decode.temperature")
     if not -10 <= options.length_penalty <= 10:  # beyond, |y|^a leaves the range of fp32
         raise RegardError(f"decode.length_penalty must be from -10 to 10, not {options.length_penalty}: 1 is usual")
 
@@ -51,12 +58,21 @@ def length_limits(source_lengths: Tensor, options: DecodeConfig, max_len: int) -
     return limit.clamp(min=max(1, options.min_len + 1), max=max_len).long()
 
 
-def log_probabilities(logits: Tensor, step: int, options: DecodeConfig) -> Tensor:
-    """log p of each next token (N, V) in fp32, with what may not be said at -inf.
+def opened(model: Decoder, source: Tensor, start: tuple[int, ...]) -> tuple[Any, Tensor]:
+    """The sources (B, S) are read and all start tokens but the last, which is returned (B,) for the first step."""
+    state = model.begin(source)
+    *first, last = (torch.full((len(source),), id, device=source.device) for id in start)
+    for tokens in first:
+        model.step(tokens, state)
+    return state, last
 
-    Padding, start, unknown and mask are never said; the end token is not said before `min_len` others.
-    """
-    log_p = logits.float().log_softmax(-1)
-    banned = [PAD, SOS, UNK, MASK] + ([EOS] if step < options.min_len else [])
-    log_p[:, banned] = -torch.inf
-    return log_p
+
+def log_probabilities(logits: Tensor, step: int, options: DecodeConfig) -> Tensor:
+    """log p of each next token (N, V) in fp32, with what may not be said at -inf."""
+    return forbid(logits.float().log_softmax(-1), step, options)
+
+
+def forbid(scores: Tensor, step: int, options: DecodeConfig) -> Tensor:
+    """-inf, in place, for padding, start, unknown and mask, and for the end token before `min_len` others."""
+    scores[:, [PAD, SOS, UNK, MASK] + ([EOS] if step < options.min_len else [])] = -torch.inf
+    return scores

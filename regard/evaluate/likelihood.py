@@ -1,36 +1,31 @@
-"""How likely a model finds given translations."""
+"""What a model loses on given data: for texts and translations, how unlikely it finds them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
-from regard.data.batches import Batches
-from regard.data.shards import PairStore
+from regard.data.batches import Batch
 from regard.device import autocast
-from regard.models.transformer import Transformer
-from regard.training.objective import TranslationObjective
+from regard.training.objective import Objective
 
 BATCH_TOKENS = 4096
 
 
 @torch.inference_mode()
-def negative_log_likelihood(
-    model: Transformer,
-    pairs: PairStore,
+def total_loss(
+    objective: Objective,
+    batches: Iterable[Batch],
     device: torch.device,
     dtype: torch.dtype = torch.float32,
     poll: Callable[[], None] = lambda: None,
 ) -> tuple[float, int]:
-    """-log p of all targets given their sources (nats), and the number of target tokens, end tokens included."""
-    objective = TranslationObjective(model, label_smoothing=0.0)
-    batches = Batches(pairs, BATCH_TOKENS, seed=0)
-    total, tokens = 0.0, 0
-    for width, rows in batches.plan(0):
-        batch = batches.collate(width, rows)
+    """The plain loss summed over all that is scored (nats for likelihoods), and how many that are."""
+    total, scored = 0.0, 0
+    for batch in batches:
         with autocast(device, dtype):
-            total += objective.of(batch.to(device))[1].item()
-        tokens += batch.tokens
+            total += objective(*batch.to(device).inputs)[1].item()
+        scored += batch.tokens
         poll()
-    return total, tokens
+    return total, scored

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
+from regard.data.batches import PairBatches
 from regard.data.corpus import Corpus
 from regard.data.shards import Filters, cache_folder, prepare
-from regard.evaluate.likelihood import negative_log_likelihood
+from regard.evaluate.likelihood import BATCH_TOKENS, total_loss
 from regard.evaluate.translation import TranslationScores, perplexity, score
+from regard.training.objective import Objective
 from regard.translator import Translator
 
 
@@ -43,14 +45,15 @@ def evaluate(
     translator: Translator, corpus: Corpus, progress: Callable[[int], None] = lambda done: None, **options: Any
 ) -> Evaluation:
     """Decode every source sentence of the corpus and compare with its references."""
-    sources, references = map(list, zip(*corpus.pairs(), strict=True))
+    sources, references = map(list, zip(*corpus.rows(), strict=True))
     begun = time.perf_counter()
     hypotheses = [t.text for t in translator.translate(sources, progress=progress, **options)]
     seconds = time.perf_counter() - begun
     tokenizers, model = translator.tokenizers, translator.model
-    filters = Filters(model.config.max_len - 1)
-    pairs = prepare(corpus, tokenizers.source, tokenizers.target, filters, cache_folder())
+    frame = translator.frame
+    filters = Filters(model.config.max_len - max(len(frame.one(())), len(frame.start)))
+    pairs = prepare(corpus, (tokenizers.source, tokenizers.target), filters, cache_folder())
     device: torch.device = next(model.parameters()).device
-    total, tokens = negative_log_likelihood(model, pairs, device)
+    total, tokens = total_loss(Objective(model), PairBatches(pairs, BATCH_TOKENS, 0, frame).once(), device)
     scores = score(hypotheses, references, sources, translator.target)
     return Evaluation(scores, perplexity(total, tokens), len(pairs), hypotheses, seconds)

@@ -89,11 +89,12 @@ def raw_scores(q: Tensor, k: Tensor, plan: Plan) -> Tensor:
     """q k^T * scale with whatever the positions add, also where a query may not look."""
     scheme = plan.scheme
     scale = scheme.scale or q.shape[-1] ** -0.5
-    scores = (q @ repeated(k, q).transpose(-2, -1)).float() * scale  # (B, H, T, S)
+    k = repeated(k, q)
+    scores = (q @ k.transpose(-2, -1)).float() * scale  # (B, H, T, S)
     if scheme.relative:
         scores = scores + plan.bias()
     if scheme.contextual:
-        scores = scheme.scores(scores, q, plan.seen(), (plan.q, plan.k))  # type: ignore[operator]
+        scores = scheme.scores(scores, q, plan.seen(), (plan.q, plan.k), k)  # type: ignore[operator]
     return scores
 
 

@@ -6,6 +6,7 @@ other way round when the two are tied.
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -25,10 +26,17 @@ class Head(nn.Module):
     """Hidden vectors to logits, (..., C) -> (..., V). `weight` may be an embedding's own matrix, as large as its use below
     wants it; T5 then makes its logits smaller by sqrt(C)."""
 
-    def __init__(self, weight: Tensor, scaled: bool = False) -> None:
+    def __init__(
+        self, weight: Tensor, scaled: bool = False, absent: tuple[int, ...] = (), biased: bool = False
+    ) -> None:
         super().__init__()
         self.weight = weight  # (V, C)
+        self.bias = nn.Parameter(torch.zeros(len(weight))) if biased else None
         self.scale = weight.shape[1] ** -0.5 if scaled else 1.0
+        self.absent = list(absent)  # tokens that are in no text: impossible
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x * self.scale if self.scale != 1.0 else x, self.weight)
+        logits = F.linear(x * self.scale if self.scale != 1.0 else x, self.weight, self.bias)
+        if self.absent:
+            logits[..., self.absent] = -torch.inf
+        return logits

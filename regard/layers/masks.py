@@ -88,7 +88,7 @@ def dense(mask: Mask, q: Tensor, k: Tensor, index: Tensor | None = None) -> Tens
     `index` (T,): where the queries stand among the keys, if they are the same tokens; packed rows need to know.
     """
     seen = (k > NOWHERE)[:, None, :]  # (B, 1, S)
-    if mask != FULL:
+    if mask.back is not None or mask.ahead is not None:  # not `mask != FULL`, which torch cannot compile
         first, last = mask.span(q)
         seen = seen & (k[:, None, :] >= first[:, :, None])
         if last is not None:

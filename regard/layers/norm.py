@@ -35,4 +35,16 @@ class PostNorm(PreNorm):
         return self.norm(x + self.dropout(self.sublayer(x, ctx)))
 
 
+class Branch(nn.Module):
+    """f(x): one of the sublayers of a parallel block, which normalises once for all of them and adds."""
+
+    def __init__(self, sublayer: nn.Module, config: ModelConfig) -> None:
+        super().__init__()
+        self.sublayer = sublayer
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        return self.dropout(self.sublayer(x, ctx))
+
+
 PLACEMENTS = {"pre": PreNorm, "post": PostNorm}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.layers.contextual import CoPE, Shaw
+from regard.layers.contextual import CoPE, Disentangled, Distances, Shaw
 from regard.layers.positions import Learned, Linear, NoPositions, Positions, Sinusoidal
 from regard.layers.relative import FIRE, ALiBi, KerpleLog, KerplePower, T5Bias
 from regard.layers.rotary import rope, yarn
@@ -26,7 +26,13 @@ SCHEMES: dict[str, Callable[[ModelConfig, str], Positions]] = {
     "kerple-power": lambda c, place: KerplePower(c.n_heads),
     "fire": lambda c, place: FIRE(c.n_heads, c.fire_width, c.fire_threshold),
     "cope": lambda c, place: CoPE(c.d_head, c.cope_positions or c.max_len),
+    "disentangled": lambda c, place: disentangled(c),
 }
+
+
+def disentangled(c: ModelConfig) -> Disentangled:
+    distances = Distances(c.d_model, c.disentangled_reach, c.disentangled_buckets, c.norm_eps)
+    return Disentangled(distances, c.d_model, c.d_head, (c.n_heads, c.n_kv_heads), own=not c.disentangled_buckets)
 
 
 def scheme_at(config: ModelConfig, place: str) -> str:

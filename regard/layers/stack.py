@@ -12,6 +12,7 @@ from regard.layers.attend import Plan, make_plan
 from regard.layers.block import Block
 from regard.layers.cache import NO_CACHE, Cache
 from regard.layers.context import Context
+from regard.layers.contextual import Disentangled
 from regard.layers.masks import FULL, Mask
 from regard.layers.norm import make_norm
 from regard.layers.positions import NoPositions, Positions
@@ -30,6 +31,11 @@ class Stack(nn.Module):
         first = make_positions(config, place)
         own = (make_positions(config, place) for _ in self.blocks[1:]) if first.per_layer else ()
         self.schemes = nn.ModuleList([first, *own])  # one for all blocks, or one each
+        for scheme, block in zip(self.schemes, self.blocks, strict=False):
+            if isinstance(
+                scheme, Disentangled
+            ):  # all layers of DeBERTa read one table, with their own queries and keys
+                scheme.join(first, block.get_submodule("sublayers.self.sublayer.qkv"))  # type: ignore[arg-type]
         crosses = any("cross" in block.sublayers for block in self.blocks)  # type: ignore[operator]
         self.cross_scheme = make_positions(config, "cross") if crosses else NoPositions()
 

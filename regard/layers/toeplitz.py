@@ -110,6 +110,7 @@ class Launch:
         self.tiles = -(-self.t // TILE)
         stride = table.stride(0) if table.shape[0] > 1 else 0
         self.sizes = (self.t, self.h, self.h // self.groups, table.shape[1], stride)
+        self.fp32 = q.dtype == torch.float32  # twice the size: tiles loaded ahead would not fit
         self.options = {"D": self.d, "N": TILE, "DIRECT": q.is_cuda and not torch.version.hip, "num_warps": 4}
         self.fired = {"FIRE": fire is not None, "K": fire[3].shape[0] if fire is not None else 1}
 
@@ -121,7 +122,7 @@ class Launch:
             *(q, self.k, self.v, self.table, spans.first, spans.last, *self.fire, out, lse, *self.sizes, self.scale),
             *strides(q, self.k, self.v),
             **(self.options | self.fired),
-            num_stages=2,
+            num_stages=1 if self.fp32 else 2,
         )
         return out, lse
 
@@ -167,7 +168,7 @@ class ScoreGradient:
             *(*shared, dq, *sums, *(fire or (unused,) * 3), *call.sizes, *self.where),
             **(call.options | call.fired),
             THETA=theta,
-            num_stages=2 if fire is None else 3,
+            num_stages=1 if call.fp32 else 2 if fire is None else 3,
         )
         return dq, dk, dv
 
@@ -182,7 +183,7 @@ class ScoreGradient:
             *(call.q, call.k, call.v, call.table, spans.first, spans.last, self.grad, self.lse, self.delta, dtable),
             *(*call.sizes, -min(least, near), share, *self.where),
             **call.options,
-            num_stages=3,
+            num_stages=1 if call.fp32 else 3,
         )
         centre = call.table.shape[1] // 2
         result = dtable[:, centre - call.t + 1 : centre + call.t]

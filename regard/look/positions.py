@@ -206,7 +206,7 @@ def counting(n_positions: int) -> tuple[Lines, Lines]:
     scores = wanted[None, :, None]  # (B, H, T, S): a query a head
     seen = torch.ones(1, 1, 1, len(STORY), dtype=torch.bool)
     nowhere = torch.zeros(1, 1), torch.zeros(1, 1)
-    counted = layer.scores(scores, torch.ones(1, len(wanted), 1, 1), seen, nowhere) - scores
+    counted = layer.scores(scores, torch.ones(1, len(wanted), 1, 1), seen, nowhere, torch.empty(0)) - scores
     at, key = np.arange(len(STORY)), "key j; the query is the last word"
     gates = dict(zip(COUNTED, array(wanted.sigmoid()), strict=True))
     position = dict(zip(COUNTED, array(counted[0, :, 0]), strict=True))

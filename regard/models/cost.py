@@ -1,28 +1,150 @@
-"""What a model costs, by formula. A product of (m, k) and (k, n) is 2mkn FLOPs; the backward pass costs two forwards.
+"""What a model costs, by formula: arithmetic and memory. Sizes must be resolved.
 
-Attention is counted in full, S keys for each query, masked or not: the usual convention. What position schemes add is not.
+A product of (m, k) and (k, n) is 2mkn FLOPs; the backward pass costs two forwards. Attention is counted in full, S keys for
+each query, masked or not: the usual convention. What position schemes, softmax, norms and activations add is not counted.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from regard.config import ModelConfig
+from regard.device import PEAK_FLOPS
+from regard.models.architectures import make_model
+from regard.models.parameters import architecture, blocks, counted, matrix_weights, parts, trained
 
 
-def forward_flops(config: ModelConfig, batch: int, source_len: int, target_len: int) -> int:
-    """One forward pass of the encoder-decoder over padded (batch, source_len) and (batch, target_len)."""
-    c, f, s, t = config.d_model, config.d_ff, source_len, target_len
+def forward_flops(config: ModelConfig, batch: int, source_len: int = 0, target_len: int = 0) -> int:
+    """One forward pass over padded rows. An encoder reads (batch, source_len), for images 1 + patches; a decoder writes
+    (batch, target_len). Logits are counted for every token."""
+    c, s, t = config.d_model, source_len, target_len
     queries, keys = config.n_heads * config.d_head, config.n_kv_heads * config.d_head  # widths of all heads together
-    matrices = (
-        2 * c * queries + 2 * c * keys + (3 if config.gated else 2) * c * f
-    )  # q and out, k and v; the feed-forward's
-    encoder = s * (2 * matrices + 4 * s * queries)  # 4s: q k^T and the weighted sum of v
-    cross = (
-        t * (2 * 2 * c * queries + 4 * s * queries) + s * 2 * 2 * c * keys
-    )  # q, out by the target; k, v by the memory
-    decoder = t * (2 * matrices + 4 * t * queries) + cross
-    head = t * 2 * c * config.target_vocab
-    return batch * (config.n_encoder_layers * encoder + config.n_decoder_layers * decoder + head)
+    feedforward = (3 if config.gated else 2) * c * config.d_ff
+    weights = 2 * c * queries + 2 * c * keys + feedforward  # q and out, k and v
+    encoder = s * (2 * weights + 4 * s * queries)  # 4s: q k^T and the weighted sum of v
+    decoder = t * (2 * weights + 4 * t * queries)
+    cross = t * (4 * c * queries + 4 * s * queries) + s * 4 * c * keys  # q, out by the target; k, v by the memory
+    sizes = zip(blocks(config), (encoder, decoder, cross), strict=True)
+    return batch * (sum(n * flops for n, flops in sizes) + end_flops(config, s, t))
 
 
-def training_flops(config: ModelConfig, batch: int, source_len: int, target_len: int) -> int:
+def end_flops(config: ModelConfig, s: int, t: int) -> int:
+    """Of one row, outside the blocks."""
+    c, kind = config.d_model, architecture(config)
+    if config.answer != "none":
+        pooler = c if kind == "bert" and config.answer == "row" else 0
+        return 2 * c * (pooler + config.n_classes) * (max(s, t) if config.answer == "token" else 1)
+    if kind == "vit":  # the class is read from one token, which is no patch
+        return 2 * c * ((s - 1) * config.image_channels * config.patch_size**2 + config.n_classes)
+    return 2 * c * (s * (c + config.source_vocab) if kind == "bert" else t * config.target_vocab)
+
+
+def training_flops(config: ModelConfig, batch: int, source_len: int = 0, target_len: int = 0) -> int:
     return 3 * forward_flops(config, batch, source_len, target_len)
+
+
+def training_memory(config: ModelConfig, batch: int, source_len: int = 0, target_len: int = 0) -> dict[str, int]:
+    """Bytes of a training step in bf16: fp32 weights, products under autocast, attention that keeps no (T, S) matrix."""
+    mine = parts(config)
+    n, looked_up = trained(mine), ("embedding", "token types")
+    multiplied = sum(part.total for part in mine if part.matrix and part.kind not in looked_up)
+    return {
+        "weights": 4 * n,
+        "gradients": 4 * n,
+        "moments": 8 * n,  # AdamW's two
+        "bf16 copies": 2 * multiplied,
+        "activations": batch * activations(config, source_len, target_len),
+        "logits": batch * 8 * scores(config, source_len, target_len),  # fp32, and their gradient
+    }
+
+
+def activations(config: ModelConfig, s: int, t: int) -> int:
+    """Bytes that the backward pass of one row needs: what norms read in fp32 (4), what products read in bf16 (2)."""
+    c, f, kind = config.d_model, config.d_ff, architecture(config)
+    queries, keys = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
+    edge = 6 * c + (c if config.dropout else 0)  # of a sublayer: its norm, its first product, its dropout's mask
+    turned = 4 * queries + 2 * keys if config.positions in ("rope", "yarn") else 0  # copies, by heads
+    own = edge + 2 * (queries + 2 * keys) + 2 * queries + turned  # q, k, v and what attention gives
+    kept = 4 if config.gated else 1 if config.activation == "relu" else 2  # relu is its own derivative's memory
+    shared = 4 * c if config.parallel else 0  # a norm that the block's first sublayer has counted
+    feedforward = edge - shared + 2 * kept * f + (3 * f if config.ff_dropout else 0)
+    cross = t * (edge - shared + 4 * queries) + s * (2 * c + 4 * keys)
+    norms = (config.norm == "pre") + (config.embedding_norm and kind != "vit")  # of a stack
+    ends = (s + t) * (edge + 4 * c * (norms - 1)) + (s * 8 * c if kind == "bert" else 0)
+    n_encoder, n_decoder, n_cross = blocks(config)
+    return (n_encoder * s + n_decoder * t) * (own + feedforward) + n_cross * cross + ends
+
+
+def scores(config: ModelConfig, s: int, t: int) -> int:
+    """How many logits a row has."""
+    if config.answer != "none":
+        return config.n_classes * (max(s, t) if config.answer == "token" else 1)
+    kind = architecture(config)
+    return {"vit": config.n_classes, "bert": s * config.source_vocab}.get(kind, t * config.target_vocab)
+
+
+def cache_numbers(config: ModelConfig, source_len: int, target_len: int) -> int:
+    """Numbers that decoding keeps of one row: keys and values of each decoder block, own and of the memory."""
+    _, n_decoder, n_cross = blocks(config)
+    return 2 * config.n_kv_heads * config.d_head * (n_decoder * target_len + n_cross * source_len)
+
+
+def lengths(config: ModelConfig, length: int) -> tuple[int, int]:
+    """How long source and target are in rows of `length` tokens; 0 for a side that the model does not have."""
+    return {"transformer": (length, length), "gpt": (0, length)}.get(architecture(config), (length, 0))
+
+
+def measured(config: ModelConfig, batch: int, length: int, tokens: int | None = None) -> dict[str, Any]:
+    """All the numbers of a model, as `regard cost` prints them."""
+    return {
+        "architecture": architecture(config),
+        "batch": batch,
+        "length": length,
+        "parameters": count_parameters(config),
+        "flops": count_flops(config, length, tokens),
+        "memory": count_memory(config, batch, length),
+    }
+
+
+def count_parameters(config: ModelConfig) -> dict[str, Any]:
+    """By formula, and counted on a model that is built without memory."""
+    with torch.device("meta"):
+        model = make_model(config)
+    formula, count = parts(config), counted(model)
+    totals = {(part.kind, part.shape): part.total for part in count}
+    kinds = [
+        {**vars(part), "matrix": part.matrix, "total": part.total, "counted": totals.get((part.kind, part.shape), 0)}
+        for part in formula
+    ]
+    (weights, number), (weights_counted, _) = matrix_weights(formula), matrix_weights(count)
+    return {
+        "kinds": kinds,
+        "matrices": {"number": number, "total": weights, "counted": weights_counted},
+        "trained": {"total": trained(formula), "counted": sum(p.numel() for p in model.parameters())},
+    }
+
+
+def count_flops(config: ModelConfig, length: int, tokens: int | None) -> dict[str, Any]:
+    at = lengths(config, length)
+    result: dict[str, Any] = {"forward_per_token": forward_flops(config, 1, *at) / length}
+    result["training_per_token"] = training_flops(config, 1, *at) / length
+    if tokens:
+        total = tokens * result["training_per_token"]
+        seconds = total / (MFU * PEAK_FLOPS[GPU])
+        result |= {"tokens": tokens, "training": total, "example": {"gpu": GPU, "mfu": MFU, "days": seconds / 86400}}
+    return result
+
+
+GPU, MFU = "H200", 0.4  # the example
+
+
+def count_memory(config: ModelConfig, batch: int, length: int) -> dict[str, Any]:
+    """Bytes."""
+    training, n = training_memory(config, batch, *lengths(config, length)), trained(parts(config))
+    decoding = {"weights_bf16": 2 * n, "weights_fp32": 4 * n}
+    if blocks(config)[1]:
+        decoding["cache_bf16_per_token"] = 2 * cache_numbers(config, *lengths(config, 1))
+        decoding["cache_bf16"] = 2 * batch * cache_numbers(config, *lengths(config, length))
+    return {"training": {**training, "total": sum(training.values())}, "decoding": decoding}

@@ -13,12 +13,15 @@ from regard.errors import RegardError
 from regard.layers.block import encoder_block
 from regard.layers.cache import NO_CACHE, Cache, StepCache
 from regard.layers.embedding import Embedding, Head
-from regard.layers.masks import CAUSAL, Mask, positions_of, window
+from regard.layers.masks import CAUSAL, Mask, documents, positions_of, window
 from regard.layers.norm import make_norm
 from regard.layers.stack import Stack
+from regard.models import presets
 from regard.models.init import initialise
 from regard.models.sizes import resolve_sizes
 from regard.text.tokenizer import PAD
+
+PRESETS = presets.GPT
 
 
 class GPT(nn.Module):
@@ -31,9 +34,12 @@ class GPT(nn.Module):
         # its blocks are an encoder's, [self, ff]: only the mask makes it a decoder
         blocks = (encoder_block(config) for _ in range(config.n_decoder_layers))
         self.decoder = Stack(config, blocks, window(CAUSAL, config.window), "decoder")
-        tied = config.tie != "none"
+        tied = config.tie in ("decoder", "all")
         self.head = Head(
-            self.embedding.weight if tied else nn.Parameter(torch.empty(config.target_vocab, config.d_model))
+            self.embedding.weight if tied else nn.Parameter(torch.empty(config.target_vocab, config.d_model)),
+            config.scale_logits,
+            config.absent,
+            config.head_bias,
         )
         initialise(self)
 
@@ -53,6 +59,10 @@ class GPT(nn.Module):
         """Logits (B, T, V) of the token after each token; rows are padded on the right."""
         return self.head(self.hidden(ids, positions_of(ids, PAD), mask=mask))
 
+    def packed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """The same for rows of several documents, whose positions (B, T) begin again with each; none sees another."""
+        return self.head(self.hidden(ids, positions, mask=documents(CAUSAL)))
+
     def begin(self, prompt: Tensor, mask: Mask | None = None) -> tuple[Tensor, StepCache]:
         """Read prompts (B, T) of any lengths at once: the logits (B, V) after each, and the state `step` goes on from."""
         cache, positions = StepCache(), positions_of(prompt, PAD)
@@ -63,9 +73,3 @@ class GPT(nn.Module):
     def step(self, tokens: Tensor, state: StepCache) -> Tensor:
         """Logits (N, V) after one more token (N,) of each row."""
         return self.head(self.hidden(tokens[:, None], state.next_positions(tokens), state)[:, -1])
-
-
-PRESETS = {
-    "gpt-tiny": {"n_decoder_layers": 4, "d_model": 128, "n_heads": 4, "d_ff": 512},
-    "gpt-small": {"n_decoder_layers": 6, "d_model": 256, "n_heads": 4, "d_ff": 1024},
-}

@@ -20,9 +20,13 @@ class MaskedHead(nn.Module):
         self.norm = make_norm(config)
         self.weight = weight  # (V, C)
         self.bias = nn.Parameter(torch.zeros(len(weight)))
+        self.absent = list(config.absent)
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(self.norm(self.activation(self.inner(x))), self.weight, self.bias)  # (B, T, V)
+        logits = nn.functional.linear(self.norm(self.activation(self.inner(x))), self.weight, self.bias)  # (B, T, V)
+        if self.absent:
+            logits[..., self.absent] = -torch.inf
+        return logits
 
 
 class Pooler(nn.Module):

@@ -8,7 +8,7 @@
 |                              | of unit size too                                                   |
 | biases                       | 0                                                                  |
 | LayerNorm                    | gain 1, bias 0                                                     |
-| positions                    | as each scheme made itself (layers/)                               |
+| positions                    | as each scheme made itself (layers/); DeBERTa's are joined         |
 | queries without 1/sqrt(D)    | smaller by sqrt(D): T5's scores are not scaled                     |
 """
 

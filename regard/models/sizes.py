@@ -1,4 +1,7 @@
-"""The sizes of a model: those of its preset where none are given, and none that cannot be."""
+"""The sizes of a model: those of its preset where none are given, and none that cannot be.
+
+A preset has a style too, which models/architectures.py puts into a configuration; here it is there already.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +12,33 @@ from typing import Any
 from regard.config import ModelConfig
 from regard.errors import RegardError
 
+SIZES = (
+    *("n_encoder_layers", "n_decoder_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff"),
+    *("source_vocab", "target_vocab"),
+)
 
-def resolve_sizes(config: ModelConfig, presets: Mapping[str, Mapping[str, int]]) -> ModelConfig:
+
+def resolve_sizes(config: ModelConfig, presets: Mapping[str, Mapping[str, Any]]) -> ModelConfig:
     """Sizes left at 0 are the preset's or follow from others; impossible ones are refused."""
     if config.preset not in presets:
         raise RegardError(f"unknown model.preset '{config.preset}': choose one of {', '.join(presets)}")
-    sizes: dict[str, Any] = {name: getattr(config, name) or size for name, size in presets[config.preset].items()}
-    d_model, n_heads = sizes["d_model"], sizes["n_heads"]
-    if n_heads > 0 and d_model % n_heads and not config.d_head:
+    preset = presets[config.preset]
+    sizes: dict[str, int] = {name: getattr(config, name) or preset[name] for name in SIZES if name in preset}
+    d_model, n_heads, d_head = sizes["d_model"], sizes["n_heads"], sizes.get("d_head", config.d_head)
+    if n_heads > 0 and d_model % n_heads and not d_head:
         raise RegardError(
             f"model.d_model {d_model} cannot be split into model.n_heads {n_heads}: "
             f"choose a width that is a multiple of the heads, or give model.d_head"
         )
-    sizes["d_head"] = config.d_head or (d_model // n_heads if n_heads > 0 else 0)
-    sizes["n_kv_heads"] = config.n_kv_heads or n_heads
-    config = dataclasses.replace(config, **sizes)
+    sizes["d_head"] = d_head or (d_model // n_heads if n_heads > 0 else 0)
+    sizes["n_kv_heads"] = sizes.get("n_kv_heads", config.n_kv_heads) or n_heads
+    config = dataclasses.replace(config, architecture=preset["architecture"], **sizes)  # type: ignore[arg-type]
     check(config, sizes)
     return config
 
 
 def check(config: ModelConfig, sizes: Mapping[str, int]) -> None:
-    for name in (*sizes, "max_len", "trained_len", "shaw_clip", "fire_width"):
+    for name in (*sizes, "max_len", "trained_len", "shaw_clip", "fire_width", "disentangled_reach"):
         if getattr(config, name) < 1:
             raise RegardError(f"model.{name} must be at least 1, not {getattr(config, name)}")
     for name in ("dropout", "attention_dropout", "ff_dropout"):
@@ -55,3 +64,11 @@ def check(config: ModelConfig, sizes: Mapping[str, int]) -> None:
         raise RegardError(
             f"model.t5_max_distance {config.t5_max_distance} must be above half of model.t5_buckets {config.t5_buckets}"
         )
+    near = config.disentangled_buckets // 2
+    if near and not 1 < near < config.disentangled_reach - 1:
+        raise RegardError(
+            f"model.disentangled_buckets {config.disentangled_buckets} must be 0, or at least 4 and half of it below "
+            f"model.disentangled_reach {config.disentangled_reach} - 1"
+        )
+    if config.parallel and config.norm != "pre":
+        raise RegardError("model.parallel adds sublayers that read one norm: it needs model.norm pre")

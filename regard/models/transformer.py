@@ -17,9 +17,12 @@ from regard.layers.masks import CAUSAL, FULL, positions_of, window
 from regard.layers.norm import make_norm
 from regard.layers.schemes import make_positions
 from regard.layers.stack import Stack
+from regard.models import presets
 from regard.models.init import initialise
 from regard.models.sizes import resolve_sizes
 from regard.text.tokenizer import PAD
+
+PRESETS = presets.TRANSFORMER
 
 
 class Transformer(nn.Module):
@@ -29,7 +32,7 @@ class Transformer(nn.Module):
         self.source_embedding = Embedding(config.source_vocab, config.d_model, config.scale_embeddings)
         self.target_embedding = (
             self.source_embedding
-            if config.tie == "all"
+            if config.tie in ("inputs", "all")
             else Embedding(config.target_vocab, config.d_model, config.scale_embeddings)
         )
         norms = (make_norm(config) if config.embedding_norm else nn.Identity() for _ in range(2))
@@ -41,9 +44,11 @@ class Transformer(nn.Module):
         self.decoder = Stack(config, decoder, window(CAUSAL, config.window), "decoder")
         self.head = Head(
             nn.Parameter(torch.empty(config.target_vocab, config.d_model))
-            if config.tie == "none"
+            if config.tie in ("none", "inputs")
             else self.target_embedding.weight,
             config.scale_logits,
+            config.absent,
+            config.head_bias,
         )
         initialise(self)
 
@@ -92,23 +97,15 @@ class DecodeState:
         self.cache.select_memory(sentences)
 
 
-PRESETS = {
-    "transformer-tiny": {"n_encoder_layers": 4, "n_decoder_layers": 4, "d_model": 128, "n_heads": 4, "d_ff": 256},
-    "transformer-small": {"n_encoder_layers": 6, "n_decoder_layers": 6, "d_model": 256, "n_heads": 4, "d_ff": 1024},
-    "transformer-base": {"n_encoder_layers": 6, "n_decoder_layers": 6, "d_model": 512, "n_heads": 8, "d_ff": 2048},
-    "transformer-big": {"n_encoder_layers": 6, "n_decoder_layers": 6, "d_model": 1024, "n_heads": 16, "d_ff": 4096},
-}
-
-
 def resolve(config: ModelConfig) -> ModelConfig:
     """The sizes this model will have; impossible ones are refused, and positions where they make no sense."""
     config = resolve_sizes(config, PRESETS)
     with torch.device("meta"):
         for place in ("encoder", "decoder", "cross"):
             make_positions(config, place)
-    if config.tie == "all" and config.source_vocab != config.target_vocab:
+    if config.tie in ("inputs", "all") and config.source_vocab != config.target_vocab:
         raise RegardError(
-            f"model.tie 'all' needs one vocabulary for both languages, but they have {config.source_vocab} and "
+            f"model.tie '{config.tie}' needs one vocabulary for both languages, but they have {config.source_vocab} and "
             f"{config.target_vocab} pieces: set tokenizer.joint true, or model.tie decoder"
         )
     return config

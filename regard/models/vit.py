@@ -12,8 +12,11 @@ from regard.config import ModelConfig
 from regard.layers.block import encoder_block
 from regard.layers.masks import FULL
 from regard.layers.stack import Stack
+from regard.models import presets
 from regard.models.init import initialise
 from regard.models.sizes import resolve_sizes
+
+PRESETS = presets.VIT
 
 
 class ViT(nn.Module):
@@ -40,9 +43,3 @@ class ViT(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.hidden(images)[:, 0])  # (B, classes)
-
-
-PRESETS = {
-    "vit-tiny": {"n_encoder_layers": 6, "d_model": 192, "n_heads": 3, "d_ff": 768},
-    "vit-base": {"n_encoder_layers": 12, "d_model": 768, "n_heads": 12, "d_ff": 3072},
-}

@@ -16,6 +16,7 @@ What comes back from `decode(encode(text))`:
 """
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,6 +107,12 @@ class Tokenizer:
         tokens = [self._backend.id_to_token(i) or "" for i in self._known(ids)]
         byte_level = isinstance(self._backend.decoder, decoders.ByteLevel)
         return [_readable(token) for token in tokens] if byte_level else tokens
+
+    def sentinels(self) -> list[int]:
+        """The ids of <extra-0>, <extra-1>, ...: special tokens that stand for gaps in a text."""
+        added = self._backend.get_added_tokens_decoder()
+        named = {i: re.fullmatch(r"<extra[-_](?:id_)?(\d+)>", token.content) for i, token in added.items()}
+        return sorted((i for i, found in named.items() if found), key=lambda i: int(named[i][1]))  # type: ignore[index]
 
     def __len__(self) -> int:
         return self._size

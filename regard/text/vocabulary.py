@@ -21,6 +21,10 @@ KINDS = CHOICES["tokenizer.kind"]
 SPACE = "▁"  # how a space looks inside a piece
 
 
+def specials_of(config: TokenizerConfig) -> list[str]:
+    return [*SPECIALS, *(f"<extra-{i}>" for i in range(config.extra))]
+
+
 def learn(lines: Iterable[str], config: TokenizerConfig) -> tokenizers.Tokenizer:
     """A trained `tokenizers` object; `lines` are read once and not kept."""
     if config.kind not in KINDS:
@@ -29,9 +33,9 @@ def learn(lines: Iterable[str], config: TokenizerConfig) -> tokenizers.Tokenizer
     with library_errors("cannot train the tokenizer"):
         backend.train_from_iterator(_feed(lines, config, backend.normalizer), _trainer(config))
     if config.kind == "wordpiece":
-        _finish_wordpiece(backend, config.vocab_size)
+        _finish_wordpiece(backend, config)
     elif config.kind == "unigram":
-        _finish_unigram(backend, config.vocab_size)
+        _finish_unigram(backend, config)
     return backend
 
 
@@ -79,7 +83,8 @@ def _spaced(one_by_one: bool) -> pre_tokenizers.PreTokenizer:
 
 
 def _trainer(config: TokenizerConfig) -> trainers.Trainer:
-    specials, size = list(SPECIALS), max(config.vocab_size, len(SPECIALS))
+    specials = specials_of(config)
+    size = max(config.vocab_size, len(specials))
     if config.kind == "word":
         return trainers.WordLevelTrainer(vocab_size=size, special_tokens=specials, show_progress=False)
     if config.kind == "unigram":
@@ -102,11 +107,12 @@ def _feed(lines: Iterable[str], config: TokenizerConfig, normalizer: normalizers
             yield line
     if not alphabet:
         raise RegardError("cannot train a tokenizer: the training text is empty; give it at least one line of text")
-    minimum = len(SPECIALS) + _fewest(config.kind, alphabet)
+    specials = len(SPECIALS) + config.extra
+    minimum = specials + _fewest(config.kind, alphabet)
     if config.vocab_size < minimum:
         raise RegardError(
             f"vocab_size {config.vocab_size} is too small for a {config.kind} tokenizer on this text: "
-            f"it needs at least {minimum}, the {len(SPECIALS)} special tokens included"
+            f"it needs at least {minimum}, the {specials} special tokens included"
         )
 
 
@@ -121,35 +127,39 @@ def _fewest(kind: str, alphabet: set[str]) -> int:
     return len(alphabet - {" "} | {SPACE})
 
 
-def _finish_wordpiece(backend: tokenizers.Tokenizer, size: int) -> None:
+def _finish_wordpiece(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
     """Turn byte-pair merges into a WordPiece vocabulary: " the" -> "the", "ing" -> "##ing".
 
     The library's own WordPiece trainer breaks ties in hash order, so that no two runs agree; its BPE trainer does not.
     Every character is kept in both forms, and then the merges in the order in which they were learnt.
     """
-    vocab = backend.get_vocab()
-    learnt = sorted(vocab, key=vocab.__getitem__)[len(SPECIALS) :]
+    vocab, specials = backend.get_vocab(), specials_of(config)
+    learnt = sorted(vocab, key=vocab.__getitem__)[len(specials) :]
     alphabet = [piece for piece in learnt if len(piece) == 1 and piece != " "]
     merged = [piece[1:] if piece[0] == " " else f"##{piece}" for piece in learnt if len(piece) > 1]
-    kept = list(dict.fromkeys([*SPECIALS, *alphabet, *(f"##{char}" for char in alphabet), *merged]))[:size]
-    backend.model = models.WordPiece({piece: i for i, piece in enumerate(kept)}, unk_token=SPECIALS[UNK])
+    kept = dict.fromkeys([*specials, *alphabet, *(f"##{char}" for char in alphabet), *merged])
+    numbered = {piece: i for i, piece in enumerate(list(kept)[: config.vocab_size])}
+    backend.model = models.WordPiece(numbered, unk_token=SPECIALS[UNK])
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
 
 
-def _finish_unigram(backend: tokenizers.Tokenizer, size: int) -> None:
+def _finish_unigram(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
     """Give the trained pieces scores and an order that do not change from run to run, and cut them to `size`.
 
     The library's trainer adds in hash order, so that the last digits differ: they are rounded away. Characters too rare
     to keep a probability get the lowest one plus a step for each, in hash order too: here they all get the lowest.
     """
-    scores = {piece: round(s, 6) for piece, s in json.loads(backend.to_str())["model"]["vocab"][len(SPECIALS) :]}
+    specials = specials_of(config)
+    scores = {piece: round(s, 6) for piece, s in json.loads(backend.to_str())["model"]["vocab"][len(specials) :]}
     alphabet = [piece for piece in scores if len(piece) == 1]
     lowest = min(scores.values())
     for char in alphabet:
         if scores[char] < lowest + 1e-4 * len(alphabet):
             scores[char] = lowest
-    best = sorted(scores, key=lambda piece: (len(piece) > 1, -scores[piece], piece))[: size - len(SPECIALS)]
-    pieces = [(special, 0.0) for special in SPECIALS] + [(piece, scores[piece]) for piece in best]
+    best = sorted(scores, key=lambda piece: (len(piece) > 1, -scores[piece], piece))[
+        : config.vocab_size - len(specials)
+    ]
+    pieces = [(special, 0.0) for special in specials] + [(piece, scores[piece]) for piece in best]
     backend.model = models.Unigram(pieces, unk_id=UNK, byte_fallback=False)
 
 

@@ -2,39 +2,56 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from regard.tasks.job import Job, Validation
 from regard.training.checkpoint import Progress
-from regard.training.setup import Job
 
-if TYPE_CHECKING:
-    from regard.training.validate import Validation
+PIPELINES = {  # as the Hub names them
+    "translation": "translation",
+    "causal-lm": "text-generation",
+    "masked-lm": "fill-mask",
+    "classification": "text-classification",
+    "tagging": "token-classification",
+    "images": "image-classification",
+}
 
 
 def model_card(job: Job, result: Validation, steps: list[int], progress: Progress) -> str:
-    config, model = job.config, job.model.config
+    config, model = job.config, job.sizes
     parameters = sum(p.numel() for p in job.model.parameters())
     weights = f"checkpoint of step {steps[0]}" if len(steps) == 1 else f"mean of the checkpoints of steps {steps}"
-    layers = f"{model.n_encoder_layers} encoder, {model.n_decoder_layers} decoder"
-    shared = "joint" if config.tokenizer.joint else "separate"
+    origin = f" from {config.train.init}" if config.train.init else ""
     return f"""---
-language: [{config.data.source}, {config.data.target}]
-library_name: regard
-pipeline_tag: translation
+{_front_matter(job)}library_name: regard
 ---
 # {config.name}
 
-A Transformer that translates {config.data.source} to {config.data.target}, trained with Regard.
+A {model.architecture} model for {config.task}, trained with Regard{origin}.
 
 | | |
 |---|---|
 | parameters | {parameters:,} |
-| layers | {layers}, width {model.d_model}, {model.n_heads} heads, {model.norm}-norm |
-| vocabulary | {config.tokenizer.kind}, {model.source_vocab:,} and {model.target_vocab:,} pieces, {shared} |
-| training data | {", ".join(config.data.train)}: {job.train.report.describe()} |
-| trained | {progress.step:,} steps, {progress.tokens:,} target tokens, {progress.seconds:,.0f} s of training |
+| layers | {_layers(job)}, width {model.d_model}, {model.n_heads} heads, {model.norm}-norm |
+| vocabulary | {_vocabulary(job)} |
+| training data | {", ".join(config.data.train)}: {job.amount} |
+| trained | {progress.step:,} steps, {progress.tokens:,} scored, {progress.seconds:,.0f} s of training |
 | weights | {weights} |
-| validation | {", ".join(config.data.valid)}: loss {result.loss:.4f} per token, BLEU {result.bleu:.2f} (greedy) |
+| validation | {", ".join(config.data.valid)}: {result.describe()} |
 
 Scores on a test set: `regard evaluate`. Every setting of the run is in its config.toml.
 """
+
+
+def _front_matter(job: Job) -> str:
+    data, task = job.config.data, job.config.task
+    languages = f"language: [{data.source}, {data.target}]\n" if task == "translation" else ""
+    return languages + (f"pipeline_tag: {PIPELINES[task]}\n" if task in PIPELINES else "")
+
+
+def _layers(job: Job) -> str:
+    counts = {"encoder": job.sizes.n_encoder_layers, "decoder": job.sizes.n_decoder_layers}
+    return ", ".join(f"{n} {name}" for name, n in counts.items() if n)
+
+
+def _vocabulary(job: Job) -> str:
+    sizes = {job.sizes.source_vocab, job.sizes.target_vocab} - {0}
+    return f"{job.config.tokenizer.kind}, {' and '.join(f'{n:,}' for n in sizes)} pieces" if sizes else "none"

@@ -14,18 +14,19 @@ import torch
 from regard import device as devices
 from regard import folder
 from regard.config import Config
-from regard.data.batches import Batch, Batches, Cursor, ahead
+from regard.data.batches import Batch, Cursor, ahead
 from regard.errors import RegardError
 from regard.models.weights import load_weights
 from regard.signals import Interrupted, StopRequest
+from regard.tasks import prepare_job
+from regard.tasks.job import Job, Validation
 from regard.training.card import model_card
 from regard.training.checkpoint import Checkpoints, Progress
 from regard.training.log import Metrics, Screen, say
 from regard.training.meter import Meter
 from regard.training.schedule import learning_rate
-from regard.training.setup import Job, open_run, prepare_job
+from regard.training.setup import open_run
 from regard.training.step import TrainingStep
-from regard.training.validate import Validation, Validator
 
 
 def train(config: Config, run: Path, *, overwrite: bool = False, resuming: bool = False, quiet: bool = False) -> Path:
@@ -49,13 +50,17 @@ class Trainer:
         self.job, self.config = job, job.config.train
         self.device, self.dtype = devices.set_up(self.config)
         self.model = job.model.to(self.device).train()
-        self.step = TrainingStep(self.model, self.config, self.device, self.dtype)
+        if self.config.metric not in job.metrics:
+            raise RegardError(
+                f"train.metric {self.config.metric} is not measured by the task {job.config.task}: "
+                f"choose one of {', '.join(job.metrics)}"
+            )
+        self.step = TrainingStep(job.objective(), self.config, self.device, self.dtype)
         self.checkpoints = Checkpoints(job.folder / "checkpoints")
-        self.validator = Validator(job, self.device, self.dtype)
         self.progress = self._resume(quiet)
         self.started = self.progress.step
         self.saved = (self.progress.step, self.progress.validated)  # what the newest checkpoint holds
-        self.meter = Meter(self.model.config, self.step.objective.passes, self.device)
+        self.meter = Meter(job.sizes, self.step.objective.passes, self.device)
         self.step.sums.copy_(torch.tensor(self.progress.running))
         self.metrics = Metrics(job.folder, self.progress.step, self.progress.validated)
         self.screen = Screen(self.progress.step, self.config.steps, quiet)
@@ -63,9 +68,9 @@ class Trainer:
     def _resume(self, quiet: bool) -> Progress:
         step = self.checkpoints.newest(warn=say)
         if step is None:
-            return Progress(data=self.job.train.key)
+            return Progress(data=self.job.key)
         progress = self.checkpoints.load(step, self.model, self.step.updater.optimizer)
-        if progress.data != self.job.train.key:
+        if progress.data != self.job.key:
             raise RegardError(
                 f"the training data, as tokenised, is not what {self.job.folder} began with: "
                 f"put the old files back, or start over with --overwrite"
@@ -77,8 +82,7 @@ class Trainer:
 
     def run(self, stop: StopRequest) -> None:
         self._announce()
-        batches = Batches(self.job.train, self.config.batch_tokens, self.config.seed)
-        stream = ahead(batches.follow(self.progress.cursor), pin=self.device.type == "cuda")
+        stream = ahead(self.job.batches().follow(self.progress.cursor), pin=self.device.type == "cuda")
         try:
             while not self._at_rest(stop):
                 self._train_step([next(stream) for _ in range(self.config.accumulate)])
@@ -156,7 +160,7 @@ class Trainer:
         progress = self.progress
         if progress.validated == progress.step:
             return False
-        result = self.validator.run(self.model, lambda: self._heed(stop))
+        result = self._measure(stop)
         progress.validated = progress.step
         value = result.metric(self.config.metric)
         improved = math.isfinite(value) and (progress.best is None or value > progress.best)
@@ -167,16 +171,20 @@ class Trainer:
         self._show(result, improved)
         return improved
 
+    def _measure(self, stop: StopRequest) -> Validation:
+        self.model.eval()
+        try:
+            with torch.compiler.set_stance("force_eager"):  # blocks are compiled for training's shapes alone
+                return self.job.validate(self.model, self.device, self.dtype, lambda: self._heed(stop))
+        finally:
+            self.model.train()
+
     def _show(self, result: Validation, improved: bool) -> None:
-        values = {"loss": result.loss, "perplexity": result.perplexity, "bleu": result.bleu}
-        self.metrics.write("valid", self.progress.step, **values)
+        self.metrics.write("valid", self.progress.step, loss=result.loss, **result.scores)
         best = "  (best so far)" if improved else ""
-        self.screen.say(
-            f"valid at step {self.progress.step}: loss {result.loss:.4f}  perplexity {result.perplexity:.2f}  "
-            f"BLEU {result.bleu:.2f}{best}"
-        )
-        for source, reference, text in result.samples:
-            self.screen.say(f"  {source}\n    ours {text}\n    ref. {reference}")
+        self.screen.say(f"valid at step {self.progress.step}: {result.describe()}{best}")
+        for sample in result.samples:
+            self.screen.say(f"  {sample}")
 
     def _save(self) -> None:
         progress = self.progress
@@ -203,12 +211,12 @@ class Trainer:
     # ---- first and last words -----------------------------------------------------------------------------------------
 
     def _announce(self) -> None:
-        config, model = self.job.config, self.model
-        parameters = sum(p.numel() for p in model.parameters())
+        config = self.job.config
+        parameters = sum(p.numel() for p in self.model.parameters())
         precision = "bf16" if self.dtype == torch.bfloat16 else "fp32"
         self.screen.say(
-            f"{config.name}: {config.data.source} -> {config.data.target} on {devices.describe(self.device)}, {precision}; "
-            f"{parameters:,} parameters; {len(self.job.train):,} training pairs; vocabulary {model.config.target_vocab:,}"
+            f"{config.name}: {config.task} on {devices.describe(self.device)}, {precision}; "
+            f"{parameters:,} parameters; {self.job.amount}"
         )
 
     def _final_steps(self) -> list[int]:
@@ -222,20 +230,17 @@ class Trainer:
         """The final model and its score; a run that is stopped meanwhile does this again."""
         progress, job, steps = self.progress, self.job, self._final_steps()
         load_weights(self.model, self.checkpoints.average(steps), self.checkpoints.folder)
-        result = self.validator.run(self.model, lambda: self._heed(stop))
-        bundle = folder.Bundle(
-            self.model, job.tokenizers, job.config.data.source, job.config.data.target, job.config.decode
-        )
-        folder.save(job.folder / "model", bundle, model_card(job, result, steps, progress))
+        result = self._measure(stop)
+        folder.save(job.folder / "model", job.bundle(), model_card(job, result, steps, progress))
         which = (
             f"the checkpoint of step {steps[0]}"
             if len(steps) == 1
             else f"the mean of the last {len(steps)} checkpoints"
         )
         self.screen.say(
-            f"done: {which} has validation loss {result.loss:.4f}, BLEU {result.bleu:.2f} "
+            f"done: {which} has {result.describe()} "
             f"(best {self.config.metric} during training: {abs(progress.best or 0):.4g} at step {progress.best_step})\n"
-            f'next: regard evaluate {job.folder}\n      regard translate --model {job.folder} "..."'
+            + "\n".join(["next:", *(f"  {command}" for command in job.next_steps())])
         )
 
     def close(self) -> None:

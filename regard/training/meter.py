@@ -22,10 +22,11 @@ class Meter:
 
     def count(self, batch: Batch) -> None:
         """Padding is work too, but not useful work: only the scored share of a batch counts."""
-        rows, width = batch.source.shape
-        share = batch.tokens / batch.labels.numel()
+        share = (
+            batch.tokens / batch.labels.numel() if batch.labels.dim() == 2 else 1.0
+        )  # a row's answer is about all of it
         self.tokens += batch.tokens
-        self.flops += share * self.passes * training_flops(self.model, rows, width, batch.target.shape[1])
+        self.flops += share * self.passes * training_flops(self.model, *extent(self.model, batch))
 
     def lap(self) -> float:
         """Seconds of training since the last lap or start; the caller has waited for the device."""
@@ -46,3 +47,15 @@ class Meter:
             speed["mfu"] = self.flops / seconds / self.peak
         self.tokens, self.flops, self.seconds = 0, 0.0, 0.0
         return speed
+
+
+def extent(model: ModelConfig, batch: Batch) -> tuple[int, int, int]:
+    """Rows, and how long what is read and what is written are."""
+    shape = batch.inputs[0].shape
+    if model.architecture == "transformer":
+        return shape[0], shape[1], batch.inputs[1].shape[1]
+    if model.architecture == "gpt":
+        return shape[0], 0, shape[1]
+    if model.architecture == "vit":
+        return shape[0], 1 + (shape[-1] // model.patch_size) * (shape[-2] // model.patch_size), 0
+    return shape[0], shape[1], 0

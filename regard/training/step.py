@@ -16,54 +16,52 @@ from torch import Tensor
 from regard.config import TrainConfig
 from regard.data.batches import Batch
 from regard.device import autocast
-from regard.models.transformer import Transformer
-from regard.text.tokenizer import PAD
-from regard.training.objective import TranslationObjective, make_objective
+from regard.layers.stack import Stack
+from regard.training.objective import Objective
 from regard.training.optim import Updater
 
 
 class TrainingStep:
-    def __init__(self, model: Transformer, config: TrainConfig, device: torch.device, dtype: torch.dtype) -> None:
-        self.device, self.dtype = device, dtype
-        self.objective = make_objective(model, config)
-        self.updater = Updater(model, config)
-        self.sums = torch.zeros(
-            3, device=device
-        )  # loss, negative log-likelihood, tokens: whoever reads them resets them
+    def __init__(self, objective: Objective, config: TrainConfig, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.dtype, self.objective = device, dtype, objective
+        self.updater = Updater(objective.model, config)
+        self.sums = torch.zeros(3, device=device)  # the objective's, over steps: whoever reads them resets them
         self.loss = torch.zeros((), device=device)  # of the step in progress
         self.norm = torch.zeros((), device=device)  # of the last gradient
         self.accumulate: Callable[..., Any] = self._accumulate
         self.update: Callable[..., Any] = self._update
         if device.type == "cuda" and config.compile:
-            compile_blocks(model, self.objective)
+            compile_blocks(objective)
             self.accumulate, self.update = Replayed(self._accumulate), Replayed(self._update)
 
     def __call__(self, batches: list[Batch], lr: float) -> None:
-        """Descend the mean loss over all tokens of `batches`."""
+        """Descend the mean loss over all that is scored in `batches`."""
         share = torch.tensor(1 / sum(batch.tokens for batch in batches), device=self.device)
         for batch in batches:
-            batch = batch.to(self.device)
-            self.accumulate(batch.source, batch.target, batch.labels, share)
+            self.accumulate(*batch.to(self.device).inputs, share)
         self.updater.set_lr(lr)
         self.update()
 
-    def _accumulate(self, source: Tensor, target: Tensor, labels: Tensor, share: Tensor) -> None:
+    def _accumulate(self, *inputs: Tensor) -> None:
+        *batch, share = inputs
         with autocast(self.device, self.dtype):
-            sums = self.objective(source, target, labels)  # (2,)
+            sums = self.objective(*batch)  # (3,)
         loss = sums[0] * share
         loss.backward()
         self.loss += loss.detach()
-        self.sums += torch.cat([sums.detach(), (labels != PAD).sum()[None]])
+        self.sums += sums.detach()
 
     def _update(self) -> None:
         self.norm.copy_(self.updater.step(self.loss))
         self.loss.zero_()
 
 
-def compile_blocks(model: Transformer, objective: TranslationObjective) -> None:
+def compile_blocks(objective: Objective) -> None:
     """Block by block: blocks of a kind share one compiled form, for any shape, so compiling takes seconds, not minutes."""
-    for block in (*model.encoder.blocks, *model.decoder.blocks):
-        block.compile(dynamic=True)
+    for stack in objective.modules():
+        if isinstance(stack, Stack):
+            for block in stack.blocks:
+                block.compile(dynamic=True)
     objective.losses = torch.compile(objective.losses, dynamic=True)  # type: ignore[method-assign]
 
 

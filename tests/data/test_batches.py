@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data.batches import Batch, Batches, Cursor, ahead, bucket_widths, pad_rows
-from regard.data.shards import FilterReport, Filters, PairStore, TokenStore
+from regard.data.batches import Batch, Batches, Cursor, PairBatches, ahead, bucket_widths, pad_rows
+from regard.data.shards import FilterReport, Filters, Store, TokenStore
 from regard.text.tokenizer import EOS, PAD, SOS
 
 Lengths = list[tuple[int, int]]
@@ -25,11 +25,11 @@ def tokens(sequences: list[list[int]]) -> TokenStore:
     return TokenStore(np.array([x for ids in sequences for x in ids], dtype=np.uint16), offsets)
 
 
-def pairs(sources: list[list[int]], targets: list[list[int]]) -> PairStore:
-    return PairStore(tokens(sources), tokens(targets), FilterReport(Filters(), kept=len(sources)))
+def pairs(sources: list[list[int]], targets: list[list[int]]) -> Store:
+    return Store((tokens(sources), tokens(targets)), FilterReport(Filters(), kept=len(sources)))
 
 
-def numbered(lengths: Lengths) -> PairStore:
+def numbered(lengths: Lengths) -> Store:
     """Pair i is the token 10 + i, as often as its lengths say."""
     return pairs([[10 + i] * s for i, (s, _) in enumerate(lengths)], [[10 + i] * t for i, (_, t) in enumerate(lengths)])
 
@@ -37,7 +37,7 @@ def numbered(lengths: Lengths) -> PairStore:
 def rows_of(batch: Batch) -> list[int]:
     """Which numbered pairs a batch scores."""
     scored = (batch.labels != PAD).any(1)
-    return (batch.source[scored, 0] - 10).tolist()
+    return (batch.inputs[0][scored, 0] - 10).tolist()
 
 
 def epoch_of(batches: Batches, epoch: int) -> list[Batch]:
@@ -45,7 +45,7 @@ def epoch_of(batches: Batches, epoch: int) -> list[Batch]:
 
 
 def same(a: Batch, b: Batch) -> bool:
-    tensors = all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("source", "target", "labels"))
+    tensors = all(torch.equal(x, y) for x, y in zip(a.inputs, b.inputs, strict=True))
     return tensors and a.tokens == b.tokens
 
 
@@ -75,20 +75,20 @@ def test_a_width_wastes_at_most_three_places_or_a_fifth(n: int) -> None:
 def test_an_epoch_has_every_pair_exactly_once_within_budget(
     lengths: Lengths, batch_tokens: int, seed: int, epoch: int
 ) -> None:
-    batches = Batches(numbered(lengths), batch_tokens, seed)
+    batches = PairBatches(numbered(lengths), batch_tokens, seed)
     seen, short, shapes = [], 0, {}
     for batch in epoch_of(batches, epoch):
-        rows, (size, width) = rows_of(batch), batch.source.shape
+        rows, (size, width) = rows_of(batch), batch.inputs[0].shape
         seen += rows
         short += len(rows) < size
-        assert batch.target.shape == batch.labels.shape == (size, width)
+        assert batch.inputs[1].shape == batch.labels.shape == (size, width)
         assert shapes.setdefault(width, size) == size  # one shape a width
         assert size * width <= batch_tokens or size == 1
         assert (size + 1) * width > batch_tokens  # and the budget is used
         assert width <= max(map(max, lengths)) * 1.25 + 4
         for row in rows:
             s, t = lengths[row]
-            assert (batch.source == 10 + row).sum() >= s  # not cut
+            assert (batch.inputs[0] == 10 + row).sum() >= s  # not cut
             assert (batch.labels == 10 + row).sum() == t
     assert sorted(seen) == list(range(len(lengths)))
     assert short <= 1
@@ -97,7 +97,7 @@ def test_an_epoch_has_every_pair_exactly_once_within_budget(
 @settings(max_examples=20)
 @given(lengths=some_lengths, batch_tokens=some_tokens)
 def test_the_count_of_tokens_is_the_count_of_scored_labels(lengths: Lengths, batch_tokens: int) -> None:
-    batches = epoch_of(Batches(numbered(lengths), batch_tokens, 0), 0)
+    batches = epoch_of(PairBatches(numbered(lengths), batch_tokens, 0), 0)
     for batch in batches:
         assert batch.tokens == (batch.labels != PAD).sum()
     assert sum(batch.tokens for batch in batches) == sum(t + 1 for _, t in lengths)
@@ -106,8 +106,8 @@ def test_the_count_of_tokens_is_the_count_of_scored_labels(lengths: Lengths, bat
 def test_pairs_stay_with_pairs_of_their_length() -> None:
     rng = np.random.default_rng(0)
     lengths = [(int(n), int(n)) for n in rng.integers(1, 60, 2000)]
-    batches = epoch_of(Batches(numbered(lengths), 512, 0), 0)
-    places = sum(batch.source.numel() for batch in batches)
+    batches = epoch_of(PairBatches(numbered(lengths), 512, 0), 0)
+    places = sum(batch.inputs[0].numel() for batch in batches)
     real = sum(n + 1 for n, _ in lengths)
     assert real / places > 0.85
 
@@ -117,18 +117,18 @@ def test_the_order_is_decided_by_seed_and_epoch_alone() -> None:
     store = numbered(lengths)
 
     def order(seed: int, epoch: int) -> list[list[int]]:
-        return [rows_of(batch) for batch in epoch_of(Batches(store, 256, seed), epoch)]
+        return [rows_of(batch) for batch in epoch_of(PairBatches(store, 256, seed), epoch)]
 
     assert order(3, 2) == order(3, 2)
     assert order(3, 2) != order(3, 1)
     assert order(3, 2) != order(4, 2)
-    walked = Batches(store, 256, 3)
+    walked = PairBatches(store, 256, 3)
     walked.plan(0), walked.plan(1)
     assert [rows_of(batch) for batch in epoch_of(walked, 2)] == order(3, 2)  # whatever came before
 
 
 def test_widths_come_in_random_order() -> None:
-    widths = [width for width, _ in Batches(numbered([(n % 60 + 1, 1) for n in range(600)]), 128, 0).plan(0)]
+    widths = [width for width, _ in PairBatches(numbered([(n % 60 + 1, 1) for n in range(600)]), 128, 0).plan(0)]
     assert widths != sorted(widths)
     assert widths != sorted(widths, reverse=True)
 
@@ -140,21 +140,21 @@ def test_widths_come_in_random_order() -> None:
 @given(lengths=some_lengths, batch_tokens=st.integers(50, 400), seed=st.integers(0, 3))
 def test_from_any_cursor_the_stream_is_the_rest_of_the_stream(lengths: Lengths, batch_tokens: int, seed: int) -> None:
     store = numbered(lengths)
-    n = 2 * len(Batches(store, batch_tokens, seed).plan(0)) + 2  # past two ends of an epoch
-    whole = list(islice(Batches(store, batch_tokens, seed).follow(Cursor()), n))
+    n = 2 * len(PairBatches(store, batch_tokens, seed).plan(0)) + 2  # past two ends of an epoch
+    whole = list(islice(PairBatches(store, batch_tokens, seed).follow(Cursor()), n))
     for i, (_, cursor) in enumerate(whole[:-1]):
-        batch, after = next(Batches(store, batch_tokens, seed).follow(cursor))
+        batch, after = next(PairBatches(store, batch_tokens, seed).follow(cursor))
         assert same(batch, whole[i + 1][0])
         assert after == whole[i + 1][1]
     middle = whole[n // 2][1]
-    rest = islice(Batches(store, batch_tokens, seed).follow(middle), n - n // 2 - 1)
+    rest = islice(PairBatches(store, batch_tokens, seed).follow(middle), n - n // 2 - 1)
     for (a, after_a), (b, after_b) in zip(rest, whole[n // 2 + 1 :], strict=True):
         assert same(a, b)
         assert after_a == after_b
 
 
 def test_the_cursor_turns_over_at_the_end_of_an_epoch() -> None:
-    batches = Batches(numbered([(3, 3)] * 5), 8, 0)  # width 4, two rows a batch
+    batches = PairBatches(numbered([(3, 3)] * 5), 8, 0)  # width 4, two rows a batch
     cursors = [cursor for _, cursor in islice(batches.follow(Cursor()), 4)]
     assert cursors == [Cursor(0, 1), Cursor(0, 2), Cursor(1, 0), Cursor(1, 1)]
 
@@ -163,31 +163,31 @@ def test_the_cursor_turns_over_at_the_end_of_an_epoch() -> None:
 
 
 def test_a_batch_by_hand() -> None:
-    batches = Batches(pairs([[5, 6], [7]], [[8], [9, 10, 11]]), batch_tokens=15, seed=0)
-    batch = batches.collate(4, np.array([0, 1]))
+    batches = PairBatches(pairs([[5, 6], [7]], [[8], [9, 10, 11]]), batch_tokens=15, seed=0)
+    batch = batches.collate(4, np.array([0, 1]), np.random.default_rng(0))
     assert (PAD, SOS, EOS) == (0, 1, 2)
-    assert batch.source.tolist() == [[5, 6, 2, 0], [7, 2, 0, 0], [5, 6, 2, 0]]
-    assert batch.target.tolist() == [[1, 8, 0, 0], [1, 9, 10, 11], [1, 8, 0, 0]]
+    assert batch.inputs[0].tolist() == [[5, 6, 2, 0], [7, 2, 0, 0], [5, 6, 2, 0]]
+    assert batch.inputs[1].tolist() == [[1, 8, 0, 0], [1, 9, 10, 11], [1, 8, 0, 0]]
     assert batch.labels.tolist() == [[8, 2, 0, 0], [9, 10, 11, 2], [0, 0, 0, 0]]  # the filled-up row is not scored
     assert batch.tokens == 6
-    assert batch.source.dtype == batch.target.dtype == batch.labels.dtype == torch.int64
+    assert batch.inputs[0].dtype == batch.inputs[1].dtype == batch.labels.dtype == torch.int64
 
 
 def test_padding_between_special_tokens() -> None:
     store = tokens([[5, 6], []])
     rows = np.array([1, 0])
     assert pad_rows(store, rows, 4).tolist() == [[0, 0, 0, 0], [5, 6, 0, 0]]
-    assert pad_rows(store, rows, 4, first=SOS, last=EOS).tolist() == [[1, 2, 0, 0], [1, 5, 6, 2]]
+    assert pad_rows(store, rows, 4, (SOS,), (EOS,)).tolist() == [[1, 2, 0, 0], [1, 5, 6, 2]]
 
 
 def test_moving_a_batch_keeps_it() -> None:
-    batch = Batches(numbered([(3, 4)]), 8, 0).collate(8, np.array([0]))
+    batch = PairBatches(numbered([(3, 4)]), 8, 0).collate(8, np.array([0]), np.random.default_rng(0))
     assert same(batch.to(torch.device("cpu")), batch)
 
 
 # ---- ahead -----------------------------------------------------------------------------------------------------------
 
-EMPTY = Batch(torch.zeros(1, 1), torch.zeros(1, 1), torch.zeros(1, 1), 0)
+EMPTY = Batch((torch.zeros(1, 1),) * 3, 0)
 
 
 def cursors(n: int) -> Iterator[tuple[Batch, Cursor]]:
@@ -206,7 +206,7 @@ def all_ended(started: set[threading.Thread]) -> bool:
 
 
 def test_ahead_yields_the_same_items_in_order() -> None:
-    batches = Batches(numbered([(n % 9 + 1, 3) for n in range(50)]), 40, 0)
+    batches = PairBatches(numbered([(n % 9 + 1, 3) for n in range(50)]), 40, 0)
     stream = ahead(batches.follow(Cursor()), depth=3)
     for (a, after_a), (b, after_b) in islice(zip(stream, batches.follow(Cursor()), strict=False), 40):
         assert same(a, b)

@@ -142,26 +142,26 @@ def test_pairs_round_trip(
     else:
         spec = f"x.jsonl{suffix}"
         put(spec, [json.dumps({"de": b, "n": 1, "en": a}, ensure_ascii=ascii_json) for a, b in pairs])
-    assert list(make(tmp_path, spec).pairs()) == pairs
+    assert list(make(tmp_path, spec).rows()) == pairs
 
 
 def test_tsv_has_no_quoting(tmp_path: Path) -> None:
     write(tmp_path / "x.tsv", b'"a\t"b" said\n\t\n')
-    assert list(make(tmp_path, "x.tsv").pairs()) == [('"a', '"b" said'), ("", "")]
+    assert list(make(tmp_path, "x.tsv").rows()) == [('"a', '"b" said'), ("", "")]
 
 
 def test_specs_are_read_in_order_and_languages_choose_the_side(tmp_path: Path) -> None:
     write(tmp_path / "x.en", b"one\n")
     write(tmp_path / "x.de", b"eins\n")
     write(tmp_path / "y.jsonl", b'{"en": "two", "de": "zwei"}\n')
-    assert list(make(tmp_path, "x.{lang}", "y.jsonl").pairs()) == [("one", "eins"), ("two", "zwei")]
+    assert list(make(tmp_path, "x.{lang}", "y.jsonl").rows()) == [("one", "eins"), ("two", "zwei")]
     backwards = make(tmp_path, "y.jsonl", "x.{lang}", source="de", target="en")
-    assert list(backwards.pairs()) == [("zwei", "two"), ("eins", "one")]
+    assert list(backwards.rows()) == [("zwei", "two"), ("eins", "one")]
 
 
 def test_absolute_paths_need_no_root(tmp_path: Path) -> None:
     path = write(tmp_path / "x.tsv", b"a\tb\n")
-    assert list(make(tmp_path / "nowhere", str(path)).pairs()) == [("a", "b")]
+    assert list(make(tmp_path / "nowhere", str(path)).rows()) == [("a", "b")]
 
 
 # ---- the toy corpus ----------------------------------------------------------------------------------------------
@@ -179,21 +179,21 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("toy")
 def test_toy(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
-    assert list(make(nowhere, "toy:2").pairs()) == [("train 0", "TRAIN 0"), ("train 1", "TRAIN 1")]
-    assert list(make(nowhere, "toy:1", source="de", target="en", split="test").pairs()) == [("TEST 0", "test 0")]
+    assert list(make(nowhere, "toy:2").rows()) == [("train 0", "TRAIN 0"), ("train 1", "TRAIN 1")]
+    assert list(make(nowhere, "toy:1", source="de", target="en", split="test").rows()) == [("TEST 0", "test 0")]
     prints = {make(nowhere, spec, split=split).fingerprint() for spec in ("toy:1", "toy:2") for split in ("a", "b")}
     assert len(prints) == 4
 
 
 @pytest.mark.parametrize("spec", ["toy:", "toy:0", "toy:-1", "toy:many", "toy:1.5"])
 def test_toy_needs_a_number(tmp_path: Path, spec: str) -> None:
-    message = refused(lambda: list(make(tmp_path, spec).pairs()))
+    message = refused(lambda: list(make(tmp_path, spec).rows()))
     assert spec in message
     assert "toy:20000" in message
 
 
 def test_toy_is_english_and_german(tmp_path: Path) -> None:
-    message = refused(lambda: list(make(tmp_path, "toy:5", target="fr").pairs()))
+    message = refused(lambda: list(make(tmp_path, "toy:5", target="fr").rows()))
     assert "en to fr" in message
     assert "German" in message
 
@@ -205,7 +205,7 @@ def test_different_line_counts_name_both_files_and_counts(tmp_path: Path) -> Non
     write(tmp_path / "x.en", b"line\n" * 1203)
     write(tmp_path / "x.de.gz", b"zeile\n" * 1200)
     for spec in ("x.en|x.de.gz", "x.de.gz|x.en"):
-        pairs = make(tmp_path, spec).pairs()
+        pairs = make(tmp_path, spec).rows()
         for _ in range(1200):
             next(pairs)
         message = refused(lambda pairs=pairs: next(pairs))  # type: ignore[misc]
@@ -214,11 +214,11 @@ def test_different_line_counts_name_both_files_and_counts(tmp_path: Path) -> Non
 
 
 def test_missing_file_folder_and_root(tmp_path: Path) -> None:
-    assert f"no file {tmp_path / 'x.en'}" in refused(lambda: list(make(tmp_path, "x.{lang}").pairs()))
+    assert f"no file {tmp_path / 'x.en'}" in refused(lambda: list(make(tmp_path, "x.{lang}").rows()))
     (tmp_path / "d.tsv").mkdir()
-    assert f"{tmp_path / 'd.tsv'} is a folder" in refused(lambda: list(make(tmp_path, "d.tsv").pairs()))
+    assert f"{tmp_path / 'd.tsv'} is a folder" in refused(lambda: list(make(tmp_path, "d.tsv").rows()))
     nowhere = tmp_path / "nowhere"
-    assert f"no data folder {nowhere}" in refused(lambda: list(make(nowhere, "x.tsv").pairs()))
+    assert f"no data folder {nowhere}" in refused(lambda: list(make(nowhere, "x.tsv").rows()))
     assert f"no file {tmp_path / 'x.tsv'}" in refused(make(tmp_path, "x.tsv").fingerprint)
 
 
@@ -291,7 +291,7 @@ def test_zstandard_missing_says_what_to_install(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(("line", "columns"), [("a", 1), ("", 1), ("a\tb\tc", 3), ("a\tb\t", 3)])
 def test_tsv_with_other_than_two_columns(tmp_path: Path, line: str, columns: int) -> None:
     write(tmp_path / "x.tsv", f"a\tb\n{line}\na\tb\n".encode())
-    assert f"{tmp_path / 'x.tsv'} line 2: {columns} " in refused(lambda: list(make(tmp_path, "x.tsv").pairs()))
+    assert f"{tmp_path / 'x.tsv'} line 2: {columns} " in refused(lambda: list(make(tmp_path, "x.tsv").rows()))
 
 
 @pytest.mark.parametrize(
@@ -309,18 +309,18 @@ def test_tsv_with_other_than_two_columns(tmp_path: Path, line: str, columns: int
 )
 def test_jsonl_refusals(tmp_path: Path, line: str, what: str) -> None:
     path = write(tmp_path / "x.jsonl", b'{"en": "a", "de": "b"}\n' + line.encode() + b"\n")
-    message = refused(lambda: list(make(tmp_path, "x.jsonl").pairs()))
+    message = refused(lambda: list(make(tmp_path, "x.jsonl").rows()))
     assert f"{path} line 2: " in message
     assert what in message
 
 
 @pytest.mark.parametrize("spec", ["x.csv", "x.en", "a|b|c", "", "x.gz", "tsv"])
 def test_unknown_spec(tmp_path: Path, spec: str) -> None:
-    assert f"corpus {spec!r}" in refused(lambda: list(make(tmp_path, spec).pairs()))
+    assert f"corpus {spec!r}" in refused(lambda: list(make(tmp_path, spec).rows()))
 
 
 def test_no_spec(tmp_path: Path) -> None:
-    assert "no val corpus" in refused(lambda: list(make(tmp_path, split="val").pairs()))
+    assert "no val corpus" in refused(lambda: list(make(tmp_path, split="val").rows()))
 
 
 # ---- fingerprints ------------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ def test_real_corpus_is_aligned() -> None:
     data = Path(os.environ.get("REGARD_DATA") or repo.parent / "shared" / "data") / "multi30k"
     if not data.is_dir():
         pytest.skip("Multi30k is not at REGARD_DATA or ../shared/data")
-    pairs = list(make(data, "val.{lang}.xz").pairs())
+    pairs = list(make(data, "val.{lang}.xz").rows())
     with lzma.open(data / "val.de.xz") as file:
         german = file.read().decode().split("\n")[:-1]
     assert [target for _, target in pairs] == german

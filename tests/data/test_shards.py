@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from regard.data import shards
 from regard.data.corpus import Corpus
-from regard.data.shards import Filters, PairStore, TokenStore, cache_folder, prepare
+from regard.data.shards import Filters, Store, TokenStore, cache_folder, prepare
 from regard.errors import RegardError
 
 ROOMY = Filters(max_len=1000)
@@ -56,12 +56,12 @@ def corpus_of(root: Path, pairs: Iterable[tuple[str, str]], name: str = "x.tsv")
     return Corpus((name,), "en", "de", root)
 
 
-def run(corpus: Corpus, cache: Path, tokenizer: Words | None = None, filters: Filters = ROOMY) -> PairStore:
+def run(corpus: Corpus, cache: Path, tokenizer: Words | None = None, filters: Filters = ROOMY) -> Store:
     tokenizer = tokenizer or Words()
-    return prepare(corpus, tokenizer, tokenizer, filters, cache)
+    return prepare(corpus, (tokenizer, tokenizer), filters, cache)
 
 
-def content(store: PairStore) -> list[tuple[list[int], list[int]]]:
+def content(store: Store) -> list[tuple[list[int], list[int]]]:
     return [(store.source[i].tolist(), store.target[i].tolist()) for i in range(len(store))]
 
 
@@ -103,14 +103,14 @@ def test_store_is_the_encoded_text(tmp_path: Path, pairs: list[tuple[str, str]],
 def test_many_chunks_and_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "CHUNK", 4)
     pairs, seen = numbered(10), []
-    store = prepare(corpus_of(tmp_path, pairs), Words(), Words(), ROOMY, tmp_path / "cache", seen.append)
+    store = prepare(corpus_of(tmp_path, pairs), (Words(), Words()), ROOMY, tmp_path / "cache", seen.append)
     assert content(store) == encoded(pairs)
     assert seen == [4, 4, 2]
 
 
 def test_two_tokenizers_each_with_its_own_type(tmp_path: Path) -> None:
     small, large = Words(50), Words(100_000)
-    store = prepare(corpus_of(tmp_path, [("a b", "c")]), small, large, ROOMY, tmp_path / "cache")
+    store = prepare(corpus_of(tmp_path, [("a b", "c")]), (small, large), ROOMY, tmp_path / "cache")
     assert content(store) == [(small.encode("a b"), large.encode("c"))]
     assert (store.source.dtype, store.target.dtype) == (np.uint16, np.uint32)
 
@@ -157,7 +157,7 @@ def test_description_of_a_large_report_without_ratio() -> None:
 
 
 def test_nothing_left_says_why_and_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(RegardError, match=r"x\.tsv .*2 pairs: kept 0, empty 1, longer than 1 tokens 1") as caught:
+    with pytest.raises(RegardError, match=r"x\.tsv .*2 rows: kept 0, empty 1, longer than 1 tokens 1") as caught:
         run(corpus_of(tmp_path, [("", "a"), ("a b", "a")]), tmp_path / "cache", filters=Filters(max_len=1))
     assert "\n" not in str(caught.value)
     assert not list((tmp_path / "cache").iterdir())
@@ -217,11 +217,11 @@ def test_anything_changed_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_source_and_target_tokenizer_are_not_interchangeable(tmp_path: Path) -> None:
     corpus, one, two = corpus_of(tmp_path, [("a", "a")]), Words(50), Words(60)
-    prepare(corpus, one, two, ROOMY, tmp_path / "cache")
-    assert content(prepare(corpus, two, one, ROOMY, tmp_path / "cache")) == [(two.encode("a"), one.encode("a"))]
+    prepare(corpus, (one, two), ROOMY, tmp_path / "cache")
+    assert content(prepare(corpus, (two, one), ROOMY, tmp_path / "cache")) == [(two.encode("a"), one.encode("a"))]
 
 
-FILES = ["meta.json", "source.ids", "source.offsets", "target.ids", "target.offsets"]
+FILES = ["meta.json", "side-0.ids", "side-0.offsets", "side-1.ids", "side-1.offsets"]
 
 
 def test_folder_holds_these_files_and_their_sizes(tmp_path: Path) -> None:
@@ -231,8 +231,8 @@ def test_folder_holds_these_files_and_their_sizes(tmp_path: Path) -> None:
     meta = json.loads((folder / "meta.json").read_text())
     assert meta["report"]["kept"] == 5
     assert meta["sides"] == {"source": {"dtype": "<u2", "tokens": 15}, "target": {"dtype": "<u2", "tokens": 25}}
-    assert (folder / "source.ids").stat().st_size == 30
-    assert (folder / "source.offsets").stat().st_size == 48
+    assert (folder / "side-0.ids").stat().st_size == 30
+    assert (folder / "side-0.offsets").stat().st_size == 48
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -313,7 +313,7 @@ class Noisy(Words):
 
 shards.CHUNK = 50
 root = Path({root!r})
-store = shards.prepare(Corpus(("x.tsv",), "en", "de", root), Noisy(), Noisy(), ROOMY, root / "cache")
+store = shards.prepare(Corpus(("x.tsv",), "en", "de", root), (Noisy(), Noisy()), ROOMY, root / "cache")
 assert content(store) == encoded(numbered(200))
 """
 
@@ -339,7 +339,7 @@ def test_killed_process_does_no_harm(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.communicate()
     (leftover,) = cache.iterdir()  # half written, never under the final name
-    assert (leftover / "source.ids").stat().st_size > 0
+    assert (leftover / "side-0.ids").stat().st_size > 0
     tokenizer = Words()
     assert content(run(corpus, cache, tokenizer)) == encoded(numbered(200))
     assert tokenizer.calls == 2

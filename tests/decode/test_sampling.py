@@ -14,6 +14,7 @@ from oracle import (
     BANNED,
     TableModel,
     every_sequence,
+    log_softmax,
     padded,
     random_sources,
     random_table,
@@ -22,10 +23,13 @@ from oracle import (
 )
 
 from regard.config import DecodeConfig
+from regard.decode.beam import beam_search
 from regard.decode.engine import decode
 from regard.decode.rules import Hypothesis
-from regard.decode.sampling import choose, sample, truncate
-from regard.text.tokenizer import EOS
+from regard.decode.sampling import choose, penalise, sample, truncate
+from regard.errors import RegardError
+from regard.text.frame import Frame
+from regard.text.tokenizer import EOS, SOS
 
 CPU = torch.device("cpu")
 
@@ -238,3 +242,125 @@ def test_several_samples_are_ranked(beam: int) -> None:
         assert len(ranked) == 6
         assert [h.score for h in ranked] == sorted((h.score for h in ranked), reverse=True)
     assert np.mean([len({tuple(h.tokens) for h in ranked}) for ranked in found]) > 4
+
+
+# --- min-p, the repetition penalty and transformers --------------------------------------------------------------------
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    temperature=st.sampled_from([0.3, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 1, 5, 50]),
+    top_p=st.sampled_from([0.2, 0.7, 1.0]),
+    min_p=st.sampled_from([0.0, 0.05, 0.4, 1.0]),
+    penalty=st.sampled_from([0.6, 1.0, 1.5]),
+)
+def test_what_is_drawn_from_is_what_transformers_would_draw_from(
+    seed: int, temperature: float, top_k: int, top_p: float, min_p: float, penalty: float
+) -> None:
+    """Its processors, in the order in which its generate applies them."""
+    theirs = pytest.importorskip("transformers.generation.logits_process")
+    rng = np.random.default_rng(seed)
+    logits = torch.tensor(rng.normal(size=(3, 20)) * 3)
+    seen = rng.integers(0, 20, size=(3, 6))
+    processors = [theirs.RepetitionPenaltyLogitsProcessor(penalty), theirs.TemperatureLogitsWarper(temperature)]
+    processors += [theirs.TopKLogitsWarper(top_k)] if top_k else []
+    processors += [theirs.TopPLogitsWarper(top_p)] if top_p < 1 else []
+    processors += [theirs.MinPLogitsWarper(min_p)] if min_p else []
+    expected = theirs.LogitsProcessorList(processors)(torch.tensor(seen), logits.clone())
+    found = truncate(penalise(logits, seen.tolist(), penalty) / temperature, top_k, top_p, min_p)
+    torch.testing.assert_close(found, expected)
+
+
+def test_min_p_by_hand() -> None:
+    """p = 0.5, 0.25, 0.125, 0.125: at least that part of one half."""
+    p = torch.tensor([[0.125, 0.5, 0.125, 0.25]]).log()
+    stays = {m: (truncate(p, 0, 1.0, m)[0] > -torch.inf).tolist() for m in (0.0, 0.24, 0.3, 0.49, 0.6, 1.0)}
+    assert stays[0.0] == stays[0.24] == [True] * 4
+    assert stays[0.3] == stays[0.49] == [False, True, False, True]
+    assert stays[0.6] == stays[1.0] == [False, True, False, False]
+
+
+def test_the_penalty_by_hand() -> None:
+    """Divided where positive, multiplied where negative, once however often a token was seen."""
+    logits = torch.tensor([[3.0, -3.0, 0.0, 1.0], [2.0, 2.0, -1.0, -torch.inf]])
+    found = penalise(logits, [[0, 1, 2, 0], [3]], 2.0)
+    assert found.tolist() == [[1.5, -6.0, 0.0, 1.0], [2.0, 2.0, -1.0, -np.inf]]
+
+
+def logit_table(name: int, said: tuple[int, ...]) -> np.ndarray:
+    """Logits of both signs, not probabilities, with one favourite at every step."""
+    logits = np.random.default_rng([name, len(said)]).normal(size=12)
+    logits[7] += 1.5
+    logits[EOS] -= 1.0
+    return logits
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.7, 4.0])
+def test_a_translation_is_penalised_for_what_it_has_said(penalty: float) -> None:
+    sources = [[name] for name in (5, 6, 8, 9)]
+    options = DecodeConfig(beam=1, repetition_penalty=penalty, max_len_a=0, max_len_b=8, batch_tokens=4)
+    found = decode(TableModel(logit_table), sources, options, 64, CPU)
+    for (name,), (hypothesis,) in zip(sources, found, strict=True):
+        said: list[int] = []
+        total = 0.0
+        while EOS not in said and len(said) < 8:
+            logits = logit_table(name, tuple(said))
+            scores = logits.copy()
+            for token in set(said):
+                scores[token] = scores[token] / penalty if scores[token] > 0 else scores[token] * penalty
+            scores[list(BANNED)] = -np.inf
+            said.append(int(scores.argmax()))
+            total += log_softmax(logits)[said[-1]]
+        assert hypothesis.tokens == [token for token in said if token != EOS]
+        assert hypothesis.log_prob == pytest.approx(total, abs=1e-5)  # the model's own, not the penalised one
+
+
+def test_the_penalty_has_no_place_in_a_beam() -> None:
+    with pytest.raises(RegardError, match="repetition_penalty is not for beam search"):
+        decode(TableModel(logit_table), [[5]], DecodeConfig(beam=2, repetition_penalty=1.2), 64, CPU)
+
+
+# --- what the decoder reads first --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", [(SOS,), (EOS, SOS), (EOS, 9, SOS)])
+def test_start_tokens_are_read_before_the_first_word(start: tuple[int, ...]) -> None:
+    """Greedy, sampled at no temperature and beams of one word: each against full forwards of the model."""
+    model = tiny_transformer(3)
+    source = padded(random_sources(3, 4))
+    limits = torch.full((4,), 6)
+    expected = []
+    for row in source:
+        said: list[int] = []
+        while len(said) < 6 and EOS not in said:
+            logits = model(row[None], torch.tensor([[*start, *said]]))[0, -1].detach()
+            logits[list(BANNED)] = -torch.inf
+            said.append(int(logits.argmax()))
+        expected.append([token for token in said if token != EOS])
+    greedy_ = sample(model, source, limits, [0] * 4, DecodeConfig(), start)
+    assert [h.tokens for h in greedy_] == expected
+    wide = beam_search(model, source, torch.ones_like(limits), DecodeConfig(beam=3), start)
+    assert [ranked[0].tokens for ranked in wide] == [tokens[:1] for tokens in expected]
+
+
+def test_a_frame_stands_around_every_source_and_counts_in_its_length() -> None:
+    model, sources = tiny_transformer(4), random_sources(4, 3, longest=8)
+    frame = Frame(before=(SOS, 9), after=(EOS, 8), start=(EOS, SOS))
+    options = DecodeConfig(beam=2, max_len_a=0, max_len_b=7)
+    found = decode(model, sources, options, 64, CPU, frame=frame)
+    for ids, ranked in zip(sources, found, strict=True):
+        framed = torch.tensor([[SOS, 9, *ids, EOS, 8]])
+        (alone,) = beam_search(model, framed, torch.tensor([7]), options, (EOS, SOS))
+        assert [h.tokens for h in ranked] == [h.tokens for h in alone]
+    with pytest.raises(RegardError, match="sentence 1 has 61 tokens, but the model was built for at most 60"):
+        decode(model, [[5] * 61], options, 64, CPU, frame=frame)
+
+
+def test_the_start_tokens_take_room_from_the_translation() -> None:
+    """Two of them in a model of 10 positions leave 9 words: the last one is written, never read."""
+    model = tiny_transformer(5, end=-20.0, max_len=10)
+    options = DecodeConfig(beam=1, max_len_a=0, max_len_b=50)
+    for start, room in (((SOS,), 10), ((EOS, SOS), 9)):
+        ((found,),) = decode(model, [[5, 6]], options, 10, CPU, frame=Frame(start=start))
+        assert (len(found.tokens), found.ended) == (room, False)

@@ -33,6 +33,8 @@ SETTINGS = ModelConfig(
     fire_width=6,
     fire_threshold=4.0,
     cope_positions=4,
+    disentangled_buckets=0,
+    disentangled_reach=3,
 )
 
 Places = Sequence[Sequence[int]]  # positions of a batch, row by row
@@ -158,6 +160,8 @@ def attention(
         i, at = q_at[b][t], [k_at[b][s] for s in which]
         biases = torch.stack([bias(i, j)[h] for j in at]) if bias and which else 0.0
         keys, values = k[b, h // share][which], v[b, h // share][which]
+        if name == "disentangled":
+            biases = disentangled(p, q[b, h, t], keys, h, [min(max(i - j, -3), 2) + 3 for j in at])
         rows.append(row(name, p, q[b, h, t], keys, values, i, at, biases) if which else 0 * q[b, h, t])
     return torch.stack(rows).view_as(q)
 
@@ -166,7 +170,7 @@ def row(
     name: str, p: Parameters, q: Tensor, keys: Tensor, values: Tensor, i: int, at: list[int], bias: Tensor | float
 ) -> Tensor:
     """One query of one head at position i, over the keys it sees, which stand at positions `at`."""
-    root = math.sqrt(len(q))
+    root = math.sqrt(3 * len(q) if name == "disentangled" else len(q))
     scores = keys @ q / (1.0 if name.startswith("t5") else root) + bias
     if name == "shaw":
         clipped = [min(max(j - i, -2), 2) + 2 for j in at]
@@ -174,6 +178,13 @@ def row(
     if name == "cope":
         scores = scores + torch.stack([contextual(p["vectors"], q, scores[s:]) for s in range(len(at))]) / root
     return scores.softmax(0) @ values
+
+
+def disentangled(p: Parameters, q: Tensor, keys: Tensor, h: int, rows: list[int]) -> Tensor:
+    """q . K[i-j] + Q[i-j] . k_j, over sqrt(3 D)."""
+    projected = p["distances.table"][rows] @ p["projection.weight"].T + p["projection.bias"]
+    of_queries, of_keys = (part[:, h * D : (h + 1) * D] for part in projected.chunk(2, 1))
+    return (of_keys @ q + (of_queries * keys).sum(1)) / math.sqrt(3 * D)
 
 
 def contextual(vectors: Tensor, q: Tensor, scores: Tensor) -> Tensor:

@@ -10,16 +10,16 @@ import torch
 from formula import SETTINGS, H, packed, ragged
 from torch import Tensor
 
-from regard.config import POSITIONS, ModelConfig
+from regard.config import ModelConfig
 from regard.layers.masks import CAUSAL, FULL, Mask, documents, prefix, window
 from regard.layers.positions import Positions
-from regard.layers.schemes import make_positions
+from regard.layers.schemes import SCHEMES, make_positions
 
 ADDITIVE = ("alibi", "t5", "kerple-log", "kerple-power", "fire")
-CONTEXTUAL = ("shaw", "cope")
+CONTEXTUAL = ("shaw", "cope", "disentangled")
 NOT_IN = {  # place -> schemes that make no sense there
     "encoder": ("none", "cope"),
-    "decoder": (),
+    "decoder": ("disentangled",),
     "cross": ("linear", "sinusoidal", "learned", "rope", "yarn", "fire", *CONTEXTUAL),
 }
 
@@ -78,7 +78,7 @@ def scheme_of(name: str, place: str, config: ModelConfig = SETTINGS) -> Position
     return scheme
 
 
-def allowed(cases: dict[str, Case], names: tuple[str, ...] = POSITIONS) -> Iterator[tuple[str, str]]:
+def allowed(cases: dict[str, Case], names: tuple[str, ...] = tuple(SCHEMES)) -> Iterator[tuple[str, str]]:
     """Schemes and names of cases that go together."""
     for case_name, case in cases.items():
         for name in names:

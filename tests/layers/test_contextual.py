@@ -1,4 +1,4 @@
-"""Shaw and CoPE, by hand and against slow float64 loops over every query and key."""
+"""Shaw and CoPE, by hand and against slow float64 loops over every query and key; disentangled attention by hand."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.layers.attend import make_plan, masked_scores, reference, weights
-from regard.layers.contextual import Contextual, CoPE, Shaw
+from regard.layers.contextual import Contextual, CoPE, Disentangled, Distances, Shaw, log_buckets
 from regard.layers.masks import CAUSAL, FULL, Mask, window
 
 B, H, T, D = 2, 3, 7, 4
@@ -169,10 +169,43 @@ def test_cope_counts_nothing_that_the_query_cannot_see() -> None:
     assert not torch.allclose(plan(q, k, v, 0.0)[:, :, 3:4], before[:, :, 3:4])
 
 
-# ---- both ------------------------------------------------------------------------------------------------------------
+# ---- disentangled ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", [Shaw(D, 2), CoPE(D, T)], ids=["Shaw", "CoPE"])
+def test_disentangled_scores_by_hand() -> None:
+    # Width 1; the distances i - j = -2, -1, 0, 1 have rows 1, 2, 3, 4 of a table, a 2 shares the last. Q = 10 P, K = P.
+    scheme = Disentangled(Distances(1, reach=2, buckets=0, eps=0.0), 1, 1, (1, 1), own=True)
+    assert scheme.projection is not None
+    with torch.no_grad():
+        scheme.distances.table.copy_(torch.tensor([[1.0], [2.0], [3.0], [4.0]]))
+        scheme.projection.weight.copy_(torch.tensor([[10.0], [1.0]]))
+    places, nothing = torch.arange(3)[None], torch.zeros(1, 1, 3, 1)
+    plan, rows = make_plan(FULL, places, places, scheme), torch.tensor([[3.0, 2, 1], [4, 3, 2], [4, 4, 3]])
+    for q, k, expected in ((1, 0, rows), (0, 1, 10 * rows), (2, 3, 2 * 3 + 2 * rows + 3 * 10 * rows)):
+        scores = masked_scores(nothing + q, nothing + k, plan)[0, 0]
+        torch.testing.assert_close(scores, expected / math.sqrt(3))
+
+
+def test_buckets_by_hand() -> None:
+    # 8 buckets up to 16: 4 near ones, then 4 + ceil(3 log(d / 4) / log(15 / 4)); 15 is the last of them.
+    expected = [0, 1, 2, 3, 4, 5, 5, 6, 6, 6, 7, 7, 7, 7, 7, 7, 8]
+    assert log_buckets(torch.arange(17), 8, 16).tolist() == expected
+    assert log_buckets(-torch.arange(17), 8, 16).tolist() == [-b for b in expected]
+
+
+def test_vectors_in_buckets_are_normalised_and_others_are_not() -> None:
+    assert Distances(D, 5, 0, 1e-12)().std(-1).max() < 0.1
+    torch.testing.assert_close(Distances(D, 16, 8, 1e-12)().std(-1, correction=0), torch.ones(16))
+
+
+# ---- all of them -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [Shaw(D, 2), CoPE(D, T), Disentangled(Distances(H * D, 3, 0, 0.0), H * D, D, (H, H), own=True)],
+    ids=lambda scheme: type(scheme).__name__,
+)
 def test_they_run_on_the_reference_kernel_with_fp32_scores(scheme: Contextual) -> None:
     stirred(scheme)
     plan = make_plan(CAUSAL, PLACES, PLACES, scheme)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.config import POSITIONS, ModelConfig
+from regard.config import CHOICES, POSITIONS, ModelConfig
 from regard.errors import RegardError
 from regard.layers.block import decoder_block, encoder_block
-from regard.layers.contextual import CoPE, Shaw
+from regard.layers.contextual import CoPE, Disentangled, Shaw
 from regard.layers.masks import CAUSAL, FULL
 from regard.layers.positions import Learned, Linear, NoPositions, Sinusoidal
 from regard.layers.relative import FIRE, ALiBi, KerpleLog, KerplePower, T5Bias
@@ -43,6 +43,7 @@ KINDS = {
     **{"t5": T5Bias, "rope": Rotary, "yarn": Rotary, "alibi": ALiBi, "kerple-log": KerpleLog},
     **{"kerple-power": KerplePower, "fire": FIRE, "cope": CoPE},
 }
+IN_ENCODERS = {"disentangled": Disentangled}  # alone
 PER_LAYER = {"shaw", "fire", "cope"}
 
 
@@ -68,9 +69,11 @@ def no_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_name_is_a_scheme_and_a_choice_of_the_settings() -> None:
-    assert set(SCHEMES) == set(KINDS) == set(POSITIONS)
-    for name, kind in KINDS.items():
-        assert type(make_positions(CONFIG, "decoder", name)) is kind
+    assert set(KINDS) == set(POSITIONS)
+    assert set(SCHEMES) == {*KINDS, *IN_ENCODERS} == set(CHOICES["model.encoder_positions"]) - {""}
+    for place, kinds in {"decoder": KINDS, "encoder": IN_ENCODERS}.items():
+        for name, kind in kinds.items():
+            assert type(make_positions(CONFIG, place, name)) is kind
 
 
 def test_the_settings_name_the_scheme_unless_the_caller_does() -> None:
@@ -155,6 +158,8 @@ REFUSALS = [
     ("yarn", "cross", "cross-attention: rotary positions compare a place in the target with a place in the source"),
     ("shaw", "cross", "cross-attention: Shaw's vectors stand for distances within one sentence"),
     ("fire", "cross", "cross-attention: FIRE measures distances against the query's position"),
+    ("disentangled", "cross", "cross-attention: its table is of distances within one sentence"),
+    ("disentangled", "decoder", "a decoder: disentangled attention reads a whole text at once, in an encoder"),
 ]
 
 
@@ -163,7 +168,11 @@ def test_a_scheme_out_of_place_is_refused_with_its_reason(name: str, place: str,
     message = f"positions '{name}' make no sense in {reason}"
     with pytest.raises(RegardError, match=message):
         make_positions(CONFIG, place, name)
-    fields = {"encoder": {"encoder_positions": name}, "cross": {"cross_positions": name}}[place]
+    fields = {
+        "encoder": {"encoder_positions": name},
+        "decoder": {"positions": name},
+        "cross": {"cross_positions": name},
+    }[place]
     with pytest.raises(RegardError, match=message):
         Transformer(having(**fields))
 
@@ -191,6 +200,15 @@ def test_rotary_positions_need_pairs(name: str) -> None:
         make_positions(having(d_head=5), "decoder", name)
     with pytest.raises(RegardError, match=f"{name} turns pairs of numbers, but heads are 3 wide"):
         Transformer(having(d_head=0, d_model=6, positions=name))
+
+
+def test_disentangled_reads_its_settings() -> None:
+    for buckets, rows in ((0, 10), (6, 12)):  # one for each distance, or for each bucket, on either side
+        settings = having(disentangled_buckets=buckets, disentangled_reach=5)
+        scheme = make_positions(settings, "encoder", "disentangled")
+        assert isinstance(scheme, Disentangled)
+        assert tuple(scheme.distances.table.shape) == (rows, C)
+        assert (scheme.projection is None) == bool(buckets)
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.config import DecodeConfig, ModelConfig
+from regard.config import POSITIONS, DecodeConfig, ModelConfig
 from regard.decode.engine import decode
 from regard.decode.rules import Hypothesis
 from regard.errors import RegardError
 from regard.layers.attend import Plan
 from regard.layers.attention import Attention
 from regard.layers.masks import CAUSAL, Mask, documents, prefix, window
-from regard.layers.schemes import SCHEMES
 from regard.look.record import Record, layers_of, listening, paused, record
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
@@ -29,7 +28,7 @@ V, C, H, D, MAX_LEN = 23, 16, 4, 4, 64
 CPU = torch.device("cpu")
 close = {"atol": 1e-5, "rtol": 1e-5}
 NAMES = ["encoder.0.self", "encoder.1.self", "decoder.0.self", "decoder.0.cross", "decoder.1.self", "decoder.1.cross"]
-every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
+every_scheme = pytest.mark.parametrize("scheme", POSITIONS)
 
 
 def stirred(model: nn.Module) -> nn.Module:

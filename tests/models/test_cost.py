@@ -1,13 +1,28 @@
-"""The formula of models/cost.py against torch's own counter on a real forward and backward pass."""
+"""The formulas of models/cost.py against torch's own counter on real passes, and against the bytes of real tensors."""
+
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.config import ModelConfig
-from regard.models.cost import forward_flops, training_flops
+from regard.config import ModelConfig, TrainConfig
+from regard.layers.cache import StepCache
+from regard.models import architectures
+from regard.models.architectures import make_model, preset
+from regard.models.cost import (
+    activations,
+    cache_numbers,
+    forward_flops,
+    lengths,
+    measured,
+    training_flops,
+    training_memory,
+)
 from regard.models.transformer import Transformer, resolve
+from regard.training.optim import make_optimizer
 
 
 def model(n_encoder: int, n_decoder: int, vocab: int, n_kv_heads: int = 0, d_head: int = 0) -> Transformer:
@@ -28,11 +43,14 @@ def model(n_encoder: int, n_decoder: int, vocab: int, n_kv_heads: int = 0, d_hea
     )
 
 
-def counted(net: Transformer, batch: int, s: int, t: int, *, backward: bool) -> int:
-    source, target = torch.randint(5, 30, (batch, s)), torch.randint(5, 30, (batch, t))
+def counted(net: nn.Module, batch: int, s: int, t: int, *, backward: bool) -> int:
+    return counted_on(net, torch.randint(5, 30, (batch, s)), torch.randint(5, 30, (batch, t)), backward=backward)
+
+
+def counted_on(net: nn.Module, *inputs: Tensor, backward: bool) -> int:
     # Attention as plain products: the counter does not know the fused kernel for CPUs.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        logits = net(source, target)
+        logits = net(*inputs)
         if backward:
             logits.sum().backward()
     return counter.get_total_flops()
@@ -91,3 +109,164 @@ def test_multi_query_attention_by_hand() -> None:
     attention = 2 * (8 * 12 + 2 * 8 * 3 + 12 * 8) + 4 * 12  # 528: q, k and v, out; two products over one key
     feed_forward = 2 * 2 * 8 * 10  # 320
     assert forward_flops(config, 1, 1, 1) == 3 * attention + 2 * feed_forward + 2 * 8 * 7 == 2336
+
+
+# ---- every architecture ------------------------------------------------------------------------------------------------
+
+B, L, PATCH = 3, 17, 4  # an image of 16 patches and the token of its class is as long as the texts
+
+
+def small(architecture: str, **settings: Any) -> nn.Module:
+    sizes = {"d_model": 32, "n_heads": 4, "d_ff": 40, "n_encoder_layers": 2, "n_decoder_layers": 3, "dropout": 0.0}
+    data = {"source_vocab": 50, "target_vocab": 50, "n_classes": 6, "patch_size": PATCH, "max_len": 64}
+    torch.manual_seed(0)
+    return make_model(preset(f"{architecture}-tiny", **{**sizes, **data, **settings}))
+
+
+def inputs_of(architecture: str) -> tuple[Tensor, ...]:
+    ids = torch.randint(5, 50, (2, B, L))
+    images = torch.randn(B, 1, 4 * PATCH, 4 * PATCH)
+    return {"transformer": (ids[0], ids[1]), "gpt": (ids[0],), "bert": (ids[0],), "vit": (images,)}[architecture]
+
+
+STYLES: list[dict[str, Any]] = [
+    {},
+    {"n_kv_heads": 2, "d_head": 12, "positions": "rope"},
+    {"gated": True, "activation": "silu", "bias": False, "norm_kind": "rms", "tie": "decoder"},
+    {"norm": "post", "embedding_norm": True, "positions": "learned", "tie": "none"},
+    {"parallel": True, "n_kv_heads": 1, "positions": "alibi"},
+]
+NAMES = ["transformer", "gpt", "bert", "vit"]
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("architecture", NAMES)
+def test_every_architecture_costs_what_torch_counts(architecture: str, style: dict[str, Any]) -> None:
+    net, inputs = small(architecture, **style), inputs_of(architecture)
+    at = lengths(net.config, L)
+    assert forward_flops(net.config, B, *at) == counted_on(net, *inputs, backward=False)
+    counted_training = counted_on(net, *inputs, backward=True)
+    if architecture == "vit":  # by convention three forwards; torch makes no gradient for the image itself
+        counted_training += B * 2 * (L - 1) * PATCH**2 * 32
+    assert training_flops(net.config, B, *at) == counted_training
+
+
+@pytest.mark.parametrize("answer", ["row", "token"])
+@pytest.mark.parametrize("architecture", ["gpt", "bert"])
+def test_a_head_that_answers_takes_the_place_of_the_logits(architecture: str, answer: str) -> None:
+    net = small(architecture, answer=answer)
+    ids = torch.randint(5, 50, (B, L))
+    expected = counted_on(net, ids, torch.zeros_like(ids), backward=False)
+    assert forward_flops(net.config, B, *lengths(net.config, L)) == expected
+
+
+def test_a_window_is_counted_in_full() -> None:
+    at = (2, 0, 64)
+    assert forward_flops(small("gpt", window=4).config, *at) == forward_flops(small("gpt").config, *at)
+
+
+def test_gpt3_took_about_the_flops_that_its_paper_says() -> None:
+    # Table D.1: 3.14e23 for 300 billion tokens by 6 per parameter and token, which leaves attention out.
+    found = measured(preset_of("gpt3"), 1, 2048, 300 * 10**9)["flops"]
+    attention = 3 * 4 * 2048 * 12_288 * 96
+    assert found["training"] - 300e9 * attention == pytest.approx(3.14e23, rel=0.003)
+
+
+def preset_of(name: str) -> ModelConfig:
+    return architectures.resolve(preset(name))
+
+
+# ---- memory ------------------------------------------------------------------------------------------------------------
+
+
+def nbytes(tensors: Any) -> int:
+    return sum(x.untyped_storage().nbytes() for x in tensors)
+
+
+def saved(net: nn.Module, *inputs: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """What a forward under autocast keeps for its backward: copies of weights, and everything else that is no weight."""
+    weights = {p.untyped_storage().data_ptr() for p in net.parameters()}
+    shapes = {frozenset(p.shape) for p in net.parameters() if p.dim() == 2}
+    kept: dict[int, Tensor] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        if x.untyped_storage().data_ptr() not in weights:
+            kept[x.untyped_storage().data_ptr()] = x
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), torch.autocast("cpu", torch.bfloat16):
+        net(*inputs)
+    copies = [x for x in kept.values() if x.dim() == 2 and frozenset(x.shape) in shapes]
+    return copies, [x for x in kept.values() if not any(x is copy for copy in copies)]
+
+
+@pytest.mark.parametrize("architecture", NAMES)
+def test_weights_gradients_and_moments_take_the_bytes_of_their_tensors(architecture: str) -> None:
+    net = small(architecture, tie="decoder")
+    optimizer = make_optimizer(net, TrainConfig())
+    for p in net.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    found = training_memory(net.config, 1, *lengths(net.config, L))
+    assert found["weights"] == nbytes(net.parameters())
+    assert found["gradients"] == nbytes(p.grad for p in net.parameters())
+    moments = (state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq"))
+    assert found["moments"] == nbytes(moments)
+
+
+MEMORY: list[dict[str, Any]] = [
+    {"positions": "learned"},
+    {"positions": "learned", "activation": "gelu", "n_kv_heads": 1},
+    {"positions": "learned", "norm": "post", "embedding_norm": True},
+    {"positions": "rope", "gated": True, "activation": "silu"},
+    {"positions": "learned", "parallel": True},
+]
+
+
+@pytest.mark.parametrize("style", MEMORY)
+@pytest.mark.parametrize("architecture", NAMES)
+def test_activations_are_about_what_autograd_keeps(architecture: str, style: dict[str, Any]) -> None:
+    """Not to the byte: ids and the statistics of norms are left out, and the norm of BERT's head reads fp32 on a GPU."""
+    net = small(architecture, d_model=96, d_ff=160, **style)
+    copies, others = saved(net, *inputs_of(architecture))
+    close = pytest.approx(nbytes(others), rel=0.07 if architecture == "bert" else 0.025)
+    assert B * activations(net.config, *lengths(net.config, L)) == close
+    found = training_memory(net.config, B, *lengths(net.config, L))
+    if architecture == "bert":  # its pooler is not asked
+        found["bf16 copies"] -= 2 * 96 * 96
+    assert found["bf16 copies"] == pytest.approx(nbytes(copies), rel=0.05)
+
+
+def test_dropout_keeps_a_mask_for_each_number_it_may_drop() -> None:
+    plain, dropped = (small("gpt", dropout=p, ff_dropout=p).config for p in (0.0, 0.1))
+    # one byte for each number: the embeddings, two sublayers in 3 blocks; inside, what is left of 40 numbers as well
+    assert activations(dropped, 0, L) - activations(plain, 0, L) == L * (32 + 3 * (2 * 32 + 40 + 2 * 40))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_the_cache_of_a_language_model_is_what_decoding_keeps(groups: int) -> None:
+    net = small("gpt", n_kv_heads=groups, d_head=12)
+    _, cache = net.begin(torch.randint(5, 50, (B, 16)))  # the cache doubles: full at powers of two
+    assert 4 * B * cache_numbers(net.config, 0, 16) == kept(cache) == 4 * B * 16 * 2 * 3 * groups * 12
+
+
+def test_the_cache_of_a_translator_also_keeps_the_memory() -> None:
+    net = small("transformer", n_kv_heads=2)
+    state = net.begin(torch.randint(5, 50, (B, 9)))
+    for _ in range(16):
+        net.step(torch.full((B,), 7), state)
+    assert 4 * B * cache_numbers(net.config, 9, 16) == kept(state.cache)
+
+
+def kept(cache: StepCache) -> int:
+    crossed = [x for pair in cache.crossed.values() for x in pair]
+    return nbytes([*cache.keys.values(), *cache.values.values()]) + sum(x.nbytes for x in crossed)
+
+
+def test_llama_2_by_hand_its_cache_is_an_eighth_of_what_64_heads_would_keep() -> None:
+    found = measured(preset_of("llama2-70b"), 2, 4096)["memory"]["decoding"]
+    per_token = 2 * 80 * 8 * 128 * 2  # keys and values, blocks, heads, width, bytes
+    assert found["cache_bf16_per_token"] == per_token == 327_680
+    assert found["cache_bf16"] == 2 * 4096 * per_token
+    assert found["weights_bf16"] == 2 * 68_976_648_192
+    assert "cache_bf16" not in measured(preset_of("bert-base"), 1, 512)["memory"]["decoding"]

@@ -1,4 +1,4 @@
-"""Random weights of Hugging Face's models in ours: the same logits, with nothing but settings to tell them apart."""
+"""Random weights of Hugging Face's models in ours: the same logits, with nothing but the presets to tell them apart."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.config import ModelConfig
+from regard.models.architectures import preset
 from regard.models.bert import Bert
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
@@ -16,13 +16,7 @@ from regard.models.vit import ViT
 
 transformers = pytest.importorskip("transformers")
 V, C, H, LAYERS = 41, 32, 4, 2
-SIZES: dict[str, Any] = {
-    "preset": "gpt-tiny",
-    "n_decoder_layers": LAYERS,
-    "d_model": C,
-    "n_heads": H,
-    "target_vocab": V,
-}
+SIZES: dict[str, Any] = {"n_decoder_layers": LAYERS, "d_model": C, "n_heads": H, "target_vocab": V}
 
 
 def pairs(w: Tensor, heads: int) -> Tensor:
@@ -73,15 +67,7 @@ def test_llama(groups: int) -> None:
             f"{mine}.ff.sublayer.inner.weight": torch.cat([layer["mlp.gate_proj"], layer["mlp.up_proj"]]),
             f"{mine}.ff.sublayer.outer.weight": layer["mlp.down_proj"],
         }
-    settings: dict[str, Any] = {
-        "norm_kind": "rms",
-        "norm_eps": 1e-6,
-        "bias": False,
-        "activation": "silu",
-        "gated": True,
-    }
-    settings |= {"positions": "rope", "position_base": 500.0, "scale_embeddings": False, "tie": "none"}
-    check(GPT(ModelConfig(**SIZES, **settings, d_ff=48, n_kv_heads=groups)), weights, peer)
+    check(GPT(preset("llama-7b", **SIZES, position_base=500.0, d_ff=48, n_kv_heads=groups)), weights, peer)
 
 
 LLAMA = (
@@ -110,13 +96,28 @@ def test_bloom() -> None:
             weights |= {f"{mine}.{a}.{kind}": theirs[f"h.{i}.{b}.{kind}"] for a, b in names.items()}
             qkv = theirs[f"h.{i}.self_attention.query_key_value.{kind}"]  # head by head
             weights[f"{mine}.self.sublayer.qkv.{kind}"] = qkv.unflatten(0, (H, 3, C // H)).transpose(0, 1).flatten(0, 2)
-    settings: dict[str, Any] = {
-        "activation": "gelu-tanh",
-        "positions": "alibi",
-        "scale_embeddings": False,
-        "embedding_norm": True,
-    }
-    check(GPT(ModelConfig(**SIZES, **settings, d_ff=4 * C)), weights, peer)
+    check(GPT(preset("bloom", **SIZES, d_ff=4 * C)), weights, peer)
+
+
+@pytest.mark.parametrize("name", ["gpt-1", "gpt2"])
+def test_gpt(name: str) -> None:
+    """The first is post-norm. Their matrices are transposed."""
+    kind = {"gpt-1": "OpenAIGPT", "gpt2": "GPT2"}[name]
+    config = getattr(transformers, f"{kind}Config")(vocab_size=V, n_embd=C, n_layer=LAYERS, n_head=H, n_positions=16)
+    peer = stirred(getattr(transformers, f"{kind}LMHeadModel")(config))
+    theirs = {name.removeprefix("transformer."): p for name, p in peer.named_parameters()}
+    tokens, positions = ("tokens_embed", "positions_embed") if name == "gpt-1" else ("wte", "wpe")
+    weights = {"embedding.weight": theirs[f"{tokens}.weight"]}
+    weights["decoder.schemes.0.encoding"] = theirs[f"{positions}.weight"]
+    names = {"self.norm": "ln_1", "self.sublayer.qkv": "attn.c_attn", "self.sublayer.out": "attn.c_proj"}
+    names |= {"ff.norm": "ln_2", "ff.sublayer.inner": "mlp.c_fc", "ff.sublayer.outer": "mlp.c_proj"}
+    for part in ("weight", "bias"):
+        if name == "gpt2":
+            weights[f"decoder.norm.{part}"] = theirs[f"ln_f.{part}"]
+        for i in range(LAYERS):
+            found = {f"decoder.blocks.{i}.sublayers.{a}.{part}": theirs[f"h.{i}.{b}.{part}"] for a, b in names.items()}
+            weights |= {key: p.T if p.dim() == 2 else p for key, p in found.items()}
+    check(GPT(preset(name, **SIZES, d_ff=4 * C, max_len=16)), weights, peer)
 
 
 # ---- encoders ---------------------------------------------------------------------------------------------------------
@@ -152,9 +153,13 @@ def test_bert_and_its_kin(kind: str) -> None:
     """RoBERTa counts positions from 2 on, so the first two of its table are never read, and has other names for its head.
     RoFormer turns queries and keys, in the same pairs as here."""
     offset, prefix = (2 if kind == "Roberta" else 0), f"{kind.lower()}."
+    settings = preset(
+        f"{kind.lower()}-base", n_encoder_layers=LAYERS, d_model=C, n_heads=H, d_ff=48, source_vocab=V, max_len=16
+    )
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=V, hidden_size=C, num_hidden_layers=LAYERS, num_attention_heads=H, intermediate_size=48,
-        max_position_embeddings=16 + offset, type_vocab_size=2 - offset // 2, layer_norm_eps=1e-12, pad_token_id=offset // 2,
+        max_position_embeddings=16 + offset, type_vocab_size=2 - offset // 2,
+        layer_norm_eps=settings.norm_eps, pad_token_id=offset // 2,
     )  # fmt: skip
     peer = stirred(getattr(transformers, f"{kind}ForMaskedLM")(config))
     theirs = {name.removeprefix(prefix): p for name, p in peer.named_parameters()}
@@ -164,14 +169,7 @@ def test_bert_and_its_kin(kind: str) -> None:
     weights = bert_weights(theirs, offset)
     weights |= {f"head.{a}.{k}": theirs[f"{b}.{k}"] for a, b in head.items() for k in ("weight", "bias")}
     weights["head.bias"] = theirs["lm_head.bias" if kind == "Roberta" else "cls.predictions.bias"]
-    settings: dict[str, Any] = {"norm": "post", "norm_eps": 1e-12, "activation": "gelu"}
-    settings["positions"] = "rope" if kind == "RoFormer" else "learned"
-    settings |= {"scale_embeddings": False, "embedding_norm": True, "token_types": 2 - offset // 2, "max_len": 16}
-    model = Bert(
-        ModelConfig(
-            preset="bert-tiny", n_encoder_layers=LAYERS, d_model=C, n_heads=H, d_ff=48, source_vocab=V, **settings
-        )
-    ).eval()
+    model = Bert(settings).eval()
     own = {name: p for name, p in model.named_parameters() if not name.startswith("pooler.")}
     assert own.keys() == weights.keys()
     ids = torch.randint(5, V, (3, 11), generator=torch.Generator().manual_seed(1))
@@ -202,23 +200,25 @@ def check_pair(model: Transformer, weights: dict[str, Tensor], peer: torch.nn.Mo
         torch.testing.assert_close(model(source * real, target), expected, atol=1e-4, rtol=1e-4)
 
 
-def sizes(**settings: Any) -> ModelConfig:
-    layers = {"n_encoder_layers": LAYERS, "n_decoder_layers": LAYERS}
-    vocab = {"source_vocab": V, "target_vocab": V}
-    return ModelConfig(preset="transformer-tiny", **layers, **vocab, d_model=C, n_heads=H, d_ff=48, **settings)  # type: ignore[arg-type]
+def small(name: str, **settings: Any) -> Transformer:
+    sizes = {**SIZES, "n_encoder_layers": LAYERS, "source_vocab": V, "d_ff": 48}
+    return Transformer(preset(name, **sizes, **settings))
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_t5(version: str) -> None:
-    """Its cross-attention is not scaled either; here that is in the queries."""
+    """Its cross-attention is not scaled either; here that is in the queries. The newer one's output matrix is its own."""
     new, d = version == "1.1", 6
     config = transformers.T5Config(
         vocab_size=V, d_model=C, d_kv=d, d_ff=48, num_layers=LAYERS, num_heads=H, relative_attention_num_buckets=8,
         relative_attention_max_distance=9, feed_forward_proj="gated-gelu" if new else "relu", tie_word_embeddings=not new,
     )  # fmt: skip
-    peer = stirred(transformers.T5ForConditionalGeneration(config))
-    theirs = dict(peer.named_parameters())
+    peer = transformers.T5ForConditionalGeneration(config)
+    if new:
+        peer.lm_head.weight = torch.nn.Parameter(torch.empty(V, C))
+    theirs = dict(stirred(peer).named_parameters())
     weights = {"source_embedding.weight": theirs["shared.weight"]}
+    weights |= {"head.weight": theirs["lm_head.weight"]} if new else {}
     for side, parts in {"encoder": ("self", "ff"), "decoder": ("self", "cross", "ff")}.items():
         bias = theirs[f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
         weights |= {
@@ -232,10 +232,8 @@ def test_t5(version: str) -> None:
                     part, {k.removeprefix(f"{layer}."): p for k, p in theirs.items() if k.startswith(layer)}, d
                 )
                 weights |= {f"{side}.blocks.{i}.sublayers.{part}.{k}": p for k, p in found.items()}
-    settings: dict[str, Any] = {"norm_kind": "rms", "norm_eps": 1e-6, "bias": False, "positions": "t5", "d_head": d}
-    settings |= {"t5_buckets": 8, "t5_max_distance": 9, "scale_embeddings": False, "scale_logits": not new}
-    settings |= {"activation": "gelu-tanh" if new else "relu", "gated": new, "tie": "all"}
-    check_pair(Transformer(sizes(**settings)), weights, peer)
+    model = small("t5-v1.1-small" if new else "t5-small", d_head=d, t5_buckets=8, t5_max_distance=9)
+    check_pair(model, weights, peer)
 
 
 def t5_sublayer(part: str, theirs: dict[str, Tensor], d: int) -> dict[str, Tensor]:
@@ -270,8 +268,7 @@ def test_bart() -> None:
                 layer = {k: theirs[name] for k, name in its.items() if name in theirs}
                 found = bart_layer(layer)
                 weights |= {f"{side}.blocks.{i}.sublayers.{k}.{kind}": p for k, p in found.items()}
-    settings: dict[str, Any] = {"norm": "post", "activation": "gelu", "positions": "learned", "max_len": 16}
-    check_pair(Transformer(sizes(**settings, scale_embeddings=False, embedding_norm=True)), weights, peer)
+    check_pair(small("bart-base", max_len=16), weights, peer)
 
 
 BART = (
@@ -316,22 +313,8 @@ def test_vit() -> None:
         for i in range(LAYERS):
             found = {k: theirs[f"layers.{i}.{k}.{kind}"] for k in VIT}
             weights |= {f"encoder.blocks.{i}.sublayers.{k}.{kind}": p for k, p in vit_layer(found).items()}
-    settings: dict[str, Any] = {
-        "activation": "gelu",
-        "norm_eps": 1e-12,
-        "positions": "learned",
-        "max_len": 10,
-        "d_ff": 48,
-    }
-    settings |= {
-        "patch_size": 4,
-        "image_channels": 3,
-        "n_classes": 7,
-        "n_encoder_layers": LAYERS,
-        "d_model": C,
-        "n_heads": H,
-    }
-    model = ViT(ModelConfig(preset="vit-tiny", **settings)).eval()
+    settings: dict[str, Any] = {"n_encoder_layers": LAYERS, "d_model": C, "n_heads": H, "d_ff": 48}
+    model = ViT(preset("vit-base-16", **settings, patch_size=4, max_len=10, n_classes=7)).eval()
     own = dict(model.named_parameters())
     assert own.keys() == weights.keys()
     images = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(1))

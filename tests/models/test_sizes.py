@@ -8,7 +8,10 @@ from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.models.sizes import resolve_sizes
 
-PRESETS = {"a": {"n_decoder_layers": 3, "d_model": 24, "n_heads": 4, "d_ff": 50}, "b": {"d_model": 10, "n_heads": 2}}
+PRESETS = {
+    "a": {"architecture": "gpt", "n_decoder_layers": 3, "d_model": 24, "n_heads": 4, "d_ff": 50},
+    "b": {"architecture": "gpt", "d_model": 10, "n_heads": 2},
+}
 
 
 def resolved(**sizes: Any) -> ModelConfig:

@@ -9,8 +9,10 @@ from regard.decode.engine import decode
 from regard.device import set_up
 from regard.layers.attend import make_plan
 from regard.layers.masks import FULL
+from regard.models.architectures import make_model, preset
 from regard.models.transformer import Transformer
 from regard.text.tokenizer import EOS, PAD, SOS
+from regard.training.objective import ClassObjective, Objective, PackedObjective, token_objective
 from regard.training.step import TrainingStep
 
 pytestmark = [
@@ -37,7 +39,7 @@ def batch(rows: int, width: int, seed: int) -> Batch:
     source[0, width // 2 :] = PAD
     target[:, 0] = SOS
     labels[1, 3:] = PAD
-    return Batch(source, target, labels, int((labels != PAD).sum()))
+    return Batch((source, target, labels), int((labels != PAD).sum()))
 
 
 def run(
@@ -48,7 +50,8 @@ def run(
     **config: object,
 ) -> tuple[TrainingStep, Transformer]:
     net = model(**(changes or {}))
-    step = TrainingStep(net, TrainConfig(compile=compile, **config), torch.device("cuda"), dtype)  # type: ignore[arg-type]
+    settings = TrainConfig(compile=compile, **config)  # type: ignore[arg-type]
+    step = TrainingStep(token_objective(net, settings), settings, torch.device("cuda"), dtype)
     for i, (rows, width) in enumerate(shapes):
         step([batch(rows, width, i), batch(rows, width, 100 + i)], lr=1e-3)
     return step, net
@@ -73,6 +76,39 @@ def test_long_rows_learn_the_same_on_every_kernel(changes: dict[str, object]) ->
     torch.testing.assert_close(fast.sums, plain.sums, rtol=1e-2, atol=1.0)
 
 
+def packed_rows(seed: int) -> Batch:
+    """Three documents in each row of 160 tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    ids, labels = torch.randint(5, VOCAB, (2, 4, 160), generator=generator)
+    positions = torch.cat([torch.arange(n) for n in (50, 90, 20)]).expand(4, -1).contiguous()
+    return Batch((ids, positions, labels), labels.numel())
+
+
+def pictures(seed: int) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    return Batch(
+        (torch.randn(16, 1, 16, 16, generator=generator), torch.randint(0, 10, (16,), generator=generator)), 16
+    )
+
+
+@pytest.mark.parametrize("kind", ["packed documents", "pictures"])
+def test_other_models_learn_the_same_when_recorded(kind: str) -> None:
+    sums = []
+    for compile in (True, False):
+        torch.manual_seed(0)
+        if kind == "pictures":
+            net = make_model(preset("vit-tiny", n_encoder_layers=2, n_classes=10, max_len=17, dropout=0.0)).cuda()
+            objective, make = ClassObjective(net), pictures
+        else:
+            net = make_model(preset("gpt-tiny", n_decoder_layers=2, target_vocab=VOCAB, dropout=0.0)).cuda()
+            objective, make = PackedObjective(net), packed_rows
+        step = TrainingStep(objective, TrainConfig(compile=compile), torch.device("cuda"), torch.bfloat16)
+        for i in range(5):
+            step([make(i)], lr=1e-3)
+        sums.append(step.sums)
+    torch.testing.assert_close(sums[0], sums[1], rtol=1e-2, atol=1.0)
+
+
 def test_bf16_learns_like_fp32() -> None:
     low, _ = run(True, torch.bfloat16)
     full, _ = run(False)
@@ -83,7 +119,7 @@ def test_nothing_is_compiled_again_once_its_shape_was_seen() -> None:
     from torch._dynamo.utils import counters
 
     net = model()
-    step = TrainingStep(net, TrainConfig(), torch.device("cuda"), torch.bfloat16)
+    step = TrainingStep(Objective(net, 0.1), TrainConfig(), torch.device("cuda"), torch.bfloat16)
     for i, (rows, width) in enumerate(SHAPES):
         step([batch(rows, width, i)], lr=1e-3)
     compiled = counters["stats"]["unique_graphs"]
@@ -96,7 +132,7 @@ def test_nothing_is_compiled_again_once_its_shape_was_seen() -> None:
 
 def test_dropout_differs_between_replays() -> None:
     net = model(dropout=0.5)
-    step = TrainingStep(net, TrainConfig(), torch.device("cuda"), torch.float32)
+    step = TrainingStep(Objective(net, 0.1), TrainConfig(), torch.device("cuda"), torch.float32)
     losses = []
     for _ in range(6):
         step([batch(8, 16, 0)], lr=0.0)
@@ -107,7 +143,7 @@ def test_dropout_differs_between_replays() -> None:
 
 def test_a_bad_gradient_freezes_the_weights_before_it() -> None:
     net = model()
-    step = TrainingStep(net, TrainConfig(), torch.device("cuda"), torch.float32)
+    step = TrainingStep(Objective(net, 0.1), TrainConfig(), torch.device("cuda"), torch.float32)
     for i in range(4):
         step([batch(8, 16, i)], lr=1e-3)
     assert step.updater.first_bad_step(10) is None
@@ -117,7 +153,7 @@ def test_a_bad_gradient_freezes_the_weights_before_it() -> None:
         good = spoilt[7].clone()
         spoilt[7] = torch.inf
     bad = batch(8, 16, 9)
-    bad.source[:, 0] = 7
+    bad.inputs[0][:, 0] = 7
     step([bad], lr=1e-3)
     with torch.no_grad():
         spoilt[7] = good

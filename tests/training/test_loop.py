@@ -19,13 +19,13 @@ from safetensors.torch import load_file
 from regard.errors import RegardError
 from regard.models.weights import weights_of
 from regard.signals import PATIENCE, StopRequest
+from regard.tasks import prepare_job
+from regard.tasks.job import Validation
 from regard.training import meter
 from regard.training.checkpoint import Checkpoints
 from regard.training.loop import Trainer
 from regard.training.optim import Updater
-from regard.training.setup import prepare_job
 from regard.training.step import TrainingStep
-from regard.training.validate import Validation, Validator
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +56,12 @@ def script(monkeypatch: pytest.MonkeyPatch, losses: list[float], bleus: list[flo
     """Let validations report these values, one after the other, and the last one for ever; counts the calls."""
     calls = [0]
 
-    def scripted(self: Validator, model: Any, poll: Any = None) -> Validation:
+    def scripted(self: Trainer, stop: Any) -> Validation:
         i = min(calls[0], len(losses) - 1)
         calls[0] += 1
-        return Validation(losses[i], bleus[i], [])
+        return Validation(losses[i], {"bleu": bleus[i]})
 
-    monkeypatch.setattr(Validator, "run", scripted)
+    monkeypatch.setattr(Trainer, "_measure", scripted)
     return calls
 
 
@@ -216,7 +216,7 @@ def test_training_time_is_that_of_training(run: Path, monkeypatch: pytest.Monkey
     now = [0.0]
     monkeypatch.setattr(meter.time, "perf_counter", lambda: now[0])
     slow(monkeypatch, TrainingStep, "__call__", now, 1.0)
-    slow(monkeypatch, Validator, "run", now, 1e3)
+    slow(monkeypatch, Trainer, "_measure", now, 1e3)
     slow(monkeypatch, Checkpoints, "save", now, 1e6)
     fit(run, **{"train.log_every": 1})
     lines = [line for line in full_metrics(run) if line["kind"] == "train"]

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from regard.config import TrainConfig
 from regard.data.batches import Batch
 from regard.text.tokenizer import PAD
-from regard.training.objective import RDropObjective, TranslationObjective, make_objective
+from regard.training.objective import Objective, RDropObjective, token_objective
 
 
-def objective(smoothing: float) -> TranslationObjective:
-    return TranslationObjective(nn.Identity(), smoothing)
+def objective(smoothing: float) -> Objective:
+    return Objective(nn.Identity(), smoothing)
 
 
 def check_equal(ours: tuple[torch.Tensor, ...], theirs: tuple[torch.Tensor, ...]) -> None:
@@ -33,7 +33,8 @@ def check_equal(ours: tuple[torch.Tensor, ...], theirs: tuple[torch.Tensor, ...]
 def test_two_pieces_by_hand() -> None:
     # Logits 0 and ln 3 are probabilities 1/4 and 3/4; the label is the likelier piece, a second position is padding.
     logits = torch.tensor([[[0.0, math.log(3)], [5.0, -5.0]]])
-    loss, nll = objective(0.1).losses(logits, torch.tensor([[1, PAD]])).tolist()
+    loss, nll, scored = objective(0.1).losses(logits, torch.tensor([[1, PAD]])).tolist()
+    assert scored == 1
     assert nll == pytest.approx(0.287682, abs=1e-6)  # -ln 3/4
     assert loss == pytest.approx(0.342613, abs=1e-6)  # 0.9 * 0.287682 + 0.1 * (1.386294 + 0.287682) / 2
 
@@ -51,7 +52,8 @@ def test_it_is_torchs_cross_entropy_with_its_gradient(b: int, t: int, vocab: int
     labels = torch.randint(0, vocab, (b, t))  # PAD among them
     ours = (3 * torch.randn(b, t, vocab)).requires_grad_()
     theirs = ours.detach().double().requires_grad_()
-    loss, nll = objective(smoothing).losses(ours, labels)
+    loss, nll, scored = objective(smoothing).losses(ours, labels)
+    assert scored == (labels != PAD).sum()
     expected, plain = (
         F.cross_entropy(
             theirs.flatten(0, 1), labels.flatten(), ignore_index=PAD, reduction="sum", label_smoothing=amount
@@ -66,7 +68,7 @@ def test_it_is_torchs_cross_entropy_with_its_gradient(b: int, t: int, vocab: int
 def test_only_padding_scores_nothing() -> None:
     logits = torch.randn(2, 3, 7, requires_grad=True)
     sums = objective(0.1).losses(logits, torch.full((2, 3), PAD))
-    assert sums.tolist() == [0.0, 0.0]
+    assert sums.tolist() == [0.0, 0.0, 0.0]
     sums[0].backward()
     assert logits.grad is not None
     assert (logits.grad == 0).all()
@@ -95,9 +97,9 @@ class Counted(nn.Module):
 
 
 def test_a_batch_goes_through_the_model() -> None:
-    batch = Batch(torch.tensor([[1, 2]]), torch.tensor([[1, 1]]), torch.tensor([[4, 3]]), 2)
+    batch = Batch((torch.tensor([[1, 2]]), torch.tensor([[1, 1]]), torch.tensor([[4, 3]])), 2)
     by_hand = [math.log(sum(math.exp(k * i) for i in range(5))) - k * label for k, label in ((1, 4), (2, 3))]
-    assert TranslationObjective(Counted(), 0.0).of(batch)[1].item() == pytest.approx(sum(by_hand), rel=1e-5)
+    assert Objective(Counted(), 0.0)(*batch.inputs)[1].item() == pytest.approx(sum(by_hand), rel=1e-5)
 
 
 # ---- R-Drop ----------------------------------------------------------------------------------------------------------
@@ -106,7 +108,8 @@ def test_a_batch_goes_through_the_model() -> None:
 def test_r_drop_by_hand() -> None:
     # Two readings of one token say (1/4, 3/4) and (1/2, 1/2): KL one way 0.130812, the other way 0.143841.
     logits = torch.tensor([[[0.0, math.log(3)]], [[0.0, 0.0]]])
-    loss, nll = RDropObjective(nn.Identity(), 0.0, weight=5.0).losses(logits, torch.tensor([[1], [1]])).tolist()
+    loss, nll, scored = RDropObjective(nn.Identity(), 0.0, weight=5.0).losses(logits, torch.tensor([[1], [1]])).tolist()
+    assert scored == 1
     assert nll == pytest.approx((0.287682 + 0.693147) / 2, abs=1e-6)
     assert loss == pytest.approx(nll + 5.0 / 2 * (0.130812 + 0.143841) / 2, abs=1e-5)
 
@@ -117,7 +120,7 @@ def test_r_drop_is_two_cross_entropies_and_two_divergences(b: int, t: int, vocab
     labels = torch.randint(0, vocab, (b, t))
     ours = (2 * torch.randn(2 * b, t, vocab)).requires_grad_()
     theirs = ours.detach().double().requires_grad_()
-    loss, nll = RDropObjective(nn.Identity(), 0.1, weight).losses(ours, labels.repeat(2, 1))
+    loss, nll, _ = RDropObjective(nn.Identity(), 0.1, weight).losses(ours, labels.repeat(2, 1))
 
     twice = labels.repeat(2, 1).flatten()
     expected, plain = (
@@ -145,21 +148,21 @@ class Noisy(nn.Module):
 
 
 def test_r_drop_reads_each_row_twice_and_punishes_disagreement_alone() -> None:
-    batch = Batch(torch.tensor([[5, 6], [7, 8]]), torch.tensor([[1, 2], [3, 4]]), torch.tensor([[4, 3], [5, PAD]]), 3)
+    batch = (torch.tensor([[5, 6], [7, 8]]), torch.tensor([[1, 2], [3, 4]]), torch.tensor([[4, 3], [5, PAD]]))
     still, noisy = Noisy(0.0), Noisy(1.0)
-    torch.testing.assert_close(RDropObjective(still, 0.1, 5.0).of(batch), TranslationObjective(still, 0.1).of(batch))
-    RDropObjective(still, 0.1, 5.0).of(batch)
+    torch.testing.assert_close(RDropObjective(still, 0.1, 5.0)(*batch), Objective(still, 0.1)(*batch))
+    RDropObjective(still, 0.1, 5.0)(*batch)
     assert still.given[0].tolist() == [[5, 6], [7, 8], [5, 6], [7, 8]]
     assert still.given[1].tolist() == [[1, 2], [3, 4], [1, 2], [3, 4]]
     gentle, strict = (RDropObjective(noisy, 0.1, weight) for weight in (0.0, 5.0))
     torch.manual_seed(0)
-    without = gentle.of(batch)
+    without = gentle(*batch)
     torch.manual_seed(0)
-    assert strict.of(batch)[0] > without[0] + 0.01
+    assert strict(*batch)[0] > without[0] + 0.01
 
 
 def test_r_drop_is_chosen_by_its_weight() -> None:
-    plain, twice = (make_objective(nn.Identity(), TrainConfig(r_drop=weight)) for weight in (0.0, 5.0))
-    assert type(plain) is TranslationObjective
+    plain, twice = (token_objective(nn.Identity(), TrainConfig(r_drop=weight)) for weight in (0.0, 5.0))
+    assert type(plain) is Objective
     assert isinstance(twice, RDropObjective)
     assert (plain.label_smoothing, twice.label_smoothing, twice.weight) == (0.1, 0.1, 5.0)

@@ -12,6 +12,7 @@ from regard.config import ModelConfig, TrainConfig
 from regard.data.batches import Batch
 from regard.models.transformer import Transformer
 from regard.text.tokenizer import EOS, PAD, SOS
+from regard.training.objective import Objective
 from regard.training.optim import Updater, make_optimizer
 from regard.training.step import TrainingStep
 
@@ -132,12 +133,12 @@ def batch(rows: int, seed: int) -> Batch:
     lengths = torch.randint(1, 9, (rows, 1), generator=generator)
     labels[torch.arange(8) >= lengths] = PAD
     target[torch.arange(8) > lengths] = PAD
-    return Batch(source, target, labels, int((labels != PAD).sum()))
+    return Batch((source, target, labels), int((labels != PAD).sum()))
 
 
 def together(batches: list[Batch]) -> Batch:
-    joined = (torch.cat([getattr(b, name) for b in batches]) for name in ("source", "target", "labels"))
-    return Batch(*joined, sum(b.tokens for b in batches))
+    joined = tuple(torch.cat(parts) for parts in zip(*(b.inputs for b in batches), strict=True))
+    return Batch(joined, sum(b.tokens for b in batches))
 
 
 def test_four_accumulated_batches_are_one_large_one() -> None:
@@ -147,7 +148,7 @@ def test_four_accumulated_batches_are_one_large_one() -> None:
     updated = []
     for given in (batches, [together(batches)]):
         model = transformer()
-        step = TrainingStep(model, TrainConfig(clip=0.5), torch.device("cpu"), torch.float32)
+        step = TrainingStep(Objective(model, 0.1), TrainConfig(clip=0.5), torch.device("cpu"), torch.float32)
         step(given, lr=0.01)
         updated.append((model, step))
     (four, a), (one, b) = updated

@@ -28,7 +28,7 @@ from regard import config as configs
 from regard.errors import RegardError
 from regard.files import read_json
 from regard.signals import Interrupted
-from regard.training import validate
+from regard.tasks import translation
 from regard.training.checkpoint import Checkpoints
 from regard.training.loop import train
 
@@ -94,7 +94,7 @@ def test_a_signal_says_how_to_go_on(run: Path, signum: int, code: int) -> None:
 
 @pytest.mark.parametrize(
     ("work", "nth"),
-    [("negative_log_likelihood", 1), ("decode", 2), ("decode", 5), ("negative_log_likelihood", 6), ("decode", 6)],
+    [("total_loss", 1), ("decode", 2), ("decode", 5), ("total_loss", 6), ("decode", 6)],
     ids=["loss at step 3", "decoding at step 6", "decoding at the last step", "final loss", "final decoding"],
 )
 def test_interrupted_while_validating(
@@ -110,14 +110,14 @@ def test_interrupted_while_validating(
 
 def signal_in_call(patch: pytest.MonkeyPatch, work: str, nth: int) -> None:
     """Ctrl-C within the n-th validation's `work`."""
-    original, calls = getattr(validate, work), iter(range(1, 100))
+    original, calls = getattr(translation, work), iter(range(1, 100))
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         if next(calls) == nth:
             os.kill(os.getpid(), signal.SIGINT)
         return original(*args, **kwargs)
 
-    patch.setattr(validate, work, interrupted)
+    patch.setattr(translation, work, interrupted)
 
 
 def test_killed_after_making_up_for_an_interrupted_validation(

@@ -1,0 +1,221 @@
+"""`regard cost`: what a model costs in parameters, arithmetic and memory, before any of it is spent."""
+
+from __future__ import annotations
+
+import json as jsons
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from regard.errors import RegardError
+
+if TYPE_CHECKING:
+    from regard.config import ModelConfig
+
+
+def cost(
+    context: typer.Context,
+    name: Annotated[
+        str | None, typer.Argument(help="A preset, a recipe, or a run or model folder; without any, lists the presets.")
+    ] = None,
+    tokens: Annotated[str | None, typer.Option(help="Training tokens, such as 300e9, 300B or 1.4T.")] = None,
+    batch: Annotated[int, typer.Option(help="Rows at a time.")] = 1,
+    length: Annotated[int | None, typer.Option(help="Tokens in a row; by default the model's longest.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Count a model's parameters, FLOPs and memory; nothing is allocated, whatever its size.
+
+    Model settings can be tried: --model.n_kv_heads 8, ...
+    """
+    from regard.cli import section_settings
+
+    cost_command(name, section_settings(context, "model"), tokens, batch, length, json)
+
+
+def cost_command(
+    name: str | None, settings: dict[str, str], tokens: str | None, batch: int, length: int | None, as_json: bool
+) -> None:
+    if name is None and (settings or tokens is not None or length is not None or batch != 1):
+        raise RegardError(
+            "tokens, rows and settings belong to a model: give the name of a preset, a recipe or a folder"
+        )
+    if name is None:
+        result: dict[str, Any] = {"presets": presets()}
+        return print(jsons.dumps(result) if as_json else show_presets(result["presets"]))
+    from regard.models.cost import measured
+
+    config, assumed = config_of(name, settings)
+    length = config.max_len if length is None else length
+    if batch < 1 or not 1 <= length <= config.max_len:
+        raise RegardError(
+            f"--batch {batch} must be at least 1, and --length {length} from 1 to model.max_len {config.max_len}"
+        )
+    result = {"model": name, "assumed": assumed}
+    result |= measured(config, batch, length, None if tokens is None else parse_tokens(tokens))
+    print(jsons.dumps(result, ensure_ascii=False) if as_json else show(result))
+
+
+def parse_tokens(text: str) -> int:
+    """300e9, 300B, 1.4T, 20M, 5k -> a number."""
+    found = re.fullmatch(r"(\d+\.?\d*(?:e\d\d?)?)([kmbt]?)", text.replace(",", "").replace("_", "").lower())
+    number = round(float(found[1]) * {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}[found[2]]) if found else 0
+    if number < 1:
+        raise RegardError(f"--tokens is a number such as 300e9, 300B or 1.4T, not '{text}'")
+    return number
+
+
+def config_of(name: str, settings: dict[str, str]) -> tuple[ModelConfig, dict[str, Any]]:
+    """The model that a user means, sizes resolved, and what had to be assumed because data would tell."""
+    import dataclasses
+
+    from regard import config as configs
+    from regard.doctor import model_config
+    from regard.models.architectures import PRESETS, preset, resolve, with_preset
+
+    dotted, vocab = {f"model.{field}": value for field, value in settings.items()}, configs.TokenizerConfig.vocab_size
+    if name in PRESETS:
+        config = preset(name, **settings)
+    elif name.endswith(".toml"):
+        values = configs.override(configs.load(Path(name)), dotted)
+        recipe = configs.build({**values, "model": with_preset(values.get("model", {}))}, configs.Config)
+        config, vocab = recipe.model, recipe.tokenizer.vocab_size
+    elif Path(name).is_dir():
+        config = model_config(Path(name), dotted)
+    else:
+        raise RegardError(
+            f"'{name}' is no preset, recipe (.toml) or folder: `regard cost` without a name lists the presets"
+        )
+    assumed = assumptions(config, vocab)
+    return resolve(dataclasses.replace(config, **assumed)), assumed
+
+
+def assumptions(config: ModelConfig, vocab: int) -> dict[str, Any]:
+    """What data would fill in."""
+    from regard.models.parameters import architecture
+
+    kind = architecture(config)
+    used: list[str] = {"vit": [], "gpt": ["target_vocab"], "bert": ["source_vocab"]}.get(
+        kind, ["source_vocab", "target_vocab"]
+    )
+    missing = {field: vocab for field in used if not getattr(config, field)}
+    if not config.n_classes and (kind == "vit" or config.answer != "none"):
+        missing["n_classes"] = 10
+    return missing
+
+
+def presets() -> list[dict[str, Any]]:
+    from regard.models.architectures import PRESETS
+    from regard.models.parameters import blocks, parts, trained
+
+    rows = []
+    for name in PRESETS:
+        config, assumed = config_of(name, {})
+        n = trained(parts(config))
+        rows.append({"preset": name, "architecture": config.architecture, "blocks": sum(blocks(config)[:2])})
+        rows[-1] |= {"d_model": config.d_model, "n_heads": config.n_heads, "parameters": n, "assumed": assumed}
+    return rows
+
+
+# ---- as text ---------------------------------------------------------------------------------------------------------
+
+
+def table(rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
+    """Columns side by side, those from `right` on flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(w) if i >= right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def show_presets(rows: list[dict[str, Any]]) -> str:
+    cells: list[tuple[str, ...]] = [("preset", "architecture", "blocks", "width", "heads", "parameters")]
+    for row in rows:
+        numbers = (f"{row[key]:,}" for key in ("blocks", "d_model", "n_heads", "parameters"))
+        cells.append((row["preset"], row["architecture"], *numbers))
+    vocab = next((n for row in rows for field, n in row["assumed"].items() if "vocab" in field), None)
+    note = [f"Where a vocabulary comes from the data, {vocab:,} pieces are counted."] if vocab else []
+    return "\n".join(table(cells, 2) + note)
+
+
+def show(result: dict[str, Any]) -> str:
+    title = f"{result['model']} ({result['architecture']})"
+    sections = [[title], show_parameters(result), show_flops(result), show_training(result), show_decoding(result)]
+    notes = [f"model.{field} comes from the data: {n:,} assumed" for field, n in result["assumed"].items()]
+    return "\n\n".join("\n".join(lines) for lines in [*sections, notes] if lines)
+
+
+def show_parameters(result: dict[str, Any]) -> list[str]:
+    found = result["parameters"]
+    rows: list[tuple[str, ...]] = [("parameters", "shape", "number", "by formula", "counted")]
+    summed = ("in matrices", "", *(f"{found['matrices'][key]:,}" for key in ("number", "total", "counted")))
+    for part in found["kinds"]:
+        if not part["matrix"] and summed not in rows:
+            rows.append(summed)
+        shape = " x ".join(f"{n:,}" for n in part["shape"]) or "1"
+        kind = part["kind"] + (" (tied)" if part["tied"] else "")
+        rows.append((kind, shape, *(f"{part[key] or 0:,}" for key in ("number", "total", "counted"))))
+    rows.append(("trained", "", "", *(f"{found['trained'][key]:,}" for key in ("total", "counted"))))
+    return [*table(rows, 2), *PARAMETERS]
+
+
+PARAMETERS = (
+    "In matrices: without positions, norms and biases; a tied unembedding is a matrix of its own. The queries, keys and",
+    "values of a head are a matrix each, the output of all heads is one a block. Trained: everything, what is tied once.",
+)
+
+
+def show_flops(result: dict[str, Any]) -> list[str]:
+    found = result["flops"]
+    rows = [
+        ("forward", f"{found['forward_per_token']:.4g} a token"),
+        ("training", f"{found['training_per_token']:.4g} a token"),
+    ]
+    if "tokens" in found:
+        example = found["example"]
+        days = f"{example['days']:,.1f} days on one {example['gpu']} at {example['mfu']:.0%} of its peak"
+        rows.append((f"{found['tokens']:,} tokens", f"{found['training']:.4g}: {days}"))
+    meaning = [MEANING[result["architecture"]]] if result["architecture"] in MEANING else []
+    return [f"FLOPs in rows of {result['length']:,} tokens", *table(rows, 2), *FLOPS, *meaning]
+
+
+FLOPS = (
+    "A multiplication with its addition is 2; attention is counted in full, masked or not; a backward pass is 2 forwards.",
+)
+MEANING = {
+    "transformer": "A token is one of the target with one of the source; rows are as long on both sides.",
+    "vit": "A token is a patch, or the one that the class is read from.",
+}
+
+
+def show_training(result: dict[str, Any]) -> list[str]:
+    rows = [(name, size(n)) for name, n in result["memory"]["training"].items()]
+    return [f"memory to train {result['batch']:,} x {result['length']:,} tokens", *table(rows, 1), *TRAINING]
+
+
+TRAINING = (
+    "fp32 weights and AdamW, products in bf16. Activations are an estimate: fused attention, nothing recomputed.",
+)
+
+
+def show_decoding(result: dict[str, Any]) -> list[str]:
+    found = result["memory"]["decoding"]
+    rows = [("weights", f"{size(found['weights_bf16'])} in bf16, {size(found['weights_fp32'])} in fp32")]
+    if "cache_bf16" in found:
+        each, whole = size(found["cache_bf16_per_token"]), size(found["cache_bf16"])
+        rows.append(
+            ("cache", f"{each} a token, {whole} for {result['batch']:,} x {result['length']:,}, in bf16; twice in fp32")
+        )
+    return ["memory to use it", *table(rows, 2)]
+
+
+def size(n: int) -> str:
+    """Bytes in the unit that suits them."""
+    power = min(max(0, (len(str(n)) - 1) // 3), 4)
+    return f"{n / 1000**power:,.{1 if power else 0}f} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"

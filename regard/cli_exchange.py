@@ -1,0 +1,79 @@
+"""The verbs of other formats: `import` makes a model folder of one from elsewhere, `export` does the opposite."""
+
+from __future__ import annotations
+
+import json as jsons
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from regard.errors import RegardError
+
+if TYPE_CHECKING:
+    from regard.exchange.report import Report
+
+ReportFile = Annotated[Path | None, typer.Option("--report", help="Write what became of every tensor here, as JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print that as one JSON object instead.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print it tensor by tensor.")]
+
+
+def import_model(
+    folder: Annotated[Path, typer.Argument(help="A folder of Hugging Face's transformers, with safetensors.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder of the model; by default NAME-regard.")
+    ] = None,
+    report: ReportFile = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Make a Regard model of one from Hugging Face: GPT-2, LLaMA, BERT, T5, BART, ViT and their kin."""
+    target = out or Path(f"{folder.resolve().name}-regard")
+    refuse_existing(target)
+    import torch
+
+    from regard import folder as folders
+    from regard.exchange.huggingface import read_huggingface
+
+    bundle, found = read_huggingface(folder, torch.device("cpu"))
+    origin = f"# {target.name}\n\nImported from {folder.resolve().name}.\n\n{found.summary()}\n"
+    folders.save(target, bundle, f"---\nlibrary_name: regard\n---\n{origin}")
+    show(found, target, report, json, verbose)
+
+
+def export_model(
+    model: Annotated[Path, typer.Argument(help="A run or model folder.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
+    to: Annotated[str, typer.Option(help="The format: huggingface.")] = "huggingface",
+    report: ReportFile = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write a model as a folder that Hugging Face's transformers loads."""
+    if to != "huggingface":
+        raise RegardError(f"unknown format '{to}': Regard writes huggingface")
+    refuse_existing(out)
+    import torch
+
+    from regard import folder as folders
+    from regard.exchange.huggingface import write_huggingface
+
+    show(write_huggingface(out, folders.load(model, torch.device("cpu"))), out, report, json, verbose)
+
+
+def refuse_existing(path: Path) -> None:
+    if path.exists():
+        raise RegardError(f"{path} is already there: choose another folder with --out, or remove it")
+
+
+def show(found: Report, target: Path, report: Path | None, json: bool, verbose: bool) -> None:
+    text = jsons.dumps({"folder": str(target), **found.to_dict()}, ensure_ascii=False)
+    if report is not None:
+        from regard.files import write_text
+
+        write_text(report, text + "\n")
+    if json:
+        return print(text)
+    if verbose:
+        print(found.table())
+    print(f"{found.summary()}\n{target}")

@@ -1,0 +1,171 @@
+"""What pre-training hides: BERT's masks, T5's spans, BART's infilling. Pure functions of token ids and a random generator.
+
+Each text is hidden anew in every epoch, and the same seed hides the same tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from regard.errors import RegardError
+from regard.text.vocabulary import MASK, PAD, SPACE, SPECIALS, UNK
+
+KEPT, RANDOM = 0.1, 0.1  # of the chosen tokens: what is not kept and not random becomes MASK
+PIECES = len(SPECIALS)  # the first id that is text
+
+
+# ---- BERT --------------------------------------------------------------------------------------------------------
+
+
+def mask_tokens(
+    ids: np.ndarray, rng: np.random.Generator, vocab_size: int, rate: float = 0.15, words: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and labels (T,) of masked language modelling; a label is PAD where nothing is to be guessed.
+
+    Special tokens are never chosen, and of other tokens always at least one. With `words` (the word number of each
+    token, -1 for special ones) whole words are chosen until there are enough tokens.
+    """
+    _check(rate)
+    if words is None:
+        words = np.where(ids >= PIECES, np.arange(len(ids)), -1)
+    chosen = _choose_words(words, rng, rate)
+    inputs, labels = ids.copy(), np.full_like(ids, PAD)
+    labels[chosen] = ids[chosen]
+    draw = rng.random(len(chosen))
+    pieces = rng.integers(PIECES, vocab_size, len(chosen))
+    fate = np.where(draw < RANDOM, pieces, MASK)  # (chosen,)
+    inputs[chosen] = np.where(draw < 1 - KEPT, fate, ids[chosen])
+    return inputs, labels
+
+
+def _choose_words(words: np.ndarray, rng: np.random.Generator, rate: float) -> np.ndarray:
+    """Indices of the tokens of random words, as few words as hold `rate` of the tokens that belong to one."""
+    at = np.flatnonzero(words >= 0)
+    if not len(at):
+        return at
+    _, word, sizes = np.unique(words[at], return_inverse=True, return_counts=True)
+    order = rng.permutation(len(sizes))
+    enough = np.searchsorted(np.cumsum(sizes[order]), _share(len(at), rate)) + 1
+    return at[np.isin(word, order[:enough])]
+
+
+def word_numbers(pieces: Sequence[str]) -> np.ndarray:
+    """The word number of each piece that `Tokenizer.pieces` gives, -1 for special tokens.
+
+    A row with a "▁" in it marks where words begin, and a space belongs to the word after it. Any other row is
+    WordPiece's, which marks with "##" what goes on. An unknown token is no word, but a word may go on after it.
+    """
+    marked = any(piece.startswith(SPACE) for piece in pieces)
+    numbers, word, begins = [], -1, True
+    for piece in pieces:
+        if piece in SPECIALS:
+            numbers.append(-1)
+            begins = begins or piece != SPECIALS[UNK]
+            continue
+        word += begins or (piece.startswith(SPACE) if marked else not piece.startswith("##"))
+        numbers.append(word)
+        begins = False
+    return np.array(numbers, np.int64)
+
+
+# ---- T5 ----------------------------------------------------------------------------------------------------------
+
+
+def corrupt_spans(
+    ids: np.ndarray, rng: np.random.Generator, sentinels: Sequence[int], rate: float = 0.15, mean_span: float = 3.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Source with each hidden span as one sentinel; target: each sentinel and its span, then one sentinel more.
+
+    As in T5, kept and hidden spans alternate, a kept one first, and each kind's lengths are a uniformly random
+    partition. So one token alone is never hidden.
+    """
+    _check(rate, mean_span)
+    n_hidden = min(_share(len(ids), rate), len(ids) - 1)
+    if n_hidden < 1:
+        return ids.copy(), np.array(_enough(sentinels, 0, len(ids)), ids.dtype)
+    n_spans = min(max(1, round(n_hidden / mean_span)), n_hidden, len(ids) - n_hidden)
+    marks = np.array(_enough(sentinels, n_spans, len(ids)), ids.dtype)[:, None]
+    lengths = np.stack([_partition(len(ids) - n_hidden, n_spans, rng), _partition(n_hidden, n_spans, rng)], 1)
+    spans = np.split(ids, np.cumsum(lengths)[:-1])
+    kept, hidden = spans[0::2], spans[1::2]
+    source = [part for pair in zip(kept, marks[:-1], strict=True) for part in pair]
+    target = [part for pair in zip(marks[:-1], hidden, strict=True) for part in pair]
+    return np.concatenate(source), np.concatenate([*target, marks[-1]])
+
+
+def _partition(n: int, parts: int, rng: np.random.Generator) -> np.ndarray:
+    """Lengths of `parts` pieces of at least 1 that add up to n, every such list as likely as any other."""
+    cuts = np.sort(rng.choice(n - 1, parts - 1, replace=False)) + 1
+    return np.diff(cuts, prepend=0, append=n)
+
+
+def _enough(sentinels: Sequence[int], n_spans: int, length: int) -> Sequence[int]:
+    if len(sentinels) <= n_spans:
+        need = f"{n_spans} hidden spans in a text of {length:,} tokens need {n_spans + 1} sentinels"
+        remedy = "give the vocabulary more of them, cut the texts shorter, or hide fewer or longer spans"
+        raise RegardError(f"{need}, but there are {len(sentinels)}; {remedy}")
+    return sentinels[: n_spans + 1]
+
+
+# ---- BART --------------------------------------------------------------------------------------------------------
+
+
+def denoise(
+    ids: np.ndarray, rng: np.random.Generator, ends: Sequence[int] = (), rate: float = 0.3, mean_span: float = 3.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """BART's source and target: sentences in another order and spans hidden, and the text as it was."""
+    return infill(permute_sentences(ids, rng, ends), rng, rate, mean_span), ids.copy()
+
+
+def infill(ids: np.ndarray, rng: np.random.Generator, rate: float = 0.3, mean_span: float = 3.0) -> np.ndarray:
+    """Hide `rate` of the tokens in spans, each behind a single MASK that does not tell how many there were.
+
+    Lengths are Poisson's; a span of length 0 is a MASK put in where nothing is missing. All orders of spans and kept
+    tokens are equally likely.
+    """
+    _check(rate, mean_span)
+    n_hidden = _share(len(ids), rate)
+    lengths = _poisson_lengths(n_hidden, mean_span, rng)
+    n_slots = len(ids) - n_hidden + len(lengths)  # each becomes one token: a kept one or a MASK
+    spans = rng.choice(n_slots, len(lengths), replace=False)  # in random order: the cut span may stand anywhere
+    widths = np.ones(n_slots, np.int64)
+    widths[spans] = lengths
+    source = np.full(n_slots, MASK, ids.dtype)
+    kept = np.ones(n_slots, bool)
+    kept[spans] = False
+    source[kept] = ids[(np.cumsum(widths) - 1)[kept]]
+    return source
+
+
+def _poisson_lengths(total: int, mean: float, rng: np.random.Generator) -> list[int]:
+    """Draws until they add up to `total`; the last is cut to fit."""
+    lengths, left = [], total
+    while left:
+        lengths.append(min(int(rng.poisson(mean)), left))
+        left -= lengths[-1]
+    return lengths
+
+
+def permute_sentences(ids: np.ndarray, rng: np.random.Generator, ends: Sequence[int]) -> np.ndarray:
+    """The sentences in random order; one ends after an id of `ends`, or after the last of several in a row."""
+    is_end = np.isin(ids, ends)
+    sentences = np.split(ids, np.flatnonzero(is_end[:-1] & ~is_end[1:]) + 1)
+    return np.concatenate([sentences[i] for i in rng.permutation(len(sentences))])
+
+
+# ---- shared ------------------------------------------------------------------------------------------------------
+
+
+def _share(n: int, rate: float) -> int:
+    """The nearest whole number of tokens, but at least one where there is any."""
+    return min(n, max(1, round(n * rate)))
+
+
+def _check(rate: float, mean_span: float = 1.0) -> None:
+    if not 0 < rate < 1:
+        raise RegardError(f"the rate of hidden tokens is {rate}; it must lie between 0 and 1")
+    if not 0 < mean_span < math.inf:
+        raise RegardError(f"the mean length of hidden spans is {mean_span}; it must be above 0")

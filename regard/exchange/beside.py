@@ -1,0 +1,91 @@
+"""What a folder from elsewhere says beside its tensors: classes, decoding, frames, pooling, pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from regard.config import DecodeConfig
+from regard.errors import RegardError
+from regard.exchange.family import Family, Kind
+from regard.exchange.numbering import Numbering
+from regard.exchange.roles import json_file, start_of
+from regard.exchange.vocabulary import Foreign
+from regard.text.frame import CLASSIC, Frame
+
+
+class Watched(dict[str, Any]):
+    """A config.json that remembers what was asked of it."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.asked = set(HOUSEKEEPING)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+
+HOUSEKEEPING = (
+    *("architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "use_cache", "_name_or_path"),
+    *("initializer_range", "initializer_factor", "init_std", "id2label", "label2id", "gradient_checkpointing"),
+    *("output_attentions", "output_hidden_states", "return_dict", "_from_model_config"),
+    *(f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep", "mask", "unk", "forced_eos")),
+)
+
+
+def answers(family: Family, kind: Kind, their: Watched) -> tuple[tuple[str, ...], str]:
+    """The names of the classes, and what the model learned last."""
+    if kind.answer == "none" and family.architecture != "vit":
+        return (), family.task
+    if their.get("problem_type") == "multi_label_classification":
+        raise RegardError("config.json asks for problem_type 'multi_label_classification', which Regard does not have")
+    names = their.get("id2label") or {str(i): f"LABEL_{i}" for i in range(int(their.get("num_labels", 2)))}
+    labels = tuple(str(names[i]) for i in sorted(names, key=int))
+    if kind.answer == "token":
+        return labels, "tagging"
+    if family.architecture == "vit":
+        return labels, family.task
+    return labels, "regression" if their.get("problem_type") == "regression" or len(labels) == 1 else "classification"
+
+
+def decoding(their: Mapping[str, Any]) -> DecodeConfig:
+    plain = DecodeConfig()
+    beam, penalty = their.get("num_beams"), their.get("length_penalty")
+    return DecodeConfig(beam=beam or plain.beam, length_penalty=plain.length_penalty if penalty is None else penalty)
+
+
+def frame_of(family: Family, foreign: Foreign | None, their: Mapping[str, Any], numbering: Numbering) -> Frame:
+    """What the tokenizer puts around a text; without one, the family's usual frame of those tokens that are there."""
+    if family.architecture == "vit":
+        return Frame()
+    start = start_of(their, numbering, family.architecture)
+    if foreign is not None:
+        return foreign.frame(numbering, start)
+    usual = CLASSIC if family.architecture == "bert" else Frame(before=start if family.architecture == "gpt" else ())
+    before, between, after = (
+        tuple(i for i in ids if i not in numbering.absent) for ids in (usual.before, usual.between, usual.after)
+    )
+    return Frame(before, between, after, start)
+
+
+def pooling(folder: Path) -> str:
+    """How sentence-transformers makes one vector of a text; the mean where nothing is said."""
+    modes = json_file(folder / "1_Pooling" / "config.json")
+    chosen = [name for name, on in modes.items() if name.startswith("pooling_mode_") and on is True]
+    names = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first"}
+    if chosen and (len(chosen) > 1 or chosen[0] not in names):
+        raise RegardError(f"1_Pooling/config.json asks for {', '.join(chosen)}: Regard has {' and '.join(names)}")
+    return names[chosen[0]] if chosen else "mean"
+
+
+def pixels(their: Mapping[str, Any]) -> dict[str, list[float]]:
+    """The mean and spread of each channel that images were brought to, where something is said of it."""
+    if not their.get("do_normalize", True) or "image_mean" not in their:
+        return {}
+    return {"mean": list(their["image_mean"]), "std": list(their["image_std"])}

@@ -1,0 +1,50 @@
+"""The tensors of a folder of safetensors, in one file or many, looked at by name and read one at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.files import read_json, refuse_pickle
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class Checkpoint:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files: dict[str, Any] = {}  # name of a tensor -> the open file that holds it
+        for path in weight_files(folder):
+            try:
+                file = safe_open(path, "pt")
+                self.files |= dict.fromkeys(file.keys(), file)
+            except (SafetensorError, OSError) as error:
+                raise RegardError(f"cannot read the weights in {path}: {error}; copy the file anew") from None
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.files[name].get_slice(name).get_shape())
+
+    def tensor(self, name: str) -> Tensor:
+        """In fp32, whatever it is stored in."""
+        return self.files[name].get_tensor(name).to(torch.float32)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    if (folder / SINGLE).exists():
+        return [folder / SINGLE]
+    if not (folder / INDEX).exists():
+        refuse_pickle(folder)
+        raise RegardError(f"no weights in {folder}: Regard reads {SINGLE}, or {INDEX} with the files it names")
+    try:
+        names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise RegardError(f"cannot read {folder / INDEX} ({type(error).__name__}: {error})") from None
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise RegardError(f"{folder / INDEX} names {name!r}, which is not a file of safetensors in its folder")
+    return [folder / name for name in names]

@@ -1,0 +1,154 @@
+"""What Regard knows of a family of models elsewhere: its settings in our words, its classes, its tensors by rules.
+
+Everything is declared once and read in both directions. Their configuration chooses among what is declared; it never names
+code, and what it asks for that we do not have is refused by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from regard.config import ModelConfig, build
+from regard.errors import RegardError
+from regard.exchange.numbering import Numbering
+from regard.exchange.rules import Rule
+
+Their = Mapping[str, Any]  # a config.json
+
+ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu-tanh", "relu": "relu", "silu": "silu"}
+ACTIVATIONS |= {"swish": "silu", "gelu_pytorch_tanh": "gelu-tanh", "gelu_fast": "gelu-tanh"}  # other names of the same
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One of theirs that is one of ours."""
+
+    theirs: str
+    ours: str
+    default: Any = None  # where theirs says nothing
+    values: Mapping[Any, Any] | None = None  # their words for ours
+
+    def read(self, their: Their, family: str) -> Any:
+        value = their.get(self.theirs)
+        value = self.default if value is None else value
+        if value is None:
+            raise RegardError(f"config.json has no '{self.theirs}', which a {family} model needs")
+        if self.values is None:
+            return value
+        if value not in self.values:
+            known = ", ".join(map(str, self.values))
+            raise RegardError(f"config.json asks for {self.theirs} {value!r}: Regard has {known}")
+        return self.values[value]
+
+    def write(self, config: ModelConfig, before: Their, family: str) -> Any:
+        """In their words; as it was before where that means the same."""
+        value = getattr(config, self.ours)
+        if before.get(self.theirs) is not None and self.read(before, family) == value:
+            return before[self.theirs]
+        return value if self.values is None else next(t for t, ours in self.values.items() if ours == value)
+
+    def allows(self, config: ModelConfig) -> bool:
+        return self.values is None or getattr(config, self.ours) in self.values.values()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A class of theirs: which groups of tensors it must have, and what it answers."""
+
+    groups: tuple[str, ...] = ("body",)
+    answer: str = "none"
+    bare: bool = False  # without a head, and so without the prefix of the body
+    out: str = ""  # the class that it goes out as, where we keep less of it
+
+
+def nothing(*_: Any) -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Family:
+    name: str  # as people call it
+    model_type: str  # as config.json does
+    architecture: str  # ours
+    task: str
+    kinds: Mapping[str, Kind]
+    settings: tuple[Setting, ...]
+    style: Mapping[str, Any]  # settings of ours that are always so
+    rules: Callable[[ModelConfig, Numbering], Iterator[Rule]]
+    demands: Mapping[str, tuple[Any, ...]] = field(
+        default_factory=dict
+    )  # theirs -> what we can honour, the usual first
+    prefix: str = ""  # of the body's tensors, which a class without a head leaves out
+    copies: Callable[[ModelConfig], dict[str, str]] = nothing  # tensors of theirs that are others of theirs
+    older: tuple[tuple[str, str], ...] = ()  # other names of theirs (regular expressions), and those of the rules
+    ignored: tuple[tuple[str, str], ...] = ()  # names of theirs (regular expressions), and why we need them not
+    constants: Callable[[ModelConfig, Numbering], dict[str, Tensor]] = (
+        nothing  # tensors of theirs that follow from sizes
+    )
+    read: Callable[[Their], dict[str, Any]] = nothing  # settings of ours that are not one of theirs
+    write: Callable[[ModelConfig], dict[str, Any]] = nothing
+    said: Mapping[str, Any] = field(default_factory=dict)  # settings of theirs that go with the names of the rules
+    free: tuple[str, ...] = ()  # settings of ours that `read` and `write` see to
+    wants: Callable[[ModelConfig], dict[str, Any]] = lambda config: square(config)  # values that follow from others
+
+    def to_ours(self, their: Their, kind: Kind, **more: Any) -> ModelConfig:
+        for name, allowed in self.demands.items():
+            if their.get(name, allowed[0]) not in allowed:
+                said = " or ".join(map(repr, allowed))
+                raise RegardError(
+                    f"config.json asks for {name} {their[name]!r}, which Regard's {self.name} does not have: only {said}"
+                )
+        ours = {s.ours: s.read(their, self.name) for s in self.settings}
+        ours |= {"preset": f"{self.architecture}-tiny", "architecture": self.architecture, "answer": kind.answer}
+        return build({**ours, **self.style, **self.read(their), **more}, ModelConfig, "model.")
+
+    def to_theirs(self, config: ModelConfig, before: Their) -> dict[str, Any]:
+        theirs: dict[str, Any] = {name: allowed[0] for name, allowed in self.demands.items() if allowed[0] is not None}
+        theirs |= dict(before)
+        theirs |= {s.theirs: s.write(config, before, self.name) for s in self.settings}
+        more = self.write(config)
+        if before and self.read(before) == self.read({**before, **more}):  # the same in other words
+            more = {name: before.get(name, value) for name, value in more.items()}
+        return {**theirs, **more, **self.said, "model_type": self.model_type}
+
+    def differences(self, config: ModelConfig) -> list[str]:
+        """What a model of ours has that this family has not."""
+        if config.architecture != self.architecture:
+            return [f"architecture is {config.architecture}, not {self.architecture}"]
+        if config.answer not in {kind.answer for kind in self.kinds.values()}:
+            return [f"answer is {config.answer}"]
+        free = {*self.free, *(s.ours for s in self.settings)}
+        theirs = {**NEUTRAL, **self.wants(config), **self.style}
+        different = [
+            f"{name} is {getattr(config, name)!r}, not {value!r}"
+            for name, value in theirs.items()
+            if name not in free and getattr(config, name) != value
+        ]
+        return different + [f"{s.ours} is {getattr(config, s.ours)!r}" for s in self.settings if not s.allows(config)]
+
+
+def square(config: ModelConfig) -> dict[str, Any]:
+    """Heads that share the width of the model evenly, with keys of their own."""
+    return {"d_head": config.d_model // config.n_heads, "n_kv_heads": config.n_heads}
+
+
+# What no family has unless it says so.
+NEUTRAL: dict[str, Any] = {
+    "norm_eps": 1e-5, "norm_kind": "layer", "bias": True, "gated": False, "parallel": False, "scale_embeddings": False,
+    "embedding_norm": False, "scale_logits": False, "head_bias": False,
+    "encoder_positions": "", "cross_positions": "none", "window": 0,
+    "rope_scaling": "none",
+}  # fmt: skip
+
+
+def rules_of(family: Family, config: ModelConfig, numbering: Numbering) -> list[Rule]:
+    """The rules of a model as it is here: under a head that answers, the rest is its body."""
+    rules = list(family.rules(config, numbering))
+    if config.answer == "none":
+        return rules
+    return [r if r.group == "answers" else dataclasses.replace(r, ours=f"body.{r.ours}") for r in rules]

@@ -1,0 +1,193 @@
+"""Folders of Hugging Face's transformers: reading one as a `Bundle`, writing a `Bundle` as one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from regard.config import ModelConfig
+from regard.errors import RegardError
+from regard.exchange import vocabulary
+from regard.exchange.beside import Watched, answers, decoding, frame_of, pixels, pooling
+from regard.exchange.checkpoint import SINGLE, Checkpoint
+from regard.exchange.families import FAMILIES, find, fitting, kind_for
+from regard.exchange.family import Family, Kind, rules_of
+from regard.exchange.matching import account, fill, match, theirs_of
+from regard.exchange.numbering import Numbering, own
+from regard.exchange.report import Report
+from regard.exchange.roles import json_file, numbering_of
+from regard.exchange.rules import Rule
+from regard.files import new_folder
+from regard.folder import Bundle
+from regard.models.architectures import make_model
+from regard.text.vocabulary import EOS, PAD, SOS
+
+# Small files beside the model that go out again as they came in.
+KEPT = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "preprocessor_config.json")
+
+
+# ---- in ---------------------------------------------------------------------------------------------------------------
+
+
+def read_huggingface(folder: Path, device: torch.device) -> tuple[Bundle, Report]:
+    """A folder that transformers saved, as a model of ours; all that does not fit is listed in one error."""
+    if not (folder / "config.json").exists():
+        raise RegardError(f"no config.json in {folder}: give a folder that transformers' save_pretrained has written")
+    raw = json_file(folder / "config.json")
+    family, name = find(raw)
+    checkpoint, said = Checkpoint(folder), {name: value for name, value in raw.items() if value is not None}
+    their = Watched({**json_file(folder / "generation_config.json"), **said})
+    words = family.architecture != "vit"
+    foreign = vocabulary.read(folder) if words else None
+    pieces = foreign.pieces if foreign else {}
+    numbering = numbering_of(their, folder, pieces, family.architecture) if words else own(0)
+    labels, task = answers(family, family.kinds[name], their)
+    sizes = vocabulary_sizes(family, numbering) | ({"n_classes": len(labels)} if labels else {})
+    config = family.to_ours(their, family.kinds[name], absent=numbering.absent, **sizes, **head_of(family, checkpoint))
+    report = Report(family.name, name)
+    model, groups = filled(family, family.kinds[name], config, numbering, checkpoint, report)
+    if words and foreign is None:
+        report.notes.append("no tokenizer in the folder: this model reads and writes ids alone")
+    bundle = Bundle(
+        model.to(device).eval(),
+        foreign.ours(numbering) if foreign else None,
+        task,
+        decode=decoding(their),
+        labels=labels,
+        frame=frame_of(family, foreign, their, numbering),
+        pooling=pooling(folder),
+        pixels=pixels(json_file(folder / "preprocessor_config.json")),
+        origin={
+            "family": family.model_type,
+            "kind": name,
+            "groups": groups,
+            "config": raw,
+            "numbering": numbering.to_dict(),
+            "tokenizer": foreign.memory(numbering) if foreign else None,
+            "files": {file: json_file(folder / file) for file in KEPT if (folder / file).exists()},
+        },
+    )
+    report.unread = sorted(raw.keys() - their.asked)
+    return bundle, report
+
+
+def filled(
+    family: Family, kind: Kind, config: ModelConfig, numbering: Numbering, checkpoint: Checkpoint, report: Report
+) -> tuple[torch.nn.Module, list[str]]:
+    model = make_model(config)
+    own_config: ModelConfig = model.config  # type: ignore[assignment]
+    found = match(family, kind, rules_of(family, own_config, numbering), model, checkpoint)
+    account(family, found, model, checkpoint, report)
+    fill(model, found, checkpoint, report, checkpoint.folder)
+    return model, found.groups
+
+
+def vocabulary_sizes(family: Family, numbering: Numbering) -> dict[str, int]:
+    sides = {"gpt": ("target",), "bert": ("source",), "transformer": ("source", "target"), "vit": ()}
+    return {f"{side}_vocab": len(numbering) for side in sides[family.architecture]}
+
+
+BIAS = "final_logits_bias"
+
+
+def head_of(family: Family, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Whether T5's head is its own stands in no setting: newer versions call it tied whatever it is. Nor does it whether the
+    bias of BART's and Marian's logits is more than zeros."""
+    names = checkpoint.files.keys()
+    if BIAS in names:
+        return {"head_bias": bool(checkpoint.tensor(BIAS).any())}
+    if family.model_type != "t5":
+        return {}
+    tied = "lm_head.weight" not in names or torch.equal(
+        checkpoint.tensor("lm_head.weight"), checkpoint.tensor("shared.weight")
+    )
+    return {"tie": "all" if tied else "inputs"}
+
+
+# ---- out --------------------------------------------------------------------------------------------------------------
+
+
+def write_huggingface(folder: Path, bundle: Bundle) -> Report:
+    """A folder that transformers loads: of the family a model came from, or of the one that its settings are."""
+    config, origin = bundle.config, bundle.origin
+    family = FAMILIES[origin["family"]] if origin else fitting(config)
+    wrong = family.differences(config)
+    if wrong:
+        raise RegardError(f"this model came from {family.name} but is none any more: {'; '.join(wrong)}")
+    size = config.source_vocab or config.target_vocab
+    numbering = Numbering.from_dict(origin["numbering"]) if origin else own(size)
+    name, kind = kind_for(family, config, origin.get("kind", ""))
+    groups = {*kind.groups, *(origin.get("groups", ()) if config.answer == came_as(origin) else ())}
+    rules = [rule for rule in rules_of(family, config, numbering) if rule.group in groups]
+    report = written_report(family, name, rules, bundle.model)
+    tensors = theirs_of(rules, bundle.model) | family.constants(config, numbering)
+    if kind.bare:
+        tensors = {n.removeprefix(family.prefix): x for n, x in tensors.items()}
+    with new_folder(folder) as draft:
+        save_file(tensors, draft / SINGLE, metadata={"format": "pt"})
+        write_json(draft / "config.json", their_config(family, name, bundle, numbering))
+        files = origin.get("files", {}) if origin else {}
+        if bundle.tokenizers and bundle.tokenizers.source is not bundle.tokenizers.target:
+            report.notes.append("without tokenizers: transformers has no form for two of them but Marian's own files")
+        elif bundle.tokenizers:
+            files = {**vocabulary.write(draft, bundle, numbering), **files}
+        if bundle.pixels:
+            files = {"preprocessor_config.json": their_pixels(bundle), **files}
+        for file, values in files.items():
+            write_json(draft / file, values)
+    return report
+
+
+def came_as(origin: Mapping[str, Any]) -> str:
+    """What a model answered when it came in."""
+    return FAMILIES[origin["family"]].kinds[origin["kind"]].answer if origin else ""
+
+
+def written_report(family: Family, kind: str, rules: list[Rule], model: torch.nn.Module) -> Report:
+    report, own_shapes = Report(family.name, kind), {n: tuple(p.shape) for n, p in model.named_parameters()}
+    for rule in rules:
+        report.add(rule, own_shapes.pop(rule.ours))
+    report.ignored = dict.fromkeys(own_shapes, f"a {kind} has no such tensor")
+    return report
+
+
+def their_config(family: Family, kind: str, bundle: Bundle, numbering: Numbering) -> dict[str, Any]:
+    theirs = family.to_theirs(bundle.config, bundle.origin.get("config", {}))
+    theirs |= {"architectures": [kind], "dtype": "float32"}
+    theirs.pop("torch_dtype", None)
+    if family.architecture != "vit":
+        theirs["vocab_size"] = numbering.size
+        if not bundle.origin:
+            theirs |= own_ids(bundle)
+    labels = bundle.labels or [f"LABEL_{i}" for i in range(bundle.config.n_classes)]
+    if labels:
+        theirs["id2label"] = {str(i): name for i, name in enumerate(labels)}
+        theirs["label2id"] = {name: i for i, name in enumerate(labels)}
+    if bundle.task == "regression":
+        theirs["problem_type"] = "regression"
+    return theirs
+
+
+def their_pixels(bundle: Bundle) -> dict[str, Any]:
+    side = round((bundle.config.max_len - 1) ** 0.5) * bundle.config.patch_size
+    said = {"image_processor_type": "ViTImageProcessor", "do_normalize": True, "do_rescale": True, "do_resize": True}
+    said |= {"image_mean": bundle.pixels["mean"], "image_std": bundle.pixels["std"], "rescale_factor": 1 / 255}
+    return said | {"size": {"height": side, "width": side}}
+
+
+def own_ids(bundle: Bundle) -> dict[str, Any]:
+    ids: dict[str, Any] = {"pad_token_id": PAD, "bos_token_id": SOS, "eos_token_id": EOS}
+    if bundle.config.architecture != "transformer":
+        return ids
+    start = bundle.frame.start
+    ids |= {"decoder_start_token_id": start[0], "is_encoder_decoder": True, "forced_eos_token_id": None}
+    return ids | ({"forced_bos_token_id": start[1]} if len(start) > 1 else {})
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

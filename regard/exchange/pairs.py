@@ -1,0 +1,277 @@
+"""Encoder-decoder families: T5, BART, Marian."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.config import ModelConfig
+from regard.errors import RegardError
+from regard.exchange.family import ACTIVATIONS, Family, Kind, Setting, Their
+from regard.exchange.numbering import Numbering
+from regard.exchange.rules import (
+    TRANSPOSED,
+    WEIGHT,
+    Part,
+    Rule,
+    Steps,
+    bare,
+    joined,
+    same,
+    scaled,
+    waves,
+    without_first,
+)
+
+BOTH_SIDES = {"encoder": ("self", "ff"), "decoder": ("self", "cross", "ff")}
+
+
+def depth(config: ModelConfig, side: str) -> int:
+    return config.n_encoder_layers if side == "encoder" else config.n_decoder_layers
+
+
+# ---- T5 ---------------------------------------------------------------------------------------------------------------
+
+
+def t5_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
+    yield Rule("source_embedding.weight", (Part("shared.weight", (numbering.inputs(),)),))
+    if config.tie == "inputs":
+        yield Rule("head.weight", (Part("lm_head.weight", (numbering.outputs(),)),))
+    for side, parts in BOTH_SIDES.items():
+        bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        yield Rule(f"{side}.schemes.0.weight", (Part(bias, (TRANSPOSED,)),))
+        yield from same(f"{side}.norm", f"{side}.final_layer_norm", kinds=WEIGHT)
+        for i in range(depth(config, side)):
+            for n, part in enumerate(parts):
+                mine, theirs = f"{side}.blocks.{i}.sublayers.{part}", f"{side}.block.{i}.layer.{n}"
+                yield from same(f"{mine}.norm", f"{theirs}.layer_norm", kinds=WEIGHT)
+                yield from t5_sublayer(part, f"{mine}.sublayer", theirs, config)
+
+
+def t5_sublayer(part: str, mine: str, theirs: str, config: ModelConfig) -> Iterator[Rule]:
+    """Its cross-attention is not scaled by 1/sqrt(D) either; ours is, so its queries are larger here."""
+    if part == "ff":
+        names = ("wi_0", "wi_1") if config.gated else ("wi",)
+        inner = {f"{theirs}.DenseReluDense.{name}": config.d_ff for name in names}
+        yield from joined(f"{mine}.inner", inner, kinds=WEIGHT)
+        yield from same(f"{mine}.outer", f"{theirs}.DenseReluDense.wo", kinds=WEIGHT)
+        return
+    width = config.n_heads * config.d_head
+    if part == "self":
+        attention = f"{theirs}.SelfAttention"
+        yield from joined(f"{mine}.qkv", {f"{attention}.{x}": width for x in "qkv"}, kinds=WEIGHT)
+    else:
+        attention = f"{theirs}.EncDecAttention"
+        yield from same(f"{mine}.q", f"{attention}.q", (scaled(config.d_head**0.5),), WEIGHT)
+        yield from joined(f"{mine}.kv", {f"{attention}.{x}": width for x in "kv"}, kinds=WEIGHT)
+    yield from same(f"{mine}.out", f"{attention}.o", kinds=WEIGHT)
+
+
+def t5_extra(their: Their) -> dict[str, Any]:
+    """Version 1.1 has gates and does not shrink its logits; whether its head is its own, its tensors tell."""
+    gate, _, act = str(their.get("feed_forward_proj", "relu")).rpartition("-")
+    act = "gelu_new" if (gate, act) == ("gated", "gelu") else act
+    if gate not in ("", "gated") or act not in ACTIVATIONS:
+        raise RegardError(f"config.json asks for feed_forward_proj {their['feed_forward_proj']!r}, which Regard lacks")
+    scale = their.get("scale_decoder_outputs", their.get("tie_word_embeddings", True) is not False)
+    layers = {"n_decoder_layers": their.get("num_decoder_layers") or their.get("num_layers") or 0}
+    return layers | {"gated": gate == "gated", "activation": ACTIVATIONS[act], "scale_logits": bool(scale)}
+
+
+def t5_write(config: ModelConfig) -> dict[str, Any]:
+    act = {"gelu-tanh": "gelu_new"}.get(config.activation, config.activation)
+    proj = f"gated-{act}".replace("gelu_new", "gelu") if config.gated else act
+    theirs = {"feed_forward_proj": proj, "num_decoder_layers": config.n_decoder_layers}
+    theirs |= {"is_gated_act": config.gated, "dense_act_fn": act}
+    return theirs | {"scale_decoder_outputs": config.scale_logits, "tie_word_embeddings": config.scale_logits}
+
+
+def t5_copies(config: ModelConfig) -> dict[str, str]:
+    names = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]
+    return dict.fromkeys(names + (["lm_head.weight"] if config.tie == "all" else []), "shared.weight")
+
+
+T5 = Family(
+    name="T5",
+    model_type="t5",
+    architecture="transformer",
+    task="spans",
+    kinds={"T5ForConditionalGeneration": Kind(), "T5WithLMHeadModel": Kind()},
+    settings=(
+        Setting("d_model", "d_model"),
+        Setting("d_kv", "d_head"),
+        Setting("d_ff", "d_ff"),
+        Setting("num_layers", "n_encoder_layers"),
+        Setting("num_heads", "n_heads"),
+        Setting("n_positions", "max_len", 512),
+        Setting("relative_attention_num_buckets", "t5_buckets", 32),
+        Setting("relative_attention_max_distance", "t5_max_distance", 128),
+        Setting("dropout_rate", "dropout", 0.1),
+        Setting("layer_norm_epsilon", "norm_eps", 1e-6),
+    ),
+    style={"norm": "pre", "norm_kind": "rms", "bias": False, "positions": "t5", "scale_embeddings": False},
+    demands={"is_encoder_decoder": (True,), "is_decoder": (False,)},
+    rules=t5_rules,
+    copies=t5_copies,
+    ignored=((r"EncDecAttention\.relative_attention_bias", "left over: its cross-attention has no positions"),),
+    read=t5_extra,
+    write=t5_write,
+    free=("gated", "scale_logits"),
+    wants=lambda config: {"n_kv_heads": config.n_heads},
+)
+
+
+# ---- BART and Marian --------------------------------------------------------------------------------------------------
+
+FAIRSEQ = (
+    Setting("d_model", "d_model"),
+    Setting("encoder_layers", "n_encoder_layers"),
+    Setting("decoder_layers", "n_decoder_layers"),
+    Setting("encoder_attention_heads", "n_heads"),
+    Setting("encoder_ffn_dim", "d_ff"),
+    Setting("max_position_embeddings", "max_len", 1024),
+    Setting("activation_function", "activation", "gelu", ACTIVATIONS),
+    Setting("dropout", "dropout", 0.1),
+    Setting("attention_dropout", "attention_dropout", 0.0),
+    Setting("activation_dropout", "ff_dropout", 0.0),
+    Setting("scale_embedding", "scale_embeddings", False),
+)
+
+
+def one_width(their: Their) -> dict[str, Any]:
+    for name in ("attention_heads", "ffn_dim"):
+        encoder, decoder = their.get(f"encoder_{name}"), their.get(f"decoder_{name}")
+        if encoder != decoder:
+            raise RegardError(f"config.json has {encoder} encoder_{name} and {decoder} decoder_{name}: Regard has one")
+    return {}
+
+
+def both_widths(config: ModelConfig) -> dict[str, Any]:
+    return {"decoder_attention_heads": config.n_heads, "decoder_ffn_dim": config.d_ff}
+
+
+def layers(config: ModelConfig, columns: Steps = (), rows: Steps = ()) -> Iterator[Rule]:
+    """`columns` are the steps of whatever reads the residual stream, `rows` of whatever is written to it."""
+    for side, parts in BOTH_SIDES.items():
+        for i in range(depth(config, side)):
+            mine, theirs = f"{side}.blocks.{i}.sublayers", f"model.{side}.layers.{i}"
+            for part in parts:
+                norm = {"self": "self_attn_layer_norm", "cross": "encoder_attn_layer_norm", "ff": "final_layer_norm"}
+                yield from same(f"{mine}.{part}.norm", f"{theirs}.{norm[part]}", rows)
+                yield from sublayer(part, f"{mine}.{part}.sublayer", theirs, config.d_model, columns, rows)
+
+
+def sublayer(part: str, mine: str, theirs: str, width: int, columns: Steps, rows: Steps) -> Iterator[Rule]:
+    if part == "ff":
+        yield from reading(f"{mine}.inner", {f"{theirs}.fc1": 0}, columns)
+        yield from same(f"{mine}.outer", f"{theirs}.fc2", rows)
+        return
+    attention = f"{theirs}.{'self_attn' if part == 'self' else 'encoder_attn'}"
+    if part == "self":
+        yield from reading(f"{mine}.qkv", {f"{attention}.{x}_proj": width for x in "qkv"}, columns)
+    else:
+        yield from reading(f"{mine}.q", {f"{attention}.q_proj": 0}, columns)
+        yield from reading(f"{mine}.kv", {f"{attention}.{x}_proj": width for x in "kv"}, columns)
+    yield from same(f"{mine}.out", f"{attention}.out_proj", rows)
+
+
+def reading(mine: str, theirs: dict[str, int], columns: Steps) -> Iterator[Rule]:
+    yield from joined(mine, theirs, [columns] * len(theirs), WEIGHT)
+    yield from joined(mine, theirs, kinds=("bias",))
+
+
+def bart_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
+    yield Rule("source_embedding.weight", (Part("model.shared.weight", (numbering.inputs(),)),))
+    for side, norm in {"encoder": "source_norm", "decoder": "target_norm"}.items():
+        table = f"model.{side}.embed_positions.weight"
+        yield Rule(f"{side}.schemes.0.encoding", (Part(table, (without_first(2),)),))
+        yield from same(norm, f"model.{side}.layernorm_embedding")
+    yield from logit_bias(config, numbering)
+    yield from layers(config)
+
+
+def shared_copies(config: ModelConfig) -> dict[str, str]:
+    names = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
+    if config.tie == "all":
+        return dict.fromkeys(names, "model.shared.weight")
+    return {"lm_head.weight": names[1], "model.shared.weight": names[0]}
+
+
+def logit_bias(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
+    """Theirs is always there; ours where it is not all zero."""
+    if config.head_bias:
+        yield Rule("head.bias", (Part("final_logits_bias", (bare(1), numbering.outputs())),))
+
+
+def no_bias(config: ModelConfig, numbering: Numbering) -> dict[str, Tensor]:
+    return {} if config.head_bias else {"final_logits_bias": torch.zeros(1, numbering.size)}
+
+
+BART = Family(
+    name="BART",
+    model_type="bart",
+    architecture="transformer",
+    task="denoising",
+    kinds={"BartForConditionalGeneration": Kind()},
+    settings=FAIRSEQ,
+    style={"norm": "post", "positions": "learned", "embedding_norm": True, "tie": "all"},
+    demands={"tie_word_embeddings": (True,), "is_encoder_decoder": (True,), "normalize_before": (False,),
+             "add_final_layer_norm": (False,), "normalize_embedding": (True,), "extra_pos_embeddings": (2,)},
+    rules=bart_rules,
+    prefix="model.",
+    copies=shared_copies,
+    ignored=((r"^final_logits_bias$", "all zero"),),
+    constants=no_bias,
+    free=("head_bias",),
+    read=one_width,
+    write=both_widths,
+)  # fmt: skip
+
+
+def marian_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
+    """Its positions are the same waves in another order, all sines before all cosines. The channels of the whole residual
+    stream change places instead: every sum and every norm stays what it was."""
+    columns, rows = (waves(config.d_model, 1),), (waves(config.d_model, 0),)
+    words = (numbering.inputs(), *columns)
+    if config.tie == "all":
+        yield Rule("source_embedding.weight", (Part("model.shared.weight", words),))
+    else:
+        yield Rule("source_embedding.weight", (Part("model.encoder.embed_tokens.weight", words),))
+        yield Rule("target_embedding.weight", (Part("model.decoder.embed_tokens.weight", words),))
+    yield from logit_bias(config, numbering)
+    yield from layers(config, columns, rows)
+
+
+def marian_extra(their: Their) -> dict[str, Any]:
+    vocab, other = their.get("vocab_size"), their.get("decoder_vocab_size")
+    if other not in (None, vocab):
+        raise RegardError(f"config.json has a decoder_vocab_size of {other} beside {vocab}: Regard reads joint ones")
+    return one_width(their) | {"tie": "all" if their.get("share_encoder_decoder_embeddings", True) else "decoder"}
+
+
+MARIAN = Family(
+    name="Marian",
+    model_type="marian",
+    architecture="transformer",
+    task="translation",
+    kinds={"MarianMTModel": Kind()},
+    settings=FAIRSEQ,
+    style={"norm": "post", "positions": "sinusoidal", "position_base": 10000.0, "embedding_norm": False},
+    demands={"tie_word_embeddings": (True,), "is_encoder_decoder": (True,), "static_position_embeddings": (True,),
+             "normalize_before": (False,), "add_final_layer_norm": (False,), "normalize_embedding": (False,)},
+    rules=marian_rules,
+    prefix="model.",
+    copies=shared_copies,
+    ignored=(
+        (r"^final_logits_bias$", "all zero"),
+        (r"embed_positions\.weight$", "sines and cosines, which are worked out"),
+    ),
+    constants=no_bias,
+    free=("head_bias",),
+    read=marian_extra,
+    write=lambda config: {**both_widths(config), "share_encoder_decoder_embeddings": config.tie == "all",
+                          "decoder_vocab_size": None},
+)  # fmt: skip

@@ -1,0 +1,141 @@
+"""Which of their tensors make which of ours, declared once and used both ways.
+
+A `Step` changes a tensor on its way to us and can be undone. A `Rule` takes one or more of their tensors, each through its
+own steps, and lays them one under the other: joined queries, keys and values, gates beside values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError
+
+
+@dataclass(frozen=True)
+class Step:
+    name: str
+    to_ours: Callable[[Tensor], Tensor]
+    to_theirs: Callable[[Tensor], Tensor]
+
+
+Steps = tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of their tensors, and the rows of ours that it makes (0 = all); one without a name is zeros, which they lack."""
+
+    name: str
+    steps: Steps = ()
+    rows: int = 0
+
+    def to_ours(self, x: Tensor) -> Tensor:
+        for step in self.steps:
+            x = step.to_ours(x)
+        return x
+
+    def to_theirs(self, x: Tensor) -> Tensor:
+        for step in reversed(self.steps):
+            x = step.to_theirs(x)
+        return x
+
+
+@dataclass(frozen=True)
+class Rule:
+    ours: str
+    parts: tuple[Part, ...]
+    group: str = "body"  # a head or a body: what a class of theirs has or lacks as a whole
+
+    def to_ours(self, theirs: Mapping[str, Tensor]) -> Tensor:
+        parts = [p.to_ours(theirs[p.name]) if p.name else torch.zeros(p.rows) for p in self.parts]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def to_theirs(self, ours: Tensor) -> dict[str, Tensor]:
+        pieces = (ours,) if len(self.parts) == 1 else ours.split([part.rows for part in self.parts])
+        both = list(zip(self.parts, pieces, strict=True))
+        if any(not part.name and not piece.is_meta and piece.any() for part, piece in both):
+            raise RegardError(f"{self.ours} has learned numbers where these models have none")
+        return {part.name: part.to_theirs(piece) for part, piece in both if part.name}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(part.name for part in self.parts if part.name)
+
+    @property
+    def how(self) -> str:
+        """In words, for the report."""
+        steps = list(dict.fromkeys(step.name for part in self.parts for step in part.steps))
+        return ", ".join((["joined"] if len(self.parts) > 1 else []) + steps) or "as it is"
+
+
+WEIGHT, BOTH = ("weight",), ("weight", "bias")
+
+
+def same(ours: str, theirs: str, steps: Steps = (), kinds: Sequence[str] = BOTH, group: str = "body") -> Iterator[Rule]:
+    """A layer of theirs that is one of ours: its weight and its bias."""
+    for kind in kinds:
+        yield Rule(f"{ours}.{kind}", (Part(f"{theirs}.{kind}", steps),), group)
+
+
+def joined(
+    ours: str, theirs: Mapping[str, int], steps: Sequence[Steps] = (), kinds: Sequence[str] = BOTH
+) -> Iterator[Rule]:
+    """Layers of theirs (with their rows) that are one of ours."""
+    for kind in kinds:
+        each = steps or [()] * len(theirs)
+        parts = (Part(f"{name}.{kind}", s, rows) for (name, rows), s in zip(theirs.items(), each, strict=True))
+        yield Rule(f"{ours}.{kind}", tuple(parts))
+
+
+# ---- steps ------------------------------------------------------------------------------------------------------------
+
+TRANSPOSED = Step("transposed", lambda x: x.t(), lambda x: x.t())  # of a bias: as it is
+
+
+def pairs(heads: int) -> Step:
+    """Rotary pairs (m, m + D/2) of each head as (2m, 2m + 1)."""
+    return Step(
+        "rotary pairs",
+        lambda x: x.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2),
+        lambda x: x.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2),
+    )
+
+
+def by_head(heads: int) -> Step:
+    """Queries, keys and values head by head, as all queries, all keys, all values."""
+    return Step(
+        "q, k, v of each head sorted",
+        lambda x: x.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2),
+        lambda x: x.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2),
+    )
+
+
+def without_first(n: int) -> Step:
+    """Positions counted from n on: rows that nothing reads go, and come back as zeros."""
+    return Step(f"without its first {n} rows", lambda x: x[n:], lambda x: torch.cat([x.new_zeros(n, *x.shape[1:]), x]))
+
+
+def scaled(factor: float) -> Step:
+    return Step(f"times {factor:g}", lambda x: x * factor, lambda x: x / factor)
+
+
+def bare(sizes: int) -> Step:
+    """Without its first sizes, which are all 1."""
+    index = (0,) * sizes
+    return Step("without sizes of 1", lambda x: x[index], lambda x: x[(None,) * sizes])
+
+
+def waves(width: int, dim: int) -> Step:
+    """Channels in the order of sine and cosine by turns, where theirs has all sines before all cosines."""
+    half = torch.arange(width // 2)
+    there = torch.stack([half, half + width // 2], 1).flatten()
+    back = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
+    return Step(
+        "channels by turns",
+        lambda x: x.index_select(dim, there.to(x.device)),
+        lambda x: x.index_select(dim, back.to(x.device)),
+    )

@@ -1,0 +1,58 @@
+"""Every model by name: what a recipe's preset or a model folder's configuration may ask for, and nothing else."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.config import ModelConfig, build
+from regard.errors import RegardError
+from regard.layers.schemes import make_positions
+from regard.models import bert, gpt, transformer, vit
+from regard.models.classifier import Classifier
+from regard.models.presets import TABLES
+from regard.models.sizes import resolve_sizes
+
+ARCHITECTURES: dict[str, type[nn.Module]] = {
+    "transformer": transformer.Transformer,
+    "gpt": gpt.GPT,
+    "bert": bert.Bert,
+    "vit": vit.ViT,
+}
+PRESETS: dict[str, dict[str, Any]] = {name: settings for table in TABLES.values() for name, settings in table.items()}
+
+
+def preset(name: str, **settings: Any) -> ModelConfig:
+    """A published model's sizes and style, with some of them changed."""
+    return build(with_preset({"preset": name, **settings}), ModelConfig, "model.")
+
+
+def with_preset(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a `[model]` table over those of the preset it names."""
+    name = settings.get("preset", ModelConfig.preset)
+    if name not in PRESETS:
+        near = difflib.get_close_matches(str(name), PRESETS, n=1)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        raise RegardError(f"unknown model.preset '{name}': {hint}there are {', '.join(PRESETS)}")
+    return {**PRESETS[name], **settings}
+
+
+def resolve(config: ModelConfig) -> ModelConfig:
+    """The sizes this model will have; impossible ones are refused, and positions where they make no sense."""
+    architecture = config.architecture or with_preset({"preset": config.preset})["architecture"]
+    if architecture == "transformer":
+        return transformer.resolve(config)
+    config = resolve_sizes(config, TABLES[architecture])
+    with torch.device("meta"):
+        make_positions(config, "decoder" if architecture == "gpt" else "encoder")
+    return config
+
+
+def make_model(config: ModelConfig) -> nn.Module:
+    """Fresh weights; with answers to give, a head for them on top of the model that reads."""
+    config = resolve(config)
+    body = ARCHITECTURES[config.architecture](config)
+    return body if config.answer == "none" else Classifier(body.config, body)  # type: ignore[arg-type]

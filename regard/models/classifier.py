@@ -1,0 +1,52 @@
+"""A model that reads, and a head that answers: a class or a number for each row, or a tag for each token.
+
+Shapes: ids and types (B, T), hidden (B, T, C), answers (B, n_classes) or (B, T, n_classes).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from regard.config import ModelConfig
+from regard.errors import RegardError
+from regard.layers.masks import positions_of
+from regard.models.bert import Bert
+from regard.models.gpt import GPT
+from regard.text.tokenizer import PAD
+
+
+class Classifier(nn.Module):
+    """BERT answers for a row from its first token, through its pooler; GPT from the last, the only one that saw them all."""
+
+    def __init__(self, config: ModelConfig, body: nn.Module) -> None:
+        super().__init__()
+        if not isinstance(body, (Bert, GPT)):
+            raise RegardError(
+                f"a {config.architecture} model cannot be given a head for classes: use a bert or gpt preset"
+            )
+        if config.n_classes < 1:
+            raise RegardError("model.n_classes must be at least 1 for a model that answers")
+        self.config, self.body, self.by_token = config, body, config.answer == "token"
+        self.dropout = nn.Dropout(config.dropout)
+        self.answers = nn.Linear(config.d_model, config.n_classes)
+        nn.init.normal_(self.answers.weight, std=0.02)
+        nn.init.zeros_(self.answers.bias)
+
+    def hidden(self, ids: Tensor, types: Tensor) -> Tensor:
+        if isinstance(self.body, Bert):
+            return self.body.hidden(ids, types if self.config.token_types > 1 else None)
+        return self.body.hidden(ids, positions_of(ids, PAD))
+
+    def answer(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        return self.answers(self.dropout(hidden if self.by_token else self.pooled(hidden, ids)))
+
+    def pooled(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """(B, C)"""
+        if isinstance(self.body, Bert):
+            return self.body.pooler(hidden)
+        last = (ids != PAD).sum(1) - 1
+        return hidden[torch.arange(len(ids), device=ids.device), last]
+
+    def forward(self, ids: Tensor, types: Tensor) -> Tensor:
+        return self.answer(self.hidden(ids, types), ids)

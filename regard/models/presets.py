@@ -1,0 +1,140 @@
+"""Models by name: sizes and style of the published ones, one table an architecture. Those of sizes alone have any style."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Table = dict[str, dict[str, Any]]
+
+
+def encoder(layers: int, d_model: int, n_heads: int, d_ff: int) -> dict[str, int]:
+    return {"n_encoder_layers": layers, "d_model": d_model, "n_heads": n_heads, "d_ff": d_ff}
+
+
+def decoder(layers: int, d_model: int, n_heads: int, d_ff: int) -> dict[str, int]:
+    return {"n_decoder_layers": layers, "d_model": d_model, "n_heads": n_heads, "d_ff": d_ff}
+
+
+def both(layers: int, d_model: int, n_heads: int, d_ff: int) -> dict[str, int]:
+    return {**encoder(layers, d_model, n_heads, d_ff), "n_decoder_layers": layers}
+
+
+DROPOUTS = {"dropout": 0.1, "attention_dropout": 0.1}
+PLAIN = {"scale_embeddings": False}
+
+# ---- decoders ---------------------------------------------------------------------------------------------------------
+
+GPT2 = {**PLAIN, **DROPOUTS, "activation": "gelu-tanh", "positions": "learned", "target_vocab": 50257, "max_len": 1024}
+LLAMA = {
+    **PLAIN,
+    **{"norm_kind": "rms", "norm_eps": 1e-6, "bias": False, "activation": "silu", "gated": True, "tie": "none"},
+    **{"positions": "rope", "target_vocab": 32000, "max_len": 2048, "dropout": 0.0},
+}
+LLAMA3 = {**LLAMA, "norm_eps": 1e-5, "position_base": 500000.0, "target_vocab": 128256, "max_len": 8192}
+PALM = {
+    **PLAIN,
+    **{"parallel": True, "bias": False, "activation": "silu", "gated": True, "scale_logits": True, "positions": "rope"},
+    **{"n_kv_heads": 1, "d_head": 256, "target_vocab": 256000, "max_len": 2048, "dropout": 0.0},
+}
+BLOOM = {
+    **PLAIN,
+    **{"activation": "gelu-tanh", "positions": "alibi", "embedding_norm": True},
+    **{"target_vocab": 250880, "max_len": 2048, "dropout": 0.0},
+}
+
+GPT: Table = {
+    "gpt-tiny": decoder(4, 128, 4, 512),
+    "gpt-small": decoder(6, 256, 4, 1024),
+    "gpt-1": {**decoder(12, 768, 12, 3072), **GPT2, "norm": "post", "target_vocab": 40478, "max_len": 512},
+    "gpt2": {**decoder(12, 768, 12, 3072), **GPT2},
+    "gpt2-medium": {**decoder(24, 1024, 16, 4096), **GPT2},
+    "gpt2-large": {**decoder(36, 1280, 20, 5120), **GPT2},
+    "gpt2-xl": {**decoder(48, 1600, 25, 6400), **GPT2},
+    "gpt3": {**decoder(96, 12288, 96, 49152), **GPT2, "max_len": 2048},
+    "llama-7b": {**decoder(32, 4096, 32, 11008), **LLAMA},
+    "llama-13b": {**decoder(40, 5120, 40, 13824), **LLAMA},
+    "llama2-70b": {**decoder(80, 8192, 64, 28672), **LLAMA, "n_kv_heads": 8, "norm_eps": 1e-5, "max_len": 4096},
+    "llama3-8b": {**decoder(32, 4096, 32, 14336), **LLAMA3, "n_kv_heads": 8},
+    "palm-8b": {**decoder(32, 4096, 16, 16384), **PALM},
+    "palm-62b": {**decoder(64, 8192, 32, 32768), **PALM},
+    "palm-540b": {**decoder(118, 18432, 48, 73728), **PALM},
+    "bloom-560m": {**decoder(24, 1024, 16, 4096), **BLOOM},
+    "bloom-7b1": {**decoder(30, 4096, 32, 16384), **BLOOM},
+    "bloom": {**decoder(70, 14336, 112, 57344), **BLOOM},
+}
+
+# ---- encoders ---------------------------------------------------------------------------------------------------------
+
+BERT_STYLE = {
+    **PLAIN,
+    **DROPOUTS,
+    **{"norm": "post", "norm_eps": 1e-12, "activation": "gelu", "embedding_norm": True},
+    **{"positions": "learned", "token_types": 2, "source_vocab": 30522, "max_len": 512},
+}
+ROBERTA = {**BERT_STYLE, "norm_eps": 1e-5, "token_types": 1, "source_vocab": 50265}
+DEBERTA = {**BERT_STYLE, "norm_eps": 1e-7, "token_types": 0, "encoder_positions": "disentangled"}
+
+BERT: Table = {
+    "bert-tiny": encoder(2, 128, 2, 512),
+    "bert-base": {**encoder(12, 768, 12, 3072), **BERT_STYLE},
+    "bert-large": {**encoder(24, 1024, 16, 4096), **BERT_STYLE},
+    "roberta-base": {**encoder(12, 768, 12, 3072), **ROBERTA},
+    "roberta-large": {**encoder(24, 1024, 16, 4096), **ROBERTA},
+    "roformer-base": {
+        **encoder(12, 768, 12, 3072), **BERT_STYLE, "positions": "rope", "source_vocab": 50000, "max_len": 1536,
+    },
+    "deberta-base": {**encoder(12, 768, 12, 3072), **DEBERTA, "disentangled_buckets": 0, "source_vocab": 50265},
+    "deberta-v3-base": {**encoder(12, 768, 12, 3072), **DEBERTA, "source_vocab": 128100},
+}  # fmt: skip
+
+VIT_STYLE = {"norm_eps": 1e-12, "activation": "gelu", "positions": "learned", "image_channels": 3, "n_classes": 1000}
+
+VIT: Table = {  # max_len: the patches of 224 x 224 pixels, and one
+    "vit-tiny": encoder(6, 192, 3, 768),
+    "vit-base-16": {**encoder(12, 768, 12, 3072), **VIT_STYLE, "patch_size": 16, "max_len": 197},
+    "vit-large-16": {**encoder(24, 1024, 16, 4096), **VIT_STYLE, "patch_size": 16, "max_len": 197},
+    "vit-huge-14": {**encoder(32, 1280, 16, 5120), **VIT_STYLE, "patch_size": 14, "max_len": 257},
+}
+
+# ---- encoder-decoders -------------------------------------------------------------------------------------------------
+
+
+def joint(size: int) -> dict[str, int]:
+    """One vocabulary on both sides."""
+    return {"source_vocab": size, "target_vocab": size}
+
+
+T5 = {
+    **PLAIN,
+    **DROPOUTS,
+    **joint(32128),
+    **{"norm_kind": "rms", "norm_eps": 1e-6, "bias": False, "positions": "t5", "scale_logits": True, "d_head": 64},
+    **{"ff_dropout": 0.1, "max_len": 512},
+}
+T5_1_1 = {**T5, "activation": "gelu-tanh", "gated": True, "scale_logits": False, "tie": "inputs"}
+BART = {
+    **PLAIN,
+    **DROPOUTS,
+    **joint(50265),
+    **{"norm": "post", "activation": "gelu", "embedding_norm": True, "positions": "learned", "ff_dropout": 0.1},
+}
+
+TRANSFORMER: Table = {
+    "transformer-tiny": both(4, 128, 4, 256),
+    "transformer-small": both(6, 256, 4, 1024),
+    "transformer-base": both(6, 512, 8, 2048),
+    "transformer-big": both(6, 1024, 16, 4096),
+    "t5-small": {**both(6, 512, 8, 2048), **T5},
+    "t5-base": {**both(12, 768, 12, 3072), **T5},
+    "t5-large": {**both(24, 1024, 16, 4096), **T5},
+    "t5-v1.1-small": {**both(8, 512, 6, 1024), **T5_1_1},
+    "t5-v1.1-base": {**both(12, 768, 12, 2048), **T5_1_1},
+    "bart-base": {**both(6, 768, 12, 3072), **BART},
+    "bart-large": {**both(12, 1024, 16, 4096), **BART},
+    "marian": {**both(6, 512, 8, 2048), **joint(58101), "norm": "post", "activation": "silu", "max_len": 512},
+}
+
+TABLES = {"transformer": TRANSFORMER, "gpt": GPT, "bert": BERT, "vit": VIT}
+for architecture, table in TABLES.items():
+    for settings in table.values():
+        settings["architecture"] = architecture

@@ -1,0 +1,42 @@
+"""What can be learned, one file a kind; a recipe's `task` names it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from regard.config import Config
+
+if TYPE_CHECKING:
+    import torch
+
+    from regard.folder import Bundle
+    from regard.tasks.job import Job, Validation
+
+TASKS = {
+    "translation": "translation",
+    "causal-lm": "language",
+    "masked-lm": "filling",
+    "spans": "filling",
+    "denoising": "filling",
+    "classification": "labelling",
+    "regression": "labelling",
+    "tagging": "labelling",
+    "images": "images",
+}
+
+
+def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Job:
+    """From a configuration to everything a run needs: vocabulary, data in batches, and a model."""
+    return _module(config.task).prepare_job(folder, config, quiet)
+
+
+def evaluate(bundle: Bundle, config: Config, device: torch.device) -> Validation:
+    """Loss and scores on `data.test`, for every task but translation, whose report is evaluate/report.py."""
+    return _module(config.task).evaluate(bundle, config, device)
+
+
+def _module(task: str) -> ModuleType:
+    return import_module(f"regard.tasks.{TASKS[task]}")

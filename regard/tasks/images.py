@@ -1,0 +1,182 @@
+"""Image classification: pictures in idx files or folders, lightly moved about in training."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.config import Config, DataConfig
+from regard.data.batches import Batch, Batches, Rows, batch_size
+from regard.data.corpus import part_of
+from regard.data.images import augment, mean_and_std, normalise, read_images, to_floats
+from regard.data.streams import in_batches
+from regard.device import autocast
+from regard.errors import RegardError
+from regard.evaluate.classification import scores
+from regard.evaluate.likelihood import BATCH_TOKENS
+from regard.folder import Bundle
+from regard.tasks.job import Job, Poll, Validation
+from regard.tasks.start import Start
+from regard.tasks.texts import demand
+from regard.text.frame import OWN
+from regard.training.objective import ClassObjective, Objective
+
+Pixels = dict[str, list[float]]  # the mean and the standard deviation of each channel
+
+
+@dataclass(frozen=True)
+class Pictures:
+    images: np.ndarray  # (N, H, W, channels), uint8
+    classes: np.ndarray  # (N,)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def key(self) -> str:
+        return hashlib.sha256(self.images.tobytes() + self.classes.tobytes()).hexdigest()[:32]
+
+
+class ImageBatches(Batches):
+    """(images, labels): (B, channels, H, W) fp32, and (B,), -1 = not scored."""
+
+    def __init__(
+        self, pictures: Pictures, pixels: Pixels, size: int, seed: int, moves: DataConfig | None = None
+    ) -> None:
+        super().__init__(seed)
+        self.pictures, self.pixels, self.size, self.moves = pictures, pixels, size, moves
+
+    def make_plan(self, rng: np.random.Generator) -> list[Rows]:
+        return in_batches(rng.permutation(len(self.pictures)), self.size, self.pictures.images.shape[1])
+
+    def collate(self, width: int, rows: np.ndarray, rng: np.random.Generator) -> Batch:
+        filled = np.resize(rows, self.size)
+        labels = self.pictures.classes[filled]
+        labels[len(rows) :] = -1
+        images = to_floats(torch.from_numpy(self.pictures.images[filled]))
+        if self.moves is not None:
+            generator, data = torch.Generator().manual_seed(int(rng.integers(1 << 62))), self.moves
+            images = augment(images, generator, data.shift, data.rotate, data.scale, data.flip)
+        images = normalise(images, self.pixels["mean"], self.pixels["std"])
+        return Batch((images.contiguous(), torch.from_numpy(labels)), len(rows))
+
+
+@dataclass(frozen=True)
+class ImagesJob(Job):
+    train: Pictures
+    valid: Pictures
+    names: tuple[str, ...]
+    pixels: Pixels
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return ("loss", "accuracy", "f1", "matthews")
+
+    def batches(self) -> ImageBatches:
+        train, data = self.config.train, self.config.data
+        moves = data if data.shift or data.rotate or data.scale or data.flip else None
+        return ImageBatches(
+            self.train, self.pixels, batch_size(train.batch_tokens, self.sizes.max_len), train.seed, moves
+        )
+
+    def objective(self) -> Objective:
+        return ClassObjective(self.model, self.config.train.label_smoothing)
+
+    def validate(self, model: nn.Module, device: torch.device, dtype: torch.dtype, poll: Poll) -> Validation:
+        return measure(model, self.valid, self.names, self.pixels, device, dtype, poll)
+
+    def bundle(self) -> Bundle:
+        return replace(super().bundle(), labels=self.names, pixels=self.pixels)
+
+    def next_steps(self) -> list[str]:
+        return [*super().next_steps(), f"regard classify {self.folder} picture.png"]
+
+
+def prepare_job(folder: Path, config: Config, quiet: bool = False) -> ImagesJob:
+    demand(config, "vit")
+    start = Start.of(folder, config, quiet)
+    images, labels = read(config, "train")
+    names = tuple(sorted(set(labels), key=lambda name: (len(name), name) if name.isdigit() else (0, name)))
+    train = Pictures(images, class_numbers(labels, names, config.data.train))
+    valid_images, valid_labels = read(config, "valid")
+    valid = Pictures(valid_images, class_numbers(valid_labels, names, config.data.valid))
+    pixels = start.kept.get("pixels") or dict(zip(("mean", "std"), map(list, mean_and_std(images)), strict=True))
+    rows, columns = (side // config.model.patch_size for side in images.shape[1:3])
+    model = start.model(replace(config.model, max_len=1 + rows * columns, n_classes=len(names)))
+    config = replace(config, model=model.config)  # type: ignore[arg-type]
+    amount = f"{len(train):,} training images"
+    return ImagesJob(folder, config, model, None, OWN, train.key(), amount, train, valid, names, pixels)
+
+
+def read(config: Config, split: str) -> tuple[np.ndarray, list[str]]:
+    data = config.data
+    specs = getattr(data, split)
+    if not specs:
+        raise RegardError(f"data.{split} names no images: set it in the recipe or with --data.{split} FILES")
+    parts = [read_part(spec, data, config.model.image_channels) for spec in specs]
+    side = config.model.patch_size
+    for spec, (images, _) in zip(specs, parts, strict=True):
+        if images.shape[1] % side or images.shape[2] % side:
+            raise RegardError(
+                f"the images of {spec} are {images.shape[2]} x {images.shape[1]} pixels, which patches of {side} x {side} "
+                f"do not fill: set model.patch_size to a divisor, or data.image_size to a multiple"
+            )
+    return np.concatenate([images for images, _ in parts]), [label for _, labels in parts for label in labels]
+
+
+def read_part(spec: str, data: DataConfig, channels: int) -> tuple[np.ndarray, list[str]]:
+    """The images a spec names; `[:90%]` at its end means the first of them."""
+    name, (first, last) = part_of(spec)
+    images, labels = read_images(name, Path(data.root), data.image_size, channels)
+    part = slice(int(first * len(images)), int(last * len(images)))
+    return images[part], labels[part]
+
+
+def class_numbers(labels: list[str], names: tuple[str, ...], where: tuple[str, ...]) -> np.ndarray:
+    number = {name: i for i, name in enumerate(names)}
+    unknown = sorted(set(labels) - set(number))
+    if unknown:
+        raise RegardError(
+            f"{', '.join(where)}: the class {unknown[0]!r} is not in the training data ({', '.join(names)})"
+        )
+    return np.array([number[label] for label in labels])
+
+
+@torch.inference_mode()
+def answers(
+    model: nn.Module, images: np.ndarray, pixels: Pixels, device: torch.device, dtype: torch.dtype, poll: Poll
+) -> Tensor:
+    """Logits (N, classes) of images (N, H, W, channels)."""
+    found = []
+    size = batch_size(4 * BATCH_TOKENS, model.config.max_len)  # type: ignore[union-attr,arg-type]
+    for i in range(0, len(images), size):
+        part = normalise(to_floats(torch.from_numpy(images[i : i + size])), pixels["mean"], pixels["std"])
+        with autocast(device, dtype):
+            found.append(model(part.to(device)).float().cpu())
+        poll()
+    return torch.cat(found)
+
+
+def measure(
+    model: nn.Module,
+    pictures: Pictures,
+    names: tuple[str, ...],
+    pixels: Pixels,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    poll: Poll = lambda: None,
+) -> Validation:
+    logits = answers(model, pictures.images, pixels, device, dtype, poll)
+    truths = torch.from_numpy(pictures.classes)
+    loss = nn.functional.cross_entropy(logits, truths).item()
+    return Validation(loss, scores("classification", logits.argmax(-1).tolist(), truths.tolist(), names))
+
+
+def evaluate(bundle: Bundle, config: Config, device: torch.device) -> Validation:
+    images, labels = read(config, "test")
+    pictures = Pictures(images, class_numbers(labels, bundle.labels, config.data.test))
+    return measure(bundle.model, pictures, bundle.labels, bundle.pixels, device)

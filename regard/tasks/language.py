@@ -1,0 +1,117 @@
+"""Language modelling: every token of a text from those before it. Rows are windows of one long stream, or several documents
+that do not see each other."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from regard.config import Config
+from regard.data.batches import Batches
+from regard.data.shards import Store
+from regard.data.streams import PackedBatches, StreamBatches
+from regard.data.text import TextCorpus
+from regard.evaluate.likelihood import total_loss
+from regard.evaluate.translation import perplexity
+from regard.folder import Bundle
+from regard.tasks.job import Job, Poll, Validation
+from regard.tasks.start import Start
+from regard.tasks.texts import Framed, demand, text_corpus, text_store, with_vocabulary
+from regard.text.frame import Frame
+from regard.text.tokenizer import EOS, SOS, Tokenizer, Tokenizers
+from regard.training.objective import Objective, PackedObjective, token_objective
+
+STREAM = Frame(before=(), between=(), after=(), start=())  # a file is one document: nothing marks its ends
+DOCUMENTS = Frame(before=(SOS,), between=(EOS,), after=(EOS,), start=())
+
+
+@dataclass(frozen=True)
+class LanguageJob(Job):
+    train: Store
+    valid: Store
+    valid_characters: int
+
+    def batches(self) -> Batches:
+        return batches_of(self.train, self.config)
+
+    def objective(self) -> Objective:
+        train = self.config.train
+        if self.config.data.packing == "documents":
+            return PackedObjective(self.model, train.label_smoothing)
+        return token_objective(self.model, train)
+
+    def validate(self, model: nn.Module, device: torch.device, dtype: torch.dtype, poll: Poll) -> Validation:
+        result = measure(model, self.valid, self.valid_characters, self.config, device, dtype, poll)
+        return replace(result, samples=self._written(poll))
+
+    def _written(self, poll: Poll) -> list[str]:
+        """What the model writes by itself."""
+        from regard.writer import Writer
+
+        n = self.config.train.samples
+        if not n:
+            return []
+        poll()
+        length = min(100, self.sizes.max_len - 2)
+        found = Writer(self.bundle()).generate("\n", temperature=0.8, max_new_tokens=length, n=n)
+        return [str(text) for text in found.samples or (found,)]
+
+    def next_steps(self) -> list[str]:
+        return [*super().next_steps(), f'regard generate {self.folder} "..."']
+
+
+def prepare_job(folder: Path, config: Config, quiet: bool = False) -> LanguageJob:
+    demand(config, "gpt")
+    start = Start.of(folder, config, quiet)
+    corpora = {split: text_corpus(config, split) for split in ("train", "valid")}
+    tokenizer = start.text_tokenizer(lambda: (text for (text,) in corpora["train"].rows()))
+    frame = start.frame(DOCUMENTS if apart(config) else STREAM)
+    train, valid = (store_of(corpora[split], tokenizer, frame, config, quiet) for split in ("train", "valid"))
+    model = start.model(with_vocabulary(config.model, tokenizer))
+    config = replace(config, model=model.config)  # type: ignore[arg-type]
+    amount = f"{len(train.source.ids):,} training tokens"
+    both, characters = Tokenizers(tokenizer, tokenizer), corpora["valid"].characters()
+    return LanguageJob(folder, config, model, both, frame, train.key, amount, train, valid, characters)
+
+
+def apart(config: Config) -> bool:
+    """Whether documents have ends that are marked."""
+    return config.data.packing == "documents" or config.data.documents != "file"
+
+
+def store_of(corpus: TextCorpus, tokenizer: Tokenizer, frame: Frame, config: Config, quiet: bool) -> Store:
+    return text_store(corpus, Framed(tokenizer, frame if apart(config) else STREAM), quiet)
+
+
+def batches_of(store: Store, config: Config, shifting: bool = True) -> Batches:
+    width, tokens, seed = config.model.max_len, config.train.batch_tokens, config.train.seed
+    if config.data.packing == "documents":
+        return PackedBatches(store.source, width, tokens, seed)
+    return StreamBatches(store.source, width, tokens, seed, shifting)
+
+
+def measure(
+    model: nn.Module,
+    store: Store,
+    characters: int,
+    config: Config,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    poll: Poll = lambda: None,
+) -> Validation:
+    """Loss over all of a text, in windows as long as the model reads, each begun anew."""
+    objective = PackedObjective(model) if config.data.packing == "documents" else Objective(model)
+    total, tokens = total_loss(objective, batches_of(store, config, shifting=False).once(), device, dtype, poll)
+    bits = total / math.log(2) / characters
+    return Validation(total / tokens, {"perplexity": perplexity(total, tokens), "bits_per_character": bits})
+
+
+def evaluate(bundle: Bundle, config: Config, device: torch.device) -> Validation:
+    corpus = text_corpus(config, "test")
+    assert bundle.tokenizers is not None
+    store = store_of(corpus, bundle.tokenizers.source, bundle.frame, config, quiet=False)
+    return measure(bundle.model, store, corpus.characters(), config, device)

@@ -1,0 +1,121 @@
+"""Translation: pairs of sentences, label-smoothed cross-entropy of the target, BLEU of real decoding."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from regard.config import Config
+from regard.data.batches import PairBatches
+from regard.data.corpus import Corpus
+from regard.data.shards import Filters, Store, cache_folder, prepare
+from regard.decode.engine import decode
+from regard.errors import RegardError
+from regard.evaluate.likelihood import BATCH_TOKENS, total_loss
+from regard.evaluate.translation import corpus_bleu, perplexity
+from regard.models.transformer import Transformer
+from regard.progress import counted, progress_bar
+from regard.tasks.job import Job, Poll, Validation
+from regard.tasks.start import Start
+from regard.text.tokenizer import Tokenizer, Tokenizers
+from regard.training.log import say
+from regard.training.objective import Objective, token_objective
+
+
+@dataclass(frozen=True)
+class TranslationJob(Job):
+    train: Store
+    valid: Store
+    valid_pairs: list[tuple[str, ...]]  # raw text, for real decoding
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return ("loss", "bleu")
+
+    def batches(self) -> PairBatches:
+        train = self.config.train
+        return PairBatches(self.train, train.batch_tokens, train.seed, self.frame)
+
+    def objective(self) -> Objective:
+        return token_objective(self.model, self.config.train)
+
+    def validate(self, model: nn.Module, device: torch.device, dtype: torch.dtype, poll: Poll) -> Validation:
+        batches = PairBatches(self.valid, BATCH_TOKENS, 0, self.frame).once()
+        total, tokens = total_loss(Objective(model), batches, device, dtype, poll)
+        bleu, samples = self._translate(model, device, poll)
+        return Validation(total / tokens, {"perplexity": perplexity(total, tokens), "bleu": bleu}, samples)
+
+    def _translate(self, model: nn.Module, device: torch.device, poll: Poll) -> tuple[float, list[str]]:
+        assert isinstance(model, Transformer)
+        assert self.tokenizers is not None
+        train = self.config.train
+        pairs = self.valid_pairs[: train.valid_sentences or None]
+        sources = self.tokenizers.source.encode_batch([pair[0] for pair in pairs])
+        # Greedy: the same ranking of checkpoints as a beam for a fraction of its time.
+        options = dataclasses.replace(self.config.decode, beam=1, nbest=1, temperature=0.0)
+        found = decode(model, sources, options, model.config.max_len, device, lambda done: poll(), self.frame)
+        texts = self.tokenizers.target.decode_batch(best[0].tokens for best in found)
+        bleu = corpus_bleu(texts, [pair[1] for pair in pairs], self.config.data.target)
+        rows = zip(pairs[: train.samples], texts, strict=False)
+        return bleu, [f"{source}\n    ours {text}\n    ref. {reference}" for (source, reference), text in rows]
+
+    def next_steps(self) -> list[str]:
+        return [*super().next_steps(), f'regard translate --model {self.folder} "..."']
+
+
+def prepare_job(folder: Path, config: Config, quiet: bool = False) -> TranslationJob:
+    if config.model.architecture != "transformer":
+        raise RegardError(f"translation needs an encoder and a decoder: {config.model.preset} is not such a model")
+    start = Start.of(folder, config, quiet)
+    corpora = {split: corpus_of(config, split) for split in ("train", "valid")}
+    valid_pairs = [pair for pair in corpora["valid"].rows() if all(text.strip() for text in pair)]
+    tokenizers = start.tokenizers(lambda: learn(corpora["train"], config, quiet))
+    frame = start.frame()
+    longest = config.model.max_len - max(len(frame.before) + len(frame.after), len(frame.start))
+    filters = Filters(min(config.data.max_len, longest), config.data.max_ratio)
+    train = _store(corpora["train"], tokenizers, filters, "training", quiet)
+    valid = _store(corpora["valid"], tokenizers, Filters(longest), "validation", quiet)
+    if valid.report.too_long:
+        raise RegardError(
+            f"{valid.report.too_long} validation pairs are longer than model.max_len {config.model.max_len} allows: "
+            f"raise model.max_len or shorten them"
+        )
+    sizes = replace(config.model, source_vocab=len(tokenizers.source), target_vocab=len(tokenizers.target))
+    model = start.model(sizes)
+    config = replace(config, model=model.config)  # type: ignore[arg-type]
+    amount = f"{len(train):,} training pairs"
+    return TranslationJob(folder, config, model, tokenizers, frame, train.key, amount, train, valid, valid_pairs)
+
+
+def corpus_of(config: Config, split: str) -> Corpus:
+    data = config.data
+    specs = getattr(data, split)
+    if not specs:
+        raise RegardError(f"data.{split} names no corpus: set it in the recipe or with --data.{split} FILE")
+    return Corpus(specs, data.source, data.target, Path(data.root), split)
+
+
+def learn(corpus: Corpus, config: Config, quiet: bool) -> Tokenizers:
+    """A vocabulary for both languages, or one for each."""
+    settings = config.tokenizer
+    with progress_bar("reading pairs", quiet=quiet) as advance:
+
+        def side(*sides: int) -> Tokenizer:
+            rows = counted(corpus.rows(), advance)
+            return Tokenizer.train((row[i] for row in rows for i in sides), settings)
+
+        if settings.joint:
+            joint = side(0, 1)
+            return Tokenizers(joint, joint)
+        return Tokenizers(side(0), side(1))
+
+
+def _store(corpus: Corpus, tokenizers: Tokenizers, filters: Filters, what: str, quiet: bool) -> Store:
+    with progress_bar("tokenising pairs", quiet=quiet) as advance:
+        store = prepare(corpus, (tokenizers.source, tokenizers.target), filters, cache_folder(), advance)
+    say(f"{what} data: {store.report.describe()}", quiet)
+    return store

@@ -1,0 +1,160 @@
+"""Tiny models of transformers with random weights, and the same texts in their ids and in ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.exchange.huggingface import read_huggingface
+from regard.exchange.numbering import Numbering
+from regard.exchange.report import Report
+from regard.folder import Bundle
+from regard.text.vocabulary import PAD
+
+transformers: Any = pytest.importorskip("transformers")
+V, C, H, LAYERS = 41, 32, 4, 2
+CPU = torch.device("cpu")
+BERT: dict[str, Any] = {
+    "vocab_size": V, "hidden_size": C, "num_hidden_layers": LAYERS, "num_attention_heads": H, "intermediate_size": 48,
+}  # fmt: skip
+PAIR: dict[str, Any] = {"vocab_size": V, "d_model": C, "max_position_embeddings": 20}
+for side in ("encoder", "decoder"):
+    PAIR |= {f"{side}_layers": LAYERS, f"{side}_attention_heads": H, f"{side}_ffn_dim": 48}
+T5 = {"vocab_size": V, "d_model": C, "d_kv": 16, "d_ff": 48, "num_layers": LAYERS, "num_heads": H}
+T5 |= {"num_decoder_layers": 3, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 9}
+T5 |= {"decoder_start_token_id": 0}
+
+
+def make(kind: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
+    return lambda: getattr(transformers, kind)(getattr(transformers, config)(**settings))
+
+
+ends = {"bos_token_id": 7, "eos_token_id": 9, "pad_token_id": None}
+roberta = {**BERT, "max_position_embeddings": 18, "type_vocab_size": 1, "pad_token_id": 1}
+marian = {**PAIR, "decoder_vocab_size": V, "pad_token_id": 40, "eos_token_id": 0, "decoder_start_token_id": 40}
+marian |= {"forced_eos_token_id": None, "activation_function": "swish", "scale_embedding": True}
+bart = {**PAIR, "forced_eos_token_id": None}
+gpt2: dict[str, Any] = {"vocab_size": V, "n_embd": C, "n_layer": LAYERS, "n_head": H, "n_positions": 24}
+
+deberta = {**BERT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
+deberta |= {"type_vocab_size": 0, "max_relative_positions": 10}
+deberta3 = {**deberta, "position_buckets": 6, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+
+DECODERS = {
+    "gpt2": make("GPT2LMHeadModel", "GPT2Config", **gpt2, **ends | {"bos_token_id": 9}),
+    "gpt2-own-head": make("GPT2LMHeadModel", "GPT2Config", **gpt2, **ends, n_inner=48, tie_word_embeddings=False),
+    "llama": make("LlamaForCausalLM", "LlamaConfig", **BERT, **ends, num_key_value_heads=2),
+    "llama-biased": make(
+        "LlamaForCausalLM", "LlamaConfig", **BERT, **ends, attention_bias=True, mlp_bias=True, head_dim=6,
+        tie_word_embeddings=True, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
+    ),
+    "bloom": make("BloomForCausalLM", "BloomConfig", vocab_size=V, hidden_size=C, n_layer=LAYERS, n_head=H, **ends),
+}  # fmt: skip
+ENCODERS = {
+    "bert": make("BertForMaskedLM", "BertConfig", **BERT),
+    "bert-pretraining": make("BertForPreTraining", "BertConfig", **BERT),
+    "roberta": make("RobertaForMaskedLM", "RobertaConfig", **roberta),
+    "roformer": make("RoFormerForMaskedLM", "RoFormerConfig", **BERT),
+    "deberta-3": make("DebertaV2ForMaskedLM", "DebertaV2Config", **deberta3),
+    "deberta-1": make("DebertaForMaskedLM", "DebertaConfig", **deberta),
+}
+PAIRS = {
+    "t5": make("T5ForConditionalGeneration", "T5Config", **T5),
+    "t5-1.1": make(
+        "T5ForConditionalGeneration", "T5Config", **T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False
+    ),
+    "bart": make("BartForConditionalGeneration", "BartConfig", **bart),
+    "marian": make("MarianMTModel", "MarianConfig", **marian),
+    "marian-two-embeddings": make("MarianMTModel", "MarianConfig", **marian, share_encoder_decoder_embeddings=False),
+}
+ANSWERING = {
+    "bert-row": make("BertForSequenceClassification", "BertConfig", **BERT, num_labels=3),
+    "bert-token": make("BertForTokenClassification", "BertConfig", **BERT, num_labels=5),
+    "roberta-row": make("RobertaForSequenceClassification", "RobertaConfig", **roberta, num_labels=3),
+    "roberta-token": make("RobertaForTokenClassification", "RobertaConfig", **roberta, num_labels=3),
+}
+BARE = {
+    "bert-bare": make("BertModel", "BertConfig", **BERT),
+    "roberta-bare": make("RobertaModel", "RobertaConfig", **roberta),
+}
+VIT = {
+    "vit": make(
+        "ViTForImageClassification", "ViTConfig", hidden_size=C, num_hidden_layers=LAYERS, num_attention_heads=H,
+        intermediate_size=48, image_size=12, patch_size=4, num_labels=7,
+    )
+}  # fmt: skip
+EVERY = {**DECODERS, **ENCODERS, **PAIRS, **ANSWERING, **BARE, **VIT}
+
+
+def stirred(name: str) -> Any:
+    """No weight at a special value such as 0 or 1; a T5 of version 1.1 with a head of its own, as the published ones."""
+    torch.manual_seed(0)
+    peer = EVERY[name]()
+    if name == "t5-1.1":
+        peer.lm_head.weight = nn.Parameter(torch.empty_like(peer.lm_head.weight))
+    if name == "bart":
+        peer.generation_config.forced_bos_token_id = peer.config.bos_token_id
+    with torch.no_grad():
+        if name == "marian":  # a published one has learned it
+            peer.final_logits_bias.normal_()
+        for p in peer.parameters():
+            if p.requires_grad:  # RoFormer's sinusoids are not learned
+                p.copy_(torch.randn_like(p) * 0.3 + (p.dim() == 1))
+    return peer.eval()
+
+
+def imported(name: str, folder: Path) -> tuple[Any, Bundle, Report]:
+    peer = stirred(name)
+    peer.save_pretrained(folder / name)
+    return peer, *read_huggingface(folder / name, CPU)
+
+
+def numbering_of(bundle: Bundle) -> Numbering:
+    return Numbering.from_dict(bundle.origin["numbering"])
+
+
+LENGTHS = (11, 4, 8)
+
+
+def texts(numbering: Numbering, lengths: tuple[int, ...] = LENGTHS) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of random tokens in their ids and in ours, and which are real; padding is token 40 there, PAD here."""
+    generator = torch.Generator().manual_seed(1)
+    theirs = torch.randint(10, V - 1, (len(lengths), max(lengths)), generator=generator)
+    real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    ours = torch.tensor(numbering.ours)[theirs].where(real, torch.tensor(PAD))
+    padding = numbering.special[PAD]
+    return theirs.where(real, torch.tensor(V - 1 if padding is None else padding)), ours, real
+
+
+def logits(name: str, peer: Any, bundle: Bundle) -> tuple[Tensor, Tensor]:
+    """Theirs and ours of the same input, in the order of their vocabulary, real tokens alone."""
+    numbering = numbering_of(bundle)
+    order = torch.tensor(numbering.ours)
+    if name in VIT:
+        images = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(1))
+        return peer(pixel_values=images).logits, bundle.model(images)
+    theirs, ours, real = texts(numbering)
+    if name in PAIRS:
+        start = torch.tensor([[peer.config.decoder_start_token_id]] * len(theirs))
+        first = torch.tensor([bundle.frame.start[:1]] * len(theirs))
+        said = peer(
+            input_ids=theirs, attention_mask=real.long(), decoder_input_ids=torch.cat([start, theirs[:, :3]], 1)
+        )
+        return said.logits, bundle.model(ours, torch.cat([first, ours[:, :3]], 1))[..., order]
+    if name in DECODERS:
+        return peer(input_ids=theirs, attention_mask=real.long()).logits[real], bundle.model(ours)[real][:, order]
+    types = (torch.arange(theirs.shape[1]) > 5).long().expand_as(theirs) * (bundle.config.token_types > 1)
+    said = peer(input_ids=theirs, attention_mask=real.long(), token_type_ids=types)
+    if name in ENCODERS:
+        found = said.prediction_logits if "prediction_logits" in said else said.logits
+        return found[real], bundle.model(ours, types)[real][:, order]
+    if name in BARE:
+        return said.last_hidden_state[real], bundle.model.hidden(ours, types)[real]
+    per_token = name.endswith("-token")
+    answers = bundle.model(ours, types)
+    return (said.logits[real], answers[real]) if per_token else (said.logits, answers)

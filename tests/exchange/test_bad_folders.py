@@ -1,0 +1,179 @@
+"""What cannot come in is refused in one line that says what, and nothing is written; and the two verbs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from peers import CPU, stirred
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from regard import cli_exchange
+from regard import folder as folders
+from regard.errors import RegardError
+from regard.exchange.huggingface import read_huggingface
+
+
+@pytest.fixture
+def peer_folder(tmp_path: Path) -> Callable[[str], Path]:
+    def save(name: str) -> Path:
+        stirred(name).save_pretrained(tmp_path / name)
+        return tmp_path / name
+
+    return save
+
+
+def set_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(RegardError) as error:
+        read_huggingface(folder, CPU)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_everything_that_does_not_fit_is_listed_at_once(peer_folder: Callable[[str], Path]) -> None:
+    folder = peer_folder("bert")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["bert.encoder.layer.1.attention.self.key.weight"], tensors["cls.predictions.bias"]
+    tensors["bert.encoder.layer.0.output.dense.weight"] = torch.zeros(3, 4)
+    tensors["bert.encoder.layer.2.output.dense.bias"] = torch.zeros(5)
+    tensors["cls.predictions.decoder.weight"] = torch.zeros(41, 32)
+    save_file(tensors, folder / "model.safetensors")
+    said = refused(folder)
+    assert "bert.encoder.layer.1.attention.self.key.weight [32, 32] is missing" in said
+    assert "cls.predictions.bias [41] is missing" in said
+    assert "bert.encoder.layer.0.output.dense.weight is [3, 4], not [32, 48]" in said
+    assert "bert.encoder.layer.2.output.dense.bias [5] is not part of a BERT model" in said
+    assert "cls.predictions.decoder.weight differs from bert.embeddings.word_embeddings.weight" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("bert", {"model_type": "mamba"}, r"'mamba' model: Regard reads GPT-2, LLaMA, BLOOM, BERT, .*T5, BART, Marian"),
+        ("bert", {"model_type": None}, r"Regard reads"),
+        ("bert", {"architectures": ["BertForQuestionAnswering"]}, r"a BertForQuestionAnswering: of BERT, Regard reads"),
+        ("bert", {"is_decoder": True}, r"is_decoder True"),
+        ("bert", {"position_embedding_type": "relative_key"}, r"position_embedding_type 'relative_key'"),
+        ("bert", {"hidden_act": "mish"}, r"hidden_act 'mish': Regard has gelu"),
+        ("bert", {"hidden_size": None}, r"no 'hidden_size'"),
+        ("bert", {"hidden_size": "wide"}, r"model.d_model' must be of type int"),
+        ("bert", {"vocab_size": 40}, r"word_embeddings.weight is \[41, 32\], not \[40, 32\]"),
+        ("bert", {"vocab_size": "all"}, r"vocab_size"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, r"scale_attn_by_inverse_layer_idx True"),
+        ("gpt2", {"tie_word_embeddings": False}, r"lm_head.weight \[41, 32\] is missing"),
+        ("llama", {"rope_parameters": {"rope_type": "llama3"}}, r"rope_type 'llama3'"),
+        ("llama", {"mlp_bias": True}, r"attention_bias and mlp_bias apart"),
+        ("roformer", {"rotary_value": True}, r"rotary_value True"),
+        ("roformer", {"embedding_size": 16}, r"embedding_size"),
+        ("deberta-3", {"share_att_key": False}, r"share_att_key False"),
+        ("deberta-3", {"pos_att_type": "c2p"}, r"pos_att_type \['c2p'\]"),
+        ("t5", {"feed_forward_proj": "gated-mish"}, r"feed_forward_proj 'gated-mish'"),
+        ("bart", {"decoder_ffn_dim": 64}, r"48 encoder_ffn_dim and 64 decoder_ffn_dim"),
+        ("marian", {"decoder_vocab_size": 50}, r"decoder_vocab_size of 50"),
+        ("bert-row", {"problem_type": "multi_label_classification"}, r"multi_label_classification"),
+        ("vit", {"qkv_bias": False}, r"qkv_bias False"),
+    ],
+)
+def test_settings_that_we_cannot_honour_are_refused_by_name(
+    name: str, change: dict[str, Any], said: str, peer_folder: Callable[[str], Path]
+) -> None:
+    folder = peer_folder(name)
+    set_config(folder, **change)
+    with pytest.raises(RegardError, match=said):
+        read_huggingface(folder, CPU)
+
+
+def test_pickles_are_refused_with_the_reason(peer_folder: Callable[[str], Path]) -> None:
+    folder = peer_folder("bert")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert "pickled (pytorch_model.bin), and loading a pickle can run any code in it" in refused(folder)
+    (folder / "pytorch_model.bin").unlink()
+    assert "no weights in" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [("config.json", b"{"), ("config.json", b"[1]"), ("model.safetensors", None), ("tokenizer.json", b"{}")],
+)
+def test_broken_files_are_named(file: str, content: bytes | None, peer_folder: Callable[[str], Path]) -> None:
+    path = peer_folder("bert") / file
+    path.write_bytes(path.read_bytes()[:-100] if content is None else content)
+    assert file in refused(path.parent)
+
+
+def test_an_index_cannot_name_files_elsewhere(peer_folder: Callable[[str], Path]) -> None:
+    folder = peer_folder("bert")
+    (folder / "model.safetensors").rename(folder.parent / "other.safetensors")
+    index = folder / "model.safetensors.index.json"
+    for name in ("../other.safetensors", "weights.bin", 3):
+        index.write_text(json.dumps({"weight_map": {"x": name}}))
+        assert "which is not a file of safetensors in its folder" in refused(folder)
+    index.write_text("{}")
+    assert "cannot read" in refused(folder)
+
+
+def test_numbers_that_are_not_finite_are_refused(peer_folder: Callable[[str], Path]) -> None:
+    folder = peer_folder("gpt2")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["transformer.ln_f.bias"][3] = torch.nan
+    save_file(tensors, folder / "model.safetensors")
+    assert "decoder.norm.bias would hold numbers that are not finite" in refused(folder)
+
+
+# ---- the verbs --------------------------------------------------------------------------------------------------------
+
+app = typer.Typer()
+app.command("import")(cli_exchange.import_model)
+app.command("export")(cli_exchange.export_model)
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments)
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def test_import_and_export_from_the_command_line(
+    peer_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = peer_folder("gpt2")
+    monkeypatch.chdir(tmp_path)
+    assert run("import", str(folder)).endswith("\ngpt2-regard\n")
+    assert folders.load(Path("gpt2-regard"), CPU).task == "causal-lm"
+    table = run("import", str(folder), "-o", "two", "--verbose", "--report", "report.json")
+    assert (
+        "transformer.h.1.attn.c_attn.weight -> decoder.blocks.1.sublayers.self.sublayer.qkv.weight [96, 32], transposed"
+        in table
+    )
+    assert len(json.loads(Path("report.json").read_text())["mapped"]) == 28
+    found = json.loads(run("export", "two", "-o", "back", "--json"))
+    assert (found["folder"], found["family"], found["kind"]) == ("back", "GPT-2", "GPT2LMHeadModel")
+    first, second = (load_file(at / "model.safetensors") for at in (folder, Path("back")))
+    assert all(torch.equal(x, second[key]) for key, x in first.items())
+
+
+def test_nothing_is_overwritten_or_half_written(
+    peer_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = peer_folder("bert")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RegardError, match="already there"):
+        run("import", str(folder), "-o", str(folder))
+    set_config(folder, hidden_act="mish")
+    with pytest.raises(RegardError, match="mish"):
+        run("import", str(folder), "-o", "out")
+    with pytest.raises(RegardError, match="unknown format 'onnx'"):
+        run("export", str(folder), "-o", "out", "--to", "onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["bert"]

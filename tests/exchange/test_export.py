@@ -1,0 +1,201 @@
+"""Models that were made here, as folders that transformers loads; and those that no family there has."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peers import transformers
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from regard.config import ModelConfig, TokenizerConfig
+from regard.errors import RegardError
+from regard.exchange.huggingface import read_huggingface, write_huggingface
+from regard.folder import Bundle
+from regard.models.architectures import make_model
+from regard.text.frame import CLASSIC, Frame
+from regard.text.tokenizer import EOS, PAD, SOS, Tokenizer, Tokenizers
+
+V = 60
+GPT: dict[str, Any] = {"preset": "gpt-tiny", "n_decoder_layers": 2, "target_vocab": V, "max_len": 20}
+BERT: dict[str, Any] = {"preset": "bert-tiny", "n_encoder_layers": 2, "source_vocab": V, "max_len": 20, "norm": "post"}
+BERT |= {"positions": "learned", "activation": "gelu", "embedding_norm": True, "token_types": 2}
+PAIR: dict[str, Any] = {"preset": "transformer-tiny", "n_encoder_layers": 2, "n_decoder_layers": 1, "max_len": 20}
+PAIR |= {"source_vocab": V, "target_vocab": V, "norm": "post"}
+T5: dict[str, Any] = {"norm": "pre", "norm_kind": "rms", "bias": False, "positions": "t5", "scale_embeddings": False}
+LLAMA: dict[str, Any] = {"norm_kind": "rms", "bias": False, "gated": True, "activation": "silu", "positions": "rope"}
+
+DEBERTA: dict[str, Any] = {**BERT, "encoder_positions": "disentangled", "scale_embeddings": False, "token_types": 0}
+DEBERTA |= {"disentangled_reach": 10}
+
+HOME: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", {**GPT, "positions": "learned", "activation": "gelu-tanh", "scale_embeddings": False}),
+    "llama": ("LlamaForCausalLM", {**GPT, **LLAMA, "n_kv_heads": 2, "tie": "none", "scale_embeddings": False}),
+    "bloom": (
+        "BloomForCausalLM",
+        {**GPT, "positions": "alibi", "activation": "gelu-tanh", "scale_embeddings": False, "embedding_norm": True},
+    ),
+    "bert": ("BertForMaskedLM", {**BERT, "scale_embeddings": False}),
+    "roformer": ("RoFormerForMaskedLM", {**BERT, "positions": "rope", "scale_embeddings": False}),
+    "deberta-3": ("DebertaV2ForMaskedLM", {**DEBERTA, "disentangled_buckets": 6}),
+    "bert-row": ("BertForSequenceClassification", {**BERT, "scale_embeddings": False, "answer": "row", "n_classes": 3}),
+    "bert-token": ("BertForTokenClassification", {**BERT, "scale_embeddings": False, "answer": "token", "n_classes": 3}),
+    "marian": ("MarianMTModel", {**PAIR, "activation": "silu"}),
+    "marian-decoder": ("MarianMTModel", {**PAIR, "tie": "decoder", "scale_embeddings": False}),
+    "bart": ("BartForConditionalGeneration", {**PAIR, "positions": "learned", "embedding_norm": True}),
+    "t5": ("T5ForConditionalGeneration", {**PAIR, **T5, "scale_logits": True}),
+    "t5-1.1": (
+        "T5ForConditionalGeneration",
+        {**PAIR, **T5, "d_head": 16, "gated": True, "activation": "gelu-tanh", "tie": "inputs"},
+    ),
+    "vit": (
+        "ViTForImageClassification",
+        {"preset": "vit-tiny", "n_encoder_layers": 2, "positions": "learned", "activation": "gelu", "max_len": 10,
+         "n_classes": 4, "scale_embeddings": False},
+    ),
+}  # fmt: skip
+
+
+def model_of(settings: dict[str, Any]) -> nn.Module:
+    torch.manual_seed(0)
+    model = make_model(ModelConfig(**settings)).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    return model
+
+
+def bundle_of(name: str, **more: Any) -> Bundle:
+    model = model_of(HOME.get(name, ("", {**DEBERTA, "disentangled_buckets": 0}))[1])
+    config: Any = model.config
+    task = {"row": "classification", "token": "tagging"}.get(config.answer, "causal-lm")
+    labels = tuple("abc") if config.answer != "none" else ()
+    return Bundle(model, None, task, labels=labels, frame=CLASSIC if name.startswith("bert") else Frame(), **more)
+
+
+def both(name: str, model: nn.Module, peer: Any) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    if name == "vit":
+        images = torch.randn(2, 1, 12, 12)
+        return model(images), peer(pixel_values=images).logits
+    ids, target = torch.randint(5, V, (3, 9)), torch.randint(5, V, (3, 6))
+    ids[1, 5:] = PAD
+    real = ids != PAD
+    if "encoder_layers" in peer.config or "num_decoder_layers" in peer.config:
+        target[:, 0] = SOS
+        return model(ids, target), peer(input_ids=ids, attention_mask=real.long(), decoder_input_ids=target).logits
+    said = peer(input_ids=ids, attention_mask=real.long()).logits
+    if name.startswith("bert-"):
+        found = model(ids, torch.zeros_like(ids))
+        return (found, said) if name == "bert-row" else (found[real], said[real])
+    return model(ids)[real], said[real]
+
+
+@pytest.mark.parametrize("name", HOME)
+def test_a_model_made_here_says_the_same_there(name: str, tmp_path: Path) -> None:
+    bundle = bundle_of(name)
+    report = write_huggingface(tmp_path / "out", bundle)
+    assert report.kind == HOME[name][0]
+    peer, info = getattr(transformers, report.kind).from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    with torch.no_grad():
+        ours, theirs = both(name, bundle.model, peer.eval())
+    torch.testing.assert_close(theirs, ours, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", HOME)
+def test_what_went_out_comes_in_and_goes_out_again(name: str, tmp_path: Path) -> None:
+    write_huggingface(tmp_path / "out", bundle_of(name))
+    back, _ = read_huggingface(tmp_path / "out", torch.device("cpu"))
+    write_huggingface(tmp_path / "again", back)
+    first, second = (load_file(tmp_path / at / "model.safetensors") for at in ("out", "again"))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(x, second[key]) for key, x in first.items() if "EncDecAttention.q" not in key)
+    assert back.labels == {"vit": ("LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3")}.get(name, bundle_of(name).labels)
+
+
+def test_a_tokenizer_goes_with_its_model(tmp_path: Path) -> None:
+    lines = ["the cat sat on the mat", "a dog and a cat", "no one is there"]
+    tokenizer = Tokenizer.train(lines, TokenizerConfig(kind="bpe", vocab_size=V))
+    name, frame = "bert", CLASSIC
+    bundle = dataclasses.replace(bundle_of(name), tokenizers=Tokenizers(tokenizer, tokenizer), frame=frame)
+    write_huggingface(tmp_path / "out", bundle)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in lines:
+        ids = tokenizer.encode(text)
+        assert theirs(text)["input_ids"] == frame.one(ids)
+        pair = theirs(text, lines[0])
+        assert (pair["input_ids"], pair["token_type_ids"]) == frame.pair(ids, tokenizer.encode(lines[0]))
+        assert theirs.decode(ids) == text
+    assert (theirs.pad_token_id, theirs.cls_token_id, theirs.sep_token_id) == (PAD, SOS, EOS)
+    again, _ = read_huggingface(tmp_path / "out", torch.device("cpu"))
+    assert again.frame == frame
+    assert again.tokenizers is not None
+    assert again.tokenizers.source.encode(lines[1]) == tokenizer.encode(lines[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("gpt2", {"positions": "fire"}, r"nearest is GPT-2, but positions is 'fire', not 'learned'"),
+        ("gpt2", {"window": 8}, r"window is 8, not 0"),
+        ("llama", {"scale_embeddings": True}, r"nearest is LLaMA, but scale_embeddings is True, not False"),
+        ("marian", {"norm": "pre"}, r"nearest is Marian, but norm is 'pre', not 'post'"),
+        ("bert", {"parallel": True, "norm": "pre"}, r"nearest is BERT"),
+        ("bloom", {"d_ff": 100}, r"nearest is BLOOM, but d_ff is 100, not 512"),
+        ("t5", {"cross_positions": "t5"}, r"nearest is T5, but cross_positions is 't5'"),
+    ],
+)
+def test_settings_that_no_family_has_are_refused_by_name(
+    name: str, change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    bundle = Bundle(model_of({**HOME[name][1], **change}), None, "causal-lm")
+    with pytest.raises(RegardError, match=said):
+        write_huggingface(tmp_path / "out", bundle)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_left_its_family_is_refused(tmp_path: Path) -> None:
+    write_huggingface(tmp_path / "out", bundle_of("gpt2"))
+    bundle, _ = read_huggingface(tmp_path / "out", torch.device("cpu"))
+    config = dataclasses.replace(bundle.config, positions="rope", preset="gpt-tiny")
+    changed = dataclasses.replace(bundle, model=make_model(config))
+    with pytest.raises(RegardError, match=r"came from GPT-2 but is none any more: positions is 'rope'"):
+        write_huggingface(tmp_path / "again", changed)
+
+
+def test_what_a_decoder_starts_with_goes_back_to_padding(tmp_path: Path) -> None:
+    """T5 starts with padding, for which SOS stands here; what SOS has learned is then the row of padding there."""
+    write_huggingface(tmp_path / "out", dataclasses.replace(bundle_of("t5"), frame=Frame(start=(PAD,))))
+    bundle, _ = read_huggingface(tmp_path / "out", torch.device("cpu"))
+    assert (bundle.config.absent[:1], bundle.frame.start) == ((SOS,), (SOS,))
+    words: Any = bundle.model.source_embedding.weight  # type: ignore[union-attr]
+    with torch.no_grad():
+        words[SOS] += 1
+    write_huggingface(tmp_path / "again", bundle)
+    before, after = (load_file(tmp_path / at / "model.safetensors")["shared.weight"] for at in ("out", "again"))
+    assert torch.equal(after[PAD], before[PAD] + 1)
+    assert torch.equal(after[1:], before[1:])
+
+
+def test_numbers_learned_where_a_family_has_none_are_refused(tmp_path: Path) -> None:
+    bundle = bundle_of("deberta-1")
+    with pytest.raises(RegardError, match=r"qkv\.bias has learned numbers where these models have none"):
+        write_huggingface(tmp_path / "out", bundle)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_classifier_grown_on_an_imported_model_goes_out_as_one(tmp_path: Path) -> None:
+    write_huggingface(tmp_path / "out", bundle_of("bert"))
+    bundle, _ = read_huggingface(tmp_path / "out", torch.device("cpu"))
+    config = dataclasses.replace(bundle.config, answer="row", n_classes=2)
+    grown = dataclasses.replace(bundle, model=make_model(config).eval(), labels=("no", "yes"), task="classification")
+    report = write_huggingface(tmp_path / "grown", grown)
+    peer = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "grown")
+    assert report.kind == "BertForSequenceClassification"
+    assert peer.config.id2label == {0: "no", 1: "yes"}

@@ -1,0 +1,225 @@
+"""Every family with random weights: the same logits here, and bit for bit the same weights after a trip there and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from peers import (
+    BARE,
+    CPU,
+    DECODERS,
+    ENCODERS,
+    EVERY,
+    PAIRS,
+    deberta,
+    deberta3,
+    imported,
+    logits,
+    make,
+    numbering_of,
+    stirred,
+    texts,
+    transformers,
+)
+from safetensors.torch import load_file, save_file
+from torch.func import functional_call
+
+from regard import folder as folders
+from regard.exchange.families import FAMILIES
+from regard.exchange.family import rules_of
+from regard.exchange.huggingface import read_huggingface, write_huggingface
+from regard.text.vocabulary import EOS, PAD, SOS
+
+every = pytest.mark.parametrize("name", EVERY)
+close: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
+
+
+@every
+def test_logits_are_theirs(name: str, tmp_path: Path) -> None:
+    peer, bundle, _ = imported(name, tmp_path)
+    with torch.no_grad():
+        theirs, ours = logits(name, peer, bundle)
+    torch.testing.assert_close(ours, theirs, **close)
+
+
+@every
+def test_there_and_back_nothing_has_changed(name: str, tmp_path: Path) -> None:
+    """Through a folder of ours as well. Only the rows of a table of positions that nothing reads come back as zeros."""
+    peer, bundle, report = imported(name, tmp_path)
+    folders.save(tmp_path / "ours", bundle, "")
+    bundle = folders.load(tmp_path / "ours", CPU)
+    out = write_huggingface(tmp_path / "back", bundle)
+    back = getattr(transformers, out.kind).from_pretrained(tmp_path / "back").eval()
+    before, after = peer.state_dict(), back.state_dict()
+    lost = {key for key in before if key.startswith("cls.seq_relationship.")}
+    assert before.keys() - lost == after.keys() | (
+        {"bert.pooler.dense.weight", "bert.pooler.dense.bias"} if lost else set()
+    )
+    for key, expected in after.items():
+        first = 2 if "position" in key and name.split("-")[0] in ("roberta", "bart") else 0
+        assert torch.equal(expected[first:], before[key][first:]), key
+    ignored = ("transformers_version", "architectures")
+    old, new = (json.loads((tmp_path / at / "config.json").read_text()) for at in (name, "back"))
+    assert {k: v for k, v in old.items() if k not in ignored} == {k: new[k] for k in old if k not in ignored}
+    assert report.kind == out.kind or lost
+
+
+@pytest.mark.parametrize("name", [*DECODERS, *ENCODERS, *PAIRS])
+def test_tokens_that_they_lack_are_never_said(name: str, tmp_path: Path) -> None:
+    _, bundle, _ = imported(name, tmp_path)
+    _, ours, _ = texts(numbering_of(bundle))
+    inputs = (ours, ours) if name in PAIRS else (ours,)
+    said = bundle.model(*inputs)
+    assert bundle.config.absent
+    assert (said[..., list(bundle.config.absent)] == -torch.inf).all()
+    assert said[..., list(numbering_of(bundle).ours)].isfinite().all()
+
+
+# ---- generation -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_greedy_continuations_are_theirs(name: str, tmp_path: Path) -> None:
+    peer, bundle, _ = imported(name, tmp_path)
+    numbering = numbering_of(bundle)
+    theirs, ours, _ = texts(numbering, (5,))
+    expected = peer.generate(theirs, attention_mask=torch.ones_like(theirs), do_sample=False, max_new_tokens=12)
+    with torch.no_grad():
+        scores, state = bundle.model.begin(ours)  # type: ignore[operator]
+        said: list[int] = []
+        while len(said) < 12 and EOS not in said:
+            said.append(int(scores.argmax(-1)))
+            scores = bundle.model.step(torch.tensor(said[-1:]), state)  # type: ignore[operator]
+    assert [numbering.theirs[i] for i in said] == expected[0, 5:].tolist()
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_greedy_translations_are_theirs(name: str, tmp_path: Path) -> None:
+    """From the start that the frame says: BART's is its end token, and then <s>, which it is forced to say."""
+    peer, bundle, _ = imported(name, tmp_path)
+    numbering = numbering_of(bundle)
+    theirs, ours, _ = texts(numbering, (7,))
+    padding = peer.config.pad_token_id
+    settings = {
+        "do_sample": False,
+        "num_beams": 1,
+        "max_new_tokens": 12,
+        "suppress_tokens": [padding],
+        "use_cache": False,
+    }
+    expected = peer.generate(theirs, attention_mask=torch.ones_like(theirs), **settings)[0]
+    assert bundle.frame.start == ((EOS, SOS) if name == "bart" else (SOS,))
+    with torch.no_grad():
+        state, said = bundle.model.begin(ours), []  # type: ignore[operator]
+        for token in bundle.frame.start:
+            scores = bundle.model.step(torch.tensor([token]), state)  # type: ignore[operator]
+        while len(said) < 13 - len(bundle.frame.start) and EOS not in said:
+            scores[:, PAD] = -torch.inf
+            said.append(int(scores.argmax(-1)))
+            scores = bundle.model.step(torch.tensor(said[-1:]), state)  # type: ignore[operator]
+    assert [numbering.theirs[i] for i in said] == expected[len(bundle.frame.start) :].tolist()
+
+
+# ---- learning ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "t5-1.1"])
+def test_loss_and_gradients_are_theirs(name: str, tmp_path: Path) -> None:
+    """The rules are differentiable, so that our loss has gradients with respect to their weights."""
+    peer, bundle, _ = imported(name, tmp_path)
+    numbering, model = numbering_of(bundle), bundle.model
+    rules = rules_of(FAMILIES[bundle.origin["family"]], bundle.config, numbering)
+    leaves = {k: p.detach().clone().requires_grad_() for k, p in peer.named_parameters() if p.requires_grad}
+    rules = [rule for rule in rules if all(part.name in leaves for part in rule.parts)]
+    theirs, ours, real = texts(numbering)
+    weights = {rule.ours: rule.to_ours(leaves) for rule in rules}
+    if name in PAIRS:
+        start = torch.full((3, 1), peer.config.decoder_start_token_id)
+        target, first = torch.cat([start, theirs[:, :3]], 1), torch.cat([torch.full((3, 1), SOS), ours[:, :3]], 1)
+        said = peer(input_ids=theirs, attention_mask=real.long(), decoder_input_ids=target).logits.flatten(0, 1)
+        found = functional_call(model, weights, (ours, first)).flatten(0, 1)
+        wanted = theirs[:, :4].flatten(), ours[:, :4].flatten()
+    else:
+        said = peer(input_ids=theirs, attention_mask=real.long()).logits[real]
+        found = functional_call(model, weights, (ours,))[real]
+        wanted = theirs.roll(1, 1)[real], torch.tensor(numbering.ours)[theirs.roll(1, 1)[real]]
+    losses = F.cross_entropy(said, wanted[0]), F.cross_entropy(found, wanted[1])
+    torch.testing.assert_close(losses[1], losses[0], **close)
+    for loss in losses:
+        loss.backward()
+    for key, p in peer.named_parameters():
+        if p.requires_grad:
+            tolerance = 1e-4 * float(p.grad.abs().max()) + 1e-6
+            torch.testing.assert_close(leaves[key].grad, p.grad, atol=tolerance, rtol=0)
+
+
+# ---- forms of files ---------------------------------------------------------------------------------------------------
+
+
+def test_shards_and_half_precision_are_read(tmp_path: Path) -> None:
+    peer = stirred("llama").to(torch.bfloat16)
+    peer.save_pretrained(tmp_path / "peer", max_shard_size="8KB")
+    assert len(list((tmp_path / "peer").glob("*.safetensors"))) > 2
+    peer = type(peer).from_pretrained(tmp_path / "peer", dtype=torch.float32).eval()
+    bundle, _ = read_huggingface(tmp_path / "peer", CPU)
+    assert {p.dtype for p in bundle.model.parameters()} == {torch.float32}
+    with torch.no_grad():
+        theirs, ours = logits("llama", peer, bundle)
+    torch.testing.assert_close(ours, theirs, **close)
+
+
+def test_older_names_and_written_out_copies_are_read(tmp_path: Path) -> None:
+    """As in bert-base-uncased: gamma and beta, the tied matrix twice, and no prefix here and there."""
+    _, bundle, _ = imported("bert", tmp_path)
+    path = tmp_path / "bert" / "model.safetensors"
+    tensors = load_file(path)
+    words = tensors["bert.embeddings.word_embeddings.weight"]
+    new = {"cls.predictions.decoder.weight": words.clone(), "bert.embeddings.position_ids": torch.arange(512)[None]}
+    old = {
+        k.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): x
+        for k, x in tensors.items()
+    }
+    save_file({k.removeprefix("bert.") if "layer.0" in k else k: x for k, x in {**old, **new}.items()}, path)
+    again, report = read_huggingface(tmp_path / "bert", CPU)
+    for (key, p), (_, q) in zip(bundle.model.named_parameters(), again.model.named_parameters(), strict=True):
+        assert torch.equal(p, q) or key.startswith("pooler."), key
+    assert report.ignored["cls.predictions.decoder.weight"] == "the same as bert.embeddings.word_embeddings.weight"
+    assert report.fresh == ["pooler.inner.weight", "pooler.inner.bias"]
+
+
+@pytest.mark.parametrize("version", ["DebertaV2", "Deberta"])
+def test_microsofts_names_of_debertas_head_are_read(version: str, tmp_path: Path) -> None:
+    settings = deberta3 if version == "DebertaV2" else deberta
+    peer = make(f"{version}ForMaskedLM", f"{version}Config", **settings, legacy=False)().eval()
+    peer.save_pretrained(tmp_path / "in")
+    bundle, report = read_huggingface(tmp_path / "in", CPU)
+    assert all(key.startswith("pooler.") for key in report.fresh)
+    with torch.no_grad():
+        theirs, ours = logits("deberta-3", peer, bundle)
+        torch.testing.assert_close(ours, theirs, **close)
+        write_huggingface(tmp_path / "out", bundle)
+        back = type(peer).from_pretrained(tmp_path / "out").eval()
+        torch.testing.assert_close(logits("deberta-3", back, bundle)[0], theirs, **close)
+
+
+def test_the_report_accounts_for_every_tensor(tmp_path: Path) -> None:
+    _, bundle, report = imported("bert-pretraining", tmp_path)
+    there = set(load_file(tmp_path / "bert-pretraining" / "model.safetensors"))
+    mapped = {name for row in report.mapped for name in row.theirs}
+    assert mapped | report.ignored.keys() == there
+    assert {row.ours for row in report.mapped} | set(report.fresh) == dict(bundle.model.named_parameters()).keys()
+    qkv = next(row for row in report.mapped if row.ours == "encoder.blocks.1.sublayers.self.sublayer.qkv.weight")
+    assert (qkv.shape, qkv.how, len(qkv.theirs)) == ((96, 32), "joined", 3)
+    assert "cls.seq_relationship.weight: ignored" in report.table()
+
+
+def test_a_model_without_a_head_starts_one_and_says_so(tmp_path: Path) -> None:
+    for name in BARE:
+        _, bundle, report = imported(name, tmp_path)
+        assert {key.split(".")[0] for key in report.fresh} == {"head"}
+        assert bundle.task == "masked-lm"

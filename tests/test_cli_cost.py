@@ -1,0 +1,152 @@
+"""`regard cost`: what it accepts, and that it prints the numbers of models/cost.py."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from regard.cli_cost import config_of, cost, cost_command, parse_tokens, show, size
+from regard.errors import RegardError
+from regard.models.architectures import PRESETS
+from regard.models.cost import measured
+
+RECIPE = """
+[tokenizer]
+vocab_size = 1200
+[model]
+preset = "transformer-tiny"
+n_encoder_layers = 2
+max_len = 128
+"""
+
+
+def call(*words: str, **settings: str) -> Result:
+    app = typer.Typer()
+    app.command()(cost)
+    return CliRunner().invoke(app, words, obj={f"model.{name}": value for name, value in settings.items()})
+
+
+def test_gpt3_prints_the_lectures_table() -> None:
+    done = call("gpt3", "--tokens", "300B")
+    assert done.exit_code == 0, done.output
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert lines[0] == "gpt3 (gpt)"
+    for line in (
+        "embedding 50,257 x 12,288 1 617,558,016 617,558,016",
+        "key 128 x 12,288 9,216 14,495,514,624 14,495,514,624",
+        "up 49,152 x 12,288 96 57,982,058,496 57,982,058,496",
+        "unembedding (tied) 50,257 x 12,288 1 617,558,016 617,558,016",
+        "in matrices 27,938 175,181,291,520 175,181,291,520",
+        "trained 174,604,259,328 174,604,259,328",
+    ):
+        assert line in lines
+    # 3.229e23 FLOPs at 0.4 * 989e12 a second
+    assert any(line.startswith("300,000,000,000 tokens 3.229e+23: 9,447.") for line in lines)
+
+
+def test_json_holds_the_same_numbers_as_the_function() -> None:
+    done = call("llama-7b", "--json", "--batch", "2", "--length", "100", "--tokens", "1e9", n_kv_heads="8")
+    answer = json.loads(done.stdout)
+    config, assumed = config_of("llama-7b", {"n_kv_heads": "8"})
+    expected = {"model": "llama-7b", "assumed": assumed, **measured(config, 2, 100, 10**9)}
+    assert answer == json.loads(json.dumps(expected))
+    assert {part["kind"]: part["number"] for part in answer["parameters"]["kinds"]}["key"] == 32 * 8
+    assert answer["flops"]["training"] == pytest.approx(1e9 * answer["flops"]["training_per_token"])
+
+
+def test_formula_and_count_stand_side_by_side_even_where_they_differ() -> None:
+    config, _ = config_of("gpt-tiny", {})
+    result = {"model": "x", "assumed": {}, **measured(config, 1, 8)}
+    result["parameters"]["kinds"][0]["counted"] = 123
+    assert "8,000 x 128 1 1,024,000 123" in " ".join(show(result).split())
+
+
+def test_without_a_name_every_preset_is_listed() -> None:
+    lines = call().stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:-1]] == [*PRESETS]
+    assert lines[-1] == "Where a vocabulary comes from the data, 8,000 pieces are counted."
+    llama = next(line for line in lines if line.startswith("llama-7b "))
+    assert llama.split() == ["llama-7b", "gpt", "32", "4,096", "32", "6,738,415,616"]
+    assert len(json.loads(call("--json").stdout)["presets"]) == len(PRESETS)
+
+
+def test_recipes_runs_and_model_folders_cost_the_same(tmp_path: Path) -> None:
+    recipe, run, model = tmp_path / "small.toml", tmp_path / "run", tmp_path / "model"
+    recipe.write_text(RECIPE)
+    run.mkdir()
+    model.mkdir()
+    vocabularies = "source_vocab = 1200\ntarget_vocab = 1200\n"
+    (run / "config.toml").write_text(RECIPE + vocabularies)
+    sizes = {"preset": "transformer-tiny", "n_encoder_layers": 2, "max_len": 128}
+    (model / "config.json").write_text(json.dumps({"model": {**sizes, "source_vocab": 1200, "target_vocab": 1200}}))
+    config, assumed = config_of(str(recipe), {})
+    assert assumed == {"source_vocab": 1200, "target_vocab": 1200}  # as many as the tokenizer may learn
+    assert config_of(str(run), {}) == config_of(str(model), {}) == (config, {})
+    assert config_of(str(recipe), {"n_encoder_layers": "5"})[0].n_encoder_layers == 5
+
+
+def test_a_recipe_has_the_style_of_its_preset(tmp_path: Path) -> None:
+    path = tmp_path / "llama.toml"
+    path.write_text('[model]\npreset = "llama-7b"\nn_decoder_layers = 2\n')
+    config, assumed = config_of(str(path), {})
+    assert (config.gated, config.norm_kind, config.n_decoder_layers, assumed) == (True, "rms", 2, {})
+
+
+def test_what_data_would_tell_is_assumed_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    cost_command("bert-tiny", {"answer": "row"}, None, 1, None, False)
+    out = capsys.readouterr().out
+    assert "model.source_vocab comes from the data: 8,000 assumed" in out
+    assert "model.n_classes comes from the data: 10 assumed" in out
+    cost_command("bert-tiny", {"source_vocab": "77"}, None, 1, None, False)
+    assert "assumed" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("300e9", 300 * 10**9), ("300B", 300 * 10**9), ("1.4T", 14 * 10**11), ("20m", 2 * 10**7), ("5,000", 5000)],
+)
+def test_tokens_are_read_as_people_write_them(text: str, number: int) -> None:
+    assert parse_tokens(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "many", "0", "-5", "3X", "1e", "1e999", "nan", "inf", "B"])
+def test_other_tokens_are_refused(text: str) -> None:
+    with pytest.raises(RegardError, match="--tokens is a number"):
+        parse_tokens(text)
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [
+        (7, "7 B"),
+        (999, "999 B"),
+        (1500, "1.5 kB"),
+        (327_680, "327.7 kB"),
+        (3 * 10**12, "3.0 TB"),
+        (4 * 10**15, "4,000.0 TB"),
+    ],
+)
+def test_bytes_are_written_in_a_unit_that_suits_them(n: int, text: str) -> None:
+    assert size(n) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "batch", "length", "message"),
+    [
+        (None, {"d_model": "8"}, 1, None, "belong to a model"),
+        ("gpt33", {}, 1, None, "no preset, recipe"),
+        ("absent.toml", {}, 1, None, "no recipe at"),
+        ("gpt-tiny", {"d_modle": "8"}, 1, None, "unknown setting"),
+        ("gpt-tiny", {"n_kv_heads": "3"}, 1, None, "evenly"),
+        ("gpt-tiny", {}, 0, None, "--batch 0"),
+        ("gpt-tiny", {}, 1, 0, "--length 0"),
+        ("gpt-tiny", {}, 1, 1025, "model.max_len 1024"),
+    ],
+)
+def test_what_has_no_cost_is_refused(
+    name: str | None, settings: dict[str, str], batch: int, length: int | None, message: str
+) -> None:
+    with pytest.raises(RegardError, match=message):
+        cost_command(name, settings, None, batch, length, False)
