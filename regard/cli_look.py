@@ -95,3 +95,50 @@ def study_positions(
 
     names = tuple(name.strip() for name in schemes.split(",")) if schemes else None
     print(study(out=out, data=data, steps=steps, schemes=names, jobs=jobs, device=device, quick=quick))
+
+
+Texts = Annotated[Path, typer.Option("--text", help="Folder with wikitext2.{train,valid,test}.txt.xz.")]
+Glue = Annotated[Path, typer.Option("--glue", help="Folder with the files of GLUE, such as SST-2.train.tsv.xz.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Fine-tunings of each model on each task.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Trainings at a time.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A few steps each, to try it out.")]
+Tasks = Annotated[str, typer.Option(help="Only these, such as SST-2,CoLA.")]
+
+
+@study_app.command("pretraining")
+def study_pretraining(
+    text: Texts,
+    glue: Glue,
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies/pretraining"),
+    tasks: Tasks = "",
+    seeds: Seeds = 3,
+    jobs: Jobs = 1,
+    device: Device = "auto",
+    quick: Quick = False,
+) -> None:
+    """What pre-training and the auxiliary loss bring: a GPT fine-tuned with and without them."""
+    from regard.studies import pretraining
+    from regard.studies.finetuning import study
+
+    chosen = tasks.split(",") if tasks else list(pretraining.TASKS)
+    print((study(pretraining.STUDY, out, text, glue, chosen, seeds, jobs, device, quick) / "table.md").read_text())
+
+
+@study_app.command("roformer")
+def study_roformer(
+    text: Texts,
+    glue: Glue,
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies/roformer"),
+    tasks: Tasks = "",
+    seeds: Seeds = 3,
+    jobs: Jobs = 1,
+    device: Device = "auto",
+    quick: Quick = False,
+) -> None:
+    """BERT against RoFormer: the same model with learned positions or rotary ones, pre-trained and fine-tuned."""
+    from regard.studies import roformer
+    from regard.studies.finetuning import study
+
+    chosen = tasks.split(",") if tasks else list(roformer.TASKS)
+    print((study(roformer.STUDY, out, text, glue, chosen, seeds, jobs, device, quick) / "table.md").read_text())

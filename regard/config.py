@@ -61,6 +61,7 @@ class TokenizerConfig:
     joint: bool = option(True, "one vocabulary for both languages, or one each")
     nfc: bool = option(True, "bring Unicode into composed form (NFC)")
     lowercase: bool = option(False, "lower-case everything")
+    file: str = option("", "take this tokenizer.json (or that of this run or model folder) instead of learning one")
     extra: int = option(0, "more special tokens, <extra-0> and on; spans needs one for each gap (100 by default)")
 
 

@@ -27,7 +27,7 @@ from regard.layers.masks import FULL
 from regard.layers.schemes import scheme_at
 from regard.layers.stack import Stack
 from regard.models import gpt
-from regard.models.transformer import Transformer
+from regard.models.architectures import make_model, with_preset
 
 LIBRARIES = (
     "torch",
@@ -94,8 +94,7 @@ def explain(target: Path | None, settings: Mapping[str, Any], device: str, lengt
     with torch.device("meta"):
         if target is not None:
             config = model_config(target, settings)
-            model = gpt.GPT(config) if config.preset in gpt.PRESETS else Transformer(config)
-            return explain_model(model, device, length or config.max_len)
+            return explain_model(make_model(config), device, length or config.max_len)
         config = built({"model": {"preset": "gpt-small"}}, settings)
         names = [config.positions] if "model.positions" in settings else POSITIONS
         models = (gpt.GPT(replace(config, positions=name)) for name in names)
@@ -164,7 +163,10 @@ def model_config(target: Path, settings: Mapping[str, Any]) -> ModelConfig:
 
 
 def built(values: dict[str, Any], settings: Mapping[str, Any]) -> ModelConfig:
-    return configs.build(configs.override(values, settings), Config).model
+    """With the style of the preset where nothing is said; classes are those of some data, so one stands for them."""
+    values = configs.override(values, settings)
+    config = configs.build({**values, "model": with_preset(values.get("model", {}))}, Config).model
+    return replace(config, n_classes=max(1, config.n_classes))
 
 
 def kind_of_device(name: str) -> str:

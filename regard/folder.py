@@ -44,7 +44,7 @@ class Bundle:
     pooling: str = "mean"  # how the vectors of a text become one: mean or first
     pixels: dict[str, list[float]] = field(
         default_factory=dict
-    )  # mean and std of each channel of the images it learned
+    )  # mean and std of each channel of the images it learned, and size
     origin: dict[str, Any] = field(default_factory=dict)  # of an imported model: what exporting it puts back
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 import torch
@@ -43,8 +44,14 @@ class Labeller:
         self.bundle, self.model, self.labels = bundle, bundle.model, bundle.labels
         self.device = next(bundle.model.parameters()).device
 
-    def classify(self, items: Sequence[str | tuple[str, str]]) -> list[Answer]:
-        """Texts, pairs of texts, or paths of pictures."""
+    @overload
+    def classify(self, items: str) -> Answer: ...  # type: ignore[overload-overlap]  # a str is a sequence of str too
+    @overload
+    def classify(self, items: Sequence[str | tuple[str, str]]) -> list[Answer]: ...
+    def classify(self, items: str | Sequence[str | tuple[str, str]]) -> Answer | list[Answer]:
+        """One text, or several: texts, pairs of texts, or paths of pictures."""
+        if isinstance(items, str):
+            return self.classify([items])[0]
         if not items:
             return []
         if self.bundle.task == "images":
@@ -99,8 +106,9 @@ class Labeller:
 
     def _pictures(self, paths: list[Path]) -> list[Answer]:
         config = self.bundle.config
-        side = round((config.max_len - 1) ** 0.5) * config.patch_size
-        pixels = np.stack([read_picture(path, side, config.image_channels) for path in paths])
+        side = round((config.max_len - 1) ** 0.5) * config.patch_size  # of an imported model, whose images are square
+        height, width = map(int, self.bundle.pixels.get("size", (side, side)))
+        pixels = np.stack([read_picture(path, height, width, config.image_channels) for path in paths])
         logits = images.answers(self.model, pixels, self.bundle.pixels, self.device, torch.float32, lambda: None)
         return [self._chosen(row) for row in logits.numpy()]
 

@@ -39,7 +39,7 @@ SIZES = {
     "d_head": 8,
     "d_ff": 16,
 }
-TRAIN = {
+TRAIN: dict[str, Any] = {
     "steps": 2,
     "warmup": 1,
     "batch_tokens": 512,
@@ -49,7 +49,8 @@ TRAIN = {
     "log_every": 1,
 }
 TRAIN |= {"samples": 1, "device": "cpu", "threads": 1}
-WORDS = "a man and two dogs see the old red house by water . green bird sat on its roof ! who ate this apple ?".split()
+SAID = "a man and two dogs see the old red house by water . green bird sat on its roof ! who ate this apple ?"
+WORDS = SAID.split()
 TEXT = "the old man ."
 
 
@@ -141,12 +142,18 @@ def config_of(name: str) -> tuple[Config, dict[str, Any]]:
     return configs.build(values, Config), values.get("model", {})
 
 
+def borrowed(config: Config) -> dict[str, str]:
+    """The runs of other recipes that this one needs, by the setting that names them."""
+    named = {"train.init": config.train.init, "tokenizer.file": config.tokenizer.file}
+    return {setting: run for setting, run in named.items() if run}
+
+
 def run_tiny(name: str, folder: Path) -> Path:
     """The recipe's run, after that of the recipe it begins with."""
     config, given = config_of(name)
     settings = {**smaller(config, given), "data.root": str(folder / name)}
-    if config.train.init:
-        settings["train.init"] = str(run_tiny(Path(config.train.init).name, folder))
+    for setting, other in borrowed(config).items():
+        settings[setting] = str(run_tiny(Path(other).name, folder))
     if not config.data.train[0].startswith("toy:"):
         write_corpora(config, folder / name)
     return api.train(RECIPES[name], folder / "runs" / name, settings=settings, quiet=True)
@@ -183,5 +190,4 @@ def test_a_recipe_runs_from_raw_files_to_a_model_in_use(
 def test_recipes_begin_only_with_recipes_that_are_here() -> None:
     assert RECIPES
     for name in RECIPES:
-        init = config_of(name)[0].train.init
-        assert not init or Path(init).name in RECIPES, name
+        assert {Path(run).name for run in borrowed(config_of(name)[0]).values()} <= RECIPES.keys(), name

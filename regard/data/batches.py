@@ -119,7 +119,7 @@ def buckets(widths: np.ndarray, batch_tokens: int, rng: np.random.Generator) -> 
 
 
 class Bucketed(Batches):
-    """Rows of similar length together. A short batch is filled up with repeated rows that are not scored, to keep its shape."""
+    """Rows of similar length together. A short batch is filled up with repeated rows that are not scored: same shape."""
 
     def __init__(self, lengths: np.ndarray, batch_tokens: int, seed: int) -> None:
         super().__init__(seed)

@@ -46,7 +46,7 @@ def _read_idx_pair(spec: str, root: Path, size: int, channels: int) -> tuple[np.
         counts = f"{root / names[0]} has {len(pictures):,} images but {root / names[1]} has {len(labels):,} labels"
         raise RegardError(f"{counts}; give two files that belong together")
     if size and pictures.shape[1:] != (size, size):
-        pictures = np.stack([_fit(Image.fromarray(picture), size, 1)[..., 0] for picture in pictures])
+        pictures = np.stack([_fit(Image.fromarray(picture), (size, size), 1)[..., 0] for picture in pictures])
     return np.repeat(pictures[..., None], channels, axis=-1), [str(label) for label in labels.tolist()]
 
 
@@ -70,7 +70,7 @@ def _read_folder(folder: Path, size: int, channels: int) -> tuple[np.ndarray, li
     pictures: list[np.ndarray] = []
     labels: list[str] = []
     for path, label in _picture_files(folder):
-        pictures.append(_fit(_open_picture(path), size, channels))
+        pictures.append(_fit(_open_picture(path), (size, size), channels))
         labels.append(label)
         if pictures[-1].shape != pictures[0].shape:
             (h, w), (first_h, first_w) = pictures[-1].shape[:2], pictures[0].shape[:2]
@@ -90,11 +90,11 @@ def _picture_files(folder: Path) -> Iterator[tuple[Path, str]]:
                 yield path, label.name
 
 
-def read_picture(path: Path, size: int, channels: int) -> np.ndarray:
-    """One picture, (size, size, channels)."""
+def read_picture(path: Path, height: int, width: int, channels: int) -> np.ndarray:
+    """One picture, (height, width, channels)."""
     if not path.is_file():
         raise RegardError(f"there is no image {path}; check its name")
-    return _fit(_open_picture(path), size, channels)
+    return _fit(_open_picture(path), (width, height), channels)
 
 
 def _open_picture(path: Path) -> Image.Image:
@@ -107,11 +107,11 @@ def _open_picture(path: Path) -> Image.Image:
         raise RegardError(f"{path} cannot be read as an image ({error}); mend, convert or remove it") from error
 
 
-def _fit(image: Image.Image, size: int, channels: int) -> np.ndarray:
-    """(H, W, channels)"""
+def _fit(image: Image.Image, size: tuple[int, int], channels: int) -> np.ndarray:
+    """(H, W, channels); a width and height of 0 are the picture's own."""
     image = image.convert(MODES[channels])
-    if size and image.size != (size, size):
-        image = image.resize((size, size), Image.Resampling.BILINEAR)
+    if size != (0, 0) and image.size != size:
+        image = image.resize(size, Image.Resampling.BILINEAR)
     return np.asarray(image).reshape(image.height, image.width, channels)
 
 

@@ -1,9 +1,9 @@
 """Tokenised once, memory-mapped ever after: token ids of a corpus, plain or parallel, in a cache keyed by content.
 
 A cached store is one folder: for each side of a row (one, or source and target) `*.ids` (all sequences end to end) and
-`*.offsets` (where each begins, and the end), and `meta.json` with counts, data types and file sizes. It is written under another
-name, synced and renamed, so a folder under its final name is complete or, after a mishap, recognised as damaged by its sizes
-and rebuilt.
+`*.offsets` (where each begins, and the end), and `meta.json` with counts, data types and file sizes. It is written under
+another name, synced and renamed, so a folder under its final name is complete or, after a mishap, recognised as damaged by
+its sizes and rebuilt.
 """
 
 import errno

@@ -152,7 +152,8 @@ class MendingBatches(NoisedBatches):
 
     def collate(self, width: int, rows: Spans, rng: np.random.Generator) -> Batch:
         pairs, frame = self.rewritten(width, rows, rng), self.frame
-        source = [frame.one(text.tolist()) for text, _ in pairs]
+        # spans of no tokens make a text longer, maybe by more than the model reads
+        source = [frame.one(text[: self.length].tolist()) for text, _ in pairs]
         target = [[*frame.start, *mended] for _, mended in pairs]
         labels = [[*frame.start[1:], *mended, EOS] for _, mended in pairs[: len(rows)]] + [[]] * (
             len(pairs) - len(rows)

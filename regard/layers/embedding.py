@@ -33,10 +33,10 @@ class Head(nn.Module):
         self.weight = weight  # (V, C)
         self.bias = nn.Parameter(torch.zeros(len(weight))) if biased else None
         self.scale = weight.shape[1] ** -0.5 if scaled else 1.0
-        self.absent = list(absent)  # tokens that are in no text: impossible
+        self.absent = absent  # tokens that are in no text: impossible
 
     def forward(self, x: Tensor) -> Tensor:
         logits = F.linear(x * self.scale if self.scale != 1.0 else x, self.weight, self.bias)
-        if self.absent:
-            logits[..., self.absent] = -torch.inf
+        for i in self.absent:
+            logits[..., i] = -torch.inf
         return logits

@@ -36,7 +36,7 @@ class Bert(nn.Module):
         self.encoder = Stack(config, blocks, window(FULL, config.window), "encoder")
         self.pooler = Pooler(config)
         self.head = MaskedHead(config, self.embedding.weight)
-        initialise(self)
+        initialise(self, config.embedding_norm)
 
     def hidden(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
         """(B, T, C); rows are padded on the right."""

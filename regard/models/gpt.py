@@ -41,7 +41,7 @@ class GPT(nn.Module):
             config.absent,
             config.head_bias,
         )
-        initialise(self)
+        initialise(self, config.embedding_norm)
 
     def hidden(self, ids: Tensor, positions: Tensor, cache: Cache = NO_CACHE, mask: Mask | None = None) -> Tensor:
         """(B, T, C); a mask other than the causal one keeps the model's window."""

@@ -20,12 +20,12 @@ class MaskedHead(nn.Module):
         self.norm = make_norm(config)
         self.weight = weight  # (V, C)
         self.bias = nn.Parameter(torch.zeros(len(weight)))
-        self.absent = list(config.absent)
+        self.absent = config.absent
 
     def forward(self, x: Tensor) -> Tensor:
         logits = nn.functional.linear(self.norm(self.activation(self.inner(x))), self.weight, self.bias)  # (B, T, V)
-        if self.absent:
-            logits[..., self.absent] = -torch.inf
+        for i in self.absent:
+            logits[..., i] = -torch.inf
         return logits
 
 

@@ -5,10 +5,12 @@
 | projections                  | Xavier uniform; q, k, v share one matrix, so each starts smaller   |
 |                              | by sqrt(2), which keeps early attention soft                       |
 | embeddings (and a tied head) | N(0, 1/sqrt(C)): unit size after the sqrt(C) scaling, and logits   |
-|                              | of unit size too                                                   |
+|                              | of unit size too; N(0, 0.02) where a norm follows them, as the     |
+|                              | positions and token types have that are added to them             |
+| token types                  | N(0, 0.02)                                                         |
 | biases                       | 0                                                                  |
 | LayerNorm                    | gain 1, bias 0                                                     |
-| positions                    | as each scheme made itself (layers/); DeBERTa's are joined         |
+| positions                    | as each scheme made itself (layers/)                               |
 | queries without 1/sqrt(D)    | smaller by sqrt(D): T5's scores are not scaled                     |
 """
 
@@ -23,7 +25,8 @@ from regard.layers.positions import Positions
 from regard.layers.stack import Stack
 
 
-def initialise(model: nn.Module) -> None:
+def initialise(model: nn.Module, normed: bool = False) -> None:
+    """`normed`: a norm follows the embeddings."""
     schemes = [module for module in model.modules() if isinstance(module, Positions)]
     theirs = {part for scheme in schemes for part in scheme.modules()}
     for module in model.modules():
@@ -38,7 +41,9 @@ def initialise(model: nn.Module) -> None:
             if isinstance(module, nn.LayerNorm) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, (Embedding, Head)):
-            nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
+            nn.init.normal_(module.weight, std=0.02 if normed else module.weight.shape[1] ** -0.5)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
     for module in model.modules():
         if isinstance(module, Stack):
             shrink_unscaled_queries(module)

@@ -50,7 +50,7 @@ class Transformer(nn.Module):
             config.absent,
             config.head_bias,
         )
-        initialise(self)
+        initialise(self, config.embedding_norm)
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """The memory (B, S, C) that the decoder reads, and the positions of its tokens (B, S)."""

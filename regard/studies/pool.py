@@ -1,4 +1,7 @@
-"""Jobs in several processes at once. A job that fails, or takes its process down with it, fails alone."""
+"""Jobs in several processes at once. A job that fails, or takes its process down with it, fails alone.
+
+The result of a job is a file of its own, written when it is done: a study that was stopped goes on where it was.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,14 @@ import multiprocessing
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
+
+from regard.files import read_json, remove, write_text
+from regard.training.log import say
 
 
 @dataclass(frozen=True)
@@ -88,3 +95,41 @@ def run_all(
         for worker in (*idle, *busy):
             worker.process.terminate()
             worker.process.join()
+
+
+class Job(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def result(self) -> Path: ...  # a JSON file, whose "of" is the job's identity
+
+    def identity(self) -> dict[str, Any]: ...
+
+
+def run_missing(work: Callable[[Any], None], todo: Sequence[Job], at_once: int) -> list[Outcome]:
+    """Do the jobs whose results are not there yet; those that failed are returned."""
+    done = [job.name for job in todo if result_of(job)]
+    if done:
+        say(f"done before, with the same settings: {', '.join(done)}")
+    missing = {job.name: job for job in todo if job.name not in done}
+    failures = []
+    outcomes = run_all(work, missing, at_once, lambda name: say(f"{name}: started"))
+    for number, outcome in enumerate(outcomes, len(done) + 1):
+        ended = f"failed ({outcome.reason})" if outcome.error else "done"
+        say(f"{outcome.name}: {ended} after {outcome.seconds:.0f} s, {number} of {len(todo)}")
+        trace = missing[outcome.name].result.with_suffix(".error")
+        remove(trace)
+        if outcome.error:
+            write_text(trace, outcome.error)
+            failures.append(outcome)
+    return failures
+
+
+def result_of(job: Job) -> dict[str, Any] | None:
+    """What an earlier run of exactly this job found."""
+    try:
+        result = read_json(job.result)
+        return result if result["of"] == job.identity() else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

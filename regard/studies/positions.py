@@ -18,12 +18,11 @@ from typing import Any
 from regard.config import POSITIONS
 from regard.device import cores, pick_device
 from regard.errors import RegardError
-from regard.files import read_json, remove, write_text
+from regard.files import write_text
 from regard.studies import report
 from regard.studies.job import ROPE_ROWS, TASKS, Job, machine, make_text, rows_of, run_job
-from regard.studies.pool import Outcome, run_all
+from regard.studies.pool import Outcome, result_of, run_missing
 from regard.studies.tasks import QUICK, Settings
-from regard.training.log import say
 
 
 def study(
@@ -41,7 +40,7 @@ def study(
     settings = QUICK if quick else Settings()
     settings = dataclasses.replace(settings, steps=steps or settings.steps)
     todo = plan(out, data, settings, to_train(schemes), str(pick_device(device)), threads=max(1, cores() // jobs))
-    failures = run_missing(todo, jobs)
+    failures = run_missing(run_job, todo, jobs)
     results = {"setting": setting_of(todo[0])} | collect(todo, failures)
     write_text(out / "results.json", json.dumps(results, indent=1))
     report.write(out, results)
@@ -77,35 +76,6 @@ def to_train(schemes: Sequence[str] | None) -> list[str]:
     if wrong:
         raise RegardError(f"unknown position scheme '{wrong[0]}': choose among {', '.join(POSITIONS)}")
     return list(dict.fromkeys("rope" if name in ROPE_ROWS else name for name in schemes or POSITIONS))
-
-
-def run_missing(todo: list[Job], at_once: int) -> list[Outcome]:
-    """Do the jobs whose results are not there yet; those that failed are returned."""
-    done = [job.name for job in todo if result_of(job)]
-    if done:
-        say(f"done before, with the same settings: {', '.join(done)}")
-    missing = {job.name: job for job in todo if job.name not in done}
-    failures = []
-    for number, outcome in enumerate(
-        run_all(run_job, missing, at_once, lambda name: say(f"{name}: started")), len(done) + 1
-    ):
-        ended = f"failed ({outcome.reason})" if outcome.error else "done"
-        say(f"{outcome.name}: {ended} after {outcome.seconds:.0f} s, {number} of {len(todo)}")
-        trace = missing[outcome.name].result.with_suffix(".error")
-        remove(trace)
-        if outcome.error:
-            write_text(trace, outcome.error)
-            failures.append(outcome)
-    return failures
-
-
-def result_of(job: Job) -> dict[str, Any] | None:
-    """What an earlier run of exactly this job found."""
-    try:
-        result = read_json(job.result)
-        return result if result["of"] == job.identity() else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def collect(todo: list[Job], failures: list[Outcome]) -> dict[str, Any]:

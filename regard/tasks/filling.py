@@ -50,7 +50,12 @@ def batches_of(
     store: Store, config: Config, frame: Frame, rewrite: Rewrite, batch_tokens: int, seed: int
 ) -> NoisedBatches:
     kind = FillingBatches if config.task == "masked-lm" else MendingBatches
-    length = config.model.max_len - max(len(frame.one(())), len(frame.start) + 1)
+    around = max(len(frame.one(())), len(frame.start) + 1)
+    length = config.model.max_len - around
+    if length < 1:
+        raise RegardError(
+            f"model.max_len {config.model.max_len} has no room beside the {around} tokens around a text: raise it"
+        )
     return kind(store.source, config.data.packing, length, batch_tokens, seed, rewrite, frame)
 
 

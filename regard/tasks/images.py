@@ -26,7 +26,7 @@ from regard.tasks.texts import demand
 from regard.text.frame import OWN
 from regard.training.objective import ClassObjective, Objective
 
-Pixels = dict[str, list[float]]  # the mean and the standard deviation of each channel
+Pixels = dict[str, list[float]]  # mean and std of each channel; size: height and width
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,8 @@ def read_part(spec: str, data: DataConfig, channels: int) -> tuple[np.ndarray, l
     name, (first, last) = part_of(spec)
     images, labels = read_images(name, Path(data.root), data.image_size, channels)
     part = slice(int(first * len(images)), int(last * len(images)))
+    if not len(images[part]):
+        raise RegardError(f"nothing of the {len(images):,} images is left in {spec}; give a larger part")
     return images[part], labels[part]
 
 

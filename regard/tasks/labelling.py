@@ -16,6 +16,7 @@ from torch import nn
 
 from regard.config import Config, DataConfig
 from regard.data.batches import Batch, Bucketed
+from regard.data.corpus import part_of
 from regard.data.labelled import (
     CONTINUES,
     Columns,
@@ -156,12 +157,19 @@ def read(task: str, data: DataConfig, split: str) -> list[Example]:
     specs = getattr(data, split)
     if not specs:
         raise RegardError(f"data.{split} names no file: set it in the recipe or with --data.{split} FILE")
-    paths = [Path(data.root) / spec for spec in specs]
-    if task == "tagging":
-        return [example for path in paths for example in read_tagged(path)]
-    numbered = data.text.isdigit()
-    columns = Columns(data.text or "text", data.pair, data.label or "label", header=not numbered)
-    return [example for path in paths for example in read_examples(path, columns)]
+    return [example for spec in specs for example in read_part(task, data, spec)]
+
+
+def read_part(task: str, data: DataConfig, spec: str) -> list[Example]:
+    """The examples of one file; `[:90%]` at its end means the first of them. Columns by number: a file without a header."""
+    name, (first, last) = part_of(spec)
+    columns = Columns(data.text or "text", data.pair, data.label or "label", header=not data.text.isdigit())
+    path = Path(data.root) / name
+    found = list(read_tagged(path) if task == "tagging" else read_examples(path, columns))
+    part = found[int(first * len(found)) : int(last * len(found))]
+    if not part:
+        raise RegardError(f"nothing of the {len(found):,} examples is left in {spec}; give a larger file or part")
+    return part
 
 
 def answer_names(task: str, examples: list[Example]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from regard.data.batches import Batches
 from regard.data.shards import Store
 from regard.data.streams import PackedBatches, StreamBatches
 from regard.data.text import TextCorpus
+from regard.errors import RegardError
 from regard.evaluate.likelihood import total_loss
 from regard.evaluate.translation import perplexity
 from regard.folder import Bundle
@@ -57,8 +58,15 @@ class LanguageJob(Job):
             return []
         poll()
         length = min(100, self.sizes.max_len - 2)
-        found = Writer(self.bundle()).generate("\n", temperature=0.8, max_new_tokens=length, n=n)
+        found = Writer(self.bundle()).generate(self._beginning(), temperature=0.8, max_new_tokens=length, n=n)
         return [str(text) for text in found.samples or (found,)]
+
+    def _beginning(self) -> str:
+        """A new line, or a word where the vocabulary has no lines and nothing else begins a text."""
+        assert self.tokenizers is not None
+        tokenizer = self.tokenizers.target
+        begins = self.frame.before or tokenizer.encode("\n")
+        return "\n" if begins else tokenizer.decode(self.valid.source.ids[:1])
 
     def next_steps(self) -> list[str]:
         return [*super().next_steps(), f'regard generate {self.folder} "..."']
@@ -84,7 +92,10 @@ def apart(config: Config) -> bool:
 
 
 def store_of(corpus: TextCorpus, tokenizer: Tokenizer, frame: Frame, config: Config, quiet: bool) -> Store:
-    return text_store(corpus, Framed(tokenizer, frame if apart(config) else STREAM), quiet)
+    store = text_store(corpus, Framed(tokenizer, frame if apart(config) else STREAM), quiet)
+    if store.source.lengths.sum() == 1:
+        raise RegardError(f"{', '.join(corpus.specs)} is one token, and none comes after it; give a longer text")
+    return store
 
 
 def batches_of(store: Store, config: Config, shifting: bool = True) -> Batches:

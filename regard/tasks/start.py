@@ -56,6 +56,8 @@ class Start:
             if self.init.tokenizers is None:
                 raise RegardError(f"the model in {self.config.train.init} has no tokenizer, so it can read no text")
             found = self.init.tokenizers
+        elif self.config.tokenizer.file:
+            found = given_tokenizers(Path(self.config.tokenizer.file))
         else:
             kind = self.config.tokenizer.kind
             say(f"training a {kind} tokenizer of {self.config.tokenizer.vocab_size:,} pieces", self.quiet)
@@ -99,6 +101,14 @@ def kept(folder: Path) -> dict[str, Any]:
     """The same, empty for a run that began by itself."""
     path = folder / "start.json"
     return read_json(path) if path.exists() else {}
+
+
+def given_tokenizers(path: Path) -> Tokenizers:
+    """Those of a run or model folder, or one file for both sides."""
+    if path.is_dir():
+        return Tokenizers.load(path if any(path.glob("tokenizer*.json")) else folders.find(path))
+    joint = Tokenizer.load(path)
+    return Tokenizers(joint, joint)
 
 
 @torch.no_grad()

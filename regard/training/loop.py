@@ -55,7 +55,10 @@ class Trainer:
                 f"train.metric {self.config.metric} is not measured by the task {job.config.task}: "
                 f"choose one of {', '.join(job.metrics)}"
             )
-        self.step = TrainingStep(job.objective(), self.config, self.device, self.dtype)
+        objective = job.objective()
+        if self.config.r_drop and objective.passes == 1:
+            raise RegardError(f"train.r_drop is not for this kind of {job.config.task}: set it to 0")
+        self.step = TrainingStep(objective, self.config, self.device, self.dtype)
         self.checkpoints = Checkpoints(job.folder / "checkpoints")
         self.progress = self._resume(quiet)
         self.started = self.progress.step

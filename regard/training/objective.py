@@ -27,9 +27,7 @@ class Objective(nn.Module):
     def __init__(self, model: nn.Module, label_smoothing: float = 0.0) -> None:
         super().__init__()
         self.model, self.label_smoothing = model, label_smoothing
-        config = getattr(model, "config", ModelConfig())
-        vocabulary = range(max(config.target_vocab, config.source_vocab) if config.absent else 0)
-        self.possible = [i for i in vocabulary if i not in config.absent]  # empty: all are
+        self.absent = len(getattr(model, "config", ModelConfig()).absent)  # answers that are never given: -inf
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return self.losses(self.model(*inputs[:-1]), inputs[-1])
@@ -43,13 +41,15 @@ class Objective(nn.Module):
         nll = nll.where(scored, 0)  # not `* scored`: where PAD is never said, its logit is -inf
         loss = nll.sum()
         if self.label_smoothing:
-            even = (log_z - self.sayable(logits).mean(-1)) * scored
+            even = (log_z - self.mean(logits)) * scored
             loss = (1 - self.label_smoothing) * loss + self.label_smoothing * even.sum()
         return torch.stack([loss, nll.sum(), scored.sum()])
 
-    def sayable(self, logits: Tensor) -> Tensor:
-        """Without those that are -inf."""
-        return logits[..., self.possible] if self.possible else logits
+    def mean(self, logits: Tensor) -> Tensor:
+        """Over the answers that can be given. Nothing is picked out by a list, which a CUDA graph could not replay."""
+        if not self.absent:
+            return logits.mean(-1)
+        return logits.masked_fill(logits == -torch.inf, 0).sum(-1) / (logits.shape[-1] - self.absent)
 
 
 class RDropObjective(Objective):
@@ -70,8 +70,9 @@ class RDropObjective(Objective):
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         sums = super().losses(logits, labels) / 2
-        p, q = self.sayable(logits.float()).log_softmax(-1).chunk(2)  # (B, T, V) each
-        divergence = ((p.exp() - q.exp()) * (p - q)).sum(-1)  # (B, T), KL(p||q) + KL(q||p)
+        p, q = logits.float().log_softmax(-1).chunk(2)  # (B, T, V) each
+        apart = (p - q).masked_fill(p == -torch.inf, 0) if self.absent else p - q
+        divergence = ((p.exp() - q.exp()) * apart).sum(-1)  # (B, T), KL(p||q) + KL(q||p)
         scored = (labels != self.unscored).chunk(2)[0]
         nothing = sums.new_zeros(())
         return sums + torch.stack([self.weight / 4 * (divergence * scored).sum(), nothing, nothing])
@@ -99,7 +100,7 @@ class ClassObjective(Objective):
 
     def __init__(self, model: nn.Module, label_smoothing: float = 0.0) -> None:
         super().__init__(model, label_smoothing)
-        self.possible = []  # all classes are, whatever the vocabulary lacks
+        self.absent = 0  # a class is no token
 
 
 class AuxiliaryObjective(ClassObjective):

@@ -211,7 +211,7 @@ def test_anything_changed_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert folders_after(first, Words(), Filters(max_len=999)) == 3
     assert folders_after(first, Words(), Filters(max_len=1000, max_ratio=9)) == 4
     assert folders_after(corpus_of(tmp_path, numbered(6)), Words(), ROOMY) == 5
-    monkeypatch.setattr(shards, "FORMAT", 2)
+    monkeypatch.setattr(shards, "FORMAT", shards.FORMAT + 1)
     assert folders_after(first, Words(), ROOMY) == 6
 
 
@@ -230,7 +230,7 @@ def test_folder_holds_these_files_and_their_sizes(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == FILES
     meta = json.loads((folder / "meta.json").read_text())
     assert meta["report"]["kept"] == 5
-    assert meta["sides"] == {"source": {"dtype": "<u2", "tokens": 15}, "target": {"dtype": "<u2", "tokens": 25}}
+    assert meta["sides"] == [{"dtype": "<u2", "tokens": 15}, {"dtype": "<u2", "tokens": 25}]
     assert (folder / "side-0.ids").stat().st_size == 30
     assert (folder / "side-0.offsets").stat().st_size == 48
 

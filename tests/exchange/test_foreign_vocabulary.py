@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -223,48 +222,3 @@ def test_a_hole_in_a_vocabulary_gets_a_piece_that_no_text_has() -> None:
         **{name: i for i, name in enumerate(SPECIALS)}, "a": 5, "<unused-2>": 6, "b": 7, "<unused-4>": 8, "<unused-5>": 9,
     }  # fmt: skip
     assert renumber.to_theirs(ours, numbering, renumber.memory(data, numbering))["model"] == data["model"]
-
-
-@pytest.fixture
-def minilm() -> Path:
-    """The folder of all-MiniLM-L6-v2, a published BERT, where one is at hand."""
-    folder = Path(os.environ.get("REGARD_MODELS", "models")) / "all-MiniLM-L6-v2"
-    if not folder.is_dir():
-        pytest.skip(f"no model at {folder}: set REGARD_MODELS to the folder of published models")
-    return folder
-
-
-REAL = [
-    "Hello world!",
-    "Ünïcödé naïve café",
-    "日本語のテキスト 漢字",
-    "emoji 😀👍🏽 zwj 👩‍👩‍👧",
-    "a" * 150,
-    "  spaces\tand\nnewlines ",
-]
-REAL += [
-    "unaffable don't",
-    "İstanbul ﬁn ①",
-    "\u200bzero\u00ad",
-    "Ελληνικά Русский עברית العربية",
-    "e\u0301 \ufffd \x00",
-]
-
-
-def test_a_published_model_reads_and_says_the_same(minilm: Path) -> None:
-    bundle, report = read_huggingface(minilm, CPU)
-    numbering, tokenizer = Numbering.from_dict(bundle.origin["numbering"]), bundle.tokenizers
-    theirs, peer = (t.from_pretrained(minilm) for t in (transformers.AutoTokenizer, transformers.AutoModel))
-    assert tokenizer is not None
-    assert (bundle.frame, bundle.pooling, report.kind) == (CLASSIC, "mean", "BertModel")
-    for text in REAL:
-        for second in REAL:
-            expected = theirs(text, second)
-            ids, types = bundle.frame.pair(tokenizer.source.encode(text), tokenizer.source.encode(second))
-            assert [numbering.theirs[i] for i in ids] == expected["input_ids"]
-            assert types == expected["token_type_ids"]
-    rows = [torch.tensor(bundle.frame.one(tokenizer.source.encode(text))) for text in REAL]
-    ours = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
-    with torch.no_grad():
-        expected = peer.eval()(**theirs(REAL, padding=True, return_tensors="pt")).last_hidden_state
-        torch.testing.assert_close(bundle.model.hidden(ours)[ours != PAD], expected[ours != PAD], atol=1e-4, rtol=1e-4)  # type: ignore[operator]

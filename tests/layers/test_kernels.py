@@ -158,7 +158,8 @@ def test_regards_own_kernels_are_the_formula_when_interpreted(name: str) -> None
 # ---- on a GPU --------------------------------------------------------------------------------------------------------
 
 WIDE = dataclasses.replace(SETTINGS, t5_buckets=32, t5_max_distance=128, fire_width=32, fire_threshold=64.0)
-GPU_TOLERANCE = {torch.float32: (1e-3, 2e-3), torch.bfloat16: (2e-2, 4e-2)}  # fp32: products may be rounded to TF32
+# fp32: products may be rounded to TF32. Parameters sum what mostly cancels, over more pairs than above: twice as much again.
+GPU_TOLERANCE = {torch.float32: (1e-3, 6e-3), torch.bfloat16: (2e-2, 8e-2)}
 
 
 RUNS = {  # which schemes are tried with each kernel; those left out are to a kernel what one of these is

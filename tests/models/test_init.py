@@ -12,6 +12,7 @@ from regard.config import POSITIONS, ModelConfig
 from regard.layers.attention import CrossAttention, SelfAttention
 from regard.layers.embedding import Embedding
 from regard.layers.positions import Positions
+from regard.models.architectures import make_model, preset
 from regard.models.gpt import GPT
 from regard.models.init import initialise
 from regard.models.transformer import Transformer
@@ -131,3 +132,12 @@ def test_schemes_keep_their_own_initial_values(positions: str) -> None:
     initialise(model)
     for name, p in model.named_parameters():
         assert (p == 7.0).all() if p in theirs else (p != 7.0).all(), name
+
+
+def test_what_is_added_before_a_norm_weighs_the_same() -> None:
+    """Otherwise the largest of token, position and type is all that the norm lets through, and nothing is learned."""
+    torch.manual_seed(0)
+    model = make_model(preset("bert-base", n_encoder_layers=1, source_vocab=V))
+    positions = model.encoder.schemes[0].encoding
+    for table in (model.embedding.weight, model.types.weight, positions):
+        assert table.std().item() == pytest.approx(0.02, rel=0.05)

@@ -308,7 +308,7 @@ def test_a_failed_job_is_named_and_the_others_are_reported(
     out = tmp_path / "out"
     (out / "jobs" / "lm-alibi.json").unlink()
     trace = "Traceback:\n  somewhere\nOutOfMemoryError: too large"
-    monkeypatch.setattr(positions, "run_all", lambda *_: [Outcome("lm-alibi", 1.0, trace)])
+    monkeypatch.setattr("regard.studies.pool.run_all", lambda *_: [Outcome("lm-alibi", 1.0, trace)])
     with pytest.raises(RegardError, match=r"1 of 4 jobs failed \(lm-alibi: OutOfMemoryError: too large\)"):
         again()
     results = read_json(out / "results.json")

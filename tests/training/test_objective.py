@@ -1,7 +1,10 @@
 """The objective against torch's cross-entropy, and by hand."""
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,10 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from regard.config import TrainConfig
+from regard.config import ModelConfig, TrainConfig
 from regard.data.batches import Batch
-from regard.text.tokenizer import PAD
-from regard.training.objective import Objective, RDropObjective, token_objective
+from regard.data.shards import TokenStore
+from regard.data.streams import PackedBatches
+from regard.models.architectures import make_model, preset
+from regard.models.gpt import GPT
+from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK
+from regard.training.objective import (
+    AuxiliaryObjective,
+    ClassObjective,
+    Objective,
+    PackedObjective,
+    RDropObjective,
+    RegressionObjective,
+    token_objective,
+)
 
 
 def objective(smoothing: float) -> Objective:
@@ -166,3 +181,166 @@ def test_r_drop_is_chosen_by_its_weight() -> None:
     assert type(plain) is Objective
     assert isinstance(twice, RDropObjective)
     assert (plain.label_smoothing, twice.label_smoothing, twice.weight) == (0.1, 0.1, 5.0)
+
+
+# ---- vocabularies that lack special tokens ---------------------------------------------------------------------------
+
+ABSENT = (PAD, SOS, UNK, MASK)  # as in GPT-2, which has an end token alone
+
+
+def foreign(**settings: object) -> ModelConfig:
+    sizes = {"n_decoder_layers": 1, "d_model": 16, "n_heads": 2, "d_ff": 16, "max_len": 16, "target_vocab": 12}
+    return preset("gpt-tiny", **{**sizes, "absent": ABSENT, "dropout": 0.0, **settings})
+
+
+IDS = torch.tensor([[5, 6, 7, EOS], [8, 9, PAD, PAD]])
+NEXT = torch.tensor([[6, 7, EOS, PAD], [9, EOS, PAD, PAD]])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_tokens_that_are_never_said_take_no_part(smoothing: float) -> None:
+    """As if the vocabulary were smaller: torch's cross-entropy over the eight tokens that there are."""
+    torch.manual_seed(0)
+    model = make_model(foreign())
+    loss, nll, scored = Objective(model, smoothing)(IDS, NEXT)
+    left = [i for i in range(12) if i not in ABSENT]
+    logits = model(IDS)[..., left][NEXT != PAD].double()
+    labels = torch.tensor([left.index(i) for i in NEXT[NEXT != PAD].tolist()])
+    assert scored == 5
+    torch.testing.assert_close(nll.double(), F.cross_entropy(logits, labels, reduction="sum"))
+    expected = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
+    torch.testing.assert_close(loss.double(), expected)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(lambda m: Objective(m, 0.1), id="plain"),
+        pytest.param(lambda m: RDropObjective(m, 0.1, 5.0), id="r-drop"),
+    ],
+)
+def test_gradients_are_finite_where_tokens_are_never_said(made: Callable[[nn.Module], Objective]) -> None:
+    torch.manual_seed(0)
+    model = make_model(foreign(dropout=0.3))
+    made(model)(IDS, NEXT)[0].backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_r_drop_over_tokens_that_can_be_said() -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(2, 3, 12), torch.tensor([[5, EOS, PAD]]).repeat(2, 1)
+    silent = logits.clone()
+    silent[..., list(ABSENT)] = -torch.inf
+    ours = RDropObjective(make_model(foreign()), 0.1, 5.0).losses(silent, labels)
+    left = [i for i in range(12) if i not in ABSENT]
+    small = torch.tensor([[1 + left.index(i) if i else PAD for i in row] for row in labels.tolist()])
+    padded = F.pad(logits[..., left], (1, 0), value=-1e9)  # PAD first, as `losses` wants it, and all but impossible
+    theirs = RDropObjective(nn.Identity(), 0.0, 5.0).losses(padded, small)
+    torch.testing.assert_close(ours[1:], theirs[1:])
+    smooth = 0.1 * sum(
+        F.cross_entropy(silent[i, :2][:, left], small[i, :2] - 1, reduction="sum", label_smoothing=1.0)
+        - F.cross_entropy(silent[i, :2][:, left], small[i, :2] - 1, reduction="sum")
+        for i in range(2)
+    )
+    torch.testing.assert_close(ours[0], theirs[0] + smooth / 2)
+
+
+# ---- documents in packed rows ----------------------------------------------------------------------------------------
+
+
+def gpt(positions: str) -> GPT:
+    torch.manual_seed(1)
+    model = make_model(foreign(absent=(), positions=positions, n_decoder_layers=2))
+    assert isinstance(model, GPT)
+    return model.eval()
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rope", "alibi", "t5", "shaw", "fire", "cope"])
+@settings(max_examples=8)
+@given(lengths=st.lists(st.integers(2, 12), min_size=1, max_size=6), seed=st.integers(0, 99))
+def test_packed_documents_lose_what_they_lose_alone(positions: str, lengths: list[int], seed: int) -> None:
+    model, rng = gpt(positions), np.random.default_rng(seed)
+    texts = [rng.integers(5, 12, n) for n in lengths]
+    store = TokenStore(np.concatenate(texts), np.cumsum([0, *lengths]))
+    packed = sum(PackedObjective(model, 0.1)(*b.inputs) for b in PackedBatches(store, 16, 32, seed).once())
+    rows = [torch.from_numpy(text)[None] for text in texts]
+    alone = sum(Objective(model, 0.1)(row[:, :-1], row[:, 1:]) for row in rows)
+    assert isinstance(packed, Tensor)
+    assert packed[2] == sum(lengths) - len(lengths)
+    torch.testing.assert_close(packed, alone, rtol=1e-5, atol=1e-4)
+
+
+def test_packed_logits_are_those_of_each_document_to_the_last_digits() -> None:
+    model = gpt("rope").double()
+    a, b = torch.tensor([[5, 6, 7]]), torch.tensor([[8, 9, 10, 11]])
+    ids = F.pad(torch.cat([a, b], 1), (0, 2))
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, -1, -1]])
+    both = model.packed(ids, positions)[:, :7]
+    torch.testing.assert_close(both, torch.cat([model(a), model(b)], 1), rtol=1e-12, atol=1e-12)
+
+
+# ---- classes and numbers ---------------------------------------------------------------------------------------------
+
+
+def test_classes_by_hand() -> None:
+    # Probabilities 1/4 and 3/4; the first row is class 0 (which is no padding here), the second is not scored.
+    logits = torch.tensor([[0.0, math.log(3)], [1.0, 2.0]], requires_grad=True)
+    sums = ClassObjective(nn.Identity(), 0.1).losses(logits, torch.tensor([0, -1]))
+    assert sums.tolist() == pytest.approx(
+        [0.9 * math.log(4) + 0.1 * (math.log(4) + math.log(4 / 3)) / 2, math.log(4), 1]
+    )
+    sums[0].backward()
+    assert logits.grad is not None
+    assert logits.grad[1].tolist() == [0, 0]
+
+
+def test_tags_are_classes_of_tokens() -> None:
+    logits, labels = torch.randn(2, 4, 3), torch.tensor([[-1, 0, 2, -1], [1, -1, -1, -1]])
+    loss, nll, scored = ClassObjective(nn.Identity()).losses(logits, labels)
+    expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-1, reduction="sum")
+    assert (loss.item(), nll.item(), scored) == (pytest.approx(expected.item()), pytest.approx(expected.item()), 3)
+
+
+def test_classes_are_smoothed_over_classes_whatever_the_vocabulary_lacks() -> None:
+    model = make_model(foreign(answer="row", n_classes=3)).eval()
+    types, labels = torch.zeros_like(IDS), torch.tensor([2, 0])
+    loss = ClassObjective(model, 0.1)(IDS, types, labels)[0]
+    expected = F.cross_entropy(model(IDS, types), labels, reduction="sum", label_smoothing=0.1)
+    torch.testing.assert_close(loss, expected)
+
+
+def test_numbers_by_hand() -> None:
+    answers = torch.tensor([[1.0], [5.0], [-2.0]], requires_grad=True)
+    sums = RegressionObjective(nn.Identity()).losses(answers, torch.tensor([3.0, float("nan"), -2.5]))
+    assert sums.tolist() == [4.25, 4.25, 2.0]  # 2 squared and a half squared
+    sums[0].backward()
+    assert answers.grad is not None
+    assert answers.grad.flatten().tolist() == [-4.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("absent", [(), ABSENT])
+def test_the_auxiliary_loss_is_each_rows_mean_over_its_own_tokens(absent: tuple[int, ...]) -> None:
+    """Row by row without padding, by torch; the third row only fills the batch."""
+    torch.manual_seed(2)
+    model = make_model(foreign(absent=absent, answer="row", n_classes=3)).eval()
+    rows = [[5, 6, 7, EOS], [8, EOS], [5, 6, 7, EOS]]
+    ids = torch.tensor([row + [PAD] * (4 - len(row)) for row in rows])
+    labels = torch.tensor([1, 0, -1])
+    loss, nll, scored = AuxiliaryObjective(model, 0.0, weight=0.5)(ids, torch.zeros_like(ids), labels)
+    text, classes = 0.0, 0.0
+    for row, label in zip(rows[:2], (1, 0), strict=True):
+        one = torch.tensor([row])
+        text += F.cross_entropy(model.body(one)[0, :-1], one[0, 1:]).item()  # type: ignore[operator]
+        classes += F.cross_entropy(model(one, torch.zeros_like(one)), torch.tensor([label])).item()
+    assert (nll.item(), scored) == (pytest.approx(classes, rel=1e-5), 2)
+    assert loss.item() == pytest.approx(classes + 0.5 * text, rel=1e-5)
+
+
+def test_the_auxiliary_loss_of_tagged_rows() -> None:
+    model = make_model(replace(foreign(), answer="token", n_classes=3)).eval()
+    ids, types = torch.tensor([[5, 6, EOS], [5, 6, EOS]]), torch.zeros(2, 3, dtype=torch.long)
+    labels = torch.tensor([[0, 2, -1], [-1, -1, -1]])  # the second row only fills the batch
+    plain = ClassObjective(model)(ids, types, labels)
+    loss, nll, scored = AuxiliaryObjective(model, 0.0, weight=1.0)(ids, types, labels)
+    text = F.cross_entropy(model.body(ids[:1])[0, :-1], ids[0, 1:])  # type: ignore[operator]
+    torch.testing.assert_close(torch.stack([loss - text, nll, scored]), plain)

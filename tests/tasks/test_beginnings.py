@@ -1,0 +1,218 @@
+"""Where runs begin: with another model's weights and vocabulary, or where they were stopped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import after_step, assert_same_run, checkpoint
+from little import CYCLE, config_of, learn, tuning, write_all
+
+from regard import api
+from regard import folder as folders
+from regard.config import Config
+from regard.errors import RegardError
+from regard.models.weights import weights_of
+from regard.signals import Interrupted
+from regard.tasks import prepare_job
+from regard.text.frame import Frame
+from regard.text.tokenizer import EOS, MASK, SOS, Tokenizers
+
+CPU = torch.device("cpu")
+SHORT = {"train.steps": 6, "train.valid_every": 3, "train.save_every": 2, "train.log_every": 1}
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("little")
+    write_all(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REGARD_CACHE", str(folder / "cache"))
+        for task in ("causal-lm", "masked-lm", "images"):
+            learn(config_of(folder, task, **SHORT), folder / task)
+    return folder
+
+
+def stop_at(step: int, config: Config, run: Path) -> None:
+    with after_step(step, lambda: os.kill(os.getpid(), signal.SIGINT)), pytest.raises(Interrupted):
+        learn(config, run)
+
+
+# ---- stopped and gone on ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "changes"),
+    [
+        ("causal-lm", {"model.dropout": 0.1}),
+        ("causal-lm", {"data.documents": "line", "data.packing": "documents"}),
+        ("masked-lm", {}),
+        ("denoising", {}),
+        ("tagging", {}),
+        ("images", {"data.shift": 1, "data.flip": True}),
+    ],
+)
+def test_a_run_that_was_stopped_is_the_run_that_was_not(
+    corpora: Path, tmp_path: Path, task: str, changes: dict[str, Any]
+) -> None:
+    config = config_of(corpora, task, **SHORT, **changes)
+    learn(config, tmp_path / "whole")
+    stop_at(3, config, tmp_path / "stopped")
+    api.resume(tmp_path / "stopped", quiet=True)
+    assert_same_run(tmp_path / "stopped", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("init", "task"), [("masked-lm", "classification"), ("images", "images")])
+def test_a_run_goes_on_when_the_model_it_began_with_is_gone(
+    corpora: Path, tmp_path: Path, init: str, task: str
+) -> None:
+    shutil.copytree(corpora / init / "model", tmp_path / "init")
+    config = tuning(corpora, task, tmp_path / "init", **SHORT)
+    learn(config, tmp_path / "whole")
+    stop_at(3, config, tmp_path / "stopped")
+    shutil.rmtree(tmp_path / "init")
+    api.resume(tmp_path / "stopped", quiet=True)
+    assert_same_run(tmp_path / "stopped", tmp_path / "whole")
+
+
+ABROAD = Frame(before=(MASK,), between=(SOS,), after=(EOS, EOS), start=(EOS,))
+ORIGIN = {"family": "bert", "numbering": {"ids": [1, 2, 3]}}
+
+
+def imported(model: Path, to: Path) -> Path:
+    """The same model as if it came from elsewhere: with a frame of its own and what exporting it needs."""
+    bundle = replace(folders.load(model, CPU), frame=ABROAD, origin=ORIGIN, pooling="first")
+    folders.save(to, bundle, "a card")
+    return to
+
+
+@pytest.mark.parametrize(("init", "task"), [("masked-lm", "classification"), ("causal-lm", "causal-lm")])
+def test_what_an_imported_model_knows_outlives_it_and_reaches_the_tuned_one(
+    corpora: Path, tmp_path: Path, init: str, task: str
+) -> None:
+    config = tuning(corpora, task, imported(corpora / init, tmp_path / "init"), **SHORT, **{"data.documents": "line"})
+    stop_at(3, config, tmp_path / "run")
+    shutil.rmtree(tmp_path / "init")
+    api.resume(tmp_path / "run", quiet=True)
+    tuned = folders.load(tmp_path / "run", CPU)
+    assert (tuned.frame, tuned.origin, tuned.pooling) == (ABROAD, ORIGIN, "first")
+
+
+def test_a_run_that_failed_with_a_model_leaves_nothing_of_it_to_one_without(corpora: Path, tmp_path: Path) -> None:
+    run, init = tmp_path / "run", imported(corpora / "masked-lm", tmp_path / "init")
+    with pytest.raises(RegardError, match="do not fit"):
+        learn(tuning(corpora, "classification", init, **{"model.d_ff": 48}), run)
+    learn(config_of(corpora, "classification", **SHORT), run)
+    assert folders.load(run, CPU).origin == {}
+    assert not (run / "start.json").exists()
+
+
+# ---- another model's weights -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("init", "task"),
+    [
+        ("causal-lm", "classification"),
+        ("causal-lm", "causal-lm"),
+        ("masked-lm", "classification"),
+        ("masked-lm", "regression"),
+        ("masked-lm", "tagging"),
+        ("masked-lm", "masked-lm"),
+    ],
+)
+def test_tuning_begins_with_every_weight_and_the_vocabulary_of_the_model_it_is_given(
+    corpora: Path, tmp_path: Path, init: str, task: str
+) -> None:
+    given = folders.load(corpora / init, CPU)
+    job = prepare_job(tmp_path, tuning(corpora, task, corpora / init), quiet=True)
+    body = getattr(job.model, "body", job.model)
+    theirs, ours = weights_of(given.model), weights_of(body)
+    assert theirs.keys() == ours.keys()
+    for name in theirs:
+        assert torch.equal(theirs[name], ours[name]), name
+    assert job.tokenizers is not None
+    assert given.tokenizers is not None
+    assert job.tokenizers.source.fingerprint() == given.tokenizers.source.fingerprint()
+    assert Tokenizers.load(tmp_path).source.fingerprint() == given.tokenizers.source.fingerprint()
+
+
+def test_a_new_head_is_fresh_and_the_same_for_the_same_seed(corpora: Path, tmp_path: Path) -> None:
+    heads = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        (tmp_path / name).mkdir()
+        config = tuning(corpora, "classification", corpora / "masked-lm", **{"train.seed": seed})
+        heads.append(prepare_job(tmp_path / name, config, quiet=True).model.answers.weight)  # type: ignore[union-attr]
+    assert torch.equal(heads[0], heads[1])  # type: ignore[arg-type]
+    assert not torch.equal(heads[0], heads[2])  # type: ignore[arg-type]
+
+
+def test_tuning_changes_the_copy_alone(corpora: Path, tmp_path: Path) -> None:
+    before = (corpora / "masked-lm" / "model" / "model.safetensors").read_bytes()
+    learn(tuning(corpora, "tagging", corpora / "masked-lm", **SHORT), tmp_path / "run")
+    assert (corpora / "masked-lm" / "model" / "model.safetensors").read_bytes() == before
+    tensors, _ = checkpoint(max((tmp_path / "run" / "checkpoints").iterdir()))
+    given = weights_of(folders.load(corpora / "masked-lm", CPU).model)
+    assert not torch.equal(tensors["body.embedding.weight"], given["embedding.weight"])
+
+
+def test_pictures_are_normalised_as_the_first_model_learned_them(corpora: Path, tmp_path: Path) -> None:
+    given = folders.load(corpora / "images", CPU)
+    odd = replace(given, pixels={"mean": [0.25], "std": [0.125]})
+    folders.save(tmp_path / "init", odd, "a card")
+    run = learn(tuning(corpora, "images", tmp_path / "init", **SHORT), tmp_path / "run")
+    assert folders.load(run, CPU).pixels == odd.pixels
+
+
+@pytest.mark.parametrize("given", ["causal-lm", "causal-lm/model", "causal-lm/tokenizer.json"])
+def test_a_run_may_take_the_vocabulary_alone(corpora: Path, tmp_path: Path, given: str) -> None:
+    config = config_of(corpora, "masked-lm", **{"tokenizer.file": str(corpora / given), "tokenizer.vocab_size": 7})
+    job = prepare_job(tmp_path, config, quiet=True)
+    assert job.tokenizers is not None
+    expected = Tokenizers.load(corpora / "causal-lm").source
+    assert job.tokenizers.source.fingerprint() == expected.fingerprint()
+    assert job.sizes.source_vocab == len(expected) > 7
+
+
+# ---- what cannot be --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model.d_ff": 48}, r"do not fit this model .*ff.*leave its sizes as they are"),
+        ({"model.n_encoder_layers": 2}, r"do not fit this model .*blocks\.1.*leave its sizes"),
+        ({"model.positions": "learned"}, r"do not fit this model .*leave its sizes"),
+    ],
+)
+def test_sizes_that_the_given_weights_do_not_have_are_refused(
+    corpora: Path, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(RegardError, match=words):
+        learn(tuning(corpora, "classification", corpora / "masked-lm", **changes), tmp_path / "run")
+
+
+def test_a_model_without_a_vocabulary_cannot_begin_a_run_on_text(corpora: Path, tmp_path: Path) -> None:
+    config = tuning(corpora, "classification", corpora / "masked-lm")
+    config = replace(config, train=replace(config.train, init=str(corpora / "images")))
+    with pytest.raises(RegardError, match="has no tokenizer"):
+        learn(config, tmp_path / "run")
+
+
+def test_a_beginning_that_is_not_there_is_refused_by_name(corpora: Path, tmp_path: Path) -> None:
+    with pytest.raises(RegardError, match=r"no model at .*nowhere"):
+        tuning(corpora, "classification", tmp_path / "nowhere")
+
+
+def test_the_words_of_the_given_model_are_those_it_learned(corpora: Path, tmp_path: Path) -> None:
+    """The film reviews have other words; they are unknown, not learned anew."""
+    job = prepare_job(tmp_path, tuning(corpora, "classification", corpora / "masked-lm"), quiet=True)
+    assert job.tokenizers is not None
+    assert len(job.tokenizers.source.encode(" ".join(CYCLE))) == len(CYCLE)
+    assert job.tokenizers.source.encode("lovely") == job.tokenizers.source.encode("awful")

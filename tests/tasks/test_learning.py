@@ -1,0 +1,94 @@
+"""Each task learns something tiny that is plainly there to learn, to a score that says it did."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from little import CYCLE, config_of, last_validation, learn, write_all
+
+from regard import folder as folders
+from regard.tasks import evaluate
+
+UNIGRAM = math.log(len(CYCLE))  # nats a word of the cycle, without looking at its neighbours
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("little")
+    write_all(folder)
+    return folder
+
+
+def fit(corpora: Path, tmp_path: Path, task: str, **changes: Any) -> dict[str, Any]:
+    """The last validation, after what `regard evaluate` measures on the same data has turned out the same."""
+    config = config_of(corpora, task, **changes)
+    run = learn(config, tmp_path / "run")
+    valid = last_validation(run)
+    found = evaluate(folders.load(run, torch.device("cpu")), config, torch.device("cpu"))
+    assert found.loss == pytest.approx(valid["loss"], abs=1e-5)
+    assert {name: valid[name] for name in found.scores} == pytest.approx(found.scores, abs=1e-4)
+    return valid
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param({}, id="one stream"),
+        pytest.param({"data.documents": "line"}, id="lines in a stream"),
+        pytest.param({"data.documents": "line", "data.packing": "documents"}, id="lines packed"),
+        pytest.param({"tokenizer.kind": "wordpiece"}, id="a vocabulary without white space"),
+    ],
+)
+def test_a_language_model_learns_a_cycle(corpora: Path, tmp_path: Path, text: dict[str, str]) -> None:
+    valid = fit(corpora, tmp_path, "causal-lm", **text, **{"train.samples": 1})
+    assert valid["loss"] < 0.25 * UNIGRAM
+    assert valid["perplexity"] == pytest.approx(math.exp(valid["loss"]), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "text", [{}, {"data.documents": "line", "data.packing": "documents", "data.whole_words": True}]
+)
+def test_masked_words_are_guessed_from_their_neighbours(corpora: Path, tmp_path: Path, text: dict[str, Any]) -> None:
+    assert fit(corpora, tmp_path, "masked-lm", **text, **{"train.steps": 120})["loss"] < 0.5 * UNIGRAM
+
+
+@pytest.mark.parametrize("task", ["spans", "denoising"])
+def test_damaged_text_is_mended(corpora: Path, tmp_path: Path, task: str) -> None:
+    """Better than words without their neighbours: the order of words was learned."""
+    assert fit(corpora, tmp_path, task, **{"train.steps": 150, "train.batch_tokens": 512})["loss"] < 0.6 * UNIGRAM
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param({}, id="bert"),
+        pytest.param({"model.preset": "gpt-tiny", "model.n_decoder_layers": 1}, id="gpt"),
+        pytest.param(
+            {"model.preset": "gpt-tiny", "model.n_decoder_layers": 1, "train.auxiliary": 0.5}, id="gpt that reads on"
+        ),
+    ],
+)
+def test_a_verdict_that_one_word_gives_is_learned_without_a_fault(
+    corpora: Path, tmp_path: Path, model: dict[str, Any]
+) -> None:
+    valid = fit(corpora, tmp_path, "classification", **model, **{"train.metric": "accuracy"})
+    assert valid["accuracy"] == 100
+    assert valid["loss"] < 0.1
+
+
+def test_a_number_that_words_add_up_to_is_learned(corpora: Path, tmp_path: Path) -> None:
+    valid = fit(corpora, tmp_path, "regression", **{"train.steps": 200, "train.metric": "spearman"})
+    assert valid["spearman"] > 90
+    assert valid["pearson"] > 90
+
+
+def test_names_that_are_always_names_are_tagged_without_a_fault(corpora: Path, tmp_path: Path) -> None:
+    assert fit(corpora, tmp_path, "tagging", **{"train.metric": "f1"})["f1"] == 100
+
+
+def test_two_kinds_of_pictures_are_told_apart(corpora: Path, tmp_path: Path) -> None:
+    assert fit(corpora, tmp_path, "images", **{"train.metric": "accuracy", "data.shift": 1})["accuracy"] == 100

@@ -1,0 +1,147 @@
+"""What a task cannot do is said in one line that names the setting or the file, before any training."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from little import config_of, learn, write_all
+from PIL import Image
+
+from regard.errors import RegardError
+
+
+@pytest.fixture
+def corpora(tmp_path: Path) -> Path:
+    write_all(tmp_path)
+    return tmp_path
+
+
+def refused(corpora: Path, task: str, words: str, **changes: Any) -> None:
+    """An error of these words, and no checkpoint."""
+    run = corpora / "run"
+    with pytest.raises(RegardError, match=words):
+        learn(config_of(corpora, task, **changes), run)
+    assert not any(run.glob("checkpoints/step-*"))
+
+
+@pytest.mark.parametrize(
+    ("task", "preset", "words"),
+    [
+        ("causal-lm", "bert-tiny", "causal-lm trains a gpt, but model.preset bert-tiny is a bert"),
+        ("masked-lm", "gpt-tiny", "masked-lm trains a bert, but model.preset gpt-tiny is a gpt"),
+        ("spans", "gpt-tiny", "spans trains a transformer"),
+        ("denoising", "bert-tiny", "denoising trains a transformer"),
+        ("images", "bert-tiny", "images trains a vit"),
+        ("classification", "transformer-tiny", "classification trains a bert or a gpt, but .*transformer-tiny"),
+        ("tagging", "vit-tiny", "tagging trains a bert or a gpt, but .*vit-tiny is a vit"),
+    ],
+)
+def test_a_model_of_another_kind(corpora: Path, task: str, preset: str, words: str) -> None:
+    refused(corpora, task, words, **{"model.preset": preset, "model.n_decoder_layers": 1, "model.n_encoder_layers": 1})
+
+
+@pytest.mark.parametrize(
+    ("task", "metric", "listed"),
+    [
+        ("causal-lm", "bleu", "loss"),
+        ("classification", "spearman", "loss, accuracy, f1, matthews"),
+        ("regression", "accuracy", "loss, pearson, spearman"),
+        ("tagging", "matthews", "loss, accuracy, f1"),
+        ("images", "bleu", "loss, accuracy, f1, matthews"),
+    ],
+)
+def test_a_measure_that_the_task_does_not_have(corpora: Path, task: str, metric: str, listed: str) -> None:
+    words = f"train.metric {metric} is not measured by the task {task}: choose one of {listed}$"
+    refused(corpora, task, words, **{"train.metric": metric})
+
+
+@pytest.mark.parametrize("task", ["causal-lm", "masked-lm", "classification", "images"])
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_no_data(corpora: Path, task: str, split: str) -> None:
+    refused(corpora, task, rf"(no {split} text|data\.{split} names no)", **{f"data.{split}": []})
+
+
+def test_a_column_that_is_not_there(corpora: Path) -> None:
+    words = r"film\.tsv line 1: there is no column 'review'; its columns are sentence, label"
+    refused(corpora, "classification", words, **{"data.text": "review"})
+
+
+def test_a_table_without_rows(corpora: Path) -> None:
+    (corpora / "empty.tsv").write_text("sentence\tlabel\n")
+    refused(corpora, "classification", r"nothing of the 0 examples .*empty\.tsv", **{"data.train": ["empty.tsv"]})
+
+
+def test_a_class_that_training_does_not_have(corpora: Path) -> None:
+    (corpora / "valid.tsv").write_text("sentence\tlabel\nthe cat sat\tgood\na dog\tsuperb\n")
+    words = r"valid\.tsv line 3: label 'superb' is not one of the training data's: bad, good"
+    refused(corpora, "classification", words, **{"data.valid": ["valid.tsv"]})
+
+
+def test_a_tag_that_training_does_not_have(corpora: Path) -> None:
+    (corpora / "valid.jsonl").write_text('{"words": ["a"], "tags": ["B-CITY"]}\n')
+    refused(corpora, "tagging", r"valid\.jsonl line 1: label 'B-CITY' is not one", **{"data.valid": ["valid.jsonl"]})
+
+
+def test_a_number_that_is_none(corpora: Path) -> None:
+    columns = {
+        "data.train": ["film.tsv"],
+        "data.valid": ["film.tsv"],
+        "data.text": "sentence",
+        "data.pair": "",
+        "data.label": "label",
+    }
+    refused(corpora, "regression", r"film\.tsv line 2: label 'bad' is not a number", **columns)
+
+
+def test_an_auxiliary_loss_without_a_language_model(corpora: Path) -> None:
+    refused(corpora, "classification", r"train\.auxiliary is GPT's", **{"train.auxiliary": 0.5})
+
+
+def picture_folder(folder: Path, size: int = 8) -> None:
+    for label in ("cat", "dog"):
+        (folder / label).mkdir(parents=True)
+        for i in range(3):
+            Image.new("L", (size, size), 40 * i).save(folder / label / f"{i}.png")
+
+
+def test_a_picture_that_cannot_be_read(corpora: Path) -> None:
+    picture_folder(corpora / "animals")
+    (corpora / "animals" / "dog" / "2.png").write_bytes(b"not a picture")
+    refused(corpora, "images", r"dog/2\.png cannot be read as an image", **{"data.train": ["animals"]})
+
+
+def test_pictures_that_patches_do_not_fill(corpora: Path) -> None:
+    picture_folder(corpora / "animals", 10)
+    words = r"images of animals are 10 x 10 pixels, which patches of 4 x 4 do not fill: set model\.patch_size"
+    refused(corpora, "images", words, **{"data.train": ["animals"]})
+
+
+def test_a_kind_of_picture_that_training_does_not_have(corpora: Path) -> None:
+    picture_folder(corpora / "animals")
+    shutil.copytree(corpora / "animals", corpora / "more")
+    (corpora / "more" / "cat").rename(corpora / "more" / "cow")
+    changes = {"data.train": ["animals"], "data.valid": ["more"]}
+    refused(corpora, "images", r"more: the class 'cow' is not in the training data \(cat, dog\)", **changes)
+
+
+@pytest.mark.parametrize("task", ["causal-lm", "masked-lm", "images", "classification", "tagging"])
+def test_a_part_that_holds_nothing(corpora: Path, task: str) -> None:
+    whole = config_of(corpora, task).data.test[0].split("[")[0]
+    refused(corpora, task, r"nothing of .* is left", **{"data.valid": [f"{whole}[:0.0001%]"]})
+
+
+def test_a_text_of_one_token_has_none_to_predict(corpora: Path) -> None:
+    (corpora / "short.txt").write_text("one")
+    changes = {"data.valid": ["short.txt"], "tokenizer.kind": "wordpiece"}
+    refused(corpora, "causal-lm", r"short\.txt is one token, and none comes after it", **changes)
+
+
+def test_no_room_for_a_text(corpora: Path) -> None:
+    refused(corpora, "masked-lm", r"model\.max_len 2 has no room beside the 2 tokens", **{"model.max_len": 2})
+
+
+def test_too_few_marks_for_the_gaps(corpora: Path) -> None:
+    refused(corpora, "spans", r"sentinels", **{"tokenizer.extra": 1, "data.mean_span": 1.0, "tokenizer.vocab_size": 60})

@@ -1,0 +1,100 @@
+"""From a recipe to a complete configuration, and from a folder to the object that uses its model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_labeller import bundle, picture_bundle
+from test_writer import bert_bundle, taught
+
+import regard
+from regard import folder
+from regard.api import make_config, train
+from regard.embedder import Embedder
+from regard.errors import RegardError
+from regard.labeller import Labeller
+from regard.models.presets import TABLES
+from regard.writer import Writer
+
+ALL = [name for table in TABLES.values() for name in table]
+TASKS = {"gpt": "causal-lm", "bert": "masked-lm", "transformer": "translation", "vit": "images"}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_preset_makes_a_configuration_that_comes_back_from_its_own_settings(name: str) -> None:
+    """What `regard resume` does: read what was written."""
+    from tomllib import loads
+
+    from regard.config import to_toml
+
+    architecture = next(a for a, table in TABLES.items() if name in table)
+    config = make_config({"task": TASKS[architecture], "model": {"preset": name}}, {})
+    assert config.model.architecture == architecture
+    assert make_config(loads(to_toml(config)), {}) == config
+
+
+def test_a_recipe_has_the_style_of_its_preset_but_for_what_it_says_itself() -> None:
+    config = make_config({"task": "causal-lm", "model": {"preset": "gpt2", "d_ff": 100}}, {"model.dropout": "0.3"})
+    assert (config.model.activation, config.model.positions) == ("gelu-tanh", "learned")
+    assert (config.model.d_model, config.model.d_ff, config.model.dropout) == (768, 100, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("task", "answer", "extra"),
+    [("classification", "row", 0), ("regression", "row", 0), ("tagging", "token", 0), ("masked-lm", "none", 0)],
+)
+def test_the_task_decides_the_head(task: str, answer: str, extra: int) -> None:
+    config = make_config({"task": task, "model": {"preset": "bert-tiny"}}, {})
+    assert (config.model.answer, config.tokenizer.extra) == (answer, extra)
+
+
+def test_spans_get_marks_for_gaps_unless_told_how_many() -> None:
+    values = {"task": "spans", "model": {"preset": "t5-small"}}
+    assert make_config(values, {}).tokenizer.extra == 100
+    assert make_config(values, {"tokenizer.extra": 7}).tokenizer.extra == 7
+
+
+def test_a_tuned_model_has_the_sizes_it_begins_with_and_the_changes_asked_for(tmp_path: Path) -> None:
+    folder.save(tmp_path / "bert", bert_bundle(), "a card")
+    values: dict[str, Any] = {"task": "classification", "train": {"init": str(tmp_path / "bert")}}
+    config = make_config({**values, "model": {"dropout": 0.25}}, {})
+    old = bert_bundle().config
+    assert (config.model.d_model, config.model.n_heads, config.model.preset) == (old.d_model, old.n_heads, old.preset)
+    assert (config.model.dropout, config.model.answer) == (0.25, "row")
+    assert Path(config.train.init).is_absolute()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"task": "poetry"}, "'task' must be one of translation, causal-lm"),
+        ({"model": {"preset": "gpt-5"}}, r"unknown model\.preset 'gpt-5'"),
+        ({"data": {"pairing": "x"}}, r"unknown setting 'data\.pairing'"),
+        ({"train": {"init": "nowhere"}}, "no model at nowhere"),
+        ({"tokenizer": {"joint": False}}, "needs one vocabulary"),
+    ],
+)
+def test_what_a_recipe_cannot_say(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(RegardError, match=words):
+        make_config(values, {})
+
+
+def test_a_recipe_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(RegardError, match=r"no recipe at .*gone\.toml"):
+        train(tmp_path / "gone.toml", tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("made", "kind"),
+    [
+        (taught, Writer),
+        (bert_bundle, Embedder),
+        (picture_bundle, Labeller),
+        (lambda: bundle("classification"), Labeller),
+    ],
+)
+def test_load_gives_what_the_model_is_for(tmp_path: Path, made: Any, kind: type) -> None:
+    folder.save(tmp_path / "model", made(), "a card")
+    assert type(regard.load(tmp_path / "model", device="cpu")) is kind

@@ -1,0 +1,91 @@
+"""`regard classify` as a user meets it: texts, pairs, a file, stdin, JSON, errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_cli import call
+from test_labeller import NAMES, TEXTS, bundle
+
+from regard import folder
+from regard.labeller import Answer, Labeller
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("labellers")
+    for task in ("classification", "regression", "tagging"):
+        folder.save(path / task, bundle(task, () if task == "regression" else NAMES), "a card")
+    return path
+
+
+def expected(task: str, items: list[str | tuple[str, str]]) -> list[Answer]:
+    return Labeller(bundle(task, () if task == "regression" else NAMES)).classify(items)
+
+
+def test_texts(models: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, _ = call(capfd, monkeypatch, "classify", str(models / "classification"), *TEXTS)
+    lines = [f"{answer.label}\t{answer.probability:.4f}" for answer in expected("classification", [*TEXTS])]
+    assert (code, out.splitlines()) == (0, lines)
+
+
+def test_lines_of_a_file_and_of_stdin(
+    models: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = "".join(text + "\n" for text in TEXTS)
+    (tmp_path / "texts").write_text(written)
+    model = str(models / "classification")
+    direct = call(capfd, monkeypatch, "classify", model, *TEXTS)[1]
+    assert call(capfd, monkeypatch, "classify", model, "--input", str(tmp_path / "texts"))[:2] == (0, direct)
+    assert call(capfd, monkeypatch, "classify", model, stdin=written.encode())[:2] == (0, direct)
+
+
+def test_json_has_every_probability_and_a_tab_makes_a_pair(
+    models: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["the cat\ta dog", "the cat"]
+    code, out, _ = call(capfd, monkeypatch, "classify", str(models / "classification"), "--json", *given)
+    found = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert [item["text"] for item in found] == given
+    answers = expected("classification", [("the cat", "a dog"), "the cat"])
+    for item, answer in zip(found, answers, strict=True):
+        assert item["label"] == answer.label
+        assert item["probabilities"] == pytest.approx(answer.probabilities)
+
+
+def test_numbers_and_tags_stand_alone(
+    models: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for task in ("regression", "tagging"):
+        code, out, _ = call(capfd, monkeypatch, "classify", str(models / task), *TEXTS)
+        assert (code, out.splitlines()) == (0, [str(answer) for answer in expected(task, [*TEXTS])])
+
+
+def test_tags_as_json(models: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, out, _ = call(capfd, monkeypatch, "classify", str(models / "tagging"), "--json", "the cat")
+    assert json.loads(out)["tags"] == [list(pair) for pair in expected("tagging", ["the cat"])[0].tags]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["classification", "a text", "--input", "file"], "give texts or --input FILE, not both"),
+        (["nowhere", "a text"], "no model at"),
+        (["classification", " ".join(["cat"] * 11)], "text 1 has 13 tokens"),
+        (["classification", "--input", "gone.txt"], "there is no file gone.txt"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(
+    models: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    message: str,
+) -> None:
+    code, out, err = call(capfd, monkeypatch, "classify", str(models / words[0]), *words[1:])
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.strip().splitlines()) == 1

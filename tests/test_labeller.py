@@ -1,0 +1,172 @@
+"""A trained classifier in use: what it answers to texts, pairs, sentences of words and pictures, in which order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import regard
+from regard import folder
+from regard.config import TokenizerConfig
+from regard.errors import RegardError
+from regard.folder import Bundle
+from regard.labeller import Labeller
+from regard.models.architectures import make_model, preset
+from regard.models.classifier import Classifier
+from regard.text.frame import CLASSIC
+from regard.text.tokenizer import EOS, SOS, Tokenizer, Tokenizers
+
+TOKENIZER = Tokenizer.train(["the cat sat on a mat and a dog ran"], TokenizerConfig(kind="word", vocab_size=40))
+NAMES = ("bad", "fair", "good")
+MODEL: dict[str, Any] = {"d_model": 16, "n_heads": 2, "d_ff": 16, "n_encoder_layers": 1, "max_len": 12}
+TEXTS = ["the cat sat", "a", "on a mat and a dog ran", "the dog ran", "cat"]
+
+
+def bundle(task: str, names: tuple[str, ...] = NAMES) -> Bundle:
+    torch.manual_seed(4)
+    answer, size = "token" if task == "tagging" else "row", len(TOKENIZER)
+    heads = {"answer": answer, "n_classes": len(names) or 1, "token_types": 2, "source_vocab": size}
+    model = make_model(preset("bert-tiny", **MODEL, **heads))
+    for parameter in model.parameters():  # answers that differ plainly
+        torch.nn.init.normal_(parameter, std=0.5)
+    return Bundle(model.eval(), Tokenizers(TOKENIZER, TOKENIZER), task, labels=names, frame=CLASSIC)
+
+
+def picture_bundle() -> Bundle:
+    torch.manual_seed(4)
+    model = make_model(preset("vit-tiny", **{**MODEL, "max_len": 5}, patch_size=4, n_classes=3, positions="learned"))
+    return Bundle(model.eval(), None, "images", labels=NAMES, pixels={"mean": [0.5], "std": [0.25]})
+
+
+def logits(model: Classifier, ids: list[int], types: list[int]) -> np.ndarray:
+    """Of one row alone."""
+    with torch.inference_mode():
+        return model(torch.tensor([ids]), torch.tensor([types]))[0].double().numpy()
+
+
+def body(found: Bundle) -> Classifier:
+    assert isinstance(found.model, Classifier)
+    return found.model
+
+
+# ---- classes and numbers ---------------------------------------------------------------------------------------------
+
+
+def test_probabilities_are_the_softmax_of_each_text_alone_in_the_order_given() -> None:
+    found = bundle("classification")
+    answers = Labeller(found).classify(TEXTS)
+    assert len({answer.probability for answer in answers}) == len(TEXTS)
+    for text, answer in zip(TEXTS, answers, strict=True):
+        ids = [SOS, *TOKENIZER.encode(text), EOS]
+        weights = np.exp(logits(body(found), ids, [0] * len(ids)))
+        assert list(answer.probabilities) == list(NAMES)
+        np.testing.assert_allclose(list(answer.probabilities.values()), weights / weights.sum(), atol=1e-5)
+        assert sum(answer.probabilities.values()) == pytest.approx(1, abs=1e-6)
+        assert answer.label == str(answer) == NAMES[weights.argmax()]
+        assert answer.probability == max(answer.probabilities.values())
+
+
+def test_pairs_and_single_texts_may_be_mixed() -> None:
+    found = bundle("classification")
+    answers = Labeller(found).classify([("the cat", "a dog"), "the cat", ("a dog", "the cat")])
+    first, second = TOKENIZER.encode("the cat"), TOKENIZER.encode("a dog")
+    ids = [SOS, *first, EOS, *second, EOS]
+    weights = np.exp(logits(body(found), ids, [0] * (len(first) + 2) + [1] * (len(second) + 1)))
+    np.testing.assert_allclose(list(answers[0].probabilities.values()), weights / weights.sum(), atol=1e-5)
+    assert answers[1].probabilities == pytest.approx(Labeller(found).classify(["the cat"])[0].probabilities, abs=1e-6)
+    assert answers[0].probability != pytest.approx(answers[2].probability, abs=1e-6)
+
+
+def test_a_number_is_the_answer_itself() -> None:
+    found = bundle("regression", ())
+    answers = Labeller(found).classify(TEXTS)
+    for text, answer in zip(TEXTS, answers, strict=True):
+        ids = [SOS, *TOKENIZER.encode(text), EOS]
+        assert answer.value == pytest.approx(logits(body(found), ids, [0] * len(ids))[0], abs=1e-4)
+        assert answer.value is not None
+        assert float(answer.label) == pytest.approx(answer.value, rel=1e-3)
+        assert answer.probabilities == {}
+
+
+def test_one_text_has_one_answer() -> None:
+    labeller = Labeller(bundle("classification"))
+    assert labeller.classify("the cat sat") == labeller.classify(["the cat sat"])[0]
+
+
+def test_nothing_to_classify() -> None:
+    assert Labeller(bundle("classification")).classify([]) == []
+
+
+def test_a_text_that_is_too_long_is_refused_by_number() -> None:
+    long = " ".join(["cat"] * 11)  # 13 tokens with what stands around
+    for task in ("classification", "tagging"):
+        with pytest.raises(RegardError, match="text 2 has 13 tokens, but the model reads at most 12: shorten it"):
+            Labeller(bundle(task)).classify(["cat", long])
+    fitting = " ".join(["cat"] * 10)
+    assert Labeller(bundle("classification")).classify([fitting])[0].label in NAMES
+
+
+# ---- tags ------------------------------------------------------------------------------------------------------------
+
+
+def test_each_word_has_the_tag_of_its_first_piece() -> None:
+    found = bundle("tagging")
+    answers = Labeller(found).classify(["the cat  sat", "a zebra ran", "dog"])
+    assert [[word for word, _ in answer.tags] for answer in answers] == [
+        ["the", "cat", "sat"],
+        ["a", "zebra", "ran"],  # a word that is not in the vocabulary is tagged too
+        ["dog"],
+    ]
+    ids = [SOS, *TOKENIZER.encode("the cat sat"), EOS]
+    best = logits(body(found), ids, [0] * 5)[1:4].argmax(-1)
+    assert [tag for _, tag in answers[0].tags] == [NAMES[i] for i in best]
+    assert str(answers[0]) == " ".join(f"{word}/{tag}" for word, tag in answers[0].tags)
+
+
+def test_an_empty_sentence_has_no_tags_and_a_pair_is_one_sentence() -> None:
+    empty, pair = Labeller(bundle("tagging")).classify(["", ("the cat", "sat")])
+    assert empty.tags == ()
+    assert [word for word, _ in pair.tags] == ["the", "cat", "sat"]
+
+
+# ---- pictures --------------------------------------------------------------------------------------------------------
+
+
+def test_pictures_are_scaled_and_normalised_as_in_training(tmp_path: Path) -> None:
+    found = picture_bundle()
+    Image.new("L", (8, 8), 255).save(tmp_path / "white.png")
+    Image.new("RGB", (31, 17), (0, 0, 0)).save(tmp_path / "black.jpg")
+    answers = Labeller(found).classify([str(tmp_path / "white.png"), str(tmp_path / "black.jpg")])
+    for answer, brightness in zip(answers, (1.0, 0.0), strict=True):
+        with torch.inference_mode():
+            weights = found.model(torch.full((1, 1, 8, 8), (brightness - 0.5) / 0.25))[0].double().exp().numpy()
+        np.testing.assert_allclose(list(answer.probabilities.values()), weights / weights.sum(), atol=1e-5)
+
+
+def test_a_picture_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.png").write_text("no picture")
+    with pytest.raises(RegardError, match=r"x\.png cannot be read as an image"):
+        Labeller(picture_bundle()).classify([str(tmp_path / "x.png")])
+
+
+# ---- from a folder ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["classification", "regression", "tagging"])
+def test_load_gives_a_labeller_that_answers_the_same(tmp_path: Path, task: str) -> None:
+    found = bundle(task, () if task == "regression" else NAMES)
+    folder.save(tmp_path / "model", found, "a card")
+    loaded = regard.load(tmp_path / "model", device="cpu")
+    assert isinstance(loaded, Labeller)
+    assert loaded.classify(TEXTS) == Labeller(found).classify(TEXTS)
+
+
+def test_a_model_that_learned_no_answers_is_refused() -> None:
+    found = Bundle(make_model(preset("bert-tiny", **MODEL, source_vocab=40)), None, "masked-lm")
+    with pytest.raises(RegardError, match="learned masked-lm, not to give answers: fine-tune it"):
+        Labeller(found)
