@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from regard import config as configs
+from regard import recipes
 from regard.config import Config
 from regard.errors import RegardError
-from regard.folder import find, read_config
+from regard.folder import settings as settings_of
 from regard.models.architectures import resolve, with_preset
 
 RUNS = Path("runs")
@@ -29,8 +29,12 @@ def train(
 
     `run` is the folder (by default runs/NAME); `settings` are dotted names, as on the command line. Returns the folder.
     """
-    config = make_config(configs.load(Path(recipe)), {**_dotted(sections), **(settings or {})})
-    return _train(config, Path(run) if run else RUNS / config.name, overwrite=overwrite, quiet=quiet)
+    values = recipes.override(recipes.load(Path(recipe)), {**_dotted(sections), **(settings or {})})
+    place = Path(run) if run else RUNS / str(values["name"])
+    begun = place / "config.toml"
+    if begun.exists() and not overwrite:  # the model it began with may be gone
+        values["model"] = {**recipes.load(begun).get("model", {}), **values.get("model", {})}
+    return _train(make_config(values, {}), place, overwrite=overwrite, quiet=quiet)
 
 
 def resume(run: str | Path, *, settings: Mapping[str, Any] | None = None, quiet: bool = False, **sections: Any) -> Path:
@@ -38,16 +42,16 @@ def resume(run: str | Path, *, settings: Mapping[str, Any] | None = None, quiet:
     path = Path(run) / "config.toml"
     if not path.exists():
         raise RegardError(f"no run at {run}: there is no config.toml in it; start one with `regard train RECIPE`")
-    config = make_config(configs.load(path), {**_dotted(sections), **(settings or {})})
+    config = make_config(recipes.load(path), {**_dotted(sections), **(settings or {})})
     return _train(config, Path(run), resuming=True, quiet=quiet)
 
 
 def make_config(values: dict[str, Any], dotted: Mapping[str, Any]) -> Config:
     """A recipe with overrides, checked; what it leaves open comes from its preset, or from the model it begins with."""
-    values = configs.override(values, dotted)
-    given, init = values.get("model", {}), values.get("train", {}).get("init")
-    values["model"] = {**_settings_of(init), **given} if init and "architecture" not in given else with_preset(given)
-    config = configs.build(values, Config)
+    values = recipes.override(values, dotted)
+    config = recipes.build({**values, "model": model_settings(values)}, Config)
+    if config.train.auxiliary and config.task not in ("classification", "tagging"):
+        raise RegardError(f"train.auxiliary is for classification and tagging, not for {config.task}: leave it out")
     if config.model.tie == "all" and not config.tokenizer.joint:
         raise RegardError("model.tie 'all' needs one vocabulary: set tokenizer.joint true, or model.tie decoder")
     data = replace(config.data, root=str(Path(config.data.root).absolute()))
@@ -58,12 +62,15 @@ def make_config(values: dict[str, Any], dotted: Mapping[str, Any]) -> Config:
     return replace(config, data=data, train=train, tokenizer=tokenizer, model=resolve(fresh))
 
 
+def model_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The `[model]` table of a recipe, over that of its preset or of the model it begins with."""
+    given, init = dict(values.get("model", {})), values.get("train", {}).get("init")
+    if init and "architecture" not in given:
+        return {**settings_of(Path(init)), **given}
+    return with_preset(given)
+
+
 ANSWERS = {"classification": "row", "regression": "row", "tagging": "token"}
-
-
-def _settings_of(init: str) -> dict[str, Any]:
-    """The `[model]` table of a model folder."""
-    return dict(read_config(find(Path(init)) / "config.json")["model"])
 
 
 def load(path: str | Path, device: str = "auto") -> Any:

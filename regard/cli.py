@@ -101,7 +101,8 @@ def resume(
 @app.command()
 def settings() -> None:
     """List every setting of a recipe with its default and meaning."""
-    from regard.config import Config, flatten
+    from regard.config import Config
+    from regard.recipes import flatten
 
     for name, value, help in flatten(Config()):
         print(f"{name:<24} {json.dumps(value, ensure_ascii=False):<18} {help}")
@@ -203,9 +204,10 @@ def tokenizer_train(
     """Learn a vocabulary from text files."""
     from itertools import chain
 
-    from regard.config import TokenizerConfig, build
+    from regard.config import TokenizerConfig
     from regard.data.corpus import read_lines
     from regard.progress import counted, progress_bar
+    from regard.recipes import build
     from regard.text.tokenizer import Tokenizer
 
     values = {"kind": kind, "vocab_size": vocab_size, "nfc": nfc, "lowercase": lowercase}
@@ -301,6 +303,12 @@ def section_settings(context: typer.Context, section: str) -> dict[str, str]:
     if wrong:
         raise RegardError(f"--{wrong[0]} does not belong here: only --{section}.NAME settings can be given")
     return {name.removeprefix(f"{section}."): value for name, value in context.obj.items()}
+
+
+def no_settings(context: typer.Context) -> None:
+    """For a command that takes none."""
+    if context.obj:
+        raise RegardError(f"--{next(iter(context.obj))} does not belong here: no settings of a recipe do")
 
 
 def print_result(result: dict[str, Any], as_json: bool) -> None:

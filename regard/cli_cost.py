@@ -71,16 +71,18 @@ def config_of(name: str, settings: dict[str, str]) -> tuple[ModelConfig, dict[st
     """The model that a user means, sizes resolved, and what had to be assumed because data would tell."""
     import dataclasses
 
-    from regard import config as configs
+    from regard import recipes
+    from regard.api import model_settings
+    from regard.config import Config, TokenizerConfig
     from regard.doctor import model_config
-    from regard.models.architectures import PRESETS, preset, resolve, with_preset
+    from regard.models.architectures import PRESETS, preset, resolve
 
-    dotted, vocab = {f"model.{field}": value for field, value in settings.items()}, configs.TokenizerConfig.vocab_size
+    dotted, vocab = {f"model.{field}": value for field, value in settings.items()}, TokenizerConfig.vocab_size
     if name in PRESETS:
         config = preset(name, **settings)
     elif name.endswith(".toml"):
-        values = configs.override(configs.load(Path(name)), dotted)
-        recipe = configs.build({**values, "model": with_preset(values.get("model", {}))}, configs.Config)
+        values = recipes.override(recipes.load(Path(name)), dotted)
+        recipe = recipes.build({**values, "model": model_settings(values)}, Config)
         config, vocab = recipe.model, recipe.tokenizer.vocab_size
     elif Path(name).is_dir():
         config = model_config(Path(name), dotted)

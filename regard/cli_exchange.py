@@ -19,6 +19,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print it tensor 
 
 
 def import_model(
+    context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="A folder of Hugging Face's transformers, with safetensors.")],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder of the model; by default NAME-regard.")
@@ -28,6 +29,9 @@ def import_model(
     verbose: Verbose = False,
 ) -> None:
     """Make a Regard model of one from Hugging Face: GPT-2, LLaMA, BERT, T5, BART, ViT and their kin."""
+    from regard.cli import no_settings
+
+    no_settings(context)
     target = out or Path(f"{folder.resolve().name}-regard")
     refuse_existing(target)
     import torch
@@ -42,6 +46,7 @@ def import_model(
 
 
 def export_model(
+    context: typer.Context,
     model: Annotated[Path, typer.Argument(help="A run or model folder.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
     to: Annotated[str, typer.Option(help="The format: huggingface.")] = "huggingface",
@@ -50,6 +55,9 @@ def export_model(
     verbose: Verbose = False,
 ) -> None:
     """Write a model as a folder that Hugging Face's transformers loads."""
+    from regard.cli import no_settings
+
+    no_settings(context)
     if to != "huggingface":
         raise RegardError(f"unknown format '{to}': Regard writes huggingface")
     refuse_existing(out)

@@ -13,6 +13,7 @@ from regard.errors import RegardError
 
 
 def classify(
+    context: typer.Context,
     model: Annotated[Path, typer.Argument(help="A run or model folder.")],
     items: Annotated[
         list[str] | None, typer.Argument(help="Texts (a tab between those of a pair) or pictures; without any, stdin.")
@@ -22,11 +23,12 @@ def classify(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
     """Say the class, number or tags of each text or picture: one line each, with its probability."""
-    from regard.cli import stdin_lines
+    from regard.cli import no_settings, stdin_lines
     from regard.data.corpus import read_lines
     from regard.labeller import load_labeller
     from regard.progress import progress_bar
 
+    no_settings(context)
     if items and input:
         raise RegardError("give texts or --input FILE, not both")
     labeller = load_labeller(model, device)

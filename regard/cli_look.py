@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as jsons
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -53,9 +53,10 @@ def positions_picture(name: str, model: Path | None, settings: dict[str, str], l
         if settings:
             raise RegardError(f"{model} has its own settings: leave out --model.{next(iter(settings))}")
         return trained(name, folder.load(model, pick_device("cpu")).model, length)
-    from regard.config import ModelConfig, build
+    from regard.config import ModelConfig
     from regard.models import gpt, transformer
     from regard.models.sizes import resolve_sizes
+    from regard.recipes import build
 
     config = resolve_sizes(build(settings, ModelConfig, "model."), {**transformer.PRESETS, **gpt.PRESETS})
     return untrained(name, config, length)
@@ -119,10 +120,8 @@ def study_pretraining(
 ) -> None:
     """What pre-training and the auxiliary loss bring: a GPT fine-tuned with and without them."""
     from regard.studies import pretraining
-    from regard.studies.finetuning import study
 
-    chosen = tasks.split(",") if tasks else list(pretraining.TASKS)
-    print((study(pretraining.STUDY, out, text, glue, chosen, seeds, jobs, device, quick) / "table.md").read_text())
+    print_study(pretraining, tasks, out, text, glue, seeds, jobs, device, quick)
 
 
 @study_app.command("roformer")
@@ -138,7 +137,13 @@ def study_roformer(
 ) -> None:
     """BERT against RoFormer: the same model with learned positions or rotary ones, pre-trained and fine-tuned."""
     from regard.studies import roformer
+
+    print_study(roformer, tasks, out, text, glue, seeds, jobs, device, quick)
+
+
+def print_study(module: Any, tasks: str, out: Path, text: Path, glue: Path, *how: Any) -> None:
+    """Run a study of fine-tuning, and show its table."""
     from regard.studies.finetuning import study
 
-    chosen = tasks.split(",") if tasks else list(roformer.TASKS)
-    print((study(roformer.STUDY, out, text, glue, chosen, seeds, jobs, device, quick) / "table.md").read_text())
+    chosen = tasks.split(",") if tasks else list(module.TASKS)
+    print((study(module.STUDY, out, text, glue, chosen, *how) / "table.md").read_text())

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from regard import config as configs
-from regard import folder
+from regard import folder, recipes
 from regard.cli import print_result, stdin_lines
+from regard.config import Config
 from regard.data.corpus import Corpus, read_lines
 from regard.device import pick_device
 from regard.errors import RegardError
@@ -78,8 +78,16 @@ def evaluate_command(
     settings: dict[str, str],
 ) -> None:
     bundle = folder.load(run, pick_device(device))
+    if bundle.tokenizers is None and bundle.task != "images":
+        raise RegardError(
+            f"the model in {run} has no tokenizer, so it can read no text: import it with its tokenizer.json"
+        )
     config = _test_config(run, data, root, bundle, settings)
     if bundle.task != "translation":
+        if output or any(value is not None for value in options.values()):
+            raise RegardError(
+                f"--output, --beam and --length-penalty are for translations; this is a model for {bundle.task}"
+            )
         found = evaluate_task(bundle, config, pick_device(device))
         return print_result({"corpus": ", ".join(config.data.test), "loss": found.loss, **found.scores}, as_json)
     translator = Translator(bundle)
@@ -99,7 +107,7 @@ def evaluate_command(
 
 def _test_config(
     run: Path, data: str | None, root: Path | None, bundle: folder.Bundle, settings: dict[str, str]
-) -> configs.Config:
+) -> Config:
     """The run's recipe, if there is one, with the corpus asked for; the model is the one that was loaded."""
     wrong = [name for name in settings if not name.startswith(("data.", "decode."))]
     if wrong:
@@ -107,12 +115,12 @@ def _test_config(
             f"--{wrong[0]} does not belong here: only --data.NAME and --decode.NAME settings can be given"
         )
     recipe = run / "config.toml"
-    values = configs.load(recipe) if recipe.exists() else {}
+    values = recipes.load(recipe) if recipe.exists() else {}
     values["decode"] = dataclasses.asdict(bundle.decode)
-    config = configs.build(configs.override(values, settings), configs.Config)
+    config = recipes.build(recipes.override(values, settings), Config)
     specs = (data,) if data else config.data.test
     if not specs:
-        raise RegardError(f"{run} names no test corpus: give one with --data, such as --data 'test.{{lang}}.xz'")
+        raise RegardError(f"{run} names no test data: give some with --data, as a recipe's data.test would")
     place = root or Path(config.data.root)
     return replace(
         config, task=bundle.task, model=bundle.config, data=replace(config.data, test=specs, root=str(place))

@@ -80,11 +80,6 @@ def decode_settings(context: typer.Context, given: dict[str, Any]) -> dict[str, 
     return {name: value for name, value in given.items() if value not in (None, [])} | settings
 
 
-def no_settings(context: typer.Context) -> None:
-    if context.obj:
-        raise RegardError(f"--{next(iter(context.obj))} does not belong here: no settings of a recipe do")
-
-
 def show(pieces: Iterator[str], before: str = "") -> None:
     """Print text while it is written."""
     print(before, end="", flush=True)
@@ -183,7 +178,7 @@ def score(
     device: Device = "auto",
 ) -> None:
     """How likely texts are under a language model, token by token; or which of some ends is likeliest."""
-    from regard.cli import stdin_lines
+    from regard.cli import no_settings, stdin_lines
     from regard.writer import load_writer
 
     no_settings(context)
@@ -225,7 +220,7 @@ def embed(
     device: Device = "auto",
 ) -> None:
     """Texts as vectors, a line of numbers each, or all in one file."""
-    from regard.cli import stdin_lines
+    from regard.cli import no_settings, stdin_lines
     from regard.data.corpus import read_lines
     from regard.embedder import load_embedder
     from regard.progress import progress_bar

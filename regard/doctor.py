@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import regard
-from regard import config as configs
-from regard import folder
+from regard import folder, recipes
+from regard.api import model_settings
 from regard.config import POSITIONS, Config, ModelConfig
 from regard.data.shards import cache_folder
 from regard.device import cores, describe, peak_flops, pick_device, pick_precision
@@ -27,7 +27,7 @@ from regard.layers.masks import FULL
 from regard.layers.schemes import scheme_at
 from regard.layers.stack import Stack
 from regard.models import gpt
-from regard.models.architectures import make_model, with_preset
+from regard.models.architectures import make_model
 
 LIBRARIES = (
     "torch",
@@ -94,7 +94,8 @@ def explain(target: Path | None, settings: Mapping[str, Any], device: str, lengt
     with torch.device("meta"):
         if target is not None:
             config = model_config(target, settings)
-            return explain_model(make_model(config), device, length or config.max_len)
+            model = make_model(replace(config, n_classes=max(1, config.n_classes)))  # classes come with the data
+            return explain_model(model, device, length or config.max_len)
         config = built({"model": {"preset": "gpt-small"}}, settings)
         names = [config.positions] if "model.positions" in settings else POSITIONS
         models = (gpt.GPT(replace(config, positions=name)) for name in names)
@@ -154,7 +155,7 @@ def model_config(target: Path, settings: Mapping[str, Any]) -> ModelConfig:
     """The model of a run (finished or not), of a model folder or of a recipe, with settings written over it."""
     recipe = target / "config.toml" if (target / "config.toml").exists() else target
     if recipe.is_file() or recipe.suffix == ".toml":
-        return built(configs.load(recipe), settings)
+        return built(recipes.load(recipe), settings)
     path = folder.find(target) / "config.json"
     try:
         return built({"model": read_json(path)["model"]}, settings)
@@ -163,10 +164,9 @@ def model_config(target: Path, settings: Mapping[str, Any]) -> ModelConfig:
 
 
 def built(values: dict[str, Any], settings: Mapping[str, Any]) -> ModelConfig:
-    """With the style of the preset where nothing is said; classes are those of some data, so one stands for them."""
-    values = configs.override(values, settings)
-    config = configs.build({**values, "model": with_preset(values.get("model", {}))}, Config).model
-    return replace(config, n_classes=max(1, config.n_classes))
+    """With the style of the preset where nothing is said."""
+    values = recipes.override(values, settings)
+    return recipes.build({**values, "model": model_settings(values)}, Config).model
 
 
 def kind_of_device(name: str) -> str:

@@ -31,10 +31,12 @@ class Embedder:
 
     def __init__(self, bundle: folder.Bundle) -> None:
         model = bundle.model.body if isinstance(bundle.model, Classifier) else bundle.model
-        if not isinstance(model, (Bert, GPT, Transformer)) or bundle.tokenizers is None:
+        if not isinstance(model, (Bert, GPT, Transformer)):
             raise RegardError(
                 f"texts cannot be embedded by a {bundle.config.architecture} model: it does not read text"
             )
+        if bundle.tokenizers is None:
+            raise RegardError("this model has no tokenizer, so it can read no text: import it with its tokenizer.json")
         self.model, self.pooling = model, bundle.pooling
         self.tokenizer = bundle.tokenizers.target if isinstance(model, GPT) else bundle.tokenizers.source
         # a language model meets the end token as the sign to be silent: it is not read

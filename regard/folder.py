@@ -18,11 +18,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from regard.config import TASKS, DecodeConfig, ModelConfig, build
+from regard.config import TASKS, DecodeConfig, ModelConfig
 from regard.errors import RegardError
 from regard.files import damage, new_folder, read_json, refuse_pickle
 from regard.models.architectures import make_model
 from regard.models.weights import load_weights, weights_of
+from regard.recipes import build
 from regard.text.frame import OWN, Frame
 from regard.text.tokenizer import Tokenizers
 
@@ -75,15 +76,19 @@ def save(folder: Path, bundle: Bundle, card: str) -> None:
 
 
 def load(path: Path, device: torch.device) -> Bundle:
-    """A model folder, or a run folder with a finished model in it."""
+    """A model folder, a run folder with a finished model in it, or a folder of Hugging Face's."""
     folder = find(path)
+    if foreign(folder):
+        from regard.exchange.huggingface import read_huggingface
+
+        return read_huggingface(folder, device)[0]
     refuse_pickle(folder)
     wrong = damage(folder)
     if wrong:
         raise RegardError(
             f"the model in {folder} is damaged: {wrong}; copy it anew, or make it again with `regard resume`"
         )
-    config = read_config(folder / "config.json")
+    config = read_config(folder)
     model = make_model(build(config["model"], ModelConfig, "model."))
     tokenizers = _load_tokenizers(folder, model.config)  # type: ignore[arg-type]
     try:
@@ -94,6 +99,20 @@ def load(path: Path, device: torch.device) -> Bundle:
     own |= {"labels": tuple(config["labels"]), "frame": Frame.from_dict(config["frame"])}
     decode = build(config["decode"], DecodeConfig, "decode.")
     return Bundle(model.to(device).eval(), tokenizers, decode=decode, **own)
+
+
+def foreign(folder: Path) -> bool:
+    """Whether its configuration is one of Hugging Face's; `regard import` makes a folder of ours of it."""
+    try:
+        return "model_type" in read_json(folder / "config.json")
+    except (ValueError, TypeError, OSError):
+        return False
+
+
+def settings(path: Path) -> dict[str, Any]:
+    """The `[model]` table of the model that a user means by `path`."""
+    folder = find(path)
+    return asdict(load(folder, torch.device("cpu")).config) if foreign(folder) else dict(read_config(folder)["model"])
 
 
 def _load_tokenizers(folder: Path, config: ModelConfig) -> Tokenizers | None:
@@ -133,8 +152,9 @@ BEFORE_TASKS = {
 }  # what older ones lack
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
     """The checked config.json of a model folder."""
+    path = folder / "config.json"
     try:
         config = {**BEFORE_TASKS, **read_json(path)}
         dict(config["model"]), dict(config["decode"])

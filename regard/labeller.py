@@ -41,6 +41,8 @@ class Labeller:
             raise RegardError(
                 f"this model learned {bundle.task}, not to give answers: fine-tune it on labelled data first"
             )
+        if bundle.tokenizers is None and bundle.task != "images":
+            raise RegardError("this model has no tokenizer, so it can read no text: import it with its tokenizer.json")
         self.bundle, self.model, self.labels = bundle, bundle.model, bundle.labels
         self.device = next(bundle.model.parameters()).device
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, overload
 
 from regard import folder
-from regard.config import DecodeConfig, build
+from regard.config import DecodeConfig
 from regard.decode.engine import decode
 from regard.decode.rules import Hypothesis
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.models.transformer import Transformer
+from regard.recipes import build
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, overload
 
 from regard import folder
-from regard.config import DecodeConfig, build
+from regard.config import DecodeConfig
 from regard.decode.write import Row, Teller, check_writing, make_row, steps, token_log_probs, write
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.models.gpt import GPT
+from regard.recipes import build
 from regard.text.chat import PLAIN, Conversation, Template
 
 
@@ -58,11 +59,13 @@ class Writer:
     """`load_writer` makes one."""
 
     def __init__(self, bundle: folder.Bundle) -> None:
-        if not isinstance(bundle.model, GPT) or bundle.tokenizers is None:
+        if not isinstance(bundle.model, GPT):
             raise RegardError(
                 f"writing needs a language model (architecture gpt), and this one is a {bundle.config.architecture} "
                 f"trained for {bundle.task}"
             )
+        if bundle.tokenizers is None:
+            raise RegardError("this model has no tokenizer, so it can read no text: import it with its tokenizer.json")
         self.model, self.tokenizer = bundle.model, bundle.tokenizers.target
         self.frame, self.options = bundle.frame, bundle.decode
 

@@ -27,7 +27,7 @@ def test_every_preset_makes_a_configuration_that_comes_back_from_its_own_setting
     """What `regard resume` does: read what was written."""
     from tomllib import loads
 
-    from regard.config import to_toml
+    from regard.recipes import to_toml
 
     architecture = next(a for a, table in TABLES.items() if name in table)
     config = make_config({"task": TASKS[architecture], "model": {"preset": name}}, {})

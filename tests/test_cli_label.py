@@ -89,3 +89,18 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert (code, out) == (2, "")
     assert message in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_settings_of_a_recipe_are_refused(
+    models: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = call(capfd, monkeypatch, "classify", str(models / "classification"), "x", "--train.steps", "3")
+    assert (code, "--train.steps does not belong here" in err) == (2, True)
+
+
+def test_scores_of_classes_have_no_beam(
+    models: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("evaluate", str(models / "classification"), "--data", "x.tsv", "--beam", "3")
+    code, _, err = call(capfd, monkeypatch, *words)
+    assert (code, "are for translations; this is a model for classification" in err) == (2, True)

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard import config as configs
-from regard.config import Config, ModelConfig, TrainConfig, build, differences, flatten, override, to_toml
+from regard import recipes
+from regard.config import Config, ModelConfig, TrainConfig
 from regard.errors import RegardError
+from regard.recipes import build, differences, flatten, override, to_toml
 
 
 def test_defaults_survive_toml() -> None:
@@ -105,7 +107,7 @@ def test_differences_names_what_changed() -> None:
 def test_a_recipe_takes_its_name_from_its_file(tmp_path) -> None:
     path = tmp_path / "my-run.toml"
     path.write_text("[train]\nsteps = 3\n")
-    assert build(configs.load(path), Config).name == "my-run"
+    assert build(recipes.load(path), Config).name == "my-run"
 
 
 @pytest.mark.parametrize("content", [b"[train\n", b"\xff\xfe", b"a = "])
@@ -113,9 +115,9 @@ def test_broken_recipes_are_refused(tmp_path, content: bytes) -> None:
     path = tmp_path / "broken.toml"
     path.write_bytes(content)
     with pytest.raises(RegardError, match=r"cannot read the recipe .*broken\.toml"):
-        configs.load(path)
+        recipes.load(path)
 
 
 def test_a_missing_recipe_is_named(tmp_path) -> None:
     with pytest.raises(RegardError, match="no recipe at"):
-        configs.load(tmp_path / "none.toml")
+        recipes.load(tmp_path / "none.toml")

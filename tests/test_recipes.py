@@ -18,8 +18,7 @@ from PIL import Image
 from test_cli import call
 
 import regard
-from regard import api
-from regard import config as configs
+from regard import api, recipes
 from regard.config import Config, DataConfig
 from regard.data.corpus import part_of
 from regard.models.architectures import with_preset
@@ -138,8 +137,8 @@ def smaller(config: Config, given: dict[str, Any]) -> dict[str, Any]:
 
 def config_of(name: str) -> tuple[Config, dict[str, Any]]:
     """A recipe before what it begins with is looked up, and its [model] table."""
-    values = configs.load(RECIPES[name])
-    return configs.build(values, Config), values.get("model", {})
+    values = recipes.load(RECIPES[name])
+    return recipes.build(values, Config), values.get("model", {})
 
 
 def borrowed(config: Config) -> dict[str, str]:

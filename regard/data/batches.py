@@ -205,3 +205,4 @@ def ahead(
             yield item
     finally:
         closed.set()
+        thread.join()  # a thread at work when the process ends would abort it

@@ -56,7 +56,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 def _raw_lines(path: Path) -> Iterator[bytes]:
     rest, first = b"", True
-    for block in _blocks(path):
+    for block in read_blocks(path):
         *lines, rest = (rest + block).split(b"\n")
         if first and lines:
             lines[0], first = lines[0].removeprefix(BOM), False
@@ -69,7 +69,7 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
         yield rest
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def read_blocks(path: Path) -> Iterator[bytes]:
     """The decompressed bytes of a file, in pieces of bounded size."""
     with _open(path) as file:
         if path.suffix.lower() == ".zst":

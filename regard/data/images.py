@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.data.corpus import _blocks
+from regard.data.corpus import read_blocks
 from regard.errors import RegardError
 
 MODES = {1: "L", 3: "RGB"}
@@ -52,7 +52,7 @@ def _read_idx_pair(spec: str, root: Path, size: int, channels: int) -> tuple[np.
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """The bytes of an idx file: 0, 0, the type, the number of dimensions, each dimension (big-endian), the data."""
-    data = b"".join(_blocks(path))
+    data = b"".join(read_blocks(path))
     start = 4 + 4 * dimensions
     if data[:4] != bytes([0, 0, IDX_BYTES, dimensions]):
         magic = f"{path} begins with {data[:4].hex(' ')}, not 00 00 08 {dimensions:02x}"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,7 +28,7 @@ from regard.errors import RegardError
 from regard.files import sync
 
 FORMAT = 2  # raise it whenever the layout or the meaning of the files changes
-CHUNK = 4096  # rows tokenised at a time: the memory `prepare` needs
+CHUNK, CHARACTERS = 4096, 1 << 22  # rows tokenised at a time, and characters: the memory `prepare` needs
 STALE = 24 * 3600  # seconds without a write after which an unfinished folder is taken to be abandoned
 ANY_LENGTH = 1 << 62
 Row = tuple[str, ...]
@@ -241,7 +241,16 @@ def _write(
 
 
 def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    return iter(lambda: list(islice(rows, CHUNK)), [])
+    held: list[Row] = []
+    size = 0
+    for row in rows:
+        held.append(row)
+        size += sum(map(len, row))
+        if len(held) == CHUNK or size >= CHARACTERS:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
 
 
 @contextmanager

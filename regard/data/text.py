@@ -16,7 +16,7 @@ from pathlib import Path
 from regard.data.corpus import file_digest, json_rows, part_of, read_lines
 from regard.errors import RegardError
 
-PIECE = 1 << 22  # characters of a file that are one row of the store
+PIECE = 1 << 20  # characters of a file that are one row of the store
 
 
 @dataclass(frozen=True)

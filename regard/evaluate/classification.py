@@ -128,16 +128,16 @@ def _tag_scores(
             raise RegardError(f"sentence {number} has {len(theirs)} words, but {len(ours)} tags were predicted")
         right += sum(a == b for a, b in zip(ours, theirs, strict=True))
         words += len(theirs)
-        if _is_bio(names):
+        if is_bio(names):
             a, b = entities([names[i] for i in ours]), entities([names[i] for i in theirs])
             found, true, hits = found + len(a), true + len(b), hits + len(a & b)
     result = {"accuracy": _ratio(right, words)}
-    if _is_bio(names):
+    if is_bio(names):
         result |= {"precision": _ratio(hits, found), "recall": _ratio(hits, true), "f1": _ratio(2 * hits, found + true)}
     return result
 
 
-def _is_bio(names: Sequence[str]) -> bool:
+def is_bio(names: Sequence[str]) -> bool:
     return all(name == OUTSIDE or name.startswith(("B-", "I-")) for name in names)
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from regard.config import DecodeConfig
+from regard.config import DecodeConfig, ModelConfig
 from regard.errors import RegardError
 from regard.exchange.family import Family, Kind
 from regard.exchange.numbering import Numbering
 from regard.exchange.roles import json_file, start_of
 from regard.exchange.vocabulary import Foreign
+from regard.recipes import build
 from regard.text.frame import CLASSIC, Frame
 
 
@@ -57,7 +60,8 @@ def answers(family: Family, kind: Kind, their: Watched) -> tuple[tuple[str, ...]
 def decoding(their: Mapping[str, Any]) -> DecodeConfig:
     plain = DecodeConfig()
     beam, penalty = their.get("num_beams"), their.get("length_penalty")
-    return DecodeConfig(beam=beam or plain.beam, length_penalty=plain.length_penalty if penalty is None else penalty)
+    chosen = {"beam": beam or plain.beam, "length_penalty": plain.length_penalty if penalty is None else penalty}
+    return build(chosen, DecodeConfig, "decode.")
 
 
 def frame_of(family: Family, foreign: Foreign | None, their: Mapping[str, Any], numbering: Numbering) -> Frame:
@@ -84,8 +88,41 @@ def pooling(folder: Path) -> str:
     return names[chosen[0]] if chosen else "mean"
 
 
-def pixels(their: Mapping[str, Any]) -> dict[str, list[float]]:
-    """The mean and spread of each channel that images were brought to, where something is said of it."""
-    if not their.get("do_normalize", True) or "image_mean" not in their:
-        return {}
-    return {"mean": list(their["image_mean"]), "std": list(their["image_std"])}
+def pixels(folder: Path, config: ModelConfig, notes: list[str]) -> dict[str, list[float]]:
+    """The mean and spread of each channel that images were brought to, on our scale from 0 to 1, and their size."""
+    their, side = json_file(folder / "preprocessor_config.json"), image_side(config)
+    if not their:
+        notes.append(
+            "no preprocessor_config.json in the folder: pixels are brought to mean 0.5 and std 0.5, as usual for ViT"
+        )
+    with well_formed(folder / "preprocessor_config.json"):
+        largest = 255 * their.get("rescale_factor", 1 / 255) if their.get("do_rescale", True) else 255
+        mean, std = (their.get(name, 0.5) for name in ("image_mean", "image_std"))
+        if not their.get("do_normalize", True):
+            mean, std = 0.0, 1.0
+        levels = {"mean": channels(mean, config, largest), "std": channels(std, config, largest)}
+    return {**levels, "size": [side, side]}
+
+
+def channels(numbers: float | list[float], config: ModelConfig, largest: float) -> list[float]:
+    """One number for all channels, or one for each."""
+    each = numbers if isinstance(numbers, list) else [numbers] * config.image_channels
+    if len(each) != config.image_channels:
+        raise RegardError(f"preprocessor_config.json has {len(each)} numbers for {config.image_channels} channels")
+    return [float(x) / largest for x in each]
+
+
+@contextmanager
+def well_formed(path: Path) -> Iterator[None]:
+    """Values of a kind that no version of transformers writes, where reading them trips over one."""
+    try:
+        yield
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        raise RegardError(
+            f"{path} has a value that cannot be ({type(error).__name__}: {error}); copy it anew"
+        ) from None
+
+
+def image_side(config: ModelConfig) -> int:
+    """Of the square images that a model reads."""
+    return math.isqrt(config.max_len - 1) * config.patch_size

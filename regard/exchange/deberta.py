@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.exchange.encoders import DEMANDS, SIZES, STYLE, bert_head, embeddings, head_copies, layers
 from regard.exchange.encoders import IGNORED as BERT_IGNORED
-from regard.exchange.family import Family, Kind, Setting, Their
+from regard.exchange.family import Family, Kind, Setting, Their, whole
 from regard.exchange.numbering import Numbering
-from regard.exchange.rules import Part, Rule, by_head, same
+from regard.exchange.rules import Part, Rule, by_head, check_moved, same
 
 SETTINGS = (
     *(setting for setting in SIZES if setting.theirs != "layer_norm_eps"),
@@ -46,7 +49,7 @@ def distances(their: Their) -> dict[str, Any]:
     if {kind.strip() for kind in kinds} != {"c2p", "p2c"}:
         raise RegardError(f"config.json asks for pos_att_type {kinds}: Regard's DeBERTa has c2p and p2c together")
     reach = int(their.get("max_relative_positions", -1))
-    return {"disentangled_reach": reach if reach >= 1 else int(their.get("max_position_embeddings", 512))}
+    return {"disentangled_reach": reach if reach >= 1 else whole(their, "max_position_embeddings", default=512)}
 
 
 def write_distances(config: ModelConfig) -> dict[str, Any]:
@@ -92,7 +95,7 @@ DEBERTA2 = Family(
 
 
 def rules_of_1(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
-    """Queries, keys and values are head by head in one matrix; keys have no bias, those of positions neither."""
+    """Queries, keys and values are head by head in one matrix; keys have no bias (see `settle_keys`)."""
     yield from shared(config, numbering)
     yield from layers("deberta", config, ())
     width = config.d_model
@@ -105,6 +108,33 @@ def rules_of_1(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
         matrices = (Part(f"{theirs}.{name}.weight", rows=width) for name in ("pos_q_proj", "pos_proj"))
         yield Rule(f"{own}.weight", tuple(matrices))
         yield Rule(f"{own}.bias", (Part(f"{theirs}.pos_q_proj.bias", rows=width), Part("", rows=width)))
+
+
+def settle_keys(config: ModelConfig, own: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Their keys have no bias. Without one, the same comes out of a block whose input is larger by e, where W_k e is that
+    bias: what else reads the input has biases that take e away again. A bias of positions' keys adds one number to all
+    scores of a query, which its softmax does not see."""
+    new, width = dict(own), config.d_model
+    for i in range(config.n_encoder_layers):
+        attention = f"encoder.blocks.{i}.sublayers.self.sublayer"
+        before = f"encoder.blocks.{i - 1}.sublayers.ff.norm.bias" if i else "embedding_norm.bias"
+        weight, bias = own[f"{attention}.qkv.weight"].double(), own[f"{attention}.qkv.bias"].double()
+        new[f"encoder.schemes.{i}.projection.bias"] = first_rows(own[f"encoder.schemes.{i}.projection.bias"], width)
+        keys = slice(width, 2 * width)
+        if not bias[keys].any():
+            continue
+        moved = torch.linalg.lstsq(weight[keys], bias[keys, None], driver="gelsd").solution[:, 0]
+        check_moved(weight[keys] @ moved, bias[keys], moved, f"{attention}.qkv.bias")
+        less = bias - weight @ moved
+        less[keys] = 0
+        new |= {before: (own[before] + moved).float(), f"{attention}.qkv.bias": less.float()}
+        new[f"{attention}.out.bias"] = (own[f"{attention}.out.bias"] - moved).float()
+    return new
+
+
+def first_rows(x: Tensor, n: int) -> Tensor:
+    """The others at zero."""
+    return torch.cat([x[:n], torch.zeros_like(x[n:])])
 
 
 DEBERTA = Family(
@@ -124,4 +154,5 @@ DEBERTA = Family(
     read=distances,
     write=write_distances,
     said={"legacy": True},
+    settle=settle_keys,
 )

@@ -5,21 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.exchange.family import ACTIVATIONS, Family, Kind, Setting, Their, nothing, square
+from regard.exchange.family import ACTIVATIONS, Family, Kind, Setting, Their, nothing, square, whole
 from regard.exchange.numbering import Numbering
-from regard.exchange.rules import BOTH, TRANSPOSED, WEIGHT, Part, Rule, by_head, joined, pairs, same
+from regard.exchange.rules import BOTH, TRANSPOSED, WEIGHT, Part, Rule, by_head, check_moved, joined, pairs, same
 
 
 def tie(their: Their, default: bool) -> dict[str, str]:
     return {"tie": "all" if their.get("tie_word_embeddings", default) else "none"}
 
 
+def tied(config: ModelConfig) -> bool:
+    """Whether the head is the embedding."""
+    return config.tie in ("decoder", "all")
+
+
+def head_copy(config: ModelConfig, embedding: str) -> dict[str, str]:
+    return {"lm_head.weight": embedding} if tied(config) else {}
+
+
 def ends(config: ModelConfig, numbering: Numbering, embedding: str) -> Iterator[Rule]:
     """The embedding, and a head of its own where it is not tied."""
     yield Rule("embedding.weight", (Part(embedding, (numbering.inputs(),)),))
-    if config.tie == "none":
+    if not tied(config) and config.answer == "none":
         yield Rule("head.weight", (Part("lm_head.weight", (numbering.outputs(),)),))
 
 
@@ -38,6 +50,19 @@ def gpt2_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
         yield from same(f"{mine}.ff.norm", f"{theirs}.ln_2")
         yield from same(f"{mine}.ff.sublayer.inner", f"{theirs}.mlp.c_fc", (TRANSPOSED,))
         yield from same(f"{mine}.ff.sublayer.outer", f"{theirs}.mlp.c_proj", (TRANSPOSED,))
+    if config.answer == "row":
+        yield from same("answers", "score", kinds=WEIGHT, group="answers")
+        yield Rule("answers.bias", (Part("", rows=config.n_classes),), "answers")
+
+
+def settle_answers(config: ModelConfig, own: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Their answers have no bias. The last norm has one, which nothing else reads: W h + b = W (h + e) where W e = b."""
+    if config.answer == "none" or not own["answers.bias"].any():
+        return {}
+    norm, weight, bias = "body.decoder.norm.bias", own["answers.weight"].double(), own["answers.bias"].double()
+    moved = torch.linalg.lstsq(weight, bias[:, None], driver="gelsd").solution[:, 0]
+    check_moved(weight @ moved, bias, moved, "answers.bias")
+    return {norm: (own[norm] + moved).float(), "answers.bias": torch.zeros_like(own["answers.bias"])}
 
 
 GPT2 = Family(
@@ -45,7 +70,11 @@ GPT2 = Family(
     model_type="gpt2",
     architecture="gpt",
     task="causal-lm",
-    kinds={"GPT2LMHeadModel": Kind(), "GPT2Model": Kind(bare=True)},
+    kinds={
+        "GPT2LMHeadModel": Kind(),
+        "GPT2Model": Kind(bare=True),
+        "GPT2ForSequenceClassification": Kind(("body", "answers"), "row"),
+    },
     settings=(
         Setting("n_embd", "d_model"),
         Setting("n_layer", "n_decoder_layers"),
@@ -65,10 +94,11 @@ GPT2 = Family(
     },
     rules=gpt2_rules,
     prefix="transformer.",
-    copies=lambda config: {"lm_head.weight": "transformer.wte.weight"} if config.tie != "none" else {},
+    copies=lambda config: head_copy(config, "transformer.wte.weight"),
     ignored=((r"\.attn\.(bias|masked_bias)$", "a mask, not a weight"),),
-    read=lambda their: {"d_ff": their.get("n_inner") or 4 * int(their.get("n_embd", 0)), **tie(their, True)},
-    write=lambda config: {"n_inner": config.d_ff, "tie_word_embeddings": config.tie != "none"},
+    read=lambda their: {"d_ff": whole(their, "n_inner", default=4 * whole(their, "n_embd")), **tie(their, True)},
+    write=lambda config: {"n_inner": config.d_ff, "tie_word_embeddings": tied(config)},
+    settle=settle_answers,
 )
 
 
@@ -96,13 +126,21 @@ def llama_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
 def llama_extra(their: Their) -> dict[str, Any]:
     """Rotary settings stand in `rope_parameters`, or in `rope_theta` and `rope_scaling` before version 5."""
     rope = their.get("rope_parameters") or their.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise RegardError(
+            f"config.json has rope_parameters {rope!r}, which must be an object such as {{'rope_type': ...}}"
+        )
     kind = rope.get("rope_type") or rope.get("type") or "default"
     base = rope.get("rope_theta") or their.get("rope_theta") or 10000.0
-    heads = int(their.get("num_attention_heads", 1))
+    heads = whole(their, "num_attention_heads")
     ours: dict[str, Any] = {"dropout": 0.0, "position_base": base, **tie(their, False)}
-    ours["n_kv_heads"] = their.get("num_key_value_heads") or heads
-    ours["d_head"] = their.get("head_dim") or int(their.get("hidden_size", 0)) // heads
+    ours["n_kv_heads"] = whole(their, "num_key_value_heads", default=heads)
+    ours["d_head"] = whole(their, "head_dim", default=whole(their, "hidden_size") // heads)
     if kind == "linear":
+        if "factor" not in rope:
+            raise RegardError(
+                "config.json asks for rope_type 'linear' without a factor: add the one it was trained with"
+            )
         ours |= {"rope_scaling": "linear", "rope_factor": rope["factor"]}
     elif kind != "default":
         raise RegardError(f"config.json asks for rope_type {kind!r}: Regard has default and linear")
@@ -117,7 +155,7 @@ def llama_write(config: ModelConfig) -> dict[str, Any]:
         rope |= {"rope_type": "linear", "factor": config.rope_factor}
     theirs = {"head_dim": config.d_head, "num_key_value_heads": config.n_kv_heads, "rope_parameters": rope}
     theirs |= {"attention_bias": config.bias, "mlp_bias": config.bias}
-    return theirs | {"tie_word_embeddings": config.tie != "none"}
+    return theirs | {"tie_word_embeddings": tied(config)}
 
 
 LLAMA = Family(
@@ -145,7 +183,7 @@ LLAMA = Family(
     },
     rules=llama_rules,
     prefix="model.",
-    copies=lambda config: {"lm_head.weight": "model.embed_tokens.weight"} if config.tie != "none" else {},
+    copies=lambda config: head_copy(config, "model.embed_tokens.weight"),
     ignored=((r"\.rotary_emb\.inv_freq$", "angles, which are worked out"),),
     read=llama_extra,
     write=llama_write,
@@ -173,11 +211,7 @@ def bloom_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
 
 
 def bloom_extra(their: Their) -> dict[str, Any]:
-    """Older files call the sizes by other names; there is no longest text, only the length of training."""
-    width = their.get("hidden_size") or their.get("n_embed") or 0
-    ours = {"d_model": width, "d_ff": 4 * int(width), "max_len": their.get("seq_length") or 2048, **tie(their, True)}
-    ours["n_heads"] = their.get("n_head") or their.get("num_attention_heads") or 0
-    return ours | {"n_decoder_layers": their.get("n_layer") or their.get("num_hidden_layers") or 0}
+    return {"d_ff": 4 * whole(their, "hidden_size", "n_embed"), **tie(their, True)}
 
 
 BLOOM = Family(
@@ -187,6 +221,10 @@ BLOOM = Family(
     task="causal-lm",
     kinds={"BloomForCausalLM": Kind(), "BloomModel": Kind(bare=True)},
     settings=(
+        Setting("hidden_size", "d_model", older="n_embed"),
+        Setting("n_head", "n_heads", older="num_attention_heads"),
+        Setting("n_layer", "n_decoder_layers", older="num_hidden_layers"),
+        Setting("seq_length", "max_len", 2048),  # there is no longest text, only the length of training
         Setting("layer_norm_epsilon", "norm_eps", 1e-5),
         Setting("hidden_dropout", "dropout", 0.0),
         Setting("attention_dropout", "attention_dropout", 0.0),
@@ -201,14 +239,8 @@ BLOOM = Family(
     demands={"apply_residual_connection_post_layernorm": (False,)},
     rules=bloom_rules,
     prefix="transformer.",
-    copies=lambda config: {"lm_head.weight": "transformer.word_embeddings.weight"} if config.tie != "none" else {},
+    copies=lambda config: head_copy(config, "transformer.word_embeddings.weight"),
     read=bloom_extra,
-    write=lambda config: {
-        "hidden_size": config.d_model,
-        "n_head": config.n_heads,
-        "n_layer": config.n_decoder_layers,
-        "seq_length": config.max_len,
-        "tie_word_embeddings": config.tie != "none",
-    },
+    write=lambda config: {"tie_word_embeddings": tied(config)},
     wants=lambda config: {**square(config), "d_ff": 4 * config.d_model},
 )

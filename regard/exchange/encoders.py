@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.exchange.family import ACTIVATIONS, Family, Kind, Setting, Their
+from regard.exchange.family import ACTIVATIONS, Family, Kind, Setting, Their, whole
 from regard.exchange.numbering import Numbering
 from regard.exchange.rules import Part, Rule, Steps, joined, same, without_first
 from regard.layers.positions import sinusoids
@@ -149,7 +149,7 @@ def roberta_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
 
 def roberta_positions(their: Their) -> dict[str, Any]:
     first = int(1 if their.get("pad_token_id") is None else their["pad_token_id"]) + 1
-    return {"max_len": int(their.get("max_position_embeddings", 512)) - first}
+    return {"max_len": whole(their, "max_position_embeddings", default=512) - first}
 
 
 ROBERTA = Family(

@@ -26,7 +26,10 @@ def find(their: dict[str, Any]) -> tuple[Family, str]:
         known = ", ".join(family.name for family in FAMILIES.values())
         raise RegardError(f"config.json is of a {their.get('model_type')!r} model: Regard reads {known}")
     bare = [name for name, kind in family.kinds.items() if kind.bare] or list(family.kinds)
-    name = (their.get("architectures") or bare)[0]
+    names = their.get("architectures") or bare
+    if not isinstance(names, list) or not isinstance(names[0], str):
+        raise RegardError(f"config.json has architectures {names!r}, which must be a list with the name of a class")
+    name = names[0]
     if name not in family.kinds:
         raise RegardError(f"config.json is of a {name}: of {family.name}, Regard reads {', '.join(family.kinds)}")
     return family, name

@@ -13,15 +13,35 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.config import ModelConfig, build
+from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.exchange.numbering import Numbering
 from regard.exchange.rules import Rule
+from regard.recipes import build
 
 Their = Mapping[str, Any]  # a config.json
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu-tanh", "relu": "relu", "silu": "silu"}
 ACTIVATIONS |= {"swish": "silu", "gelu_pytorch_tanh": "gelu-tanh", "gelu_fast": "gelu-tanh"}  # other names of the same
+
+
+# Sizes of ours that no preset may fill in for a model from elsewhere.
+SIZES = (
+    *("d_model", "n_encoder_layers", "n_decoder_layers", "n_heads", "d_head", "d_ff", "max_len"),
+    *("patch_size", "image_channels"),
+)
+
+
+def whole(their: Their, *names: str, default: int | None = None) -> int:
+    """A size under the first of these names that is there."""
+    name = next((name for name in names if their.get(name) is not None), names[0])
+    value = their.get(name)
+    value = default if value is None else value
+    if value is None:
+        raise RegardError(f"config.json has no '{names[0]}', which says how large the model is")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise RegardError(f"config.json has {name} {value!r}, which must be a whole number of at least 1")
+    return value
 
 
 @dataclass(frozen=True)
@@ -32,8 +52,11 @@ class Setting:
     ours: str
     default: Any = None  # where theirs says nothing
     values: Mapping[Any, Any] | None = None  # their words for ours
+    older: str = ""  # another name of theirs
 
     def read(self, their: Their, family: str) -> Any:
+        if self.ours in SIZES:
+            return whole(their, self.theirs, *([self.older] if self.older else []), default=self.default)
         value = their.get(self.theirs)
         value = self.default if value is None else value
         if value is None:
@@ -93,6 +116,10 @@ class Family:
     read: Callable[[Their], dict[str, Any]] = nothing  # settings of ours that are not one of theirs
     write: Callable[[ModelConfig], dict[str, Any]] = nothing
     said: Mapping[str, Any] = field(default_factory=dict)  # settings of theirs that go with the names of the rules
+    ties: tuple[str, ...] = ("none", "decoder", "inputs", "all")  # which embeddings may be one
+    settle: Callable[[ModelConfig, dict[str, Tensor]], dict[str, Tensor]] = (
+        nothing  # tensors of ours that say the same without what theirs lack
+    )
     free: tuple[str, ...] = ()  # settings of ours that `read` and `write` see to
     wants: Callable[[ModelConfig], dict[str, Any]] = lambda config: square(config)  # values that follow from others
 
@@ -129,6 +156,8 @@ class Family:
             for name, value in theirs.items()
             if name not in free and getattr(config, name) != value
         ]
+        if config.tie not in self.ties:
+            different.append(f"tie is {config.tie!r}, not {' or '.join(map(repr, self.ties))}")
         return different + [f"{s.ours} is {getattr(config, s.ours)!r}" for s in self.settings if not s.allows(config)]
 
 

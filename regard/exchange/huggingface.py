@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.exchange import vocabulary
-from regard.exchange.beside import Watched, answers, decoding, frame_of, pixels, pooling
+from regard.exchange.beside import Watched, answers, decoding, frame_of, image_side, pixels, pooling, well_formed
 from regard.exchange.checkpoint import SINGLE, Checkpoint
 from regard.exchange.families import FAMILIES, find, fitting, kind_for
 from regard.exchange.family import Family, Kind, rules_of
@@ -44,11 +44,15 @@ def read_huggingface(folder: Path, device: torch.device) -> tuple[Bundle, Report
     their = Watched({**json_file(folder / "generation_config.json"), **said})
     words = family.architecture != "vit"
     foreign = vocabulary.read(folder) if words else None
-    pieces = foreign.pieces if foreign else {}
-    numbering = numbering_of(their, folder, pieces, family.architecture) if words else own(0)
-    labels, task = answers(family, family.kinds[name], their)
-    sizes = vocabulary_sizes(family, numbering) | ({"n_classes": len(labels)} if labels else {})
-    config = family.to_ours(their, family.kinds[name], absent=numbering.absent, **sizes, **head_of(family, checkpoint))
+    with well_formed(folder / "config.json"):
+        pieces = foreign.pieces if foreign else {}
+        numbering = numbering_of(their, folder, pieces, family.architecture) if words else own(0)
+        labels, task = answers(family, family.kinds[name], their)
+        sizes = vocabulary_sizes(family, numbering) | ({"n_classes": len(labels)} if labels else {})
+        config = family.to_ours(
+            their, family.kinds[name], absent=numbering.absent, **sizes, **head_of(family, checkpoint)
+        )
+        frame, decode = frame_of(family, foreign, their, numbering), decoding(their)
     report = Report(family.name, name)
     model, groups = filled(family, family.kinds[name], config, numbering, checkpoint, report)
     if words and foreign is None:
@@ -57,11 +61,11 @@ def read_huggingface(folder: Path, device: torch.device) -> tuple[Bundle, Report
         model.to(device).eval(),
         foreign.ours(numbering) if foreign else None,
         task,
-        decode=decoding(their),
+        decode=decode,
         labels=labels,
-        frame=frame_of(family, foreign, their, numbering),
+        frame=frame,
         pooling=pooling(folder),
-        pixels=pixels(json_file(folder / "preprocessor_config.json")),
+        pixels={} if words else pixels(folder, model.config, report.notes),  # type: ignore[arg-type]
         origin={
             "family": family.model_type,
             "kind": name,
@@ -119,19 +123,26 @@ def write_huggingface(folder: Path, bundle: Bundle) -> Report:
     wrong = family.differences(config)
     if wrong:
         raise RegardError(f"this model came from {family.name} but is none any more: {'; '.join(wrong)}")
+    refuse_oblong(bundle)
     size = config.source_vocab or config.target_vocab
     numbering = Numbering.from_dict(origin["numbering"]) if origin else own(size)
     name, kind = kind_for(family, config, origin.get("kind", ""))
     groups = {*kind.groups, *(origin.get("groups", ()) if config.answer == came_as(origin) else ())}
-    rules = [rule for rule in rules_of(family, config, numbering) if rule.group in groups]
-    report = written_report(family, name, rules, bundle.model)
-    tensors = theirs_of(rules, bundle.model) | family.constants(config, numbering)
+    every = list(rules_of(family, config, numbering))
+    rules = [rule for rule in every if rule.group in groups]
+    report = written_report(family, name, rules, every, bundle.model)
+    own_tensors = {n: p.detach().cpu() for n, p in bundle.model.named_parameters()}
+    tensors = theirs_of(rules, own_tensors | family.settle(config, own_tensors)) | family.constants(config, numbering)
     if kind.bare:
         tensors = {n.removeprefix(family.prefix): x for n, x in tensors.items()}
+    if family.architecture == "gpt" and kind.answer == "row":
+        report.notes.append(
+            "it answers at the end of a text: end each with the end token, and set pad_token_id for batches"
+        )
     with new_folder(folder) as draft:
         save_file(tensors, draft / SINGLE, metadata={"format": "pt"})
         write_json(draft / "config.json", their_config(family, name, bundle, numbering))
-        files = origin.get("files", {}) if origin else {}
+        files = {file: values for file, values in origin.get("files", {}).items() if file in KEPT}
         if bundle.tokenizers and bundle.tokenizers.source is not bundle.tokenizers.target:
             report.notes.append("without tokenizers: transformers has no form for two of them but Marian's own files")
         elif bundle.tokenizers:
@@ -143,16 +154,30 @@ def write_huggingface(folder: Path, bundle: Bundle) -> Report:
     return report
 
 
+def refuse_oblong(bundle: Bundle) -> None:
+    side, (height, width) = image_side(bundle.config), map(int, bundle.pixels.get("size", (1, 1)))
+    vit = bundle.config.architecture == "vit"
+    if vit and (height != width or (side // bundle.config.patch_size) ** 2 + 1 != bundle.config.max_len):
+        raise RegardError(
+            "a ViT elsewhere reads square images, and this model learned others: train with data.image_size"
+        )
+
+
 def came_as(origin: Mapping[str, Any]) -> str:
     """What a model answered when it came in."""
     return FAMILIES[origin["family"]].kinds[origin["kind"]].answer if origin else ""
 
 
-def written_report(family: Family, kind: str, rules: list[Rule], model: torch.nn.Module) -> Report:
-    report, own_shapes = Report(family.name, kind), {n: tuple(p.shape) for n, p in model.named_parameters()}
+def written_report(family: Family, name: str, rules: list[Rule], every: list[Rule], model: torch.nn.Module) -> Report:
+    """What goes out by `rules`. Only a head may stay: one of the family's other classes, or one that none of them has."""
+    report, own_shapes = Report(family.name, name), {n: tuple(p.shape) for n, p in model.named_parameters()}
     for rule in rules:
         report.add(rule, own_shapes.pop(rule.ours))
-    report.ignored = dict.fromkeys(own_shapes, f"a {kind} has no such tensor")
+    heads = {rule.ours for rule in every if rule.group != "body"}
+    lost = [n for n in own_shapes if n not in heads and not n.startswith(("pooler.", "body.pooler.", "body.head."))]
+    if lost:
+        raise RegardError(f"a {name} has no place for {', '.join(lost)}: this model can be used in Regard alone")
+    report.ignored = dict.fromkeys(own_shapes, f"a {name} has no such tensor")
     return report
 
 
@@ -174,7 +199,7 @@ def their_config(family: Family, kind: str, bundle: Bundle, numbering: Numbering
 
 
 def their_pixels(bundle: Bundle) -> dict[str, Any]:
-    side = round((bundle.config.max_len - 1) ** 0.5) * bundle.config.patch_size
+    side = image_side(bundle.config)
     said = {"image_processor_type": "ViTImageProcessor", "do_normalize": True, "do_rescale": True, "do_resize": True}
     said |= {"image_mean": bundle.pixels["mean"], "image_std": bundle.pixels["std"], "rescale_factor": 1 / 255}
     return said | {"size": {"height": side, "width": side}}

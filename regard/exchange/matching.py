@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -98,7 +98,6 @@ def fill(model: nn.Module, found: Match, checkpoint: Checkpoint, report: Report,
     report.fresh = [name for name in own if name not in {rule.ours for rule in found.rules}]
 
 
-def theirs_of(rules: Iterable[Rule], model: nn.Module) -> dict[str, Tensor]:
+def theirs_of(rules: Iterable[Rule], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our tensors as theirs."""
-    own = dict(model.named_parameters())
-    return {name: x.contiguous() for rule in rules for name, x in rule.to_theirs(own[rule.ours].detach().cpu()).items()}
+    return {name: x.contiguous() for rule in rules for name, x in rule.to_theirs(own[rule.ours]).items()}

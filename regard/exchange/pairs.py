@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.exchange.family import ACTIVATIONS, Family, Kind, Setting, Their
+from regard.exchange.family import ACTIVATIONS, Family, Kind, Setting, Their, whole
 from regard.exchange.numbering import Numbering
 from regard.exchange.rules import (
     TRANSPOSED,
@@ -77,7 +77,7 @@ def t5_extra(their: Their) -> dict[str, Any]:
     if gate not in ("", "gated") or act not in ACTIVATIONS:
         raise RegardError(f"config.json asks for feed_forward_proj {their['feed_forward_proj']!r}, which Regard lacks")
     scale = their.get("scale_decoder_outputs", their.get("tie_word_embeddings", True) is not False)
-    layers = {"n_decoder_layers": their.get("num_decoder_layers") or their.get("num_layers") or 0}
+    layers = {"n_decoder_layers": whole(their, "num_decoder_layers", "num_layers")}
     return layers | {"gated": gate == "gated", "activation": ACTIVATIONS[act], "scale_logits": bool(scale)}
 
 
@@ -120,6 +120,7 @@ T5 = Family(
     read=t5_extra,
     write=t5_write,
     free=("gated", "scale_logits"),
+    ties=("all", "inputs"),
     wants=lambda config: {"n_kv_heads": config.n_heads},
 )
 
@@ -271,6 +272,7 @@ MARIAN = Family(
     ),
     constants=no_bias,
     free=("head_bias",),
+    ties=("all", "decoder"),
     read=marian_extra,
     write=lambda config: {**both_widths(config), "share_encoder_decoder_embeddings": config.tie == "all",
                           "decoder_vocab_size": None},

@@ -58,7 +58,9 @@ class Rule:
         pieces = (ours,) if len(self.parts) == 1 else ours.split([part.rows for part in self.parts])
         both = list(zip(self.parts, pieces, strict=True))
         if any(not part.name and not piece.is_meta and piece.any() for part, piece in both):
-            raise RegardError(f"{self.ours} has learned numbers where these models have none")
+            raise RegardError(
+                f"{self.ours} has learned numbers where these models have none: this model can be used in Regard alone"
+            )
         return {part.name: part.to_theirs(piece) for part, piece in both if part.name}
 
     @property
@@ -89,6 +91,15 @@ def joined(
         each = steps or [()] * len(theirs)
         parts = (Part(f"{name}.{kind}", s, rows) for (name, rows), s in zip(theirs.items(), each, strict=True))
         yield Rule(f"{ours}.{kind}", tuple(parts))
+
+
+def check_moved(made: Tensor, wanted: Tensor, moved: Tensor, name: str) -> None:
+    """A bias that theirs lack can move into another one if that can be solved for, by numbers that fp32 adds safely."""
+    if not moved.isfinite().all() or moved.abs().max() > 100 or (made - wanted).abs().max() > 1e-5:
+        raise RegardError(
+            f"{name} has learned what these models have no place for, and no other bias can say the same: "
+            f"this model can be used in Regard alone"
+        )
 
 
 # ---- steps ------------------------------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from regard.config import ModelConfig
+from regard.errors import RegardError
 from regard.exchange.encoders import SIZES, STYLE
-from regard.exchange.family import Family, Kind, Setting, Their
+from regard.exchange.family import Family, Kind, Setting, Their, whole
 from regard.exchange.numbering import Numbering
 from regard.exchange.rules import Part, Rule, bare, joined, same
 
@@ -31,7 +32,10 @@ def vit_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
 
 def vit_patches(their: Their) -> dict[str, Any]:
     """Square images alone: a position for each patch, and one for the summary."""
-    return {"max_len": (int(their.get("image_size", 224)) // int(their.get("patch_size", 16))) ** 2 + 1}
+    image, patch = whole(their, "image_size", default=224), whole(their, "patch_size", default=16)
+    if image % patch:
+        raise RegardError(f"config.json has image_size {image}, which patches of patch_size {patch} do not fill")
+    return {"max_len": (image // patch) ** 2 + 1}
 
 
 VIT = Family(

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.config import ModelConfig, build
+from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.layers.schemes import make_positions
 from regard.models import bert, gpt, transformer, vit
 from regard.models.classifier import Classifier
 from regard.models.presets import TABLES
 from regard.models.sizes import resolve_sizes
+from regard.recipes import build
 
 ARCHITECTURES: dict[str, type[nn.Module]] = {
     "transformer": transformer.Transformer,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +40,9 @@ class Pictures:
         return len(self.images)
 
     def key(self) -> str:
-        return hashlib.sha256(self.images.tobytes() + self.classes.tobytes()).hexdigest()[:32]
+        found = hashlib.sha256(np.ascontiguousarray(self.images).data)
+        found.update(np.ascontiguousarray(self.classes).data)
+        return found.hexdigest()[:32]
 
 
 class ImageBatches(Batches):
@@ -104,8 +108,10 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> ImagesJob:
     train = Pictures(images, class_numbers(labels, names, config.data.train))
     valid_images, valid_labels = read(config, "valid")
     valid = Pictures(valid_images, class_numbers(valid_labels, names, config.data.valid))
+    same_size(size_of(valid_images), ", ".join(config.data.valid), size_of(images), ", ".join(config.data.train))
     pixels = start.kept.get("pixels") or dict(zip(("mean", "std"), map(list, mean_and_std(images)), strict=True))
-    rows, columns = (side // config.model.patch_size for side in images.shape[1:3])
+    pixels = {**pixels, "size": list(size_of(images))}
+    rows, columns = (side // config.model.patch_size for side in size_of(images))
     model = start.model(replace(config.model, max_len=1 + rows * columns, n_classes=len(names)))
     config = replace(config, model=model.config)  # type: ignore[arg-type]
     amount = f"{len(train):,} training images"
@@ -125,17 +131,37 @@ def read(config: Config, split: str) -> tuple[np.ndarray, list[str]]:
                 f"the images of {spec} are {images.shape[2]} x {images.shape[1]} pixels, which patches of {side} x {side} "
                 f"do not fill: set model.patch_size to a divisor, or data.image_size to a multiple"
             )
+        same_size(size_of(images), spec, size_of(parts[0][0]), specs[0])
     return np.concatenate([images for images, _ in parts]), [label for _, labels in parts for label in labels]
 
 
+def size_of(images: np.ndarray) -> tuple[int, int]:
+    """Height and width of (N, H, W, channels)."""
+    return images.shape[1], images.shape[2]
+
+
+def same_size(size: Sequence[float], where: str, first: Sequence[float], there: str) -> None:
+    if list(size) != list(first):
+        (h, w), (first_h, first_w) = size, first
+        raise RegardError(
+            f"the images of {where} are {w} x {h} pixels, those of {there} {first_w} x {first_h}: set data.image_size"
+        )
+
+
 def read_part(spec: str, data: DataConfig, channels: int) -> tuple[np.ndarray, list[str]]:
-    """The images a spec names; `[:90%]` at its end means the first of them."""
+    """The images a spec names; `[:90%]` at its end means the first of them, in a folder the first of every class."""
     name, (first, last) = part_of(spec)
     images, labels = read_images(name, Path(data.root), data.image_size, channels)
-    part = slice(int(first * len(images)), int(last * len(images)))
-    if not len(images[part]):
+    counts = [len(labels)] if "|" in name else [len(list(group)) for _, group in groupby(labels)]
+    rows = [
+        end - n + i
+        for n, end in zip(counts, accumulate(counts), strict=True)
+        for i in range(int(first * n), int(last * n))
+    ]
+    if not rows:
         raise RegardError(f"nothing of the {len(images):,} images is left in {spec}; give a larger part")
-    return images[part], labels[part]
+    part = images if len(rows) == len(images) else images[rows]
+    return part, [labels[i] for i in rows]
 
 
 def class_numbers(labels: list[str], names: tuple[str, ...], where: tuple[str, ...]) -> np.ndarray:
@@ -181,4 +207,5 @@ def measure(
 def evaluate(bundle: Bundle, config: Config, device: torch.device) -> Validation:
     images, labels = read(config, "test")
     pictures = Pictures(images, class_numbers(labels, bundle.labels, config.data.test))
+    same_size(size_of(images), ", ".join(config.data.test), bundle.pixels.get("size", size_of(images)), "training")
     return measure(bundle.model, pictures, bundle.labels, bundle.pixels, device)

@@ -31,7 +31,7 @@ from regard.data.labelled import (
 )
 from regard.device import autocast
 from regard.errors import RegardError
-from regard.evaluate.classification import scores
+from regard.evaluate.classification import is_bio, scores
 from regard.evaluate.likelihood import BATCH_TOKENS
 from regard.folder import Bundle
 from regard.tasks.job import Job, Poll, Validation
@@ -64,14 +64,14 @@ class Rows:
 class RowBatches(Bucketed):
     """(ids, types, labels): (B, W) twice, and (B,) or, for tags, (B, W)."""
 
-    def __init__(self, rows: Rows, task: str, batch_tokens: int, seed: int) -> None:
+    def __init__(self, rows: Rows, task: str, batch_tokens: int, seed: int, filling: bool = True) -> None:
         lengths = np.array([len(ids) for ids in rows.ids])
         super().__init__(lengths, batch_tokens, seed)
         self.widths = np.minimum(self.widths, lengths.max())  # the longest row may be all that the model reads
-        self.rows, self.task = rows, task
+        self.rows, self.task, self.filling = rows, task, filling
 
     def collate(self, width: int, rows: np.ndarray, rng: np.random.Generator) -> Batch:
-        filled, data = self.filled(width, rows), self.rows
+        filled, data = self.filled(width, rows) if self.filling else rows, self.rows
         ids, types = np.full((len(filled), width), PAD), np.zeros((len(filled), width), np.int64)
         shape = (len(filled), width) if self.task == "tagging" else (len(filled),)
         labels = np.full(shape, UNSCORED[self.task], np.float32 if self.task == "regression" else np.int64)
@@ -94,7 +94,8 @@ class LabellingJob(Job):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return ("loss", *MEASURES[self.config.task])
+        words = self.config.task == "tagging" and not is_bio(self.names)  # no entities to find
+        return ("loss", "accuracy") if words else ("loss", *MEASURES[self.config.task])
 
     def batches(self) -> RowBatches:
         train = self.config.train
@@ -138,7 +139,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> LabellingJ
         raise RegardError("train.auxiliary is GPT's: it needs a gpt model and a task with classes")
     examples = {split: read(config.task, config.data, split) for split in ("train", "valid")}
     tokenizer = start.text_tokenizer(lambda: chain.from_iterable(example.texts for example in examples["train"]))
-    frame = start.frame() if start.kept.get("origin") else FRAMES[config.model.architecture]
+    frame = start.frame(FRAMES[config.model.architecture]).ended()
     names = answer_names(config.task, examples["train"])
     longest, where = config.model.max_len, {split: ", ".join(getattr(config.data, split)) for split in examples}
     encoded = partial(
@@ -194,19 +195,21 @@ def encode(
         rows = tagged_rows(examples, tokenizer, frame, tag_ids(examples, names, where))
     else:
         answers = label_numbers(examples, where) if task == "regression" else label_ids(examples, names, where)
-        rows = Rows(*framed([example.texts for example in examples], tokenizer, frame), answers)
+        texts = [example.texts for example in examples]
+        rows = Rows(*framed(texts, tokenizer, frame), answers)
     long = sum(len(ids) > max_len for ids in rows.ids)
-    if long:
-        say(f"{where}: {long:,} of {len(rows):,} texts are longer than model.max_len {max_len} and cut there", quiet)
-    return shortened(rows, max_len, list(frame.after)) if long else rows
+    if not long:
+        return rows
+    say(f"{where}: {long:,} of {len(rows):,} texts are longer than model.max_len {max_len} and cut there", quiet)
+    if task == "tagging":
+        return shortened(rows, max_len, list(frame.after))
+    return Rows(*framed(texts, tokenizer, frame, max_len), answers)
 
 
 def shortened(rows: Rows, length: int, end: list[int]) -> Rows:
-    """Rows of at most `length` tokens, which still end on `end`."""
-    ids, types = [cut(row, length, end) for row in rows.ids], [row[:length] for row in rows.types]
-    if not isinstance(rows.answers[0], list):
-        return Rows(ids, types, rows.answers)
-    return Rows(ids, types, [cut(row, length, [CONTINUES] * len(end)) for row in rows.answers])  # type: ignore[arg-type]
+    """Tagged rows of at most `length` tokens, which still end on `end`."""
+    answers = [cut(row, length, [CONTINUES] * len(end)) for row in rows.answers]  # type: ignore[arg-type]
+    return Rows([cut(row, length, end) for row in rows.ids], [row[:length] for row in rows.types], answers)
 
 
 def cut(row: list[int], length: int, end: list[int]) -> list[int]:
@@ -214,12 +217,27 @@ def cut(row: list[int], length: int, end: list[int]) -> list[int]:
 
 
 def framed(
-    texts: Sequence[tuple[str, ...]], tokenizer: Tokenizer, frame: Frame
+    texts: Sequence[tuple[str, ...]], tokenizer: Tokenizer, frame: Frame, max_len: int | None = None
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Single texts or pairs as ids and types."""
+    """Single texts or pairs as ids and types; with a `max_len`, what is longer is cut."""
     pieces = iter(tokenizer.encode_batch([text for row in texts for text in row]))
-    rows = [frame.pair(next(pieces), next(pieces)) if len(row) == 2 else alone(next(pieces), frame) for row in texts]
+    rows = []
+    for row in texts:
+        parts = [next(pieces) for _ in row]
+        around = len(frame.one(())) if len(row) == 1 else len(frame.pair((), ())[0])
+        if max_len is not None:
+            parts = fitted(parts, max(0, max_len - around))
+        rows.append(alone(parts[0], frame) if len(row) == 1 else frame.pair(*parts))
     return [ids for ids, _ in rows], [types for _, types in rows]
+
+
+def fitted(parts: list[list[int]], room: int) -> list[list[int]]:
+    """One or two texts in at most `room` tokens; of two, the longer gives way first."""
+    if len(parts) == 1 or sum(map(len, parts)) <= room:
+        return [part[:room] for part in parts]
+    first, second = map(len, parts)
+    kept = min(first, max(room - second, room - room // 2))
+    return [parts[0][:kept], parts[1][: room - kept]]
 
 
 def alone(ids: list[int], frame: Frame) -> tuple[list[int], list[int]]:
@@ -241,7 +259,7 @@ def outputs(
     model: nn.Module, rows: Rows, task: str, device: torch.device, dtype: torch.dtype, poll: Poll = lambda: None
 ) -> tuple[list[np.ndarray], float]:
     """What the model answers to each row, in order, and the loss summed over them."""
-    objective, batches = plain_objective(model, task), RowBatches(rows, task, BATCH_TOKENS, 0)
+    objective, batches = plain_objective(model, task), RowBatches(rows, task, BATCH_TOKENS, 0, filling=False)
     found: dict[int, np.ndarray] = {}
     total = 0.0
     for i, (_, numbers) in enumerate(batches.plan(0)):

@@ -53,11 +53,10 @@ class LanguageJob(Job):
         """What the model writes by itself."""
         from regard.writer import Writer
 
-        n = self.config.train.samples
-        if not n:
+        n, length = self.config.train.samples, min(100, self.sizes.max_len - 2)
+        if not n or length < 1:
             return []
         poll()
-        length = min(100, self.sizes.max_len - 2)
         found = Writer(self.bundle()).generate(self._beginning(), temperature=0.8, max_new_tokens=length, n=n)
         return [str(text) for text in found.samples or (found,)]
 
@@ -77,7 +76,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> LanguageJo
     start = Start.of(folder, config, quiet)
     corpora = {split: text_corpus(config, split) for split in ("train", "valid")}
     tokenizer = start.text_tokenizer(lambda: (text for (text,) in corpora["train"].rows()))
-    frame = start.frame(DOCUMENTS if apart(config) else STREAM)
+    frame = start.frame(DOCUMENTS).ended() if apart(config) else start.frame(STREAM)
     train, valid = (store_of(corpora[split], tokenizer, frame, config, quiet) for split in ("train", "valid"))
     model = start.model(with_vocabulary(config.model, tokenizer))
     config = replace(config, model=model.config)  # type: ignore[arg-type]
@@ -88,7 +87,9 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> LanguageJo
 
 def apart(config: Config) -> bool:
     """Whether documents have ends that are marked."""
-    return config.data.packing == "documents" or config.data.documents != "file"
+    data = config.data
+    objects = any(".jsonl" in spec for spec in (*data.train, *data.valid, *data.test))  # a document each
+    return data.packing == "documents" or data.documents != "file" or objects
 
 
 def store_of(corpus: TextCorpus, tokenizer: Tokenizer, frame: Frame, config: Config, quiet: bool) -> Store:

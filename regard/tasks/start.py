@@ -47,10 +47,8 @@ class Start:
 
     def tokenizers(self, learn: Callable[[], Tokenizers]) -> Tokenizers:
         """Those in the run folder, those of the model it begins with, or new ones."""
-        names = (
-            ["tokenizer.json"] if self.config.tokenizer.joint else ["tokenizer.source.json", "tokenizer.target.json"]
-        )
-        if all((self.folder / name).exists() for name in names):  # one of two is what a killed run left
+        forms = (["tokenizer.json"], ["tokenizer.source.json", "tokenizer.target.json"])
+        if any(all((self.folder / name).exists() for name in form) for form in forms):  # one of two: a killed run's
             return Tokenizers.load(self.folder)
         if self.init is not None:
             if self.init.tokenizers is None:
@@ -76,7 +74,8 @@ class Start:
         return self.tokenizers(learn).source
 
     def frame(self, own: Frame = OWN) -> Frame:
-        return Frame.from_dict(self.kept["frame"]) if self.kept else own
+        """That of an imported model, which is used to it; else the task's."""
+        return Frame.from_dict(self.kept["frame"]) if self.kept.get("origin") else own
 
     def model(self, sizes: ModelConfig) -> nn.Module:
         """Fresh weights, and those of the model the run begins with wherever it has them."""

@@ -81,7 +81,8 @@ class Conversation:
 
     def __init__(self, writer: Writer, system: str, template: Template, options: dict[str, Any]) -> None:
         self.writer, self.system, self.template = writer, system, template
-        self.options = {"stop": template.stop, **options}
+        given = options.get("stop", ())
+        self.options = {**options, "stop": (*template.stop, *([given] if isinstance(given, str) else given or ()))}
         self.turns: list[Turn] = []
         self.forgot = False  # whether turns were left out, ever
 

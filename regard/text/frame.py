@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from regard.text.vocabulary import EOS, SOS
 
@@ -22,6 +22,10 @@ class Frame:
         """The tokens of two texts in one row, and which of the two each belongs to."""
         a, b = [*self.before, *first, *self.between], [*second, *self.after]
         return a + b, [0] * len(a) + [1] * len(b)
+
+    def ended(self) -> Frame:
+        """The same, with an end token after each text where there was none."""
+        return replace(self, between=self.between or (EOS,), after=self.after or (EOS,))
 
     def to_dict(self) -> dict[str, list[int]]:
         return {name: list(ids) for name, ids in asdict(self).items()}

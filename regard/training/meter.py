@@ -10,6 +10,7 @@ from regard.config import ModelConfig
 from regard.data.batches import Batch
 from regard.device import peak_flops
 from regard.models.cost import training_flops
+from regard.text.tokenizer import PAD
 
 
 class Meter:
@@ -21,10 +22,8 @@ class Meter:
         self.tokens, self.flops, self.seconds = 0, 0.0, 0.0
 
     def count(self, batch: Batch) -> None:
-        """Padding is work too, but not useful work: only the scored share of a batch counts."""
-        share = (
-            batch.tokens / batch.labels.numel() if batch.labels.dim() == 2 else 1.0
-        )  # a row's answer is about all of it
+        """Padding is work too, but not useful work: it does not count."""
+        share = real_share(self.model, batch)
         self.tokens += batch.tokens
         self.flops += share * self.passes * training_flops(self.model, *extent(self.model, batch))
 
@@ -59,3 +58,12 @@ def extent(model: ModelConfig, batch: Batch) -> tuple[int, int, int]:
     if model.architecture == "vit":
         return shape[0], 1 + (shape[-1] // model.patch_size) * (shape[-2] // model.patch_size), 0
     return shape[0], shape[1], 0
+
+
+def real_share(model: ModelConfig, batch: Batch) -> float:
+    """How much of a batch is not padding: by what is scored where that is every token, else by what is read."""
+    if model.architecture == "vit":
+        return 1.0
+    if model.architecture == "bert" or batch.labels.dim() == 1:
+        return (batch.inputs[0] != PAD).double().mean().item()
+    return batch.tokens / batch.labels.numel()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from regard import config as configs
+from regard import recipes
 from regard.config import Config
 from regard.decode import rules
 from regard.errors import RegardError
@@ -30,10 +30,10 @@ def open_run(folder: Path, config: Config, *, overwrite: bool = False, resuming:
             for tokenizer in folder.glob("tokenizer*.json"):
                 remove(tokenizer)
         elif path.exists():
-            old = configs.build(configs.load(path), Config)
+            old = recipes.build(recipes.load(path), Config)
             old = replace(old, model=resolve(old.model))  # sizes that settings newer than the run have by default
             _check_same(folder, old, config, FREE_ON_RESUME if resuming else FREE)
-        write_text(path, configs.to_toml(config))
+        write_text(path, recipes.to_toml(config))
         yield
 
 
@@ -69,7 +69,7 @@ FREE_ON_RESUME = (*FREE, "train.lr", "train.schedule", "train.warmup", "train.cl
 
 def _check_same(folder: Path, old: Config, new: Config, free: tuple[str, ...]) -> None:
     """A run goes on only as what it was."""
-    changed = [name for name in configs.differences(old, new) if not name.startswith(free)]
+    changed = [name for name in recipes.differences(old, new) if not name.startswith(free)]
     if changed:
         raise RegardError(
             f"{folder} holds a run with other settings ({', '.join(changed)}): "

@@ -421,3 +421,12 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cache_folder() == Path("/xdg/regard")
     monkeypatch.setenv("REGARD_CACHE", "~/mine")
     assert cache_folder() == tmp_path / "mine"
+
+
+def test_long_rows_are_tokenised_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "CHARACTERS", 20)
+    pairs = [("a b c d e", "x")] * 7
+    seen: list[int] = []
+    store = prepare(corpus_of(tmp_path, pairs), (Words(), Words()), ROOMY, tmp_path / "cache", seen.append)
+    assert seen == [2, 2, 2, 1]  # ten characters a pair
+    assert len(store) == 7

@@ -76,6 +76,9 @@ ANSWERING = {
     "bert-row": make("BertForSequenceClassification", "BertConfig", **BERT, num_labels=3),
     "bert-token": make("BertForTokenClassification", "BertConfig", **BERT, num_labels=5),
     "roberta-row": make("RobertaForSequenceClassification", "RobertaConfig", **roberta, num_labels=3),
+    "gpt2-row": make(
+        "GPT2ForSequenceClassification", "GPT2Config", **{**gpt2, **ends, "pad_token_id": 40}, num_labels=3
+    ),
     "roberta-token": make("RobertaForTokenClassification", "RobertaConfig", **roberta, num_labels=3),
 }
 BARE = {
@@ -149,7 +152,8 @@ def logits(name: str, peer: Any, bundle: Bundle) -> tuple[Tensor, Tensor]:
     if name in DECODERS:
         return peer(input_ids=theirs, attention_mask=real.long()).logits[real], bundle.model(ours)[real][:, order]
     types = (torch.arange(theirs.shape[1]) > 5).long().expand_as(theirs) * (bundle.config.token_types > 1)
-    said = peer(input_ids=theirs, attention_mask=real.long(), token_type_ids=types)
+    kinds = {} if name == "gpt2-row" else {"token_type_ids": types}  # to GPT-2 they are words
+    said = peer(input_ids=theirs, attention_mask=real.long(), **kinds)
     if name in ENCODERS:
         found = said.prediction_logits if "prediction_logits" in said else said.logits
         return found[real], bundle.model(ours, types)[real][:, order]

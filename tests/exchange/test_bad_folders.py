@@ -16,8 +16,10 @@ from typer.testing import CliRunner
 
 from regard import cli_exchange
 from regard import folder as folders
+from regard.embedder import load_embedder
 from regard.errors import RegardError
 from regard.exchange.huggingface import read_huggingface
+from regard.writer import load_writer
 
 
 @pytest.fixture
@@ -67,7 +69,26 @@ def test_everything_that_does_not_fit_is_listed_at_once(peer_folder: Callable[[s
         ("bert", {"position_embedding_type": "relative_key"}, r"position_embedding_type 'relative_key'"),
         ("bert", {"hidden_act": "mish"}, r"hidden_act 'mish': Regard has gelu"),
         ("bert", {"hidden_size": None}, r"no 'hidden_size'"),
-        ("bert", {"hidden_size": "wide"}, r"model.d_model' must be of type int"),
+        ("bert", {"hidden_size": "wide"}, r"hidden_size 'wide', which must be a whole number of at least 1"),
+        ("bert", {"intermediate_size": 0}, r"intermediate_size 0, which must be"),
+        ("bert", {"architectures": "BertForMaskedLM"}, r"architectures 'BertForMaskedLM', which must be a list"),
+        ("bert", {"layer_norm_eps": "small"}, r"model.norm_eps' must be of type float"),
+        ("bert", {"hidden_act": ["gelu"]}, r"config.json has a value that cannot be"),
+        ("bert-row", {"id2label": {"first": "a"}}, r"config.json has a value that cannot be"),
+        ("gpt2", {"n_embd": "wide"}, r"n_embd 'wide', which must be"),
+        ("gpt2", {"n_head": 0}, r"n_head 0, which must be"),
+        ("gpt2", {"n_layer": True}, r"n_layer True, which must be"),
+        ("bloom", {"n_head": None}, r"no 'n_head'"),
+        ("bloom", {"hidden_size": None}, r"no 'hidden_size'"),
+        ("bloom", {"n_layer": 0}, r"n_layer 0, which must be"),
+        ("llama", {"num_attention_heads": 0}, r"num_attention_heads 0, which must be"),
+        ("llama", {"num_key_value_heads": 0}, r"num_key_value_heads 0, which must be"),
+        ("llama", {"rope_parameters": "x"}, r"rope_parameters 'x', which must be an object"),
+        ("llama", {"rope_parameters": {"rope_type": "linear"}}, r"'linear' without a factor"),
+        ("t5", {"num_layers": 0}, r"num_layers 0, which must be"),
+        ("bart", {"decoder_start_token_id": 400}, r"config.json has a value that cannot be"),
+        ("vit", {"image_size": [12, 16]}, r"image_size \[12, 16\], which must be"),
+        ("vit", {"image_size": 13}, r"image_size 13, which patches of patch_size 4 do not fill"),
         ("bert", {"vocab_size": 40}, r"word_embeddings.weight is \[41, 32\], not \[40, 32\]"),
         ("bert", {"vocab_size": "all"}, r"vocab_size"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, r"scale_attn_by_inverse_layer_idx True"),
@@ -129,6 +150,15 @@ def test_numbers_that_are_not_finite_are_refused(peer_folder: Callable[[str], Pa
     tensors["transformer.ln_f.bias"][3] = torch.nan
     save_file(tensors, folder / "model.safetensors")
     assert "decoder.norm.bias would hold numbers that are not finite" in refused(folder)
+
+
+@pytest.mark.parametrize(("task", "name"), [("generate", "gpt2"), ("embed", "bert"), ("embed", "gpt2")])
+def test_a_model_without_a_tokenizer_says_so_when_it_is_given_texts(
+    task: str, name: str, peer_folder: Callable[[str], Path]
+) -> None:
+    use: Any = load_writer if task == "generate" else load_embedder
+    with pytest.raises(RegardError, match=r"no tokenizer, so it can read no text: import it with its tokenizer\.json"):
+        use(peer_folder(name), "cpu")
 
 
 # ---- the verbs --------------------------------------------------------------------------------------------------------

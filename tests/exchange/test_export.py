@@ -34,6 +34,14 @@ DEBERTA |= {"disentangled_reach": 10}
 
 HOME: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", {**GPT, "positions": "learned", "activation": "gelu-tanh", "scale_embeddings": False}),
+    "gpt2-own-head": (
+        "GPT2LMHeadModel",
+        {**GPT, "positions": "learned", "activation": "relu", "scale_embeddings": False, "tie": "inputs"},
+    ),
+    "gpt2-row": (
+        "GPT2ForSequenceClassification",
+        {**GPT, "positions": "learned", "scale_embeddings": False, "answer": "row", "n_classes": 3},
+    ),
     "llama": ("LlamaForCausalLM", {**GPT, **LLAMA, "n_kv_heads": 2, "tie": "none", "scale_embeddings": False}),
     "bloom": (
         "BloomForCausalLM",
@@ -42,6 +50,7 @@ HOME: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertForMaskedLM", {**BERT, "scale_embeddings": False}),
     "roformer": ("RoFormerForMaskedLM", {**BERT, "positions": "rope", "scale_embeddings": False}),
     "deberta-3": ("DebertaV2ForMaskedLM", {**DEBERTA, "disentangled_buckets": 6}),
+    "deberta-1": ("DebertaForMaskedLM", {**DEBERTA, "disentangled_buckets": 0}),
     "bert-row": ("BertForSequenceClassification", {**BERT, "scale_embeddings": False, "answer": "row", "n_classes": 3}),
     "bert-token": ("BertForTokenClassification", {**BERT, "scale_embeddings": False, "answer": "token", "n_classes": 3}),
     "marian": ("MarianMTModel", {**PAIR, "activation": "silu"}),
@@ -70,7 +79,7 @@ def model_of(settings: dict[str, Any]) -> nn.Module:
 
 
 def bundle_of(name: str, **more: Any) -> Bundle:
-    model = model_of(HOME.get(name, ("", {**DEBERTA, "disentangled_buckets": 0}))[1])
+    model = model_of(HOME[name][1])
     config: Any = model.config
     task = {"row": "classification", "token": "tagging"}.get(config.answer, "causal-lm")
     labels = tuple("abc") if config.answer != "none" else ()
@@ -89,9 +98,9 @@ def both(name: str, model: nn.Module, peer: Any) -> tuple[Tensor, Tensor]:
         target[:, 0] = SOS
         return model(ids, target), peer(input_ids=ids, attention_mask=real.long(), decoder_input_ids=target).logits
     said = peer(input_ids=ids, attention_mask=real.long()).logits
-    if name.startswith("bert-"):
+    if name.endswith(("-row", "-token")):
         found = model(ids, torch.zeros_like(ids))
-        return (found, said) if name == "bert-row" else (found[real], said[real])
+        return (found, said) if name.endswith("-row") else (found[real], said[real])
     return model(ids)[real], said[real]
 
 
@@ -149,6 +158,11 @@ def test_a_tokenizer_goes_with_its_model(tmp_path: Path) -> None:
         ("bert", {"parallel": True, "norm": "pre"}, r"nearest is BERT"),
         ("bloom", {"d_ff": 100}, r"nearest is BLOOM, but d_ff is 100, not 512"),
         ("t5", {"cross_positions": "t5"}, r"nearest is T5, but cross_positions is 't5'"),
+        ("t5", {"tie": "decoder"}, r"nearest is T5, but tie is 'decoder', not 'all' or 'inputs'"),
+        ("t5", {"tie": "none"}, r"nearest is T5, but tie is 'none'"),
+        ("marian", {"tie": "none"}, r"nearest is Marian, but tie is 'none', not 'all' or 'decoder'"),
+        ("marian", {"tie": "inputs"}, r"nearest is Marian, but tie is 'inputs'"),
+        ("bart", {"tie": "none"}, r"nearest is BART, but tie is 'none', not 'all'"),
     ],
 )
 def test_settings_that_no_family_has_are_refused_by_name(
@@ -183,11 +197,45 @@ def test_what_a_decoder_starts_with_goes_back_to_padding(tmp_path: Path) -> None
     assert torch.equal(after[1:], before[1:])
 
 
-def test_numbers_learned_where_a_family_has_none_are_refused(tmp_path: Path) -> None:
+def test_a_bias_that_nothing_can_take_over_is_refused(tmp_path: Path) -> None:
     bundle = bundle_of("deberta-1")
-    with pytest.raises(RegardError, match=r"qkv\.bias has learned numbers where these models have none"):
+    with torch.no_grad():
+        bundle.model.encoder.blocks[1].sublayers["self"].sublayer.qkv.weight.zero_()  # type: ignore[union-attr,index]
+    with pytest.raises(RegardError, match=r"blocks\.1\..*qkv\.bias has learned what these models have no place for"):
         write_huggingface(tmp_path / "out", bundle)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_no_rule_takes_out_is_refused(tmp_path: Path) -> None:
+    """Whatever a model has that its family has no tensor for, it is not dropped in silence."""
+    bundle = bundle_of("gpt2")
+    bundle.model.register_parameter("more", nn.Parameter(torch.ones(3)))
+    with pytest.raises(RegardError, match=r"a GPT2LMHeadModel has no place for more"):
+        write_huggingface(tmp_path / "out", bundle)
+
+
+def test_only_known_files_are_written_beside_a_model(tmp_path: Path) -> None:
+    write_huggingface(tmp_path / "a" / "out", bundle_of("gpt2"))
+    bundle, _ = read_huggingface(tmp_path / "a" / "out", torch.device("cpu"))
+    files = {"../../escaped.json": {}, "config.json": {}, "generation_config.json": {"num_beams": 2}}
+    origin = {**bundle.origin, "files": files}
+    write_huggingface(tmp_path / "a" / "again", dataclasses.replace(bundle, origin=origin))
+    written = {path.name for path in (tmp_path / "a" / "again").iterdir()}
+    assert written >= {"config.json", "model.safetensors", "generation_config.json"}
+    assert not list(tmp_path.rglob("escaped.json"))
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "a" / "again").model_type == "gpt2"
+
+
+def test_images_that_are_not_square_are_refused(tmp_path: Path) -> None:
+    for size in ([8, 18], [12, 12]):
+        bundle = dataclasses.replace(bundle_of("vit"), pixels={"mean": [0.1], "std": [0.3], "size": size})
+        if size == [12, 12]:
+            write_huggingface(tmp_path / "out", bundle)
+            back, report = read_huggingface(tmp_path / "out", torch.device("cpu"))
+            assert (back.pixels, report.notes) == (bundle.pixels, [])
+        else:
+            with pytest.raises(RegardError, match="square images"):
+                write_huggingface(tmp_path / "out", bundle)
 
 
 def test_a_classifier_grown_on_an_imported_model_goes_out_as_one(tmp_path: Path) -> None:

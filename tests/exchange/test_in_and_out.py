@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -223,3 +224,9 @@ def test_a_model_without_a_head_starts_one_and_says_so(tmp_path: Path) -> None:
         _, bundle, report = imported(name, tmp_path)
         assert {key.split(".")[0] for key in report.fresh} == {"head"}
         assert bundle.task == "masked-lm"
+
+
+def test_a_folder_of_theirs_can_be_used_and_tuned_as_it_is(tmp_path: Path) -> None:
+    _, bundle, _ = imported("bert", tmp_path)
+    assert folders.load(tmp_path / "bert", CPU).config == bundle.config
+    assert folders.settings(tmp_path / "bert") == dataclasses.asdict(bundle.config)

@@ -55,7 +55,7 @@ def test_every_job_of_a_study_is_a_recipe(module: Any, tmp_path: Path, monkeypat
     first = finetuning.pretraining_jobs(module.STUDY, tmp_path, tmp_path, False, **where)
     for job in first:
         assert api.make_config(job.values, {}).task in ("causal-lm", "masked-lm")
-    monkeypatch.setattr(api, "_settings_of", lambda init: {"preset": "gpt-small"})
+    monkeypatch.setattr(api, "settings_of", lambda init: {"preset": "gpt-small"})
     jobs = tuning_jobs(module.STUDY, tmp_path, list(module.TASKS), 2, tmp_path, False, **where)
     assert len({job.name for job in jobs}) == len(jobs) == 2 * len(module.TASKS) * len(module.STUDY.rows)
     for job in jobs:

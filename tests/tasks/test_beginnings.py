@@ -167,7 +167,7 @@ def test_pictures_are_normalised_as_the_first_model_learned_them(corpora: Path, 
     odd = replace(given, pixels={"mean": [0.25], "std": [0.125]})
     folders.save(tmp_path / "init", odd, "a card")
     run = learn(tuning(corpora, "images", tmp_path / "init", **SHORT), tmp_path / "run")
-    assert folders.load(run, CPU).pixels == odd.pixels
+    assert folders.load(run, CPU).pixels == {**odd.pixels, "size": [8, 8]}
 
 
 @pytest.mark.parametrize("given", ["causal-lm", "causal-lm/model", "causal-lm/tokenizer.json"])
@@ -216,3 +216,66 @@ def test_the_words_of_the_given_model_are_those_it_learned(corpora: Path, tmp_pa
     assert job.tokenizers is not None
     assert len(job.tokenizers.source.encode(" ".join(CYCLE))) == len(CYCLE)
     assert job.tokenizers.source.encode("lovely") == job.tokenizers.source.encode("awful")
+
+
+def test_a_model_of_two_vocabularies_is_tuned_and_gone_on_with(tmp_path: Path) -> None:
+    words = ["one two", "two three", "three one", "four one two"]
+    (tmp_path / "x.tsv").write_text("".join(f"{a}\t{a.upper()}\n" for a in words * 4))
+    data = {"root": str(tmp_path), "train": ["x.tsv"], "valid": ["x.tsv"]}
+    sizes = {"preset": "transformer-tiny", "n_encoder_layers": 1, "n_decoder_layers": 1, "d_model": 16, "n_heads": 2}
+    train = {"steps": 2, "valid_every": 2, "save_every": 1, "batch_tokens": 64, "device": "cpu", "threads": 1}
+    tokenizer = {"kind": "char", "vocab_size": 40, "joint": False}
+    first = {"name": "a", "data": data, "tokenizer": tokenizer, "train": train, "model": {**sizes, "tie": "decoder"}}
+    learn(api.make_config(first, {}), tmp_path / "a")
+    second = {"name": "b", "data": data, "train": {**train, "init": str(tmp_path / "a")}}
+    learn(api.make_config(second, {}), tmp_path / "b")
+    api.resume(tmp_path / "b", quiet=True, train={"steps": 4})
+    assert not (tmp_path / "b" / "tokenizer.json").exists()
+    assert (tmp_path / "b" / "tokenizer.source.json").exists()
+
+
+def test_the_same_command_goes_on_when_the_model_it_began_with_is_gone(corpora: Path, tmp_path: Path) -> None:
+    shutil.copytree(corpora / "causal-lm", tmp_path / "init")
+    recipe = tmp_path / "tune.toml"
+    recipe.write_text(
+        f"""task = "causal-lm"
+[data]
+root = "{corpora}"
+train = ["cycle.txt"]
+valid = ["cycle.txt"]
+[train]
+init = "{tmp_path / "init"}"
+steps = 2
+batch_tokens = 256
+samples = 0
+device = "cpu"
+threads = 1
+"""
+    )
+    run = api.train(recipe, tmp_path / "run", quiet=True)
+    shutil.rmtree(tmp_path / "init")
+    assert api.train(recipe, tmp_path / "run", quiet=True, train={"steps": 3}) == run
+    assert (run / "checkpoints" / "step-00000003").is_dir()
+
+
+def test_documents_end_even_where_an_imported_model_has_no_frame(corpora: Path, tmp_path: Path) -> None:
+    """As GPT-2, whose tokenizer puts nothing around a text."""
+    bundle = folders.load(corpora / "causal-lm", CPU)
+    bare = Frame((), (), (), ())
+    foreign = replace(bundle, frame=bare, origin={"family": "gpt2"})
+    folders.save(tmp_path / "foreign", foreign, "")
+    config = tuning(corpora, "causal-lm", tmp_path / "foreign", **{"data.documents": "line", **SHORT})
+    job = prepare_job(tmp_path / "run", config, quiet=True)
+    ids = job.train.source.ids  # type: ignore[attr-defined]
+    assert (ids == EOS).sum() == len(job.train)  # type: ignore[attr-defined]
+    labelled = tuning(corpora, "regression", tmp_path / "foreign", **SHORT)
+    rows = prepare_job(tmp_path / "other", labelled, quiet=True).train  # type: ignore[attr-defined]
+    assert all(row.count(EOS) == 2 and row[-1] == EOS for row in rows.ids)
+
+
+def test_texts_in_jsonl_are_documents_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"text": "one two"}\n{"text": "two one two"}\n' * 20)
+    values = {"train": ["x.jsonl"], "valid": ["x.jsonl"]}
+    config = config_of(tmp_path, "causal-lm", **{f"data.{k}": v for k, v in values.items()})
+    job = prepare_job(tmp_path / "run", config, quiet=True)
+    assert (job.train.source.ids == EOS).sum() == (job.train.source.ids == SOS).sum() == 40  # type: ignore[attr-defined]

@@ -145,3 +145,15 @@ def test_no_room_for_a_text(corpora: Path) -> None:
 
 def test_too_few_marks_for_the_gaps(corpora: Path) -> None:
     refused(corpora, "spans", r"sentinels", **{"tokenizer.extra": 1, "data.mean_span": 1.0, "tokenizer.vocab_size": 60})
+
+
+def test_a_measure_of_entities_where_tags_name_none(corpora: Path) -> None:
+    (corpora / "words.conll").write_text("the\tDET\ncat\tNOUN\n\n" * 9)
+    changes = {"data.train": ["words.conll"], "data.valid": ["words.conll"], "train.metric": "f1"}
+    refused(corpora, "tagging", r"train\.metric f1 is not measured by the task tagging.*loss, accuracy", **changes)
+
+
+def test_settings_that_would_do_nothing(corpora: Path) -> None:
+    with pytest.raises(RegardError, match=r"train\.auxiliary is for classification and tagging, not for causal-lm"):
+        config_of(corpora, "causal-lm", **{"train.auxiliary": 0.5})
+    refused(corpora, "classification", r"train\.r_drop is not for this kind of classification", **{"train.r_drop": 5.0})

@@ -15,7 +15,7 @@ from regard.data.batches import Cursor
 from regard.data.images import normalise, to_floats
 from regard.data.labelled import CONTINUES, Example
 from regard.tasks.images import ImageBatches, Pictures
-from regard.tasks.labelling import RowBatches, Rows, encode, framed, read
+from regard.tasks.labelling import RowBatches, Rows, encode, fitted, framed, read
 from regard.text.frame import CLASSIC, Frame
 from regard.text.tokenizer import EOS, PAD, SOS, Tokenizer
 
@@ -146,3 +146,24 @@ def test_the_key_of_pictures_is_that_of_their_content() -> None:
     assert a.key() == b.key()
     assert a.key() != Pictures(a.images, a.classes[::-1].copy()).key()
     assert a.key() != pictures(4).key()
+
+
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 12))
+def test_of_two_texts_the_longer_gives_way_first(first: int, second: int, room: int) -> None:
+    a, b = fitted([[7] * first, [8] * second], room)
+    assert len(a) + len(b) == min(room, first + second)
+    if first + second > room:
+        assert abs(len(a) - len(b)) <= 1 or len(a) == first < len(b) or len(b) == second < len(a)
+
+
+def test_a_long_first_text_leaves_room_for_the_second() -> None:
+    examples = [Example(("a " * 30, "b b"), "x")]
+    rows = encode(examples, TOKENIZER, CLASSIC, "classification", ("x",), 12, "here", quiet=True)
+    assert rows.ids == [[SOS, *[A] * 7, EOS, B, B, EOS]]
+    assert rows.types == [[0] * 9 + [1] * 3]
+
+
+def test_a_single_row_is_not_filled_up_to_a_batch_outside_training() -> None:
+    rows = rows_of([5], "classification")
+    assert RowBatches(rows, "classification", 64, 0).batch(0, 0).inputs[0].shape[0] > 1
+    assert RowBatches(rows, "classification", 64, 0, filling=False).batch(0, 0).inputs[0].shape == (1, 5)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import RegardError
-from regard.text.chat import PLAIN, Template, Turn, newest
+from regard.text.chat import PLAIN, Conversation, Template, Turn, newest
 
 ASK, ANSWER, AGAIN = Turn("user", "Who are you?"), Turn("assistant", "A model."), Turn("user", "Since when?")
 
@@ -64,3 +64,9 @@ def test_the_newest_turns_stay_and_begin_with_the_user(n: int, room: int) -> Non
     assert kept == turns[len(turns) - len(kept) :]
     assert kept[0].role == "user"
     assert len(kept) == (max(1, room - (room % 2 == 0)) if room < len(turns) else len(turns))
+
+
+def test_own_stop_strings_come_beside_the_templates() -> None:
+    for stop in ("END", ["END"]):
+        assert Conversation(None, "", PLAIN, {"stop": stop}).options["stop"] == ("User:", "END")  # type: ignore[arg-type]
+    assert Conversation(None, "", PLAIN, {}).options["stop"] == ("User:",)  # type: ignore[arg-type]

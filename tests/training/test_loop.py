@@ -16,6 +16,8 @@ import torch
 from helpers import assert_equal_tensors, checkpoint, fit, fit_until, metrics, tiny, write_corpus
 from safetensors.torch import load_file
 
+from regard.config import ModelConfig
+from regard.data.batches import Batch
 from regard.errors import RegardError
 from regard.models.weights import weights_of
 from regard.signals import PATIENCE, StopRequest
@@ -325,3 +327,12 @@ def test_training_in_a_thread(run: Path) -> None:
     thread.start()
     thread.join()
     assert (run / "model").exists()
+
+
+def test_only_padding_is_left_out_of_the_useful_work() -> None:
+    """Most tokens of a masked text are not scored, and yet all are read."""
+    ids, blanks = torch.tensor([[1, 7, 8, 2], [1, 9, 2, 0]]), torch.tensor([[0, 7, 0, 0], [0, 0, 0, 0]])
+    batch = Batch((ids, blanks), 1)
+    shares = {name: meter.real_share(ModelConfig(architecture=name), batch) for name in ("bert", "gpt", "vit")}
+    assert shares == {"bert": 7 / 8, "gpt": 1 / 8, "vit": 1.0}
+    assert meter.real_share(ModelConfig(architecture="gpt"), Batch((ids, torch.tensor([1, 0])), 2)) == 7 / 8

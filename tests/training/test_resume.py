@@ -23,8 +23,7 @@ from helpers import (
     write_corpus,
 )
 
-from regard import api
-from regard import config as configs
+from regard import api, recipes
 from regard.errors import RegardError
 from regard.files import read_json
 from regard.signals import Interrupted
@@ -190,7 +189,7 @@ def test_more_steps(run: Path, reference: Path) -> None:
     assert_equal_tensors(*(checkpoint(r / "checkpoints" / name)[0] for r in (run, reference)))
     without = [line for line in metrics(run) if (line["kind"], line["step"]) != ("valid", 8)]
     assert without == metrics(reference)
-    assert configs.load(run / "config.toml")["train"]["steps"] == 14
+    assert recipes.load(run / "config.toml")["train"]["steps"] == 14
 
 
 def test_other_settings_are_refused_by_name(run: Path) -> None:
