@@ -21,6 +21,7 @@ from torch import nn
 from regard.config import TASKS, DecodeConfig, ModelConfig
 from regard.errors import RegardError
 from regard.files import damage, new_folder, read_json, refuse_pickle
+from regard.layers.packed import column_major
 from regard.models.architectures import make_model
 from regard.models.weights import load_weights, weights_of
 from regard.recipes import build
@@ -95,6 +96,8 @@ def load(path: Path, device: torch.device) -> Bundle:
         load_weights(model, load_file(folder / "model.safetensors"), folder)
     except (SafetensorError, OSError) as error:
         raise RegardError(f"cannot read the weights in {folder}: {error}; copy the folder anew") from None
+    if device.type == "cpu":
+        column_major(model)
     own = {name: config[name] for name in ("task", "source", "target", "pooling", "pixels", "origin")}
     own |= {"labels": tuple(config["labels"]), "frame": Frame.from_dict(config["frame"])}
     decode = build(config["decode"], DecodeConfig, "decode.")

@@ -43,6 +43,7 @@ class StepCache(Cache):
         self.values: dict[nn.Module, Tensor] = {}
         self.crossed: dict[nn.Module, KeysValues] = {}  # layer -> (B, H, S, D) twice
         self.positions: Tensor | None = None  # (N, filled)
+        self.spare: dict[tuple[int, ...], list[Tensor]] = {}  # memory of that shape to write to
 
     @property
     def filled(self) -> int:
@@ -77,9 +78,19 @@ class StepCache(Cache):
         """Row i becomes what row rows[i] was: beams that survive, multiply or leave."""
         for store in (self.keys, self.values):
             for layer, x in store.items():
-                store[layer] = _selected(x, rows, self.filled)
+                store[layer] = self._moved(x, rows)
         if self.positions is not None:
             self.positions = self.positions[rows]
+
+    def _moved(self, x: Tensor, rows: Tensor) -> Tensor:
+        """Whole rows, into memory that a step before has left: asking for new memory takes longer than copying."""
+        shape = (len(rows), *x.shape[1:])
+        spare = self.spare.setdefault(shape, [])
+        room = spare.pop() if spare else x.new_empty(shape)
+        torch.index_select(x, 0, rows, out=room)
+        if x.shape == room.shape:
+            spare.append(x)
+        return room
 
     def select_memory(self, sentences: Tensor) -> None:
         """The same for the memory's rows: sentences that are still being translated."""
@@ -91,11 +102,4 @@ def _grown(old: Tensor | None, new: Tensor, filled: int, needed: int) -> Tensor:
     room = new.new_empty(n, h, max(16, 1 << (needed - 1).bit_length()), d)
     if old is not None:
         room[:, :, :filled] = old[:, :, :filled]
-    return room
-
-
-def _selected(x: Tensor, rows: Tensor, filled: int) -> Tensor:
-    """Copies only what is filled, into room of the same capacity."""
-    room = x.new_empty(len(rows), *x.shape[1:])
-    room[:, :, :filled] = x[:, :, :filled][rows]
     return room
