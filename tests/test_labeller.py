@@ -163,7 +163,9 @@ def test_load_gives_a_labeller_that_answers_the_same(tmp_path: Path, task: str) 
     folder.save(tmp_path / "model", found, "a card")
     loaded = regard.load(tmp_path / "model", device="cpu")
     assert isinstance(loaded, Labeller)
-    assert loaded.classify(TEXTS) == Labeller(found).classify(TEXTS)
+    for ours, before in zip(loaded.classify(TEXTS), Labeller(found).classify(TEXTS), strict=True):
+        assert str(ours) == str(before)
+        assert ours.probabilities == pytest.approx(before.probabilities)  # its weights lie in another order in memory
 
 
 def test_a_model_that_learned_no_answers_is_refused() -> None:
