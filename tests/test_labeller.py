@@ -164,8 +164,9 @@ def test_load_gives_a_labeller_that_answers_the_same(tmp_path: Path, task: str) 
     loaded = regard.load(tmp_path / "model", device="cpu")
     assert isinstance(loaded, Labeller)
     for ours, before in zip(loaded.classify(TEXTS), Labeller(found).classify(TEXTS), strict=True):
-        assert str(ours) == str(before)
-        assert ours.probabilities == pytest.approx(before.probabilities)  # its weights lie in another order in memory
+        # its weights lie in another order in memory, so the last digit may differ
+        assert ours.value == pytest.approx(before.value) if task == "regression" else str(ours) == str(before)
+        assert ours.probabilities == pytest.approx(before.probabilities)
 
 
 def test_a_model_that_learned_no_answers_is_refused() -> None:
