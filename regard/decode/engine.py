@@ -17,10 +17,8 @@ from regard.decode.rules import Decoder, Hypothesis, check, length_limits
 from regard.decode.sampling import sample
 from regard.errors import RegardError
 from regard.look.record import labelled, listening, paused
-from regard.text.frame import Frame
+from regard.text.frame import OWN, Frame
 from regard.text.tokenizer import EOS, PAD
-
-OWN = Frame()
 
 
 def decode(

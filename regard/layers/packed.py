@@ -1,6 +1,6 @@
 """Weights laid out for use on a CPU, where decoding multiplies a few rows with every matrix of the model.
 
-The same numbers the other way round in memory: what multiplies 4 to 32 rows then reads them in order, up to twice as fast.
+The same numbers the other way round in memory: what multiplies a few rows then reads them in order.
 Nothing else changes, not even what is saved.
 """
 
