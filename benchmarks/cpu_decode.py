@@ -1,8 +1,10 @@
-"""Decoding on a CPU beside CTranslate2: the same random Transformer-base, the same sources, 48 tokens written for each.
+"""Decoding on a CPU beside CTranslate2 and transformers: a random Transformer-base, 32 tokens in and 48 out a sentence.
 
-    python benchmarks/cpu_decode.py [--threads 2] [--kinds float32,int8] [--json FILE]
+    python benchmarks/cpu_decode.py [--threads 2] [--weights fp32,int8] [--kinds float32,int8] [--json FILE]
 
-Compare within one run. The physical limit is what reading all weights once a step allows at the bandwidth measured here.
+Regard and CTranslate2 have the same weights, and in fp32 must write the same; that is checked first. Then all take turns, so
+that whatever else the machine does hits them alike: compare within one run. `limit` is what reading all weights once a step
+allows at the bandwidth measured here, for one sentence at a time.
 """
 
 from __future__ import annotations
@@ -22,18 +24,27 @@ import torch
 
 from regard.config import DecodeConfig
 from regard.decode.engine import decode
-from regard.layers.packed import column_major
+from regard.layers.packed import laid_out
 from regard.models.architectures import make_model, preset
 from regard.models.transformer import Transformer
+from regard.text.tokenizer import EOS
 
 V, STEPS, LENGTH = 32000, 48, 32
 CASES = ((1, 1), (1, 4), (16, 1), (16, 4))  # sentences, beam
+BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
+CPU = torch.device("cpu")
+Run = Callable[[int, int], list[list[int]]]  # sentences, beam -> the best hypothesis of each
 
 
 def random_model() -> Transformer:
     torch.manual_seed(0)
     model = make_model(preset("transformer-base", source_vocab=V, target_vocab=V, dropout=0.0, max_len=512)).eval()
     assert isinstance(model, Transformer)
+    for module in model.decoder.modules():
+        if isinstance(
+            module, torch.nn.LayerNorm
+        ):  # of any sign: else it says its last word again, as tied embeddings like to
+            torch.nn.init.normal_(module.weight)
     return model
 
 
@@ -41,17 +52,31 @@ def sources(n: int) -> list[list[int]]:
     return [[5 + (i * 7 + j * 13) % (V - 5) for j in range(LENGTH - 1)] for i in range(n)]
 
 
-def ours(model: Transformer) -> Callable[[int, int], list[list[int]]]:
+def ours(model: Transformer) -> Run:
     def run(n: int, beam: int) -> list[list[int]]:
         options = DecodeConfig(beam=beam, min_len=STEPS - 1, max_len_a=0.0, max_len_b=STEPS, batch_tokens=1 << 20)
-        found = decode(model, sources(n), options, 512, torch.device("cpu"))
-        return [ranked[0].tokens for ranked in found]
+        return [ranked[0].tokens for ranked in decode(model, sources(n), options, 512, CPU)]
 
     return run
 
 
-def ctranslate2_model(model: Transformer, threads: int, kind: str) -> Callable[[int, int], list[list[int]]]:
-    """The same weights in CTranslate2."""
+def huggingface(model: Transformer) -> Run:
+    """transformers' Marian of the same sizes; its weights are its own."""
+    from others import foreign
+
+    theirs = foreign(model.config, "marian", CPU).eval()
+
+    @torch.inference_mode()
+    def run(n: int, beam: int) -> list[list[int]]:
+        ids = torch.tensor([[*row, EOS] for row in sources(n)])
+        length = {"min_new_tokens": STEPS, "max_new_tokens": STEPS}
+        return theirs.generate(input_ids=ids, num_beams=beam, do_sample=False, **length)[:, 1:].tolist()  # type: ignore[operator]
+
+    return run
+
+
+def ctranslate2_model(model: Transformer, threads: int, kind: str, like_ours: bool = False) -> Run:
+    """The same weights in CTranslate2. `like_ours`: it may not say special tokens either; else it has less to do."""
     import ctranslate2
     from ctranslate2.specs import TransformerSpec
 
@@ -65,25 +90,22 @@ def ctranslate2_model(model: Transformer, threads: int, kind: str) -> Callable[[
     spec.decoder.embeddings.weight = spec.decoder.projection.weight = words
     spec.decoder.projection.bias = np.zeros(V, np.float32)
     names = ["<blank>", "<s>", "</s>", "<unk>", *(f"t{i}" for i in range(4, V))]
+    number = {name: i for i, name in enumerate(names)}
     spec.register_source_vocabulary(names)
     spec.register_target_vocabulary(names)
     spec.validate()
     spec.optimize(quantization=None if kind == "float32" else kind)
-    folder = tempfile.mkdtemp()
-    spec.save(folder)
-    translator = ctranslate2.Translator(folder, inter_threads=1, intra_threads=threads, compute_type=kind)
+    with tempfile.TemporaryDirectory() as folder:
+        spec.save(folder)
+        translator = ctranslate2.Translator(folder, inter_threads=1, intra_threads=threads, compute_type=kind)
+    rules: dict[str, Any] = {"min_decoding_length": STEPS, "max_decoding_length": STEPS, "length_penalty": 1.0}
+    if like_ours:
+        rules |= {"disable_unk": True, "suppress_sequences": [["<blank>"], ["<s>"], ["t4"]]}
 
     def run(n: int, beam: int) -> list[list[int]]:
         rows = [[*(names[i] for i in row), "</s>"] for row in sources(n)]
-        found = translator.translate_batch(
-            rows,
-            beam_size=beam,
-            min_decoding_length=STEPS,
-            max_decoding_length=STEPS,
-            max_batch_size=0,
-            length_penalty=1.0,
-        )
-        return [[names.index(piece) for piece in result.hypotheses[0]] if n == 1 else [] for result in found]
+        found = translator.translate_batch(rows, beam_size=beam, max_batch_size=0, **rules)
+        return [[number[piece] for piece in result.hypotheses[0]] for result in found]
 
     return run
 
@@ -117,49 +139,88 @@ def norm(theirs: Any, own: torch.nn.LayerNorm) -> None:
     theirs.gamma, theirs.beta = own.weight.detach().numpy(), own.bias.detach().numpy()
 
 
-def seconds(run: Callable[[], Any], repeats: int) -> float:
-    run()
-    times = []
-    for _ in range(repeats):
+def in_turns(runs: dict[str, Run], n: int, beam: int, repeats: int) -> dict[str, dict[str, float]]:
+    """Tokens a second of each: the median and the best of rounds in which all take turns, after one to warm up."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats + 1):
+        for name, run in runs.items():
+            begun = time.perf_counter()
+            run(n, beam)
+            times[name].append(time.perf_counter() - begun)
+    work = n * STEPS
+    return {k: {"median": work / statistics.median(t[1:]), "best": work / min(t[1:])} for k, t in times.items()}
+
+
+def bandwidth() -> float:
+    """Bytes read a second, in passes over more than the caches hold."""
+    x, times = torch.ones(1 << 26), []
+    for _ in range(6):
         begun = time.perf_counter()
-        run()
+        x.sum()
         times.append(time.perf_counter() - begun)
-    return statistics.median(times)
+    return 4 * len(x) / min(times)
 
 
-def copy_bandwidth() -> float:
-    """Bytes read a second, in one pass over more than the caches hold."""
-    x = torch.ones(1 << 26)
-    return 4 * len(x) / seconds(lambda: x.sum(), 5)
+def ratio(found: dict[str, dict[str, float]], which: str) -> float:
+    """Regard's best weights over the best compute type of CTranslate2."""
+    by_maker = [max((v[which] for k, v in found.items() if k.startswith(m)), default=0.0) for m in ("regard", "ctr")]
+    return by_maker[0] / by_maker[1] if by_maker[1] else float("nan")
+
+
+def same_hypotheses(a: Run, b: Run) -> dict[str, bool]:
+    return {f"{n} x {beam}": a(n, beam) == b(n, beam) for n, beam in CASES}
+
+
+def make_runs(options: argparse.Namespace) -> dict[str, Run]:
+    """Every weights has a model of its own: packing changes it."""
+    runs = {f"regard {w}": ours(laid_out(random_model(), w, CPU)) for w in options.weights}  # type: ignore[arg-type]
+    if options.kinds:
+        import ctranslate2
+
+        known = ctranslate2.get_supported_compute_types("cpu")
+        for kind in (k for k in options.kinds if k in known):
+            runs[f"ctranslate2 {kind}"] = ctranslate2_model(random_model(), options.threads, kind)
+    if options.huggingface:
+        runs["transformers fp32"] = huggingface(random_model())
+    return runs
+
+
+def names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--kinds", default="float32,int8", help="compute types of CTranslate2; empty: without it")
+    parser.add_argument("--repeats", type=int, default=5, help="timed rounds")
+    parser.add_argument("--weights", type=names, default="fp32,int8", help="of Regard: fp32, fp16, bf16, int8")
+    parser.add_argument(
+        "--kinds", type=names, default="float32,int8,int8_float32,bfloat16", help="of CTranslate2, if it can"
+    )
+    parser.add_argument("--huggingface", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    model = random_model()
-    laid_out = random_model()
-    column_major(laid_out)  # as a model is when it was loaded
-    runs = {"regard, as trained": ours(model), "regard": ours(laid_out)}
-    for kind in filter(None, options.kinds.split(",")):
-        runs[f"ctranslate2 {kind}"] = ctranslate2_model(model, options.threads, kind)
-    read = 4 * sum(p.numel() for p in (*model.decoder.parameters(), model.head.weight))
-    limit = copy_bandwidth() / read
-    table: dict[str, dict[str, float]] = {}
+    runs, model = make_runs(options), random_model()
+    result: dict[str, Any] = {"threads": options.threads, "torch": torch.__version__}
+    if {"regard fp32", "ctranslate2 float32"} <= runs.keys():
+        theirs = ctranslate2_model(model, options.threads, "float32", like_ours=True)
+        result["same as ctranslate2 in fp32"] = same_hypotheses(runs["regard fp32"], theirs)
+        print("same hypotheses as CTranslate2 in fp32:", result["same as ctranslate2 in fp32"], file=sys.stderr)
+    numbers = sum(p.numel() for p in (*model.decoder.parameters(), model.head.weight))
+    read = bandwidth()
+    result["limit, steps per s"] = {w: read / (BYTES[w] * numbers) for w in options.weights}
     for n, beam in CASES:
-        table[f"{n} x {beam}"] = {
-            name: n * STEPS / seconds(lambda run=run, n=n, beam=beam: run(n, beam), options.repeats)
-            for name, run in runs.items()
-        }
-        print(f"{n} x beam {beam}", {k: round(v, 1) for k, v in table[f"{n} x {beam}"].items()}, file=sys.stderr)
-    print(f"one step reads {read / 1e6:.0f} MB: at most {limit:.0f} steps a second at the bandwidth measured")
-    print(json.dumps(table, indent=1))
+        found = in_turns(runs, n, beam, options.repeats)
+        result[f"{n} x {beam}"] = {"tokens per s": found, "ratio": {w: ratio(found, w) for w in ("median", "best")}}
+        shown = ", ".join(f"{k} {v['median']:.0f} ({v['best']:.0f})" for k, v in found.items())
+        print(
+            f"{n} x beam {beam}: {shown}; ratio {ratio(found, 'median'):.2f} ({ratio(found, 'best'):.2f})",
+            file=sys.stderr,
+        )
+    print(json.dumps(result, indent=1))
     if options.json:
-        options.json.write_text(json.dumps({"tokens_per_s": table, "steps_per_s_limit": limit}, indent=1))
+        options.json.write_text(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a failure of ours, 2 something the user can mend (said in 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from regard import cli_cost, cli_exchange, cli_label, cli_write
+from regard import cli_cost, cli_exchange, cli_label, cli_shortlist, cli_write
 from regard.cli_look import look_app, study_app
 from regard.errors import RegardError
 
@@ -38,6 +39,7 @@ for command in (
     cli_write.embed,
     cli_label.classify,
     cli_cost.cost,
+    cli_shortlist.shortlist,
 ):
     app.command()(command)
 app.command("import")(cli_exchange.import_model)
@@ -130,7 +132,8 @@ def translate(
 
     With --nbest each line is: number of the sentence, score, translation. Other settings: --decode.max_len_b 50, ...
     """
-    from regard.cli_translate import translate_command
+    with no_collecting():
+        from regard.cli_translate import translate_command
 
     options = {"beam": beam, "nbest": nbest, "length_penalty": length_penalty, "min_len": min_len}
     options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
@@ -321,6 +324,20 @@ def print_result(result: dict[str, Any], as_json: bool) -> None:
 
 
 @contextmanager
+def no_collecting() -> Iterator[None]:
+    """For imports: looking for garbage among what they make takes a third of their time, now and when Python ends."""
+    first = "torch" not in sys.modules  # else all that takes long is there
+    if first:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if first:
+            gc.freeze()
+            gc.enable()
+
+
+@contextmanager
 def readable_errors() -> Iterator[None]:
     """Errors as a person would want to read them, and their exit codes."""
     from regard.signals import Interrupted
@@ -338,6 +355,9 @@ def readable_errors() -> Iterator[None]:
 
 
 def main() -> None:
+    # Idle threads of torch give their core away after some microseconds, not milliseconds: where others need it, a
+    # step takes many times as long otherwise. GNU's OpenMP reads this once, when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     with readable_errors():

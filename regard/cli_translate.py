@@ -15,10 +15,8 @@ from regard.config import Config
 from regard.data.corpus import Corpus, read_lines
 from regard.device import pick_device
 from regard.errors import RegardError
-from regard.evaluate.report import evaluate
 from regard.files import write_text
 from regard.progress import progress_bar
-from regard.tasks import evaluate as evaluate_task
 from regard.translator import Translation, Translator, load
 
 
@@ -30,6 +28,7 @@ def translate_command(
     as_json: bool,
     device: str,
     options: dict[str, Any],
+    weights: str = "auto",
 ) -> None:
     if model is None:
         raise RegardError(
@@ -39,7 +38,7 @@ def translate_command(
         raise RegardError("give sentences or --input FILE, not both")
     if not float(options.get("temperature") or 0) and (options.get("top_k") or options.get("top_p")):
         raise RegardError("--top-k and --top-p choose among samples: give a --temperature above 0 too")
-    translator = load(model, device)
+    translator = load(model, device, weights)
     if texts or input or not sys.stdin.isatty():
         lines = texts or list(read_lines(input) if input else stdin_lines())
         with progress_bar("translating", len(lines)) as advance:
@@ -76,8 +75,12 @@ def evaluate_command(
     device: str,
     options: dict[str, Any],
     settings: dict[str, str],
+    weights: str = "auto",
 ) -> None:
-    bundle = folder.load(run, pick_device(device))
+    from regard.evaluate.report import evaluate  # here, so that `translate` does not wait for it
+    from regard.tasks import evaluate as evaluate_task
+
+    bundle = folder.load(run, pick_device(device), weights)
     if bundle.tokenizers is None and bundle.task != "images":
         raise RegardError(
             f"the model in {run} has no tokenizer, so it can read no text: import it with its tokenizer.json"

@@ -127,11 +127,15 @@ class TrainConfig:
     lr: float = option(1e-3, "peak learning rate")
     schedule: str = option("inverse-sqrt", "after warm-up: inverse-sqrt, cosine, linear or constant")
     warmup: int = option(1000, "steps of linear warm-up")
+    optimizer: str = option(
+        "adamw", "adamw, or muon for the matrices inside blocks (AdamW for all else, at one train.lr)"
+    )
     beta1: float = option(0.9, "AdamW's first momentum")
     beta2: float = option(0.98, "AdamW's second momentum")
     weight_decay: float = option(0.0, "on matrices; never on biases, norms and embeddings")
     clip: float = option(1.0, "largest gradient norm; 0 = off")
     label_smoothing: float = option(0.1, "probability mass spread over the whole vocabulary")
+    z_loss: float = option(0.0, "weight of (log Z)^2 of tokens, which keeps logits from drifting (PaLM: 1e-4); 0 = off")
     r_drop: float = option(
         0.0, "weight of R-Drop, which trains two dropped-out readings to agree (5 is usual); 0 = off"
     )
@@ -147,6 +151,10 @@ class TrainConfig:
     valid_sentences: int = option(0, "decode at most this many validation sentences; 0 = all")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     precision: str = option("auto", "auto (bf16 on a GPU, else fp32), fp32 or bf16")
+    weights: str = option("fp32", "fp32, or bf16: weights, gradients and moments in half the memory, rounded at random")
+    recompute: bool = option(
+        False, "keep only what enters each block and compute the rest again: less memory, more time"
+    )
     compile: bool = option(True, "compile the training step on a GPU")
     threads: int = option(0, "CPU threads; 0 = all cores")
 
@@ -170,7 +178,8 @@ class DecodeConfig:
     max_new_tokens: int = option(256, "language models: tokens written after a prompt, at most")
     stop_strings: tuple[str, ...] = option((), "language models: end before the first of these in the text")
     seed: int = option(0, "of the samples; sentence i uses seed + i, whatever its batch")
-    batch_tokens: int = option(8192, "padded source tokens x beam decoded at a time")
+    batch_tokens: int = option(0, "padded source tokens x beam decoded at a time; 0 = 8,192 on a CPU, 131,072 on a GPU")
+    shortlist: bool = option(False, "choose among the pieces that go with each source (`regard shortlist`); on a CPU")
 
 
 TASKS = (
@@ -219,6 +228,8 @@ CHOICES = {
     "data.documents": ("file", "line", "blank"),
     "data.packing": ("stream", "documents"),
     "train.precision": ("auto", "fp32", "bf16"),
+    "train.optimizer": ("adamw", "muon"),
+    "train.weights": ("fp32", "bf16"),
     "decode.stop": ("likely", "proven"),
 }
 

@@ -119,7 +119,7 @@ def explain_model(model: nn.Module, device: str, length: int) -> list[Row]:
 def block_rows(stack: Stack, i: int, place: str, config: ModelConfig, device: str, length: int) -> list[Row]:
     """The rows of block i, whose layer is only `self` or `cross` yet."""
     scheme = stack.schemes[i % len(stack.schemes)]  # one for all blocks, or one each
-    training = Situation(device, length, True, stack.mask, scheme, stack.d_head, stack.dropout)  # type: ignore[arg-type]
+    training = Situation(device, length, True, stack.mask, scheme, stack.d_head, stack.attention_dropout, keys=length)  # type: ignore[arg-type]
     rows = two_rows("self", scheme_at(config, place), training, place == "encoder")
     if "cross" in stack.blocks[i].sublayers:  # type: ignore[operator]
         cross = replace(training, own=False, mask=FULL, scheme=stack.cross_scheme)

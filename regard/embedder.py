@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from regard import folder
-from regard.config import DecodeConfig
-from regard.decode.engine import pad
+from regard.decode.rules import pad
 from regard.decode.write import batches
 from regard.device import pick_device
 from regard.errors import RegardError
@@ -55,7 +54,7 @@ class Embedder:
         pooling = self._pooling(pooling)
         rows = [self._row(i, ids, truncate) for i, ids in enumerate(self.tokenizer.encode_batch(list(texts)))]
         vectors = np.zeros((len(rows), self.model.config.d_model), np.float32)
-        for group in batches([len(row) for row in rows], DecodeConfig(batch_tokens=batch_tokens)):
+        for group in batches([len(row) for row in rows], batch_tokens):
             vectors[group] = self._vectors([rows[i] for i in group], pooling).float().cpu().numpy()
             progress(len(group))
         return unit(vectors) if normalise else vectors

@@ -2,6 +2,7 @@
 
     config.json   model.safetensors   README.md   manifest.json
     tokenizer.json, or tokenizer.source.json and tokenizer.target.json; none for images
+    shortlist.safetensors, where `regard shortlist` made one
 
 Configuration chooses sizes, never code; weights are safetensors, never pickle; checksums are verified on loading.
 """
@@ -9,6 +10,9 @@ Configuration chooses sizes, never code; weights are safetensors, never pickle; 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,11 +23,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from regard.config import TASKS, DecodeConfig, ModelConfig
+from regard.decode import shortlist
 from regard.errors import RegardError
 from regard.files import damage, new_folder, read_json, refuse_pickle
-from regard.layers.packed import column_major
+from regard.layers.packed import is_packed, laid_out
 from regard.models.architectures import make_model
-from regard.models.weights import load_weights, weights_of
+from regard.models.weights import Unfilled, load_weights, weights_of
 from regard.recipes import build
 from regard.text.frame import OWN, Frame
 from regard.text.tokenizer import Tokenizers
@@ -48,6 +53,7 @@ class Bundle:
         default_factory=dict
     )  # mean and std of each channel of the images it learned, and size
     origin: dict[str, Any] = field(default_factory=dict)  # of an imported model: what exporting it puts back
+    shortlist: shortlist.Shortlist | None = None  # which target pieces go with which source pieces
 
     @property
     def config(self) -> ModelConfig:
@@ -55,6 +61,10 @@ class Bundle:
 
 
 def save(folder: Path, bundle: Bundle, card: str) -> None:
+    if is_packed(bundle.model):
+        raise RegardError(
+            "this model was loaded with rounded weights, to be used and not saved: load it without weights="
+        )
     config = {
         "format": FORMAT,
         "task": bundle.task,
@@ -73,33 +83,59 @@ def save(folder: Path, bundle: Bundle, card: str) -> None:
         (draft / "README.md").write_text(card, encoding="utf-8")
         if bundle.tokenizers:
             bundle.tokenizers.save(draft)
+        if bundle.shortlist:
+            shortlist.write(draft / shortlist.FILE, bundle.shortlist)
         save_file({k: v.cpu().contiguous() for k, v in weights_of(bundle.model).items()}, draft / "model.safetensors")
 
 
-def load(path: Path, device: torch.device) -> Bundle:
-    """A model folder, a run folder with a finished model in it, or a folder of Hugging Face's."""
+def load(path: Path, device: torch.device, weights: str = "auto") -> Bundle:
+    """A model folder, a run folder with a finished model in it, or a folder of Hugging Face's.
+
+    `weights`: auto (bf16 for models that write on a GPU, else fp32), fp32 as they are, or rounded: bf16, on a CPU also
+    int8 and fp16 (layers/packed.py).
+    """
+    bundle = _load(path, device)
+    laid_out(bundle.model, weights, device)
+    return bundle
+
+
+def _load(path: Path, device: torch.device) -> Bundle:
     folder = find(path)
     if foreign(folder):
         from regard.exchange.huggingface import read_huggingface
 
         return read_huggingface(folder, device)[0]
     refuse_pickle(folder)
-    wrong = damage(folder)
-    if wrong:
-        raise RegardError(
-            f"the model in {folder} is damaged: {wrong}; copy it anew, or make it again with `regard resume`"
-        )
+    with whole(folder):
+        return _read(folder, device)
+
+
+@contextmanager
+def whole(folder: Path) -> Iterator[None]:
+    """Checksums are worked out beside whatever is done inside; a damaged folder is called that, whatever else goes wrong."""
+    with ThreadPoolExecutor(1) as other:
+        wrong = other.submit(damage, folder)
+        try:
+            yield
+        finally:
+            if what := wrong.result():
+                raise RegardError(
+                    f"the model in {folder} is damaged: {what}; copy it anew, or make it again with `regard resume`"
+                ) from None
+
+
+def _read(folder: Path, device: torch.device) -> Bundle:
     config = read_config(folder)
-    model = make_model(build(config["model"], ModelConfig, "model."))
+    with Unfilled():
+        model = make_model(build(config["model"], ModelConfig, "model."))
     tokenizers = _load_tokenizers(folder, model.config)  # type: ignore[arg-type]
     try:
         load_weights(model, load_file(folder / "model.safetensors"), folder)
     except (SafetensorError, OSError) as error:
         raise RegardError(f"cannot read the weights in {folder}: {error}; copy the folder anew") from None
-    if device.type == "cpu":
-        column_major(model)
     own = {name: config[name] for name in ("task", "source", "target", "pooling", "pixels", "origin")}
     own |= {"labels": tuple(config["labels"]), "frame": Frame.from_dict(config["frame"])}
+    own["shortlist"] = shortlist.load(folder, model.config)  # type: ignore[arg-type]
     decode = build(config["decode"], DecodeConfig, "decode.")
     return Bundle(model.to(device).eval(), tokenizers, decode=decode, **own)
 

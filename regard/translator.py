@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
+import torch
+
 from regard import folder
 from regard.config import DecodeConfig
 from regard.decode.engine import decode
 from regard.decode.rules import Hypothesis
+from regard.decode.shortlist import Shortlist
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.models.transformer import Transformer
@@ -44,6 +47,7 @@ class Translator:
             raise RegardError("this model has no tokenizer, so it can read no text: import it with its tokenizer.json")
         self.model, self.tokenizers, self.frame = bundle.model, bundle.tokenizers, bundle.frame
         self.source, self.target, self.options = bundle.source, bundle.target, bundle.decode
+        self.shortlist = bundle.shortlist
 
     @overload
     def translate(self, texts: str, **options: Any) -> Translation: ...
@@ -58,12 +62,22 @@ class Translator:
         chosen = self.decode_options(**options)
         sources = self.tokenizers.source.encode_batch(list(texts))
         device = next(self.model.parameters()).device
-        found = decode(self.model, sources, chosen, self.model.config.max_len, device, progress, self.frame)
+        shortlist = self._shortlist(device) if chosen.shortlist else None
+        found = decode(self.model, sources, chosen, self.model.config.max_len, device, progress, self.frame, shortlist)
         nothing = Translation("", 0.0, 0.0, ())  # the translation of an empty line, whatever a model makes of it
         return [
             self._translation(hypotheses) if ids and text.strip() else nothing
             for text, ids, hypotheses in zip(texts, sources, found, strict=True)
         ]
+
+    def _shortlist(self, device: torch.device) -> Shortlist:
+        if self.shortlist is None:
+            raise RegardError(
+                "decode.shortlist is on, but this model has no short-list: make one with `regard shortlist MODEL`"
+            )
+        if device.type != "cpu":
+            raise RegardError("decode.shortlist is for CPUs, a GPU does not need it: leave it out, or use device cpu")
+        return self.shortlist
 
     def decode_options(self, **options: Any) -> DecodeConfig:
         given = {k: v for k, v in options.items() if v is not None}
@@ -78,13 +92,15 @@ class Translator:
         return dataclasses.replace(ranked[0], nbest=ranked) if len(ranked) > 1 else ranked[0]
 
 
-def load(path: str | Path, device: str = "auto") -> Translator:
-    """A translator from a run folder or a model folder."""
-    return Translator(folder.load(Path(path), pick_device(device)))
+def load(path: str | Path, device: str = "auto", weights: str = "auto") -> Translator:
+    """A translator from a run folder or a model folder. `weights` are fp32 on a CPU and bf16 on a GPU, or as asked for."""
+    return Translator(folder.load(Path(path), pick_device(device), weights))
 
 
-def translate(texts: str | Sequence[str], model: str | Path, device: str = "auto", **options: Any) -> Any:
+def translate(
+    texts: str | Sequence[str], model: str | Path, device: str = "auto", weights: str = "auto", **options: Any
+) -> Any:
     """`load` and `translate` in one call; for more than one call, load once."""
     if not isinstance(texts, str) and not all(isinstance(t, str) for t in texts):
         raise RegardError("translate takes a string or a list of strings")
-    return load(model, device).translate(texts, **options)
+    return load(model, device, weights).translate(texts, **options)

@@ -11,7 +11,8 @@ from typing import Any, overload
 
 from regard import folder
 from regard.config import DecodeConfig
-from regard.decode.write import Row, Teller, check_writing, make_row, steps, token_log_probs, write
+from regard.decode.row import Row, make_row
+from regard.decode.write import Teller, check_writing, steps, token_log_probs, write
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.models.gpt import GPT

@@ -37,6 +37,15 @@ def test_a_plain_translation_model_is_fused_everywhere(recipe: Path) -> None:
     ]
 
 
+def test_short_rows_are_one_tile_except_over_a_cache(recipe: Path) -> None:
+    kernels = {
+        (row.layer, row.when): row.kernel for row in explain(recipe, {"model.attention_dropout": "0.1"}, "cuda", 128)
+    }
+    assert kernels.pop(("decoder.0.self", "decoding a token")) == "sdpa"
+    assert len(kernels) == 5
+    assert set(kernels.values()) == {"short"}
+
+
 def test_each_place_is_explained_by_its_own_scheme_and_mask(recipe: Path) -> None:
     settings = {"model.positions": "cope", "model.encoder_positions": "t5", "model.cross_positions": "alibi"}
     assert brief(explain(recipe, settings, "cuda:1", 300)) == [
@@ -55,6 +64,11 @@ def test_dropout_on_weights_slows_training_alone(recipe: Path) -> None:
     assert (training.kernel, training.fast) == ("sdpa", False)
     assert "dropout" in training.why
     assert (reading.kernel, reading.fast) == ("toeplitz", True)
+
+
+def test_dropout_of_what_sublayers_give_slows_nothing(recipe: Path) -> None:
+    training, *_ = explain(recipe, {"model.positions": "t5", "model.dropout": "0.1"}, "cuda")
+    assert (training.kernel, training.fast) == ("toeplitz", True)
 
 
 def test_without_a_model_every_scheme_of_a_causal_decoder_is_listed() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.config import DecodeConfig, ModelConfig, TokenizerConfig
-from regard.decode.engine import pad
+from regard.decode.rules import pad
 from regard.embedder import Embedder, similarity
 from regard.errors import RegardError
 from regard.folder import Bundle

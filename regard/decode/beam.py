@@ -22,6 +22,8 @@ from regard.config import DecodeConfig
 from regard.decode.rules import Decoder, Hypothesis, log_probabilities, opened
 from regard.text.tokenizer import EOS, PAD, SOS
 
+BLOCK = 128  # tokens
+
 
 @dataclass
 class Beams:
@@ -83,15 +85,14 @@ def beam_search(
 def extend(beams: Beams, log_p: Tensor, step: int, options: DecodeConfig) -> Tensor:
     """One token more for every hypothesis; returns which row of `log_p` each open hypothesis now continues."""
     b, k = beams.log_prob.shape
-    rows, vocab = log_p.shape[0] // b, log_p.shape[1]  # rows: 1 at the first step, else K
-    total = beams.log_prob[:, :rows, None] + log_p.view(b, rows, vocab)  # (B, rows, V)
-    value, index = total.flatten(1).topk(min(2 * k, rows * vocab))  # (B, 2K), best first
-    parent, token = index // vocab, index % vocab
+    rows = log_p.shape[0] // b  # 1 at the first step, else K
+    value, parent, token = best_extensions(log_p.view(b, rows, -1), beams.log_prob[:, :rows], 2 * k)
     candidates = beams.tokens.gather(1, parent[:, :, None].expand(-1, -1, beams.tokens.shape[2]))
     candidates[:, :, step] = token
 
     ends = (token == EOS) | (step + 1 >= beams.limit)[:, None]
-    finish(beams, candidates[:, :k], value[:, :k].masked_fill(~ends[:, :k], -torch.inf), step + 1, options)
+    if ends.any():
+        finish(beams, candidates[:, :k], value[:, :k].masked_fill(~ends[:, :k], -torch.inf), step + 1, options)
 
     # stable: equal scores keep the order topk gave them
     open_value, place = value.masked_fill(ends, -torch.inf).sort(dim=1, descending=True, stable=True)
@@ -100,6 +101,28 @@ def extend(beams: Beams, log_p: Tensor, step: int, options: DecodeConfig) -> Ten
     beams.tokens = candidates.gather(1, place[:, :, None].expand(-1, -1, candidates.shape[2]))
     first = torch.arange(b, device=log_p.device)[:, None] * rows
     return first + parent.gather(1, place)  # (B, K)
+
+
+def best_extensions(log_p: Tensor, log_prob: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The n largest of log_prob (B, K) + log_p (B, K, V), best first: their values, hypotheses and tokens, (B, n) each.
+
+    Looking for n among K V numbers takes longer than reading them. The n best lie in those n blocks whose largest are the n
+    largest; adding rounds, but never turns two numbers round, so it can wait until few are left.
+    """
+    _, k, vocab = log_p.shape
+    block = min(BLOCK, vocab)
+    whole = vocab - vocab % block
+    largest = log_p[:, :, :whole].unflatten(2, (-1, block)).amax(3)  # (B, K, V / block)
+    if whole < vocab:
+        largest = torch.cat([largest, log_p[:, :, whole:].amax(2, keepdim=True)], 2)
+    blocks = largest.shape[2]
+    places = (largest + log_prob[:, :, None]).flatten(1).topk(min(n, k * blocks)).indices  # (B, n)
+    parent = (places // blocks)[:, :, None].expand(-1, -1, block).flatten(1)  # (B, n * block)
+    token = ((places % blocks)[:, :, None] * block + torch.arange(block, device=log_p.device)).flatten(1)
+    beyond, token = token >= vocab, token.clamp(max=vocab - 1)  # the last block may be short
+    total = log_p.flatten(1).gather(1, parent * vocab + token) + log_prob.gather(1, parent)
+    value, place = total.masked_fill(beyond, -torch.inf).topk(min(n, k * vocab))
+    return value, parent.gather(1, place), token.gather(1, place)
 
 
 def _pad(x: Tensor, k: int, value: float) -> Tensor:

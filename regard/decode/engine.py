@@ -7,18 +7,22 @@ result does not depend on its neighbours.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.config import DecodeConfig
 from regard.decode.beam import beam_search
-from regard.decode.rules import Decoder, Hypothesis, check, length_limits
+from regard.decode.rules import Decoder, Hypothesis, budget, check, in_graphs, length_limits, pad
 from regard.decode.sampling import sample
+from regard.decode.shortlist import Narrow, Shortlist
 from regard.errors import RegardError
 from regard.look.record import labelled, listening, paused
 from regard.text.frame import OWN, Frame
 from regard.text.tokenizer import EOS, PAD
+
+WIDEST = 16  # beams that recorded steps have room for
 
 
 def decode(
@@ -29,6 +33,7 @@ def decode(
     device: torch.device,
     progress: Callable[[int], None] = lambda done: None,
     frame: Frame = OWN,
+    shortlist: Shortlist | None = None,
 ) -> list[list[Hypothesis]]:
     """The translations (best first) of each source; `progress` hears how many sentences each batch finished."""
     check(options)
@@ -39,20 +44,52 @@ def decode(
                 f"sentence {i + 1} has {len(ids)} tokens, but the model was built for at most {max_len - around} "
                 f"(model.max_len): split it into shorter sentences"
             )
+    if shortlist is None and options.beam <= WIDEST and in_graphs(model):
+        return decode_in_graphs(model, sources, options, device, frame, progress)
     results: dict[int, list[Hypothesis]] = {}
-    for rows in batches(sources, options):
+    for rows in batches(sources, options, device):
         source = pad([frame.one(sources[i]) for i in rows], device)
-        found = decode_batch(model, source, rows, options, max_len, frame.start)
+        found = decode_batch(model, source, rows, options, max_len, frame.start, shortlist)
         results.update(zip(rows, found, strict=True))
         progress(len(rows))
     return [results[i] for i in range(len(sources))]
 
 
+def decode_in_graphs(
+    model: Any,
+    sources: Sequence[Sequence[int]],
+    options: DecodeConfig,
+    device: torch.device,
+    frame: Frame,
+    progress: Callable[[int], None],
+) -> list[list[Hypothesis]]:
+    from regard.decode.graphed.translating import translate
+
+    framed = [frame.one(ids) for ids in sources]
+    with paused(model):
+        found = translate(model, framed, options, frame.start, progress) if framed else []
+    if listening(model):
+        for rows in batches(sources, options, device):
+            source = pad([framed[i] for i in rows], device)
+            reread(model, source, rows, [found[i][0] for i in rows], frame.start)
+    return found
+
+
 def decode_batch(
-    model: Decoder, source: Tensor, rows: list[int], options: DecodeConfig, max_len: int, start: tuple[int, ...]
+    model: Decoder,
+    source: Tensor,
+    rows: list[int],
+    options: DecodeConfig,
+    max_len: int,
+    start: tuple[int, ...],
+    shortlist: Shortlist | None,
 ) -> list[list[Hypothesis]]:
     with paused(model):  # hypotheses change places at every step
-        found = search(model, source, rows, options, max_len, start)
+        if shortlist is None:
+            found = search(model, source, rows, options, max_len, start)
+        else:
+            narrow = Narrow(model, shortlist, source, start, wide=options.temperature > 0)
+            found = narrow.full(search(narrow, source, rows, options, max_len, narrow.start))
     if listening(model):
         reread(model, source, rows, [ranked[0] for ranked in found], start)
     return found
@@ -79,18 +116,12 @@ def reread(model: nn.Module, source: Tensor, rows: list[int], best: list[Hypothe
         model(source, pad([ids[:-1] for ids in written], source.device))  # the last token is said, never read
 
 
-def batches(sources: Sequence[Sequence[int]], options: DecodeConfig) -> Iterator[list[int]]:
+def batches(sources: Sequence[Sequence[int]], options: DecodeConfig, device: torch.device) -> Iterator[list[int]]:
     """Indices of sentences to decode together: longest first, so that memory troubles show at once."""
     width = max(options.beam, options.nbest)
     order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
     start = 0
     while start < len(order):
-        size = max(1, options.batch_tokens // ((len(sources[order[start]]) + 1) * width))
+        size = max(1, budget(options, device) // ((len(sources[order[start]]) + 1) * width))
         yield order[start : start + size]
         start += size
-
-
-def pad(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """(B, T) ids, padded on the right."""
-    width = max(map(len, rows))
-    return torch.tensor([[*ids, *[PAD] * (width - len(ids))] for ids in rows], device=device)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +16,8 @@ from torch import Tensor
 from regard.config import DecodeConfig
 from regard.errors import RegardError
 from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK
+
+log = logging.getLogger("regard")
 
 
 class Decoder(Protocol):
@@ -52,10 +58,39 @@ def check(options: DecodeConfig) -> None:
         raise RegardError(f"decode.length_penalty must be from -10 to 10, not {options.length_penalty}: 1 is usual")
 
 
+def budget(options: DecodeConfig, device: torch.device) -> int:
+    """Tokens decoded at a time: a CPU gains nothing from more, a GPU is idle with less."""
+    return options.batch_tokens or (131072 if device.type == "cuda" else 8192)
+
+
+def in_graphs(model: Any) -> bool:
+    """Whether a model is decoded by recorded steps (decode/graphed): on a GPU, unless it has what these cannot do."""
+    weight = getattr(getattr(model, "head", None), "weight", None)
+    if weight is None or not weight.is_cuda or importlib.util.find_spec("triton") is None:
+        return False
+    from regard.decode.graphed.model import cannot
+
+    reason = cannot(model)
+    if reason:
+        say_once(f"decoding goes token by token, not by recorded steps: {reason}")
+    return not reason
+
+
+@functools.cache
+def say_once(text: str) -> None:
+    log.warning(text)
+
+
 def length_limits(source_lengths: Tensor, options: DecodeConfig, max_len: int) -> Tensor:
     """The most tokens (end token included) of each sentence's translation; its own, so no neighbour can change it."""
     limit = options.max_len_a * source_lengths.double() + options.max_len_b
     return limit.clamp(min=max(1, options.min_len + 1), max=max_len).long()
+
+
+def pad(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """(B, T) ids, padded on the right."""
+    width = max(map(len, rows))
+    return torch.tensor([[*ids, *[PAD] * (width - len(ids))] for ids in rows], device=device)
 
 
 def opened(model: Decoder, source: Tensor, start: tuple[int, ...]) -> tuple[Any, Tensor]:

@@ -9,7 +9,6 @@ they hold is read anew, without the gaps.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
@@ -17,9 +16,10 @@ import torch
 from torch import Tensor
 
 from regard.config import DecodeConfig
-from regard.decode.engine import pad
-from regard.decode.rules import check
-from regard.decode.sampling import generator, next_tokens
+from regard.decode.draw import draw
+from regard.decode.row import Row, distinct, make_row
+from regard.decode.rules import budget, check, in_graphs, pad
+from regard.decode.sampling import seeds_of, seen_of
 from regard.errors import RegardError
 from regard.layers.cache import StepCache
 from regard.layers.masks import positions_of
@@ -29,52 +29,6 @@ from regard.text.stream import Detokenizer
 from regard.text.tokenizer import EOS, PAD, Tokenizer
 
 CHUNK = 1024  # tokens whose logits are in memory at a time when text is scored
-
-
-@dataclass
-class Row:
-    """One continuation being written."""
-
-    prompt: list[int]
-    limit: int  # most tokens
-    at_limit: str  # why it would end there
-    generator: torch.Generator
-    hear: Callable[[int], bool] = lambda token: False  # told every token; True: enough
-    ids: list[int] = field(default_factory=list)  # the prompt and what was written, without the end token
-    log_probs: list[float] = field(default_factory=list)  # of what was written, the end token included
-    end: str = ""  # why it ended: end (token), stop (`hear` had enough), length (max_new_tokens), context (max_len)
-
-    def __post_init__(self) -> None:
-        self.ids = list(self.prompt)
-
-    @property
-    def tokens(self) -> list[int]:
-        return self.ids[len(self.prompt) :]
-
-    def add(self, token: int, log_prob: float) -> None:
-        self.log_probs.append(log_prob)
-        if token == EOS:
-            self.end = "end"
-            return
-        self.ids.append(token)
-        if self.hear(token):
-            self.end = "stop"
-        elif len(self.log_probs) == self.limit:
-            self.end = self.at_limit
-
-
-def make_row(prompt: Sequence[int], seed: int, options: DecodeConfig, max_len: int, name: str = "the prompt") -> Row:
-    """Refuses a prompt that leaves no room for a single token."""
-    room = max_len - len(prompt)
-    if not prompt:
-        raise RegardError(f"{name} is empty, and this model has no token that begins a text: give it a word")
-    if room < 1:
-        raise RegardError(
-            f"{name} has {len(prompt)} tokens, but the model was built for at most {max_len} (model.max_len), "
-            f"those it writes included: shorten it to {max_len - 1} at most"
-        )
-    new = options.max_new_tokens
-    return Row(list(prompt), min(new, room), "length" if new <= room else "context", generator(seed))
 
 
 def write(
@@ -94,14 +48,18 @@ def write(
     ]
     for number, row in enumerate(rows):
         row.hear = partial(hear, number)
-    for group in batches([len(rows[i * n].prompt) + rows[i * n].limit for i in range(len(prompts))], options, n):
-        chosen = [row for i in group for row in rows[i * n : i * n + n]]
+    lengths = [len(row.prompt) + row.limit for row in rows[::n]]
+    tokens = budget(options, model.embedding.weight.device)
+    together = [list(range(len(prompts)))] if in_graphs(model) else batches(lengths, tokens, n)
+    for group in together:
+        ended = 0
         with paused(model):  # rows change places
-            for _ in steps(model, chosen, options):
-                pass
-        if listening(model):
-            reread(model, group, chosen[::n])
-        progress(len(group))
+            for heard in steps(model, [row for i in group for row in rows[i * n : i * n + n]], options):
+                before, ended = ended, ended + sum(bool(row.end) for row in heard)
+                progress(ended // n - before // n)
+    if listening(model):
+        for group in batches(lengths, tokens):
+            reread(model, group, [rows[i * n] for i in group])
     return rows
 
 
@@ -113,21 +71,31 @@ def check_writing(options: DecodeConfig) -> None:
     check(options)
 
 
-def batches(lengths: Sequence[int], options: DecodeConfig, n: int = 1) -> Iterator[list[int]]:
+def batches(lengths: Sequence[int], tokens: int, n: int = 1) -> Iterator[list[int]]:
     """Indices of rows to read together, longest first, by a budget of padded tokens."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     while order:
-        size = max(1, options.batch_tokens // (lengths[order[0]] * n))
+        size = max(1, tokens // (lengths[order[0]] * n))
         yield order[:size]
         order = order[size:]
 
 
-@torch.inference_mode()
 def steps(model: GPT, rows: list[Row], options: DecodeConfig) -> Iterator[list[Row]]:
-    """One token more for every open row at a time, until all have ended; samples of one prompt stand together."""
+    """A token more, or a few, for every open row at a time, until all have ended; samples of one prompt stand together.
+
+    Yields the rows that got some, those that ended with them for the last time."""
+    if in_graphs(model):
+        from regard.decode.graphed import writing
+
+        return writing.steps(model, rows, options)
+    return plain_steps(model, rows, options)
+
+
+@torch.inference_mode()
+def plain_steps(model: GPT, rows: list[Row], options: DecodeConfig) -> Iterator[list[Row]]:
     logits, state = begin(model, rows)
     for step in count():
-        tokens, gained = next_tokens(logits, [r.ids for r in rows], step, [r.generator for r in rows], options)
+        tokens, gained = chosen(logits, rows, step, options)
         for row, token, log_prob in zip(rows, tokens.tolist(), gained.tolist(), strict=True):
             row.add(token, log_prob)
         yield rows
@@ -144,17 +112,21 @@ def steps(model: GPT, rows: list[Row], options: DecodeConfig) -> Iterator[list[R
             logits = model.step(tokens, state)
 
 
+def chosen(logits: Tensor, rows: list[Row], step: int, options: DecodeConfig) -> tuple[Tensor, Tensor]:
+    """The next token of each row and its log p."""
+    device = logits.device
+    seen = seen_of([row.ids for row in rows], logits) if options.repetition_penalty != 1 else None
+    early = torch.full((len(rows),), step < options.min_len, device=device)
+    seeds, steps = seeds_of([row.seed for row in rows], device), torch.full((len(rows),), step, device=device)
+    return draw(logits, seen, early, seeds, steps, options)
+
+
 def begin(model: GPT, rows: list[Row]) -> tuple[Tensor, StepCache]:
     """Read what the rows hold; neighbours that hold the same are read once. Logits (N, V) and the state after it."""
-    distinct: list[list[int]] = []
-    which = []
-    for row in rows:
-        if not distinct or row.ids != distinct[-1]:
-            distinct.append(row.ids)
-        which.append(len(distinct) - 1)
     device = model.embedding.weight.device
-    logits, state = model.begin(pad(distinct, device))
-    if len(distinct) == len(rows):
+    different, which = distinct([row.ids for row in rows])
+    logits, state = model.begin(pad(different, device))
+    if len(different) == len(rows):
         return logits, state
     copies = torch.tensor(which, device=device)
     state.select(copies)
@@ -173,8 +145,9 @@ def reread(model: GPT, prompts: list[int], rows: list[Row]) -> None:
 def token_log_probs(model: GPT, texts: Sequence[Sequence[int]], options: DecodeConfig) -> list[list[float]]:
     """log p(x_t | x_<t) of every token but the first, in each text."""
     found: dict[int, list[float]] = {}
-    for group in batches([len(ids) for ids in texts], options):
-        ids = pad([texts[i] for i in group], model.embedding.weight.device)  # (B, T)
+    device = model.embedding.weight.device
+    for group in batches([len(ids) for ids in texts], budget(options, device)):
+        ids = pad([texts[i] for i in group], device)  # (B, T)
         hidden = model.hidden(ids, positions_of(ids, PAD))[:, :-1].flatten(0, 1)  # (B*(T-1), C)
         pieces = zip(hidden.split(CHUNK), ids[:, 1:].flatten().split(CHUNK), strict=True)
         scored = [-torch.nn.functional.cross_entropy(model.head(h).float(), t, reduction="none") for h, t in pieces]

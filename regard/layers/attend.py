@@ -1,9 +1,10 @@
 """The kernels of attention: softmax(q k^T * scale + bias, over the keys a query may see) v, one signature for all.
 
 `reference` spells the formula out and is the definition; `sdpa` is torch's fused kernel; `flex` is FlexAttention, which
-skips the blocks of keys that a mask hides; `toeplitz` is Regard's own for biases of distance (layers/toeplitz.py). A `Plan`
-says which of them runs (layers/choice.py chooses), over which mask and bias; it is made once per forward, outside the layers
-and outside whatever is compiled, so a layer has no branch on features.
+skips the blocks of keys that a mask hides; `toeplitz` and `short` are Regard's own, for biases of distance and for rows that
+are one tile (layers/toeplitz.py, layers/short.py). A `Plan` says which of them runs (layers/choice.py chooses), over which
+mask and bias; it is made once per forward, outside the layers and outside whatever is compiled, so a layer has no branch on
+features.
 
 Shapes: q (B, H, T, D), k and v (B, G, S, D) with H a multiple of G, result (B, H, T, D).
 """
@@ -39,6 +40,9 @@ class Plan:
     k: Tensor  # (B, S) positions of the keys
     index: Tensor | None = None  # (T,) where each query stands among the keys, if they are the same tokens
     scheme: Positions = NoPositions()  # noqa: RUF009 (it holds nothing)
+    past: Tensor | None = (
+        None  # (B, T, S) which keys are a query's own past, where queries are hypotheses of one sentence
+    )
     ready: Any = None  # what the kernel wants to have made once for all layers
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
@@ -46,7 +50,10 @@ class Plan:
 
     def seen(self) -> Tensor:
         """(B, 1, T or 1, S)"""
-        return dense(self.mask, self.q, self.k, self.index)
+        if self.past is None:
+            return dense(self.mask, self.q, self.k, self.index)
+        own = self.past[:, None]
+        return own if self.mask.triangle else own & dense(self.mask, self.q, self.k)
 
     def bias(self) -> Tensor:
         """(B or 1, H, T, S) fp32"""
@@ -118,18 +125,33 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
     mask = plan.ready
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
+    triangle = mask is None and plan.index is not None and plan.mask.triangle
     if q.is_cuda and (mask is not None or q.dtype == torch.float32):  # only flash shares heads, and takes neither
         k, v = repeated(k, q), repeated(v, q)
+    if triangle and faster_in_cudnn(q, k):
+        scale = plan.scheme.scale
+        return torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, dropout, True, scale=scale)[0]
     return F.scaled_dot_product_attention(
         q,
         k,
         v,
         attn_mask=mask,
         dropout_p=dropout,
-        is_causal=mask is None and plan.mask.triangle,
+        is_causal=triangle,
         scale=plan.scheme.scale,
         enable_gqa=k.shape[1] != q.shape[1],
     )
+
+
+def faster_in_cudnn(q: Tensor, k: Tensor) -> bool:
+    """Training a causal model on a Hopper: cuDNN's kernels. (Under a mask they returned NaN gradients: device.py.)"""
+    fits = q.is_cuda and q.dtype == torch.bfloat16 and q.shape[-1] in (64, 128) and q.shape[1] == k.shape[1]
+    return fits and torch.is_grad_enabled() and hopper()
+
+
+@functools.cache
+def hopper() -> bool:
+    return torch.cuda.get_device_capability() >= (9, 0) and (torch.backends.cudnn.version() or 0) >= 90000
 
 
 def dense_mask(plan: Plan) -> Tensor | None:
@@ -150,10 +172,17 @@ def dense_mask(plan: Plan) -> Tensor | None:
     return bias - bias.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(bias.dtype).min)
 
 
+def settled(plan: Plan) -> Plan:
+    """For few queries on a CPU: the kernel would turn a mask into what is added to the scores in every layer anew."""
+    seen = plan.ready
+    if plan.kernel is not sdpa or seen is None or seen.dtype != torch.bool or seen.device.type != "cpu":
+        return plan
+    return replace(plan, ready=None if seen.all() else torch.zeros(seen.shape).masked_fill_(~seen, -torch.inf))
+
+
 # ---- flex -------------------------------------------------------------------------------------------------------------
 
 
-@torch.compiler.disable
 def flex(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
     """FlexAttention over the blocks that a mask leaves; for a bias, with a look-up for every score."""
     from regard.layers.flex import flex_attend
@@ -171,7 +200,6 @@ def blocks(plan: Plan) -> Any:
 # ---- toeplitz ---------------------------------------------------------------------------------------------------------
 
 
-@torch.compiler.disable
 def toeplitz(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
     """Regard's kernels for biases: linear memory, and gradients for all that is learned."""
     return kernels_of(plan.scheme).attend(q, k, v, plan.ready, plan.scheme.scale)
@@ -188,10 +216,26 @@ def kernels_of(scheme: Positions) -> Any:
     return toeplitz if scheme.toeplitz else fire
 
 
+# ---- short ------------------------------------------------------------------------------------------------------------
+
+
+def short(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
+    """Regard's kernels for rows of at most 128 tokens: all of a row and head at once."""
+    from regard.layers.short import attend
+
+    return attend(q, k, v, plan.ready, plan.scheme.scale, dropout)
+
+
+def lengths(plan: Plan) -> Any:
+    from regard.layers.short import prepare
+
+    return prepare(plan)
+
+
 # ---- plans -----------------------------------------------------------------------------------------------------------
 
-PREPARE: dict[Kernel, Callable[[Plan], Any]] = {sdpa: dense_mask, flex: blocks, toeplitz: tables}
-KERNELS: dict[str, Kernel] = {"reference": reference, "sdpa": sdpa, "flex": flex, "toeplitz": toeplitz}
+PREPARE: dict[Kernel, Callable[[Plan], Any]] = {sdpa: dense_mask, flex: blocks, toeplitz: tables, short: lengths}
+KERNELS: dict[str, Kernel] = {kernel.__name__: kernel for kernel in (reference, sdpa, flex, toeplitz, short)}
 
 
 def make_plan(
@@ -203,17 +247,27 @@ def make_plan(
     d_head: int = 64,
     dropout: float = 0.0,
     kernel: str | None = None,
+    past: Tensor | None = None,
 ) -> Plan:
     """The plan for queries at positions q (B, T) and keys at positions k (B, S); `k is q` where they are the same tokens."""
-    own, scheme = k is q, scheme or NoPositions()
+    own, scheme = k is q and past is None, scheme or NoPositions()
     if kernel is None:
-        choice = choose(Situation(q.device.type, q.shape[1], own, mask, scheme, d_head, dropout, has_triton()))
+        here = Situation(q.device.type, q.shape[1], own, mask, scheme, d_head, dropout, has_triton(), k.shape[1])
+        choice = choose(here)
         if not choice.fast:
             say_once(choice.kernel, choice.why)
         kernel = choice.kernel
-    plan = Plan(KERNELS[kernel], mask, q, k, torch.arange(q.shape[1], device=q.device) if own else None, scheme)
-    prepare = PREPARE.get(plan.kernel)
+    plan = Plan(runnable(kernel), mask, q, k, torch.arange(q.shape[1], device=q.device) if own else None, scheme, past)
+    prepare = PREPARE.get(KERNELS[kernel])
     return replace(plan, ready=prepare(plan)) if prepare else plan
+
+
+@functools.cache
+def runnable(kernel: str) -> Kernel:
+    """A kernel as compiled blocks may call it: two are not for compiling. What keeps them out is slow to import, so it is
+    asked for when such a kernel is first chosen."""
+    call = KERNELS[kernel]
+    return torch.compiler.disable(call) if call in (flex, toeplitz) else call
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""A block: sublayers, each wrapped in dropout, a residual connection and LayerNorm, one after the other or side by side.
+"""A block: sublayers, each wrapped in dropout, a residual connection and a norm, one after the other or side by side.
 
 A sublayer is any `f(x, ctx) -> x`. Encoder blocks are [self, ff], decoder blocks [self, cross, ff].
 """
@@ -12,6 +12,7 @@ from regard.layers.attention import CrossAttention, SelfAttention
 from regard.layers.context import Context
 from regard.layers.feedforward import make_feedforward
 from regard.layers.norm import PLACEMENTS, Branch, make_norm
+from regard.layers.residual import add_norm
 
 
 class Block(nn.Module):
@@ -22,10 +23,11 @@ class Block(nn.Module):
         place = Branch if config.parallel else PLACEMENTS[config.norm]
         self.sublayers = nn.ModuleDict({name: place(sublayer, config) for name, sublayer in sublayers.items()})
 
-    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor | None, ctx: Context) -> tuple[Tensor, Tensor | None]:
+        """The stream, and what is still to be added to it, before and after (layers/norm.py)."""
         for sublayer in self.sublayers.values():
-            x = sublayer(x, ctx)
-        return x
+            x, y = sublayer(x, y, ctx)
+        return x, y
 
 
 class ParallelBlock(Block):
@@ -33,13 +35,13 @@ class ParallelBlock(Block):
 
     def __init__(self, config: ModelConfig, sublayers: dict[str, nn.Module]) -> None:
         super().__init__(config, sublayers)
-        self.norm = make_norm(config)
+        self.norm, self.dropout = make_norm(config), config.dropout
 
-    def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        normal = self.norm(x)
-        for sublayer in self.sublayers.values():
-            x = x + sublayer(normal, ctx)
-        return x
+    def forward(self, x: Tensor, y: Tensor | None, ctx: Context) -> tuple[Tensor, Tensor | None]:
+        assert y is not None
+        x, normal = add_norm(x, y, self.norm, self.dropout if self.training else 0.0)
+        first, *others = (sublayer(normal, ctx) for sublayer in self.sublayers.values())
+        return x, sum(others, first)
 
 
 def make_block(config: ModelConfig, sublayers: dict[str, nn.Module]) -> Block:

@@ -1,7 +1,9 @@
 """Keys and values kept between decoding steps.
 
 Self-attention appends one step's keys and values to those before. Cross-attention projects the memory once, at the first
-step, and only reads from then on; it keeps one row a *sentence*, however many hypotheses the sentence has.
+step, and only reads from then on. Both keep one row a *sentence*: its K hypotheses are K queries of that row, which holds
+the keys of all of them, and `past` says which are its own. When hypotheses change places only `past` changes; keys
+and values stay where they were written, until room is short: then those that nobody sees any more make way.
 A layer is its own key.
 """
 
@@ -11,6 +13,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+
+from regard.layers.masks import NOWHERE
 
 KeysValues = tuple[Tensor, Tensor]  # each (B, H, S, D)
 
@@ -28,6 +32,10 @@ class Cache:
         """Positions of the keys that queries at `positions` meet."""
         return positions
 
+    def own_past(self) -> Tensor | None:
+        """Which of these keys are a query's own past, (B, K, S), where a row holds the keys of K hypotheses."""
+        return None
+
     def advance(self, positions: Tensor) -> None:
         """Called once per forward, after the last layer."""
 
@@ -39,21 +47,26 @@ class StepCache(Cache):
     """Grows by doubling: a step writes in place, and reads a view of what is filled."""
 
     def __init__(self) -> None:
-        self.keys: dict[nn.Module, Tensor] = {}  # layer -> (N, H, capacity, D)
+        self.keys: dict[nn.Module, Tensor] = {}  # layer -> (B, H, capacity, D)
         self.values: dict[nn.Module, Tensor] = {}
         self.crossed: dict[nn.Module, KeysValues] = {}  # layer -> (B, H, S, D) twice
-        self.positions: Tensor | None = None  # (N, filled)
-        self.spare: dict[tuple[int, ...], list[Tensor]] = {}  # memory of that shape to write to
+        self.positions: Tensor | None = None  # (B, filled)
+        self.past: Tensor | None = None  # (B, K, filled) of each hypothesis; None: rows that are one each
 
     @property
     def filled(self) -> int:
         return 0 if self.positions is None else self.positions.shape[1]
 
+    @property
+    def width(self) -> int:
+        """K, the hypotheses of a row."""
+        return 1 if self.past is None else self.past.shape[1]
+
     def next_positions(self, tokens: Tensor) -> Tensor:
-        """Where one more token (N,) of each row stands, (N, 1): after its row's last, however long the others are."""
+        """Where one more token (N,) of each hypothesis stands, (B, K): after its row's last, however long the others are."""
         if self.positions is None:
-            return torch.zeros_like(tokens)[:, None]
-        return self.positions.amax(1, keepdim=True) + 1
+            return torch.zeros_like(tokens).view(-1, self.width)
+        return (self.positions.amax(1, keepdim=True) + 1).expand(-1, self.width)
 
     def extend(self, layer: nn.Module, k: Tensor, v: Tensor) -> KeysValues:
         start, end = self.filled, self.filled + k.shape[2]
@@ -71,26 +84,50 @@ class StepCache(Cache):
     def key_positions(self, positions: Tensor) -> Tensor:
         return positions if self.positions is None else torch.cat([self.positions, positions], 1)
 
+    def own_past(self) -> Tensor | None:
+        if self.past is None:
+            return None
+        itself = torch.eye(self.width, dtype=torch.bool, device=self.past.device)
+        return torch.cat([self.past, itself.expand(len(self.past), -1, -1)], 2)
+
     def advance(self, positions: Tensor) -> None:
-        self.positions = self.key_positions(positions)
+        self.positions, self.past = self.key_positions(positions), self.own_past()
 
     def select(self, rows: Tensor) -> None:
-        """Row i becomes what row rows[i] was: beams that survive, multiply or leave."""
+        """Row i becomes what row rows[i] was, whole."""
         for store in (self.keys, self.values):
             for layer, x in store.items():
-                store[layer] = self._moved(x, rows)
+                store[layer] = x[rows]
         if self.positions is not None:
             self.positions = self.positions[rows]
+        if self.past is not None:
+            self.past = self.past[rows]
 
-    def _moved(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Whole rows, into memory that a step before has left: asking for new memory takes longer than copying."""
-        shape = (len(rows), *x.shape[1:])
-        spare = self.spare.setdefault(shape, [])
-        room = spare.pop() if spare else x.new_empty(shape)
-        torch.index_select(x, 0, rows, out=room)
-        if x.shape == room.shape:
-            spare.append(x)
-        return room
+    def follow(self, parents: Tensor) -> None:
+        """Hypothesis i of each row goes on from what its hypothesis parents[:, i] was; parents (B, K)."""
+        if self.past is None and parents.shape[1] > 1:
+            self.past = torch.ones(len(parents), 1, self.filled, dtype=torch.bool, device=parents.device)
+        if self.past is not None:
+            self.past = self.past.gather(1, parents[:, :, None].expand(-1, -1, self.filled))
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Before keys and values would outgrow their room: if that frees half of it, drop the columns nobody sees."""
+        assert self.past is not None
+        room = next((x.shape[2] for x in self.keys.values()), 0)
+        if self.filled + self.width <= room or not room:
+            return
+        alive = self.past.any(1)  # (B, filled)
+        count = int(alive.sum(1).max())
+        if 2 * count > room:
+            return
+        kept = alive.byte().argsort(dim=1, descending=True, stable=True)[:, :count]  # in the order they were written
+        for store in (self.keys, self.values):
+            for x in store.values():
+                x[:, :, :count] = x.take_along_dim(kept[:, None, :, None], 2)
+        assert self.positions is not None
+        self.positions = self.positions.where(alive, NOWHERE).gather(1, kept)
+        self.past = self.past.take_along_dim(kept[:, None], 2)
 
     def select_memory(self, sentences: Tensor) -> None:
         """The same for the memory's rows: sentences that are still being translated."""

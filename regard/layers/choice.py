@@ -8,6 +8,7 @@ from regard.layers.masks import Mask
 from regard.layers.positions import Positions
 
 SHORT = 128  # queries below which a dense mask costs nothing worth saving
+TILE = 128  # queries and keys up to which all of them are one tile
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class Situation:
     scheme: Positions
     d_head: int = 64
     dropout: float = 0.0  # on weights
-    triton: bool = True  # which `flex` and `toeplitz` are written in
+    triton: bool = True  # which `flex`, `short` and `toeplitz` are written in
+    keys: int | None = None  # S; None: as many as queries
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ def choose(s: Situation) -> Choice:
     simple = not biased and not s.mask.packed and s.mask.back is None and (s.mask.triangle or s.mask.ahead is None)
     if s.scheme.contextual:
         return Choice("reference", f"{scheme} looks at queries inside the softmax; no fused kernel can", fast=False)
+    if simple and in_one_tile(s) and (s.own or not s.mask.causal):
+        return Choice("short", f"rows of at most {TILE} tokens: one tile")
     if simple and s.mask.triangle and s.own:
         return Choice("sdpa", "causal without a bias: the fused triangle")
     if simple:
@@ -63,3 +67,9 @@ def choose(s: Situation) -> Choice:
     if s.scheme.toeplitz or (s.mask.causal and not s.mask.packed):
         return Choice("toeplitz", f"{scheme}: its bias is made inside the kernel")
     return Choice("sdpa", f"{scheme} where a query sees {s.mask}: a dense bias, T x T in memory", fast=False)
+
+
+def in_one_tile(s: Situation) -> bool:
+    """Whether the kernel `short` could run, as far as sizes and the device go."""
+    longest = max(s.queries, s.queries if s.keys is None else s.keys)
+    return s.device == "cuda" and s.triton and longest <= TILE and s.d_head in (16, 32, 64, 128)

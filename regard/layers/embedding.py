@@ -35,8 +35,16 @@ class Head(nn.Module):
         self.scale = weight.shape[1] ** -0.5 if scaled else 1.0
         self.absent = absent  # tokens that are in no text: impossible
 
+    def features(self, x: Tensor) -> Tensor:
+        """What the matrix multiplies."""
+        return x * self.scale if self.scale != 1.0 else x
+
     def forward(self, x: Tensor) -> Tensor:
-        logits = F.linear(x * self.scale if self.scale != 1.0 else x, self.weight, self.bias)
-        for i in self.absent:
-            logits[..., i] = -torch.inf
-        return logits
+        return logits(self.features(x), self.weight, self.bias, self.absent)
+
+
+def logits(features: Tensor, weight: Tensor, bias: Tensor | None, absent: tuple[int, ...]) -> Tensor:
+    result = F.linear(features, weight, bias)  # (..., V)
+    for i in absent:
+        result[..., i] = -torch.inf
+    return result

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.layers.context import Context
+from regard.layers.residual import add_norm
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
@@ -16,23 +17,29 @@ def make_norm(config: ModelConfig) -> nn.Module:
 
 
 class PreNorm(nn.Module):
-    """x + f(norm(x)): today's order; the residual path stays untouched, so deep stacks train without warm-up tricks."""
+    """x + f(norm(x)): today's order; the residual path stays untouched, so deep stacks train without warm-up tricks.
+
+    The stream is a pair: x, and y that is still to be added to it. Every sum is made by the norm that follows it, in this
+    block or the next: one pass through memory for both.
+    """
 
     def __init__(self, sublayer: nn.Module, config: ModelConfig) -> None:
         super().__init__()
         self.sublayer = sublayer
         self.norm = make_norm(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = config.dropout
 
-    def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        return x + self.dropout(self.sublayer(self.norm(x), ctx))
+    def forward(self, x: Tensor, y: Tensor | None, ctx: Context) -> tuple[Tensor, Tensor | None]:
+        assert y is not None
+        x, normal = add_norm(x, y, self.norm, self.dropout if self.training else 0.0)
+        return x, self.sublayer(normal, ctx)
 
 
 class PostNorm(PreNorm):
-    """norm(x + f(x)): the order of the 2017 paper."""
+    """norm(x + f(x)): the order of the 2017 paper. Nothing is left to be added: y is None."""
 
-    def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        return self.norm(x + self.dropout(self.sublayer(x, ctx)))
+    def forward(self, x: Tensor, y: Tensor | None, ctx: Context) -> tuple[Tensor, Tensor | None]:
+        return add_norm(x, self.sublayer(x, ctx), self.norm, self.dropout if self.training else 0.0)[1], y
 
 
 class Branch(nn.Module):
@@ -41,10 +48,9 @@ class Branch(nn.Module):
     def __init__(self, sublayer: nn.Module, config: ModelConfig) -> None:
         super().__init__()
         self.sublayer = sublayer
-        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        return self.dropout(self.sublayer(x, ctx))
+        return self.sublayer(x, ctx)
 
 
 PLACEMENTS = {"pre": PreNorm, "post": PostNorm}

@@ -1,12 +1,23 @@
 """Weights laid out for use on a CPU, where decoding multiplies a few rows with every matrix of the model.
 
-The same numbers the other way round in memory: what multiplies a few rows then reads them in order.
-Nothing else changes, not even what is saved.
+* `column_major`: the same numbers the other way round in memory. What multiplies a few rows then reads them in order;
+  nothing else changes, not even what is saved.
+* `packed`: fewer bytes a number, in the order in which the processor's instructions want them. A model that was packed can
+  be used, but neither trained nor saved. `int8` has a scale for each output, and rounds the inputs of a matrix to bytes as
+  they come; `fp16` rounds the matrices alone; `bf16` rounds both, for processors that multiply such numbers themselves.
 """
 
 from __future__ import annotations
 
-from torch import nn
+import warnings
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.errors import RegardError
+from regard.layers.embedding import Head
+from regard.layers.positions import Positions
 
 
 def column_major(model: nn.Module) -> None:
@@ -14,3 +25,103 @@ def column_major(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.weight.data = module.weight.data.t().contiguous().t()
+
+
+class Int8(nn.Module):
+    """x W^T + b, (..., K) -> (..., N), with W in bytes."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        step = (weight.abs().amax(1) / 127).clamp(min=1e-12).double()  # (N,), of each output
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch means to replace this kind of tensor, and has nothing as fast yet
+            values = torch.quantize_per_channel(weight.float(), step, torch.zeros_like(step).long(), 0, torch.qint8)
+            self.matrix = torch.ops.quantized.linear_prepack(values, None if bias is None else bias.float())
+        # Without VNNI, pairs of products are summed in 16 bits, so inputs may only have 7.
+        self.narrow = not torch.cpu._is_vnni_supported()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.quantized.linear_dynamic(x, self.matrix, self.narrow)
+
+
+class Fp16(nn.Module):
+    """The same with W in halves, multiplied in fp32."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.matrix = torch.ops.quantized.linear_prepack_fp16(weight.float(), None if bias is None else bias.float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.quantized.linear_dynamic_fp16(x, self.matrix)
+
+
+class Bf16(nn.Module):
+    """The same with everything in bf16, and fp32 around it."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight.bfloat16())
+        self.register_buffer("bias", None if bias is None else bias.bfloat16())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x.bfloat16(), self.weight, self.bias).float()
+
+
+KINDS: dict[str, type[nn.Module]] = {"int8": Int8, "fp16": Fp16, "bf16": Bf16}
+
+
+class PackedHead(Head):
+    """An embedding that is also the head stays as it is for looking up, and is packed for the head alone."""
+
+    def __init__(self, head: Head, kind: type[nn.Module]) -> None:
+        nn.Module.__init__(self)
+        self.product = kind(*_parts(head))
+        self.scale, self.absent = head.scale, head.absent
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.product(self.features(x))
+        for i in self.absent:
+            logits[..., i] = -torch.inf
+        return logits
+
+
+def laid_out(model: nn.Module, weights: str, device: torch.device) -> nn.Module:
+    """A model that was just loaded, in place, as it is best used on this device. By itself that is fp32; on a GPU bf16 for
+    models that write, since all their weights are read for every token."""
+    if weights not in ("auto", "fp32", *KINDS):
+        raise RegardError(f"unknown weights '{weights}': use auto, fp32 (exact), {', '.join(KINDS)}")
+    if device.type == "cpu":
+        if weights in KINDS:
+            return packed(model, weights)
+        column_major(model)
+    elif weights == "bf16" or (weights == "auto" and hasattr(model, "step")):
+        for parameter in model.parameters():  # not buffers: angles of rotations need every digit
+            parameter.data = parameter.data.bfloat16()
+    elif weights in KINDS:
+        raise RegardError(f"weights in {weights} are for CPUs: use bf16 or fp32, or --device cpu")
+    return model
+
+
+def is_packed(model: nn.Module) -> bool:
+    return any(isinstance(module, tuple(KINDS.values())) for module in model.modules())
+
+
+def packed(model: nn.Module, kind: str) -> nn.Module:
+    """Every matrix of the model in this kind of number, in place; position schemes stay as they are."""
+    kept = {part for module in model.modules() if isinstance(module, Positions) for part in module.modules()}
+    for module in [m for m in model.modules() if m not in kept]:
+        for name, child in list(module.named_children()):
+            if isinstance(child, Head):
+                setattr(module, name, PackedHead(child, KINDS[kind]))
+            elif isinstance(child, nn.Linear):
+                setattr(module, name, KINDS[kind](*_parts(child)))
+    return model
+
+
+def _parts(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
+    weight, bias = layer.weight, layer.bias
+    assert isinstance(weight, Tensor)
+    return weight.detach(), bias.detach() if isinstance(bias, Tensor) else None

@@ -9,7 +9,7 @@ from regard.errors import RegardError
 from regard.layers.contextual import CoPE, Disentangled, Distances, Shaw
 from regard.layers.positions import Learned, Linear, NoPositions, Positions, Sinusoidal
 from regard.layers.relative import FIRE, ALiBi, KerpleLog, KerplePower, T5Bias
-from regard.layers.rotary import rope, yarn
+from regard.layers.rotary import Rotary, rope, yarn
 
 # name -> a scheme for a place: encoder, decoder or cross
 SCHEMES: dict[str, Callable[[ModelConfig, str], Positions]] = {
@@ -29,6 +29,23 @@ SCHEMES: dict[str, Callable[[ModelConfig, str], Positions]] = {
     "disentangled": lambda c, place: disentangled(c),
 }
 
+KINDS: dict[str, type[Positions]] = {
+    "none": NoPositions,
+    "linear": Linear,
+    "sinusoidal": Sinusoidal,
+    "learned": Learned,
+    "shaw": Shaw,
+    "t5": T5Bias,
+    "rope": Rotary,
+    "yarn": Rotary,
+    "alibi": ALiBi,
+    "kerple-log": KerpleLog,
+    "kerple-power": KerplePower,
+    "fire": FIRE,
+    "cope": CoPE,
+    "disentangled": Disentangled,
+}
+
 
 def disentangled(c: ModelConfig) -> Disentangled:
     distances = Distances(c.d_model, c.disentangled_reach, c.disentangled_buckets, c.norm_eps)
@@ -44,6 +61,13 @@ def scheme_at(config: ModelConfig, place: str) -> str:
 def make_positions(config: ModelConfig, place: str, name: str | None = None) -> Positions:
     """The scheme of one place in a model of resolved sizes, or the reason why it makes no sense there."""
     name = name or scheme_at(config, place)
+    check_positions(config, place, name)
+    return SCHEMES[name](config, place)
+
+
+def check_positions(config: ModelConfig, place: str, name: str | None = None) -> None:
+    """Refuse a scheme that makes no sense in a place, without making it."""
+    name = name or scheme_at(config, place)
     if name not in SCHEMES:
         raise RegardError(f"unknown position scheme '{name}': choose one of {', '.join(SCHEMES)}")
     if name in ("rope", "yarn") and config.d_head % 2:
@@ -54,10 +78,8 @@ def make_positions(config: ModelConfig, place: str, name: str | None = None) -> 
         raise RegardError(
             f"model.rope_factor {config.rope_factor:g} does nothing without model.rope_scaling: choose linear or ntk"
         )
-    scheme = SCHEMES[name](config, place)
-    if place in scheme.refuses:
-        raise RegardError(f"positions '{name}' make no sense in {PLACES[place]}: {scheme.refuses[place]}")
-    return scheme
+    if place in KINDS[name].refuses:
+        raise RegardError(f"positions '{name}' make no sense in {PLACES[place]}: {KINDS[name].refuses[place]}")
 
 
 PLACES = {"encoder": "an encoder", "decoder": "a decoder", "cross": "cross-attention"}

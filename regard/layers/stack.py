@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from regard.config import ModelConfig
-from regard.layers.attend import Plan, make_plan
+from regard.layers.attend import Plan, make_plan, settled
 from regard.layers.block import Block
 from regard.layers.cache import NO_CACHE, Cache
 from regard.layers.context import Context
@@ -16,7 +18,14 @@ from regard.layers.contextual import Disentangled
 from regard.layers.masks import FULL, Mask
 from regard.layers.norm import make_norm
 from regard.layers.positions import NoPositions, Positions
+from regard.layers.residual import add_norm
 from regard.layers.schemes import make_positions
+
+
+def in_working_precision(x: Tensor) -> Tensor:
+    """The residual stream has the precision of the products that read it and add to it."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
 class Stack(nn.Module):
@@ -26,8 +35,12 @@ class Stack(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
         # Pre-norm leaves the residual sum unnormalised; post-norm blocks already end on a norm.
-        self.norm = make_norm(config) if config.norm == "pre" else nn.Identity()
-        self.mask, self.d_head, self.dropout = mask, config.d_head, config.attention_dropout
+        self.norm = make_norm(config) if config.norm == "pre" else None
+        self.mask, self.d_head = mask, config.d_head
+        self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
+        self.recompute = False  # training may keep only what enters a block, and compute the rest again
+        chances = (config.dropout, config.attention_dropout, config.ff_dropout)
+        self.random = max(chances) > 0  # then dropout must be the same again
         first = make_positions(config, place)
         own = (make_positions(config, place) for _ in self.blocks[1:]) if first.per_layer else ()
         self.schemes = nn.ModuleList([first, *own])  # one for all blocks, or one each
@@ -53,17 +66,29 @@ class Stack(nn.Module):
         mask: Mask | None = None,  # instead of the stack's own
     ) -> Tensor:
         keys = cache.key_positions(positions)
-        plans = [self._plan(mask or self.mask, positions, keys, scheme) for scheme in self.schemes]
+        past = cache.own_past()
+        plans = [self._plan(mask or self.mask, positions, keys, scheme, past) for scheme in self.schemes]
         memory_plan = None
         if memory_positions is not None:
             grouped = positions.reshape(memory_positions.shape[0], -1)  # hypotheses of one sentence share its memory
             memory_plan = self._plan(FULL, grouped, memory_positions, self.cross_scheme)
         ctx = Context(positions, plans[0], cache, self.schemes[0].rotation(positions), memory, memory_plan)  # type: ignore[operator]
+        x = in_working_precision(x)
+        y = None if self.norm is None else torch.zeros_like(x)  # to be added to x: nothing yet
         for i, block in enumerate(self.blocks):
-            x = block(x, ctx if len(plans) == 1 else dataclasses.replace(ctx, self_plan=plans[i]))
+            x, y = self._run(block, x, y, ctx if len(plans) == 1 else dataclasses.replace(ctx, self_plan=plans[i]))
         cache.advance(positions)
-        return self.norm(x)
+        if self.norm is None or y is None:
+            return x
+        return add_norm(x, y, self.norm, self.dropout if self.training else 0.0)[1]
 
-    def _plan(self, mask: Mask, q: Tensor, k: Tensor, scheme: nn.Module) -> Plan:
+    def _run(self, block: nn.Module, x: Tensor, y: Tensor | None, ctx: Context) -> tuple[Tensor, Tensor | None]:
+        if self.recompute and self.training and torch.is_grad_enabled():
+            return checkpoint(block, x, y, ctx, use_reentrant=False, preserve_rng_state=self.random)
+        return block(x, y, ctx)
+
+    def _plan(self, mask: Mask, q: Tensor, k: Tensor, scheme: nn.Module, past: Tensor | None = None) -> Plan:
         assert isinstance(scheme, Positions)
-        return make_plan(mask, q, k, scheme, d_head=self.d_head, dropout=self.dropout if self.training else 0.0)
+        dropout = self.attention_dropout if self.training else 0.0
+        plan = make_plan(mask, q, k, scheme, d_head=self.d_head, dropout=dropout, past=past)
+        return plan if self.training else settled(plan)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-import torch
 from torch import nn
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.layers.schemes import make_positions
+from regard.layers.schemes import check_positions
 from regard.models import bert, gpt, transformer, vit
 from regard.models.classifier import Classifier
 from regard.models.presets import TABLES
@@ -47,8 +46,7 @@ def resolve(config: ModelConfig) -> ModelConfig:
     if architecture == "transformer":
         return transformer.resolve(config)
     config = resolve_sizes(config, TABLES[architecture])
-    with torch.device("meta"):
-        make_positions(config, "decoder" if architecture == "gpt" else "encoder")
+    check_positions(config, "decoder" if architecture == "gpt" else "encoder")
     return config
 
 

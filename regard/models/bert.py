@@ -47,6 +47,8 @@ class Bert(nn.Module):
         x = self.encoder.embed(x, positions)
         return self.encoder(self.dropout(self.embedding_norm(x)), positions)
 
+    read = hidden  # as the other models call what their heads are given
+
     def forward(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) of the token that belongs in each place."""
-        return self.head(self.hidden(ids, types))
+        return self.head(self.read(ids, types))

@@ -14,6 +14,7 @@ from regard.config import ModelConfig
 from regard.device import PEAK_FLOPS
 from regard.models.architectures import make_model
 from regard.models.parameters import architecture, blocks, counted, matrix_weights, parts, trained
+from regard.training.crossentropy import chunk_rows
 
 
 def forward_flops(config: ModelConfig, batch: int, source_len: int = 0, target_len: int = 0) -> int:
@@ -56,33 +57,40 @@ def training_memory(config: ModelConfig, batch: int, source_len: int = 0, target
         "moments": 8 * n,  # AdamW's two
         "bf16 copies": 2 * multiplied,
         "activations": batch * activations(config, source_len, target_len),
-        "logits": batch * 8 * scores(config, source_len, target_len),  # fp32, and their gradient
+        "logits": logit_bytes(config, batch, source_len, target_len),
     }
 
 
 def activations(config: ModelConfig, s: int, t: int) -> int:
-    """Bytes that the backward pass of one row needs: what norms read in fp32 (4), what products read in bf16 (2)."""
-    c, f, kind = config.d_model, config.d_ff, architecture(config)
+    """Bytes that the backward pass of one row needs: what norms and products read, in bf16 (2)."""
+    c, f = config.d_model, config.d_ff
     queries, keys = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
-    edge = 6 * c + (c if config.dropout else 0)  # of a sublayer: its norm, its first product, its dropout's mask
+    edge = 4 * c  # of a sublayer: the sum that its norm reads, and the norm, which its first product reads
     turned = 4 * queries + 2 * keys if config.positions in ("rope", "yarn") else 0  # copies, by heads
     own = edge + 2 * (queries + 2 * keys) + 2 * queries + turned  # q, k, v and what attention gives
     kept = 4 if config.gated else 1 if config.activation == "relu" else 2  # relu is its own derivative's memory
-    shared = 4 * c if config.parallel else 0  # a norm that the block's first sublayer has counted
-    feedforward = edge - shared + 2 * kept * f + (3 * f if config.ff_dropout else 0)
-    cross = t * (edge - shared + 4 * queries) + s * (2 * c + 4 * keys)
-    norms = (config.norm == "pre") + (config.embedding_norm and kind != "vit")  # of a stack
-    ends = (s + t) * (edge + 4 * c * (norms - 1)) + (s * 8 * c if kind == "bert" else 0)
+    later = 0 if config.parallel else edge  # of the block's other sublayers
+    feedforward = later + 2 * kept * f + (3 * f if config.ff_dropout else 0)
+    cross = t * (later + 4 * queries) + s * 4 * keys
     n_encoder, n_decoder, n_cross = blocks(config)
-    return (n_encoder * s + n_decoder * t) * (own + feedforward) + n_cross * cross + ends
+    return (n_encoder * s + n_decoder * t) * (own + feedforward) + n_cross * cross + end_activations(config, s, t)
 
 
-def scores(config: ModelConfig, s: int, t: int) -> int:
-    """How many logits a row has."""
-    if config.answer != "none":
-        return config.n_classes * (max(s, t) if config.answer == "token" else 1)
+def end_activations(config: ModelConfig, s: int, t: int) -> int:
+    """Of one row, before and after the blocks."""
+    c, kind = config.d_model, architecture(config)
+    before = (4 * c if config.embedding_norm and kind != "vit" else 0) + (c if config.dropout else 0)  # fp32; a mask
+    after = 4 * c if config.norm == "pre" else 2 * c  # what a stack gives, and the last sum
+    return (s + t) * (before + after) + (s * 8 * c if kind == "bert" else 0)
+
+
+def logit_bytes(config: ModelConfig, batch: int, s: int, t: int) -> int:
+    """Those of tokens are there in bf16, a chunk at a time, and become their gradient; classes in fp32 beside theirs."""
     kind = architecture(config)
-    return {"vit": config.n_classes, "bert": s * config.source_vocab}.get(kind, t * config.target_vocab)
+    if config.answer != "none" or kind == "vit":
+        return batch * 8 * config.n_classes * (max(s, t) if config.answer == "token" else 1)
+    rows, vocab = (batch * s, config.source_vocab) if kind == "bert" else (batch * t, config.target_vocab)
+    return 2 * vocab * min(rows, chunk_rows(rows, 2 * vocab, torch.device("cuda")))
 
 
 def cache_numbers(config: ModelConfig, source_len: int, target_len: int) -> int:

@@ -55,13 +55,20 @@ class GPT(nn.Module):
         x = self.dropout(self.embedding_norm(self.decoder.embed(self.embedding(ids), positions)))
         return self.decoder(x, positions, cache=cache, mask=mask)
 
+    def read(self, ids: Tensor, mask: Mask | None = None) -> Tensor:
+        """What the head is given (B, T, C) for the token after each token; rows are padded on the right."""
+        return self.hidden(ids, positions_of(ids, PAD), mask=mask)
+
+    def read_packed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """The same for rows of several documents, whose positions (B, T) begin again with each; none sees another."""
+        return self.hidden(ids, positions, mask=documents(CAUSAL))
+
     def forward(self, ids: Tensor, mask: Mask | None = None) -> Tensor:
-        """Logits (B, T, V) of the token after each token; rows are padded on the right."""
-        return self.head(self.hidden(ids, positions_of(ids, PAD), mask=mask))
+        """Logits (B, T, V) of the token after each token."""
+        return self.head(self.read(ids, mask))
 
     def packed(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """The same for rows of several documents, whose positions (B, T) begin again with each; none sees another."""
-        return self.head(self.hidden(ids, positions, mask=documents(CAUSAL)))
+        return self.head(self.read_packed(ids, positions))
 
     def begin(self, prompt: Tensor, mask: Mask | None = None) -> tuple[Tensor, StepCache]:
         """Read prompts (B, T) of any lengths at once: the logits (B, V) after each, and the state `step` goes on from."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
+from regard.layers.embedding import logits
 from regard.layers.feedforward import ACTIVATIONS
 from regard.layers.norm import make_norm
 
@@ -22,11 +23,12 @@ class MaskedHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(len(weight)))
         self.absent = config.absent
 
+    def features(self, x: Tensor) -> Tensor:
+        """What the matrix multiplies."""
+        return self.norm(self.activation(self.inner(x)))
+
     def forward(self, x: Tensor) -> Tensor:
-        logits = nn.functional.linear(self.norm(self.activation(self.inner(x))), self.weight, self.bias)  # (B, T, V)
-        for i in self.absent:
-            logits[..., i] = -torch.inf
-        return logits
+        return logits(self.features(x), self.weight, self.bias, self.absent)
 
 
 class Pooler(nn.Module):

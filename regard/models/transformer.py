@@ -15,7 +15,7 @@ from regard.layers.cache import NO_CACHE, Cache, StepCache
 from regard.layers.embedding import Embedding, Head
 from regard.layers.masks import CAUSAL, FULL, positions_of, window
 from regard.layers.norm import make_norm
-from regard.layers.schemes import make_positions
+from regard.layers.schemes import check_positions
 from regard.layers.stack import Stack
 from regard.models import presets
 from regard.models.init import initialise
@@ -65,44 +65,55 @@ class Transformer(nn.Module):
         x = self.dropout(self.target_norm(self.decoder.embed(self.target_embedding(target), positions)))
         return self.decoder(x, positions, memory, memory_positions, cache)
 
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Teacher forcing: logits (B, T, V) of the token after each target token."""
+    def read(self, source: Tensor, target: Tensor) -> Tensor:
+        """Teacher forcing: what the head is given (B, T, C) for the token after each target token."""
         memory, memory_positions = self.encode(source)
-        return self.head(self.decode(target, positions_of(target, PAD), memory, memory_positions))
+        return self.decode(target, positions_of(target, PAD), memory, memory_positions)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """Logits (B, T, V) of the token after each target token."""
+        return self.head(self.read(source, target))
 
     def begin(self, source: Tensor) -> DecodeState:
         """Read the source once; `step` then writes the translation token by token."""
         return DecodeState(*self.encode(source))
 
     def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        """Logits (N, V) after one more token (N,) of each hypothesis; N is a multiple of the sentences in `state`."""
-        positions = state.cache.next_positions(tokens)
-        hidden = self.decode(tokens[:, None], positions, state.memory, state.memory_positions, state.cache)
-        return self.head(hidden[:, -1])
+        """Logits (N, V) after one more token (N,) of each hypothesis, those of a sentence one after the other: one each at
+        first, then as many as `select` left."""
+        return self.head(self.advance(tokens, state))
+
+    def advance(self, tokens: Tensor, state: DecodeState) -> Tensor:
+        """What the head is given (N, C) in a step."""
+        positions = state.cache.next_positions(
+            tokens
+        )  # (B, K): the hypotheses of a sentence stand side by side in its row
+        tokens = tokens.view_as(positions)
+        return self.decode(tokens, positions, state.memory, state.memory_positions, state.cache).flatten(0, 1)
 
 
 class DecodeState:
-    """What decoding carries from step to step: the memory of each sentence, the cache of each hypothesis."""
+    """What decoding carries from step to step: the memory of each sentence, the cache of its hypotheses."""
 
     def __init__(self, memory: Tensor, memory_positions: Tensor) -> None:
         self.memory, self.memory_positions, self.cache = memory, memory_positions, StepCache()
 
     def select(self, hypotheses: Tensor) -> None:
-        """Hypothesis i becomes a copy of what hypothesis hypotheses[i] was."""
-        self.cache.select(hypotheses)
+        """Hypothesis i becomes a copy of what hypothesis hypotheses[i] of the same sentence was."""
+        self.cache.follow(hypotheses.view(len(self.memory), -1) % self.cache.width)
 
     def select_sentences(self, sentences: Tensor) -> None:
         """Only these sentences stay; the caller selects their hypotheses as well."""
         self.memory, self.memory_positions = self.memory[sentences], self.memory_positions[sentences]
+        self.cache.select(sentences)
         self.cache.select_memory(sentences)
 
 
 def resolve(config: ModelConfig) -> ModelConfig:
     """The sizes this model will have; impossible ones are refused, and positions where they make no sense."""
     config = resolve_sizes(config, PRESETS)
-    with torch.device("meta"):
-        for place in ("encoder", "decoder", "cross"):
-            make_positions(config, place)
+    for place in ("encoder", "decoder", "cross"):
+        check_positions(config, place)
     if config.tie in ("inputs", "all") and config.source_vocab != config.target_vocab:
         raise RegardError(
             f"model.tie '{config.tie}' needs one vocabulary for both languages, but they have {config.source_vocab} and "

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from regard.errors import RegardError
 
@@ -25,10 +28,30 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> N
         for name in own.keys() & tensors.keys()
         if own[name].shape != tensors[name].shape
     ]
-    wrong += [f"{name} holds numbers that are not finite" for name, x in tensors.items() if not x.isfinite().all()]
+    wrong += [f"{name} holds numbers that are not finite" for name, x in tensors.items() if not finite(x)]
     if wrong:
         shown = "; ".join(sorted(wrong)[:4]) + (f"; and {len(wrong) - 4} more" if len(wrong) > 4 else "")
         raise RegardError(f"the weights in {where} do not fit this model (another vocabulary or size?): {shown}")
     with torch.no_grad():
         for name, parameter in own.items():
             parameter.copy_(tensors[name])
+
+
+def finite(x: Tensor) -> bool:
+    """One number that is not finite makes the sum so too, which is faster to see; a sum of huge ones may be, without any."""
+    return bool(x.sum().isfinite() or x.isfinite().all())
+
+
+DRAWS = {nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_, Tensor.uniform_, Tensor.normal_}
+
+
+class Unfilled(TorchFunctionMode):
+    """A model made inside draws no initial weights. Its own are about to be loaded, which takes less time than drawing."""
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in DRAWS:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)

@@ -42,7 +42,7 @@ class LanguageJob(Job):
     def objective(self) -> Objective:
         train = self.config.train
         if self.config.data.packing == "documents":
-            return PackedObjective(self.model, train.label_smoothing)
+            return PackedObjective(self.model, train.label_smoothing, train.z_loss)
         return token_objective(self.model, train)
 
     def validate(self, model: nn.Module, device: torch.device, dtype: torch.dtype, poll: Poll) -> Validation:

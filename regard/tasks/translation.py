@@ -14,6 +14,7 @@ from regard.data.batches import PairBatches
 from regard.data.corpus import Corpus
 from regard.data.shards import Filters, Store, cache_folder, prepare
 from regard.decode.engine import decode
+from regard.device import autocast
 from regard.errors import RegardError
 from regard.evaluate.likelihood import BATCH_TOKENS, total_loss
 from regard.evaluate.translation import corpus_bleu, perplexity
@@ -46,7 +47,8 @@ class TranslationJob(Job):
     def validate(self, model: nn.Module, device: torch.device, dtype: torch.dtype, poll: Poll) -> Validation:
         batches = PairBatches(self.valid, BATCH_TOKENS, 0, self.frame).once()
         total, tokens = total_loss(Objective(model), batches, device, dtype, poll)
-        bleu, samples = self._translate(model, device, poll)
+        with autocast(device, dtype):
+            bleu, samples = self._translate(model, device, poll)
         return Validation(total / tokens, {"perplexity": perplexity(total, tokens), "bleu": bleu}, samples)
 
     def _translate(self, model: nn.Module, device: torch.device, poll: Poll) -> tuple[float, list[str]]:

@@ -38,7 +38,8 @@ def train(config: Config, run: Path, *, overwrite: bool = False, resuming: bool 
                 trainer.run(stop)
         except torch.OutOfMemoryError as error:
             raise RegardError(
-                "the device is out of memory: lower train.batch_tokens (and raise train.accumulate to keep the step's size)"
+                "the device is out of memory: lower train.batch_tokens (and raise train.accumulate to keep the step's "
+                "size), or set train.recompute true"
             ) from error
         finally:
             trainer.close()
@@ -232,6 +233,7 @@ class Trainer:
     def _finish(self, stop: StopRequest) -> None:
         """The final model and its score; a run that is stopped meanwhile does this again."""
         progress, job, steps = self.progress, self.job, self._final_steps()
+        self.model.float()  # whatever it was trained in: a mean is finer than what it is of
         load_weights(self.model, self.checkpoints.average(steps), self.checkpoints.folder)
         result = self._measure(stop)
         folder.save(job.folder / "model", job.bundle(), model_card(job, result, steps, progress))

@@ -6,6 +6,8 @@ Sums and not means, so that batches of different sizes weigh right when they are
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 from torch import Tensor, nn
 
@@ -13,27 +15,36 @@ from regard.config import ModelConfig, TrainConfig
 from regard.models.classifier import Classifier
 from regard.models.gpt import GPT
 from regard.text.tokenizer import PAD
+from regard.training.crossentropy import linear_cross_entropy
 
 
 class Objective(nn.Module):
-    """Cross-entropy of the right token in each place, or of the right class.
+    """Cross-entropy of the right token in each place.
 
-    Smoothing by e puts e/V of the probability on each of the V answers and the rest on the right one.
+    Smoothing by e puts e/V of the probability on each of the V answers and the rest on the right one; `z_loss` times
+    (log Z)^2 keeps the logits near those whose exponentials sum to one.
     """
 
     passes = 1  # through the model, for each batch
-    unscored: float = PAD  # the label of what is not
+    unscored: int = PAD  # the label of what is not
 
-    def __init__(self, model: nn.Module, label_smoothing: float = 0.0) -> None:
+    def __init__(self, model: nn.Module, label_smoothing: float = 0.0, z_loss: float = 0.0) -> None:
         super().__init__()
-        self.model, self.label_smoothing = model, label_smoothing
+        self.model, self.label_smoothing, self.z_loss = model, label_smoothing, z_loss
         self.absent = len(getattr(model, "config", ModelConfig()).absent)  # answers that are never given: -inf
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        return self.losses(self.model(*inputs[:-1]), inputs[-1])
+        return self.score(cast(Any, self.model).read(*inputs[:-1]), inputs[-1])
+
+    def score(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """hidden (B, T, C), labels (B, T)"""
+        head = cast(Any, self.model).head
+        if not hasattr(head, "weight"):  # packed for a CPU: no matrix to take apart
+            return self.losses(head(hidden), labels)
+        return token_losses(head, hidden, labels, smoothing=self.label_smoothing, z_loss=self.z_loss)
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """logits (..., V), labels (...)"""
+        """The same of logits (..., V) that are there as a whole, labels (...)."""
         logits = logits.float()
         log_z = logits.logsumexp(-1)
         scored = labels != self.unscored
@@ -43,6 +54,8 @@ class Objective(nn.Module):
         if self.label_smoothing:
             even = (log_z - self.mean(logits)) * scored
             loss = (1 - self.label_smoothing) * loss + self.label_smoothing * even.sum()
+        if self.z_loss:
+            loss = loss + self.z_loss * (log_z**2 * scored).sum()
         return torch.stack([loss, nll.sum(), scored.sum()])
 
     def mean(self, logits: Tensor) -> Tensor:
@@ -56,17 +69,20 @@ class RDropObjective(Objective):
     """R-Drop: read each batch twice under different dropout, and ask the two answers to agree.
 
     loss = mean of the two smoothed losses + weight/2 * (KL(p||q) + KL(q||p))/2. Strong medicine for small corpora, at twice
-    the work a step.
+    the work a step; and the divergence wants both distributions, so all logits are there at once.
     """
 
     passes = 2
 
-    def __init__(self, model: nn.Module, label_smoothing: float, weight: float) -> None:
-        super().__init__(model, label_smoothing)
+    def __init__(self, model: nn.Module, label_smoothing: float, weight: float, z_loss: float = 0.0) -> None:
+        super().__init__(model, label_smoothing, z_loss)
         self.weight = weight
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return super().forward(*(torch.cat([x, x]) for x in inputs))
+
+    def score(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        return self.losses(cast(Any, self.model).head(hidden), labels)
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         sums = super().losses(logits, labels) / 2
@@ -80,8 +96,14 @@ class RDropObjective(Objective):
 
 def token_objective(model: nn.Module, config: TrainConfig) -> Objective:
     if config.r_drop > 0:
-        return RDropObjective(model, config.label_smoothing, config.r_drop)
-    return Objective(model, config.label_smoothing)
+        return RDropObjective(model, config.label_smoothing, config.r_drop, config.z_loss)
+    return Objective(model, config.label_smoothing, config.z_loss)
+
+
+def token_losses(head: Any, hidden: Tensor, labels: Tensor, **options: Any) -> Tensor:
+    """Hidden vectors (B, T, C) and labels (B, T) to the three sums, by a head's matrix in chunks."""
+    x = head.features(hidden).flatten(0, -2)
+    return linear_cross_entropy(x, head.weight, head.bias, labels.flatten(), absent=head.absent, **options)
 
 
 class PackedObjective(Objective):
@@ -90,10 +112,17 @@ class PackedObjective(Objective):
     def forward(self, *inputs: Tensor) -> Tensor:
         ids, positions, labels = inputs
         assert isinstance(self.model, GPT)
-        return self.losses(self.model.packed(ids, positions), labels)
+        return self.score(self.model.read_packed(ids, positions), labels)
 
 
-class ClassObjective(Objective):
+class AnswerObjective(Objective):
+    """What a model answers in few numbers, all of them compared at once."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.losses(self.model(*inputs[:-1]), inputs[-1])
+
+
+class ClassObjective(AnswerObjective):
     """The right class of each row, or the right tag of each token; -1 is not scored."""
 
     unscored = -1
@@ -117,20 +146,19 @@ class AuxiliaryObjective(ClassObjective):
         assert isinstance(model, Classifier)
         assert isinstance(model.body, GPT)
         hidden = model.hidden(ids, types)
-        text = self.text_losses(model.body.head(hidden[:, :-1]), ids[:, 1:])  # (B,)
         sums = self.losses(model.answer(hidden, ids), labels)
-        nothing = sums.new_zeros(())
         scored = (labels if labels.dim() == 1 else labels.amax(1)) != self.unscored
-        return sums + torch.stack([self.weight * (text * scored).sum(), nothing, nothing])
+        nothing = sums.new_zeros(())
+        return sums + torch.stack([self.weight * self.text_loss(model.body, hidden, ids, scored), nothing, nothing])
 
-    def text_losses(self, logits: Tensor, following: Tensor) -> Tensor:
-        scored = following != PAD
-        logits = logits.float().transpose(1, 2)  # (B, V, T)
-        nll = nn.functional.cross_entropy(logits, following, ignore_index=PAD, reduction="none")
-        return nll.sum(1) / scored.sum(1).clamp(min=1)
+    def text_loss(self, body: GPT, hidden: Tensor, ids: Tensor, scored: Tensor) -> Tensor:
+        """Over the rows (B,) that are scored."""
+        following = ids[:, 1:]
+        shares = (scored / (following != PAD).sum(1).clamp(min=1))[:, None].expand_as(following)
+        return token_losses(body.head, hidden[:, :-1], following, shares=shares.flatten())[0]
 
 
-class RegressionObjective(Objective):
+class RegressionObjective(AnswerObjective):
     """The squared error of a number for each row; NaN is not scored."""
 
     def losses(self, answers: Tensor, labels: Tensor) -> Tensor:

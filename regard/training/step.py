@@ -17,36 +17,48 @@ from regard.config import TrainConfig
 from regard.data.batches import Batch
 from regard.device import autocast
 from regard.layers.stack import Stack
+from regard.replay import Replayed
 from regard.training.objective import Objective
 from regard.training.optim import Updater
 
 
 class TrainingStep:
+    """Where a step is one batch, all of it is one recording, whose gradients live no longer than they are needed."""
+
     def __init__(self, objective: Objective, config: TrainConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype, self.objective = device, dtype, objective
-        self.updater = Updater(objective.model, config)
+        recorded = device.type == "cuda" and config.compile
+        self.updater = Updater(objective.model, config, in_place=recorded and config.accumulate > 1)
         self.sums = torch.zeros(3, device=device)  # the objective's, over steps: whoever reads them resets them
+        self.share = torch.zeros((), device=device)  # of one answer in the step's mean
         self.loss = torch.zeros((), device=device)  # of the step in progress
         self.norm = torch.zeros((), device=device)  # of the last gradient
         self.accumulate: Callable[..., Any] = self._accumulate
         self.update: Callable[..., Any] = self._update
-        if device.type == "cuda" and config.compile:
+        self.at_once: Callable[..., Any] = self._at_once
+        if recorded:
             compile_blocks(objective)
-            self.accumulate, self.update = Replayed(self._accumulate), Replayed(self._update)
+            parts = (self._accumulate, self._update, self._at_once)
+            self.accumulate, self.update, self.at_once = (Replayed(part) for part in parts)
 
     def __call__(self, batches: list[Batch], lr: float) -> None:
         """Descend the mean loss over all that is scored in `batches`."""
-        share = torch.tensor(1 / sum(batch.tokens for batch in batches), device=self.device)
-        for batch in batches:
-            self.accumulate(*batch.to(self.device).inputs, share)
+        self.share.fill_(1 / sum(batch.tokens for batch in batches))
         self.updater.set_lr(lr)
+        if not self.updater.in_place and len(batches) == 1:
+            return self.at_once(*batches[0].to(self.device).inputs)
+        for batch in batches:
+            self.accumulate(*batch.to(self.device).inputs)
         self.update()
 
+    def _at_once(self, *inputs: Tensor) -> None:
+        self._accumulate(*inputs)
+        self._update()
+
     def _accumulate(self, *inputs: Tensor) -> None:
-        *batch, share = inputs
         with autocast(self.device, self.dtype):
-            sums = self.objective(*batch)  # (3,)
-        loss = sums[0] * share
+            sums = self.objective(*inputs)  # (3,)
+        loss = sums[0] * self.share
         loss.backward()
         self.loss += loss.detach()
         self.sums += sums.detach()
@@ -58,49 +70,9 @@ class TrainingStep:
 
 def compile_blocks(objective: Objective) -> None:
     """Block by block: blocks of a kind share one compiled form, for any shape, so compiling takes seconds, not minutes."""
+    torch._dynamo.config.specialize_float = True  # dropout rates and scales are constants: no second look at them
     for stack in objective.modules():
         if isinstance(stack, Stack):
             for block in stack.blocks:
                 block.compile(dynamic=True)
     objective.losses = torch.compile(objective.losses, dynamic=True)  # type: ignore[method-assign]
-
-
-class Replayed:
-    """A function of tensors, without a result, that works on the same memory each time: recorded per input shape.
-
-    The first call with a shape runs as usual (and compiles), the second is recorded, and from then on it is replayed.
-    """
-
-    def __init__(self, function: Callable[..., None]) -> None:
-        self.function = function
-        self.seen: set[tuple[torch.Size, ...]] = set()
-        self.graphs: dict[tuple[torch.Size, ...], tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
-        self.pool: Any = None
-        self.stream = torch.cuda.Stream()
-
-    def __call__(self, *inputs: Tensor) -> None:
-        shape = tuple(x.shape for x in inputs)
-        if shape not in self.seen:
-            self.seen.add(shape)
-            return self._run_aside(inputs)
-        if shape not in self.graphs:
-            self.graphs[shape] = self._record(inputs)
-        graph, places = self.graphs[shape]
-        for place, x in zip(places, inputs, strict=True):
-            place.copy_(x, non_blocking=True)
-        graph.replay()
-
-    def _run_aside(self, inputs: tuple[Tensor, ...]) -> None:
-        """On a stream of its own, as recording will be, so that lazily made workspaces exist by then."""
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            self.function(*inputs)
-        torch.cuda.current_stream().wait_stream(self.stream)
-
-    def _record(self, inputs: tuple[Tensor, ...]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
-        graph, places = torch.cuda.CUDAGraph(), tuple(x.clone() for x in inputs)
-        # thread_local: the thread that prepares batches may pin memory meanwhile
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            self.function(*places)
-        self.pool = self.pool or graph.pool()
-        return graph, places

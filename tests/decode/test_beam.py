@@ -25,7 +25,7 @@ from oracle import (
 )
 
 from regard.config import DecodeConfig
-from regard.decode.beam import beam_search
+from regard.decode.beam import beam_search, best_extensions
 from regard.decode.engine import decode
 from regard.decode.rules import Hypothesis
 from regard.models.transformer import Transformer
@@ -207,6 +207,27 @@ def test_fewer_sequences_than_places() -> None:
     (ranked,) = search(TableModel(table), [[5]], [2], beam=8, nbest=8)
     assert_same(ranked, every_sequence(partial(table, 5), 2, penalty=1.0))
     assert len(ranked) == 3
+
+
+@pytest.mark.parametrize("vocab", [1, 5, 127, 128, 129, 1000])
+@pytest.mark.parametrize(("k", "n"), [(1, 2), (4, 8), (3, 700)])
+def test_the_best_extensions_are_those_of_sorting_all(vocab: int, k: int, n: int) -> None:
+    """Whatever stands where: at the ends of blocks, in the short last one, behind hypotheses that do not exist."""
+    rng = np.random.default_rng([vocab, k])
+    log_p, log_prob = rng.normal(size=(3, k, vocab)).astype(np.float32), rng.normal(size=(3, k)).astype(np.float32)
+    log_p[:, :, rng.random(vocab) < 0.2] = -np.inf
+    log_prob[1, 1:] = -np.inf
+    found = best_extensions(torch.tensor(log_p), torch.tensor(log_prob), n)
+    value, parent, token = (x.numpy() for x in found)
+    total = (log_p + log_prob[:, :, None]).reshape(3, -1)
+    assert value.shape == (3, min(n, k * vocab))
+    np.testing.assert_array_equal(value, -np.sort(-total, axis=1)[:, :n])
+    assert (parent < k).all()
+    assert (token < vocab).all()
+    np.testing.assert_array_equal(total[np.arange(3)[:, None], parent * vocab + token], value)
+    for row, pairs in zip(value, parent * vocab + token, strict=True):
+        real = pairs[np.isfinite(row)]
+        assert len(set(real.tolist())) == len(real)  # each once
 
 
 # --- Hugging Face ------------------------------------------------------------------------------------------------------

@@ -24,9 +24,10 @@ from oracle import (
 
 from regard.config import DecodeConfig
 from regard.decode.beam import beam_search
+from regard.decode.draw import choose, exponential, penalise, truncate
 from regard.decode.engine import decode
 from regard.decode.rules import Hypothesis
-from regard.decode.sampling import choose, penalise, sample, truncate
+from regard.decode.sampling import sample, seen_of
 from regard.errors import RegardError
 from regard.text.frame import Frame
 from regard.text.tokenizer import EOS, SOS
@@ -120,21 +121,37 @@ def test_one_token_has_the_frequency_of_its_probability(temperature: float, top_
     n = 4000
     log_p = np.log(np.array([0.0, 0.3, 0.05, 0.25, 0.2, 0.1, 0.1]), where=np.arange(7) > 0, out=np.full(7, -np.inf))
     options = DecodeConfig(temperature=temperature, top_k=top_k, top_p=top_p)
-    generators = [torch.Generator().manual_seed(seed) for seed in range(n)]
-    picked = choose(torch.tensor(log_p, dtype=torch.float32).expand(n, -1), generators, options)
+    seeds = torch.arange(n)
+    picked = choose(torch.tensor(log_p, dtype=torch.float32).expand(n, -1), seeds, torch.zeros_like(seeds), options)
     weight = np.where(kept(log_p / temperature, top_k, top_p), np.exp(log_p / temperature), 0.0)
     assert_frequencies(Counter(picked.tolist()), dict(enumerate(weight / weight.sum())), n)
 
 
-def test_one_generator_again_and_again() -> None:
-    """The tokens of one sentence come from one generator: it must not repeat itself."""
+def test_one_seed_again_and_again() -> None:
+    """The tokens of one sentence come from one seed: its steps must not repeat each other."""
     n = 4000
     p = torch.tensor([[0.1, 0.2, 0.7]])
-    generator = [torch.Generator().manual_seed(3)]
-    picked = [choose(p.log(), generator, DecodeConfig(temperature=1.0)).item() for _ in range(n)]
+    steps = torch.arange(n)
+    picked = choose(p.log().expand(n, -1), torch.full((n,), 3), steps, DecodeConfig(temperature=1.0)).tolist()
     assert_frequencies(Counter(picked), {0: 0.1, 1: 0.2, 2: 0.7}, n)
     pairs = {(a, b): p[0, a].item() * p[0, b].item() for a in range(3) for b in range(3)}
     assert_frequencies(Counter(zip(picked[::2], picked[1::2], strict=True)), pairs, n // 2)
+
+
+@pytest.mark.parametrize("large", [0, 2**40, 2**62])
+def test_the_noise_is_exponential_and_independent(large: int) -> None:
+    """Over columns, steps and seeds: mean and deviation 1, the right tail, and no correlation between neighbours."""
+    seeds, steps = torch.meshgrid(torch.arange(60) + large, torch.arange(50), indexing="ij")
+    noise = exponential(seeds.flatten(), steps.flatten(), 40).view(60, 50, 40).double()
+    assert noise.min() > 0
+    assert noise.isfinite().all()
+    n = noise.numel()
+    assert noise.mean().item() == pytest.approx(1, abs=5 / n**0.5)
+    assert noise.std().item() == pytest.approx(1, abs=15 / n**0.5)
+    assert (noise > 4).double().mean().item() == pytest.approx(np.exp(-4), abs=5 * (np.exp(-4) / n) ** 0.5)
+    for dim in range(3):
+        a, b = noise.narrow(dim, 0, noise.shape[dim] - 1), noise.narrow(dim, 1, noise.shape[dim] - 1)
+        assert abs(((a - 1) * (b - 1)).mean().item()) < 5 / a.numel() ** 0.5
 
 
 def test_whole_sequences_have_the_frequency_of_their_probability() -> None:
@@ -268,7 +285,7 @@ def test_what_is_drawn_from_is_what_transformers_would_draw_from(
     processors += [theirs.TopPLogitsWarper(top_p)] if top_p < 1 else []
     processors += [theirs.MinPLogitsWarper(min_p)] if min_p else []
     expected = theirs.LogitsProcessorList(processors)(torch.tensor(seen), logits.clone())
-    found = truncate(penalise(logits, seen.tolist(), penalty) / temperature, top_k, top_p, min_p)
+    found = truncate(penalise(logits, seen_of(seen.tolist(), logits), penalty) / temperature, top_k, top_p, min_p)
     torch.testing.assert_close(found, expected)
 
 
@@ -284,7 +301,7 @@ def test_min_p_by_hand() -> None:
 def test_the_penalty_by_hand() -> None:
     """Divided where positive, multiplied where negative, once however often a token was seen."""
     logits = torch.tensor([[3.0, -3.0, 0.0, 1.0], [2.0, 2.0, -1.0, -torch.inf]])
-    found = penalise(logits, [[0, 1, 2, 0], [3]], 2.0)
+    found = penalise(logits, seen_of([[0, 1, 2, 0], [3]], logits), 2.0)
     assert found.tolist() == [[1.5, -6.0, 0.0, 1.0], [2.0, 2.0, -1.0, -np.inf]]
 
 

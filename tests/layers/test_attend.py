@@ -208,7 +208,7 @@ def test_some_rows_of_a_plan_have_the_weights_they_have_in_the_whole(name: str, 
 SCHEME = {name: make_positions(SETTINGS, "decoder", name) for name in POSITIONS}
 WINDOW, BOTH_SIDES = window(CAUSAL, 64), window(FULL, 64)
 EACH = prefix(torch.tensor([[3], [0]]))
-S, F, T, R = "sdpa", "flex", "toeplitz", "reference"
+S, F, T, R, ONE = "sdpa", "flex", "toeplitz", "reference", "short"
 # kernel, whether it is as fast as can be, a piece of the reason; and what is unlike causal training of 512 tokens on a GPU
 RULES: list[tuple[str, bool, str, dict[str, Any]]] = [
     # contextual schemes come first: nothing fused can run them
@@ -224,6 +224,18 @@ RULES: list[tuple[str, bool, str, dict[str, Any]]] = [
     (S, True, "a mask for padding", {"mask": FULL, "dropout": 0.1, "d_head": 7}),
     (S, True, "a mask for padding", {"mask": FULL, "own": False}),
     (S, True, "a mask for padding", {"own": False, "queries": 1}),
+    # rows of one tile, of queries and of keys
+    (ONE, True, "one tile", {"queries": 128}),
+    (S, True, "the fused triangle", {"queries": 129}),
+    (ONE, True, "one tile", {"queries": 17, "mask": FULL, "scheme": "rope", "dropout": 0.1}),
+    (ONE, True, "one tile", {"queries": 3, "keys": 128, "mask": FULL, "own": False}),
+    (S, True, "a mask for padding", {"queries": 3, "keys": 129, "mask": FULL, "own": False}),
+    (S, True, "a mask for padding", {"queries": 129, "keys": 3, "mask": FULL, "own": False}),
+    (S, True, "a mask for padding", {"queries": 3, "keys": 64, "own": False}),  # a cache
+    *((ONE, True, "one tile", {"queries": 64, "d_head": d}) for d in (16, 32, 128)),
+    *((S, True, "the fused triangle", {"queries": 64, "d_head": d}) for d in (8, 48, 256)),
+    (S, True, "the fused triangle", {"queries": 64, "triton": False}),
+    (S, True, "the fused triangle", {"queries": 64, "device": "cpu"}),
     # on a CPU always sdpa
     (S, True, "on a CPU", {"device": "cpu", "mask": WINDOW}),
     (S, True, "on a CPU", {"device": "cpu", "scheme": "alibi"}),
@@ -294,8 +306,8 @@ def test_make_plan_asks_choose_with_the_situation_it_is_in(monkeypatch: pytest.M
     at, scheme = torch.arange(6)[None], SCHEME["alibi"]
     assert make_plan(WINDOW, at, at, scheme, d_head=48, dropout=0.2).kernel is reference
     make_plan(FULL, at[:, :2], at)
-    assert asked[0] == Situation("cpu", 6, True, WINDOW, scheme, 48, 0.2, attend.has_triton())
-    assert (asked[1].queries, asked[1].own, asked[1].dropout) == (2, False, 0.0)
+    assert asked[0] == Situation("cpu", 6, True, WINDOW, scheme, 48, 0.2, attend.has_triton(), 6)
+    assert (asked[1].queries, asked[1].keys, asked[1].own, asked[1].dropout) == (2, 6, False, 0.0)
     assert isinstance(asked[1].scheme, NoPositions)
     make_plan(WINDOW, at, at, scheme, kernel="sdpa")
     assert len(asked) == 2  # a kernel by name asks nobody

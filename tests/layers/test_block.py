@@ -79,6 +79,13 @@ def test_feed_forward_dropout_is_inside_and_in_training_alone() -> None:
     assert set(layer.eval()(x, CTX).unique().tolist()) == {1.0}
 
 
+def through(module: nn.Module, x: Tensor) -> Tensor:
+    """x through a sublayer in its place, or a block, with the sum that it leaves to the next norm (no dropout)."""
+    kind = module.sublayers["a"] if isinstance(module, Block) else module
+    x, y = module(x, None if isinstance(kind, PostNorm) else torch.zeros_like(x), CTX)
+    return x if y is None else x + y
+
+
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_where_the_norm_stands(norm: str) -> None:
     layer = stirred(PLACEMENTS[norm](Affine(2.0, 0.5), CONFIG))
@@ -89,18 +96,29 @@ def test_where_the_norm_stands(norm: str) -> None:
         expected = numbers + 2.0 * layer_norm(numbers, gain, bias) + 0.5
     else:
         expected = layer_norm(numbers + 2.0 * numbers + 0.5, gain, bias)
-    np.testing.assert_allclose(layer(x, CTX).detach().numpy(), expected, atol=2e-6)
+    np.testing.assert_allclose(through(layer, x).detach().numpy(), expected, atol=2e-6)
 
 
 def test_dropout_falls_on_the_sublayer_and_never_on_the_residual() -> None:
+    """Of two sublayers in a row: the second one's norm adds what the first gave to the stream."""
     config = ModelConfig(d_model=C, dropout=0.25)
     x = torch.randn(50, 40, C)
-    layer = PreNorm(Affine(0.0, 3.0), config)
-    gained = layer(x, CTX) - x
+    block = Block(config, {"a": Affine(0.0, 3.0), "b": Affine(0.0, 5.0)})
+    gained = block(x, torch.zeros_like(x), CTX)[0] - x
     dropped = gained.abs() < 1e-4
     torch.testing.assert_close(gained[~dropped], torch.full_like(gained[~dropped], 4.0))  # 3 / (1 - 0.25)
     assert dropped.float().mean().item() == pytest.approx(0.25, abs=0.02)
-    torch.testing.assert_close(layer.eval()(x, CTX) - x, torch.full_like(x, 3.0))
+    torch.testing.assert_close(block.eval()(x, torch.zeros_like(x), CTX)[0] - x, torch.full_like(x, 3.0))
+
+
+def test_the_last_sublayer_is_dropped_too() -> None:
+    """Its sum is the stack's own norm's: of rows (3, 0, 3, ...) / 0.75 and none, only the spread tells."""
+    config = ModelConfig(d_model=C, dropout=0.25)
+    stack = Stack(config, [Block(config, {"a": Affine(0.0, 3.0)})], FULL, "encoder")
+    x, positions = torch.zeros(50, 40, C), torch.arange(40).expand(50, -1)
+    assert stack.eval()(x, positions).abs().max() < 1e-3
+    values = stack.train()(x, positions).detach()
+    assert ((values < -0.1).float().mean().item()) == pytest.approx(0.25 - 0.25**C, abs=0.02)
 
 
 def test_a_block_runs_its_sublayers_in_order() -> None:
@@ -108,7 +126,7 @@ def test_a_block_runs_its_sublayers_in_order() -> None:
     x = torch.randn(1, 3, C)
     a, b = (block.sublayers[name] for name in "ab")
     assert isinstance(a, PostNorm)
-    torch.testing.assert_close(block(x, CTX), b(a(x, CTX), CTX))
+    torch.testing.assert_close(through(block, x), through(b, through(a, x)))
 
 
 def test_encoder_and_decoder_blocks() -> None:
@@ -128,13 +146,13 @@ class Counting(Cache):
 def test_a_stack_is_its_blocks_one_after_the_other_and_pre_norm_ends_on_a_norm(norm: str) -> None:
     config = ModelConfig(d_model=C, norm=norm, dropout=0.0)
     sublayers = [Affine(0.5, 1.0), Affine(-2.0, 0.0), Affine(1.5, 0.3)]
-    stack = stirred(Stack(config, (Block(config, {"only": f}) for f in sublayers), FULL, "encoder"))
+    stack = stirred(Stack(config, (Block(config, {"a": f}) for f in sublayers), FULL, "encoder"))
     assert isinstance(stack, Stack)
     x, positions, cache = torch.randn(1, 3, C), torch.arange(3)[None], Counting()
 
     expected = x
     for block in stack.blocks:
-        expected = block(expected, CTX)
+        expected = through(block, expected)
     if norm == "pre":
         last = stack.norm
         assert isinstance(last, nn.LayerNorm)

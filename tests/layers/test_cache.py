@@ -47,6 +47,72 @@ def test_the_cache_is_concatenation_and_indexing(operations: list[tuple[str, obj
         assert cache.filled == positions.shape[1]
 
 
+searches = st.lists(
+    st.one_of(
+        st.tuples(st.just("step"), st.integers(1, 6)),
+        st.tuples(st.just("follow"), st.integers(1, 4)),
+        st.tuples(st.just("narrow"), st.integers(1, 4)),
+        st.tuples(st.just("leave"), st.integers(0, 2)),
+    ),
+    min_size=3,
+    max_size=14,
+)
+
+
+@settings(max_examples=60)
+@given(operations=searches, seed=st.integers(0, 10**6))
+def test_a_hypothesis_sees_what_it_and_its_ancestors_wrote(operations: list[tuple[str, int]], seed: int) -> None:
+    """Beside lists of keys that are copied from parent to child; `narrow`: all go on from one, so that old columns die."""
+    rng = torch.Generator().manual_seed(seed)
+    cache, written = StepCache(), [[[]], [[]], [[]]]  # sentence, hypothesis -> its keys (H, D) and their positions
+    for name, n in operations:
+        width = len(written[0])
+        if name == "step":
+            for _ in range(n):
+                say(cache, written, rng)
+        elif name == "leave" and len(written) > 1:
+            kept = [i for i in range(len(written)) if i != n % len(written)]
+            cache.select(torch.tensor(kept))
+            written = [written[i] for i in kept]
+        elif name in ("follow", "narrow"):
+            parents = torch.randint(0, width, (len(written), n), generator=rng)
+            parents = parents[:, :1].expand(-1, n) if name == "narrow" else parents
+            cache.follow(parents)
+            written = [[list(row[i]) for i in of] for row, of in zip(written, parents.tolist(), strict=True)]
+
+
+def say(cache: StepCache, written: list[list[list[tuple[torch.Tensor, int]]]], rng: torch.Generator) -> None:
+    b, k = len(written), len(written[0])
+    positions = cache.next_positions(torch.zeros(b * k, dtype=torch.long))
+    assert positions.tolist() == [[len(said) for said in row] for row in written]
+    new = torch.randn(b, H, k, D, generator=rng)
+    places, past = cache.key_positions(positions), cache.own_past()
+    for row, keys in zip(written, new, strict=True):
+        for i, said in enumerate(row):
+            said.append((keys[:, i], len(said)))
+    for layer in LAYERS:
+        keys, values = cache.extend(layer, new, -new)
+        for i, row in enumerate(written):
+            for j, said in enumerate(row):
+                seen = torch.ones_like(places[i], dtype=torch.bool) if past is None else past[i, j]
+                assert places[i][seen].tolist() == [place for _, place in said]
+                assert torch.equal(keys[i][:, seen], torch.stack([key for key, _ in said], 1))
+                assert torch.equal(values[i][:, seen], -torch.stack([key for key, _ in said], 1))
+    cache.advance(positions)
+
+
+def test_columns_that_nobody_sees_make_way_before_room_is_doubled() -> None:
+    """Rows that lose different columns, one more than the other; what is seen stays, in its order."""
+    cache, written, rng = StepCache(), [[[]], [[]]], torch.Generator().manual_seed(0)
+    for step in range(40):
+        parents = torch.tensor([[0, 0, 0, 0], [0, 1, 1, 1] if step % 8 else [0, 0, 0, 0]])[:, : 1 if step == 0 else 4]
+        parents = parents % len(written[0])
+        cache.follow(parents)
+        written = [[list(row[i]) for i in of] for row, of in zip(written, parents.tolist(), strict=True)]
+        say(cache, written, rng)
+    assert cache.keys[LAYERS[0]].shape[2] == 128  # 157 were written, for which 256 would be made
+
+
 def test_memory_is_projected_once_and_follows_its_sentences() -> None:
     cache, calls = StepCache(), []
     keys, values = torch.randn(2, 4, H, 5, D)

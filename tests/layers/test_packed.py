@@ -1,15 +1,19 @@
-"""Weights in another order of memory: the same model, and the same file."""
+"""Weights in another order of memory: the same model, and the same file. In fewer bytes: nearly the same, and no file."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from regard import folder
+from regard.errors import RegardError
 from regard.folder import Bundle
-from regard.layers.packed import column_major
+from regard.layers.embedding import Head
+from regard.layers.packed import KINDS, PackedHead, column_major, laid_out, packed
 from regard.models.architectures import make_model, preset
 
 CPU = torch.device("cpu")
@@ -44,3 +48,74 @@ def test_a_loaded_model_is_laid_out_and_saved_as_it_was(tmp_path: Path) -> None:
     a, b = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+# ---- fewer bytes -----------------------------------------------------------------------------------------------------
+
+
+def product(weight: torch.Tensor, bias: torch.Tensor, x: torch.Tensor) -> np.ndarray:
+    w, b, rows = (t.double().numpy() for t in (weight, bias, x))
+    return rows @ w.T + b
+
+
+@pytest.mark.parametrize(("kind", "digits"), [("int8", 7), ("fp16", 11), ("bf16", 7)])
+def test_a_product_is_right_to_the_digits_its_numbers_have(kind: str, digits: int) -> None:
+    """Each product is off by half a unit in the last place of its factors at most; a sum, by no more than all of them."""
+    rng = torch.Generator().manual_seed(0)
+    weight = torch.randn(40, 96, generator=rng) * torch.logspace(-3, 1, 40)[:, None]  # outputs of very different sizes
+    bias, x = torch.randn(40, generator=rng), torch.randn(5, 96, generator=rng)
+    found = KINDS[kind](weight, bias)(x).double().numpy()
+    largest = weight.abs().amax(1).double().numpy() * x.abs().amax().double().numpy()
+    bound = 96 * largest * 2.0**-digits + np.abs(bias.numpy()) * 2.0**-8 + np.abs(found) * 2.0**-8
+    error = np.abs(found - product(weight, bias, x))
+    assert (error <= bound).all()
+    typical = np.sqrt((error**2).mean(0)) / np.sqrt((product(weight, bias * 0, x) ** 2).mean(0))
+    assert np.median(typical[20:]) < 3 * 2.0**-digits  # of the larger outputs, whose bias does not count
+
+
+def test_one_huge_output_leaves_the_others_their_digits() -> None:
+    """A scale of its own for each output: with one for all, rows a thousand times smaller would round to zero."""
+    weight = torch.randn(8, 32, generator=torch.Generator().manual_seed(1))
+    weight[0] *= 1e4
+    x = torch.randn(3, 32, generator=torch.Generator().manual_seed(2))
+    found = KINDS["int8"](weight, torch.zeros(8))(x)[:, 1:]
+    expected = torch.tensor(product(weight, torch.zeros(8), x))[:, 1:]
+    assert (found - expected).norm() < 0.03 * expected.norm()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_packed_model_says_nearly_the_same(kind: str) -> None:
+    plain, other = model(), packed(model(), kind)
+    assert not any(isinstance(m, torch.nn.Linear) or type(m) is Head for m in other.modules())
+    ids = torch.randint(5, 50, (3, 7), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected, found = plain(ids, ids), other(ids, ids)
+    assert not torch.equal(found, expected)
+    assert (found - expected).norm() < 0.05 * expected.norm()
+    assert torch.equal(plain.source_embedding(ids), other.source_embedding(ids))  # looked up as ever
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_packed_head_keeps_its_scale_and_what_is_absent(kind: str) -> None:
+    weight = torch.randn(20, 16, generator=torch.Generator().manual_seed(3))
+    head = Head(weight, scaled=True, absent=(3, 19))
+    x = torch.randn(2, 16)
+    expected, found = head(x), PackedHead(head, KINDS[kind])(x)
+    assert found.isneginf().nonzero()[:, 1].tolist() == [3, 19, 3, 19]
+    torch.testing.assert_close(found, expected, atol=0.1, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_is_loaded_in_fewer_bytes_and_not_saved(kind: str, tmp_path: Path) -> None:
+    folder.save(tmp_path / "a", Bundle(model(), None, "translation"), "")
+    bundle = folder.load(tmp_path / "a", CPU, kind)
+    assert any(isinstance(m, KINDS[kind]) for m in bundle.model.modules())
+    with pytest.raises(RegardError, match="rounded weights"):
+        folder.save(tmp_path / "b", bundle, "")
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(RegardError, match="unknown weights 'int3': use fp32"):
+        laid_out(model(), "int3", CPU)
+    with pytest.raises(RegardError, match="int8 are for CPUs"):
+        laid_out(model(), "int8", torch.device("cuda"))

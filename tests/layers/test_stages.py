@@ -414,18 +414,31 @@ FREE = ["none", "linear", "sinusoidal", "learned", "rope", "yarn"]
 WINDOW = window(CAUSAL, 8)
 ROWS: dict[int, list[Situation]] = {
     1: [situation(name, mask) for name in ("shaw", "cope") for mask in (CAUSAL, WINDOW)],
-    2: [situation(name, CAUSAL) for name in FREE],
-    3: [situation(name, FULL) for name in FREE] + [situation("rope", CAUSAL, own=False)],
-    4: [situation(name, WINDOW, "cpu") for name in [*FREE, *BIASES, "fire"]],
-    5: [situation(name, WINDOW, own=own, queries=127) for name in [*FREE, *BIASES, "fire"] for own in (True, False)],
-    6: [situation(name, WINDOW, own=False) for name in [*FREE, *BIASES, "fire"]],
-    7: [situation(name, WINDOW, dropout=0.1) for name in [*FREE, *BIASES, "fire"]],
-    8: [situation(name, WINDOW, d_head=8) for name in [*FREE, *BIASES, "fire"]],
-    9: [situation(name, mask) for name in FREE for mask in (WINDOW, prefix(3), documents(CAUSAL), documents(FULL))],
-    10: [situation(name, mask, d_head=d) for name in BIASES for mask in (FULL, WINDOW) for d in (16, 32, 64, 128)],
-    11: [situation(name, CAUSAL, d_head=80) for name in BIASES],
-    12: [situation("fire", mask) for mask in (CAUSAL, WINDOW)],
-    13: [
+    2: [
+        *(situation(name, mask, queries=128, d_head=d) for name in FREE for mask in (FULL, CAUSAL) for d in (16, 128)),
+        situation("none", FULL, own=False, queries=1, keys=128),
+        situation("none", CAUSAL, queries=9, dropout=0.1),
+    ],
+    3: [
+        *(situation(name, CAUSAL, queries=129) for name in FREE),
+        situation("rope", CAUSAL, queries=100, d_head=80),
+        situation("rope", CAUSAL, "cpu", queries=100),
+    ],
+    4: [
+        *(situation(name, FULL) for name in FREE),
+        situation("none", FULL, own=False, queries=1, keys=129),
+        situation("rope", CAUSAL, own=False, queries=1, keys=100),
+    ],
+    5: [situation(name, WINDOW, "cpu") for name in [*FREE, *BIASES, "fire"]],
+    6: [situation(name, WINDOW, own=own, queries=127) for name in [*FREE, *BIASES, "fire"] for own in (True, False)],
+    7: [situation(name, WINDOW, own=False) for name in [*FREE, *BIASES, "fire"]],
+    8: [situation(name, WINDOW, dropout=0.1) for name in [*FREE, *BIASES, "fire"]],
+    9: [situation(name, WINDOW, d_head=8) for name in [*FREE, *BIASES, "fire"]],
+    10: [situation(name, mask) for name in FREE for mask in (WINDOW, prefix(3), documents(CAUSAL), documents(FULL))],
+    11: [situation(name, mask, d_head=d) for name in BIASES for mask in (FULL, WINDOW) for d in (16, 32, 64, 128)],
+    12: [situation(name, CAUSAL, d_head=80) for name in BIASES],
+    13: [situation("fire", mask) for mask in (CAUSAL, WINDOW)],
+    14: [
         situation("fire", FULL),
         situation("fire", prefix(3)),
         situation("fire", documents(CAUSAL)),

@@ -112,7 +112,8 @@ def assert_equal_tensors(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor])
     assert a.keys() == b.keys()
     for name in a:
         assert a[name].dtype == b[name].dtype
-        assert a[name].numpy().tobytes() == b[name].numpy().tobytes(), name
+        bits = (x.reshape(-1).view(torch.uint8) for x in (a[name], b[name]))  # as NumPy has no bf16
+        assert torch.equal(*bits), name
 
 
 def assert_same_run(run: Path, reference: Path) -> None:

@@ -50,7 +50,7 @@ def run(
     **config: object,
 ) -> tuple[TrainingStep, Transformer]:
     net = model(**(changes or {}))
-    settings = TrainConfig(compile=compile, **config)  # type: ignore[arg-type]
+    settings = TrainConfig(compile=compile, accumulate=2, **config)  # type: ignore[arg-type]
     step = TrainingStep(token_objective(net, settings), settings, torch.device("cuda"), dtype)
     for i, (rows, width) in enumerate(shapes):
         step([batch(rows, width, i), batch(rows, width, 100 + i)], lr=1e-3)

@@ -16,6 +16,7 @@ from regard.config import ModelConfig, TrainConfig
 from regard.data.batches import Batch
 from regard.data.shards import TokenStore
 from regard.data.streams import PackedBatches
+from regard.layers.packed import packed
 from regard.models.architectures import make_model, preset
 from regard.models.gpt import GPT
 from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK
@@ -107,7 +108,9 @@ def test_low_precision_logits_are_summed_in_fp32() -> None:
 class Counted(nn.Module):
     """Logits that show what the model was given: source token times target token, plus the piece's number."""
 
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+    head = nn.Identity()
+
+    def read(self, source: Tensor, target: Tensor) -> Tensor:
         return (source * target)[..., None] * torch.arange(5.0)
 
 
@@ -154,9 +157,9 @@ class Noisy(nn.Module):
 
     def __init__(self, noise: float) -> None:
         super().__init__()
-        self.noise = noise
+        self.noise, self.head = noise, nn.Identity()
 
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+    def read(self, source: Tensor, target: Tensor) -> Tensor:
         self.given = source, target
         logits = (source + target)[..., None] * torch.linspace(-1, 1, 6)
         return logits + self.noise * torch.randn_like(logits)
@@ -177,10 +180,21 @@ def test_r_drop_reads_each_row_twice_and_punishes_disagreement_alone() -> None:
 
 
 def test_r_drop_is_chosen_by_its_weight() -> None:
-    plain, twice = (token_objective(nn.Identity(), TrainConfig(r_drop=weight)) for weight in (0.0, 5.0))
+    plain, twice = (token_objective(nn.Identity(), TrainConfig(r_drop=weight, z_loss=1e-4)) for weight in (0.0, 5.0))
     assert type(plain) is Objective
     assert isinstance(twice, RDropObjective)
     assert (plain.label_smoothing, twice.label_smoothing, twice.weight) == (0.1, 0.1, 5.0)
+    assert (plain.z_loss, twice.z_loss) == (1e-4, 1e-4)
+
+
+# ---- z-loss ----------------------------------------------------------------------------------------------------------
+
+
+def test_z_loss_by_hand() -> None:
+    # Exponentials 1 and 3 sum to 4: (ln 4)^2 = 1.921812 beside what is descended, nothing beside what is reported.
+    logits, labels = torch.tensor([[[0.0, math.log(3)], [5.0, -5.0]]]), torch.tensor([[1, PAD]])
+    without, with_z = (Objective(nn.Identity(), 0.1, z).losses(logits, labels) for z in (0.0, 0.5))
+    assert (with_z - without).tolist() == pytest.approx([0.5 * 1.921812, 0, 0], abs=1e-6)
 
 
 # ---- vocabularies that lack special tokens ---------------------------------------------------------------------------
@@ -245,6 +259,61 @@ def test_r_drop_over_tokens_that_can_be_said() -> None:
     torch.testing.assert_close(ours[0], theirs[0] + smooth / 2)
 
 
+# ---- in chunks, without all logits at once ---------------------------------------------------------------------------
+
+
+def old_formula(logits: Tensor, labels: Tensor, smoothing: float, z: float, absent: tuple[int, ...]) -> Tensor:
+    """On all logits at once, in the open."""
+    scored, left = labels != PAD, [i for i in range(logits.shape[-1]) if i not in absent]
+    log_z = logits.logsumexp(-1)
+    nll = (log_z - logits.gather(-1, labels[..., None]).squeeze(-1)).where(scored, 0)
+    even = (log_z - logits[..., left].mean(-1)) * scored
+    loss = (1 - smoothing) * nll + smoothing * even + z * log_z**2 * scored
+    return torch.stack([loss.sum(), nll.sum(), scored.sum()])
+
+
+def token_model(kind: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A small model with each kind of head, and what it reads."""
+    sizes = {"d_model": 16, "n_heads": 2, "d_ff": 16, "max_len": 16, "dropout": 0.0, "target_vocab": 12}
+    ids = torch.randint(5, 12, (3, 6))
+    if kind == "bert":
+        sizes |= {"n_encoder_layers": 1, "source_vocab": 12}
+        return make_model(preset("bert-tiny", **sizes, absent=(SOS, UNK))), (ids, torch.zeros_like(ids))
+    if kind == "transformer":
+        changes = {"n_encoder_layers": 1, "n_decoder_layers": 1, "source_vocab": 12, "tie": "all", "scale_logits": True}
+        return make_model(preset("transformer-tiny", **sizes, **changes)), (ids.flip(0), ids)
+    return make_model(foreign(head_bias=True, tie="decoder")), (ids,)
+
+
+@pytest.mark.parametrize("kind", ["gpt", "bert", "transformer", "documents"])
+@pytest.mark.parametrize(("smoothing", "z"), [(0.0, 0.0), (0.1, 0.01)])
+def test_every_model_loses_and_learns_what_all_its_logits_say(kind: str, smoothing: float, z: float) -> None:
+    torch.manual_seed(3)
+    model, given = token_model(kind)
+    labels = torch.randint(5, 12, (3, 6))
+    labels[0, 2:] = labels[2, 1] = PAD
+    if kind == "documents":
+        assert isinstance(model, GPT)
+        given = (*given, torch.tensor([0, 1, 2, 0, 1, 2]).expand(3, -1))
+        ours, logits = PackedObjective(model, smoothing, z)(*given, labels), model.packed(*given)
+    else:
+        ours, logits = Objective(model, smoothing, z)(*given, labels), model(*given)
+    theirs = old_formula(logits, labels, smoothing, z, model.config.absent)  # type: ignore[union-attr, arg-type]
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    used = [p for n, p in model.named_parameters() if "pooler" not in n]
+    for a, b in zip(*(torch.autograd.grad(sums[0] / 7, used) for sums in (ours, theirs)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_packed_for_a_cpu_is_scored_as_well() -> None:
+    torch.manual_seed(0)
+    model = make_model(foreign()).eval()
+    before = Objective(model)(IDS, NEXT)
+    with torch.no_grad():
+        after = Objective(packed(model, "fp16"))(IDS, NEXT)
+    torch.testing.assert_close(after, before, rtol=1e-2, atol=0)
+
+
 # ---- documents in packed rows ----------------------------------------------------------------------------------------
 
 
@@ -262,12 +331,12 @@ def test_packed_documents_lose_what_they_lose_alone(positions: str, lengths: lis
     model, rng = gpt(positions), np.random.default_rng(seed)
     texts = [rng.integers(5, 12, n) for n in lengths]
     store = TokenStore(np.concatenate(texts), np.cumsum([0, *lengths]))
-    packed = sum(PackedObjective(model, 0.1)(*b.inputs) for b in PackedBatches(store, 16, 32, seed).once())
+    together = sum(PackedObjective(model, 0.1)(*b.inputs) for b in PackedBatches(store, 16, 32, seed).once())
     rows = [torch.from_numpy(text)[None] for text in texts]
     alone = sum(Objective(model, 0.1)(row[:, :-1], row[:, 1:]) for row in rows)
-    assert isinstance(packed, Tensor)
-    assert packed[2] == sum(lengths) - len(lengths)
-    torch.testing.assert_close(packed, alone, rtol=1e-5, atol=1e-4)
+    assert isinstance(together, Tensor)
+    assert together[2] == sum(lengths) - len(lengths)
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-4)
 
 
 def test_packed_logits_are_those_of_each_document_to_the_last_digits() -> None:

@@ -27,7 +27,7 @@ def transformer(**changes: Any) -> Transformer:
 def set_gradients(model: torch.nn.Module, seed: int, scale: float = 1.0) -> None:
     generator = torch.Generator().manual_seed(seed)
     for p in model.parameters():
-        p.grad = scale * torch.randn(p.shape, generator=generator)
+        p.grad = (scale * torch.randn(p.shape, generator=generator)).to(p.dtype)
 
 
 def snapshot(updater: Updater) -> list[torch.Tensor]:
@@ -98,12 +98,21 @@ def check(updater: Updater, gradients: list[torch.Tensor]) -> None:
         assert torch.equal(p.grad, g)  # type: ignore[arg-type]
 
 
+OPTIONS: list[dict[str, str]] = [
+    {},
+    {"optimizer": "muon"},
+    {"weights": "bf16"},
+    {"optimizer": "muon", "weights": "bf16"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("where", ["gradient", "loss"])
 @pytest.mark.parametrize("first", [1, 3])
-def test_a_bad_step_freezes_weights_and_moments(bad: float, where: str, first: int) -> None:
+def test_a_bad_step_freezes_weights_and_moments(bad: float, where: str, first: int, options: dict[str, Any]) -> None:
     model = transformer()
-    updater = Updater(model, TrainConfig(lr=0.1))
+    updater = Updater(model, TrainConfig(lr=0.1, weight_decay=0.1, precision="bf16", **options))
     for t in range(1, first):
         set_gradients(model, t)
         updater.step(torch.tensor(1.0))
@@ -119,6 +128,31 @@ def test_a_bad_step_freezes_weights_and_moments(bad: float, where: str, first: i
     assert all(torch.equal(a, b) for a, b in zip(updater.parameters, weights, strict=True))
     if first > 1:
         assert all(torch.equal(a, b) for a, b in zip(snapshot(updater), state, strict=True))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_clipping_divides_every_gradient_by_one_number(options: dict[str, Any]) -> None:
+    """So gradients 64 times as large leave the same moments behind, whoever takes them."""
+    found = []
+    for scale in (1.0, 64.0):
+        model = transformer()
+        updater = Updater(model, TrainConfig(clip=2**-10, precision="bf16", **options))
+        set_gradients(model, seed=1, scale=scale)
+        torch.manual_seed(2)
+        assert updater.step(torch.tensor(1.0)).dtype == torch.float32
+        found.append(snapshot(updater))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-2 if a.dtype == torch.bfloat16 else 1e-4, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("options", [*OPTIONS, {"recompute": True}], ids=str)
+def test_recorded_steps_equal_plain_ones_with_every_option(options: dict[str, Any]) -> None:
+    from test_gpu import run
+
+    fast, plain = (run(compile, torch.bfloat16, precision="bf16", **options)[0] for compile in (True, False))
+    torch.testing.assert_close(fast.sums, plain.sums, rtol=2e-2, atol=1.0)
 
 
 # ---- accumulation ------------------------------------------------------------------------------------------------

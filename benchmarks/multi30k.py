@@ -1,0 +1,134 @@
+"""A whole test set, ragged as it is: Translator.translate beside `generate` of transformers with the same weights.
+
+    python benchmarks/multi30k.py --run runs/multi30k-en-de --data MULTI30K [--peers hf|none] [--repeats 3] [--json FILE]
+
+From text to text on both sides, the same tokenizer, beam 5. The peer gets the sentences sorted by length in batches of
+128, in bf16. Its class is Marian's for post-norm models and Pegasus's for pre-norm ones: the two differ in nothing else.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import Report, fresh, parser, wall
+from others import foreign
+from torch import nn
+
+from regard.config import ModelConfig
+from regard.data.corpus import Corpus
+from regard.decode.rules import pad
+from regard.device import pick_device, pick_precision
+from regard.evaluate.translation import score
+from regard.exchange.matching import theirs_of
+from regard.exchange.numbering import own
+from regard.exchange.pairs import MARIAN
+from regard.exchange.rules import Rule, same, waves
+from regard.text.tokenizer import PAD
+from regard.translator import Translator, load
+
+BATCH, BEAM = 128, 5
+Translate = Callable[[list[str]], list[str]]
+
+
+def rules(config: ModelConfig) -> list[Rule]:
+    """Marian's, and for a pre-norm model the two norms at the end that Pegasus has beside them."""
+    found = list(MARIAN.rules(config, own(config.target_vocab)))
+    if config.norm == "pre":
+        for side in ("encoder", "decoder"):
+            found += same(f"{side}.norm", f"model.{side}.layer_norm", (waves(config.d_model, 0),))
+    return found
+
+
+def peer_of(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """The same weights in transformers."""
+    config: ModelConfig = model.config  # type: ignore[assignment]
+    theirs = foreign(config, "marian" if config.norm == "post" else "pegasus", device)
+    tensors = theirs_of(rules(config), {name: p.detach() for name, p in model.named_parameters()})
+    missing, unknown = theirs.load_state_dict(tensors, strict=False)
+    left = [n for n in missing if not n.endswith(("embed_positions.weight", "embed_tokens.weight", "lm_head.weight"))]
+    if unknown or set(left) - {"final_logits_bias"}:
+        raise ValueError(f"no place for {unknown}, nothing for {left}")
+    return theirs.to(dtype).eval()
+
+
+def own_translate(translator: Translator) -> Translate:
+    return lambda texts: [found.text for found in translator.translate(texts, beam=BEAM)]
+
+
+def peer_translate(model: Any, translator: Translator) -> Translate:
+    """As its users do it: neighbours in length together."""
+    tokenizers, frame, options = translator.tokenizers, translator.frame, translator.options
+
+    @torch.inference_mode()
+    def translate(texts: list[str]) -> list[str]:
+        sources = [frame.one(ids) for ids in tokenizers.source.encode_batch(texts)]
+        order = sorted(range(len(texts)), key=lambda i: len(sources[i]))
+        found: dict[int, str] = {}
+        for start in range(0, len(order), BATCH):
+            rows = order[start : start + BATCH]
+            ids = pad([sources[i] for i in rows], model.device)
+            limit = int(options.max_len_a * ids.shape[1] + options.max_len_b)
+            written = model.generate(
+                input_ids=ids,
+                attention_mask=(ids != PAD).long(),
+                num_beams=BEAM,
+                do_sample=False,
+                length_penalty=options.length_penalty,
+                max_new_tokens=min(limit, model.config.max_position_embeddings - 1),
+            )
+            said = [[id for id in row if id > 4] for row in written.tolist()]  # 0 to 4 are special
+            found.update(zip(rows, tokenizers.target.decode_batch(said), strict=True))
+        return [found[i] for i in range(len(texts))]
+
+    return translate
+
+
+def measure(report: Report, who: str, translate: Translate, pairs: list[tuple[str, ...]], language: str) -> list[str]:
+    """Seconds of all sentences, and what they score. The peer, which records nothing, warms up with a few of them."""
+    texts, references = ([pair[i] for pair in pairs] for i in (0, 1))
+    own_way, device, found = who == "regard", report.device, list[list[str]]()
+    first = wall(lambda: translate(texts if own_way else texts[:8]), device)
+    repeats = report.options.repeats if own_way else 1
+    clock = statistics.median(wall(lambda: found.append(translate(texts)), device) for _ in range(repeats))
+    report.put("test set", who, clock, "s")
+    if own_way:
+        report.put("test set, first call", who, first, "s")
+    scores = score(found[0], references, texts, language)
+    for bleu in (scores.bleu, scores.bleu_lower):
+        report.put(f"test set, {bleu.name}", who, bleu.value, "points")
+    return found[0]
+
+
+def section(report: Report) -> None:
+    options, device = report.options, report.device
+    translator = load(options.run, str(device))
+    corpus = Corpus((options.test,), translator.source, translator.target, options.data, "test")
+    pairs = list(corpus.rows())[: options.sentences or None]
+    mine = measure(report, "regard", own_translate(translator), pairs, translator.target)
+    if "hf" in report.peers:
+        fresh(device)
+        model = peer_of(translator.model, device, pick_precision("auto", device))
+        theirs = measure(report, "hf", peer_translate(model, translator), pairs, translator.target)
+        equal = sum(a == b for a, b in zip(mine, theirs, strict=True))
+        report.note(f"{equal} of {len(pairs)} translations are the same")
+
+
+def main() -> int:
+    made = parser(__doc__, ["multi30k"], ["hf"], "hf")
+    made.set_defaults(repeats=3)
+    made.add_argument("--run", type=Path, required=True, help="a run or model folder of an encoder-decoder")
+    made.add_argument("--data", type=Path, default=Path(), help="the folder of the test set")
+    made.add_argument("--test", default="test_2016_flickr.{lang}.xz", help="the test set, as data.test names it")
+    made.add_argument("--sentences", type=int, default=0, help="only the first so many; 0: all")
+    report = Report(made.parse_args(), pick_device("auto"))
+    report.section("multi30k", section)
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

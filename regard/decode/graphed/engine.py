@@ -1,0 +1,198 @@
+"""Slots of sentences on a GPU, and one recorded step that serves them all.
+
+The host puts bursts of steps into the device's queue and looks at what they have done one burst later, so neither waits
+for the other; slots whose sentence has ended are given to the next one meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from regard.config import DecodeConfig
+from regard.decode.draw import draw
+from regard.decode.graphed.beams import Slots, advance, beam_step
+from regard.decode.graphed.candidates import NEVER, candidates, likeliest
+from regard.decode.graphed.model import StepModel, Writing
+from regard.decode.rules import budget
+from regard.replay import Replayed
+
+BURST = 4  # steps between two looks at the slots
+KEPT = 4  # engines of one model that stay ready
+SHARE = 0.3  # of the memory that is free, for keys and values
+RECORDED = ("length_penalty", "min_len", "stop", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+@dataclass
+class Snapshot:
+    """What the slots held after a burst, on its way to the host."""
+
+    burst: int
+    packed: Tensor  # as Slots.packed
+    gained: Tensor  # (N, L + 1) log p of each token, for K = 1
+    done: torch.cuda.Event | None  # None: it is there
+
+    def wait(self) -> None:
+        if self.done is not None:
+            self.done.synchronize()
+
+
+class Engine:
+    """B slots of K rows; `room` tokens may be written, `columns` of the cache hold them and what came before."""
+
+    def __init__(
+        self, model: Writing, options: DecodeConfig, dtype: torch.dtype, shape: tuple[int, int, int, int]
+    ) -> None:
+        b, k, room, columns = shape
+        device = next(model.parameters()).device
+        self.options, self.k = options, k
+        self.model = StepModel(model, dtype, columns)
+        self.slots = Slots.make(b, k, room, device, columns - room)
+        self.memory = self.model.memory(b * k, columns, device)
+        self.memory.owner = self.slots.owner if k > 1 else None
+        self.gained = torch.zeros((b * k, room + 1), device=device)  # the last column: of rows that rest
+        self.seeds = torch.zeros(b * k, dtype=torch.int64, device=device)
+        self.seen: Tensor | None = None  # (N, V) tokens a row has read or written, where repeating them costs
+        if options.repetition_penalty != 1:
+            vocabulary = self.model.head.weight.shape[0]
+            self.seen = torch.zeros((b * k, vocabulary), dtype=torch.bool, device=device)
+        step = self._search if k > 1 else self._write
+        self.step: Callable[[], None] = Replayed(step) if device.type == "cuda" else step
+        self.burst = 0
+        fields = (self.slots.packed, self.gained)
+        self.hosts = [tuple(torch.empty_like(x, device="cpu", pin_memory=x.is_cuda) for x in fields) for _ in range(2)]
+
+    def _search(self) -> None:
+        slots = self.slots
+        logits = self.model(slots.last, slots.position, self.memory)
+        beam_step(slots, *candidates(logits, 2 * self.k, slots.no_end, NEVER), self.options)
+
+    def _write(self) -> None:
+        """One token more in every row, the likeliest or one drawn at random."""
+        slots, options = self.slots, self.options
+        if self.seen is not None:
+            self.seen.scatter_(1, slots.last[:, None], True)
+        logits = self.model(slots.last, slots.position, self.memory)
+        if options.temperature == 0 and self.seen is None:
+            token, log_prob = likeliest(logits, slots.no_end)
+        else:
+            token, log_prob = draw(logits, self.seen, slots.no_end, self.seeds, slots.step, options)
+        self.gained.scatter_(1, slots.step[:, None].long(), log_prob[:, None])
+        advance(slots, token, log_prob, options)
+
+    def run(self, steps: int) -> Snapshot:
+        """Queue a burst; nothing is waited for."""
+        for _ in range(steps):
+            self.step()
+        packed, gained = self.hosts[self.burst % 2]
+        packed.copy_(self.slots.packed, non_blocking=True)
+        if self.k == 1:
+            gained.copy_(self.gained, non_blocking=True)
+        done = torch.cuda.Event() if packed.is_pinned() else None
+        if done is not None:
+            done.record()
+        self.burst += 1
+        return Snapshot(self.burst, packed, gained, done)
+
+    def begin(self, rows: Tensor, seeds: Sequence[int], read: Sequence[Sequence[int]]) -> None:
+        """What chance and repetition need to know of rows that enter: their seeds, and what they have read."""
+        if self.options.temperature > 0:
+            self.seeds[rows] = torch.tensor([seed % 2**63 for seed in seeds], device=rows.device)
+        if self.seen is not None:
+            for row, ids in zip(rows, read, strict=True):
+                self.seen[row] = False
+                self.seen[row].index_fill_(0, torch.tensor(ids, device=rows.device), True)
+
+    def rows(self, slots: Sequence[int]) -> Tensor:
+        """The numbers of all rows of these slots."""
+        device = self.slots.last.device
+        return (torch.tensor(slots, device=device)[:, None] * self.k + torch.arange(self.k, device=device)).flatten()
+
+
+Work = TypeVar("Work")
+
+
+class Job(Generic[Work]):
+    """What waits for a slot, and which slot works on what."""
+
+    def __init__(self, engine: Engine, waiting: Iterable[Work]) -> None:
+        self.engine, self.waiting = engine, deque(waiting)
+        self.working: dict[int, Work] = {}
+        self.left: dict[int, int] = {}  # slot -> most steps to go
+        self.entered: dict[int, int] = {}  # slot -> bursts before it began
+        self.free = list(range(len(engine.slots.active)))
+        engine.slots.active.zero_()  # a job that was interrupted may have left some
+
+    def next(self) -> tuple[list[Work], list[int]]:
+        """What enters now, and its slots: whatever waits, once a quarter is free, since reading stops all others."""
+        slots = len(self.free) + len(self.working)
+        n = min(len(self.free), len(self.waiting)) if 4 * len(self.free) >= slots else 0
+        return [self.waiting.popleft() for _ in range(n)], [self.free.pop() for _ in range(n)]
+
+    def begin(self, slot: int, work: Work, limit: int) -> None:
+        self.working[slot], self.left[slot], self.entered[slot] = work, limit, self.engine.burst
+
+    def burst(self) -> Snapshot | None:
+        """None: all have come to their limits, if not to their ends."""
+        steps = min(BURST, max(self.left.values(), default=0))
+        if steps <= 0:
+            return None
+        for slot in self.left:
+            self.left[slot] -= steps
+        return self.engine.run(steps)
+
+    def seen_by(self, snapshot: Snapshot) -> list[int]:
+        """Slots whose present work the snapshot shows."""
+        return [slot for slot in self.working if self.entered[slot] < snapshot.burst]
+
+    def end(self, slot: int) -> Work:
+        del self.left[slot]
+        self.free.append(slot)
+        return self.working.pop(slot)
+
+
+def engine_for(model: Writing, options: DecodeConfig, shape: tuple[int, int, int, int], width: int = 0) -> Engine:
+    """One that is ready, or a new one. It belongs to the model, and goes with it."""
+    engines: OrderedDict[object, Engine] = model.__dict__.setdefault("_engines", OrderedDict())
+    dtype, weight = dtype_of(model), model.head.weight
+    key = (*(getattr(options, name) for name in RECORDED), dtype, shape, width, weight.device, weight.data_ptr())
+    if key not in engines:
+        engines[key] = Engine(model, options, dtype, shape)
+        while len(engines) > KEPT:
+            engines.popitem(last=False)
+    engines.move_to_end(key)
+    engines[key].model.refresh()
+    return engines[key]
+
+
+def slots_for(model: Writing, jobs: int, tokens: int, rows: tuple[int, int], options: DecodeConfig) -> int:
+    """How many slots of `tokens` each the budget allows, and the memory that is free, with K rows of that many columns."""
+    k, columns = rows
+    device, config = model.head.weight.device, model.config
+    most = budget(options, device) // tokens
+    if device.type == "cuda":
+        column = 2 * config.n_decoder_layers * config.n_kv_heads * config.d_head * dtype_of(model).itemsize
+        most = min(most, int(SHARE * torch.cuda.mem_get_info(device)[0]) // (k * columns * column))
+    return min(power(jobs), power(max(1, most) + 1) // 2)
+
+
+def dtype_of(model: Writing) -> torch.dtype:
+    """What a model works in: its weights' precision, or that of the autocast around."""
+    weight = model.head.weight
+    device = weight.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+
+
+def rounded(n: int, step: int = 32) -> int:
+    """Sizes are few, so that an engine fits many jobs."""
+    return -(-n // step) * step
+
+
+def power(n: int) -> int:
+    """The power of two at or above."""
+    return 1 << max(0, n - 1).bit_length()

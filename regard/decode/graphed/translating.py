@@ -1,0 +1,114 @@
+"""Many sentences of any length in, translations out, on a GPU: a sentence that ends makes room for the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from regard.config import DecodeConfig
+from regard.decode.graphed.beams import collect, unpack
+from regard.decode.graphed.engine import Engine, Job, Snapshot, engine_for, rounded, slots_for
+from regard.decode.graphed.model import cross_layers, fill
+from regard.decode.rules import Hypothesis, length_limits, opened, pad
+from regard.models.transformer import Transformer
+from regard.text.tokenizer import PAD
+
+Sample = tuple[int, int]  # which sentence, and which of its samples
+
+
+@torch.inference_mode()
+def translate(
+    model: Transformer,
+    sources: Sequence[Sequence[int]],
+    options: DecodeConfig,
+    start: tuple[int, ...],
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[list[Hypothesis]]:
+    """The translations of each source, best first; sources as the model reads them, special tokens included."""
+    job = Translation(model, sources, options, start)
+    before: Snapshot | None = None
+    while job.waiting or job.working:
+        job.enter()
+        after = job.burst()
+        if before is not None:
+            progress(job.harvest(before))
+        before = after
+    return job.results()
+
+
+class Translation(Job[Sample]):
+    def __init__(
+        self, model: Transformer, sources: Sequence[Sequence[int]], options: DecodeConfig, start: tuple[int, ...]
+    ) -> None:
+        self.model, self.sources, self.options, self.start = model, sources, options, start
+        self.samples = options.nbest if options.temperature > 0 else 1  # of each sentence, each in its own slot
+        lengths = torch.tensor([len(ids) for ids in sources])
+        self.limits = length_limits(lengths, options, model.config.max_len - len(start) + 1).tolist()
+        self.found: dict[Sample, list[Hypothesis]] = {}
+        longest_first = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
+        engine = self._engine(len(sources) * self.samples, int(lengths.max()))
+        super().__init__(engine, ((i, j) for i in longest_first for j in range(self.samples)))
+
+    def _engine(self, sentences: int, longest: int) -> Engine:
+        """With as many slots as the budget of tokens allows."""
+        k = self.options.beam if self.options.temperature == 0 else 1
+        width, room = rounded(longest), rounded(max(self.limits))
+        columns = room + len(self.start) - 1
+        b = slots_for(self.model, sentences, width * k, (k, columns), self.options)
+        engine = engine_for(self.model, self.options, (b, k, room, columns), width)
+        if engine.memory.length is None:
+            self._make_room(engine, b, width)
+        return engine
+
+    def _make_room(self, engine: Engine, b: int, width: int) -> None:
+        """For the keys and values of b sources."""
+        device = engine.slots.last.device
+        for layer in cross_layers(self.model):
+            shape = (b, layer.d_keys // layer.d_head, width, layer.d_head)
+            k, v = (torch.zeros(shape, dtype=engine.model.weights.dtype, device=device) for _ in range(2))
+            engine.memory.crossed.append((k, v))
+        engine.memory.length = torch.zeros(b, dtype=torch.int32, device=device)
+
+    def enter(self) -> None:
+        """Sentences that wait are read together and take the free slots."""
+        entering, slots = self.next()
+        if not entering:
+            return
+        engine, device = self.engine, self.engine.slots.last.device
+        which, rows = torch.tensor(slots, device=device), engine.rows(slots)
+        self._read(pad([self.sources[i] for i, _ in entering], device), which, rows)
+        limits = torch.tensor([self.limits[i] for i, _ in entering], device=device)
+        engine.slots.enter(which, limits, self.start[-1], len(self.start) - 1, self.options)
+        seeds = [(self.options.seed + i) * self.options.nbest + j for i, j in entering for _ in range(engine.k)]
+        engine.begin(rows, seeds, [self.start] * len(rows))
+        for slot, sample in zip(slots, entering, strict=True):
+            self.begin(slot, sample, self.limits[sample[0]])
+
+    def _read(self, source: Tensor, which: Tensor, rows: Tensor) -> None:
+        """The encoder, the start tokens before the last, and keys and values of it all."""
+        memory = self.engine.memory
+        state, _ = opened(self.model, source, self.start)
+        for places, layer in zip(memory.crossed, cross_layers(self.model), strict=True):
+            found = state.cache.memory(layer, partial(layer.keys_values, state.memory))
+            for place, new in zip(places, found, strict=True):
+                place[which, :, : source.shape[1]] = new.to(place.dtype)
+        assert memory.length is not None
+        memory.length[which] = (source != PAD).sum(1, dtype=torch.int32)
+        sentence = torch.arange(len(which), device=which.device)
+        fill(memory, self.model, state.cache, rows, sentence.repeat_interleave(self.engine.k))
+
+    def harvest(self, snapshot: Snapshot) -> int:
+        """Take what has ended; how many sentences these are."""
+        snapshot.wait()
+        stopped = unpack(snapshot.packed, self.engine.k)["stopped"].tolist()
+        ended = [slot for slot in self.seen_by(snapshot) if stopped[slot]]
+        done = [self.end(slot) for slot in ended]
+        self.found.update(zip(done, collect(snapshot.packed, ended, self.engine.k, self.options), strict=True))
+        return sum(number == 0 for _, number in done)
+
+    def results(self) -> list[list[Hypothesis]]:
+        samples = ([h for j in range(self.samples) for h in self.found[i, j]] for i in range(len(self.sources)))
+        return [sorted(found, key=lambda h: -h.score) if self.samples > 1 else found for found in samples]

@@ -1,0 +1,151 @@
+"""Short-lists of the vocabulary: the target pieces that a translation is made of, judging by the pieces of its source.
+
+On a CPU much of a decoding step goes into the output matrix (V, C), although most of the vocabulary has nothing to do
+with the sentence. Which pieces go with which, `regard shortlist` learns from training pairs; a batch then multiplies only
+the rows of those that go with its sources, of the most frequent pieces and of the special tokens. A mask keeps each sentence
+to its own list, so its translation does not depend on what else is in the batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from regard.config import ModelConfig
+from regard.decode.rules import Decoder, Hypothesis
+from regard.errors import RegardError
+from regard.files import MANIFEST, disk_errors, read_json, sha256, sync, write_text
+from regard.layers.embedding import Head
+from regard.models.transformer import DecodeState, Transformer
+from regard.text.tokenizer import PAD, SPECIALS
+
+FILE = "shortlist.safetensors"
+
+
+@dataclass(frozen=True)
+class Shortlist:
+    always: Tensor  # (F,) int32 pieces for any translation, beside the five special tokens: the most frequent
+    lists: Tensor  # (source pieces, n) int32 those that go with each source piece; PAD fills up
+
+    def allowed(self, source: Tensor, vocab: int) -> Tensor:
+        """(B, V) which pieces the translation of each source row (B, S) may be made of."""
+        allowed = torch.zeros(len(source), vocab, dtype=torch.bool)
+        allowed[:, : len(SPECIALS)] = True
+        allowed[:, self.always.long()] = True
+        listed = self.lists[source].masked_fill_((source == PAD)[:, :, None], PAD)  # (B, S, n)
+        return allowed.scatter_(1, listed.flatten(1).long(), True)
+
+
+# ---- in a model folder -----------------------------------------------------------------------------------------------
+
+
+def save(folder: Path, shortlist: Shortlist) -> None:
+    """Put it into a sealed model folder, or replace the one there.
+
+    The manifest is first written without the file and then with it, so the folder is whole at any moment in between.
+    """
+    path = folder / FILE
+    draft = path.with_name(f".{FILE}.{os.getpid()}")
+    with disk_errors(path):
+        try:
+            write(draft, shortlist)
+            sync(draft)
+            sums = {k: v for k, v in read_json(folder / MANIFEST)["sha256"].items() if k != FILE}
+            write_text(folder / MANIFEST, json.dumps({"sha256": sums}, indent=1))
+            draft.rename(path)
+            write_text(folder / MANIFEST, json.dumps({"sha256": {**sums, FILE: sha256(path)}}, indent=1))
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+def write(path: Path, shortlist: Shortlist) -> None:
+    save_file({"always": shortlist.always.contiguous(), "lists": shortlist.lists.contiguous()}, path)
+
+
+def load(folder: Path, config: ModelConfig) -> Shortlist | None:
+    """That of a model folder, if it has one."""
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        tensors = load_file(path)
+        always, lists = tensors["always"], tensors["lists"]
+        fits = always.ndim == 1 and lists.ndim == 2 and len(lists) == config.source_vocab
+        fits &= all(0 <= int(x.min()) <= int(x.max()) < config.target_vocab for x in (always, lists))
+    except (SafetensorError, OSError, KeyError, RuntimeError) as error:
+        raise RegardError(f"cannot read {path}: {error}; make it again with `regard shortlist {folder}`") from None
+    if not fits:
+        raise RegardError(f"{path} is of another vocabulary: make it again with `regard shortlist {folder}`")
+    return Shortlist(always, lists)
+
+
+# ---- in use ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class NarrowState:
+    own: DecodeState
+    hidden: Tensor  # (B, U) pieces of the batch that are not for this sentence
+
+    def select(self, hypotheses: Tensor) -> None:
+        self.own.select(hypotheses)
+
+    def select_sentences(self, sentences: Tensor) -> None:
+        self.own.select_sentences(sentences)
+        self.hidden = self.hidden[sentences]
+
+
+class Narrow:
+    """A `Decoder` that writes one batch with the U pieces on the lists of its sources.
+
+    They are numbered anew, in their old order and the special tokens as ever, so that the softmax and the search are smaller
+    too. Sampling draws a number for every piece of the vocabulary: then logits are `wide`, with -inf for all others.
+    """
+
+    def __init__(
+        self, model: Decoder, shortlist: Shortlist, source: Tensor, start: tuple[int, ...], wide: bool
+    ) -> None:
+        assert isinstance(model, Transformer)
+        if type(model.head) is not Head:
+            raise RegardError("decode.shortlist takes rows of the output matrix as they are: leave out --weights")
+        self.model, self.shortlist, self.wide = model, shortlist, wide
+        self.vocab = len(model.head.weight)
+        used = shortlist.allowed(source, self.vocab).any(0)  # (V,)
+        used[list(start)] = True  # read, not said
+        self.ids = used.nonzero().squeeze(1)  # (U,)
+        self.head = rows_of(model.head, self.ids)
+        self.start = start if wide else tuple(torch.searchsorted(self.ids, torch.tensor(start)).tolist())
+
+    def begin(self, source: Tensor) -> NarrowState:
+        return NarrowState(self.model.begin(source), ~self.shortlist.allowed(source, self.vocab)[:, self.ids])
+
+    def step(self, tokens: Tensor, state: NarrowState) -> Tensor:
+        """Logits (N, U), or (N, V) if wide."""
+        logits = self.head(self.model.advance(tokens if self.wide else self.ids[tokens], state.own))
+        logits.view(len(state.hidden), -1, len(self.ids)).masked_fill_(state.hidden[:, None], -torch.inf)
+        if not self.wide:
+            return logits
+        return logits.new_full((len(logits), self.vocab), -torch.inf).index_copy_(1, self.ids, logits)
+
+    def full(self, found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+        """The hypotheses with the ids of the whole vocabulary."""
+        if self.wide:
+            return found
+        ids = self.ids.tolist()
+        return [[replace(h, tokens=[ids[i] for i in h.tokens]) for h in ranked] for ranked in found]
+
+
+@torch.no_grad()
+def rows_of(head: Head, ids: Tensor) -> Head:
+    """The head of some pieces alone."""
+    absent = torch.isin(ids, torch.tensor(head.absent, dtype=ids.dtype)).nonzero().squeeze(1)
+    small = Head(head.weight[ids], head.scale != 1.0, tuple(absent.tolist()))
+    small.bias = None if head.bias is None else nn.Parameter(head.bias[ids])
+    return small

@@ -1,0 +1,176 @@
+"""Recorded steps write what plain ones write: the same hypotheses, whoever enters and leaves meanwhile.
+
+Without a GPU the operations are torch's own and nothing is recorded; the rest is the same code.
+"""
+
+import pytest
+import torch
+
+from regard.config import DecodeConfig, ModelConfig
+from regard.decode.engine import decode
+from regard.decode.graphed.model import cannot
+from regard.decode.graphed.translating import translate
+from regard.decode.graphed.writing import steps
+from regard.decode.row import Row, make_row
+from regard.decode.rules import Hypothesis
+from regard.decode.write import plain_steps
+from regard.models.gpt import GPT
+from regard.models.transformer import Transformer
+from regard.text.frame import Frame
+from regard.text.tokenizer import EOS, SOS
+
+
+@pytest.fixture(autouse=True)
+def torch_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels have tests of their own; in the interpreter a whole search would take minutes."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])]
+VOCAB = 60
+STYLES: dict[str, dict[str, object]] = {
+    "pre-norm": {},
+    "post-norm": {"norm": "post"},
+    "rotary": {"positions": "rope", "encoder_positions": "sinusoidal"},
+    "alibi": {"positions": "alibi"},
+    "t5": {"positions": "t5", "norm_kind": "rms", "bias": False, "scale_logits": True, "scale_embeddings": False},
+    "grouped": {"n_kv_heads": 1, "gated": True, "activation": "silu"},
+    "parallel": {"parallel": True, "activation": "gelu-tanh"},
+    "window": {"window": 3},
+    "more": {"embedding_norm": True, "head_bias": True, "activation": "gelu", "absent": (4,)},
+}
+
+
+def sharp(model: torch.nn.Module) -> None:
+    """Larger weights: answers that differ, and end."""
+    for p in model.parameters():
+        if p.dim() == 2:
+            p.data *= 2.0
+
+
+def transformer(device: str = "cpu", **style: object) -> Transformer:
+    torch.manual_seed(3)
+    sizes = {"preset": "transformer-tiny", "n_encoder_layers": 2, "n_decoder_layers": 2, "d_model": 32, "n_heads": 2}
+    settings = {**sizes, "d_ff": 64, "max_len": 40, "source_vocab": VOCAB, "target_vocab": VOCAB, **style}
+    model = Transformer(ModelConfig(**settings)).eval()  # type: ignore[arg-type]
+    sharp(model)
+    return model.to(device)
+
+
+def gpt(device: str = "cpu", **style: object) -> GPT:
+    torch.manual_seed(5)
+    sizes = {"preset": "gpt-tiny", "n_decoder_layers": 2, "d_model": 32, "n_heads": 2, "d_ff": 64, "max_len": 48}
+    model = GPT(ModelConfig(**{**sizes, "target_vocab": VOCAB, **style})).eval()  # type: ignore[arg-type]
+    sharp(model)
+    return model.to(device)
+
+
+def sentences(n: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(n)
+    lengths = torch.randint(1, 14, (n,), generator=generator).tolist()
+    return [torch.randint(5, VOCAB, (length,), generator=generator).tolist() for length in lengths]
+
+
+def both(model: Transformer, options: DecodeConfig, n: int = 9, start: tuple[int, ...] = (SOS,)) -> None:
+    frame, sources = Frame(start=start), sentences(n)
+    cpu = Transformer(model.config).eval()
+    cpu.load_state_dict(model.state_dict())
+    plain = decode(cpu, sources, options, 40, torch.device("cpu"), frame=frame)
+    found = translate(model, [frame.one(ids) for ids in sources], options, start)
+    same(found, plain)
+
+
+def same(found: list[list[Hypothesis]], plain: list[list[Hypothesis]]) -> None:
+    for ours, theirs in zip(found, plain, strict=True):
+        assert [(h.tokens, h.ended) for h in ours] == [(h.tokens, h.ended) for h in theirs]
+        for a, b in zip(ours, theirs, strict=True):
+            assert (a.score, a.log_prob) == pytest.approx((b.score, b.log_prob), rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("style", STYLES)
+def test_every_style_of_model_is_searched_alike(style: str, device: str) -> None:
+    both(transformer(device, **STYLES[style]), DecodeConfig(beam=4, nbest=3))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"beam": 1},
+        {"beam": 5, "stop": "proven", "length_penalty": 0.6},
+        {"beam": 3, "min_len": 6, "length_penalty": 0.0},
+        {"beam": 1, "temperature": 1.0, "seed": 7},
+        {"beam": 1, "temperature": 0.7, "nbest": 3, "top_k": 9, "top_p": 0.8, "min_p": 0.02},
+        {"beam": 1, "repetition_penalty": 1.7},
+        {"beam": 1, "repetition_penalty": 1.3, "temperature": 0.9, "min_len": 3},
+    ],
+)
+def test_every_way_to_decode_is_alike(settings: dict[str, object], device: str) -> None:
+    both(transformer(device), DecodeConfig(**settings))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("beam", [1, 4])
+def test_sentences_enter_and_leave_while_others_go_on(beam: int, device: str) -> None:
+    """Room for few of them at a time: 40 sentences through two or four slots."""
+    both(transformer(device), DecodeConfig(beam=beam, batch_tokens=32 * 4 * 2), n=40)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_several_start_tokens_are_read(device: str) -> None:
+    both(transformer(device), DecodeConfig(beam=3), start=(EOS, SOS))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_learned_meanwhile_counts(device: str) -> None:
+    """An engine is kept for the next call, and the weights it works with are those of that call."""
+    model = transformer(device, positions="t5")
+    both(model, DecodeConfig(beam=2))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())).to(device))
+    both(model, DecodeConfig(beam=2))
+
+
+def rows(options: DecodeConfig, n: int) -> list[Row]:
+    prompts = [ids for ids in sentences(n) for _ in range(options.nbest)]
+    return [make_row(ids, 11 * i, options, 48) for i, ids in enumerate(prompts)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "settings", [{}, {"temperature": 1.0}, {"temperature": 0.8, "nbest": 3, "repetition_penalty": 1.2}, {"min_len": 4}]
+)
+@pytest.mark.parametrize("style", ["pre-norm", "rotary", "window", "grouped"])
+def test_texts_go_on_alike(style: str, settings: dict[str, object], device: str) -> None:
+    model = gpt(device, **STYLES[style] | {"encoder_positions": ""})
+    cpu = GPT(model.config).eval()
+    cpu.load_state_dict(model.state_dict())
+    options = DecodeConfig(beam=1, max_new_tokens=17, batch_tokens=64 * 4, **settings)  # type: ignore[arg-type]
+    found, plain = rows(options, 11), rows(options, 11)
+    for _ in steps(model, found, options):
+        pass
+    for _ in plain_steps(cpu, plain, options):
+        pass
+    for ours, theirs in zip(found, plain, strict=True):
+        assert (ours.ids, ours.end) == (theirs.ids, theirs.end)
+        assert ours.log_probs == pytest.approx(theirs.log_probs, rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_row_that_has_heard_enough_leaves(device: str) -> None:
+    options = DecodeConfig(beam=1, temperature=1.0, max_new_tokens=20, batch_tokens=64 * 2)
+    job = rows(options, 9)
+    for row in job:
+        row.hear = lambda token, row=row: len(row.tokens) == 3  # type: ignore[misc]
+    for _ in steps(gpt(device), job, options):
+        pass
+    assert {(row.end, len(row.tokens)) for row in job if row.end != "end"} == {("stop", 3)}
+
+
+def test_what_recorded_steps_cannot_do_is_named() -> None:
+    assert cannot(transformer(positions="cope", encoder_positions="rope")) == "CoPE positions"
+    assert cannot(transformer(positions="alibi", cross_positions="alibi")) == "positions in cross-attention"
+    assert cannot(transformer(positions="rope", encoder_positions="sinusoidal")) == ""

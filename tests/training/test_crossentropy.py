@@ -1,0 +1,313 @@
+"""Cross-entropy in chunks against torch's own on all logits at once, in float64: losses and every gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from regard.text.tokenizer import PAD
+from regard.training import crossentropy
+from regard.training.crossentropy import linear_cross_entropy
+
+M, C, V = 300, 8, 21
+SHARE = 0.37  # what comes in from above: never one
+
+
+@dataclass
+class Case:
+    """Vectors, a matrix and a bias to learn, and the right answers."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    labels: Tensor
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        return [t for t in (self.x, self.weight, self.bias) if t is not None]
+
+    def to(self, dtype: torch.dtype) -> Case:
+        """The same numbers, as leaves of their own."""
+        x, weight, bias = (
+            None if t is None else t.detach().to(dtype).requires_grad_() for t in (self.x, self.weight, self.bias)
+        )
+        assert x is not None
+        assert weight is not None
+        return Case(x, weight, bias, self.labels)
+
+
+def case(m: int = M, biased: bool = True, absent: tuple[int, ...] = (), seed: int = 0, v: int = V) -> Case:
+    """Numbers that bf16 holds exactly."""
+    g = torch.Generator().manual_seed(seed)
+    x, weight, bias = (
+        torch.randn(size, generator=g).bfloat16().double().requires_grad_() for size in ((m, C), (v, C), (v,))
+    )
+    there = torch.tensor([i for i in range(v) if i not in absent or i == PAD])
+    labels = there[torch.randint(0, len(there), (m,), generator=g)]  # PAD among them
+    return Case(x, weight, bias if biased else None, labels)
+
+
+def expected(
+    c: Case, smoothing: float = 0.0, z_loss: float = 0.0, absent: tuple[int, ...] = (), shares: Tensor | None = None
+) -> Tensor:
+    """torch's cross-entropy over the answers that there are, as if the vocabulary had no others."""
+    left = [i for i in range(len(c.weight)) if i not in absent]
+    scored = c.labels != PAD
+    labels = torch.tensor([left.index(i) for i in c.labels[scored].tolist()], dtype=torch.long)
+    logits = F.linear(c.x, c.weight, c.bias)[scored][:, left]
+    weights = (torch.ones(len(c.labels)) if shares is None else shares).to(logits.dtype)[scored]
+    loss = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none")
+    plain = F.cross_entropy(logits, labels, reduction="sum")
+    loss = ((loss + z_loss * logits.logsumexp(-1) ** 2) * weights).sum()
+    counted = scored if shares is None else scored & (shares != 0)
+    return torch.stack([loss, plain.detach(), counted.sum()])
+
+
+def gradients(sums: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    return list(torch.autograd.grad(sums[0] * SHARE, leaves))
+
+
+def check(c: Case, tolerance: float = 1e-12, **options: object) -> None:
+    ours = linear_cross_entropy(c.x, c.weight, c.bias, c.labels, **options)  # type: ignore[arg-type]
+    exact = c.to(torch.float64)
+    theirs = expected(exact, **options)  # type: ignore[arg-type]
+    near = {"rtol": tolerance, "atol": tolerance}
+    torch.testing.assert_close(ours.double(), theirs, **near)
+    for name, a, b in zip(
+        ("x", "weight", "bias"), gradients(ours, c.leaves), gradients(theirs, exact.leaves), strict=False
+    ):
+        torch.testing.assert_close(a.double(), b, msg=lambda m, name=name: f"{name}: {m}", **near)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """128 rows at a time."""
+    monkeypatch.setitem(crossentropy.CHUNK_BYTES, "cpu", 128 * V * 4)
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel, interpreted, over several blocks a row; vocabularies are filled up to whole tiles, as on a GPU."""
+    kernels = pytest.importorskip("regard.training.crossentropy_kernels")
+    monkeypatch.setattr(kernels, "BLOCK", 16)
+    monkeypatch.setattr(crossentropy, "worker", lambda x: kernels.row_losses)
+    monkeypatch.setitem(crossentropy.TILE, "cpu", 8)
+
+
+ABSENT = (0, 3, 17, V - 1)
+OPTIONS = [
+    pytest.param({}, id="plain"),
+    pytest.param({"smoothing": 0.1}, id="smoothed"),
+    pytest.param({"z_loss": 0.01}, id="z-loss"),
+    pytest.param({"absent": ABSENT}, id="absent"),
+    pytest.param({"smoothing": 0.2, "z_loss": 0.02, "absent": ABSENT}, id="all"),
+]
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_it_is_torchs_cross_entropy_with_every_gradient(options: dict[str, object], biased: bool) -> None:
+    check(case(biased=biased, absent=options.get("absent", ())), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("m", [1, 127, 128, 129, 256, 300, 512])
+def test_rows_fall_into_chunks_of_any_number(m: int, monkeypatch: pytest.MonkeyPatch, small_chunks: None) -> None:
+    sizes = []
+    plain = crossentropy.row_losses
+    monkeypatch.setattr(
+        crossentropy, "row_losses", lambda logits, *rest: (sizes.append(len(logits)), plain(logits, *rest))
+    )
+    check(case(m, seed=m), smoothing=0.1, z_loss=0.01)
+    # float64 rows are twice as long as `small_chunks` counts, but no chunk is shorter than a tile
+    assert sizes == [128] * (m // 128) + [m % 128] * (m % 128 > 0)
+
+
+def test_chunks_are_few_and_of_one_size() -> None:
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert crossentropy.chunk_rows(32768, 2 * 50304, gpu) == 8192  # GPT-2's, 32 rows of 1024 tokens
+    assert crossentropy.chunk_rows(8192, 2 * 10048, gpu) == 8192
+    assert crossentropy.chunk_rows(4000, 4 * 10000, cpu) == 896  # 5 x 896 rows hold 4,000 of them
+    assert crossentropy.chunk_rows(1, 4 * 10**9, cpu) == 128
+
+
+@settings(max_examples=30)
+@given(
+    m=st.integers(1, 200),
+    smoothing=st.sampled_from([0.0, 0.1]),
+    z_loss=st.sampled_from([0.0, 1e-2]),
+    absent=st.sets(st.integers(0, V - 1), max_size=6),
+    seed=st.integers(0, 99),
+)
+def test_any_batch(m: int, smoothing: float, z_loss: float, absent: set[int], seed: int) -> None:
+    gone = tuple(sorted(absent))
+    check(case(m, absent=gone, seed=seed), smoothing=smoothing, z_loss=z_loss, absent=gone)
+
+
+@pytest.mark.parametrize("kind", ["torch", "kernel"])
+def test_what_is_not_scored_adds_exactly_nothing(kind: str, request: pytest.FixtureRequest) -> None:
+    if kind == "kernel":
+        request.getfixturevalue("fused")
+    c = case(30, absent=(PAD,)).to(torch.float32)  # where the label of the unscored is itself impossible
+    c.labels[:20] = PAD
+    options = {"smoothing": 0.1, "z_loss": 0.01, "absent": (PAD,)}
+    sums = linear_cross_entropy(c.x, c.weight, c.bias, c.labels, **options)  # type: ignore[arg-type]
+    (dx, dw, db) = gradients(sums, c.leaves)
+    assert sums[2] == (c.labels[20:] != PAD).sum()
+    assert (dx[c.labels == PAD] == 0).all()
+    assert (dx[c.labels != PAD] != 0).any(1).all()
+    assert (dw[PAD] == 0).all()
+    assert db[PAD] == 0
+    nothing = linear_cross_entropy(c.x, c.weight, c.bias, torch.full((30,), PAD), **options)  # type: ignore[arg-type]
+    assert nothing.tolist() == [0, 0, 0]
+    assert all((g == 0).all() for g in gradients(nothing, c.leaves))
+
+
+def test_no_rows_at_all() -> None:
+    c = case(0)
+    sums = linear_cross_entropy(c.x, c.weight, c.bias, c.labels, smoothing=0.1)
+    assert sums.tolist() == [0, 0, 0]
+    assert all((g == 0).all() for g in gradients(sums, c.leaves))
+
+
+def test_another_label_may_be_the_one_that_is_not_scored() -> None:
+    c = case().to(torch.float64)
+    c.labels[::3] = -1
+    loss, plain, scored = linear_cross_entropy(c.x, c.weight, c.bias, c.labels, unscored=-1)
+    theirs = F.cross_entropy(F.linear(c.x, c.weight, c.bias), c.labels, ignore_index=-1, reduction="sum")
+    assert scored == 200
+    torch.testing.assert_close(loss, theirs)
+    torch.testing.assert_close(plain, theirs)
+
+
+@pytest.mark.parametrize("kind", ["torch", "kernel"])
+def test_answers_weigh_what_their_shares_say(kind: str, request: pytest.FixtureRequest) -> None:
+    if kind == "kernel":
+        request.getfixturevalue("fused")
+    m = M if kind == "torch" else 20
+    shares = torch.rand(m, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.1
+    check(case(m).to(torch.float32), 1e-4, smoothing=0.1, z_loss=0.01, shares=shares)
+
+
+def test_only_the_loss_to_descend_has_a_gradient() -> None:
+    c = case()
+    sums = linear_cross_entropy(c.x, c.weight, c.bias, c.labels, smoothing=0.1)
+    assert all((g == 0).all() for g in torch.autograd.grad(sums[1] + sums[2], c.leaves, retain_graph=True))
+    once, thrice = (torch.autograd.grad(k * sums[0], c.leaves, retain_graph=True) for k in (1.0, 3.0))
+    for a, b in zip(once, thrice, strict=True):
+        torch.testing.assert_close(3 * a, b)
+
+
+@pytest.mark.parametrize("frozen", [0, 1, 2])
+def test_what_needs_no_gradient_gets_none(frozen: int) -> None:
+    c, whole = case(), case()
+    c.leaves[frozen].requires_grad_(False)
+    for each in (c, whole):
+        linear_cross_entropy(each.x, each.weight, each.bias, each.labels)[0].backward()
+    for i, (a, b) in enumerate(zip(c.leaves, whole.leaves, strict=True)):
+        assert (a.grad is None) == (i == frozen)
+        assert a.grad is None or torch.equal(a.grad, b.grad)  # type: ignore[arg-type]
+
+
+def test_without_gradients_only_the_losses_are_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    c, wanted = case(), []
+    before = linear_cross_entropy(c.x, c.weight, c.bias, c.labels, smoothing=0.1)
+    plain = crossentropy.row_losses
+    monkeypatch.setattr(crossentropy, "row_losses", lambda *given: (wanted.append(given[-1]), plain(*given)))
+    with torch.inference_mode():
+        assert torch.equal(linear_cross_entropy(c.x, c.weight, c.bias, c.labels, smoothing=0.1), before)
+    assert wanted == [False]
+
+
+def test_a_tied_matrix_learns_from_both_ends_and_from_every_batch() -> None:
+    """The gradient adds to the embedding's, and to that of the batch before."""
+    ours, theirs = (nn.Embedding.from_pretrained(case().weight.detach().clone(), freeze=False) for _ in range(2))
+    for seed in (0, 1):
+        ids, labels = torch.randint(0, V, (2, M), generator=torch.Generator().manual_seed(seed))
+        (linear_cross_entropy(ours(ids).tanh(), ours.weight, None, labels, smoothing=0.1)[0] * SHARE).backward()
+        logits = F.linear(theirs(ids).tanh(), theirs.weight)
+        loss = F.cross_entropy(logits, labels, ignore_index=PAD, label_smoothing=0.1, reduction="sum")
+        (loss * SHARE).backward()
+    assert ours.weight.grad is not None
+    torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_kernel_is_the_formula(options: dict[str, object], fused: None, small_chunks: None) -> None:
+    c = case(130 if len(options) > 1 else 20, absent=options.get("absent", ()))  # type: ignore[arg-type]
+    check(c.to(torch.float32), 1e-4, **options)
+
+
+@pytest.mark.parametrize("kind", ["torch", "kernel"])
+def test_products_in_bf16_are_as_good_as_bf16(kind: str, request: pytest.FixtureRequest, small_chunks: None) -> None:
+    """Under autocast, over fp32 weights: gradients in the precision of what they belong to, within bf16's of the exact."""
+    if kind == "kernel":
+        request.getfixturevalue("fused")
+    m = M if kind == "torch" else 20
+    c, exact = case(m).to(torch.float32), case(m)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = linear_cross_entropy(c.x, c.weight, c.bias, c.labels, smoothing=0.1, z_loss=0.01)
+    theirs = expected(exact, 0.1, 0.01)
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours.double(), theirs, rtol=5e-3, atol=0)
+    for a, b in zip(gradients(ours, c.leaves), gradients(theirs, exact.leaves), strict=True):
+        assert a.dtype == torch.float32
+        assert (a.double() - b).norm() < 0.01 * b.norm()
+
+
+def test_products_are_in_bf16_under_autocast_and_sums_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    plain = crossentropy.row_losses
+    monkeypatch.setattr(
+        crossentropy,
+        "row_losses",
+        lambda logits, labels, shares, terms, losses, grad: (
+            seen.append((logits.dtype, losses.dtype)),
+            plain(logits, labels, shares, terms, losses, grad),
+        ),
+    )
+    c = case().to(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        linear_cross_entropy(c.x, c.weight, c.bias, c.labels)
+    linear_cross_entropy(c.x.bfloat16(), c.weight, None, c.labels)
+    linear_cross_entropy(c.x, c.weight, None, c.labels)
+    low, full = torch.bfloat16, torch.float32
+    assert seen == [(low, full), (low, full), (full, full)]
+
+
+@pytest.mark.parametrize("kind", ["torch", "kernel"])
+def test_a_logit_that_is_no_number_is_seen_in_the_loss(kind: str, request: pytest.FixtureRequest) -> None:
+    if kind == "kernel":
+        request.getfixturevalue("fused")
+    c = case(9, biased=False).to(torch.float32)
+    c.labels[:] = 5
+    with torch.no_grad():
+        c.x[7, 3] = torch.nan
+    assert linear_cross_entropy(c.x, c.weight, None, c.labels, smoothing=0.1)[0].isnan()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_gpu_it_is_the_same(
+    dtype: torch.dtype, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several chunks and blocks, a vocabulary of no whole tile."""
+    torch.set_float32_matmul_precision("highest")
+    vocabulary = 9001
+    monkeypatch.setitem(crossentropy.CHUNK_BYTES, "cuda", 128 * vocabulary * 2)
+    c = case(500, absent=options.get("absent", ()), v=vocabulary)  # type: ignore[arg-type]
+    gpu = Case(*(t.detach().cuda().to(torch.float32).requires_grad_() for t in c.leaves), c.labels.cuda())
+    with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+        ours = linear_cross_entropy(gpu.x, gpu.weight, gpu.bias, gpu.labels, **options)  # type: ignore[arg-type]
+    theirs = expected(c, **options)  # type: ignore[arg-type]
+    share = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(ours.double().cpu(), theirs, rtol=share, atol=0)
+    for a, b in zip(gradients(ours, gpu.leaves), gradients(theirs, c.leaves), strict=True):
+        assert (a.double().cpu() - b).norm() < share * b.norm()
