@@ -12,10 +12,9 @@ import math
 import torch
 from torch import Tensor
 
+from regard.bits import WORD, mixed
 from regard.config import DecodeConfig
 from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK
-
-WORD = 0xFFFFFFFF  # 32 bits
 
 
 def draw(
@@ -75,11 +74,3 @@ def exponential(seeds: Tensor, steps: Tensor, n: int) -> Tensor:
     column = torch.arange(n, device=seeds.device) * 0x9E3779B1 & WORD
     bits = mixed(mixed(column ^ key) + key)
     return -((bits >> 9).float() + 0.5).mul_(2.0**-23).log_()  # exact in fp32, never 0 or 1 before the logarithm
-
-
-def mixed(x: Tensor) -> Tensor:
-    """32 bits stirred so that each of them depends on all (MurmurHash3's last step)."""
-    x = x & WORD
-    x = (x ^ x >> 16) * 0x85EBCA6B & WORD
-    x = (x ^ x >> 13) * 0xC2B2AE35 & WORD
-    return x ^ x >> 16

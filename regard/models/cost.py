@@ -68,7 +68,7 @@ def activations(config: ModelConfig, s: int, t: int) -> int:
     edge = 4 * c  # of a sublayer: the sum that its norm reads, and the norm, which its first product reads
     turned = 4 * queries + 2 * keys if config.positions in ("rope", "yarn") else 0  # copies, by heads
     own = edge + 2 * (queries + 2 * keys) + 2 * queries + turned  # q, k, v and what attention gives
-    kept = 4 if config.gated else 1 if config.activation == "relu" else 2  # relu is its own derivative's memory
+    kept = 3 if config.gated else 1 if config.activation == "relu" else 2  # relu is its own derivative's memory
     later = 0 if config.parallel else edge  # of the block's other sublayers
     feedforward = later + 2 * kept * f + (3 * f if config.ff_dropout else 0)
     cross = t * (later + 4 * queries) + s * 4 * keys

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.bits import WORD, mixed
 from regard.layers.positions import Positions
 
 LOW = torch.bfloat16
@@ -35,21 +36,14 @@ def weights_to_bf16(model: nn.Module) -> None:
 
 
 def draw_seeds(n: int, device: torch.device) -> list[Tensor]:
-    """A seed for each of n tensors, (2,) int32. The only random numbers drawn, so recorded steps draw others each time."""
-    return list(torch.randint(-(2**31), 2**31, (n, 2), device=device, dtype=torch.int32))
+    """A seed for each of n tensors, (2,). The only random numbers drawn, so recorded steps draw others each time."""
+    return list(torch.randint(WORD, (n, 2), device=device))
 
 
 def random_bits(seed: Tensor, like: Tensor) -> Tensor:
     """32 random bits for each number of `like`: its index, mixed with the seed twice. Far cheaper than torch's generator."""
-    index = torch.arange(like.numel(), device=like.device, dtype=torch.int32).view(like.shape)
+    index = torch.arange(like.numel(), device=like.device).view(like.shape)
     return mixed(mixed(index + seed[0]) ^ seed[1])
-
-
-def mixed(x: Tensor) -> Tensor:
-    """A permutation of the 32-bit integers in which every bit changes every other (Wellons' lowbias32)."""
-    x = (x ^ (x >> 16 & 0xFFFF)) * 0x7FEB352D
-    x = (x ^ (x >> 15 & 0x1FFFF)) * (0x846CA68B - 2**32)
-    return x ^ (x >> 16 & 0xFFFF)
 
 
 def rounded(x: Tensor, bits: Tensor) -> Tensor:
@@ -57,7 +51,8 @@ def rounded(x: Tensor, bits: Tensor) -> Tensor:
 
     bf16 is the upper half of fp32: what is added to the lower half carries over as often as that half is large.
     """
-    return ((x.view(torch.int32) + (bits & 0xFFFF)) & ~0xFFFF).view(torch.float32).to(LOW)
+    whole = (x.view(torch.int32).long() + (bits & 0xFFFF)) & ~0xFFFF
+    return whole.to(torch.int32).view(torch.float32).to(LOW)
 
 
 def write(old: Tensor, new: Tensor, frozen: Tensor, bits: Tensor | None) -> None:
@@ -94,7 +89,7 @@ class RoundedAdamW(torch.optim.Optimizer):
             {**group, "params": [p for p in group["params"] if p.grad is not None]} for group in self.param_groups
         ]
         states = {p: self._state(p) for group in groups for p in group["params"]}
-        torch._foreach_add_([state["step"] for state in states.values()], 1 - self.found_inf)
+        torch._foreach_add_([state["step"] for state in states.values()], [1 - self.found_inf] * len(states))
         seeds = iter(draw_seeds(len(states), self.found_inf.device))
         for group in groups:
             kept = 1 - group["lr"] * group["weight_decay"]

@@ -115,7 +115,7 @@ def test_a_model_is_loaded_in_fewer_bytes_and_not_saved(kind: str, tmp_path: Pat
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(RegardError, match="unknown weights 'int3': use fp32"):
+    with pytest.raises(RegardError, match="unknown weights 'int3': use auto, fp32"):
         laid_out(model(), "int3", CPU)
     with pytest.raises(RegardError, match="int8 are for CPUs"):
         laid_out(model(), "int8", torch.device("cuda"))

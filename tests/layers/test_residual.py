@@ -44,7 +44,7 @@ def make_norm(kind: str, c: int, dtype: torch.dtype = torch.float32) -> nn.Modul
 def inputs(*shape: int, x: torch.dtype = torch.float32, y: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """No y is so small that its being dropped could not be seen in the sum."""
     given = torch.randn(shape)
-    added = (0.5 + torch.rand(shape)) * torch.randn(shape).sign()
+    added = (0.5 + torch.rand(shape)) * torch.where(torch.rand(shape) < 0.5, -1.0, 1.0)  # never 0: a sum shows it
     return given.to(DEVICE, x).requires_grad_(), added.to(DEVICE, y).requires_grad_()
 
 

@@ -127,7 +127,7 @@ def test_nothing_is_compiled_again_once_its_shape_was_seen() -> None:
     for i, (rows, width) in enumerate(SHAPES):
         step([batch(rows, width, i)], lr=1e-3)
     assert counters["stats"]["unique_graphs"] == compiled
-    assert len(step.accumulate.graphs) == len(set(SHAPES))  # type: ignore[attr-defined]
+    assert len(step.at_once.graphs) == len(set(SHAPES))  # type: ignore[attr-defined]
 
 
 def test_dropout_differs_between_replays() -> None:

@@ -16,12 +16,13 @@ from test_muon import losses
 from test_optim import OPTIONS, transformer
 from torch import nn
 
+from regard.bits import mixed
 from regard.config import TrainConfig
 from regard.errors import RegardError
 from regard.training import rounding
 from regard.training.checkpoint import Checkpoints, Progress
 from regard.training.optim import Updater
-from regard.training.rounding import draw_seeds, mixed, random_bits, rounded
+from regard.training.rounding import draw_seeds, random_bits, rounded
 
 EVERY = torch.arange(2**16, dtype=torch.int32)  # all that chance may say
 
@@ -67,15 +68,16 @@ def test_bits_are_uniform_and_know_nothing_of_each_other() -> None:
 
 
 def test_mixing_is_a_permutation_and_the_published_one() -> None:
-    x = torch.arange(-(2**15), 2**15, dtype=torch.int32) * 40503
+    """MurmurHash3's last step, in 32 bits that wrap around."""
+    x = torch.arange(2**16) * 40503
     assert len(mixed(x).unique()) == len(x)
     y = x.numpy().astype(np.uint32)
     y ^= y >> np.uint32(16)
-    y *= np.uint32(0x7FEB352D)
-    y ^= y >> np.uint32(15)
-    y *= np.uint32(0x846CA68B)
+    y *= np.uint32(0x85EBCA6B)
+    y ^= y >> np.uint32(13)
+    y *= np.uint32(0xC2B2AE35)
     y ^= y >> np.uint32(16)
-    np.testing.assert_array_equal(mixed(x).numpy(), y.astype(np.int32))
+    np.testing.assert_array_equal(mixed(x).numpy(), y.astype(np.int64))
 
 
 # ---- AdamW ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,15 @@
+"""Random numbers as a pure function of who asks: a hash that is the same on every device, and that a recorded step can make."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+WORD = 0xFFFFFFFF  # 32 bits
+
+
+def mixed(x: Tensor) -> Tensor:
+    """The lower 32 bits of int64 numbers, stirred so that each depends on all (MurmurHash3's last step)."""
+    x = x & WORD
+    x = (x ^ x >> 16) * 0x85EBCA6B & WORD
+    x = (x ^ x >> 13) * 0xC2B2AE35 & WORD
+    return x ^ x >> 16
