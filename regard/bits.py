@@ -1,4 +1,4 @@
-"""Random numbers as a pure function of who asks: a hash that is the same on every device, and that a recorded step can make."""
+"""Random numbers as a pure function of who asks: a hash, the same on every device, which a recorded step can make."""
 
 from __future__ import annotations
 

@@ -252,8 +252,9 @@ def make_plan(
     """The plan for queries at positions q (B, T) and keys at positions k (B, S); `k is q` where they are the same tokens."""
     own, scheme = k is q and past is None, scheme or NoPositions()
     if kernel is None:
-        here = Situation(q.device.type, q.shape[1], own, mask, scheme, d_head, dropout, has_triton(), k.shape[1])
-        choice = choose(here)
+        learning = torch.is_grad_enabled()
+        sizes = (d_head, dropout, has_triton(), k.shape[1], learning)
+        choice = choose(Situation(q.device.type, q.shape[1], own, mask, scheme, *sizes))
         if not choice.fast:
             say_once(choice.kernel, choice.why)
         kernel = choice.kernel

@@ -24,6 +24,7 @@ class Situation:
     dropout: float = 0.0  # on weights
     triton: bool = True  # which `flex`, `short` and `toeplitz` are written in
     keys: int | None = None  # S; None: as many as queries
+    learning: bool = True  # gradients are asked for
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ def choose(s: Situation) -> Choice:
     simple = not biased and not s.mask.packed and s.mask.back is None and (s.mask.triangle or s.mask.ahead is None)
     if s.scheme.contextual:
         return Choice("reference", f"{scheme} looks at queries inside the softmax; no fused kernel can", fast=False)
-    if simple and in_one_tile(s) and (s.own or not s.mask.causal):
-        return Choice("short", f"rows of at most {TILE} tokens: one tile")
+    if simple and s.learning and in_one_tile(s) and (s.own or not s.mask.causal):
+        return Choice("short", f"training on rows of at most {TILE} tokens: one tile")
     if simple and s.mask.triangle and s.own:
         return Choice("sdpa", "causal without a bias: the fused triangle")
     if simple:

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,15 @@ def column_major(model: nn.Module) -> None:
             module.weight.data = module.weight.data.t().contiguous().t()
 
 
+def _direct(op: Any) -> Any:
+    """An operator without the layers of Python around it, which a step would go through for every matrix."""
+    return getattr(op, "_op", op)
+
+
+_int8_product = _direct(torch.ops.quantized.linear_dynamic.default)
+_fp16_product = _direct(torch.ops.quantized.linear_dynamic_fp16.default)
+
+
 class Int8(nn.Module):
     """x W^T + b, (..., K) -> (..., N), with W in bytes."""
 
@@ -41,7 +51,7 @@ class Int8(nn.Module):
         self.narrow = not torch.cpu._is_vnni_supported()
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.quantized.linear_dynamic(x, self.matrix, self.narrow)
+        return _int8_product(x, self.matrix, self.narrow)
 
 
 class Fp16(nn.Module):
@@ -52,7 +62,7 @@ class Fp16(nn.Module):
         self.matrix = torch.ops.quantized.linear_prepack_fp16(weight.float(), None if bias is None else bias.float())
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.quantized.linear_dynamic_fp16(x, self.matrix)
+        return _fp16_product(x, self.matrix)
 
 
 class Bf16(nn.Module):

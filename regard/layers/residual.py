@@ -3,7 +3,8 @@
 It is all memory and no arithmetic, so what counts is how often a row passes through the processor. On CUDA devices Regard's
 own kernels read x and y once and write the sum and its norm once; backward they read the gradients and the sum once, write
 the gradients of x and y once, and add up those of the norm's weights on the way. What was dropped is not stored but drawn
-again from a seed. Elsewhere it is torch, operation by operation, which is also the definition.
+again from a seed. Elsewhere it is torch, operation by operation, which is also the definition; and where no gradients are
+asked for: reading a sentence is limited by launches, and torch's cost less.
 
 The kernels are operators of torch, so a compiled block stays one graph.
 """
@@ -30,7 +31,7 @@ def add_norm(x: Tensor, y: Tensor, norm: nn.Module, p: float) -> tuple[Tensor, T
     """
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-    if x.is_cuda and fits(x, y, norm):
+    if x.is_cuda and torch.is_grad_enabled() and fits(x, y, norm):
         return fused(x, y, norm, p, dtype)
     total = (x + F.dropout(y, p)).to(x.dtype)
     return total, norm(total).to(dtype)

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TypeGuard
+from typing import ClassVar, TypeGuard
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -134,7 +135,10 @@ class Ear:
     have been trained further before anybody asks for the weights.
     """
 
+    alive: ClassVar[WeakSet[Ear]] = WeakSet()  # while there are none, nobody need look for any
+
     def __init__(self, layer: Attention, records: list[Record]) -> None:
+        self.alive.add(self)
         self.inner = layer.attend  # the layer's own, or the ear of a recording around this one
         self.records = records
         self.sentences: list[int] | None = None
@@ -176,7 +180,7 @@ def uncompiled(model: nn.Module, layers: set[nn.Module]) -> AbstractContextManag
 
 def listeners(model: object) -> dict[nn.Module, Ear]:
     """The layers that are being recorded, each with the ear that hears first."""
-    modules = model.modules() if isinstance(model, nn.Module) else ()
+    modules = model.modules() if isinstance(model, nn.Module) and Ear.alive else ()
     return {m: m.__dict__["attend"] for m in modules if isinstance(m.__dict__.get("attend"), Ear)}
 
 

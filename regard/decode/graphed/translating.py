@@ -105,6 +105,8 @@ class Translation(Job[Sample]):
         snapshot.wait()
         stopped = unpack(snapshot.packed, self.engine.k)["stopped"].tolist()
         ended = [slot for slot in self.seen_by(snapshot) if stopped[slot]]
+        if not ended:
+            return 0
         done = [self.end(slot) for slot in ended]
         self.found.update(zip(done, collect(snapshot.packed, ended, self.engine.k, self.options), strict=True))
         return sum(number == 0 for _, number in done)
