@@ -40,10 +40,9 @@ class Plan:
     k: Tensor  # (B, S) positions of the keys
     index: Tensor | None = None  # (T,) where each query stands among the keys, if they are the same tokens
     scheme: Positions = NoPositions()  # noqa: RUF009 (it holds nothing)
-    past: Tensor | None = (
-        None  # (B, T, S) which keys are a query's own past, where queries are hypotheses of one sentence
-    )
+    past: Tensor | None = None  # (B, T, S) which keys are a query's own past, where queries are hypotheses
     ready: Any = None  # what the kernel wants to have made once for all layers
+    cudnn: bool = False  # cuDNN may take part in this one
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
         return self.kernel(q, k, v, self, dropout)
@@ -128,7 +127,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
     triangle = mask is None and plan.index is not None and plan.mask.triangle
     if q.is_cuda and (mask is not None or q.dtype == torch.float32):  # only flash shares heads, and takes neither
         k, v = repeated(k, q), repeated(v, q)
-    if triangle and faster_in_cudnn(q, k):
+    if triangle and plan.cudnn and fits_cudnn(q, k):
         scale = plan.scheme.scale
         return torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, dropout, True, scale=scale)[0]
     return F.scaled_dot_product_attention(
@@ -143,14 +142,13 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
     )
 
 
-def faster_in_cudnn(q: Tensor, k: Tensor) -> bool:
-    """Training a causal model on a Hopper: cuDNN's kernels. (Under a mask they returned NaN gradients: device.py.)"""
-    fits = q.is_cuda and q.dtype == torch.bfloat16 and q.shape[-1] in (64, 128) and q.shape[1] == k.shape[1]
-    return fits and torch.is_grad_enabled() and hopper()
+def fits_cudnn(q: Tensor, k: Tensor) -> bool:
+    return q.dtype == torch.bfloat16 and q.shape[-1] in (64, 128) and q.shape[1] == k.shape[1]
 
 
 @functools.cache
-def hopper() -> bool:
+def has_fast_cudnn() -> bool:
+    """From Hopper on, for the triangle alone. (Under a mask it returned NaN gradients: device.py.)"""
     return torch.cuda.get_device_capability() >= (9, 0) and (torch.backends.cudnn.version() or 0) >= 90000
 
 
@@ -258,7 +256,9 @@ def make_plan(
         if not choice.fast:
             say_once(choice.kernel, choice.why)
         kernel = choice.kernel
-    plan = Plan(runnable(kernel), mask, q, k, torch.arange(q.shape[1], device=q.device) if own else None, scheme, past)
+    cudnn = q.is_cuda and torch.is_grad_enabled() and has_fast_cudnn()
+    index = torch.arange(q.shape[1], device=q.device) if own else None
+    plan = Plan(runnable(kernel), mask, q, k, index, scheme, past, cudnn=cudnn)
     prepare = PREPARE.get(KERNELS[kernel])
     return replace(plan, ready=prepare(plan)) if prepare else plan
 
