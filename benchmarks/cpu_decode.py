@@ -2,20 +2,23 @@
 
     python benchmarks/cpu_decode.py [--threads 2] [--weights fp32,int8] [--kinds float32,int8] [--json FILE]
 
-Regard and CTranslate2 have the same weights, and in fp32 must write the same; that is checked first. Then all take turns, so
-that whatever else the machine does hits them alike: compare within one run. `limit` is what reading all weights once a step
-allows at the bandwidth measured here, for one sentence at a time.
+Regard and CTranslate2 have the same weights, and in fp32 must write the same; that is checked first. Each has a process of
+its own, since the threads of two would get into each other's way in one, and they take turns, so that whatever else the machine
+does hits all alike: compare within one run. `limit` is what reading all weights once a step allows at the bandwidth measured
+here, for one sentence at a time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -52,19 +55,21 @@ def sources(n: int) -> list[list[int]]:
     return [[5 + (i * 7 + j * 13) % (V - 5) for j in range(LENGTH - 1)] for i in range(n)]
 
 
-def ours(model: Transformer) -> Run:
+def ours(weights: str) -> Run:
+    model = laid_out(random_model(), weights, CPU)
+
     def run(n: int, beam: int) -> list[list[int]]:
         options = DecodeConfig(beam=beam, min_len=STEPS - 1, max_len_a=0.0, max_len_b=STEPS, batch_tokens=1 << 20)
-        return [ranked[0].tokens for ranked in decode(model, sources(n), options, 512, CPU)]
+        return [ranked[0].tokens for ranked in decode(model, sources(n), options, 512, CPU)]  # type: ignore[arg-type]
 
     return run
 
 
-def huggingface(model: Transformer) -> Run:
+def huggingface() -> Run:
     """transformers' Marian of the same sizes; its weights are its own."""
     from others import foreign
 
-    theirs = foreign(model.config, "marian", CPU).eval()
+    theirs = foreign(random_model().config, "marian", CPU).eval()
 
     @torch.inference_mode()
     def run(n: int, beam: int) -> list[list[int]]:
@@ -75,12 +80,12 @@ def huggingface(model: Transformer) -> Run:
     return run
 
 
-def ctranslate2_model(model: Transformer, threads: int, kind: str, like_ours: bool = False) -> Run:
+def ctranslate2_model(kind: str, threads: int, like_ours: bool = False) -> Run:
     """The same weights in CTranslate2. `like_ours`: it may not say special tokens either; else it has less to do."""
     import ctranslate2
     from ctranslate2.specs import TransformerSpec
 
-    spec = TransformerSpec.from_config(6, 8, pre_norm=True)
+    model, spec = random_model(), TransformerSpec.from_config(6, 8, pre_norm=True)
     spec.encoder.scale_embeddings = spec.decoder.scale_embeddings = True
     for stack, own in ((spec.encoder, model.encoder), (spec.decoder, model.decoder)):
         fill_stack(stack, own)
@@ -139,16 +144,38 @@ def norm(theirs: Any, own: torch.nn.LayerNorm) -> None:
     theirs.gamma, theirs.beta = own.weight.detach().numpy(), own.bias.detach().numpy()
 
 
-def in_turns(runs: dict[str, Run], n: int, beam: int, repeats: int) -> dict[str, dict[str, float]]:
+class Apart:
+    """Someone who decodes in a process of their own. `make` is a function of this file."""
+
+    def __init__(self, threads: int, make: Callable[..., Run], *arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, other = context.Pipe()
+        self.process = context.Process(target=serve, args=(other, threads, make, arguments), daemon=True)
+        self.process.start()
+        other.close()
+
+    def __call__(self, n: int, beam: int) -> tuple[float, list[list[int]]]:
+        """Seconds, and what was written."""
+        self.pipe.send((n, beam))
+        return self.pipe.recv()
+
+
+def serve(pipe: Connection, threads: int, make: Callable[..., Run], arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(threads)
+    run = make(*arguments)
+    while True:
+        n, beam = pipe.recv()
+        begun = time.perf_counter()
+        found = run(n, beam)
+        pipe.send((time.perf_counter() - begun, found))
+
+
+def in_turns(runs: dict[str, Apart], n: int, beam: int, repeats: int) -> dict[str, dict[str, float]]:
     """Tokens a second of each: the median and the best of rounds in which all take turns, after one to warm up."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(repeats + 1):
-        for name, run in runs.items():
-            begun = time.perf_counter()
-            run(n, beam)
-            times[name].append(time.perf_counter() - begun)
+    rounds = [{name: run(n, beam)[0] for name, run in runs.items()} for _ in range(repeats + 1)][1:]
+    times = {name: [times[name] for times in rounds] for name in runs}
     work = n * STEPS
-    return {k: {"median": work / statistics.median(t[1:]), "best": work / min(t[1:])} for k, t in times.items()}
+    return {k: {"median": work / statistics.median(t), "best": work / min(t)} for k, t in times.items()}
 
 
 def bandwidth() -> float:
@@ -167,21 +194,21 @@ def ratio(found: dict[str, dict[str, float]], which: str) -> float:
     return by_maker[0] / by_maker[1] if by_maker[1] else float("nan")
 
 
-def same_hypotheses(a: Run, b: Run) -> dict[str, bool]:
-    return {f"{n} x {beam}": a(n, beam) == b(n, beam) for n, beam in CASES}
+def same_hypotheses(a: Apart, b: Apart) -> dict[str, bool]:
+    return {f"{n} x {beam}": a(n, beam)[1] == b(n, beam)[1] for n, beam in CASES}
 
 
-def make_runs(options: argparse.Namespace) -> dict[str, Run]:
-    """Every weights has a model of its own: packing changes it."""
-    runs = {f"regard {w}": ours(laid_out(random_model(), w, CPU)) for w in options.weights}  # type: ignore[arg-type]
+def make_runs(options: argparse.Namespace) -> dict[str, Apart]:
+    threads = options.threads
+    runs = {f"regard {weights}": Apart(threads, ours, weights) for weights in options.weights}
     if options.kinds:
         import ctranslate2
 
         known = ctranslate2.get_supported_compute_types("cpu")
-        for kind in (k for k in options.kinds if k in known):
-            runs[f"ctranslate2 {kind}"] = ctranslate2_model(random_model(), options.threads, kind)
+        kinds = [kind for kind in options.kinds if kind in known]
+        runs |= {f"ctranslate2 {kind}": Apart(threads, ctranslate2_model, kind, threads) for kind in kinds}
     if options.huggingface:
-        runs["transformers fp32"] = huggingface(random_model())
+        runs["transformers fp32"] = Apart(threads, huggingface)
     return runs
 
 
@@ -204,8 +231,9 @@ def main() -> None:
     runs, model = make_runs(options), random_model()
     result: dict[str, Any] = {"threads": options.threads, "torch": torch.__version__}
     if {"regard fp32", "ctranslate2 float32"} <= runs.keys():
-        theirs = ctranslate2_model(model, options.threads, "float32", like_ours=True)
+        theirs = Apart(options.threads, ctranslate2_model, "float32", options.threads, True)
         result["same as ctranslate2 in fp32"] = same_hypotheses(runs["regard fp32"], theirs)
+        theirs.process.terminate()
         print("same hypotheses as CTranslate2 in fp32:", result["same as ctranslate2 in fp32"], file=sys.stderr)
     numbers = sum(p.numel() for p in (*model.decoder.parameters(), model.head.weight))
     read = bandwidth()

@@ -38,6 +38,8 @@ def foreign(config: ModelConfig, kind: str, device: torch.device, dtype: torch.d
 def peer_step(model: nn.Module, loss: Callable[..., Tensor], device: torch.device, clip: float = 0.0) -> Step:
     """The usual loop body: autocast, backward, fused AdamW; attention as torch chooses it, cuDNN's included."""
     torch.backends.cuda.enable_cudnn_sdp(True)  # Regard's set-up, in the same process, switched it off
+    if hasattr(model, "config"):
+        model.config.use_cache = False  # as transformers' own trainer does  # type: ignore[union-attr]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
 

@@ -73,8 +73,10 @@ def model_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 ANSWERS = {"classification": "row", "regression": "row", "tagging": "token"}
 
 
-def load(path: str | Path, device: str = "auto") -> Any:
-    """A model by what it learned: a Translator, Writer, Labeller or Embedder, from a run folder or a model folder."""
+def load(path: str | Path, device: str = "auto", weights: str = "auto") -> Any:
+    """A model by what it learned: a Translator, Writer, Labeller or Embedder, from a run folder or a model folder.
+
+    `weights`: auto, fp32 or bf16, on a CPU also int8 and fp16."""
     from regard.device import pick_device
     from regard.embedder import Embedder
     from regard.folder import load as load_bundle
@@ -82,7 +84,7 @@ def load(path: str | Path, device: str = "auto") -> Any:
     from regard.translator import Translator
     from regard.writer import Writer
 
-    bundle = load_bundle(Path(path), pick_device(device))
+    bundle = load_bundle(Path(path), pick_device(device), weights)
     if bundle.task in TASKS:
         return Labeller(bundle)
     kinds = {"transformer": Translator, "gpt": Writer, "bert": Embedder}

@@ -47,6 +47,9 @@ app.command("export")(cli_exchange.export_model)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object (a line each for translations).")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Weights = Annotated[
+    str, typer.Option(help="auto, fp32 or bf16; on a CPU also int8 and fp16. auto: bf16 on a GPU, else fp32.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 
 
@@ -127,6 +130,7 @@ def translate(
     seed: Annotated[int | None, typer.Option(help="Of the samples.")] = None,
     json: Json = False,
     device: Device = "auto",
+    weights: Weights = "auto",
 ) -> None:
     """Translate sentences, a file, or stdin, one sentence a line.
 
@@ -137,7 +141,8 @@ def translate(
 
     options = {"beam": beam, "nbest": nbest, "length_penalty": length_penalty, "min_len": min_len}
     options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    translate_command(texts, model, input, output, json, device, options | section_settings(context, "decode"))
+    chosen = options | section_settings(context, "decode")
+    translate_command(texts, model, input, output, json, device, chosen, weights)
 
 
 @app.command()
@@ -153,6 +158,7 @@ def evaluate(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where the hypotheses go.")] = None,
     json: Json = False,
     device: Device = "auto",
+    weights: Weights = "auto",
 ) -> None:
     """Score a model on a test set, by the measures of its task.
 
@@ -162,7 +168,7 @@ def evaluate(
     from regard.cli_translate import evaluate_command
 
     options = {"beam": beam, "length_penalty": length_penalty}
-    evaluate_command(run, data, root, output, json, device, options, context.obj)
+    evaluate_command(run, data, root, output, json, device, options, context.obj, weights)
 
 
 @app.command()

@@ -28,7 +28,7 @@ def translate_command(
     as_json: bool,
     device: str,
     options: dict[str, Any],
-    weights: str = "auto",
+    weights: str,
 ) -> None:
     if model is None:
         raise RegardError(
@@ -75,7 +75,7 @@ def evaluate_command(
     device: str,
     options: dict[str, Any],
     settings: dict[str, str],
-    weights: str = "auto",
+    weights: str,
 ) -> None:
     from regard.evaluate.report import evaluate  # here, so that `translate` does not wait for it
     from regard.tasks import evaluate as evaluate_task

@@ -129,7 +129,8 @@ def block_rows(stack: Stack, i: int, place: str, config: ModelConfig, device: st
 
 def two_rows(layer: str, positions: str, training: Situation, reads: bool) -> list[Row]:
     """In training, and in use: an encoder reads a whole source, a decoder adds a token to its cache."""
-    used = replace(training, dropout=0.0) if reads else replace(training, dropout=0.0, queries=1, own=False)
+    used = replace(training, dropout=0.0, learning=False)
+    used = used if reads else replace(used, queries=1, own=False)
     times = {
         f"training, {training.queries} tokens": training,
         "reading a source" if reads else "decoding a token": used,

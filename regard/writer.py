@@ -12,9 +12,10 @@ from typing import Any, overload
 from regard import folder
 from regard.config import DecodeConfig
 from regard.decode.row import Row, make_row
-from regard.decode.write import Teller, check_writing, steps, token_log_probs, write
+from regard.decode.write import Teller, check_writing, reread, steps, token_log_probs, write
 from regard.device import pick_device
 from regard.errors import RegardError
+from regard.look.record import listening, paused
 from regard.models.gpt import GPT
 from regard.recipes import build
 from regard.text.chat import PLAIN, Conversation, Template
@@ -114,9 +115,12 @@ class Writer:
             return teller.stopped
 
         row.hear = hear
-        for _ in steps(self.model, [row], options):
-            yield from filter(None, fresh)
-            fresh.clear()
+        with paused(self.model):
+            for _ in steps(self.model, [row], options):
+                yield from filter(None, fresh)
+                fresh.clear()
+        if listening(self.model):
+            reread(self.model, [0], [row])
         yield from filter(None, [teller.flush()])
 
     def chat(self, system: str = "", template: Template = PLAIN, **options: Any) -> Conversation:
@@ -201,6 +205,6 @@ def shared(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def load_writer(path: str | Path, device: str = "auto") -> Writer:
+def load_writer(path: str | Path, device: str = "auto", weights: str = "auto") -> Writer:
     """A writer from a run folder or a model folder."""
-    return Writer(folder.load(Path(path), pick_device(device)))
+    return Writer(folder.load(Path(path), pick_device(device), weights))

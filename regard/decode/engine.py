@@ -22,8 +22,6 @@ from regard.look.record import labelled, listening, paused
 from regard.text.frame import OWN, Frame
 from regard.text.tokenizer import EOS, PAD
 
-WIDEST = 16  # beams that recorded steps have room for
-
 
 def decode(
     model: Decoder,
@@ -44,7 +42,7 @@ def decode(
                 f"sentence {i + 1} has {len(ids)} tokens, but the model was built for at most {max_len - around} "
                 f"(model.max_len): split it into shorter sentences"
             )
-    if shortlist is None and options.beam <= WIDEST and in_graphs(model):
+    if shortlist is None and in_graphs(model, options.beam):
         return decode_in_graphs(model, sources, options, device, frame, progress)
     results: dict[int, list[Hypothesis]] = {}
     for rows in batches(sources, options, device):

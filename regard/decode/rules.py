@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import logging
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from regard.errors import RegardError
 from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK
 
 log = logging.getLogger("regard")
+WIDEST = 16  # beams that recorded steps have room for
 
 
 class Decoder(Protocol):
@@ -63,17 +65,25 @@ def budget(options: DecodeConfig, device: torch.device) -> int:
     return options.batch_tokens or (131072 if device.type == "cuda" else 8192)
 
 
-def in_graphs(model: Any) -> bool:
+def in_graphs(model: Any, beam: int = 1) -> bool:
     """Whether a model is decoded by recorded steps (decode/graphed): on a GPU, unless it has what these cannot do."""
     weight = getattr(getattr(model, "head", None), "weight", None)
     if weight is None or not weight.is_cuda or importlib.util.find_spec("triton") is None:
         return False
     from regard.decode.graphed.model import cannot
 
-    reason = cannot(model)
+    reason = cannot(model) or (f"a beam of {beam}, more than {WIDEST}" if beam > WIDEST else "")
     if reason:
         say_once(f"decoding goes token by token, not by recorded steps: {reason}")
     return not reason
+
+
+def release(model: Any) -> None:
+    """Give up the memory that recorded decoding of this model keeps, if it does."""
+    engines = sys.modules.get("regard.decode.graphed.engine")
+    if engines is not None:
+        for engine in engines.SHELVES.pop(model, {}).values():
+            engine.forget()
 
 
 @functools.cache

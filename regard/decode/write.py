@@ -1,7 +1,7 @@
 """A decoder-only model that goes on writing: prompts of any lengths in, continuations in the same order out.
 
 The prompts of a batch are read at once, padded on the right, each once however many samples it gets. Rows that end leave
-the batch. A row has its own limit and random generator, so what it gets does not depend on its neighbours. The cache has
+the batch. A row has its own limit and seed, so what it gets does not depend on its neighbours. The cache has
 one column for each step of any row, so rows that began shorter may have room left when its columns are used up: then what
 they hold is read anew, without the gaps.
 """
@@ -50,7 +50,7 @@ def write(
         row.hear = partial(hear, number)
     lengths = [len(row.prompt) + row.limit for row in rows[::n]]
     tokens = budget(options, model.embedding.weight.device)
-    together = [list(range(len(prompts)))] if in_graphs(model) else batches(lengths, tokens, n)
+    together = by_size(lengths) if in_graphs(model) else batches(lengths, tokens, n)
     for group in together:
         ended = 0
         with paused(model):  # rows change places
@@ -69,6 +69,13 @@ def check_writing(options: DecodeConfig) -> None:
     if options.max_new_tokens < 1:
         raise RegardError(f"decode.max_new_tokens must be at least 1, not {options.max_new_tokens}")
     check(options)
+
+
+def by_size(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Indices of rows of similar length, the longest first: slots are as long as the longest that uses them."""
+    size = [max(6, (n - 1).bit_length()) for n in lengths]  # 2^size tokens at most
+    for wanted in sorted(set(size), reverse=True):
+        yield [i for i, found in enumerate(size) if found == wanted]
 
 
 def batches(lengths: Sequence[int], tokens: int, n: int = 1) -> Iterator[list[int]]:

@@ -38,7 +38,6 @@ class ParallelBlock(Block):
         self.norm, self.dropout = make_norm(config), config.dropout
 
     def forward(self, x: Tensor, y: Tensor | None, ctx: Context) -> tuple[Tensor, Tensor | None]:
-        assert y is not None
         x, normal = add_norm(x, y, self.norm, self.dropout if self.training else 0.0)
         first, *others = (sublayer(normal, ctx) for sublayer in self.sublayers.values())
         return x, sum(others, first)

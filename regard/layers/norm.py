@@ -19,8 +19,8 @@ def make_norm(config: ModelConfig) -> nn.Module:
 class PreNorm(nn.Module):
     """x + f(norm(x)): today's order; the residual path stays untouched, so deep stacks train without warm-up tricks.
 
-    The stream is a pair: x, and y that is still to be added to it. Every sum is made by the norm that follows it, in this
-    block or the next: one pass through memory for both.
+    The stream is a pair: x, and y that is still to be added to it, or None. Every sum is made by the norm that follows
+    it, in this block or the next: one pass through memory for both.
     """
 
     def __init__(self, sublayer: nn.Module, config: ModelConfig) -> None:
@@ -30,7 +30,6 @@ class PreNorm(nn.Module):
         self.dropout = config.dropout
 
     def forward(self, x: Tensor, y: Tensor | None, ctx: Context) -> tuple[Tensor, Tensor | None]:
-        assert y is not None
         x, normal = add_norm(x, y, self.norm, self.dropout if self.training else 0.0)
         return x, self.sublayer(normal, ctx)
 

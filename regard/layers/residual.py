@@ -23,17 +23,17 @@ WIDEST = 8192  # numbers of a row, which one program holds
 TRITON = importlib.util.find_spec("triton") is not None
 
 
-def add_norm(x: Tensor, y: Tensor, norm: nn.Module, p: float) -> tuple[Tensor, Tensor]:
+def add_norm(x: Tensor, y: Tensor | None, norm: nn.Module, p: float) -> tuple[Tensor, Tensor]:
     """x + dropout(y, p) and the norm of it, for x and y (..., C) and an nn.LayerNorm or nn.RMSNorm.
 
-    The sum has x's dtype; its norm, which the next sublayer multiplies, that of autocast where it is on. With p = 0, as in
-    evaluation, nothing is drawn.
+    Without y it is x and its norm. The sum has x's dtype; its norm, which the next sublayer multiplies, that of autocast
+    where it is on. With p = 0, as in evaluation, nothing is drawn.
     """
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-    if x.is_cuda and torch.is_grad_enabled() and fits(x, y, norm):
+    if y is not None and x.is_cuda and torch.is_grad_enabled() and fits(x, y, norm):
         return fused(x, y, norm, p, dtype)
-    total = (x + F.dropout(y, p)).to(x.dtype)
+    total = x if y is None else (x + F.dropout(y, p)).to(x.dtype)
     return total, norm(total).to(dtype)
 
 

@@ -74,13 +74,18 @@ class Stack(nn.Module):
             memory_plan = self._plan(FULL, grouped, memory_positions, self.cross_scheme)
         ctx = Context(positions, plans[0], cache, self.schemes[0].rotation(positions), memory, memory_plan)  # type: ignore[operator]
         x = in_working_precision(x)
-        y = None if self.norm is None else torch.zeros_like(x)  # to be added to x: nothing yet
+        y = self._nothing(x)
         for i, block in enumerate(self.blocks):
             x, y = self._run(block, x, y, ctx if len(plans) == 1 else dataclasses.replace(ctx, self_plan=plans[i]))
         cache.advance(positions)
-        if self.norm is None or y is None:
+        if self.norm is None:
             return x
         return add_norm(x, y, self.norm, self.dropout if self.training else 0.0)[1]
+
+    def _nothing(self, x: Tensor) -> Tensor | None:
+        """What is to be added to x before the first block. Where blocks may be compiled it is zeros and not None, or the
+        first would be compiled apart from the others."""
+        return torch.zeros_like(x) if self.norm is not None and x.is_cuda and torch.is_grad_enabled() else None
 
     def _run(self, block: nn.Module, x: Tensor, y: Tensor | None, ctx: Context) -> tuple[Tensor, Tensor | None]:
         if self.recompute and self.training and torch.is_grad_enabled():

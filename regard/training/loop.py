@@ -15,6 +15,7 @@ from regard import device as devices
 from regard import folder
 from regard.config import Config
 from regard.data.batches import Batch, Cursor, ahead
+from regard.decode.rules import release
 from regard.errors import RegardError
 from regard.models.weights import load_weights
 from regard.signals import Interrupted, StopRequest
@@ -59,6 +60,8 @@ class Trainer:
         objective = job.objective()
         if self.config.r_drop and objective.passes == 1:
             raise RegardError(f"train.r_drop is not for this kind of {job.config.task}: set it to 0")
+        if self.config.z_loss and not objective.z_loss:
+            raise RegardError(f"train.z_loss is not for {job.config.task}, which has no vocabulary: set it to 0")
         self.step = TrainingStep(objective, self.config, self.device, self.dtype)
         self.checkpoints = Checkpoints(job.folder / "checkpoints")
         self.progress = self._resume(quiet)
@@ -182,6 +185,7 @@ class Trainer:
                 return self.job.validate(self.model, self.device, self.dtype, lambda: self._heed(stop))
         finally:
             self.model.train()
+            release(self.model)  # what decoding keeps ready is memory that training may need
 
     def _show(self, result: Validation, improved: bool) -> None:
         self.metrics.write("valid", self.progress.step, loss=result.loss, **result.scores)

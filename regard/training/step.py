@@ -1,6 +1,6 @@
 """One optimizer step, as fast as the device can do it.
 
-On a GPU the blocks and the loss are compiled, and the whole step (forward, backward, clipping, update) is recorded once for
+On a GPU the blocks are compiled, and the whole step (forward, backward, clipping, update) is recorded once for
 each batch shape and then replayed as one CUDA graph: small models are limited by launching kernels, not by arithmetic.
 Nothing here waits for the device.
 """
@@ -27,8 +27,8 @@ class TrainingStep:
 
     def __init__(self, objective: Objective, config: TrainConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype, self.objective = device, dtype, objective
-        recorded = device.type == "cuda" and config.compile
-        self.updater = Updater(objective.model, config, in_place=recorded and config.accumulate > 1)
+        self.size, self.recorded = config.accumulate, device.type == "cuda" and config.compile
+        self.updater = Updater(objective.model, config, in_place=self.recorded and self.size > 1)
         self.sums = torch.zeros(3, device=device)  # the objective's, over steps: whoever reads them resets them
         self.share = torch.zeros((), device=device)  # of one answer in the step's mean
         self.loss = torch.zeros((), device=device)  # of the step in progress
@@ -36,7 +36,7 @@ class TrainingStep:
         self.accumulate: Callable[..., Any] = self._accumulate
         self.update: Callable[..., Any] = self._update
         self.at_once: Callable[..., Any] = self._at_once
-        if recorded:
+        if self.recorded:
             compile_blocks(objective)
             parts = (self._accumulate, self._update, self._at_once)
             self.accumulate, self.update, self.at_once = (Replayed(part) for part in parts)
@@ -45,6 +45,7 @@ class TrainingStep:
         """Descend the mean loss over all that is scored in `batches`."""
         self.share.fill_(1 / sum(batch.tokens for batch in batches))
         self.updater.set_lr(lr)
+        assert not self.recorded or len(batches) == self.size, "recorded for another number of batches"
         if not self.updater.in_place and len(batches) == 1:
             return self.at_once(*batches[0].to(self.device).inputs)
         for batch in batches:

@@ -8,11 +8,12 @@ import torch
 
 from regard.config import DecodeConfig, ModelConfig
 from regard.decode.engine import decode
+from regard.decode.graphed.engine import KEPT, SHELVES
 from regard.decode.graphed.model import cannot
-from regard.decode.graphed.translating import translate
+from regard.decode.graphed.translating import Translation, translate
 from regard.decode.graphed.writing import steps
 from regard.decode.row import Row, make_row
-from regard.decode.rules import Hypothesis
+from regard.decode.rules import Hypothesis, release
 from regard.decode.write import plain_steps
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
@@ -168,6 +169,47 @@ def test_a_row_that_has_heard_enough_leaves(device: str) -> None:
     for _ in steps(gpt(device), job, options):
         pass
     assert {(row.end, len(row.tokens)) for row in job if row.end != "end"} == {("stop", 3)}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_two_texts_may_be_written_in_turn(device: str) -> None:
+    """Each job has an engine of its own; one that is left in the middle gives its back."""
+    model, options = gpt(device), DecodeConfig(beam=1, temperature=1.0, max_new_tokens=17)
+    alone = [rows(options, 3)[i : i + 1] for i in (0, 1)]
+    for job in alone:
+        for _ in steps(model, job, options):
+            pass
+    together = [rows(options, 3)[i : i + 1] for i in (0, 1)]
+    turns = [steps(model, job, options) for job in together]
+    while turns:
+        turns = [turn for turn in turns if next(turn, None) is not None]
+    assert [job[0].ids for job in together] == [job[0].ids for job in alone]
+    left = steps(model, rows(options, 1), options)
+    next(left)
+    left.close()
+    again = rows(options, 3)[:1]
+    for _ in steps(model, again, options):
+        pass
+    assert again[0].ids == alone[0][0].ids
+
+
+def test_engines_rest_with_their_model_and_no_more_than_a_few() -> None:
+    model = transformer()
+    for beam in range(2, 9):
+        translate(model, sentences(2), DecodeConfig(beam=beam), (SOS,))
+    assert len(SHELVES[model]) == KEPT
+    release(model)
+    assert model not in SHELVES
+
+
+def test_an_engine_that_failed_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, options = transformer(), DecodeConfig(beam=2)
+    with monkeypatch.context() as broken:
+        broken.setattr(Translation, "enter", lambda job: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            translate(model, sentences(3), options, (SOS,))
+    assert not SHELVES[model]
+    both(model, options)
 
 
 def test_what_recorded_steps_cannot_do_is_named() -> None:

@@ -26,7 +26,6 @@ from regard.decode.graphed.beams import (
     beam_step,
     beam_step_reference,
     collect,
-    fields_for_host,
 )
 from regard.decode.rules import Hypothesis
 from regard.decode.sampling import sample
@@ -115,7 +114,7 @@ def decode_in_slots(
         assert all(bool(slots.active[s] == 1 - slots.stopped[s]) for s in inside)
         assert slots.position.max() < slots.owner.shape[1]
         ended = [slot for slot in inside if slots.stopped[slot]]
-        for slot, hypotheses in zip(ended, collect(fields_for_host(slots), ended, options.beam, options), strict=True):
+        for slot, hypotheses in zip(ended, collect(slots.packed, ended, options.beam, options), strict=True):
             found[inside.pop(slot) - 5] = hypotheses
     return [found[i] for i in range(len(limits))]
 
@@ -373,7 +372,7 @@ def test_hypotheses_are_read_off_the_fields() -> None:
     slots.done_token[1] = torch.tensor([EOS, 30, 0])
     first = Hypothesis([12, 20], -0.5, -1.5, True)
     second = Hypothesis([10, 21, 30], -1.0, -3.0, False)
-    assert collect(fields_for_host(slots), [1], 3, DecodeConfig(beam=3, nbest=3)) == [[first, second]]
-    assert collect(fields_for_host(slots), [1], 3, DecodeConfig(beam=3, nbest=1)) == [[first]]
-    assert collect(fields_for_host(slots), [], 3, DecodeConfig(beam=3, nbest=1)) == []
+    assert collect(slots.packed, [1], 3, DecodeConfig(beam=3, nbest=3)) == [[first, second]]
+    assert collect(slots.packed, [1], 3, DecodeConfig(beam=3, nbest=1)) == [[first]]
+    assert collect(slots.packed, [], 3, DecodeConfig(beam=3, nbest=1)) == []
     assert slots.last.tolist() == [PAD] * 9

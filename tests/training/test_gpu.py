@@ -50,17 +50,19 @@ def run(
     **config: object,
 ) -> tuple[TrainingStep, Transformer]:
     net = model(**(changes or {}))
-    settings = TrainConfig(compile=compile, accumulate=2, **config)  # type: ignore[arg-type]
+    settings = TrainConfig(compile=compile, **{"accumulate": 2, **config})  # type: ignore[arg-type]
     step = TrainingStep(token_objective(net, settings), settings, torch.device("cuda"), dtype)
     for i, (rows, width) in enumerate(shapes):
-        step([batch(rows, width, i), batch(rows, width, 100 + i)], lr=1e-3)
+        step([batch(rows, width, i + 100 * j) for j in range(settings.accumulate)], lr=1e-3)
     return step, net
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("r_drop", [0.0, 5.0])
-def test_recorded_steps_equal_plain_ones(r_drop: float) -> None:
-    fast, fast_net = run(True, r_drop=r_drop)
-    plain, plain_net = run(False, r_drop=r_drop)
+def test_recorded_steps_equal_plain_ones(r_drop: float, accumulate: int) -> None:
+    """One recording of everything, or one that adds gradients up and one that uses them."""
+    fast, fast_net = run(True, r_drop=r_drop, accumulate=accumulate)
+    plain, plain_net = run(False, r_drop=r_drop, accumulate=accumulate)
     torch.testing.assert_close(fast.sums, plain.sums, rtol=1e-4, atol=1e-3)
     for (name, a), b in zip(fast_net.named_parameters(), plain_net.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=2e-3, msg=lambda m, name=name: f"{name}: {m}")

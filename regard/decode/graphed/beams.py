@@ -227,13 +227,8 @@ def advance_reference(slots: Slots, token: Tensor, log_prob: Tensor, options: De
 # --- what came of it ---------------------------------------------------------------------------------------------------
 
 
-def fields_for_host(slots: Slots) -> Tensor:
-    """(B, ...) int32: all that `collect` needs, to be copied at once. Its columns 0 and 3 are `active` and `stopped`."""
-    return slots.packed
-
-
 def collect(host: Tensor, which: Sequence[int], k: int, options: DecodeConfig) -> list[list[Hypothesis]]:
-    """The finished hypotheses of slots `which`, best first, from a copy of `fields_for_host`."""
+    """The finished hypotheses of slots `which`, best first, from a copy of `Slots.packed`."""
     slots, n = np.asarray(which, dtype=np.int64), options.nbest
     fields = {name: x.numpy()[slots] for name, x in unpack(host, k).items()}
     done = {name: fields[name][:, :n] for name in NUMBERS + ROWS}

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -64,8 +65,13 @@ class Engine:
         step = self._search if k > 1 else self._write
         self.step: Callable[[], None] = Replayed(step) if device.type == "cuda" else step
         self.burst = 0
+        self.home: tuple[Shelf, object] = (OrderedDict(), None)  # where it rests
         fields = (self.slots.packed, self.gained)
         self.hosts = [tuple(torch.empty_like(x, device="cpu", pin_memory=x.is_cuda) for x in fields) for _ in range(2)]
+
+    def forget(self) -> None:
+        """Its recording refers to it, so that it would stay in memory for a while."""
+        self.step = lambda: None
 
     def _search(self) -> None:
         slots = self.slots
@@ -118,7 +124,8 @@ Work = TypeVar("Work")
 
 
 class Job(Generic[Work]):
-    """What waits for a slot, and which slot works on what."""
+    """What waits for a slot, and which slot works on what. A context, at whose end the engine is given back; one in which
+    something went wrong is not used again."""
 
     def __init__(self, engine: Engine, waiting: Iterable[Work]) -> None:
         self.engine, self.waiting = engine, deque(waiting)
@@ -127,6 +134,13 @@ class Job(Generic[Work]):
         self.entered: dict[int, int] = {}  # slot -> bursts before it began
         self.free = list(range(len(engine.slots.active)))
         engine.slots.active.zero_()  # a job that was interrupted may have left some
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or issubclass(kind, GeneratorExit | KeyboardInterrupt):
+            give_back(self.engine)
 
     def next(self) -> tuple[list[Work], list[int]]:
         """What enters now, and its slots: whatever waits, once a quarter is free, since reading stops all others."""
@@ -156,18 +170,28 @@ class Job(Generic[Work]):
         return self.working.pop(slot)
 
 
+Shelf = OrderedDict[object, Engine]
+SHELVES: WeakKeyDictionary[Writing, Shelf] = WeakKeyDictionary()  # engines that rest, by model: they go when it goes
+
+
 def engine_for(model: Writing, options: DecodeConfig, shape: tuple[int, int, int, int], width: int = 0) -> Engine:
-    """One that is ready, or a new one. It belongs to the model, and goes with it."""
-    engines: OrderedDict[object, Engine] = model.__dict__.setdefault("_engines", OrderedDict())
-    dtype, weight = dtype_of(model), model.head.weight
-    key = (*(getattr(options, name) for name in RECORDED), dtype, shape, width, weight.device, weight.data_ptr())
-    if key not in engines:
-        engines[key] = Engine(model, options, dtype, shape)
-        while len(engines) > KEPT:
-            engines.popitem(last=False)
-    engines.move_to_end(key)
-    engines[key].model.refresh()
-    return engines[key]
+    """One that is ready, or a new one. It is the caller's alone until `give_back`."""
+    shelf = SHELVES.setdefault(model, OrderedDict())
+    dtype, weights = dtype_of(model), [p.data_ptr() for p in model.decoder.parameters()]
+    key = (*(getattr(options, name) for name in RECORDED), dtype, shape, width, model.head.weight.device, *weights)
+    engine = shelf.pop(key, None)
+    if engine is None:
+        while len(shelf) >= KEPT:  # before the new one asks for memory
+            shelf.popitem(last=False)[1].forget()
+        engine = Engine(model, options, dtype, shape)
+        engine.home = (shelf, key)
+    engine.model.refresh()
+    return engine
+
+
+def give_back(engine: Engine) -> None:
+    shelf, key = engine.home
+    shelf[key] = engine
 
 
 def slots_for(model: Writing, jobs: int, tokens: int, rows: tuple[int, int], options: DecodeConfig) -> int:
@@ -177,7 +201,9 @@ def slots_for(model: Writing, jobs: int, tokens: int, rows: tuple[int, int], opt
     most = budget(options, device) // tokens
     if device.type == "cuda":
         column = 2 * config.n_decoder_layers * config.n_kv_heads * config.d_head * dtype_of(model).itemsize
-        most = min(most, int(SHARE * torch.cuda.mem_get_info(device)[0]) // (k * columns * column))
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for whoever asks
+        free = torch.cuda.mem_get_info(device)[0] + held
+        most = min(most, int(SHARE * free) // (k * columns * column))
     return min(power(jobs), power(max(1, most) + 1) // 2)
 
 

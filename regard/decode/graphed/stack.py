@@ -63,10 +63,10 @@ class Weights:
         self.never: tuple[Tensor | None, tuple[int, ...]] = (None, ())  # added to logits, and which stay at -inf there
 
     def of(self, parameter: Tensor) -> Tensor:
-        if parameter.dtype == self.dtype:
+        if parameter.dtype == self.dtype and parameter.is_contiguous():
             return parameter.detach()
         if parameter not in self.copies:
-            self.copies[parameter] = parameter.detach().to(self.dtype)
+            self.copies[parameter] = parameter.detach().to(self.dtype, copy=True).contiguous()
         return self.copies[parameter]
 
     def head(self, weight: Tensor, bias: Tensor | None, absent: tuple[int, ...]) -> Matrix:
@@ -160,7 +160,7 @@ class StepStack:
         if self.scheme.relative:
             device = next(self.stack.parameters()).device
             past = torch.arange(self.room, device=device)
-            bias = self.scheme.bias(past, torch.zeros_like(past)).detach()  # (H, L)
+            bias = self.scheme.bias(past, torch.zeros_like(past)).detach().float()  # (H, L)
             self.bias = bias.contiguous() if self.bias is None else self.bias.copy_(bias)
 
     def __call__(self, x: Tensor, position: Tensor, memory: Memory) -> Tensor:

@@ -28,15 +28,15 @@ def translate(
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[list[Hypothesis]]:
     """The translations of each source, best first; sources as the model reads them, special tokens included."""
-    job = Translation(model, sources, options, start)
     before: Snapshot | None = None
-    while job.waiting or job.working:
-        job.enter()
-        after = job.burst()
-        if before is not None:
-            progress(job.harvest(before))
-        before = after
-    return job.results()
+    with Translation(model, sources, options, start) as job:
+        while job.waiting or job.working:
+            job.enter()
+            after = job.burst()
+            if before is not None:
+                progress(job.harvest(before))
+            before = after
+        return job.results()
 
 
 class Translation(Job[Sample]):
@@ -65,11 +65,10 @@ class Translation(Job[Sample]):
 
     def _make_room(self, engine: Engine, b: int, width: int) -> None:
         """For the keys and values of b sources."""
-        device = engine.slots.last.device
-        for layer in cross_layers(self.model):
-            shape = (b, layer.d_keys // layer.d_head, width, layer.d_head)
-            k, v = (torch.zeros(shape, dtype=engine.model.weights.dtype, device=device) for _ in range(2))
-            engine.memory.crossed.append((k, v))
+        device, dtype = engine.slots.last.device, engine.model.weights.dtype
+        shapes = [(b, layer.d_keys // layer.d_head, width, layer.d_head) for layer in cross_layers(self.model)]
+        keys, values = ([torch.zeros(shape, dtype=dtype, device=device) for shape in shapes] for _ in range(2))
+        engine.memory.crossed = list(zip(keys, values, strict=True))
         engine.memory.length = torch.zeros(b, dtype=torch.int32, device=device)
 
     def enter(self) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from regard.config import DecodeConfig
 from regard.decode.graphed.beams import unpack
-from regard.decode.graphed.engine import Job, Snapshot, engine_for, rounded, slots_for
+from regard.decode.graphed.engine import Job, Snapshot, engine_for, power, slots_for
 from regard.decode.graphed.model import fill
 from regard.decode.row import Row, distinct
 from regard.decode.rules import pad
@@ -21,21 +21,21 @@ from regard.text.tokenizer import PAD
 @torch.inference_mode()
 def steps(model: GPT, rows: list[Row], options: DecodeConfig) -> Iterator[list[Row]]:
     """A few tokens more for every open row at a time, until all have ended; yields those that got some."""
-    job = Continuation(model, rows, options)
     before: Snapshot | None = None
-    while job.waiting or job.working:
-        job.enter()
-        after = job.burst()
-        if before is not None:
-            yield job.hear(before)
-        before = after
+    with Continuation(model, rows, options) as job:
+        while job.waiting or job.working:
+            job.enter()
+            after = job.burst()
+            if before is not None:
+                yield job.hear(before)
+            before = after
 
 
 class Continuation(Job[Row]):
     def __init__(self, model: GPT, rows: list[Row], options: DecodeConfig) -> None:
         self.model, self.options = model, options
-        columns = rounded(max(len(row.prompt) + row.limit for row in rows), 64)
-        room = min(rounded(max(row.limit for row in rows), 64), columns)
+        columns = max(64, power(max(len(row.prompt) + row.limit for row in rows)))  # a conversation grows
+        room = min(max(64, power(max(row.limit for row in rows))), columns)
         b = slots_for(model, len(rows), columns, (1, columns), options)
         super().__init__(engine_for(model, options, (b, 1, room, columns)), rows)
 
