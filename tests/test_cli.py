@@ -97,6 +97,15 @@ def test_translate_json_and_nbest(run: Path, capfd, monkeypatch) -> None:
     assert float(scores[0]) >= float(scores[1])
 
 
+@pytest.mark.parametrize("weights", ["fp32", "int8", "bf16"])
+def test_weights_may_be_rounded(run: Path, capfd, monkeypatch, weights: str) -> None:
+    words = ["translate", "-m", str(run), "--json", "I ate an apple."]
+    plain = json.loads(call(capfd, monkeypatch, *words)[1])
+    found = json.loads(call(capfd, monkeypatch, *words, "--weights", weights)[1])
+    assert (found["score"] == plain["score"]) == (weights == "fp32")
+    assert found["score"] == pytest.approx(plain["score"], abs=0.5)
+
+
 def test_sampling_is_seeded(run: Path, capfd, monkeypatch) -> None:
     words = ["translate", "-m", str(run), "--temperature", "2", "I ate an apple."]
     first, again, other = (call(capfd, monkeypatch, *words, "--seed", seed)[1] for seed in ("1", "1", "2"))
