@@ -3,9 +3,9 @@
     python benchmarks/cpu_decode.py [--threads 2] [--weights fp32,int8] [--kinds float32,int8] [--json FILE]
 
 Regard and CTranslate2 have the same weights, and in fp32 must write the same; that is checked first. Each has a process of
-its own, since the threads of two would get into each other's way in one, and they take turns, so that whatever else the machine
-does hits all alike: compare within one run. `limit` is what reading all weights once a step allows at the bandwidth measured
-here, for one sentence at a time.
+its own, since the threads of two would get into each other's way in one, and they take turns, so that whatever else the
+machine does hits all alike: compare within one run. `limit` is what reading all weights once a step allows at the bandwidth
+measured here, for one sentence at a time.
 """
 
 from __future__ import annotations
@@ -159,12 +159,15 @@ class Apart:
         self.pipe.send((n, beam))
         return self.pipe.recv()
 
+    def end(self) -> None:
+        self.pipe.send(None)
+        self.process.join()
+
 
 def serve(pipe: Connection, threads: int, make: Callable[..., Run], arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(threads)
     run = make(*arguments)
-    while True:
-        n, beam = pipe.recv()
+    for n, beam in iter(pipe.recv, None):
         begun = time.perf_counter()
         found = run(n, beam)
         pipe.send((time.perf_counter() - begun, found))
@@ -233,7 +236,7 @@ def main() -> None:
     if {"regard fp32", "ctranslate2 float32"} <= runs.keys():
         theirs = Apart(options.threads, ctranslate2_model, "float32", options.threads, True)
         result["same as ctranslate2 in fp32"] = same_hypotheses(runs["regard fp32"], theirs)
-        theirs.process.terminate()
+        theirs.end()
         print("same hypotheses as CTranslate2 in fp32:", result["same as ctranslate2 in fp32"], file=sys.stderr)
     numbers = sum(p.numel() for p in (*model.decoder.parameters(), model.head.weight))
     read = bandwidth()
@@ -246,6 +249,8 @@ def main() -> None:
             f"{n} x beam {beam}: {shown}; ratio {ratio(found, 'median'):.2f} ({ratio(found, 'best'):.2f})",
             file=sys.stderr,
         )
+    for run in runs.values():
+        run.end()
     print(json.dumps(result, indent=1))
     if options.json:
         options.json.write_text(json.dumps(result, indent=1))
