@@ -308,7 +308,9 @@ def _handlers() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_handlers")
-def test_the_first_signal_asks_and_the_second_insists() -> None:
+def test_the_first_signal_asks_and_the_second_insists(request: pytest.FixtureRequest) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background may ignore it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     with StopRequest() as stop:
         assert not stop
         signal.raise_signal(signal.SIGINT)
