@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.bits import WORD, mixed
 from regard.config import DecodeConfig
-from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK
+from regard.decode.rules import forbid
 
 
 def draw(
@@ -43,14 +43,6 @@ def choose(logits: Tensor, seeds: Tensor, steps: Tensor, options: DecodeConfig) 
 def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     """CTRL's rule: the logit of a token that was seen is divided by the penalty if positive, else multiplied by it."""
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
-
-
-def forbid(scores: Tensor, no_end: Tensor) -> Tensor:
-    """-inf, in place, for padding, start, unknown and mask, and for the end token in rows that may not end (N,)."""
-    for id in (PAD, SOS, UNK, MASK):
-        scores[:, id] = -torch.inf
-    scores[:, EOS].masked_fill_(no_end, -torch.inf)
-    return scores
 
 
 def truncate(logits: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> Tensor:

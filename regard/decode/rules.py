@@ -114,10 +114,17 @@ def opened(model: Decoder, source: Tensor, start: tuple[int, ...]) -> tuple[Any,
 
 def log_probabilities(logits: Tensor, step: int, options: DecodeConfig) -> Tensor:
     """log p of each next token (N, V) in fp32, with what may not be said at -inf."""
-    return forbid(logits.float().log_softmax(-1), step, options)
+    return forbid(logits.float().log_softmax(-1), step < options.min_len)
 
 
-def forbid(scores: Tensor, step: int, options: DecodeConfig) -> Tensor:
-    """-inf, in place, for padding, start, unknown and mask, and for the end token before `min_len` others."""
-    scores[:, [PAD, SOS, UNK, MASK] + ([EOS] if step < options.min_len else [])] = -torch.inf
+def forbid(scores: Tensor, no_end: Tensor | bool) -> Tensor:
+    """-inf, in place, for padding, start, unknown and mask, and for the end token in rows (N,) that may not end yet.
+
+    One by one, since a recorded step cannot look them up by a list."""
+    for id in (PAD, SOS, UNK, MASK):
+        scores[:, id] = -torch.inf
+    if isinstance(no_end, Tensor):
+        scores[:, EOS].masked_fill_(no_end, -torch.inf)
+    elif no_end:
+        scores[:, EOS] = -torch.inf
     return scores
