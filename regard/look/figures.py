@@ -65,7 +65,8 @@ class Lines:
             style = {"linestyle": DASHES[i % len(DASHES)], "color": colour(i, len(self.lines)), "marker": mark}
             axes.plot(self.at, values, label=name, linewidth=width, markersize=4, **style)
         axes.grid(alpha=0.3)
-        axes.set_yscale("log" if self.log else "linear")
+        if self.log:
+            plain_log(axes)
         if self.ticks:
             axes.set_xticks(self.at, self.ticks, rotation=60, ha="right")
         if len(self.lines) > 1:
@@ -75,6 +76,18 @@ class Lines:
         at = [*self.ticks] or self.at.tolist()
         lines = {name: short(values) for name, values in self.lines.items()}
         return {"title": self.title, "x": self.x, "y": self.y, "at": at, "lines": lines}
+
+
+def plain_log(axes: Axes) -> None:
+    """A logarithmic y axis; over a few powers of ten with numbers as people write them."""
+    from matplotlib.ticker import LogLocator
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if high / low < 1e4:
+        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
 
 
 Panel = Image | Lines
