@@ -87,7 +87,7 @@ def load(path: str | Path, device: str = "auto", weights: str = "auto") -> Any:
     bundle = load_bundle(Path(path), pick_device(device), weights)
     if bundle.task in TASKS:
         return Labeller(bundle)
-    kinds = {"transformer": Translator, "gpt": Writer, "bert": Embedder}
+    kinds = {"transformer": Translator, "seq2seq": Translator, "gpt": Writer, "rnn": Writer, "bert": Embedder}
     if bundle.config.architecture not in kinds:
         raise RegardError(
             f"{path} holds a {bundle.config.architecture} that learned {bundle.task}; nothing here uses it"

@@ -18,7 +18,8 @@ from typing import Annotated, Any
 import typer
 
 from regard import cli_cost, cli_exchange, cli_label, cli_shortlist, cli_write
-from regard.cli_look import look_app, study_app
+from regard.cli_look import look_app
+from regard.cli_study import study_app
 from regard.errors import RegardError
 
 app = typer.Typer(

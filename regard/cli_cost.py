@@ -49,10 +49,10 @@ def cost_command(
 
     config, assumed = config_of(name, settings)
     length = config.max_len if length is None else length
-    if batch < 1 or not 1 <= length <= config.max_len:
-        raise RegardError(
-            f"--batch {batch} must be at least 1, and --length {length} from 1 to model.max_len {config.max_len}"
-        )
+    endless = config.architecture == "rnn"  # it reads texts of any length
+    if batch < 1 or length < 1 or (length > config.max_len and not endless):
+        most = "on" if endless else f"to model.max_len {config.max_len}"
+        raise RegardError(f"--batch {batch} must be at least 1, and --length {length} from 1 {most}")
     result = {"model": name, "assumed": assumed}
     result |= measured(config, batch, length, None if tokens is None else parse_tokens(tokens))
     print(jsons.dumps(result, ensure_ascii=False) if as_json else show(result))
@@ -99,9 +99,8 @@ def assumptions(config: ModelConfig, vocab: int) -> dict[str, Any]:
     from regard.models.parameters import architecture
 
     kind = architecture(config)
-    used: list[str] = {"vit": [], "gpt": ["target_vocab"], "bert": ["source_vocab"]}.get(
-        kind, ["source_vocab", "target_vocab"]
-    )
+    one_side = {"vit": [], "gpt": ["target_vocab"], "rnn": ["target_vocab"], "bert": ["source_vocab"]}
+    used: list[str] = one_side.get(kind, ["source_vocab", "target_vocab"])
     missing = {field: vocab for field in used if not getattr(config, field)}
     if not config.n_classes and (kind == "vit" or config.answer != "none"):
         missing["n_classes"] = 10
@@ -110,7 +109,8 @@ def assumptions(config: ModelConfig, vocab: int) -> dict[str, Any]:
 
 def presets() -> list[dict[str, Any]]:
     from regard.models.architectures import PRESETS
-    from regard.models.parameters import blocks, parts, trained
+    from regard.models.counted import trained
+    from regard.models.parameters import blocks, parts
 
     rows = []
     for name in PRESETS:
@@ -139,7 +139,7 @@ def table(rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
 def show_presets(rows: list[dict[str, Any]]) -> str:
     cells: list[tuple[str, ...]] = [("preset", "architecture", "blocks", "width", "heads", "parameters")]
     for row in rows:
-        numbers = (f"{row[key]:,}" for key in ("blocks", "d_model", "n_heads", "parameters"))
+        numbers = (f"{row[key]:,}" if row[key] else "-" for key in ("blocks", "d_model", "n_heads", "parameters"))
         cells.append((row["preset"], row["architecture"], *numbers))
     vocab = next((n for row in rows for field, n in row["assumed"].items() if "vocab" in field), None)
     note = [f"Where a vocabulary comes from the data, {vocab:,} pieces are counted."] if vocab else []
@@ -169,7 +169,8 @@ def show_parameters(result: dict[str, Any]) -> list[str]:
 
 PARAMETERS = (
     "In matrices: without positions, norms and biases; a tied unembedding is a matrix of its own. The queries, keys and",
-    "values of a head are a matrix each, the output of all heads is one a block. Trained: everything, what is tied once.",
+    "values of a head are a matrix each, the output of all heads is one a block; so are the gates of a recurrent cell, and",
+    "the taps of a convolution. Trained: everything, what is tied once.",
 )
 
 
@@ -190,8 +191,10 @@ def show_flops(result: dict[str, Any]) -> list[str]:
 FLOPS = (
     "A multiplication with its addition is 2; attention is counted in full, masked or not; a backward pass is 2 forwards.",
 )
+BOTH_SIDES = "A token is one of the target with one of the source; rows are as long on both sides."
 MEANING = {
-    "transformer": "A token is one of the target with one of the source; rows are as long on both sides.",
+    "transformer": BOTH_SIDES,
+    "seq2seq": BOTH_SIDES,
     "vit": "A token is a patch, or the one that the class is read from.",
 }
 
@@ -209,6 +212,8 @@ TRAINING = (
 def show_decoding(result: dict[str, Any]) -> list[str]:
     found = result["memory"]["decoding"]
     rows = [("weights", f"{size(found['weights_bf16'])} in bf16, {size(found['weights_fp32'])} in fp32")]
+    if "state_bf16_per_row" in found:
+        rows.append(("state", f"{size(found['state_bf16_per_row'])} a row of any length, in bf16; twice in fp32"))
     if "cache_bf16" in found:
         each, whole = size(found["cache_bf16_per_token"]), size(found["cache_bf16"])
         rows.append(

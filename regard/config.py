@@ -44,7 +44,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    kind: str = option("bpe", "char, word, wordpiece, bpe, byte-bpe or unigram")
+    kind: str = option("bpe", "char, word, split (at white space alone), wordpiece, bpe, byte-bpe or unigram")
     vocab_size: int = option(8000, "pieces in a vocabulary, special tokens included")
     joint: bool = option(True, "one vocabulary for both languages, or one each")
     nfc: bool = option(True, "bring Unicode into composed form (NFC)")
@@ -56,7 +56,7 @@ class TokenizerConfig:
 @dataclass(frozen=True)
 class ModelConfig:
     preset: str = option("transformer-small", "sizes and style to start from; `regard cost` lists them")
-    architecture: str = option("", "transformer, gpt, bert or vit; empty = the preset's")
+    architecture: str = option("", "transformer, gpt, bert, vit, rnn or seq2seq; empty = the preset's")
     n_encoder_layers: int = option(0, "encoder blocks")
     n_decoder_layers: int = option(0, "decoder blocks")
     d_model: int = option(0, "width of the model")
@@ -101,6 +101,20 @@ class ModelConfig:
     )
     disentangled_reach: int = option(512, "disentangled: distances from this on share a vector")
     window: int = option(0, "self-attention sees this many tokens back (in an encoder also ahead); 0 = all")
+    mixer: str = option(
+        "attention", "what the blocks of a transformer or gpt mix tokens with: attention or convolution"
+    )
+    kernel: int = option(3, "convolution: tokens it sees at once")
+    dilations: tuple[int, ...] = option((1,), "convolution: steps between those tokens, block by block, over and over")
+    cell: str = option("lstm", "rnn, lstm, gru, gru-cho (resets before its product), mut1, mut2 or mut3")
+    d_hidden: int = option(0, "width of recurrent layers; 0 = d_model")
+    bidirectional: bool = option(False, "recurrent layers that read: in both directions")
+    recurrent_norm: bool = option(False, "LayerNorm inside recurrent cells")
+    score: str = option(
+        "additive",
+        "seq2seq: how attention compares: additive, dot or general; without: none, or constant (a context for all steps)",
+    )
+    reverse_source: bool = option(False, "seq2seq: the source is read from its end")
     patch_size: int = option(4, "pixels on a side of a patch")
     image_channels: int = option(1, "1 = grey, 3 = colour")
     answer: str = option(
@@ -113,6 +127,11 @@ class ModelConfig:
     dropout: float = option(0.1, "on embeddings and on every sublayer's output")
     attention_dropout: float = option(0.0, "on attention weights")
     ff_dropout: float = option(0.0, "inside the feed-forward layers")
+    hidden_dropout: float = option(0.0, "between recurrent layers (dropout is on their embeddings)")
+    output_dropout: float = option(0.0, "on what the head of a recurrent model reads")
+    weight_dropout: float = option(0.0, "on the matrices from a recurrent layer to its next step: weight drop")
+    word_dropout: float = option(0.0, "recurrent models: on whole words of the vocabulary, a batch long")
+    variational: bool = option(True, "recurrent models: dropout takes the same numbers at all steps of a row")
     source_vocab: int = option(0, "filled in from the tokenizer")
     target_vocab: int = option(0, "filled in from the tokenizer")
 
@@ -124,6 +143,10 @@ class TrainConfig:
     steps: int = option(10000, "optimizer steps")
     batch_tokens: int = option(4096, "padded target tokens in a batch")
     accumulate: int = option(1, "batches per optimizer step")
+    bptt: int = option(0, "rnn: tokens a batch goes on for, beyond which nothing is learned back; 0 = model.max_len")
+    carry: bool = option(True, "rnn on a stream of text: each batch goes on with the state that the one before left")
+    activity: float = option(0.0, "rnn: weight of the mean square of what the last layer gives (AR; AWD-LSTM: 2)")
+    slowness: float = option(0.0, "rnn: the same of its changes from step to step (TAR; AWD-LSTM: 1)")
     lr: float = option(1e-3, "peak learning rate")
     schedule: str = option("inverse-sqrt", "after warm-up: inverse-sqrt, cosine, linear or constant")
     warmup: int = option(1000, "steps of linear warm-up")
@@ -212,8 +235,11 @@ POSITIONS = (
 )
 CHOICES = {
     "task": TASKS,
-    "tokenizer.kind": ("char", "word", "wordpiece", "bpe", "byte-bpe", "unigram"),
-    "model.architecture": ("", "transformer", "gpt", "bert", "vit"),
+    "tokenizer.kind": ("char", "word", "split", "wordpiece", "bpe", "byte-bpe", "unigram"),
+    "model.architecture": ("", "transformer", "gpt", "bert", "vit", "rnn", "seq2seq"),
+    "model.mixer": ("attention", "convolution"),
+    "model.cell": ("rnn", "lstm", "gru", "gru-cho", "mut1", "mut2", "mut3"),
+    "model.score": ("none", "constant", "additive", "dot", "general"),
     "model.answer": ("none", "row", "token"),
     "model.norm": ("pre", "post"),
     "model.norm_kind": ("layer", "rms"),

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from regard import folder
+from regard.decode.row import longest
 from regard.decode.rules import pad
 from regard.decode.write import batches
 from regard.device import pick_device
 from regard.errors import RegardError
-from regard.layers.masks import positions_of
 from regard.models.bert import Bert
 from regard.models.classifier import Classifier
 from regard.models.gpt import GPT
+from regard.models.rnn import RNN
 from regard.models.transformer import Transformer
 from regard.text.frame import Frame
 from regard.text.tokenizer import PAD
@@ -30,16 +31,17 @@ class Embedder:
 
     def __init__(self, bundle: folder.Bundle) -> None:
         model = bundle.model.body if isinstance(bundle.model, Classifier) else bundle.model
-        if not isinstance(model, (Bert, GPT, Transformer)):
+        if not isinstance(model, (Bert, GPT, RNN, Transformer)):
             raise RegardError(
-                f"texts cannot be embedded by a {bundle.config.architecture} model: it does not read text"
+                f"texts cannot be embedded by a {bundle.config.architecture} model: use a bert, gpt, rnn or transformer"
             )
         if bundle.tokenizers is None:
             raise RegardError("this model has no tokenizer, so it can read no text: import it with its tokenizer.json")
         self.model, self.pooling = model, bundle.pooling
-        self.tokenizer = bundle.tokenizers.target if isinstance(model, GPT) else bundle.tokenizers.source
+        self.tokenizer = bundle.tokenizers.target if isinstance(model, (GPT, RNN)) else bundle.tokenizers.source
         # a language model meets the end token as the sign to be silent: it is not read
-        self.frame = Frame(before=bundle.frame.before, after=()) if isinstance(model, GPT) else bundle.frame
+        writes = isinstance(model, (GPT, RNN))
+        self.frame = Frame(before=bundle.frame.before, after=()) if writes else bundle.frame
 
     def embed(
         self,
@@ -53,7 +55,8 @@ class Embedder:
         """(N, C) fp32, by default of length 1. A text longer than the model's max_len is refused, or cut by `truncate`."""
         pooling = self._pooling(pooling)
         rows = [self._row(i, ids, truncate) for i, ids in enumerate(self.tokenizer.encode_batch(list(texts)))]
-        vectors = np.zeros((len(rows), self.model.config.d_model), np.float32)
+        width = self.model.recurrent.d_out if isinstance(self.model, RNN) else self.model.config.d_model
+        vectors = np.zeros((len(rows), width), np.float32)
         for group in batches([len(row) for row in rows], batch_tokens):
             vectors[group] = self._vectors([rows[i] for i in group], pooling).float().cpu().numpy()
             progress(len(group))
@@ -63,12 +66,12 @@ class Embedder:
         pooling = asked or self.pooling
         if pooling not in POOLINGS:
             raise RegardError(f"pooling must be one of {', '.join(POOLINGS)}, not '{pooling}'")
-        if pooling == "first" and isinstance(self.model, GPT):
+        if pooling == "first" and isinstance(self.model, (GPT, RNN)):
             raise RegardError("a language model's first token has seen nothing but itself: use pooling mean")
         return pooling
 
     def _row(self, number: int, ids: list[int], truncate: bool) -> list[int]:
-        room = self.model.config.max_len - len(self.frame.one(()))
+        room = longest(self.model) - len(self.frame.one(()))
         if len(ids) > room and not truncate:
             raise RegardError(
                 f"text {number + 1} has {len(ids)} tokens, but the model was built for at most {room} (model.max_len): "
@@ -93,8 +96,8 @@ class Embedder:
         """(B, T, C)"""
         if isinstance(self.model, Bert):
             return self.model.hidden(ids)
-        if isinstance(self.model, GPT):
-            return self.model.hidden(ids, positions_of(ids, PAD))
+        if isinstance(self.model, (GPT, RNN)):
+            return self.model.read(ids)
         return self.model.encode(ids)[0]
 
 

@@ -17,7 +17,7 @@ from regard.decode.rules import Hypothesis
 from regard.decode.shortlist import Shortlist
 from regard.device import pick_device
 from regard.errors import RegardError
-from regard.models.transformer import Transformer
+from regard.models.seq2seq import EncoderDecoder
 from regard.recipes import build
 
 
@@ -38,7 +38,7 @@ class Translator:
     """`load` makes one."""
 
     def __init__(self, bundle: folder.Bundle) -> None:
-        if not isinstance(bundle.model, Transformer):
+        if not isinstance(bundle.model, EncoderDecoder):
             raise RegardError(
                 f"this model learned {bundle.task}; translating needs an encoder-decoder (generate, classify and embed are "
                 f"commands for others)"

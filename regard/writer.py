@@ -11,12 +11,13 @@ from typing import Any, overload
 
 from regard import folder
 from regard.config import DecodeConfig
-from regard.decode.row import Row, make_row
+from regard.decode.row import Row, longest, make_row
 from regard.decode.write import Teller, check_writing, reread, steps, token_log_probs, write
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.look.record import listening, paused
 from regard.models.gpt import GPT
+from regard.models.rnn import RNN
 from regard.recipes import build
 from regard.text.chat import PLAIN, Conversation, Template
 
@@ -61,9 +62,9 @@ class Writer:
     """`load_writer` makes one."""
 
     def __init__(self, bundle: folder.Bundle) -> None:
-        if not isinstance(bundle.model, GPT):
+        if not isinstance(bundle.model, (GPT, RNN)):
             raise RegardError(
-                f"writing needs a language model (architecture gpt), and this one is a {bundle.config.architecture} "
+                f"writing needs a language model (architecture gpt or rnn), and this one is a {bundle.config.architecture} "
                 f"trained for {bundle.task}"
             )
         if bundle.tokenizers is None:
@@ -104,7 +105,7 @@ class Writer:
             raise RegardError(f"one text can be streamed at a time, not {chosen.nbest}: leave out n")
         check_writing(chosen)
         ids = self.framed(prompt)
-        row = make_row(ids, chosen.seed, chosen, self.model.config.max_len)
+        row = make_row(ids, chosen.seed, chosen, longest(self.model))
         return self._pieces(row, self._teller(ids, chosen), chosen)
 
     def _pieces(self, row: Row, teller: Teller, options: DecodeConfig) -> Iterator[str]:
@@ -176,7 +177,7 @@ class Writer:
 
     def _fitting(self, text: str, number: int) -> list[int]:
         """A text to be scored."""
-        ids, most = self.framed(text), self.model.config.max_len
+        ids, most = self.framed(text), longest(self.model)
         if len(ids) <= max(1, len(self.frame.before)):
             raise RegardError(f"text {number + 1} ({text!r}) is too short: there is no token to score")
         if len(ids) > most:

@@ -20,6 +20,7 @@ from regard.writer import Writer
 
 ALL = [name for table in TABLES.values() for name in table]
 TASKS = {"gpt": "causal-lm", "bert": "masked-lm", "transformer": "translation", "vit": "images"}
+TASKS |= {"rnn": "causal-lm", "seq2seq": "translation"}
 
 
 @pytest.mark.parametrize("name", ALL)

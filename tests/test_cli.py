@@ -1,5 +1,6 @@
 """The command line as a user meets it: results on stdout, one-line errors on stderr, exit codes."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -195,7 +196,8 @@ def test_look_positions_shows_what_a_model_has(run: Path, capfd, monkeypatch) ->
 def test_studies_are_listed_and_run(capfd, monkeypatch, tmp_path: Path) -> None:
     code, out, _ = call(capfd, monkeypatch, "study")
     assert code == 0
-    assert [line.split()[2] for line in out.splitlines()] == ["dictionary", "positions", "pretraining", "roformer"]
+    trained = ["positions", "pretraining", "roformer", "sentence-length", "translation-cost"]
+    assert {line.split()[2] for line in out.splitlines()} == {"dictionary", "gradient-flow", "three-ways", *trained}
     assert "order_110" in call(capfd, monkeypatch, "study", "dictionary")[1]
     assert isinstance(json.loads(call(capfd, monkeypatch, "study", "dictionary", "--json")[1]), dict)
 
@@ -207,6 +209,16 @@ def test_studies_are_listed_and_run(capfd, monkeypatch, tmp_path: Path) -> None:
     assert call(capfd, monkeypatch, *words)[:2] == (0, f"{tmp_path / 's'}\n")
     expected = {"out": tmp_path / "s", "data": None, "steps": 7, "schemes": ("rope", "none"), "jobs": 1}
     assert asked == {**expected, "device": "auto", "quick": True}
+
+
+@pytest.mark.parametrize("name", ["sentence-length", "translation-cost"])
+def test_a_study_of_translations_is_given_its_data_and_its_table_printed(capfd, monkeypatch, tmp_path, name) -> None:
+    module, asked = importlib.import_module(f"regard.studies.{name.replace('-', '_')}"), []
+    (tmp_path / "table.md").write_text("| a table |\n")
+    monkeypatch.setattr(module, "study", lambda *options: asked.append(options) or options[0])
+    words = ["study", name, "--data", "pairs", "--out", str(tmp_path), "--jobs", "2", "--device", "cpu", "--quick"]
+    assert call(capfd, monkeypatch, *words)[:2] == (0, "| a table |\n\n")
+    assert asked == [(tmp_path, Path("pairs"), 2, "cpu", True)]
 
 
 BAD = [

@@ -46,6 +46,26 @@ def test_gpt3_prints_the_lectures_table() -> None:
     assert any(line.startswith("300,000,000,000 tokens 3.229e+23: 9,447.") for line in lines)
 
 
+def test_awd_lstm_prints_its_cells_and_a_state_in_the_place_of_a_cache() -> None:
+    lines = [" ".join(line.split()) for line in call("awd-lstm", "--length", "10000").stdout.splitlines()]
+    for line in (
+        "awd-lstm (rnn)",
+        "cell input 4,600 x 400 1 1,840,000 1,840,000",
+        "cell state 4,600 x 1,150 2 10,580,000 10,580,000",
+        "trained 33,545,278 33,545,278",
+        "state 10.8 kB a row of any length, in bf16; twice in fp32",
+    ):
+        assert line in lines
+    assert not any(line.startswith("cache") for line in lines)
+
+
+def test_rnnsearch_keeps_a_state_and_what_it_looks_at() -> None:
+    out = " ".join(call("rnnsearch", "--length", "50").stdout.split())
+    assert "state 2.0 kB a row of any length" in out
+    assert "cache 12.0 kB a token, 600.0 kB for 1 x 50" in out  # 2 x (1,000 each way + 1,000 to compare + 3 x 1,000)
+    assert "A token is one of the target with one of the source" in out
+
+
 def test_json_holds_the_same_numbers_as_the_function() -> None:
     done = call("llama-7b", "--json", "--batch", "2", "--length", "100", "--tokens", "1e9", n_kv_heads="8")
     answer = json.loads(done.stdout)
@@ -69,6 +89,7 @@ def test_without_a_name_every_preset_is_listed() -> None:
     assert lines[-1] == "Where a vocabulary comes from the data, 8,000 pieces are counted."
     llama = next(line for line in lines if line.startswith("llama-7b "))
     assert llama.split() == ["llama-7b", "gpt", "32", "4,096", "32", "6,738,415,616"]
+    assert next(line for line in lines if line.startswith("awd-lstm ")).split()[1:5] == ["rnn", "3", "400", "-"]
     assert len(json.loads(call("--json").stdout)["presets"]) == len(PRESETS)
 
 
@@ -142,6 +163,8 @@ def test_bytes_are_written_in_a_unit_that_suits_them(n: int, text: str) -> None:
         ("gpt-tiny", {"n_kv_heads": "3"}, 1, None, "evenly"),
         ("gpt-tiny", {}, 0, None, "--batch 0"),
         ("gpt-tiny", {}, 1, 0, "--length 0"),
+        ("awd-lstm", {}, 1, 0, "--length 0 from 1 on"),
+        ("rnnsearch", {}, 1, 1025, "model.max_len 1024"),
         ("gpt-tiny", {}, 1, 1025, "model.max_len 1024"),
     ],
 )

@@ -116,7 +116,7 @@ def test_a_model_of_another_kind_is_refused(call: Call, bert: Path) -> None:
     for verb in ("generate", "score", "chat"):
         said = call(verb, bert, *(["I was"] if verb != "chat" else []), stdin="I\n")
         assert said.code == 2
-        assert "writing needs a language model (architecture gpt), and this one is a bert" in said.err
+        assert "writing needs a language model (architecture gpt or rnn), and this one is a bert" in said.err
 
 
 # ---- chat ------------------------------------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ def use(run: Path, config: Config) -> Any:
     """What the loaded model is for; something that is not empty."""
     model = regard.load(run)
     if config.task == "causal-lm":
-        return model.generate(TEXT, max_new_tokens=3).tokens
+        return model.generate(TEXT, max_new_tokens=3, min_len=3).tokens
     if config.task == "masked-lm":
         return model.embed([TEXT]).shape == (1, SIZES["d_model"])
     if config.task == "images":

@@ -59,6 +59,46 @@ class StreamBatches(Batches):
         return make_batch(padded[:, :-1].copy(), labels)
 
 
+class CarriedBatches(Batches):
+    """(ids, fresh, labels), (B, W), (B,) and (B, W): the text as B streams side by side, each of which goes on in a batch
+    where it was in the one before; `fresh` says which of them begin.
+
+    Where a text is scored, streams read the last `lead` batches before their own part first, so that what they answer
+    there hardly depends on where the text was cut.
+    """
+
+    def __init__(
+        self, store: TokenStore, width: int, streams: int, seed: int, shifting: bool = True, lead: int = 0
+    ) -> None:
+        super().__init__(seed)
+        self.ids, self.streams, self.lead = store.ids, streams, lead
+        self.width, self.shifting = min(width, max(1, len(store.ids) - 1)), shifting
+
+    def make_plan(self, rng: np.random.Generator) -> list[Rows]:
+        """A row is (first, last, whether it is fresh, whether it is scored)."""
+        n, width = len(self.ids) - 1, self.width  # the last token is said, never read
+        room = min(width, n - width)
+        shift = int(rng.integers(room)) if self.shifting and room > 0 else 0
+        share = -(-(n - shift) // self.streams)
+        starts = np.minimum(shift + share * np.arange(self.streams), n)
+        plan: list[Rows] = []
+        for k in range(-self.lead, -(-share // width)):
+            first = starts + k * width
+            last = np.minimum(first + width, np.minimum(starts + share, n))
+            fresh = (k == -self.lead) | (first < width)  # nothing, or nothing whole, comes before
+            there = (first >= 0) & (last > first)
+            plan.append((width, np.stack([first, np.where(there, last, first), fresh, there & (k >= 0)], 1)))
+        return plan
+
+    def collate(self, width: int, rows: np.ndarray, rng: np.random.Generator) -> Batch:
+        ids, labels = (np.full((len(rows), width), PAD, np.int64) for _ in range(2))
+        for i, (first, last, _, scored) in enumerate(rows):
+            n = last - first
+            ids[i, :n] = self.ids[first:last]
+            labels[i, : n * scored] = self.ids[first + 1 : first + 1 + n * scored]
+        return make_batch(ids, rows[:, 2].astype(bool), labels)
+
+
 def in_batches(rows: np.ndarray, size: int, width: int) -> list[Rows]:
     return [(width, rows[i : i + size]) for i in range(0, len(rows), size)]
 

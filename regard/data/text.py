@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,11 +82,19 @@ def _paragraphs(path: Path) -> Iterator[str]:
 
 
 def _characters(path: Path, part: tuple[float, float]) -> Iterator[str]:
-    """A share of a file's characters, in pieces of bounded size."""
-    first, last = 0, None
+    """A share of a file's characters, in pieces of bounded size that end where a line does, so that no word is cut."""
+    first, last = 0, sys.maxsize
     if part != (0, 1):
         total = sum(len(line) + 1 for line in read_lines(path))
         first, last = (int(share * total) for share in part)
-    characters = itertools.islice(itertools.chain.from_iterable(line + "\n" for line in read_lines(path)), first, last)
-    while piece := "".join(itertools.islice(characters, PIECE)):
-        yield piece
+    held, size, at = list[str](), 0, 0
+    for line in read_lines(path):
+        text = (line + "\n")[max(0, first - at) : max(0, last - at)]
+        at += len(line) + 1
+        held.append(text)
+        size += len(text)
+        if size >= PIECE:
+            yield "".join(held)
+            held, size = [], 0
+    if size:
+        yield "".join(held)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from torch import nn
+
 from regard.config import DecodeConfig
 from regard.errors import RegardError
+from regard.models.rnn import RNN
 from regard.text.tokenizer import EOS
 
 
@@ -40,6 +44,11 @@ class Row:
             self.end = "stop"
         elif len(self.log_probs) == self.limit:
             self.end = self.at_limit
+
+
+def longest(model: nn.Module) -> int:
+    """The most tokens that a text may have; for a recurrent model, whose state does not grow, there is no most."""
+    return sys.maxsize if isinstance(model, RNN) else model.config.max_len  # type: ignore[union-attr,return-value]
 
 
 def make_row(prompt: Sequence[int], seed: int, options: DecodeConfig, max_len: int, name: str = "the prompt") -> Row:

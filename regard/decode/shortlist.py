@@ -12,6 +12,7 @@ import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -23,7 +24,7 @@ from regard.decode.rules import Decoder, Hypothesis
 from regard.errors import RegardError
 from regard.files import MANIFEST, disk_errors, read_json, sha256, sync, write_text
 from regard.layers.embedding import Head
-from regard.models.transformer import DecodeState, Transformer
+from regard.models.seq2seq import EncoderDecoder
 from regard.text.tokenizer import PAD, SPECIALS
 
 FILE = "shortlist.safetensors"
@@ -91,7 +92,7 @@ def load(folder: Path, config: ModelConfig) -> Shortlist | None:
 
 @dataclass
 class NarrowState:
-    own: DecodeState
+    own: Any  # the model's
     hidden: Tensor  # (B, U) pieces of the batch that are not for this sentence
 
     def select(self, hypotheses: Tensor) -> None:
@@ -112,7 +113,7 @@ class Narrow:
     def __init__(
         self, model: Decoder, shortlist: Shortlist, source: Tensor, start: tuple[int, ...], wide: bool
     ) -> None:
-        assert isinstance(model, Transformer)
+        assert isinstance(model, EncoderDecoder)
         if type(model.head) is not Head:
             raise RegardError("decode.shortlist takes rows of the output matrix as they are: leave out --weights")
         self.model, self.shortlist, self.wide = model, shortlist, wide

@@ -1,4 +1,4 @@
-"""A decoder-only model that goes on writing: prompts of any lengths in, continuations in the same order out.
+"""A language model that goes on writing: prompts of any lengths in, continuations in the same order out.
 
 The prompts of a batch are read at once, padded on the right, each once however many samples it gets. Rows that end leave
 the batch. A row has its own limit and seed, so what it gets does not depend on its neighbours. The cache has
@@ -11,28 +11,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.config import DecodeConfig
 from regard.decode.draw import draw
-from regard.decode.row import Row, distinct, make_row
+from regard.decode.row import Row, distinct, longest, make_row
 from regard.decode.rules import budget, check, in_graphs, pad
 from regard.decode.sampling import seeds_of, seen_of
 from regard.errors import RegardError
-from regard.layers.cache import StepCache
-from regard.layers.masks import positions_of
 from regard.look.record import labelled, listening, paused
 from regard.models.gpt import GPT
+from regard.models.rnn import RNN
 from regard.text.stream import Detokenizer
-from regard.text.tokenizer import EOS, PAD, Tokenizer
+from regard.text.tokenizer import EOS, Tokenizer
 
+Speaker = GPT | RNN
 CHUNK = 1024  # tokens whose logits are in memory at a time when text is scored
 
 
 def write(
-    model: GPT,
+    model: Speaker,
     prompts: Sequence[Sequence[int]],
     options: DecodeConfig,
     hear: Callable[[int, int], bool] = lambda row, token: False,
@@ -42,7 +43,7 @@ def write(
     check_writing(options)
     n = options.nbest
     rows = [
-        make_row(prompt, (options.seed + i) * n + j, options, model.config.max_len, f"prompt {i + 1}")
+        make_row(prompt, (options.seed + i) * n + j, options, longest(model), f"prompt {i + 1}")
         for i, prompt in enumerate(prompts)
         for j in range(n)
     ]
@@ -87,19 +88,20 @@ def batches(lengths: Sequence[int], tokens: int, n: int = 1) -> Iterator[list[in
         order = order[size:]
 
 
-def steps(model: GPT, rows: list[Row], options: DecodeConfig) -> Iterator[list[Row]]:
+def steps(model: Speaker, rows: list[Row], options: DecodeConfig) -> Iterator[list[Row]]:
     """A token more, or a few, for every open row at a time, until all have ended; samples of one prompt stand together.
 
     Yields the rows that got some, those that ended with them for the last time."""
     if in_graphs(model):
         from regard.decode.graphed import writing
 
+        assert isinstance(model, GPT)
         return writing.steps(model, rows, options)
     return plain_steps(model, rows, options)
 
 
 @torch.inference_mode()
-def plain_steps(model: GPT, rows: list[Row], options: DecodeConfig) -> Iterator[list[Row]]:
+def plain_steps(model: Speaker, rows: list[Row], options: DecodeConfig) -> Iterator[list[Row]]:
     logits, state = begin(model, rows)
     for step in count():
         tokens, gained = chosen(logits, rows, step, options)
@@ -113,7 +115,7 @@ def plain_steps(model: GPT, rows: list[Row], options: DecodeConfig) -> Iterator[
             kept = torch.tensor(open_, device=tokens.device)
             rows, tokens = [rows[i] for i in open_], tokens[kept]
             state.select(kept)
-        if state.filled == model.config.max_len:
+        if state.filled == longest(model):
             logits, state = begin(model, rows)
         else:
             logits = model.step(tokens, state)
@@ -128,7 +130,7 @@ def chosen(logits: Tensor, rows: list[Row], step: int, options: DecodeConfig) ->
     return draw(logits, seen, early, seeds, steps, options)
 
 
-def begin(model: GPT, rows: list[Row]) -> tuple[Tensor, StepCache]:
+def begin(model: Speaker, rows: list[Row]) -> tuple[Tensor, Any]:
     """Read what the rows hold; neighbours that hold the same are read once. Logits (N, V) and the state after it."""
     device = model.embedding.weight.device
     different, which = distinct([row.ids for row in rows])
@@ -141,7 +143,7 @@ def begin(model: GPT, rows: list[Row]) -> tuple[Tensor, StepCache]:
 
 
 @torch.no_grad()
-def reread(model: GPT, prompts: list[int], rows: list[Row]) -> None:
+def reread(model: Speaker, prompts: list[int], rows: list[Row]) -> None:
     """One forward over what was written, for whoever records."""
     written = [[*row.ids, *([EOS] if row.end == "end" else [])] for row in rows]
     with labelled(model, prompts, written):
@@ -149,13 +151,13 @@ def reread(model: GPT, prompts: list[int], rows: list[Row]) -> None:
 
 
 @torch.inference_mode()
-def token_log_probs(model: GPT, texts: Sequence[Sequence[int]], options: DecodeConfig) -> list[list[float]]:
+def token_log_probs(model: Speaker, texts: Sequence[Sequence[int]], options: DecodeConfig) -> list[list[float]]:
     """log p(x_t | x_<t) of every token but the first, in each text."""
     found: dict[int, list[float]] = {}
     device = model.embedding.weight.device
     for group in batches([len(ids) for ids in texts], budget(options, device)):
         ids = pad([texts[i] for i in group], device)  # (B, T)
-        hidden = model.hidden(ids, positions_of(ids, PAD))[:, :-1].flatten(0, 1)  # (B*(T-1), C)
+        hidden = model.read(ids)[:, :-1].flatten(0, 1)  # (B*(T-1), C)
         pieces = zip(hidden.split(CHUNK), ids[:, 1:].flatten().split(CHUNK), strict=True)
         scored = [-torch.nn.functional.cross_entropy(model.head(h).float(), t, reduction="none") for h, t in pieces]
         for i, row in zip(group, torch.cat(scored).view(len(group), -1).tolist(), strict=True):

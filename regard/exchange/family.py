@@ -171,7 +171,7 @@ NEUTRAL: dict[str, Any] = {
     "norm_eps": 1e-5, "norm_kind": "layer", "bias": True, "gated": False, "parallel": False, "scale_embeddings": False,
     "embedding_norm": False, "scale_logits": False, "head_bias": False,
     "encoder_positions": "", "cross_positions": "none", "window": 0,
-    "rope_scaling": "none",
+    "rope_scaling": "none", "mixer": "attention",
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """A block: sublayers, each wrapped in dropout, a residual connection and a norm, one after the other or side by side.
 
-A sublayer is any `f(x, ctx) -> x`. Encoder blocks are [self, ff], decoder blocks [self, cross, ff].
+A sublayer is any `f(x, ctx) -> x`. Encoder blocks are [self, ff], decoder blocks [self, cross, ff]; `self` mixes the tokens,
+by attention or by a convolution, after which there need not be an ff.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from regard.config import ModelConfig
 from regard.layers.attention import CrossAttention, SelfAttention
 from regard.layers.context import Context
+from regard.layers.convolution import Convolution
 from regard.layers.feedforward import make_feedforward
 from regard.layers.norm import PLACEMENTS, Branch, make_norm
 from regard.layers.residual import add_norm
@@ -48,10 +50,17 @@ def make_block(config: ModelConfig, sublayers: dict[str, nn.Module]) -> Block:
 
 
 def encoder_block(config: ModelConfig) -> Block:
-    return make_block(config, {"self": SelfAttention(config), "ff": make_feedforward(config)})
+    return make_block(config, {"self": make_mixer(config), **last_sublayer(config)})
 
 
 def decoder_block(config: ModelConfig) -> Block:
-    return make_block(
-        config, {"self": SelfAttention(config), "cross": CrossAttention(config), "ff": make_feedforward(config)}
-    )
+    return make_block(config, {"self": make_mixer(config), "cross": CrossAttention(config), **last_sublayer(config)})
+
+
+def make_mixer(config: ModelConfig) -> nn.Module:
+    return Convolution(config) if config.mixer == "convolution" else SelfAttention(config)
+
+
+def last_sublayer(config: ModelConfig) -> dict[str, nn.Module]:
+    """Nothing where its width is 0: a gated convolution is not linear itself."""
+    return {"ff": make_feedforward(config)} if config.d_ff else {}

@@ -1,9 +1,9 @@
 """Keys and values kept between decoding steps.
 
-Self-attention appends one step's keys and values to those before. Cross-attention projects the memory once, at the first
-step, and only reads from then on. Both keep one row a *sentence*: its K hypotheses are K queries of that row, which holds
-the keys of all of them, and `past` says which are its own. When hypotheses change places only `past` changes; keys
-and values stay where they were written, until room is short: then those that nobody sees any more make way.
+Self-attention appends one step's keys and values to those before, a convolution its inputs. Cross-attention projects the
+memory once, at the first step, and only reads from then on. All keep one row a *sentence*: its K hypotheses are K queries of
+that row, which holds the keys of all of them, and `past` says which are its own. When hypotheses change places only `past`
+changes; keys and values stay where they were written, until room is short: then those that nobody sees any more make way.
 A layer is its own key.
 """
 
@@ -24,6 +24,10 @@ class Cache:
 
     def extend(self, layer: nn.Module, k: Tensor, v: Tensor) -> KeysValues:
         return k, v
+
+    def inputs(self, layer: nn.Module, x: Tensor) -> Tensor:
+        """All inputs (B, S, C) of a convolution, these last."""
+        return x
 
     def memory(self, layer: nn.Module, project: Callable[[], KeysValues]) -> KeysValues:
         return project()
@@ -47,7 +51,7 @@ class StepCache(Cache):
     """Grows by doubling: a step writes in place, and reads a view of what is filled."""
 
     def __init__(self) -> None:
-        self.keys: dict[nn.Module, Tensor] = {}  # layer -> (B, H, capacity, D)
+        self.keys: dict[nn.Module, Tensor] = {}  # layer -> (B, H, capacity, D), or a convolution's inputs
         self.values: dict[nn.Module, Tensor] = {}
         self.crossed: dict[nn.Module, KeysValues] = {}  # layer -> (B, H, S, D) twice
         self.positions: Tensor | None = None  # (B, filled)
@@ -69,12 +73,18 @@ class StepCache(Cache):
         return (self.positions.amax(1, keepdim=True) + 1).expand(-1, self.width)
 
     def extend(self, layer: nn.Module, k: Tensor, v: Tensor) -> KeysValues:
-        start, end = self.filled, self.filled + k.shape[2]
-        for store, new in ((self.keys, k), (self.values, v)):
-            if layer not in store or store[layer].shape[2] < end:
-                store[layer] = _grown(store.get(layer), new, start, end)
-            store[layer][:, :, start:end] = new
-        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
+        return self._append(self.keys, layer, k), self._append(self.values, layer, v)
+
+    def inputs(self, layer: nn.Module, x: Tensor) -> Tensor:
+        return self._append(self.keys, layer, x[:, None])[:, 0]
+
+    def _append(self, store: dict[nn.Module, Tensor], layer: nn.Module, new: Tensor) -> Tensor:
+        """(B, H, T, D) behind what is filled; all of it."""
+        start, end = self.filled, self.filled + new.shape[2]
+        if layer not in store or store[layer].shape[2] < end:
+            store[layer] = _grown(store.get(layer), new, start, end)
+        store[layer][:, :, start:end] = new
+        return store[layer][:, :, :end]
 
     def memory(self, layer: nn.Module, project: Callable[[], KeysValues]) -> KeysValues:
         if layer not in self.crossed:

@@ -9,6 +9,7 @@ from torch import Tensor
 from regard.layers.attend import Plan
 from regard.layers.cache import Cache
 from regard.layers.positions import Rotation
+from regard.layers.reach import Reach
 
 
 @dataclass(frozen=True)
@@ -19,3 +20,4 @@ class Context:
     rotation: Rotation | None = None  # how queries and keys are turned, if they are
     memory: Tensor | None = None  # (B', S, C), the encoder's final output; B' divides B
     memory_plan: Plan | None = None  # how the tokens look at the memory
+    reach: Reach | None = None  # which tokens a convolution sees, if the block has one

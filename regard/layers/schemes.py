@@ -78,8 +78,20 @@ def check_positions(config: ModelConfig, place: str, name: str | None = None) ->
         raise RegardError(
             f"model.rope_factor {config.rope_factor:g} does nothing without model.rope_scaling: choose linear or ntk"
         )
+    if config.mixer == "convolution" and place != "cross":
+        return check_below(name)
     if place in KINDS[name].refuses:
         raise RegardError(f"positions '{name}' make no sense in {PLACES[place]}: {KINDS[name].refuses[place]}")
 
 
+def check_below(name: str) -> None:
+    """Convolutions know the order of their tokens, and have no scores that a scheme could act on."""
+    if name not in BELOW:
+        raise RegardError(
+            f"positions '{name}' act inside self-attention, which a model with model.mixer convolution does not have: "
+            f"choose one of {', '.join(BELOW)}"
+        )
+
+
+BELOW = ("none", "linear", "sinusoidal", "learned")  # what is added to the embeddings, or nothing
 PLACES = {"encoder": "an encoder", "decoder": "a decoder", "cross": "cross-attention"}

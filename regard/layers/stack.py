@@ -18,6 +18,7 @@ from regard.layers.contextual import Disentangled
 from regard.layers.masks import FULL, Mask
 from regard.layers.norm import make_norm
 from regard.layers.positions import NoPositions, Positions
+from regard.layers.reach import make_reach
 from regard.layers.residual import add_norm
 from regard.layers.schemes import make_positions
 
@@ -37,6 +38,7 @@ class Stack(nn.Module):
         # Pre-norm leaves the residual sum unnormalised; post-norm blocks already end on a norm.
         self.norm = make_norm(config) if config.norm == "pre" else None
         self.mask, self.d_head = mask, config.d_head
+        self.kernel, self.dilations = config.kernel, config.dilations if config.mixer == "convolution" else ()
         self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
         self.recompute = False  # training may keep only what enters a block, and compute the rest again
         chances = (config.dropout, config.attention_dropout, config.ff_dropout)
@@ -67,7 +69,8 @@ class Stack(nn.Module):
     ) -> Tensor:
         keys = cache.key_positions(positions)
         past = cache.own_past()
-        plans = [self._plan(mask or self.mask, positions, keys, scheme, past) for scheme in self.schemes]
+        kernel = "reference" if self.dilations else None  # convolutions ask a plan only who stands where
+        plans = [self._plan(mask or self.mask, positions, keys, scheme, past, kernel) for scheme in self.schemes]
         memory_plan = None
         if memory_positions is not None:
             grouped = positions.reshape(memory_positions.shape[0], -1)  # hypotheses of one sentence share its memory
@@ -75,8 +78,8 @@ class Stack(nn.Module):
         ctx = Context(positions, plans[0], cache, self.schemes[0].rotation(positions), memory, memory_plan)  # type: ignore[operator]
         x = in_working_precision(x)
         y = self._nothing(x)
-        for i, block in enumerate(self.blocks):
-            x, y = self._run(block, x, y, ctx if len(plans) == 1 else dataclasses.replace(ctx, self_plan=plans[i]))
+        for block, own in zip(self.blocks, self._contexts(ctx, plans), strict=True):
+            x, y = self._run(block, x, y, own)
         cache.advance(positions)
         if self.norm is None:
             return x
@@ -92,8 +95,24 @@ class Stack(nn.Module):
             return checkpoint(block, x, y, ctx, use_reentrant=False, preserve_rng_state=self.random)
         return block(x, y, ctx)
 
-    def _plan(self, mask: Mask, q: Tensor, k: Tensor, scheme: nn.Module, past: Tensor | None = None) -> Plan:
+    def _contexts(self, ctx: Context, plans: list[Plan]) -> list[Context]:
+        """Of each block: they differ where each has a scheme of its own, or convolutions of many dilations."""
+        n = len(self.blocks)
+        if self.dilations:
+            made = {d: make_reach(plans[0], self.kernel, d) for d in set(self.dilations)}
+            return [dataclasses.replace(ctx, reach=made[self.dilations[i % len(self.dilations)]]) for i in range(n)]
+        return [ctx] * n if len(plans) == 1 else [dataclasses.replace(ctx, self_plan=plan) for plan in plans]
+
+    def _plan(
+        self,
+        mask: Mask,
+        q: Tensor,
+        k: Tensor,
+        scheme: nn.Module,
+        past: Tensor | None = None,
+        kernel: str | None = None,
+    ) -> Plan:
         assert isinstance(scheme, Positions)
         dropout = self.attention_dropout if self.training else 0.0
-        plan = make_plan(mask, q, k, scheme, d_head=self.d_head, dropout=dropout, past=past)
+        plan = make_plan(mask, q, k, scheme, d_head=self.d_head, dropout=dropout, past=past, kernel=kernel)
         return plan if self.training else settled(plan)

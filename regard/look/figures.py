@@ -57,6 +57,7 @@ class Lines:
     x: str
     y: str
     log: bool = False  # the y axis
+    powers: bool = False  # `at` are powers of 2, as far from each other as their exponents
     ticks: tuple[str, ...] = ()  # words instead of numbers under `at`
 
     def draw(self, axes: Axes) -> None:
@@ -67,6 +68,9 @@ class Lines:
         axes.grid(alpha=0.3)
         if self.log:
             plain_log(axes)
+        if self.powers:
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter("{x:g}")
         if self.ticks:
             axes.set_xticks(self.at, self.ticks, rotation=60, ha="right")
         if len(self.lines) > 1:

@@ -4,9 +4,12 @@
         model(source, target)
     tape["decoder.3.cross"][0].weights(rows=[5])  # (B, H, 1, S)
 
+Recurrent decoders have one such layer with one head, "decoder.cross", whose weights are an alignment.
+
 A fused kernel never has the weights, so a recorded layer keeps what they are made of: queries, keys and the plan, whose size
-is linear in length. The weights are worked out when asked for, and of a long sequence only the rows asked for: a row meets
-all of its keys at once and so normalises itself, no log-sum-exp is needed. The forward does not change by a bit.
+is linear in length, and the score of a layer that compares them by one of its own. The weights are worked out when asked
+for, and of a long sequence only the rows asked for: a row meets all of its keys at once and so normalises itself, no
+log-sum-exp is needed. The forward does not change by a bit.
 
 Searches move their hypotheses about at every step, so decoding is not recorded while it runs: the engine reads the best
 hypothesis of each sentence once more, and that forward is recorded, with its `sentences` and `tokens`.
@@ -20,16 +23,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import ClassVar, TypeGuard
+from typing import Any, ClassVar, TypeGuard
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.layers.attend import Plan, masked_scores, reference, weights
+from regard.layers.alignment import Alignment
+from regard.layers.attend import Plan, raw_scores, reference, softmax_over
 from regard.layers.attention import Attention
 
+Layer = Attention | Alignment
+Formula = Callable[[Tensor, Tensor, Plan], Tensor]  # queries and keys -> scores (B, H, T, S), whatever may be seen
 Which = Sequence[int] | Tensor | None  # None: all
 
 
@@ -41,18 +47,19 @@ class Record:
     k: Tensor  # (B, G, S, D)
     v: Tensor  # (B, G, S, D)
     plan: Plan
+    formula: Formula = raw_scores
     sentences: list[int] | None = None  # after decoding: which source each of the B rows translates,
     tokens: list[list[int]] | None = None  # ... and what was written; row t of the weights wrote token t + 1
 
     def weights(self, rows: Which = None, heads: Which = None) -> Tensor:
         """(B, H, T, S) fp32, or only these queries and heads; a query that may look nowhere has zeros."""
-        return self._worked_out(weights, rows, heads)
+        return self._worked_out(softmax_over, rows, heads)
 
     def scores(self, rows: Which = None, heads: Which = None) -> Tensor:
         """What the softmax is taken of; -inf where a query may not look."""
-        return self._worked_out(masked_scores, rows, heads)
+        return self._worked_out(lambda scores, seen: scores.masked_fill(~seen, -torch.inf), rows, heads)
 
-    def _worked_out(self, formula: Callable[[Tensor, Tensor, Plan], Tensor], rows: Which, heads: Which) -> Tensor:
+    def _worked_out(self, finish: Callable[[Tensor, Tensor], Tensor], rows: Which, heads: Which) -> Tensor:
         q, plan = self.q, self.plan
         if rows is not None:
             places = indices(rows, q.shape[2], "queries").to(q.device)
@@ -60,7 +67,7 @@ class Record:
         # in fp32 also for a model in bf16: the fused kernels keep their scores in fp32 too
         q, k = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, self.k))
         with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-            result = formula(q, k, plan)
+            result = finish(self.formula(q, k, plan), plan.seen())
         return result if heads is None else result[:, indices(heads, q.shape[1], "heads").to(q.device)]
 
 
@@ -110,14 +117,14 @@ def record(model: nn.Module, patterns: str | Sequence[str] = "*") -> Iterator[Ta
         yield tape
 
 
-def layers_of(model: nn.Module) -> dict[str, Attention]:
+def layers_of(model: nn.Module) -> dict[str, Layer]:
     """Every attention by its name: "decoder.blocks.3.sublayers.cross.sublayer" is "decoder.3.cross"."""
-    paths = {path: layer for path, layer in model.named_modules() if isinstance(layer, Attention)}
-    inside = ("blocks", "sublayers", "sublayer")
+    paths = {path: layer for path, layer in model.named_modules() if isinstance(layer, (Attention, Alignment))}
+    inside = ("blocks", "sublayers", "sublayer", "attentive")
     return {".".join(part for part in path.split(".") if part not in inside): layer for path, layer in paths.items()}
 
 
-def chosen(layers: dict[str, Attention], patterns: Sequence[str]) -> dict[str, Attention]:
+def chosen(layers: dict[str, Layer], patterns: Sequence[str]) -> dict[str, Layer]:
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in layers):
             there_are = ", ".join(layers) or "none"
@@ -131,27 +138,34 @@ def chosen(layers: dict[str, Attention], patterns: Sequence[str]) -> dict[str, A
 class Ear:
     """Stands before a layer's `attend`, keeps a copy of what goes in, and lets it through.
 
-    A copy, because a cache writes its keys and values in place. The scheme too, where scores need its parameters: they may
-    have been trained further before anybody asks for the weights.
+    A copy, because a cache writes its keys and values in place. The scheme too, or the layer's own score, where there are
+    parameters in it: they may have been trained further before anybody asks for the weights.
     """
 
     alive: ClassVar[WeakSet[Ear]] = WeakSet()  # while there are none, nobody need look for any
 
-    def __init__(self, layer: Attention, records: list[Record]) -> None:
+    def __init__(self, layer: Layer, records: list[Record]) -> None:
         self.alive.add(self)
-        self.inner = layer.attend  # the layer's own, or the ear of a recording around this one
+        self.inner: Callable[..., Any] = layer.attend  # the layer's own, or the ear of a recording around this one
+        self.score = layer.score if isinstance(layer, Alignment) else None
         self.records = records
         self.sentences: list[int] | None = None
         self.tokens: list[list[int]] | None = None
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Any:
         scheme = plan.scheme
         if scheme.relative or scheme.contextual:
             scheme = copy.deepcopy(scheme).requires_grad_(False)
         light = replace(plan, kernel=reference, scheme=scheme, ready=None)  # `ready` may be a dense mask
         kept = [x.detach().clone() for x in (q, k, v)]
-        self.records.append(Record(kept[0], kept[1], kept[2], light, self.sentences, self.tokens))
+        self.records.append(Record(kept[0], kept[1], kept[2], light, self.formula(), self.sentences, self.tokens))
         return self.inner(q, k, v, plan)
+
+    def formula(self) -> Formula:
+        if self.score is None:
+            return raw_scores
+        score = copy.deepcopy(self.score).requires_grad_(False)
+        return lambda q, k, plan: score(q, k)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from torch import nn
 from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.layers.schemes import check_positions
-from regard.models import bert, gpt, transformer, vit
+from regard.models import bert, gpt, rnn, seq2seq, transformer, vit
 from regard.models.classifier import Classifier
 from regard.models.presets import TABLES
 from regard.models.sizes import resolve_sizes
@@ -21,6 +21,8 @@ ARCHITECTURES: dict[str, type[nn.Module]] = {
     "gpt": gpt.GPT,
     "bert": bert.Bert,
     "vit": vit.ViT,
+    "rnn": rnn.RNN,
+    "seq2seq": seq2seq.Seq2Seq,
 }
 PRESETS: dict[str, dict[str, Any]] = {name: settings for table in TABLES.values() for name, settings in table.items()}
 
@@ -43,10 +45,11 @@ def with_preset(settings: dict[str, Any]) -> dict[str, Any]:
 def resolve(config: ModelConfig) -> ModelConfig:
     """The sizes this model will have; impossible ones are refused, and positions where they make no sense."""
     architecture = config.architecture or with_preset({"preset": config.preset})["architecture"]
-    if architecture == "transformer":
-        return transformer.resolve(config)
+    if architecture in ("transformer", "seq2seq"):
+        return (transformer if architecture == "transformer" else seq2seq).resolve(config)
     config = resolve_sizes(config, TABLES[architecture])
-    check_positions(config, "decoder" if architecture == "gpt" else "encoder")
+    if architecture != "rnn":  # a recurrent model knows the order of its tokens by itself
+        check_positions(config, "decoder" if architecture == "gpt" else "encoder")
     return config
 
 

@@ -13,7 +13,9 @@ import torch
 from regard.config import ModelConfig
 from regard.device import PEAK_FLOPS
 from regard.models.architectures import make_model
-from regard.models.parameters import architecture, blocks, counted, matrix_weights, parts, trained
+from regard.models.cost_recurrent import annotated, row_activations, row_flops, state_numbers
+from regard.models.counted import counted, matrix_weights, trained
+from regard.models.parameters import RECURRENT, architecture, blocks, parts
 from regard.training.crossentropy import chunk_rows
 
 
@@ -21,14 +23,27 @@ def forward_flops(config: ModelConfig, batch: int, source_len: int = 0, target_l
     """One forward pass over padded rows. An encoder reads (batch, source_len), for images 1 + patches; a decoder writes
     (batch, target_len). Logits are counted for every token."""
     c, s, t = config.d_model, source_len, target_len
-    queries, keys = config.n_heads * config.d_head, config.n_kv_heads * config.d_head  # widths of all heads together
-    feedforward = (3 if config.gated else 2) * c * config.d_ff
-    weights = 2 * c * queries + 2 * c * keys + feedforward  # q and out, k and v
-    encoder = s * (2 * weights + 4 * s * queries)  # 4s: q k^T and the weighted sum of v
-    decoder = t * (2 * weights + 4 * t * queries)
+    if architecture(config) in RECURRENT:
+        return batch * row_flops(config, s, t)
+    feedforward = 2 * (3 if config.gated else 2) * c * config.d_ff
+    encoder, decoder = (mixer_flops(config, n) + n * feedforward for n in (s, t))
+    queries, keys = widths(config)
     cross = t * (4 * c * queries + 4 * s * queries) + s * 4 * c * keys  # q, out by the target; k, v by the memory
     sizes = zip(blocks(config), (encoder, decoder, cross), strict=True)
     return batch * (sum(n * flops for n, flops in sizes) + end_flops(config, s, t))
+
+
+def widths(config: ModelConfig) -> tuple[int, int]:
+    """Of the queries and of the keys of all heads together."""
+    return config.n_heads * config.d_head, config.n_kv_heads * config.d_head
+
+
+def mixer_flops(config: ModelConfig, n: int) -> int:
+    """Of one row of n tokens in one block: its self-attention or convolution."""
+    c, (queries, keys) = config.d_model, widths(config)
+    if config.mixer == "convolution":
+        return n * 2 * (config.kernel * c) * (2 * c)
+    return n * (4 * c * (queries + keys) + 4 * n * queries)  # q and out, k and v; q k^T and the weighted sum of v
 
 
 def end_flops(config: ModelConfig, s: int, t: int) -> int:
@@ -63,17 +78,27 @@ def training_memory(config: ModelConfig, batch: int, source_len: int = 0, target
 
 def activations(config: ModelConfig, s: int, t: int) -> int:
     """Bytes that the backward pass of one row needs: what norms and products read, in bf16 (2)."""
-    c, f = config.d_model, config.d_ff
-    queries, keys = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
+    if architecture(config) in RECURRENT:
+        return row_activations(config, s, t)
+    c, f, (queries, keys) = config.d_model, config.d_ff, widths(config)
     edge = 4 * c  # of a sublayer: the sum that its norm reads, and the norm, which its first product reads
-    turned = 4 * queries + 2 * keys if config.positions in ("rope", "yarn") else 0  # copies, by heads
-    own = edge + 2 * (queries + 2 * keys) + 2 * queries + turned  # q, k, v and what attention gives
     kept = 3 if config.gated else 1 if config.activation == "relu" else 2  # relu is its own derivative's memory
     later = 0 if config.parallel else edge  # of the block's other sublayers
-    feedforward = later + 2 * kept * f + (3 * f if config.ff_dropout else 0)
+    feedforward = later + 2 * kept * f + (3 * f if config.ff_dropout else 0) if f else 0
     cross = t * (later + 4 * queries) + s * 4 * keys
     n_encoder, n_decoder, n_cross = blocks(config)
-    return (n_encoder * s + n_decoder * t) * (own + feedforward) + n_cross * cross + end_activations(config, s, t)
+    block = mixer_activations(config) + feedforward
+    return (n_encoder * s + n_decoder * t) * block + n_cross * cross + end_activations(config, s, t)
+
+
+def mixer_activations(config: ModelConfig) -> int:
+    """Of one token in one block: its self-attention or convolution, with the sum and the norm below it."""
+    c, (queries, keys) = config.d_model, widths(config)
+    if config.mixer == "convolution":
+        beside = 2 * c if config.parallel else 0  # the norm, where other sublayers read it too
+        return 2 * c + beside + 2 * config.kernel * c + 4 * c  # the sum, the tokens seen, both halves before the gate
+    turned = 4 * queries + 2 * keys if config.positions in ("rope", "yarn") else 0  # copies, by heads
+    return 4 * c + 2 * (queries + 2 * keys) + 2 * queries + turned  # q, k, v and what attention gives
 
 
 def end_activations(config: ModelConfig, s: int, t: int) -> int:
@@ -94,14 +119,19 @@ def logit_bytes(config: ModelConfig, batch: int, s: int, t: int) -> int:
 
 
 def cache_numbers(config: ModelConfig, source_len: int, target_len: int) -> int:
-    """Numbers that decoding keeps of one row: keys and values of each decoder block, own and of the memory."""
-    _, n_decoder, n_cross = blocks(config)
-    return 2 * config.n_kv_heads * config.d_head * (n_decoder * target_len + n_cross * source_len)
+    """Numbers that decoding keeps of one row: keys and values of each decoder block, own and of the memory; what went into
+    a convolution; what attention reads of a recurrent encoder."""
+    if architecture(config) in RECURRENT:
+        return source_len * sum(annotated(config))
+    (_, n_decoder, n_cross), (_, keys) = blocks(config), widths(config)
+    own = config.d_model if config.mixer == "convolution" else 2 * keys
+    return n_decoder * target_len * own + n_cross * source_len * 2 * keys
 
 
 def lengths(config: ModelConfig, length: int) -> tuple[int, int]:
     """How long source and target are in rows of `length` tokens; 0 for a side that the model does not have."""
-    return {"transformer": (length, length), "gpt": (0, length)}.get(architecture(config), (length, 0))
+    kind = architecture(config)
+    return (length * (kind not in ("gpt", "rnn")), length * (kind in ("transformer", "seq2seq", "gpt", "rnn")))
 
 
 def measured(config: ModelConfig, batch: int, length: int, tokens: int | None = None) -> dict[str, Any]:
@@ -152,7 +182,9 @@ def count_memory(config: ModelConfig, batch: int, length: int) -> dict[str, Any]
     """Bytes."""
     training, n = training_memory(config, batch, *lengths(config, length)), trained(parts(config))
     decoding = {"weights_bf16": 2 * n, "weights_fp32": 4 * n}
-    if blocks(config)[1]:
+    if architecture(config) in RECURRENT:
+        decoding["state_bf16_per_row"] = 2 * state_numbers(config)
+    if cache_numbers(config, 1, 1):
         decoding["cache_bf16_per_token"] = 2 * cache_numbers(config, *lengths(config, 1))
         decoding["cache_bf16"] = 2 * batch * cache_numbers(config, *lengths(config, length))
     return {"training": {**training, "total": sum(training.values())}, "decoding": decoding}

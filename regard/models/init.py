@@ -12,6 +12,9 @@
 | LayerNorm                    | gain 1, bias 0                                                     |
 | positions                    | as each scheme made itself (layers/)                               |
 | queries without 1/sqrt(D)    | smaller by sqrt(D): T5's scores are not scaled                     |
+| recurrent cells              | gate by gate: Xavier uniform from the input, orthogonal from the   |
+|                              | state, so that it neither grows nor fades; bias 0, but 1 for an    |
+|                              | LSTM's forget gate, which at first remembers                       |
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import torch
 from torch import nn
 
 from regard.layers.attention import CrossAttention, SelfAttention
+from regard.layers.cells import LSTM, Cell
 from regard.layers.embedding import Embedding, Head
 from regard.layers.positions import Positions
 from regard.layers.stack import Stack
@@ -44,9 +48,23 @@ def initialise(model: nn.Module, normed: bool = False) -> None:
             nn.init.normal_(module.weight, std=0.02 if normed else module.weight.shape[1] ** -0.5)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
+        elif isinstance(module, Cell):
+            initialise_cell(module)
     for module in model.modules():
         if isinstance(module, Stack):
             shrink_unscaled_queries(module)
+
+
+@torch.no_grad()
+def initialise_cell(cell: Cell) -> None:
+    for weight in (cell.weight_in, *cell.weight_ih.split(cell.d_hidden)):
+        if weight is not None:
+            nn.init.xavier_uniform_(weight)
+    for weight in cell.weight_hh.split(cell.d_hidden):
+        nn.init.orthogonal_(weight)
+    nn.init.zeros_(cell.bias)
+    if isinstance(cell, LSTM):
+        cell.bias[cell.d_hidden : 2 * cell.d_hidden] = 1.0
 
 
 @torch.no_grad()

@@ -1,48 +1,14 @@
-"""How many parameters a model has, by kind of matrix: by formula, and counted on its tensors. Sizes must be resolved."""
+"""How many parameters a model has, by formula; models/counted.py counts them on its tensors. Sizes must be resolved."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-
-from torch import Tensor, nn
+from collections.abc import Iterator
 
 from regard.config import ModelConfig
 from regard.layers.schemes import scheme_at
 from regard.models.architectures import PRESETS
-
-
-@dataclass(frozen=True)
-class Part:
-    """Parameters of one kind and shape. A head's query, key and value are one each; all heads' output is one a block."""
-
-    kind: str
-    shape: tuple[int, ...]
-    number: int
-    tied: bool = False  # an embedding's own numbers, used once more
-
-    @property
-    def total(self) -> int:
-        return self.number * math.prod(self.shape)
-
-    @property
-    def matrix(self) -> bool:
-        """Whether it is a matrix that vectors are multiplied by or looked up in; positions are left aside."""
-        return self.kind not in ("positions", "summary", "norm", "bias")
-
-
-def trained(parts: Iterable[Part]) -> int:
-    """How many numbers are learned: all of them, tied ones once."""
-    return sum(part.total for part in parts if not part.tied)
-
-
-def matrix_weights(parts: Iterable[Part]) -> tuple[int, int]:
-    """Weights in matrices, and in how many; a tied unembedding is one more matrix."""
-    matrices = [part for part in parts if part.matrix]
-    return sum(part.total for part in matrices), sum(part.number for part in matrices)
+from regard.models.counted import Part, merged
+from regard.models.parameters_recurrent import recurrent_parts
 
 
 def architecture(config: ModelConfig) -> str:
@@ -52,29 +18,19 @@ def architecture(config: ModelConfig) -> str:
 def blocks(config: ModelConfig) -> tuple[int, int, int]:
     """Encoder blocks, decoder blocks, and how many of those cross."""
     n_encoder, n_decoder = config.n_encoder_layers, config.n_decoder_layers
-    both = {"transformer": (n_encoder, n_decoder, n_decoder), "gpt": (0, n_decoder, 0)}
-    return both.get(architecture(config), (n_encoder, 0, 0))
+    both = {"transformer": (n_encoder, n_decoder, n_decoder), "seq2seq": (n_encoder, n_decoder, 0)}
+    one = {"gpt": (0, n_decoder, 0), "rnn": (0, n_decoder, 0)}
+    return (both | one).get(architecture(config), (n_encoder, 0, 0))
+
+
+RECURRENT = ("rnn", "seq2seq")
 
 
 def parts(config: ModelConfig) -> list[Part]:
     """Every parameter of a model, by formula."""
+    if architecture(config) in RECURRENT:
+        return merged(part for _, part in recurrent_parts(config))
     return merged(part for group in (ends, middle, vectors, positions) for part in group(config))
-
-
-def merged(found: Iterable[Part]) -> list[Part]:
-    """Parts of one kind and shape together, in the order of the table, matrices first."""
-    numbers: Counter[tuple[str, tuple[int, ...], bool]] = Counter()
-    for part in found:
-        numbers[part.kind, part.shape, part.tied] += part.number
-    together = (Part(kind, shape, n, tied) for (kind, shape, tied), n in numbers.items() if n)
-    return sorted(together, key=lambda part: (KINDS.index(part.kind), part.shape))
-
-
-KINDS = (
-    *("embedding", "token types", "patches", "query", "key", "value", "output"),
-    *("cross query", "cross key", "cross value", "cross output", "gate", "up", "down"),
-    *("pooler", "head", "unembedding", "answers", "positions", "summary", "norm", "bias"),
-)
 
 
 def ends(config: ModelConfig) -> Iterator[Part]:
@@ -102,15 +58,17 @@ def middle(config: ModelConfig) -> Iterator[Part]:
     """The matrices of the blocks."""
     c, f, d = config.d_model, config.d_ff, config.d_head
     n_encoder, n_decoder, n_cross = blocks(config)
-    n = n_encoder + n_decoder
-    for where, layers in (("", n), ("cross ", n_cross)):
+    n, convolved = n_encoder + n_decoder, config.mixer == "convolution"
+    yield Part("convolution", (2 * c, config.kernel * c), n * convolved)
+    for where, layers in (("", n * (not convolved)), ("cross ", n_cross)):
         yield Part(f"{where}query", (d, c), layers * config.n_heads)
         yield Part(f"{where}key", (d, c), layers * config.n_kv_heads)
         yield Part(f"{where}value", (d, c), layers * config.n_kv_heads)
         yield Part(f"{where}output", (c, config.n_heads * d), layers)
-    yield Part("gate", (f, c), n * config.gated)
-    yield Part("up", (f, c), n)
-    yield Part("down", (c, f), n)
+    if f:
+        yield Part("gate", (f, c), n * config.gated)
+        yield Part("up", (f, c), n)
+        yield Part("down", (c, f), n)
 
 
 def vectors(config: ModelConfig) -> Iterator[Part]:
@@ -118,13 +76,11 @@ def vectors(config: ModelConfig) -> Iterator[Part]:
     c, kind = config.d_model, architecture(config)
     n_encoder, n_decoder, n_cross = blocks(config)
     n, stacks = n_encoder + n_decoder, 2 if kind == "transformer" else 1
-    norms = (n if config.parallel else 2 * n + n_cross) + (kind == "bert")
+    norms = (n if config.parallel else n + n_cross + n * (config.d_ff > 0)) + (kind == "bert")
     norms += stacks * ((config.norm == "pre") + (config.embedding_norm and kind != "vit"))
     yield Part("norm", (c,), norms * (2 if config.bias and config.norm_kind == "layer" else 1))
     if config.bias:
-        yield Part("bias", (config.d_head,), (n + n_cross) * (config.n_heads + 2 * config.n_kv_heads))
-        yield Part("bias", (c,), 2 * n + n_cross)  # outputs, down projections
-        yield Part("bias", (config.d_ff,), n * (1 + config.gated))
+        yield from (Part("bias", part.shape[:1], part.number) for part in middle(config))
     if kind == "bert":
         yield Part("bias", (c,), 2)
         yield Part("bias", (config.source_vocab,), 1)
@@ -165,50 +121,3 @@ def scheme_shapes(config: ModelConfig, name: str) -> list[tuple[int, ...]]:
         "disentangled": [(2 * (buckets or config.disentangled_reach), c), *([(c,)] * 2 if buckets else [])],
     }
     return learned.get(name, [])
-
-
-NAMES = {  # a parameter's name -> its kind
-    r"\.(schemes|cross_scheme)\.": "positions",
-    r"norm\.(weight|bias)$": "norm",
-    r"bias$": "bias",
-    r"embedding\.weight$": "embedding",
-    r"\btypes\.weight$": "token types",
-    r"^patches\.weight$": "patches",
-    r"^summary$": "summary",
-    r"\bpooler\.inner\.weight$": "pooler",
-    r"\bhead\.inner\.weight$": "head",
-    r"\bhead\.weight$": "unembedding",
-    r"^answers\.weight$": "answers",
-    r"\bout\.weight$": "output",
-    r"\bouter\.weight$": "down",
-}
-
-
-def counted(model: nn.Module) -> list[Part]:
-    """Every parameter of a model, counted on its tensors (of any device, also meta)."""
-    found, seen = [], set()
-    for path, module in model.named_modules():
-        for name, p in module.named_parameters(recurse=False):
-            for kind, piece, number in pieces(f"{path}.{name}".lstrip("."), p, model.config):  # type: ignore[arg-type]
-                found.append(Part(kind, tuple(piece.shape), number, id(p) in seen))
-            seen.add(id(p))
-    return merged(found)
-
-
-def pieces(name: str, p: Tensor, config: ModelConfig) -> Iterator[tuple[str, Tensor, int]]:
-    """(kind, one of them, how many) of a parameter; projections that share a tensor are taken apart, head by head."""
-    d, h, g = config.d_head, config.n_heads, config.n_kv_heads
-    heads = {"qkv": {"query": h, "key": g, "value": g}, "q": {"query": h}, "kv": {"key": g, "value": g}}
-    layer, leaf = ("", *name.split("."))[-2:]
-    where = "cross " if ".cross." in name else ""
-    if layer in heads:
-        shares = heads[layer]
-        for kind, piece in zip(shares, p.split([n * d for n in shares.values()]), strict=True):
-            yield (where + kind if leaf == "weight" else "bias"), piece[:d], len(piece) // d
-    elif ".ff.sublayer.inner." in name:
-        kinds = ("gate", "up") if config.gated else ("up",)
-        for kind, piece in zip(kinds, p.chunk(len(kinds)), strict=True):
-            yield (kind if leaf == "weight" else "bias"), piece, 1
-    else:
-        kind = next(kind for pattern, kind in NAMES.items() if re.search(pattern, name))
-        yield (where if kind == "output" else "") + kind, p.flatten(1) if kind == "patches" else p, 1

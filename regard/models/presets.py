@@ -134,7 +134,52 @@ TRANSFORMER: Table = {
     "marian": {**both(6, 512, 8, 2048), **joint(58101), "norm": "post", "activation": "silu", "max_len": 512},
 }
 
-TABLES = {"transformer": TRANSFORMER, "gpt": GPT, "bert": BERT, "vit": VIT}
+# ---- convolutions: blocks of a transformer or gpt that see a few tokens each ---------------------------------------------
+
+CONVOLUTION = {"mixer": "convolution", "positions": "learned"}
+TRANSFORMER |= {
+    "convs2s-small": {**both(6, 256, 4, 0), **CONVOLUTION},
+    "convs2s": {**both(20, 512, 1, 0), **CONVOLUTION},
+    "bytenet-small": {**both(5, 256, 4, 0), **CONVOLUTION, "dilations": (1, 2, 4, 8, 16)},
+}
+GPT |= {
+    "conv-lm": {**decoder(8, 256, 1, 0), **CONVOLUTION, "positions": "none", "dilations": (1, 2, 4, 8, 16, 32)},
+}
+
+# ---- recurrent --------------------------------------------------------------------------------------------------------
+
+
+def recurrent(layers: int, d_model: int, d_hidden: int, cell: str = "lstm") -> dict[str, Any]:
+    return {"n_decoder_layers": layers, "d_model": d_model, "d_hidden": d_hidden, "cell": cell, **PLAIN}
+
+
+def reading(layers: int, d_model: int, d_hidden: int, cell: str) -> dict[str, Any]:
+    """An encoder and a decoder."""
+    return {"n_encoder_layers": layers, **recurrent(layers, d_model, d_hidden, cell)}
+
+
+AWD = {
+    **{"dropout": 0.65, "hidden_dropout": 0.2, "output_dropout": 0.4, "weight_dropout": 0.5, "word_dropout": 0.1},
+    **{"head_bias": True, "target_vocab": 33278, "max_len": 4096},
+}
+
+RNN: Table = {
+    "rnn-tiny": {**recurrent(1, 32, 32, "rnn"), "dropout": 0.0},
+    "lstm-small": recurrent(2, 256, 256),
+    "lstm-char": recurrent(3, 512, 512),
+    "gru-small": recurrent(2, 256, 256, "gru"),
+    "awd-lstm": {**recurrent(3, 400, 1150), **AWD},
+}
+SEQ2SEQ: Table = {
+    "sutskever-small": {**reading(2, 256, 512, "lstm"), "score": "none", "reverse_source": True},
+    "sutskever": {**reading(4, 1000, 1000, "lstm"), "score": "none", "reverse_source": True, "tie": "none"},
+    "rnnenc-small": {**reading(1, 256, 512, "gru"), "score": "constant"},
+    "rnnenc": {**reading(1, 620, 1000, "gru"), "score": "constant", "tie": "none"},
+    "rnnsearch-small": {**reading(1, 256, 512, "gru"), "bidirectional": True},
+    "rnnsearch": {**reading(1, 620, 1000, "gru"), "bidirectional": True, "tie": "none"},
+}
+
+TABLES = {"transformer": TRANSFORMER, "gpt": GPT, "bert": BERT, "vit": VIT, "rnn": RNN, "seq2seq": SEQ2SEQ}
 for architecture, table in TABLES.items():
     for settings in table.values():
         settings["architecture"] = architecture

@@ -14,7 +14,11 @@ from regard.errors import RegardError
 
 SIZES = (
     *("n_encoder_layers", "n_decoder_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff"),
-    *("source_vocab", "target_vocab"),
+    *("d_hidden", "source_vocab", "target_vocab"),
+)
+RATES = (
+    *("dropout", "attention_dropout", "ff_dropout"),
+    *("hidden_dropout", "output_dropout", "weight_dropout", "word_dropout"),
 )
 
 
@@ -24,24 +28,32 @@ def resolve_sizes(config: ModelConfig, presets: Mapping[str, Mapping[str, Any]])
         raise RegardError(f"unknown model.preset '{config.preset}': choose one of {', '.join(presets)}")
     preset = presets[config.preset]
     sizes: dict[str, int] = {name: getattr(config, name) or preset[name] for name in SIZES if name in preset}
+    if "n_heads" in preset:
+        sizes |= heads(config, sizes)
+    config = dataclasses.replace(config, architecture=preset["architecture"], **sizes)  # type: ignore[arg-type]
+    check(config, sizes)
+    return config
+
+
+def heads(config: ModelConfig, sizes: Mapping[str, int]) -> dict[str, int]:
+    """What follows from the number of heads."""
     d_model, n_heads, d_head = sizes["d_model"], sizes["n_heads"], sizes.get("d_head", config.d_head)
     if n_heads > 0 and d_model % n_heads and not d_head:
         raise RegardError(
             f"model.d_model {d_model} cannot be split into model.n_heads {n_heads}: "
             f"choose a width that is a multiple of the heads, or give model.d_head"
         )
-    sizes["d_head"] = d_head or (d_model // n_heads if n_heads > 0 else 0)
-    sizes["n_kv_heads"] = sizes.get("n_kv_heads", config.n_kv_heads) or n_heads
-    config = dataclasses.replace(config, architecture=preset["architecture"], **sizes)  # type: ignore[arg-type]
-    check(config, sizes)
-    return config
+    return {
+        "d_head": d_head or (d_model // n_heads if n_heads > 0 else 0),
+        "n_kv_heads": sizes.get("n_kv_heads", config.n_kv_heads) or n_heads,
+    }
 
 
 def check(config: ModelConfig, sizes: Mapping[str, int]) -> None:
-    for name in (*sizes, "max_len", "trained_len", "shaw_clip", "fire_width", "disentangled_reach"):
-        if getattr(config, name) < 1:
+    for name in (*sizes, "max_len", "trained_len", "shaw_clip", "fire_width", "disentangled_reach", "kernel"):
+        if getattr(config, name) < 1 and not (name == "d_ff" and config.mixer == "convolution"):
             raise RegardError(f"model.{name} must be at least 1, not {getattr(config, name)}")
-    for name in ("dropout", "attention_dropout", "ff_dropout"):
+    for name in RATES:
         if not 0 <= getattr(config, name) < 1:
             raise RegardError(f"model.{name} must be from 0 to below 1, not {getattr(config, name)}")
     for name in ("yarn_slow", "yarn_fast", "fire_threshold"):
@@ -53,7 +65,8 @@ def check(config: ModelConfig, sizes: Mapping[str, int]) -> None:
         raise RegardError(
             f"model.rope_factor must be at least 1, not {config.rope_factor}: it stretches, never squeezes"
         )
-    if config.n_heads % config.n_kv_heads:
+    check_convolution(config)
+    if config.n_kv_heads and config.n_heads % config.n_kv_heads:
         raise RegardError(
             f"model.n_heads {config.n_heads} cannot share model.n_kv_heads {config.n_kv_heads} evenly: "
             f"choose a divisor of the heads"
@@ -72,3 +85,12 @@ def check(config: ModelConfig, sizes: Mapping[str, int]) -> None:
         )
     if config.parallel and config.norm != "pre":
         raise RegardError("model.parallel adds sublayers that read one norm: it needs model.norm pre")
+
+
+def check_convolution(config: ModelConfig) -> None:
+    if not config.dilations or min(config.dilations) < 1:
+        raise RegardError(f"model.dilations must be numbers from 1 on, not {list(config.dilations)}")
+    if config.mixer == "convolution" and config.window:
+        raise RegardError("model.window is for self-attention: convolutions see what model.kernel and dilations say")
+    if config.mixer == "convolution" and config.n_encoder_layers and config.kernel % 2 == 0:
+        raise RegardError(f"model.kernel must be odd, not {config.kernel}: an encoder sees as far back as ahead")

@@ -43,7 +43,8 @@ from regard.training.log import say
 from regard.training.objective import AuxiliaryObjective, ClassObjective, Objective, RegressionObjective
 
 UNSCORED = {"classification": -1, "regression": np.nan, "tagging": CONTINUES}
-FRAMES = {"bert": CLASSIC, "gpt": Frame(before=(SOS,), start=())}  # GPT answers at the end token
+AT_END = Frame(before=(SOS,), start=())  # what reads forwards answers at the end token
+FRAMES = {"bert": CLASSIC, "gpt": AT_END, "rnn": AT_END}
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def plain_objective(model: nn.Module, task: str, label_smoothing: float = 0.0) -
 def prepare_job(folder: Path, config: Config, quiet: bool = False) -> LabellingJob:
     if config.model.architecture not in FRAMES:
         raise RegardError(
-            f"the task {config.task} trains a bert or a gpt, but model.preset {config.model.preset} is a "
+            f"the task {config.task} trains a bert, a gpt or an rnn, but model.preset {config.model.preset} is a "
             f"{config.model.architecture}: choose another preset"
         )
     start = Start.of(folder, config, quiet)

@@ -1,5 +1,5 @@
 """Language modelling: every token of a text from those before it. Rows are windows of one long stream, or several documents
-that do not see each other."""
+that do not see each other; a recurrent model reads streams side by side, which go on from batch to batch."""
 
 from __future__ import annotations
 
@@ -11,23 +11,30 @@ import torch
 from torch import nn
 
 from regard.config import Config
-from regard.data.batches import Batches
+from regard.data.batches import Batches, batch_size
 from regard.data.shards import Store
-from regard.data.streams import PackedBatches, StreamBatches
+from regard.data.streams import CarriedBatches, PackedBatches, StreamBatches
 from regard.data.text import TextCorpus
+from regard.decode.row import longest
 from regard.errors import RegardError
 from regard.evaluate.likelihood import total_loss
 from regard.evaluate.translation import perplexity
 from regard.folder import Bundle
+from regard.models.rnn import RNN
 from regard.tasks.job import Job, Poll, Validation
 from regard.tasks.start import Start
 from regard.tasks.texts import Framed, demand, text_corpus, text_store, with_vocabulary
 from regard.text.frame import Frame
 from regard.text.tokenizer import EOS, SOS, Tokenizer, Tokenizers
+from regard.training.carried import Carried, recurrent_objective
 from regard.training.objective import Objective, PackedObjective, token_objective
 
 STREAM = Frame(before=(), between=(), after=(), start=())  # a file is one document: nothing marks its ends
 DOCUMENTS = Frame(before=(SOS,), between=(EOS,), after=(EOS,), start=())
+
+# How a recurrent model is scored: in at most so many streams, each ENOUGH times as long as the LEAD batches of WIDTH tokens
+# that it reads before its own part begins. A short text is one stream.
+STREAMS, ENOUGH, LEAD, WIDTH = 64, 8, 4, 256
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,8 @@ class LanguageJob(Job):
         train = self.config.train
         if self.config.data.packing == "documents":
             return PackedObjective(self.model, train.label_smoothing, train.z_loss)
+        if isinstance(self.model, RNN):
+            return recurrent_objective(self.model, train, streams(self.config))
         return token_objective(self.model, train)
 
     def validate(self, model: nn.Module, device: torch.device, dtype: torch.dtype, poll: Poll) -> Validation:
@@ -53,7 +62,7 @@ class LanguageJob(Job):
         """What the model writes by itself."""
         from regard.writer import Writer
 
-        n, length = self.config.train.samples, min(100, self.sizes.max_len - 2)
+        n, length = self.config.train.samples, min(100, longest(self.model) - 2)
         if not n or length < 1:
             return []
         poll()
@@ -72,7 +81,11 @@ class LanguageJob(Job):
 
 
 def prepare_job(folder: Path, config: Config, quiet: bool = False) -> LanguageJob:
-    demand(config, "gpt")
+    demand(config, "gpt", "rnn")
+    if config.model.architecture == "rnn" and config.data.packing == "documents":
+        raise RegardError(
+            "data.packing documents hides texts of a row from each other, which a recurrent model cannot: use stream"
+        )
     start = Start.of(folder, config, quiet)
     corpora = {split: text_corpus(config, split) for split in ("train", "valid")}
     tokenizer = start.text_tokenizer(lambda: (text for (text,) in corpora["train"].rows()))
@@ -103,7 +116,20 @@ def batches_of(store: Store, config: Config, shifting: bool = True) -> Batches:
     width, tokens, seed = config.model.max_len, config.train.batch_tokens, config.train.seed
     if config.data.packing == "documents":
         return PackedBatches(store.source, width, tokens, seed)
-    return StreamBatches(store.source, width, tokens, seed, shifting)
+    if config.model.architecture != "rnn":
+        return StreamBatches(store.source, width, tokens, seed, shifting)
+    if config.train.carry:
+        return CarriedBatches(store.source, bptt(config), streams(config), seed)
+    return StreamBatches(store.source, bptt(config), tokens, seed)
+
+
+def bptt(config: Config) -> int:
+    return config.train.bptt or config.model.max_len
+
+
+def streams(config: Config) -> int:
+    """How many a recurrent model reads side by side."""
+    return batch_size(config.train.batch_tokens, bptt(config))
 
 
 def measure(
@@ -115,11 +141,20 @@ def measure(
     dtype: torch.dtype = torch.float32,
     poll: Poll = lambda: None,
 ) -> Validation:
-    """Loss over all of a text, in windows as long as the model reads, each begun anew."""
-    objective = PackedObjective(model) if config.data.packing == "documents" else Objective(model)
-    total, tokens = total_loss(objective, batches_of(store, config, shifting=False).once(), device, dtype, poll)
+    """Loss over all of a text."""
+    objective, batches = scoring(model, store, config)
+    total, tokens = total_loss(objective, batches.once(), device, dtype, poll)
     bits = total / math.log(2) / characters
     return Validation(total / tokens, {"perplexity": perplexity(total, tokens), "bits_per_character": bits})
+
+
+def scoring(model: nn.Module, store: Store, config: Config) -> tuple[Objective, Batches]:
+    """In windows as long as the model reads, each begun anew; by a recurrent model in few streams, from end to end."""
+    if isinstance(model, RNN):
+        n = min(STREAMS, max(1, len(store.source.ids) // (ENOUGH * LEAD * WIDTH)))
+        return Carried(model, n), CarriedBatches(store.source, WIDTH, n, 0, shifting=False, lead=LEAD if n > 1 else 0)
+    objective = PackedObjective(model) if config.data.packing == "documents" else Objective(model)
+    return objective, batches_of(store, config, shifting=False)
 
 
 def evaluate(bundle: Bundle, config: Config, device: torch.device) -> Validation:

@@ -44,16 +44,17 @@ def text_store(corpus: TextCorpus, encoder: Framed | Tokenizer, quiet: bool) -> 
     return store
 
 
-def demand(config: Config, architecture: str) -> None:
-    if config.model.architecture != architecture:
+def demand(config: Config, *architectures: str) -> None:
+    if config.model.architecture not in architectures:
+        wanted = " or ".join(architectures)
         raise RegardError(
-            f"the task {config.task} trains a {architecture}, but model.preset {config.model.preset} is a "
-            f"{config.model.architecture}: choose a {architecture} preset"
+            f"the task {config.task} trains a {wanted}, but model.preset {config.model.preset} is a "
+            f"{config.model.architecture}: choose a {wanted} preset"
         )
 
 
 def with_vocabulary(sizes: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
     """The vocabulary's size, on the sides that this architecture has."""
-    n = len(tokenizer)
-    reads, says = sizes.architecture in ("transformer", "bert"), sizes.architecture in ("transformer", "gpt")
+    n, kind = len(tokenizer), sizes.architecture
+    reads, says = kind in ("transformer", "seq2seq", "bert"), kind in ("transformer", "seq2seq", "gpt", "rnn")
     return replace(sizes, source_vocab=n if reads else 0, target_vocab=n if says else 0)

@@ -18,7 +18,7 @@ from regard.device import autocast
 from regard.errors import RegardError
 from regard.evaluate.likelihood import BATCH_TOKENS, total_loss
 from regard.evaluate.translation import corpus_bleu, perplexity
-from regard.models.transformer import Transformer
+from regard.models.seq2seq import EncoderDecoder
 from regard.progress import counted, progress_bar
 from regard.tasks.job import Job, Poll, Validation
 from regard.tasks.start import Start
@@ -52,7 +52,7 @@ class TranslationJob(Job):
         return Validation(total / tokens, {"perplexity": perplexity(total, tokens), "bleu": bleu}, samples)
 
     def _translate(self, model: nn.Module, device: torch.device, poll: Poll) -> tuple[float, list[str]]:
-        assert isinstance(model, Transformer)
+        assert isinstance(model, EncoderDecoder)
         assert self.tokenizers is not None
         train = self.config.train
         pairs = self.valid_pairs[: train.valid_sentences or None]
@@ -61,7 +61,8 @@ class TranslationJob(Job):
         options = dataclasses.replace(self.config.decode, beam=1, nbest=1, temperature=0.0)
         found = decode(model, sources, options, model.config.max_len, device, lambda done: poll(), self.frame)
         texts = self.tokenizers.target.decode_batch(best[0].tokens for best in found)
-        bleu = corpus_bleu(texts, [pair[1] for pair in pairs], self.config.data.target)
+        cased = (lambda text: text.lower()) if self.config.tokenizer.lowercase else str  # as the model can write it
+        bleu = corpus_bleu(texts, [cased(pair[1]) for pair in pairs], self.config.data.target)
         rows = zip(pairs[: train.samples], texts, strict=False)
         return bleu, [f"{source}\n    ours {text}\n    ref. {reference}" for (source, reference), text in rows]
 
@@ -70,7 +71,7 @@ class TranslationJob(Job):
 
 
 def prepare_job(folder: Path, config: Config, quiet: bool = False) -> TranslationJob:
-    if config.model.architecture != "transformer":
+    if config.model.architecture not in ("transformer", "seq2seq"):
         raise RegardError(f"translation needs an encoder and a decoder: {config.model.preset} is not such a model")
     start = Start.of(folder, config, quiet)
     corpora = {split: corpus_of(config, split) for split in ("train", "valid")}

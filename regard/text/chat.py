@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from regard.decode.row import longest
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class Conversation:
 
     def _fitting(self, turns: list[Turn], new: int) -> list[Turn]:
         """The newest turns that leave room for an answer of `new` tokens, or of half the context where that is less."""
-        most = self.writer.model.config.max_len
+        most = longest(self.writer.model)
         room = most - min(new, most // 2)
 
         def fits(some: Sequence[Turn]) -> bool:

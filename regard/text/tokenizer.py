@@ -1,4 +1,4 @@
-"""Text <-> token ids: six ways to cut text into pieces, one interface, one vocabulary layout.
+"""Text <-> token ids: seven ways to cut text into pieces, one interface, one vocabulary layout.
 
 The work is done by the `tokenizers` library; this file chooses its parts so that every kind
 
@@ -12,6 +12,8 @@ What comes back from `decode(encode(text))`:
 * `char`, `bpe`, `unigram`, `word`: exactly the text, spaces included, where its characters (`word`: its pieces) are in
   the vocabulary; others become `<unk>`, which decodes to nothing. One character is not kept: "▁" (U+2581) is the mark
   for a space and comes back as one.
+* `split`: the words between white space, as they stand, with one space between any two; the end of a line is a word too.
+  For texts that come as words: the one kind that takes "<unk>" in a text for what it says.
 * `wordpiece`: the words, but not the spacing: runs of white space shrink to one space, and punctuation is set by rule.
 """
 

@@ -1,4 +1,4 @@
-"""Learning a vocabulary: six ways to cut text, one layout of ids, the same result in every process.
+"""Learning a vocabulary: seven ways to cut text, one layout of ids, the same result in every process.
 
 The special tokens stand at the same ids in every vocabulary, and the learnt pieces follow without a gap.
 """
@@ -6,6 +6,7 @@ The special tokens stand at the same ids in every vocabulary, and the learnt pie
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -19,6 +20,7 @@ SPECIALS = ("<pad>", "<sos>", "<eos>", "<unk>", "<mask>")
 PAD, SOS, EOS, UNK, MASK = range(5)
 KINDS = CHOICES["tokenizer.kind"]
 SPACE = "▁"  # how a space looks inside a piece
+NAMED = rf"(?<!\S)(?:{'|'.join(SPECIALS)}|<extra-\d+>)(?!\S)"  # a word that is spelt like a special token
 
 
 def specials_of(config: TokenizerConfig) -> list[str]:
@@ -42,7 +44,7 @@ def learn(lines: Iterable[str], config: TokenizerConfig) -> tokenizers.Tokenizer
 def _untrained(config: TokenizerConfig) -> tokenizers.Tokenizer:
     """An empty tokenizer of the asked kind: normalizer, cutting rules, model and decoder."""
     model: models.Model
-    if config.kind == "word":
+    if config.kind in ("word", "split"):
         model = models.WordLevel(unk_token=SPECIALS[UNK])
     elif config.kind == "unigram":
         model = models.Unigram()
@@ -57,6 +59,12 @@ def _untrained(config: TokenizerConfig) -> tokenizers.Tokenizer:
     if config.kind == "byte-bpe":
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
+    elif config.kind == "split":
+        # Published texts say <unk> themselves; other names of special tokens are words nobody knows.
+        steps.append(normalizers.Replace(Regex(NAMED), SPECIALS[UNK]))
+        ends, spaces = Regex(r"\n"), Regex(r"[^\S\n]+")
+        cuts = [pre_tokenizers.Split(ends, "isolated"), pre_tokenizers.Split(spaces, "removed")]
+        backend.pre_tokenizer = pre_tokenizers.Sequence(cuts)
     elif config.kind == "wordpiece":
         # For training only: a space in front of each word, so that a piece tells whether it begins one.
         mark = pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="always")
@@ -85,7 +93,7 @@ def _spaced(one_by_one: bool) -> pre_tokenizers.PreTokenizer:
 def _trainer(config: TokenizerConfig) -> trainers.Trainer:
     specials = specials_of(config)
     size = max(config.vocab_size, len(specials))
-    if config.kind == "word":
+    if config.kind in ("word", "split"):
         return trainers.WordLevelTrainer(vocab_size=size, special_tokens=specials, show_progress=False)
     if config.kind == "unigram":
         return trainers.UnigramTrainer(
@@ -104,7 +112,7 @@ def _feed(lines: Iterable[str], config: TokenizerConfig, normalizer: normalizers
         check_text(line, f"line {number} of the training text")
         if line.strip():
             alphabet.update(normalizer.normalize_str(line) if normalizer else line)
-            yield line
+            yield re.sub(NAMED, "", line) if config.kind == "split" else line  # they have their places already
     if not alphabet:
         raise RegardError("cannot train a tokenizer: the training text is empty; give it at least one line of text")
     specials = len(SPECIALS) + config.extra
@@ -118,7 +126,7 @@ def _feed(lines: Iterable[str], config: TokenizerConfig, normalizer: normalizers
 
 def _fewest(kind: str, alphabet: set[str]) -> int:
     """How many pieces a vocabulary needs so that every character of the training text can be written."""
-    if kind == "word":
+    if kind in ("word", "split"):
         return 1
     if kind == "byte-bpe":
         return 256

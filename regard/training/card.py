@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from regard.config import ModelConfig
 from regard.tasks.job import Job, Validation
 from regard.training.checkpoint import Progress
 
@@ -30,7 +31,7 @@ A {model.architecture} model for {config.task}, trained with Regard{origin}.
 | | |
 |---|---|
 | parameters | {parameters:,} |
-| layers | {_layers(job)}, width {model.d_model}, {model.n_heads} heads, {model.norm}-norm |
+| layers | {_layers(job)}, width {model.d_model}, {_style(model)} |
 | vocabulary | {_vocabulary(job)} |
 | training data | {", ".join(config.data.train)}: {job.amount} |
 | trained | {progress.step:,} steps, {progress.tokens:,} scored, {progress.seconds:,.0f} s of training |
@@ -45,6 +46,13 @@ def _front_matter(job: Job) -> str:
     data, task = job.config.data, job.config.task
     languages = f"language: [{data.source}, {data.target}]\n" if task == "translation" else ""
     return languages + (f"pipeline_tag: {PIPELINES[task]}\n" if task in PIPELINES else "")
+
+
+def _style(model: ModelConfig) -> str:
+    if model.architecture in ("rnn", "seq2seq"):
+        return f"{model.cell} of {model.d_hidden or model.d_model}"
+    mixer = f"{model.n_heads} heads" if model.mixer == "attention" else f"convolutions over {model.kernel} tokens"
+    return f"{mixer}, {model.norm}-norm"
 
 
 def _layers(job: Job) -> str:

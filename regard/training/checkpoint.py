@@ -1,6 +1,7 @@
 """Checkpoints: everything a run needs to go on exactly as if it had never stopped.
 
     checkpoints/step-00000500/   model.safetensors  optimizer.safetensors  state.json  manifest.json
+                                 carried.safetensors, where an objective keeps something from batch to batch
 
 A checkpoint is written under another name, synced, sealed with checksums and renamed; so a name that exists is whole unless
 the disk itself failed, and `newest` checks that too.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -58,19 +59,37 @@ class Checkpoints:
         names = (re.fullmatch(r"step-(\d{8})", p.name) for p in self.folder.glob("step-*"))
         return sorted(int(m[1]) for m in names if m)
 
-    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> Path:
+    def save(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        progress: Progress,
+        carried: Mapping[str, Tensor] | None = None,
+    ) -> Path:
         path = self.path(progress.step)
         with new_folder(path) as draft:
             save_file({k: v.cpu() for k, v in weights_of(model).items()}, draft / "model.safetensors")
             save_file(_optimizer_tensors(model, optimizer), draft / "optimizer.safetensors")
+            if carried:
+                save_file({name: x.cpu() for name, x in carried.items()}, draft / "carried.safetensors")
             state = {"progress": asdict(progress), "rng": _random_state()}
             (draft / "state.json").write_text(json.dumps(state), encoding="utf-8")
         return path
 
-    def load(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
+    def load(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        carried: Mapping[str, Tensor] | None = None,
+    ) -> Progress:
         path = self.path(step)
         load_weights(model, load_file(path / "model.safetensors"), path)
         _load_optimizer(model, optimizer, load_file(path / "optimizer.safetensors"))
+        if carried:
+            saved = load_file(path / "carried.safetensors")
+            for name, x in carried.items():
+                x.copy_(saved[name])
         state = read_json(path / "state.json")
         _set_random_state(state["rng"])
         return Progress.from_dict(state["progress"])

@@ -63,6 +63,7 @@ class Trainer:
         if self.config.z_loss and not objective.z_loss:
             raise RegardError(f"train.z_loss is not for {job.config.task}, which has no vocabulary: set it to 0")
         self.step = TrainingStep(objective, self.config, self.device, self.dtype)
+        self.carried = dict(objective.named_buffers(recurse=False))  # what it keeps from batch to batch
         self.checkpoints = Checkpoints(job.folder / "checkpoints")
         self.progress = self._resume(quiet)
         self.started = self.progress.step
@@ -76,7 +77,7 @@ class Trainer:
         step = self.checkpoints.newest(warn=say)
         if step is None:
             return Progress(data=self.job.key)
-        progress = self.checkpoints.load(step, self.model, self.step.updater.optimizer)
+        progress = self.checkpoints.load(step, self.model, self.step.updater.optimizer, self.carried)
         if progress.data != self.job.key:
             raise RegardError(
                 f"the training data, as tokenised, is not what {self.job.folder} began with: "
@@ -199,7 +200,7 @@ class Trainer:
         if (progress.step, progress.validated) != self.saved:
             progress.running = self.step.sums.tolist()
             self.metrics.sync()
-            self.checkpoints.save(self.model, self.step.updater.optimizer, progress)
+            self.checkpoints.save(self.model, self.step.updater.optimizer, progress, self.carried)
             self.saved = (progress.step, progress.validated)
         self.checkpoints.tidy([progress.step, progress.best_step, *self._scheduled()])
 

@@ -51,9 +51,9 @@ class Meter:
 def extent(model: ModelConfig, batch: Batch) -> tuple[int, int, int]:
     """Rows, and how long what is read and what is written are."""
     shape = batch.inputs[0].shape
-    if model.architecture == "transformer":
+    if model.architecture in ("transformer", "seq2seq"):
         return shape[0], shape[1], batch.inputs[1].shape[1]
-    if model.architecture == "gpt":
+    if model.architecture in ("gpt", "rnn"):
         return shape[0], 0, shape[1]
     if model.architecture == "vit":
         return shape[0], 1 + (shape[-1] // model.patch_size) * (shape[-2] // model.patch_size), 0

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.layers.attention import CrossAttention, SelfAttention
+from regard.layers.convolution import Convolution
 from regard.layers.feedforward import GatedFeedForward
 from regard.layers.stack import Stack
 from regard.training.rounding import LOW, draw_seeds, fused, random_bits, write
@@ -42,6 +43,8 @@ def pieces_of(model: nn.Module) -> list[Piece]:
             joined[module.kv] = [module.d_keys, module.d_keys]
         elif isinstance(module, GatedFeedForward):
             joined[module.inner] = [module.inner.out_features // 2] * 2
+        elif isinstance(module, Convolution):
+            joined[module.taps] = [module.taps.out_features // 2] * 2
     found = []
     for module in modules:
         if isinstance(module, nn.Linear):

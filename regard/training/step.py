@@ -11,11 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.config import TrainConfig
 from regard.data.batches import Batch
 from regard.device import autocast
+from regard.layers.alignment import Attentive
+from regard.layers.cells import Cell
 from regard.layers.stack import Stack
 from regard.replay import Replayed
 from regard.training.objective import Objective
@@ -70,10 +72,14 @@ class TrainingStep:
 
 
 def compile_blocks(objective: Objective) -> None:
-    """Block by block: blocks of a kind share one compiled form, for any shape, so compiling takes seconds, not minutes."""
+    """Block by block: blocks of a kind share one compiled form, for any shape, so compiling takes seconds, not minutes.
+    Of recurrent layers it is the step of a scan."""
     torch._dynamo.config.specialize_float = True  # dropout rates and scales are constants: no second look at them
-    for stack in objective.modules():
-        if isinstance(stack, Stack):
-            for block in stack.blocks:
-                block.compile(dynamic=True)
+    modules = list(objective.modules())
+    blocks: list[nn.Module] = [block for stack in modules if isinstance(stack, Stack) for block in stack.blocks]
+    attentive = [module for module in modules if isinstance(module, Attentive)]
+    inside = {step.cell for step in attentive}
+    cells = [module for module in modules if isinstance(module, Cell) and module not in inside]
+    for part in (*blocks, *attentive, *cells):
+        part.compile(dynamic=True)
     objective.losses = torch.compile(objective.losses, dynamic=True)  # type: ignore[method-assign]

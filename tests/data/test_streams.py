@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from regard.data.batches import Batches, Cursor
 from regard.data.noise import corrupt_spans, denoise, mask_tokens
 from regard.data.shards import TokenStore
-from regard.data.streams import FillingBatches, MendingBatches, PackedBatches, Rewrite, StreamBatches, windows
+from regard.data.streams import (
+    CarriedBatches,
+    FillingBatches,
+    MendingBatches,
+    PackedBatches,
+    Rewrite,
+    StreamBatches,
+    windows,
+)
 from regard.text.frame import CLASSIC, OWN, Frame
 from regard.text.tokenizer import EOS, MASK, PAD, SOS
 
@@ -80,6 +88,82 @@ def test_what_fills_a_short_batch_is_read_but_not_asked() -> None:
     assert (ids[2:] == ids[0]).all()
     assert (labels[2:] == PAD).all()
     assert batch.tokens == 6
+
+
+# ---- streams that are carried on -------------------------------------------------------------------------------------
+
+
+def followed(batches: CarriedBatches, epoch: int) -> list[list[list[int]]]:
+    """What each stream reads, cut where it is fresh."""
+    read: list[list[list[int]]] = [[] for _ in range(batches.streams)]
+    for i in range(len(batches.plan(epoch))):
+        ids, fresh, labels = (x.numpy() for x in batches.batch(epoch, i).inputs)
+        assert ids.shape == labels.shape == (batches.streams, batches.width)
+        assert fresh.shape == (batches.streams,)
+        for stream, row, begins in zip(read, ids, fresh, strict=True):
+            tokens = row[row != PAD].tolist()
+            assert (row[: len(tokens)] != PAD).all()  # padding comes after
+            if begins:
+                stream.append([])
+            stream[-1] += tokens
+    return [[part for part in stream if part] for stream in read]
+
+
+CARRIED = {
+    "n": st.integers(2, 80),
+    "streams": st.integers(1, 7),
+    "width": st.integers(1, 12),
+    "seed": st.integers(0, 9),
+}
+
+
+@given(epoch=st.integers(0, 3), shifting=st.booleans(), lead=st.integers(0, 3), **CARRIED)
+def test_carried_streams_ask_every_token_once_an_epoch(
+    n: int, streams: int, epoch: int, shifting: bool, lead: int, width: int, seed: int
+) -> None:
+    batches = CarriedBatches(store_of([n]), width, streams, seed, shifting, lead)
+    asked: Counter[int] = Counter()
+    for i in range(len(batches.plan(epoch))):
+        batch = batches.batch(epoch, i)
+        ids, _, labels = (x.numpy() for x in batch.inputs)
+        scored = labels != PAD
+        assert batch.tokens == scored.sum()
+        assert (labels[scored] == ids[scored] + 1).all()
+        asked.update(labels[scored].tolist())
+    assert set(asked.values()) == {1}
+    missing = set(range(FIRST, FIRST + n)) - set(asked)
+    assert missing == set(range(FIRST, FIRST + len(missing)))  # the first of all, and what a shift leaves out
+    assert len(missing) <= (min(width, n) if shifting else 1)
+
+
+@given(epoch=st.integers(0, 3), shifting=st.booleans(), **CARRIED)
+def test_a_stream_reads_on_where_it_was(
+    n: int, streams: int, epoch: int, shifting: bool, width: int, seed: int
+) -> None:
+    """Begun once, without a gap; one after the other the streams are the text."""
+    read = followed(CarriedBatches(store_of([n]), width, streams, seed, shifting), epoch)
+    assert all(len(stream) <= 1 for stream in read)
+    text = [token for stream in read for part in stream for token in part]
+    assert text == list(range(text[0], FIRST + n - 1))
+
+
+@given(lead=st.integers(1, 4), **CARRIED)
+def test_a_lead_is_what_stands_before_a_streams_own_part(
+    n: int, streams: int, lead: int, width: int, seed: int
+) -> None:
+    batches = CarriedBatches(store_of([n]), width, streams, seed, shifting=False, lead=lead)
+    width, share = batches.width, -(-(n - 1) // streams)
+    for i, stream in enumerate(followed(batches, 0)):
+        start = i * share
+        if start < n - 1:
+            led = min(lead, start // width) * width  # whole batches only
+            (read,) = stream
+            assert read == list(range(FIRST + start - led, FIRST + min(start + share, n - 1)))
+
+
+def test_streams_begin_elsewhere_in_each_epoch() -> None:
+    batches = CarriedBatches(store_of([200]), 16, 3, seed=0)
+    assert len({batches.batch(epoch, 0).inputs[0][0, 0].item() for epoch in range(8)}) > 3
 
 
 # ---- packed documents ------------------------------------------------------------------------------------------------
@@ -227,6 +311,7 @@ def test_every_document_is_damaged_once_an_epoch(lengths: list[int], width: int,
 STORE = store_of([9, 30, 4, 17, 25, 8])
 KINDS = [
     pytest.param(lambda: StreamBatches(STORE, 8, 24, 5), id="stream"),
+    pytest.param(lambda: CarriedBatches(STORE, 8, 3, 5), id="carried"),
     pytest.param(lambda: PackedBatches(STORE, 8, 24, 5), id="packed"),
     pytest.param(lambda: FillingBatches(STORE, "stream", 8, 24, 5, MASKING, CLASSIC), id="masked"),
     pytest.param(lambda: MendingBatches(STORE, "documents", 8, 24, 5, SPANS, OWN), id="spans"),

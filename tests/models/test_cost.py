@@ -175,8 +175,8 @@ def test_gpt3_took_about_the_flops_that_its_paper_says() -> None:
     assert found["training"] - 300e9 * attention == pytest.approx(3.14e23, rel=0.003)
 
 
-def preset_of(name: str) -> ModelConfig:
-    return architectures.resolve(preset(name))
+def preset_of(name: str, **settings: Any) -> ModelConfig:
+    return architectures.resolve(preset(name, **settings))
 
 
 # ---- memory ------------------------------------------------------------------------------------------------------------

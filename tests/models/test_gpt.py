@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.config import POSITIONS, ModelConfig
 from regard.errors import RegardError
 from regard.layers.masks import CAUSAL, FULL, Mask, documents, prefix, window
+from regard.models.architectures import preset as named
 from regard.models.gpt import GPT, PRESETS
 from regard.models.sizes import SIZES
 from regard.text.tokenizer import PAD
@@ -246,7 +247,7 @@ def test_parameters_by_hand() -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets(preset: str) -> None:
     with torch.device("meta"):
-        config = GPT(ModelConfig(preset=preset, target_vocab=V)).config
+        config = GPT(named(preset, target_vocab=V)).config
     sizes = {name: size for name, size in PRESETS[preset].items() if name in SIZES} | {"target_vocab": V}
     assert {name: getattr(config, name) for name in sizes} == sizes
 

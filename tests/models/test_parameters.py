@@ -11,7 +11,8 @@ from torch import nn
 from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.models.architectures import PRESETS, make_model, preset, resolve
-from regard.models.parameters import Part, counted, matrix_weights, parts, trained
+from regard.models.counted import Part, counted, matrix_weights, trained
+from regard.models.parameters import parts
 
 DATA = {"source_vocab": 40, "target_vocab": 40, "n_classes": 7}  # what data would tell, where a preset does not
 
@@ -40,12 +41,14 @@ def test_the_formula_of_every_preset_is_what_its_model_has(name: str) -> None:
 @st.composite
 def configs(draw: st.DrawFn) -> ModelConfig:
     """Models of every architecture and style that can be built; widths differ, so that none passes for another."""
-    name = draw(st.sampled_from(["transformer-tiny", "gpt-tiny", "bert-tiny", "vit-tiny"]))
+    name = draw(st.sampled_from(["transformer-tiny", "gpt-tiny", "bert-tiny", "vit-tiny", "convs2s-small", "conv-lm"]))
     schemes = ["none", "linear", "learned", "shaw", "t5", "rope", "alibi", "kerple-log", "kerple-power", "fire", "cope"]
     settings = {
         "n_encoder_layers": draw(st.integers(1, 3)),
         "n_decoder_layers": draw(st.integers(1, 3)),
-        **{"d_model": 20, "n_heads": 4, "d_head": 6, "d_ff": 28, "max_len": 52, "fire_width": 11},
+        **{"d_model": 20, "n_heads": 4, "d_head": 6, "max_len": 52, "fire_width": 11},
+        "d_ff": draw(st.sampled_from([0, 28])) if name[0] == "c" else 28,
+        "kernel": draw(st.sampled_from([1, 3, 5])),
         "n_kv_heads": draw(st.sampled_from([1, 2, 4])),
         "norm": draw(st.sampled_from(["pre", "post"])),
         "norm_kind": draw(st.sampled_from(["layer", "rms"])),
@@ -70,6 +73,100 @@ def test_the_formula_holds_for_any_style(config: ModelConfig) -> None:
     except RegardError:
         return  # positions that make no sense there
     agree(config)
+
+
+@st.composite
+def recurrent_configs(draw: st.DrawFn) -> ModelConfig:
+    name = draw(st.sampled_from(["lstm-small", "sutskever-small", "rnnenc-small", "rnnsearch-small"]))
+    answers = ["none", "row", "token"] if name == "lstm-small" else ["none"]
+    n = draw(st.integers(1, 3))
+    settings = {
+        **{"d_model": 12, "n_encoder_layers": n, "n_decoder_layers": n, "answer": draw(st.sampled_from(answers))},
+        "d_hidden": draw(st.sampled_from([12, 15])),
+        "cell": draw(st.sampled_from(["rnn", "lstm", "gru", "gru-cho", "mut1", "mut2", "mut3"])),
+        "tie": draw(st.sampled_from(["none", "decoder", "inputs", "all"])),
+        **{field: draw(st.booleans()) for field in ("recurrent_norm", "head_bias")},
+    }
+    if name == "rnnsearch-small":
+        settings |= {
+            "score": draw(st.sampled_from(["additive", "general"])),
+            "n_decoder_layers": draw(st.integers(1, 3)),
+        }
+    settings["bidirectional"] = (settings["answer"] != "none" or name == "rnnsearch-small") and draw(st.booleans())
+    return resolve(preset(name, **settings, **DATA))
+
+
+@given(recurrent_configs())
+def test_the_formula_holds_for_any_recurrent_model(config: ModelConfig) -> None:
+    agree(config)
+
+
+def test_dot_scores_have_no_matrix_and_general_ones_have_one() -> None:
+    def alignment(score: str) -> list[Part]:
+        config = known("rnnsearch-small", score=score, bidirectional=False, d_hidden=8)
+        agree(config)
+        return [part for part in parts(config) if part.kind == "alignment"]
+
+    assert alignment("dot") == []
+    assert alignment("general") == [Part("alignment", (8, 8), 1)]
+    assert alignment("additive") == [Part("alignment", (8,), 1), Part("alignment", (8, 8), 2)]
+
+
+CELLS = {  # d inputs, h wide: its matrices by the equations of the lecture, and its biases
+    "rnn": lambda d, h: h * d + h * h + h,
+    "lstm": lambda d, h: 4 * (h * d + h * h + h),
+    "gru": lambda d, h: 3 * (h * d + h * h + h),
+    "mut1": lambda d, h: h * d + 2 * h * h + 2 * h * h + 3 * h,  # an input matrix; Wxz, Wxr; Whr, Whh
+    "mut2": lambda d, h: h * d + 2 * h * h + 3 * h * h + 3 * h,  # an input matrix; Wxz, Wxh; Whz, Whr, Whh
+    "mut3": lambda d, h: 3 * (h * d + h * h + h),
+}
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_cells_have_what_their_equations_have(cell: str) -> None:
+    config = known("lstm-small", cell=cell, n_decoder_layers=1, d_model=7, d_hidden=10, tie="none")
+    assert trained(parts(config)) == 40 * 7 + CELLS[cell](7, 10) + 40 * 10
+
+
+def test_awd_lstm_has_the_published_33_6_million_but_for_a_second_bias_in_each_layer() -> None:
+    with torch.device("meta"):
+        layers = [nn.LSTM(400, 1150), nn.LSTM(1150, 1150), nn.LSTM(1150, 400)]
+        output = nn.Linear(400, 33_278)  # its matrix is the embedding
+    published = sum(p.numel() for part in (*layers, output) for p in part.parameters())
+    assert published == 33_556_078
+    second_biases = 4 * (1150 + 1150 + 400)
+    assert trained(parts(known("awd-lstm"))) == published - second_biases == 33_545_278
+
+
+def test_sutskevers_translator_has_384_million_parameters_64_of_them_recurrent() -> None:
+    found = parts(known("sutskever", source_vocab=160_000, target_vocab=80_000))
+    assert sum(part.total for part in found if part.kind.startswith("cell")) == 64_000_000
+    assert trained(found) == 384_000_000 + 2 * 4 * 4 * 1000  # its biases
+
+
+def test_rnnsearch_is_bahdanaus_but_for_the_width_of_its_readout() -> None:
+    n, m, a, out, vocab = 1000, 620, 1000, 500, 30_000  # their l is out
+    encoder = 2 * 3 * (n * m + n * n)
+    decoder = 3 * (n * m + n * n + n * 2 * n) + n * n  # and s_0 = tanh(W_s h_1)
+    alignment = a + a * n + a * 2 * n
+    readout = 2 * out * (n + m + 2 * n)
+    published = 2 * vocab * m + encoder + decoder + alignment + readout + vocab * out
+    assert round(published / 1e6, 1) == 80.4
+    wider = 2 * (m - out) * (n + m + 2 * n) + vocab * (m - out)  # ours is as wide as the embeddings
+    matrices, _ = matrix_weights(parts(known("rnnsearch", source_vocab=vocab, target_vocab=vocab)))
+    assert matrices == published + wider
+
+
+def test_a_convolution_by_hand() -> None:
+    """Width 8, 3 taps, two blocks: 16 outputs of 24 inputs each, for the half that is gated and the half that gates."""
+    config = known("conv-lm", n_decoder_layers=2, d_model=8, target_vocab=9)
+    assert parts(config) == [
+        Part("embedding", (9, 8), 1),
+        Part("convolution", (16, 24), 2),
+        Part("unembedding", (9, 8), 1, tied=True),
+        Part("norm", (8,), 6),
+        Part("bias", (16,), 2),
+    ]
 
 
 def test_gpt3_has_175_181_291_520_weights_in_27_938_matrices() -> None:

@@ -13,6 +13,17 @@ from regard.models.architectures import PRESETS, make_model, preset
 from regard.models.sizes import SIZES
 
 OURS_ALONE = {"vit-tiny", "bert-tiny", "gpt-tiny", "gpt-small"}
+OURS_ALONE |= {
+    "convs2s-small",
+    "convs2s",
+    "bytenet-small",
+    "conv-lm",
+    "rnn-tiny",
+    "lstm-small",
+    "lstm-char",
+    "gru-small",
+}
+OURS_ALONE |= {f"{name}{size}" for name in ("sutskever", "rnnenc", "rnnsearch") for size in ("", "-small")}
 OURS_ALONE |= {f"transformer-{size}" for size in ("tiny", "small", "base", "big")}
 
 
@@ -32,6 +43,8 @@ NOT_COUNTED |= dict.fromkeys(("roformer-base", "deberta-base", "deberta-v3-base"
 MORE = {"roberta-base": 2 * 768, "roberta-large": 2 * 1024, "bart-base": 4 * 768, "bart-large": 4 * 1024}
 # DeBERTa 1 has no biases of keys, neither of words nor of positions; here a layer has 768 of each.
 MORE |= {"deberta-base": -12 * 2 * 768}
+# Theirs has a bias on the input's product and one on the state's; only their sum matters.
+MORE |= {"awd-lstm": 4 * (1150 + 1150 + 400)}
 PUBLISHED = {
     "gpt-1": 116_534_784,
     "gpt2": 124_439_808,
@@ -57,6 +70,7 @@ PUBLISHED = {
     "t5-v1.1-base": 247_577_856,
     "bart-base": 139_420_416,
     "bart-large": 406_291_456,
+    "awd-lstm": 33_556_078,
     "vit-base-16": 86_567_656,
     "vit-large-16": 304_326_632,
     "vit-huge-14": 632_045_800,
@@ -135,7 +149,7 @@ def test_a_configuration_that_names_a_preset_has_its_sizes_alone() -> None:
     assert isinstance(config, ModelConfig)
     expected = {"d_model": 4096, "n_heads": 16, "n_kv_heads": 1, "d_head": 256, "d_ff": 16384, "target_vocab": 256000}
     found = {key: getattr(config, key) for key in SIZES}
-    assert found == {**expected, "n_decoder_layers": 2, "n_encoder_layers": 0, "source_vocab": 0}
+    assert found == {**expected, "n_decoder_layers": 2, "n_encoder_layers": 0, "d_hidden": 0, "source_vocab": 0}
     assert (config.parallel, config.gated, config.bias, config.positions) == (False, False, True, "sinusoidal")
 
 

@@ -30,13 +30,13 @@ def refused(corpora: Path, task: str, words: str, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("task", "preset", "words"),
     [
-        ("causal-lm", "bert-tiny", "causal-lm trains a gpt, but model.preset bert-tiny is a bert"),
+        ("causal-lm", "bert-tiny", "causal-lm trains a gpt or rnn, but model.preset bert-tiny is a bert"),
         ("masked-lm", "gpt-tiny", "masked-lm trains a bert, but model.preset gpt-tiny is a gpt"),
         ("spans", "gpt-tiny", "spans trains a transformer"),
         ("denoising", "bert-tiny", "denoising trains a transformer"),
         ("images", "bert-tiny", "images trains a vit"),
-        ("classification", "transformer-tiny", "classification trains a bert or a gpt, but .*transformer-tiny"),
-        ("tagging", "vit-tiny", "tagging trains a bert or a gpt, but .*vit-tiny is a vit"),
+        ("classification", "transformer-tiny", "classification trains a bert, a gpt or an rnn, but .*transformer-tiny"),
+        ("tagging", "vit-tiny", "tagging trains a bert, a gpt or an rnn, but .*vit-tiny is a vit"),
     ],
 )
 def test_a_model_of_another_kind(corpora: Path, task: str, preset: str, words: str) -> None:

@@ -22,6 +22,7 @@ pytestmark = [
 
 SIZES = ModelConfig(preset="transformer-tiny", n_encoder_layers=2, n_decoder_layers=2, dropout=0.0, max_len=64)
 VOCAB = 200
+CONVOLUTIONS: dict[str, object] = {"mixer": "convolution", "dilations": (1, 2, 4)}
 SHAPES = [(8, 16), (16, 8), (5, 24), (8, 16), (16, 8), (5, 24), (8, 16), (5, 24)]
 
 
@@ -69,7 +70,8 @@ def test_recorded_steps_equal_plain_ones(r_drop: float, accumulate: int) -> None
 
 
 @pytest.mark.parametrize(
-    "changes", [*({"positions": name} for name in ("rope", "alibi", "t5", "kerple-log", "fire")), {"window": 40}]
+    "changes",
+    [*({"positions": name} for name in ("rope", "alibi", "t5", "kerple-log", "fire")), {"window": 40}, CONVOLUTIONS],
 )
 def test_long_rows_learn_the_same_on_every_kernel(changes: dict[str, object]) -> None:
     """From 128 tokens on, biases and windows have kernels of their own, inside compiled blocks and recorded steps."""

@@ -32,6 +32,8 @@ def why_not(stack: Stack) -> str:
     assert isinstance(scheme, Positions)
     if scheme.contextual or (scheme.relative and not scheme.toeplitz):
         return f"{type(scheme).__name__} positions"
+    if stack.dilations:
+        return "convolutions"
     if stack.cross_scheme.relative:
         return "positions in cross-attention"
     return f"heads {stack.d_head} wide" if stack.d_head % 2 or stack.d_head > 128 else ""

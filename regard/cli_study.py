@@ -1,0 +1,162 @@
+"""`regard study`: experiments that repeat a claim and measure it."""
+
+from __future__ import annotations
+
+import json as jsons
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from regard.errors import RegardError
+
+study_app = typer.Typer(help="Experiments that repeat a claim and measure it.", invoke_without_command=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object instead.")]
+
+
+@study_app.callback()
+def study(context: typer.Context) -> None:
+    if context.obj:
+        raise RegardError(f"--{next(iter(context.obj))} does not belong here: a study has its own settings")
+    if context.invoked_subcommand is None:
+        for command in study_app.registered_commands:
+            assert command.callback is not None
+            print(f"regard study {command.name:<16} {(command.callback.__doc__ or '').splitlines()[0]}")
+
+
+@study_app.command("dictionary")
+def study_dictionary(json: Json = False) -> None:
+    """Attention as a soft dictionary: two queries at once, and a temperature that makes the look-up hard."""
+    from regard.studies.dictionary import run, show
+
+    result = run()
+    print(jsons.dumps(result, ensure_ascii=False) if json else show(result))
+
+
+@study_app.command("positions")
+def study_positions(
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies/positions"),
+    data: Annotated[Path | None, typer.Option(help="A text file; by default the embedded toy corpus.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Of each training; by default 2,000, and 40 with --quick.")] = None,
+    schemes: Annotated[str | None, typer.Option(help="Only these, such as rope,alibi,none.")] = None,
+    jobs: Annotated[int, typer.Option(help="Trainings at a time.")] = 1,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny models and few steps, to try it out.")] = False,
+) -> None:
+    """Every position scheme trained at one length and tested at longer ones."""
+    from regard.studies.positions import study
+
+    names = tuple(name.strip() for name in schemes.split(",")) if schemes else None
+    print(study(out=out, data=data, steps=steps, schemes=names, jobs=jobs, device=device, quick=quick))
+
+
+Texts = Annotated[Path, typer.Option("--text", help="Folder with wikitext2.{train,valid,test}.txt.xz.")]
+Glue = Annotated[Path, typer.Option("--glue", help="Folder with the files of GLUE, such as SST-2.train.tsv.xz.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Fine-tunings of each model on each task.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Trainings at a time.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A few steps each, to try it out.")]
+Tasks = Annotated[str, typer.Option(help="Only these, such as SST-2,CoLA.")]
+
+
+@study_app.command("pretraining")
+def study_pretraining(
+    text: Texts,
+    glue: Glue,
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies/pretraining"),
+    tasks: Tasks = "",
+    seeds: Seeds = 3,
+    jobs: Jobs = 1,
+    device: Device = "auto",
+    quick: Quick = False,
+) -> None:
+    """What pre-training and the auxiliary loss bring: a GPT fine-tuned with and without them."""
+    from regard.studies import pretraining
+
+    print_study(pretraining, tasks, out, text, glue, seeds, jobs, device, quick)
+
+
+@study_app.command("roformer")
+def study_roformer(
+    text: Texts,
+    glue: Glue,
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies/roformer"),
+    tasks: Tasks = "",
+    seeds: Seeds = 3,
+    jobs: Jobs = 1,
+    device: Device = "auto",
+    quick: Quick = False,
+) -> None:
+    """BERT against RoFormer: the same model with learned positions or rotary ones, pre-trained and fine-tuned."""
+    from regard.studies import roformer
+
+    print_study(roformer, tasks, out, text, glue, seeds, jobs, device, quick)
+
+
+Translations = Annotated[
+    Path, typer.Option("--data", help="Folder of Multi30k, with train.de.xz, train.en.xz and so on.")
+]
+
+
+@study_app.command("gradient-flow")
+def study_gradient_flow(
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies/gradient-flow"),
+    quick: Annotated[bool, typer.Option("--quick", help="Small layers and few steps, to try it out.")] = False,
+) -> None:
+    """What is left of a gradient k steps back in time: vanilla RNNs, LSTM, GRU and attention."""
+    from regard.studies.gradient_flow import study
+
+    print_table(study(out, quick))
+
+
+@study_app.command("three-ways")
+def study_three_ways(
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies/three-ways"),
+    device: Device = "auto",
+    quick: Annotated[bool, typer.Option("--quick", help="Short texts and narrow layers, to try it out.")] = False,
+) -> None:
+    """Time, memory and path length of recurrence, convolution and attention against length and width."""
+    from regard.studies.three_ways import study
+
+    print_table(study(out, device, quick))
+
+
+@study_app.command("sentence-length")
+def study_sentence_length(
+    data: Translations,
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies/sentence-length"),
+    jobs: Jobs = 1,
+    device: Device = "auto",
+    quick: Quick = False,
+) -> None:
+    """BLEU by the length of the source: one context vector against attention against a Transformer."""
+    from regard.studies.sentence_length import study
+
+    print_table(study(out, data, jobs, device, quick))
+
+
+@study_app.command("translation-cost")
+def study_translation_cost(
+    data: Translations,
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies/translation-cost"),
+    jobs: Jobs = 1,
+    device: Device = "auto",
+    quick: Quick = False,
+) -> None:
+    """BLEU against the arithmetic of training: LSTM, RNNsearch, convolution and Transformer on Multi30k."""
+    from regard.studies.translation_cost import study
+
+    print_table(study(out, data, jobs, device, quick))
+
+
+def print_table(out: Path) -> None:
+    print((out / "table.md").read_text())
+
+
+def print_study(module: Any, tasks: str, out: Path, text: Path, glue: Path, *how: Any) -> None:
+    """Run a study of fine-tuning, and show its table."""
+    from regard.studies.finetuning import study
+
+    chosen = tasks.split(",") if tasks else list(module.TASKS)
+    print_table(study(module.STUDY, out, text, glue, chosen, *how))

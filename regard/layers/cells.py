@@ -1,0 +1,192 @@
+"""Recurrent cells: one step of each, in the open. s is the logistic function, * is number by number, n the candidate.
+
+rnn      h = tanh(W x + U h + b)
+lstm     i, f, o = s(...), g = tanh(...), each of W x + U h + b;  c = f * c + i * g;  h = o * tanh(c)
+gru      r, z = s(W x + U h + b);  n = tanh(W x + r * (U h) + b);  h = z * h + (1 - z) * n       (torch's and cuDNN's)
+gru-cho  the same, but n = tanh(W x + U (r * h) + b): it resets before its product               (Cho et al. 2014)
+mut1     z = s(W x + b);  r = s(W x + U h + b);  n = tanh(U (r * h) + tanh(x) + b);  h = z * n + (1 - z) * h
+mut2     z = s(W x + U h + b);  r = s(x + U h + b);  n = tanh(U (r * h) + W x + b);  h = z * n + (1 - z) * h
+mut3     z = s(W x + U tanh(h) + b);  r = s(W x + U h + b);  the rest as mut2         (Jozefowicz et al. 2015)
+
+W is `weight_ih`, U is `weight_hh`, b is `bias`: the gates one below the other, in the order i f g o or r z n, without those
+that an equation does not have. MUT1 and MUT2 add x itself to what is as wide as the state: an input of another width goes
+through a matrix `weight_in` first, and is x from then on.
+
+With norm there is a LayerNorm on W x, on each product with U, and on an LSTM's c before its tanh (Ba et al. 2016).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.layers.stack import in_working_precision
+
+State = tuple[Tensor, ...]  # h, and an LSTM's c, each (B, H)
+
+
+class Cell(nn.Module):
+    """Split in two, as a scan wants it: `project` is what depends on x alone, for all steps at once; `forward` is one step.
+
+    A step is given what `project` made of its x, (B, G*H); weight_hh, of which dropout may have taken something; zeros as
+    a `tap` (B, rows of weight_hh), to be added to the products with it, which makes their gradients known (recurrent.py);
+    and `real` (B, 1), or None: where it is False the state stays. It gives the new state, and what the products after the
+    first, which is with h, have multiplied.
+    """
+
+    states = 1  # tensors of its state
+    gates = 1  # of the bias
+    inputs = 1  # gates that weight_ih makes
+    hidden: tuple[int, ...] = (1,)  # gates that each product with weight_hh makes
+    bare = False  # x itself is added
+    still: tuple[int, float] | None = None  # a gate, and what added to it leaves a state of zeros as it is
+    fused = ""  # torch's name for all steps as one kernel
+
+    def __init__(self, d_in: int, d_hidden: int, norm: bool = False) -> None:
+        super().__init__()
+        through = self.bare and d_in != d_hidden
+        self.weight_in = nn.Parameter(torch.empty(d_hidden, d_in)) if through else None
+        self.weight_ih = nn.Parameter(torch.empty(self.inputs * d_hidden, d_hidden if through else d_in))
+        self.weight_hh = nn.Parameter(torch.empty(sum(self.hidden) * d_hidden, d_hidden))
+        self.bias = nn.Parameter(torch.empty(self.gates * d_hidden))
+        self.d_hidden = d_hidden
+        self.input_norm = nn.LayerNorm(self.inputs * d_hidden, bias=False) if norm else None
+        norms = (nn.LayerNorm(n * d_hidden, bias=False) for n in self.hidden)
+        self.hidden_norms = nn.ModuleList(norms) if norm else None
+        self.cell_norm = nn.LayerNorm(d_hidden) if norm and self.states == 2 else None
+
+    def project(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., G*H), the bias included."""
+        x = x if self.weight_in is None else F.linear(x, self.weight_in)
+        y = F.linear(x, self.weight_ih)
+        y = self.spread(y if self.input_norm is None else self.input_norm(y), x)
+        return in_working_precision(y + self.bias.to(y.dtype))
+
+    def spread(self, y: Tensor, x: Tensor) -> Tensor:
+        """W x, with x itself where a gate has that."""
+        return y
+
+    def by_product(self, numbers: Tensor, dim: int, d_hidden: int) -> tuple[Tensor, ...]:
+        """What has a place for each row of weight_hh, product by product."""
+        return numbers.split([n * d_hidden for n in self.hidden], dim)
+
+    def times(self, i: int, x: Tensor, weight: Tensor, tap: Tensor | None) -> Tensor:
+        """The i-th product with weight_hh."""
+        d_hidden = weight.shape[1]  # not a constant: cells of all widths are compiled once
+        y = F.linear(x, self.by_product(weight, 0, d_hidden)[i])
+        if tap is not None:
+            y = y + self.by_product(tap, -1, d_hidden)[i]
+        return y if self.hidden_norms is None else self.hidden_norms[i](y)
+
+
+def held(real: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
+    new = new.to(old.dtype)
+    return new if real is None else torch.where(real, new, old)
+
+
+class Vanilla(Cell):
+    fused = "rnn_tanh"
+
+    def forward(
+        self, x: Tensor, weight: Tensor, tap: Tensor | None, real: Tensor | None, h: Tensor
+    ) -> tuple[State, State]:
+        return (held(real, torch.tanh(x + self.times(0, h, weight, tap)), h),), ()
+
+
+class LSTM(Cell):
+    """Without its norms and padding, dc_t / dc_{t-1} = f_t: what c remembers fades only as fast as f says."""
+
+    states, gates, inputs, hidden = 2, 4, 4, (4,)
+    still = 0, -1e4  # nothing comes in
+    fused = "lstm"
+
+    def forward(
+        self, x: Tensor, weight: Tensor, tap: Tensor | None, real: Tensor | None, h: Tensor, c: Tensor
+    ) -> tuple[State, State]:
+        i, f, g, o = (x + self.times(0, h, weight, tap)).chunk(4, -1)
+        new = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        out = torch.sigmoid(o) * torch.tanh(
+            new if self.cell_norm is None else self.cell_norm(new.to(self.cell_norm.weight.dtype))
+        )
+        return (held(real, out, h), held(real, new, c)), ()
+
+
+class GRU(Cell):
+    gates, inputs, hidden = 3, 3, (3,)
+    still = 1, 1e4  # all of h stays
+    fused = "gru"
+
+    def forward(
+        self, x: Tensor, weight: Tensor, tap: Tensor | None, real: Tensor | None, h: Tensor
+    ) -> tuple[State, State]:
+        (x_r, x_z, x_n), (h_r, h_z, h_n) = x.chunk(3, -1), self.times(0, h, weight, tap).chunk(3, -1)
+        z = torch.sigmoid(x_z + h_z)
+        n = torch.tanh(x_n + torch.sigmoid(x_r + h_r) * h_n)
+        return (held(real, z * h + (1 - z) * n, h),), ()
+
+
+class GRUCho(Cell):
+    gates, inputs, hidden = 3, 3, (2, 1)
+
+    def forward(
+        self, x: Tensor, weight: Tensor, tap: Tensor | None, real: Tensor | None, h: Tensor
+    ) -> tuple[State, State]:
+        (x_r, x_z, x_n), (h_r, h_z) = x.chunk(3, -1), self.times(0, h, weight, tap).chunk(2, -1)
+        z, reset = torch.sigmoid(x_z + h_z), torch.sigmoid(x_r + h_r) * h
+        n = torch.tanh(x_n + self.times(1, reset, weight, tap))
+        return (held(real, z * h + (1 - z) * n, h),), (reset.detach(),)
+
+
+class MUT1(Cell):
+    gates, inputs, hidden, bare = 3, 2, (1, 1), True
+
+    def spread(self, y: Tensor, x: Tensor) -> Tensor:
+        return torch.cat([y, torch.tanh(x).to(y.dtype)], -1)
+
+    def forward(
+        self, x: Tensor, weight: Tensor, tap: Tensor | None, real: Tensor | None, h: Tensor
+    ) -> tuple[State, State]:
+        x_r, x_z, x_n = x.chunk(3, -1)
+        z, reset = torch.sigmoid(x_z), torch.sigmoid(x_r + self.times(0, h, weight, tap)) * h
+        n = torch.tanh(x_n + self.times(1, reset, weight, tap))
+        return (held(real, n * z + h * (1 - z), h),), (reset.detach(),)
+
+
+class MUT2(Cell):
+    gates, inputs, hidden, bare = 3, 2, (2, 1), True
+
+    def spread(self, y: Tensor, x: Tensor) -> Tensor:
+        return torch.cat([x.to(y.dtype), y], -1)
+
+    def forward(
+        self, x: Tensor, weight: Tensor, tap: Tensor | None, real: Tensor | None, h: Tensor
+    ) -> tuple[State, State]:
+        (x_r, x_z, x_n), (h_r, h_z) = x.chunk(3, -1), self.times(0, h, weight, tap).chunk(2, -1)
+        z, reset = torch.sigmoid(x_z + h_z), torch.sigmoid(x_r + h_r) * h
+        n = torch.tanh(x_n + self.times(1, reset, weight, tap))
+        return (held(real, n * z + h * (1 - z), h),), (reset.detach(),)
+
+
+class MUT3(Cell):
+    gates, inputs, hidden = 3, 3, (1, 1, 1)
+
+    def forward(
+        self, x: Tensor, weight: Tensor, tap: Tensor | None, real: Tensor | None, h: Tensor
+    ) -> tuple[State, State]:
+        (x_r, x_z, x_n), squashed = x.chunk(3, -1), torch.tanh(h)
+        z = torch.sigmoid(x_z + self.times(1, squashed, weight, tap))
+        reset = torch.sigmoid(x_r + self.times(0, h, weight, tap)) * h
+        n = torch.tanh(x_n + self.times(2, reset, weight, tap))
+        return (held(real, n * z + h * (1 - z), h),), (squashed.detach(), reset.detach())
+
+
+CELLS: dict[str, type[Cell]] = {
+    "rnn": Vanilla,
+    "lstm": LSTM,
+    "gru": GRU,
+    "gru-cho": GRUCho,
+    "mut1": MUT1,
+    "mut2": MUT2,
+    "mut3": MUT3,
+}

@@ -1,0 +1,56 @@
+"""A gated convolution in the place of self-attention, as in ConvS2S: v = sum_j W_j x[t + j] + b over the few tokens that
+t sees, and a half of v opens and closes the other, A * sigmoid(B).
+
+All taps are one matrix product, (B, T, K*C) x (K*C, 2C), of the tokens seen laid side by side, the earliest first; those
+that are not there count as zero. Its parameters are `taps.weight` (2C, K*C) and `taps.bias` (2C). How far apart the taps
+stand comes with the context (layers/reach.py), so blocks of all dilations share one compiled form.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.config import ModelConfig
+from regard.layers.context import Context
+from regard.layers.masks import NOWHERE
+from regard.layers.reach import Reach
+
+
+class Convolution(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.taps = nn.Linear(config.kernel * config.d_model, 2 * config.d_model, bias=config.bias)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        assert ctx.reach is not None
+        return F.glu(self.taps(unfold(ctx.cache.inputs(self, x), ctx.reach)), dim=-1)
+
+
+def unfold(x: Tensor, reach: Reach) -> Tensor:
+    """The tokens seen from each token side by side, (B, S, C) -> (B, T, K*C)."""
+    if reach.seen_by is None:
+        return torch.cat([looked_up(x, columns) for columns in reach.columns], -1)
+    return torch.cat([Shift.apply(x, *both) for both in zip(reach.columns, reach.seen_by, strict=True)], -1)
+
+
+def looked_up(x: Tensor, columns: Tensor) -> Tensor:
+    """(B, S, C) -> (B, T, C)"""
+    rows = torch.arange(len(x), device=x.device)[:, None]
+    return x[rows, columns.clamp(min=0)].masked_fill((columns == NOWHERE)[..., None], 0)
+
+
+class Shift(torch.autograd.Function):
+    """Backward is a look-up too: whom a token's gradient comes from is known, so nothing has to be added up atomically."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, columns: Tensor, seen_by: Tensor) -> Tensor:
+        ctx.save_for_backward(seen_by)
+        return looked_up(x, columns)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return looked_up(gradient, *ctx.saved_tensors), None, None

@@ -1,0 +1,118 @@
+"""The same for recurrent models: what each layer has, and what is multiplied with it, which tells its cost as well.
+
+Names of kinds: a cell has a matrix for its input and one for its state, with the gates one below the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from regard.config import ModelConfig
+from regard.layers.cells import CELLS
+from regard.models.counted import Part
+from regard.models.rnn import tied, widths
+from regard.models.seq2seq import attends, d_hidden, reads_again
+
+
+class Layer(NamedTuple):
+    """One cell, or one each way, that all tokens of a side go through."""
+
+    side: str  # source or target
+    d_in: int
+    width: int
+    directions: int
+    first: bool  # it reads embeddings, not the layer below
+
+    @property
+    def d_out(self) -> int:
+        return self.width * self.directions
+
+
+def stacked(side: str, d_in: int, sizes: list[int], directions: int = 1) -> list[Layer]:
+    ins = [d_in, *(directions * width for width in sizes[:-1])]
+    return [Layer(side, ins[i], width, directions, i == 0) for i, width in enumerate(sizes)]
+
+
+def layers(config: ModelConfig) -> list[Layer]:
+    c, h, directions = config.d_model, d_hidden(config), 1 + config.bidirectional
+    if config.architecture == "rnn":
+        return stacked("target", c, widths(config), directions)
+    again = h * directions if attends(config) else h * reads_again(config)
+    encoder = stacked("source", c, [h] * config.n_encoder_layers, directions)
+    return encoder + stacked("target", c + again, [h] * config.n_decoder_layers)
+
+
+def layer_parts(config: ModelConfig, layer: Layer) -> Iterator[Part]:
+    cell, h, each = CELLS[config.cell], layer.width, layer.directions
+    through = cell.bare and layer.d_in != h  # x itself is added to what is as wide as the state
+    yield Part("cell input", (h, layer.d_in), each * through)
+    yield Part("cell input", (cell.inputs * h, h if through else layer.d_in), each)
+    yield Part("cell state", (sum(cell.hidden) * h, h), each)
+    yield Part("bias", (cell.gates * h,), each)
+    if config.recurrent_norm:
+        yield from (Part("norm", (n * h,), each) for n in (cell.inputs, *cell.hidden))
+        yield Part("norm", (h,), 2 * each * (cell.states == 2))  # a gain and a bias
+
+
+Met = tuple[
+    str, Part
+]  # what meets it: each token of the "source" or "target", each "pair" of them, a "row" once, or "none"
+
+
+def recurrent_parts(config: ModelConfig) -> Iterator[Met]:
+    """Every parameter of a recurrent model."""
+    for layer in layers(config):
+        yield from ((layer.side, part) for part in layer_parts(config, layer))
+    yield from language_ends(config) if config.architecture == "rnn" else translation_ends(config)
+
+
+def language_ends(config: ModelConfig) -> Iterator[Met]:
+    """A model that answers does not ask its head; what reads both ways has none."""
+    vocab, d_out = config.target_vocab, layers(config)[-1].d_out
+    yield "none", Part("embedding", (vocab, config.d_model), 1)
+    if not config.bidirectional:
+        asked = "target" if config.answer == "none" else "none"
+        yield asked, Part("unembedding", (vocab, d_out), 1, tied(config))
+        yield asked, Part("bias", (vocab,), int(config.head_bias))
+    if config.answer != "none":
+        meets = "target" if config.answer == "token" else "row"
+        yield meets, Part("answers", (config.n_classes, d_out), 1)
+        yield meets, Part("bias", (config.n_classes,), 1)
+
+
+def translation_ends(config: ModelConfig) -> Iterator[Met]:
+    c, vocab = config.d_model, config.target_vocab
+    if config.tie in ("none", "decoder"):
+        yield "none", Part("embedding", (config.source_vocab, c), 1)
+    yield "none", Part("embedding", (vocab, c), 1)
+    yield "target", Part("unembedding", (vocab, c), 1, config.tie in ("decoder", "all"))
+    yield "target", Part("bias", (vocab,), int(config.head_bias))
+    yield from searching(config) if attends(config) else one_context(config)
+
+
+def one_context(config: ModelConfig) -> Iterator[Met]:
+    c, h = config.d_model, d_hidden(config)
+    if reads_again(config):
+        yield from maxout(config, c + 2 * h)
+    elif h != c:
+        yield "target", Part("readout", (c, h), 1)
+        yield "target", Part("bias", (c,), 1)
+
+
+def searching(config: ModelConfig) -> Iterator[Met]:
+    c, h = config.d_model, d_hidden(config)
+    states, annotation = CELLS[config.cell].states, h * (1 + config.bidirectional)
+    if config.score == "additive":
+        yield "target", Part("alignment", (h, h), 1)
+        yield "pair", Part("alignment", (h,), 1)
+    if config.score != "dot":
+        yield "source", Part("alignment", (h, annotation), 1)
+    yield "row", Part("first state", (states * h, h), 1)
+    yield "row", Part("bias", (states * h,), 1)
+    yield from maxout(config, h + c + annotation)
+
+
+def maxout(config: ModelConfig, d_in: int) -> Iterator[Met]:
+    yield "target", Part("readout", (2 * config.d_model, d_in), 1)
+    yield "target", Part("bias", (2 * config.d_model,), 1)

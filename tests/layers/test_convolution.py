@@ -1,0 +1,159 @@
+"""The gated convolution against torch's own, and which tokens it sees against brute force."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from formula import packed, ragged
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from regard.config import ModelConfig
+from regard.errors import RegardError
+from regard.layers.attend import Plan, make_plan
+from regard.layers.cache import NO_CACHE
+from regard.layers.context import Context
+from regard.layers.convolution import Convolution, unfold
+from regard.layers.masks import CAUSAL, FULL, NOWHERE, Mask, documents, prefix
+from regard.layers.reach import Reach, make_reach
+
+C = 4
+both_ways = pytest.mark.parametrize("mask", [CAUSAL, FULL], ids=["causal", "both sides"])
+sizes = pytest.mark.parametrize(("kernel", "dilation"), [(1, 1), (3, 1), (3, 2), (5, 3), (3, 9)])
+
+
+def plan_of(positions: Tensor, mask: Mask) -> Plan:
+    return make_plan(mask, positions, positions, kernel="reference")
+
+
+def columns_of(reach: Reach) -> Tensor:
+    """(B, T, K)"""
+    return torch.stack(reach.columns, -1)
+
+
+def layer_of(kernel: int, bias: bool = True) -> Convolution:
+    torch.manual_seed(kernel)
+    return Convolution(ModelConfig(d_model=C, kernel=kernel, bias=bias)).double()
+
+
+def run(layer: Convolution, x: Tensor, positions: Tensor, mask: Mask, dilation: int) -> Tensor:
+    plan = plan_of(positions, mask)
+    kernel = layer.taps.in_features // C
+    return layer(x, Context(positions, plan, NO_CACHE, reach=make_reach(plan, kernel, dilation)))
+
+
+def expected(layer: Convolution, x: Tensor, causal: bool, dilation: int) -> Tensor:
+    """torch's convolution over one row (B, T, C) without padding."""
+    kernel = layer.taps.in_features // C
+    weight = layer.taps.weight.view(2 * C, kernel, C).transpose(1, 2)  # (2C, C, K), as torch has it
+    reach = (kernel - 1) * dilation
+    around = (reach, 0) if causal else (reach // 2, reach // 2)
+    return F.glu(F.conv1d(F.pad(x.mT, around), weight, layer.taps.bias, dilation=dilation), dim=1).mT
+
+
+@both_ways
+@sizes
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+def test_it_is_torchs_convolution_forward_and_backward(mask: Mask, kernel: int, dilation: int, bias: bool) -> None:
+    layer = layer_of(kernel, bias)
+    x = torch.randn(2, 11, C, dtype=torch.double, requires_grad=True)
+    found = run(layer, x, ragged(11, 11), mask, dilation)
+    wanted = expected(layer, x, mask.causal, dilation)
+    torch.testing.assert_close(found, wanted)
+    leaves = [x, *layer.parameters()]
+    for a, b in zip(*(torch.autograd.grad(y.sin().sum(), leaves) for y in (found, wanted)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@both_ways
+@sizes
+def test_padding_and_neighbours_do_not_exist(mask: Mask, kernel: int, dilation: int) -> None:
+    """Each row alone, however large what stands in its padding; and no gradient reaches that."""
+    layer, lengths = layer_of(kernel), (9, 1, 6, 12)
+    positions = ragged(*lengths, width=14)
+    x = torch.randn(4, 14, C, dtype=torch.double)
+    x[positions == NOWHERE] = 1e6
+    x.requires_grad_()
+    found = run(layer, x, positions, mask, dilation)
+    for i, n in enumerate(lengths):
+        torch.testing.assert_close(found[i, :n], expected(layer, x[i : i + 1, :n], mask.causal, dilation)[0])
+    (gradient,) = torch.autograd.grad(found[positions > NOWHERE].sum(), x)
+    assert (gradient[positions == NOWHERE] == 0).all()
+    assert (gradient[positions > NOWHERE] != 0).all()
+
+
+@both_ways
+@sizes
+def test_packed_documents_do_not_see_each_other(mask: Mask, kernel: int, dilation: int) -> None:
+    layer, lengths = layer_of(kernel), [(5, 1, 6), (8, 2), (1, 1, 1)]
+    positions = packed(*lengths)
+    x = torch.randn(3, 12, C, dtype=torch.double)
+    found = run(layer, x, positions, documents(mask), dilation)
+    for b, row in enumerate(lengths):
+        for i, n in enumerate(row):
+            here = slice(sum(row[:i]), sum(row[:i]) + n)
+            torch.testing.assert_close(found[b, here], expected(layer, x[b : b + 1, here], mask.causal, dilation)[0])
+
+
+@both_ways
+def test_the_gradient_of_unfolding_is_that_of_its_look_ups(mask: Mask) -> None:
+    """By finite differences, and as torch works it out itself, with padding and packed documents."""
+    reach = make_reach(plan_of(packed((3, 4), (5,)), documents(mask)), 3, 2)
+    x = torch.randn(2, 7, 2, dtype=torch.double, requires_grad=True)
+    assert reach.seen_by is not None
+    assert torch.autograd.gradcheck(lambda x: unfold(x, reach), x)
+    weight = torch.randn(2, 7, 6, dtype=torch.double)
+    plain = unfold(x, Reach(reach.columns))
+    ours, theirs = (torch.autograd.grad((y * weight).sum(), x)[0] for y in (unfold(x, reach), plain))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_where_nothing_is_learned_nobody_asks_who_sees_whom() -> None:
+    with torch.no_grad():
+        assert make_reach(plan_of(ragged(4), CAUSAL), 3, 1).seen_by is None
+
+
+def test_columns_by_hand() -> None:
+    positions = packed((3, 2), (4,))  # the second row is padded
+    back = columns_of(make_reach(plan_of(positions, documents(CAUSAL)), 2, 1))
+    assert back[0].tolist() == [[-1, 0], [0, 1], [1, 2], [-1, 3], [3, 4]]
+    assert back[1].tolist() == [[-1, 0], [0, 1], [1, 2], [2, 3], [-1, -1]]
+    around = columns_of(make_reach(plan_of(positions, documents(FULL)), 3, 2))
+    assert around[0].tolist() == [[-1, 0, 2], [-1, 1, -1], [0, 2, -1], [-1, 3, -1], [-1, 4, -1]]
+
+
+@settings(max_examples=60)
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    hypotheses=st.integers(1, 3),
+    kernel=st.integers(1, 5),
+    dilation=st.integers(1, 4),
+    seed=st.integers(0, 10**6),
+)
+def test_in_a_cache_each_hypothesis_finds_its_own_past(
+    lengths: list[int], hypotheses: int, kernel: int, dilation: int, seed: int
+) -> None:
+    """Columns in any order, with gaps, each position once for every hypothesis; against lists."""
+    rng = torch.Generator().manual_seed(seed)
+    width = max(lengths) * hypotheses + 3
+    places, owner = torch.full((2, len(lengths), width), NOWHERE)
+    for b, n in enumerate(lengths):
+        where = torch.randperm(width, generator=rng)[: n * hypotheses]
+        places[b, where] = torch.arange(n).repeat_interleave(hypotheses)
+        owner[b, where] = torch.arange(hypotheses).repeat(n)
+    past = (owner[:, None] == torch.arange(hypotheses)[:, None]) | (owner[:, None] == NOWHERE)  # gaps are anybody's
+    queries = (torch.tensor(lengths)[:, None] - 1).expand(-1, hypotheses).contiguous()
+    plan = make_plan(CAUSAL, queries, places, kernel="reference", past=past)
+    found = columns_of(make_reach(plan, kernel, dilation))
+    for b, n in enumerate(lengths):
+        for i in range(hypotheses):
+            wanted = [n - 1 - j * dilation for j in reversed(range(kernel))]
+            own = {int(places[b, s]): s for s in range(width) if owner[b, s] == i}
+            assert found[b, i].tolist() == [own.get(p, NOWHERE) if p >= 0 else NOWHERE for p in wanted]
+
+
+def test_a_prefix_is_refused() -> None:
+    with pytest.raises(RegardError, match="a convolution sees no prefix"):
+        make_reach(plan_of(ragged(4), prefix(2)), 3, 1)

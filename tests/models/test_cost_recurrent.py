@@ -1,0 +1,212 @@
+"""The costs of recurrent and convolutional models against torch's counter, real states and numbers worked by hand."""
+
+from typing import Any
+
+import pytest
+import torch
+from test_cost import B, L, counted_on, inputs_of, kept, nbytes, preset_of, saved
+from torch import Tensor, nn
+
+from regard.data.batches import Batch
+from regard.layers.recurrent import Recurrent
+from regard.models.architectures import make_model, preset
+from regard.models.cost import (
+    activations,
+    cache_numbers,
+    forward_flops,
+    lengths,
+    measured,
+    training_flops,
+    training_memory,
+)
+from regard.models.cost_recurrent import state_numbers
+from regard.training.meter import Meter
+
+S = 9  # tokens of a source; targets and texts have L
+H = 24
+SIZES = {"d_model": 20, "d_hidden": H, "n_encoder_layers": 2, "n_decoder_layers": 2, "dropout": 0.0}
+DATA = {"source_vocab": 50, "target_vocab": 50, "n_classes": 6}
+
+
+def scanned(name: str, **settings: Any) -> nn.Module:
+    """A model whose layers go step by step: torch's counter does not look into fused kernels."""
+    torch.manual_seed(0)
+    model = make_model(preset(name, **{**SIZES, **DATA, **settings}))
+    for module in model.modules():
+        if isinstance(module, Recurrent):
+            module.fuses = module.fuses_padded = False
+    return model
+
+
+def texts() -> tuple[Tensor, Tensor]:
+    return torch.randint(5, 50, (B, S)), torch.randint(5, 50, (B, L))
+
+
+# ---- arithmetic --------------------------------------------------------------------------------------------------------
+
+CELLS = ["rnn", "lstm", "gru", "gru-cho", "mut1", "mut2", "mut3"]
+LANGUAGE: list[dict[str, Any]] = [{"cell": cell} for cell in CELLS]
+LANGUAGE += [{"tie": "none", "recurrent_norm": True}, {"n_decoder_layers": 1, "cell": "mut2"}]
+
+
+@pytest.mark.parametrize("style", LANGUAGE)
+def test_a_recurrent_language_model_costs_what_torch_counts(style: dict[str, Any]) -> None:
+    net, ids = scanned("lstm-small", **style), texts()[1]
+    assert forward_flops(net.config, B, 0, L) == counted_on(net, ids, backward=False)
+
+
+@pytest.mark.parametrize(("cell", "gates"), [("rnn", 1), ("lstm", 4), ("gru", 3)])
+def test_training_costs_three_forwards_but_for_the_gradient_of_the_first_state(cell: str, gates: int) -> None:
+    net, ids = scanned("lstm-small", cell=cell), texts()[1]
+    not_asked = B * 2 * gates * (24 * 24 + 20 * 20)  # the second layer is as wide as the embeddings
+    assert training_flops(net.config, B, 0, L) == counted_on(net, ids, backward=True) + not_asked
+
+
+@pytest.mark.parametrize("answer", ["row", "token"])
+@pytest.mark.parametrize("both", [False, True])
+def test_recurrent_answers_cost_what_torch_counts(answer: str, both: bool) -> None:
+    net, ids = scanned("lstm-small", answer=answer, bidirectional=both), texts()[1]
+    expected = counted_on(net, ids, torch.zeros_like(ids), backward=False)
+    assert forward_flops(net.config, B, *lengths(net.config, L)) == expected
+
+
+TRANSLATORS: list[tuple[str, dict[str, Any]]] = [
+    ("sutskever-small", {}),
+    ("sutskever-small", {"d_hidden": 20}),
+    ("rnnenc-small", {}),
+    ("rnnsearch-small", {}),
+    ("rnnsearch-small", {"bidirectional": False, "score": "dot"}),
+    ("rnnsearch-small", {"score": "general", "n_decoder_layers": 3}),
+    ("rnnsearch-small", {"cell": "mut1"}),
+    ("rnnsearch-small", {"cell": "lstm", "recurrent_norm": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "style"), TRANSLATORS)
+def test_a_recurrent_translator_costs_what_torch_counts(name: str, style: dict[str, Any]) -> None:
+    net = scanned(name, **style)
+    expected = counted_on(net, *texts(), backward=False)
+    if net.config.score == "additive":  # v . tanh(...) is no product of matrices to torch
+        expected += B * 2 * S * L * H
+    assert forward_flops(net.config, B, S, L) == expected
+    trained = counted_on(net, *texts(), backward=True)
+    assert 0.97 * training_flops(net.config, B, S, L) < trained < training_flops(net.config, B, S, L)
+
+
+def test_awd_lstm_by_hand_two_flops_for_each_weight_and_token() -> None:
+    recurrent = 4 * (1150 * (400 + 1150) + 1150 * (1150 + 1150) + 400 * (1150 + 400))
+    assert forward_flops(preset_of("awd-lstm"), 80, 0, 70) == 80 * 70 * 2 * (recurrent + 400 * 33_278)
+
+
+@pytest.mark.parametrize("task", ["language", "translation", "answers"])
+def test_a_meter_counts_the_batches_of_every_recurrent_task(task: str) -> None:
+    source, target = texts()
+    fresh, classes = torch.ones(B, dtype=torch.bool), torch.zeros(B, dtype=torch.long)
+    name, style, inputs, at = {
+        "language": ("lstm-small", {}, (target, fresh, target), (0, L)),
+        "translation": ("rnnsearch-small", {}, (source, target, target), (S, L)),
+        "answers": ("lstm-small", {"answer": "row"}, (target, torch.zeros_like(target), classes), (0, L)),
+    }[task]
+    net = scanned(name, **style)
+    meter = Meter(net.config, 1, torch.device("cpu"))
+    meter.count(Batch(inputs, tokens=inputs[-1].numel()))
+    assert meter.flops == training_flops(net.config, B, *at) > 0
+
+
+# ---- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_activations_of_a_language_model_by_hand() -> None:
+    """Bytes a token: what the first layer reads, gates and states of both, and what the head is given, in bf16."""
+    lstm = preset_of("lstm-small", target_vocab=50, d_model=20, d_hidden=24)
+    assert activations(lstm, 0, L) == L * 2 * (20 + (4 + 2) * 24 + (4 + 2) * 20 + 20)
+    dropped = preset_of("gru-small", target_vocab=50, d_model=20, d_hidden=24, hidden_dropout=0.1)
+    assert activations(dropped, 0, L) == L * 2 * (20 + (3 + 1) * 24 + 24 + (3 + 1) * 20 + 20)
+
+
+def test_activations_of_rnnsearch_by_hand() -> None:
+    config = preset_of("rnnsearch-small", **{**SIZES, **DATA, "n_encoder_layers": 1, "n_decoder_layers": 1})
+    source = 20 + (3 + 1) * 48 + 3 * 24 + 24  # what goes in, both ways, what annotations bring to the gates, keys
+    target = (20 + 48) + (3 + 1) * 24 + (24 + 20 + 48) + 3 * 20 + 20  # the cell, what the readout reads and makes
+    assert activations(config, S, L) == 2 * (S * source + L * target) + 6 * S * L
+
+
+@pytest.mark.parametrize("name", ["lstm-small", "gru-small", "sutskever-small", "rnnenc-small", "rnnsearch-small"])
+def test_a_scan_that_is_not_compiled_keeps_at_most_twice_of_that(name: str) -> None:
+    net = scanned(name, d_model=96, d_hidden=112)
+    inputs = texts() if net.config.architecture == "seq2seq" else texts()[1:]
+    looked = B * S * L * 112 * 2 if net.config.score == "additive" and len(inputs) == 2 else 0  # is not there, compiled
+    expected = B * activations(net.config, *((S, L) if len(inputs) == 2 else (0, L)))
+    assert 1 < (nbytes(saved(net, *inputs)[1]) - looked) / expected < 2
+
+
+@pytest.mark.parametrize(("name", "style"), [("lstm-small", {"cell": "gru"}), *TRANSLATORS])
+def test_what_a_recurrent_model_remembers_is_its_state_and_what_attention_reads(
+    name: str, style: dict[str, Any]
+) -> None:
+    net = scanned(name, **style)
+    source, target = texts()
+    if name == "lstm-small":
+        running, memory = net.begin(target)[1], ()
+    else:
+        running = net.begin(source)
+        net.step(target[:, 0], running)  # the state is not the memory any more
+        memory = running.memory
+    tensors = {x.data_ptr(): x.numel() for x in (*running.state, *memory) if x.is_floating_point()}
+    assert B * (state_numbers(net.config) + cache_numbers(net.config, S, L)) == sum(tensors.values())
+
+
+def test_a_state_is_as_large_after_a_thousand_tokens_as_after_one() -> None:
+    short, long = (measured(preset_of("awd-lstm"), 3, n)["memory"]["decoding"] for n in (1, 1000))
+    assert short == long
+    assert short["state_bf16_per_row"] == 2 * 2 * (1150 + 1150 + 400)  # h and c of each layer
+    assert "cache_bf16" not in short
+
+
+# ---- convolutions ------------------------------------------------------------------------------------------------------
+
+CONVOLUTIONS: list[dict[str, Any]] = [
+    {},
+    {"norm": "post"},
+    {"kernel": 5},
+    {"d_ff": 160},
+    {"d_ff": 160, "parallel": True},
+]
+
+
+def convolutional(architecture: str, **style: Any) -> nn.Module:
+    sizes = {"d_model": 96, "n_heads": 4, "n_encoder_layers": 2, "n_decoder_layers": 3, "dropout": 0.0, "max_len": 64}
+    name = {"transformer": "convs2s-small", "gpt": "conv-lm"}[architecture]
+    return make_model(preset(name, **{**sizes, **DATA, "positions": "learned", **style}))
+
+
+@pytest.mark.parametrize("style", CONVOLUTIONS)
+@pytest.mark.parametrize("architecture", ["transformer", "gpt"])
+def test_convolutions_cost_what_torch_counts_and_keep_what_autograd_keeps(
+    architecture: str, style: dict[str, Any]
+) -> None:
+    net, inputs = convolutional(architecture, **style), inputs_of(architecture)
+    at = lengths(net.config, L)
+    assert forward_flops(net.config, B, *at) == counted_on(net, *inputs, backward=False)
+    assert training_flops(net.config, B, *at) == counted_on(net, *inputs, backward=True)
+    widths = (96, 160, 24, 2 * 96, net.config.kernel * 96)
+    expected = nbytes(x for x in saved(net, *inputs)[1] if x.shape[-1] in widths)
+    assert B * activations(net.config, *at) == expected
+
+
+def test_a_convolutional_cache_keeps_what_went_in() -> None:
+    net = convolutional("gpt")
+    _, cache = net.begin(torch.randint(5, 50, (B, 16)))
+    assert 4 * B * cache_numbers(net.config, 0, 16) == kept(cache) == 4 * B * 16 * 3 * 96
+
+
+@pytest.mark.parametrize("name", ["conv-lm", "lstm-small", "rnnsearch-small"])
+def test_their_weights_gradients_and_copies_are_counted_like_any_others(name: str) -> None:
+    net = make_model(preset(name, **DATA))
+    found = training_memory(net.config, B, *lengths(net.config, L))
+    matrices = [p for path, p in net.named_parameters() if p.dim() == 2 and "embedding" not in path]
+    tied = net.head.weight  # it is multiplied too
+    once = {id(p): p.numel() for p in (*matrices, tied)}
+    vectors = sum(p.numel() for path, p in net.named_parameters() if path.endswith("score.v"))
+    assert found["weights"] == found["gradients"] == nbytes(net.parameters())
+    assert found["bf16 copies"] == 2 * (sum(once.values()) + vectors)

@@ -1,0 +1,158 @@
+"""BLEU against the cost of training: FLOPs by hand, settings that are those of the recipes, and a tiny study as a whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from tiny_translators import TINY, write_multi30k
+
+from regard import api, recipes
+from regard.data.batches import Cursor
+from regard.errors import RegardError
+from regard.studies import sentence_length, translation_cost, translators
+from regard.studies.translators import MODELS, curve, plan, run_job, spent, values_of
+from regard.tasks.translation import prepare_job
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+FILES = {name: f"multi30k-{name}" for name in MODELS} | {"transformer": "multi30k-small-en-de"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_multi30k(tmp_path_factory.mktemp("multi30k"))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_study_trains_by_the_recipe(name: str) -> None:
+    own = api.make_config(translators.merged(translators.COMMON, MODELS[name]), {})
+    there = api.make_config(recipes.load(RECIPES / f"{FILES[name]}.toml"), {})
+    shared = {"data.source", "data.target", "tokenizer.vocab_size"}  # one for all, so that models can be compared
+    assert set(recipes.differences(own, there)) <= {"name", "data.root", *shared}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_watching_a_run_changes_nothing_that_is_learned(name: str) -> None:
+    recipe = api.make_config(translators.merged(translators.COMMON, MODELS[name]), {})
+    watched = api.make_config(values_of(name), {})
+    assert set(recipes.differences(recipe, watched)) <= {"name", *(f"train.{x}" for x in translators.WATCHED["train"])}
+    assert watched.train.average > 1  # not the best validation
+
+
+def test_all_models_read_the_same_batches() -> None:
+    configs = [api.make_config(values_of(name), {}) for name in MODELS]
+    assert sorted(MODELS) == ["convs2s", "lstm", "rnnenc", "rnnsearch", "transformer"]
+    for config in configs:
+        assert (config.data, config.tokenizer) == (configs[0].data, configs[0].tokenizer)
+        train = config.train
+        assert (train.batch_tokens, train.accumulate, train.seed) == (8192, 1, configs[0].train.seed)
+        assert config.model.max_len == 256  # longer pairs would be left out
+
+
+@pytest.mark.parametrize("r_drop", [0.0, 5.0])
+def test_flops_are_those_of_the_batches_by_hand(data: Path, tmp_path: Path, r_drop: float) -> None:
+    where = {"data.root": str(data), "train.batch_tokens": 200, "train.r_drop": r_drop, "tokenizer.vocab_size": 90}
+    job = prepare_job(tmp_path, api.make_config(translators.merged(translators.COMMON, TINY), where), quiet=True)
+    n, total = 40, 0  # more than an epoch
+    expected = []
+    for batch, _ in islice(job.batches().follow(Cursor()), n):
+        (rows, width), vocab = batch.inputs[0].shape, len(job.tokenizers.target)  # type: ignore[union-attr]
+        attention = 4 * (2 * 16 * 16) + 2 * 2 * 16 * width  # four projections; scores and sums of values, for a token
+        blocks = 3 * attention + 2 * 2 * (2 * 16 * 32)  # self, self and cross; a feed-forward layer on either side
+        total += (2 if r_drop else 1) * 3 * rows * width * (blocks + 2 * 16 * vocab)
+        expected.append(total)
+    assert spent(job, n) == expected
+    assert len({b - a for a, b in pairwise(expected)}) > 2  # batches of several shapes
+    assert len(job.batches().plan(0)) < n
+
+
+def test_the_curve_is_the_validations_at_what_was_spent_until_then(tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [{"kind": "valid", "step": 1, "loss": 3.0, "bleu": 0.1}]
+    lines += [{"kind": "train", "step": 1, "loss": 9.0}, {"kind": "valid", "step": 2, "loss": 2.5}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = curve(tmp_path, [10, 30, 60, 100], per_step=2)
+    assert found == [{"step": 1, "flops": 30, "loss": 3.0}, {"step": 2, "flops": 100, "loss": 2.5}]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_job_trains_counts_and_translates(name: str, data: Path, tmp_path: Path) -> None:
+    small = {"model": {"d_model": 32, "d_hidden": 32}, "tokenizer": {"vocab_size": 200}}
+    job = plan([name], tmp_path / "out", data, 2, "cpu", True)[0]
+    run_job(dataclasses.replace(job, values=translators.merged(job.values, small)))
+    found = json.loads(job.result.read_text())
+    assert found["parameters"] == sum(w.numel() for w in load_file(job.run / "model" / "model.safetensors").values())
+    assert found["tokens"] < 4 * 512
+    assert found["flops"] > 3 * 2 * found["tokens"] * 32 * 200  # what the vocabulary alone takes
+    assert [point["step"] for point in found["curve"]] == [2, 4]
+    for n, many in {"1": (12, 9), "2": (6, 4), "3": (4, 3), "4": (3, 2)}.items():
+        assert tuple(len(found["translations"][test][n]) for test in translators.TESTS) == many
+
+
+def test_studies_side_by_side_share_what_they_train(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in MODELS:
+        monkeypatch.setitem(MODELS, name, TINY)
+    out = translation_cost.study(tmp_path / "cost", data, device="cpu", quick=True)
+    results = json.loads((out / "results.json").read_text())
+    assert list(results["rows"]) == ["lstm", "rnnsearch", "convs2s", "transformer"]
+    found = results["rows"]["lstm"]
+    assert (found["steps"], [point["step"] for point in found["curve"]]) == (4, [2, 4])
+    assert found["curve"][0]["flops"] < found["curve"][1]["flops"] == found["flops"]
+    assert found["seconds"] > 0 <= found["bleu_tokenised"]
+    assert found == results["rows"]["convs2s"] | {"seconds": found["seconds"]}  # here all models are alike
+    assert "| LSTM, one vector | " in (out / "table.md").read_text()
+    assert (out / "translation-cost.png").read_bytes().startswith(b"\x89PNG")
+    runs = tmp_path / "translators-quick"
+    assert (runs / "lstm" / "model" / "model.safetensors").exists()
+    assert not (runs / "lstm" / "checkpoints").exists()
+    assert "done before" not in capsys.readouterr().err
+
+    sentence_length.study(tmp_path / "length", data, device="cpu", quick=True)
+    told = capsys.readouterr().err
+    assert "done before, with the same settings: rnnsearch, transformer" in told
+    assert "rnnenc: started" in told
+    monkeypatch.setattr("regard.studies.pool.Worker", None)  # nothing can be started
+    translation_cost.study(tmp_path / "cost", data, device="cpu", quick=True)
+    assert json.loads((out / "results.json").read_text())["rows"] == results["rows"]
+
+
+def test_what_a_result_is_of_is_its_settings_and_its_texts(data: Path, tmp_path: Path) -> None:
+    job = plan(["transformer"], tmp_path / "out", data, 1, "cpu", False)[0]
+    moved = write_multi30k(tmp_path)
+    assert plan(["transformer"], tmp_path / "out", moved, 2, "cpu", False)[0].identity() == job.identity()
+    assert plan(["transformer"], tmp_path / "out", data, 1, "cpu", True)[0].identity() != job.identity()
+    (moved / "test_2017_flickr.de.xz").write_bytes((moved / "val.de.xz").read_bytes())
+    assert plan(["transformer"], tmp_path / "out", moved, 1, "cpu", False)[0].identity() != job.identity()
+    assert job.config().data.root == str(data)
+
+
+def test_the_table_by_hand() -> None:
+    setting = {"device": "H200", "torch": "2", "date": "2026-01-02T00", "command": "regard study x", "jobs": 2}
+    found = {"parameters": 1234, "steps": 5000, "flops": 1.2345e16, "seconds": 61.6}
+    found |= {"bleu_tokenised": 30.126, "bleu_lower": 29.0}
+    text = translation_cost.table({"rows": {"rnnsearch": found}, "setting": setting})
+    assert "| RNNsearch: GRU and attention | 1,234 | 5,000 | 1.23e+16 | 62 | 30.13 | 29.00 |" in text
+    assert "H200, 2 trainings at a time" in text
+
+
+def test_bleu_is_that_of_single_sentences_of_the_test_set() -> None:
+    pairs: list[tuple[str, ...]] = [
+        ("Ein Hund läuft hier.", "A dog runs here."),
+        ("Ja doch, so ist es.", "Yes, so it is."),
+    ]
+    said = {"test_2016_flickr": {"1": ["a DOG runs here .", "Yes, so it is."], "2": ["no"]}, "test_2017_flickr": {}}
+    found = dict.fromkeys(translation_cost.KEPT, 1) | {"translations": said, "of": {}}
+    assert translation_cost.row(found, pairs)["bleu_tokenised"] == pytest.approx(100)
+
+
+def test_data_that_is_not_there_is_told_before_training(tmp_path: Path) -> None:
+    with pytest.raises(RegardError, match="there is no data folder"):
+        translation_cost.study(tmp_path / "out", tmp_path / "nowhere")
+    with pytest.raises(RegardError, match="at least 1 job"):
+        translation_cost.study(tmp_path / "out", tmp_path, jobs=0)
