@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from regard.labeller import Labeller
     from regard.look.record import record
     from regard.translator import Translation, Translator, translate
+    from regard.vectors.words import WordVectors
     from regard.writer import Writer
 
 __version__ = "0.1.0"
@@ -28,6 +29,7 @@ __all__ = [
     "RegardError",
     "Translation",
     "Translator",
+    "WordVectors",
     "Writer",
     "load",
     "record",
@@ -40,6 +42,7 @@ _HOMES = {
     "load": "regard.api",
     "Embedder": "regard.embedder",
     "Labeller": "regard.labeller",
+    "WordVectors": "regard.vectors.words",
     "Writer": "regard.writer",
     "translate": "regard.translator",
     "Translator": "regard.translator",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from regard import recipes
-from regard.config import Config
+from regard.config import Config, TrainConfig
 from regard.errors import RegardError
 from regard.folder import settings as settings_of
 from regard.models.architectures import resolve, with_preset
@@ -52,14 +52,25 @@ def make_config(values: dict[str, Any], dotted: Mapping[str, Any]) -> Config:
     config = recipes.build({**values, "model": model_settings(values)}, Config)
     if config.train.auxiliary and config.task not in ("classification", "tagging"):
         raise RegardError(f"train.auxiliary is for classification and tagging, not for {config.task}: leave it out")
+    check_carried(config)
     if config.model.tie == "all" and not config.tokenizer.joint:
         raise RegardError("model.tie 'all' needs one vocabulary: set tokenizer.joint true, or model.tie decoder")
     data = replace(config.data, root=str(Path(config.data.root).absolute()))
-    train = replace(config.train, init=str(Path(config.train.init).absolute()) if config.train.init else "")
+    train = replace(config.train, init=_absolute(config.train.init), vectors=_absolute(config.train.vectors))
     tokenizer = replace(config.tokenizer, extra=config.tokenizer.extra or (100 if config.task == "spans" else 0))
     # the vocabulary and the classes are those of the data, whatever the recipe or its beginning says
     fresh = replace(config.model, source_vocab=0, target_vocab=0, answer=ANSWERS.get(config.task, "none"), n_classes=1)
     return replace(config, data=data, train=train, tokenizer=tokenizer, model=resolve(fresh))
+
+
+def check_carried(config: Config) -> None:
+    """Settings of recurrent language models are refused where they would do nothing."""
+    if config.task == "causal-lm" and config.model.architecture == "rnn":
+        return
+    usual = TrainConfig()
+    for name in ("bptt", "carry", "activity", "slowness"):
+        if getattr(config.train, name) != getattr(usual, name):
+            raise RegardError(f"train.{name} is for recurrent language models (causal-lm with an rnn): leave it out")
 
 
 def model_settings(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,7 +85,8 @@ ANSWERS = {"classification": "row", "regression": "row", "tagging": "token"}
 
 
 def load(path: str | Path, device: str = "auto", weights: str = "auto") -> Any:
-    """A model by what it learned: a Translator, Writer, Labeller or Embedder, from a run folder or a model folder.
+    """A model by what it learned: a Translator, Writer, Labeller or Embedder, from a run folder or a model folder; or
+    WordVectors, from their file or folder.
 
     `weights`: auto, fp32 or bf16, on a CPU also int8 and fp16."""
     from regard.device import pick_device
@@ -82,8 +94,11 @@ def load(path: str | Path, device: str = "auto", weights: str = "auto") -> Any:
     from regard.folder import load as load_bundle
     from regard.labeller import TASKS, Labeller
     from regard.translator import Translator
+    from regard.vectors.words import WordVectors, is_folder
     from regard.writer import Writer
 
+    if Path(path).is_file() or is_folder(Path(path)):
+        return WordVectors.load(path)
     bundle = load_bundle(Path(path), pick_device(device), weights)
     if bundle.task in TASKS:
         return Labeller(bundle)
@@ -99,6 +114,10 @@ def _train(config: Config, run: Path, **how: bool) -> Path:
     from regard.training.loop import train as run_training
 
     return run_training(config, run, **how)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute()) if path else ""
 
 
 def _dotted(sections: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,8 +18,10 @@ from typing import Annotated, Any
 import typer
 
 from regard import cli_cost, cli_exchange, cli_label, cli_shortlist, cli_write
+from regard.cli_filter import filter_app
 from regard.cli_look import look_app
 from regard.cli_study import study_app
+from regard.cli_vectors import vectors_app
 from regard.errors import RegardError
 
 app = typer.Typer(
@@ -33,6 +35,8 @@ tokenizer_app = typer.Typer(help="Train and try tokenizers.", no_args_is_help=Tr
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(look_app, name="look")
 app.add_typer(study_app, name="study")
+app.add_typer(vectors_app, name="vectors")
+app.add_typer(filter_app, name="filter")
 for command in (
     cli_write.generate,
     cli_write.chat,

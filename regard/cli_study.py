@@ -150,6 +150,22 @@ def study_translation_cost(
     print_table(study(out, data, jobs, device, quick))
 
 
+@study_app.command("filters")
+def study_filters(
+    image: Annotated[
+        Path | None, typer.Option(help="A picture of 8 bits; by default one with edges and textures.")
+    ] = None,
+    sigma: Annotated[float, typer.Option(help="Standard deviation of the noise, out of 255.")] = 20.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the noise.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies/filters"),
+    device: Device = "auto",
+) -> None:
+    """Gaussian, diffusion, total variation, bilateral and non-local means on one noisy picture, side by side."""
+    from regard.studies.filters import study
+
+    print_table(study(out, image, sigma, seed, device))
+
+
 def print_table(out: Path) -> None:
     print((out / "table.md").read_text())
 

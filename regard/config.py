@@ -107,7 +107,7 @@ class ModelConfig:
     kernel: int = option(3, "convolution: tokens it sees at once")
     dilations: tuple[int, ...] = option((1,), "convolution: steps between those tokens, block by block, over and over")
     cell: str = option("lstm", "rnn, lstm, gru, gru-cho (resets before its product), mut1, mut2 or mut3")
-    d_hidden: int = option(0, "width of recurrent layers; 0 = d_model")
+    d_hidden: int = option(0, "width of recurrent layers")
     bidirectional: bool = option(False, "recurrent layers that read: in both directions")
     recurrent_norm: bool = option(False, "LayerNorm inside recurrent cells")
     score: str = option(
@@ -139,6 +139,7 @@ class ModelConfig:
 @dataclass(frozen=True)
 class TrainConfig:
     init: str = option("", "begin with the weights and vocabulary of this run or model folder (fine-tuning)")
+    vectors: str = option("", "begin the embeddings with these word vectors, a file or folder as wide as model.d_model")
     auxiliary: float = option(0.0, "classification with a gpt: weight of its language-model loss beside (GPT: 0.5)")
     steps: int = option(10000, "optimizer steps")
     batch_tokens: int = option(4096, "padded target tokens in a batch")
@@ -205,6 +206,32 @@ class DecodeConfig:
     shortlist: bool = option(False, "choose among the pieces that go with each source (`regard shortlist`); on a CPU")
 
 
+@dataclass(frozen=True)
+class VectorsConfig:
+    """Of `regard vectors train`, as its options; the defaults are those of the original word2vec program."""
+
+    model: str = option("skipgram", "skipgram, or cbow: one prediction from the mean of the window")
+    loss: str = option("negative", "negative (sampling), hierarchical (a Huffman tree) or softmax (small vocabularies)")
+    dim: int = option(100, "numbers in a vector")
+    window: int = option(5, "words on each side, at most")
+    shrink_windows: bool = option(True, "draw each window's reach from 1 to the window, so that near words weigh more")
+    negatives: int = option(5, "words drawn as noise for each prediction")
+    noise_power: float = option(0.75, "noise is drawn by count to this power")
+    min_count: int = option(5, "rarer words are taken out before windows are made")
+    max_vocab: int = option(0, "keep this many of the most frequent words; 0 = all")
+    lowercase: bool = option(False, "lower-case the text")
+    subsample: float = option(1e-3, "words above this share of the text are dropped at random; 0 = off")
+    subsample_rule: str = option("word2vec", "a word stays with sqrt(t/f) + t/f (word2vec) or sqrt(t/f) (paper)")
+    epochs: int = option(5, "times the text is read")
+    lr: float = option(0.0, "learning rate at the start; 0 = 0.025, and 0.05 for cbow")
+    min_lr_share: float = option(1e-4, "the learning rate falls in a line, never below this share of the first")
+    cbow_gradient: str = option("whole", "each word of a window gets the whole gradient, or it divided by their number")
+    threads: int = option(0, "CPU threads, which do not wait for each other; 0 = all cores")
+    seed: int = option(0, "of everything drawn; one thread with the same seed gives the same vectors")
+    device: str = option("auto", "cpu, or a GPU: cuda or cuda:N; auto = cpu")
+    batch: int = option(0, "on a GPU, windows that are worked on at once; 0 = 512, and 128 for hierarchical")
+
+
 TASKS = (
     "translation",
     "causal-lm",
@@ -257,6 +284,10 @@ CHOICES = {
     "train.optimizer": ("adamw", "muon"),
     "train.weights": ("fp32", "bf16"),
     "decode.stop": ("likely", "proven"),
+    "vectors.model": ("skipgram", "cbow"),
+    "vectors.loss": ("negative", "hierarchical", "softmax"),
+    "vectors.subsample_rule": ("word2vec", "paper"),
+    "vectors.cbow_gradient": ("whole", "divided"),
 }
 
 # Ranges: every number is at least 0, except these.
@@ -264,4 +295,5 @@ SIGNED = {"decode.length_penalty"}
 AT_LEAST_ONE = {f"train.{name}" for name in ("steps", "batch_tokens", "accumulate", "average")} | {
     f"train.{name}_every" for name in ("log", "valid", "save")
 }
+AT_LEAST_ONE |= {f"vectors.{name}" for name in ("dim", "window", "min_count", "epochs")}
 BELOW_ONE = {"data.noise", "data.scale", "train.beta1", "train.beta2", "train.label_smoothing"}

@@ -95,7 +95,8 @@ def test_every_setting_has_help_and_a_dotted_name() -> None:
     assert ("train.steps", 10000, "optimizer steps") in rows
     assert all(help for _, _, help in rows)
     assert len({name for name, _, _ in rows}) == len(rows)
-    assert set(configs.CHOICES) <= {name for name, _, _ in rows}
+    vectors = {f"vectors.{field.name}" for field in dataclasses.fields(configs.VectorsConfig)}
+    assert set(configs.CHOICES) <= {name for name, _, _ in rows} | vectors
 
 
 def test_differences_names_what_changed() -> None:

@@ -130,7 +130,8 @@ def smaller(config: Config, given: dict[str, Any]) -> dict[str, Any]:
         settings[f"data.{split}"] = ["toy:60" if spec.startswith("toy:") else spec for spec in specs]
     if not config.train.init:
         preset = with_preset(given)
-        settings |= {f"model.{name}": value for name, value in SIZES.items() if name in preset}
+        shrunk = {name: value for name, value in SIZES.items() if preset.get(name, 0) > 1}  # one is small
+        settings |= {f"model.{name}": value for name, value in shrunk.items()}
         settings |= {"tokenizer.vocab_size": 400, "model.max_len": min(64, config.model.max_len)}
     return settings
 

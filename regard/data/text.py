@@ -82,7 +82,8 @@ def _paragraphs(path: Path) -> Iterator[str]:
 
 
 def _characters(path: Path, part: tuple[float, float]) -> Iterator[str]:
-    """A share of a file's characters, in pieces of bounded size that end where a line does, so that no word is cut."""
+    """A share of a file's characters, in pieces of bounded size that cut no word: they end where a line does, or a longer
+    one has a space."""
     first, last = 0, sys.maxsize
     if part != (0, 1):
         total = sum(len(line) + 1 for line in read_lines(path))
@@ -91,10 +92,22 @@ def _characters(path: Path, part: tuple[float, float]) -> Iterator[str]:
     for line in read_lines(path):
         text = (line + "\n")[max(0, first - at) : max(0, last - at)]
         at += len(line) + 1
-        held.append(text)
-        size += len(text)
-        if size >= PIECE:
-            yield "".join(held)
-            held, size = [], 0
+        for words in _cut(text):
+            held.append(words)
+            size += len(words)
+            if size >= PIECE:
+                yield "".join(held)
+                held, size = [], 0
     if size:
         yield "".join(held)
+
+
+def _cut(line: str) -> Iterator[str]:
+    """A line in parts of at most PIECE characters, cut after a space where there is one."""
+    at = 0
+    while at < len(line):
+        end = at + PIECE
+        if end < len(line):
+            end = line.rfind(" ", at, end) + 1 or end
+        yield line[at:end]
+        at = end

@@ -42,6 +42,8 @@ def fitting(config: ModelConfig) -> Family:
         if not wrong[family.name]:
             return family
     same = {f.name: wrong[f.name] for f in FAMILIES.values() if f.architecture == config.architecture}
+    if not same:
+        raise RegardError(f"no family of models elsewhere is a {config.architecture}: it stays in a folder of Regard's")
     nearest = min(same, key=lambda name: len(same[name]))
     raise RegardError(
         f"no family of models elsewhere has these settings; the nearest is {nearest}, but {'; '.join(same[nearest])}"

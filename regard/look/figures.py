@@ -1,6 +1,7 @@
 """Pictures from arrays, and the same arrays as numbers.
 
-No window is ever opened: a figure is drawn in memory and written as PNG. Matplotlib is imported when the first one is drawn.
+No window is ever opened: a figure is drawn in memory and written as PNG or SVG. Matplotlib is imported when the first
+one is drawn.
 """
 
 from __future__ import annotations
@@ -114,9 +115,10 @@ def draw(title: str, panels: Sequence[Panel], columns: int) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
+    """SVG where the name ends so, else PNG."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="png")
+        figure.savefig(path, format="svg" if path.suffix.lower() == ".svg" else "png")
 
 
 def colour(i: int, n: int) -> Any:

@@ -75,7 +75,7 @@ def trained(name: str, model: nn.Module, n: int) -> Picture:
     found = [(place, where, scheme) for used, place, where, scheme in places(model, config) if used == name]
     if not found:
         used = ", ".join(dict.fromkeys(used for used, *_ in places(model, config)))
-        raise RegardError(f"this model has no positions '{name}' to draw: it has {used}")
+        raise RegardError(f"this model has no positions '{name}' to draw: it has {used or 'no scheme at all'}")
     if next(found[0][2].parameters(), None) is None:
         found = found[:1]  # nothing is learned: all are alike
     config = replace(config, positions=name)

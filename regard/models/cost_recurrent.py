@@ -5,7 +5,7 @@ from __future__ import annotations
 from regard.config import ModelConfig
 from regard.layers.cells import CELLS
 from regard.models.parameters_recurrent import layers, recurrent_parts
-from regard.models.seq2seq import attends, d_hidden, reads_again
+from regard.models.seq2seq import attends, reads_again
 
 
 def row_flops(config: ModelConfig, s: int, t: int) -> int:
@@ -21,7 +21,7 @@ def alignment_products(config: ModelConfig, s: int, t: int) -> int:
     annotation, brought, _ = annotated(config)
     if not annotation:
         return 0
-    compared = 0 if config.score == "additive" else d_hidden(config)
+    compared = 0 if config.score == "additive" else config.d_hidden
     return s * t * (compared + annotation + (brought or annotation)) + (s - t) * brought * annotation
 
 
@@ -30,7 +30,7 @@ def annotated(config: ModelConfig) -> tuple[int, int, int]:
     key; 0 where there is none, or where it is the annotation itself."""
     if config.architecture == "rnn" or not attends(config):
         return 0, 0, 0
-    h, cell = d_hidden(config), CELLS[config.cell]
+    h, cell = config.d_hidden, CELLS[config.cell]
     before = not (cell.bare or config.recurrent_norm)
     return h * (1 + config.bidirectional), cell.inputs * h * before, h * (config.score != "dot")
 
@@ -49,7 +49,7 @@ def end_activations(config: ModelConfig, s: int, t: int) -> int:
     """What the head is given; in a translator also what attention and the readout, a maxout, read and make."""
     if config.architecture == "rnn":
         return t * 2 * layers(config)[-1].d_out
-    c, h, (annotation, brought, key) = config.d_model, d_hidden(config), annotated(config)
+    c, h, (annotation, brought, key) = config.d_model, config.d_hidden, annotated(config)
     dropped = annotation if config.hidden_dropout else 0  # a copy
     looked = s * 2 * (dropped + brought + key) + s * t * 6 * (annotation > 0)  # weights, in fp32 and in bf16
     maxed = annotation or h * reads_again(config)  # the context, which it reads beside the state and the token
@@ -59,4 +59,4 @@ def end_activations(config: ModelConfig, s: int, t: int) -> int:
 def state_numbers(config: ModelConfig) -> int:
     """Numbers that decoding keeps of one row, however long it is; the one context vector is read at every step."""
     states = sum(CELLS[config.cell].states * layer.d_out for layer in layers(config) if layer.side == "target")
-    return states + (d_hidden(config) if config.architecture == "seq2seq" and not attends(config) else 0)
+    return states + (config.d_hidden if config.architecture == "seq2seq" and not attends(config) else 0)

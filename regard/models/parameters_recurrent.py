@@ -12,7 +12,7 @@ from regard.config import ModelConfig
 from regard.layers.cells import CELLS
 from regard.models.counted import Part
 from regard.models.rnn import tied, widths
-from regard.models.seq2seq import attends, d_hidden, reads_again
+from regard.models.seq2seq import attends, reads_again
 
 
 class Layer(NamedTuple):
@@ -35,7 +35,7 @@ def stacked(side: str, d_in: int, sizes: list[int], directions: int = 1) -> list
 
 
 def layers(config: ModelConfig) -> list[Layer]:
-    c, h, directions = config.d_model, d_hidden(config), 1 + config.bidirectional
+    c, h, directions = config.d_model, config.d_hidden, 1 + config.bidirectional
     if config.architecture == "rnn":
         return stacked("target", c, widths(config), directions)
     again = h * directions if attends(config) else h * reads_again(config)
@@ -92,7 +92,7 @@ def translation_ends(config: ModelConfig) -> Iterator[Met]:
 
 
 def one_context(config: ModelConfig) -> Iterator[Met]:
-    c, h = config.d_model, d_hidden(config)
+    c, h = config.d_model, config.d_hidden
     if reads_again(config):
         yield from maxout(config, c + 2 * h)
     elif h != c:
@@ -101,7 +101,7 @@ def one_context(config: ModelConfig) -> Iterator[Met]:
 
 
 def searching(config: ModelConfig) -> Iterator[Met]:
-    c, h = config.d_model, d_hidden(config)
+    c, h = config.d_model, config.d_hidden
     states, annotation = CELLS[config.cell].states, h * (1 + config.bidirectional)
     if config.score == "additive":
         yield "target", Part("alignment", (h, h), 1)

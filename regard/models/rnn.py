@@ -105,5 +105,5 @@ def tied(config: ModelConfig) -> bool:
 
 def widths(config: ModelConfig) -> list[int]:
     """Of each layer; the last gives vectors as wide as the embeddings where these are the head."""
-    hidden = config.d_hidden or config.d_model
+    hidden = config.d_hidden
     return [hidden] * (config.n_decoder_layers - 1) + [config.d_model if tied(config) else hidden]

@@ -134,7 +134,7 @@ class OneContext(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        width, self.again = d_hidden(config), reads_again(config)
+        width, self.again = config.d_hidden, reads_again(config)
         self.n = CELLS[config.cell].states
         self.layers = layers(config, config.d_model + width * self.again, config.n_decoder_layers)
         if self.again:
@@ -162,7 +162,7 @@ class Searching(nn.Module):
 
     def __init__(self, config: ModelConfig, d_annotation: int) -> None:
         super().__init__()
-        width, self.n = d_hidden(config), CELLS[config.cell].states
+        width, self.n = config.d_hidden, CELLS[config.cell].states
         sizes = (config.d_model, width, d_annotation, config.recurrent_norm, config.weight_dropout)
         self.attentive = Attentive(config.score, config.cell, *sizes)
         more = config.n_decoder_layers - 1
@@ -228,17 +228,13 @@ def layers(config: ModelConfig, d_in: int, n: int, bidirectional: bool = False) 
     return Recurrent(
         config.cell,
         d_in,
-        [d_hidden(config)] * n,
+        [config.d_hidden] * n,
         bidirectional=bidirectional,
         dropout=config.hidden_dropout,
         weight_dropout=config.weight_dropout,
         variational=config.variational,
         norm=config.recurrent_norm,
     )
-
-
-def d_hidden(config: ModelConfig) -> int:
-    return config.d_hidden or config.d_model
 
 
 def attends(config: ModelConfig) -> bool:

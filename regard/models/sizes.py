@@ -16,6 +16,20 @@ SIZES = (
     *("n_encoder_layers", "n_decoder_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff"),
     *("d_hidden", "source_vocab", "target_vocab"),
 )
+RECURRENT = (
+    *("cell", "d_hidden", "bidirectional", "recurrent_norm", "variational"),
+    *("hidden_dropout", "output_dropout", "weight_dropout", "word_dropout"),
+)
+BLOCKS = (
+    *("n_heads", "n_kv_heads", "d_head", "d_ff", "norm", "parallel", "norm_kind", "norm_eps", "bias", "activation"),
+    *("gated", "embedding_norm", "positions", "encoder_positions", "cross_positions", "window", "mixer", "kernel"),
+    *("dilations", "token_types", "attention_dropout", "ff_dropout"),
+)
+OWN: dict[str, tuple[str, ...]] = {  # settings that would do nothing elsewhere
+    **dict.fromkeys(RECURRENT, ("rnn", "seq2seq")),
+    **dict.fromkeys(("score", "reverse_source"), ("seq2seq",)),
+    **dict.fromkeys(BLOCKS, ("transformer", "gpt", "bert", "vit")),
+}
 RATES = (
     *("dropout", "attention_dropout", "ff_dropout"),
     *("hidden_dropout", "output_dropout", "weight_dropout", "word_dropout"),
@@ -31,7 +45,7 @@ def resolve_sizes(config: ModelConfig, presets: Mapping[str, Mapping[str, Any]])
     if "n_heads" in preset:
         sizes |= heads(config, sizes)
     config = dataclasses.replace(config, architecture=preset["architecture"], **sizes)  # type: ignore[arg-type]
-    check(config, sizes)
+    check(config, sizes, preset)
     return config
 
 
@@ -49,10 +63,11 @@ def heads(config: ModelConfig, sizes: Mapping[str, int]) -> dict[str, int]:
     }
 
 
-def check(config: ModelConfig, sizes: Mapping[str, int]) -> None:
+def check(config: ModelConfig, sizes: Mapping[str, int], preset: Mapping[str, Any]) -> None:
     for name in (*sizes, "max_len", "trained_len", "shaw_clip", "fire_width", "disentangled_reach", "kernel"):
-        if getattr(config, name) < 1 and not (name == "d_ff" and config.mixer == "convolution"):
-            raise RegardError(f"model.{name} must be at least 1, not {getattr(config, name)}")
+        least = 0 if name == "d_ff" and config.mixer == "convolution" else 1
+        if getattr(config, name) < least:
+            raise RegardError(f"model.{name} must be at least {least}, not {getattr(config, name)}")
     for name in RATES:
         if not 0 <= getattr(config, name) < 1:
             raise RegardError(f"model.{name} must be from 0 to below 1, not {getattr(config, name)}")
@@ -65,7 +80,9 @@ def check(config: ModelConfig, sizes: Mapping[str, int]) -> None:
         raise RegardError(
             f"model.rope_factor must be at least 1, not {config.rope_factor}: it stretches, never squeezes"
         )
+    check_own(config)
     check_convolution(config)
+    check_idle(config, preset)
     if config.n_kv_heads and config.n_heads % config.n_kv_heads:
         raise RegardError(
             f"model.n_heads {config.n_heads} cannot share model.n_kv_heads {config.n_kv_heads} evenly: "
@@ -87,6 +104,16 @@ def check(config: ModelConfig, sizes: Mapping[str, int]) -> None:
         raise RegardError("model.parallel adds sublayers that read one norm: it needs model.norm pre")
 
 
+def check_own(config: ModelConfig) -> None:
+    usual = ModelConfig()
+    for name, kinds in OWN.items():
+        if config.architecture not in kinds and getattr(config, name) != getattr(usual, name):
+            raise RegardError(
+                f"model.{name} is for {', '.join(kinds)} models, and {config.preset} is a {config.architecture}: "
+                f"leave it out"
+            )
+
+
 def check_convolution(config: ModelConfig) -> None:
     if not config.dilations or min(config.dilations) < 1:
         raise RegardError(f"model.dilations must be numbers from 1 on, not {list(config.dilations)}")
@@ -94,3 +121,23 @@ def check_convolution(config: ModelConfig) -> None:
         raise RegardError("model.window is for self-attention: convolutions see what model.kernel and dilations say")
     if config.mixer == "convolution" and config.n_encoder_layers and config.kernel % 2 == 0:
         raise RegardError(f"model.kernel must be odd, not {config.kernel}: an encoder sees as far back as ahead")
+
+
+def check_idle(config: ModelConfig, preset: Mapping[str, Any]) -> None:
+    """Settings of layers that this model does not have; what its preset says is no question."""
+    usual = {**vars(ModelConfig()), **preset}
+    for name, why in idle(config).items():
+        if getattr(config, name) != usual[name]:
+            raise RegardError(f"model.{name} would do nothing here, {why}: leave it out")
+
+
+def idle(config: ModelConfig) -> dict[str, str]:
+    """Settings that nothing reads, and why."""
+    if config.mixer != "convolution":
+        return dict.fromkeys(("kernel", "dilations"), "without model.mixer convolution")
+    found: dict[str, str] = {}
+    if config.architecture != "transformer":
+        found |= dict.fromkeys(("n_heads", "attention_dropout"), "where nothing is left of attention")
+    if not config.d_ff:
+        found |= dict.fromkeys(("activation", "gated", "ff_dropout"), "where model.d_ff is 0")
+    return found

@@ -25,7 +25,7 @@ from regard.tasks.job import Job, Poll, Validation
 from regard.tasks.start import Start
 from regard.tasks.texts import Framed, demand, text_corpus, text_store, with_vocabulary
 from regard.text.frame import Frame
-from regard.text.tokenizer import EOS, SOS, Tokenizer, Tokenizers
+from regard.text.tokenizer import EOS, SOS, UNK, Tokenizer, Tokenizers
 from regard.training.carried import Carried, recurrent_objective
 from regard.training.objective import Objective, PackedObjective, token_objective
 
@@ -63,18 +63,22 @@ class LanguageJob(Job):
         from regard.writer import Writer
 
         n, length = self.config.train.samples, min(100, longest(self.model) - 2)
-        if not n or length < 1:
+        beginning = self._beginning() if n else ""
+        if not beginning or length < 1:
             return []
         poll()
-        found = Writer(self.bundle()).generate(self._beginning(), temperature=0.8, max_new_tokens=length, n=n)
+        found = Writer(self.bundle()).generate(beginning, temperature=0.8, max_new_tokens=length, n=n)
         return [str(text) for text in found.samples or (found,)]
 
     def _beginning(self) -> str:
-        """A new line, or a word where the vocabulary has no lines and nothing else begins a text."""
+        """A new line; where the vocabulary has no lines and nothing else begins a text, the first word of it that is known,
+        if there is one."""
         assert self.tokenizers is not None
         tokenizer = self.tokenizers.target
-        begins = self.frame.before or tokenizer.encode("\n")
-        return "\n" if begins else tokenizer.decode(self.valid.source.ids[:1])
+        if self.frame.before or tokenizer.encode("\n"):
+            return "\n"
+        known = (id for id in self.valid.source.ids if id not in tokenizer.special_ids)
+        return tokenizer.decode([next(known, UNK)])
 
     def next_steps(self) -> list[str]:
         return [*super().next_steps(), f'regard generate {self.folder} "..."']

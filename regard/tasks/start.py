@@ -22,6 +22,8 @@ from regard.progress import counted, progress_bar
 from regard.text.frame import OWN, Frame
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.log import say
+from regard.vectors.embeddings import begin_with, load_for
+from regard.vectors.words import WordVectors
 
 HEADS = ("head.", "pooler.", "answers.")  # what a new task may leave behind, or begin anew
 
@@ -34,6 +36,7 @@ class Start:
     config: Config
     quiet: bool = False
     init: folders.Bundle | None = None
+    vectors: WordVectors | None = None
     kept: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -43,7 +46,7 @@ class Start:
         loaded = folders.load(given, torch.device("cpu")) if given and not begun else None
         if not begun:
             keep(folder, loaded)
-        return cls(folder, config, quiet, loaded, kept(folder))
+        return cls(folder, config, quiet, loaded, None if begun else given_vectors(config), kept(folder))
 
     def tokenizers(self, learn: Callable[[], Tokenizers]) -> Tokenizers:
         """Those in the run folder, those of the model it begins with, or new ones."""
@@ -84,6 +87,9 @@ class Start:
         if self.init is not None:
             fresh = transfer(self.init.model, model, self.config.train.init)
             say(f"weights of {self.config.train.init}; fresh: {', '.join(fresh) or 'none'}", self.quiet)
+        if self.vectors is not None:
+            found = begin_with(model, Tokenizers.load(self.folder), self.vectors)
+            say(f"word vectors of {self.config.train.vectors} begin {found}", self.quiet)
         return model
 
 
@@ -108,6 +114,17 @@ def given_tokenizers(path: Path) -> Tokenizers:
         return Tokenizers.load(path if any(path.glob("tokenizer*.json")) else folders.find(path))
     joint = Tokenizer.load(path)
     return Tokenizers(joint, joint)
+
+
+def given_vectors(config: Config) -> WordVectors | None:
+    """Those of `train.vectors`; read before the data, so that what is wrong with them is said at once."""
+    if not config.train.vectors:
+        return None
+    if config.task == "images":
+        raise RegardError("train.vectors begins embeddings of words, and images have none: leave it out")
+    if config.train.init:
+        raise RegardError("train.vectors would replace what the model in train.init has learned: leave one of them out")
+    return load_for(Path(config.train.vectors), config.model.d_model)
 
 
 @torch.no_grad()

@@ -111,8 +111,9 @@ def _feed(lines: Iterable[str], config: TokenizerConfig, normalizer: normalizers
     for number, line in enumerate(lines, start=1):
         check_text(line, f"line {number} of the training text")
         if line.strip():
-            alphabet.update(normalizer.normalize_str(line) if normalizer else line)
-            yield re.sub(NAMED, "", line) if config.kind == "split" else line  # they have their places already
+            normal = normalizer.normalize_str(line) if normalizer else line
+            alphabet.update(normal)
+            yield re.sub(NAMED, "", normal) if config.kind == "split" else line  # they have their places already
     if not alphabet:
         raise RegardError("cannot train a tokenizer: the training text is empty; give it at least one line of text")
     specials = len(SPECIALS) + config.extra

@@ -50,7 +50,7 @@ def _front_matter(job: Job) -> str:
 
 def _style(model: ModelConfig) -> str:
     if model.architecture in ("rnn", "seq2seq"):
-        return f"{model.cell} of {model.d_hidden or model.d_model}"
+        return f"{model.cell} of {model.d_hidden}"
     mixer = f"{model.n_heads} heads" if model.mixer == "attention" else f"convolutions over {model.kernel} tokens"
     return f"{mixer}, {model.norm}-norm"
 

@@ -27,6 +27,8 @@ def prepare(model: nn.Module, config: TrainConfig) -> None:
     """The model as training wants it: which weights are bf16, and whether its blocks are recomputed."""
     device = next(model.parameters()).device
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    if config.recompute and not stacks:
+        raise RegardError("train.recompute is for models of blocks, and this one has none: set it to false")
     if config.recompute and device.type == "cuda" and config.compile and any(stack.random for stack in stacks):
         raise RegardError(
             "train.recompute with dropout cannot be recorded on a GPU, where a step's random numbers are drawn only once: "

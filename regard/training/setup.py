@@ -63,7 +63,7 @@ def _empty(folder: Path) -> None:
 
 # What a run may change: where it runs, how long, and what it shows; with `regard resume`, how it goes on learning too.
 FREE: tuple[str, ...] = ("name", "data.root", "data.test", "decode.", "train.steps", "train.patience", "train.samples")
-FREE += ("train.init", "train.keep", "train.device", "train.threads", "train.recompute")
+FREE += ("train.init", "train.vectors", "train.keep", "train.device", "train.threads", "train.recompute")
 FREE_ON_RESUME = (*FREE, "train.lr", "train.schedule", "train.warmup", "train.clip", "train.precision", "train.compile")
 
 

@@ -88,13 +88,33 @@ def test_a_part_may_lie_in_the_middle(tmp_path: Path) -> None:
 
 def test_long_files_come_in_pieces_that_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "poem.txt").write_text(POEM)
-    monkeypatch.setattr(text, "PIECE", 7)
+    monkeypatch.setattr(text, "PIECE", 10)
     pieces = read(tmp_path, "poem.txt")
     assert "".join(pieces) == POEM
     assert len(pieces) > 1
     assert all(piece.endswith("\n") for piece in pieces)
-    assert all(piece[:-1].rfind("\n") < 6 for piece in pieces)  # never a line more than fills it
+    assert all(piece[:-1].rfind("\n") < 9 for piece in pieces)  # never a line more than fills it
     assert corpus(tmp_path, "poem.txt").characters() == len(POEM)
+
+
+@pytest.mark.parametrize("part", ["", "[10%:]"])
+def test_a_line_as_long_as_a_file_is_cut_between_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    line = "early working class radicals " * 40  # as text8 is
+    (tmp_path / "line.txt").write_text(line)
+    monkeypatch.setattr(text, "PIECE", 50)
+    pieces = read(tmp_path, f"line.txt{part}")
+    assert "".join(pieces) == (line + "\n")[-sum(map(len, pieces)) :]
+    assert len(pieces) > 10
+    assert max(map(len, pieces)) < 100
+    assert all(piece.endswith(" ") for piece in pieces[:-1])
+
+
+def test_a_long_line_without_a_space_is_cut_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "line.txt").write_text("x" * 100)
+    monkeypatch.setattr(text, "PIECE", 30)
+    assert [len(piece) for piece in read(tmp_path, "line.txt")] == [30, 30, 30, 11]
 
 
 @pytest.mark.parametrize("part", ["[50%:50%]", "[90%:10%]", "[:101%]", "[:0%]"])

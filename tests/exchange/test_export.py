@@ -16,7 +16,7 @@ from regard.config import ModelConfig, TokenizerConfig
 from regard.errors import RegardError
 from regard.exchange.huggingface import read_huggingface, write_huggingface
 from regard.folder import Bundle
-from regard.models.architectures import make_model
+from regard.models.architectures import make_model, preset
 from regard.text.frame import CLASSIC, Frame
 from regard.text.tokenizer import EOS, PAD, SOS, Tokenizer, Tokenizers
 
@@ -170,6 +170,15 @@ def test_settings_that_no_family_has_are_refused_by_name(
 ) -> None:
     bundle = Bundle(model_of({**HOME[name][1], **change}), None, "causal-lm")
     with pytest.raises(RegardError, match=said):
+        write_huggingface(tmp_path / "out", bundle)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["gru-small", "rnnsearch-small"])
+def test_an_architecture_that_no_family_has_is_refused(name: str, tmp_path: Path) -> None:
+    sizes = {"source_vocab": 9 * (name != "gru-small"), "target_vocab": 9, "d_model": 8, "d_hidden": 8}
+    bundle = Bundle(make_model(preset(name, **sizes)), None, "translation")
+    with pytest.raises(RegardError, match=r"no family of models elsewhere is a (rnn|seq2seq)"):
         write_huggingface(tmp_path / "out", bundle)
     assert not list(tmp_path.iterdir())
 

@@ -16,6 +16,7 @@ from regard.errors import RegardError
 from regard.layers.schemes import SCHEMES
 from regard.look.figures import Image, Lines, draw
 from regard.look.positions import FORMULAS, Picture, trained, untrained
+from regard.models.architectures import make_model, preset
 from regard.models.gpt import GPT
 from regard.models.sizes import resolve_sizes
 from regard.models.transformer import PRESETS, Transformer
@@ -212,6 +213,8 @@ def test_what_cannot_be_drawn_is_said() -> None:
             picture(name, 33, max_len=32)
     with pytest.raises(RegardError, match="no positions 'rope' to draw: it has sinusoidal, none"):
         trained("rope", translator(), 8)
+    with pytest.raises(RegardError, match="no positions 'rope' to draw: it has no scheme at all"):
+        trained("rope", make_model(preset("rnnsearch-small", d_model=8, d_hidden=8, source_vocab=9, target_vocab=9)), 8)
 
 
 # ---- the drawing -----------------------------------------------------------------------------------------------------

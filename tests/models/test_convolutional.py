@@ -16,7 +16,7 @@ from regard.decode.graphed.stack import why_not
 from regard.errors import RegardError
 from regard.layers.masks import CAUSAL, documents, prefix
 from regard.look.record import record
-from regard.models.architectures import PRESETS, make_model, preset
+from regard.models.architectures import PRESETS, make_model, preset, resolve
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
 from regard.text.tokenizer import PAD, SOS
@@ -24,7 +24,7 @@ from regard.training.objective import Objective
 from regard.training.optim import prepare
 
 V = 23
-SIZES: dict[str, Any] = {"d_model": 16, "n_heads": 4, "max_len": 96, "dropout": 0.0}
+SIZES: dict[str, Any] = {"d_model": 16, "max_len": 96, "dropout": 0.0}
 LM = preset("conv-lm", **SIZES, n_decoder_layers=3, target_vocab=V, dilations=(1, 2, 3))
 PAIR = preset("convs2s-small", **SIZES, n_encoder_layers=2, n_decoder_layers=2, source_vocab=V, target_vocab=V)
 close: dict[str, Any] = {"atol": 2e-5, "rtol": 1e-5}
@@ -263,6 +263,38 @@ def test_windows_and_prefixes_are_refused(config: ModelConfig) -> None:
     if config is LM:
         with pytest.raises(RegardError, match="a convolution sees no prefix"):
             stirred(LM)(ids(5), prefix(3))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("gpt-tiny", {"kernel": 5}, r"model\.kernel would do nothing here, without model\.mixer convolution"),
+        ("gpt-tiny", {"dilations": (1, 2)}, r"model\.dilations would do nothing"),
+        ("conv-lm", {"n_heads": 4}, r"model\.n_heads would do nothing here, where nothing is left of attention"),
+        ("conv-lm", {"attention_dropout": 0.1}, r"model\.attention_dropout would do nothing"),
+        ("conv-lm", {"gated": True}, r"model\.gated would do nothing here, where model\.d_ff is 0"),
+        ("convs2s-small", {"activation": "gelu"}, r"model\.activation would do nothing"),
+        ("convs2s-small", {"ff_dropout": 0.1}, r"model\.ff_dropout would do nothing"),
+        ("convs2s-small", {"d_ff": -1}, r"model\.d_ff must be at least 0, not -1"),
+    ],
+)
+def test_settings_that_nothing_reads_are_refused(name: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(RegardError, match=message):
+        resolve(dataclasses.replace(preset(name), source_vocab=V, target_vocab=V, **changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gpt2", {"mixer": "convolution"}),  # whose preset has heads, and dropout of theirs
+        ("bytenet-small", {"mixer": "attention", "d_ff": 8}),  # whose preset has dilations
+        ("conv-lm", {"d_ff": 8, "gated": True, "activation": "silu", "ff_dropout": 0.1}),
+        ("convs2s-small", {"n_heads": 2, "attention_dropout": 0.1}),  # of its attention to the source
+    ],
+)
+def test_what_a_preset_says_is_no_question(name: str, changes: dict[str, Any]) -> None:
+    config = resolve(dataclasses.replace(preset(name), source_vocab=V, target_vocab=V, **changes))
+    assert resolve(config) == config  # as a saved model is read
 
 
 # ---- learning --------------------------------------------------------------------------------------------------------

@@ -175,7 +175,7 @@ CONVOLUTIONS: list[dict[str, Any]] = [
 
 
 def convolutional(architecture: str, **style: Any) -> nn.Module:
-    sizes = {"d_model": 96, "n_heads": 4, "n_encoder_layers": 2, "n_decoder_layers": 3, "dropout": 0.0, "max_len": 64}
+    sizes = {"d_model": 96, "n_encoder_layers": 2, "n_decoder_layers": 3, "dropout": 0.0, "max_len": 64}
     name = {"transformer": "convs2s-small", "gpt": "conv-lm"}[architecture]
     return make_model(preset(name, **{**sizes, **DATA, "positions": "learned", **style}))
 

@@ -494,6 +494,21 @@ def test_settings_that_do_not_go_together_are_refused(changes: dict[str, Any], m
         make(**changes)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("n_heads", 2), ("n_kv_heads", 1), ("d_head", 4), ("d_ff", 8), ("norm", "post"), ("parallel", True)],
+        *[("norm_kind", "rms"), ("norm_eps", 1e-6), ("bias", False), ("activation", "gelu"), ("gated", True)],
+        *[("embedding_norm", True), ("positions", "rope"), ("encoder_positions", "rope"), ("cross_positions", "t5")],
+        *[("window", 3), ("mixer", "convolution"), ("kernel", 5), ("dilations", (1, 2)), ("token_types", 2)],
+        *[("attention_dropout", 0.1), ("ff_dropout", 0.1)],
+    ],
+)
+def test_settings_of_blocks_are_refused_where_there_are_none(name: str, value: Any) -> None:
+    with pytest.raises(RegardError, match=rf"model\.{name} is for transformer, gpt, bert, vit models"):
+        make(**{name: value})
+
+
 @pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if preset["architecture"] == "seq2seq"])
 def test_every_preset_is_a_model(name: str) -> None:
     chosen = with_preset({"preset": name, "source_vocab": V, "target_vocab": V, "d_model": C, "d_hidden": H})

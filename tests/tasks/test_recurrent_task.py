@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from little import config_of, learn, tuning, write_all
 
 import regard
@@ -17,6 +18,7 @@ from regard.device import pick_device
 from regard.embedder import Embedder
 from regard.errors import RegardError
 from regard.folder import load
+from regard.tasks import prepare_job
 from regard.tasks.texts import text_corpus
 from regard.text.tokenizer import UNK, Tokenizer
 from regard.text.vocabulary import EOS, PAD, SOS
@@ -24,6 +26,7 @@ from regard.writer import load_writer
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 RNN: dict[str, Any] = {"model.preset": "lstm-small", "model.d_hidden": 32, "model.n_decoder_layers": 1}
+RNN |= {"model.n_heads": 0, "model.d_ff": 0, "model.token_types": 0, "model.positions": "sinusoidal"}
 CPU = pick_device("cpu")
 
 
@@ -108,7 +111,7 @@ def test_a_recurrent_model_learns_a_text(corpora: Path, tmp_path: Path, carry: b
 def test_answers_are_learned_by_models_that_read_one_way_and_both(
     corpora: Path, tmp_path: Path, task: str, bidirectional: bool
 ) -> None:
-    settings = {**RNN, "model.bidirectional": bidirectional, "model.token_types": 1, "train.lr": 1e-2}
+    settings = {**RNN, "model.bidirectional": bidirectional, "train.lr": 1e-2}
     run = learn(config_of(corpora, task, **settings), tmp_path / "run")
     labeller = regard.load(run)
     if task == "classification":
@@ -130,6 +133,17 @@ def test_a_language_model_is_the_beginning_of_one_that_answers(corpora: Path, tm
         np.testing.assert_array_equal(p.detach().numpy(), ours[f"body.{name}"].detach().numpy())
 
 
+@pytest.mark.parametrize(("start", "shown"), [("zzz", 2), ("", 2), ("zzz " * 200, 0)])
+def test_what_is_written_begins_with_a_word_that_is_known(
+    corpora: Path, tmp_path: Path, start: str, shown: int
+) -> None:
+    """Where no line end begins a text: a validation text of words that nobody knows has none."""
+    (corpora / "other.txt").write_text(f"{start} one two\n" if shown else start)
+    settings = {**RNN, "tokenizer.kind": "wordpiece", "train.samples": 2, "train.steps": 1, "data.valid": ["other.txt"]}
+    job = prepare_job(tmp_path, config_of(corpora, "causal-lm", **settings), quiet=True)
+    assert len(job.validate(job.model.eval(), CPU, torch.float32, lambda: None).samples) == shown
+
+
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -139,6 +153,12 @@ def test_a_language_model_is_the_beginning_of_one_that_answers(corpora: Path, tm
         ({"model.bidirectional": True}, r"model\.bidirectional is for models that answer"),
         ({"data.packing": "documents"}, r"data\.packing documents hides"),
         ({"train.r_drop": 1.0}, r"train\.r_drop is not for this kind of causal-lm"),
+        ({"train.recompute": True}, r"train\.recompute is for models of blocks"),
+        ({"train.optimizer": "muon"}, r"train\.optimizer muon is for the matrices inside blocks"),
+        ({"model.mixer": "convolution"}, r"model\.mixer is for transformer, gpt, bert, vit models, and lstm-small is"),
+        ({"model.window": 4}, r"model\.window is for transformer"),
+        ({"model.attention_dropout": 0.1}, r"model\.attention_dropout is for transformer"),
+        ({"model.score": "dot"}, r"model\.score is for seq2seq models"),
     ],
 )
 def test_what_a_recurrent_language_model_cannot_do(

@@ -157,3 +157,24 @@ def test_settings_that_would_do_nothing(corpora: Path) -> None:
     with pytest.raises(RegardError, match=r"train\.auxiliary is for classification and tagging, not for causal-lm"):
         config_of(corpora, "causal-lm", **{"train.auxiliary": 0.5})
     refused(corpora, "classification", r"train\.r_drop is not for this kind of classification", **{"train.r_drop": 5.0})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("cell", "gru"), ("d_hidden", 8), ("bidirectional", True), ("recurrent_norm", True), ("variational", False)],
+        *[(f"{part}_dropout", 0.1) for part in ("hidden", "output", "weight", "word")],
+        *[("score", "dot"), ("reverse_source", True)],
+    ],
+)
+@pytest.mark.parametrize("task", ["causal-lm", "masked-lm", "images", "denoising"])
+def test_settings_of_recurrent_models_elsewhere(corpora: Path, task: str, name: str, value: Any) -> None:
+    with pytest.raises(RegardError, match=rf"model\.{name} is for (rnn, )?seq2seq models, and \S+-tiny is a"):
+        config_of(corpora, task, **{f"model.{name}": value})
+
+
+@pytest.mark.parametrize(("name", "value"), [("bptt", 8), ("carry", False), ("activity", 1.0), ("slowness", 1.0)])
+@pytest.mark.parametrize(("task", "preset"), [("causal-lm", "gpt-tiny"), ("classification", "lstm-small")])
+def test_settings_of_carried_states_elsewhere(corpora: Path, task: str, preset: str, name: str, value: Any) -> None:
+    with pytest.raises(RegardError, match=rf"train\.{name} is for recurrent language models"):
+        config_of(corpora, task, **{"model.preset": preset, f"train.{name}": value})

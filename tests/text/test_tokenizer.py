@@ -233,6 +233,13 @@ def test_words_between_white_space_are_taken_as_they_stand() -> None:
     assert tokenizer.decode(ids) == "the F.C. \n \n 's"
 
 
+def test_words_in_lower_case_may_be_spelt_like_special_tokens() -> None:
+    lines = ["The <UNK> of <Pad> <unk>\n"]
+    tokenizer = Tokenizer.train(lines, TokenizerConfig("split", vocab_size=300, lowercase=True))
+    assert sorted(tokenizer.pieces(range(5, len(tokenizer)))) == ["\n", "of", "the"]
+    assert tokenizer.encode("<Unk> THE <PAD>") == [UNK, *tokenizer.encode("the"), UNK]
+
+
 # ---- files and determinism ----
 
 

@@ -211,6 +211,7 @@ RUN: dict[str, Any] = {
     **{"task": "causal-lm", "data.train": ["text.txt[:80%]"], "data.valid": ["text.txt[80%:]"]},
     **{"model.preset": "lstm-small", "model.d_hidden": 20, "model.n_decoder_layers": 2, "model.tie": "all"},
     **{"model.weight_dropout": 0.2, "model.word_dropout": 0.1, "model.hidden_dropout": 0.1, "train.bptt": 8},
+    **{"model.attention_dropout": 0.0, "model.n_heads": 0, "model.d_ff": 0},
     **{"train.activity": 1.0, "train.slowness": 0.5},
 }
 

@@ -1,0 +1,207 @@
+"""`regard filter`: pictures through the filters that came before attention."""
+
+from __future__ import annotations
+
+import json as jsons
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import Parameter as Argument
+from inspect import Signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from regard.errors import RegardError
+from regard.filters.catalogue import ALL, Filter, Parameter, option
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.Image import Image as Picture
+
+
+filter_app = typer.Typer(help="Filter pictures: denoise them, or grow a texture.", invoke_without_command=True)
+
+
+FOOT = """
+A picture's units: white is 255 where it has 8 bits, 65535 where it has 16. What is N x --noise is needed without --noise.
+regard filter NAME in.png -o out.png ...; `regard filter NAME --help` lists all options."""
+
+
+@filter_app.callback()
+def filters(context: typer.Context) -> None:
+    if context.obj:
+        raise RegardError(f"--{next(iter(context.obj))} does not belong here: a filter has its own options")
+    if context.invoked_subcommand is None:
+        print("\n".join(describe(one) for one in ALL))
+        print(FOOT)
+
+
+def describe(one: Filter) -> str:
+    """Its name and line, and under them what it takes."""
+    lines = [f"{option(p.name):<16} {default(p):<14} {p.help}" for p in one.parameters]
+    return "\n    ".join([f"{one.name}: {one.line}", *lines])
+
+
+def default(parameter: Parameter) -> str:
+    if parameter.noises is not None:
+        return f"{parameter.noises:g} x --noise"
+    return "needed" if parameter.needed else str("" if parameter.default is None else parameter.default)
+
+
+# ---- the commands -----------------------------------------------------------------------------------------------------
+
+COMMON: dict[str, tuple[Any, Any]] = {
+    "files": (Annotated[list[Path], typer.Argument(help="Pictures: PNG (8 bits, grey also 16), JPEG, TIFF, ...")], ...),
+    "output": (Annotated[Path, typer.Option("--output", "-o", help="A picture; of several, a folder.")], ...),
+    "device": (Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")], "auto"),
+    "json": (Annotated[bool, typer.Option("--json", help="Print one JSON object a picture.")], False),
+    "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")], False),
+}
+NOISY: dict[str, tuple[Any, Any]] = {
+    "noise": (
+        Annotated[float | None, typer.Option(min=0, help="Add Gaussian noise of this standard deviation first.")],
+        None,
+    ),
+    "seed": (Annotated[int, typer.Option(min=0, help="Of the noise.")], 0),
+    "compare": (Annotated[Path | None, typer.Option(help="A clean picture: print the PSNR against it.")], None),
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is the same for all pictures."""
+
+    one: Filter
+    given: dict[str, Any]
+    device: torch.device
+    noise: float | None = None
+    seed: int = 0
+    compare: Path | None = None
+
+
+def make_command(one: Filter) -> Callable[..., None]:
+    """Its options are its parameters, and then those that all have."""
+    own = {p.name: (Annotated[p.kind | None, typer.Option(help=help_of(p))], None) for p in one.parameters}
+    options = {**COMMON, **own, **(NOISY if one.denoises else {})}
+
+    def command(**values: Any) -> None:
+        run(one, {name: values.pop(name) for name in own}, **values)
+
+    command.__doc__ = one.line
+    command.__annotations__ = {name: kind for name, (kind, _) in options.items()}
+    command.__signature__ = Signature(  # type: ignore[attr-defined]
+        [
+            Argument(name, Argument.KEYWORD_ONLY, annotation=kind, default=Argument.empty if value is ... else value)
+            for name, (kind, value) in options.items()
+        ]
+    )
+    return command
+
+
+def help_of(parameter: Parameter) -> str:
+    return f"{parameter.help} ({default(parameter)})" if default(parameter) else parameter.help
+
+
+for made in ALL:
+    filter_app.command(made.name)(make_command(made))
+
+
+# ---- the work ---------------------------------------------------------------------------------------------------------
+
+
+def run(
+    one: Filter,
+    given: dict[str, Any],
+    files: list[Path],
+    output: Path,
+    device: str,
+    json: bool,
+    quiet: bool,
+    **noisy: Any,
+) -> None:
+    one.settings(given, noisy.get("noise"))  # says at once what is missing
+    pairs = places(files, output)
+    if noisy.get("compare") and len(files) > 1:
+        raise RegardError("--compare is for one picture: give one, or leave it out")
+    from regard.device import pick_device
+    from regard.progress import progress_bar
+
+    request = Request(one, given, pick_device(device), **noisy)
+    with progress_bar(one.name, len(pairs), quiet) as advance:
+        for source, target in pairs:
+            result = filter_file(request, source, target)
+            print(jsons.dumps(finite(result)) if json else show(result))
+            advance(1)
+
+
+def places(files: list[Path], output: Path) -> list[tuple[Path, Path]]:
+    """Where each result goes; into a folder under its own name."""
+    if len(files) == 1 and not output.is_dir() and output.suffix:
+        return [(files[0], output)]
+    if output.is_file() or (len(files) > 1 and output.suffix and not output.is_dir()):
+        raise RegardError(f"{output} is no folder, and {len(files)} pictures need one: give a folder's name")
+    names = [path.name for path in files]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise RegardError(
+            f"{min(twice)} is there twice, and both would be {output / min(twice)}: filter them one by one"
+        )
+    return [(path, output / path.name) for path in files]
+
+
+def filter_file(request: Request, source: Path, target: Path) -> dict[str, Any]:
+    from regard.filters.files import check_ending, open_picture, save_picture
+    from regard.filters.images import apply
+
+    picture = open_picture(source)
+    check_ending(target, picture)
+    channels = sum(band != "A" for band in picture.getbands())
+    settings = request.one.settings(request.given, request.noise, channels)
+    noisy: list[Any] = []  # what the filter was given
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        if request.noise is not None:
+            x = add_noise(x, request.noise, request.seed)
+        noisy.append(x)
+        return request.one.function(x.to(request.device), **settings).cpu()
+
+    made = apply(picture, function)
+    result = {"input": str(source), "output": str(target), "filter": request.one.name, **settings}
+    if request.noise is not None or request.compare:
+        clean = open_picture(request.compare) if request.compare else picture
+        result |= compare(clean, noisy[0], made)
+    save_picture(made, target)
+    return result
+
+
+def add_noise(x: torch.Tensor, noise: float, seed: int) -> torch.Tensor:
+    """Gaussian, in x's units, and not clipped: clipping would tell black and white from noise."""
+    import numpy as np
+    import torch
+
+    return x + torch.from_numpy(np.random.default_rng(seed).normal(0, noise, tuple(x.shape))).to(x)
+
+
+def compare(clean: Picture, given: torch.Tensor, made: Picture) -> dict[str, float]:
+    """PSNR in dB of what the filter was given, before any rounding, and of what it made, as it is written."""
+    from regard.filters.images import apply, peak_of, psnr
+
+    planes: list[Any] = []
+    for picture in (clean, made):
+        apply(picture, lambda x: planes.append(x) or x)  # type: ignore[func-returns-value]
+    if planes[0].shape != given.shape or peak_of(clean) != peak_of(made):
+        raise RegardError("--compare needs a picture of the same size, colours and bits as the one that is filtered")
+    peak = peak_of(clean)
+    return {"psnr_before": round(psnr(planes[0], given, peak), 2), "psnr": round(psnr(planes[0], planes[1], peak), 2)}
+
+
+def finite(result: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity, which is the PSNR of a picture that is the same."""
+    return {name: None if value == math.inf else value for name, value in result.items()}
+
+
+def show(result: dict[str, Any]) -> str:
+    if "psnr" not in result:
+        return result["output"]
+    return f"{result['output']}: PSNR {result['psnr_before']:.2f} dB before, {result['psnr']:.2f} dB after"

@@ -1,0 +1,153 @@
+"""Every filter by its name: what it is, what it takes, in which units. The command line and the study read it here.
+
+Nothing heavy is imported before a filter is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from regard.errors import RegardError
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One of a filter's; where neither a default nor the noise says what it is, it has to be given."""
+
+    name: str
+    kind: type
+    help: str  # with its unit
+    default: Any = None
+    needed: bool = False  # it has no default
+    noises: float | None = None  # what it is unless given where the noise is known: so many standard deviations of it
+    colours: bool = (
+        False  # it is compared with distances of colours, which noise in C channels makes sqrt(C) times as long
+    )
+
+
+@dataclass(frozen=True)
+class Filter:
+    name: str
+    place: str  # module:function
+    line: str
+    parameters: tuple[Parameter, ...]
+    denoises: bool = True  # its result can be laid beside what it was given
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        module, name = self.place.split(":")
+        return getattr(import_module(f"regard.filters.{module}"), name)
+
+    def settings(self, given: dict[str, Any], noise: float | None, channels: int = 1) -> dict[str, Any]:
+        """What the function is called with: what was given, else what fits the noise, else its own defaults."""
+        values = {name: value for name, value in given.items() if value is not None}
+        for parameter in self.parameters:
+            if parameter.name in values:
+                continue
+            if noise is not None and parameter.noises is not None:
+                values[parameter.name] = parameter.noises * noise * (math.sqrt(channels) if parameter.colours else 1)
+            elif parameter.needed:
+                raise RegardError(f"the {self.name} filter needs {option(parameter.name)}: {parameter.help}")
+        return values
+
+
+def option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+UNITS = "in the picture's units"  # out of 255 for 8 bits, out of 65535 for 16
+BORDER = "What is beyond the border: reflect, symmetric, edge, wrap or constant, as numpy.pad's."
+
+ALL = (
+    Filter(
+        "gaussian",
+        "gaussian:gaussian",
+        "A mean of what is near.",
+        (
+            Parameter("sigma", float, "Width of the Gaussian, in pixels.", needed=True),
+            Parameter("truncate", float, "Where its weights end, in sigmas.", 4.0),
+            Parameter("border", str, BORDER, "symmetric"),
+        ),
+    ),
+    Filter(
+        "heat",
+        "diffusion:heat",
+        "The heat equation: the Gaussian of sigma = sqrt(2 time).",
+        (
+            Parameter("time", float, "How long heat flows, in square pixels: sigma^2 / 2.", needed=True),
+            Parameter("steps", int, "Explicit steps, of a time of 1/4 at most; without, it is solved exactly."),
+        ),
+    ),
+    Filter(
+        "perona-malik",
+        "diffusion:perona_malik",
+        "Diffusion that stops at edges.",
+        (
+            Parameter("kappa", float, f"Difference of neighbours that stops flow, {UNITS}.", needed=True, noises=1.0),
+            Parameter("steps", int, "How many.", 8),
+            Parameter("rate", float, "Time of a step, in square pixels: 1/4 at most.", 0.2),
+            Parameter("conductance", str, "exponential (prefers sharp edges) or rational (large regions).", "rational"),
+        ),
+    ),
+    Filter(
+        "bilateral",
+        "bilateral:bilateral",
+        "A mean of what is near and of like value.",
+        (
+            Parameter(
+                "sigma_color",
+                float,
+                f"Width over differences of value, {UNITS}.",
+                needed=True,
+                noises=2.5,
+                colours=True,
+            ),
+            Parameter("sigma_spatial", float, "Width over distances, in pixels.", 1.0),
+            Parameter("window", int, "Side of the window, odd, in pixels; by default three sigma_spatial each way."),
+            Parameter("border", str, BORDER, "reflect"),
+        ),
+    ),
+    Filter(
+        "nlm",
+        "nonlocal_means:nonlocal_means",
+        "Non-local means: a mean of what has surroundings that look alike.",
+        (
+            Parameter("h", float, f"Difference of patches that makes weights fall, {UNITS}; given sigma alone, by it."),
+            Parameter("patch", int, "Side of a patch, odd, in pixels; given sigma alone by it, else 7."),
+            Parameter("reach", int, "How far away patches are looked at, in pixels; given sigma alone 6, else 11."),
+            Parameter("sigma", float, f"Standard deviation of the noise, {UNITS}.", 0.0, noises=1.0),
+            Parameter(
+                "mode", str, "pixel, or patch: a pixel is the mean of all patches it is in. Given sigma alone patch."
+            ),
+            Parameter("patch_weights", str, "flat, or gaussian: a patch's middle counts most.", "flat"),
+        ),
+    ),
+    Filter(
+        "tv",
+        "total_variation:total_variation",
+        "Total variation: the nearest picture with little sum of differences.",
+        (
+            Parameter("weight", float, f"The bigger, the smoother, {UNITS}.", needed=True, noises=0.7),
+            Parameter("tolerance", float, "Promised distance from the exact solution, in weights.", 0.05),
+            Parameter("max_steps", int, "At most so many.", 500),
+        ),
+    ),
+    Filter(
+        "texture",
+        "texture:synthesise",
+        "Efros and Leung: a larger picture that looks like a sample of it.",
+        (
+            Parameter("height", int, "Of the result, in pixels.", needed=True),
+            Parameter("width", int, "Of the result, in pixels.", needed=True),
+            Parameter("window", int, "Side of the surroundings that are compared, odd, in pixels.", 11),
+            Parameter("epsilon", float, "How much worse than the best a match may be, as a share of it.", 0.1),
+            Parameter("seed", int, "Of what is drawn.", 0),
+        ),
+        denoises=False,
+    ),
+)
+FILTERS = {one.name: one for one in ALL}

@@ -1,0 +1,125 @@
+"""`regard study filters`: one noisy picture through five filters, side by side, with what each of them wins.
+
+From first to last the weights of the mean know more: where a pixel is, then how it differs from those around it, and at last
+how its surroundings look, which is attention.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from regard.device import pick_device
+from regard.errors import RegardError
+from regard.files import write_text
+from regard.filters.catalogue import FILTERS
+from regard.filters.files import open_picture
+from regard.filters.images import psnr
+from regard.look.figures import save
+from regard.studies.finetuning import setting
+
+# Filter, what its weights see, and settings that do not go with the noise; those that do are the catalogue's.
+ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "Gaussian": ("gaussian", "position", {"sigma": 0.9}),
+    "anisotropic diffusion": ("perona-malik", "values of four neighbours", {}),
+    "total variation": ("tv", "the whole picture, as one problem", {}),
+    "bilateral": ("bilateral", "position and value", {"sigma_spatial": 1.5}),
+    "non-local means": ("nlm", "patches", {}),
+}
+
+
+def study(out: Path, image: Path | None = None, sigma: float = 20.0, seed: int = 0, device: str = "auto") -> Path:
+    """Write results.json, table.md and filters.png into `out`, which is returned. `sigma` is out of 255."""
+    if not 0 < sigma < 255:
+        raise RegardError(
+            f"noise of {sigma:g}: give a standard deviation above 0 and below 255, on pictures of 0 to 255"
+        )
+    where = pick_device(device)
+    clean = read(image) if image else synthetic()  # (C, H, W)
+    noisy = clean + np.random.default_rng(seed).normal(0, sigma, clean.shape).astype(np.float32)
+    pictures, rows = {"input": clean, "noisy": noisy}, {}
+    for name, (which, weights, given) in ROWS.items():
+        settings = FILTERS[which].settings(given, sigma, len(clean))
+        found = FILTERS[which].function(torch.from_numpy(noisy).to(where), **settings)
+        pictures[name] = found.cpu().numpy()
+        rows[name] = {
+            "filter": which,
+            "weights": weights,
+            "settings": settings,
+            "psnr": psnr(clean, pictures[name], 255),
+        }
+    results = {"setting": setting(str(where), False), "image": str(image or "synthetic"), "sigma": sigma, "seed": seed}
+    results |= {"size": list(clean.shape[1:]), "noisy": psnr(clean, noisy, 255), "rows": rows}
+    write_text(out / "results.json", json.dumps(results, indent=1))
+    write_text(out / "table.md", table(results))
+    save(figure(pictures, results), out / "filters.png")
+    return out
+
+
+def read(path: Path) -> np.ndarray:
+    """(C, H, W) from 0 to 255; what is transparent is not looked at."""
+    picture = open_picture(path)
+    if picture.mode not in ("L", "LA", "RGB", "RGBA"):
+        raise RegardError(f"{path} has more than 8 bits for each colour: convert it first")
+    values = np.asarray(picture.convert("L" if picture.mode in ("L", "LA") else "RGB"), dtype=np.float32)
+    return values[None] if values.ndim == 2 else np.ascontiguousarray(values.transpose(2, 0, 1))
+
+
+def synthetic(size: int = 256) -> np.ndarray:
+    """(1, H, W): what filters get right or wrong. A slope, flat shapes with edges, thin lines, textures that repeat."""
+    y, x = np.mgrid[:size, :size] / size
+    image = 60 + 120 * x
+    image[np.hypot(y - 0.27, x - 0.27) < 0.18] = 210
+    image[np.hypot(y - 0.27, x - 0.27) < 0.08] = 40
+    square = (abs(y - 0.28) < 0.16) & (abs(x - 0.74) < 0.18)
+    image[square] = (40 + 60 * (np.floor(24 * x) % 2 + np.floor(24 * y) % 2))[square]
+    waves = (y > 0.55) & (x < 0.48)
+    image[waves] = (128 + 70 * np.sin(2 * np.pi * (14 * x + 4 * np.sin(6 * y))))[waves]
+    lines = (y > 0.55) & (x > 0.55) & (np.floor(size * (x + 0.5 * y)) % 12 < 2)
+    image[lines] = 20
+    return image.astype(np.float32)[None]
+
+
+# ---- report -----------------------------------------------------------------------------------------------------------
+
+
+def table(results: dict[str, Any]) -> str:
+    sigma, where = results["sigma"], results["setting"]
+    lines = ["| filter | weights see | settings | PSNR, dB |", "|---|---|---|---:|"]
+    lines.append(f"| none | | | {results['noisy']:.2f} |")
+    for name, row in results["rows"].items():
+        lines.append(f"| {name} | {row['weights']} | {told(row, sigma)} | {row['psnr']:.2f} |")
+    note = (
+        f"{results['image']}, {results['size'][1]} x {results['size'][0]}; Gaussian noise of sigma {sigma:g} out of 255, "
+        f"seed {results['seed']}, not clipped; pixels or units of 255. {where['device']}, torch {where['torch']}, "
+        f"{where['date'][:10]}."
+    )
+    return "\n".join(lines) + f"\n\n{note}\n\n```\n{where['command']}\n```\n"
+
+
+def told(row: dict[str, Any], sigma: float) -> str:
+    """Its settings; beside what goes with the noise, how many sigmas it is."""
+    with_noise = {parameter.name for parameter in FILTERS[row["filter"]].parameters if parameter.noises is not None}
+    return ", ".join(
+        f"{name} {value:.4g}" + (f" ({value / sigma:.3g} sigma)" if name in with_noise else "")
+        for name, value in row["settings"].items()
+    )
+
+
+def figure(pictures: dict[str, np.ndarray], results: dict[str, Any]) -> Any:
+    """All in two rows, on one scale of grey."""
+    from matplotlib.figure import Figure
+
+    scores = {"noisy": results["noisy"], **{name: row["psnr"] for name, row in results["rows"].items()}}
+    drawn = Figure(figsize=(13.2, 7.2), dpi=100, layout="constrained")
+    for place, (name, picture) in enumerate(pictures.items(), 1):
+        axes = drawn.add_subplot(2, 4, place)
+        bytes_ = picture.round().clip(0, 255).astype(np.uint8).transpose(1, 2, 0)
+        axes.imshow(bytes_.squeeze(-1) if bytes_.shape[-1] == 1 else bytes_, cmap="gray", vmin=0, vmax=255)
+        axes.set_title(f"{name}, {scores[name]:.2f} dB" if name in scores else name, fontsize=10)
+        axes.axis("off")
+    return drawn
