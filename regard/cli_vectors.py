@@ -50,6 +50,7 @@ def vectors_train(
     lowercase: Annotated[bool, of("lowercase")] = DEFAULT.lowercase,
     subsample: Annotated[float, of("subsample")] = DEFAULT.subsample,
     subsample_rule: Annotated[str, of("subsample_rule")] = DEFAULT.subsample_rule,
+    spread: Annotated[float, of("spread")] = DEFAULT.spread,
     epochs: Annotated[int, of("epochs")] = DEFAULT.epochs,
     lr: Annotated[float, of("lr")] = DEFAULT.lr,
     min_lr_share: Annotated[float, of("min_lr_share")] = DEFAULT.min_lr_share,

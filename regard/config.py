@@ -225,6 +225,9 @@ class VectorsConfig:
     epochs: int = option(5, "times the text is read")
     lr: float = option(0.0, "learning rate at the start; 0 = 0.025, and 0.05 for cbow")
     min_lr_share: float = option(1e-4, "the learning rate falls in a line, never below this share of the first")
+    spread: float = option(
+        0.5, "vectors begin evenly within +-spread / dim: 0.5 as in the original program, 1 in gensim"
+    )
     cbow_gradient: str = option("whole", "each word of a window gets the whole gradient, or it divided by their number")
     threads: int = option(0, "CPU threads, which do not wait for each other; 0 = all cores")
     seed: int = option(0, "of everything drawn; one thread with the same seed gives the same vectors")

@@ -23,7 +23,7 @@ def _decide(h, active, outputs, target, label, lr, d, dim, stride):
     u = tl.load(here, mask=d < dim, other=0.0, cache_modifier=".cg")  # (D,)
     score = tl.sum(h * u[None, :], 1)  # (R,)
     p = 1 / (1 + tl.exp(-score))
-    step = tl.where(active, lr * (label - p), 0.0)
+    step = tl.where(active & (tl.abs(score) <= 6.0), lr * (label - p), 0.0)  # 6: kernels_numba.SURE
     tl.atomic_add(here, tl.sum(step[:, None] * h, 0), mask=d < dim, sem="relaxed")
     signed = (1.0 - 2.0 * label) * score
     loss = tl.maximum(signed, 0.0) + tl.log(1 + tl.exp(-tl.abs(signed)))

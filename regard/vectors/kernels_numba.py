@@ -14,6 +14,7 @@ SCALE = STEPS / (2 * REACH)
 POINTS = np.linspace(-REACH, REACH, STEPS + 1)
 SIGMOID = np.append(1 / (1 + np.exp(-POINTS)), 1).astype(np.float32)
 SOFTPLUS = np.append(np.log1p(np.exp(POINTS)), REACH).astype(np.float32)
+SURE = 6.0  # scores beyond teach nothing
 NEGATIVE, HIERARCHICAL, SOFTMAX = 0, 1, 2
 
 
@@ -36,7 +37,9 @@ def draw_noise(state, share, other):
 
 @njit(fastmath=True, inline="always")
 def descend(hidden, row, outputs, target, label, lr, error):
-    """One logistic decision: moves the output vector, adds to the input's `error` what it gets; the loss."""
+    """One logistic decision: moves the output vector, adds to the input's `error` what it gets; the loss.
+
+    What is decided beyond doubt is left as it is, as in the original's hierarchical softmax and in gensim."""
     dim = hidden.shape[1]
     score = np.float32(0)
     for d in range(dim):
@@ -46,6 +49,8 @@ def descend(hidden, row, outputs, target, label, lr, error):
     part = place - np.float32(i)
     p = SIGMOID[i] + part * (SIGMOID[i + 1] - SIGMOID[i])
     loss = SOFTPLUS[i] + part * (SOFTPLUS[i + 1] - SOFTPLUS[i]) - label * score
+    if score > np.float32(SURE) or score < np.float32(-SURE):
+        return loss
     step = lr * (label - p)
     for d in range(dim):
         u = outputs[target, d]

@@ -129,10 +129,10 @@ def learning_rate(config: VectorsConfig, share: float) -> float:
 
 
 def begin(text: TokenStore, vocabulary: Vocabulary, config: VectorsConfig) -> Work:
-    """Inputs drawn from U(-0.5, 0.5) / dim, outputs zero."""
+    """Inputs drawn from U(-spread, spread) / dim, outputs zero."""
     size, dim = len(vocabulary), config.dim
     generator = np.random.default_rng(config.seed)
-    inputs = (generator.random((size, dim), np.float32) - np.float32(0.5)) / np.float32(dim)
+    inputs = (2 * generator.random((size, dim), np.float32) - 1) * np.float32(config.spread / dim)
     hierarchical = config.loss == "hierarchical"
     return Work(
         text=text,

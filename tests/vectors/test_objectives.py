@@ -28,8 +28,9 @@ def sigmoid(x: Any) -> Any:
 
 
 def matrices(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Whose scores are all within what is learned from."""
     rng = np.random.default_rng(3)
-    return rng.normal(size=(V, D)), rng.normal(size=(rows, D))
+    return rng.normal(size=(V, D), scale=0.7), rng.normal(size=(rows, D), scale=0.7)
 
 
 def way(tree: Tree, word: int) -> tuple[np.ndarray, np.ndarray]:
@@ -178,3 +179,22 @@ def test_windows_on_the_gpu_end_with_their_sentence() -> None:
     gpu.launch(held, config, put([3, 1, 6]), put([0, 1, 1]), 0, 2, LR, seed=1)
     assert held.totals[1] == 1  # of the first two centres one has a neighbour, and it is one
     assert torch.equal(held.inputs[3].cpu(), torch.from_numpy(work.inputs[3]))
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize(("size", "moves"), [(5.9, True), (6.1, False)])
+def test_what_is_decided_beyond_doubt_teaches_nothing(on_gpu: bool, size: float, moves: bool) -> None:
+    """Scores from -6 to 6 teach, others count in the loss alone."""
+    ids, config = [3, 1], settings(negatives=1, batch=1)
+    work = started(ids, config)
+    work.inputs[:], work.outputs[:] = 1.0, size / D
+    before = work.outputs.copy()
+    if on_gpu:
+        held = gpu.Held.of(work, DEVICE)
+        gpu.launch(held, config, put(ids), put([0, 0]), 0, 1, LR, seed=1)
+        after, loss = held.outputs.cpu().numpy(), held.totals[0].item()
+    else:
+        training.run_threads(work)
+        after, loss = work.outputs, work.loss(0)
+    assert (not np.array_equal(after, before)) == moves
+    assert loss > 5  # the noise is thought likely
