@@ -6,8 +6,8 @@
 FOLDER holds EN-WS-353-ALL, EN-MEN-TR-3k and questions-words (.txt, .txt.xz). Speeds are of training alone, with the
 vocabulary there and the text in memory, as numbers for Regard and as lists of words for gensim; raw words of the vocabulary
 count, before sub-sampling. Seeds alternate between all who take part, and the median speed and the mean quality stand in the
-table. With --device cuda, `cpu` is Regard's own training on CPU threads. Settings are the same: gensim's learning rate for CBOW
-is set to the C program's, and Regard's vectors begin as widely spread as gensim's.
+table. With --device cuda, `cpu` is Regard's own training on CPU threads. Settings are the same: gensim's learning rate for
+CBOW is set to the C program's, and Regard's vectors begin as widely spread as gensim's.
 """
 
 from __future__ import annotations
