@@ -27,26 +27,29 @@ from regard.look.figures import Lines, draw, save
 from regard.replay import Replayed
 from regard.studies.finetuning import setting
 from regard.studies.ways import WAYS, flops, make_layer, paths, reader
+from regard.training.log import say
 
 UNITS = {"seconds": ("ms", 1e3), "flops": ("GFLOP", 1e-9), "bytes": ("MB", 1e-6)}
 
 
 @dataclass(frozen=True)
 class Sizes:
-    lengths: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
-    widths: tuple[int, ...] = (64, 256, 1024)
-    tokens: int = 65536  # of a batch, whatever its rows' length
+    lengths: tuple[int, ...]
+    widths: tuple[int, ...]
+    tokens: int  # of a batch, whatever its rows' length
     repeats: int = 5
-    paths: tuple[int, ...] = (16, 64, 256, 1024)  # lengths at which paths are measured
+    paths: tuple[int, ...] = (16, 64, 256)  # lengths at which paths are measured
 
 
-QUICK = Sizes((64, 128, 256, 512, 1024), (64, 256), tokens=1024, repeats=5, paths=(16, 64, 256))
+ON_GPU = Sizes((64, 128, 256, 512, 1024, 2048, 4096), (64, 256, 1024), tokens=65536)
+ON_CPU = Sizes((64, 128, 256, 512, 1024, 2048), (64, 256, 1024), tokens=2048)
+QUICK = Sizes((64, 128, 256, 512, 1024), (64, 256), tokens=1024)
 
 
 def study(out: Path, device: str = "auto", quick: bool = False) -> Path:
     """Write results.json, table.md and three-ways.png into `out`, which is returned."""
-    sizes = QUICK if quick else Sizes()
     where, dtype = set_up(TrainConfig(device=device))
+    sizes = QUICK if quick else ON_GPU if where.type == "cuda" else ON_CPU
     results: dict[str, Any] = {"setting": setting(str(where), quick), "sizes": vars(sizes)}
     results["precision"] = str(dtype).removeprefix("torch.")
     results["memory"] = "the peak of a pass" if where.type == "cuda" else "what is kept for the backward pass"
@@ -70,6 +73,7 @@ def measure(d: int, sizes: Sizes, device: torch.device, dtype: torch.dtype) -> l
             layers[way].compile(dynamic=True)
     cells: list[dict[str, Any]] = []
     for n in sizes.lengths:
+        say(f"width {d}, length {n:,}")
         rows = max(1, sizes.tokens // n)
         for way, layer in layers.items():
             work = make_work(layer, rows, n, d, device, dtype)

@@ -15,6 +15,7 @@ from regard.errors import RegardError
 from regard.layers.cache import StepCache
 from regard.layers.masks import positions_of
 from regard.layers.positions import NoPositions
+from regard.models.architectures import preset as named
 from regard.models.sizes import SIZES
 from regard.models.transformer import PRESETS, Transformer, resolve
 from regard.text.tokenizer import PAD, SOS
@@ -402,7 +403,7 @@ def test_the_papers_sizes() -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_sizes_left_open_are_the_presets_and_others_stay(preset: str) -> None:
-    resolved = resolve(ModelConfig(preset=preset, d_ff=40))
+    resolved = resolve(named(preset, d_ff=40))
     assert resolved.d_ff == 40
     sizes = {name: size for name, size in PRESETS[preset].items() if name in SIZES} | {"d_ff": 40}
     assert {name: getattr(resolved, name) for name in sizes} == sizes
