@@ -232,7 +232,7 @@ class VectorsConfig:
     threads: int = option(0, "CPU threads, which do not wait for each other; 0 = all cores")
     seed: int = option(0, "of everything drawn; one thread with the same seed gives the same vectors")
     device: str = option("auto", "cpu, or a GPU: cuda or cuda:N; auto = cpu")
-    batch: int = option(0, "on a GPU, windows that are worked on at once; 0 = 512, and 128 for hierarchical")
+    batch: int = option(0, "on a GPU, windows that are worked on at once; 0 = 512, and 256 for hierarchical")
 
 
 TASKS = (

@@ -21,7 +21,7 @@ from regard.vectors.training import Work, blocks
 BLOCK = 1 << 22  # words that are dropped or kept at a time
 PIECES = 512  # at least so many learning rates in all
 SEEDS = 1 << 31
-WARPS = 4
+WARPS = 2
 
 
 @dataclass
@@ -102,7 +102,7 @@ def launch(
     from regard.vectors.gpu_kernels import train_part
 
     tree, cbow = config.loss == "hierarchical", config.model == "cbow"
-    programs = min(config.batch or (128 if tree else 512), last - first)
+    programs = min(config.batch or (256 if tree else 512), last - first)
     dim = held.inputs.shape[1]
     train_part[(programs,)](
         ids, sentence, len(ids), first, last, held.inputs, held.outputs, *held.noise, *held.tree, held.totals, seed, lr,
