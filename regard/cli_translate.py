@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from regard.data.corpus import Corpus, read_lines
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.files import write_text
+from regard.interpreter import Interpreter
+from regard.pretrained import DEFAULT, names
 from regard.progress import progress_bar
 from regard.translator import Translation, Translator, load
 
@@ -29,26 +32,66 @@ def translate_command(
     device: str,
     options: dict[str, Any],
     weights: str,
+    to: str | None,
+    source: str | None,
 ) -> None:
-    if model is None:
-        raise RegardError(
-            "no model given: train one (`make demo` makes runs/toy-en-de) and pass it with --model FOLDER"
-        )
     if texts and input:
         raise RegardError("give sentences or --input FILE, not both")
     if not float(options.get("temperature") or 0) and (options.get("top_k") or options.get("top_p")):
         raise RegardError("--top-k and --top-p choose among samples: give a --temperature above 0 too")
-    translator = load(model, device, weights)
+    translate = _way(load(*_chosen(model, device, weights)), to, source, as_json, options)
     if texts or input or not sys.stdin.isatty():
-        lines = texts or list(read_lines(input) if input else stdin_lines())
-        with progress_bar("translating", len(lines)) as advance:
-            results = translator.translate(lines, progress=advance, **options)
-        written = "".join(_render(i, *pair, as_json) for i, pair in enumerate(zip(lines, results, strict=True)))
+        written = "".join(translate(texts or list(read_lines(input) if input else stdin_lines())))
         write_text(output, written) if output else sys.stdout.write(written)
         return
     print("regard: type a sentence and Enter; Ctrl-D ends", file=sys.stderr)
-    for i, line in enumerate(stdin_lines()):
-        print(_render(i, line, translator.translate(line, **options), as_json), end="", flush=True)
+    for line in stdin_lines():
+        print("".join(translate([line])), end="", flush=True)
+
+
+def _chosen(model: Path | None, device: str, weights: str) -> tuple[Path, str, str]:
+    """The model asked for, or the one that Regard brings along, whose weights are bytes on the disk and stay so on a CPU."""
+    if model is not None:
+        return model, device, weights
+    if DEFAULT not in names():
+        raise RegardError(
+            "no model given: train one (`make demo` makes runs/toy-en-de) and pass it with --model FOLDER"
+        )
+    on_cpu = pick_device(device).type == "cpu"
+    return Path(DEFAULT), device, "int8" if weights == "auto" and on_cpu else weights
+
+
+def _way(
+    translator: Translator, to: str | None, source: str | None, as_json: bool, options: dict[str, Any]
+) -> Callable[[list[str]], Iterator[str]]:
+    """Lines to what is printed for them: texts through a model of several directions, or sentences through any."""
+    if translator.directions and int(options.get("nbest") or 1) == 1:
+        return lambda lines: _interpreted(Interpreter(translator), lines, to, source, as_json, options)
+    if not translator.directions and source not in (None, translator.source):
+        raise RegardError(f"this model translates from {translator.source} to {translator.target}, not from {source}")
+    return lambda lines: _translated(translator, lines, to, source, as_json, options)
+
+
+def _interpreted(
+    interpreter: Interpreter, lines: list[str], to: str | None, source: str | None, as_json: bool, options: Any
+) -> Iterator[str]:
+    for line, made in zip(lines, interpreter.interpret(lines, to, source, quiet=False, **options), strict=True):
+        found = {"source": line, "text": made.text, "from": made.source, "to": made.target}
+        yield (json.dumps(found, ensure_ascii=False) if as_json else made.text) + "\n"
+
+
+def _translated(
+    translator: Translator, lines: list[str], to: str | None, source: str | None, as_json: bool, options: Any
+) -> Iterator[str]:
+    if translator.directions:
+        targets = {pair[1] for pair in Interpreter(translator).pairs(lines, to, source)}
+        if len(targets) != 1:
+            raise RegardError("with --nbest all sentences go to one language: say which with --to LANG")
+        to = targets.pop()
+    with progress_bar("translating", len(lines)) as advance:
+        results = translator.translate(lines, progress=advance, to=to, **options)
+    for i, pair in enumerate(zip(lines, results, strict=True)):
+        yield _render(i, *pair, as_json)
 
 
 def _render(index: int, source: str, result: Translation, as_json: bool) -> str:
@@ -99,6 +142,7 @@ def evaluate_command(
     options = dataclasses.asdict(config.decode) | {name: value for name, value in options.items() if value is not None}
     with progress_bar("translating") as advance:
         result = evaluate(translator, corpus, advance, **options)
+    target = corpus.directions[0].split(">")[1] if corpus.directions else target
     kept = output or run / "hypotheses" / f"{Path(specs[0]).name.split('.')[0].replace(':', '-')}.{target}"
     if as_json:
         print(json.dumps({**result.to_dict(), "corpus": list(specs), "hypotheses": str(kept)}, ensure_ascii=False))

@@ -51,6 +51,8 @@ class TokenizerConfig:
     lowercase: bool = option(False, "lower-case everything")
     file: str = option("", "take this tokenizer.json (or that of this run or model folder) instead of learning one")
     extra: int = option(0, "more special tokens, <extra-0> and on; spans needs one for each gap (100 by default)")
+    tags: tuple[str, ...] = option((), "languages with a special token <to-...>; filled in from the directions of data")
+    dropout: float = option(0.0, "translation: chance that training undoes a merge of a piece (BPE-dropout: 0.1)")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
     config.json   model.safetensors   README.md   manifest.json
     tokenizer.json, or tokenizer.source.json and tokenizer.target.json; none for images
     shortlist.safetensors, where `regard shortlist` made one
+    languages.json, of a model of several directions: by which a text's language is told (text/detect.py)
 
 Configuration chooses sizes, never code; weights are safetensors, never pickle; checksums are verified on loading.
 """
@@ -28,12 +29,15 @@ from regard.errors import RegardError
 from regard.files import damage, new_folder, read_json, refuse_pickle
 from regard.layers.packed import is_packed, laid_out
 from regard.models.architectures import make_model
-from regard.models.weights import Unfilled, load_weights, weights_of
+from regard.models.weights import Unfilled, are_bytes, in_bytes, load_bytes, load_weights, out_of_bytes, weights_of
+from regard.pretrained import embedded, names
 from regard.recipes import build
+from regard.text.detect import Profiles
 from regard.text.frame import OWN, Frame
 from regard.text.tokenizer import Tokenizers
 
 FORMAT = 1
+LANGUAGES = "languages.json"
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Bundle:
     decode: DecodeConfig = field(default_factory=DecodeConfig)  # how this model is best decoded
     source: str = ""  # languages
     target: str = ""
+    directions: tuple[str, ...] = ()  # "en>de" ..., of a model that has several and is told which
     labels: tuple[str, ...] = ()  # the names of its answers
     frame: Frame = OWN  # what stands around every text
     pooling: str = "mean"  # how the vectors of a text become one: mean or first
@@ -54,13 +59,15 @@ class Bundle:
     )  # mean and std of each channel of the images it learned, and size
     origin: dict[str, Any] = field(default_factory=dict)  # of an imported model: what exporting it puts back
     shortlist: shortlist.Shortlist | None = None  # which target pieces go with which source pieces
+    languages: Profiles = field(default_factory=dict)  # what words of its languages look like
 
     @property
     def config(self) -> ModelConfig:
         return self.model.config  # type: ignore[return-value]
 
 
-def save(folder: Path, bundle: Bundle, card: str) -> None:
+def save(folder: Path, bundle: Bundle, card: str, small: bool = False) -> None:
+    """`small`: matrices in bytes (models/weights.py), a quarter of the size."""
     if is_packed(bundle.model):
         raise RegardError(
             "this model was loaded with rounded weights, to be used and not saved: load it without weights="
@@ -70,6 +77,7 @@ def save(folder: Path, bundle: Bundle, card: str) -> None:
         "task": bundle.task,
         "source": bundle.source,
         "target": bundle.target,
+        "directions": list(bundle.directions),
         "labels": list(bundle.labels),
         "frame": bundle.frame.to_dict(),
         "pooling": bundle.pooling,
@@ -85,21 +93,27 @@ def save(folder: Path, bundle: Bundle, card: str) -> None:
             bundle.tokenizers.save(draft)
         if bundle.shortlist:
             shortlist.write(draft / shortlist.FILE, bundle.shortlist)
-        save_file({k: v.cpu().contiguous() for k, v in weights_of(bundle.model).items()}, draft / "model.safetensors")
+        if bundle.languages:
+            (draft / LANGUAGES).write_text(json.dumps(bundle.languages, ensure_ascii=False), encoding="utf-8")
+        weights = {k: v.cpu() for k, v in weights_of(bundle.model).items()}
+        weights = in_bytes(weights) if small else weights
+        save_file({k: v.contiguous() for k, v in weights.items()}, draft / "model.safetensors")
 
 
 def load(path: Path, device: torch.device, weights: str = "auto") -> Bundle:
-    """A model folder, a run folder with a finished model in it, or a folder of Hugging Face's.
+    """A model folder, a run folder with a finished model in it, a folder of Hugging Face's, or the name of a model in
+    regard/pretrained.
 
     `weights`: auto (bf16 for models that write on a GPU, else fp32), fp32 as they are, or rounded: bf16, on a CPU also
     int8 and fp16 (layers/packed.py).
     """
-    bundle = _load(path, device)
-    laid_out(bundle.model, weights, device)
+    bundle = _load(path, device, weights)
+    if not is_packed(bundle.model):
+        laid_out(bundle.model, weights, device)
     return bundle
 
 
-def _load(path: Path, device: torch.device) -> Bundle:
+def _load(path: Path, device: torch.device, weights: str) -> Bundle:
     folder = find(path)
     if foreign(folder):
         from regard.exchange.huggingface import read_huggingface
@@ -107,7 +121,7 @@ def _load(path: Path, device: torch.device) -> Bundle:
         return read_huggingface(folder, device)[0]
     refuse_pickle(folder)
     with whole(folder):
-        return _read(folder, device)
+        return _read(folder, device, weights == "int8" and device.type == "cpu")
 
 
 @contextmanager
@@ -124,18 +138,25 @@ def whole(folder: Path) -> Iterator[None]:
                 ) from None
 
 
-def _read(folder: Path, device: torch.device) -> Bundle:
+def _read(folder: Path, device: torch.device, in_int8: bool) -> Bundle:
+    """`in_int8`: matrices that are in bytes on the disk stay so."""
     config = read_config(folder)
     with Unfilled():
         model = make_model(build(config["model"], ModelConfig, "model."))
     tokenizers = _load_tokenizers(folder, model.config)  # type: ignore[arg-type]
     try:
-        load_weights(model, load_file(folder / "model.safetensors"), folder)
+        tensors = load_file(folder / "model.safetensors")
+        if in_int8 and are_bytes(tensors):
+            load_bytes(model, tensors, folder)
+        else:
+            load_weights(model, out_of_bytes(tensors), folder)
     except (SafetensorError, OSError) as error:
         raise RegardError(f"cannot read the weights in {folder}: {error}; copy the folder anew") from None
     own = {name: config[name] for name in ("task", "source", "target", "pooling", "pixels", "origin")}
-    own |= {"labels": tuple(config["labels"]), "frame": Frame.from_dict(config["frame"])}
+    own |= {"directions": tuple(config["directions"]), "labels": tuple(config["labels"])}
+    own |= {"frame": Frame.from_dict(config["frame"])}
     own["shortlist"] = shortlist.load(folder, model.config)  # type: ignore[arg-type]
+    own["languages"] = read_json(folder / LANGUAGES) if (folder / LANGUAGES).exists() else {}
     decode = build(config["decode"], DecodeConfig, "decode.")
     return Bundle(model.to(device).eval(), tokenizers, decode=decode, **own)
 
@@ -170,19 +191,21 @@ def _load_tokenizers(folder: Path, config: ModelConfig) -> Tokenizers | None:
 
 def find(path: Path) -> Path:
     """The model folder that a user means by `path`."""
-    for folder in (path, path / "model"):
+    for folder in (path, path / "model", embedded(path)):
         if (folder / "config.json").exists():
             return folder
     if (path / "config.toml").exists():
         raise RegardError(f"the run {path} has no finished model yet: go on with `regard resume {path}`")
     refuse_pickle(path)
     raise RegardError(
-        f"no model at {path}: give a run folder such as runs/toy-en-de, or a model folder with a config.json"
+        f"no model at {path}: give a run folder such as runs/toy-en-de, a model folder with a config.json, or the name of a "
+        f"model that Regard brings along ({', '.join(names()) or 'there is none'})"
     )
 
 
 BEFORE_TASKS = {
     "task": "translation",
+    "directions": [],
     "labels": [],
     "frame": {},
     "pooling": "mean",

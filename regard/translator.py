@@ -12,6 +12,7 @@ import torch
 
 from regard import folder
 from regard.config import DecodeConfig
+from regard.data.directions import tag_of
 from regard.decode.engine import decode
 from regard.decode.rules import Hypothesis
 from regard.decode.shortlist import Shortlist
@@ -47,20 +48,28 @@ class Translator:
             raise RegardError("this model has no tokenizer, so it can read no text: import it with its tokenizer.json")
         self.model, self.tokenizers, self.frame = bundle.model, bundle.tokenizers, bundle.frame
         self.source, self.target, self.options = bundle.source, bundle.target, bundle.decode
-        self.shortlist = bundle.shortlist
+        self.directions = bundle.directions
+        self.shortlist, self.languages = bundle.shortlist, bundle.languages
 
     @overload
-    def translate(self, texts: str, **options: Any) -> Translation: ...
+    def translate(self, texts: str, *, to: str | None = None, **options: Any) -> Translation: ...
     @overload
-    def translate(self, texts: Sequence[str], **options: Any) -> list[Translation]: ...
+    def translate(self, texts: Sequence[str], *, to: str | None = None, **options: Any) -> list[Translation]: ...
     def translate(
-        self, texts: str | Sequence[str], progress: Callable[[int], None] = lambda done: None, **options: Any
+        self,
+        texts: str | Sequence[str],
+        progress: Callable[[int], None] = lambda done: None,
+        *,
+        to: str | None = None,
+        **options: Any,
     ) -> Translation | list[Translation]:
-        """One sentence, or several. Options are those of `[decode]`: beam, nbest, length_penalty, temperature, ..."""
+        """One sentence, or several. Options are those of `[decode]`: beam, nbest, length_penalty, temperature, ...
+
+        `to` is the language to translate to, for a model that knows several."""
         if isinstance(texts, str):
-            return self.translate([texts], progress=progress, **options)[0]
+            return self.translate([texts], progress=progress, to=to, **options)[0]
         chosen = self.decode_options(**options)
-        sources = self.tokenizers.source.encode_batch(list(texts))
+        sources = self._tagged(self.tokenizers.source.encode_batch(list(texts)), to)
         device = next(self.model.parameters()).device
         shortlist = self._shortlist(device) if chosen.shortlist else None
         found = decode(self.model, sources, chosen, self.model.config.max_len, device, progress, self.frame, shortlist)
@@ -69,6 +78,18 @@ class Translator:
             self._translation(hypotheses) if ids and text.strip() else nothing
             for text, ids, hypotheses in zip(texts, sources, found, strict=True)
         ]
+
+    def _tagged(self, sources: list[list[int]], to: str | None) -> list[list[int]]:
+        """Sources that say which language they go to, where the model wants to be told."""
+        if not self.directions:
+            if to not in (None, self.target):
+                raise RegardError(f"this model translates from {self.source} to {self.target}, not to {to}")
+            return sources
+        if to is None:
+            known = ", ".join(self.directions)
+            raise RegardError(f"this model translates {known}: say which language to translate to")
+        tag = tag_of(self.tokenizers.source, to)
+        return [[tag, *ids] if ids else [] for ids in sources]
 
     def _shortlist(self, device: torch.device) -> Shortlist:
         if self.shortlist is None:

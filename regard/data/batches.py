@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.shards import Store, TokenStore
+from regard.data.shards import ANY_LENGTH, Joined, Store
+from regard.text.dropout import Dropout
 from regard.text.frame import OWN, Frame
 from regard.text.tokenizer import EOS, PAD
 
@@ -136,19 +137,35 @@ class PairBatches(Bucketed):
     """(source, target, labels), (B, W) each: what is read, what the decoder reads (SOS y1 ... yn), and what it should say
     (y1 ... yn EOS; PAD = not scored)."""
 
-    def __init__(self, store: Store, batch_tokens: int, seed: int, frame: Frame = OWN) -> None:
-        self.store, self.frame = store, frame
-        around = len(frame.before) + len(frame.after)
-        longest = np.maximum(store.source.lengths + around, store.target.lengths + len(frame.start))
+    def __init__(
+        self,
+        store: Store,
+        batch_tokens: int,
+        seed: int,
+        frame: Frame = OWN,
+        dropout: Dropout | None = None,
+        max_len: int = ANY_LENGTH,  # of the model: pieces that fall apart must not go beyond it
+    ) -> None:
+        self.store, self.frame, self.dropout, self.max_len = store, frame, dropout, max_len
+        self.around = len(frame.before) + len(frame.after)
+        longest = np.maximum(store.source.lengths + self.around, store.target.lengths + len(frame.start))
+        if dropout:  # room for pieces that fall apart
+            longest = longest + np.ceil(dropout.chance * longest)
         super().__init__(longest.astype(np.int64), batch_tokens, seed)
 
     def collate(self, width: int, rows: np.ndarray, rng: np.random.Generator) -> Batch:
         filled, frame = self.filled(width, rows), self.frame
-        source = pad_rows(self.store.source, filled, width, frame.before, frame.after)
-        target = pad_rows(self.store.target, filled, width, frame.start)
-        labels = pad_rows(self.store.target, filled, width, frame.start[1:], (EOS,))
+        room = min(width, self.max_len)
+        sources = self.cut(self.store.source.together(filled), room - self.around, rng)
+        targets = self.cut(self.store.target.together(filled), room - len(frame.start), rng)
+        source = padded(sources, width, frame.before, frame.after)
+        target = padded(targets, width, frame.start)
+        labels = padded(targets, width, frame.start[1:], (EOS,))
         labels[len(rows) :] = PAD
         return make_batch(source, target, labels)
+
+    def cut(self, rows: Joined, room: int, rng: np.random.Generator) -> Joined:
+        return self.dropout(*rows, room, rng) if self.dropout else rows
 
 
 def make_batch(*inputs: np.ndarray) -> Batch:
@@ -156,22 +173,17 @@ def make_batch(*inputs: np.ndarray) -> Batch:
     return Batch(tuple(torch.from_numpy(x) for x in inputs), int((inputs[-1] != PAD).sum()))
 
 
-def pad_rows(
-    store: TokenStore | Sequence[Sequence[int]],
-    rows: np.ndarray,
-    width: int,
-    before: tuple[int, ...] = (),
-    after: tuple[int, ...] = (),
-) -> np.ndarray:
-    """(len(rows), width) ids, padded on the right, between the special tokens asked for."""
-    padded = np.full((len(rows), width), PAD, dtype=np.int64)
-    for i, row in enumerate(rows):
-        ids = store[int(row)]
-        end = len(before) + len(ids)
-        padded[i, : len(before)] = before
-        padded[i, len(before) : end] = ids
-        padded[i, end : end + len(after)] = after
-    return padded
+def padded(rows: Joined, width: int, before: tuple[int, ...] = (), after: tuple[int, ...] = ()) -> np.ndarray:
+    """(rows, width) ids, padded on the right, between the special tokens asked for."""
+    ids, lengths = rows
+    made = np.full((len(lengths), width), PAD, dtype=np.int64)
+    made[:, : len(before)] = before
+    first = np.cumsum(lengths) - lengths
+    places = np.arange(len(ids)) - np.repeat(first, lengths) + len(before)
+    made[np.repeat(np.arange(len(lengths)), lengths), places] = ids
+    for i, token in enumerate(after):
+        made[np.arange(len(lengths)), len(before) + lengths + i] = token
+    return made
 
 
 def ahead(

@@ -11,7 +11,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -133,6 +133,12 @@ def part_of(spec: str) -> tuple[str, tuple[float, float]]:
     return found[1], (first, last)
 
 
+def direction_of(spec: str) -> tuple[str, str]:
+    """`train.{lang}.xz@de>en` -> the spec without its direction, and that: "de>en", or nothing."""
+    found = re.fullmatch(r"(.+)@([A-Za-z-]+>[A-Za-z-]+)", spec)
+    return (found[1], found[2]) if found else (spec, "")
+
+
 def _aligned_pairs(source_path: Path, target_path: Path) -> Iterator[Pair]:
     n_source = n_target = 0
     for source, target in zip_longest(read_lines(source_path), read_lines(target_path)):
@@ -193,9 +199,10 @@ class _Part:
     kind: str
     files: tuple[Path, ...]
     rows: Callable[[], Iterator[tuple[str, ...]]]
+    direction: str = ""  # "en>de", where the spec says so
 
     def content(self) -> list[str]:
-        return [self.kind, *map(file_digest, self.files)]
+        return [self.kind, *map(file_digest, self.files), *([self.direction] if self.direction else [])]
 
 
 def file_digest(path: Path) -> str:
@@ -213,7 +220,8 @@ class Corpus:
     """Sentence pairs named by specs relative to `root`, read one spec after the other.
 
     A spec is `train.{lang}.xz` or `a.txt|b.txt` (aligned files), `pairs.tsv`, `pairs.jsonl` (one object a line, keyed
-    by language) or `toy:20000` (the embedded grammar); files may end in .gz, .xz or .zst.
+    by language) or `toy:20000` (the embedded grammar); files may end in .gz, .xz or .zst. With `@de>en` behind it a spec
+    has a direction of its own, and one model learns all directions that there are (data/directions.py).
     """
 
     specs: tuple[str, ...]
@@ -226,6 +234,21 @@ class Corpus:
         for part in self._parts():
             yield from part.rows()
 
+    def directed_rows(self) -> Iterator[tuple[str, str, str]]:
+        """Each pair behind its direction, "en>de"; empty where the specs have none."""
+        for part in self._parts():
+            for source, target in part.rows():
+                yield part.direction, source, target
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        """All there are, in the order of the specs; empty where these have none."""
+        found = [direction_of(spec)[1] for spec in self.specs]
+        if any(found) and not all(found):
+            bare = next(spec for spec in self.specs if not direction_of(spec)[1])
+            raise RegardError(f"corpus {bare!r} has no direction, but others have: write '{bare}@{self.source}>...'")
+        return tuple(dict.fromkeys(filter(None, found)))
+
     def fingerprint(self) -> str:
         """Hash of what is read, not of where it lies: moved or touched files keep it, changed ones do not."""
         content = [part.content() for part in self._parts()]
@@ -234,7 +257,14 @@ class Corpus:
     def _parts(self) -> list[_Part]:
         if not self.specs:
             raise RegardError(f"no {self.split} corpus is given; name one, such as 'train.{{lang}}.txt' or 'toy:20000'")
-        return [self._part(spec) for spec in self.specs]
+        return [self._directed(spec) for spec in self.specs]
+
+    def _directed(self, spec: str) -> _Part:
+        bare, direction = direction_of(spec)
+        if not direction:
+            return self._part(spec)
+        source, target = direction.split(">")
+        return replace(replace(self, source=source, target=target)._part(bare), direction=direction)
 
     def _part(self, spec: str) -> _Part:
         if spec.startswith("toy:"):

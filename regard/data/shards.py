@@ -32,6 +32,7 @@ CHUNK, CHARACTERS = 4096, 1 << 22  # rows tokenised at a time, and characters: t
 STALE = 24 * 3600  # seconds without a write after which an unfinished folder is taken to be abandoned
 ANY_LENGTH = 1 << 62
 Row = tuple[str, ...]
+Joined = tuple[np.ndarray, np.ndarray]  # sequences end to end, and their lengths
 OFFSET = np.dtype("<i8")
 
 
@@ -108,6 +109,13 @@ class TokenStore:
     def __getitem__(self, i: int) -> np.ndarray:
         i = range(len(self))[i]  # negative indices count from the end, others raise IndexError
         return self._ids[self._offsets[i] : self._offsets[i + 1]].astype(np.int64)
+
+    def together(self, rows: np.ndarray) -> Joined:
+        """Some sequences end to end, and their lengths."""
+        lengths = self.lengths[rows].astype(np.int64)
+        first = np.cumsum(lengths) - lengths
+        places = np.arange(lengths.sum()) + np.repeat(self._offsets[rows] - first, lengths)
+        return self._ids[places].astype(np.int64), lengths
 
     @property
     def ids(self) -> np.ndarray:

@@ -11,7 +11,9 @@ import torch
 
 from regard.data.batches import PairBatches
 from regard.data.corpus import Corpus
-from regard.data.shards import Filters, cache_folder, prepare
+from regard.data.directions import prepare_pairs
+from regard.data.shards import Filters
+from regard.errors import RegardError
 from regard.evaluate.likelihood import BATCH_TOKENS, total_loss
 from regard.evaluate.translation import TranslationScores, perplexity, score
 from regard.training.objective import Objective
@@ -45,15 +47,18 @@ def evaluate(
     translator: Translator, corpus: Corpus, progress: Callable[[int], None] = lambda done: None, **options: Any
 ) -> Evaluation:
     """Decode every source sentence of the corpus and compare with its references."""
-    sources, references = map(list, zip(*corpus.rows(), strict=True))
+    directions, sources, references = map(list, zip(*corpus.directed_rows(), strict=True))
+    if len(set(directions)) > 1:
+        raise RegardError(f"one direction at a time can be scored, not {', '.join(corpus.directions)}")
+    to = directions[0].split(">")[-1] or None
     begun = time.perf_counter()
-    hypotheses = [t.text for t in translator.translate(sources, progress=progress, **options)]
+    hypotheses = [t.text for t in translator.translate(sources, progress=progress, to=to, **options)]
     seconds = time.perf_counter() - begun
     tokenizers, model = translator.tokenizers, translator.model
     frame = translator.frame
     filters = Filters(model.config.max_len - max(len(frame.one(())), len(frame.start)))
-    pairs = prepare(corpus, (tokenizers.source, tokenizers.target), filters, cache_folder())
+    pairs = prepare_pairs(corpus, tokenizers, filters)
     device: torch.device = next(model.parameters()).device
     total, tokens = total_loss(Objective(model), PairBatches(pairs, BATCH_TOKENS, 0, frame).once(), device)
-    scores = score(hypotheses, references, sources, translator.target)
+    scores = score(hypotheses, references, sources, to or translator.target)
     return Evaluation(scores, perplexity(total, tokens), len(pairs), hypotheses, seconds)

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,12 +41,18 @@ _fp16_product = _direct(torch.ops.quantized.linear_dynamic_fp16.default)
 class Int8(nn.Module):
     """x W^T + b, (..., K) -> (..., N), with W in bytes."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, step: Tensor | None = None) -> None:
+        """With `step` (N,), of each output, `weight` is in bytes already."""
         super().__init__()
-        step = (weight.abs().amax(1) / 127).clamp(min=1e-12).double()  # (N,), of each output
+        given = step is not None
+        step = (step if step is not None else (weight.abs().amax(1) / 127).clamp(min=1e-12)).double()
+        zero = torch.zeros_like(step).long()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch means to replace this kind of tensor, and has nothing as fast yet
-            values = torch.quantize_per_channel(weight.float(), step, torch.zeros_like(step).long(), 0, torch.qint8)
+            if given:
+                values = torch._make_per_channel_quantized_tensor(weight, step, zero, 0)
+            else:
+                values = torch.quantize_per_channel(weight.float(), step, zero, 0, torch.qint8)
             self.matrix = torch.ops.quantized.linear_prepack(values, None if bias is None else bias.float())
         # Without VNNI, pairs of products are summed in 16 bits, so inputs may only have 7.
         self.narrow = not torch.cpu._is_vnni_supported()
@@ -86,7 +93,7 @@ KINDS: dict[str, type[nn.Module]] = {"int8": Int8, "fp16": Fp16, "bf16": Bf16}
 class PackedHead(Head):
     """An embedding that is also the head stays as it is for looking up, and is packed for the head alone."""
 
-    def __init__(self, head: Head, kind: type[nn.Module]) -> None:
+    def __init__(self, head: Head, kind: Callable[[Tensor, Tensor | None], nn.Module]) -> None:
         nn.Module.__init__(self)
         self.product = kind(*_parts(head))
         self.scale, self.absent = head.scale, head.absent
@@ -121,14 +128,32 @@ def is_packed(model: nn.Module) -> bool:
 
 def packed(model: nn.Module, kind: str) -> nn.Module:
     """Every matrix of the model in this kind of number, in place; position schemes stay as they are."""
-    kept = {part for module in model.modules() if isinstance(module, Positions) for part in module.modules()}
-    for module in [m for m in model.modules() if m not in kept]:
-        for name, child in list(module.named_children()):
-            if isinstance(child, Head):
-                setattr(module, name, PackedHead(child, KINDS[kind]))
-            elif isinstance(child, nn.Linear):
-                setattr(module, name, KINDS[kind](*_parts(child)))
+    for module, name, layer in products(model):
+        put(module, name, layer, KINDS[kind])
     return model
+
+
+def packed_bytes(model: nn.Module, rows: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+    """The same from bytes: `rows` gives those of a weight (N, K), and their steps (N, 1). Biases are the model's."""
+    for module, name, layer in products(model):
+        values, step = rows(layer.weight)  # type: ignore[arg-type]
+        put(module, name, layer, lambda _, bias, w=values, s=step: Int8(w, bias, s.squeeze(1)))
+
+
+def products(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
+    """Where the model multiplies with matrices: a module, and the name it has for a layer."""
+    kept = {part for module in model.modules() if isinstance(module, Positions) for part in module.modules()}
+    return [
+        (module, name, layer)
+        for module in model.modules()
+        if module not in kept
+        for name, layer in module.named_children()
+        if isinstance(layer, (Head, nn.Linear)) and not isinstance(layer, PackedHead)
+    ]
+
+
+def put(module: nn.Module, name: str, layer: nn.Module, kind: Callable[..., nn.Module]) -> None:
+    setattr(module, name, PackedHead(layer, kind) if isinstance(layer, Head) else kind(*_parts(layer)))
 
 
 def _parts(layer: nn.Module) -> tuple[Tensor, Tensor | None]:

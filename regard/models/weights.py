@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.errors import RegardError
+from regard.layers.packed import packed_bytes, products
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
@@ -18,8 +19,57 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
+STEP = ".step"  # a matrix in bytes has its steps beside it
+
+
+def in_bytes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same in a quarter of the room: of a matrix each row in 255 steps of its own, all else in halves."""
+    made: dict[str, Tensor] = {}
+    for name, x in tensors.items():
+        if x.ndim == 2:
+            step = (x.abs().amax(1, keepdim=True) / 127).clamp(min=1e-12).float()  # (rows, 1)
+            made |= {name: (x / step).round().to(torch.int8), name + STEP: step}
+        else:
+            made[name] = x.half()
+    return made
+
+
+def out_of_bytes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices that `in_bytes` rounded, in fp32; other tensors as they are."""
+    steps = {name.removesuffix(STEP): step for name, step in tensors.items() if name.endswith(STEP)}
+    kept = {name: x for name, x in tensors.items() if not name.endswith(STEP)}
+    return {name: x.float() * steps[name] if name in steps else x for name, x in kept.items()}
+
+
+def are_bytes(tensors: Mapping[str, Tensor]) -> bool:
+    return any(name.endswith(STEP) for name in tensors)
+
+
+def load_bytes(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
+    """What `in_bytes` rounded, into a model whose products are then of bytes (layers/packed.py). No matrix becomes fp32 but
+    those that rows are looked up in."""
+    check(model, {name: x for name, x in tensors.items() if not name.endswith(STEP)}, where)
+    check_steps(tensors, where)
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    multiplied = {names[layer.weight] for _, _, layer in products(model) if isinstance(layer, nn.Linear)}
+    fill(model, out_of_bytes({k: x for k, x in tensors.items() if k.removesuffix(STEP) not in multiplied}))
+    packed_bytes(model, lambda weight: (tensors[names[weight]], tensors[names[weight] + STEP]))
+
+
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
     """Copy tensors into a model; whatever is missing, extra or of another shape is listed."""
+    check(model, tensors, where)
+    fill(model, tensors)
+
+
+def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    own = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, x in tensors.items():
+            own[name].copy_(x)
+
+
+def check(model: nn.Module, tensors: Mapping[str, Tensor], where: Path) -> None:
     own = dict(model.named_parameters())
     wrong = [f"{name} is missing" for name in own.keys() - tensors.keys()]
     wrong += [f"{name} is not in the model" for name in tensors.keys() - own.keys()]
@@ -32,14 +82,19 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> N
     if wrong:
         shown = "; ".join(sorted(wrong)[:4]) + (f"; and {len(wrong) - 4} more" if len(wrong) > 4 else "")
         raise RegardError(f"the weights in {where} do not fit this model (another vocabulary or size?): {shown}")
-    with torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(tensors[name])
+
+
+def check_steps(tensors: Mapping[str, Tensor], where: Path) -> None:
+    """Of matrices in bytes, which `check` sees none of."""
+    for name, x in tensors.items():
+        step = tensors.get(name + STEP)
+        if x.dtype == torch.int8 and (step is None or step.shape != (len(x), 1) or not finite(step)):
+            raise RegardError(f"the steps of {name} in {where} are missing or broken: copy the folder anew")
 
 
 def finite(x: Tensor) -> bool:
     """One number that is not finite makes the sum so too, which is faster to see; a sum of huge ones may be, without any."""
-    return bool(x.sum().isfinite() or x.isfinite().all())
+    return not x.is_floating_point() or bool(x.sum().isfinite() or x.isfinite().all())
 
 
 DRAWS = {nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_, Tensor.uniform_, Tensor.normal_}

@@ -12,16 +12,19 @@ from torch import nn
 from regard.config import Config
 from regard.data.batches import PairBatches
 from regard.data.corpus import Corpus
-from regard.data.shards import Filters, Store, cache_folder, prepare
+from regard.data.directions import prepare_pairs, tag_of, targets
+from regard.data.shards import Filters, Store
 from regard.decode.engine import decode
 from regard.device import autocast
 from regard.errors import RegardError
 from regard.evaluate.likelihood import BATCH_TOKENS, total_loss
 from regard.evaluate.translation import corpus_bleu, perplexity
+from regard.folder import Bundle
 from regard.models.seq2seq import EncoderDecoder
 from regard.progress import counted, progress_bar
 from regard.tasks.job import Job, Poll, Validation
 from regard.tasks.start import Start
+from regard.text.dropout import Dropout
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.log import say
 from regard.training.objective import Objective, token_objective
@@ -31,15 +34,19 @@ from regard.training.objective import Objective, token_objective
 class TranslationJob(Job):
     train: Store
     valid: Store
-    valid_pairs: list[tuple[str, ...]]  # raw text, for real decoding
+    valid_pairs: list[tuple[str, str, str]]  # direction ("en>de", or nothing) and raw text, for real decoding
+    directions: tuple[str, ...] = ()  # of a model that has several
 
     @property
     def metrics(self) -> tuple[str, ...]:
         return ("loss", "bleu")
 
     def batches(self) -> PairBatches:
-        train = self.config.train
-        return PairBatches(self.train, train.batch_tokens, train.seed, self.frame)
+        train, chance = self.config.train, self.config.tokenizer.dropout
+        assert self.tokenizers is not None
+        dropout = Dropout(self.tokenizers.source, chance) if chance else None
+        longest = self.config.model.max_len
+        return PairBatches(self.train, train.batch_tokens, train.seed, self.frame, dropout, longest)
 
     def objective(self) -> Objective:
         return token_objective(self.model, self.config.train)
@@ -52,19 +59,37 @@ class TranslationJob(Job):
         return Validation(total / tokens, {"perplexity": perplexity(total, tokens), "bleu": bleu}, samples)
 
     def _translate(self, model: nn.Module, device: torch.device, poll: Poll) -> tuple[float, list[str]]:
+        """BLEU of the validation sentences, of several directions their mean, and a few translations."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for direction, source, target in self.valid_pairs:
+            groups.setdefault(direction, []).append((source, target))
+        found = [self._translate_one(model, direction, pairs, device, poll) for direction, pairs in groups.items()]
+        shown = [samples[: -(-self.config.train.samples // len(found))] for _, samples in found]
+        if len(found) > 1:
+            say("BLEU " + ", ".join(f"{name} {bleu:.2f}" for name, (bleu, _) in zip(groups, found, strict=True)))
+        return sum(bleu for bleu, _ in found) / len(found), [line for lines in shown for line in lines]
+
+    def _translate_one(
+        self, model: nn.Module, direction: str, pairs: list[tuple[str, str]], device: torch.device, poll: Poll
+    ) -> tuple[float, list[str]]:
         assert isinstance(model, EncoderDecoder)
         assert self.tokenizers is not None
-        train = self.config.train
-        pairs = self.valid_pairs[: train.valid_sentences or None]
+        pairs = pairs[: self.config.train.valid_sentences or None]
         sources = self.tokenizers.source.encode_batch([pair[0] for pair in pairs])
+        language = direction.split(">")[-1] or self.config.data.target
+        if direction:
+            sources = [[tag_of(self.tokenizers.source, language), *ids] for ids in sources]
         # Greedy: the same ranking of checkpoints as a beam for a fraction of its time.
         options = dataclasses.replace(self.config.decode, beam=1, nbest=1, temperature=0.0)
         found = decode(model, sources, options, model.config.max_len, device, lambda done: poll(), self.frame)
         texts = self.tokenizers.target.decode_batch(best[0].tokens for best in found)
         cased = (lambda text: text.lower()) if self.config.tokenizer.lowercase else str  # as the model can write it
-        bleu = corpus_bleu(texts, [cased(pair[1]) for pair in pairs], self.config.data.target)
-        rows = zip(pairs[: train.samples], texts, strict=False)
+        bleu = corpus_bleu(texts, [cased(pair[1]) for pair in pairs], language)
+        rows = zip(pairs[: self.config.train.samples], texts, strict=False)
         return bleu, [f"{source}\n    ours {text}\n    ref. {reference}" for (source, reference), text in rows]
+
+    def bundle(self) -> Bundle:
+        return replace(super().bundle(), directions=self.directions)
 
     def next_steps(self) -> list[str]:
         return [*super().next_steps(), f'regard translate --model {self.folder} "..."']
@@ -75,7 +100,11 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Translatio
         raise RegardError(f"translation needs an encoder and a decoder: {config.model.preset} is not such a model")
     start = Start.of(folder, config, quiet)
     corpora = {split: corpus_of(config, split) for split in ("train", "valid")}
-    valid_pairs = [pair for pair in corpora["valid"].rows() if all(text.strip() for text in pair)]
+    directions = corpora["train"].directions
+    if directions:
+        check_directions(config, directions, corpora["valid"].directions)
+        config = replace(config, tokenizer=replace(config.tokenizer, tags=targets(directions)))
+    valid_pairs = [row for row in corpora["valid"].directed_rows() if all(text.strip() for text in row[1:])]
     tokenizers = start.tokenizers(lambda: learn(corpora["train"], config, quiet))
     frame = start.frame()
     longest = config.model.max_len - max(len(frame.before) + len(frame.after), len(frame.start))
@@ -91,7 +120,17 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Translatio
     model = start.model(sizes)
     config = replace(config, model=model.config)  # type: ignore[arg-type]
     amount = f"{len(train):,} training pairs"
-    return TranslationJob(folder, config, model, tokenizers, frame, train.key, amount, train, valid, valid_pairs)
+    own = (folder, config, model, tokenizers, frame, train.key, amount)
+    return TranslationJob(*own, train, valid, valid_pairs, directions)
+
+
+def check_directions(config: Config, train: tuple[str, ...], valid: tuple[str, ...]) -> None:
+    if not config.tokenizer.joint:
+        raise RegardError("a model of several directions has one vocabulary for all: set tokenizer.joint true")
+    if unknown := [direction for direction in valid if direction not in train] or (not valid and ["none"]):
+        raise RegardError(
+            f"data.valid has the direction {unknown[0]}, which data.train has not: write '...@en>de' in both"
+        )
 
 
 def corpus_of(config: Config, split: str) -> Corpus:
@@ -119,6 +158,6 @@ def learn(corpus: Corpus, config: Config, quiet: bool) -> Tokenizers:
 
 def _store(corpus: Corpus, tokenizers: Tokenizers, filters: Filters, what: str, quiet: bool) -> Store:
     with progress_bar("tokenising pairs", quiet=quiet) as advance:
-        store = prepare(corpus, (tokenizers.source, tokenizers.target), filters, cache_folder(), advance)
+        store = prepare_pairs(corpus, tokenizers, filters, advance)
     say(f"{what} data: {store.report.describe()}", quiet)
     return store

@@ -116,6 +116,12 @@ class Tokenizer:
         named = {i: re.fullmatch(r"<extra[-_](?:id_)?(\d+)>", token.content) for i, token in added.items()}
         return sorted((i for i, found in named.items() if found), key=lambda i: int(named[i][1]))  # type: ignore[index]
 
+    def tags(self) -> dict[str, int]:
+        """The ids of <to-de>, <to-fr>, ... by language: special tokens that say what to translate to."""
+        added = self._backend.get_added_tokens_decoder()
+        named = {re.fullmatch(r"<to-(.+)>", token.content): i for i, token in added.items()}
+        return {found[1]: i for found, i in named.items() if found}
+
     def __len__(self) -> int:
         return self._size
 

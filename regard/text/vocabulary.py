@@ -24,7 +24,11 @@ NAMED = rf"(?<!\S)(?:{'|'.join(SPECIALS)}|<extra-\d+>)(?!\S)"  # a word that is 
 
 
 def specials_of(config: TokenizerConfig) -> list[str]:
-    return [*SPECIALS, *(f"<extra-{i}>" for i in range(config.extra))]
+    return [
+        *SPECIALS,
+        *(f"<to-{language}>" for language in config.tags),
+        *(f"<extra-{i}>" for i in range(config.extra)),
+    ]
 
 
 def learn(lines: Iterable[str], config: TokenizerConfig) -> tokenizers.Tokenizer:

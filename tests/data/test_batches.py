@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data.batches import Batch, Batches, Cursor, PairBatches, ahead, bucket_widths, pad_rows
+from regard.data.batches import Batch, Batches, Cursor, PairBatches, ahead, bucket_widths, padded
 from regard.data.shards import FilterReport, Filters, Store, TokenStore
 from regard.text.tokenizer import EOS, PAD, SOS
 
@@ -176,8 +176,8 @@ def test_a_batch_by_hand() -> None:
 def test_padding_between_special_tokens() -> None:
     store = tokens([[5, 6], []])
     rows = np.array([1, 0])
-    assert pad_rows(store, rows, 4).tolist() == [[0, 0, 0, 0], [5, 6, 0, 0]]
-    assert pad_rows(store, rows, 4, (SOS,), (EOS,)).tolist() == [[1, 2, 0, 0], [1, 5, 6, 2]]
+    assert padded(store.together(rows), 4).tolist() == [[0, 0, 0, 0], [5, 6, 0, 0]]
+    assert padded(store.together(rows), 4, (SOS,), (EOS,)).tolist() == [[1, 2, 0, 0], [1, 5, 6, 2]]
 
 
 def test_moving_a_batch_keeps_it() -> None:

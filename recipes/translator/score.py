@@ -1,0 +1,126 @@
+"""Scores on the published tests: BLEU and chrF in all directions, greedy and by beam, each with its signature.
+
+    python recipes/translator/score.py MODEL DATA [--beam 5] [--out scores.json] [--device auto]
+
+DATA holds tatoeba/ and europarl-en-de/. Chinese is asked for in the script that a line of the test is in, and scored in both
+scripts together and in each alone, on characters. What the model says is scored as it is. Europarl has no test; its
+validation set stands in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import regard
+from regard.data.corpus import read_lines
+from regard.evaluate.translation import score
+from regard.files import write_text
+from regard.tables import table
+from regard.translator import Translator
+
+SCRIPTS = {"cmn_Hans": "zh", "cmn_Hant": "zh-Hant"}
+
+
+@dataclass(frozen=True)
+class Test:
+    name: str
+    source: list[str]
+    target: list[str]
+    direction: str
+    languages: list[str]  # of each line, beside English: de, fr, zh or zh-Hant
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--beam", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--device", default="auto")
+    given = parser.parse_args()
+    translator = regard.load(given.model, given.device)
+    rows = []
+    for test in tests(given.data):
+        for beam in (1, given.beam):
+            rows += scored(translator, test, beam)
+            print(f"{test.direction} {test.name} beam {beam}: {rows[-1]['bleu']:.2f}", flush=True)
+    print("\n".join(table([HEADER, *map(cells, rows)], 2)))
+    print("\n".join(sorted({row[f"{metric}_signature"] for row in rows for metric in ("bleu", "chrf")})))
+    if given.out:
+        write_text(given.out, json.dumps(rows, indent=1) + "\n")
+
+
+HEADER = ("direction", "test", "sentences", "beam", "BLEU", "chrF", "seconds")
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    numbers = (
+        f"{row['sentences']:,}",
+        str(row["beam"]),
+        f"{row['bleu']:.2f}",
+        f"{row['chrf']:.2f}",
+        f"{row['seconds']:.1f}",
+    )
+    return row["direction"], row["test"], *numbers
+
+
+def tests(data: Path) -> Iterator[Test]:
+    """Both directions of each."""
+    for lang in ("de", "fr", "zh"):
+        sides = {side: list(read_lines(data / "tatoeba" / f"en-{lang}.test.{side}.xz")) for side in ("en", lang)}
+        scripts = data / "tatoeba" / "en-zh.test.script.xz"
+        own = [SCRIPTS[line] for line in read_lines(scripts)] if lang == "zh" else [lang] * len(sides["en"])
+        yield Test("tatoeba", sides["en"], sides[lang], f"en>{lang}", own)
+        yield Test("tatoeba", sides[lang], sides["en"], f"{lang}>en", own)
+    rows = zip(*(read_lines(data / "europarl-en-de" / f"val.{side}.xz") for side in ("en", "de")), strict=True)
+    english, german = map(
+        list, zip(*(row for row in rows if row[0] != row[1]), strict=True)
+    )  # some were not translated
+    sides = {"en": english, "de": german}
+    for source, target in (("en", "de"), ("de", "en")):
+        yield Test("europarl val", sides[source], sides[target], f"{source}>{target}", ["de"] * len(sides["en"]))
+
+
+def scored(translator: Translator, test: Test, beam: int) -> list[dict[str, Any]]:
+    """All lines together, and those of each script alone where there are several."""
+    begun = time.time()
+    english = test.direction.endswith(">en")
+    said = translated(translator, test.source, ["en"] * len(test.source) if english else test.languages, beam)
+    seconds = time.time() - begun
+    rows = []
+    for name, chosen in parts(test.languages).items():
+        lines = [[side[i] for i in chosen] for side in (said, test.target, test.source)]
+        found = score(*lines, "en" if english else test.languages[0])  # type: ignore[call-arg]
+        rows.append(
+            {"direction": test.direction, "test": f"{test.name} {name}".strip(), "sentences": len(chosen), "beam": beam}
+            | {"bleu": found.bleu.value, "bleu_signature": found.bleu.signature}
+            | {"chrf": found.chrf.value, "chrf_signature": found.chrf.signature, "seconds": seconds}
+        )
+    return rows[::-1]  # all of them last
+
+
+def parts(languages: list[str]) -> dict[str, list[int]]:
+    """Line numbers: of all, and of each language if there are several."""
+    every = {"": list(range(len(languages)))}
+    several = dict.fromkeys(languages) if len(set(languages)) > 1 else {}
+    return every | {name: [i for i, own in enumerate(languages) if own == name] for name in several}
+
+
+def translated(translator: Translator, texts: list[str], languages: list[str], beam: int) -> list[str]:
+    said = [""] * len(texts)
+    for language in dict.fromkeys(languages):
+        chosen = [i for i, own in enumerate(languages) if own == language]
+        found = translator.translate([texts[i] for i in chosen], to=language, beam=beam)
+        for i, translation in zip(chosen, found, strict=True):
+            said[i] = " ".join(translation.text.splitlines())
+    return said
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+"""Trained models that Regard brings along, each a model folder (folder.py) beside this file; `regard.load` takes a name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+DEFAULT = "many"  # English to and from German, French and Chinese: what `regard translate` uses
+
+
+def embedded(name: str | Path) -> Path:
+    """Where the model of this name is, if there is one."""
+    return FOLDER / Path(name).name if len(Path(name).parts) == 1 else Path(name)
+
+
+def names() -> list[str]:
+    return sorted(path.parent.name for path in FOLDER.glob("*/config.json"))

@@ -1,0 +1,203 @@
+"""Several directions in one model, told apart by a token before the source."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import regard
+from regard.config import TokenizerConfig
+from regard.data.batches import PairBatches
+from regard.data.corpus import Corpus, direction_of
+from regard.data.directions import Directed, Tagging, prepare_pairs, tag_of, targets
+from regard.data.shards import Filters, Store
+from regard.errors import RegardError
+from regard.evaluate.report import evaluate
+from regard.text.dropout import Dropout
+from regard.text.tokenizer import Tokenizer, Tokenizers
+from regard.translator import Translator
+
+SPECS = ("p.{lang}@en>de", "p.{lang}@de>en", "q.tsv@en>zh-Hant")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "p.en").write_text("one\ntwo\n")
+    (tmp_path / "p.de").write_text("eins\nzwei\n")
+    (tmp_path / "q.tsv").write_text("three\tsan\n\tnothing\n")
+    return tmp_path
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    config = TokenizerConfig(kind="char", vocab_size=60, tags=("de", "en", "zh-Hant"))
+    return Tokenizer.train(["one two eins zwei three san"], config)
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("a.{lang}.xz@en>de", ("a.{lang}.xz", "en>de")),
+        ("a@b.tsv@zh-Hant>en", ("a@b.tsv", "zh-Hant>en")),
+        ("a.{lang}", ("a.{lang}", "")),
+        ("me@home.tsv", ("me@home.tsv", "")),
+    ],
+)
+def test_a_spec_says_its_direction(spec: str, expected: tuple[str, str]) -> None:
+    assert direction_of(spec) == expected
+
+
+def test_rows_of_a_corpus_in_their_directions(root: Path) -> None:
+    corpus = Corpus(SPECS, "en", "de", root)
+    assert corpus.directions == ("en>de", "de>en", "en>zh-Hant")
+    assert list(corpus.directed_rows())[:4] == [
+        ("en>de", "one", "eins"),
+        ("en>de", "two", "zwei"),
+        ("de>en", "eins", "one"),
+        ("de>en", "zwei", "two"),
+    ]
+    assert list(corpus.rows())[2] == ("eins", "one")
+    assert list(Directed(corpus).rows())[4] == ("zh-Hant\tthree", "san")
+    assert targets(corpus.directions) == ("de", "en", "zh-Hant")
+
+
+def test_directions_are_part_of_what_a_corpus_is(root: Path) -> None:
+    there, back, none = (Corpus((spec,), "en", "de", root) for spec in ("q.tsv@en>de", "q.tsv@en>fr", "q.tsv"))
+    assert len({c.fingerprint() for c in (there, back, none)}) == 3
+    assert Directed(there).fingerprint() != there.fingerprint()
+    assert none.directions == ()
+
+
+def test_all_specs_have_a_direction_or_none_has(root: Path) -> None:
+    with pytest.raises(RegardError, match=r"'q\.tsv' has no direction"):
+        _ = Corpus(("p.{lang}@en>de", "q.tsv"), "en", "de", root).directions
+
+
+def test_tags_are_special_tokens(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    assert tokenizer.tags() == {"de": 5, "en": 6, "zh-Hant": 7}
+    assert tokenizer.encode("<to-de>")[0] != 5  # what a user types is text
+    assert tokenizer.decode([5, *tokenizer.encode("one")]) == "one"
+    tokenizer.save(tmp_path / "t.json")
+    assert Tokenizer.load(tmp_path / "t.json").tags() == tokenizer.tags()
+    with pytest.raises(RegardError, match="no token for the language 'fr': it translates to de, en, zh-Hant"):
+        tag_of(tokenizer, "fr")
+
+
+def test_sources_begin_with_the_token_of_their_target(tokenizer: Tokenizer, root: Path) -> None:
+    store = prepare_pairs(Corpus(SPECS, "en", "de", root), Tokenizers(tokenizer, tokenizer), Filters(100))
+    assert [store.source[i].tolist() for i in (0, 2, 4)] == [
+        [5, *tokenizer.encode("one")],
+        [6, *tokenizer.encode("eins")],
+        [7, *tokenizer.encode("three")],
+    ]
+    assert store.target[2].tolist() == tokenizer.encode("one")
+    assert len(store) == 5  # a source that is empty but for its token is left out
+    assert Tagging(tokenizer).encode_batch(["de\t", "en\ta\tb"]) == [[], [6, *tokenizer.encode("a\tb")]]
+    plain = prepare_pairs(Corpus(("q.tsv",), "en", "de", root), Tokenizers(tokenizer, tokenizer), Filters(100))
+    assert plain.source[0].tolist() == tokenizer.encode("three")
+
+
+def test_batches_with_dropout_stay_within_the_model_and_say_the_same(tmp_path: Path) -> None:
+    lines = [" ".join(random.Random(i).choices(["stable", "unstable", "table"], k=1 + i % 6)) for i in range(60)]
+    (tmp_path / "p.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines))
+    bpe = Tokenizer.train(lines, TokenizerConfig(kind="byte-bpe", vocab_size=290, tags=("de",)))
+    store: Store = prepare_pairs(
+        Corpus(("p.tsv@en>de",), "en", "de", tmp_path), Tokenizers(bpe, bpe), Filters(100)
+    )  # fmt: skip
+    longest = int(max(store.source.lengths.max() + 1, store.target.lengths.max() + 1))
+    batches = PairBatches(store, 256, 3, dropout=Dropout(bpe, 0.5), max_len=longest)
+    made = [batch for i in range(3) for batch in (batches.batch(i, j) for j in range(len(batches.plan(i))))]
+    assert all(((x != 0).sum(1) <= longest).all() for batch in made for x in batch.inputs)
+    said = {line for batch in made for line in bpe.decode_batch(batch.inputs[0].tolist())}
+    assert said == set(lines)
+    assert all(row[0] == 5 for batch in made for row in batch.inputs[0].tolist())
+    again = PairBatches(store, 256, 3, dropout=Dropout(bpe, 0.5), max_len=longest).batch(1, 0)
+    assert np.array_equal(again.inputs[0], batches.batch(1, 0).inputs[0])
+    assert not np.array_equal(again.labels, PairBatches(store, 256, 3).batch(1, 0).labels)
+
+
+# ---- a model that learned two -------------------------------------------------------------------------------------------
+
+RECIPE: dict[str, Any] = {
+    "data": {"train": ["t.{lang}@en>de", "t.{lang}@en>fr"], "valid": ["v.{lang}@en>de", "v.{lang}@en>fr"]},
+    "tokenizer": {"kind": "char", "vocab_size": 40},
+    "model": {"n_encoder_layers": 1, "n_decoder_layers": 1, "d_model": 64, "n_heads": 4, "d_ff": 128, "max_len": 16},
+    "train": {"steps": 250, "batch_tokens": 512, "lr": 5e-3, "warmup": 50, "schedule": "cosine", "label_smoothing": 0.0},
+    "decode": {"beam": 2, "max_len_b": 4},
+}  # fmt: skip
+RECIPE["model"] |= {"dropout": 0.0}
+RECIPE["train"] |= {"valid_every": 125, "save_every": 250, "samples": 2, "threads": 1, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Translator, list[str]]:
+    """To "German" words are reversed, to "French" every letter is the next one."""
+    folder = tmp_path_factory.mktemp("two")
+    words = ["".join(w) for k in (3, 4) for w in itertools.product("abcde", repeat=k)]
+    random.Random(1).shuffle(words)
+    for name, part in (("t", words[:600]), ("v", words[600:650])):
+        for lang, change in (("en", str), ("de", lambda w: w[::-1]), ("fr", shifted)):
+            (folder / f"{name}.{lang}").write_text("".join(change(w) + "\n" for w in part))
+    (folder / "two.toml").write_text("")
+    run = regard.train(folder / "two.toml", run=folder / "run", quiet=True, **with_root(folder))
+    return regard.load(run, "cpu"), words[650:]
+
+
+def with_root(folder: Path) -> dict[str, Any]:
+    return RECIPE | {"data": RECIPE["data"] | {"root": str(folder)}}
+
+
+def shifted(word: str) -> str:
+    return word.translate(str.maketrans("abcde", "bcdea"))
+
+
+def test_a_model_of_two_directions_does_what_its_tag_says(learned: tuple[Translator, list[str]]) -> None:
+    translator, words = learned
+    assert translator.directions == ("en>de", "en>fr")
+    for to, change in (("de", lambda w: w[::-1]), ("fr", shifted)):
+        said = [t.text for t in translator.translate(words, to=to)]
+        right = sum(text == change(word) for text, word in zip(said, words, strict=True))
+        assert right / len(words) >= 0.9, (to, right, len(words))
+
+
+def test_such_a_model_wants_to_be_told(learned: tuple[Translator, list[str]]) -> None:
+    translator, _ = learned
+    with pytest.raises(RegardError, match="this model translates en>de, en>fr: say which language"):
+        translator.translate("abc")
+    with pytest.raises(RegardError, match="no token for the language 'zh': it translates to de, fr"):
+        translator.translate("abc", to="zh")
+    assert translator.translate(["", "abc"], to="de")[0].text == ""
+
+
+def test_such_a_model_is_scored_one_direction_at_a_time(learned: tuple[Translator, list[str]], tmp_path: Path) -> None:
+    translator, words = learned
+    (tmp_path / "x.tsv").write_text("".join(f"{word}\t{shifted(word)}\n" for word in words[:40]))
+    right, wrong = (Corpus((f"x.tsv@en>{to}",), "en", "de", tmp_path) for to in ("fr", "de"))
+    good, bad = evaluate(translator, right), evaluate(translator, wrong)
+    assert good.scores.exact.value >= 90 > bad.scores.exact.value
+    assert good.perplexity < 1.5 < bad.perplexity
+    with pytest.raises(RegardError, match="one direction at a time"):
+        evaluate(translator, Corpus(("x.tsv@en>de", "x.tsv@en>fr"), "en", "de", tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data.valid": ["v.{lang}@de>en"]}, "data.valid has the direction de>en, which data.train has not"),
+        ({"data.valid": ["v.{lang}"]}, "data.valid has the direction none"),
+        ({"tokenizer.joint": False, "model.tie": "decoder"}, "set tokenizer.joint true"),
+    ],
+)
+def test_recipes_that_do_not_fit_together(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    for name in ("t.en", "t.de", "t.fr", "v.en", "v.de", "v.fr"):
+        (tmp_path / name).write_text("ab\n")
+    (tmp_path / "r.toml").write_text("")
+    with pytest.raises(RegardError, match=said):
+        regard.train(
+            tmp_path / "r.toml", run=tmp_path / "run", quiet=True, settings=changes, **with_root(tmp_path)
+        )  # fmt: skip

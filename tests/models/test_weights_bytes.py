@@ -1,0 +1,145 @@
+"""Weights in bytes: a quarter of the room on the disk, and the way from there into a model."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from regard import folder
+from regard.config import TokenizerConfig
+from regard.errors import RegardError
+from regard.files import seal
+from regard.layers.packed import Int8, is_packed
+from regard.models.architectures import make_model, preset
+from regard.models.weights import STEP, are_bytes, in_bytes, load_bytes, out_of_bytes, weights_of
+from regard.text.tokenizer import Tokenizer, Tokenizers
+
+SIZES = {"n_encoder_layers": 2, "n_decoder_layers": 1, "d_model": 32, "n_heads": 2, "d_ff": 64, "max_len": 64}
+
+
+def test_a_matrix_by_hand() -> None:
+    x = torch.tensor([[1.27, -0.5, 0.004], [0.0, 0.0, 0.0], [-254.0, 1.0, 2.9]])
+    made = in_bytes({"a": x, "b": x[0]})
+    assert made["a"].tolist() == [[127, -50, 0], [0, 0, 0], [-127, 0, 1]]
+    assert made["a"].dtype == torch.int8
+    assert made["a" + STEP].flatten().tolist() == pytest.approx([0.01, 1e-12, 2.0])
+    assert made["b"].dtype == torch.float16
+    back = out_of_bytes(made)
+    assert set(back) == {"a", "b"}
+    assert torch.allclose(back["a"], torch.tensor([[1.27, -0.5, 0.0], [0.0, 0.0, 0.0], [-254.0, 0.0, 2.0]]))
+    assert torch.equal(out_of_bytes({"c": x})["c"], x)
+
+
+def test_every_number_is_within_half_a_step_and_rounding_twice_changes_nothing() -> None:
+    x = torch.randn(50, 40) * torch.logspace(-4, 3, 50)[:, None]
+    made = in_bytes({"x": x})
+    back = out_of_bytes(made)["x"]
+    assert ((back - x).abs() <= made["x" + STEP] * 0.5001).all()
+    assert torch.equal(in_bytes({"x": back})["x"], made["x"])
+
+
+def bundle(**sizes: Any) -> folder.Bundle:
+    tokenizer = Tokenizer.train(["I ate an apple."], TokenizerConfig(kind="char", vocab_size=50))
+    torch.manual_seed(3)
+    config = preset("transformer-tiny", source_vocab=len(tokenizer), target_vocab=len(tokenizer), **(SIZES | sizes))
+    model = make_model(config).eval()
+    for p in model.parameters():
+        p.data += torch.randn_like(p) * 0.1  # biases and norms that are not zeros and ones
+    return folder.Bundle(model, Tokenizers(tokenizer, tokenizer), "translation", source="en", target="de")
+
+
+def logits(model: nn.Module) -> Tensor:
+    generator = torch.Generator().manual_seed(5)
+    source, target = (torch.randint(5, 14, (3, 9), generator=generator) for _ in range(2))
+    with torch.no_grad():
+        return model(source, target)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"tie": "all"}, {"tie": "none"}, {"positions": "learned"}, {"positions": "t5", "cross_positions": "t5"}]
+)
+def test_bytes_from_the_disk_are_the_model_that_was_rounded_in_memory(tmp_path: Path, sizes: dict[str, Any]) -> None:
+    """Oracle: the same folder loaded in fp32 and then rounded to int8, whose steps are the same."""
+    folder.save(tmp_path / "m", bundle(**sizes), "", small=True)
+    exact = folder.load(tmp_path / "m", torch.device("cpu"), "fp32").model
+    straight = folder.load(tmp_path / "m", torch.device("cpu"), "int8").model
+    from regard.layers.packed import packed
+
+    expected, found = logits(exact), logits(straight)
+    assert is_packed(straight)
+    assert not is_packed(exact)
+    assert not any(isinstance(m, nn.Linear) for name, m in straight.named_modules() if "scheme" not in name)
+    assert torch.allclose(found, logits(packed(exact, "int8")), atol=1e-4)
+    assert (found - expected).abs().mean() < 0.05 * expected.abs().mean()
+
+
+def test_a_small_folder_is_small_and_close_to_the_whole(tmp_path: Path) -> None:
+    whole = bundle(d_model=64, d_ff=256)
+    for name, small in (("big", False), ("small", True)):
+        folder.save(tmp_path / name, whole, "", small=small)
+    sizes = {name: (tmp_path / name / "model.safetensors").stat().st_size for name in ("big", "small")}
+    assert sizes["small"] < 0.3 * sizes["big"]
+    again = folder.load(tmp_path / "small", torch.device("cpu"), "fp32").model
+    for name, x in weights_of(whole.model).items():
+        mine = weights_of(again)[name]
+        limit = x.abs().amax(-1, keepdim=True) / 250 if x.ndim == 2 else x.abs() / 1000 + 1e-6
+        assert ((mine - x).abs() <= limit).all(), name
+
+
+def test_int8_of_given_bytes_is_int8_of_the_matrix() -> None:
+    weight, bias, x = torch.randn(8, 16), torch.randn(8), torch.randn(3, 16)
+    made = in_bytes({"w": weight})
+    straight = Int8(made["w"], bias, made["w" + STEP].squeeze(1))
+    assert torch.allclose(straight(x), Int8(weight, bias)(x), atol=1e-5)
+    exact = x @ out_of_bytes(made)["w"].T + bias
+    assert (straight(x) - exact).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("way", ["int8", "fp32"])
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda t, name: t.pop(name), "is missing"),
+        (lambda t, name: t.update({k: t[k][:-1].contiguous() for k in (name, name + STEP)}), "the model has"),
+        (lambda t, name: t.update({name + STEP: t[name + STEP] * math.nan}), "not finite|missing or broken"),
+        (lambda t, name: t.update({"more": torch.zeros(3)}), "more is not in the model"),
+    ],
+)  # fmt: skip
+def test_broken_weights_are_named(tmp_path: Path, way: str, harm: Any, said: str) -> None:
+    path = tmp_path / "m"
+    folder.save(path, bundle(), "", small=True)
+    tensors = load_file(path / "model.safetensors")
+    assert are_bytes(tensors)
+    harm(tensors, next(name for name in tensors if name.endswith("weight") and name + STEP in tensors))
+    save_file(tensors, path / "model.safetensors")
+    (path / "manifest.json").unlink()
+    seal(path)
+    with pytest.raises(RegardError, match=said):
+        folder.load(path, torch.device("cpu"), way)
+
+
+def test_a_matrix_without_its_steps_is_refused() -> None:
+    model = bundle().model
+    tensors = in_bytes(weights_of(model))
+    del tensors[next(name for name in tensors if name.endswith(STEP))]
+    with pytest.raises(RegardError, match="missing or broken"):
+        load_bytes(model, tensors, Path("somewhere"))
+
+
+def test_languages_come_with_the_folder(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    profiles = {"en": {" th": -1.5}, "zh": {"ü": -2.0}}
+    folder.save(tmp_path / "m", replace(bundle(), languages=profiles, directions=("en>de",)), "")
+    again = folder.load(tmp_path / "m", torch.device("cpu"))
+    assert again.languages == profiles
+    assert again.directions == ("en>de",)
+    folder.save(tmp_path / "n", bundle(), "")
+    assert folder.load(tmp_path / "n", torch.device("cpu")).languages == {}
+    assert not (tmp_path / "n" / "languages.json").exists()

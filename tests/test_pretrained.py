@@ -1,0 +1,166 @@
+"""A model that comes along with Regard: found by its name, and what `regard translate` uses when none is named."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard
+from regard import cli, folder, pretrained
+from regard.config import DecodeConfig, TokenizerConfig
+from regard.doctor import examine
+from regard.errors import RegardError
+from regard.interpreter import Interpreter
+from regard.layers.packed import is_packed
+from regard.models.architectures import make_model, preset
+from regard.text.detect import learned
+from regard.text.tokenizer import Tokenizer, Tokenizers
+from regard.translator import Translator
+
+SIZES = {"n_encoder_layers": 1, "n_decoder_layers": 1, "d_model": 16, "n_heads": 2, "d_ff": 32, "max_len": 64}
+DIRECTIONS = ("en>de", "de>en", "en>fr")
+TEXTS = {"en": "the man went to the house", "de": "der Mann und die Frau gehen nicht in das Haus"}
+Call = Callable[..., tuple[int, str, str]]
+
+
+def save_tiny(path: Path, directions: tuple[str, ...] = DIRECTIONS) -> None:
+    """A model that learned nothing yet, with all that belongs to it."""
+    tags = tuple(dict.fromkeys(d.split(">")[1] for d in directions))
+    tokenizer = Tokenizer.train(TEXTS.values(), TokenizerConfig(kind="char", vocab_size=60, tags=tags))
+    torch.manual_seed(1)
+    model = make_model(preset("transformer-tiny", source_vocab=len(tokenizer), target_vocab=len(tokenizer), **SIZES))
+    profiles = {lang: learned([text]) for lang, text in TEXTS.items()}
+    both, decode = Tokenizers(tokenizer, tokenizer), DecodeConfig(beam=2, max_len_a=0.0, max_len_b=6)
+    own = folder.Bundle(
+        model, both, "translation", decode, "en", "de", directions, languages=profiles if directions else {}
+    )
+    folder.save(path, own, "# A card\n", small=True)
+
+
+@pytest.fixture
+def along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    save_tiny(tmp_path / "along" / "many")
+    monkeypatch.setattr(pretrained, "FOLDER", tmp_path / "along")
+    return tmp_path / "along" / "many"
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    """`regard WORDS` in this process: exit code, stdout, stderr."""
+
+    def run(*words: str, stdin: bytes = b"") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["regard", *words])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return int(stop.value.code or 0), *capfd.readouterr()
+
+    return run
+
+
+def test_a_model_is_found_by_its_name(along: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    translator = regard.load("many", "cpu")
+    assert isinstance(translator, Translator)
+    assert translator.directions == DIRECTIONS
+    assert pretrained.names() == ["many"]
+    assert examine()["models"] == "many"
+    with pytest.raises(RegardError, match=r"no model at few: .* Regard brings along \(many\)"):
+        regard.load("few", "cpu")
+    monkeypatch.chdir(tmp_path)
+    save_tiny(tmp_path / "many", directions=())  # a folder of that name goes first
+    assert regard.load("many", "cpu").directions == ()
+
+
+def test_without_any_the_list_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrained, "FOLDER", tmp_path)
+    assert pretrained.names() == []
+    assert examine()["models"] == "none brought along"
+
+
+def test_translating_without_a_model_uses_it(along: Path, call: Call) -> None:
+    expected = Interpreter(regard.load("many", "cpu", "int8")).translate("the man went", to="de")
+    assert call("translate", "the man went", "--device", "cpu") == (0, expected + "\n", "")
+    assert call("translate", "the man went", "--device", "cpu", "-m", "many", "--weights", "int8")[1] == expected + "\n"
+    assert call("translate", "--device", "cpu", stdin=b"the man went\n")[1] == expected + "\n"
+
+
+def test_its_weights_stay_in_bytes_on_a_cpu(along: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = []
+    monkeypatch.setattr("regard.cli_translate.load", lambda *a: loaded.append(regard.load(*a)) or loaded[-1])
+    call("translate", "the man went", "--device", "cpu")
+    call("translate", "the man went", "--device", "cpu", "--weights", "fp32")
+    assert [is_packed(translator.model) for translator in loaded] == [True, False]
+
+
+def test_languages_can_be_said(along: Path, call: Call) -> None:
+    words = ["translate", "--device", "cpu", "--weights", "fp32", "--json"]
+    ours = Interpreter(regard.load("many", "cpu"))
+    for to, source, pair in (
+        ("fr", None, ("en", "fr")),
+        (None, None, ("en", "de")),
+        ("en", "de", ("de", "en")),
+        (None, "de", ("de", "en")),
+    ):
+        given = [*(["--to", to] if to else []), *(["--from", source] if source else [])]
+        code, out, _ = call(*words, *given, "the man went")
+        expected = ours.translate("the man went", to=pair[1], source=pair[0])
+        assert code == 0
+        assert json.loads(out) == {"source": "the man went", "text": expected, "from": pair[0], "to": pair[1]}
+
+
+def test_a_text_keeps_its_lines_and_a_file_its_numbers(along: Path, call: Call, tmp_path: Path) -> None:
+    _, out, _ = call("translate", "--device", "cpu", "the man\n\n12\n")
+    assert len(out.split("\n")) == 5
+    assert out.split("\n")[1:3] == ["", "12"]
+    (tmp_path / "in.txt").write_text("the man\n\n12\nhttps://a.org/b\n")
+    assert call("translate", "--device", "cpu", "-i", str(tmp_path / "in.txt"), "-o", str(tmp_path / "out.txt"))[0] == 0
+    assert (tmp_path / "out.txt").read_text().split("\n")[1:] == ["", "12", "https://a.org/b", ""]
+
+
+def test_nbest_is_for_sentences_to_one_language(along: Path, call: Call) -> None:
+    code, out, _ = call("translate", "--device", "cpu", "--nbest", "2", "the man went", "to the house")
+    assert code == 0
+    assert [line.split("\t")[0] for line in out.splitlines()] == ["0", "0", "1", "1"]
+    code, _, err = call("translate", "--device", "cpu", "--nbest", "2", "the man went", "der Mann und die Frau")
+    assert code == 2
+    assert "say which with --to" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--to", "zh", "the man went"], "does not translate from en to zh: it knows en>de, de>en, en>fr"),
+        (["--from", "fr", "le garçon"], "does not translate from fr to en"),
+        (["Привет 漢字 ではない"], "cannot tell whether this is en, de, zh"),
+    ],
+)
+def test_what_it_cannot_do_is_one_line_that_says_what_it_can(
+    along: Path, call: Call, words: list[str], said: str
+) -> None:
+    code, out, err = call("translate", "--device", "cpu", *words)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_a_model_of_one_pair_is_told_its_own_languages_alone(tmp_path: Path, call: Call) -> None:
+    save_tiny(tmp_path / "pair", directions=())
+    words = ["translate", "--device", "cpu", "-m", str(tmp_path / "pair"), "the man"]
+    assert call(*words, "--from", "en", "--to", "de") == call(*words)
+    assert "from en to de, not from fr" in call(*words, "--from", "fr")[2]
+    assert "from en to de, not to fr" in call(*words, "--to", "fr")[2]
+
+
+def test_what_comes_along_is_in_the_package() -> None:
+    import tomllib
+
+    packed = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert packed["package-data"]["regard.pretrained"] == ["*/*"]
+    for name in pretrained.names():  # those that are really there
+        assert folder.damage(pretrained.FOLDER / name) is None
+        assert sum(file.stat().st_size for file in (pretrained.FOLDER / name).iterdir()) <= 40e6

@@ -1,0 +1,81 @@
+"""Which language a text is in."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import math
+from pathlib import Path
+
+import pytest
+
+from regard.errors import RegardError
+from regard.text.detect import Profiles, detect, learned, scores, script, trigrams
+
+TEXTS = {
+    "en": "the man who went to the house of his friend said that he would not come with them there",
+    "de": "der Mann ging in das Haus und sagte nicht, dass sie sich mit ihm auf der Straße treffen würden",
+    "fr": "le garçon est allé à la maison de son ami et il a dit que nous ne sommes pas là pour vous",
+}
+SMALL: Profiles = {name: learned([text]) for name, text in TEXTS.items()}
+
+
+def test_trigrams_of_words_with_their_edges() -> None:
+    assert trigrams("Ab, c3d!") == [" ab", "ab ", " c ", " d "]
+    assert trigrams("12 ...") == []
+
+
+def test_a_profile_is_the_log_probability_of_each_trigram() -> None:
+    assert learned(["ab", "ab", "cb"]) == {
+        " ab": round(math.log(2 / 6), 3),
+        "ab ": round(math.log(2 / 6), 3),
+        " cb": round(math.log(1 / 6), 3),
+        "cb ": round(math.log(1 / 6), 3),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("the friend", "en"),
+        ("DER MANN UND SIE", "de"),
+        ("il est là", "fr"),
+        ("我吃了一个苹果。", "zh"),
+        ("他用iPhone打电话。", "zh"),
+        ("the friend said 你好 there", "en"),
+    ],
+)
+def test_the_likeliest_language(text: str, language: str) -> None:
+    assert detect(text, SMALL) == language
+
+
+def test_scores_add_up_over_trigrams() -> None:
+    one, two = scores("the", SMALL), scores("the the", SMALL)
+    assert two == pytest.approx({name: 2 * value for name, value in one.items()})
+
+
+@pytest.mark.parametrize("text", ["", "12345", "Привет, как дела?", "私は学生です", "한국어", "😀", "qqxz"])
+def test_what_is_none_of_them_is_refused(text: str) -> None:
+    with pytest.raises(RegardError, match=r"cannot tell whether this is en, de, fr, zh: .*--from"):
+        detect(text, SMALL)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("我们说汉语", (4, 0)), ("我們說漢語", (0, 4)), ("你好", (0, 0)), ("abc", (0, 0))]
+)
+def test_scripts_of_chinese(text: str, expected: tuple[int, int]) -> None:
+    assert script(text) == expected
+
+
+def test_short_sentences_of_the_real_corpora_are_told_apart(data_folder: Path) -> None:
+    def lines(name: str, most: int) -> list[str]:
+        with lzma.open(data_folder / "tatoeba" / name, "rt", encoding="utf-8") as file:
+            return [next(file).strip() for _ in range(most)]
+
+    others = {"en": "en-de", "de": "en-de", "fr": "en-fr", "zh": "en-zh"}
+    profiles = {lang: learned(lines(f"{pair}.train.{lang}.xz", 8000)) for lang, pair in others.items() if lang != "zh"}
+    for lang, pair in others.items():
+        tried = lines(f"{pair}.val.{lang}.xz", 1000)
+        right = sum(detect(text, profiles) == lang for text in tried)
+        assert right >= 970, f"{lang}: {right} of 1000"
+    assert len(json.dumps(profiles)) < 300_000
