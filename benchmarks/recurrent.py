@@ -49,7 +49,7 @@ def lstm(report: Report) -> None:
     tiny, device = report.options.tiny, report.device
     (rows, length), width = ((2, 16), 32) if tiny else ((256, 64), 1024)
     settings = {"d_model": width, "d_hidden": width, "tie": "none", "head_bias": True, "dropout": 0.0}
-    config = sizes("lstm-small", tiny, target_vocab=32000, max_len=length, **settings)
+    config = sizes("lstm-small", target_vocab=97 if tiny else 32000, max_len=length, **settings)
     words = torch.randint(5, config.target_vocab, (2, rows, length))
     batch = Batch(tuple(words.pin_memory() if device.type == "cuda" else words), rows * length)
     flops = 6 * (2 * 8 * width * width + config.target_vocab * width)  # two layers of eight squares, and the head

@@ -16,8 +16,10 @@ from regard.errors import RegardError
 if TYPE_CHECKING:
     from regard.api import load, resume, train
     from regard.embedder import Embedder
+    from regard.interpreter import Interpreter
     from regard.labeller import Labeller
     from regard.look.record import record
+    from regard.models.summary import summary
     from regard.translator import Translation, Translator, translate
     from regard.vectors.words import WordVectors
     from regard.writer import Writer
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Embedder",
+    "Interpreter",
     "Labeller",
     "RegardError",
     "Translation",
@@ -34,6 +37,7 @@ __all__ = [
     "load",
     "record",
     "resume",
+    "summary",
     "train",
     "translate",
 ]
@@ -41,6 +45,7 @@ __all__ = [
 _HOMES = {
     "load": "regard.api",
     "Embedder": "regard.embedder",
+    "Interpreter": "regard.interpreter",
     "Labeller": "regard.labeller",
     "WordVectors": "regard.vectors.words",
     "Writer": "regard.writer",
@@ -50,6 +55,7 @@ _HOMES = {
     "train": "regard.api",
     "resume": "regard.api",
     "record": "regard.look.record",
+    "summary": "regard.models.summary",
 }
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from regard import cli_cost, cli_exchange, cli_label, cli_shortlist, cli_write
+from regard import cli_cost, cli_exchange, cli_label, cli_shortlist, cli_summary, cli_write
 from regard.cli_filter import filter_app
 from regard.cli_look import look_app
 from regard.cli_study import study_app
@@ -44,6 +44,7 @@ for command in (
     cli_write.embed,
     cli_label.classify,
     cli_cost.cost,
+    cli_summary.summary,
     cli_shortlist.shortlist,
 ):
     app.command()(command)
@@ -122,7 +123,16 @@ def settings() -> None:
 def translate(
     context: typer.Context,
     texts: Annotated[list[str] | None, typer.Argument(help="Sentences; without any, lines of stdin.")] = None,
-    model: Annotated[Path | None, typer.Option("--model", "-m", help="A run or model folder.")] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", "-m", help="A run or model folder; by default the one that Regard brings along."),
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", help="Language to translate to, of a model that knows several.")
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option("--from", help="Language of the text; by default it is found out.")
+    ] = None,
     input: Annotated[Path | None, typer.Option("--input", "-i", help="Translate the lines of a file.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write there instead of stdout.")] = None,
     beam: Annotated[int | None, typer.Option(help="Beam width; 1 = greedy.")] = None,
@@ -137,7 +147,7 @@ def translate(
     device: Device = "auto",
     weights: Weights = "auto",
 ) -> None:
-    """Translate sentences, a file, or stdin, one sentence a line.
+    """Translate sentences, a file, or stdin, one sentence a line; with a model of several languages also longer texts.
 
     With --nbest each line is: number of the sentence, score, translation. Other settings: --decode.max_len_b 50, ...
     """
@@ -147,7 +157,7 @@ def translate(
     options = {"beam": beam, "nbest": nbest, "length_penalty": length_penalty, "min_len": min_len}
     options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     chosen = options | section_settings(context, "decode")
-    translate_command(texts, model, input, output, json, device, chosen, weights)
+    translate_command(texts, model, input, output, json, device, chosen, weights, to, source)
 
 
 @app.command()

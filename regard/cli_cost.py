@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json as jsons
 import re
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from regard.errors import RegardError
-
-if TYPE_CHECKING:
-    from regard.config import ModelConfig
+from regard.named import check_lengths, config_of
+from regard.tables import size, table
 
 
 def cost(
@@ -49,10 +46,7 @@ def cost_command(
 
     config, assumed = config_of(name, settings)
     length = config.max_len if length is None else length
-    endless = config.architecture == "rnn"  # it reads texts of any length
-    if batch < 1 or length < 1 or (length > config.max_len and not endless):
-        most = "on" if endless else f"to model.max_len {config.max_len}"
-        raise RegardError(f"--batch {batch} must be at least 1, and --length {length} from 1 {most}")
+    check_lengths(config, batch, length)
     result = {"model": name, "assumed": assumed}
     result |= measured(config, batch, length, None if tokens is None else parse_tokens(tokens))
     print(jsons.dumps(result, ensure_ascii=False) if as_json else show(result))
@@ -65,46 +59,6 @@ def parse_tokens(text: str) -> int:
     if number < 1:
         raise RegardError(f"--tokens is a number such as 300e9, 300B or 1.4T, not '{text}'")
     return number
-
-
-def config_of(name: str, settings: dict[str, str]) -> tuple[ModelConfig, dict[str, Any]]:
-    """The model that a user means, sizes resolved, and what had to be assumed because data would tell."""
-    import dataclasses
-
-    from regard import recipes
-    from regard.api import model_settings
-    from regard.config import Config, TokenizerConfig
-    from regard.doctor import model_config
-    from regard.models.architectures import PRESETS, preset, resolve
-
-    dotted, vocab = {f"model.{field}": value for field, value in settings.items()}, TokenizerConfig.vocab_size
-    if name in PRESETS:
-        config = preset(name, **settings)
-    elif name.endswith(".toml"):
-        values = recipes.override(recipes.load(Path(name)), dotted)
-        recipe = recipes.build({**values, "model": model_settings(values)}, Config)
-        config, vocab = recipe.model, recipe.tokenizer.vocab_size
-    elif Path(name).is_dir():
-        config = model_config(Path(name), dotted)
-    else:
-        raise RegardError(
-            f"'{name}' is no preset, recipe (.toml) or folder: `regard cost` without a name lists the presets"
-        )
-    assumed = assumptions(config, vocab)
-    return resolve(dataclasses.replace(config, **assumed)), assumed
-
-
-def assumptions(config: ModelConfig, vocab: int) -> dict[str, Any]:
-    """What data would fill in."""
-    from regard.models.parameters import architecture
-
-    kind = architecture(config)
-    one_side = {"vit": [], "gpt": ["target_vocab"], "rnn": ["target_vocab"], "bert": ["source_vocab"]}
-    used: list[str] = one_side.get(kind, ["source_vocab", "target_vocab"])
-    missing = {field: vocab for field in used if not getattr(config, field)}
-    if not config.n_classes and (kind == "vit" or config.answer != "none"):
-        missing["n_classes"] = 10
-    return missing
 
 
 def presets() -> list[dict[str, Any]]:
@@ -122,18 +76,6 @@ def presets() -> list[dict[str, Any]]:
 
 
 # ---- as text ---------------------------------------------------------------------------------------------------------
-
-
-def table(rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
-    """Columns side by side, those from `right` on flush right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(w) if i >= right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines
 
 
 def show_presets(rows: list[dict[str, Any]]) -> str:
@@ -220,9 +162,3 @@ def show_decoding(result: dict[str, Any]) -> list[str]:
             ("cache", f"{each} a token, {whole} for {result['batch']:,} x {result['length']:,}, in bf16; twice in fp32")
         )
     return ["memory to use it", *table(rows, 2)]
-
-
-def size(n: int) -> str:
-    """Bytes in the unit that suits them."""
-    power = min(max(0, (len(str(n)) - 1) // 3), 4)
-    return f"{n / 1000**power:,.{1 if power else 0}f} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"

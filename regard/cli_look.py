@@ -1,21 +1,85 @@
-"""`regard look`: what a model does, as pictures or numbers."""
+"""`regard look`: what a model does, as a page, as pictures or as numbers."""
 
 from __future__ import annotations
 
 import json as jsons
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from regard.cli_look_change import look_change, look_heads
+from regard.cli_look_figures import look_attention, look_gradients, look_statistics, look_training
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
     from regard.look.positions import Picture
 
-look_app = typer.Typer(help="See what a model does, as pictures or numbers.", no_args_is_help=True)
+
+class PageFirst(TyperGroup):
+    """`regard look MODEL TEXT` is `regard look page MODEL TEXT`: what names no command is a model."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        plain = args and args[0] not in (*self.commands, "-h", "--help")
+        return super().parse_args(ctx, ["page", *args] if plain else args)
+
+
+look_app = typer.Typer(
+    cls=PageFirst,
+    help="See what a model does: `regard look MODEL TEXT` writes a page to look into it; the others draw one thing each.",
+    no_args_is_help=True,
+)
 
 Json = Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object instead.")]
+Changes = list[str] | None
+
+
+def change(name: str, help: str) -> Any:
+    return typer.Option(f"--{name}", help=help, rich_help_panel="Changes, for a second view (any of them, many times)")
+
+
+@look_app.command("page")
+def look_page(
+    context: typer.Context,
+    model: Annotated[Path, typer.Argument(help="A run or model folder.")],
+    text: Annotated[str, typer.Argument(help="A sentence or prompt; a text with <mask>; or the file of a picture.")],
+    out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("look.html"),
+    other: Annotated[Path | None, typer.Option("--with", help="Another model, to compare this one with.")] = None,
+    own: Annotated[
+        bool, typer.Option("--own", help="Compare each along its own output, not both along the first's.")
+    ] = False,
+    zero: Annotated[Changes, change("zero", "Heads that say nothing: decoder.2.cross:3")] = None,
+    mean: Annotated[Changes, change("mean", "Heads that look everywhere alike: decoder.2.cross:3")] = None,
+    force: Annotated[Changes, change("force", "Look there alone: decoder.2.cross:3@Apfel>apple")] = None,
+    forbid: Annotated[Changes, change("forbid", "Do not look there: Apfel>apple")] = None,
+    pin: Annotated[Changes, change("pin", "Look there alone, in all attention over the source.")] = None,
+    replace: Annotated[Changes, change("replace", "Another token: source:3=dog or target:2=Hund")] = None,
+    positions: Annotated[Changes, change("positions", "Another scheme in the whole model: none, alibi, ...")] = None,
+    to: Annotated[str | None, typer.Option(help="The language to translate to, if the model knows several.")] = None,
+    browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print what the page shows, but for its arrays.")] = False,
+) -> None:
+    """Write one HTML file in which a model can be looked into: where every head looked, and every vector on the way.
+
+    With another model, or with changes to this one, both are in it to be compared. Settings: --decode.beam 1, ...
+    """
+    from regard.cli import section_settings
+    from regard.look.change.intervene import parse
+    from regard.look.page.html import show
+
+    given = {"zero": zero, "mean": mean, "force": force, "forbid": forbid, "pin": pin, "replace": replace}
+    changes = [parse(kind, word) for kind, words in (given | {"positions": positions}).items() for word in words or ()]
+    options = section_settings(context, "decode") | ({"to": to} if to else {})
+    page = show(model, text, other, changes, own, **options)
+    if json:
+        return print(jsons.dumps(page.document.tree, ensure_ascii=False))
+    page.save(out)
+    print(*(view.output for view in page.views), out, sep="\n")
+    if browser:
+        import webbrowser
+
+        webbrowser.open(out.resolve().as_uri())
 
 
 @look_app.command("positions")
@@ -61,6 +125,10 @@ def look_alignment(
         return print(jsons.dumps(drawn.numbers(), ensure_ascii=False))
     drawn.save(png)
     print(f"{drawn.translation}\n{png}")
+
+
+for command in (look_attention, look_statistics, look_gradients, look_training, look_change, look_heads):
+    look_app.command(command.__name__.removeprefix("look_"))(command)
 
 
 def positions_picture(name: str, model: Path | None, settings: dict[str, str], length: int) -> Picture:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json as jsons
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -122,32 +124,31 @@ def study_three_ways(
     print_table(study(out, device, quick))
 
 
-@study_app.command("sentence-length")
-def study_sentence_length(
-    data: Translations,
-    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies/sentence-length"),
-    jobs: Jobs = 1,
-    device: Device = "auto",
-    quick: Quick = False,
-) -> None:
-    """BLEU by the length of the source: one context vector against attention against a Transformer."""
-    from regard.studies.sentence_length import study
-
-    print_table(study(out, data, jobs, device, quick))
+TRANSLATED = {
+    "sentence-length": "BLEU by the length of the source: one context vector against attention against a Transformer.",
+    "translation-cost": "BLEU against the arithmetic of training: LSTM, RNNsearch, convolution and Transformer on Multi30k.",
+}
 
 
-@study_app.command("translation-cost")
-def study_translation_cost(
-    data: Translations,
-    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies/translation-cost"),
-    jobs: Jobs = 1,
-    device: Device = "auto",
-    quick: Quick = False,
-) -> None:
-    """BLEU against the arithmetic of training: LSTM, RNNsearch, convolution and Transformer on Multi30k."""
-    from regard.studies.translation_cost import study
+def study_translators(name: str, what: str) -> Callable[..., None]:
+    """The command of a study that trains translators on Multi30k."""
 
-    print_table(study(out, data, jobs, device, quick))
+    def command(
+        data: Translations,
+        out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies") / name,
+        jobs: Jobs = 1,
+        device: Device = "auto",
+        quick: Quick = False,
+    ) -> None:
+        module = import_module(f"regard.studies.{name.replace('-', '_')}")
+        print_table(module.study(out, data, jobs, device, quick))
+
+    command.__doc__ = what
+    return command
+
+
+for name, what in TRANSLATED.items():
+    study_app.command(name)(study_translators(name, what))
 
 
 @study_app.command("filters")

@@ -15,15 +15,18 @@ import torch
 from torch import nn
 
 import regard
-from regard import folder, recipes
-from regard.api import model_settings
+from regard import folder, pretrained, recipes
+from regard.api import ANSWERS, model_settings
 from regard.config import POSITIONS, Config, ModelConfig
 from regard.data.shards import cache_folder
 from regard.device import cores, describe, peak_flops, pick_device, pick_precision
 from regard.errors import RegardError
 from regard.files import read_json
+from regard.layers.alignment import Attentive
+from regard.layers.cells import Cell
 from regard.layers.choice import Situation, choose
 from regard.layers.masks import FULL
+from regard.layers.recurrent import Recurrent
 from regard.layers.schemes import scheme_at
 from regard.layers.stack import Stack
 from regard.models import gpt
@@ -55,6 +58,7 @@ def examine() -> dict[str, str]:
         "precision": str(pick_precision("auto", device)).removeprefix("torch."),
         "cores": f"{cores()} usable, torch uses {torch.get_num_threads()} threads",
         "CPU kernels": torch.backends.cpu.get_cpu_capability(),
+        "models": ", ".join(pretrained.names()) or "none brought along",
         "cache": f"{cache_folder()} (set REGARD_CACHE to move it)",
         "disk": f"{free / 1e9:,.0f} GB free here" + ("  <- little: checkpoints may fail" if free < 2e9 else ""),
     }
@@ -93,10 +97,10 @@ def explain(target: Path | None, settings: Mapping[str, Any], device: str, lengt
         raise RegardError(f"--length must be at least 1, not {length}")
     with torch.device("meta"):
         if target is not None:
-            config = model_config(target, settings)
+            config = recipe_of(target, settings).model
             model = make_model(replace(config, n_classes=max(1, config.n_classes)))  # classes come with the data
             return explain_model(model, device, length or config.max_len)
-        config = built({"model": {"preset": "gpt-small"}}, settings)
+        config = built({"model": {"preset": "gpt-small"}}, settings).model
         names = [config.positions] if "model.positions" in settings else POSITIONS
         models = (gpt.GPT(replace(config, positions=name)) for name in names)
         return [row for model in models for row in explain_model(model, device, length or 4096)]
@@ -104,7 +108,7 @@ def explain(target: Path | None, settings: Mapping[str, Any], device: str, lengt
 
 def explain_model(model: nn.Module, device: str, length: int) -> list[Row]:
     """Neighbouring blocks that do the same share their rows."""
-    rows = []
+    rows = recurrent_rows(model, length)
     for name, stack in model.named_modules():
         if not isinstance(stack, Stack):
             continue
@@ -121,6 +125,8 @@ def block_rows(stack: Stack, i: int, place: str, config: ModelConfig, device: st
     scheme = stack.schemes[i % len(stack.schemes)]  # one for all blocks, or one each
     training = Situation(device, length, True, stack.mask, scheme, stack.d_head, stack.attention_dropout, keys=length)  # type: ignore[arg-type]
     rows = two_rows("self", scheme_at(config, place), training, place == "encoder")
+    if stack.dilations:
+        rows = [replace(row, kernel="product", why=CONVOLVED, fast=True) for row in rows]
     if "cross" in stack.blocks[i].sublayers:  # type: ignore[operator]
         cross = replace(training, own=False, mask=FULL, scheme=stack.cross_scheme)
         rows += two_rows("cross", scheme_at(config, "cross"), cross, reads=False)
@@ -139,6 +145,46 @@ def two_rows(layer: str, positions: str, training: Situation, reads: bool) -> li
     return [Row(layer, positions, when, c.kernel, c.why, c.fast) for when, c in choices.items()]
 
 
+CONVOLVED = "a convolution: one matrix product of the tokens seen, laid side by side"
+
+
+def recurrent_rows(model: nn.Module, length: int) -> list[Row]:
+    """Of layers of cells: all steps as one fused kernel, or a scan, step by step; a decoder that attends has one in which
+    every step looks first."""
+    rows = []
+    for path, module in model.named_modules():
+        reads = path == "encoder" or path.startswith("body")
+        padded = path == "encoder" or bool(getattr(module, "bidirectional", False))
+        if isinstance(module, Attentive):
+            rows += step_rows("decoder.0", "scan", "each step looks at the source with the state of the last", length)
+        elif isinstance(module, Recurrent):
+            first, n = 1 if path.endswith("above") else 0, len(module.layers)
+            span = f"{first}-{first + n - 1}" if n > 1 else f"{first}"
+            rows += step_rows(
+                f"{path.removeprefix('body.').split('.')[0]}.{span}", *how_cells_run(module, padded), length, reads
+            )
+    return rows
+
+
+def how_cells_run(module: Recurrent, padded: bool) -> tuple[str, str]:
+    if module.fuses_padded if padded else module.fuses:
+        return "fused", "all steps are one kernel, of cuDNN or oneDNN"
+    cell = next(cell for cell in module.modules() if isinstance(cell, Cell))
+    if cell.input_norm is not None:
+        return "scan", "no fused kernel has the norms inside these cells"
+    if cell.fused:
+        return "scan", "the fused kernel of this cell cannot be told of padding"
+    return "scan", f"there is no fused kernel for {type(cell).__name__}"
+
+
+def step_rows(layer: str, kernel: str, why: str, length: int, reads: bool = False) -> list[Row]:
+    """In training, and in use."""
+    training = Row(layer, "none", f"training, {length} tokens", kernel, why, kernel == "fused")
+    if reads:
+        return [training, replace(training, when="reading a source")]
+    return [training, Row(layer, "none", "decoding a token", "step", "a step is a few products", True)]
+
+
 def table(rows: Sequence[Row]) -> str:
     """Rows under their names; `!` marks what is slower than it could be."""
     cells = [("layer", "positions", "when", "kernel", "why")]
@@ -152,8 +198,8 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines + (["! not on the fast path"] if not all(row.fast for row in rows) else []))
 
 
-def model_config(target: Path, settings: Mapping[str, Any]) -> ModelConfig:
-    """The model of a run (finished or not), of a model folder or of a recipe, with settings written over it."""
+def recipe_of(target: Path, settings: Mapping[str, Any]) -> Config:
+    """The recipe of a run (finished or not), or what a model folder says in its place, with settings written over it."""
     recipe = target / "config.toml" if (target / "config.toml").exists() else target
     if recipe.is_file() or recipe.suffix == ".toml":
         return built(recipes.load(recipe), settings)
@@ -164,10 +210,11 @@ def model_config(target: Path, settings: Mapping[str, Any]) -> ModelConfig:
         raise RegardError(f"{path} is not a model's configuration ({type(error).__name__}: {error})") from None
 
 
-def built(values: dict[str, Any], settings: Mapping[str, Any]) -> ModelConfig:
-    """With the style of the preset where nothing is said."""
+def built(values: dict[str, Any], settings: Mapping[str, Any]) -> Config:
+    """With the style of the preset where nothing is said, and the answers that its task asks for."""
     values = recipes.override(values, settings)
-    return recipes.build({**values, "model": model_settings(values)}, Config).model
+    config = recipes.build({**values, "model": model_settings(values)}, Config)
+    return replace(config, model=replace(config.model, answer=ANSWERS.get(config.task, config.model.answer)))
 
 
 def kind_of_device(name: str) -> str:

@@ -108,6 +108,28 @@ def test_growth_is_measured_and_drawn(
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
 
 
+def test_recurrent_layers_are_measured(run: Callable[..., dict[str, Any]]) -> None:
+    assert measured(run("recurrent", "--peers", "none")) >= {"lstm", "lstm-layer", "gru-cho", "mut1", "mut2", "mut3"}
+
+
+def test_word_vectors_are_measured(run: Callable[..., dict[str, Any]]) -> None:
+    assert measured(run("word2vec", "--peers", "none")) == {"sg-ns", "cbow-ns", "sg-hs"}
+
+
+def test_filters_are_measured(run: Callable[..., dict[str, Any]]) -> None:
+    found = {what.split(",")[0] for what in measured(run("filters", "--peers", "none"))}
+    assert found == {"nlm", "bilateral", "tv", "gaussian", "texture"}  # "large" is for GPUs
+
+
+def test_recording_is_measured_on_and_off(run: Callable[..., dict[str, Any]]) -> None:
+    found = run("recording", "--device", "cpu")
+    works = ("forward, evaluating", "forward, with gradients", "training", "decoding")
+    off = {(work, "once") for work in works}
+    rows = {(row["what"], row["who"]) for row in found["rows"] if row["value"] > 0}
+    assert rows >= off | {("forward, evaluating", "stream"), ("training", "on"), ("decoding", "live")}
+    assert sum("recorded once / never recorded" in note for note in found["notes"]) == len(off)
+
+
 def model_folder(path: Path, norm: str) -> Path:
     """Random weights over the toy language."""
     corpus = Corpus(("toy:50",), "en", "de", Path(), "train")

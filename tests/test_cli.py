@@ -261,6 +261,7 @@ BAD = [
 @pytest.mark.parametrize(("words", "message"), BAD, ids=[" ".join(words)[:60] for words, _ in BAD])
 def test_bad_input_is_one_line_and_exit_code_2(run: Path, capfd, monkeypatch, tmp_path, words, message) -> None:
     places = {"recipe": run.parent / "tiny.toml", "run": run, "tmp": tmp_path}
+    monkeypatch.setattr("regard.pretrained.FOLDER", tmp_path)  # as if no model came along
     code, out, err = call(capfd, monkeypatch, *(word.format(**places) for word in words))
     said = [line for line in err.splitlines() if line.startswith("regard: ")]
     assert (code, out, len(said)) == (2, "", 1)

@@ -7,10 +7,14 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from regard.cli_cost import config_of, cost, cost_command, parse_tokens, show, size
+from regard.cli_cost import cost, cost_command, parse_tokens, show
+from regard.config import TokenizerConfig
 from regard.errors import RegardError
 from regard.models.architectures import PRESETS
 from regard.models.cost import measured
+from regard.named import config_of
+from regard.tables import short, size
+from regard.text.tokenizer import Tokenizer, Tokenizers
 
 RECIPE = """
 [tokenizer]
@@ -108,6 +112,32 @@ def test_recipes_runs_and_model_folders_cost_the_same(tmp_path: Path) -> None:
     assert config_of(str(recipe), {"n_encoder_layers": "5"})[0].n_encoder_layers == 5
 
 
+def test_a_run_knows_its_vocabulary_before_it_is_finished(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(RECIPE)
+    assert config_of(str(tmp_path), {})[1] == {"source_vocab": 1200, "target_vocab": 1200}  # what it may become
+    source, target = (Tokenizer.train([text], TokenizerConfig(kind="char", vocab_size=99)) for text in ("abc", "defgh"))
+    Tokenizers(source, target).save(tmp_path)
+    config, assumed = config_of(str(tmp_path), {"tie": "none", "source_vocab": "77"})
+    assert (config.source_vocab, config.target_vocab, assumed) == (77, len(target), {})
+
+
+def test_a_finished_run_knows_all_that_its_data_said(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('task = "images"\n[model]\npreset = "vit-tiny"\n')
+    assert config_of(str(tmp_path), {})[1] == {"n_classes": 10}
+    (tmp_path / "model").mkdir()
+    told = {"source_vocab": 0, "target_vocab": 0, "n_classes": 3, "max_len": 50}
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model": told}))
+    config, assumed = config_of(str(tmp_path), {})
+    assert (config.n_classes, config.max_len, assumed) == (3, 50, {})
+    assert config_of(str(tmp_path), {"max_len": "17"})[0].max_len == 17
+
+
+def test_a_recipe_that_asks_for_answers_costs_their_head(tmp_path: Path) -> None:
+    path = tmp_path / "tags.toml"
+    path.write_text('task = "tagging"\n[model]\npreset = "bert-tiny"\n')
+    assert config_of(str(path), {})[0].answer == "token"
+
+
 def test_a_recipe_has_the_style_of_its_preset(tmp_path: Path) -> None:
     path = tmp_path / "llama.toml"
     path.write_text('[model]\npreset = "llama-7b"\nn_decoder_layers = 2\n')
@@ -151,6 +181,13 @@ def test_other_tokens_are_refused(text: str) -> None:
 )
 def test_bytes_are_written_in_a_unit_that_suits_them(n: int, text: str) -> None:
     assert size(n) == text
+
+
+@pytest.mark.parametrize(
+    ("n", "text"), [(0, "0"), (999, "999"), (20480, "20.48 k"), (79_047_426_048, "79.05 G"), (10**19, "1e+04 P")]
+)
+def test_flops_have_four_digits_and_a_unit(n: int, text: str) -> None:
+    assert short(n) == text
 
 
 @pytest.mark.parametrize(

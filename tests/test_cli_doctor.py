@@ -109,6 +109,53 @@ def test_runs_and_model_folders_are_read_like_recipes(recipe: Path, tmp_path: Pa
     assert explain(run, {}, "cpu") == explain(model, {}, "cpu") == expected
 
 
+def written(path: Path, preset: str, **settings: str) -> Path:
+    lines = "".join(f"{name} = {value}\n" for name, value in settings.items())
+    path.write_text(f'[model]\npreset = "{preset}"\nmax_len = 64\n{lines}')
+    return path
+
+
+def kernels(rows: list[Row]) -> list[tuple[str, str, str, bool]]:
+    return [(row.layer, row.when, row.kernel, row.fast) for row in rows]
+
+
+def test_recurrent_layers_are_fused_or_go_step_by_step(tmp_path: Path) -> None:
+    search = explain(written(tmp_path / "a.toml", "rnnsearch-small", n_decoder_layers="3"), {}, "cuda")
+    assert kernels(search) == [
+        ("encoder.0", "training, 64 tokens", "fused", True),
+        ("encoder.0", "reading a source", "fused", True),
+        ("decoder.0", "training, 64 tokens", "scan", False),
+        ("decoder.0", "decoding a token", "step", True),
+        ("decoder.1-2", "training, 64 tokens", "fused", True),
+        ("decoder.1-2", "decoding a token", "step", True),
+    ]
+    one = explain(written(tmp_path / "b.toml", "sutskever-small", cell='"mut2"'), {}, "cpu")
+    assert {(row.layer, row.kernel) for row in one} == {
+        ("encoder.0-1", "scan"),
+        ("decoder.0-1", "scan"),
+        ("decoder.0-1", "step"),
+    }
+    assert "no fused kernel for MUT2" in one[0].why
+
+
+def test_where_padding_must_be_told_a_plain_cell_goes_step_by_step(tmp_path: Path) -> None:
+    recipe = written(tmp_path / "a.toml", "lstm-small", cell='"rnn"')
+    assert explain(recipe, {}, "cpu")[0].kernel == "fused"
+    recipe.write_text('task = "classification"\n' + recipe.read_text() + "bidirectional = true\n")
+    rows = explain(recipe, {}, "cpu")
+    assert [(row.layer, row.when, row.kernel) for row in rows] == [
+        ("recurrent.0-1", "training, 64 tokens", "scan"),
+        ("recurrent.0-1", "reading a source", "scan"),
+    ]
+    assert "padding" in rows[0].why
+
+
+def test_a_convolution_is_no_attention(tmp_path: Path) -> None:
+    rows = explain(written(tmp_path / "a.toml", "convs2s-small"), {}, "cpu")
+    assert {row.kernel for row in rows if row.layer.endswith("self")} == {"product"}
+    assert {row.kernel for row in rows if row.layer.endswith("cross")} == {"sdpa"}
+
+
 def test_the_table_marks_what_is_not_fast() -> None:
     rows = [
         Row("decoder.0-5.self", "alibi", "training, 8 tokens", "toeplitz", "inside", fast=True),

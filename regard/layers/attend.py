@@ -67,7 +67,8 @@ class Plan:
     def rows(self, rows: Tensor) -> Plan:
         """The same for some of the queries."""
         index = None if self.index is None else self.index[rows]
-        return replace(self, kernel=reference, q=self.q[:, rows], index=index, ready=None)
+        past = None if self.past is None else self.past[:, rows]
+        return replace(self, kernel=reference, q=self.q[:, rows], index=index, past=past, ready=None)
 
 
 # ---- reference --------------------------------------------------------------------------------------------------------

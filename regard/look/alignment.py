@@ -9,30 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from regard.errors import RegardError
-from regard.look.figures import save, short
+from regard.look.drawn import Drawn
+from regard.look.figures import short
 from regard.look.record import layers_of, record
 from regard.text.tokenizer import Tokenizer
 from regard.text.vocabulary import SPACE
 from regard.translator import Translator
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 Words = list[tuple[str, list[int]]]  # each word, and the places of its pieces
 
 
 @dataclass(frozen=True)
-class Picture:
+class Picture(Drawn):
     layer: str
     translation: str
     source: tuple[str, ...]
     target: tuple[str, ...]
     weights: np.ndarray  # (target, source), from 0 to 1
 
-    def save(self, path: Path) -> None:
+    def figure(self) -> Figure:
         """Grey from black for 0 to white for 1, as Bahdanau et al. drew it."""
         from matplotlib.figure import Figure
 
@@ -43,10 +46,10 @@ class Picture:
         axes = figure.add_subplot()
         axes.imshow(self.weights, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         axes.xaxis.tick_top()
-        axes.set_xticks(range(columns), self.source, rotation=90)
-        axes.set_yticks(range(rows), self.target)
+        axes.set_xticks(range(columns), self.source, rotation=90, parse_math=False)
+        axes.set_yticks(range(rows), self.target, parse_math=False)
         axes.tick_params(length=0)
-        save(figure, path)
+        return figure
 
     def numbers(self) -> dict[str, Any]:
         given = {"layer": self.layer, "translation": self.translation, "source": [*self.source]}
@@ -81,9 +84,9 @@ def cross_layer(translator: Translator, asked: str) -> str:
 
 
 def by_words(weights: np.ndarray, target: Words, source: Words) -> np.ndarray:
-    """(pieces, pieces) -> (words, words)"""
-    given = np.stack([weights[:, places].sum(1) for _, places in source], 1)
-    return np.stack([given[places].mean(0) for _, places in target])
+    """(..., pieces, pieces) -> (..., words, words): sums over keys, means over queries, so rows sum to what they did."""
+    given = np.stack([weights[..., places].sum(-1) for _, places in source], -1)
+    return np.stack([given[..., places, :].mean(-2) for _, places in target], -2)
 
 
 def words(tokenizer: Tokenizer, ids: Sequence[int]) -> Words:

@@ -9,18 +9,21 @@ Recurrent decoders have one such layer with one head, "decoder.cross", whose wei
 A fused kernel never has the weights, so a recorded layer keeps what they are made of: queries, keys and the plan, whose size
 is linear in length, and the score of a layer that compares them by one of its own. The weights are worked out when asked
 for, and of a long sequence only the rows asked for: a row meets all of its keys at once and so normalises itself, no
-log-sum-exp is needed. The forward does not change by a bit.
+log-sum-exp is needed. The forward does not change by a bit, and
+`difference()` says how far its result is from that of these weights.
+
+`record(model, stream=True)` keeps the vectors between the layers too (look/stream.py), as `tape.vectors`.
 
 Searches move their hypotheses about at every step, so decoding is not recorded while it runs: the engine reads the best
-hypothesis of each sentence once more, and that forward is recorded, with its `sentences` and `tokens`.
-A training step that is replayed as a CUDA graph runs no Python and leaves no records.
+hypothesis of each sentence once more, and that forward is recorded, with its `sentences` and `tokens`. (`look.live` records
+the steps themselves.) A training step that somebody listens to runs as written, not compiled and not replayed.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, TypeGuard
@@ -31,12 +34,16 @@ from torch import Tensor, nn
 
 from regard.errors import RegardError
 from regard.layers.alignment import Alignment
-from regard.layers.attend import Plan, raw_scores, reference, softmax_over
+from regard.layers.attend import Plan, raw_scores, reference, repeated, softmax_over
 from regard.layers.attention import Attention
+from regard.layers.masks import NOWHERE
+from regard.look.stream import hearing, short_name
+from regard.look.stream import swapped as swapped
 
 Layer = Attention | Alignment
 Formula = Callable[[Tensor, Tensor, Plan], Tensor]  # queries and keys -> scores (B, H, T, S), whatever may be seen
 Which = Sequence[int] | Tensor | None  # None: all
+ROWS = 256  # queries whose weights are there at a time
 
 
 @dataclass(frozen=True)
@@ -50,25 +57,52 @@ class Record:
     formula: Formula = raw_scores
     sentences: list[int] | None = None  # after decoding: which source each of the B rows translates,
     tokens: list[list[int]] | None = None  # ... and what was written; row t of the weights wrote token t + 1
+    out: Tensor | None = None  # (B, H, T, D) what the layer's kernel made of them; a recurrent decoder has none
 
     def weights(self, rows: Which = None, heads: Which = None) -> Tensor:
         """(B, H, T, S) fp32, or only these queries and heads; a query that may look nowhere has zeros."""
-        return self._worked_out(softmax_over, rows, heads)
+        q, plan = self._queries(rows)
+        return self._heads(softmax_over(self._raw(q, plan), plan.seen()), heads)
 
     def scores(self, rows: Which = None, heads: Which = None) -> Tensor:
         """What the softmax is taken of; -inf where a query may not look."""
-        return self._worked_out(lambda scores, seen: scores.masked_fill(~seen, -torch.inf), rows, heads)
+        q, plan = self._queries(rows)
+        return self._heads(self._raw(q, plan).masked_fill(~plan.seen(), -torch.inf), heads)
 
-    def _worked_out(self, finish: Callable[[Tensor, Tensor], Tensor], rows: Which, heads: Which) -> Tensor:
-        q, plan = self.q, self.plan
-        if rows is not None:
-            places = indices(rows, q.shape[2], "queries").to(q.device)
-            q, plan = q[:, :, places], plan.rows(places)
+    def difference(self) -> float | None:
+        """The largest |weights @ v - out| of a query that is no padding; None where the kernel's result was not heard.
+
+        Rounding alone, unless attention dropout was on."""
+        if self.out is None:
+            return None
+        worst = 0.0
+        for rows in torch.arange(self.q.shape[2], device=self.q.device).split(ROWS):
+            gap = (self._mixed(rows) - self.out[:, :, rows]).abs().amax((1, 3))  # (B, rows)
+            worst = max(worst, float(gap.where(self.plan.q[:, rows] != NOWHERE, 0.0).max()))
+        return worst
+
+    def _mixed(self, rows: Tensor) -> Tensor:
+        """What these queries read, by the formula, (B, H, rows, D)."""
+        w = self.weights(rows)
+        found = w @ repeated(self.v.to(w.dtype), w)
+        if self.plan.scheme.contextual:
+            found = found + self.plan.scheme.values(w, (self.plan.q[:, rows], self.plan.k))  # type: ignore[operator]
+        return found
+
+    def _queries(self, rows: Which) -> tuple[Tensor, Plan]:
+        if rows is None:
+            return self.q, self.plan
+        places = indices(rows, self.q.shape[2], "queries").to(self.q.device)
+        return self.q[:, :, places], self.plan.rows(places)
+
+    def _raw(self, q: Tensor, plan: Plan) -> Tensor:
         # in fp32 also for a model in bf16: the fused kernels keep their scores in fp32 too
         q, k = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, self.k))
         with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-            result = finish(self.formula(q, k, plan), plan.seen())
-        return result if heads is None else result[:, indices(heads, q.shape[1], "heads").to(q.device)]
+            return self.formula(q, k, plan)
+
+    def _heads(self, found: Tensor, heads: Which) -> Tensor:
+        return found if heads is None else found[:, indices(heads, found.shape[1], "heads").to(found.device)]
 
 
 def indices(which: Sequence[int] | Tensor, n: int, what: str) -> Tensor:
@@ -80,14 +114,30 @@ def indices(which: Sequence[int] | Tensor, n: int, what: str) -> Tensor:
 
 
 class Tape:
-    """The records of each layer, oldest first: `tape["decoder.0.cross"][-1]`. Iterates over names."""
+    """The records of each layer, oldest first: `tape["decoder.0.cross"][-1]`. Iterates over names.
+
+    `vectors` are those between the layers, by name (look/stream.py), one tensor a forward, if they were asked for.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         self._records: dict[str, list[Record]] = {name: [] for name in names}
+        self.vectors: dict[str, list[Tensor]] = {}
+        self.deaf = 0  # how many pauses it is in
+        self.sentences: list[int] | None = None  # of the hypotheses that are being read,
+        self.tokens: list[list[int]] | None = None  # ... and what they say
 
     @property
     def names(self) -> list[str]:
         return list(self._records)
+
+    @property
+    def hears(self) -> bool:
+        """Blocks that are recomputed in the backward were heard before."""
+        return not self.deaf and torch._C._current_graph_task_id() == -1
+
+    def keep(self, name: str, vectors: Tensor) -> None:
+        if self.hears:
+            self.vectors.setdefault(name, []).append(vectors.detach())
 
     def __getitem__(self, name: str) -> list[Record]:
         if name not in self._records:
@@ -108,20 +158,23 @@ class Tape:
 
 
 @contextmanager
-def record(model: nn.Module, patterns: str | Sequence[str] = "*") -> Iterator[Tape]:
-    """Keep what the named attention layers do in every forward inside the `with`; patterns as in file names."""
+def record(model: nn.Module, patterns: str | Sequence[str] = "*", stream: bool = False) -> Iterator[Tape]:
+    """Keep what the named attention layers do in every forward inside the `with`; patterns as in file names.
+
+    With `stream`, also the vectors that go from layer to layer, of the whole model."""
     layers = chosen(layers_of(model), [patterns] if isinstance(patterns, str) else patterns)
     tape = Tape(list(layers))
-    ears: dict[nn.Module, Ear] = {layer: Ear(layer, tape[name]) for name, layer in layers.items()}
-    with swapped(ears, "attend"), uncompiled(model, set(ears)):
+    ears = {layer: Ear(layer, tape, name) for name, layer in layers.items()}
+    concerned = None if stream else set[nn.Module](ears)
+    vectors = hearing(model, tape.keep) if stream else nullcontext()
+    with swapped(ears, "attend"), uncompiled(model, concerned), vectors:
         yield tape
 
 
 def layers_of(model: nn.Module) -> dict[str, Layer]:
     """Every attention by its name: "decoder.blocks.3.sublayers.cross.sublayer" is "decoder.3.cross"."""
     paths = {path: layer for path, layer in model.named_modules() if isinstance(layer, (Attention, Alignment))}
-    inside = ("blocks", "sublayers", "sublayer", "attentive")
-    return {".".join(part for part in path.split(".") if part not in inside): layer for path, layer in paths.items()}
+    return {short_name(path): layer for path, layer in paths.items()}
 
 
 def chosen(layers: dict[str, Layer], patterns: Sequence[str]) -> dict[str, Layer]:
@@ -136,7 +189,7 @@ def chosen(layers: dict[str, Layer], patterns: Sequence[str]) -> dict[str, Layer
 
 
 class Ear:
-    """Stands before a layer's `attend`, keeps a copy of what goes in, and lets it through.
+    """Stands before a layer's `attend`, keeps a copy of what goes in and what comes out, and lets it through.
 
     A copy, because a cache writes its keys and values in place. The scheme too, or the layer's own score, where there are
     parameters in it: they may have been trained further before anybody asks for the weights.
@@ -144,22 +197,26 @@ class Ear:
 
     alive: ClassVar[WeakSet[Ear]] = WeakSet()  # while there are none, nobody need look for any
 
-    def __init__(self, layer: Layer, records: list[Record]) -> None:
+    def __init__(self, layer: Layer, tape: Tape, name: str) -> None:
         self.alive.add(self)
         self.inner: Callable[..., Any] = layer.attend  # the layer's own, or the ear of a recording around this one
         self.score = layer.score if isinstance(layer, Alignment) else None
-        self.records = records
-        self.sentences: list[int] | None = None
-        self.tokens: list[list[int]] | None = None
+        self.tape, self.name = tape, name
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Any:
+        out = self.inner(q, k, v, plan)
+        if self.tape.hears:
+            self.tape[self.name].append(self.heard(q, k, v, plan, out))
+        return out
+
+    def heard(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan, out: Tensor | None) -> Record:
         scheme = plan.scheme
         if scheme.relative or scheme.contextual:
             scheme = copy.deepcopy(scheme).requires_grad_(False)
         light = replace(plan, kernel=reference, scheme=scheme, ready=None)  # `ready` may be a dense mask
-        kept = [x.detach().clone() for x in (q, k, v)]
-        self.records.append(Record(kept[0], kept[1], kept[2], light, self.formula(), self.sentences, self.tokens))
-        return self.inner(q, k, v, plan)
+        q, k, v = (x.detach().clone() for x in (q, k, v))
+        out = None if out is None else out.detach()
+        return Record(q, k, v, light, self.formula(), self.tape.sentences, self.tape.tokens, out)
 
     def formula(self) -> Formula:
         if self.score is None:
@@ -168,57 +225,21 @@ class Ear:
         return lambda q, k, plan: score(q, k)
 
 
-@contextmanager
-def swapped(values: Mapping[nn.Module, object], name: str) -> Iterator[None]:
-    """Instance attributes for the time being; afterwards each module has what it had, or nothing."""
-    before = {module: module.__dict__[name] for module in values if name in module.__dict__}
-    for module, value in values.items():
-        module.__dict__[name] = value
-    try:
-        yield
-    finally:
-        for module in values:
-            del module.__dict__[name]
-        for module, value in before.items():
-            module.__dict__[name] = value
-
-
-def uncompiled(model: nn.Module, layers: set[nn.Module]) -> AbstractContextManager[None]:
-    """Whatever was compiled in place around these layers runs as written."""
+def uncompiled(model: nn.Module, layers: set[nn.Module] | None) -> AbstractContextManager[None]:
+    """Whatever was compiled in place around these layers, or all of it, runs as written."""
     compiled = (m for m in model.modules() if m._compiled_call_impl is not None)
-    return swapped({m: None for m in compiled if layers.intersection(m.modules())}, "_compiled_call_impl")
+    around = (m for m in compiled if layers is None or layers.intersection(m.modules()))
+    return swapped(dict.fromkeys(around), "_compiled_call_impl")
 
 
-# ---- decoding ---------------------------------------------------------------------------------------------------------
+# ---- who listens ------------------------------------------------------------------------------------------------------
 
 
-def listeners(model: object) -> dict[nn.Module, Ear]:
-    """The layers that are being recorded, each with the ear that hears first."""
+def listeners(model: object) -> list[Tape]:
+    """Whoever records this model at the moment."""
     modules = model.modules() if isinstance(model, nn.Module) and Ear.alive else ()
-    return {m: m.__dict__["attend"] for m in modules if isinstance(m.__dict__.get("attend"), Ear)}
-
-
-def listening(model: object) -> TypeGuard[nn.Module]:
-    return bool(listeners(model))
-
-
-def paused(model: object) -> AbstractContextManager[None]:
-    """Nothing is recorded inside."""
-    own = {layer: [*chain_of(ear)][-1].inner for layer, ear in listeners(model).items()}
-    return swapped(own, "attend")
-
-
-@contextmanager
-def labelled(model: nn.Module, sentences: list[int], tokens: list[list[int]]) -> Iterator[None]:
-    """Records made inside are of these hypotheses."""
-    ears = [ear for first in listeners(model).values() for ear in chain_of(first)]
-    for ear in ears:
-        ear.sentences, ear.tokens = sentences, tokens
-    try:
-        yield
-    finally:
-        for ear in ears:
-            ear.sentences = ear.tokens = None
+    ears = (ear for m in modules for ear in chain_of(m.__dict__.get("attend")))
+    return [tape for tape in dict.fromkeys(ear.tape for ear in ears) if not tape.deaf]
 
 
 def chain_of(ear: object) -> Iterator[Ear]:
@@ -226,3 +247,33 @@ def chain_of(ear: object) -> Iterator[Ear]:
     while isinstance(ear, Ear):
         yield ear
         ear = ear.inner
+
+
+def listening(model: object) -> TypeGuard[nn.Module]:
+    return bool(listeners(model))
+
+
+@contextmanager
+def paused(model: object) -> Iterator[None]:
+    """Nothing is recorded inside."""
+    tapes = listeners(model)
+    for tape in tapes:
+        tape.deaf += 1
+    try:
+        yield
+    finally:
+        for tape in tapes:
+            tape.deaf -= 1
+
+
+@contextmanager
+def labelled(model: nn.Module, sentences: list[int], tokens: list[list[int]]) -> Iterator[None]:
+    """Records made inside are of these hypotheses."""
+    tapes = listeners(model)
+    for tape in tapes:
+        tape.sentences, tape.tokens = sentences, tokens
+    try:
+        yield
+    finally:
+        for tape in tapes:
+            tape.sentences = tape.tokens = None

@@ -6,6 +6,7 @@ each query, masked or not: the usual convention. What position schemes, softmax,
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -15,22 +16,40 @@ from regard.device import PEAK_FLOPS
 from regard.models.architectures import make_model
 from regard.models.cost_recurrent import annotated, row_activations, row_flops, state_numbers
 from regard.models.counted import counted, matrix_weights, trained
-from regard.models.parameters import RECURRENT, architecture, blocks, parts
+from regard.models.parameters import RECURRENT, architecture, blocks, embedding_place, parts, sides
 from regard.training.crossentropy import chunk_rows
 
 
 def forward_flops(config: ModelConfig, batch: int, source_len: int = 0, target_len: int = 0) -> int:
     """One forward pass over padded rows. An encoder reads (batch, source_len), for images 1 + patches; a decoder writes
     (batch, target_len). Logits are counted for every token."""
-    c, s, t = config.d_model, source_len, target_len
+    at = source_len, target_len
     if architecture(config) in RECURRENT:
-        return batch * row_flops(config, s, t)
-    feedforward = 2 * (3 if config.gated else 2) * c * config.d_ff
-    encoder, decoder = (mixer_flops(config, n) + n * feedforward for n in (s, t))
-    queries, keys = widths(config)
-    cross = t * (4 * c * queries + 4 * s * queries) + s * 4 * c * keys  # q, out by the target; k, v by the memory
-    sizes = zip(blocks(config), (encoder, decoder, cross), strict=True)
-    return batch * (sum(n * flops for n, flops in sizes) + end_flops(config, s, t))
+        return batch * sum(row_flops(config, *at).values())
+    middle = sum(n * sum(block_flops(config, side, *at).values()) for side, n, _ in sides(config))
+    return batch * (middle + sum(end_flops(config, *at).values()))
+
+
+def place_flops(config: ModelConfig, s: int, t: int) -> dict[str, int]:
+    """The same for one row, by place."""
+    if architecture(config) in RECURRENT:
+        return row_flops(config, s, t)
+    found: dict[str, int] = {}
+    for side, n, _ in sides(config):
+        block = block_flops(config, side, s, t)
+        found |= {f"{side}.{i}.{name}": flops for i in range(n) for name, flops in block.items()}
+    return found | end_flops(config, s, t)
+
+
+def block_flops(config: ModelConfig, side: str, s: int, t: int) -> dict[str, int]:
+    """Of one row in one block, by sublayer."""
+    c, n, (queries, keys) = config.d_model, s if side == "encoder" else t, widths(config)
+    found = {"self": mixer_flops(config, n)}
+    if side == "decoder" and blocks(config)[2]:  # q, out by the target; k, v by the memory
+        found["cross"] = t * (4 * c * queries + 4 * s * queries) + s * 4 * c * keys
+    if config.d_ff:
+        found["ff"] = n * 2 * (3 if config.gated else 2) * c * config.d_ff
+    return found
 
 
 def widths(config: ModelConfig) -> tuple[int, int]:
@@ -46,15 +65,16 @@ def mixer_flops(config: ModelConfig, n: int) -> int:
     return n * (4 * c * (queries + keys) + 4 * n * queries)  # q and out, k and v; q k^T and the weighted sum of v
 
 
-def end_flops(config: ModelConfig, s: int, t: int) -> int:
+def end_flops(config: ModelConfig, s: int, t: int) -> dict[str, int]:
     """Of one row, outside the blocks."""
     c, kind = config.d_model, architecture(config)
     if config.answer != "none":
-        pooler = c if kind == "bert" and config.answer == "row" else 0
-        return 2 * c * (pooler + config.n_classes) * (max(s, t) if config.answer == "token" else 1)
+        found = {"pooler": 2 * c * c} if kind == "bert" and config.answer == "row" else {}
+        return found | {"answers": 2 * c * config.n_classes * (max(s, t) if config.answer == "token" else 1)}
     if kind == "vit":  # the class is read from one token, which is no patch
-        return 2 * c * ((s - 1) * config.image_channels * config.patch_size**2 + config.n_classes)
-    return 2 * c * (s * (c + config.source_vocab) if kind == "bert" else t * config.target_vocab)
+        patches = 2 * c * (s - 1) * config.image_channels * config.patch_size**2
+        return {"patches": patches, "head": 2 * c * config.n_classes}
+    return {"head": 2 * c * (s * (c + config.source_vocab) if kind == "bert" else t * config.target_vocab)}
 
 
 def training_flops(config: ModelConfig, batch: int, source_len: int = 0, target_len: int = 0) -> int:
@@ -78,17 +98,38 @@ def training_memory(config: ModelConfig, batch: int, source_len: int = 0, target
 
 def activations(config: ModelConfig, s: int, t: int) -> int:
     """Bytes that the backward pass of one row needs: what norms and products read, in bf16 (2)."""
+    return sum(place_activations(config, s, t).values())
+
+
+def place_activations(config: ModelConfig, s: int, t: int) -> dict[str, int]:
+    """The same by place. What a stack gives is its last norm's."""
     if architecture(config) in RECURRENT:
         return row_activations(config, s, t)
-    c, f, (queries, keys) = config.d_model, config.d_ff, widths(config)
-    edge = 4 * c  # of a sublayer: the sum that its norm reads, and the norm, which its first product reads
+    found: Counter[str] = Counter()
+    for side, n, _ in sides(config):
+        block = block_activations(config, side, s, t)
+        found |= Counter({f"{side}.{i}.{name}": kept for i in range(n) for name, kept in block.items()})
+        before, after = (share * (s if side == "encoder" else t) for share in end_activations(config))
+        found[embedding_place(config, side)] += before
+        found[f"{side}.norm" if config.norm == "pre" else f"{side}.{n - 1}.{[*block][-1]}"] += after
+    if architecture(config) == "bert":
+        found["head"] += s * 8 * config.d_model
+    return found
+
+
+def block_activations(config: ModelConfig, side: str, s: int, t: int) -> dict[str, int]:
+    """Of one row in one block, by sublayer."""
+    f, (queries, keys) = config.d_ff, widths(config)
     kept = 3 if config.gated else 1 if config.activation == "relu" else 2  # relu is its own derivative's memory
-    later = 0 if config.parallel else edge  # of the block's other sublayers
-    feedforward = later + 2 * kept * f + (3 * f if config.ff_dropout else 0) if f else 0
-    cross = t * (later + 4 * queries) + s * 4 * keys
-    n_encoder, n_decoder, n_cross = blocks(config)
-    block = mixer_activations(config) + feedforward
-    return (n_encoder * s + n_decoder * t) * block + n_cross * cross + end_activations(config, s, t)
+    # of the block's other sublayers: the sum that a norm reads, and the norm, which the first product reads
+    later = 0 if config.parallel else 4 * config.d_model
+    tokens = s if side == "encoder" else t
+    found = {"self": tokens * mixer_activations(config)}
+    if side == "decoder" and blocks(config)[2]:
+        found["cross"] = t * (later + 4 * queries) + s * 4 * keys
+    if f:
+        found["ff"] = tokens * (later + 2 * kept * f + (3 * f if config.ff_dropout else 0))
+    return found
 
 
 def mixer_activations(config: ModelConfig) -> int:
@@ -101,12 +142,11 @@ def mixer_activations(config: ModelConfig) -> int:
     return 4 * c + 2 * (queries + 2 * keys) + 2 * queries + turned  # q, k, v and what attention gives
 
 
-def end_activations(config: ModelConfig, s: int, t: int) -> int:
-    """Of one row, before and after the blocks."""
-    c, kind = config.d_model, architecture(config)
-    before = (4 * c if config.embedding_norm and kind != "vit" else 0) + (c if config.dropout else 0)  # fp32; a mask
-    after = 4 * c if config.norm == "pre" else 2 * c  # what a stack gives, and the last sum
-    return (s + t) * (before + after) + (s * 8 * c if kind == "bert" else 0)
+def end_activations(config: ModelConfig) -> tuple[int, int]:
+    """Of one token, before and after the blocks of a stack."""
+    c, normed = config.d_model, config.embedding_norm and architecture(config) != "vit"
+    before = (4 * c if normed else 0) + (c if config.dropout else 0)  # fp32; a mask
+    return before, 4 * c if config.norm == "pre" else 2 * c  # what a stack gives, and the last sum
 
 
 def logit_bytes(config: ModelConfig, batch: int, s: int, t: int) -> int:

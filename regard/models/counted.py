@@ -1,4 +1,4 @@
-"""Parameters of a model by kind of matrix, counted on its tensors; models/parameters.py has them by formula."""
+"""Parameters of a model by kind of matrix and by place, counted on its tensors; models/parameters.py has them by formula."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
+from regard.layers.schemes import scheme_at
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,9 @@ class Part:
     def matrix(self) -> bool:
         """Whether it is a matrix that vectors are multiplied by or looked up in; positions are left aside."""
         return self.kind not in ("positions", "summary", "norm", "bias")
+
+
+Placed = tuple[str, Part]  # where it is: encoder.0.self
 
 
 def trained(parts: Iterable[Part]) -> int:
@@ -85,13 +89,58 @@ NAMES = {  # a parameter's name -> its kind
 
 def counted(model: nn.Module) -> list[Part]:
     """Every parameter of a model, counted on its tensors (of any device, also meta)."""
-    found, seen = [], set()
+    return merged(part for _, part in counted_places(model))
+
+
+def counted_places(model: nn.Module) -> Iterator[Placed]:
+    config: ModelConfig = model.config  # type: ignore[assignment]
+    seen = set()
     for path, module in model.named_modules():
         for name, p in module.named_parameters(recurse=False):
-            for kind, piece, number in pieces(f"{path}.{name}".lstrip("."), p, model.config):  # type: ignore[arg-type]
-                found.append(Part(kind, tuple(piece.shape), number, id(p) in seen))
+            own = f"{path}.{name}".lstrip(".")
+            for kind, piece, number in pieces(own, p, config):
+                yield place_of(own, config), Part(kind, tuple(piece.shape), number, id(p) in seen)
             seen.add(id(p))
-    return merged(found)
+
+
+# ---- places ----------------------------------------------------------------------------------------------------------
+
+OWN_SCHEMES = ("shaw", "cope", "fire")  # position schemes of which each block has one
+
+
+def shared_embedding(config: ModelConfig) -> bool:
+    """Whether source and target are looked up in one matrix."""
+    return config.architecture in ("transformer", "seq2seq") and config.tie in ("inputs", "all")
+
+
+PLACES = {  # the path of a module or parameter -> its place
+    r"(encoder|decoder)\.blocks\.(\d+)(?:\.sublayers\.(\w+)|\.(norm)|$)": "{0}.{1}.{2}{3}",
+    r"(encoder|decoder)\.(?:cross_scheme|schemes\.0\.distances)": "{0}.positions",
+    r"(encoder|recurrent)\.layers\.(\d+)": "{0}.{1}",  # those of a recurrent encoder, or of a language model
+    r"decoder\.layers\.layers\.(\d+)": "decoder.{0}",
+    r"decoder\.attentive\.cell": "decoder.0.cell",
+    r"decoder\.attentive": "decoder.0.attention",
+    r"decoder\.bridge": "decoder.first_state",
+    r"((?:encoder|decoder)\.norm|decoder\.readout)": "{0}",
+}
+
+
+def place_of(path: str, config: ModelConfig) -> str:
+    """The place of a module or parameter: blocks and their sublayers, else the name that its model gives it."""
+    path = path.removeprefix("body.")
+    if found := re.match(r"(encoder|decoder)\.schemes\.(\d+)(?!\.distances)", path):
+        own = scheme_at(config, found[1]) in (*OWN_SCHEMES, "disentangled")
+        return f"{found[1]}.{found[2]}.positions" if own else f"{found[1]}.positions"
+    if found := re.match(r"decoder\.above\.layers\.(\d+)", path):
+        return f"decoder.{int(found[1]) + 1}"
+    for pattern, place in PLACES.items():
+        if found := re.match(pattern, path):
+            return place.format(*(group or "" for group in found.groups())).rstrip(".")
+    name = path.split(".")[0]
+    return "embedding" if name.endswith("_embedding") and shared_embedding(config) else name
+
+
+# ---- kinds -----------------------------------------------------------------------------------------------------------
 
 
 def pieces(name: str, p: Tensor, config: ModelConfig) -> Iterator[tuple[str, Tensor, int]]:

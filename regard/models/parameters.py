@@ -1,4 +1,7 @@
-"""How many parameters a model has, by formula; models/counted.py counts them on its tensors. Sizes must be resolved."""
+"""How many parameters a model has, by formula; models/counted.py counts them on its tensors. Sizes must be resolved.
+
+Every parameter has a place, a dotted name as `look.record` has them: encoder.0.self, decoder.3.cross, head.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterator
 from regard.config import ModelConfig
 from regard.layers.schemes import scheme_at
 from regard.models.architectures import PRESETS
-from regard.models.counted import Part, merged
+from regard.models.counted import OWN_SCHEMES, Part, Placed, merged, shared_embedding
 from regard.models.parameters_recurrent import recurrent_parts
 
 
@@ -23,90 +26,144 @@ def blocks(config: ModelConfig) -> tuple[int, int, int]:
     return (both | one).get(architecture(config), (n_encoder, 0, 0))
 
 
+def sides(config: ModelConfig) -> list[tuple[str, int, bool]]:
+    """The stacks of a model: which, how many blocks, and whether they cross."""
+    n_encoder, n_decoder, n_cross = blocks(config)
+    return [side for side in (("encoder", n_encoder, False), ("decoder", n_decoder, n_cross > 0)) if side[1]]
+
+
 RECURRENT = ("rnn", "seq2seq")
 
 
 def parts(config: ModelConfig) -> list[Part]:
     """Every parameter of a model, by formula."""
+    return merged(part for _, part in placed(config))
+
+
+def placed(config: ModelConfig) -> Iterator[Placed]:
+    """The same with their places, in the order in which a forward comes by."""
     if architecture(config) in RECURRENT:
-        return merged(part for _, part in recurrent_parts(config))
-    return merged(part for group in (ends, middle, vectors, positions) for part in group(config))
+        yield from ((place, part) for place, _, part in recurrent_parts(config))
+        return
+    for side, n, crosses in sides(config):
+        yield from below(config, side)
+        yield from ((f"{side}.positions", part) for part in shared_positions(config, side))
+        block = [("positions", part) for part in own_positions(config, side)] + [*block_parts(config, crosses)]
+        yield from ((f"{side}.{i}.{name}", part) for i in range(n) for name, part in block)
+        if config.norm == "pre":
+            yield f"{side}.norm", norm_part(config)
+    yield from above(config)
 
 
-def ends(config: ModelConfig) -> Iterator[Part]:
-    """The matrices below and above the blocks."""
+def below(config: ModelConfig, side: str) -> Iterator[Placed]:
+    """What a stack reads."""
     c, kind = config.d_model, architecture(config)
     if kind == "vit":
-        yield Part("patches", (c, config.image_channels * config.patch_size**2), 1)
-        yield Part("unembedding", (config.n_classes, c), 1)
-    elif kind == "bert":
-        yield Part("embedding", (config.source_vocab, c), 1)
-        yield Part("token types", (config.token_types, c), min(config.token_types, 1))
-        yield Part("pooler", (c, c), 1)
-        yield Part("head", (c, c), 1)
-        yield Part("unembedding", (config.source_vocab, c), 1, True)
-    else:
-        if kind == "transformer" and config.tie in ("none", "decoder"):
-            yield Part("embedding", (config.source_vocab, c), 1)
-        yield Part("embedding", (config.target_vocab, c), 1)
-        yield Part("unembedding", (config.target_vocab, c), 1, config.tie in ("decoder", "all"))
-    if config.answer != "none":
-        yield Part("answers", (config.n_classes, c), 1)
-
-
-def middle(config: ModelConfig) -> Iterator[Part]:
-    """The matrices of the blocks."""
-    c, f, d = config.d_model, config.d_ff, config.d_head
-    n_encoder, n_decoder, n_cross = blocks(config)
-    n, convolved = n_encoder + n_decoder, config.mixer == "convolution"
-    yield Part("convolution", (2 * c, config.kernel * c), n * convolved)
-    for where, layers in (("", n * (not convolved)), ("cross ", n_cross)):
-        yield Part(f"{where}query", (d, c), layers * config.n_heads)
-        yield Part(f"{where}key", (d, c), layers * config.n_kv_heads)
-        yield Part(f"{where}value", (d, c), layers * config.n_kv_heads)
-        yield Part(f"{where}output", (c, config.n_heads * d), layers)
-    if f:
-        yield Part("gate", (f, c), n * config.gated)
-        yield Part("up", (f, c), n)
-        yield Part("down", (c, f), n)
-
-
-def vectors(config: ModelConfig) -> Iterator[Part]:
-    """Norms and biases. The biases of the ends are always there; those of the blocks are a setting."""
-    c, kind = config.d_model, architecture(config)
-    n_encoder, n_decoder, n_cross = blocks(config)
-    n, stacks = n_encoder + n_decoder, 2 if kind == "transformer" else 1
-    norms = (n if config.parallel else n + n_cross + n * (config.d_ff > 0)) + (kind == "bert")
-    norms += stacks * ((config.norm == "pre") + (config.embedding_norm and kind != "vit"))
-    yield Part("norm", (c,), norms * (2 if config.bias and config.norm_kind == "layer" else 1))
-    if config.bias:
-        yield from (Part("bias", part.shape[:1], part.number) for part in middle(config))
+        yield "patches", Part("patches", (c, config.image_channels * config.patch_size**2), 1)
+        yield "patches", Part("bias", (c,), 1)
+        yield "summary", Part("summary", (c,), 1)
+        return
+    vocab = config.source_vocab if side == "encoder" else config.target_vocab
+    again = side == "decoder" and shared_embedding(config)
+    yield embedding_place(config, side), Part("embedding", (vocab, c), int(not again))
     if kind == "bert":
-        yield Part("bias", (c,), 2)
-        yield Part("bias", (config.source_vocab,), 1)
+        yield "types", Part("token types", (config.token_types, c), min(config.token_types, 1))
+    if config.embedding_norm:
+        own = {"encoder": "source_norm", "decoder": "target_norm"}[side]
+        yield (own if kind == "transformer" else "embedding_norm"), norm_part(config)
+
+
+def embedding_place(config: ModelConfig, side: str) -> str:
+    """Where what a stack reads is made."""
+    kind = architecture(config)
+    if kind == "transformer" and not shared_embedding(config):
+        return {"encoder": "source_embedding", "decoder": "target_embedding"}[side]
+    return "patches" if kind == "vit" else "embedding"
+
+
+def above(config: ModelConfig) -> Iterator[Placed]:
+    """What reads the last stack. Its biases are always there; those of the blocks are a setting."""
+    c, kind = config.d_model, architecture(config)
     if kind == "vit":
-        yield Part("summary", (c,), 1)
-        yield Part("bias", (c,), 1)
-        yield Part("bias", (config.n_classes,), 1)
+        yield "head", Part("unembedding", (config.n_classes, c), 1)
+        yield "head", Part("bias", (config.n_classes,), 1)
+    elif kind == "bert":
+        for place, name in (("pooler", "pooler"), ("head", "head")):
+            yield place, Part(name, (c, c), 1)
+            yield place, Part("bias", (c,), 1)
+        yield "head", norm_part(config)
+        yield "head", Part("unembedding", (config.source_vocab, c), 1, True)
+        yield "head", Part("bias", (config.source_vocab,), 1)
+    else:
+        yield "head", Part("unembedding", (config.target_vocab, c), 1, config.tie in ("decoder", "all"))
+        yield "head", Part("bias", (config.target_vocab,), int(config.head_bias))
     if config.answer != "none":
-        yield Part("bias", (config.n_classes,), 1)
-    if config.head_bias and kind in ("gpt", "transformer"):
-        yield Part("bias", (config.target_vocab,), 1)
+        yield "answers", Part("answers", (config.n_classes, c), 1)
+        yield "answers", Part("bias", (config.n_classes,), 1)
 
 
-def positions(config: ModelConfig) -> Iterator[Part]:
-    """What the schemes learn, once a stack or once a block."""
-    for place, layers in zip(("encoder", "decoder", "cross"), blocks(config), strict=True):
-        name = scheme_at(config, place)
-        for shape in scheme_shapes(config, name) if layers else ():
-            yield Part("positions", shape, layers if name in ("shaw", "cope", "fire") else 1)
-        if name == "disentangled" and not config.disentangled_buckets:  # its blocks share a table, not the projections
-            width = (config.n_heads + config.n_kv_heads) * config.d_head
-            yield Part("positions", (width, config.d_model), layers)
-            yield Part("positions", (width,), layers)
+def block_parts(config: ModelConfig, crosses: bool) -> Iterator[Placed]:
+    """Of one block, by sublayer."""
+    sublayers = {"self": convolution if config.mixer == "convolution" else attention}
+    sublayers |= {"cross": cross_attention} if crosses else {}
+    sublayers |= {"ff": feedforward} if config.d_ff else {}
+    for name, matrices in sublayers.items():
+        for part in matrices(config):
+            yield name, part
+            if config.bias:
+                yield name, Part("bias", part.shape[:1], part.number)
+        if not config.parallel:
+            yield name, norm_part(config)
+    if config.parallel:
+        yield "norm", norm_part(config)
 
 
-def scheme_shapes(config: ModelConfig, name: str) -> list[tuple[int, ...]]:
+def norm_part(config: ModelConfig) -> Part:
+    return Part("norm", (config.d_model,), 2 if config.bias and config.norm_kind == "layer" else 1)
+
+
+def convolution(config: ModelConfig) -> Iterator[Part]:
+    yield Part("convolution", (2 * config.d_model, config.kernel * config.d_model), 1)
+
+
+def attention(config: ModelConfig, where: str = "") -> Iterator[Part]:
+    c, d = config.d_model, config.d_head
+    yield Part(f"{where}query", (d, c), config.n_heads)
+    yield Part(f"{where}key", (d, c), config.n_kv_heads)
+    yield Part(f"{where}value", (d, c), config.n_kv_heads)
+    yield Part(f"{where}output", (c, config.n_heads * d), 1)
+
+
+def cross_attention(config: ModelConfig) -> Iterator[Part]:
+    return attention(config, "cross ")
+
+
+def feedforward(config: ModelConfig) -> Iterator[Part]:
+    c, f = config.d_model, config.d_ff
+    yield Part("gate", (f, c), int(config.gated))
+    yield Part("up", (f, c), 1)
+    yield Part("down", (c, f), 1)
+
+
+def shared_positions(config: ModelConfig, side: str) -> Iterator[Part]:
+    """What the scheme of a stack learns once for all its blocks, and that of its cross-attention."""
+    if scheme_at(config, side) not in OWN_SCHEMES:
+        yield from (Part("positions", shape, 1) for shape in scheme_shapes(config, side))
+    if side == "decoder" and blocks(config)[2]:
+        yield from (Part("positions", shape, 1) for shape in scheme_shapes(config, "cross"))
+
+
+def own_positions(config: ModelConfig, side: str) -> Iterator[Part]:
+    """What it learns in each block."""
+    name, width = scheme_at(config, side), (config.n_heads + config.n_kv_heads) * config.d_head
+    if name in OWN_SCHEMES:
+        yield from (Part("positions", shape, 1) for shape in scheme_shapes(config, side))
+    if name == "disentangled" and not config.disentangled_buckets:  # blocks share a table, not the projections
+        yield Part("positions", (width, config.d_model), 1)
+        yield Part("positions", (width,), 1)
+
+
+def scheme_shapes(config: ModelConfig, place: str) -> list[tuple[int, ...]]:
     c, d, h, width = config.d_model, config.d_head, config.n_heads, config.fire_width
     buckets = config.disentangled_buckets
     learned: dict[str, list[tuple[int, ...]]] = {
@@ -120,4 +177,4 @@ def scheme_shapes(config: ModelConfig, name: str) -> list[tuple[int, ...]]:
         "cope": [(config.cope_positions or config.max_len, d)],
         "disentangled": [(2 * (buckets or config.disentangled_reach), c), *([(c,)] * 2 if buckets else [])],
     }
-    return learned.get(name, [])
+    return learned.get(scheme_at(config, place), [])

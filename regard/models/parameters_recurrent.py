@@ -6,11 +6,12 @@ Names of kinds: a cell has a matrix for its input and one for its state, with th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from typing import NamedTuple
 
 from regard.config import ModelConfig
 from regard.layers.cells import CELLS
-from regard.models.counted import Part
+from regard.models.counted import Part, shared_embedding
 from regard.models.rnn import tied, widths
 from regard.models.seq2seq import attends, reads_again
 
@@ -55,40 +56,58 @@ def layer_parts(config: ModelConfig, layer: Layer) -> Iterator[Part]:
         yield Part("norm", (h,), 2 * each * (cell.states == 2))  # a gain and a bias
 
 
-Met = tuple[
-    str, Part
-]  # what meets it: each token of the "source" or "target", each "pair" of them, a "row" once, or "none"
+Met = tuple[str, str, Part]
+"""Where a part is, and what meets it: each token of the "source" or "target", each "pair", a "row" once, or "none"."""
 
 
 def recurrent_parts(config: ModelConfig) -> Iterator[Met]:
-    """Every parameter of a recurrent model."""
-    for layer in layers(config):
-        yield from ((layer.side, part) for part in layer_parts(config, layer))
-    yield from language_ends(config) if config.architecture == "rnn" else translation_ends(config)
+    """Every parameter of a recurrent model, in the order in which a forward comes by."""
+    if config.architecture == "rnn":
+        yield "embedding", "none", Part("embedding", (config.target_vocab, config.d_model), 1)
+        yield from cells(config, "target")
+        yield from language_ends(config)
+    else:
+        shared = shared_embedding(config)
+        source, target = ("embedding", "") if shared else ("source_embedding", "target_embedding")
+        yield source, "none", Part("embedding", (config.source_vocab, config.d_model), 1)
+        yield from cells(config, "source")
+        yield target, "none", Part("embedding", (config.target_vocab, config.d_model), int(not shared))
+        yield from cells(config, "target")
+        yield from searching(config) if attends(config) else one_context(config)
+        yield (
+            "head",
+            "target",
+            Part("unembedding", (config.target_vocab, config.d_model), 1, config.tie in ("decoder", "all")),
+        )
+        yield "head", "target", Part("bias", (config.target_vocab,), int(config.head_bias))
+
+
+def cells(config: ModelConfig, side: str) -> Iterator[Met]:
+    """All layers of a side."""
+    mine = ((place, layer) for place, layer in placed_layers(config) if layer.side == side)
+    yield from ((place, side, part) for place, layer in mine for part in layer_parts(config, layer))
+
+
+def placed_layers(config: ModelConfig) -> list[tuple[str, Layer]]:
+    """The first layer of a decoder that attends is a cell and where it looks."""
+    target = "recurrent" if config.architecture == "rnn" else "decoder"
+    names = {"source": (f"encoder.{i}" for i in count()), "target": (f"{target}.{i}" for i in count())}
+    placed = [(next(names[layer.side]), layer) for layer in layers(config)]
+    attentive = config.architecture == "seq2seq" and attends(config)
+    return [(f"{place}.cell" if attentive and place == "decoder.0" else place, layer) for place, layer in placed]
 
 
 def language_ends(config: ModelConfig) -> Iterator[Met]:
     """A model that answers does not ask its head; what reads both ways has none."""
     vocab, d_out = config.target_vocab, layers(config)[-1].d_out
-    yield "none", Part("embedding", (vocab, config.d_model), 1)
     if not config.bidirectional:
         asked = "target" if config.answer == "none" else "none"
-        yield asked, Part("unembedding", (vocab, d_out), 1, tied(config))
-        yield asked, Part("bias", (vocab,), int(config.head_bias))
+        yield "head", asked, Part("unembedding", (vocab, d_out), 1, tied(config))
+        yield "head", asked, Part("bias", (vocab,), int(config.head_bias))
     if config.answer != "none":
         meets = "target" if config.answer == "token" else "row"
-        yield meets, Part("answers", (config.n_classes, d_out), 1)
-        yield meets, Part("bias", (config.n_classes,), 1)
-
-
-def translation_ends(config: ModelConfig) -> Iterator[Met]:
-    c, vocab = config.d_model, config.target_vocab
-    if config.tie in ("none", "decoder"):
-        yield "none", Part("embedding", (config.source_vocab, c), 1)
-    yield "none", Part("embedding", (vocab, c), 1)
-    yield "target", Part("unembedding", (vocab, c), 1, config.tie in ("decoder", "all"))
-    yield "target", Part("bias", (vocab,), int(config.head_bias))
-    yield from searching(config) if attends(config) else one_context(config)
+        yield "answers", meets, Part("answers", (config.n_classes, d_out), 1)
+        yield "answers", meets, Part("bias", (config.n_classes,), 1)
 
 
 def one_context(config: ModelConfig) -> Iterator[Met]:
@@ -96,23 +115,23 @@ def one_context(config: ModelConfig) -> Iterator[Met]:
     if reads_again(config):
         yield from maxout(config, c + 2 * h)
     elif h != c:
-        yield "target", Part("readout", (c, h), 1)
-        yield "target", Part("bias", (c,), 1)
+        yield "decoder.readout", "target", Part("readout", (c, h), 1)
+        yield "decoder.readout", "target", Part("bias", (c,), 1)
 
 
 def searching(config: ModelConfig) -> Iterator[Met]:
     c, h = config.d_model, config.d_hidden
     states, annotation = CELLS[config.cell].states, h * (1 + config.bidirectional)
     if config.score == "additive":
-        yield "target", Part("alignment", (h, h), 1)
-        yield "pair", Part("alignment", (h,), 1)
+        yield "decoder.0.attention", "target", Part("alignment", (h, h), 1)
+        yield "decoder.0.attention", "pair", Part("alignment", (h,), 1)
     if config.score != "dot":
-        yield "source", Part("alignment", (h, annotation), 1)
-    yield "row", Part("first state", (states * h, h), 1)
-    yield "row", Part("bias", (states * h,), 1)
+        yield "decoder.0.attention", "source", Part("alignment", (h, annotation), 1)
+    yield "decoder.first_state", "row", Part("first state", (states * h, h), 1)
+    yield "decoder.first_state", "row", Part("bias", (states * h,), 1)
     yield from maxout(config, h + c + annotation)
 
 
 def maxout(config: ModelConfig, d_in: int) -> Iterator[Met]:
-    yield "target", Part("readout", (2 * config.d_model, d_in), 1)
-    yield "target", Part("bias", (2 * config.d_model,), 1)
+    yield "decoder.readout", "target", Part("readout", (2 * config.d_model, d_in), 1)
+    yield "decoder.readout", "target", Part("bias", (2 * config.d_model,), 1)

@@ -2,7 +2,7 @@
 
 On a GPU the blocks are compiled, and the whole step (forward, backward, clipping, update) is recorded once for
 each batch shape and then replayed as one CUDA graph: small models are limited by launching kernels, not by arithmetic.
-Nothing here waits for the device.
+Nothing here waits for the device. While somebody records the model (look/record.py) a step runs as written.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from regard.device import autocast
 from regard.layers.alignment import Attentive
 from regard.layers.cells import Cell
 from regard.layers.stack import Stack
+from regard.look.record import listening
 from regard.replay import Replayed
 from regard.training.objective import Objective
 from regard.training.optim import Updater
@@ -29,6 +30,7 @@ class TrainingStep:
 
     def __init__(self, objective: Objective, config: TrainConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype, self.objective = device, dtype, objective
+        self.stacks = [module for module in objective.model.modules() if isinstance(module, Stack)]
         self.size, self.recorded = config.accumulate, device.type == "cuda" and config.compile
         self.updater = Updater(objective.model, config, in_place=self.recorded and self.size > 1)
         self.sums = torch.zeros(3, device=device)  # the objective's, over steps: whoever reads them resets them
@@ -48,11 +50,16 @@ class TrainingStep:
         self.share.fill_(1 / sum(batch.tokens for batch in batches))
         self.updater.set_lr(lr)
         assert not self.recorded or len(batches) == self.size, "recorded for another number of batches"
+        parts: tuple[Callable[..., Any], ...] = (self.at_once, self.accumulate, self.update)
+        # a recorded step would be replayed without a word of Python: whoever listens, or changes the model, needs some
+        if listening(self.objective.model) or any(getattr(stack, "changed", False) for stack in self.stacks):
+            parts = (self._at_once, self._accumulate, self._update)
+        at_once, accumulate, update = parts
         if not self.updater.in_place and len(batches) == 1:
-            return self.at_once(*batches[0].to(self.device).inputs)
+            return at_once(*batches[0].to(self.device).inputs)
         for batch in batches:
-            self.accumulate(*batch.to(self.device).inputs)
-        self.update()
+            accumulate(*batch.to(self.device).inputs)
+        update()
 
     def _at_once(self, *inputs: Tensor) -> None:
         self._accumulate(*inputs)

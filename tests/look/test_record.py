@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.config import POSITIONS, DecodeConfig, ModelConfig
+from regard.config import POSITIONS, DecodeConfig
 from regard.decode.engine import decode
 from regard.decode.rules import Hypothesis
 from regard.errors import RegardError
@@ -20,47 +23,16 @@ from regard.layers.attend import Plan
 from regard.layers.attention import Attention
 from regard.layers.masks import CAUSAL, Mask, documents, prefix, window
 from regard.look.record import Record, layers_of, listening, paused, record
-from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
 from regard.text.tokenizer import EOS, PAD, SOS
 
-V, C, H, D, MAX_LEN = 23, 16, 4, 4, 64
+sys.path.append(str(Path(__file__).parent))
+from small import MAX_LEN, C, D, H, V, gpt, ids, transformer
+
 CPU = torch.device("cpu")
 close = {"atol": 1e-5, "rtol": 1e-5}
 NAMES = ["encoder.0.self", "encoder.1.self", "decoder.0.self", "decoder.0.cross", "decoder.1.self", "decoder.1.cross"]
 every_scheme = pytest.mark.parametrize("scheme", POSITIONS)
-
-
-def stirred(model: nn.Module) -> nn.Module:
-    """No weight at a special value such as 0 or 1."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.3 * torch.randn(p.shape, generator=generator))
-    return model.eval()
-
-
-def config(**changes: object) -> ModelConfig:
-    sizes: dict = {"n_encoder_layers": 2, "n_decoder_layers": 2, "d_model": C, "n_heads": H, "d_ff": 24}
-    sizes |= {"source_vocab": V, "target_vocab": V, "max_len": MAX_LEN, "dropout": 0.0, "cope_positions": 8}
-    return ModelConfig(**{**sizes, **changes})
-
-
-def transformer(**changes: object) -> Transformer:
-    torch.manual_seed(0)
-    alone = {"encoder_positions": "sinusoidal"} if changes.get("positions") in ("none", "cope") else {}
-    return stirred(Transformer(config(**alone, **changes)))  # type: ignore[return-value]
-
-
-def gpt(**changes: object) -> GPT:
-    torch.manual_seed(0)
-    return stirred(GPT(config(preset="gpt-tiny", **changes)))  # type: ignore[return-value]
-
-
-def ids(*lengths: int, seed: int = 1) -> Tensor:
-    """Random rows of these lengths, padded on the right."""
-    rng = np.random.default_rng(seed)
-    return torch.tensor([[*rng.integers(5, V, n).tolist(), *[PAD] * (max(lengths) - n)] for n in lengths])
 
 
 SOURCE, TARGET = ids(6, 3, 5), ids(4, 7, 5)
@@ -174,6 +146,29 @@ def test_weights_of_a_model_in_bf16_are_worked_out_in_fp32() -> None:
     assert kept.q.dtype == torch.bfloat16
     expected = (kept.q.double() @ kept.k.double().mT / math.sqrt(D)).softmax(-1)
     torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
+
+
+@every_scheme
+def test_the_difference_to_the_kernel_is_the_largest_of_a_real_query(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found in whichever part of the queries it is; what is made of padding does not count."""
+    monkeypatch.setattr("regard.look.record.ROWS", 3)
+    model = transformer(positions=scheme, n_kv_heads=2)
+    with record(model) as tape:
+        model(SOURCE, TARGET)
+    for name in tape:
+        (kept,) = tape[name]
+        assert kept.out is not None
+        plain = kept.difference()
+        assert plain is not None
+        assert plain < 1e-4
+        for place, expected in (((1, 2, 1, 3), 0.25), ((1, 0, 2, 0), 0.25), ((0, 0, 5, 1), 0.25)):
+            off = kept.out.clone()
+            off[place] += 0.25
+            padded = SOURCE if name.startswith("encoder") else TARGET
+            found = replace(kept, out=off).difference()
+            assert found == pytest.approx(expected if padded[place[0], place[2]] != PAD else plain, abs=1e-4)
 
 
 # ---- choosing rows and heads -----------------------------------------------------------------------------------------

@@ -159,15 +159,13 @@ def cross_attend(
     *,
     scale: float,
     heads: tuple[int, int],
-    bias: Tensor | None = None,
 ) -> Tensor:
     """q (N, H*D) look at the first `length` (B,) of their sentence's keys and values (B, G, S, D); (N, H*D).
 
-    The N/B hypotheses of a sentence are read together, so its keys are read once. bias (N, H, S) is added to the scores. A
-    sentence of length 0 gives zeros.
+    The N/B hypotheses of a sentence are read together, so its keys are read once. A sentence of length 0 gives zeros.
     """
     if not runs_kernels(q):
-        return cross_attend_reference(q, keys, values, length, scale=scale, heads=heads, bias=bias)
+        return cross_attend_reference(q, keys, values, length, scale=scale, heads=heads)
     (b, g, s, d), h, n = keys.shape, heads[0], q.shape[0]
     assert keys.stride() == values.stride(), "keys and values must lie alike"
     assert q.stride(1) == keys.stride(3) == 1, "the numbers of a head must lie together"
@@ -176,9 +174,8 @@ def cross_attend(
     block, warps = tile(b * g, s, width(d) * keys.itemsize, queries)
     out = q.new_empty(n, h * d)
     cross_kernel[(b, g, triton.cdiv(queries, rows))](
-        q, keys, values, length, None if bias is None else bias.contiguous(), out, q.stride(0), *keys.stride()[:3],
-        s, n // b, scale * LOG2E.value, H=h, G=g, D=d, D_BLOCK=width(d), Q_BLOCK=rows, BLOCK=block, BIAS=bias is not None,
-        num_warps=warps, **launch(q),
+        q, keys, values, length, out, q.stride(0), *keys.stride()[:3], n // b, scale * LOG2E.value,
+        H=h, G=g, D=d, D_BLOCK=width(d), Q_BLOCK=rows, BLOCK=block, num_warps=warps, **launch(q),
     )  # fmt: skip
     return out
 
@@ -191,10 +188,9 @@ def cross_attend_reference(
     *,
     scale: float,
     heads: tuple[int, int],
-    bias: Tensor | None = None,
 ) -> Tensor:
     each = q.shape[0] // keys.shape[0]
     k, v, real = (x.repeat_interleave(each, dim=0) for x in (keys, values, length))
     scores = similarity(q.unflatten(1, (heads[0], -1)), k, scale)  # (N, H, S)
     seen = torch.arange(keys.shape[2], device=q.device) < real[:, None]
-    return mixture(scores if bias is None else scores + bias, seen[:, None], v).flatten(1).to(q.dtype)
+    return mixture(scores, seen[:, None], v).flatten(1).to(q.dtype)

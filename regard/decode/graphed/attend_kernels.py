@@ -46,11 +46,19 @@ def scores_of(q, k, scale, ONE: tl.constexpr):
 def adjusted(scores, bias, at, index, real, seen, BIAS: tl.constexpr, ONE: tl.constexpr):
     """Scores with bias[at + index] added, and -inf for keys that are not seen. Queries have `at` and `real` (Q,), keys
     `index` and `seen` (BLOCK,)."""
-    if not ONE:
-        at, real, index, seen = at[:, None], real[:, None], index[None, :], seen[None, :]
     if BIAS:
-        scores += tl.load(bias + at + index, mask=real & seen, other=0.0) * LOG2E
-    return tl.where(seen, scores, -float("inf"))
+        if ONE:
+            scores += tl.load(bias + at + index, mask=real & seen, other=0.0) * LOG2E
+        else:
+            there = bias + at[:, None] + index[None, :]
+            scores += tl.load(there, mask=real[:, None] & seen[None, :], other=0.0) * LOG2E
+    return limited(scores, seen, ONE)
+
+
+@triton.jit
+def limited(scores, seen, ONE: tl.constexpr):
+    """Scores of the keys that are seen (BLOCK,), and -inf for the others."""
+    return tl.where(seen if ONE else seen[None, :], scores, -float("inf"))
 
 
 @triton.jit
@@ -181,9 +189,9 @@ def combine_kernel(
 
 @triton.jit
 def cross_kernel(
-    q, keys, values, length, bias, out, q_row, row, group, column, S, EACH, scale,
+    q, keys, values, length, out, q_row, row, group, column, EACH, scale,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, D_BLOCK: tl.constexpr, Q_BLOCK: tl.constexpr,
-    BLOCK: tl.constexpr, BIAS: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The queries of EACH hypotheses of one sentence that share one head of keys, Q_BLOCK of them."""
     let_next_start(EARLY)
@@ -208,7 +216,7 @@ def cross_kernel(
         j = start + lane
         now_k, now_v, following = k, v, j + BLOCK
         k, v = columns(keys, values, following * column, following < end, d, inside)
-        scores = adjusted(scores_of(queries, now_k, scale, ONE), bias, (n * H + h) * S, j, real, j < end, BIAS, ONE)
+        scores = limited(scores_of(queries, now_k, scale, ONE), j < end, ONE)
         m, total, acc = fold(scores, now_v, m, total, acc, ONE)
     result, _ = settle(m, total, acc, ONE)
     tl.store(out + ((n * H + h) * D)[:, None] + d, result.to(out.dtype.element_ty), mask=inside & real[:, None])

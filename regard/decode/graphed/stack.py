@@ -28,6 +28,8 @@ from regard.layers.stack import Stack
 
 def why_not(stack: Stack) -> str:
     """What of this stack these operations cannot do; empty: nothing."""
+    if getattr(stack, "changed", False):  # look/change/intervene.py
+        return "what is changed in it for the time being"
     scheme = stack.schemes[0]
     assert isinstance(scheme, Positions)
     if scheme.contextual or (scheme.relative and not scheme.toeplitz):

@@ -1,0 +1,170 @@
+"""What recording costs (look/record.py): nothing when it is off, and so much when it is on.
+
+    python benchmarks/recording.py [--device cuda] [--only forward,training,decoding] [--peers once,on,stream,live]
+                                   [--repeats 50] [--json FILE]
+
+Two models of one set of weights: `regard` was never recorded; `once` was, with its whole stream, and is not any more. They
+take turns, and which goes first changes at every turn; the figures are medians, and the note is the median of the ratios
+of all turns, with the quartiles beside it: it should be 1.00 within 0.02. `on` records all attention, `stream` what
+goes from layer to layer too; in decoding `on` reads the best hypotheses again, and `live` keeps every step of the search.
+A training step is compiled and replayed on a GPU, and runs as written while it is recorded.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from common import Report, joint, parser, sizes, wall
+from decode import in_use, rows
+from steps import OwnStep, random_batch
+from torch import nn
+
+from regard.config import DecodeConfig, ModelConfig, TrainConfig
+from regard.decode.engine import decode
+from regard.device import pick_device
+from regard.look.live import Live
+from regard.look.record import record
+
+Work = Callable[[], Any]
+WARM = 4  # turns before the clock runs: what is compiled is compiled then, and what is replayed recorded
+
+
+def config_of(report: Report) -> ModelConfig:
+    """The base Transformer on a GPU, a small one on a CPU."""
+    name, vocabulary = ("transformer-base", 8000) if report.device.type == "cuda" else ("transformer-tiny", 1000)
+    return sizes(name, report.options.tiny, **joint(vocabulary), dropout=0.0, max_len=128)
+
+
+def shape_of(report: Report) -> tuple[int, int]:
+    """Rows, and tokens of each."""
+    if report.options.tiny:
+        return 2, 8
+    return (64, 32) if report.device.type == "cuda" else (2, 16)
+
+
+def twin(model: nn.Module) -> Any:
+    """Another model of the same tensors: where weights lie in memory is no difference between the two."""
+    held = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, {id(x): x for x in held})
+
+
+def clock(work: Work, device: torch.device) -> float:
+    """Seconds; on a CPU those that this process was given, since its neighbours are no difference between the two either."""
+    if device.type != "cpu":
+        return wall(work, device)
+    begun = time.process_time()
+    work()
+    return time.process_time() - begun
+
+
+def compare(report: Report, what: str, never: Work, once: Work, each: int) -> None:
+    """`each` calls a turn."""
+    works = {"regard": never, "once": once}
+    times: dict[str, list[float]] = {who: [] for who in works}
+    for turn in range(WARM + report.options.repeats):
+        for who in list(works)[:: 1 if turn % 2 else -1]:
+            found = clock(lambda who=who: [works[who]() for _ in range(each)], report.device)
+            times[who] += [found / each] if turn >= WARM else []
+    for who, found in times.items():
+        report.put(what, who, 1e3 * statistics.median(found), "ms")
+    ratios = [b / a for a, b in zip(*times.values(), strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    report.note(f"{what}: recorded once / never recorded {middle:.3f} ({low:.3f} to {high:.3f})")
+
+
+def cost(report: Report, what: str, who: str, work: Work) -> None:
+    """Of one call while it is recorded."""
+    if who in report.peers:
+        clock(lambda: [work() for _ in range(WARM)], report.device)
+        found = [clock(work, report.device) for _ in range(report.options.repeats)]
+        report.put(what, who, 1e3 * statistics.median(found), "ms")
+
+
+def recorded(model: nn.Module, work: Work, stream: bool = False) -> None:
+    with record(model, stream=stream):
+        work()
+
+
+def measure(report: Report, what: str, models: tuple[Any, Any], works: tuple[Work, Work], each: int) -> None:
+    """The second model is recorded once, and then never again until the two were compared."""
+    recorded(models[1], works[1], stream=True)
+    compare(report, what, *works, each)
+    cost(report, what, "on", partial(recorded, models[1], works[1]))
+    if what != "decoding":
+        cost(report, what, "stream", partial(recorded, models[1], works[1], stream=True))
+
+
+# ---- sections ---------------------------------------------------------------------------------------------------------
+
+
+def forward(report: Report) -> None:
+    config, (n, length) = config_of(report), shape_of(report)
+    never = in_use(config, report.device)
+    models = never, twin(never)
+    source, target = (torch.tensor(rows(n, length, config.source_vocab), device=report.device) for _ in range(2))
+    for work in ("evaluating", "with gradients"):
+        context = torch.inference_mode if work == "evaluating" else nullcontext
+
+        def run(model: nn.Module, context: Any = context) -> None:
+            with context():
+                model(source, target)
+
+        works = tuple(partial(run, model) for model in models)
+        measure(report, f"forward, {work}", models, works, 2)  # type: ignore[arg-type]
+
+
+def training(report: Report) -> None:
+    config, (n, length) = config_of(report), shape_of(report)
+    never = in_use(config, report.device).float()
+    models = never, twin(never)
+    batch = random_batch(config, n, length, report.device)
+    one_thread = report.device.type == "cpu"
+    steps = [OwnStep(model, TrainConfig(device=report.device.type), one_thread) for model in models]
+    works = tuple(partial(step, batch) for step in steps)
+    for _ in range(WARM):  # so that what is compiled and replayed was there before it was recorded
+        works[0](), works[1]()
+    measure(report, "training", models, works, 4 if report.device.type == "cuda" else 1)  # type: ignore[arg-type]
+    for step in steps:
+        step.check()
+
+
+def decoding(report: Report) -> None:
+    config, (n, length) = config_of(report), shape_of(report)
+    never = in_use(config, report.device)
+    models = never, twin(never)
+    limits = {"min_len": length - 1, "max_len_a": 0.0, "max_len_b": length}
+    options, sources = DecodeConfig(beam=4, **limits), rows(n, length - 1, config.source_vocab)  # type: ignore[arg-type]
+
+    def run(model: Any) -> None:
+        decode(model, sources, options, config.max_len, report.device)
+
+    measure(report, "decoding", models, (partial(run, never), partial(run, models[1])), 1)
+    cost(report, "decoding", "live", lambda: run(Live(models[1], options)))
+
+
+SECTIONS: dict[str, Callable[[Report], None]] = {"forward": forward, "training": training, "decoding": decoding}
+
+
+def main() -> int:
+    peers = ("once", "on", "stream", "live")
+    made = parser(__doc__, SECTIONS, peers, ",".join(peers))
+    made.set_defaults(repeats=50)
+    made.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    options = made.parse_args()
+    report = Report(options, pick_device(options.device))
+    torch.set_num_threads(1)  # on a CPU: threads that wait for each other are nothing to compare
+    for name, run in SECTIONS.items():
+        report.section(name, run)
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

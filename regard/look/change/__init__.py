@@ -1,0 +1,1 @@
+"""What a model would do if a part of it did otherwise."""

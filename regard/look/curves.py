@@ -1,0 +1,136 @@
+"""How runs went: the lines of their metrics.jsonl as curves, those of several runs in one picture."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regard.errors import RegardError
+from regard.look.drawn import Drawn, table, write_csv
+from regard.look.figures import Curves, draw
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Curve = tuple[np.ndarray, np.ndarray]  # steps, values
+TRAINING = {  # what training writes beside its loss: title, axis, whether logarithmic
+    "lr": ("learning rate", "learning rate", False),
+    "grad_norm": ("norm of the gradient, before clipping", "|gradient|", True),
+    "tokens_per_s": ("speed", "tokens/s", False),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    name: str
+    lines: tuple[dict[str, Any], ...]  # of metrics.jsonl
+
+    def curve(self, kind: str, value: str) -> Curve:
+        """kind: train or valid."""
+        found = [(x["step"], x[value]) for x in self.lines if x["kind"] == kind and is_number(x.get(value))]
+        steps, values = zip(*found, strict=True) if found else ((), ())
+        return np.array(steps, float), np.array(values, float)
+
+    def scores(self) -> list[str]:
+        """What was measured in validation beside the loss."""
+        names = dict.fromkeys(
+            n for x in self.lines if x["kind"] == "valid" for n in x if n not in ("kind", "step", "loss")
+        )
+        return list(names)
+
+    def summary(self) -> dict[str, Any]:
+        (steps, loss), (valid_steps, valid) = self.curve("train", "loss"), self.curve("valid", "loss")
+        speed = self.curve("train", "tokens_per_s")[1]
+        found = {"run": self.name, "steps": int(max([*steps, *valid_steps], default=0))}
+        found["training loss"] = float(loss[-1]) if len(loss) else None
+        best = int(valid.argmin()) if len(valid) else None
+        found |= (
+            {"best validation loss": None, "at step": None}
+            if best is None
+            else {
+                "best validation loss": float(valid[best]),
+                "at step": int(valid_steps[best]),
+            }
+        )
+        return {**found, "tokens/s (median)": round(float(np.median(speed))) if len(speed) else None}
+
+
+@dataclass(frozen=True)
+class Training(Drawn):
+    runs: tuple[Run, ...]
+
+    def figure(self) -> Figure:
+        names = ", ".join(run.name for run in self.runs)
+        figure = draw("", self.panels(), 3)
+        figure.suptitle(names, parse_math=False)
+        return figure
+
+    def panels(self) -> list[Curves]:
+        scores = {score: score.replace("_", " ") for run in self.runs for score in run.scores()}
+        found = [self.losses()]
+        found += [self.panel(f"validation: {name}", "valid", score, name) for score, name in scores.items()]
+        found += [self.panel(title, "train", value, y, log) for value, (title, y, log) in TRAINING.items()]
+        return [panel for panel in found if panel.curves]
+
+    def losses(self) -> Curves:
+        curves: dict[str, Curve] = {}
+        for run in self.runs:
+            for kind, name in (("train", "training"), ("valid", "validation")):
+                curves[f"{run.name}, {name}" if len(self.runs) > 1 else name] = run.curve(kind, "loss")
+        return Curves("loss", {name: curve for name, curve in curves.items() if len(curve[0])}, "step", "loss")
+
+    def panel(self, title: str, kind: str, value: str, y: str, log: bool = False) -> Curves:
+        curves = {run.name: run.curve(kind, value) for run in self.runs}
+        return Curves(title, {name: curve for name, curve in curves.items() if len(curve[0])}, "step", y, log)
+
+    def numbers(self) -> dict[str, Any]:
+        return {"runs": [run.summary() for run in self.runs], "panels": [panel.numbers() for panel in self.panels()]}
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        for panel in self.panels():
+            for name, (steps, values) in panel.curves.items():
+                for step, value in zip(steps, values, strict=True):
+                    yield {"curve": panel.title, "run": name, "step": int(step), "value": f"{value:.6g}"}
+
+    def save_csv(self, path: Path) -> None:
+        write_csv(path, self.rows())
+
+    def __str__(self) -> str:
+        return table([run.summary() for run in self.runs])
+
+
+def training(paths: Sequence[Path | str]) -> Training:
+    """Of run folders, which need not be finished."""
+    folders = [Path(path) for path in paths]
+    short = [folder.resolve().name for folder in folders]
+    names = short if len(set(short)) == len(short) else [str(folder) for folder in folders]
+    return Training(tuple(Run(name, lines_of(folder)) for name, folder in zip(names, folders, strict=True)))
+
+
+def lines_of(run: Path) -> tuple[dict[str, Any], ...]:
+    path = run / "metrics.jsonl"
+    if not path.is_file():
+        raise RegardError(f"there is no metrics.jsonl in {run}: give the folder of a run, such as runs/toy-en-de")
+    found = tuple(line for line in map(parsed, path.read_text(encoding="utf-8", errors="replace").splitlines()) if line)
+    if not found:
+        raise RegardError(f"{path} has no line yet: train.log_every says after how many steps the first is written")
+    return found
+
+
+def parsed(line: str) -> dict[str, Any]:
+    """Nothing of a line that a killed run left half written."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) and is_number(found.get("step")) and "kind" in found else {}
+
+
+def is_number(x: Any) -> bool:
+    return isinstance(x, (int, float)) and math.isfinite(x)

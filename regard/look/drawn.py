@@ -1,0 +1,64 @@
+"""Results that are pictures, and the tables of their numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.files import disk_errors
+from regard.look.figures import any_letters, save
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Drawn(ABC):
+    """What can be saved as a picture, and is shown as one by a notebook."""
+
+    @abstractmethod
+    def figure(self) -> Figure: ...
+
+    @abstractmethod
+    def numbers(self) -> dict[str, Any]:
+        """What is drawn, as JSON can hold it."""
+
+    def save(self, path: Path) -> None:
+        """PNG or SVG, by the suffix."""
+        save(self.figure(), path)
+
+    def _repr_png_(self) -> bytes:
+        held = io.BytesIO()
+        with any_letters():
+            self.figure().savefig(held, format="png")
+        return held.getvalue()
+
+
+def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """A line for each row, under the names of the first; what is None stays empty."""
+    rows = iter(rows)
+    first = next(rows)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(first), lineterminator="\n")
+            writer.writeheader()
+            writer.writerow(first)
+            writer.writerows(rows)
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """For reading: columns as wide as they must be; what is None is a dash."""
+
+    def cell(value: Any) -> str:
+        return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    cells = [list(rows[0]), *([cell(value) for value in row.values()] for row in rows)]
+    wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        "  ".join([line[0].ljust(wide[0]), *(c.rjust(w) for c, w in zip(line[1:], wide[1:], strict=True))])
+        for line in cells
+    )

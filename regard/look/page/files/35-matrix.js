@@ -1,0 +1,130 @@
+/**
+ * From stored weights to the matrix that is shown: heads averaged, pieces put together to words, sinks hidden.
+ *
+ * What a word is given is the sum over its pieces, and a word looks where its pieces look on average, so that rows still
+ * sum to 1. A side is one row or column: a token or a word, with the places of its pieces.
+ */
+Regard.matrix = (() => {
+  const { array, slice, errorOf } = Regard.document;
+
+  /**
+   * @param options  words: true or false; sinks: "show", "hide" or "renormalise"
+   * @returns values (rows x columns), its sides, what was done to it (notes), and by how much a value may be off (error)
+   */
+  async function shown(view, attention, head, options) {
+    const stored = await array(attention.weights);
+    const plain = head < 0 ? meanOfHeads(stored) : slice(stored, head);
+    const rows = sides(view.strips[attention.queries], options.words);
+    if (!options.words) sayWritten(view, attention, rows);
+    const every = sides(view.strips[attention.keys], options.words);
+    const columns = options.sinks === "show" ? every : every.filter((side) => !side.special);
+    const values = gathered(plain, view.strips[attention.keys].ids.length, rows, columns);
+    if (options.sinks === "renormalise") renormalise(values, rows.length);
+    const notes = notesOf(attention, head, options, every.length - columns.length);
+    const error = errorWith(attention, head) * Math.max(1, ...columns.map((side) => side.places.length));
+    return { values, rows, columns, attention, head, view, notes, error };
+  }
+
+  /** The tokens of a strip, or its words. */
+  function sides(strip, words) {
+    if (words) return strip.words.map(([word, places]) => side(strip, word, places));
+    return strip.pieces.map((piece, place) => side(strip, piece, [place]));
+  }
+
+  function side(strip, label, places) {
+    const special = places.every((place) => strip.special?.[place]); // a likely sink
+    return { label, places, first: places[0], last: places.at(-1), special };
+  }
+
+  /** A step of a decoder reads one token and writes the next; whoever looks at the source wants to know both. */
+  function sayWritten(view, { kind, queries }, rows) {
+    if (!["cross", "alignment"].includes(kind)) return;
+    for (const row of rows) row.wrote = Regard.document.predictionOf(view, queries, row.last)?.chosen?.piece;
+  }
+
+  function meanOfHeads(stored) {
+    const total = new Float32Array(stored.size);
+    for (let head = 0; head < stored.first; head++) {
+      slice(stored, head).forEach((value, i) => { total[i] += value / stored.first; });
+    }
+    return total;
+  }
+
+  function gathered(plain, width, rows, columns) {
+    if (rows.length * columns.length === plain.length) return plain.slice(); // neither words nor anything hidden
+    const values = new Float32Array(rows.length * columns.length);
+    let i = 0;
+    for (const row of rows) {
+      for (const column of columns) {
+        let total = 0;
+        for (const query of row.places) for (const key of column.places) total += plain[query * width + key];
+        values[i++] = total / row.places.length;
+      }
+    }
+    return values;
+  }
+
+  /** Rows divided by their sums; a row that only looked at what is hidden stays empty. */
+  function renormalise(values, rows) {
+    const width = values.length / rows;
+    for (let start = 0; start < values.length; start += width) {
+      const row = values.subarray(start, start + width);
+      const sum = row.reduce((a, b) => a + b, 0);
+      if (sum > 0) row.forEach((value, i) => { row[i] = value / sum; });
+    }
+  }
+
+  function errorWith(attention, head) {
+    if (head >= 0) return errorOf(attention.weights, head);
+    const all = Array.from({ length: attention.heads }, (_, i) => errorOf(attention.weights, i));
+    return all.reduce((a, b) => a + b, 0) / all.length;
+  }
+
+  function notesOf(attention, head, { words, sinks }, hidden) {
+    const what = `${hidden} likely sinks among the keys (special tokens, punctuation) are hidden`;
+    return [
+      head < 0 && `Mean of ${attention.heads} heads.`,
+      words && "Pieces are put together to words: summed over keys, averaged over queries.",
+      sinks === "hide" && `${what} and nothing is renormalised: rows sum to less than 1.`,
+      sinks === "renormalise" && `${what} and each row is renormalised: it sums to 1 over what is left.`,
+    ].filter(Boolean);
+  }
+
+  // ---- reading it ---------------------------------------------------------------------------------------------------
+
+  const most = (matrix) => matrix.values.reduce((a, b) => Math.max(a, b), 0);
+  const at = (matrix, r, c) => matrix.values[r * matrix.columns.length + c];
+
+  function row(matrix, r) {
+    const width = matrix.columns.length;
+    return matrix.values.subarray(r * width, (r + 1) * width);
+  }
+
+  const sumOfRow = (matrix, r) => row(matrix, r).reduce((a, b) => a + b, 0);
+
+  /** Where a query may not look: the future, in a causal layer. */
+  function masked(matrix, r, c) {
+    return matrix.attention.causal && matrix.columns[c].first > matrix.rows[r].last;
+  }
+
+  /** Which of these sides have a pinned token in them. */
+  function pinned(some, places) {
+    return some.flatMap((one, i) => (one.places.some((place) => places.includes(place)) ? [i] : []));
+  }
+
+  function pinsOf(matrix, { queries, keys }) {
+    return { rows: pinned(matrix.rows, queries), columns: pinned(matrix.columns, keys) };
+  }
+
+  /** What some queries look at on average, one number a column. */
+  function meanRow(matrix, rows) {
+    return Float32Array.from(matrix.columns, (_, c) => rows.reduce((sum, r) => sum + at(matrix, r, c), 0) / rows.length);
+  }
+
+  /** What each query gives to some keys together, one number a row. */
+  function sumColumn(matrix, columns) {
+    return Float32Array.from(matrix.rows, (_, r) => columns.reduce((sum, c) => sum + at(matrix, r, c), 0));
+  }
+
+  return { shown, most, at, row, sumOfRow, masked, pinsOf, meanRow, sumColumn };
+})();

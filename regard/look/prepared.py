@@ -1,0 +1,68 @@
+"""What a run trains on and with, got ready to be looked at: its data, its objective and its trained weights."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard import folder, recipes
+from regard.api import make_config
+from regard.config import Config
+from regard.errors import RegardError
+from regard.models.weights import load_weights, weights_of
+from regard.tasks import prepare_job
+from regard.tasks.job import Job
+from regard.tasks.start import keep
+from regard.training.checkpoint import Checkpoints
+from regard.training.log import say
+
+
+@contextmanager
+def prepared(path: Path, settings: Mapping[str, Any]) -> Iterator[Job]:
+    """A run's data, objective and trained weights, without a change to its folder: a copy of what it began with is used."""
+    begun = (path / "config.toml").exists()
+    finished = not begun or (path / "model" / "config.json").exists()
+    bundle = folder.load(path, torch.device("cpu"), "fp32") if finished else None
+    config = make_config(recipes.load(path / "config.toml"), settings) if begun else config_of(bundle, path, settings)
+    with tempfile.TemporaryDirectory() as temporary:
+        draft = Path(temporary)
+        (draft / "checkpoints" / "step-00000000").mkdir(
+            parents=True
+        )  # as a run that has begun: nothing is learned anew
+        for file in [*path.glob("tokenizer*.json"), *path.glob("start.json")] if begun else []:
+            shutil.copy(file, draft)
+        if bundle is not None and bundle.tokenizers and not any(draft.glob("tokenizer*.json")):
+            bundle.tokenizers.save(draft)
+        if bundle is not None and not begun:
+            keep(draft, bundle)
+        job = prepare_job(draft, config, quiet=True)
+        load_weights(job.model, newest(path) if bundle is None else weights_of(bundle.model), path)
+        yield job
+
+
+def newest(run: Path) -> dict[str, Tensor]:
+    checkpoints = Checkpoints(run / "checkpoints")
+    step = checkpoints.newest(warn=say)
+    if step is None:
+        raise RegardError(f"the run {run} has no weights yet: go on with `regard resume {run}`")
+    return checkpoints.average([step])
+
+
+def config_of(bundle: folder.Bundle | None, path: Path, settings: Mapping[str, Any]) -> Config:
+    """That of a model without a run, whose data are given."""
+    assert bundle is not None
+    if "data.train" not in settings:
+        raise RegardError(f"{path} is a model without its run: say what it shall read with --data.train FILE")
+    data = {"source": bundle.source, "target": bundle.target, "valid": settings["data.train"]}
+    values = {"name": path.name, "task": bundle.task, "data": data, "model": asdict(bundle.config)}
+    if bundle.tokenizers:
+        values["tokenizer"] = {"joint": bundle.tokenizers.source is bundle.tokenizers.target}
+    return make_config(values, settings)

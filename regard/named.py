@@ -1,0 +1,73 @@
+"""The model that a user means by a name: a preset, a recipe, or a run or model folder. Nothing of it is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.errors import RegardError
+
+if TYPE_CHECKING:
+    from regard.config import ModelConfig
+
+
+def config_of(name: str, settings: dict[str, str]) -> tuple[ModelConfig, dict[str, Any]]:
+    """Its configuration, sizes resolved, and what had to be assumed because data would tell."""
+    import dataclasses
+
+    from regard.config import TokenizerConfig
+    from regard.doctor import recipe_of
+    from regard.models.architectures import PRESETS, preset, resolve
+
+    known, vocab = {}, TokenizerConfig.vocab_size
+    if name in PRESETS:
+        config = preset(name, **settings)
+    elif name.endswith(".toml") or Path(name).is_dir():
+        recipe = recipe_of(Path(name), {f"model.{field}": value for field, value in settings.items()})
+        config, vocab, known = recipe.model, recipe.tokenizer.vocab_size, told(Path(name))
+    else:
+        raise RegardError(
+            f"'{name}' is no preset, recipe (.toml) or folder: `regard cost` without a name lists the presets"
+        )
+    missing = assumptions(config, vocab)
+    if "max_len" not in settings and config.architecture == "vit":  # as long as its pictures have patches
+        config = dataclasses.replace(config, max_len=known.get("max_len", config.max_len))
+    assumed = {field: n for field, n in missing.items() if field not in known}
+    return resolve(dataclasses.replace(config, **{field: known.get(field, n) for field, n in missing.items()})), assumed
+
+
+def assumptions(config: ModelConfig, vocab: int) -> dict[str, Any]:
+    """What data would fill in."""
+    from regard.models.parameters import architecture
+
+    kind = architecture(config)
+    one_side = {"vit": [], "gpt": ["target_vocab"], "rnn": ["target_vocab"], "bert": ["source_vocab"]}
+    used: list[str] = one_side.get(kind, ["source_vocab", "target_vocab"])
+    missing = {field: vocab for field in used if not getattr(config, field)}
+    if not config.n_classes and (kind == "vit" or config.answer != "none"):
+        missing["n_classes"] = 10
+    return missing
+
+
+def told(run: Path) -> dict[str, int]:
+    """What a run's data said: a finished model knows all of it, before that there is the vocabulary."""
+    from regard.files import read_json
+    from regard.text.tokenizer import Tokenizers
+
+    finished = run / "model" / "config.json"
+    if finished.exists():
+        sizes = read_json(finished)["model"]
+        return {field: sizes[field] for field in ("source_vocab", "target_vocab", "n_classes", "max_len")}
+    if any(run.glob("tokenizer*.json")):
+        both = Tokenizers.load(run)
+        return {"source_vocab": len(both.source), "target_vocab": len(both.target)}
+    return {}
+
+
+def check_lengths(config: ModelConfig, batch: int, *lengths: int) -> None:
+    """Refuse rows that the model cannot have."""
+    endless = config.architecture == "rnn"  # it reads texts of any length
+    for length in lengths:
+        if batch < 1 or length < 1 or (length > config.max_len and not endless):
+            most = "on" if endless else f"to model.max_len {config.max_len}"
+            raise RegardError(f"--batch {batch} must be at least 1, and --length {length} from 1 {most}")

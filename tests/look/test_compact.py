@@ -1,0 +1,44 @@
+"""Weights in bytes: within half a level, whatever they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from regard.look.compact import Compact
+
+shapes = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 6))
+numbers = st.floats(0, 1, width=32)
+
+
+@given(shapes.flatmap(lambda shape: arrays(np.float32, shape, elements=numbers)), st.sampled_from([255, 15, 1]))
+def test_a_weight_comes_back_within_half_a_level(w: np.ndarray, levels: int) -> None:
+    kept = Compact.of(torch.from_numpy(w), levels)
+    assert kept.codes.dtype == torch.uint8
+    assert kept.codes.max() <= levels
+    largest = w.astype(np.float64).max((1, 2))
+    np.testing.assert_allclose(kept.scale, largest)
+    off = np.abs(kept.weights().double().numpy() - w)
+    assert (off <= (largest * (0.5 / levels + 1e-6))[:, None, None] + 1e-30).all()
+
+
+def test_each_head_has_its_own_scale_and_the_largest_is_exact() -> None:
+    w = torch.tensor([[[0.5, 0.25, 0.0]], [[0.02, 0.01, 0.005]], [[0.0, 0.0, 0.0]]])
+    kept = Compact.of(w)
+    assert kept.scale.tolist() == w.amax((1, 2)).tolist()
+    assert kept.codes.tolist() == [[[255, 128, 0]], [[255, 128, 64]], [[0, 0, 0]]]  # 127.5 to even
+    assert kept.bytes() == bytes([255, 128, 0, 255, 128, 64, 0, 0, 0])
+    torch.testing.assert_close(kept.weights()[:, 0, 0], w[:, 0, 0])
+    found = np.frombuffer(kept.bytes(), np.uint8).reshape(w.shape) * (kept.scale / 255).numpy()[:, None, None]
+    np.testing.assert_allclose(found, kept.weights(), rtol=1e-6)
+
+
+def test_what_was_turned_round_or_learned_is_kept_all_the_same() -> None:
+    w = torch.rand(2, 3, 4, requires_grad=True).transpose(1, 2)
+    kept = Compact.of(w)
+    assert kept.bytes() == kept.codes.contiguous().numpy().tobytes()
+    assert not kept.weights().requires_grad
+    torch.testing.assert_close(kept.weights(), w.detach(), atol=1 / 255, rtol=0)

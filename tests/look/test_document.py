@@ -1,0 +1,444 @@
+"""What a page is made of: arrays that come back as what they were, text that stays text, files that stay small."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import math
+import re
+import zlib
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from regard.cli_look import look_app
+from regard.errors import RegardError
+from regard.folder import Bundle
+from regard.layers.attend import Plan, reference
+from regard.layers.masks import CAUSAL, FULL
+from regard.look.change.intervene import Zero
+from regard.look.compact import Compact
+from regard.look.page import document as documents
+from regard.look.page.chain import Stage
+from regard.look.page.document import Document, deflated, document_of, number
+from regard.look.page.html import Page, file, files, joined, show
+from regard.look.page.seen import Attention, Seen, Strip, see
+from regard.look.record import Record, record
+
+Maker = Callable[..., Bundle]
+TYPES = {"f32": "<f4", "f16": "<f2", "u8": "u1"}
+KINDS = ["translation", "post-norm", "gpt", "bert", "classifier", "vit", "rnnsearch"]
+
+
+def unpacked(blob: dict[str, Any], blobs: list[bytes]) -> np.ndarray:
+    """As a page reads it."""
+    stored = np.frombuffer(zlib.decompress(blobs[blob["id"]]), TYPES[blob["type"]]).reshape(blob["shape"])
+    if blob["type"] != "u8":
+        return stored.astype(np.float64)
+    return stored * (np.array(blob["scale"]) / blob["levels"])[:, None, None]
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_small_documents_hold_what_the_recorder_heard_in_float64(kind: str, make: Maker, asked: Any) -> None:
+    bundle = make(kind)
+    seen = see(bundle, asked[kind])
+    made = document_of([seen])
+    (view,) = json.loads(made.json())["views"]
+    exact = inputs(bundle, seen)
+    with torch.no_grad(), record(bundle.model.double(), stream=True) as tape:
+        bundle.model(*exact)
+    assert [one["name"] for one in view["attention"]] == list(tape)
+    for one in view["attention"]:
+        (kept,) = tape[one["name"]]
+        np.testing.assert_allclose(unpacked(one["weights"], made.blobs), kept.weights()[0], atol=2e-5)
+        scores = kept.scores()[0].numpy()
+        shown = unpacked(one["scores"], made.blobs)
+        hidden = np.isinf(scores)
+        assert (shown[hidden] <= -1e29).all()
+        np.testing.assert_allclose(shown[~hidden], scores[~hidden], atol=1e-4, rtol=1e-4)
+        if kind != "rnnsearch":
+            assert one["difference"] < 1e-4
+    assert view["notes"] == [*seen.notes]
+    for one, stage in zip(view["chain"], seen.chain, strict=True):
+        assert one["values"]["type"] == "f32"
+        np.testing.assert_array_equal(unpacked(one["values"], made.blobs), stage.values.numpy().astype(np.float64))
+    if kind != "rnnsearch":
+        (final,) = [one for one in view["chain"] if one["stage"] == "final"][-1:] or [None]
+        stack = "encoder" if kind in ("bert", "classifier", "vit") else "decoder"
+        if final:
+            np.testing.assert_allclose(
+                unpacked(final["values"], made.blobs), tape.vectors[f"{stack}.output"][0][0], atol=1e-4
+            )
+
+
+def inputs(bundle: Bundle, seen: Seen) -> list[torch.Tensor]:
+    """What the model read, for another forward."""
+    if seen.kind == "picture":
+        from PIL import Image
+
+        pixels = np.asarray(Image.open(seen.input)) / 255
+        return [torch.from_numpy((pixels - 0.5) / 0.25)[None, None]]
+    rows = [torch.tensor([seen.strips[name].ids]) for name in seen.strips]
+    return [*rows, torch.zeros_like(rows[0])] if seen.kind == "classification" else rows
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "hostile"])
+def test_a_document_has_all_that_was_agreed(kind: str, bundles: Any, asked: Any) -> None:
+    made = document_of([see(bundles[kind], asked[kind])])
+    tree = json.loads(made.json())
+    assert tree["version"] == 1
+    (view,) = tree["views"]
+    names = "title kind model input output changes strips attention chain predictions labels tree picture notes"
+    assert list(view) == names.split()
+    ids = []
+    for one in view["attention"]:
+        assert one["weights"]["shape"] == [
+            one["heads"],
+            *(len(view["strips"][one[s]]["ids"]) for s in ("queries", "keys")),
+        ]
+        ids += [one["weights"]["id"], one["scores"]["id"]]
+    for one in view["chain"]:
+        assert one["values"]["shape"][0] == len(one["tokens"]) == len(view["strips"][one["strip"]]["ids"])
+        assert one["heads"] is None or one["values"]["shape"][1] % one["heads"] == 0
+        ids.append(one["values"]["id"])
+    assert sorted(ids) == list(range(len(made.blobs)))
+    for one in view["predictions"]:
+        chances = [candidate["p"] for candidate in one["top"]]
+        assert len(chances) == min(10, view["model"]["vocabulary"])
+        assert chances == sorted(chances, reverse=True)
+        assert 0 < sum(chances) <= 1 + 1e-6
+        assert math.exp(one["chosen"]["log_prob"]) <= chances[0] + 1e-6
+    assert view["labels"] is None or sum(one["p"] for one in view["labels"]) == pytest.approx(1, abs=1e-6)
+    assert (view["labels"] is not None) == (kind in ("classifier", "vit"))
+    assert (view["picture"] is not None) == (kind == "vit")
+    assert (view["tree"] is not None) == (view["kind"] in ("translation", "alignment"))
+
+
+# ---- rounding --------------------------------------------------------------------------------------------------------
+
+
+def layer(n: int, name: str = "encoder.0.self", spread: float = 1.0, causal: bool = False, heads: int = 8) -> Attention:
+    """Scores with a standard deviation of `spread`."""
+    torch.manual_seed(zlib.crc32(name.encode()))
+    q, k = (torch.randn(1, heads, n, 8) for _ in range(2))
+    at = torch.arange(n)[None]
+    plan = Plan(reference, CAUSAL if causal else FULL, at, at, torch.arange(n))
+    kept = Record(q * spread, k, k, plan)
+    return Attention(
+        name, "decoder" if causal else "encoder", int(name.split(".")[1]), "tokens", "tokens", causal, kept
+    )
+
+
+def seen_with(layers: list[Attention], n: int, chain: list[Stage] | None = None, kind: str = "filling") -> Seen:
+    strip = Strip("text", tuple(range(n)), tuple("a" * n), (("a" * n, tuple(range(n))),), (False,) * n)
+    return Seen(kind, "in", "out", {"architecture": "bert"}, {"tokens": strip}, layers, chain or [])
+
+
+@pytest.mark.parametrize("n", [60, 120, 200, 300])
+def test_weights_come_back_within_half_a_level_whatever_they_are_stored_as(n: int) -> None:
+    layers = [layer(n, f"encoder.{i}.self") for i in range(2)] + [layer(n, "decoder.1.self", 4.0, causal=True)]
+    made = document_of([seen_with(layers, n)])
+    (view,) = made.views
+    kinds = {one["weights"]["type"] for one in view["attention"]}
+    assert kinds == {{60: "f32", 120: "f32", 200: "f16", 300: "u8"}[n]}
+    assert (view["attention"][0]["scores"] is not None) == (n == 60)
+    said = " ".join(view["notes"])
+    assert ("Scores" in said) == (n > 60)
+    assert ("fp16" in said) == (n == 200)
+    assert ("255 levels" in said) == (n == 300)
+    for one, source in zip(view["attention"], layers, strict=True):
+        exact, found = source.weights().double().numpy(), unpacked(one["weights"], made.blobs)
+        off = np.abs(found - exact)
+        if n == 300:
+            half = exact.max((1, 2)) / 255 / 2
+            assert (off.max((1, 2)) <= half * (1 + 1e-5)).all()
+            assert off.max() > half.min() / 2  # it is really rounded
+            assert one["weights"]["scale"] == pytest.approx(exact.max((1, 2)))
+        else:
+            np.testing.assert_allclose(found, exact, rtol=1e-6 if n <= 120 else 1e-3, atol=1e-7)
+
+
+def test_hidden_scores_are_a_number_that_json_and_floats_have() -> None:
+    made = document_of([seen_with([layer(5, causal=True, heads=1)], 5)])
+    scores = unpacked(made.views[0]["attention"][0]["scores"], made.blobs)[0]
+    assert (scores[np.triu_indices(5, 1)] == np.float32(-1e30)).all()
+    assert (scores[np.tril_indices(5)] > -100).all()
+
+
+def test_levels_become_fewer_until_the_weights_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [layer(100, f"encoder.{i}.self", 0.3) for i in range(2)]
+    monkeypatch.setattr(documents, "EXACT", 1)
+    monkeypatch.setattr(documents, "HALVES", 1)
+    sizes = {}
+    for room in (10_000_000, 70_000, 45_000, 30_000):
+        monkeypatch.setattr(documents, "WEIGHTS", room)
+        made = document_of([seen_with(layers, 100)])
+        (levels,) = {one["weights"]["levels"] for one in made.views[0]["attention"]}
+        assert f"{levels} levels" in made.views[0]["notes"][0]
+        assert made.size <= room or levels == 3
+        sizes[levels] = made.size
+        half = layers[0].weights().max() / levels / 2
+        found = unpacked(made.views[0]["attention"][0]["weights"], made.blobs)
+        assert np.abs(found - layers[0].weights().double().numpy()).max() <= half * 1.00001
+    assert list(sizes) == sorted(sizes, reverse=True)
+    assert len(sizes) >= 3
+
+
+def test_a_size_is_judged_by_some_heads_and_then_really_kept() -> None:
+    layers = [layer(100, f"encoder.{i}.self", 0.3) for i in range(3)]
+    for room in (90_000, 40_000):
+        levels, *fewer = documents.fitting(layers, room)
+        sizes = [
+            sum(len(deflated(Compact.of(one.weights(), n).codes.numpy())) for one in layers) for n in (levels, *fewer)
+        ]
+        assert sizes[0] <= 1.05 * room
+        assert sizes == sorted(sizes, reverse=True)
+
+
+def stages(n: int, width: int, count: int = 4) -> list[Stage]:
+    torch.manual_seed(0)
+    return [Stage("tokens", i, "self", "output", 5 * torch.randn(n, width)) for i in range(count)]
+
+
+@pytest.mark.parametrize(("kind", "places"), [("filling", [0, 1, 2]), ("language", [5, 6, 7])])
+def test_vectors_are_those_of_as_many_tokens_as_fit(
+    kind: str, places: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = stages(8, 100)
+    for room, tokens, stored in [
+        (12_800, list(range(8)), "f32"),
+        (12_799, list(range(8)), "f16"),
+        (2_400, places, "f16"),
+    ]:
+        monkeypatch.setattr(documents, "VECTORS", room)
+        made = document_of([seen_with([], 8, chain, kind)])
+        (view,) = made.views
+        assert [one["tokens"] for one in view["chain"]] == [tokens] * 4
+        assert {one["values"]["type"] for one in view["chain"]} == {stored}
+        for one, stage in zip(view["chain"], chain, strict=True):
+            expected = stage.values[tokens].double().numpy()
+            np.testing.assert_allclose(
+                unpacked(one["values"], made.blobs), expected, rtol=1e-6 if stored == "f32" else 1e-3
+            )
+        said = " ".join(view["notes"])
+        assert ("3 tokens" in said) == (len(tokens) == 3)
+        assert ("fp16" in said) == (stored == "f16")
+
+
+def test_a_number_too_large_for_fp16_is_the_largest_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "VECTORS", 1)
+    made = document_of([seen_with([], 1, [Stage("tokens", None, None, "input", torch.tensor([[1e6, -1e6, 2.5]]))])])
+    assert unpacked(made.views[0]["chain"][0]["values"], made.blobs).tolist() == [[65504.0, -65504.0, 2.5]]
+
+
+def test_two_views_share_the_room_of_one() -> None:
+    one = seen_with([layer(80)], 80)  # 8 * 80 * 80 weights and as many scores: 410 kB
+    assert document_of([one]).views[0]["attention"][0]["scores"] is not None
+    two = seen_with([layer(130)], 130)  # 1.08 MB
+    assert document_of([two]).views[0]["attention"][0]["scores"] is not None
+    (first, second) = document_of([two, two]).views
+    assert first["attention"][0]["scores"] is second["attention"][0]["scores"] is None
+
+
+def test_512_tokens_of_6_layers_and_8_heads_on_three_sides_stay_below_15_mb() -> None:
+    """Both self-attentions and the one between them, and the vectors of a model of width 512. Flat weights are the worst:
+    all are near the largest, and there is nothing to deflate."""
+    n, spread = 512, 0.1
+    kinds = [("encoder", "self", False), ("decoder", "self", True), ("decoder", "cross", False)]
+    layers = [layer(n, f"{stack}.{i}.{kind}", spread, causal) for stack, kind, causal in kinds for i in range(6)]
+    made = document_of([seen_with(layers, n, stages(n, 512, 60) + stages(n, 2048, 12))])
+    text = 4 / 3 * made.size + len(made.json())
+    assert text < 14e6
+    assert len(made.views[0]["chain"][0]["tokens"]) > 20
+
+
+@pytest.mark.parametrize("x", [0.0, 1 / 3, -1e-30, 1234567.0, -math.inf, math.inf])
+def test_numbers_keep_seven_digits_and_are_finite(x: float) -> None:
+    found = number(x)
+    assert math.isfinite(found)
+    if math.isfinite(x):
+        assert found == pytest.approx(x, rel=1e-6)
+
+
+# ---- text ------------------------------------------------------------------------------------------------------------
+
+
+class Scripts(HTMLParser):
+    """The script elements of a page by their ids, cut as a browser cuts them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: dict[str, str] = {}
+        self.open, self.tags = "", 0
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "script":
+            self.tags += 1
+            self.open = dict(attrs).get("id") or "code"
+            self.found[self.open] = ""
+
+    def handle_data(self, data: str) -> None:
+        if self.open:
+            self.found[self.open] += data
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "script":
+            self.open = ""
+
+
+def test_hostile_text_comes_out_of_a_page_as_it_went_in(bundles: Any, asked: Any) -> None:
+    page = Page([see(bundles["hostile"], asked["hostile"])])
+    scripts = Scripts(page.html())
+    assert scripts.tags == 2 + len(page.document.blobs)
+    (view,) = json.loads(scripts.found["document"])["views"]
+    assert view["input"] == asked["hostile"]
+    assert view["strips"]["source"]["pieces"] == [*asked["hostile"].split(), "<eos>"]
+    assert "alert(1)" not in re.sub(r'<script type="application/json".*?</script>', "", page.html(), flags=re.DOTALL)
+
+
+@given(st.text(st.characters(codec=None)))
+def test_any_text_survives_in_json_and_none_ends_its_element(text: str) -> None:
+    made = Document([{"title": text, "notes": [f"</script>{text}<!--"]}])
+    inside = made.json()
+    assert "<" not in inside
+    assert inside.isascii()
+    assert json.loads(inside)["views"] == made.views
+    assert json.loads(Scripts(f'<script id="document">{inside}</script>').found["document"])["views"] == made.views
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_is_one_file_with_all_arrays_and_scripts_in_order(bundles: Any, asked: Any, tmp_path: Path) -> None:
+    page = Page([see(bundles["gpt"], asked["gpt"])])
+    page.save(tmp_path / "new" / "look.html")
+    text = (tmp_path / "new" / "look.html").read_text(encoding="utf-8")
+    assert text == page.html()
+    scripts = Scripts(text).found
+    for i, blob in enumerate(page.document.blobs):
+        assert base64.b64decode(scripts[f"blob-{i}"]) == blob
+    assert json.loads(scripts["document"]) == page.document.tree
+    names = sorted(path.name for path in files().iterdir() if path.name.endswith(".js"))
+    places = [scripts["code"].index(file(name).strip()) for name in names]
+    assert places == sorted(places)
+    assert len(names) > 3
+    assert joined(".css").strip() in text
+    assert not re.search(r"<!--(STYLE|DOCUMENT|SCRIPT)-->", text)
+    assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:)?//", text)
+    assert len(joined(".js")) < 150_000
+
+
+def test_a_notebook_gets_the_page_in_a_frame(bundles: Any, asked: Any) -> None:
+    page = Page([see(bundles["hostile"], asked["hostile"])])
+    shown = page._repr_html_()
+    (inside,) = re.findall(r'^<iframe srcdoc="([^"]*)"[^<>]*></iframe>$', shown)
+    assert html.unescape(inside) == page.html()
+    assert see(bundles["gpt"], asked["gpt"])._repr_html_().startswith("<iframe srcdoc=")
+
+
+def test_a_page_has_one_view_or_two(bundles: Any, asked: Any) -> None:
+    one = see(bundles["bert"], asked["bert"])
+    with pytest.raises(RegardError, match="not 3"):
+        Page([one] * 3)
+    with pytest.raises(RegardError, match="not 0"):
+        Page([])
+
+
+def test_showing_compares_with_another_model_or_with_changes(bundles: Any, folders: Any, asked: Any) -> None:
+    text = asked["translation"]
+    alone = show(folders["translation"], text)
+    assert [view.name for view in alone.views] == ["translation"]
+    two = show(folders["translation"], text, folders["rope"])
+    assert [view.name for view in two.views] == ["translation", "rope"]
+    assert two.views[0].written == two.views[1].written
+    apart = show(folders["translation"], text, folders["rope"], own=True)
+    assert apart.views[0].written != apart.views[1].written
+    changed = show(folders["translation"], text, changes=[Zero("decoder.*.cross")])
+    assert [view.changes for view in changed.views] == [(), ("zero decoder.*.cross",)]
+    assert changed.views[1].written == changed.views[0].written
+    blobs = [one["weights"]["id"] for view in two.document.views for one in view["attention"]]
+    assert len(set(blobs)) == len(blobs)
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def call(*words: str, **settings: str) -> Result:
+    return CliRunner().invoke(look_app, list(words), obj={f"decode.{k}": v for k, v in settings.items()})
+
+
+def test_the_command_writes_a_page_and_says_where(folders: Any, asked: Any, tmp_path: Path) -> None:
+    out = tmp_path / "a" / "page.html"
+    done = call(str(folders["translation"]), asked["translation"], "--out", str(out), beam="1")
+    assert done.exit_code == 0, done.output
+    expected = see(folders["translation"], asked["translation"], beam=1)
+    assert done.stdout.splitlines() == [expected.output, str(out)]
+    assert "<script" in out.read_text(encoding="utf-8")
+    same = call("page", "--out", str(out), str(folders["translation"]), asked["translation"], beam="1")
+    assert same.stdout == done.stdout
+    first = call("--out", str(out), str(folders["translation"]), asked["translation"], beam="1")
+    assert first.stdout == done.stdout
+
+
+def test_the_command_opens_a_browser_if_asked(
+    folders: Any, asked: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    out = tmp_path / "a b.html"
+    for words in ([], ["--open"]):
+        done = call(str(folders["bert"]), asked["bert"], "--out", str(out), *words)
+        assert done.exit_code == 0, done.output
+    assert opened == [out.as_uri()]
+
+
+def test_the_command_prints_what_the_page_shows(folders: Any, asked: Any) -> None:
+    done = call(str(folders["vit"]), asked["vit"], "--json")
+    (view,) = json.loads(done.stdout)["views"]
+    assert view["kind"] == "picture"
+    assert view["attention"][0]["weights"]["shape"] == [2, 17, 17]
+
+
+def test_the_command_compares(folders: Any, asked: Any, tmp_path: Path) -> None:
+    given = (str(folders["translation"]), asked["translation"], "--json")
+    first, second = json.loads(call(*given, "--with", str(folders["rope"])).stdout)["views"]
+    assert (first["model"]["positions"], second["model"]["positions"]) == ("sinusoidal", "rope")
+    assert first["strips"] == second["strips"]
+    _, apart = json.loads(call(*given, "--with", str(folders["rope"]), "--own").stdout)["views"]
+    assert apart["strips"]["target"] != first["strips"]["target"]
+    words = [
+        "--zero",
+        "decoder.1.cross:1",
+        "--forbid",
+        "decoder.0.cross@1>man",
+        "--zero",
+        "encoder.*",
+        "--positions",
+        "none",
+    ]
+    _, changed = json.loads(call(*given, *words).stdout)["views"]
+    expected = ["zero decoder.1.cross:1", "zero encoder.*", "forbid decoder.0.cross@1>man", "positions none"]
+    assert changed["changes"] == expected
+    assert "not understood" in str(call(*given, "--pin", "man").exception)
+
+
+def test_the_other_commands_are_still_there_and_what_is_no_model_is_refused() -> None:
+    listed = call("--help").stdout
+    assert len(look_app.registered_commands) == 9
+    for name in [c.name or "" for c in look_app.registered_commands]:
+        assert f" {name} " in listed
+    assert "no model at nowhere" in str(call("nowhere", "a text").exception)
+    assert call("positions", "none").exit_code != 0

@@ -1,0 +1,81 @@
+"""A language that is translated word for word, and models that have learned it in a few seconds: where each word of a
+translation came from is known."""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from regard.config import DecodeConfig, TokenizerConfig
+from regard.decode.rules import pad
+from regard.folder import Bundle
+from regard.models.architectures import make_model, preset
+from regard.text.tokenizer import EOS, PAD, SOS, Tokenizer, Tokenizers
+
+WORDS = {
+    "ape": "Affe",
+    "bee": "Biene",
+    "cat": "Katze",
+    "dog": "Hund",
+    "elk": "Elch",
+    "fox": "Fuchs",
+    "gnu": "Gnu",
+    "hen": "Henne",
+    "jay": "Eichelhäher",
+    "owl": "Eule",
+}
+MODELS: dict[str, tuple[str, dict[str, Any], int]] = {  # preset, settings, steps
+    "transformer": (
+        "transformer-tiny",
+        {
+            "n_encoder_layers": 1,
+            "n_decoder_layers": 2,
+            "d_model": 48,
+            "n_heads": 4,
+            "d_ff": 64,
+            "positions": "sinusoidal",
+        },
+        350,
+    ),
+    "rnnsearch": ("rnnsearch-small", {"d_model": 32, "d_hidden": 48}, 250),
+}
+
+
+def sentence(rng: random.Random) -> str:
+    return " ".join(rng.sample(list(WORDS), rng.randint(3, 6)))
+
+
+def translated(text: str) -> str:
+    return " ".join(WORDS[word] for word in text.split())
+
+
+@functools.cache
+def tokens() -> Tokenizer:
+    return Tokenizer.train([*WORDS, *WORDS.values()] * 3, TokenizerConfig(kind="split", vocab_size=40))
+
+
+@functools.cache
+def taught(kind: str) -> Bundle:
+    """The same for all tests of a session, so nobody may leave it changed."""
+    name, settings, steps = MODELS[kind]
+    cut = tokens()
+    sizes = {"source_vocab": len(cut), "target_vocab": len(cut), "max_len": 16, "dropout": 0.0}
+    torch.manual_seed(0)
+    model = make_model(preset(name, **sizes, **settings))
+    optimizer, rng = torch.optim.Adam(model.parameters(), lr=3e-3), random.Random(0)
+    for _ in range(steps):
+        texts = [sentence(rng) for _ in range(48)]
+        source = pad([[*cut.encode(text), EOS] for text in texts], torch.device("cpu"))
+        target = pad([[SOS, *cut.encode(translated(text)), EOS] for text in texts], torch.device("cpu"))
+        loss = F.cross_entropy(model(source, target[:, :-1]).flatten(0, 1), target[:, 1:].flatten(), ignore_index=PAD)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    assert loss.item() < 0.05, f"the {kind} has not learned: loss {loss.item()}"
+    both = Tokenizers(cut, cut)
+    return Bundle(model.eval(), both, "translation", DecodeConfig(beam=3), source="en", target="de")
