@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 RUN    := $(BIN)/regard
+BROWSER = $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
 .PHONY: demo test check slow format clean
 
@@ -13,6 +14,7 @@ demo: $(VENV)/.run
 	$(RUN) translate --model runs/toy-en-de "I ate an apple."
 
 test: $(VENV)/.dev
+	@echo "browser tests: $(if $(BROWSER),run in $(BROWSER),skipped: no chromium on this machine (Debian: apt-get install chromium))"
 	$(BIN)/python -m pytest -m "not slow"
 
 slow: $(VENV)/.dev
