@@ -78,10 +78,7 @@ def browser() -> Iterator[Any]:
     if path is None:
         raise RuntimeError("there is no Chromium on this machine (Debian: apt-get install chromium)")
     with sync_playwright() as playwright:
-        yield playwright.chromium.launch(
-            executable_path=path,
-            args=["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"],
-        )
+        yield playwright.chromium.launch(executable_path=path)
 
 
 def opened(window: Any, path: Path) -> tuple[float, float]:

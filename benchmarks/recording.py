@@ -3,11 +3,12 @@
     python benchmarks/recording.py [--device cuda] [--only forward,training,decoding] [--peers once,on,stream,live]
                                    [--repeats 50] [--json FILE]
 
-Two models of one set of weights: `regard` was never recorded; `once` was, with its whole stream, and is not any more. They
-take turns, and which goes first changes at every turn; the figures are medians, and the note is the median of the ratios
-of all turns, with the quartiles beside it: it should be 1.00 within 0.02. `on` records all attention, `stream` what
-goes from layer to layer too; in decoding `on` reads the best hypotheses again, and `live` keeps every step of the search.
-A training step is compiled and replayed on a GPU, and runs as written while it is recorded.
+Three models of one set of weights: `regard` was never recorded; `once` was, with its whole stream, and is not any more; the
+third is recorded all the time: `on` all its attention, `stream` what goes from layer to layer too; in decoding `on` reads
+the best hypotheses again, and `live` keeps every step of the search. All take turns, and which goes first changes at every
+turn; the figures are medians, and the notes are medians of the ratios of all turns, with the quartiles beside them: that of
+`once` should be 1.00 within 0.02. A training step is compiled and replayed on a GPU, and runs as written while it is
+recorded.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from regard.look.live import Live
 from regard.look.record import record
 
 Work = Callable[[], Any]
+Models = tuple[Any, Any, Any]
+SAID = {"once": "recorded once", "on": "recorded now", "stream": "with the stream", "live": "live"}
 WARM = 4  # turns before the clock runs: what is compiled is compiled then, and what is replayed recorded
 
 
@@ -51,9 +54,13 @@ def shape_of(report: Report) -> tuple[int, int]:
 
 
 def twin(model: nn.Module) -> Any:
-    """Another model of the same tensors: where weights lie in memory is no difference between the two."""
+    """Another model of the same tensors: where weights lie in memory is no difference between them."""
     held = [*model.parameters(), *model.buffers()]
     return copy.deepcopy(model, {id(x): x for x in held})
+
+
+def three(model: nn.Module) -> Models:
+    return model, twin(model), twin(model)
 
 
 def clock(work: Work, device: torch.device) -> float:
@@ -65,9 +72,8 @@ def clock(work: Work, device: torch.device) -> float:
     return time.process_time() - begun
 
 
-def compare(report: Report, what: str, never: Work, once: Work, each: int) -> None:
+def compare(report: Report, what: str, works: dict[str, Work], each: int) -> None:
     """`each` calls a turn."""
-    works = {"regard": never, "once": once}
     times: dict[str, list[float]] = {who: [] for who in works}
     for turn in range(WARM + report.options.repeats):
         for who in list(works)[:: 1 if turn % 2 else -1]:
@@ -75,17 +81,11 @@ def compare(report: Report, what: str, never: Work, once: Work, each: int) -> No
             times[who] += [found / each] if turn >= WARM else []
     for who, found in times.items():
         report.put(what, who, 1e3 * statistics.median(found), "ms")
-    ratios = [b / a for a, b in zip(*times.values(), strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    report.note(f"{what}: recorded once / never recorded {middle:.3f} ({low:.3f} to {high:.3f})")
-
-
-def cost(report: Report, what: str, who: str, work: Work) -> None:
-    """Of one call while it is recorded."""
-    if who in report.peers:
-        clock(lambda: [work() for _ in range(WARM)], report.device)
-        found = [clock(work, report.device) for _ in range(report.options.repeats)]
-        report.put(what, who, 1e3 * statistics.median(found), "ms")
+    never = times.pop("regard")
+    for who, found in times.items():
+        ratios = [b / a for a, b in zip(never, found, strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+        report.note(f"{what}: {SAID[who]} / never recorded {middle:.3f} ({low:.3f} to {high:.3f})")
 
 
 def recorded(model: nn.Module, work: Work, stream: bool = False) -> None:
@@ -93,13 +93,16 @@ def recorded(model: nn.Module, work: Work, stream: bool = False) -> None:
         work()
 
 
-def measure(report: Report, what: str, models: tuple[Any, Any], works: tuple[Work, Work], each: int) -> None:
-    """The second model is recorded once, and then never again until the two were compared."""
-    recorded(models[1], works[1], stream=True)
-    compare(report, what, *works, each)
-    cost(report, what, "on", partial(recorded, models[1], works[1]))
+def measure(report: Report, what: str, models: Models, run: Callable[[Any], Work], each: int, **more: Work) -> None:
+    """`run(model)` is the work; the second model is recorded once, and then never again."""
+    never, once, always = (run(model) for model in models)
+    for _ in range(WARM):  # so that what is compiled and replayed was there before it was recorded
+        never(), once()
+    recorded(models[1], once, stream=True)
+    works = {"regard": never, "once": once, "on": partial(recorded, models[2], always)}
     if what != "decoding":
-        cost(report, what, "stream", partial(recorded, models[1], works[1], stream=True))
+        works["stream"] = partial(recorded, models[2], always, stream=True)
+    compare(report, what, {who: work for who, work in (works | more).items() if who in ("regard", *report.peers)}, each)
 
 
 # ---- sections ---------------------------------------------------------------------------------------------------------
@@ -107,8 +110,7 @@ def measure(report: Report, what: str, models: tuple[Any, Any], works: tuple[Wor
 
 def forward(report: Report) -> None:
     config, (n, length) = config_of(report), shape_of(report)
-    never = in_use(config, report.device)
-    models = never, twin(never)
+    models = three(in_use(config, report.device))
     source, target = (torch.tensor(rows(n, length, config.source_vocab), device=report.device) for _ in range(2))
     for work in ("evaluating", "with gradients"):
         context = torch.inference_mode if work == "evaluating" else nullcontext
@@ -117,37 +119,31 @@ def forward(report: Report) -> None:
             with context():
                 model(source, target)
 
-        works = tuple(partial(run, model) for model in models)
-        measure(report, f"forward, {work}", models, works, 2)  # type: ignore[arg-type]
+        measure(report, f"forward, {work}", models, partial(partial, run), 2)
 
 
 def training(report: Report) -> None:
     config, (n, length) = config_of(report), shape_of(report)
-    never = in_use(config, report.device).float()
-    models = never, twin(never)
+    models = three(in_use(config, report.device).float())
     batch = random_batch(config, n, length, report.device)
     one_thread = report.device.type == "cpu"
-    steps = [OwnStep(model, TrainConfig(device=report.device.type), one_thread) for model in models]
-    works = tuple(partial(step, batch) for step in steps)
-    for _ in range(WARM):  # so that what is compiled and replayed was there before it was recorded
-        works[0](), works[1]()
-    measure(report, "training", models, works, 4 if report.device.type == "cuda" else 1)  # type: ignore[arg-type]
-    for step in steps:
+    steps = {id(model): OwnStep(model, TrainConfig(device=report.device.type), one_thread) for model in models}
+    each = 4 if report.device.type == "cuda" else 1
+    measure(report, "training", models, lambda model: partial(steps[id(model)], batch), each)
+    for step in steps.values():
         step.check()
 
 
 def decoding(report: Report) -> None:
     config, (n, length) = config_of(report), shape_of(report)
-    never = in_use(config, report.device)
-    models = never, twin(never)
+    models = three(in_use(config, report.device))
     limits = {"min_len": length - 1, "max_len_a": 0.0, "max_len_b": length}
     options, sources = DecodeConfig(beam=4, **limits), rows(n, length - 1, config.source_vocab)  # type: ignore[arg-type]
 
     def run(model: Any) -> None:
         decode(model, sources, options, config.max_len, report.device)
 
-    measure(report, "decoding", models, (partial(run, never), partial(run, models[1])), 1)
-    cost(report, "decoding", "live", lambda: run(Live(models[1], options)))
+    measure(report, "decoding", models, partial(partial, run), 1, live=lambda: run(Live(models[2], options)))
 
 
 SECTIONS: dict[str, Callable[[Report], None]] = {"forward": forward, "training": training, "decoding": decoding}

@@ -114,13 +114,17 @@ def look_alignment(
     png: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("alignment.png"),
     layer: Annotated[str, typer.Option(help="One of its layers, such as decoder.2.cross; by default the last.")] = "",
     json: Json = False,
+    to: Annotated[
+        str | None, typer.Option(help="The language to translate to, for a model that knows several.")
+    ] = None,
 ) -> None:
     """Translate a sentence, and draw which of its words each word of the translation was written from."""
     from regard.cli import section_settings
     from regard.look.alignment import picture
     from regard.translator import load
 
-    drawn = picture(load(model, "cpu"), sentence, layer, **section_settings(context, "decode"))
+    options = section_settings(context, "decode") | ({"to": to} if to else {})
+    drawn = picture(load(model, "cpu"), sentence, layer, **options)
     if json:
         return print(jsons.dumps(drawn.numbers(), ensure_ascii=False))
     drawn.save(png)

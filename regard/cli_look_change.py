@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from regard.cli_look_figures import Png, hand_out
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def look_heads(
     metric: Annotated[str, typer.Option(help="loss, or for translations bleu.")] = "loss",
     sentences: Annotated[int, typer.Option(help="How many lines to read.")] = 500,
     to: Annotated[str | None, typer.Option(help="The language, for a model that translates to several.")] = None,
-    png: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("heads.png"),
+    png: Png = None,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
@@ -102,7 +103,6 @@ def look_heads(
         raise RegardError(f"--sentences must be at least 2, not {sentences}: one alone has no error to tell")
     lines, other = (list(islice(read_lines(path), sentences)) if path else [] for path in (source, target))
     found = scan(folder.load(model, pick_device(device), "fp32"), lines, other, metric, to)
-    if json:
-        return print(jsons.dumps(found.numbers(), ensure_ascii=False))
-    found.save(png)
-    print(f"{found}\n{png}")
+    if not json:
+        print(found)
+    hand_out(found, json, png, {}, Path("heads.png"))

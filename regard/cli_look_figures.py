@@ -15,9 +15,23 @@ if TYPE_CHECKING:
 
 Model = Annotated[Path, typer.Argument(help="A run or model folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object instead.")]
-Png = Annotated[Path | None, typer.Option(help="Where the picture goes: PNG, or SVG if the name ends so.")]
+
+
+def drawable(path: Path | None) -> Path | None:
+    """Said before the work is done, not after it."""
+    from regard.look.figures import kind_of
+
+    if path is not None:
+        kind_of(path)
+    return path
+
+
+Png = Annotated[
+    Path | None, typer.Option(help="Where the picture goes: PNG, or SVG if the name ends so.", callback=drawable)
+]
 Csv = Annotated[Path | None, typer.Option(help="Write the numbers as a table.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+To = Annotated[str | None, typer.Option(help="The language to translate to, for a model that knows several.")]
 
 
 def look_attention(
@@ -41,6 +55,7 @@ def look_attention(
     npz: Annotated[Path | None, typer.Option(help="Write the weights as NumPy arrays, (heads, queries, keys).")] = None,
     json: Json = False,
     device: Device = "cpu",
+    to: To = None,
 ) -> None:
     """Draw where heads look: one, all of a layer, or all of a kind. A translator translates; others read the sentence."""
     from regard.cli import section_settings
@@ -48,7 +63,7 @@ def look_attention(
     from regard.folder import load
     from regard.look.attention import attention
 
-    options = section_settings(context, "decode")
+    options = section_settings(context, "decode") | ({"to": to} if to else {})
     bundle = load(model, pick_device(device), "fp32")
     found = attention(bundle, sentence, layer, kind, head, words, hide_sinks, renormalise, **options)
     if found.output and not json:
@@ -65,6 +80,7 @@ def look_statistics(
     csv: Csv = None,
     json: Json = False,
     device: Device = "cpu",
+    to: To = None,
 ) -> None:
     """Measure every head (entropy, distance, attention sinks) and the residual stream, on a text or on a file of them."""
     from regard.cli import section_settings
@@ -77,7 +93,7 @@ def look_statistics(
     if bool(text) == (file is not None):
         raise RegardError("give a text, or --file FILE with one on each line")
     texts = [text] if file is None else [line for line in read_lines(file) if line.strip()]
-    options = section_settings(context, "decode")
+    options = section_settings(context, "decode") | ({"to": to} if to else {})
     bundle = load(model, pick_device(device), "fp32")
     with progress_bar("reading", len(texts), quiet=len(texts) == 1) as advance:
         found = statistics(bundle, texts, advance, **options)

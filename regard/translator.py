@@ -79,6 +79,10 @@ class Translator:
             for text, ids, hypotheses in zip(texts, sources, found, strict=True)
         ]
 
+    def read(self, text: str, to: str | None = None) -> list[int]:
+        """The tokens that the model reads for a text, those around it included."""
+        return self.frame.one(self._tagged([self.tokenizers.source.encode(text)], to)[0])
+
     def _tagged(self, sources: list[list[int]], to: str | None) -> list[list[int]]:
         """Sources that say which language they go to, where the model wants to be told."""
         if not self.directions:

@@ -128,6 +128,19 @@ def test_recording_is_measured_on_and_off(run: Callable[..., dict[str, Any]]) ->
     rows = {(row["what"], row["who"]) for row in found["rows"] if row["value"] > 0}
     assert rows >= off | {("forward, evaluating", "stream"), ("training", "on"), ("decoding", "live")}
     assert sum("recorded once / never recorded" in note for note in found["notes"]) == len(off)
+    assert sum("recorded now / never recorded" in note for note in found["notes"]) == len(off)
+
+
+def test_all_that_is_recorded_takes_turns_with_what_is_not(load: Load) -> None:
+    turns: list[str] = []
+    options = Namespace(repeats=2)
+    report = Namespace(options=options, device=CPU, put=lambda *_: None, note=lambda _: None)
+    works = {who: (lambda who=who: turns.append(who)) for who in ("regard", "once", "on", "stream")}
+    recording = load("recording")
+    recording.compare(report, "forward", works, 1)
+    rounds = [turns[i : i + 4] for i in range(0, len(turns), 4)]
+    assert len(rounds) == recording.WARM + 2
+    assert all(one == (list(works) if i % 2 else list(works)[::-1]) for i, one in enumerate(rounds))
 
 
 def model_folder(path: Path, norm: str) -> Path:

@@ -59,8 +59,7 @@ def main() -> None:
     given = {name: (options.page, view) for name, view in VIEWS.items()}
     given |= {name: (getattr(options, name), view) for name, view in OTHERS.items()}
     with sync_playwright() as playwright:
-        arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
         for name, (page, view) in given.items():
             if page is not None:
                 shoot(browser, page, options.into, name, *view)

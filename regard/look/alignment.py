@@ -67,8 +67,7 @@ def picture(translator: Translator, text: str, layer: str = "", **options: Any) 
     assert kept.tokens is not None
     begun = len(translator.frame.start)
     weights = kept.weights()[0].mean(0)[begun - 1 :]  # (T, S): a row for each token that was written
-    source_ids = translator.frame.one(translator.tokenizers.source.encode(text))
-    source = words(translator.tokenizers.source, source_ids)
+    source = words(translator.tokenizers.source, translator.read(text, options.get("to")))
     target = words(translator.tokenizers.target, kept.tokens[0][begun:])
     merged = by_words(weights.double().cpu().numpy(), target, source)
     return Picture(name, translation.text, tuple(w for w, _ in source), tuple(w for w, _ in target), merged)

@@ -198,8 +198,8 @@ def chosen(names: Sequence[str], layer: str, kind: str) -> list[str]:
         raise RegardError(f"--kind must be one of {', '.join(KINDS)}, not '{kind}'")
     found = [n for n in names if fnmatchcase(n, layer or "*") and (not kind or kind_of(n) == kind)]
     if names and not found:
-        asked = f"no layer is called '{layer}'" if layer else f"no layer is of the kind {kind}"
-        raise RegardError(f"{asked}: the layers of this model are {', '.join(names)}")
+        asked = " and ".join(filter(None, [layer and f"called '{layer}'", kind and f"of the kind {kind}"]))
+        raise RegardError(f"no layer is {asked}: the layers of this model are {', '.join(names)}")
     if not layer and not kind:
         return ([n for n in found if kind_of(n) == "cross"] or found)[-1:]
     if len({kind_of(n) for n in found}) > 1:

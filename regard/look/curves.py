@@ -72,11 +72,14 @@ class Training(Drawn):
         return figure
 
     def panels(self) -> list[Curves]:
-        scores = {score: score.replace("_", " ") for run in self.runs for score in run.scores()}
         found = [self.losses()]
-        found += [self.panel(f"validation: {name}", "valid", score, name) for score, name in scores.items()]
+        found += [self.panel(f"validation: {name}", "valid", score, name) for score, name in self.scores().items()]
         found += [self.panel(title, "train", value, y, log) for value, (title, y, log) in TRAINING.items()]
         return [panel for panel in found if panel.curves]
+
+    def scores(self) -> dict[str, str]:
+        """What any run was validated by, and how it is written."""
+        return {score: score.replace("_", " ") for run in self.runs for score in run.scores()}
 
     def losses(self) -> Curves:
         curves: dict[str, Curve] = {}
@@ -93,10 +96,13 @@ class Training(Drawn):
         return {"runs": [run.summary() for run in self.runs], "panels": [panel.numbers() for panel in self.panels()]}
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        for panel in self.panels():
-            for name, (steps, values) in panel.curves.items():
-                for step, value in zip(steps, values, strict=True):
-                    yield {"curve": panel.title, "run": name, "step": int(step), "value": f"{value:.6g}"}
+        curves = {"training loss": ("train", "loss"), "validation loss": ("valid", "loss")}
+        curves |= {f"validation: {name}": ("valid", score) for score, name in self.scores().items()}
+        curves |= {title: ("train", value) for value, (title, *_) in TRAINING.items()}
+        for run in self.runs:
+            for title, (kind, value) in curves.items():
+                for step, y in zip(*run.curve(kind, value), strict=True):
+                    yield {"run": run.name, "curve": title, "step": int(step), "value": f"{y:.6g}"}
 
     def save_csv(self, path: Path) -> None:
         write_csv(path, self.rows())
@@ -110,7 +116,10 @@ def training(paths: Sequence[Path | str]) -> Training:
     folders = [Path(path) for path in paths]
     short = [folder.resolve().name for folder in folders]
     names = short if len(set(short)) == len(short) else [str(folder) for folder in folders]
-    return Training(tuple(Run(name, lines_of(folder)) for name, folder in zip(names, folders, strict=True)))
+    found = Training(tuple(Run(name, lines_of(folder)) for name, folder in zip(names, folders, strict=True)))
+    if not found.panels():
+        raise RegardError(f"there is no number in the metrics.jsonl of {', '.join(names)} yet: nothing can be drawn")
+    return found
 
 
 def lines_of(run: Path) -> tuple[dict[str, Any], ...]:

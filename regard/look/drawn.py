@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.errors import RegardError
 from regard.files import disk_errors
 from regard.look.figures import any_letters, save
+from regard.tables import table as columns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +43,9 @@ class Drawn(ABC):
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """A line for each row, under the names of the first; what is None stays empty."""
     rows = iter(rows)
-    first = next(rows)
+    first = next(rows, None)
+    if first is None:
+        raise RegardError(f"there is no number to write to {path} yet")
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8", newline="") as file:
@@ -56,9 +61,13 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     def cell(value: Any) -> str:
         return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
-    cells = [list(rows[0]), *([cell(value) for value in row.values()] for row in rows)]
-    wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join(
-        "  ".join([line[0].ljust(wide[0]), *(c.rjust(w) for c, w in zip(line[1:], wide[1:], strict=True))])
-        for line in cells
-    )
+    return "\n".join(columns([tuple(rows[0]), *(tuple(map(cell, row.values())) for row in rows)], right=1))
+
+
+def finite(value: Any) -> Any:
+    """The same with None for what is no number, which JSON cannot write."""
+    if isinstance(value, Mapping):
+        return {name: finite(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

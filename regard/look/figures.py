@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.errors import RegardError
 from regard.files import disk_errors
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 # All can be told apart without red and green (Okabe and Ito), and the dashes without any colour.
 FEW = ("#0072B2", "#D55E00", "#000000")
 DASHES = ("-", "--", "-.", ":")
+LONGEST = 30  # letters of a label
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,9 @@ def plain_log(axes: Axes) -> None:
 
 
 def name_ticks(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
-    """A name for every row and column, or for as many as there is room for. Names are text, whatever they look like."""
+    """A name for every row and column, or for as many as there is room for. Names are text, whatever they look like, and
+    long ones are cut."""
+    rows, columns = ([cut(name) for name in names] for names in (rows, columns))
     box = axes.get_position()
     width, height = axes.figure.get_size_inches() * (box.width, box.height)  # type: ignore[union-attr]
     for axis, names, inches, turn in ((axes.yaxis, rows, height, 0), (axes.xaxis, columns, width, 90)):
@@ -169,6 +173,10 @@ def name_ticks(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
         shown = range(0, len(names), every)
         axis.set_ticks(shown, [names[i] for i in shown], rotation=turn, fontsize=size, parse_math=False)
         axis.set_tick_params(length=0)
+
+
+def cut(name: str) -> str:
+    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
 
 
 Panel = Image | Lines | Curves | Heat
@@ -198,7 +206,7 @@ def grid(title: str, panels: Sequence[Heat], columns: int, scale: str) -> Figure
     rows = math.ceil(len(panels) / columns)
     most = 9.0 if len(panels) == 1 else max(1.5, 22 / max(columns, rows))  # inches of one
     wide, high = (min(most, max(1.5, 0.26 * n)) for n in panels[0].values.shape[::-1])
-    names = [0.08 * max(map(len, ticks)) for ticks in (panels[0].rows, panels[0].columns)]
+    names = [0.08 * max(len(cut(name)) for name in ticks) for ticks in (panels[0].rows, panels[0].columns)]
     size = (max(4.5, columns * wide + names[0] + 1.8), rows * (high + 0.3) + names[1] + 1.2)
     figure = Figure(figsize=size, dpi=150, layout="constrained")
     width = max(40, int(13 * size[0]))  # letters in a line
@@ -217,10 +225,19 @@ def grid(title: str, panels: Sequence[Heat], columns: int, scale: str) -> Figure
 
 
 def save(figure: Figure, path: Path) -> None:
-    """SVG where the name ends so, else PNG."""
+    """PNG or SVG, by the suffix."""
+    kind = kind_of(path)
     with disk_errors(path), any_letters():
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="svg" if path.suffix.lower() == ".svg" else "png")
+        figure.savefig(path, format=kind)
+
+
+def kind_of(path: Path) -> str:
+    """What a picture's name says that it is; a name that says nothing is a PNG's."""
+    kind = path.suffix.lower().removeprefix(".") or "png"
+    if kind not in ("png", "svg"):
+        raise RegardError(f"{path}: pictures are PNG or SVG, so let the name end in .png or .svg")
+    return kind
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from regard.data.images import normalise, to_floats
 from regard.errors import RegardError
 from regard.folder import Bundle
 from regard.look.alignment import Words
+from regard.look.change.changes import kind_of
 from regard.look.page import kinds_read, seen
 from regard.look.page.kinds import Sight, reader_of
 from regard.look.record import Record, layers_of, record
@@ -73,8 +74,14 @@ class Forward:
     grid: tuple[int, int] = (0, 0)  # rows and columns of its patches
 
     def weights(self, layer: str) -> Tensor:
-        """(H, T, S) float64. A row that does not sum to one is an error of ours, and is said."""
+        """(H, T, S) float64. A row that does not sum to one, or a token without a name, is an error of ours, and is said."""
         weights = self.records[layer].weights()[0].double().cpu()
+        named = tuple(map(len, self.strips[kind_of(layer)]))
+        if weights.shape[1:] != named:
+            raise RegardError(
+                f"{layer} has {weights.shape[1]} queries and {weights.shape[2]} keys, but names for {named[0]} and "
+                f"{named[1]}: this is an error in Regard, please report it"
+            )
         off = (weights.sum(-1) - 1).abs()
         if not off.max() < 1e-4:
             head, row = divmod(int(off.argmax()), off.shape[1])
@@ -85,16 +92,10 @@ class Forward:
         return weights
 
 
-def kind_of(layer: str) -> str:
-    """encoder, decoder or cross."""
-    parts = layer.split(".")
-    return "cross" if parts[-1] == "cross" else next(kind for kind in KINDS if kind in parts)
-
-
 def run(
     bundle: Bundle, text: str, patterns: str | Sequence[str] = "*", stream: bool = False, **options: Any
 ) -> Forward:
-    """Options are those of `[decode]`, for models that translate. With `stream`, there are vectors too."""
+    """Options are those of `[decode]` and `to`, for models that translate. With `stream`, there are vectors too."""
     reader = reader_of(bundle.model)
     if not layers_of(reader):
         raise RegardError(f"this {bundle.config.architecture} has no attention: there is nothing to look at")
@@ -104,7 +105,8 @@ def run(
     if isinstance(reader, EncoderDecoder):
         return translated(sight, patterns, stream)
     if options:
-        raise RegardError(f"decode.{next(iter(options))} is for models that translate: this one only reads")
+        asked = "--to" if "to" in options else f"decode.{next(iter(options))}"
+        raise RegardError(f"{asked} is for models that translate: this one only reads")
     return picture_read(sight, patterns, stream) if isinstance(reader, ViT) else text_read(sight, patterns, stream)
 
 
@@ -116,7 +118,7 @@ def translated(sight: Sight, patterns: str | Sequence[str], stream: bool) -> For
     tokens = next(iter(records.values())).tokens
     assert tokens is not None
     tokenizers, (written,) = translator.tokenizers, tokens
-    source_ids = translator.frame.one(tokenizers.source.encode(sight.text))
+    source_ids = translator.read(sight.text, sight.options.get("to"))
     source = strip("source token", seen.strip_of("", tokenizers.source, source_ids))
     # row t of a decoder has read token t, and what it looks at makes it write token t + 1
     reads = strip("target token (as read)", seen.strip_of("", tokenizers.target, written[:-1]))

@@ -21,7 +21,7 @@ from torch import nn
 
 from regard.data.batches import Batch, Cursor
 from regard.device import pick_device
-from regard.look.drawn import Drawn, write_csv
+from regard.look.drawn import Drawn, finite, write_csv
 from regard.look.figures import Curves, Lines, Panel, draw
 from regard.look.prepared import prepared
 from regard.look.stream import short_name
@@ -52,8 +52,7 @@ class Part:
         return self.gradient / self.weight if self.weight else math.nan
 
     def row(self) -> dict[str, Any]:
-        ratio = {"gradient / weights": self.ratio if math.isfinite(self.ratio) else None}
-        return {**asdict(self), **ratio}
+        return finite({**asdict(self), "gradient / weights": self.ratio})
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ class Flow(Drawn):
     def numbers(self) -> dict[str, Any]:
         time = {name: {line: x.tolist() for line, x in lines.items()} for name, lines in self.time.items()}
         given = {"model": self.title, "loss": self.loss, "norm": self.total, "clip": self.clip, "time": time}
-        return {**given, "parts": [part.row() for part in self.parts], "verdicts": self.verdicts()}
+        return finite({**given, "parts": [part.row() for part in self.parts], "verdicts": self.verdicts()})
 
     def save_csv(self, path: Path) -> None:
         write_csv(path, (part.row() for part in self.parts))

@@ -13,6 +13,7 @@ is given the whole hypothesis (`look.record`), but nothing is read again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -62,7 +63,7 @@ def continued(writer: Writer, prompt: str, **options: Any) -> tuple[Generation, 
     chosen, ids = writer.decode_options(**options), writer.framed(prompt)
     if chosen.nbest > 1:
         raise RegardError(f"one text can be followed at a time, not {chosen.nbest}: leave out n")
-    live, teller, texts = Live(writer.model, chosen), writer._teller(ids, chosen), [""]
+    live, teller, texts = Live(writer.model, replace(chosen, beam=1)), writer._teller(ids, chosen), [""]
 
     def hear(row: int, token: int) -> bool:
         texts.append(teller.push(token))

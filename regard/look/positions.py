@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,7 +23,11 @@ from regard.layers.relative import FIRE, T5Bias, t5_bucket
 from regard.layers.rotary import Rotary, frequencies, rotate
 from regard.layers.schemes import make_positions, scheme_at
 from regard.layers.stack import Stack
-from regard.look.figures import Image, Lines, Panel, draw, save
+from regard.look.drawn import Drawn
+from regard.look.figures import Image, Lines, Panel, draw
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FORMULAS = {  # i: the query's position, j: the key's, heads h from 0
     "linear": r"$x_p \leftarrow x_p + a\,p + b$",
@@ -44,13 +47,13 @@ DISTANCE = "distance j - i of the key from the query"
 
 
 @dataclass(frozen=True)
-class Picture:
+class Picture(Drawn):
     scheme: str
     panels: tuple[Panel, ...]
     columns: int
 
-    def save(self, path: Path) -> None:
-        save(draw(f"{self.scheme}:  {FORMULAS[self.scheme]}", self.panels, self.columns), path)
+    def figure(self) -> Figure:
+        return draw(f"{self.scheme}:  {FORMULAS[self.scheme]}", self.panels, self.columns)
 
     def numbers(self) -> dict[str, Any]:
         return {"scheme": self.scheme, "panels": [panel.numbers() for panel in self.panels]}

@@ -16,6 +16,7 @@ from torch import Tensor
 from regard import folder, recipes
 from regard.api import make_config
 from regard.config import Config
+from regard.data.corpus import direction_of
 from regard.errors import RegardError
 from regard.models.weights import load_weights, weights_of
 from regard.tasks import prepare_job
@@ -61,6 +62,12 @@ def config_of(bundle: folder.Bundle | None, path: Path, settings: Mapping[str, A
     assert bundle is not None
     if "data.train" not in settings:
         raise RegardError(f"{path} is a model without its run: say what it shall read with --data.train FILE")
+    specs = settings["data.train"]
+    if bundle.directions and not all(direction_of(x)[1] for x in ([specs] if isinstance(specs, str) else specs)):
+        raise RegardError(
+            f"{path} translates {', '.join(bundle.directions)}: say which of them the file is for, as in --data.train "
+            f"'{specs}@{bundle.directions[0]}'"
+        )
     data = {"source": bundle.source, "target": bundle.target, "valid": settings["data.train"]}
     values = {"name": path.name, "task": bundle.task, "data": data, "model": asdict(bundle.config)}
     if bundle.tokenizers:

@@ -3,7 +3,7 @@
 Of every head, the mean over all queries of
 
     entropy   - sum of w ln w over the keys, in nats: 0 looks at one key, ln n at n keys alike
-    distance  sum of w |i - j|: how many places away it looks on average; of self-attention alone
+    distance  sum of w |i - j|: how many places away it looks on average; of self-attention over texts alone
     first     the weight on the first key
     special   the weight on special tokens and punctuation; with `first`, where attention sinks show
     itself    the weight of a token on itself; of self-attention alone
@@ -174,14 +174,13 @@ def measured(forward: Forward, layer: str) -> np.ndarray:
     most = np.broadcast_to(np.log(seen.sum(-1)), weights.shape[:-1])  # (H, T)
     entropy = -(weights * np.log(np.where(weights > 0, weights, 1))).sum(-1)
     shares = [weights[..., 0], weights[..., keys.special].sum(-1)]
-    if kind_of(layer) == "cross":
-        nothing = np.full_like(entropy, np.nan)
-        found = [most, entropy, nothing, *shares, nothing]
-    else:
+    distance = itself = np.full_like(entropy, np.nan)
+    if kind_of(layer) != "cross":
         i = np.arange(len(queries))
-        distance = (weights * np.abs(i[:, None] - i)).sum(-1)
-        found = [most, entropy, distance, *shares, weights[:, i, i]]
-    return np.stack(found).transpose(2, 0, 1)
+        itself = weights[:, i, i]
+        if forward.picture is None:  # patches lie in a plane: their numbers are no distances
+            distance = (weights * np.abs(i[:, None] - i)).sum(-1)
+    return np.stack([most, entropy, distance, *shares, itself]).transpose(2, 0, 1)
 
 
 def layer_of(name: str, found: np.ndarray) -> Layer:

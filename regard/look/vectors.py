@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from regard.errors import RegardError
-from regard.look.figures import FEW, save, short
+from regard.look.drawn import Drawn
+from regard.look.figures import FEW, short
 from regard.vectors.words import WordVectors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 PLACES = (  # of a label: which of its sides is at the point, and how far away, in points
     *(("left", "center", 5, 0), ("right", "center", -5, 0), ("center", "bottom", 0, 5), ("center", "top", 0, -5)),
@@ -26,7 +27,7 @@ PLACES = (  # of a label: which of its sides is at the point, and how far away, 
 
 
 @dataclass(frozen=True)
-class Map:
+class Map(Drawn):
     """Words in the plane, and which of them are joined by a line."""
 
     words: tuple[str, ...]
@@ -34,8 +35,7 @@ class Map:
     lines: tuple[tuple[int, int], ...]
     shares: tuple[float, float]  # of their variance that each axis shows
 
-    def save(self, path: Path) -> None:
-        """PNG or SVG, by the suffix."""
+    def figure(self) -> Figure:
         from matplotlib.figure import Figure
 
         side = 6.4 + min(len(self.words), 400) / 50
@@ -50,7 +50,7 @@ class Map:
         axes.grid(alpha=0.3)
         figure.draw_without_rendering()  # the layout must stand before labels can be placed
         write_labels(axes, self.words, self.points)
-        save(figure, path)
+        return figure
 
     def numbers(self) -> dict[str, Any]:
         joined = [[self.words[a], self.words[b]] for a, b in self.lines]

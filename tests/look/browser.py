@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from regard.look.page.document import HIDDEN, Document
 from regard.look.page.html import filled
@@ -111,9 +110,9 @@ class Sample:
     def stored(self, weights: np.ndarray, levels: int | None = None, half: bool = False) -> dict[str, Any]:
         if levels is None:
             return self.document.add(weights.astype(np.float16) if half else weights)
-        scale = weights.max((1, 2))
-        codes = np.rint(weights / scale[:, None, None] * levels).astype(np.uint8)
-        return self.document.add(codes, torch.from_numpy(scale), levels)
+        scale = weights.max(2)
+        codes = np.rint(np.sqrt(weights / scale[..., None]) * levels).astype(np.uint8)
+        return {**self.document.add(codes), "levels": levels, "scale": self.document.add(scale.astype(np.float32))}
 
     def length(self, strip: str) -> int:
         return len(self.strips[strip]["ids"])

@@ -260,6 +260,26 @@ def test_of_many_tokens_as_many_are_named_as_there_is_room_for() -> None:
     assert [names[int(i)] for i in ticks] == [text.get_text() for text in maps_of(figure)[2].get_xticklabels()]
 
 
+def test_long_names_are_cut_and_pictures_stay_small() -> None:
+    names = ("a" * 30, "b" * 240)
+    figure = grid("", [Heat("", np.eye(2), names, names, "x", "y", 1.0)], 1, "weight")
+    (axes,) = maps_of(figure)
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["a" * 30, "b" * 29 + "…"]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["a" * 30, "b" * 29 + "…"]
+    assert max(figure.get_size_inches()) < 8
+
+
+@pytest.mark.parametrize("name", ["a.pdf", "a.jpg", "a.png.gz"])
+def test_a_picture_is_not_written_under_the_name_of_another_format(name: str, tmp_path: Path) -> None:
+    made = drawn([[[1.0]]], strip("a"), strip("b"))
+    with pytest.raises(RegardError, match=r"PNG or SVG, so let the name end in \.png or \.svg"):
+        made.save(tmp_path / name)
+    for other in ("a", "a.PNG"):
+        made.save(tmp_path / other)
+        assert (tmp_path / other).read_bytes()[:4] == b"\x89PNG"
+    assert not (tmp_path / name).exists()
+
+
 def test_where_the_summary_token_looks_is_laid_over_the_picture(bundles: Bundles, picture: Path) -> None:
     found = attention(bundles["vit"], str(picture))
     assert found.maps[0].weights.shape == (2, 17, 17)
@@ -315,6 +335,10 @@ def test_what_cannot_be_drawn_is_said(bundles: Bundles) -> None:
     bundle = bundles["translation"]
     for asked, message in [
         ({"layer": "decoder.7.cross"}, r"no layer is called 'decoder\.7\.cross'.*encoder\.0\.self"),
+        (
+            {"layer": "encoder.*", "kind": "cross"},
+            r"no layer is called 'encoder\.\*' and of the kind cross: the layers",
+        ),
         ({"kind": "self"}, "--kind must be one of encoder, decoder, cross, not 'self'"),
         ({"layer": "*"}, "'\\*' names layers that look at different things"),
         ({"head": 2}, "2 heads, counted from 0"),

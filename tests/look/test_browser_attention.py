@@ -15,6 +15,7 @@ import pytest
 from browser import (
     DARK,
     LIGHT,
+    Sample,
     act,
     choose,
     click,
@@ -135,11 +136,94 @@ def test_rounded_weights_are_shown_with_what_is_known_of_them(open_page: Open, h
     sample = translation(**how)
     page = open_page(sample.html(), "head=1")
     weights = sample.weights[CROSS][1]
-    error = weights.max() / how["levels"] / 2 if "levels" in how else 2**-12
     for r, c in ((0, 0), (2, 3), (4, 5)):
         said, digits = hovered(page, r, c).split(" ± ")
+        most = weights[r].max()
+        error = (
+            np.sqrt(weights[r, c] * most) / how["levels"] + most / (4 * how["levels"] ** 2)
+            if "levels" in how
+            else weights[r, c] * 2**-11
+        )
         assert abs(float(said) - weights[r, c]) <= error + 0.5 * 10 ** -len(said.split(".")[1])
         assert float(digits) == pytest.approx(error, rel=0.4)
+
+
+def with_weights(weights: np.ndarray, **how: Any) -> Sample:
+    """A translation whose last layer has these weights (2, 5, 6)."""
+    sample = translation(**how)
+    sample.weights[CROSS] = weights
+    sample.parts["attention"][-1]["weights"] = sample.stored(weights, **how)
+    return sample
+
+
+@pytest.mark.parametrize("state", ["head=mean", "sinks=renormalise", "head=mean&sinks=renormalise&words=1"])
+def test_what_is_worked_out_of_rounded_weights_is_no_further_off_than_it_says(open_page: Open, state: str) -> None:
+    weights = np.random.default_rng(3).dirichlet([0.2] * 6, (2, 5)).astype(np.float32)
+    exact, rounded = (open_page(with_weights(weights, **how).html(), state) for how in ({}, {"levels": 3}))
+    shape = numbers(downloaded(exact, "csv"))[2].shape
+    true, shown = (numbers(downloaded(page, "csv"))[2] for page in (exact, rounded))
+    assert np.abs(true - shown).max() > 0.02  # it is really rounded
+    for r, c in np.ndindex(*shape):
+        digits = float(hovered(rounded, r, c).split(" ± ")[1])
+        assert abs(true[r, c] - shown[r, c]) <= digits * 1.5  # one digit is shown: 1.49 is 1
+
+
+def test_a_head_that_is_switched_off_looks_nowhere(open_page: Open) -> None:
+    weights = translation().weights[CROSS].copy()
+    weights[1] = 0
+    page = open_page(with_weights(weights).html(), "head=1&scale=max")
+    np.testing.assert_array_equal(fills(page), expected(np.zeros((5, 6))))
+    assert "sum to 0: this head is switched off" in page.inner_text("main")
+    press(page, "v")
+    assert page.locator("main .bipartite").count() == 1
+    assert page.locator("main [data-link]").count() == 0
+    press(page, "ArrowLeft")
+    assert "Its weights sum to 1." in page.inner_text("main")
+
+
+def test_what_rows_sum_to_is_said_as_it_is(open_page: Open) -> None:
+    weights = translation().weights[CROSS].copy()
+    weights[0, 2] = 0
+    weights[0, 3] /= 4
+    page = open_page(with_weights(weights).html())
+    assert "Its weights sum to 0 … 1." in page.inner_text("main")
+    press(page, "h")
+    sums = weights[0, :, :4].sum(1)
+    assert f"Its weights sum to 0 … {sums.max():.3g}." in page.inner_text("main")
+
+
+def test_a_layer_says_itself_what_may_be_seen(open_page: Open) -> None:
+    sample = translation()
+    first, last = [0, 0, 1, 2, 5], [5, 1, 3, 4, 4]  # the last query may see nothing
+    sample.parts["attention"][-1]["seen"] = {"first": first, "last": last, "forbidden": [[0, 2], [2, 1]]}
+    page = open_page(sample.html())
+    seen = np.array([[first[r] <= c <= last[r] for c in range(6)] for r in range(5)])
+    seen[[0, 2], [2, 1]] = False
+    read = "all => all.map(one => one.dataset.masked)"
+    holes = {f"{r},{c}" for r, c in np.argwhere(~seen)}
+    assert set(page.eval_on_selector_all("main [data-masked]", read)) == holes
+    assert "Tokens it may not see have no colour" in page.inner_text("main")
+    page.hover('main [data-masked="0,2"]', force=True)
+    assert page.inner_text("#tip .weight") == "masked"
+    choose(page, "words")  # hidden is what no piece may see of any
+    merged = {
+        f"{r},{c}" for r, q in enumerate(WORDS[0]) for c, k in enumerate(WORDS[1]) if not seen[np.ix_(q, k)].any()
+    }
+    assert set(page.eval_on_selector_all("main [data-masked]", read)) == merged
+    press(page, "ArrowLeft")
+    choose(page, "layer 0")
+    assert page.locator("main [data-masked]").count() == 0
+
+
+def test_heads_may_see_other_tokens_than_one_another(open_page: Open) -> None:
+    sample = translation()
+    heads = [{"first": [0] * 5, "last": [last] * 5, "forbidden": [[1, 0]]} for last in (2, 4)]
+    sample.parts["attention"][-1]["seen"] = {**heads[1], "heads": heads}
+    page = open_page(sample.html())
+    for key, hidden in (("head 0", 16), ("head 1", 6), ("head -1", 6)):
+        if key != "head 0":
+            choose(page, key)
+        assert page.locator("main [data-masked]").count() == hidden
 
 
 # ---- choosing --------------------------------------------------------------------------------------------------------
@@ -197,6 +281,66 @@ def test_cells_are_read_by_arrow_keys_and_pinned_by_enter(open_page: Open) -> No
     assert page.evaluate("document.activeElement.className") == "cells"  # the focus stays
     assert "▁der" in page.inner_text("main .bars h3")
     assert page.locator("main .cells .pin").count() == 1
+
+
+def cursor(page: Any) -> list[float]:
+    """Where the cursor's middle is, in cells down and across."""
+    box, cells = (page.locator(f"main {name}").bounding_box() for name in (".cursor", ".cells"))
+    size = box["width"]
+    return [round((box[axis] - cells[axis]) / size) for axis in ("y", "x")]
+
+
+def test_the_cursor_stays_where_it_is_when_something_is_pinned(open_page: Open) -> None:
+    sample = translation()
+    page = open_page(sample.html())
+    page.focus("main .cells")
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown"):
+        page.keyboard.press(key)
+    press(page, "Enter")
+    assert cursor(page) == [1, 1]
+    page.keyboard.press("ArrowDown")
+    assert f"{sample.weights[CROSS][0, 2, 1]:.6f}" in page.inner_text("main .readout")
+    press(page, "Shift+K")
+    assert page.locator("main .cells .pin").count() == 2
+    assert "▁app" in page.inner_text("main .bars >> nth=1 >> h3")
+    assert title(page) == f"{CROSS}, head 0"  # K means a layer only elsewhere
+
+
+def test_the_cursor_stays_in_sight_when_it_moves_by_keys(open_page: Open) -> None:
+    page = open_page(long_text(70, 1, 1).html(), "zoom=8")
+    page.focus("main .cells")
+    page.keyboard.press("ArrowRight")
+
+    def inside() -> bool:
+        box, heat, top, left = (
+            page.locator(f"main {name}").bounding_box() for name in (".cursor", ".heat", ".heat-top", ".heat-left")
+        )
+        across = left["x"] + left["width"] - 1 <= box["x"] <= heat["x"] + heat["width"] - box["width"] + 1
+        down = top["y"] + top["height"] - 1 <= box["y"] <= heat["y"] + heat["height"] - box["height"] + 1
+        return across and down
+
+    for key, times in (("ArrowRight", 60), ("ArrowDown", 60), ("ArrowLeft", 50), ("ArrowUp", 50)):
+        for _ in range(times):
+            page.keyboard.press(key)
+        assert inside()
+    for key in ("ArrowRight", "ArrowDown") * 30:
+        page.keyboard.press(key)
+    press(page, "Enter")
+    assert inside()
+
+
+def test_tokens_beside_lines_are_reached_by_the_keyboard(open_page: Open) -> None:
+    sample = translation()
+    page = open_page(sample.html(), "show=lines")
+    page.focus('main .bipartite text[data-c="3"]')
+    read = "all => all.map(one => one.dataset.link)"
+    wanted = {f"{r},3" for r in np.flatnonzero(sample.weights[CROSS][0, :, 3] >= 0.01)}
+    assert set(page.eval_on_selector_all("main [data-link]", read)) == wanted
+    press(page, "Enter")
+    assert "Who looks at ▁fell" in page.inner_text("main .bars h3")
+    assert page.evaluate("document.activeElement.dataset.c") == "3"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.dataset.c") == "4"
 
 
 def test_a_link_opens_the_same_view(open_page: Open) -> None:
@@ -316,6 +460,20 @@ def test_a_row_that_only_looked_at_sinks_stays_empty(open_page: Open) -> None:
     sample.parts["attention"][-1]["weights"] = sample.document.add(weights)
     page = open_page(sample.html(), "sinks=renormalise")
     assert hovered(page, 2, 0) == "0.000000"
+
+
+@pytest.mark.parametrize("show", ["heat", "lines", "grid"])
+def test_where_all_keys_are_hidden_the_page_says_so(open_page: Open, show: str) -> None:
+    sample = translation()
+    sample.strips["source"] = strip("source", ["<a>", "<b>", "<c>", "<d>", ".", "<eos>"])
+    page = open_page(sample.html(), f"show={show}&kind=encoder")
+    press(page, "h")
+    page.wait_for_timeout(200)  # small pictures are drawn a little later
+    assert show == "grid" or "All keys are hidden" in page.inner_text("main")
+    press(page, "ArrowRight")
+    press(page, "h")
+    press(page, "h")
+    assert title(page).startswith("encoder")
 
 
 # ---- leaving the page ------------------------------------------------------------------------------------------------

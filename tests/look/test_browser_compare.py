@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 from browser import SIGNED, Sample, act, choose, click, colour, downloaded, hovered, press, rgb, translation
 
 from regard.folder import Bundle
@@ -80,6 +81,15 @@ def test_the_largest_differences_are_listed_and_pinned_by_a_click(open_page: Ope
     assert page.locator("main .card:has(.cells) >> nth=2 >> .pin").count() == 2
 
 
+def test_the_largest_differences_are_reached_by_the_keyboard(open_page: Open) -> None:
+    page = open_page(pair()[0], "tab=compare")
+    page.focus("main .largest tbody tr >> nth=0")
+    page.keyboard.press("Tab")
+    press(page, "Enter")
+    assert page.locator("main .card:has(.cells) >> nth=2 >> .pin").count() == 2
+    assert page.evaluate("document.activeElement.dataset.key") == "largest 1"
+
+
 def test_hovering_a_difference_says_both_numbers(open_page: Open) -> None:
     html, a, b = pair()
     page = open_page(html, "tab=compare")
@@ -114,6 +124,74 @@ def test_where_tokens_differ_there_is_no_difference_and_the_page_says_why(open_p
     assert "other tokens as keys" in page.inner_text("main")
     press(page, "t")  # its queries and keys are the source too
     assert "other tokens as queries and keys" in page.inner_text("main")
+
+
+def deeper(kind: str = "cross") -> str:
+    """A first model of two layers and two heads beside a second of one layer and one head."""
+    first, second = translation(0), translation(1)
+    second.document, second.parts = first.document, {}
+    second.attend("decoder.0.cross", kind, "target", "source", heads=1)
+    other = second.view(model={"name": "small"}, notes=["a note of B"])
+    return first.html(other, notes=["a note of A"])
+
+
+@pytest.mark.parametrize("kind", ["cross", "alignment"])
+def test_models_of_other_depth_are_compared_by_the_last_layer_that_each_has(open_page: Open, kind: str) -> None:
+    page = open_page(deeper(kind), "tab=compare&head=1")
+    assert page.locator("main .cells").count() == 3
+    said = page.inner_text("main")
+    assert "do not have the same layers and heads: here are decoder.1.cross, head 1 and decoder.0.cross." in said
+    assert "difference of decoder.1.cross, head 1 and decoder.0.cross" in said
+    choose(page, "kind encoder")
+    assert "Only one of the two has encoder self-attention." in page.inner_text("main")
+
+
+def test_the_notes_of_both_are_there(open_page: Open) -> None:
+    page = open_page(deeper(), "tab=compare")
+    summaries = page.locator("header summary")
+    assert summaries.all_inner_texts() == ["A: Model and notes", "B: Model and notes"]
+    summaries.nth(1).click()
+    assert page.locator("header details >> nth=1").inner_text().endswith("a note of B")
+    press(page, "c")
+    opened = page.eval_on_selector_all("header details", "all => all.map(one => one.open)")
+    assert opened == [False, True]  # also after it is drawn anew
+    summaries.nth(0).click()
+    assert "a note of A" in page.inner_text("header")
+
+
+def test_where_all_keys_are_hidden_there_is_nothing_to_compare(open_page: Open) -> None:
+    first = translation()
+    first.strips["source"]["special"] = [1] * 6
+    page = open_page(first.html(first.view()), "tab=compare&sinks=hide")
+    assert "All keys are hidden" in page.inner_text("main")
+
+
+def test_a_difference_is_hidden_only_where_neither_may_look(open_page: Open) -> None:
+    first, second = translation(0), translation(1)
+    second.document, second.parts = first.document, {}
+    fill(second)
+    for sample, forbidden in ((first, [[1, 2], [3, 3]]), (second, [[1, 2], [4, 0]])):
+        sample.parts["attention"][-1]["seen"] = {"first": [0] * 5, "last": [5] * 5, "forbidden": forbidden}
+    page = open_page(first.html(second.view()), "tab=compare")
+    read = "all => all.map(one => one.dataset.masked)"
+    holes = [page.locator("main .cells").nth(i).locator("[data-masked]").evaluate_all(read) for i in range(3)]
+    assert holes == [["1,2", "3,3"], ["1,2", "4,0"], ["1,2"]]
+
+
+def test_the_name_of_the_queries_has_room_or_is_cut_at_its_end(open_page: Open) -> None:
+    for label in ("patch (row, column)", "a source with a name much longer than any of its tokens"):
+        sample = translation()
+        sample.strips["target"]["label"] = label
+        page = open_page(sample.html(sample.view()), "tab=compare")
+        title = page.locator("main .heat-corner text >> nth=1")
+        assert title.bounding_box()["x"] >= page.locator("main .heat-corner >> nth=0").bounding_box()["x"]
+        said = title.text_content()
+        assert said == label or (len(label) > 30 and said.endswith("…") and label.startswith(said[:-1]))
+
+
+def test_a_long_output_leaves_room_for_the_maps(open_page: Open) -> None:
+    page = open_page(pair(output="word " * 2000)[0], "tab=compare")
+    assert page.locator("main .output .written").nth(1).bounding_box()["height"] < 300
 
 
 def test_other_tabs_show_one_of_the_two(open_page: Open) -> None:

@@ -13,7 +13,7 @@ import pytest
 from browser import choose, click, downloaded, hovered, press
 
 from regard.folder import Bundle
-from regard.look.page.html import Page
+from regard.look.page.html import Page, filled
 from regard.look.page.seen import Seen, see
 
 pytest_plugins = "chromium"
@@ -178,6 +178,37 @@ def test_the_scores_of_a_query_are_its_products_with_every_key(open_page: Open, 
         assert float(said[5]) == pytest.approx(weights[place], abs=6e-5)
 
 
+@pytest.mark.parametrize(
+    ("scale", "said", "times"), [(1.0, "not scaled", 1), (24**-0.5, "÷ √24", 24**-0.5), (0.3, "× 0.3", 0.3)]
+)
+def test_scores_are_scaled_as_the_layer_says(open_page: Open, seen: See, scale: float, said: str, times: float) -> None:
+    document = Page([seen("gpt")]).document
+    for layer in document.views[0]["attention"]:
+        layer["scale"] = scale
+    page = open_page(filled(document), "tab=chain&queries=3")
+    assert page.locator('main [data-stage="scores"] thead th').all_inner_texts()[3] == said
+    cells = page.locator('main [data-stage="scores"] tbody tr >> nth=0 >> td').all_inner_texts()
+    product, scaled = (float(text.replace("−", "-")) for text in cells[1:3])
+    assert scaled == pytest.approx(times * product, rel=0.02)
+
+
+def test_formulas_have_the_sizes_and_the_scale_of_the_model(open_page: Open, seen: See) -> None:
+    document = Page([seen("translation")]).document
+    view = document.views[0]
+    view["model"]["embedding scale"] = 128**0.5
+    mixes = [one for one in view["chain"] if one["stage"] == "mix"]
+    for one in mixes:
+        narrow = np.zeros((len(one["tokens"]), 12), np.float32)
+        one["values"] = document.add(narrow)  # as where heads are narrower than the model
+    page = open_page(filled(document), "tab=chain")
+    said = " ".join(page.inner_text("main .chain").split())
+    assert "e = E[id] × 11.3 id → 16" in said
+    assert "y = mix W_o 12 → 16" in said
+    view["model"]["embedding scale"] = 1
+    again = open_page(filled(document), "tab=chain")
+    assert "e = E[id] id → 16" in " ".join(again.inner_text("main .chain").split())
+
+
 def test_a_token_and_another_layer_are_chosen_in_the_chain(open_page: Open, seen: See) -> None:
     page = open_page(Page([seen("translation")]).html(), "tab=chain")
     choose(page, "token 3")
@@ -203,6 +234,61 @@ def test_candidates_are_shown_with_their_probabilities_and_the_taken_one_marked(
         assert place.locator(".chosen .bar-name").all_inner_texts() == [one.chosen.piece]
     total = sum(one.chosen.log_prob for one in view.predictions)
     assert f"{total:.4f}".replace("-", "−") in page.inner_text("main")
+
+
+def test_candidates_have_their_logits(open_page: Open, seen: See) -> None:
+    document = Page([seen("translation")]).document
+    for one in document.views[0]["predictions"]:
+        one["top"] = [{**candidate, "logit": 3.25 - rank} for rank, candidate in enumerate(one["top"])]
+        one["chosen"]["logit"] = -7.5
+    page = open_page(filled(document), "tab=predictions")
+    place = page.locator('main [data-place="1"]')
+    assert place.locator(".logit").all_inner_texts()[:10] == [f"{3.25 - i:.2f}".replace("-", "−") for i in range(10)]
+    assert place.locator("li.faint").inner_text().split() == ["token", "probability", "logit"]
+    rows = rows_of(downloaded(page, "csv"))
+    assert [float(row[rows[0].index("logit")]) for row in rows[1:11]] == [3.25 - i for i in range(10)]
+    click(page, '[data-key="tab chain"]')
+    assert page.locator('main [data-stage="logits"] .logit').count() >= 10
+
+
+def test_what_was_given_is_no_part_of_what_the_model_wrote(open_page: Open, seen: See) -> None:
+    document = Page([seen("gpt")]).document
+    predictions = document.views[0]["predictions"]
+    for i, one in enumerate(predictions):
+        one["given"] = i < 2
+    page = open_page(filled(document), "tab=predictions")
+    for i, one in enumerate(predictions):
+        said = page.inner_text(f'main [data-place="{one["place"]}"] .chosen .bar-label')
+        assert said.endswith("given" if i < 2 else "taken")
+    total = sum(one["chosen"]["log_prob"] for one in predictions[2:])
+    said = page.inner_text("main .card .faint >> nth=0")
+    assert f"the {len(predictions) - 2} that were taken have a log-probability of" in said
+    assert f"{total:.4f}".replace("-", "−") in said
+
+
+def test_tokens_that_a_model_could_see_have_no_sum(open_page: Open, seen: See) -> None:
+    document = Page([seen("bert")]).document
+    predictions = document.views[0]["predictions"]
+    for one in predictions:
+        one["given"] = True
+    assert "Together" not in open_page(filled(document), "tab=predictions").inner_text("main")
+    predictions[1]["given"] = False
+    page = open_page(filled(document), "tab=predictions")
+    assert f"{predictions[1]['chosen']['log_prob']:.4f}".replace("-", "−") in page.inner_text(
+        "main .card .faint >> nth=0"
+    )
+
+
+def test_arrows_scroll_the_tree_and_choose_no_head(open_page: Open, seen: See) -> None:
+    page = open_page(Page([seen("translation")]).html(), "tab=tree", viewport={"width": 420, "height": 800})
+    page.focus('main [data-key="tree"]')
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    page.wait_for_timeout(300)
+    assert page.evaluate("document.activeElement.scrollLeft") > 0
+    assert "head" not in page.evaluate("location.hash")
+    press(page, "1")  # other keys do what they do everywhere
+    assert title(page).endswith("head 0")
 
 
 def test_a_classifier_shows_its_labels(open_page: Open, seen: See) -> None:

@@ -80,8 +80,41 @@ def test_words_that_shift_others_are_replaced_alone() -> None:
     found = compare(translator(), TEXT, [parse("replace", "source:ape=owl bee")])
     assert found.after.text == "Elch Eule Biene Fuchs Henne"
     assert found.changed == (1, 2)
-    with pytest.raises(RegardError, match="6 tokens instead of 5"):
+    with pytest.raises(RegardError, match=r"2 pieces in the place of 1 .*'pin 0>2' goes by places"):
         compare(translator(), TEXT, [Replace("source", 1, "owl bee"), Pin(0, 2)])
+
+
+def test_places_must_stay_where_they_were_on_both_sides() -> None:
+    longer, shorter = Replace("source", 1, "owl bee"), Replace("source", (2, 3), "fox")  # as many tokens in all
+    for changes in ([longer, shorter, Pin(0, 2)], [Replace("target", 2, "Eule Biene"), Forbid("*cross", None, 3, 3)]):
+        with pytest.raises(RegardError, match="2 pieces in the place of 1"):
+            compare(translator(), TEXT, changes)
+    same = compare(translator(), TEXT, [Replace("source", 1, "owl"), Pin(0, 1)])
+    assert same.after.text.split()[0] == "Eule"
+
+
+def test_a_change_without_a_place_goes_with_any_other_text() -> None:
+    found = compare(translator(), TEXT, [Replace("source", 1, "owl bee"), Zero("decoder.0.self", (1,))])
+    with changed(translator().model, [Zero("decoder.0.self", (1,))]):
+        expected = by_hand(translator(), "elk owl bee fox hen", found.after.ids)
+    assert found.after.log_probs == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_given_is_not_replaced_in_the_output(kind: str) -> None:
+    with pytest.raises(RegardError, match=r"target:0=Eule: that was given, not written.*begin at 1"):
+        compare(translator(kind), TEXT, [Replace("target", 0, "Eule")])
+    first = compare(translator(kind), TEXT, [Replace("target", 1, "Eule")])
+    assert first.after.text.split()[0] == "Eule"
+
+
+@pytest.mark.parametrize("words", [15, 16, 40])
+def test_an_output_that_is_forced_beyond_the_model_is_refused(words: int) -> None:
+    change = Replace("target", 1, " ".join(["Eule"] * words))
+    with pytest.raises(RegardError, match=f"begins with {words + 1} tokens, and the model was built for at most 16"):
+        compare(translator(), TEXT, [change])
+    longest = compare(translator(), TEXT, [Replace("target", 1, " ".join(["Eule"] * 14))])
+    assert longest.after.text.split()[:14] == ["Eule"] * 14
 
 
 def test_the_options_of_decoding_are_heard() -> None:
@@ -130,6 +163,31 @@ def test_the_prompt_of_a_language_model_may_be_another(bundles: dict[str, Bundle
     begin = user.tokenizer.encode("red")
     assert list(forced.after.ids[: len(begin)]) == begin
     assert written == forced.before.pieces[0]
+
+
+def test_a_prompt_is_not_replaced_in_the_output(bundles: dict[str, Bundle]) -> None:
+    user = Writer(bundles["gpt"])
+    n = len(user.framed("the man has"))
+    for place in (0, n - 1):
+        with pytest.raises(RegardError, match=f"given, not written.*begin at {n}"):
+            compare(user, "the man has", [Replace("target", place, "red")])
+
+
+def test_after_a_longer_prompt_as_much_of_the_old_output_is_scored_as_fits(bundles: dict[str, Bundle]) -> None:
+    user = Writer(bundles["gpt"])
+    n = len(user.framed("the man has"))
+    found = compare(user, "the man has", [Replace("source", 1, "the red man")], max_new_tokens=64 - n, min_len=64 - n)
+    other = user.framed("the man has")
+    other[1:2] = user.tokenizer.encode("the red man")
+    assert len(found.before.ids) == 64 - n
+    assert len(found.kept) == 64 - len(other) < 64 - n
+    with torch.no_grad():
+        log_p = user.model(torch.tensor([[*other, *found.before.ids[: len(found.kept)]]])).log_softmax(-1)[0]
+    expected = [log_p[len(other) - 1 + i, found.before.ids[i]].item() for i in range(len(found.kept))]
+    assert found.kept == pytest.approx(expected, abs=1e-4)
+    said = f"the first {len(found.kept)} of the {64 - n} tokens that stood before have log p"
+    assert said in str(found)
+    assert "there is no room for more" in found._repr_html_()
 
 
 # ---- as it is shown --------------------------------------------------------------------------------------------------

@@ -19,21 +19,30 @@ def test_a_weight_comes_back_within_half_a_level(w: np.ndarray, levels: int) -> 
     kept = Compact.of(torch.from_numpy(w), levels)
     assert kept.codes.dtype == torch.uint8
     assert kept.codes.max() <= levels
-    largest = w.astype(np.float64).max((1, 2))
+    largest = w.astype(np.float64).max(2)
     np.testing.assert_allclose(kept.scale, largest)
-    off = np.abs(kept.weights().double().numpy() - w)
-    assert (off <= (largest * (0.5 / levels + 1e-6))[:, None, None] + 1e-30).all()
+    roots = [np.sqrt(x / np.maximum(largest, 1e-30)[..., None]) for x in (kept.weights().double().numpy(), w)]
+    assert np.abs(roots[0] - roots[1]).max() <= 0.5 / levels + 1e-6
 
 
-def test_each_head_has_its_own_scale_and_the_largest_is_exact() -> None:
+def test_each_row_has_its_own_scale_and_the_largest_is_exact() -> None:
     w = torch.tensor([[[0.5, 0.25, 0.0]], [[0.02, 0.01, 0.005]], [[0.0, 0.0, 0.0]]])
     kept = Compact.of(w)
-    assert kept.scale.tolist() == w.amax((1, 2)).tolist()
-    assert kept.codes.tolist() == [[[255, 128, 0]], [[255, 128, 64]], [[0, 0, 0]]]  # 127.5 to even
-    assert kept.bytes() == bytes([255, 128, 0, 255, 128, 64, 0, 0, 0])
+    assert kept.scale.tolist() == w.amax(2).tolist()
+    assert kept.codes.tolist() == [
+        [[255, 180, 0]],
+        [[255, 180, 128]],
+        [[0, 0, 0]],
+    ]  # 255 sqrt(1/2) = 180.3; 127.5 to even
+    assert kept.bytes() == bytes([255, 180, 0, 255, 180, 128, 0, 0, 0])
     torch.testing.assert_close(kept.weights()[:, 0, 0], w[:, 0, 0])
-    found = np.frombuffer(kept.bytes(), np.uint8).reshape(w.shape) * (kept.scale / 255).numpy()[:, None, None]
+    found = (np.frombuffer(kept.bytes(), np.uint8).reshape(w.shape) / 255) ** 2 * kept.scale.numpy()[..., None]
     np.testing.assert_allclose(found, kept.weights(), rtol=1e-6)
+
+
+def test_small_weights_of_a_row_that_also_has_a_large_one_are_told_apart() -> None:
+    kept = Compact.of(torch.tensor([[[1.0, 0.002, 0.001, 0.0002]]])).weights()[0, 0]
+    np.testing.assert_allclose(kept[1:], [0.002, 0.001, 0.0002], rtol=0.25)
 
 
 def test_what_was_turned_round_or_learned_is_kept_all_the_same() -> None:

@@ -25,7 +25,7 @@ from regard.errors import RegardError
 from regard.folder import Bundle
 from regard.layers.attend import Plan, reference
 from regard.layers.masks import CAUSAL, FULL
-from regard.look.change.intervene import Zero
+from regard.look.change.intervene import Forbid, Force, Mean, Zero
 from regard.look.compact import Compact
 from regard.look.page import document as documents
 from regard.look.page.chain import Stage
@@ -44,7 +44,14 @@ def unpacked(blob: dict[str, Any], blobs: list[bytes]) -> np.ndarray:
     stored = np.frombuffer(zlib.decompress(blobs[blob["id"]]), TYPES[blob["type"]]).reshape(blob["shape"])
     if blob["type"] != "u8":
         return stored.astype(np.float64)
-    return stored * (np.array(blob["scale"]) / blob["levels"])[:, None, None]
+    return (stored / blob["levels"]) ** 2 * unpacked(blob["scale"], blobs)[..., None]
+
+
+def rounding(exact: np.ndarray, levels: int) -> np.ndarray:
+    """Half of what lies between two neighbouring levels, where a weight is."""
+    scale = exact.max(-1, keepdims=True)
+    code = np.sqrt(exact / scale) * levels
+    return scale * (code + 0.25) / levels**2
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
@@ -120,10 +127,111 @@ def test_a_document_has_all_that_was_agreed(kind: str, bundles: Any, asked: Any)
         assert chances == sorted(chances, reverse=True)
         assert 0 < sum(chances) <= 1 + 1e-6
         assert math.exp(one["chosen"]["log_prob"]) <= chances[0] + 1e-6
+        logits = [candidate["logit"] for candidate in one["top"]]
+        odds = [math.exp(logit - one["chosen"]["logit"] + one["chosen"]["log_prob"]) for logit in logits]
+        assert odds == pytest.approx(chances, rel=1e-4)
+        assert isinstance(one["given"], bool)
     assert view["labels"] is None or sum(one["p"] for one in view["labels"]) == pytest.approx(1, abs=1e-6)
     assert (view["labels"] is not None) == (kind in ("classifier", "vit"))
     assert (view["picture"] is not None) == (kind == "vit")
+    assert view["picture"] is None or list(view["picture"]) == ["png", "rows", "columns"]
     assert (view["tree"] is not None) == (view["kind"] in ("translation", "alignment"))
+
+
+# ---- what formulas need ----------------------------------------------------------------------------------------------
+
+SCALES: dict[str, tuple[str, dict[str, Any], float]] = {  # heads have a width of 8
+    "plain": ("translation", {}, 8**-0.5),
+    "t5": ("translation", {"positions": "t5"}, 1.0),
+    "rope": ("gpt", {"positions": "rope", "n_heads": 2}, 8**-0.5),
+    "deberta": ("bert", {"encoder_positions": "disentangled"}, 24**-0.5),
+    "alignment": ("rnnsearch", {}, 1.0),
+}
+
+
+@pytest.mark.parametrize("style", SCALES)
+def test_a_layer_says_what_its_products_are_multiplied_by(style: str, make: Maker) -> None:
+    kind, settings, scale = SCALES[style]
+    (view,) = document_of([see(make(kind, **settings), "the man has")]).views
+    own = [one["scale"] for one in view["attention"] if one["kind"] != "cross"]
+    assert own == pytest.approx([scale] * len(own))
+    cross = [one["scale"] for one in view["attention"] if one["kind"] == "cross"]
+    assert cross == pytest.approx([8**-0.5] * len(cross))  # T5's scheme is that of its self-attention
+
+
+def test_scores_without_positions_are_the_products_times_the_scale(make: Maker) -> None:
+    for changes in ([], [Mean("encoder.0.self", (1,))]):
+        seen = see(make("translation"), "the man has", changes)
+        for one in seen.attention:
+            products = (one.record.q.double() @ one.record.k.double().mT)[0] * one.scale
+            products = products.masked_fill(one.scores().isinf(), -math.inf)
+            expected = one.scores()[:1] if changes and one.name == "encoder.0.self" else one.scores()
+            torch.testing.assert_close(products[: len(expected)].float(), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "scaled"), [("translation", True), ("translation", False), ("bert", True)])
+def test_the_embeddings_are_rows_of_their_matrix_times_a_scale(kind: str, scaled: bool, make: Maker) -> None:
+    bundle = make(kind, scale_embeddings=scaled, embedding_norm=False, token_types=0)
+    (view,) = (made := document_of([see(bundle, "the man has")])).views
+    assert view["model"]["embedding scale"] == (4.0 if scaled else 1)
+    first = view["chain"][0]
+    assert first["stage"] == "embedding"
+    matrix = next(p for name, p in bundle.model.named_parameters() if name.endswith("embedding.weight"))
+    rows = matrix.detach().double().numpy()[view["strips"][first["strip"]]["ids"]]
+    np.testing.assert_allclose(
+        unpacked(first["values"], made.blobs), rows * view["model"]["embedding scale"], atol=1e-5
+    )
+
+
+def shown_as_seen(spans: dict[str, Any], width: int) -> np.ndarray:
+    """As a page reads it, (T, S)."""
+    seen = np.array(
+        [[a <= key <= b for key in range(width)] for a, b in zip(spans["first"], spans["last"], strict=True)]
+    )
+    for query, key in spans["forbidden"]:
+        assert seen[query, key]  # nothing is said twice
+        seen[query, key] = False
+    return seen
+
+
+SEEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
+    "full": ("bert", {}, []),
+    "causal": ("gpt", {}, []),
+    "window": ("gpt", {"window": 3}, []),
+    "forbidden": ("gpt", {}, [Forbid("decoder.1.self", None, (3, 4), 1)]),
+    "forbidden to one head": ("translation", {}, [Forbid("decoder.*.cross", (1,), 2, (0, 3))]),
+    "forced": ("bert", {}, [Force("encoder.0.self", None, 2, (0, 3)), Force("encoder.1.self", (0,), 1, 4)]),
+    "off": ("translation", {}, [Zero("decoder.0.cross"), Zero("encoder.1.self", (1,))]),
+    "alignment": ("rnnsearch", {}, [Forbid("decoder.cross", None, 1, 2)]),
+}
+
+
+@pytest.mark.parametrize("case", SEEN)
+def test_a_layer_says_who_may_look_where(case: str, make: Maker) -> None:
+    kind, settings, changes = SEEN[case]
+    seen = see(make(kind, **settings), "the man has eaten.", changes)
+    (view,) = json.loads(document_of([seen]).json())["views"]
+    by_head = 0
+    for one, source in zip(view["attention"], seen.attention, strict=True):
+        may = ~source.scores().isinf().numpy()  # (H, T, S)
+        width = may.shape[2]
+        np.testing.assert_array_equal(shown_as_seen(one["seen"], width), may.any(0))
+        same = (may == may[0]).all()
+        assert ("heads" in one["seen"]) == (not same)
+        for spans, head in zip(one["seen"].get("heads", []), may, strict=False):
+            np.testing.assert_array_equal(shown_as_seen(spans, width), head)
+            by_head += 1
+    assert by_head == {"forbidden to one head": 4, "forced": 2, "off": 2}.get(case, 0)
+    if case == "causal":
+        spans = view["attention"][0]["seen"]
+        assert spans["first"] == [0] * len(spans["first"])
+        assert spans["last"] == [*range(len(spans["last"]))]
+        assert spans["forbidden"] == []
+    if case == "forbidden":
+        assert view["attention"][1]["seen"]["forbidden"] == [[3, 1], [4, 1]]
+    if case == "off":
+        (layer_off,) = [one for one in view["attention"] if one["name"] == "decoder.0.cross"]
+        assert set(layer_off["seen"]["last"]) == {-1}
 
 
 # ---- rounding --------------------------------------------------------------------------------------------------------
@@ -162,10 +270,10 @@ def test_weights_come_back_within_half_a_level_whatever_they_are_stored_as(n: in
         exact, found = source.weights().double().numpy(), unpacked(one["weights"], made.blobs)
         off = np.abs(found - exact)
         if n == 300:
-            half = exact.max((1, 2)) / 255 / 2
-            assert (off.max((1, 2)) <= half * (1 + 1e-5)).all()
-            assert off.max() > half.min() / 2  # it is really rounded
-            assert one["weights"]["scale"] == pytest.approx(exact.max((1, 2)))
+            assert (off <= rounding(exact, 255) * 1.001 + 1e-7).all()
+            assert (off > rounding(exact, 255) / 2).any()  # it is really rounded
+            np.testing.assert_allclose(unpacked(one["weights"]["scale"], made.blobs), exact.max(2), rtol=1e-6)
+            np.testing.assert_allclose(found.sum(2), 1, atol=0.01)
         else:
             np.testing.assert_allclose(found, exact, rtol=1e-6 if n <= 120 else 1e-3, atol=1e-7)
 
@@ -183,25 +291,26 @@ def test_levels_become_fewer_until_the_weights_fit(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(documents, "HALVES", 1)
     sizes = {}
     for room in (10_000_000, 70_000, 45_000, 30_000):
-        monkeypatch.setattr(documents, "WEIGHTS", room)
+        monkeypatch.setattr(documents, "LADDER", [(levels, room) for levels in (255, 63, 15, 7, 3)])
         made = document_of([seen_with(layers, 100)])
         (levels,) = {one["weights"]["levels"] for one in made.views[0]["attention"]}
         assert f"{levels} levels" in made.views[0]["notes"][0]
         assert made.size <= room or levels == 3
         sizes[levels] = made.size
-        half = layers[0].weights().max() / levels / 2
+        exact = layers[0].weights().double().numpy()
         found = unpacked(made.views[0]["attention"][0]["weights"], made.blobs)
-        assert np.abs(found - layers[0].weights().double().numpy()).max() <= half * 1.00001
+        assert (np.abs(found - exact) <= rounding(exact, levels) * 1.001 + 1e-7).all()
     assert list(sizes) == sorted(sizes, reverse=True)
     assert len(sizes) >= 3
 
 
-def test_a_size_is_judged_by_some_heads_and_then_really_kept() -> None:
+def test_a_size_is_judged_by_some_heads_and_then_really_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = [layer(100, f"encoder.{i}.self", 0.3) for i in range(3)]
     for room in (90_000, 40_000):
-        levels, *fewer = documents.fitting(layers, room)
+        monkeypatch.setattr(documents, "LADDER", [(levels, room) for levels in (255, 63, 15, 7, 3)])
         sizes = [
-            sum(len(deflated(Compact.of(one.weights(), n).codes.numpy())) for one in layers) for n in (levels, *fewer)
+            sum(len(deflated(Compact.of(one.weights(), n).codes.numpy())) for one in layers)
+            for n, _ in documents.fitting(layers, 1)
         ]
         assert sizes[0] <= 1.05 * room
         assert sizes == sorted(sizes, reverse=True)
@@ -261,7 +370,7 @@ def test_512_tokens_of_6_layers_and_8_heads_on_three_sides_stay_below_15_mb() ->
     made = document_of([seen_with(layers, n, stages(n, 512, 60) + stages(n, 2048, 12))])
     text = 4 / 3 * made.size + len(made.json())
     assert text < 14e6
-    assert len(made.views[0]["chain"][0]["tokens"]) > 20
+    assert len(made.views[0]["chain"][0]["tokens"]) > 10
 
 
 @pytest.mark.parametrize("x", [0.0, 1 / 3, -1e-30, 1234567.0, -math.inf, math.inf])
@@ -433,6 +542,16 @@ def test_the_command_compares(folders: Any, asked: Any, tmp_path: Path) -> None:
     expected = ["zero decoder.1.cross:1", "zero encoder.*", "forbid decoder.0.cross@1>man", "positions none"]
     assert changed["changes"] == expected
     assert "not understood" in str(call(*given, "--pin", "man").exception)
+    assert "there is one view" in str(call(*given, "--own").exception)
+
+
+def test_the_command_refuses_what_would_be_ignored(folders: Any, asked: Any) -> None:
+    bert = (str(folders["bert"]), asked["bert"], "--json")
+    assert "--decode.beam has no meaning" in str(call(*bert, beam="3").exception)
+    assert "--to has no meaning" in str(call(*bert, "--to", "fr").exception)
+    assert "bert (filling) and gpt (language)" in str(call(*bert, "--with", str(folders["gpt"])).exception)
+    gpt = (str(folders["gpt"]), asked["gpt"], "--json")
+    assert "name a layer, --forbid 'decoder.*.self@man>the'" in str(call(*gpt, "--forbid", "man>the").exception)
 
 
 def test_the_other_commands_are_still_there_and_what_is_no_model_is_refused() -> None:

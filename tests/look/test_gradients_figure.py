@@ -289,6 +289,14 @@ def test_numbers_are_json_even_where_weights_are_all_zero() -> None:
     ]
 
 
+def test_what_is_no_number_is_null_in_json() -> None:
+    broken = flow([Part("head", "head", 4, math.nan, 2.0)], decoder_cell=[0.5, math.inf])
+    numbers = json.loads(json.dumps(broken.numbers(), allow_nan=False))
+    assert numbers["norm"] is numbers["parts"][0]["gradient"] is None
+    assert [*numbers["time"]["decoder.cell"].values()] == [[0.5, None]]
+    assert numbers["loss"] == 1.0
+
+
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 

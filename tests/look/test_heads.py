@@ -165,6 +165,19 @@ def test_bleu_without_a_head_is_that_of_its_greedy_translations() -> None:
     assert worst.change == min(effect.change for effect in found.effects)
 
 
+def test_sentences_that_are_left_out_are_counted_and_one_alone_is_refused() -> None:
+    bundle, long = toy.taught("transformer"), " ".join(["ape"] * 40)
+    found = scan(bundle, [*SOURCE, long, ""], [*TARGET, "Affe", "Affe"])
+    assert (found.sentences, found.left_out) == (12, 2)
+    assert str(found).startswith("12 sentences (2 left out: empty, or too long for this model): ")
+    assert found.numbers()["left_out"] == 2
+    assert scan(bundle, SOURCE, TARGET).left_out == 0
+    with pytest.raises(RegardError, match="1 sentence has no error to tell"):
+        scan(bundle, [SOURCE[0], long], [TARGET[0], "Affe"])
+    with pytest.raises(RegardError, match="1 sentence has no error to tell"):
+        scan(bundle, SOURCE[:1], TARGET[:1], "bleu")
+
+
 # ---- as it is shown --------------------------------------------------------------------------------------------------
 
 MADE = Scan(
@@ -245,9 +258,13 @@ def test_the_command_prints_draws_and_gives_numbers(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert result.output.splitlines()[-1] == str(tmp_path / "h.svg")
     assert (tmp_path / "h.svg").read_text().startswith("<?xml")
-    found = json.loads(call(*files, "--json").output)
+    found = json.loads(call(*files, "--json", "--png", str(tmp_path / "j.png")).output)
+    assert (tmp_path / "j.png").read_bytes()[:4] == b"\x89PNG"
     expected = scan(toy.taught("transformer"), SOURCE, TARGET)
     assert found["sentences"] == 12
     assert found["baseline"] == pytest.approx(expected.baseline)
     assert [head["change"] for head in found["heads"]] == pytest.approx([e.change for e in expected.effects])
     assert "at least 2" in str(call(*files, "--sentences", "1").exception)
+    refused = call(*files, "--png", str(tmp_path / "h.pdf"))
+    assert "h.pdf: pictures are PNG or SVG" in str(refused.exception)
+    assert not (tmp_path / "h.pdf").exists()

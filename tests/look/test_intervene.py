@@ -253,6 +253,9 @@ def test_of_changes_that_contradict_each_other_the_later_holds(kind: str, name: 
     even = looked(model, name, [Mean(name), Forbid(name, None, 0, 0)])
     lengths = np.array([len(ids) for ids in SOURCES])  # with the end token, and without the one that is hidden
     np.testing.assert_allclose(even[:, 0, 0, 1], 1 / lengths, atol=1e-6)
+    level = looked(model, name, [Mean(name)])
+    for earlier in (Zero(name), Force(name, None, 0, 1), Forbid(name, None, 0, 1)):
+        np.testing.assert_array_equal(looked(model, name, [earlier, Mean(name)]), level)
 
 
 # ---- all ways to run it ----------------------------------------------------------------------------------------------

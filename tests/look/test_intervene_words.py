@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -139,6 +141,32 @@ def test_words_become_the_places_of_their_pieces(change: Change, expected: Chang
 def test_words_that_are_not_there_or_twice_are_refused(change: Change, why: str) -> None:
     with pytest.raises(RegardError, match=why):
         resolved([change], STRIPS, NAMES)
+
+
+@pytest.mark.parametrize(
+    ("change", "names", "why"),
+    [
+        (
+            Forbid(CROSS, None, "der", "Apfel"),
+            NAMES[2:3],
+            "no attention over a source: name a layer, --forbid 'decoder.*.self@d",
+        ),
+        (
+            Forbid(CROSS, None, 1, 0),
+            NAMES[:2],
+            "no attention over a source: name a layer, --forbid 'encoder.*.self@1>0'",
+        ),
+        (Pin("der", 0), NAMES[:2], "no attention over a source: name a layer, --force 'encoder.*.self@der>0'"),
+        (
+            Force("decoder.7.self", None, "der", 0),
+            NAMES[:2],
+            "called 'decoder.7.self': the layers of this model are encoder.0",
+        ),
+    ],
+)
+def test_layers_that_a_model_has_not_are_refused(change: Change, names: list[str], why: str) -> None:
+    with pytest.raises(RegardError, match=re.escape(why)):
+        resolved([change], STRIPS, names)
 
 
 # ---- other tokens ----------------------------------------------------------------------------------------------------

@@ -277,6 +277,8 @@ def test_a_text_is_gone_on_with_as_ever(bundles: Any, options: dict[str, Any]) -
     with record(writer.model) as tape:
         writer.generate("the man", max_new_tokens=9, **options)
     check_weights(seen, {name: tape.weights(name)[0] for name in tape})
+    same, line = continued(writer, "the man", beam=3, max_new_tokens=9, **options)
+    assert (same, line.steps) == (generation, seen.steps)
     with pytest.raises(RegardError, match="one text"):
         continued(writer, "the man", n=2, temperature=1.0)
 

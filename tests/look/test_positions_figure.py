@@ -282,3 +282,8 @@ def test_the_page_says_where_each_scheme_is_refused(name: str) -> None:
     (row,) = [line for line in PAGE.splitlines() if line.startswith("|") and f"`{name}`" in line.split("|")[1]]
     refused = SCHEMES[name](config(), "decoder").refuses
     assert {place for place, words in PLACES.items() if words in row.split("|")[4]} == set(refused)
+
+
+def test_a_notebook_shows_the_picture_of_a_scheme() -> None:
+    config = resolve_sizes(ModelConfig(preset="transformer-tiny"), PRESETS)
+    assert untrained("rope", config, 8)._repr_png_()[:4] == b"\x89PNG"

@@ -19,7 +19,8 @@ from regard.embedder import Embedder
 from regard.errors import RegardError
 from regard.folder import Bundle
 from regard.labeller import Labeller
-from regard.look.change.intervene import Forbid, Replace, Zero
+from regard.look.change.intervene import Forbid, Pin, Replace, Zero
+from regard.look.page.html import show
 from regard.look.page.kinds_read import with_masks
 from regard.look.page.seen import Seen, is_mark, see
 from regard.look.record import record
@@ -161,6 +162,7 @@ def test_a_translation_is_the_translators_and_so_are_its_numbers(
     assert [one.chosen.id for one in seen.predictions] == written
     assert math.fsum(one.chosen.log_prob for one in seen.predictions) == pytest.approx(expected.log_prob, abs=1e-4)
     assert [one.place for one in seen.predictions] == list(range(len(written)))
+    assert not any(one.given for one in seen.predictions)
 
 
 @pytest.mark.parametrize("kind", ["translation", "rnnsearch"])
@@ -189,6 +191,8 @@ def test_a_language_model_is_seen_with_its_prompt_and_what_it_went_on_with(bundl
     assert [one.chosen.id for one in seen.predictions] == [*seen.written[1:]]
     own = [one.chosen.log_prob for one in seen.predictions[len(prompt) - 1 :]]
     assert math.fsum(own) == pytest.approx(expected.log_prob, abs=1e-4)
+    given = [one.given for one in seen.predictions]
+    assert given == [True] * (len(prompt) - 1) + [False] * (len(given) + 1 - len(prompt))
     assert seen.tree is None
     assert f"first {len(prompt)} tokens" in seen.notes[0]
 
@@ -216,8 +220,10 @@ def test_candidates_are_the_likeliest_tokens_in_float64(bundles: Any) -> None:
     order = np.argsort(-p)
     assert [candidate.id for candidate in one.top] == order[:10].tolist()
     np.testing.assert_allclose([math.exp(candidate.log_prob) for candidate in one.top], p[order[:10]], rtol=1e-6)
+    np.testing.assert_allclose([candidate.logit for candidate in one.top], logits[order[:10]], rtol=1e-5)
     assert [candidate.piece for candidate in one.top] == tokenizer.pieces(order[:10])
     assert one.chosen == one.top[0]
+    assert not one.given
     full = [order[0] if id == MASK else id for id in ids]
     assert seen.output == tokenizer.decode(full)
 
@@ -226,6 +232,7 @@ def test_without_a_mask_every_token_is_scored_where_it_stands(bundles: Any, aske
     seen = view(bundles, asked, "bert")
     ids = seen.strips["tokens"].ids
     assert [one.chosen.id for one in seen.predictions] == [*ids]
+    assert all(one.given for one in seen.predictions)
     assert ids[0] == SOS
     assert seen.output == asked["bert"]
 
@@ -357,6 +364,8 @@ def test_other_tokens_are_read_or_written_by_force(bundles: Any, asked: Any) -> 
     assert [*target.written[2 : 2 + len(forced)]] == forced
     assert target.written[:2] == plain.written[:2]
     assert "I" in target.output
+    given = [one.given for one in target.predictions]
+    assert given == [i < 1 + len(forced) for i in range(len(given))]
     assert target.tree is not None
     assert [t.token for step in target.tree for t in step if t.best] == [*target.written[2 + len(forced) :]]
 
@@ -369,6 +378,20 @@ def test_every_kind_can_be_changed(kind: str, bundles: Any, asked: Any) -> None:
     assert (weights[:, 3, 1] == 0).all()
     assert (weights[:, 2, 1] > 0).all()
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+
+
+def test_another_word_in_a_prompt_is_read_before_what_the_first_one_wrote(bundles: Any, asked: Any) -> None:
+    first = view(bundles, asked, "gpt")
+    second = view(bundles, asked, "gpt", changes=[Replace("source", "man", " apple has")], along=first)
+    tokenizer = bundles["gpt"].tokenizers.target
+    (places,) = [places for word, places in first.strips["tokens"].words if word == "man"]
+    asked_for = [SOS, *tokenizer.encode(asked["gpt"])]
+    prompt = [*asked_for[: places[0]], *tokenizer.encode(" apple has"), *asked_for[places[-1] + 1 :]]
+    assert [*second.written] == [*prompt, *first.written[len(asked_for) :]]
+    assert second.strips["tokens"].ids == second.written[:-1]
+    own = see(bundles["gpt"], asked["gpt"], [Replace("source", "man", " apple has")])
+    assert second.output == own.output != first.output
+    assert [one.given for one in second.predictions].count(True) == len(prompt) - 1
 
 
 def test_a_word_of_a_text_that_is_only_read_can_be_another(bundles: Any) -> None:
@@ -388,6 +411,42 @@ def test_what_has_no_attention_is_refused_with_a_reason(make: Maker) -> None:
         see(make("gpt", mixer="convolution", positions="none", n_kv_heads=4), "the man")
     with pytest.raises(RegardError, match="nothing to look into"):
         see(3.5, "the man")
+
+
+@pytest.mark.parametrize("first", KINDS)
+@pytest.mark.parametrize("second", KINDS)
+def test_models_of_two_kinds_are_not_compared(first: str, second: str, bundles: Any, folders: Any, asked: Any) -> None:
+    alike = KINDS[first] == KINDS[second] or {KINDS[first], KINDS[second]} == {"translation", "alignment"}
+    text = asked[first]
+    if alike:
+        assert len(show(bundles[first], text, bundles[second]).views) == 2
+        return
+    for own in (False, True):
+        with pytest.raises(RegardError, match=rf"{first} \({KINDS[first]}\) and {second} \({KINDS[second]}\)"):
+            show(folders[first], text, folders[second], own=own)
+
+
+@pytest.mark.parametrize("kind", ["bert", "classifier", "vit"])
+def test_what_only_writers_can_do_is_refused_by_readers(kind: str, bundles: Any, asked: Any) -> None:
+    with pytest.raises(RegardError, match=r"--decode\.beam has no meaning"):
+        view(bundles, asked, kind, beam="3")
+    with pytest.raises(RegardError, match="--to has no meaning"):
+        view(bundles, asked, kind, to="fr")
+    with pytest.raises(RegardError, match="target:1=dog': this model writes nothing"):
+        view(bundles, asked, kind, changes=[Replace("target", 1, "dog")])
+
+
+def test_changes_that_would_do_nothing_are_refused(bundles: Any, asked: Any) -> None:
+    with pytest.raises(RegardError, match="a picture has no words"):
+        view(bundles, asked, "vit", changes=[Replace("source", 1, "x")])
+    for kind, first in (("gpt", 1 + len(bundles["gpt"].tokenizers.target.encode(asked["gpt"]))), ("translation", 1)):
+        with pytest.raises(RegardError, match=f"begin at {first}"):
+            view(bundles, asked, kind, changes=[Replace("target", 0, "I")])
+    for change in (Forbid("*cross", None, "man", "the"), Forbid("*cross", None, 1, 0), Pin("man", "the")):
+        with pytest.raises(RegardError, match=r"no attention over a source: name a layer, .* 'decoder\.\*\.self@"):
+            view(bundles, asked, "gpt", changes=[change])
+    with pytest.raises(RegardError, match="there is one view"):
+        show(bundles["translation"], asked["translation"], own=True)
 
 
 @pytest.mark.parametrize(("kind", "what"), [("translation", "translate"), ("bert", "read"), ("gpt", "go on with")])

@@ -160,6 +160,14 @@ def test_every_kind_of_model_can_be_measured(kind: str, bundles: Bundles, asked:
     assert found.layers[-1].name in str(found)
 
 
+def test_patches_have_no_distance_since_they_lie_in_a_plane(bundles: Bundles, asked: dict[str, str]) -> None:
+    found = statistics(bundles["vit"], [asked["vit"]])
+    for layer in found.layers:
+        assert np.isnan(layer.measures["distance"]).all()
+        assert np.isfinite(layer.measures["itself"]).all()
+    assert "mean distance of the key (places)" not in [panel.title for panel in found.heads()]
+
+
 def test_the_stream_of_a_pre_norm_model_is_the_sum_of_what_was_returned(
     bundles: Bundles, asked: dict[str, str]
 ) -> None:

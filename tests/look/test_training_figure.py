@@ -95,6 +95,15 @@ def test_what_is_no_run_is_said(tmp_path: Path) -> None:
         training([tmp_path])
 
 
+def test_a_run_without_a_number_is_said(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    line = '{"kind": "train", "step": 10, "loss": NaN, "lr": null}\n'
+    (tmp_path / "run" / "metrics.jsonl").write_text(line, encoding="utf-8")
+    with pytest.raises(RegardError, match=r"no number in the metrics\.jsonl of run yet"):
+        training([tmp_path / "run"])
+    assert training([tmp_path / "run", write(tmp_path / "other")]).panels()
+
+
 def test_a_run_in_short(tmp_path: Path) -> None:
     found = training([write(tmp_path / "run"), write(tmp_path / "none", scores={})])
     assert found.runs[0].summary() == {
@@ -161,8 +170,10 @@ def test_the_command_draws_prints_and_writes_a_table(tmp_path: Path) -> None:
     assert [line.split()[0] for line in done.stdout.splitlines()[1:3]] == ["a", "b"]
     assert png.read_bytes()[:4] == b"\x89PNG"
     rows = table.read_text(encoding="utf-8").splitlines()
-    assert rows[0] == "curve,run,step,value"
-    assert '"norm of the gradient, before clipping",b,30,9' in rows
+    assert rows[0] == "run,curve,step,value"
+    assert 'b,"norm of the gradient, before clipping",30,9' in rows
+    assert {"a,training loss,10,5", "b,validation loss,30,3.2", "b,validation: bleu,15,10"} <= set(rows)
+    assert {row.split(",")[0] for row in rows[1:]} == {"a", "b"}
     numbers = json.loads(call(*runs, "--json").stdout)
     assert [run["run"] for run in numbers["runs"]] == ["a", "b"]
     assert numbers["panels"][0]["curves"]["b, validation"] == {"at": [15.0, 30.0], "values": [3.0, 3.2]}

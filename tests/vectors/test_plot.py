@@ -67,3 +67,7 @@ def test_an_svg_holds_every_label_and_a_png_is_one(vectors: WordVectors, tmp_pat
 def test_overlap_is_the_area_shared_with_all_others() -> None:
     others = np.array([[1.0, 1.0, 3.0, 3.0], [5.0, 5.0, 6.0, 6.0], [0.0, 0.0, 1.0, 2.0]])
     assert overlap(np.array([0.0, 0.0, 2.0, 2.0]), others) == 1 + 0 + 2
+
+
+def test_a_notebook_shows_the_words(vectors: WordVectors) -> None:
+    assert picture(vectors)._repr_png_()[:4] == b"\x89PNG"

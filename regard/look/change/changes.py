@@ -1,4 +1,4 @@
-"""What may be changed in a model, as data and as the command line writes it; `look.intervene` does it.
+"""What may be changed in a model, as data and as the command line writes it; `look.change.intervene` does it.
 
     parse("forbid", "decoder.*.cross:1,3@Apfel>apple")  # Forbid("decoder.*.cross", (1, 3), "Apfel", "apple")
 
@@ -201,14 +201,31 @@ def _resolved(change: Change, strips: Strips, names: Sequence[str]) -> Change:
     if isinstance(change, Replace):
         words = strips.target if change.strip == "target" else strips.source
         return replace(change, place=found(change.place, words, change.strip))
-    if isinstance(change, Pin):
-        return _paired(change, "cross", strips)
-    if isinstance(change, Forbid):
-        kinds = sorted({kind_of(name) for name in names if fnmatchcase(name, change.layers)})
+    if isinstance(change, (Pin, Forbid)):
+        kinds = sorted({kind_of(name) for name in names if fnmatchcase(name, layers_of(change))})
+        if not kinds:
+            raise RegardError(nowhere(change, names))
+        if isinstance(change, Pin):
+            return _paired(change, "cross", strips)
         if len(kinds) > 1 and (isinstance(change.query, str) or isinstance(change.key, str)):
             raise RegardError(f"'{change}' is about layers of several kinds ({', '.join(kinds)}): name those of one")
         return _paired(change, kinds[0], strips) if len(kinds) == 1 else change
     return change
+
+
+def layers_of(change: Pin | Forbid) -> str:
+    return CROSS if isinstance(change, Pin) else change.layers
+
+
+def nowhere(change: Pin | Forbid, names: Sequence[str]) -> str:
+    """What to say of a change that is about no layer of a model."""
+    if layers_of(change) != CROSS or not names:
+        there_are = ", ".join(names) or "none"
+        return f"no attention layer is called '{layers_of(change)}': the layers of this model are {there_are}"
+    word = "force" if isinstance(change, Pin) else type(change).__name__.lower()
+    pair = f"{spelled(change.query)}>{spelled(change.key)}"
+    layer = f"{names[0].split('.')[0]}.*.{names[0].split('.')[-1]}"
+    return f"'{change}': this model has no attention over a source: name a layer, --{word} '{layer}@{pair}'"
 
 
 def _paired(change: Paired, kind: str, strips: Strips) -> Paired:

@@ -17,12 +17,26 @@ from itertools import zip_longest
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from regard.decode.engine import decode
+from regard.decode.row import longest
 from regard.decode.write import token_log_probs, write
 from regard.errors import RegardError
 from regard.look.alignment import words
-from regard.look.change.intervene import Change, Replace, Strips, changed, forced_target, other_source, resolved
+from regard.look.change.changes import positions
+from regard.look.change.intervene import (
+    Change,
+    Forbid,
+    Force,
+    Pin,
+    Replace,
+    Strips,
+    changed,
+    forced_target,
+    other_source,
+    resolved,
+)
 from regard.look.record import layers_of
 from regard.text.tokenizer import EOS, Tokenizer
 from regard.translator import Translator
@@ -55,7 +69,9 @@ class Difference:
     changes: tuple[str, ...]
     before: Output
     after: Output
-    kept: tuple[float, ...]  # log-probabilities of the old output's tokens in the changed model
+    kept: tuple[
+        float, ...
+    ]  # log-probabilities of the old output's tokens in the changed model, as many as it has room for
 
     @property
     def kept_log_prob(self) -> float:
@@ -84,17 +100,21 @@ class Difference:
         """A line under HEAD."""
         b, a, left, right = self.before, self.after, ("", "", ""), ("", "")
         if old is not None:
-            left = (b.pieces[old], f"{b.log_probs[old]:.3f}", f"{self.kept[old]:.3f}")
+            kept = f"{self.kept[old]:.3f}" if old < len(self.kept) else ""
+            left = (b.pieces[old], f"{b.log_probs[old]:.3f}", kept)
         if new is not None:
             right = (a.pieces[new], f"{a.log_probs[new]:.3f}")
         return (*left, *right)
 
     def summary(self) -> list[str]:
+        n, of = len(self.kept), len(self.before.ids)
+        what = f"the first {n} of the {of} tokens that stood before have" if n < of else "what stood before has"
+        why = ": there is no room for more" if n < of else ""
         return [
             *(f"change  {change}" for change in self.changes),
             f"before  {self.before.text}   (log p {self.before.log_prob:.3f})",
             f"after   {self.after.text}   (log p {self.after.log_prob:.3f})",
-            f"what stood before has log p {self.kept_log_prob:.3f} after the change",
+            f"{what} log p {self.kept_log_prob:.3f} after the change{why}",
         ]
 
     def __str__(self) -> str:
@@ -135,21 +155,39 @@ def compare(user: Translator | Writer, text: str, changes: Sequence[Change], **o
     first = hand.write(source, [])
     before = hand.output(source, first)
     chosen = resolved(changes, hand.strips(source, first), layers_of(user.model))
-    other = other_source(chosen, source, hand.reads.encode)
-    check_places(chosen, source, other)
-    forced = forced_target(chosen, [*hand.begun(source), *first], hand.writes.encode)[len(hand.begun(source)) :]
+    other, begun = other_source(chosen, source, hand.reads.encode), hand.begun(source)
+    check_places(chosen, hand.reads, hand.writes, len(begun))
+    forced = forced_target(chosen, [*begun, *first], hand.writes.encode)[len(begun) :]
+    check_room(user.model, [*begun, *forced])
     with changed(user.model, chosen):
         after = hand.output(other, [*forced, *hand.write(other, forced)])
         kept = hand.log_probs(other, first)
     return Difference(text, tuple(map(str, changes)), before, after, tuple(kept))
 
 
-def check_places(changes: Sequence[Change], source: list[int], other: list[int]) -> None:
-    """Places are those of the unchanged input, so they must be where they were."""
-    if len(source) != len(other) and not all(isinstance(change, Replace) for change in changes):
+def check_places(changes: Sequence[Change], reads: Tokenizer, writes: Tokenizer, begun: int) -> None:
+    """Places are those of the unchanged input and output: what is replaced must have been written, and leave the others
+    where they were."""
+    placed = [change for change in changes if isinstance(change, (Forbid, Force, Pin))]
+    for change in changes:
+        if not isinstance(change, Replace):
+            continue
+        places, coder = positions(change.place), writes if change.strip == "target" else reads
+        if change.strip == "target" and min(places) < begun:
+            raise RegardError(f"{change}: that was given, not written; places of the output begin at {begun}")
+        pieces, before = len(coder.encode(change.text)), max(places) + 1 - min(places)
+        if placed and pieces != before:
+            raise RegardError(
+                f"{change}: {pieces} pieces in the place of {before} would move what comes after them, and "
+                f"'{placed[0]}' goes by places: replace it by a text of {before} pieces, or make that change alone"
+            )
+
+
+def check_room(model: nn.Module, read: list[int]) -> None:
+    if len(read) >= (most := longest(model)):
         raise RegardError(
-            f"with that text the input has {len(other)} tokens instead of {len(source)}, so other changes would "
-            f"be made in the wrong places: replace it by one of as many pieces, or make that change alone"
+            f"with that text the output begins with {len(read)} tokens, and the model was built for at most {most} "
+            f"(model.max_len): replace it by a shorter one"
         )
 
 
@@ -191,7 +229,7 @@ class Translating(Writes):
         self.device = next(user.model.parameters()).device
 
     def read(self, text: str) -> list[int]:
-        return self.user.frame.one(self.user._tagged([self.reads.encode(text)], self.to)[0])
+        return self.user.read(text, self.to)
 
     def begun(self, source: list[int]) -> list[int]:
         return [*self.user.frame.start]
@@ -215,7 +253,9 @@ class Translating(Writes):
 
 
 class Writing(Writes):
-    def __init__(self, user: Writer, **options: Any) -> None:
+    def __init__(self, user: Writer, to: str | None = None, **options: Any) -> None:
+        if to is not None:
+            raise RegardError(f"this model writes on and has no languages to translate to: leave out --to {to}")
         self.user, self.options = user, user.decode_options(**{**options, "n": 1})
         self.reads = self.writes = user.tokenizer
 
@@ -237,7 +277,9 @@ class Writing(Writes):
         return [*row.tokens, *([EOS] if row.end == "end" else [])]
 
     def log_probs(self, source: list[int], written: list[int]) -> list[float]:
-        (scored,) = token_log_probs(self.user.model, [[*source, *written]], self.options)
+        """Of as many as there is room for: what was written after a short prompt may not fit after a longer one."""
+        read = [*source, *written][: longest(self.user.model)]
+        (scored,) = token_log_probs(self.user.model, [read], self.options)
         return scored[len(source) - 1 :]
 
     def strips(self, source: list[int], written: list[int]) -> Strips:

@@ -39,7 +39,7 @@ class Edit:
         if isinstance(self.change, Zero):
             return seen & ~rows
         if isinstance(self.change, Mean):
-            return seen
+            return torch.where(rows, may, seen)  # whatever an earlier change hid
         keys = among(plan.k, self.change.key)[:, None, None]
         if isinstance(self.change, Force):
             return torch.where(rows & (may & keys).any(-1, keepdim=True), may & keys, seen)

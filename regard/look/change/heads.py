@@ -9,7 +9,7 @@ beyond it by chance. Heads may stand in for each other, so what one does not do 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from regard.look.change.intervene import changed
 from regard.look.change.scored import Rows, losses_of, memory_of, rows_of
 from regard.look.drawn import Drawn
 from regard.look.figures import Image, draw
+from regard.look.forward import KINDS
 from regard.look.record import layers_of
 from regard.models.seq2seq import EncoderDecoder
 from regard.progress import progress_bar
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DRAWS = 200  # samples of sentences for the error of BLEU
-KINDS = ("encoder", "decoder", "cross")
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Scan(Drawn):
     error: float  # its standard error
     sentences: int
     effects: tuple[Effect, ...]
+    left_out: int = 0  # pairs that are empty, or too long for the model
 
     @property
     def ranked(self) -> list[Effect]:
@@ -99,9 +100,9 @@ class Scan(Drawn):
 
     def __str__(self) -> str:
         unit = "nats a token" if self.metric == "loss" else "BLEU"
-        first = (
-            f"{self.sentences} sentences: {self.baseline:.4f} {unit} with all heads (standard error {self.error:.4f})"
-        )
+        without = f" ({self.left_out} left out: empty, or too long for this model)" if self.left_out else ""
+        value = f"{self.baseline:.4f} {unit} with all heads (standard error {self.error:.4f})"
+        first = f"{self.sentences} sentences{without}: {value}"
         shown = [e for e in self.ranked if e.shown]
         wide = max((len(e.name) for e in shown), default=0)
         worst = [f"  {e.name:<{wide}}  {e.change:+.4f}  (error {e.error:.4f})" for e in shown[:10]]
@@ -114,7 +115,7 @@ class Scan(Drawn):
     def numbers(self) -> dict[str, Any]:
         heads = [{"layer": e.layer, "head": e.head, "change": e.change, "error": e.error} for e in self.effects]
         given = {"metric": self.metric, "baseline": self.baseline, "error": self.error, "sentences": self.sentences}
-        return {**given, "heads": heads, "useless": [e.name for e in self.useless]}
+        return {**given, "left_out": self.left_out, "heads": heads, "useless": [e.name for e in self.useless]}
 
 
 def heads_of(model: nn.Module) -> list[tuple[str, int]]:
@@ -141,7 +142,8 @@ def scan(
     if not isinstance(bundle.model, EncoderDecoder) and (target or metric == "bleu"):
         raise RegardError("only translations have a target and a BLEU: this model is measured by its loss on a text")
     if metric == "loss":
-        return scan_loss(bundle, rows_of(bundle, source, target, to), quiet)
+        found = scan_loss(bundle, rows_of(bundle, source, target, to), quiet)
+        return replace(found, left_out=len(source) - found.sentences if target else 0)
     return scan_bleu(Translator(bundle), source, target, to, quiet)
 
 
@@ -161,9 +163,15 @@ def scan_loss(bundle: Bundle, batches: Sequence[Rows], quiet: bool) -> Scan:
                 with changed(model, [Zero(layer, (head,))]):
                     own += losses_of(model, rows, memory_of(model, rows) if kind_of(layer) == "encoder" else memory)
                 advance(1)
+    enough(len(counts))
     n = np.array(counts)
     effects = [Effect(*head, *ratio(np.array(own) - base, n)) for head, own in zip(heads, zeroed, strict=True)]
     return Scan("loss", *ratio(np.array(base), n), len(n), tuple(effects))
+
+
+def enough(sentences: int) -> None:
+    if sentences < 2:
+        raise RegardError(f"{sentences} sentence has no error to tell: give two at least that the model can read")
 
 
 def ratio(sums: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
@@ -185,7 +193,8 @@ def scan_bleu(
             f"the source has {len(source)} lines and the target {len(target)}: give files that are aligned"
         )
     heads, lines = heads_of(translator.model), list(source)
-    bleu = Bleu(translator, target)
+    enough(len(lines))
+    bleu = Bleu(translator, target, to)
     with progress_bar("sentences", (len(heads) + 1) * len(lines), quiet) as advance:
 
         def counted() -> np.ndarray:
@@ -205,12 +214,12 @@ def scan_bleu(
 class Bleu:
     """sacreBLEU from the counts of sentences, so that it can be had of any sample of them."""
 
-    def __init__(self, translator: Translator, references: Sequence[str]) -> None:
+    def __init__(self, translator: Translator, references: Sequence[str], to: str | None = None) -> None:
         from sacrebleu.metrics import BLEU
 
         tokens = translator.tokenizers.target
         caseless = tokens.encode("Ab") == tokens.encode("aB")  # such a model is not blamed for what it cannot write
-        language = translator.target.lower().replace("_", "-").split("-")[0]
+        language = (to or translator.target).lower().replace("_", "-").split("-")[0]
         self.metric = BLEU(tokenize=UNSPACED.get(language, "13a"), lowercase=caseless)
         self.references, n = references, len(references)
         self.draws = np.random.default_rng(0).integers(0, n, (DRAWS, n))

@@ -1,7 +1,7 @@
 """Views as what a page reads: one JSON document, and arrays beside it, deflated and small enough to be opened.
 
 Weights and scores are exact (fp32) while they are few. Beyond that scores are left out, and weights are fp16, then a byte
-each: a level between zero and the largest of its head, of 255, or of fewer where the file would not stay small. Vectors
+each: a level between zero and the largest of its row, one of 255, or of fewer where the file would not stay small. Vectors
 are fp16 where fp32 would not fit, and those of as many tokens as fit. Every view says in its notes what was done to it.
 """
 
@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from regard.look.compact import Compact
 from regard.look.page.chain import Stage
@@ -25,10 +24,11 @@ from regard.look.page.seen import Attention, Candidate, Prediction, Seen, Strip,
 # Bytes, before they are written as text, which makes a third more of them. A file is to stay below 15 MB.
 EXACT = 2_000_000  # of weights, or of weights and scores, up to which they stay exact
 HALVES = 4_000_000  # of weights in fp16
-WEIGHTS = 7_000_000  # of weights in any case
+WEIGHTS = 7_000_000  # of weights in bytes, beside which there is room for vectors
+MOST = 10_000_000  # of weights in any case
 VECTORS = 6_000_000
-ALL = 10_000_000
-LADDER = (255, 15, 7, 3)  # levels of a weight
+ALL = 10_500_000
+LADDER = ((255, WEIGHTS), (63, WEIGHTS), (31, WEIGHTS), (15, WEIGHTS), (15, MOST), (7, MOST), (3, MOST))  # levels, room
 HIDDEN = -1e30  # a score where a query may not look
 HALF = 65504.0  # the largest number in fp16
 Blob = dict[str, Any]
@@ -57,13 +57,10 @@ class Document:
     def base64(self) -> list[str]:
         return [base64.b64encode(blob).decode("ascii") for blob in self.blobs]
 
-    def add(self, numbers: np.ndarray, scale: Tensor | None = None, levels: int | None = None) -> Blob:
+    def add(self, numbers: np.ndarray) -> Blob:
         kind = {"float32": "f32", "float16": "f16", "uint8": "u8"}[numbers.dtype.name]
         self.blobs.append(deflated(numbers))
-        scales = None if scale is None else scale.tolist()
-        return {
-            "id": len(self.blobs) - 1, "shape": list(numbers.shape), "type": kind, "scale": scales, "levels": levels
-        }  # fmt: skip
+        return {"id": len(self.blobs) - 1, "shape": list(numbers.shape), "type": kind}
 
 
 def document_of(views: Sequence[Seen]) -> Document:
@@ -112,8 +109,8 @@ def attention_of(document: Document, layers: list[Attention], share: int) -> tup
     if 2 * cells <= HALVES:
         halves = [document.add(one.weights().half().numpy()) for one in layers]
         return layers_with(layers, halves), ["Weights are rounded to fp16, three digits.", *notes]
-    blobs, levels = rounded_weights(document, layers, WEIGHTS // share)
-    note = f"Weights are rounded to {levels} levels of the largest of their head: off by at most {50 / levels:.2g} % of it."
+    blobs, levels = rounded_weights(document, layers, share)
+    note = f"Weights are rounded to {levels} levels between 0 and the largest of their row, closer together near 0."
     return layers_with(layers, blobs), [note, *notes]
 
 
@@ -130,27 +127,49 @@ def layers_with(
 def layer_of(one: Attention, weights: Blob, scores: Blob | None) -> dict[str, Any]:
     known = {"name": one.name, "kind": one.kind, "layer": one.layer, "heads": one.heads}
     strips = {"queries": one.queries, "keys": one.keys, "causal": one.causal}
-    return {**known, **strips, "weights": weights, "scores": scores, "difference": one.difference()}
+    numbers = {"weights": weights, "scores": scores, "scale": number(one.scale), "difference": one.difference()}
+    return {**known, **strips, "seen": seen_of(one.seen().numpy()), **numbers}
 
 
-def rounded_weights(document: Document, layers: list[Attention], room: int) -> tuple[list[Blob], int]:
+def seen_of(seen: np.ndarray) -> dict[str, Any]:
+    """(H or 1, T, S) as the first and the last key that each query may see in any head, and those between that it may not;
+    where heads differ, also the same of each head."""
+    whole = spans_of(np.asarray(seen.any(0)))
+    return whole if (seen == seen[0]).all() else {**whole, "heads": [spans_of(head) for head in seen]}
+
+
+def spans_of(seen: np.ndarray) -> dict[str, Any]:
+    """(T, S); a query that may see nothing ends before it begins."""
+    some = seen.any(1)
+    first = np.where(some, seen.argmax(1), 0)
+    last = np.where(some, seen.shape[1] - 1 - seen[:, ::-1].argmax(1), -1)
+    places = np.arange(seen.shape[1])
+    inside = (places >= first[:, None]) & (places <= last[:, None])
+    return {"first": first.tolist(), "last": last.tolist(), "forbidden": np.argwhere(inside & ~seen).tolist()}
+
+
+def rounded_weights(document: Document, layers: list[Attention], share: int) -> tuple[list[Blob], int]:
     """As many levels as the room allows, and how many these are."""
     before = len(document.blobs)
-    for levels in fitting(layers, room):
+    for levels, room in fitting(layers, share):
         del document.blobs[before:]
-        codes = (Compact.of(one.weights(), levels) for one in layers)
-        blobs = [document.add(one.codes.numpy(), one.scale, levels) for one in codes]
-        if sum(map(len, document.blobs[before:])) <= room:
+        blobs = [rounded_layer(document, one, levels) for one in layers]
+        if sum(map(len, document.blobs[before:])) <= room // share:
             break
     return blobs, levels
 
 
-def fitting(layers: list[Attention], room: int) -> tuple[int, ...]:
+def rounded_layer(document: Document, one: Attention, levels: int) -> Blob:
+    kept = Compact.of(one.weights(), levels)
+    return {**document.add(kept.codes.numpy()), "levels": levels, "scale": document.add(kept.scale.numpy())}
+
+
+def fitting(layers: list[Attention], share: int) -> tuple[tuple[int, int], ...]:
     """The steps of the ladder from the first that should fit, judged by one head of each layer."""
     heads = [one.weights()[[i % one.heads]] for i, one in enumerate(layers)]  # (1, T, S) each
-    for i, levels in enumerate(LADDER):
+    for i, (levels, room) in enumerate(LADDER):
         sizes = (len(deflated(Compact.of(head, levels).codes.numpy())) for head in heads)
-        if sum(one.heads * size for one, size in zip(layers, sizes, strict=True)) <= room:
+        if sum(one.heads * size for one, size in zip(layers, sizes, strict=True)) <= room // share:
             return LADDER[i:]
     return LADDER[-1:]
 
@@ -201,11 +220,11 @@ def strip_of(strip: Strip) -> dict[str, Any]:
 def prediction_of(one: Prediction) -> dict[str, Any]:
     chosen = {**token_of(one.chosen), "log_prob": number(one.chosen.log_prob)}
     top = [{**token_of(candidate), "p": number(math.exp(candidate.log_prob))} for candidate in one.top]
-    return {"strip": one.strip, "place": one.place, "chosen": chosen, "top": top}
+    return {"strip": one.strip, "place": one.place, "given": one.given, "chosen": chosen, "top": top}
 
 
 def token_of(candidate: Candidate) -> dict[str, Any]:
-    return {"id": candidate.id, "piece": candidate.piece}
+    return {"id": candidate.id, "piece": candidate.piece, "logit": number(candidate.logit)}
 
 
 def twig_of(twig: Twig) -> dict[str, Any]:
@@ -216,7 +235,7 @@ def picture_of(seen: Seen) -> dict[str, Any] | None:
     if seen.picture is None:
         return None
     png = "data:image/png;base64," + base64.b64encode(seen.picture.png).decode("ascii")
-    return {"png": png, "rows": seen.picture.rows, "columns": seen.picture.columns, "summary": True}
+    return {"png": png, "rows": seen.picture.rows, "columns": seen.picture.columns}
 
 
 def number(x: float) -> float:

@@ -60,10 +60,15 @@ def show(
     A second view reads what the first one wrote, so that weights can be compared token by token, and says what it would
     have written; with `own` each reads what it wrote itself. Options are those of `[decode]`.
     """
+    alone = other is None and not changes
+    if alone and own:
+        raise RegardError(
+            "own output is for two that are compared, but there is one view: name another model, or a change"
+        )
     first = see(model, text, **options)
-    if other is None and not changes:
+    if alone:
         return Page([first])
-    second = see(model if other is None else other, text, changes, None if own else first, **options)
+    second = see(model if other is None else other, text, changes, first, own, **options)
     return Page([first, second])
 
 

@@ -32,6 +32,7 @@ from regard.models.seq2seq import Seq2Seq, attends
 from regard.text.tokenizer import Tokenizers
 
 ALONE = ("tokens", "tokens")  # the strip of a model with one
+TRANSLATIONS = {"translation", "alignment"}  # the kinds of models that translate
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,22 @@ def reader_of(model: nn.Module) -> nn.Module:
     return model.body if isinstance(model, Classifier) else model
 
 
+def kind_of(bundle: Bundle) -> str:
+    if isinstance(bundle.model, Classifier):
+        return "classification"
+    kinds = {"transformer": "translation", "seq2seq": "alignment", "bert": "filling", "vit": "picture"}
+    return kinds.get(bundle.config.architecture, "language")
+
+
+def check_kinds(first: Seen, bundle: Bundle, name: str) -> None:
+    """Whether a second model can be compared with a first view."""
+    kinds = first.kind, kind_of(bundle)
+    if kinds[0] != kinds[1] and not set(kinds) <= TRANSLATIONS:
+        names = first.name or first.model["architecture"], name or bundle.config.architecture
+        both = " and ".join(f"{name} ({kind})" for name, kind in zip(names, kinds, strict=True))
+        raise RegardError(f"{both} are models of two kinds, which cannot be compared: look into each by itself")
+
+
 def eyes_for(bundle: Bundle) -> Callable[[Sight], Seen]:
     """Who looks into such a model; one in which nothing attends to anything is refused."""
     from regard.look.page import kinds_read, kinds_write
@@ -104,11 +121,8 @@ def eyes_for(bundle: Bundle) -> Callable[[Sight], Seen]:
         )
     if not layers_of(reader):
         raise RegardError(f"no layer of this {config.architecture} attends to anything: there is nothing to look at")
-    if isinstance(bundle.model, Classifier):
-        return kinds_read.classification
-    encoder_decoders = {"transformer": kinds_write.translation, "seq2seq": kinds_write.translation}
-    others = {"gpt": kinds_write.language, "bert": kinds_read.filling, "vit": kinds_read.picture}
-    return (encoder_decoders | others)[config.architecture]
+    writers = {**dict.fromkeys(TRANSLATIONS, kinds_write.translation), "language": kinds_write.language}
+    return {**writers, **kinds_read.READERS}[kind_of(bundle)]
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,22 @@ from regard.errors import RegardError
 from regard.folder import Bundle
 from regard.look.alignment import words
 from regard.look.change.compare import check_places
-from regard.look.change.intervene import Strips, other_source
+from regard.look.change.intervene import Replace, Strips, other_source
 from regard.look.page.kinds import ALONE, Sight, keep
 from regard.look.page.seen import Patches, Seen, Strip, predictions_of, strip_of
 from regard.tasks.labelling import framed
 from regard.text.tokenizer import MASK, Tokenizer
+
+
+def check_asked(sight: Sight) -> None:
+    """Whether it was asked for something that only models that write can do."""
+    if sight.options:
+        name = next(iter(sight.options))
+        option = f"--{name}" if name == "to" else f"--decode.{name}"
+        raise RegardError(f"this model reads and writes nothing, so {option} has no meaning for it: leave it out")
+    for change in sight.changes:
+        if isinstance(change, Replace) and change.strip == "target":
+            raise RegardError(f"'{change}': this model writes nothing; replace source:PLACE=TEXT, which it reads")
 
 
 def altered(sight: Sight, ids: list[int], tokenizer: Tokenizer) -> tuple[Sight, list[int]]:
@@ -32,7 +43,7 @@ def altered(sight: Sight, ids: list[int], tokenizer: Tokenizer) -> tuple[Sight, 
     there = words(tokenizer, ids)
     sight = sight.placed(Strips(there, there))
     other = other_source(sight.changes, ids, tokenizer.encode)
-    check_places(sight.changes, ids, other)
+    check_places(sight.changes, tokenizer, tokenizer, 0)
     return sight, other
 
 
@@ -41,6 +52,7 @@ def altered(sight: Sight, ids: list[int], tokenizer: Tokenizer) -> tuple[Sight, 
 
 def filling(sight: Sight) -> Seen:
     """What belongs where the text says <mask>; where it does not, how likely each of its tokens was."""
+    check_asked(sight)
     tokenizer = sight.tokenizers.source
     inside = with_masks(tokenizer, sight.text)
     if not inside:
@@ -49,13 +61,15 @@ def filling(sight: Sight) -> Seen:
     kept = keep(sight, sight.row(ids))
     best = kept.result.argmax(-1).tolist()
     full = [best[i] if id == MASK else id for i, id in enumerate(ids)]
-    places = [i for i, id in enumerate(ids) if id == MASK] or range(len(ids))
+    masked = [i for i, id in enumerate(ids) if id == MASK]
+    places = masked or range(len(ids))
+    given = range(0) if masked else places  # what it could see
     return sight.view(
         "filling",
         output=tokenizer.decode(full),
         strips={"tokens": strip_of("text", tokenizer, ids)},
         **kept.parts(sight, ALONE),
-        predictions=predictions_of("tokens", kept.result, [full[i] for i in places], tokenizer, places),
+        predictions=predictions_of("tokens", kept.result, [full[i] for i in places], tokenizer, places, given),
     )
 
 
@@ -79,6 +93,7 @@ def going_on(tokenizer: Tokenizer, text: str) -> list[int]:
 
 def classification(sight: Sight) -> Seen:
     """A class, a number or tags. A tab stands between the texts of a pair."""
+    check_asked(sight)
     tokenizer, tagging = sight.tokenizers.source, sight.bundle.task == "tagging"
     ids, types, firsts = tagged_row(sight) if tagging else text_row(sight)
     sight, ids = altered(sight, ids, tokenizer)
@@ -123,6 +138,9 @@ def ranked(logits: Tensor, names: Sequence[str]) -> dict[str, Any]:
 
 def picture(sight: Sight) -> Seen:
     """The class of a picture; its tokens are the summary and the patches, row by row."""
+    check_asked(sight)
+    if tokens := [change for change in sight.changes if isinstance(change, Replace)]:
+        raise RegardError(f"'{tokens[0]}': a picture has no words that could be replaced; change the file instead")
     bundle, size = sight.bundle, sight.bundle.config.patch_size
     pixels = read_for(bundle, Path(sight.text))  # (H, W, channels)
     floats = normalise(to_floats(torch.from_numpy(np.stack([pixels]))), bundle.pixels["mean"], bundle.pixels["std"])
@@ -161,3 +179,6 @@ def as_png(pixels: np.ndarray) -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels[..., 0] if grey else pixels).save(file, format="PNG")
     return file.getvalue()
+
+
+READERS = {"filling": filling, "classification": classification, "picture": picture}

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from regard.decode.engine import decode
 from regard.errors import RegardError
-from regard.look.change.compare import Hand, Translating, Writing, check_places
+from regard.look.change.compare import Hand, Translating, Writing, check_places, check_room
 from regard.look.change.intervene import Replace, forced_target, other_source
 from regard.look.live import Live
 from regard.look.page.chain import alignment_chain
-from regard.look.page.kinds import ALONE, Kept, Sight, keep
+from regard.look.page.kinds import ALONE, Kept, Sight, keep, kind_of
 from regard.look.page.seen import Prediction, Seen, Strip, Twig, attention_of, predictions_of, strip_of
 from regard.look.tree import Node, Search
 from regard.models.seq2seq import Seq2Seq
@@ -41,11 +41,11 @@ def translation(sight: Sight) -> Seen:
     kept = keep(sight, sight.row(source), sight.row(along[:-1]))
     recurrent = isinstance(sight.reader, Seq2Seq)
     return sight.view(
-        "alignment" if recurrent else "translation",
+        kind_of(sight.bundle),
         output=text,
         strips=sides(sight, source, along[:-1]),
         **aligned(kept) if recurrent else kept.parts(sight, SIDES),
-        predictions=foretold("target", kept.result, along, hand.writes),
+        predictions=foretold("target", kept.result, along, hand.writes, len(start)),
         tree=[[twig(node, hand.writes) for node in step] for step in search.steps],
         written=tuple(along),
         notes=notes or agreement(search, kept),
@@ -57,19 +57,21 @@ def language(sight: Sight) -> Seen:
     if not sight.text:
         raise RegardError("there is nothing to go on with: give the beginning of a text")
     hand = Writing(Writer(sight.bundle), **sight.options)
+    first = hand.read(sight.text)
     sight, prompt, forced = altered(sight, hand)
+    start = [*prompt, *forced]
     with sight.changed():
-        written = [*prompt, *forced, *hand.write(prompt, forced)]
+        written = [*start, *hand.write(prompt, forced)]
     text = hand.writes.decode(written).removeprefix(hand.writes.decode(prompt))
-    along, notes = followed(sight, written, text)
-    kept = keep(sight, sight.row(along[:-1]))
+    along, notes = followed(sight, written, text, (first, prompt))
+    kept = keep(sight, sight.row(sight.checked(along[:-1])))
     strip = strip_of("text", hand.writes, along[:-1])
     return sight.view(
         "language",
         output=text,
         strips={"tokens": replace(strip, special=(True, *strip.special[1:]))},  # much is looked at the first token
         **kept.parts(sight, ALONE),
-        predictions=foretold("tokens", kept.result, along, hand.writes),
+        predictions=foretold("tokens", kept.result, along, hand.writes, len(start)),
         written=tuple(along),
         notes=(f"The prompt is the first {len(prompt)} tokens.", *notes),
     )
@@ -83,9 +85,11 @@ def altered(sight: Sight, hand: Hand) -> tuple[Sight, list[int], list[int]]:
     first = hand.write(source, [])
     sight = sight.placed(hand.strips(source, first))
     other = other_source(sight.changes, source, hand.reads.encode)
-    check_places(sight.changes, source, other)
     begun = hand.begun(source)
-    return sight, other, forced_target(sight.changes, [*begun, *first], hand.writes.encode)[len(begun) :]
+    check_places(sight.changes, hand.reads, hand.writes, len(begun))
+    forced = forced_target(sight.changes, [*begun, *first], hand.writes.encode)[len(begun) :]
+    check_room(sight.bundle.model, [*begun, *forced])
+    return sight, sight.checked(other), forced
 
 
 def searched(hand: Translating, source: list[int], start: list[int]) -> tuple[list[int], Search]:
@@ -100,14 +104,21 @@ def searched(hand: Translating, source: list[int], start: list[int]) -> tuple[li
 # ---- parts ------------------------------------------------------------------------------------------------------------
 
 
-def followed(sight: Sight, own: list[int], text: str) -> tuple[list[int], tuple[str, ...]]:
-    """What the model shall read: what it wrote itself, or what the first model wrote, if it knows these tokens."""
+def followed(
+    sight: Sight, own: list[int], text: str, prompts: tuple[list[int], list[int]] = ([], [])
+) -> tuple[list[int], tuple[str, ...]]:
+    """What the model shall read: what it wrote itself, or what the first model wrote, if it knows these tokens.
+
+    `prompts` are the one that was asked for and the one that is read under changes of tokens."""
     forced = any(isinstance(change, Replace) and change.strip == "target" for change in sight.changes)
     if sight.along is None or forced or list(sight.along.written) == own:
         return own, ()
     strips, other = sight.along.strips, list(sight.along.written)
     if not readable(sight, strips.get("target") or strips["tokens"], other):
         return own, ("The two models cut text into other pieces: weights stand side by side, without a difference.",)
+    asked, read = prompts
+    if other[: len(asked)] == asked:
+        other = [*read, *other[len(asked) :]]
     note = f"By itself this model writes: {text}"
     reason = "Weights and predictions are those along what the first one wrote, so that the two can be compared."
     return other, (note, reason)
@@ -134,8 +145,9 @@ def aligned(kept: Kept) -> dict[str, Any]:
     return {"attention": attention_of(kept.records, SIDES, alignment=True), "chain": alignment_chain(only, SIDES)}
 
 
-def foretold(strip: str, logits: Tensor, written: Sequence[int], tokenizer: Tokenizer) -> list[Prediction]:
-    return predictions_of(strip, logits, written[1:], tokenizer, range(len(written) - 1))
+def foretold(strip: str, logits: Tensor, written: Sequence[int], tokenizer: Tokenizer, given: int) -> list[Prediction]:
+    """Of all that is written but the first token; the first `given` were not chosen by the model."""
+    return predictions_of(strip, logits, written[1:], tokenizer, range(len(written) - 1), range(given - 1))
 
 
 def twig(node: Node, tokenizer: Tokenizer) -> Twig:

@@ -8,7 +8,7 @@ enough for a page. Row t of a decoder is the step that wrote token t + 1: its st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from unicodedata import category
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
+from regard.layers.contextual import Disentangled
 from regard.look.alignment import words
 from regard.look.page.chain import Stage
 from regard.look.record import Record
@@ -68,6 +69,21 @@ class Attention:
         """(H, T, S), what the softmax is taken of; -inf where a query may not look."""
         return self.record.scores()[0].cpu()
 
+    def seen(self) -> Tensor:
+        """(H or 1, T, S), who may look at whom under whatever was changed."""
+        found = self.record.plan.seen()[0].cpu()
+        return found.expand(-1, self.shape[1], -1)
+
+    @property
+    def scale(self) -> float:
+        """What the product of a query and a key is multiplied by; 1 where a score is not made of it."""
+        if self.kind == "alignment":
+            return 1.0
+        scheme = self.record.plan.scheme
+        scheme = getattr(scheme, "inner", scheme)  # where changes made the scores of other heads alike
+        shares = 3 if isinstance(scheme, Disentangled) else 1  # one of the products that are added
+        return (scheme.scale or self.record.q.shape[-1] ** -0.5) * shares**-0.5
+
     def difference(self) -> float | None:
         """Between these weights times the values and what the layer's own kernel gave; None where it has none."""
         return self.record.difference()
@@ -78,6 +94,7 @@ class Candidate:
     id: int
     piece: str
     log_prob: float
+    logit: float
 
 
 @dataclass(frozen=True)
@@ -86,6 +103,7 @@ class Prediction:
     place: int  # the row that made it
     chosen: Candidate
     top: tuple[Candidate, ...]  # likeliest first
+    given: bool = False  # the model did not choose it: it stood in what was read, or was written by force
 
 
 @dataclass(frozen=True)
@@ -139,17 +157,27 @@ class Seen:
         return Page([self])._repr_html_()
 
 
-def see(model: Any, text: str | Path, changes: Sequence[Any] = (), along: Seen | None = None, **options: Any) -> Seen:
+def see(
+    model: Any,
+    text: str | Path,
+    changes: Sequence[Any] = (),
+    along: Seen | None = None,
+    own: bool = False,
+    **options: Any,
+) -> Seen:
     """Let a model read a text, or a file with a picture, and keep all of it.
 
     `model` is a folder, a loaded Bundle, or a Translator, Writer, Labeller or Embedder. `changes` (look/change) hold
-    while it runs. With `along` a model that writes also reads what another view wrote, so that the two can be compared
-    token by token; its output is still its own. Options are those of `[decode]`.
+    while it runs. With `along` a model that writes also reads what another view of that kind wrote, so that the two can be
+    compared token by token; its output is still its own, and with `own` what it reads is too. Options are those of
+    `[decode]`, for models that write.
     """
-    from regard.look.page.kinds import Sight, eyes_for
+    from regard.look.page.kinds import Sight, check_kinds, eyes_for
 
     bundle, name = bundle_of(model)
-    return eyes_for(bundle)(Sight(bundle, name, str(text), tuple(changes), along, options))
+    if along is not None:
+        check_kinds(along, bundle, name)
+    return eyes_for(bundle)(Sight(bundle, name, str(text), tuple(changes), None if own else along, options))
 
 
 def bundle_of(model: Any) -> tuple[Bundle, str]:
@@ -218,19 +246,27 @@ def attention_of(records: dict[str, Record], strips: tuple[str, str], alignment:
 
 
 def predictions_of(
-    strip: str, logits: Tensor, chosen: Sequence[int], pieces: Sequence[str] | Tokenizer, places: Sequence[int]
+    strip: str,
+    logits: Tensor,
+    chosen: Sequence[int],
+    pieces: Sequence[str] | Tokenizer,
+    places: Sequence[int],
+    given: Container[int] = (),
 ) -> list[Prediction]:
-    """logits (T, V): of each place the likeliest tokens (or tags), and the one that was chosen."""
+    """logits (T, V): of each place the likeliest tokens (or tags), and the one that was chosen, or where places are `given`
+    stood there already."""
+    logits = logits.double().cpu()
+    log_p = logits.log_softmax(-1)
+    likeliest = log_p.topk(min(CANDIDATES, log_p.shape[-1])).indices.tolist()
 
-    def candidate(id: int, log_prob: float) -> Candidate:
-        return Candidate(id, pieces.pieces([id])[0] if isinstance(pieces, Tokenizer) else pieces[id], log_prob)
+    def candidate(i: int, id: int) -> Candidate:
+        piece = pieces.pieces([id])[0] if isinstance(pieces, Tokenizer) else pieces[id]
+        return Candidate(id, piece, float(log_p[i, id]), float(logits[i, id]))
 
-    log_p = logits.double().log_softmax(-1).cpu()
-    values, ids = log_p.topk(min(CANDIDATES, log_p.shape[-1]))
     found = []
     for i, taken in zip(places, chosen, strict=True):
-        top = tuple(candidate(*pair) for pair in zip(ids[i].tolist(), values[i].tolist(), strict=True))
-        found.append(Prediction(strip, i, candidate(taken, float(log_p[i, taken])), top))
+        top = tuple(candidate(i, id) for id in likeliest[i])
+        found.append(Prediction(strip, i, candidate(i, taken), top, i in given))
     return found
 
 
@@ -246,5 +282,6 @@ def described(model: nn.Module, config: ModelConfig) -> dict[str, Any]:
         table |= {"heads": config.n_heads, "key heads": config.n_kv_heads, "d_ff": config.d_ff}
     if config.architecture != "vit":
         table["vocabulary"] = config.source_vocab if config.architecture == "bert" else config.target_vocab
+        table["embedding scale"] = config.d_model**0.5 if config.scale_embeddings else 1
     table |= {"d_model": config.d_model, "parameters": sum(p.numel() for p in model.parameters())}
     return table | {"layers": {side: n for side, n in layers.items() if side not in unused}}

@@ -20,9 +20,10 @@ Regard.document = (() => {
 
   /** An array as it is stored: `first` slices of `size` numbers. */
   async function array(blob) {
-    const bytes = await bytesOf(blob.id);
+    const [bytes, scale] = await Promise.all([bytesOf(blob.id), blob.scale && array(blob.scale)]);
     const [first, ...rest] = blob.shape;
-    return { ...blob, first, size: rest.reduce((a, b) => a * b, 1), numbers: numbers(bytes, blob.type) };
+    const size = rest.reduce((a, b) => a * b, 1);
+    return { ...blob, first, size, numbers: numbers(bytes, blob.type), scale: scale?.numbers };
   }
 
   function bytesOf(id) {
@@ -63,18 +64,28 @@ Regard.document = (() => {
   function slice(given, i) {
     const part = given.numbers.subarray(i * given.size, (i + 1) * given.size);
     if (given.type !== "u8") return part;
-    const [values, step] = [new Float32Array(part), stepOf(given, i)];
-    for (let j = 0; j < values.length; j++) values[j] *= step;
+    const [values, [, rows, width]] = [new Float32Array(part), given.shape];
+    for (let j = 0; j < values.length; j++) {
+      values[j] = given.scale[i * rows + Math.floor(j / width)] * (values[j] / given.levels) ** 2;
+    }
     return values;
   }
 
-  /** By how much a weight may be off: half of what lies between two neighbouring levels. */
-  function errorOf(blob, i) {
-    return blob.type === "u8" ? stepOf(blob, i) / 2 : blob.type === "f16" ? 2 ** -12 : 0;
+  /**
+   * By how much a weight of row r of slice i (below 0: of the mean of all slices) may be off, at most: half the way to the
+   * next level. Of `together` weights with this sum the same holds for all of them.
+   */
+  function errorOf(given, i, r, value, together) {
+    if (given.type !== "u8") return given.type === "f16" ? value * 2 ** -11 + together * 2 ** -25 : 0;
+    const scale = scaleOf(given, i, r);
+    return Math.sqrt(Math.max(value, 0) * together * scale) / given.levels + (together * scale) / (4 * given.levels ** 2);
   }
 
-  function stepOf(blob, i) {
-    return (blob.scale ? blob.scale[i] ?? blob.scale[0] : 1) / (blob.levels ?? 255);
+  function scaleOf({ scale, shape: [heads, rows] }, i, r) {
+    if (i >= 0) return scale[i * rows + r];
+    let total = 0;
+    for (let head = 0; head < heads; head++) total += scale[head * rows + r];
+    return total / heads;
   }
 
   // ---- what is in a view --------------------------------------------------------------------------------------------
@@ -92,11 +103,11 @@ Regard.document = (() => {
 
   /** The layers of a kind, lowest first. */
   function layersOf(view, kind) {
-    return view.attention.filter((one) => one.kind === kind).sort((a, b) => (a.layer ?? 0) - (b.layer ?? 0));
+    return view.attention.filter((one) => one.kind === kind).sort((a, b) => a.layer - b.layer);
   }
 
   function layerOf(view, kind, layer) {
-    return view.attention.find((one) => one.kind === kind && (one.layer ?? 0) === layer);
+    return view.attention.find((one) => one.kind === kind && one.layer === layer);
   }
 
   /** In one or two words which of the views this is. */

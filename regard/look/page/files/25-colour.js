@@ -35,11 +35,11 @@ Regard.colour = (() => {
 
   /**
    * A scale: `colour` of a value as [r, g, b], `at`, the value at a share of the way `from` its beginning `to` its end, and
-   * in words which scale it is (`scaleText`).
+   * in words which scale it is (`scaleText`). `none` is the share of the only value on a scale that ends where it begins.
    */
-  function linear(stops, from, to, scaleText) {
+  function linear(stops, from, to, scaleText, none = 0) {
     const colours = ramp(stops);
-    const colour = (value) => colours(to > from ? (value - from) / (to - from) : 0.5);
+    const colour = (value) => colours(to > from ? (value - from) / (to - from) : none);
     return { from, to, colour, at: (share) => from + share * (to - from), scaleText };
   }
 
@@ -58,7 +58,7 @@ Regard.colour = (() => {
 
   /** From -most over 0 to most. */
   function signed(most, scaleText = "") {
-    return linear(SIGNED[theme()], -most, most, scaleText);
+    return linear(SIGNED[theme()], -most, most, scaleText, 0.5);
   }
 
   const css = (rgb) => `#${rgb.map((x) => x.toString(16).padStart(2, "0")).join("")}`;

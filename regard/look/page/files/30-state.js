@@ -47,8 +47,8 @@ Regard.state = (() => {
     if (!Regard.document.kindsOf(view).includes(now.kind)) now.kind = Regard.document.kindsOf(view)[0] ?? "";
     const layers = Regard.document.layersOf(view, now.kind);
     if (!layers.length) return;
-    const layer = layers.find((one) => (one.layer ?? 0) === now.layer) ?? layers.at(-1);
-    now.layer = layer.layer ?? 0;
+    const layer = layers.find((one) => one.layer === now.layer) ?? layers.at(-1);
+    now.layer = layer.layer;
     now.head = Math.min(now.head, layer.heads - 1);
     now.queries = within(now.queries, view.strips[layer.queries]);
     now.keys = within(now.keys, view.strips[layer.keys]);

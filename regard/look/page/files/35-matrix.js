@@ -9,7 +9,8 @@ Regard.matrix = (() => {
 
   /**
    * @param options  words: true or false; sinks: "show", "hide" or "renormalise"
-   * @returns values (rows x columns), its sides, what was done to it (notes), and by how much a value may be off (error)
+   * @returns values (rows x columns), its sides, what was done to it (notes), by how much a value in a row may be off
+   *   (error(r, value)), and whether it may be at all (rounded)
    */
   async function shown(view, attention, head, options) {
     const stored = await array(attention.weights);
@@ -19,10 +20,10 @@ Regard.matrix = (() => {
     const every = sides(view.strips[attention.keys], options.words);
     const columns = options.sinks === "show" ? every : every.filter((side) => !side.special);
     const values = gathered(plain, view.strips[attention.keys].ids.length, rows, columns);
-    if (options.sinks === "renormalise") renormalise(values, rows.length);
+    const sums = options.sinks === "renormalise" ? renormalise(values, rows.length) : null;
     const notes = notesOf(attention, head, options, every.length - columns.length);
-    const error = errorWith(attention, head) * Math.max(1, ...columns.map((side) => side.places.length));
-    return { values, rows, columns, attention, head, view, notes, error };
+    const error = errors(stored, head, rows, columns, sums);
+    return { values, rows, columns, attention, head, view, notes, error, rounded: stored.type !== "f32" };
   }
 
   /** The tokens of a strip, or its words. */
@@ -33,7 +34,7 @@ Regard.matrix = (() => {
 
   function side(strip, label, places) {
     const special = places.every((place) => strip.special?.[place]); // a likely sink
-    return { label, places, first: places[0], last: places.at(-1), special };
+    return { label, places, last: places.at(-1), special };
   }
 
   /** A step of a decoder reads one token and writes the next; whoever looks at the source wants to know both. */
@@ -64,20 +65,30 @@ Regard.matrix = (() => {
     return values;
   }
 
-  /** Rows divided by their sums; a row that only looked at what is hidden stays empty. */
+  /** Rows divided by their sums, which are returned; a row that only looked at what is hidden stays empty. */
   function renormalise(values, rows) {
     const width = values.length / rows;
+    const sums = [];
     for (let start = 0; start < values.length; start += width) {
       const row = values.subarray(start, start + width);
       const sum = row.reduce((a, b) => a + b, 0);
       if (sum > 0) row.forEach((value, i) => { row[i] = value / sum; });
+      sums.push(sum);
     }
+    return sums;
   }
 
-  function errorWith(attention, head) {
-    if (head >= 0) return errorOf(attention.weights, head);
-    const all = Array.from({ length: attention.heads }, (_, i) => errorOf(attention.weights, i));
-    return all.reduce((a, b) => a + b, 0) / all.length;
+  /** By how much a value in row r may be off, at most; renormalised ones are divided by a sum that may be off as well. */
+  function errors(stored, head, rows, columns, sums) {
+    const pieces = columns.map((side) => side.places.length); // their errors add up
+    const [together, all] = [Math.max(1, ...pieces), pieces.reduce((a, b) => a + b, 0)];
+    return (r, value) => {
+      const off = (total, count) => Math.max(...rows[r].places.map((q) => errorOf(stored, head, q, total, count)));
+      if (!sums) return off(value, together);
+      const [sum, most] = [sums[r], off(sums[r], all)];
+      if (most === 0) return 0;
+      return sum > most ? Math.min(1, (off(value * sum, together) + value * most) / (sum - most)) : 1;
+    };
   }
 
   function notesOf(attention, head, { words, sinks }, hidden) {
@@ -95,6 +106,9 @@ Regard.matrix = (() => {
   const most = (matrix) => matrix.values.reduce((a, b) => Math.max(a, b), 0);
   const at = (matrix, r, c) => matrix.values[r * matrix.columns.length + c];
 
+  /** All digits that are known. */
+  const exactAt = (matrix, r, c) => Regard.dom.exact(at(matrix, r, c), matrix.error(r, at(matrix, r, c)));
+
   function row(matrix, r) {
     const width = matrix.columns.length;
     return matrix.values.subarray(r * width, (r + 1) * width);
@@ -102,9 +116,34 @@ Regard.matrix = (() => {
 
   const sumOfRow = (matrix, r) => row(matrix, r).reduce((a, b) => a + b, 0);
 
-  /** Where a query may not look: the future, in a causal layer. */
+  /** Where a query may not look; of words, where no piece of one may look at any of the other. */
   function masked(matrix, r, c) {
-    return matrix.attention.causal && matrix.columns[c].first > matrix.rows[r].last;
+    if (matrix.hidden) return matrix.hidden(r, c);
+    const { attention, head, rows, columns } = matrix;
+    return !rows[r].places.some((query) => columns[c].places.some((key) => maySee(attention, head, query, key)));
+  }
+
+  const anyMasked = (matrix) => matrix.rows.some((_, r) => matrix.columns.some((_, c) => masked(matrix, r, c)));
+
+  /**
+   * A layer, or each of its heads, says from where to where each query may look, and what in between it may not; else the
+   * future is hidden. The mean of heads sees what any of them may.
+   */
+  function maySee({ seen: all, causal }, head, query, key) {
+    if (!all) return !causal || key <= query;
+    const seen = all.heads?.[head] ?? all;
+    return key >= seen.first[query] && key <= seen.last[query] && !forbiddenOf(seen).get(query)?.has(key);
+  }
+
+  const forbidden = new WeakMap(); // what a layer says is seen -> query -> keys it may not see
+
+  function forbiddenOf(seen) {
+    if (!forbidden.has(seen)) {
+      const keys = new Map();
+      for (const [query, key] of seen.forbidden) keys.set(query, (keys.get(query) ?? new Set()).add(key));
+      forbidden.set(seen, keys);
+    }
+    return forbidden.get(seen);
   }
 
   /** Which of these sides have a pinned token in them. */
@@ -126,5 +165,5 @@ Regard.matrix = (() => {
     return Float32Array.from(matrix.rows, (_, r) => columns.reduce((sum, c) => sum + at(matrix, r, c), 0));
   }
 
-  return { shown, most, at, row, sumOfRow, masked, pinsOf, meanRow, sumColumn };
+  return { shown, most, at, exactAt, row, sumOfRow, masked, anyMasked, pinsOf, meanRow, sumColumn };
 })();

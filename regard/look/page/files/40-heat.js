@@ -10,7 +10,8 @@ Regard.heat = (() => {
   const { ink, css } = Regard.colour;
   const FEW = 64;
   const FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif";
-  const TILT = 50; // degrees of the labels above columns
+  const TILT = 60; // degrees of the labels above columns: 14 pixels apart they do not touch
+  const visited = new Map(); // key of a map -> the cell one was at, also when the page is drawn anew
 
   /**
    * @param matrix   values, rows, columns (35-matrix.js)
@@ -28,7 +29,8 @@ Regard.heat = (() => {
     const style = boxed(0, 0, across, down);
     const stage = element("div", { class: "cells", style, ...known }, inside, marks(options, sizes));
     const part = (name, drawn, width, height) => element("div", { class: name }, framed(drawn, width, height, "axis"));
-    const node = element("div", { class: "heat", style: `grid-template-columns:${sizes.left}px auto` },
+    const covered = `scroll-padding:${sizes.top + 2}px 2px 2px ${sizes.left + 2}px`; // by labels that stay in sight
+    const node = element("div", { class: "heat", style: `grid-template-columns:${sizes.left}px auto;${covered}` },
       part("heat-corner", axisOfRows(options, sizes), sizes.left, sizes.top),
       part("heat-top", columnLabels(matrix, options, sizes), across + sizes.spill, sizes.top),
       part("heat-left", rowLabels(matrix, options, sizes), sizes.left, down), stage);
@@ -61,8 +63,15 @@ Regard.heat = (() => {
     return Math.ceil(sides.reduce((most, side) => Math.max(most, widthOf(label(side) + wrote(side))), least));
   }
 
+  /** As much of a text as has room. */
+  function fitting(said, room) {
+    let most = [...said].length;
+    while (most > 1 && widthOf(shortened(said, most)) > room) most--;
+    return shortened(said, most);
+  }
+
   function measure(matrix, options) {
-    const left = longest(matrix.rows, 60) + 18;
+    const left = longest(matrix.rows, Math.max(60, Math.min(140, widthOf(options.queries)))) + 18;
     const [tall, tilt] = [longest(matrix.columns, 24), (TILT * Math.PI) / 180];
     const top = Math.ceil(tall * Math.sin(tilt)) + 42;
     const spill = Math.ceil(tall * Math.cos(tilt)) + 14; // how far the last label leans over the edge
@@ -123,7 +132,7 @@ Regard.heat = (() => {
   }
 
   function axisOfRows(options, sizes) {
-    const lines = ["query:", shortened(options.queries, Math.floor(sizes.left / 6.2)), "↓"];
+    const lines = ["query:", fitting(options.queries, sizes.left - 18), "↓"];
     const look_ = { "text-anchor": "end", fill: ink("faint") };
     return svg("g", {}, lines.map((line, i) => text(sizes.left - 9, sizes.top - 38 + 15 * i, line, look_)));
   }
@@ -185,13 +194,19 @@ Regard.heat = (() => {
 
   function listen(node, stage, matrix, options, { cell }) {
     const cursor = stage.querySelector(".cursor");
-    let place = null;
+    let place = visited.get(options.key);
     const move = (r, c) => {
       place = [within(r, matrix.rows), within(c, matrix.columns)];
+      visited.set(options.key, place);
       cursor.style.cssText = boxed(place[1] * cell, place[0] * cell, cell, cell);
       cursor.hidden = false;
       options.onhover?.(...place);
     };
+    const step = (r, c) => {
+      move(r, c);
+      cursor.scrollIntoView({ block: "nearest", inline: "nearest" });
+    };
+    stage.addEventListener("focus", () => place && step(...place));
     stage.addEventListener("pointermove", (event) => {
       const box = stage.getBoundingClientRect();
       move(Math.floor((event.clientY - box.top) / cell), Math.floor((event.clientX - box.left) / cell));
@@ -199,7 +214,7 @@ Regard.heat = (() => {
     });
     stage.addEventListener("pointerleave", () => { cursor.hidden = true; Regard.dom.untip(); });
     stage.addEventListener("click", () => place && options.onpin("queries", matrix.rows[place[0]]));
-    stage.addEventListener("keydown", (event) => keyed(event, place ?? [0, -1], move, matrix, options));
+    stage.addEventListener("keydown", (event) => keyed(event, place ?? [0, -1], step, matrix, options));
     node.addEventListener("click", (event) => pinLabel(event, matrix, options));
   }
 
@@ -209,7 +224,7 @@ Regard.heat = (() => {
     const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
     if (step) move(r + step[0], c + step[1]);
     else if (event.key === "Enter") options.onpin("queries", matrix.rows[within(r, matrix.rows)]);
-    else if (event.key === "k") options.onpin("keys", matrix.columns[within(c, matrix.columns)]);
+    else if (event.key.toLowerCase() === "k") options.onpin("keys", matrix.columns[within(c, matrix.columns)]);
     else return;
     event.preventDefault();
     event.stopPropagation();

@@ -18,8 +18,8 @@ Regard.lines = (() => {
     const chosen = strongest(matrix, options.pins, LEAST * most);
     const lines = svg("g", {}, links(chosen, sizes));
     const tokens = () => [titles(options, sizes), ["r", "c"].map((axis) => tokensOf(matrix, axis, sizes, options))];
-    const known = { width: sizes.width, height: sizes.height, class: "bipartite", role: "img", "aria-label": options.title };
-    const drawn = svg("svg", known, lines, tokens());
+    const known = { class: "bipartite", role: "group", "aria-label": options.title };
+    const drawn = svg("svg", { width: sizes.width, height: sizes.height, ...known }, lines, tokens());
     listen(drawn, lines, matrix, chosen, sizes, options);
     const picture = () => sheet(sizes.width, sizes.height, links(chosen, sizes), tokens());
     return { node: element("div", { class: "scroll" }, drawn), picture, note: noteOf(chosen) };
@@ -41,7 +41,7 @@ Regard.lines = (() => {
     const all = [];
     matrix.values.forEach((weight, i) => {
       const [r, c] = [Math.floor(i / matrix.columns.length), i % matrix.columns.length];
-      if (weight >= least && wanted(pins.rows, r) && wanted(pins.columns, c)) all.push([r, c, weight]);
+      if (weight > 0 && weight >= least && wanted(pins.rows, r) && wanted(pins.columns, c)) all.push([r, c, weight]);
     });
     all.sort((a, b) => a[2] - b[2]);
     return { links: all.slice(-MOST), left: Math.max(0, all.length - MOST), least };
@@ -76,7 +76,8 @@ Regard.lines = (() => {
     return svg("g", { class: "axis" }, sides.map((side, i) => {
       const on = pinned.includes(i);
       const look = { fill: ink(on ? "mark" : side.special ? "faint" : "ink"), "font-weight": on ? 700 : undefined };
-      const place = { "text-anchor": left ? "end" : "start", [`data-${axis}`]: i };
+      const reached = { tabindex: "0", role: "button", "aria-pressed": String(on), "data-key": `line ${axis} ${i}` };
+      const place = { "text-anchor": left ? "end" : "start", [`data-${axis}`]: i, ...reached };
       return text(x, y(i, sizes) + 4, rowText(side), { ...place, ...look });
     }));
   }
@@ -84,29 +85,33 @@ Regard.lines = (() => {
   function listen(drawn, lines, matrix, chosen, sizes, options) {
     const redraw = (only) => lines.replaceChildren(...links(chosen, sizes, only));
     const token = ({ target }) => target.closest("[data-r], [data-c]")?.dataset;
-    drawn.addEventListener("pointerover", (event) => {
+    const alone = (event) => {
       const over = token(event);
       if (over) redraw((r, c) => (over.r ? r === Number(over.r) : c === Number(over.c)));
-    });
-    drawn.addEventListener("pointerout", (event) => {
+    };
+    const all = (event) => {
       Regard.dom.untip();
       if (token(event)) redraw();
-    });
+    };
+    for (const [name, run] of [["pointerover", alone], ["focusin", alone], ["pointerout", all], ["focusout", all]]) {
+      drawn.addEventListener(name, run);
+    }
     drawn.addEventListener("pointermove", (event) => {
       const link = event.target.dataset.link?.split(",").map(Number);
       if (link) Regard.dom.tip(event, options.describe(...link));
     });
     drawn.addEventListener("click", (event) => Regard.heat.pinLabel(event, matrix, options));
+    drawn.addEventListener("keydown", (event) => event.key === "Enter" && Regard.heat.pinLabel(event, matrix, options));
   }
 
   /** A number for each token as bars; of many only the largest. */
-  function bars(title, sides, values, error) {
+  function bars(title, sides, values, rounded) {
     const order = [...values.keys()];
     const cut = order.length > BARS;
     if (cut) order.sort((a, b) => values[b] - values[a]).splice(BARS);
     const lines = order.map((i) => element("li", {},
       Regard.dom.token(sides[i].label, { class: "bar-name", title: visible(sides[i].label) }),
-      Regard.dom.bar(values[i], fixed(values[i], error ? 3 : 4))));
+      Regard.dom.bar(values[i], fixed(values[i], rounded ? 3 : 4))));
     const sum = `${cut ? `The ${BARS} largest of ${values.length}; ` : ""}sum ${brief(values.reduce((a, b) => a + b, 0))}`;
     return element("div", { class: "bars" }, element("h3", {}, title), Regard.dom.faint(sum), element("ol", {}, lines));
   }

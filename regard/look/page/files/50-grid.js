@@ -23,7 +23,7 @@ Regard.grid = (() => {
   }
 
   function rowOf(view, layer, size, onchoose) {
-    const number = layer.layer ?? 0;
+    const number = layer.layer;
     const canvases = Array.from({ length: layer.heads }, () => element("canvas", shape(view, layer, size)));
     const buttons = canvases.map((canvas, head) => {
       const said = `layer ${number}, head ${head}`;
@@ -64,7 +64,7 @@ Regard.grid = (() => {
     for (const [head, canvas] of canvases.entries()) {
       if (!canvas.isConnected) return; // the page has been drawn anew
       const matrix = await Regard.matrix.shown(view, layer, head, now);
-      paint(canvas, matrix);
+      if (matrix.columns.length) paint(canvas, matrix);
       await new Promise((done) => idle(done));
     }
   }
@@ -78,7 +78,7 @@ Regard.grid = (() => {
       const [r0, r1] = under(y, height, matrix.rows.length);
       for (let x = 0; x < width; x++) {
         const [c0, c1] = under(x, width, matrix.columns.length);
-        if (Regard.matrix.masked(matrix, r1 - 1, c0)) continue;
+        if (hidden(matrix, r0, r1, c0, c1)) continue;
         dye(pixels.data, y * width + x, colour(largest(matrix, r0, r1, c0, c1)));
       }
     }
@@ -90,6 +90,14 @@ Regard.grid = (() => {
   function under(pixel, pixels, cells) {
     const from = Math.floor((pixel * cells) / pixels);
     return [from, Math.max(from + 1, Math.floor(((pixel + 1) * cells) / pixels))];
+  }
+
+  /** Whether nothing under a pixel may be seen. */
+  function hidden(matrix, r0, r1, c0, c1) {
+    for (let r = r0; r < r1; r++) {
+      for (let c = c0; c < c1; c++) if (!Regard.matrix.masked(matrix, r, c)) return false;
+    }
+    return true;
   }
 
   function largest(matrix, r0, r1, c0, c1) {

@@ -5,6 +5,7 @@ Regard.attention = (() => {
   const { KINDS, kindsOf, layersOf, layerOf } = Regard.document;
   const SHOWS = { heat: "Heat-map", lines: "Lines", grid: "All heads" };
   const SINKS = [["show", "shown"], ["hide", "hidden"], ["renormalise", "hidden, rows renormalised"]];
+  const NOTHING = "All keys are hidden: they are special tokens and punctuation. Show sinks to see them.";
   const SCALES = [["one", "from 0 to 1"], ["max", "from 0 to the maximum"], ["log", "logarithmic"]];
 
   // ---- controls, some of which other tabs have too ------------------------------------------------------------------
@@ -17,7 +18,7 @@ Regard.attention = (() => {
 
   /** Which kind, layer and head. */
   function chooser(view) {
-    const layers = layersOf(view, now.kind).map((layer) => layer.layer ?? 0);
+    const layers = layersOf(view, now.kind).map((layer) => layer.layer);
     const heads = layerOf(view, now.kind, now.layer)?.heads ?? 0;
     const kind = (name) => choice(KINDS[name], name === now.kind, () => changeKind(name), `kind ${name}`);
     const head = (i) => (i === MEAN ? "mean" : String(i));
@@ -61,7 +62,7 @@ Regard.attention = (() => {
     const what = now.show === "lines" ? "line" : "cell";
     const readout = Regard.dom.readout(`Point at a ${what} for its number; click a token to pin it.`);
     return {
-      title: titleOf(layer, now.head), queries: view.strips[layer.queries].label, keys: view.strips[layer.keys].label,
+      title: titleOf(layer, matrix.head), queries: view.strips[layer.queries].label, keys: view.strips[layer.keys].label,
       width: room(), zoom: now.zoom, ...Regard.colour.weights(Regard.matrix.most(matrix), "what is shown"),
       pins: Regard.matrix.pinsOf(matrix, now), readout, key: "cells",
       written: (value) => value.toFixed(2).replace(/^0/, ""),
@@ -84,20 +85,34 @@ Regard.attention = (() => {
 
   function pictureCard(view, matrix) {
     const options = optionsFor(matrix);
+    if (!matrix.columns.length) return card(options.title, element("p", {}, NOTHING));
     const drawn = Regard[now.show].draw(matrix, options);
     const notes = [...matrix.notes, drawn.note, differenceOf(matrix.attention)].filter(Boolean);
-    const left = card(options.title, faint(explain(view, matrix.attention)), drawn.node, options.readout,
+    const left = card(options.title, faint(explain(view, matrix)), drawn.node, options.readout,
       now.show === "heat" && Regard.heat.legend(options), notes.map((note) => faint(note)),
       Regard.export.buttons(options.title, { csv: () => Regard.export.matrixCsv(matrix), picture: drawn.picture }));
     return element("div", { class: "beside" }, left, panel(view, matrix, options.pins));
   }
 
-  function explain(view, layer) {
+  function explain(view, matrix) {
+    const { attention: layer } = matrix;
     const [queries, keys] = [view.strips[layer.queries].label, view.strips[layer.keys].label];
     const looks = `a token of ${queries} that looks at its keys, tokens of ${queries === keys ? "the same" : keys}`;
     const step = ["cross", "alignment"].includes(layer.kind) && view.predictions?.length;
-    return [`Each row is a query: ${looks}. Its weights sum to 1.`, layer.causal && " Tokens it may not see have no colour.",
+    return [`Each row is a query: ${looks}. ${sums(matrix)}`,
+      Regard.matrix.anyMasked(matrix) && " Tokens it may not see have no colour.",
       step && " A row is a step of the decoder: the token that it read → the one it wrote."];
+  }
+
+  /** What rows sum to, as far as rounded weights can say. */
+  function sums(matrix) {
+    const all = matrix.rows.map((_, r) => Regard.matrix.sumOfRow(matrix, r));
+    const [least, most] = [Math.min(...all), Math.max(...all)];
+    if (most === 0 && now.sinks === "show") return "Its weights sum to 0: this head is switched off.";
+    const near = matrix.rounded ? 0.05 : 1e-3;
+    if (Math.abs(least - 1) <= near && Math.abs(most - 1) <= near) return "Its weights sum to 1.";
+    const range = [...new Set([brief(least), brief(most)])].join(" … ");
+    return `Its weights sum to ${range}${matrix.rounded ? " (as rounded)" : ""}.`;
   }
 
   function differenceOf(layer) {
@@ -127,7 +142,7 @@ Regard.attention = (() => {
     const none = !rows.length && !columns.length;
     const help = "Click a token beside or above the map. Several queries are averaged, several keys summed.";
     const { meanRow, sumColumn } = Regard.matrix;
-    const bars = (title, sides, values) => Regard.lines.bars(title, sides, values, matrix.error);
+    const bars = (title, sides, values) => Regard.lines.bars(title, sides, values, matrix.rounded);
     return card("Pinned tokens", none ? faint(help) : button("Unpin all", () => change({ queries: [], keys: [] })),
       rows.length > 0 && bars(rowTitle(matrix, rows), matrix.columns, meanRow(matrix, rows)),
       columns.length > 0 && bars(columnTitle(matrix, columns), matrix.rows, sumColumn(matrix, columns)));
@@ -148,12 +163,12 @@ Regard.attention = (() => {
   const sideText = (side) => [`${side.places.join("+")} `, token(side.label)];
 
   function weightText(matrix, r, c) {
-    return Regard.matrix.masked(matrix, r, c) ? "masked" : exact(Regard.matrix.at(matrix, r, c), matrix.error);
+    return Regard.matrix.masked(matrix, r, c) ? "masked" : Regard.matrix.exactAt(matrix, r, c);
   }
 
   function sumText(matrix, r) {
     const sum = Regard.matrix.sumOfRow(matrix, r);
-    return `row sum ${matrix.error ? brief(sum) : exact(sum)}`;
+    return `row sum ${matrix.rounded ? brief(sum) : exact(sum)}`;
   }
 
   function describe(matrix, r, c) {
@@ -162,12 +177,13 @@ Regard.attention = (() => {
   }
 
   function sentence(matrix, r, c) {
-    const wrote = Regard.document.predictionOf(matrix.view, matrix.attention.queries, matrix.rows[r].last)?.chosen;
+    const { predictionOf } = Regard.document;
+    const { chosen: wrote, given } = predictionOf(matrix.view, matrix.attention.queries, matrix.rows[r].last) ?? {};
     const number = element("strong", {}, weightText(matrix, r, c));
-    const more = wrote ? [" · wrote ", token(wrote.piece)] : [];
+    const more = wrote ? [given ? " · given " : " · wrote ", token(wrote.piece)] : [];
     const tokens = ["query ", ...sideText(matrix.rows[r]), " → key ", ...sideText(matrix.columns[c]), ": "];
     return [...tokens, number, ` · ${sumText(matrix, r)}`, ...more];
   }
 
-  return { draw, choices, chooser, viewChooser, display, optionsFor, titleOf };
+  return { NOTHING, draw, choices, chooser, viewChooser, display, optionsFor, titleOf };
 })();

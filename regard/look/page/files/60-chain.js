@@ -86,7 +86,7 @@ Regard.chain = (() => {
     const values = await vector(item, walk.place);
     const scores = item.stage === "mix" ? await scoresStep(view, walk, item) : null;
     const names = view.kind === "alignment" ? RECURRENT : NAMES;
-    const said = item.stage === "input" ? await inputFormula(walk, values) : formula(view, item, values.length);
+    const said = item.stage === "input" ? await inputFormula(walk, values) : formula(view, walk, item, values.length);
     return [scores, step(names[item.stage] ?? item.stage, said, strips(item, values, walk), item)];
   }
 
@@ -111,18 +111,23 @@ Regard.chain = (() => {
     return slice(await array(item.values), item.tokens.indexOf(place));
   }
 
+  const isBeside = (one, item) => one.layer === item.layer && one.sublayer === item.sublayer;
+
   /** One line of mathematics, with the sizes of this model. */
-  function formula(view, { stage, sublayer, heads }, size) {
-    const { d_model: wide = "d", d_ff: inner = "d_ff" } = view.model ?? {};
+  function formula(view, walk, item, size) {
+    const { stage, sublayer, heads } = item;
+    const { d_model: wide = "d", d_ff: inner = "d_ff", "embedding scale": times = 1 } = view.model ?? {};
+    const row = `e = E[id]${times === 1 ? "" : ` × ${brief(times)}`}    id → ${size}`;
+    const mix = walk.items.find((one) => one.stage === "mix" && isBeside(one, item))?.values.shape[1] ?? "mix";
     const projected = (name) => `${name} = x W_${name}    ${wide} → ${heads} × ${size / heads}`;
     const lines = {
-      embedding: view.kind === "picture" ? `e = pixels W    patch → ${size}` : `e = E[id]    id → ${size}`,
+      embedding: view.kind === "picture" ? `e = pixels W    patch → ${size}` : row,
       position: `p    ${size}`,
       norm: `norm(x)    ${size}`,
       query: projected("q"), key: projected("k"), value: projected("v"),
       mix: `Σ_j a_j v_j of each head, side by side    ${heads} × ${size / heads} = ${size}`,
       inner: `h = f(x W_1)    ${wide} → ${size}`,
-      output: sublayer === "ff" ? `y = h W_2    ${inner} → ${size}` : `y = mix W_o    ${size} → ${size}`,
+      output: sublayer === "ff" ? `y = h W_2    ${inner} → ${size}` : `y = mix W_o    ${mix} → ${size}`,
       residual: `x ← x + y    ${size}`,
       final: `norm(x)    ${size}`,
     };
@@ -196,7 +201,7 @@ Regard.chain = (() => {
 
   async function scoresStep(view, walk, item) {
     const across = ["cross", "alignment"];
-    const attention = view.attention.find((one) => one.queries === walk.strip && (one.layer ?? 0) === item.layer
+    const attention = view.attention.find((one) => one.queries === walk.strip && one.layer === item.layer
       && across.includes(one.kind) === (item.sublayer === "cross"));
     if (!attention) return null;
     const parts = await partsOf(view, walk, item, attention);
@@ -216,15 +221,15 @@ Regard.chain = (() => {
     const { head, place } = walk;
     const width = view.strips[attention.keys].ids.length;
     const rowOf = async (blob) => blob && slice(await array(blob), head).subarray(place * width, (place + 1) * width);
-    const same = (one) => one.layer === item.layer && one.sublayer === item.sublayer;
-    const find = (stage, strip_) => view.chain.find((one) => same(one) && one.stage === stage && one.strip === strip_);
+    const beside = view.chain.filter((one) => isBeside(one, item));
+    const find = (stage, strip_) => beside.find((one) => one.stage === stage && one.strip === strip_);
     const vectors = (stage, strip_) => headsOf(find(stage, strip_), head);
     const query = (await vectors("query", walk.strip))(place);
     return {
       query, key: await vectors("key", attention.keys), value: await vectors("value", attention.keys),
       weights: await rowOf(attention.weights), scores: await rowOf(attention.scores),
       dots: attention.kind !== "alignment", // other scores are no products
-      scale: view.model?.positions === "t5" ? 1 : 1 / Math.sqrt(query?.length ?? 1),
+      scale: attention.scale ?? 1 / Math.sqrt(query?.length ?? 1),
     };
   }
 
@@ -249,11 +254,19 @@ Regard.chain = (() => {
       ["key", (place) => element("th", { scope: "row" }, token(keys.pieces[place]))],
       ["k", (place) => picture(key(place), "key")],
       dots && ["q·k", (place) => product(place, 1)],
-      dots && [scale === 1 ? "not scaled" : `÷ √${query?.length}`, (place) => product(place, scale)],
+      dots && [scaledBy(scale), (place) => product(place, scale)],
       scores && [dots ? "+ positions, mask" : "score", (place) => cell(masked(place) ? "masked" : brief(scores[place]))],
       ["softmax: a", (place) => cell(bar(weights[place], fixed(weights[place], 4)))],
       ["v", (place) => picture(value(place), "value")],
     ].filter(Boolean);
+  }
+
+  /** What products are multiplied by: one over a root, as a rule. */
+  function scaledBy(scale) {
+    if (scale === 1) return "not scaled";
+    const squared = 1 / scale ** 2;
+    const whole = Math.round(squared);
+    return Math.abs(squared - whole) < 1e-3 * squared ? `÷ √${whole}` : `× ${brief(scale)}`;
   }
 
   // ---- the end ------------------------------------------------------------------------------------------------------

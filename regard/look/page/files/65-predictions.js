@@ -15,12 +15,22 @@ Regard.predictions = (() => {
     return card("Labels", element("ol", { class: "candidates wide" }, lines), Regard.export.buttons("labels", { csv }));
   }
 
+  /** What the model wrote itself: not the places of a prompt, nor tokens that it could see when it foretold them. */
+  function own(view) {
+    const wrote = ({ given }) => (view.kind === "filling" ? given === false : !given);
+    return (view.predictions ?? []).filter((one) => one.chosen && wrote(one));
+  }
+
+  function explain(view) {
+    const wrote = own(view);
+    const total = wrote.reduce((sum, one) => sum + one.chosen.log_prob, 0);
+    return ["The most probable tokens at each place; the one that was taken, or given, is marked.",
+      wrote.length > 0 && ` Together the ${wrote.length} that were taken have a log-probability of ${fixed(total, 4)}.`];
+  }
+
   function placesCard(view) {
-    const total = view.predictions.reduce((sum, one) => sum + (one.chosen?.log_prob ?? 0), 0);
-    const said = `The most probable tokens at each place; the one that was taken is marked. Together those that were taken
-      have a log-probability of ${fixed(total, 4)}.`;
     const places = view.predictions.map((one) => placeOf(view, one));
-    return card("Predictions", faint(said), element("div", { class: "places" }, places),
+    return card("Predictions", faint(explain(view)), element("div", { class: "places" }, places),
       Regard.export.buttons("predictions", { csv: () => csv(view) }));
   }
 
@@ -32,20 +42,25 @@ Regard.predictions = (() => {
   }
 
   /** Bars of the best, the chosen one marked, also where it is not among them. */
-  function candidates({ top, chosen }) {
+  function candidates({ top, chosen, given }) {
     const missing = chosen && !top.some(({ id }) => id === chosen.id);
+    const logits = top.every(({ logit }) => typeof logit === "number");
     const all = missing ? [...top, { ...chosen, p: Math.exp(chosen.log_prob) }] : top;
-    const line = ({ id, piece, p }) => element("li", { class: id === chosen?.id && "chosen" },
+    const how = given ? "given" : "taken";
+    const line = ({ id, piece, p, logit }) => element("li", { class: id === chosen?.id && "chosen" },
       token(piece, { class: "bar-name", title: `id ${id}` }),
-      bar(p, id === chosen?.id ? `${percent(p)} taken` : percent(p), { title: `p = ${p}` }));
-    return element("ol", { class: "candidates" }, all.map(line));
+      bar(p, id === chosen?.id ? `${percent(p)} ${how}` : percent(p), { title: `p = ${p}` }),
+      logits && element("span", { class: "logit" }, fixed(logit, 2)));
+    const names = ["token", "probability", "logit"].map((name) => element("span", {}, name));
+    return element("ol", { class: "candidates" }, logits && element("li", { class: "faint" }, names), all.map(line));
   }
 
   function csv(view) {
-    const rows = view.predictions.flatMap(({ strip, place, top, chosen }) =>
-      top.map(({ id, piece, p }, rank) => [strip, place, rank, id, piece, p, Number(id === chosen?.id)]));
-    return Regard.export.csv([["strip", "place", "rank", "id", "piece", "p", "taken"], ...rows]);
+    const line = ({ strip, place, chosen, given }) => ({ id, piece, p, logit }, rank) =>
+      [strip, place, rank, id, piece, p, logit ?? "", Number(id === chosen?.id), Number(Boolean(given))];
+    const rows = view.predictions.flatMap((one) => one.top.map(line(one)));
+    return Regard.export.csv([["strip", "place", "rank", "id", "piece", "p", "logit", "taken", "given"], ...rows]);
   }
 
-  return { draw, candidates };
+  return { draw, candidates, own };
 })();

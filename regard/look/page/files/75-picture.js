@@ -1,6 +1,6 @@
 /** A tab: attention over a picture. Where a patch, or the summary token, looks; one head large, all of its layer small. */
 Regard.picture = (() => {
-  const { element, svg, controls, card, faint, choice, exact, percent } = Regard.dom;
+  const { element, svg, controls, card, faint, choice, percent } = Regard.dom;
   const { now, change, MEAN } = Regard.state;
   const { titleOf, choices, chooser, viewChooser } = Regard.attention;
   const PLAIN = { words: false, sinks: "show" };
@@ -40,7 +40,8 @@ Regard.picture = (() => {
     const all = Regard.matrix.row(matrix, query);
     const weights = all.subarray(before);
     const to = now.scale === "one" ? 1 : Math.max(...weights);
-    return { weights, summary: all.subarray(0, before).reduce((a, b) => a + b, 0), before, to, error: matrix.error };
+    const summary = all.subarray(0, before).reduce((a, b) => a + b, 0);
+    return { weights, summary, before, to, said: (i) => Regard.matrix.exactAt(matrix, query, before + i) };
   }
 
   function options({ before }, query) {
@@ -87,7 +88,7 @@ Regard.picture = (() => {
     drawn.addEventListener("pointermove", (event) => {
       const patch = event.target.dataset.patch;
       if (patch === undefined) return;
-      const lines = [nameOf(patches, Number(patch) + patches.before), `weight ${exact(row.weights[patch], row.error)}`];
+      const lines = [nameOf(patches, Number(patch) + patches.before), `weight ${row.said(Number(patch))}`];
       readout.textContent = lines.join(": ");
       Regard.dom.tip(event, lines);
     });

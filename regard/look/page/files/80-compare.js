@@ -2,23 +2,39 @@
 Regard.compare = (() => {
   const { element, controls, card, faint, table, token, exact, brief, fixed } = Regard.dom;
   const { now, change } = Regard.state;
-  const { optionsFor, chooser, display } = Regard.attention;
+  const { NOTHING, optionsFor, titleOf, chooser, display } = Regard.attention;
   const LARGEST = 12; // differences that are listed
 
   async function draw(view) {
-    const { views, layerOf } = Regard.document;
-    const layers = views.map((one) => layerOf(one, now.kind, now.layer));
-    const both = layers.every((layer) => layer && now.head < layer.heads);
+    const { views, KINDS } = Regard.document;
+    const layers = views.map(layerIn);
+    const none = `Only one of the two has ${KINDS[now.kind]}.`;
     return element("div", {}, outputs(views), controls(chooser(view)), controls(display(view)),
-      both ? await maps(views, layers) : card("", "Only one of the two has this layer and head."));
+      layers.every(Boolean) ? await maps(views, layers) : card("", none));
+  }
+
+  /** The chosen layer, or the last that a smaller model has; a recurrent one has its alignment for cross-attention. */
+  function layerIn(view) {
+    const { layerOf, layersOf } = Regard.document;
+    const other = { cross: "alignment", alignment: "cross" }[now.kind];
+    return layerOf(view, now.kind, now.layer) ?? layersOf(view, now.kind).at(-1) ?? layersOf(view, other).at(-1);
   }
 
   async function maps(views, layers) {
-    const matrices = await Promise.all(views.map((view, i) => Regard.matrix.shown(view, layers[i], now.head, now)));
+    const shown = (view, i) => Regard.matrix.shown(view, layers[i], Math.min(now.head, layers[i].heads - 1), now);
+    const matrices = await Promise.all(views.map(shown));
+    if (!matrices.every((matrix) => matrix.columns.length)) return card("", NOTHING);
     const scale = Regard.colour.weights(Math.max(...matrices.map(Regard.matrix.most)), "both");
     const why = noDifference(matrices);
-    return [element("div", { class: "pair" }, matrices.map((matrix) => one(matrix, scale))),
+    return [notBoth(matrices), element("div", { class: "pair" }, matrices.map((matrix) => one(matrix, scale))),
       why ? card("Difference", element("p", {}, why)) : difference(views, ...matrices)];
+  }
+
+  const titles = (matrices) => [...new Set(matrices.map(({ attention, head }) => titleOf(attention, head)))];
+
+  function notBoth(matrices) {
+    const names = titles(matrices);
+    return names.length > 1 && faint(`The two do not have the same layers and heads: here are ${names.join(" and ")}.`);
   }
 
   function one(matrix, scale) {
@@ -46,7 +62,9 @@ Regard.compare = (() => {
   }
 
   function difference(views, a, b) {
-    const matrix = { ...a, values: b.values.map((value, i) => value - a.values[i]), error: a.error + b.error };
+    const { masked } = Regard.matrix;
+    const hidden = (r, c) => masked(a, r, c) && masked(b, r, c);
+    const matrix = { ...a, values: b.values.map((value, i) => value - a.values[i]), hidden };
     const most = matrix.values.reduce((found, x) => Math.max(found, Math.abs(x)), 0);
     const mean = matrix.values.reduce((sum, x) => sum + Math.abs(x), 0) / matrix.values.length;
     const options = signedOptions(matrix, a, b, now.scale === "one" ? 1 : most);
@@ -60,28 +78,30 @@ Regard.compare = (() => {
   }
 
   function signedOptions(matrix, a, b, end) {
-    const { at } = Regard.matrix;
-    const { title } = optionsFor(a);
+    const { at, exactAt } = Regard.matrix;
+    const errorAt = (r, c) => a.error(r, at(a, r, c)) + b.error(r, at(b, r, c));
     const which = now.scale === "one" ? "fixed from −1 to 1" : "to the largest difference";
     return optionsFor(matrix, {
-      title: `difference of ${title}`, key: "cells difference", zoom: 1,
+      title: `difference of ${titles([a, b]).join(" and ")}`, key: "cells difference", zoom: 1,
       ...Regard.colour.signed(end, `B minus A, ${which}`),
       written: (value) => (Math.abs(value) < 0.005 ? "0" : fixed(value, 2).replace("0.", ".")),
       onhover: null,
-      describe: (r, c) => [element("strong", { class: "weight" }, exact(at(matrix, r, c), matrix.error)),
+      describe: (r, c) => [element("strong", { class: "weight" }, exact(at(matrix, r, c), errorAt(r, c))),
         ["query ", token(matrix.rows[r].label), " → key ", token(matrix.columns[c].label)],
-        `A ${exact(at(a, r, c), a.error)}`, `B ${exact(at(b, r, c), b.error)}`],
+        `A ${exactAt(a, r, c)}`, `B ${exactAt(b, r, c)}`],
     });
   }
 
   function largest(matrix, a, b) {
     const size = (i) => Math.abs(matrix.values[i]);
     const order = [...matrix.values.keys()].sort((i, j) => size(j) - size(i)).slice(0, LARGEST);
-    const rows = order.map((i) => {
+    const rows = order.map((i, rank) => {
       const [row, column] = [matrix.rows[Math.floor(i / matrix.columns.length)], matrix.columns[i % matrix.columns.length]];
       const numbers = [a, b, matrix].map(({ values }) => element("td", { class: "number" }, fixed(values[i], 4)));
       const pin = () => change({ queries: [...row.places], keys: [...column.places] });
-      return element("tr", { onclick: pin }, element("td", {}, token(row.label), " → ", token(column.label)), numbers);
+      const keyed = (event) => event.key === "Enter" && pin();
+      const known = { tabindex: "0", "data-key": `largest ${rank}`, onclick: pin, onkeydown: keyed };
+      return element("tr", known, element("td", {}, token(row.label), " → ", token(column.label)), numbers);
     });
     return card("Largest differences", table(["query → key", "A", "B", "B − A"], rows, { class: "largest" }));
   }
@@ -104,9 +124,9 @@ Regard.compare = (() => {
   }
 
   function likelihood(view) {
-    const known = (view.predictions ?? []).filter((one) => typeof one.chosen?.log_prob === "number");
+    const known = Regard.predictions.own(view);
     const total = known.reduce((sum, one) => sum + one.chosen.log_prob, 0);
-    return known.length > 0 && `log-probability of the ${known.length} tokens in its rows: ${fixed(total, 4)}`;
+    return known.length > 0 && `log-probability of the ${known.length} tokens that its rows wrote: ${fixed(total, 4)}`;
   }
 
   /** The second of two that wrote something else may still have read what the first wrote. */

@@ -33,7 +33,7 @@ Regard.main = (() => {
     const focused = document.activeElement?.dataset?.key;
     Regard.dom.untip();
     document.title = `${view().title} · Regard`;
-    const open = document.querySelector("#header details")?.open;
+    const open = [...document.querySelectorAll("#header details")].map((details) => details.open);
     document.getElementById("header").replaceChildren(header(view(), open));
     document.getElementById("tabs").replaceChildren(...tabs().map(tabButton), themeButton());
     document.getElementById("main").replaceChildren(body);
@@ -65,17 +65,21 @@ Regard.main = (() => {
     const line = (label, text) => Boolean(text) && element("div", { class: "said" },
       element("span", { class: "label" }, label), element("bdi", { dir: "auto" }, harmless(text)));
     if (now.tab === "compare") {
-      const names = Regard.document.views.map(nameOf).join(" · ");
-      return element("div", {}, element("h1", {}, harmless(names)), line("Input", shown.input));
+      const { views } = Regard.document;
+      const both = views.map((one, i) => about(one, open[i], i));
+      const names = element("h1", {}, harmless(views.map(nameOf).join(" · ")));
+      return element("div", {}, names, line("Input", shown.input), both);
     }
     const lines = [line("Input", shown.input), line("Output", shown.output), line("Changed", shown.changes?.join("; "))];
-    return element("div", {}, element("h1", {}, harmless(nameOf(shown))), lines, about(shown, open));
+    return element("div", {}, element("h1", {}, harmless(nameOf(shown))), lines, about(shown, open[0]));
   }
 
-  function about({ model = {}, notes = [] }, open) {
+  /** `which` of two views it is, where both are there. */
+  function about({ model = {}, notes = [] }, open, which = null) {
     const rows = Object.entries(model).map(([key, value]) => element("tr", {},
       element("th", { scope: "row" }, key.replaceAll("_", " ")), element("td", {}, plain(value))));
-    const title = element("summary", { "data-key": "about" }, notes.length ? "Model and notes" : "Model");
+    const said = `${which === null ? "" : `${"AB"[which]}: `}${notes.length ? "Model and notes" : "Model"}`;
+    const title = element("summary", { "data-key": `about ${which ?? ""}` }, said);
     const table = element("table", { class: "model" }, element("tbody", {}, rows));
     const list = element("ul", { class: "notes" }, notes.map((note) => element("li", {}, note)));
     return element("details", { class: "about", open: open ? "" : false }, title, table, list);
@@ -112,11 +116,12 @@ Regard.main = (() => {
   }
 
   function turnLayer(step) {
-    const layers = layersOf(view(), now.kind).map((one) => one.layer ?? 0);
+    const layers = layersOf(view(), now.kind).map((one) => one.layer);
     change({ layer: layers[Math.min(layers.length - 1, Math.max(0, layers.indexOf(now.layer) + step))] });
   }
 
   function pressed(event) {
+    if (event.key.startsWith("Arrow") && event.target.matches(".scroll")) return; // it scrolls
     const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
     if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
     const tab = tabs()[Number(event.key) - 1];
