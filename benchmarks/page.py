@@ -47,7 +47,7 @@ window.first = new Promise(done => addEventListener('DOMContentLoaded', () =>
 """
 ANOTHER = """async () => {
   const begun = performance.now(), drawn = drawnAt();
-  dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight'}));
+  document.body.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight', bubbles: true}));
   return await drawn - begun;
 }"""
 
