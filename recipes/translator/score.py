@@ -47,6 +47,8 @@ def main() -> None:
     translator = regard.load(given.model, given.device)
     rows = []
     for test in tests(given.data):
+        if test.direction not in translator.directions:  # a baseline has one
+            continue
         for beam in (1, given.beam):
             rows += scored(translator, test, beam)
             print(f"{test.direction} {test.name} beam {beam}: {rows[-1]['bleu']:.2f}", flush=True)
