@@ -5,10 +5,19 @@ BIN    := $(VENV)/bin
 RUN    := $(BIN)/regard
 BROWSER = $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: demo test check slow format clean
+.PHONY: demo toy test check slow format clean
 
-# The main job on embedded data: train a small English-German Transformer, score it, translate with it.
+# The main job with the translator that comes along, and a page to look into it.
 demo: $(VENV)/.run
+	$(RUN) translate "I ate an apple."
+	$(RUN) translate --to fr "How are you? I would like a cup of coffee."
+	$(RUN) translate --to zh "Where is the station?"
+	$(RUN) translate "Die Kinder spielen im Garten."
+	$(RUN) look many "I ate an apple." --to de --out runs/demo.html
+	@echo "runs/demo.html shows every weight behind the first: open it in a browser. 'make toy' trains a model of your own."
+
+# From a corpus to a model: train a small English-German Transformer on embedded data, score it, translate with it.
+toy: $(VENV)/.run
 	$(RUN) train recipes/toy-en-de.toml --overwrite
 	$(RUN) evaluate runs/toy-en-de
 	$(RUN) translate --model runs/toy-en-de "I ate an apple."

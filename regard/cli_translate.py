@@ -54,9 +54,7 @@ def _chosen(model: Path | None, device: str, weights: str) -> tuple[Path, str, s
     if model is not None:
         return model, device, weights
     if DEFAULT not in names():
-        raise RegardError(
-            "no model given: train one (`make demo` makes runs/toy-en-de) and pass it with --model FOLDER"
-        )
+        raise RegardError("no model given: train one (`make toy` makes runs/toy-en-de) and pass it with --model FOLDER")
     on_cpu = pick_device(device).type == "cpu"
     return Path(DEFAULT), device, "int8" if weights == "auto" and on_cpu else weights
 

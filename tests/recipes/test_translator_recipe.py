@@ -23,6 +23,7 @@ from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.translator import Translation
 
 SIZES = {"n_encoder_layers": 1, "n_decoder_layers": 1, "d_model": 16, "n_heads": 2, "d_ff": 32, "max_len": 64}
+FOLDER = Path(prepare.__file__).parent
 
 
 def write(path: Path, lines: Sequence[str]) -> None:
@@ -151,7 +152,7 @@ def test_what_both_sides_share_is_replaced_on_both() -> None:
 
 
 def test_the_recipe_reads_what_is_prepared(work: Path) -> None:
-    values = recipes.load(Path(prepare.__file__).parent / "train.toml")
+    values = recipes.load(FOLDER / "train.toml")
     for split in ("train", "valid"):
         corpus = Corpus(tuple(values["data"][split]), "en", "de", work, split)
         assert len(corpus.directions) == 8
@@ -202,7 +203,11 @@ def test_jobs_write_what_directions_read() -> None:
     assert len(set(specs)) == len(jobs)
     assert "made-en-de-zh.train.{lang}.xz@zh>en" in specs
     assert "made-en-zh-en.train.{lang}.xz@en>zh" in specs
-    assert not any(job.stem == "en-de" and job.real == "en" and job.to == "de" for job in jobs)
+    files = {spec.split("@")[0] for spec in specs}
+    assert len(files) == len(jobs)
+    used = recipes.load(FOLDER / "again.toml")["data"]["train"]
+    assert {spec.split("@")[0] for spec in used if spec.startswith("made-")} == files
+    assert set(recipes.load(FOLDER / "train.toml")["data"]["train"]) <= set(used)
 
 
 @pytest.mark.parametrize(
@@ -273,10 +278,10 @@ def test_all_stages(
         return capsys.readouterr().out
 
     monkeypatch.setattr(synthesise, "wrong", lambda *given: "")  # this model says nothing that is right
-    made = run(synthesise, model, data, work, "--limit", 3, "--device", "cpu")
-    assert made.count("'read': 3, 'kept': 3") == len([job for job in synthesise.jobs() if job.stem != "europarl"])
+    halves = [run(synthesise, model, data, work, "--limit", 3, "--device", "cpu", "--part", f"{i}/2") for i in (0, 1)]
+    assert [made.count("'read': 3, 'kept': 3") for made in halves] == [len(synthesise.jobs()) // 2] * 2
     assert run(synthesise, model, data, work, "--device", "cpu").count("there already") == len(synthesise.jobs())
-    assert set(json.loads((work / "synthetic.json").read_text())) == {job.spec for job in synthesise.jobs()}
+    assert json.loads((work / "made-en-de-zh.json").read_text()) == {"read": 3, "kept": 3}
     assert list(read_lines(work / "made-en-de-zh.train.en.xz")) == list(read_lines(work / "en-de.train.en.xz"))[:3]
     assert check.main(data, work) == 0
     table = run(score, model, data, "--beam", 2, "--out", tmp_path / "scores.json", "--device", "cpu")

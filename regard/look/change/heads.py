@@ -152,6 +152,7 @@ def scan(
 
 def scan_loss(bundle: Bundle, batches: Sequence[Rows], quiet: bool) -> Scan:
     """Batch by batch, so that what no decoder head changes is read once."""
+    enough(sum(len(rows.wanted) for rows in batches))
     model, heads = bundle.model, heads_of(bundle.model)
     base, counts, zeroed = list[float](), list[int](), [list[float]() for _ in heads]
     with progress_bar("heads x batches", len(heads) * len(batches), quiet) as advance:
@@ -163,7 +164,6 @@ def scan_loss(bundle: Bundle, batches: Sequence[Rows], quiet: bool) -> Scan:
                 with changed(model, [Zero(layer, (head,))]):
                     own += losses_of(model, rows, memory_of(model, rows) if kind_of(layer) == "encoder" else memory)
                 advance(1)
-    enough(len(counts))
     n = np.array(counts)
     effects = [Effect(*head, *ratio(np.array(own) - base, n)) for head, own in zip(heads, zeroed, strict=True)]
     return Scan("loss", *ratio(np.array(base), n), len(n), tuple(effects))

@@ -159,7 +159,7 @@ def test_a_model_of_one_pair_is_told_its_own_languages_alone(tmp_path: Path, cal
 def test_what_comes_along_is_in_the_package() -> None:
     import tomllib
 
-    packed = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["tool"]["setuptools"]
+    packed = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert packed["package-data"]["regard.pretrained"] == ["*/*"]
     for name in pretrained.names():  # those that are really there
         assert folder.damage(pretrained.FOLDER / name) is None

@@ -1,0 +1,91 @@
+"""The translator that Regard brings along, as it is on the disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tomllib
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import regard
+from regard import pretrained
+from regard.interpreter import Interpreter
+
+MANY = pretrained.FOLDER / "many"
+EVERYDAY = tomllib.loads((Path(__file__).parent / "everyday.toml").read_text(encoding="utf-8"))["sentence"]
+LANGUAGES = ("de", "fr", "zh")
+
+
+@pytest.fixture(scope="module")
+def many() -> Interpreter:
+    return Interpreter(regard.load("many", "cpu", "int8"))
+
+
+def plain(text: str) -> str:
+    """Letters and digits alone: how a sentence is punctuated is no part of what it says."""
+    return re.sub(r"[\W_]", "", unicodedata.normalize("NFKC", text).casefold())
+
+
+def cases() -> Iterator[Any]:
+    yield from (pytest.param("en", language, id=f"en>{language}") for language in LANGUAGES)
+    yield from (pytest.param(language, "en", id=f"{language}>en") for language in LANGUAGES)
+
+
+@pytest.mark.parametrize(("source", "target"), cases())
+def test_everyday_sentences(many: Interpreter, source: str, target: str) -> None:
+    said = many.translate([sentence[source][0] for sentence in EVERYDAY], to=target, source=source)
+    known = [{plain(text) for text in sentence[target]} for sentence in EVERYDAY]
+    others = [text for text, accepted in zip(said, known, strict=True) if plain(text) not in accepted]
+    assert len(EVERYDAY) == 30
+    assert len(others) <= 6, others  # 80%
+
+
+def test_the_folder_is_whole_and_small_and_says_what_it_is() -> None:
+    manifest = json.loads((MANY / "manifest.json").read_text())
+    for name, known in manifest["sha256"].items():
+        assert hashlib.sha256((MANY / name).read_bytes()).hexdigest() == known
+    assert {"model.safetensors", "tokenizer.json", "config.json", "languages.json"} <= set(manifest["sha256"])
+    assert sum(path.stat().st_size for path in MANY.iterdir()) <= 40e6
+    card = (MANY / "README.md").read_text(encoding="utf-8")
+    for part in ("CC-BY 2.0 FR", "tatoeba.org", "FLOPs", "minutes", "tok:zh", "tok:13a", "## Weaknesses"):
+        assert part in card
+
+
+def test_the_first_command() -> None:
+    words = [sys.executable, "-m", "regard", "translate", "I ate an apple.", "--device", "cpu"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "Ich habe einen Apfel gegessen.\n", "")
+
+
+def test_languages_are_found_and_pairs_that_are_not_known_listed(many: Interpreter) -> None:
+    texts = ["Wo ist der Bahnhof?", "Où est la gare ?", "车站在哪里？", "車站在哪裡？", "Where is the station?"]
+    found = many.interpret(texts)
+    assert [made.source for made in found] == ["de", "fr", "zh", "zh-Hant", "en"]
+    assert [made.target for made in found] == ["en", "en", "en", "en", "de"]
+    assert all("station" in made.text for made in found[:4])
+    with pytest.raises(regard.RegardError, match="from de to fr: it knows en>de, de>en, en>fr"):
+        many.translate("Wo ist der Bahnhof?", to="fr")
+
+
+def test_a_text_keeps_its_lines_numbers_links_and_other_scripts(many: Interpreter) -> None:
+    text = (
+        "I ate an apple. How are you?\n\n- See https://example.org/a?b=1 😀\n- I paid 4,523 euros in 1992.\nПривет!\n"
+    )
+    said = many.translate(text, to="de")
+    assert said.startswith("Ich habe einen Apfel gegessen. Wie geht es")
+    lines = said.split("\n")
+    assert len(lines) == len(text.split("\n"))
+    assert lines[1] == ""
+    assert "https://example.org/a?b=1" in lines[2]
+    assert "😀" in lines[2]
+    assert "1992" in lines[3]
+    assert re.search(r"4[.,]?523", lines[3])
+    assert lines[4] == "Привет!"
