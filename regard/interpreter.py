@@ -3,7 +3,7 @@
     regard.load("many") makes a Translator; Interpreter(translator).translate("Wie geht es dir?\\nGut.")
 
 A text is cut into sentences, all of them are decoded together, and they are put together again between the white space
-that was there. What must not change - links, addresses, other scripts - goes through as a placeholder (text/keep.py).
+that was there. A sentence is given to the model as sentences are written (text/typed.py). What must not change - links, addresses, other scripts - goes through as a placeholder (text/keep.py).
 Whatever the model loses on the way is tried once more: around a placeholder that is gone, and with a number that is gone
 as one.
 """
@@ -20,6 +20,7 @@ from regard.progress import progress_bar
 from regard.text.detect import LETTERS, detect, scores, script
 from regard.text.keep import KEPT, MACHINE, MOST, kept_aside, lost_numbers, put_back
 from regard.text.sentences import Sentence, clauses, join, sentences
+from regard.text.typed import careful, loud, shouted, stopped
 from regard.translator import Translator
 
 LONGEST = 64  # tokens: longer sentences are rare in what models learn from, and go better in parts
@@ -45,7 +46,8 @@ class Interpreter:
     def __init__(self, translator: Translator, longest: int = LONGEST) -> None:
         self.translator, self.languages = translator, translator.languages
         self.directions = translator.directions or (f"{translator.source}>{translator.target}",)
-        room = translator.model.config.max_len - len(translator.frame.one(())) - bool(translator.directions)
+        around = len(translator.frame.one(())) + bool(translator.directions) + 1  # ... and a full stop
+        room = translator.model.config.max_len - around
         self.longest = min(longest, room)
 
     @overload
@@ -73,7 +75,10 @@ class Interpreter:
     ) -> list[Interpreted]:
         """The same with the languages. `quiet=False` shows a bar on a terminal."""
         pairs = self.pairs(texts, to, source)
-        parts = [[part for s in sentences(text) for part in self.fitting(s)] for text in texts]
+        parts = [
+            [part for s in sentences(text) for part in self.fitting(typed(s, pair[0]))]
+            for text, pair in zip(texts, pairs, strict=True)
+        ]
         with progress_bar("translating", sum(map(len, parts)), quiet) as advance:
             found = self._by_target(parts, pairs, advance, options)
         return [
@@ -131,7 +136,7 @@ class Interpreter:
         each = iter(kept)
         whole = KEPT.sub(lambda _: chr(next(each)), sentence.text)
         parts = clauses(
-            Sentence(sentence.before, whole), lambda text: self.fits(text.translate(dict.fromkeys(kept, "⟦1⟧")))
+            replace(sentence, text=whole), lambda text: self.fits(text.translate(dict.fromkeys(kept, "⟦1⟧")))
         )
         return [replace(part, text=part.text.translate(kept)) for part in parts]
 
@@ -150,7 +155,7 @@ class Interpreter:
             places = [(i, j) for i, own in enumerate(parts) for j in range(len(own)) if pairs[i] == pair]
             said = self._sentences([made[i][j] for i, j in places], pair, advance, options)
             for (i, j), text in zip(places, said, strict=True):
-                made[i][j] = text
+                made[i][j] = shouted(text) if parts[i][j].loud else text
         return made
 
     def _sentences(
@@ -190,7 +195,7 @@ class Interpreter:
         if not texts:
             return []
         to = pair[1] if self.translator.directions else None
-        asked = [plain(text, pair[0]) for text in texts]
+        asked = [stopped(plain(text, pair[0]), pair[0]) for text in texts]
         found = self.translator.translate(asked, progress=advance, to=to, **options)
         return [same_end(text, said.text) for text, said in zip(texts, found, strict=True)]
 
@@ -223,6 +228,13 @@ class Try:
 
     def read(self, said: str) -> str | None:
         return put_back(said, self.kept)
+
+
+def typed(sentence: Sentence, language: str) -> Sentence:
+    """As it is usually written, and whether it was shouted."""
+    if not translatable(sentence.text):
+        return sentence
+    return replace(sentence, text=careful(sentence.text, language), loud=loud(sentence.text))
 
 
 def translatable(text: str) -> bool:

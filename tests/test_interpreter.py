@@ -59,7 +59,7 @@ def test_a_text_is_its_sentences_decoded_together_with_its_lines_as_they_were() 
     ours, fake = interpreter()
     text = "Hello there.  How are you?\r\n\r\n  - the man\r\n"
     assert ours.translate(text, to="de") == "HELLO THERE.  HOW ARE YOU?\r\n\r\n  - THE MAN\r\n"
-    assert fake.asked == [("de", ["Hello there.", "How are you?", "the man"])]
+    assert fake.asked == [("de", ["Hello there.", "How are you?", "The man."])]
 
 
 def test_one_text_or_several() -> None:
@@ -67,7 +67,7 @@ def test_one_text_or_several() -> None:
     assert ours.translate("the man") == "THE MAN"
     assert ours.translate(["the man", "", "the friend"]) == ["THE MAN", "", "THE FRIEND"]
     assert ours.translate([]) == []
-    assert fake.asked[1] == ("de", ["the man", "the friend"])
+    assert fake.asked[1] == ("de", ["The man.", "The friend."])
 
 
 @given(
@@ -90,10 +90,10 @@ def test_every_text_is_taken_and_no_letter_is_lost(pieces: list[str]) -> None:
 
 
 def test_what_is_too_long_is_cut_at_commas_and_never_refused() -> None:
-    ours, fake = interpreter(max_len=22)
+    ours, fake = interpreter(max_len=23)
     text = "the man, who went to the house, said nothing."
     assert ours.translate(text, to="de", source="en") == text.upper()
-    assert fake.said() == ["the man,", "who went to", "the house,", "said nothing."]
+    assert fake.said() == ["The man,", "who went to.", "the house,", "said nothing."]
     assert ours.translate("x" * 99, to="de", source="en") == " ".join(
         re.findall("X+", ours.translate("x" * 99, source="en"))
     )
@@ -106,6 +106,14 @@ def test_a_full_stop_that_was_not_there_is_taken_off() -> None:
     assert same_end("one,", "eins.") == "eins,"
     assert same_end("why", "warum...") == "warum..."
     assert same_end("why?", "warum.") == "warum."
+
+
+def test_what_is_shouted_is_said_and_shouted_again() -> None:
+    ours, fake = interpreter(lambda text: {"The man is here.": "der mann ist hier."}[text])
+    assert ours.translate("THE MAN IS HERE.", source="en") == "DER MANN IST HIER."
+    fake.translate = lambda texts, **how: [Translation("Der Mann", 0.0, 0.0, ()) for _ in texts]  # type: ignore[method-assign]
+    assert ours.translate("the man\nTHE MAN", source="en") == "Der Mann\nDer Mann"  # no word of more than three letters
+    assert ours.translate("THE MANNER", source="en") == "DER MANN"
 
 
 def test_chinese_has_no_spaces_between_sentences() -> None:
@@ -139,19 +147,19 @@ def test_what_is_kept_goes_through_as_placeholders() -> None:
 def test_around_a_placeholder_that_is_lost_the_parts_are_translated_by_themselves(spoil: Callable[[str], str]) -> None:
     ours, fake = interpreter(lambda t: spoil(t) if "⟦" in t else t)
     assert ours.translate("See https://a.org/B for the rest.", source="en") == "SEE https://a.org/B FOR THE REST."
-    assert fake.asked[1] == ("de", ["See", "for the rest."])
+    assert fake.asked[1] == ("de", ["See.", "for the rest."])
 
 
 def test_more_than_the_model_knows_goes_in_parts_at_once() -> None:
     ours, fake = interpreter()
     assert ours.translate("a 😀 b 😁 c 😂 d 😃 e 😄 f", source="en") == "A 😀 B 😁 C 😂 D 😃 E 😄 F"
-    assert fake.said() == ["a", "b", "c", "d", "e", "f"]
+    assert fake.said() == ["A.", "b.", "c.", "d.", "e.", "f."]
 
 
 def test_a_lost_number_is_tried_again_as_a_placeholder() -> None:
     ours, fake = interpreter(lambda t: t.replace("1992", "1929"))
     assert ours.translate("the year 1992, the man and 77.", source="en") == "THE YEAR 1992, THE MAN AND 77."
-    assert fake.said() == ["the year 1992, the man and 77.", "the year ⟦1⟧, the man and 77."]
+    assert fake.said() == ["The year 1992, the man and 77.", "The year ⟦1⟧, the man and 77."]
 
 
 def test_of_two_tries_the_one_that_keeps_more_numbers_is_taken() -> None:
@@ -195,7 +203,7 @@ def test_texts_of_several_languages_go_where_each_belongs() -> None:
     ours, fake = interpreter()
     texts = ["the man said that", "der Mann und das Haus", "the friend of his"]
     assert [m.target for m in ours.interpret(texts)] == ["de", "en", "de"]
-    assert fake.asked == [("de", [texts[0], texts[2]]), ("en", [texts[1]])]
+    assert fake.asked == [("de", ["The man said that.", "The friend of his."]), ("en", ["Der Mann und das Haus."])]
 
 
 def test_a_word_that_says_little_is_in_the_language_of_the_rest_or_in_one_that_fits() -> None:

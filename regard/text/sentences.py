@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 HAN = "\u3400-\u9fff"
 QUOTES = "\"'”’»)\\]」』）"  # that close
@@ -39,6 +39,7 @@ class Sentence:
     before: str  # white space, and the mark of a list
     text: str  # empty at the end of a text that ends in white space
     ends_line: bool = False
+    loud: bool = False  # all in capitals
 
 
 def sentences(text: str) -> list[Sentence]:
@@ -117,8 +118,8 @@ def clauses(sentence: Sentence, fits: Callable[[str], bool]) -> Iterator[Sentenc
         return
     at = middle(text)
     first, rest = text[:at].rstrip(), text[at:].lstrip()
-    yield from clauses(Sentence(sentence.before, first), fits)
-    yield from clauses(Sentence(text[len(first) : len(text) - len(rest)], rest), fits)
+    yield from clauses(replace(sentence, text=first), fits)
+    yield from clauses(replace(sentence, before=text[len(first) : len(text) - len(rest)], text=rest), fits)
 
 
 def middle(text: str) -> int:

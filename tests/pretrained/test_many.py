@@ -89,3 +89,12 @@ def test_a_text_keeps_its_lines_numbers_links_and_other_scripts(many: Interprete
     assert "1992" in lines[3]
     assert re.search(r"4[.,]?523", lines[3])
     assert lines[4] == "Привет!"
+
+
+def test_it_does_not_matter_how_a_sentence_is_typed(many: Interpreter) -> None:
+    assert many.translate(["how are you", "WHERE IS THE STATION?", "i love you"], to="de") == [
+        "Wie geht es dir",
+        "WO IST DER BAHNHOF?",
+        "Ich liebe dich",
+    ]
+    assert many.interpret(["WO IST DER BAHNHOF?"])[0].source == "de"
