@@ -3,9 +3,9 @@
     regard.load("many") makes a Translator; Interpreter(translator).translate("Wie geht es dir?\\nGut.")
 
 A text is cut into sentences, all of them are decoded together, and they are put together again between the white space
-that was there. A sentence is given to the model as sentences are written (text/typed.py). What must not change - links, addresses, other scripts - goes through as a placeholder (text/keep.py).
-Whatever the model loses on the way is tried once more: around a placeholder that is gone, and with a number that is gone
-as one.
+that was there. The model is given them as sentences are written (text/typed.py). What must not change - links, addresses,
+other scripts - goes through as a placeholder (text/keep.py). Whatever the model loses on the way is tried once more: around
+a placeholder that is gone, and with a number that is gone as one.
 """
 
 from __future__ import annotations
