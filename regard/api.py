@@ -12,6 +12,7 @@ from regard.config import Config, TrainConfig
 from regard.errors import RegardError
 from regard.folder import settings as settings_of
 from regard.models.architectures import resolve, with_preset
+from regard.pretrained import names
 
 RUNS = Path("runs")
 
@@ -117,7 +118,10 @@ def _train(config: Config, run: Path, **how: bool) -> Path:
 
 
 def _absolute(path: str) -> str:
-    return str(Path(path).absolute()) if path else ""
+    """Wherever the run is gone on with; the name of a model that comes along is a name everywhere."""
+    if not path or (path in names() and not Path(path).exists()):
+        return path
+    return str(Path(path).absolute())
 
 
 def _dotted(sections: Mapping[str, Any]) -> dict[str, Any]:

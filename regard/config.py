@@ -174,7 +174,7 @@ class TrainConfig:
     metric: str = option("loss", "what 'best' and early stopping look at: loss, bleu, accuracy, f1, ...")
     patience: int = option(0, "stop after this many validations without a better one; 0 = never")
     samples: int = option(3, "translations shown at each validation")
-    valid_sentences: int = option(0, "decode at most this many validation sentences; 0 = all")
+    valid_sentences: int = option(0, "decode at most this many validation sentences of each direction; 0 = all")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     precision: str = option("auto", "auto (bf16 on a GPU, else fp32), fp32 or bf16")
     weights: str = option("fp32", "fp32, or bf16: weights, gradients and moments in half the memory, rounded at random")
@@ -301,4 +301,4 @@ AT_LEAST_ONE = {f"train.{name}" for name in ("steps", "batch_tokens", "accumulat
     f"train.{name}_every" for name in ("log", "valid", "save")
 }
 AT_LEAST_ONE |= {f"vectors.{name}" for name in ("dim", "window", "min_count", "epochs")}
-BELOW_ONE = {"data.noise", "data.scale", "train.beta1", "train.beta2", "train.label_smoothing"}
+BELOW_ONE = {"data.noise", "data.scale", "tokenizer.dropout", "train.beta1", "train.beta2", "train.label_smoothing"}

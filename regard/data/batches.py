@@ -143,29 +143,28 @@ class PairBatches(Bucketed):
         batch_tokens: int,
         seed: int,
         frame: Frame = OWN,
-        dropout: Dropout | None = None,
+        dropout: tuple[Dropout, Dropout] | None = None,  # of the source's vocabulary and the target's
         max_len: int = ANY_LENGTH,  # of the model: pieces that fall apart must not go beyond it
     ) -> None:
         self.store, self.frame, self.dropout, self.max_len = store, frame, dropout, max_len
         self.around = len(frame.before) + len(frame.after)
         longest = np.maximum(store.source.lengths + self.around, store.target.lengths + len(frame.start))
         if dropout:  # room for pieces that fall apart
-            longest = longest + np.ceil(dropout.chance * longest)
+            longest = longest + np.ceil(dropout[0].chance * longest)
         super().__init__(longest.astype(np.int64), batch_tokens, seed)
 
     def collate(self, width: int, rows: np.ndarray, rng: np.random.Generator) -> Batch:
         filled, frame = self.filled(width, rows), self.frame
         room = min(width, self.max_len)
-        sources = self.cut(self.store.source.together(filled), room - self.around, rng)
-        targets = self.cut(self.store.target.together(filled), room - len(frame.start), rng)
+        sources, targets = self.store.source.together(filled), self.store.target.together(filled)
+        if self.dropout:
+            sources = self.dropout[0](*sources, room - self.around, rng)
+            targets = self.dropout[1](*targets, room - len(frame.start), rng)
         source = padded(sources, width, frame.before, frame.after)
         target = padded(targets, width, frame.start)
         labels = padded(targets, width, frame.start[1:], (EOS,))
         labels[len(rows) :] = PAD
         return make_batch(source, target, labels)
-
-    def cut(self, rows: Joined, room: int, rng: np.random.Generator) -> Joined:
-        return self.dropout(*rows, room, rng) if self.dropout else rows
 
 
 def make_batch(*inputs: np.ndarray) -> Batch:

@@ -135,7 +135,7 @@ def part_of(spec: str) -> tuple[str, tuple[float, float]]:
 
 def direction_of(spec: str) -> tuple[str, str]:
     """`train.{lang}.xz@de>en` -> the spec without its direction, and that: "de>en", or nothing."""
-    found = re.fullmatch(r"(.+)@([A-Za-z-]+>[A-Za-z-]+)", spec)
+    found = re.fullmatch(r"(.+)@([A-Za-z][\w-]*>[A-Za-z][\w-]*)", spec)
     return (found[1], found[2]) if found else (spec, "")
 
 
@@ -192,6 +192,11 @@ def _toy_pairs(n: int, split: str, swap: bool) -> Iterator[Pair]:
         yield (german, english) if swap else (english, german)
 
 
+def _turned(rows: Callable[[], Iterator[tuple[str, ...]]]) -> Iterator[tuple[str, ...]]:
+    for row in rows():
+        yield row[::-1]
+
+
 @dataclass(frozen=True)
 class _Part:
     """What one spec stands for: its kind, the files that decide its content (for `toy`: the grammar), how to read it."""
@@ -222,6 +227,7 @@ class Corpus:
     A spec is `train.{lang}.xz` or `a.txt|b.txt` (aligned files), `pairs.tsv`, `pairs.jsonl` (one object a line, keyed
     by language) or `toy:20000` (the embedded grammar); files may end in .gz, .xz or .zst. With `@de>en` behind it a spec
     has a direction of its own, and one model learns all directions that there are (data/directions.py).
+    `pairs.tsv` and `a.txt|b.txt` do not say which language is which: they are turned if that is the corpus's own, reversed.
     """
 
     specs: tuple[str, ...]
@@ -264,7 +270,11 @@ class Corpus:
         if not direction:
             return self._part(spec)
         source, target = direction.split(">")
-        return replace(replace(self, source=source, target=target)._part(bare), direction=direction)
+        part = replace(self, source=source, target=target)._part(bare)
+        unnamed = part.kind in ("tsv", "aligned") and "{lang}" not in bare
+        if unnamed and (source, target) == (self.target, self.source):
+            part = replace(part, rows=partial(_turned, part.rows))
+        return replace(part, direction=direction)
 
     def _part(self, spec: str) -> _Part:
         if spec.startswith("toy:"):

@@ -6,12 +6,18 @@ target language, and from there on that token is one of the source's: batches, m
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
 
-from regard.data.corpus import Corpus
+from regard.data.corpus import Corpus, direction_of
 from regard.data.shards import Filters, Store, cache_folder, prepare
 from regard.errors import RegardError
+from regard.text.detect import Profiles, learned
 from regard.text.tokenizer import Tokenizer, Tokenizers
+
+SAMPLED = 20_000  # lines of each language that its profile is learned from
 
 
 def targets(directions: tuple[str, ...]) -> tuple[str, ...]:
@@ -34,6 +40,18 @@ def prepare_pairs(
     if not corpus.directions:
         return prepare(corpus, (tokenizers.source, tokenizers.target), filters, cache_folder(), progress)
     return prepare(Directed(corpus), (Tagging(tokenizers.source), tokenizers.target), filters, cache_folder(), progress)
+
+
+def profiles(corpus: Corpus) -> Profiles:
+    """By which the languages of a corpus of several directions are told apart, where their script does not do it."""
+    lines: defaultdict[str, list[str]] = defaultdict(list)
+    for spec in corpus.specs if corpus.directions else ():
+        languages = direction_of(spec)[1].split(">")
+        if any(len(lines[language]) < SAMPLED for language in languages):
+            for row in islice(replace(corpus, specs=(spec,)).rows(), SAMPLED):
+                for language, text in zip(languages, row, strict=True):
+                    lines[language].append(text)
+    return {name: learned(islice(own, SAMPLED)) for name, own in lines.items() if not name.startswith("zh")}
 
 
 class Directed:
@@ -60,7 +78,8 @@ class Tagging:
         languages, bare = zip(*(text.split("\t", 1) for text in texts), strict=True)
         encoded = self.tokenizer.encode_batch(bare)
         tags = {language: tag_of(self.tokenizer, language) for language in set(languages)}
-        return [[tags[language], *ids] if ids else [] for language, ids in zip(languages, encoded, strict=True)]
+        rows = zip(languages, bare, encoded, strict=True)
+        return [[tags[language], *ids] if text.strip() else [] for language, text, ids in rows]
 
     def fingerprint(self) -> str:
         return "tagging " + self.tokenizer.fingerprint()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 from regard.config import Config
 from regard.data.batches import PairBatches
 from regard.data.corpus import Corpus
-from regard.data.directions import prepare_pairs, tag_of, targets
+from regard.data.directions import prepare_pairs, profiles, tag_of, targets
 from regard.data.shards import Filters, Store
 from regard.decode.engine import decode
 from regard.device import autocast
@@ -24,6 +24,7 @@ from regard.models.seq2seq import EncoderDecoder
 from regard.progress import counted, progress_bar
 from regard.tasks.job import Job, Poll, Validation
 from regard.tasks.start import Start
+from regard.text.detect import Profiles
 from regard.text.dropout import Dropout
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.log import say
@@ -36,6 +37,7 @@ class TranslationJob(Job):
     valid: Store
     valid_pairs: list[tuple[str, str, str]]  # direction ("en>de", or nothing) and raw text, for real decoding
     directions: tuple[str, ...] = ()  # of a model that has several
+    languages: Profiles = field(default_factory=dict)  # by which those are told apart
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -44,7 +46,7 @@ class TranslationJob(Job):
     def batches(self) -> PairBatches:
         train, chance = self.config.train, self.config.tokenizer.dropout
         assert self.tokenizers is not None
-        dropout = Dropout(self.tokenizers.source, chance) if chance else None
+        dropout = Dropout.both(self.tokenizers, chance) if chance else None
         longest = self.config.model.max_len
         return PairBatches(self.train, train.batch_tokens, train.seed, self.frame, dropout, longest)
 
@@ -55,19 +57,20 @@ class TranslationJob(Job):
         batches = PairBatches(self.valid, BATCH_TOKENS, 0, self.frame).once()
         total, tokens = total_loss(Objective(model), batches, device, dtype, poll)
         with autocast(device, dtype):
-            bleu, samples = self._translate(model, device, poll)
-        return Validation(total / tokens, {"perplexity": perplexity(total, tokens), "bleu": bleu}, samples)
+            scores, samples = self._translate(model, device, poll)
+        return Validation(total / tokens, {"perplexity": perplexity(total, tokens), **scores}, samples)
 
-    def _translate(self, model: nn.Module, device: torch.device, poll: Poll) -> tuple[float, list[str]]:
-        """BLEU of the validation sentences, of several directions their mean, and a few translations."""
+    def _translate(self, model: nn.Module, device: torch.device, poll: Poll) -> tuple[dict[str, float], list[str]]:
+        """BLEU of the validation sentences, of several directions their mean and each, and a few translations."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for direction, source, target in self.valid_pairs:
             groups.setdefault(direction, []).append((source, target))
-        found = [self._translate_one(model, direction, pairs, device, poll) for direction, pairs in groups.items()]
-        shown = [samples[: -(-self.config.train.samples // len(found))] for _, samples in found]
+        found = {name: self._translate_one(model, name, pairs, device, poll) for name, pairs in groups.items()}
+        shown = [samples[: -(-self.config.train.samples // len(found))] for _, samples in found.values()]
+        scores = {"bleu": sum(bleu for bleu, _ in found.values()) / len(found)}
         if len(found) > 1:
-            say("BLEU " + ", ".join(f"{name} {bleu:.2f}" for name, (bleu, _) in zip(groups, found, strict=True)))
-        return sum(bleu for bleu, _ in found) / len(found), [line for lines in shown for line in lines]
+            scores |= {f"bleu {name}": bleu for name, (bleu, _) in found.items()}
+        return scores, [line for lines in shown for line in lines]
 
     def _translate_one(
         self, model: nn.Module, direction: str, pairs: list[tuple[str, str]], device: torch.device, poll: Poll
@@ -89,10 +92,11 @@ class TranslationJob(Job):
         return bleu, [f"{source}\n    ours {text}\n    ref. {reference}" for (source, reference), text in rows]
 
     def bundle(self) -> Bundle:
-        return replace(super().bundle(), directions=self.directions)
+        return replace(super().bundle(), directions=self.directions, languages=self.languages)
 
     def next_steps(self) -> list[str]:
-        return [*super().next_steps(), f'regard translate --model {self.folder} "..."']
+        to = f" --to {self.directions[0].split('>')[1]}" if self.directions else ""
+        return [*super().next_steps(), f'regard translate --model {self.folder}{to} "..."']
 
 
 def prepare_job(folder: Path, config: Config, quiet: bool = False) -> TranslationJob:
@@ -106,6 +110,11 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Translatio
         config = replace(config, tokenizer=replace(config.tokenizer, tags=targets(directions)))
     valid_pairs = [row for row in corpora["valid"].directed_rows() if all(text.strip() for text in row[1:])]
     tokenizers = start.tokenizers(lambda: learn(corpora["train"], config, quiet))
+    if not directions and (tags := tokenizers.source.tags()):
+        raise RegardError(
+            f"this vocabulary is of a model that is told which language to translate to ({', '.join(tags)}): write "
+            f"'...@{config.data.source}>{config.data.target}' behind each corpus of data.train and data.valid"
+        )
     frame = start.frame()
     longest = config.model.max_len - max(len(frame.before) + len(frame.after), len(frame.start))
     filters = Filters(min(config.data.max_len, longest), config.data.max_ratio)
@@ -121,7 +130,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Translatio
     config = replace(config, model=model.config)  # type: ignore[arg-type]
     amount = f"{len(train):,} training pairs"
     own = (folder, config, model, tokenizers, frame, train.key, amount)
-    return TranslationJob(*own, train, valid, valid_pairs, directions)
+    return TranslationJob(*own, train, valid, valid_pairs, directions, profiles(corpora["train"]))
 
 
 def check_directions(config: Config, train: tuple[str, ...], valid: tuple[str, ...]) -> None:

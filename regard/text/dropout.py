@@ -12,7 +12,7 @@ import json
 import numpy as np
 
 from regard.errors import RegardError
-from regard.text.tokenizer import Tokenizer
+from regard.text.tokenizer import Tokenizer, Tokenizers
 
 DEEPEST = 4  # a quarter of a quarter ...: with a chance of 0.1 one piece in ten thousand would go deeper
 
@@ -22,6 +22,12 @@ class Dropout:
 
     def __init__(self, tokenizer: Tokenizer, chance: float) -> None:
         self.halves, self.chance = halves(tokenizer), chance  # (V, 2), -1: not made by a merge
+
+    @classmethod
+    def both(cls, tokenizers: Tokenizers, chance: float) -> tuple[Dropout, Dropout]:
+        """Of either side's vocabulary."""
+        source = cls(tokenizers.source, chance)
+        return source, source if tokenizers.target is tokenizers.source else cls(tokenizers.target, chance)
 
     def __call__(
         self, ids: np.ndarray, lengths: np.ndarray, room: int, rng: np.random.Generator

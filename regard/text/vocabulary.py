@@ -20,7 +20,7 @@ SPECIALS = ("<pad>", "<sos>", "<eos>", "<unk>", "<mask>")
 PAD, SOS, EOS, UNK, MASK = range(5)
 KINDS = CHOICES["tokenizer.kind"]
 SPACE = "▁"  # how a space looks inside a piece
-NAMED = rf"(?<!\S)(?:{'|'.join(SPECIALS)}|<extra-\d+>)(?!\S)"  # a word that is spelt like a special token
+NAMED = rf"(?<!\S)(?:{'|'.join(SPECIALS)}|<to-\S+>|<extra-\d+>)(?!\S)"  # a word that is spelt like a special token
 
 
 def specials_of(config: TokenizerConfig) -> list[str]:
@@ -120,7 +120,7 @@ def _feed(lines: Iterable[str], config: TokenizerConfig, normalizer: normalizers
             yield re.sub(NAMED, "", normal) if config.kind == "split" else line  # they have their places already
     if not alphabet:
         raise RegardError("cannot train a tokenizer: the training text is empty; give it at least one line of text")
-    specials = len(SPECIALS) + config.extra
+    specials = len(specials_of(config))
     minimum = specials + _fewest(config.kind, alphabet)
     if config.vocab_size < minimum:
         raise RegardError(

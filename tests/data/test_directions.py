@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import regard
+from regard import folder, pretrained
 from regard.config import TokenizerConfig
 from regard.data.batches import PairBatches
 from regard.data.corpus import Corpus, direction_of
@@ -73,6 +75,19 @@ def test_directions_are_part_of_what_a_corpus_is(root: Path) -> None:
     assert none.directions == ()
 
 
+@pytest.mark.parametrize("spec", ["q.tsv", "p.en|p.de", "q.jsonl", "p.{lang}"])
+def test_every_kind_of_corpus_is_turned(spec: str, root: Path) -> None:
+    (root / "q.jsonl").write_text('{"en": "three", "de": "san"}\n')
+    there, back = (list(Corpus((f"{spec}@{d}",), "en", "de", root).rows()) for d in ("en>de", "de>en"))
+    assert back == [row[::-1] for row in there]
+    assert there[0] in [("one", "eins"), ("three", "san")]
+
+
+def test_a_direction_may_have_any_code() -> None:
+    assert direction_of("p.{lang}@en>zh_Hans") == ("p.{lang}", "en>zh_Hans")
+    assert direction_of("a@b.tsv") == ("a@b.tsv", "")
+
+
 def test_all_specs_have_a_direction_or_none_has(root: Path) -> None:
     with pytest.raises(RegardError, match=r"'q\.tsv' has no direction"):
         _ = Corpus(("p.{lang}@en>de", "q.tsv"), "en", "de", root).directions
@@ -97,6 +112,7 @@ def test_sources_begin_with_the_token_of_their_target(tokenizer: Tokenizer, root
     ]
     assert store.target[2].tolist() == tokenizer.encode("one")
     assert len(store) == 5  # a source that is empty but for its token is left out
+    assert Tagging(tokenizer).encode_batch(["de\t \u3000"]) == [[]]
     assert Tagging(tokenizer).encode_batch(["de\t", "en\ta\tb"]) == [[], [6, *tokenizer.encode("a\tb")]]
     plain = prepare_pairs(Corpus(("q.tsv",), "en", "de", root), Tokenizers(tokenizer, tokenizer), Filters(100))
     assert plain.source[0].tolist() == tokenizer.encode("three")
@@ -110,15 +126,36 @@ def test_batches_with_dropout_stay_within_the_model_and_say_the_same(tmp_path: P
         Corpus(("p.tsv@en>de",), "en", "de", tmp_path), Tokenizers(bpe, bpe), Filters(100)
     )  # fmt: skip
     longest = int(max(store.source.lengths.max() + 1, store.target.lengths.max() + 1))
-    batches = PairBatches(store, 256, 3, dropout=Dropout(bpe, 0.5), max_len=longest)
+    dropout = Dropout.both(Tokenizers(bpe, bpe), 0.5)
+    batches = PairBatches(store, 256, 3, dropout=dropout, max_len=longest)
     made = [batch for i in range(3) for batch in (batches.batch(i, j) for j in range(len(batches.plan(i))))]
     assert all(((x != 0).sum(1) <= longest).all() for batch in made for x in batch.inputs)
     said = {line for batch in made for line in bpe.decode_batch(batch.inputs[0].tolist())}
     assert said == set(lines)
     assert all(row[0] == 5 for batch in made for row in batch.inputs[0].tolist())
-    again = PairBatches(store, 256, 3, dropout=Dropout(bpe, 0.5), max_len=longest).batch(1, 0)
+    again = PairBatches(store, 256, 3, dropout=dropout, max_len=longest).batch(1, 0)
     assert np.array_equal(again.inputs[0], batches.batch(1, 0).inputs[0])
     assert not np.array_equal(again.labels, PairBatches(store, 256, 3).batch(1, 0).labels)
+
+
+def test_each_side_falls_apart_by_its_own_vocabulary(tmp_path: Path) -> None:
+    english, german = ["stable tables"] * 9 + ["a b c"], ["unstetige Unruhe"] * 9 + ["xyz äöü"]
+    (tmp_path / "p.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in zip(english, german, strict=True)))
+    sides = [
+        Tokenizer.train(lines, TokenizerConfig(kind="bpe", vocab_size=v)) for lines, v in ((english, 24), (german, 40))
+    ]
+    both = Tokenizers(*sides)
+    store = prepare_pairs(Corpus(("p.tsv",), "en", "de", tmp_path), both, Filters(100))
+    batches = PairBatches(store, 512, 0, dropout=Dropout.both(both, 0.5))
+    made = [batches.batch(0, i) for i in range(len(batches.plan(0)))]
+    pieces = {row: side.encode(row) for side, row in zip(sides, ("stable tables", "unstetige Unruhe"), strict=True)}
+    read, said = (
+        [row for batch in made for row in x(batch)]
+        for x in (lambda b: b.inputs[0].tolist(), lambda b: b.labels.tolist())
+    )
+    assert {sides[0].decode(row) for row in read} == set(english)
+    assert {sides[1].decode(row) for row in said} - {""} == set(german)
+    assert any(row[: len(pieces["unstetige Unruhe"])] != pieces["unstetige Unruhe"] for row in said if row[0])
 
 
 # ---- a model that learned two -------------------------------------------------------------------------------------------
@@ -137,14 +174,16 @@ RECIPE["train"] |= {"valid_every": 125, "save_every": 250, "samples": 2, "thread
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Translator, list[str]]:
     """To "German" words are reversed, to "French" every letter is the next one."""
-    folder = tmp_path_factory.mktemp("two")
+    place = tmp_path_factory.mktemp("two")
     words = ["".join(w) for k in (3, 4) for w in itertools.product("abcde", repeat=k)]
     random.Random(1).shuffle(words)
     for name, part in (("t", words[:600]), ("v", words[600:650])):
         for lang, change in (("en", str), ("de", lambda w: w[::-1]), ("fr", shifted)):
-            (folder / f"{name}.{lang}").write_text("".join(change(w) + "\n" for w in part))
-    (folder / "two.toml").write_text("")
-    run = regard.train(folder / "two.toml", run=folder / "run", quiet=True, **with_root(folder))
+            (place / f"{name}.{lang}").write_text("".join(change(w) + "\n" for w in part))
+    (place / "two.toml").write_text("")
+    run = regard.train(place / "two.toml", run=place / "run", quiet=True, **with_root(place))
+    valid = [m for m in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if m["kind"] == "valid"]
+    assert valid[-1]["bleu"] == pytest.approx((valid[-1]["bleu en>de"] + valid[-1]["bleu en>fr"]) / 2)
     return regard.load(run, "cpu"), words[650:]
 
 
@@ -163,6 +202,41 @@ def test_a_model_of_two_directions_does_what_its_tag_says(learned: tuple[Transla
         said = [t.text for t in translator.translate(words, to=to)]
         right = sum(text == change(word) for text, word in zip(said, words, strict=True))
         assert right / len(words) >= 0.9, (to, right, len(words))
+
+
+def test_such_a_model_tells_its_languages_apart(learned: tuple[Translator, list[str]]) -> None:
+    assert set(learned[0].languages) == {"en", "de", "fr"}
+    assert max(learned[0].languages["en"].values()) < 0  # log-probabilities
+
+
+def test_such_a_model_learns_on_with_directions_alone(
+    learned: tuple[Translator, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = folder.Bundle(
+        learned[0].model,
+        learned[0].tokenizers,
+        "translation",
+        directions=learned[0].directions,
+        source="en",
+        target="de",
+    )
+    folder.save(tmp_path / "along" / "two", bundle, "")
+    monkeypatch.setattr(pretrained, "FOLDER", tmp_path / "along")
+    for name in ("t.en", "t.de", "v.en", "v.de"):
+        (tmp_path / name).write_text("abc\ncde\n")
+    (tmp_path / "r.toml").write_text("")
+    bare = {
+        "data.train": ["t.{lang}"],
+        "data.valid": ["v.{lang}"],
+        "train.init": "two",
+        "train.steps": 1,
+        "train.warmup": 0,
+    }
+    with pytest.raises(RegardError, match=r"told which language to translate to \(de, fr\): write '...@en>de' behind"):
+        regard.train(tmp_path / "r.toml", run=tmp_path / "a", quiet=True, settings=bare, **with_root(tmp_path))
+    told = bare | {"data.train": ["t.{lang}@en>de"], "data.valid": ["v.{lang}@en>de"]}
+    run = regard.train(tmp_path / "r.toml", run=tmp_path / "b", quiet=True, settings=told, **with_root(tmp_path))
+    assert regard.load(run, "cpu").directions == ("en>de",)
 
 
 def test_such_a_model_wants_to_be_told(learned: tuple[Translator, list[str]]) -> None:
@@ -201,3 +275,18 @@ def test_recipes_that_do_not_fit_together(tmp_path: Path, changes: dict[str, Any
         regard.train(
             tmp_path / "r.toml", run=tmp_path / "run", quiet=True, settings=changes, **with_root(tmp_path)
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["split", "word", "bpe", "byte-bpe"])
+def test_what_is_spelt_like_a_tag_is_text(kind: str) -> None:
+    """Also in what a vocabulary is learned from."""
+    lines = ["one <to-de> two three"] * 3
+    tokenizer = Tokenizer.train(lines, TokenizerConfig(kind=kind, vocab_size=300, tags=("de",)))
+    assert 5 not in tokenizer.encode(lines[0])
+    assert tokenizer.tags() == {"de": 5}
+
+
+def test_tags_are_counted_among_the_pieces() -> None:
+    config = TokenizerConfig(kind="byte-bpe", vocab_size=262, tags=("de", "fr"))
+    with pytest.raises(RegardError, match="needs at least 263, the 7 special tokens included"):
+        Tokenizer.train(["one"], config)
