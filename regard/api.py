@@ -12,7 +12,7 @@ from regard.config import Config, TrainConfig
 from regard.errors import RegardError
 from regard.folder import settings as settings_of
 from regard.models.architectures import resolve, with_preset
-from regard.pretrained import names
+from regard.pretrained import place
 
 RUNS = Path("runs")
 
@@ -119,9 +119,7 @@ def _train(config: Config, run: Path, **how: bool) -> Path:
 
 def _absolute(path: str) -> str:
     """Wherever the run is gone on with; the name of a model that comes along is a name everywhere."""
-    if not path or (path in names() and not Path(path).exists()):
-        return path
-    return str(Path(path).absolute())
+    return path if not path or place(path) != Path(path) else str(Path(path).absolute())
 
 
 def _dotted(sections: Mapping[str, Any]) -> dict[str, Any]:

@@ -286,8 +286,10 @@ def tokenizer_show(
 
 
 def load_tokenizer(path: Path) -> Any:
+    from regard.pretrained import place
     from regard.text.tokenizer import Tokenizer
 
+    path = place(path)
     places = [path / "tokenizer.json", path / "model" / "tokenizer.json", path / "tokenizer.source.json"]
     return Tokenizer.load(next((p for p in places if p.exists()), path / "tokenizer.json") if path.is_dir() else path)
 

@@ -23,14 +23,23 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from regard import pretrained
 from regard.config import TASKS, DecodeConfig, ModelConfig
 from regard.decode import shortlist
 from regard.errors import RegardError
 from regard.files import damage, new_folder, read_json, refuse_pickle
 from regard.layers.packed import is_packed, laid_out
 from regard.models.architectures import make_model
-from regard.models.weights import Unfilled, are_bytes, in_bytes, load_bytes, load_weights, out_of_bytes, weights_of
-from regard.pretrained import embedded, names
+from regard.models.weights import (
+    Unfilled,
+    are_bytes,
+    check_steps,
+    in_bytes,
+    load_bytes,
+    load_weights,
+    out_of_bytes,
+    weights_of,
+)
 from regard.recipes import build
 from regard.text.detect import Profiles
 from regard.text.frame import OWN, Frame
@@ -124,6 +133,9 @@ def _load(path: Path, device: torch.device, weights: str) -> Bundle:
         return _read(folder, device, weights == "int8" and device.type == "cpu")
 
 
+COPY_OR_RESUME = "copy it anew, or make it again with `regard resume`"
+
+
 @contextmanager
 def whole(folder: Path) -> Iterator[None]:
     """Checksums are worked out beside whatever is done inside; a damaged folder is called that, whatever else goes wrong."""
@@ -133,9 +145,8 @@ def whole(folder: Path) -> Iterator[None]:
             yield
         finally:
             if what := wrong.result():
-                raise RegardError(
-                    f"the model in {folder} is damaged: {what}; copy it anew, or make it again with `regard resume`"
-                ) from None
+                mend = "install Regard anew" if folder.parent == pretrained.FOLDER else COPY_OR_RESUME
+                raise RegardError(f"the model in {folder} is damaged: {what}; {mend}") from None
 
 
 def _read(folder: Path, device: torch.device, in_int8: bool) -> Bundle:
@@ -146,6 +157,7 @@ def _read(folder: Path, device: torch.device, in_int8: bool) -> Bundle:
     tokenizers = _load_tokenizers(folder, model.config)  # type: ignore[arg-type]
     try:
         tensors = load_file(folder / "model.safetensors")
+        check_steps(tensors, folder)
         if in_int8 and are_bytes(tensors):
             load_bytes(model, tensors, folder)
         else:
@@ -156,9 +168,17 @@ def _read(folder: Path, device: torch.device, in_int8: bool) -> Bundle:
     own |= {"directions": tuple(config["directions"]), "labels": tuple(config["labels"])}
     own |= {"frame": Frame.from_dict(config["frame"])}
     own["shortlist"] = shortlist.load(folder, model.config)  # type: ignore[arg-type]
-    own["languages"] = read_json(folder / LANGUAGES) if (folder / LANGUAGES).exists() else {}
+    own["languages"] = read_languages(folder / LANGUAGES)
     decode = build(config["decode"], DecodeConfig, "decode.")
     return Bundle(model.to(device).eval(), tokenizers, decode=decode, **own)
+
+
+def read_languages(path: Path) -> Profiles:
+    try:
+        found = read_json(path) if path.exists() else {}
+        return {name: {t: float(value) for t, value in profile.items()} for name, profile in found.items()}
+    except (ValueError, TypeError, AttributeError, OSError) as error:
+        raise RegardError(f"{path} has no profiles of languages ({type(error).__name__}: {error})") from None
 
 
 def foreign(folder: Path) -> bool:
@@ -191,7 +211,7 @@ def _load_tokenizers(folder: Path, config: ModelConfig) -> Tokenizers | None:
 
 def find(path: Path) -> Path:
     """The model folder that a user means by `path`."""
-    for folder in (path, path / "model", embedded(path)):
+    for folder in (path, path / "model", pretrained.embedded(path)):
         if (folder / "config.json").exists():
             return folder
     if (path / "config.toml").exists():
@@ -199,7 +219,7 @@ def find(path: Path) -> Path:
     refuse_pickle(path)
     raise RegardError(
         f"no model at {path}: give a run folder such as runs/toy-en-de, a model folder with a config.json, or the name of a "
-        f"model that Regard brings along ({', '.join(names()) or 'there is none'})"
+        f"model that Regard brings along ({', '.join(pretrained.names()) or 'there is none'})"
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import RegardError
+from regard.pretrained import place
 
 if TYPE_CHECKING:
     from regard.config import ModelConfig
@@ -19,12 +20,12 @@ def config_of(name: str, settings: dict[str, str]) -> tuple[ModelConfig, dict[st
     from regard.doctor import recipe_of
     from regard.models.architectures import PRESETS, preset, resolve
 
-    known, vocab = {}, TokenizerConfig.vocab_size
+    known, vocab, path = {}, TokenizerConfig.vocab_size, place(name)
     if name in PRESETS:
         config = preset(name, **settings)
-    elif name.endswith(".toml") or Path(name).is_dir():
-        recipe = recipe_of(Path(name), {f"model.{field}": value for field, value in settings.items()})
-        config, vocab, known = recipe.model, recipe.tokenizer.vocab_size, told(Path(name))
+    elif name.endswith(".toml") or path.is_dir():
+        recipe = recipe_of(path, {f"model.{field}": value for field, value in settings.items()})
+        config, vocab, known = recipe.model, recipe.tokenizer.vocab_size, told(path)
     else:
         raise RegardError(
             f"'{name}' is no preset, recipe (.toml) or folder: `regard cost` without a name lists the presets"

@@ -4,7 +4,8 @@
   nothing else changes, not even what is saved.
 * `packed`: fewer bytes a number, in the order in which the processor's instructions want them. A model that was packed can
   be used, but neither trained nor saved. `int8` has a scale for each output, and rounds the inputs of a matrix to bytes as
-  they come; `fp16` rounds the matrices alone; `bf16` rounds both, for processors that multiply such numbers themselves.
+  they come, each row by its own largest number, so that no row depends on which others are with it; `fp16` rounds the
+  matrices alone; `bf16` rounds both, for processors that multiply such numbers themselves.
 """
 
 from __future__ import annotations
@@ -34,12 +35,17 @@ def _direct(op: Any) -> Any:
     return getattr(op, "_op", op)
 
 
-_int8_product = _direct(torch.ops.quantized.linear_dynamic.default)
+_int8_product = _direct(torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default)
 _fp16_product = _direct(torch.ops.quantized.linear_dynamic_fp16.default)
+
+
+TINY = 1e-30  # of a row of zeros
 
 
 class Int8(nn.Module):
     """x W^T + b, (..., K) -> (..., N), with W in bytes."""
+
+    bias: Tensor
 
     def __init__(self, weight: Tensor, bias: Tensor | None, step: Tensor | None = None) -> None:
         """With `step` (N,), of each output, `weight` is in bytes already."""
@@ -53,12 +59,14 @@ class Int8(nn.Module):
                 values = torch._make_per_channel_quantized_tensor(weight, step, zero, 0)
             else:
                 values = torch.quantize_per_channel(weight.float(), step, zero, 0, torch.qint8)
-            self.matrix = torch.ops.quantized.linear_prepack(values, None if bias is None else bias.float())
+            self.matrix = torch.ops.quantized.linear_prepack(values, None)
+        self.register_buffer("bias", torch.zeros(1) if bias is None else bias.float())
         # Without VNNI, pairs of products are summed in 16 bits, so inputs may only have 7.
-        self.narrow = not torch.cpu._is_vnni_supported()
+        self.most = 127 if torch.cpu._is_vnni_supported() else 63
 
     def forward(self, x: Tensor) -> Tensor:
-        return _int8_product(x, self.matrix, self.narrow)
+        step = x.abs().amax(-1, keepdim=True).clamp_(min=TINY).div_(self.most)  # (..., 1)
+        return torch.addcmul(self.bias, _int8_product(x / step, 1.0, self.most + 1, self.matrix), step)
 
 
 class Fp16(nn.Module):

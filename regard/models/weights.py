@@ -49,7 +49,6 @@ def load_bytes(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> Non
     """What `in_bytes` rounded, into a model whose products are then of bytes (layers/packed.py). No matrix becomes fp32 but
     those that rows are looked up in."""
     check(model, {name: x for name, x in tensors.items() if not name.endswith(STEP)}, where)
-    check_steps(tensors, where)
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     multiplied = {names[layer.weight] for _, _, layer in products(model) if isinstance(layer, nn.Linear)}
     fill(model, out_of_bytes({k: x for k, x in tensors.items() if k.removesuffix(STEP) not in multiplied}))

@@ -13,5 +13,10 @@ def embedded(name: str | Path) -> Path:
     return FOLDER / Path(name).name if len(Path(name).parts) == 1 else Path(name)
 
 
+def place(name: str | Path) -> Path:
+    """The folder or file of this name, or else the model that comes along under it."""
+    return embedded(name) if not Path(name).exists() and str(name) in names() else Path(name)
+
+
 def names() -> list[str]:
     return sorted(path.parent.name for path in FOLDER.glob("*/config.json"))

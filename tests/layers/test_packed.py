@@ -58,6 +58,27 @@ def product(weight: torch.Tensor, bias: torch.Tensor, x: torch.Tensor) -> np.nda
     return rows @ w.T + b
 
 
+@pytest.mark.parametrize("most", [127, 63])
+def test_a_row_in_bytes_is_rounded_by_its_own_largest_number(most: int) -> None:
+    """So it does not matter which rows are with it; and the whole is what whole numbers give, worked out in float64."""
+    rng = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(24, 32, generator=rng), torch.randn(24, generator=rng)
+    x = torch.randn(6, 32, generator=rng) * torch.logspace(-4, 4, 6)[:, None]
+    x[3] = 0
+    layer = KINDS["int8"](weight, bias)
+    layer.most = most  # as on a processor that sums in 32 bits, and on one that does in 16
+    together = layer(x)
+    assert all(torch.equal(layer(x[i : i + 1])[0], together[i]) for i in range(6))
+    w_step, x_step = weight.abs().amax(1).double() / 127, x.abs().amax(1).clamp(min=1e-30).double() / most
+    w, rows = (weight / w_step[:, None]).round(), (x / x_step[:, None]).round()
+    expected = (rows.double() @ w.double().t()) * x_step[:, None] * w_step + bias
+    largest = (x.abs().amax(1)[:, None] * weight.abs().amax(1)).double()
+    assert (
+        (together - expected).abs() <= largest * 1.01 / 127 + 1e-5 * expected.abs()
+    ).all()  # one rounding may differ
+    assert torch.equal(together[3], bias)
+
+
 @pytest.mark.parametrize(("kind", "digits"), [("int8", 7), ("fp16", 11), ("bf16", 7)])
 def test_a_product_is_right_to_the_digits_its_numbers_have(kind: str, digits: int) -> None:
     """Each product is off by half a unit in the last place of its factors at most; a sum, by no more than all of them."""

@@ -17,7 +17,7 @@ from regard.errors import RegardError
 from regard.files import seal
 from regard.layers.packed import Int8, is_packed
 from regard.models.architectures import make_model, preset
-from regard.models.weights import STEP, are_bytes, in_bytes, load_bytes, out_of_bytes, weights_of
+from regard.models.weights import STEP, are_bytes, in_bytes, out_of_bytes, weights_of
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 SIZES = {"n_encoder_layers": 2, "n_decoder_layers": 1, "d_model": 32, "n_heads": 2, "d_ff": 64, "max_len": 64}
@@ -124,12 +124,22 @@ def test_broken_weights_are_named(tmp_path: Path, way: str, harm: Any, said: str
         folder.load(path, torch.device("cpu"), way)
 
 
-def test_a_matrix_without_its_steps_is_refused() -> None:
-    model = bundle().model
-    tensors = in_bytes(weights_of(model))
-    del tensors[next(name for name in tensors if name.endswith(STEP))]
-    with pytest.raises(RegardError, match="missing or broken"):
-        load_bytes(model, tensors, Path("somewhere"))
+@pytest.mark.parametrize("way", ["auto", "int8"])
+def test_a_matrix_without_its_steps_is_refused(tmp_path: Path, way: str) -> None:
+    def forget(tensors: dict[str, torch.Tensor], name: str) -> None:
+        del tensors[name + STEP]
+
+    test_broken_weights_are_named(tmp_path, way, forget, "missing or broken")
+
+
+@pytest.mark.parametrize("text", ["{", "[1, 2]", '{"en": 5}', '{"en": {"the": "often"}}'])
+def test_broken_profiles_of_languages_are_named(tmp_path: Path, text: str) -> None:
+    folder.save(tmp_path / "m", bundle(), "")
+    (tmp_path / "m" / "languages.json").write_text(text)
+    (tmp_path / "m" / "manifest.json").unlink()
+    seal(tmp_path / "m")
+    with pytest.raises(RegardError, match=r"languages\.json has no profiles of languages"):
+        folder.load(tmp_path / "m", torch.device("cpu"))
 
 
 def test_languages_come_with_the_folder(tmp_path: Path) -> None:
