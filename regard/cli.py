@@ -54,7 +54,10 @@ app.command("export")(cli_exchange.export_model)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object (a line each for translations).")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Weights = Annotated[
-    str, typer.Option(help="auto, fp32 or bf16; on a CPU also int8 and fp16. auto: bf16 on a GPU, else fp32.")
+    str,
+    typer.Option(
+        help="auto, fp32 or bf16; on a CPU also int8 and fp16. auto: bf16 on a GPU, else fp32; translating without --model: int8."
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 

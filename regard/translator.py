@@ -91,7 +91,7 @@ class Translator:
             return sources
         if to is None:
             known = ", ".join(self.directions)
-            raise RegardError(f"this model translates {known}: say which language to translate to")
+            raise RegardError(f"this model translates {known}: say which language to translate to (--to LANG, to=)")
         tag = tag_of(self.tokenizers.source, to)
         return [[tag, *ids] if ids else [] for ids in sources]
 

@@ -50,6 +50,12 @@ def evaluate(
     directions, sources, references = map(list, zip(*corpus.directed_rows(), strict=True))
     if len(set(directions)) > 1:
         raise RegardError(f"one direction at a time can be scored, not {', '.join(corpus.directions)}")
+    if directions[0] and directions[0] not in (translator.directions or directions):
+        known = ", ".join(translator.directions)
+        raise RegardError(f"this model does not translate {directions[0]}: it knows {known}")
+    if translator.directions and not directions[0]:
+        known = translator.directions[0]
+        raise RegardError(f"this model has several directions: write the corpus's own behind it, as in '...@{known}'")
     to = directions[0].split(">")[-1] or None
     begun = time.perf_counter()
     hypotheses = [t.text for t in translator.translate(sources, progress=progress, to=to, **options)]

@@ -255,6 +255,10 @@ def test_such_a_model_is_scored_one_direction_at_a_time(learned: tuple[Translato
     good, bad = evaluate(translator, right), evaluate(translator, wrong)
     assert good.scores.exact.value >= 90 > bad.scores.exact.value
     assert good.perplexity < 1.5 < bad.perplexity
+    with pytest.raises(RegardError, match="does not translate de>fr: it knows en>de, en>fr"):
+        evaluate(translator, Corpus(("x.tsv@de>fr",), "en", "de", tmp_path))
+    with pytest.raises(RegardError, match=r"write the corpus's own behind it, as in '...@en>de'"):
+        evaluate(translator, Corpus(("x.tsv",), "en", "de", tmp_path))
     with pytest.raises(RegardError, match="one direction at a time"):
         evaluate(translator, Corpus(("x.tsv@en>de", "x.tsv@en>fr"), "en", "de", tmp_path))
 
