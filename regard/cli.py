@@ -56,7 +56,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Weights = Annotated[
     str,
     typer.Option(
-        help="auto, fp32 or bf16; on a CPU also int8 and fp16. auto: bf16 on a GPU, else fp32; translating without --model: int8."
+        help="auto, fp32 or bf16; on a CPU also int8 and fp16. auto: bf16 on a GPU, else fp32; without --model int8."
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]

@@ -1,10 +1,13 @@
-"""Proof that no sentence of the tests was trained on.
+"""Proof, after stages 1 and 3, that nothing that is held out is trained on.
 
     python recipes/translator/check.py DATA WORK
 
-DATA holds tatoeba/ with its test files; WORK is any folder of files to train on: NAME.train.{xx}.xz, back-translations too.
-Either side of every test pair is looked for on either side of every file, whatever its language, ignoring case, punctuation
-and white space. What is found is listed, and the exit code is 1.
+Held out are all sentences of the tests and validation sets of DATA, either side of each pair (Europarl has no test and is
+scored on its validation set). They are looked for on both sides of every file that train.toml and again.toml name in WORK,
+whatever its language, ignoring case, punctuation and white space. What is found is listed, and the exit code is 1; files
+that are not there are named.
+
+Whole lines are compared, in the script they are in: a Chinese sentence is not found in the other script.
 """
 
 from __future__ import annotations
@@ -14,38 +17,44 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from regard.data.corpus import read_lines
+from regard import recipes
+from regard.data.corpus import Corpus, read_lines
 
 SHOWN = 20
+RECIPES = ("train.toml", "again.toml")
 
 
 def main(data: Path, work: Path) -> int:
-    tests, files = sentences_of(data, "test"), trained(work)
-    print(f"{len(tests):,} sentences of the tests, {len(files)} files to train on")
-    found = [hit for path in files for hit in hits(path.name, read_lines(path), tests)]
-    for name, number, text in found[:SHOWN]:
-        print(f"{name} line {number}: {text}")
-    print(f"{len(found):,} lines hold a sentence of the tests" if found else "none of them is trained on")
-    return int(bool(found) or not files or not tests)
+    held, named = held_out(data), trained(work)
+    files, missing = [p for p in named if p.exists()], [p for p in named if not p.exists()]
+    print(f"{len(held):,} sentences are held out; {len(files)} files to train on")
+    if missing:
+        print(f"{len(missing)} are not there and not checked: {' '.join(str(p.relative_to(work)) for p in missing)}")
+    found = [hit for path in files for hit in hits(path, read_lines(path), held)]
+    for path, number, text in found[:SHOWN]:
+        print(f"{path} line {number}: {text}")
+    print(f"{len(found):,} lines hold one of them" if found else "none of them is trained on")
+    return int(bool(found) or not files or not held)
 
 
-def sentences_of(data: Path, split: str) -> set[str]:
-    """The sentences of all test files, both sides, folded."""
-    names = {f"tatoeba/*.{split}.??.xz", f"europarl-en-de/{split}.??.xz"}
-    paths = [path for name in sorted(names) for path in sorted(data.glob(name))]
-    return {fold(line) for path in paths for line in read_lines(path)} - {""}
+def held_out(data: Path) -> set[str]:
+    """The sentences of all tests and validation sets, both sides, folded."""
+    names = [f"{corpus}{split}.??.xz" for corpus in ("tatoeba/*.", "europarl-en-de/") for split in ("test", "val")]
+    return {fold(line) for name in names for path in data.glob(name) for line in read_lines(path)} - {""}
 
 
 def trained(work: Path) -> list[Path]:
-    """All files of text but those that only validate."""
-    suffixes = (".xz", ".gz", ".zst", ".txt", ".tsv")
-    return [path for path in sorted(work.rglob("*")) if path.suffix in suffixes and ".val." not in path.name]
+    """The files that the recipes train on, each once."""
+    folder = Path(__file__).parent
+    specs = tuple(spec for name in RECIPES for spec in recipes.load(folder / name)["data"]["train"])
+    parts = Corpus(specs, "", "", work)._parts()  # as training reads them
+    return list(dict.fromkeys(path for part in parts for path in part.files))
 
 
-def hits(name: str, lines: Iterable[str], tests: set[str]) -> Iterator[tuple[str, int, str]]:
+def hits(path: Path, lines: Iterable[str], held: set[str]) -> Iterator[tuple[Path, int, str]]:
     for number, line in enumerate(lines, 1):
-        if any(fold(text) in tests for text in line.split("\t")):
-            yield name, number, line
+        if fold(line) in held:
+            yield path, number, line
 
 
 def fold(text: str) -> str:

@@ -2,179 +2,114 @@
 
     python recipes/translator/prepare.py DATA WORK
 
-DATA holds tatoeba/ and europarl-en-de/. WORK gets NAME.train.{xx}.xz and NAME.val.{xx}.xz for the names below, and
-report.json.
+DATA holds tatoeba/ and europarl-en-de/. WORK gets NAME.train.{xx}.xz for each NAME below, NAME.val.{xx}.xz to validate on,
+and report.json, which says how many pairs each has and how many were left after each look at them.
 
-- Chinese is split by script: zh (simplified) and zh-Hant (traditional), by the characters that only GB2312 or only Big5 has;
-  sentences without any go to both.
-- Pairs are left out whose sides do not look like their language or like each other (lengths, letters, sides that are equal),
-  and those of which a side is a sentence of any test or validation set: the English of one pair's test is in the training
-  data of others (check.py proves that none is left).
-- Copies are added in which a name or number that both sides share is another one, or a placeholder: what should be copied is
-  then learned as something to copy, whatever it says. `regard.text.keep` puts placeholders in place of links and the like.
+- en-de, en-fr, en-zh (simplified), en-zh-Hant (traditional), europarl: pairs that look like translations (filters.py). None
+  has a side that is a sentence of any test or validation set: the English of one pair's test is in the training data of
+  others (check.py proves that none is left, here and below).
+- NAME.copies: some of these once more, with other names, numbers and placeholders (copies.py).
+- words-en-de, ...: words by themselves, as sentences (words.py).
+- titled-en-de, ...: some everyday sentences With Capitals in the English (titled.py).
 """
 
 from __future__ import annotations
 
 import json
 import lzma
-import random
-import re
 import sys
 import unicodedata
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
-from check import fold, sentences_of
+from check import fold, held_out
+from copies import copies, ordinary_words
+from filters import by_script, german, good
+from titled import titled
+from words import lexicon
 
 from regard.data.corpus import read_lines
-from regard.text.detect import HAN, Profiles, learned, scores, script
+from regard.text.detect import learned
 
 Pair = tuple[str, str]
-LETTER = re.compile(r"[^\W\d_]")
-NUMBER, NAME = re.compile(r"\d[\d.,:]*\d|\d"), re.compile(r"\b[A-Z][a-z]{2,}\b")
-NAMES = {  # that Chinese writes in its own characters
-    **{
-        "Tom": ("汤姆", "湯姆"),
-        "Mary": ("玛丽", "瑪麗", "瑪莉"),
-        "John": ("约翰", "約翰"),
-        "Boston": ("波士顿", "波士頓"),
-    },
-    **{"Japan": ("日本",), "Tokyo": ("东京", "東京"), "China": ("中国", "中國"), "America": ("美国", "美國")},
-}
-SHARE, SHARE_ZH = 0.1, 0.4  # of the pairs with something to copy that are added once more; Chinese has few of these
-LONGEST = 400  # characters
-SURE = 15.0  # of log-probability
+Sets = dict[str, list[Pair]]
+EVERYDAY = ("en-de", "en-fr", "en-zh", "en-zh-Hant")
 
 
 def main(data: Path, work: Path) -> None:
     work.mkdir(parents=True, exist_ok=True)
-    found: Counter[str] = Counter()
-    held = sentences_of(data, "test") | sentences_of(data, "val")
-    for split in ("train", "val"):
-        tatoeba = {lang: read(data / "tatoeba", f"en-{lang}.{split}", "en", lang) for lang in ("de", "fr", "zh")}
-        sets = {"en-de": [*tatoeba["de"]], "en-fr": [*tatoeba["fr"]], **by_script(tatoeba["zh"])}
-        sets["europarl"] = [*read(data / "europarl-en-de", split, "en", "de")]
-        for name, pairs in sets.items():
-            lang = name.removeprefix("en-") if name != "europarl" else "de"
-            kept, added = pairs, []
-            if split == "train":
-                fresh = [pair for pair in dict.fromkeys(pairs) if not any(fold(text) in held for text in pair)]
-                kept = [pair for pair in fresh if good(pair, lang)]
-                if name == "europarl":  # later speeches were left in the language they were held in
-                    profiles = {side: learned(pair[i] for pair in sets["en-de"]) for i, side in enumerate(("en", "de"))}
-                    profiles["fr"] = learned(pair[1] for pair in sets["en-fr"])
-                    kept = [pair for pair in kept if spoken(pair[1], "de", profiles)]
-                added = [pair for pair in copies(kept, lang) if not any(fold(text) in held for text in pair)]
-                found[f"{name}.{split} in no test"] = len(fresh)
-            found |= {
-                f"{name}.{split} read": len(pairs),
-                f"{name}.{split} kept": len(kept),
-                f"{name}.{split} added": len(added),
-            }
-            write(work, f"{name}.{split}", lang, kept + added)
-    (work / "report.json").write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    held = held_out(data)
+    speeches = read(data / "europarl-en-de", "train", "en", "de")
+    sets, report = chosen({**tatoeba(data, "train"), "europarl": speeches}, held)
+    more = {name: unheld(pairs, held) for name, pairs in derived(sets).items()}
+    for name, pairs in {**sets, **more}.items():
+        write(work, f"{name}.train", pairs)
+        report.setdefault(f"{name}.train", {})["kept"] = len(pairs)
+    report["in both scripts"] = {"kept": len(set(sets["en-zh"]) & set(sets["en-zh-Hant"]))}
+    for name, pairs in tatoeba(data, "val").items():
+        write(work, f"{name}.val", pairs)
+        report[f"{name}.val"] = {"kept": len(pairs)}
+    (work / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    print("\n".join(f"{name}: {counts}" for name, counts in report.items()))
 
 
-def read(folder: Path, name: str, *languages: str) -> Iterator[Pair]:
-    for source, target in zip(*(read_lines(folder / f"{name}.{lang}.xz") for lang in languages), strict=True):
-        yield clean(source), clean(target)
+def chosen(sets: Sets, held: set[str]) -> tuple[Sets, dict[str, dict[str, int]]]:
+    """What is fit to learn from, and how many pairs were left after each look."""
+    fresh = {name: unheld(dict.fromkeys(pairs), held) for name, pairs in sets.items()}
+    alike = {name: [pair for pair in pairs if good(pair, language(name))] for name, pairs in fresh.items()}
+    profiles = {side: learned(pair[i] for pair in alike["en-de"]) for i, side in enumerate(("en", "de"))}
+    profiles["fr"] = learned(pair[1] for pair in alike["en-fr"])
+    kept = alike | {"europarl": german(alike["europarl"], profiles)}
+    steps = {"read": sets, "in no test": fresh, "look like translations": alike}
+    return kept, {f"{name}.train": {step: len(of[name]) for step, of in steps.items()} for name in sets}
+
+
+def derived(sets: Sets) -> Sets:
+    """What is made from the sets, beside them."""
+    english = ordinary_words(pair[0] for pairs in sets.values() for pair in pairs)
+    theirs = {
+        lang: ordinary_words(pair[1] for name, pairs in sets.items() if language(name) == lang for pair in pairs)
+        for lang in map(language, sets)
+    }
+    lexical = sets | {"en-de": sets["en-de"] + sets["europarl"]}  # speeches have words that are not everyday's
+    return {
+        **{f"{n}.copies": copies(sets[n], language(n), english | theirs[language(n)]) for n in sets},
+        **{f"words-{n}": lexicon(lexical[n], language(n)) for n in EVERYDAY},
+        **{f"titled-{n}": titled(sets[n]) for n in EVERYDAY},
+    }
+
+
+def unheld(pairs: Iterable[Pair], held: set[str]) -> list[Pair]:
+    return [pair for pair in pairs if not any(fold(text) in held for text in pair)]
+
+
+def language(name: str) -> str:
+    """The one beside English of "en-de", "words-en-de", "en-de.copies", "europarl" ..."""
+    stem = name.split(".")[0]
+    return stem.rpartition("en-")[2] if "en-" in stem else "de"
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def tatoeba(data: Path, split: str) -> Sets:
+    pairs = {lang: read(data / "tatoeba", f"en-{lang}.{split}", "en", lang) for lang in ("de", "fr", "zh")}
+    return {"en-de": pairs["de"], "en-fr": pairs["fr"], **by_script(pairs["zh"])}
+
+
+def read(folder: Path, name: str, *languages: str) -> list[Pair]:
+    sides = (read_lines(folder / f"{name}.{lang}.xz") for lang in languages)
+    return [(clean(source), clean(target)) for source, target in zip(*sides, strict=True)]
 
 
 def clean(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
-def write(work: Path, name: str, lang: str, pairs: list[Pair]) -> None:
-    for i, side in enumerate(("en", lang)):
+def write(work: Path, name: str, pairs: list[Pair]) -> None:
+    for i, side in enumerate(("en", language(name))):
         with lzma.open(work / f"{name}.{side}.xz", "wt", encoding="utf-8", preset=1) as file:
             file.writelines(pair[i] + "\n" for pair in pairs)
-
-
-# ---- Chinese ---------------------------------------------------------------------------------------------------------
-
-
-def by_script(pairs: Iterator[Pair]) -> dict[str, list[Pair]]:
-    sets: dict[str, list[Pair]] = {"en-zh": [], "en-zh-Hant": []}
-    for pair in pairs:
-        simple, traditional = script(pair[1])
-        if simple >= traditional:
-            sets["en-zh"].append(pair)
-        if traditional >= simple:
-            sets["en-zh-Hant"].append(pair)
-    return sets
-
-
-# ---- filters ---------------------------------------------------------------------------------------------------------
-
-
-def good(pair: Pair, lang: str) -> bool:
-    source, target = pair
-    if not source or not target or source == target or max(map(len, pair)) > LONGEST:
-        return False
-    chinese = lang.startswith("zh")
-    ratio = len(target) / len(source)
-    if not (0.1 if chinese else 0.35) < ratio < (1.5 if chinese else 3.0) and max(map(len, pair)) > 20:
-        return False
-    return in_script(source, False) and in_script(target, chinese)
-
-
-def spoken(text: str, language: str, profiles: Profiles) -> bool:
-    """Whether no other language is far likelier."""
-    found = scores(text, profiles)
-    return not found or found[language] > max(found.values()) - SURE
-
-
-def in_script(text: str, chinese: bool) -> bool:
-    """Half of its letters at least."""
-    letters, han = len(LETTER.findall(text)), len(HAN.findall(text))
-    return letters > 0 and (2 * han >= letters if chinese else han == 0)
-
-
-# ---- what is copied --------------------------------------------------------------------------------------------------
-
-
-def copies(pairs: list[Pair], lang: str) -> list[Pair]:
-    """Some pairs once more, with one or two names or numbers of both sides as others, or as placeholders."""
-    rng, made = random.Random(0), []
-    for source, target in pairs:
-        found = shared(source, target)
-        if found and rng.random() < (SHARE_ZH if lang.startswith("zh") else SHARE):
-            marks = rng.sample(range(1, 5), 2)
-            for (mine, theirs), mark in zip(
-                rng.sample(found, min(len(found), rng.choice((1, 1, 2)))), marks, strict=False
-            ):
-                new = other(mine, mark, rng)
-                source, target = source.replace(mine, new), target.replace(theirs, new)
-            made.append((source, target))
-    return made
-
-
-def shared(source: str, target: str) -> list[Pair]:
-    """Names and numbers that are once on either side, as each writes them; none is a part of another."""
-    words = [word for pattern in (NUMBER, NAME) for word in dict.fromkeys(pattern.findall(source))]
-    both = [
-        (word, theirs)
-        for word in words
-        for theirs in (word, *NAMES.get(word, ()))
-        if once(word, theirs, source, target)
-    ]
-    return [pair for pair in both if not any(pair != rest and pair[0] in rest[0] for rest in both)]
-
-
-def once(word: str, theirs: str, source: str, target: str) -> bool:
-    return source.count(word) == 1 and target.count(theirs) == 1
-
-
-def other(word: str, mark: int, rng: random.Random) -> str:
-    if rng.random() < 0.5:
-        return f"⟦{mark}⟧"
-    if word[0].isdigit():
-        return re.sub(r"\d", lambda _: str(rng.randrange(10)), word)
-    syllables = ("ka", "ro", "min", "tel", "da", "su", "vor", "lin", "be", "xa", "jo", "wen", "pri", "gu", "ny")
-    return "".join(rng.choice(syllables) for _ in range(rng.randrange(2, 4))).capitalize()
 
 
 if __name__ == "__main__":

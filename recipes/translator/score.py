@@ -1,16 +1,17 @@
-"""Scores on the published tests: BLEU and chrF in all directions, greedy and by beam, each with its signature.
+"""Stage 6: scores on the published tests: BLEU and chrF in all directions, greedy and by beam, each with its signature.
 
     python recipes/translator/score.py MODEL DATA [--beam 5] [--out scores.json] [--device auto]
 
-DATA holds tatoeba/ and europarl-en-de/. Chinese is asked for in the script that a line of the test is in, and scored in both
-scripts together and in each alone, on characters. What the model says is scored as it is. Europarl has no test; its
-validation set stands in.
+MODEL is what pack.py made: what is scored is what is shipped. DATA holds tatoeba/ and europarl-en-de/. Chinese is asked for
+in the script that a line of the test is in, and scored in both scripts together and in each alone, on characters. What the
+model says is scored as it is. Europarl has no test; its validation set stands in.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from typing import Any
 import regard
 from regard.data.corpus import read_lines
 from regard.evaluate.translation import score
-from regard.files import write_text
+from regard.files import sha256, write_text
+from regard.folder import find
 from regard.tables import table
 from regard.translator import Translator
 
@@ -46,16 +48,17 @@ def main() -> None:
     given = parser.parse_args()
     translator = regard.load(given.model, given.device)
     rows = []
-    for test in tests(given.data):
-        if test.direction not in translator.directions:  # a baseline has one
-            continue
-        for beam in (1, given.beam):
+    for test in known(translator, tests(given.data)):
+        for beam in sorted({1, given.beam}):
             rows += scored(translator, test, beam)
             print(f"{test.direction} {test.name} beam {beam}: {rows[-1]['bleu']:.2f}", flush=True)
+    if not rows:
+        sys.exit(f"nothing was scored: {given.model} translates in no direction of the tests")
     print("\n".join(table([HEADER, *map(cells, rows)], 2)))
     print("\n".join(sorted({row[f"{metric}_signature"] for row in rows for metric in ("bleu", "chrf")})))
     if given.out:
-        write_text(given.out, json.dumps(rows, indent=1) + "\n")
+        weights = sha256(find(Path(given.model)) / "model.safetensors")  # card.py asks whose scores these are
+        write_text(given.out, json.dumps([row | {"weights": weights} for row in rows], indent=1) + "\n")
 
 
 HEADER = ("direction", "test", "sentences", "beam", "BLEU", "chrF", "seconds")
@@ -67,7 +70,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         str(row["beam"]),
         f"{row['bleu']:.2f}",
         f"{row['chrf']:.2f}",
-        f"{row['seconds']:.1f}",
+        f"{row['seconds']:.1f}" if "seconds" in row else "",
     )
     return row["direction"], row["test"], *numbers
 
@@ -80,17 +83,19 @@ def tests(data: Path) -> Iterator[Test]:
         own = [SCRIPTS[line] for line in read_lines(scripts)] if lang == "zh" else [lang] * len(sides["en"])
         yield Test("tatoeba", sides["en"], sides[lang], f"en>{lang}", own)
         yield Test("tatoeba", sides[lang], sides["en"], f"{lang}>en", own)
-    rows = zip(*(read_lines(data / "europarl-en-de" / f"val.{side}.xz") for side in ("en", "de")), strict=True)
-    english, german = map(
-        list, zip(*(row for row in rows if row[0] != row[1]), strict=True)
-    )  # some were not translated
-    sides = {"en": english, "de": german}
+    sides = {side: list(read_lines(data / "europarl-en-de" / f"val.{side}.xz")) for side in ("en", "de")}
     for source, target in (("en", "de"), ("de", "en")):
         yield Test("europarl val", sides[source], sides[target], f"{source}>{target}", ["de"] * len(sides["en"]))
 
 
+def known(translator: Translator, every: Iterator[Test]) -> Iterator[Test]:
+    """Those in the model's directions; a baseline has one."""
+    directions = translator.directions or (f"{translator.source}>{translator.target}",)
+    return (test for test in every if test.direction in directions)
+
+
 def scored(translator: Translator, test: Test, beam: int) -> list[dict[str, Any]]:
-    """All lines together, and those of each script alone where there are several."""
+    """All lines together, and those of each script alone where there are several; these were not timed by themselves."""
     begun = time.time()
     english = test.direction.endswith(">en")
     said = translated(translator, test.source, ["en"] * len(test.source) if english else test.languages, beam)
@@ -98,11 +103,12 @@ def scored(translator: Translator, test: Test, beam: int) -> list[dict[str, Any]
     rows = []
     for name, chosen in parts(test.languages).items():
         lines = [[side[i] for i in chosen] for side in (said, test.target, test.source)]
-        found = score(*lines, "en" if english else test.languages[0])  # type: ignore[call-arg]
+        found = score(*lines, "en" if english else test.languages[0])  # type: ignore[arg-type, call-arg]
         rows.append(
             {"direction": test.direction, "test": f"{test.name} {name}".strip(), "sentences": len(chosen), "beam": beam}
             | {"bleu": found.bleu.value, "bleu_signature": found.bleu.signature}
-            | {"chrf": found.chrf.value, "chrf_signature": found.chrf.signature, "seconds": seconds}
+            | {"chrf": found.chrf.value, "chrf_signature": found.chrf.signature}
+            | ({} if name else {"seconds": seconds})
         )
     return rows[::-1]  # all of them last
 
@@ -118,7 +124,8 @@ def translated(translator: Translator, texts: list[str], languages: list[str], b
     said = [""] * len(texts)
     for language in dict.fromkeys(languages):
         chosen = [i for i, own in enumerate(languages) if own == language]
-        found = translator.translate([texts[i] for i in chosen], to=language, beam=beam)
+        to = language if translator.directions else None  # a baseline knows but one
+        found = translator.translate([texts[i] for i in chosen], to=to, beam=beam)
         for i, translation in zip(chosen, found, strict=True):
             said[i] = " ".join(translation.text.splitlines())
     return said

@@ -1,0 +1,155 @@
+"""Stage 7: the card of what is shipped, once it is scored.
+
+    python recipes/translator/card.py OUT --work WORK --scores scores.json --flops 4.2e17 --minutes 21 [--gpu "one H200"]
+
+OUT is what pack.py made and score.py scored: scores of other weights are refused. Nothing but README.md and the checksums
+changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard import folder, recipes
+from regard.data.corpus import direction_of
+from regard.files import MANIFEST, new_folder, read_json, sha256
+
+Amounts = Mapping[str, int]  # pairs of each set
+SETS = ("en-de", "en-fr", "en-zh", "en-zh-Hant", "europarl")
+SCORE = "| {direction} | {test} | {sentences:,} | {beam} | {bleu:.1f} | {chrf:.1f} |"
+CARD = """---
+language: [{languages}]
+license: cc-by-2.0
+pipeline_tag: translation
+library_name: regard
+---
+# {name}
+
+One Transformer for {directions}: the translator that comes with Regard. `regard translate "I ate an apple."` uses it.
+
+| | |
+|---|---|
+| parameters | {parameters:,}: {encoder} encoder and {decoder} decoder layers of width {width}, one embedding for all |
+| vocabulary | {vocabulary:,} byte-level pieces, one token for each target language |
+| on disk | weights of a byte each, with a step for each row; norms and biases in halves |
+| trained | {flops:.2g} FLOPs, {minutes:g} minutes of {gpu} |
+
+## Data
+
+| set | pairs | copies with other names, numbers and placeholders | words | English with capitals |
+|---|---|---|---|---|
+{amounts}
+
+- {both:,} Chinese sentences have no character that tells the scripts apart: these pairs are in both Chinese sets.
+- Words are a lexicon learned from the pairs.
+- Made by the model itself, after its first training: {forth:,} pairs of English that someone wrote ({speeches:,} from
+  Europarl) and its own German, French or Chinese, read in that direction (self-distillation) and towards the English
+  (back-translation), and {back:,} pairs of its own English and what someone wrote in the other language, read towards
+  that (back-translation). They are {share:.0%} of the pairs that the second training reads in one pass.
+- Tatoeba sentences are CC-BY 2.0 FR; attribution: tatoeba.org and manythings.org/anki (pair files), and the Tatoeba
+  Challenge of Helsinki-NLP (Chinese, tests).
+- Europarl: proceedings of the European Parliament (Multilingual Parallel Direct Europarl, Amponsah-Kaakyire et al. 2021),
+  sentences aligned anew. Its source states no licence.
+- No sentence of the tests was trained on, on either side: `recipes/translator/check.py`.
+
+## Scores
+
+| direction | test | sentences | beam | BLEU | chrF |
+|---|---|---|---|---|---|
+{scores}
+
+{signatures}
+
+## Weaknesses
+
+- It learned short everyday sentences and speeches of a parliament; in French and Chinese, of these speeches only what it
+  made itself. Technical, legal, medical and colloquial text is worse, and so are long sentences: `regard translate` cuts
+  them at commas.
+- Between German, French and Chinese there is no direction of its own.
+- Each sentence is translated by itself: a pronoun does not know what it stands for, and "you" may change between du and Sie.
+- Names outside the data may be spelled anew, above all in Chinese. Links, addresses and other scripts are kept aside.
+- It repeats what its data says about people, and can be wrong where it sounds sure: do not rely on it where that matters.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--scores", type=Path, required=True)
+    parser.add_argument("--flops", type=float, required=True)
+    parser.add_argument("--minutes", type=float, required=True)
+    parser.add_argument("--gpu", default="one H200")
+    given = parser.parse_args()
+    scores = read_json(given.scores)
+    if {row["weights"] for row in scores} != {sha256(given.out / "model.safetensors")}:
+        raise SystemExit(f"{given.scores} does not hold scores of {given.out} alone: score it with score.py")
+    told = {"flops": given.flops, "minutes": given.minutes, "gpu": given.gpu}
+    text = CARD.format(name=given.out.name, **about(given.out), **data(given.work), **table(scores), **told)
+    with new_folder(given.out) as draft:
+        for file in given.out.iterdir():
+            if file.name != MANIFEST:
+                shutil.copy(file, draft)
+        (draft / "README.md").write_text(text, encoding="utf-8")
+    (given.out / MANIFEST).chmod(0o644)
+    print(f"{given.out / 'README.md'}: {len(scores)} scores")
+
+
+def about(out: Path) -> dict[str, Any]:
+    bundle = folder.load(out, torch.device("cpu"), "fp32")
+    config = bundle.config
+    return {
+        "languages": ", ".join(dict.fromkeys(language for d in bundle.directions for language in d.split(">"))),
+        "directions": ", ".join(bundle.directions),
+        "parameters": sum(p.numel() for p in bundle.model.parameters()),
+        "vocabulary": config.source_vocab,
+        "encoder": config.n_encoder_layers,
+        "decoder": config.n_decoder_layers,
+        "width": config.d_model,
+    }
+
+
+def table(scores: list[dict[str, Any]]) -> dict[str, str]:
+    signatures = sorted({f"- `{row[m + '_signature']}`" for row in scores for m in ("bleu", "chrf")})
+    return {"scores": "\n".join(SCORE.format(**row) for row in scores), "signatures": "\n".join(signatures)}
+
+
+# ---- the data --------------------------------------------------------------------------------------------------------
+
+
+def data(work: Path) -> dict[str, Any]:
+    """How many pairs were prepared, and how many made."""
+    report = {name: counts["kept"] for name, counts in read_json(work / "report.json").items()}
+    made = {path.parent.name: read_json(path)["counts"]["kept"] for path in sorted(work.glob("made-*/made.json"))}
+    back = sum(n for name, n in made.items() if name.endswith("-en"))
+    return {
+        "amounts": "\n".join(row(name, report) for name in SETS),
+        "both": report["in both scripts"],
+        "forth": sum(made.values()) - back,
+        "speeches": sum(n for name, n in made.items() if name.startswith("made-europarl")),
+        "back": back,
+        "share": share(report, made),
+    }
+
+
+def row(name: str, report: Amounts) -> str:
+    kinds = (f"{name}.train", f"{name}.copies.train", f"words-{name}.train", f"titled-{name}.train")
+    return " | ".join([f"| {name}", *(f"{report[kind]:,}" if kind in report else "" for kind in kinds)]) + " |"
+
+
+def share(report: Amounts, made: Amounts) -> float:
+    """What part of the pairs that again.toml reads was made."""
+    specs = recipes.load(Path(__file__).parent / "again.toml")["data"]["train"]
+    names = [direction_of(spec)[0].removesuffix(".{lang}.xz").removesuffix("/train") for spec in specs]
+    own = sum(made[name] for name in names if name.startswith("made-"))
+    return own / (own + sum(report[name] for name in names if not name.startswith("made-")))
+
+
+if __name__ == "__main__":
+    main()
