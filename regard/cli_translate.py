@@ -17,10 +17,13 @@ from regard.data.corpus import Corpus, read_lines
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.files import write_text
-from regard.interpreter import Interpreter
-from regard.pretrained import DEFAULT, names
+from regard.interpreter import Interpreted, Interpreter
+from regard.pretrained import DEFAULT, embedded, names
 from regard.progress import progress_bar
+from regard.text.sentences import fenced
 from regard.translator import Translation, Translator, load
+
+NAMED = 10  # lines, in a warning
 
 
 def translate_command(
@@ -56,36 +59,51 @@ def _chosen(model: Path | None, device: str, weights: str) -> tuple[Path, str, s
     if DEFAULT not in names():
         raise RegardError("no model given: train one (`make toy` makes runs/toy-en-de) and pass it with --model FOLDER")
     on_cpu = pick_device(device).type == "cpu"
-    return Path(DEFAULT), device, "int8" if weights == "auto" and on_cpu else weights
+    return embedded(DEFAULT), device, "int8" if weights == "auto" and on_cpu else weights
 
 
 def _way(
     translator: Translator, to: str | None, source: str | None, as_json: bool, options: dict[str, Any]
 ) -> Callable[[list[str]], Iterator[str]]:
     """Lines to what is printed for them: texts through a model of several directions, or sentences through any."""
-    if translator.directions and int(options.get("nbest") or 1) == 1:
-        return lambda lines: _interpreted(Interpreter(translator), lines, to, source, as_json, options)
-    if not translator.directions and source not in (None, translator.source):
+    if translator.directions:
+        way = _ranked if int(options.get("nbest") or 1) > 1 else _interpreted
+        return lambda lines: way(Interpreter(translator), lines, to, source, as_json, options)
+    if source not in (None, translator.source):
         raise RegardError(f"this model translates from {translator.source} to {translator.target}, not from {source}")
-    return lambda lines: _translated(translator, lines, to, source, as_json, options)
+    return lambda lines: _translated(translator, lines, to, as_json, options)
 
 
 def _interpreted(
     interpreter: Interpreter, lines: list[str], to: str | None, source: str | None, as_json: bool, options: Any
 ) -> Iterator[str]:
-    for line, made in zip(lines, interpreter.interpret(lines, to, source, quiet=False, **options), strict=True):
-        found = {"source": line, "text": made.text, "from": made.source, "to": made.target}
-        yield (json.dumps(found, ensure_ascii=False) if as_json else made.text) + "\n"
+    code = fenced(lines)
+    texts = ["" if inside else line for line, inside in zip(lines, code, strict=True)]
+    found = interpreter.interpret(texts, to, source, quiet=False, **options)
+    _warn(lines, found)
+    for line, made, inside in zip(lines, found, code, strict=True):
+        text = line if inside else made.text
+        said = {"source": line, "text": text, "from": made.source, "to": made.target}
+        yield (json.dumps(said, ensure_ascii=False) if as_json else text) + "\n"
 
 
-def _translated(
-    translator: Translator, lines: list[str], to: str | None, source: str | None, as_json: bool, options: Any
+def _warn(lines: list[str], found: list[Interpreted]) -> None:
+    """What may be wrong, once for all lines that have it."""
+    for note in dict.fromkeys(note for made in found for note in made.notes):
+        where = [i for i, made in enumerate(found) if note in made.notes]
+        numbers = ", ".join(str(i + 1) for i in where[:NAMED]) + (" ..." if len(where) > NAMED else "")
+        place = f"line{'s' * (len(where) > 1)} {numbers}: " if len(lines) > 1 else ""
+        print(f"regard: {place}{note}: {lines[where[0]][:60]!r}", file=sys.stderr)
+
+
+def _ranked(
+    interpreter: Interpreter, lines: list[str], to: str | None, source: str | None, as_json: bool, options: Any
 ) -> Iterator[str]:
-    if translator.directions:
-        targets = {pair[1] for pair in Interpreter(translator).pairs(lines, to, source)}
-        if len(targets) != 1:
-            raise RegardError("with --nbest all sentences go to one language: say which with --to LANG")
-        to = targets.pop()
+    for i, pair in enumerate(zip(lines, interpreter.several(lines, to, source, **options), strict=True)):
+        yield _render(i, *pair, as_json)
+
+
+def _translated(translator: Translator, lines: list[str], to: str | None, as_json: bool, options: Any) -> Iterator[str]:
     with progress_bar("translating", len(lines)) as advance:
         results = translator.translate(lines, progress=advance, to=to, **options)
     for i, pair in enumerate(zip(lines, results, strict=True)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import RegardError
-from regard.interpreter import Interpreter, same_end, translatable
+from regard.interpreter import Interpreter
 from regard.text.detect import learned
 from regard.text.frame import OWN
+from regard.text.keep import translatable
 from regard.translator import Translation
 
 PROFILES = {
@@ -41,7 +43,15 @@ class Fake:
         self.asked.append((to, list(texts)))
         assert all(len(text) <= self.model.config.max_len - 2 for text in texts)
         progress(len(texts))
-        return [Translation(self.spoil(text).upper(), 0.0, 0.0, ()) for text in texts]
+        return [self.one(text, options.get("nbest", 1)) for text in texts]
+
+    def one(self, text: str, nbest: int) -> Translation:
+        """The second hypothesis is `spoil`ed twice, the third three times."""
+        found = []
+        for i in range(nbest):
+            text = self.spoil(text)
+            found.append(Translation(text.upper(), -1.0 - i, -2.0 - i, (), ended="endless" not in text))
+        return replace(found[0], nbest=tuple(found) if nbest > 1 else ())
 
     def said(self) -> list[str]:
         return [text for _, texts in self.asked for text in texts]
@@ -94,18 +104,26 @@ def test_what_is_too_long_is_cut_at_commas_and_never_refused() -> None:
     text = "the man, who went to the house, said nothing."
     assert ours.translate(text, to="de", source="en") == text.upper()
     assert fake.said() == ["The man,", "who went to.", "the house,", "said nothing."]
-    assert ours.translate("x" * 99, to="de", source="en") == " ".join(
-        re.findall("X+", ours.translate("x" * 99, source="en"))
-    )
-    assert ours.translate("x" * 99, to="de", source="en").replace(" ", "") == "X" * 99
+    assert ours.translate("x" * 30, to="de", source="en") == f"{'X' * 15} {'X' * 15}"
+
+
+def test_how_long_a_sentence_may_be_can_be_said() -> None:
+    fake = Fake()
+    assert Interpreter(fake, longest=10).translate("the man and the house", source="en") == "THE MAN AND THE HOUSE"  # type: ignore[arg-type]
+    assert fake.said() == ["The man.", "and.", "the house."]
+
+
+def test_a_character_may_be_several_tokens() -> None:
+    ours, fake = interpreter(max_len=24)
+    fake.tokenizers.source.encode = lambda text: list(text.encode())
+    assert len("我们说汉语，你好。") < ours.longest < len("我们说汉语，你好。".encode())
+    ours.translate("我们说汉语，你好。", source="zh")
+    assert fake.said() == ["我们说汉语，", "你好。"]
 
 
 def test_a_full_stop_that_was_not_there_is_taken_off() -> None:
     ours, _ = interpreter(lambda text: text.rstrip(",") + "." if not text.endswith(".") else text)
     assert ours.translate("the house\n\nthe man.", source="en") == "THE HOUSE\n\nTHE MAN."
-    assert same_end("one,", "eins.") == "eins,"
-    assert same_end("why", "warum...") == "warum..."
-    assert same_end("why?", "warum.") == "warum."
 
 
 def test_what_is_shouted_is_said_and_shouted_again() -> None:
@@ -162,9 +180,52 @@ def test_a_lost_number_is_tried_again_as_a_placeholder() -> None:
     assert fake.said() == ["The year 1992, the man and 77.", "The year ⟦1⟧, the man and 77."]
 
 
-def test_of_two_tries_the_one_that_keeps_more_numbers_is_taken() -> None:
-    ours, _ = interpreter(lambda t: "nothing" if "⟦" in t else t.replace("1992", "long ago"))
-    assert ours.translate("It was 1992.", source="en") == "IT WAS LONG AGO."
+def test_numbers_beside_one_another_are_one_placeholder() -> None:
+    ours, fake = interpreter(lambda t: re.sub(r"\d\d", "X", t))
+    assert ours.translate("11 22 33 44 55 66 77 men", source="en") == "11 22 33 44 55 66 77 MEN"
+    assert fake.said()[1:] == ["⟦1⟧ men."]
+
+
+def test_around_a_number_that_is_lost_again_the_parts_are_translated_by_themselves() -> None:
+    ours, fake = interpreter(lambda t: "nothing" if "⟦" in t else t.replace("1992", "long ago"))
+    assert ours.translate("It was 1992, not 33.", source="en") == "IT WAS 1992, NOT 33."
+    assert fake.said()[2:] == ["It was.", ", not 33."]
+
+
+def test_more_lost_numbers_than_the_model_knows_placeholders_are_gone_around() -> None:
+    ours, fake = interpreter(lambda t: re.sub(r"\d\d\d", "", t))
+    assert ours.translate("110 a 220 b 330 c 440 d 550 e", source="en") == "110 A 220 B 330 C 440 D 550 E"
+    assert fake.said()[1:] == ["a.", "b.", "c.", "d.", "e."]
+
+
+def test_a_placeholder_that_does_not_fit_is_not_tried() -> None:
+    ours, fake = interpreter(lambda t: t.replace("12", "twelve"), max_len=23)
+    text = "man 12 and the house"
+    assert len(text) == ours.longest
+    assert ours.translate(text, source="en") == "MAN TWELVE AND THE HOUSE"
+    assert fake.said() == ["Man 12 and the house."]
+    ours.translate(text.replace("the", "a"), source="en")
+    assert fake.said()[1:] == ["Man 12 and a house.", "Man ⟦1⟧ and a house."]
+
+
+def test_a_number_in_words_is_not_gone_around() -> None:
+    ours, fake = interpreter(lambda t: t.replace("30", "thirty").replace("⟦1⟧", ""))
+    assert ours.translate("the last 30 days", source="en") == "THE LAST THIRTY DAYS"
+    assert len(fake.said()) == 2
+
+
+def test_words_inside_tags_and_links_are_translated_by_themselves() -> None:
+    ours, fake = interpreter()
+    text = "See <b>the man</b> in [the house](https://a.org/b)."
+    assert ours.translate(text, source="en") == "SEE <b>THE MAN</b> IN [THE HOUSE](https://a.org/b)."
+    assert fake.said() == ["See.", "the man.", "in.", "the house."]
+
+
+def test_tables_and_code_keep_their_form() -> None:
+    ours, _ = interpreter()
+    text = "| the man | 25 |\n|---|---|\nName\tthe age\n```\nthe code. The end\n```\nthe end"
+    expected = "| THE MAN | 25 |\n|---|---|\nNAME\tTHE AGE\n```\nthe code. The end\n```\nTHE END"
+    assert ours.translate(text, source="en") == expected
 
 
 @pytest.mark.parametrize(
@@ -180,64 +241,83 @@ def test_what_has_no_words_stays_as_it_is_and_needs_no_language(text: str) -> No
 # ---- languages -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "to", "expected"),
-    [
-        ("the man said that", None, ("en", "de")),
-        ("der Mann und das Haus", None, ("de", "en")),
-        ("nous sommes à la maison", None, ("fr", "en")),
-        ("我们说汉语。", None, ("zh", "en")),
-        ("我們說漢語。", None, ("zh-Hant", "en")),
-        ("the man said that", "zh-Hant", ("en", "zh-Hant")),
-        ("12", "fr", ("", "fr")),
-    ],
-)
-def test_languages_are_found_out(text: str, to: str | None, expected: tuple[str, str]) -> None:
-    ours, _ = interpreter()
-    made = ours.interpret([text], to)[0]
-    assert (made.source, made.target) == expected
-    assert str(made) == made.text
-
-
-def test_texts_of_several_languages_go_where_each_belongs() -> None:
+def test_texts_of_one_pair_are_decoded_together() -> None:
     ours, fake = interpreter()
-    texts = ["the man said that", "der Mann und das Haus", "the friend of his"]
-    assert [m.target for m in ours.interpret(texts)] == ["de", "en", "de"]
-    assert fake.asked == [("de", ["The man said that.", "The friend of his."]), ("en", ["Der Mann und das Haus."])]
+    texts = ["the man who went to the house", "der Mann ging in das Haus und sagte", "the friend of his house"]
+    found = ours.interpret(texts)
+    assert [(m.source, m.target) for m in found] == [("en", "de"), ("de", "en"), ("en", "de")]
+    assert [to for to, _ in fake.asked] == ["de", "en"]
+    assert str(found[2]) == found[2].text == "THE FRIEND OF HIS HOUSE"
 
 
-def test_a_word_that_says_little_is_in_the_language_of_the_rest_or_in_one_that_fits() -> None:
+def test_what_cannot_be_read_is_left_with_a_note() -> None:
+    ours, fake = interpreter()
+    found = ours.interpret(["the man who went to the house", "私は学生です。  はい。", "Привет"], to="zh")
+    assert [m.text for m in found] == ["THE MAN WHO WENT TO THE HOUSE", "私は学生です。  はい。", "Привет"]
+    assert [len(m.notes) for m in found] == [0, 1, 1]
+    assert len(fake.said()) == 1
+
+
+def test_chinese_is_left_inside_a_text_where_neither_language_is() -> None:
+    ours, fake = interpreter()
+    assert ours.translate("the man said 你好 to them", to="de") == "THE MAN SAID 你好 TO THEM"
+    ours.translate("the man said 你好 to them", to="zh")
+    assert fake.said() == ["The man said ⟦1⟧ to them.", "The man said 你好 to them."]
+
+
+def test_a_translation_that_was_cut_is_noted() -> None:
     ours, _ = interpreter()
-    rest = ["der Mann ging in das Haus und sagte nicht"]
-    assert [m.source for m in ours.interpret(["a", *rest])] == ["de", "de"]
-    assert ours.interpret(["a"], to="de")[0].source == "en"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"texts": "der Mann und das Haus", "to": "fr"}, "from de to fr: it knows en>de, de>en, .*say --from"),
-        ({"texts": "the man", "source": "en", "to": "ru"}, "from en to ru: it knows en>de"),
-        ({"texts": "the man", "source": "xx"}, "from xx to en: it knows en>de"),
-        ({"texts": "私は学生です。", "to": "en"}, "cannot tell whether this is"),
-    ],
-)
-def test_pairs_that_there_are_not_are_refused_with_those_that_there_are(arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(RegardError, match=said):
-        interpreter()[0].translate(**arguments)
-
-
-def test_without_profiles_the_language_must_be_said() -> None:
-    ours, _ = interpreter()
-    ours.languages = {}
-    with pytest.raises(RegardError, match=r"no languages\.json.*--from"):
-        ours.translate("the man")
-    assert ours.translate("the man", source="en") == "THE MAN"
+    found = ours.interpret(
+        ["the man. The endless house.", "the man", "See https://a.b/c" + "<b>endless</b>"], source="en"
+    )
+    assert [bool(m.notes) for m in found] == [True, False, True]
+    assert "cut off at the length limit" in found[0].notes[0]
 
 
 def test_a_model_of_one_direction_needs_neither_tag_nor_profiles() -> None:
     ours, fake = interpreter(directions=())
     assert ours.translate("the man. The end.") == "THE MAN. THE END."
     assert fake.asked[0][0] is None
-    with pytest.raises(RegardError, match="from en to fr: it knows en>de"):
+    with pytest.raises(RegardError, match="does not translate to fr: it knows en>de"):
         ours.translate("the man", to="fr")
+
+
+# ---- several hypotheses ----------------------------------------------------------------------------------------------
+
+
+def test_several_translations_of_a_sentence() -> None:
+    ours, fake = interpreter(lambda t: t.replace("man", "xman"))
+    (found,) = ours.several(["- see https://a.org/b, man"], source="en", nbest=2)
+    assert fake.said() == ["See ⟦1⟧, man."]
+    assert [t.text for t in found.nbest] == ["- SEE https://a.org/b, XMAN", "- SEE https://a.org/b, XXMAN"]
+    assert [t.score for t in found.nbest] == [-1.0, -2.0]
+    assert found.text == found.nbest[0].text
+
+
+def test_a_hypothesis_without_its_placeholder_is_left_out() -> None:
+    seen = []
+
+    def spoil(text: str) -> str:
+        seen.append(text)
+        return text.replace("⟦1⟧", "⟦⟧") if len(seen) == 1 else text.replace("⟦⟧", "⟦1⟧ so")
+
+    ours, _ = interpreter(spoil)
+    (found,) = ours.several(["See a.org now"], source="en", nbest=3)
+    assert [t.text for t in found.nbest] == ["SEE a.org SO NOW"]  # and what is said twice, in other pieces, once
+    ours, _ = interpreter(lambda t: t.replace("⟦1⟧", ""))  # none has it
+    (found,) = ours.several(["See a.org now"], source="en", nbest=3)
+    assert [t.text for t in found.nbest] == ["SEE a.org NOW"]
+
+
+def test_several_sentences_have_no_several_translations() -> None:
+    ours, _ = interpreter()
+    found = ours.several(["", "the man who went to the house", "12", "der Mann ging in das Haus und sagte"], nbest=2)
+    assert [len(t.nbest) for t in found] == [1, 2, 1, 2]
+    assert [t.text for t in found] == [
+        "",
+        "THE MAN WHO WENT TO THE HOUSE",
+        "12",
+        "DER MANN GING IN DAS HAUS UND SAGTE",
+    ]
+    with pytest.raises(RegardError, match=r"^line 2: .*--nbest.* one sentence, not for 'The man\. The house\.'"):
+        ours.several(["the man", "The man. The house."], source="en", nbest=2)

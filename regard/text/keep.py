@@ -1,7 +1,7 @@
-"""What a translation must not touch, kept aside: links, addresses, scripts that the model cannot read.
+"""What a translation must not touch, kept aside: links, addresses, code, scripts that the model cannot read.
 
 Each is a placeholder while the text is translated, ⟦1⟧, ⟦2⟧, ...: the model has learned to carry them over
-(recipes/translator/prepare.py), whatever they stand for.
+(recipes/translator/copies.py), whatever they stand for. Repetitions are bounded, so that no text takes long to look through.
 """
 
 from __future__ import annotations
@@ -9,20 +9,59 @@ from __future__ import annotations
 import re
 
 NOT_LINK = r"\s<>\"“”»\u3000-\u9fff\uff00-\uffef"  # Chinese goes on behind a link without a space
-LINK = rf"(?:https?://|www\.)[^{NOT_LINK}]*[^{NOT_LINK}.,;:!?)\]]"
-MAIL = r"[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+"
-PATH = rf"(?:/[^{NOT_LINK}]*[^{NOT_LINK}.,;:!?)\]])?"
-SITE = rf"\b[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.(?:com|org|net|edu|gov|io|eu|de|fr|cn)\b{PATH}"
-CODE = r"`[^`\n]+`|</?[A-Za-z][^<>\n]{0,80}>|\{\w*\}|%[sd]\b|[@#]\w{2,}|⟦\d*⟧"
+BRACKETS = r"\([!-'*-;=?-~\u00a1-\u00ff]*\)"  # belong to a link in pairs
+REST = rf"(?:[^{NOT_LINK}()]|{BRACKETS})+(?<![\].,;:!?'*])"  # of a link, without the punctuation behind it
+WORD = "A-Za-z0-9"
+ALONE, OVER = rf"(?<![{WORD}À-ÿ_.@-])", rf"(?![{WORD}À-ÿ_])"  # Chinese may stand beside it
+LINK = rf"(?<![{WORD}])(?:[A-Za-z][a-z]{{1,9}}://|www\.|mailto:|[A-Za-z]:\\){REST}"
+MAIL = rf"(?<![{WORD}._%+-])[{WORD}._%+-]{{1,64}}@[{WORD}-]+(?:\.[{WORD}-]+)+"
+ENDINGS = "com|org|net|edu|gov|io|eu|de|fr|cn|uk|co|at|ch|info|dev|app"
+SITE = rf"{ALONE}(?:[{WORD}-]{{1,63}}\.){{1,5}}(?:{ENDINGS}){OVER}(?:/{REST})?"
+SUFFIXES = (
+    "py|js|ts|css|html?|xml|json|toml|ya?ml|csv|tsv|txt|md|pdf|docx?|xlsx?|pptx?|jpe?g|png|gif|svg|zip|gz|mp[34]|sh|exe"
+)
+FILE = (
+    rf"{ALONE}(?:[{WORD}_-]{{1,60}}\.){{1,4}}(?:{SUFFIXES}){OVER}"
+    rf"|(?<![\w/.:)>])(?:~|\.\.?|/[{WORD}_.-]+)(?:/[{WORD}_.-]*[{WORD}_])+/?"
+)
+NAME = (  # of variables and options, and hashes
+    rf"\$[A-Za-z_]\w+|(?<![\w-])--[a-z][\w-]+|{ALONE}[{WORD}]+(?:_[{WORD}]+)+"
+    r"|\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,64}\b"
+)
+TAG = r"</?[A-Za-z][^<>\n]{0,80}>"
+CODE = r"(?<!`)`{1,3}[^`\n]+`{1,3}|\{\{[^{}\n]{0,80}\}\}|\$?\{\w*\}|%[sd]\b|&(?:[A-Za-z]{2,8}|#\d{1,6});"
+CALL = r"[@#]\w{2,}"
+BRACKET = r"⟦\d*⟧|[⟦⟧]"  # someone's own
+MARKDOWN = r"!?\[(?=[^\[\]\n]{1,200}\]\()|\]\((?:[^()\s]|\([^()\s]*\))*\)"  # the words of a link are translated
+DATE_OR_THOUSANDS = r"\d{1,2}\.\d{1,2}\.(?:\d\d){1,2}\b|\d{1,3}(?:\.\d{3})+\b(?!\.)"
+VERSION = rf"\d{{1,3}}(?:\.\d{{1,3}}){{3}}|v?(?!{DATE_OR_THOUSANDS})\d+(?:\.\d+){{2,}}"  # and addresses of computers
+PHONE = (
+    r"\+\d[\d ()/-]{5,20}\d|\(\d{3}\) ?\d{3}-\d{4}"
+    r"|(?=(?:\D{0,2}\d){7})\(?0\d{1,5}\)?(?:[ /-]\d{2,9}){1,5}"  # seven digits at least
+)
+DIGITS = rf"(?<![{WORD}.,])(?:{VERSION}|{PHONE}|\d+(?:-\d+){{2,}}(?:-X)?){OVER}"  # they count nothing; the last: ISBNs
+MACHINE_MADE = (LINK, MAIL, FILE, SITE, TAG, MARKDOWN, CODE, CALL, BRACKET, NAME, DIGITS)
 OTHER = r"\u0370-\u1dbf\u3041-\u30fa\u30fc-\u30ff\uac00-\ud7af"  # not Latin, not Han
-FOREIGN = rf"[{OTHER}]+(?:[\s,.'-]+[{OTHER}]+)*"
+HAN = r"\u3005\u3007\u3400-\u9fff"
 EMOJI = r"[\U0001f000-\U0001faff\u2600-\u27bf\u2b00-\u2bff\ufe0f\u200d\U000e0020-\U000e007f]+"
 PRIVATE = r"[\ue000-\uf8ff\U000f0000-\U0010ffff]+"  # characters without a meaning
-MACHINE = re.compile("|".join((LINK, MAIL, SITE, CODE)))
-KEPT = re.compile("|".join((LINK, MAIL, SITE, CODE, FOREIGN, EMOJI, PRIVATE)))
-NUMBER = re.compile(r"\d{1,3}(?:[ \u00a0\u202f]\d{3})+\b|\d+(?:[.,:/]\d+)*")
+
+
+def pattern(scripts: str) -> re.Pattern[str]:
+    foreign = rf"[{scripts}]+(?:[\s,.'、。，・-]+[{scripts}]+)*"
+    return re.compile("|".join((*MACHINE_MADE, foreign, EMOJI, PRIVATE)))
+
+
+MACHINE = re.compile("|".join(MACHINE_MADE))
+KEPT, KEPT_AND_HAN = pattern(OTHER), pattern(OTHER + HAN)
+WRAPPED = re.compile(rf"\w(?:{TAG}|\]\()|{TAG}\w")  # words inside tags and links
 MARK = re.compile(r"⟦\d+⟧")
 MOST = 4  # placeholders that the model knows
+
+
+def kept_between(source: str, target: str) -> re.Pattern[str]:
+    """What is kept on the way between two languages: Chinese too, where neither is."""
+    return KEPT if source.startswith("zh") or target.startswith("zh") else KEPT_AND_HAN
 
 
 def kept_aside(text: str, pattern: re.Pattern[str] = KEPT) -> tuple[str, list[str]]:
@@ -37,20 +76,23 @@ def kept_aside(text: str, pattern: re.Pattern[str] = KEPT) -> tuple[str, list[st
 
 
 def put_back(text: str, kept: list[str]) -> str | None:
-    """The translation with everything in its place, or None where a placeholder is gone, there twice, or made up."""
+    """The translation with everything in its place, or None where a placeholder is gone, broken, there twice, or made up."""
     marks = [f"⟦{i}⟧" for i in range(1, len(kept) + 1)]
-    if sorted(MARK.findall(text)) != sorted(marks):
+    if sorted(MARK.findall(text)) != sorted(marks) or re.search("[⟦⟧]", MARK.sub("", text)):
         return None
     originals = dict(zip(marks, kept, strict=True))
     return MARK.sub(lambda found: originals[found[0]], text)
 
 
-def lost_numbers(source: str, translation: str) -> list[str]:
-    """Numbers of two digits and more that the translation does not say, whatever separates their digits."""
-    said = {digits(number) for number in NUMBER.findall(translation)}
-    numbers = {number: digits(number) for number in NUMBER.findall(source)}
-    return [number for number, own in numbers.items() if len(own) > 1 and own not in said]
+def between(text: str, pattern: re.Pattern[str]) -> list[str]:
+    """What is kept, and what stands around each: every second one is kept."""
+    at, parts = 0, []
+    for found in pattern.finditer(text):
+        parts += [text[at : found.start()], found[0]]
+        at = found.end()
+    return [*parts, text[at:]]
 
 
-def digits(number: str) -> str:
-    return "".join(str(int(char)) for char in number if char.isdecimal())  # full-width ones are the same
+def translatable(text: str, pattern: re.Pattern[str] = KEPT) -> bool:
+    """Whether there is a word in it, beside what is kept."""
+    return bool(re.search(r"[^\W\d_]", pattern.sub(" ", text)))

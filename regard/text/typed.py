@@ -10,8 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from regard.text.keep import KEPT
+from regard.text.keep import KEPT, MARK, between
 
+PLAIN = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"'})  # as English and French are mostly typed
+LAST_MARKS = re.compile(rf"(?:\s*{MARK.pattern})+$")
+ADDED_END = re.compile(r"(?<![.!。！])\s?[.!。！]$")
 WORD = re.compile(r"[^\W\d_]+")
 BEGIN = re.compile(r"[\"'“„«(\[¿¡‘‚]*([^\W\d_]+)")
 
@@ -39,15 +42,31 @@ def shouted(text: str) -> str:
     return beside_kept(text, str.upper)
 
 
+def plain(text: str, language: str) -> str:
+    """A sentence as the model saw them: single spaces, and quotes as most people type them."""
+    text = " ".join(text.split())
+    return text.translate(PLAIN) if language in ("en", "fr") else text.replace("’", "'")
+
+
+def unstopped(text: str) -> bool:
+    """Whether it ends in a word, or in a placeholder and no full stop before that."""
+    words = LAST_MARKS.sub("", text)
+    return words[-1:].isalnum() or (words not in ("", text) and words[-1] not in ".!?…。！？")
+
+
 def stopped(text: str, language: str) -> str:
-    """With a full stop, if it ends in a word."""
-    return text + ("。" if language.startswith("zh") else ".") if text[-1:].isalnum() else text
+    """With a full stop, if it has none."""
+    return text + ("。" if language.startswith("zh") else ".") if unstopped(text) else text
+
+
+def same_end(source: str, said: str) -> str:
+    """An end that the source has not - a heading, a part of a sentence - is taken off again."""
+    last = source.rstrip()[-1:]
+    if unstopped(source):
+        return ADDED_END.sub("", said)
+    return ADDED_END.sub(last, said) if last and last in ",，、;；:：" else said
 
 
 def beside_kept(text: str, change: Callable[[str], str]) -> str:
     """Everything changed but what a translation must not touch."""
-    at, parts = 0, []
-    for found in KEPT.finditer(text):
-        parts += [change(text[at : found.start()]), found[0]]
-        at = found.end()
-    return "".join([*parts, change(text[at:])])
+    return "".join(part if i % 2 else change(part) for i, part in enumerate(between(text, KEPT)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import re
 import subprocess
 import sys
@@ -75,6 +76,52 @@ def test_languages_are_found_and_pairs_that_are_not_known_listed(many: Interpret
         many.translate("Wo ist der Bahnhof?", to="fr")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Route description",
+        "Best regards,",
+        "In Berlin.",
+        "Restaurant",
+        "Emmanuel Macron lives in Paris.",
+        "Angela Merkel was born in Hamburg.",
+    ],
+)
+def test_names_and_headings_are_read_as_what_was_asked_for(many: Interpreter, text: str) -> None:
+    assert many.routes.of([text], "de", None)[0].pair == ("en", "de")
+    rest = "I went to the house of my friend yesterday."
+    assert [route.source for route in many.routes.of([rest, text], None, None)] == ["en", "en"]
+
+
+def test_headings_are_in_the_language_of_their_page(many: Interpreter, data_folder: Path) -> None:
+    with lzma.open(data_folder / "lm" / "wikitext2.test.txt.xz", "rt", encoding="utf-8") as file:
+        found = [re.fullmatch(r"\s*(?:= )+(.*?)(?: =)+\s*", line) for line in file]
+    headings = list(dict.fromkeys(match[1] for match in found if match))
+    assert len(headings) > 400
+    sources = [route.source for route in many.routes.of(headings, None, None)]
+    assert len(headings) - sources.count("en") - sources.count("") <= 3
+    assert {route.source for route in many.routes.of(headings, "de", None)} == {"en", ""}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "¿Dónde está la estación?",
+        "Me gustaría comer una manzana.",
+        "Dove si trova la stazione?",
+        "De hond slaapt in het huis van mijn oma.",
+        "Nie wiem, co zrobić z tym problemem.",
+    ],
+)
+def test_other_languages_are_noted(many: Interpreter, text: str) -> None:
+    assert "probably in none of en, de, fr, zh, zh-Hant" in many.routes.of([text], None, None)[0].note
+
+
+def test_ordinary_sentences_are_not_noted(many: Interpreter) -> None:
+    texts = [text for sentence in EVERYDAY for language in ("en", *LANGUAGES) for text in sentence[language]]
+    assert not any(many.routes.of([text], None, None)[0].note for text in texts)
+
+
 def test_a_text_keeps_its_lines_numbers_links_and_other_scripts(many: Interpreter) -> None:
     text = (
         "I ate an apple. How are you?\n\n- See https://example.org/a?b=1 😀\n- I paid 4,523 euros in 1992.\nПривет!\n"
@@ -98,3 +145,15 @@ def test_it_does_not_matter_how_a_sentence_is_typed(many: Interpreter) -> None:
         "Ich liebe dich",
     ]
     assert many.interpret(["WO IST DER BAHNHOF?"])[0].source == "de"
+
+
+def test_what_is_around_words_keeps_its_form(many: Interpreter) -> None:
+    assert many.translate("Visit https://example.com", to="de").endswith(" https://example.com")
+    assert many.translate("The address is 192.168.0.1 and it was -12 degrees.", to="de").count("192.168.0.1") == 1
+    assert re.fullmatch(r"\| [^|]+ \| 25 \|", many.translate("| The man | 25 |", to="zh"))
+    assert re.fullmatch(r"[^<>]*<b>[^<>]+</b>[^<>]*", many.translate("This is <b>very</b> important.", to="fr"))
+
+
+def test_what_is_cut_is_said(many: Interpreter) -> None:
+    (made,) = many.interpret(["I went to the house of my friend yesterday."], to="de", max_len_a=0.0, max_len_b=3)
+    assert "cut off" in made.notes[0]

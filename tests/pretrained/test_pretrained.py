@@ -13,6 +13,7 @@ import torch
 
 import regard
 from regard import cli, folder, pretrained
+from regard.cli_translate import _chosen
 from regard.config import DecodeConfig, TokenizerConfig
 from regard.doctor import examine
 from regard.errors import RegardError
@@ -85,7 +86,7 @@ def test_without_any_the_list_is_empty(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_translating_without_a_model_uses_it(along: Path, call: Call) -> None:
     expected = Interpreter(regard.load("many", "cpu", "int8")).translate("the man went", to="de")
-    assert call("translate", "the man went", "--device", "cpu") == (0, expected + "\n", "")
+    assert call("translate", "the man went", "--device", "cpu")[:2] == (0, expected + "\n")
     assert call("translate", "the man went", "--device", "cpu", "-m", "many", "--weights", "int8")[1] == expected + "\n"
     assert call("translate", "--device", "cpu", stdin=b"the man went\n")[1] == expected + "\n"
 
@@ -96,6 +97,18 @@ def test_its_weights_stay_in_bytes_on_a_cpu(along: Path, call: Call, monkeypatch
     call("translate", "the man went", "--device", "cpu")
     call("translate", "the man went", "--device", "cpu", "--weights", "fp32")
     assert [is_packed(translator.model) for translator in loaded] == [True, False]
+    monkeypatch.setattr("regard.cli_translate.pick_device", lambda name: torch.device("cuda"))
+    assert _chosen(None, "auto", "auto")[2] == "auto"
+
+
+def test_a_folder_of_its_name_is_not_taken_unasked(
+    along: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    expected = call("translate", "--device", "cpu", "--to", "fr", "the man went")
+    save_tiny(tmp_path / "many", directions=())
+    assert call("translate", "--device", "cpu", "--to", "fr", "the man went") == expected
+    assert expected[0] == 0
 
 
 def test_languages_can_be_said(along: Path, call: Call) -> None:
@@ -123,21 +136,28 @@ def test_a_text_keeps_its_lines_and_a_file_its_numbers(along: Path, call: Call, 
     assert (tmp_path / "out.txt").read_text().split("\n")[1:] == ["", "12", "https://a.org/b", ""]
 
 
-def test_nbest_is_for_sentences_to_one_language(along: Path, call: Call) -> None:
-    code, out, _ = call("translate", "--device", "cpu", "--nbest", "2", "the man went", "to the house")
+def test_nbest_is_for_single_sentences(along: Path, call: Call) -> None:
+    words = ["translate", "--device", "cpu", "--nbest", "2"]
+    code, out, _ = call(*words, "the man went https://a.org/b", "", "der Mann und die Frau gehen nicht in das Haus")
     assert code == 0
-    assert [line.split("\t")[0] for line in out.splitlines()] == ["0", "0", "1", "1"]
-    code, _, err = call("translate", "--device", "cpu", "--nbest", "2", "the man went", "der Mann und die Frau")
-    assert code == 2
-    assert "say which with --to" in err
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert [row[0] for row in rows][-3:] == ["1", "2", "2"]
+    assert all("https://a.org/b" in row[2] for row in rows[:-3])
+    assert rows[-3][2] == ""
+    code, out, _ = call(*words, "--json", "the man went")
+    assert len(json.loads(out)["nbest"]) == 2
+    code, out, err = call(*words, "the man. The house.")
+    assert (code, out) == (2, "")
+    assert "--nbest) are for one sentence, not for 'the man. The house.'" in err
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--to", "zh", "the man went"], "does not translate from en to zh: it knows en>de, de>en, en>fr"),
-        (["--from", "fr", "le garçon"], "does not translate from fr to en"),
-        (["Привет 漢字 ではない"], "cannot tell whether this is en, de, zh"),
+        (["--to", "zh", "the man went"], "does not translate to zh: it knows en>de, de>en, en>fr"),
+        (["--to", "xx", "123"], "does not translate to xx: it knows en>de, de>en, en>fr"),
+        (["--from", "fr", "le garçon"], "does not translate from fr: it knows"),
+        (["--from", "de", "--to", "fr", "der Mann"], "does not translate from de to fr: it knows"),
     ],
 )
 def test_what_it_cannot_do_is_one_line_that_says_what_it_can(
@@ -146,6 +166,35 @@ def test_what_it_cannot_do_is_one_line_that_says_what_it_can(
     code, out, err = call("translate", "--device", "cpu", *words)
     assert (code, out) == (2, "")
     assert said in err
+
+
+def test_what_it_cannot_read_passes_with_a_warning(along: Path, call: Call, tmp_path: Path) -> None:
+    text = "Привет 漢字 ではない"
+    warned = "left as it is, being in none of en, de"
+    assert call("translate", "--device", "cpu", text) == (0, f"{text}\n", f"regard: {warned}: {text!r}\n")
+    (tmp_path / "in.txt").write_text(f"the man\n{text}\n12\n{text}\n")
+    code, out, err = call("translate", "--device", "cpu", "-i", str(tmp_path / "in.txt"))
+    assert (code, out.split("\n")[1:]) == (0, [text, "12", text, ""])
+    assert f"regard: lines 2, 4: {warned}: {text!r}\n" in err
+
+
+def test_many_lines_are_warned_of_at_once(along: Path, call: Call, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("Привет\n" * 30)
+    _, _, err = call("translate", "--device", "cpu", "-i", str(tmp_path / "in.txt"))
+    assert err.startswith("regard: lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 ...: left")
+    assert err.count("\n") == 1
+
+
+def test_a_translation_that_was_cut_is_warned_of(along: Path, call: Call) -> None:
+    code, _, err = call("translate", "--device", "cpu", "--decode.max_len_b", "1", "the man went")
+    assert code == 0
+    assert err == "regard: cut off at the length limit (--decode.max_len_b N raises it): 'the man went'\n"
+
+
+def test_code_between_lines_of_a_file_stays(along: Path, call: Call, tmp_path: Path) -> None:
+    (tmp_path / "in.md").write_text("the man\n```\nthe man\n```\n")
+    _, out, _ = call("translate", "--device", "cpu", "-i", str(tmp_path / "in.md"))
+    assert out.split("\n")[1:] == ["```", "the man", "```", ""]
 
 
 def test_a_model_of_one_pair_is_told_its_own_languages_alone(tmp_path: Path, call: Call) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from regard.text.sentences import Sentence, clauses, join, sentences
 PIECES = st.sampled_from(
     [
         *"aB9 .,;!?…。！？，\n\t\"'”“«»()「」-*#",
-        *("\r\n", "\u2028", " \u00a0", "Dr. ", "z.B. ", "3. ", "你好", "😀", "- ", "1. ", "..."),
+        *("\r\n", "\u2028", " \u00a0", "Dr. ", "z.B. ", "3. ", "你好", "😀", "- ", "1. ", "...", "|", "`", "```\n"),
     ]
 )  # fmt: skip
 TEXTS = st.one_of(st.lists(PIECES, max_size=40).map("".join), st.text(max_size=60))
@@ -79,7 +80,42 @@ def test_joined_in_a_language_with_spaces_no_character_of_a_word_is_lost_and_lin
         ("He said 你好。 Then he left. 再见。", ["He said 你好。", "Then he left.", "再见。"]),
         ("I love it! 😀 See you.", ["I love it!", "😀 See you."]),
         ("- One. Two.\n* Three\n2) Four\n> Five", ["One.", "Two.", "Three", "Four", "Five"]),
+        ("+ One\n- [x] Two\n1、三\n（1）四\n> - Five", ["One", "Two", "三", "四", "Five"]),
+        ("Name\tThe age. Yes.\t\n\tTom\t25", ["Name", "The age.", "Yes.", "Tom", "25"]),
+        ("| Tom | The man. |\n|---|\na | b", ["Tom", "The man.", "---", "a | b"]),
+        ("Code:\n```python\nx = 1. Y\n```\nThe end.", ["Code:", "The end."]),
+        ("```ls``` lists.\nThe end.", ["```ls``` lists.", "The end."]),
         ("3.5 is more. -5 is less.", ["3.5 is more. -5 is less."]),
+        (
+            "Er feierte seinen 50. Geburtstag. Beim 3. Versuch.",
+            ["Er feierte seinen 50. Geburtstag.", "Beim 3. Versuch."],
+        ),
+        (
+            "Zu ihrem 30. Geburtstag kam er. Er ist 25. Sie ist 24.",
+            ["Zu ihrem 30. Geburtstag kam er.", "Er ist 25.", "Sie ist 24."],
+        ),
+        ("Es kostet 3 Mio. Euro. Ja.", ["Es kostet 3 Mio. Euro.", "Ja."]),
+        (
+            "Dr. med. Huber und Dipl.-Ing. Rot, Hauptstr. 5. Siehe Abb. 3.",
+            ["Dr. med. Huber und Dipl.-Ing. Rot, Hauptstr. 5.", "Siehe Abb. 3."],
+        ),
+        ("Es war 44 v. Chr. Danach kam er.", ["Es war 44 v. Chr.", "Danach kam er."]),
+        ("Evtl. Anna, bzw. Hr. Rot, ggf. Fr. Grün.", ["Evtl. Anna, bzw. Hr. Rot, ggf. Fr. Grün."]),
+        (
+            "Mt. Everest. Sgt. Pepper, Sen. Roe, Gov. Lee and Rep. Poe.",
+            ["Mt. Everest.", "Sgt. Pepper, Sen. Roe, Gov. Lee and Rep. Poe."],
+        ),
+        ("Approx. 50 men. He is 5 ft. 3 tall.", ["Approx. 50 men.", "He is 5 ft. 3 tall."]),
+        (
+            "Warner Bros. Pictures aime p. ex. Paris et Ste. Marie.",
+            ["Warner Bros. Pictures aime p. ex. Paris et Ste. Marie."],
+        ),
+        ("I like vitamin C. Do you? So do I. Tom too.", ["I like vitamin C.", "Do you?", "So do I.", "Tom too."]),
+        ("It is by J. Smith and I. Asimov.", ["It is by J. Smith and I. Asimov."]),
+        (
+            "Use `a. B. C` in <a title='x. Y'>this</a>. Then go.",
+            ["Use `a. B. C` in <a title='x. Y'>this</a>.", "Then go."],
+        ),
         ("No end", ["No end"]),
         ("", []),
         (" \n\t", []),
@@ -104,6 +140,22 @@ def test_chinese_gets_spaces_in_a_language_that_has_them_and_loses_them_in_its_o
     assert join(parts, ["你好。", "再见。", "", "好。"], spaced=False) == "你好。再见。\n  好。"
     parts = sentences("See a.de. Go.")
     assert join(parts, ["看 a.de", "走。"], spaced=False) == "看 a.de 走。"  # a link must not run into what follows
+
+
+def test_tables_stay_tables_in_a_language_without_spaces() -> None:
+    text = "|  Tom.  | Mary |\nTom.\tMary"
+    said = {"Tom.": "汤姆。", "Mary": "玛丽"}
+    parts = sentences(text)
+    assert join(parts, [said.get(part.text, "") for part in parts], spaced=False) == "|  汤姆。  | 玛丽 |\n汤姆。\t玛丽"
+
+
+@pytest.mark.parametrize(
+    "text", ["." * 20_000 + "x", "Hello there. " * 10_000, "。" * 20_000 + "”x", "!" * 20_000 + "x"]
+)
+def test_long_lines_take_no_longer_than_they_are_long(text: str) -> None:
+    started = time.perf_counter()
+    sentences(text)
+    assert time.perf_counter() - started < 3  # a tenth of it usually; looking at all that is before each stop: 20 s
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.text.keep import KEPT
-from regard.text.typed import careful, loud, shouted, stopped
+from regard.text.typed import careful, loud, same_end, shouted, stopped
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,31 @@ def test_what_is_kept_is_not_shouted() -> None:
 def test_a_full_stop_ends_words_alone() -> None:
     assert stopped("Annual report", "en") == "Annual report."
     assert stopped("车站", "zh-Hant") == "车站。"
-    for text in ("How?", "one,", "⟦1⟧", ""):
+    assert stopped("Visit ⟦1⟧", "en") == "Visit ⟦1⟧."
+    assert stopped("Visit: ⟦1⟧ ⟦2⟧", "en") == "Visit: ⟦1⟧ ⟦2⟧."
+    for text in ("How?", "one,", "⟦1⟧", "", "⟦1⟧Hello.⟦2⟧"):
         assert stopped(text, "en") == text
+
+
+@pytest.mark.parametrize(
+    ("source", "said", "expected"),
+    [
+        ("the house", "das Haus.", "das Haus"),
+        ("房子", "The house.", "The house"),
+        ("the house", "房子。", "房子"),
+        ("Watch out", "Attention !", "Attention"),
+        ("Visit ⟦1⟧", "Besuchen Sie ⟦1⟧!", "Besuchen Sie ⟦1⟧"),
+        ("one,", "eins.", "eins,"),
+        ("one,", "eins,", "eins,"),
+        ("why", "warum...", "warum..."),
+        ("why", "warum?", "warum?"),
+        ("why?", "warum.", "warum."),
+        ("the man.", "der Mann.", "der Mann."),
+        ("", ".", "."),
+    ],
+)
+def test_an_end_that_was_not_there_is_taken_off(source: str, said: str, expected: str) -> None:
+    assert same_end(source, said) == expected
 
 
 @given(st.text(), st.sampled_from(["en", "de", "fr", "zh"]))
