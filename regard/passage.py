@@ -91,8 +91,8 @@ def changed(said: Translation, change: Callable[[str], str]) -> Translation:
 
 
 def restored(said: Translation, kept: list[str]) -> Translation | None:
-    """The best hypothesis that has all its placeholders, which stand for these, and all the others that have; each text once,
-    in whatever pieces it was said."""
+    """The best hypothesis that has all its placeholders, which stand for these, and all the others that have; each text
+    once, in whatever pieces it was said."""
     whole: dict[str, Translation] = {}
     for each in said.nbest or (said,):
         if (text := put_back(each.text, kept)) is not None:

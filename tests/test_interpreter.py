@@ -312,7 +312,7 @@ def test_a_hypothesis_without_its_placeholder_is_left_out() -> None:
 def test_several_sentences_have_no_several_translations() -> None:
     ours, _ = interpreter()
     found = ours.several(["", "the man who went to the house", "12", "der Mann ging in das Haus und sagte"], nbest=2)
-    assert [len(t.nbest) for t in found] == [1, 2, 1, 2]
+    assert [len(t.nbest) for t in found] == [1, 1, 1, 1]  # this translator says the same twice
     assert [t.text for t in found] == [
         "",
         "THE MAN WHO WENT TO THE HOUSE",
