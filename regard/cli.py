@@ -21,6 +21,7 @@ from regard import cli_cost, cli_exchange, cli_label, cli_shortlist, cli_summary
 from regard.cli_filter import filter_app
 from regard.cli_look import look_app
 from regard.cli_study import study_app
+from regard.cli_tokenizer import tokenizer_app
 from regard.cli_vectors import vectors_app
 from regard.errors import RegardError
 
@@ -31,7 +32,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-tokenizer_app = typer.Typer(help="Train and try tokenizers.", no_args_is_help=True)
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(look_app, name="look")
 app.add_typer(study_app, name="study")
@@ -217,84 +217,6 @@ def doctor(
     if target or length is not None or context.obj or device != "auto":
         raise RegardError("a model, a device, a length and settings belong to `regard doctor --explain`: add --explain")
     print_result(examine(), json)
-
-
-@tokenizer_app.command("train")
-def tokenizer_train(
-    files: Annotated[list[Path], typer.Argument(help="Text files, plain or .gz/.xz/.zst.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write it.")] = Path("tokenizer.json"),
-    kind: Annotated[str, typer.Option(help="char, word, wordpiece, bpe, byte-bpe or unigram.")] = "bpe",
-    vocab_size: Annotated[int, typer.Option(help="Pieces, special tokens included.")] = 8000,
-    nfc: Annotated[bool, typer.Option(help="Compose Unicode (NFC).")] = True,
-    lowercase: Annotated[bool, typer.Option(help="Lower-case.")] = False,
-) -> None:
-    """Learn a vocabulary from text files."""
-    from itertools import chain
-
-    from regard.config import TokenizerConfig
-    from regard.data.corpus import read_lines
-    from regard.progress import counted, progress_bar
-    from regard.recipes import build
-    from regard.text.tokenizer import Tokenizer
-
-    values = {"kind": kind, "vocab_size": vocab_size, "nfc": nfc, "lowercase": lowercase}
-    config = build(values, TokenizerConfig, "tokenizer.")
-    with progress_bar("reading lines") as advance:
-        tokenizer = Tokenizer.train(counted(chain.from_iterable(map(read_lines, files)), advance), config)
-    tokenizer.save(output)
-    print(f"{output}: {len(tokenizer):,} pieces")
-
-
-@tokenizer_app.command("encode")
-def tokenizer_encode(
-    tokenizer: Annotated[Path, typer.Argument(help="tokenizer.json, or a run or model folder.")],
-    texts: Annotated[list[str] | None, typer.Argument(help="Text; without any, lines of stdin.")] = None,
-) -> None:
-    """Text to ids, one line of numbers for each line of text."""
-    loaded = load_tokenizer(tokenizer)
-    for text in texts or stdin_lines():
-        print(*loaded.encode(text))
-
-
-@tokenizer_app.command("decode")
-def tokenizer_decode(
-    tokenizer: Annotated[Path, typer.Argument(help="tokenizer.json, or a run or model folder.")],
-    ids: Annotated[list[int] | None, typer.Argument(help="Ids; without any, lines of numbers on stdin.")] = None,
-) -> None:
-    """Ids to text."""
-    loaded = load_tokenizer(tokenizer)
-    for line in [ids] if ids else stdin_lines():
-        try:
-            print(loaded.decode(line if isinstance(line, list) else [int(word) for word in line.split()]))
-        except ValueError:
-            raise RegardError(f"ids are whole numbers with spaces between them, not {line!r}") from None
-
-
-@tokenizer_app.command("show")
-def tokenizer_show(
-    tokenizer: Annotated[Path, typer.Argument(help="tokenizer.json, or a run or model folder.")],
-    text: Annotated[str, typer.Argument(help="A sentence.")],
-    json: Json = False,
-) -> None:
-    """How a sentence is cut into pieces, with their ids."""
-    loaded = load_tokenizer(tokenizer)
-    ids = loaded.encode(text)
-    result = {"pieces": loaded.pieces(ids), "ids": ids, "decoded": loaded.decode(ids), "vocabulary": len(loaded)}
-    if json:
-        return print_result(result, True)
-    widths = [max(len(piece), len(str(i))) for piece, i in zip(result["pieces"], ids, strict=True)]
-    print("  ".join(piece.ljust(w) for piece, w in zip(result["pieces"], widths, strict=True)))
-    print("  ".join(str(i).ljust(w) for i, w in zip(ids, widths, strict=True)))
-    print(f"{len(ids)} tokens of a vocabulary of {len(loaded):,}; decoded: {result['decoded']}")
-
-
-def load_tokenizer(path: Path) -> Any:
-    from regard.pretrained import place
-    from regard.text.tokenizer import Tokenizer
-
-    path = place(path)
-    places = [path / "tokenizer.json", path / "model" / "tokenizer.json", path / "tokenizer.source.json"]
-    return Tokenizer.load(next((p for p in places if p.exists()), path / "tokenizer.json") if path.is_dir() else path)
 
 
 def stdin_lines() -> Iterator[str]:

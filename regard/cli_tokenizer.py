@@ -1,0 +1,95 @@
+"""`regard tokenizer`: vocabularies learned from text files, and tried."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from regard.errors import RegardError
+
+tokenizer_app = typer.Typer(help="Train and try tokenizers.", no_args_is_help=True)
+
+
+@tokenizer_app.command("train")
+def tokenizer_train(
+    files: Annotated[list[Path], typer.Argument(help="Text files, plain or .gz/.xz/.zst.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write it.")] = Path("tokenizer.json"),
+    kind: Annotated[str, typer.Option(help="char, word, wordpiece, bpe, byte-bpe or unigram.")] = "bpe",
+    vocab_size: Annotated[int, typer.Option(help="Pieces, special tokens included.")] = 8000,
+    nfc: Annotated[bool, typer.Option(help="Compose Unicode (NFC).")] = True,
+    lowercase: Annotated[bool, typer.Option(help="Lower-case.")] = False,
+) -> None:
+    """Learn a vocabulary from text files."""
+    from itertools import chain
+
+    from regard.config import TokenizerConfig
+    from regard.data.corpus import read_lines
+    from regard.progress import counted, progress_bar
+    from regard.recipes import build
+    from regard.text.tokenizer import Tokenizer
+
+    values = {"kind": kind, "vocab_size": vocab_size, "nfc": nfc, "lowercase": lowercase}
+    config = build(values, TokenizerConfig, "tokenizer.")
+    with progress_bar("reading lines") as advance:
+        tokenizer = Tokenizer.train(counted(chain.from_iterable(map(read_lines, files)), advance), config)
+    tokenizer.save(output)
+    print(f"{output}: {len(tokenizer):,} pieces")
+
+
+@tokenizer_app.command("encode")
+def tokenizer_encode(
+    tokenizer: Annotated[Path, typer.Argument(help="tokenizer.json, or a run or model folder.")],
+    texts: Annotated[list[str] | None, typer.Argument(help="Text; without any, lines of stdin.")] = None,
+) -> None:
+    """Text to ids, one line of numbers for each line of text."""
+    from regard.cli import stdin_lines
+
+    loaded = load_tokenizer(tokenizer)
+    for text in texts or stdin_lines():
+        print(*loaded.encode(text))
+
+
+@tokenizer_app.command("decode")
+def tokenizer_decode(
+    tokenizer: Annotated[Path, typer.Argument(help="tokenizer.json, or a run or model folder.")],
+    ids: Annotated[list[int] | None, typer.Argument(help="Ids; without any, lines of numbers on stdin.")] = None,
+) -> None:
+    """Ids to text."""
+    from regard.cli import stdin_lines
+
+    loaded = load_tokenizer(tokenizer)
+    for line in [ids] if ids else stdin_lines():
+        try:
+            print(loaded.decode(line if isinstance(line, list) else [int(word) for word in line.split()]))
+        except ValueError:
+            raise RegardError(f"ids are whole numbers with spaces between them, not {line!r}") from None
+
+
+@tokenizer_app.command("show")
+def tokenizer_show(
+    tokenizer: Annotated[Path, typer.Argument(help="tokenizer.json, or a run or model folder.")],
+    text: Annotated[str, typer.Argument(help="A sentence.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """How a sentence is cut into pieces, with their ids."""
+    loaded = load_tokenizer(tokenizer)
+    ids = loaded.encode(text)
+    result = {"pieces": loaded.pieces(ids), "ids": ids, "decoded": loaded.decode(ids), "vocabulary": len(loaded)}
+    if as_json:
+        return print(json.dumps(result, ensure_ascii=False))
+    widths = [max(len(piece), len(str(i))) for piece, i in zip(result["pieces"], ids, strict=True)]
+    print("  ".join(piece.ljust(w) for piece, w in zip(result["pieces"], widths, strict=True)))
+    print("  ".join(str(i).ljust(w) for i, w in zip(ids, widths, strict=True)))
+    print(f"{len(ids)} tokens of a vocabulary of {len(loaded):,}; decoded: {result['decoded']}")
+
+
+def load_tokenizer(path: Path) -> Any:
+    from regard.pretrained import place
+    from regard.text.tokenizer import Tokenizer
+
+    path = place(path)
+    places = [path / "tokenizer.json", path / "model" / "tokenizer.json", path / "tokenizer.source.json"]
+    return Tokenizer.load(next((p for p in places if p.exists()), path / "tokenizer.json") if path.is_dir() else path)
