@@ -45,6 +45,7 @@ def test_everyday_sentences(many: Interpreter, source: str, target: str) -> None
     said = many.translate([sentence[source][0] for sentence in EVERYDAY], to=target, source=source)
     known = [{plain(text) for text in sentence[target]} for sentence in EVERYDAY]
     others = [text for text, accepted in zip(said, known, strict=True) if plain(text) not in accepted]
+    print(f"{source}>{target}: {len(EVERYDAY) - len(others)} of {len(EVERYDAY)}; others: {others}")
     assert len(EVERYDAY) == 30
     assert len(others) <= 6, others  # 80%
 

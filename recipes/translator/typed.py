@@ -1,0 +1,49 @@
+"""What it does to a translator how a sentence is typed, and what writing it with care (regard/text/typed.py) gives back.
+
+    python recipes/translator/typed.py MODEL WORK [--sentences 200]
+
+Validation sentences from English, greedy. BLEU is lower-cased, of sentences without their last mark: that is what was lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+from sacrebleu.metrics import BLEU
+
+import regard
+from regard.data.corpus import read_lines
+from regard.text.typed import careful, stopped
+
+MARKS = ".?!。？！ "
+WAYS: dict[str, Callable[[str], str]] = {
+    "as it was": str,
+    "no capital, no stop": lambda text: text.rstrip(MARKS)[:1].lower() + text.rstrip(MARKS)[1:],
+    "IN CAPITALS": str.upper,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--sentences", type=int, default=200)
+    given = parser.parse_args()
+    translator = regard.load(given.model, "cpu", "int8")
+    for language in ("de", "fr", "zh"):
+        sides = [given.work / f"en-{language}.val.{side}.xz" for side in ("en", language)]
+        english, references = (list(islice(read_lines(path), given.sentences)) for path in sides)
+        bleu = BLEU(lowercase=True, tokenize="zh" if language == "zh" else "13a")
+        for name, way in WAYS.items():
+            typed = [way(text) for text in english]
+            for told, texts in (("", typed), (", with care", [stopped(careful(t, "en"), "en") for t in typed])):
+                said = [t.text.rstrip(MARKS) for t in translator.translate(texts, to=language, beam=1)]
+                score = bleu.corpus_score(said, [[text.rstrip(MARKS) for text in references]]).score
+                print(f"en>{language} {name}{told}: {score:.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
