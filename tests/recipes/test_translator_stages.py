@@ -35,7 +35,8 @@ def model(tmp_path: Path) -> Path:
     tokenizer = Tokenizer.train(["Number is what Tom told me"], TokenizerConfig(kind="char", vocab_size=60, tags=tags))
     network = make_model(preset("transformer-tiny", source_vocab=len(tokenizer), target_vocab=len(tokenizer), **SIZES))
     decode = DecodeConfig(max_len_a=0.0, max_len_b=4)
-    own = folder.Bundle(network, Tokenizers(tokenizer, tokenizer), "translation", decode, "en", "de", directions)
+    both, profiles = Tokenizers(tokenizer, tokenizer), {lang: {" th": -1.0} for lang in ("en", "de", "fr")}
+    own = folder.Bundle(network, both, "translation", decode, "en", "de", directions, languages=profiles)
     folder.save(tmp_path / "model", own, "")
     return tmp_path / "model"
 
@@ -66,7 +67,7 @@ def test_all_stages(
     assert check.main(data, work) == 0
 
     out, scores = tmp_path / "many", tmp_path / "scores.json"
-    assert "MB" in run(pack, model, out, "--work", work)
+    assert "MB" in run(pack, model, out)
     assert "Not scored yet" in (out / "README.md").read_text()
     assert "tok:zh" in run(score, out, data, "--beam", 2, "--out", scores, "--device", "cpu")
     weights = sha256(out / "model.safetensors")
