@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 if shutil.which("nvidia-smi") is None:  # Triton decides when it is first imported, maybe by torch
@@ -17,8 +18,12 @@ settings.load_profile("calm")
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> None:
+def _one_thread() -> Iterator[None]:
+    """What would take all cores finds one: threads that wait for a core of others are many times slower than none."""
     torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
+        yield
 
 
 @pytest.fixture(autouse=True)

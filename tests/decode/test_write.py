@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -100,6 +100,7 @@ def test_the_penalty_changes_what_is_written() -> None:
 # ---- neighbours ------------------------------------------------------------------------------------------------------
 
 
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 10**6),
     count=st.integers(1, 6),

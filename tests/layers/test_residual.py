@@ -141,8 +141,12 @@ def test_kernels_are_for_norms_of_whole_rows_that_fit_into_a_program(monkeypatch
 @pytest.mark.parametrize(
     ("c", "rows"),
     [
-        *((c, rows) for c in (1, 3, 64, 96) for rows in (1, 7, 200)),
-        *((c, rows) for c in (512, 1000) for rows in (1, 7, 30)),
+        *((1, rows) for rows in (1, 200)),
+        *((3, rows) for rows in (7, 200)),
+        *((64, rows) for rows in (1, 7, 200)),
+        *((96, rows) for rows in (7, 200)),
+        *((512, rows) for rows in (1, 30)),
+        *((1000, rows) for rows in (1, 7, 30)),
     ],
 )
 def test_the_kernels_are_the_definition(c: int, rows: int, kind: str) -> None:

@@ -218,13 +218,11 @@ def test_what_is_dropped_in_one_place_says_nothing_of_another() -> None:
 
 
 def test_dropout_changes_nothing_on_average() -> None:
-    """Twenty rows of four equal heads are dropped in eighty ways, by two seeds."""
-    n = 20
+    """Twelve rows of four equal heads are dropped in 48 ways, by two seeds."""
+    n = 12
     q, k, v = (x[:, :1].expand(n, H, 6, 16) for x in qkv(1, 6, 6, 16))
     exact = short.attend(q[:1], k[:1], v[:1], whole(1, 6, True), None, 0.0)[0, 0]
-    found = torch.cat(
-        [short.attend(q, k, v, whole(n, 6, True), None, P).flatten(0, 1) for _ in range(2)]
-    )  # (160, T, D)
+    found = torch.cat([short.attend(q, k, v, whole(n, 6, True), None, P).flatten(0, 1) for _ in range(2)])  # (96, T, D)
     assert (found.std(0) > 0).all()
     assert ((found.mean(0) - exact).abs() <= 4 * found.std(0) / len(found) ** 0.5).all()
 

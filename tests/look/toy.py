@@ -41,7 +41,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], int]] = {  # preset, settings, step
         },
         350,
     ),
-    "rnnsearch": ("rnnsearch-small", {"d_model": 32, "d_hidden": 48}, 250),
+    "rnnsearch": ("rnnsearch-small", {"d_model": 32, "d_hidden": 48}, 150),
 }
 
 
