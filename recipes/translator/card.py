@@ -1,4 +1,4 @@
-"""Stage 7: the card of what is shipped, once it is scored.
+"""Stage 8: the card of what is shipped, once it is scored.
 
     python recipes/translator/card.py OUT --work WORK --scores scores.json --flops 4.2e17 --minutes 21 [--gpu "one H200"]
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from phrases import phrasebook
 
 from regard import folder, recipes
 from regard.data.corpus import direction_of
@@ -42,12 +43,13 @@ One Transformer for {directions}: the translator that comes with Regard. `regard
 
 ## Data
 
-| set | pairs | copies with other names, numbers and placeholders | words | English with capitals |
-|---|---|---|---|---|
+| set | pairs | copies with other names, numbers and placeholders | words | formal | English with capitals |
+|---|---|---|---|---|---|
 {amounts}
 
 - {both:,} Chinese sentences have no character that tells the scripts apart: these pairs are in both Chinese sets.
-- Words are a lexicon learned from the pairs.
+- Words are a lexicon learned from the pairs. Formal sentences and dates are put together from a phrasebook of our own,
+  a dozen patterns with {terms} entries (`recipes/translator/phrasebook.tsv`).
 - Made by the model itself, after its first training: {forth:,} pairs of English that someone wrote ({speeches:,} from
   Europarl) and its own German, French or Chinese, read in that direction (self-distillation) and towards the English
   (back-translation), and {back:,} pairs of its own English and what someone wrote in the other language, read towards
@@ -69,8 +71,9 @@ One Transformer for {directions}: the translator that comes with Regard. `regard
 ## Weaknesses
 
 - It learned short everyday sentences and speeches of a parliament; in French and Chinese, of these speeches only what it
-  made itself. Technical, legal, medical and colloquial text is worse, and so are long sentences: `regard translate` cuts
-  them at commas.
+  made itself, and beside them a phrasebook of formal sentences. Formal text beyond its patterns and terms is often wrong
+  there. Technical, legal, medical and colloquial text is worse, and so are long sentences: `regard translate` cuts them at
+  commas.
 - Between German, French and Chinese there is no direction of its own.
 - Each sentence is translated by itself: a pronoun does not know what it stands for, and "you" may change between du and Sie.
 - Names outside the data may be spelled anew, above all in Chinese. Links, addresses and other scripts are kept aside.
@@ -131,6 +134,7 @@ def data(work: Path) -> dict[str, Any]:
     return {
         "amounts": "\n".join(row(name, report) for name in SETS),
         "both": report["in both scripts"],
+        "terms": sum(map(len, phrasebook().values())),
         "forth": sum(made.values()) - back,
         "speeches": sum(n for name, n in made.items() if name.startswith("made-europarl")),
         "back": back,
@@ -139,7 +143,9 @@ def data(work: Path) -> dict[str, Any]:
 
 
 def row(name: str, report: Amounts) -> str:
-    kinds = (f"{name}.train", f"{name}.copies.train", f"words-{name}.train", f"titled-{name}.train")
+    kinds = [f"{name}.train", f"{name}.copies.train"] + [
+        f"{kind}-{name}.train" for kind in ("words", "formal", "titled")
+    ]
     return " | ".join([f"| {name}", *(f"{report[kind]:,}" if kind in report else "" for kind in kinds)]) + " |"
 
 

@@ -1,4 +1,4 @@
-"""Stage 5: from a finished run to the folder that Regard brings along.
+"""Stage 6: from a finished run to the folder that Regard brings along.
 
     python recipes/translator/pack.py RUN OUT
 

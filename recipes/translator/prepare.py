@@ -10,7 +10,8 @@ and report.json, which says how many pairs each has and how many were left after
   others (check.py proves that none is left, here and below).
 - NAME.copies: some of these once more, with other names, numbers and placeholders (copies.py).
 - words-en-de, ...: words by themselves, as sentences (words.py).
-- titled-en-de, ...: some everyday sentences With Capitals in the English (titled.py).
+- formal-en-de, ...: formal sentences and dates from a phrasebook of our own (phrases.py).
+- titled-en-de, ...: some everyday and formal sentences With Capitals in the English (titled.py).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from check import fold, held_out
 from copies import copies, ordinary_words
 from filters import by_script, german, good
+from phrases import formal
 from titled import titled
 from words import lexicon
 
@@ -75,7 +77,8 @@ def derived(sets: Sets) -> Sets:
     return {
         **{f"{n}.copies": copies(sets[n], language(n), english | theirs[language(n)]) for n in sets},
         **{f"words-{n}": lexicon(lexical[n], language(n)) for n in EVERYDAY},
-        **{f"titled-{n}": titled(sets[n]) for n in EVERYDAY},
+        **{f"formal-{n}": formal(language(n)) for n in EVERYDAY},
+        **{f"titled-{n}": titled(sets[n]) + formal(language(n), in_capitals=True) for n in EVERYDAY},
     }
 
 

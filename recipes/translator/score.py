@@ -1,4 +1,4 @@
-"""Stage 6: scores on the published tests: BLEU and chrF in all directions, greedy and by beam, each with its signature.
+"""Stage 7: scores on the published tests: BLEU and chrF in all directions, greedy and by beam, each with its signature.
 
     python recipes/translator/score.py MODEL DATA [--beam 5] [--out scores.json] [--device auto]
 

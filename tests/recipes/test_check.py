@@ -21,7 +21,9 @@ def test_what_is_prepared_holds_no_sentence_that_is_held_out(
 ) -> None:
     assert check.main(data, work) == 0
     said = capsys.readouterr().out
-    assert "36 files to train on" in said  # five sets and their copies, words and titled of four: two sides each
+    assert (
+        "44 files to train on" in said
+    )  # five sets and their copies; words, formal and titled of four: two sides each
     assert "none of them is trained on" in said
     assert "46 are not there and not checked: made-en-de-de/train.en.xz made-en-de-de/train.de.xz " in said
     assert "europarl.train" not in said

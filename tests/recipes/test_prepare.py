@@ -188,7 +188,7 @@ def test_how_often_the_recipe_reads_what() -> None:
     specs = Counter(recipes.load(FOLDER / "train.toml")["data"]["train"])
     often = {"en-de": 2, "en-fr": 2, "en-zh": 4, "en-zh-Hant": 4, "europarl": 1}
     often |= {f"{name}.copies": n for name, n in often.items()}
-    often |= {f"words-{name}": 2 for name in prepare.EVERYDAY}
+    often |= {f"words-{name}": 2 for name in prepare.EVERYDAY} | {f"formal-{name}": 1 for name in prepare.EVERYDAY}
     both = {
         f"{name}.train.{{lang}}.xz@{direction}": n
         for name, n in often.items()

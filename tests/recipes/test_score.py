@@ -1,4 +1,4 @@
-"""Stage 6: the tests, in every direction that a model has."""
+"""Stage 7: the tests, in every direction that a model has."""
 
 from __future__ import annotations
 

@@ -111,8 +111,10 @@ def test_the_share_of_what_was_made() -> None:
     """Of prepared sets of one pair each and made ones of two, as often as again.toml reads them."""
     everyday = tuple(made.STEMS)
     ones = {f"{name}{kind}.train": 1 for name in (*everyday, "europarl") for kind in ("", ".copies")}
-    ones |= {f"{kind}-{name}.train": 1 for name in everyday for kind in ("words", "titled")}
+    ones |= {f"{kind}-{name}.train": 1 for name in everyday for kind in ("words", "formal", "titled")}
     twos = {job.name: 2 for job in made.jobs()}
-    prepared = 2 * (2 * (2 + 2 + 4 + 4 + 1) + 4 * 2) + 4  # both ways: sets and copies, words; titled one way
+    prepared = (
+        2 * (2 * (2 + 2 + 4 + 4 + 1) + 4 * 2 + 4) + 4
+    )  # both ways: sets and copies, words, formal; titled one way
     own = 2 * (2 * 16 + 3 + 4)  # both ways: everyday English; one way: speeches, and to English
     assert card.share(ones, twos) == pytest.approx(own / (prepared + own))
