@@ -1,35 +1,42 @@
 """Formal sentences and dates, put together from a phrasebook of our own (phrasebook.tsv).
 
 Tatoeba has next to none, and Europarl is in English and German only: nothing else says in French or Chinese what a treaty is
-about, or when it was signed. A few patterns with some hundred terms teach how such sentences are built; terms that are not
+about, or when it was signed. A few patterns with some 250 terms teach how such sentences are built; terms that are not
 among them are then built alike.
 """
 
 from __future__ import annotations
 
+import calendar
 import random
+import re
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 Pair = tuple[str, str]
 LANGUAGES = ("en", "de", "fr", "zh")
 COUNT = 12_000  # sentences drawn for a language; half as many in capitals
-ORIGIN = 0.4  # how often something is said to be European, ...
+ORIGIN, ABOUT = 0.4, 0.5  # how often something is said to be European, ..., and what it is about
+VERBS = {"pact": "verb.pact", "text": "verb.text", "aim": "verb.text"}
+ABOUTS = {"pact": ("on", "über", "sur"), "text": ("on", "über", "sur"), "aim": ("for", "für", "pour")}
+NAMES = re.compile(
+    "(?:raum|union|fonds|bank|agentur|behörde|gericht|ausschuss|rat|parlament|kommission)$", re.IGNORECASE
+)
 SIMPLIFIED = (
-    "业东为丽举义书争亚产亲会伦债关养内军农决则务动劳势区协单卫参发员团国场学审宪对将币庆应开总战护报数暂权条来样欢欧毕汤济渔玛环电税竞签约纽组织"
-    "经结统续缔罗职联胀药览计认讨训议论评识语财败货贩贫贸费资赛车输边过运进选遗钢铁银长闻阳际顿预领馆马变尔与于体党划据机气游确种网"
+    "业东举义书争亚产亲会伦债关养内军农决务动劳势区协单卫参发员团国场学审宪对将币应开总战护报数权条来样欧汤济渔环电税竞签约纽组织"
+    "经结统续缔罗职联胀药览计认讨训议论评识语财败货贩贫贸费资赛车输边过运进选遗钢铁银长闻阳际顿预馆马变尔节于体党划据机气游确种网"
 )
 TRADITIONAL = (
-    "業東為麗舉義書爭亞產親會倫債關養內軍農決則務動勞勢區協單衛參發員團國場學審憲對將幣慶應開總戰護報數暫權條來樣歡歐畢湯濟漁瑪環電稅競簽約紐組織"
-    "經結統續締羅職聯脹藥覽計認討訓議論評識語財敗貨販貧貿費資賽車輸邊過運進選遺鋼鐵銀長聞陽際頓預領館馬變爾與於體黨劃據機氣遊確種網"
+    "業東舉義書爭亞產親會倫債關養內軍農決務動勞勢區協單衛參發員團國場學審憲對將幣應開總戰護報數權條來樣歐湯濟漁環電稅競簽約紐組織"
+    "經結統續締羅職聯脹藥覽計認討訓議論評識語財敗貨販貧貿費資賽車輸邊過運進選遺鋼鐵銀長聞陽際頓預館馬變爾節於體黨劃據機氣遊確種網"
 )
-Entry = dict[str, str]  # what it is called in each language
+Texts = dict[str, str]  # the same in each language
 
 
 def formal(lang: str, in_capitals: bool = False) -> list[Pair]:
-    """English sentences and the same in another language; with terms in capitals they are to be read, not to be written."""
+    """Pairs with English. With Terms in Capitals the English is to be read, not to be written."""
     draw = Draw(random.Random(0), in_capitals)
     made = [draw.sentence() for _ in range(COUNT // 2 if in_capitals else COUNT)]
     pairs = [(said["en"], traditional(said["zh"]) if lang == "zh-Hant" else said[lang]) for said in made]
@@ -37,19 +44,18 @@ def formal(lang: str, in_capitals: bool = False) -> list[Pair]:
 
 
 def traditional(text: str) -> str:
-    for words in (("准则", "準则"), ("制药", "製药")):  # whose characters have another form elsewhere
-        text = text.replace(*words)
+    text = text.replace("制药", "製药")  # 制 stays as it is in all other words
     return text.translate(str.maketrans(SIMPLIFIED, TRADITIONAL))
 
 
-def phrasebook() -> dict[str, list[Entry]]:
+def phrasebook() -> dict[str, list[Texts]]:
     """The entries of each kind."""
-    book: dict[str, list[Entry]] = defaultdict(list)
+    book: dict[str, list[Texts]] = defaultdict(list)
     for line in Path(__file__).with_name("phrasebook.tsv").read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             kind, *forms = line.split("\t")
             book[kind].append(dict(zip(LANGUAGES, forms, strict=True)))
-    return book
+    return dict(book)
 
 
 @dataclass
@@ -63,29 +69,28 @@ class Phrase:
     zh: str
     feminine: bool  # in French
 
-    def agreed(self, participle: str) -> str:
-        return participle + "e" * self.feminine
+    def agreed(self, word: str) -> str:
+        return word + "e" * self.feminine
 
 
 # ---- nouns -----------------------------------------------------------------------------------------------------------
 
 
-def noun(entry: Entry, origin: Entry | None, in_capitals: bool) -> Phrase:
+def noun(entry: Texts, origin: Texts | None, in_capitals: bool) -> Phrase:
     """The thing itself, not one of its kind: the European labour market, der europäische Arbeitsmarkt, ..."""
     article, term = split_article(entry["en"])
     if origin:
         term = f"{origin['en']} {term}"
     if in_capitals:
-        term = " ".join(
-            word if word in ("of", "the", "for") else word[0].upper() + word[1:] for word in term.split(" ")
-        )
-    whose = origin["de"].split("/")[-1 if in_capitals else 0] if origin else ""
+        term = " ".join(word if word in ("of", "the") else word[0].upper() + word[1:] for word in term.split(" "))
+    named = in_capitals and NAMES.search(entry["de"])
+    whose = origin["de"].split("/")[-1 if named else 0] if origin else ""
     gender, french = entry["fr"].split(" ", 1)
     return Phrase(
         en=article + term,
         de=german(entry["de"], whose, "der"),
         de_object=german(entry["de"], whose, "den"),
-        fr=definite(f"{french} {origin['fr'].split('/')[gender == 'f']}" if origin else french, gender),
+        fr=definite(french_term(french, origin["fr"].split("/")[gender == "f"] if origin else ""), gender),
         zh=(origin["zh"] if origin else "") + entry["zh"],
         feminine=gender == "f",
     )
@@ -104,10 +109,29 @@ def german(term: str, whose: str, masculine: str) -> str:
     return f"{article} {whose}{ending} {word}" if whose else f"{article} {word}"
 
 
+def french_term(term: str, adjective: str) -> str:
+    """The adjective stands behind, or where the term says: le ministère | des Finances."""
+    head, _, rest = term.partition("|")
+    return head + (f" {adjective}" if adjective else "") + rest
+
+
 def definite(term: str, gender: str) -> str:
     if term[0].lower() in "aeiouéèêâîœ":
         return f"l'{term}"
     return f"{'la' if gender == 'f' else 'le'} {term}"
+
+
+def about(what: Phrase, topic: Phrase, kind: str) -> Phrase:
+    """The report on the labour market."""
+    en, de, fr = ABOUTS[kind]
+    return replace(
+        what,
+        en=f"{what.en} {en} {topic.en}",
+        de=f"{what.de} {de} {topic.de_object}",
+        de_object=f"{what.de_object} {de} {topic.de_object}",
+        fr=f"{what.fr} {fr} {topic.fr}",
+        zh=f"关于{topic.zh}的{what.zh}",
+    )
 
 
 # ---- sentences -------------------------------------------------------------------------------------------------------
@@ -119,47 +143,48 @@ class Draw:
     def __init__(self, rng: random.Random, in_capitals: bool) -> None:
         self.rng, self.in_capitals, self.book = rng, in_capitals, phrasebook()
 
-    def sentence(self) -> Entry:
-        official = (
+    def sentence(self) -> Texts:
+        patterns: tuple[Callable[[], Texts], ...] = (
             self.done,
             self.done,
-            self.done_about,
-            self.done_about,
             self.does,
             self.in_force,
             self.since,
             self.matters,
         )
-        patterns: tuple[Callable[[], Entry], ...] = official
         if not self.in_capitals:
-            patterns += (self.life, self.life, self.life, self.event)
+            patterns += (self.life, self.life, self.event)
         said = self.rng.choice(patterns)()
         return {lang: text[0].upper() + text[1:] for lang, text in said.items()}
 
-    def pick(self, *kinds: str) -> Entry:
+    def pick(self, *kinds: str) -> Texts:
         return self.rng.choice([entry for kind in kinds for entry in self.book[kind]])
 
     def thing(self, *kinds: str, article: str = "") -> Phrase:
         """Of these kinds; `article` for those that always have one in English."""
-        entry = self.pick(*kinds)
-        placed = entry in self.book["topic.named"] or self.rng.random() > ORIGIN
-        origin = None if placed else self.pick("origin")
-        capitals = self.in_capitals and ("topic" in kinds or origin is not None)
-        return noun({**entry, "en": article + entry["en"]}, origin, capitals)
+        kind = self.rng.choice([kind for kind in kinds for _ in self.book[kind]])
+        bare = kind.endswith(".named") or self.rng.random() > ORIGIN
+        entry, origin = self.pick(kind), None if bare else self.pick("origin")
+        return noun({**entry, "en": article + entry["en"]}, origin, self.in_capitals)
 
     def topic(self) -> Phrase:
         return self.thing("topic", "topic.named")
 
-    def document(self, *, named: bool = False) -> tuple[Phrase, Entry, Entry]:
-        """What was done to it, and what somebody did to it; the named ones need no more words about them."""
-        kind = self.rng.choice(("pact", "text"))
-        verb = {lang: forms.split("/") for lang, forms in self.pick("verb", f"verb.{kind}").items()}
+    def document(self) -> tuple[Phrase, Texts, Texts]:
+        """A document with or without what it is about, what was done to it, and what somebody did to it."""
+        kind = self.rng.choice(("pact", "text", "aim"))
+        verb = {lang: forms.split("/") for lang, forms in self.pick("verb", VERBS[kind]).items()}
         was, did = ({lang: forms[i] for lang, forms in verb.items()} for i in (0, -1))
-        return self.thing(kind, *[f"{kind}.named"] * named, article="the "), was, did
+        if self.rng.random() < ABOUT:
+            return about(self.thing(kind, article="the "), self.topic(), kind), was, did
+        named = [f"{kind}.named"] if kind != "aim" else []
+        return self.thing(kind, *named, article="the "), was, did
 
-    def done(self) -> Entry:
-        """The peace treaty was signed in May 1987."""
-        (what, verb, _), when = self.document(named=True), self.date(past=True)
+    # ---- patterns
+
+    def done(self) -> Texts:
+        """The report on the labour market was published in May 1987."""
+        (what, verb, _), when = self.document(), self.date(past=True)
         return {
             "en": f"{what.en} was {verb['en']} {when['en']}.",
             "de": f"{what.de} wurde {when['de']} {verb['de']}.",
@@ -167,36 +192,26 @@ class Draw:
             "zh": f"{what.zh}于{when['zh']}{verb['zh']}。",
         }
 
-    def done_about(self) -> Entry:
-        """The report on the labour market was published in 1987."""
-        (what, verb, _), about, when = self.document(), self.topic(), self.date(past=True)
+    def does(self) -> Texts:
+        """The parliament rejected the bill."""
+        who, (what, _, verb) = self.thing("body", article="the "), self.document()
         return {
-            "en": f"{what.en} on {about.en} was {verb['en']} {when['en']}.",
-            "de": f"{what.de} über {about.de_object} wurde {when['de']} {verb['de']}.",
-            "fr": f"{what.fr} sur {about.fr} a été {what.agreed(verb['fr'])} {when['fr']}.",
-            "zh": f"关于{about.zh}的{what.zh}于{when['zh']}{verb['zh']}。",
+            "en": f"{who.en} {verb['en']} {what.en}.",
+            "de": f"{who.de} hat {what.de_object} {verb['de']}.",
+            "fr": f"{who.fr} a {verb['fr']} {what.fr}.",
+            "zh": f"{who.zh}{verb['zh']}了{what.zh}。",
         }
 
-    def does(self) -> Entry:
-        """The parliament rejected the bill on free trade."""
-        who, (what, _, verb), about = self.thing("body", article="the "), self.document(), self.topic()
+    def in_force(self) -> Texts:
+        what, when = about(self.thing("pact", article="the "), self.topic(), "pact"), self.date(past=False)
         return {
-            "en": f"{who.en} {verb['en']} {what.en} on {about.en}.",
-            "de": f"{who.de} hat {what.de_object} über {about.de_object} {verb['de']}.",
-            "fr": f"{who.fr} a {verb['fr']} {what.fr} sur {about.fr}.",
-            "zh": f"{who.zh}{verb['zh']}了关于{about.zh}的{what.zh}。",
+            "en": f"{what.en} will enter into force {when['en']}.",
+            "de": f"{what.de} tritt {when['de']} in Kraft.",
+            "fr": f"{what.fr} entrera en vigueur {when['fr']}.",
+            "zh": f"{what.zh}将于{when['zh']}生效。",
         }
 
-    def in_force(self) -> Entry:
-        what, about, when = self.thing("pact", article="the "), self.topic(), self.date(past=False)
-        return {
-            "en": f"{what.en} on {about.en} will enter into force {when['en']}.",
-            "de": f"{what.de} über {about.de_object} tritt {when['de']} in Kraft.",
-            "fr": f"{what.fr} sur {about.fr} entrera en vigueur {when['fr']}.",
-            "zh": f"关于{about.zh}的{what.zh}将于{when['zh']}生效。",
-        }
-
-    def since(self) -> Entry:
+    def since(self) -> Texts:
         what, year = self.topic(), self.rng.randint(1950, 2025)
         return {
             "en": f"{what.en} has changed since {year}.",
@@ -205,8 +220,16 @@ class Draw:
             "zh": f"自{year}年以来，{what.zh}发生了变化。",
         }
 
-    def matters(self) -> Entry:
+    def matters(self) -> Texts:
+        """The labour market is important, or important for something."""
         what, which = self.topic(), self.topic()
+        if self.rng.random() > ABOUT:
+            return {
+                "en": f"{what.en} is important.",
+                "de": f"{what.de} ist wichtig.",
+                "fr": f"{what.fr} est {what.agreed('important')}.",
+                "zh": f"{what.zh}很重要。",
+            }
         return {
             "en": f"{what.en} is important for {which.en}.",
             "de": f"{what.de} ist wichtig für {which.de_object}.",
@@ -214,7 +237,7 @@ class Draw:
             "zh": f"{what.zh}对{which.zh}很重要。",
         }
 
-    def life(self) -> Entry:
+    def life(self) -> Texts:
         """She was born on 3 May 1987."""
         who, where, when = self.pick("person"), self.pick("place"), self.date(past=True)
         gender, french = who["fr"].split(" ", 1)
@@ -243,7 +266,7 @@ class Draw:
             "zh": f"{who['zh']}{zh.format(when['zh'])}。",
         }
 
-    def event(self) -> Entry:
+    def event(self) -> Texts:
         what, when = self.thing("event", article="the "), self.date(past=False)
         return {
             "en": f"{what.en} will take place {when['en']}.",
@@ -252,9 +275,10 @@ class Draw:
             "zh": f"{what.zh}将于{when['zh']}举行。",
         }
 
-    def date(self, past: bool) -> Entry:
+    def date(self, past: bool) -> Texts:
         """A day, a month or a year; the coming ones also without their year."""
-        month, day = self.pick("month"), self.rng.randint(1, 28)
+        month = self.pick("month")
+        day = self.rng.randint(1, calendar.monthrange(2001, int(month["zh"][:-1]))[1])
         year = self.rng.randint(1850, 2025) if past else self.rng.randint(2026, 2045)
         kind = self.rng.choice(
             ("day", "month", "year") if past else ("day", "month", "year", "day alone", "month alone")

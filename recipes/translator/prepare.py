@@ -11,7 +11,7 @@ and report.json, which says how many pairs each has and how many were left after
 - NAME.copies: some of these once more, with other names, numbers and placeholders (copies.py).
 - words-en-de, ...: words by themselves, as sentences (words.py).
 - formal-en-de, ...: formal sentences and dates from a phrasebook of our own (phrases.py).
-- titled-en-de, ...: some everyday and formal sentences With Capitals in the English (titled.py).
+- titled-en-de, ...: some everyday and formal sentences With Capitals in the English (titled.py, phrases.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Stage 7: scores on the published tests: BLEU and chrF in all directions, greedy and by beam, each with its signature.
 
-    python recipes/translator/score.py MODEL DATA [--beam 5] [--out scores.json] [--device auto]
+    python recipes/translator/score.py MODEL DATA [--beam 5] [--out scores.json] [--device auto] [--weights auto]
 
 MODEL is what pack.py made: what is scored is what is shipped. DATA holds tatoeba/ and europarl-en-de/. Chinese is asked for
 in the script that a line of the test is in, and scored in both scripts together and in each alone, on characters. What the
@@ -45,8 +45,11 @@ def main() -> None:
     parser.add_argument("--beam", type=int, default=5)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--device", default="auto")
+    parser.add_argument(
+        "--weights", default="auto", help="fp32, bf16, ...; on a CPU also int8, what `regard translate` has"
+    )
     given = parser.parse_args()
-    translator = regard.load(given.model, given.device)
+    translator = regard.load(given.model, given.device, given.weights)
     rows = []
     for test in known(translator, tests(given.data)):
         for beam in sorted({1, given.beam}):
