@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import re
+import tomllib
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import filters
@@ -185,6 +187,13 @@ def test_the_sentence_that_the_model_is_shown_with_is_not_learned() -> None:
     for in_capitals in (False, True):
         english = [source.lower() for source, _ in phrases.formal("de", in_capitals)]
         assert not any("economic area" in source for source in english)
+
+
+def test_the_sentences_that_formal_text_is_scored_on_are_not_learned() -> None:
+    path = Path(__file__).parents[1] / "pretrained" / "formal.toml"
+    scored = {sentence["en"][0].lower() for sentence in tomllib.loads(path.read_text(encoding="utf-8"))["sentence"]}
+    for in_capitals in (False, True):
+        assert not scored & {source.lower() for source, _ in phrases.formal("de", in_capitals)}
 
 
 def test_the_phrasebook_has_no_entry_twice() -> None:
