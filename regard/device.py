@@ -56,7 +56,8 @@ def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager
 
 def set_up(config: TrainConfig) -> tuple[torch.device, torch.dtype]:
     device = pick_device(config.device)
-    torch.set_num_threads(config.threads or cores())
+    if config.threads or not os.environ.get("OMP_NUM_THREADS"):  # which torch has read by itself
+        torch.set_num_threads(config.threads or cores())
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
         # cuDNN's attention sometimes returns NaN gradients under a mask in bf16 (seen with cuDNN 9.19, torch 2.11).

@@ -34,10 +34,24 @@ def draw(
 def choose(logits: Tensor, seeds: Tensor, steps: Tensor, options: DecodeConfig) -> Tensor:
     """The likeliest token of each row (N,) at temperature 0, else one drawn."""
     if options.temperature == 0:
-        return logits.argmax(-1)
+        return likeliest(logits)
     p = truncate(logits / options.temperature, options.top_k, options.top_p, options.min_p).softmax(-1)
     # The exponential race: argmax of p_i / e_i with e_i ~ Exp(1) picks i with probability p_i.
     return (p / exponential(seeds, steps, logits.shape[1])).argmax(-1)
+
+
+BLOCK = 128  # tokens
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """Return the index of the largest of each row (N, V) -> (N,), the first of equal ones.
+
+    On a CPU, torch finds a maximum twenty times faster than its place, so the place is looked for in one block alone."""
+    if logits.is_cuda or logits.shape[1] % BLOCK:
+        return logits.argmax(-1)
+    blocks = logits.unflatten(1, (-1, BLOCK))  # (N, V / BLOCK, BLOCK)
+    block = blocks.amax(2).argmax(1)  # (N,)
+    return block * BLOCK + blocks[torch.arange(len(blocks)), block].argmax(1)
 
 
 def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:

@@ -7,12 +7,14 @@ result does not depend on its neighbours.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.config import DecodeConfig
+from regard.cores import CAN_FORK, fork_map, one_thread
 from regard.decode.beam import beam_search
 from regard.decode.rules import Decoder, Hypothesis, budget, check, in_graphs, length_limits, pad
 from regard.decode.sampling import sample
@@ -45,12 +47,52 @@ def decode(
     if shortlist is None and in_graphs(model, options.beam):
         return decode_in_graphs(model, sources, options, device, frame, progress)
     results: dict[int, list[Hypothesis]] = {}
-    for rows in batches(sources, options, device):
+
+    def work(rows: list[int]) -> list[list[Hypothesis]]:
         source = pad([frame.one(sources[i]) for i in rows], device)
-        found = decode_batch(model, source, rows, options, max_len, frame.start, shortlist)
+        return decode_batch(model, source, rows, options, max_len, frame.start, shortlist)
+
+    def done(rows: list[int], found: list[list[Hypothesis]]) -> None:
         results.update(zip(rows, found, strict=True))
         progress(len(rows))
+
+    if device.type != "cpu":
+        for rows in batches(sources, options, device):
+            done(rows, work(rows))
+        return [results[i] for i in range(len(sources))]
+    with one_thread() as threads:
+        n = processes(model, sources, options, threads)
+        together = list(batches(sources, options, device, n))
+        if n == 1:
+            for rows in together:
+                done(rows, work(rows))
+        else:
+            fork_map(
+                lambda rows: [[astuple(h) for h in ranked] for ranked in work(rows)],
+                together,
+                n,
+                lambda i, found: done(together[i], [[Hypothesis(*h) for h in ranked] for ranked in found]),
+            )
     return [results[i] for i in range(len(sources))]
+
+
+FORKED_ROWS = 8  # hypotheses that cost little more than one: fewer are not worth a process
+FORKED_SECONDS = 0.2  # of decoding that are worth starting processes, which takes a tenth of that
+STEP_SECONDS, PRODUCTS_PER_SECOND = 3e-3, 5e10  # of one core: what a step takes at least, and multiplications
+
+
+def processes(model: Any, sources: Sequence[Sequence[int]], options: DecodeConfig, threads: int) -> int:
+    """Return how many processes share these sentences on a CPU: at most one a thread, and one where the work is small.
+
+    A model that is being recorded is decoded in this process, where the recorder is."""
+    width = max(options.beam, options.nbest)
+    most = min(threads, len(sources), len(sources) * width // FORKED_ROWS)
+    if most < 2 or not CAN_FORK or listening(model):
+        return 1
+    tokens = sum(map(len, sources)) * width  # a translation has about as many as its source
+    products = tokens * sum(p.numel() for p in model.parameters())
+    seconds = products / PRODUCTS_PER_SECOND + STEP_SECONDS * max(map(len, sources))
+    return most if seconds >= FORKED_SECONDS else 1
 
 
 def decode_in_graphs(
@@ -114,12 +156,22 @@ def reread(model: nn.Module, source: Tensor, rows: list[int], best: list[Hypothe
         model(source, pad([ids[:-1] for ids in written], source.device))  # the last token is said, never read
 
 
-def batches(sources: Sequence[Sequence[int]], options: DecodeConfig, device: torch.device) -> Iterator[list[int]]:
-    """Indices of sentences to decode together: longest first, so that memory troubles show at once."""
+ROWS = 64  # hypotheses from which a core multiplies as fast as it can
+
+
+def batches(
+    sources: Sequence[Sequence[int]], options: DecodeConfig, device: torch.device, processes: int = 1
+) -> Iterator[list[int]]:
+    """Indices of sentences to decode together: longest first, so that memory troubles show at once.
+
+    For several processes there are as many batches, or a multiple of it, of at most `ROWS` hypotheses."""
     width = max(options.beam, options.nbest)
     order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
-    start = 0
+    most, start = len(order), 0
+    if processes > 1:
+        rounds = -(-len(order) * width // (processes * ROWS))
+        most = -(-len(order) // (processes * rounds))
     while start < len(order):
         size = max(1, budget(options, device) // ((len(sources[order[start]]) + 1) * width))
-        yield order[start : start + size]
-        start += size
+        yield order[start : start + min(size, most)]
+        start += min(size, most)

@@ -18,7 +18,7 @@ from regard.layers.rotary import rotate
 
 def split_heads(x: Tensor, d_head: int) -> Tensor:
     """(B, T, H*D) -> (B, H, T, D)"""
-    return x.unflatten(-1, (-1, d_head)).transpose(1, 2)
+    return x.view(*x.shape[:2], -1, d_head).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -46,10 +46,10 @@ class SelfAttention(Attention):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.qkv = nn.Linear(config.d_model, self.d_queries + 2 * self.d_keys, bias=config.bias)
+        self.heads = [config.n_heads, config.n_kv_heads, config.n_kv_heads]
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        parts = self.qkv(x).split([self.d_queries, self.d_keys, self.d_keys], dim=-1)
-        q, k, v = (split_heads(part, self.d_head) for part in parts)  # (B, H, T, D), (B, G, T, D) twice
+        q, k, v = split_heads(self.qkv(x), self.d_head).split(self.heads, dim=1)  # (B, H, T, D), (B, G, T, D) twice
         q, k = rotate(q, ctx.rotation), rotate(k, ctx.rotation)
         k, v = ctx.cache.extend(self, k, v)  # (B, G, S, D)
         return self.out(merge_heads(self.attend(q, k, v, ctx.self_plan)))
@@ -64,7 +64,7 @@ class CrossAttention(Attention):
         self.kv = nn.Linear(config.d_model, 2 * self.d_keys, bias=config.bias)
 
     def keys_values(self, memory: Tensor) -> KeysValues:
-        k, v = (split_heads(part, self.d_head) for part in self.kv(memory).chunk(2, dim=-1))
+        k, v = split_heads(self.kv(memory), self.d_head).chunk(2, dim=1)
         return k, v  # (B', G, S, D)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:

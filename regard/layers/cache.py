@@ -10,11 +10,15 @@ A layer is its own key.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from regard.layers.masks import NOWHERE
+
+if TYPE_CHECKING:
+    from regard.layers.attend import Plan
 
 KeysValues = tuple[Tensor, Tensor]  # each (B, H, S, D)
 
@@ -40,6 +44,14 @@ class Cache:
         """Which of these keys are a query's own past, (B, K, S), where a row holds the keys of K hypotheses."""
         return None
 
+    def sees_all(self) -> bool:
+        """Whether one more token of each row may look at every key there is: no padding, no other hypotheses."""
+        return False
+
+    def memory_plan(self, positions: Tensor, make: Callable[[], Plan]) -> Plan:
+        """Return the plan for a memory with tokens at these positions, which `make` makes."""
+        return make()
+
     def advance(self, positions: Tensor) -> None:
         """Called once per forward, after the last layer."""
 
@@ -56,6 +68,8 @@ class StepCache(Cache):
         self.crossed: dict[nn.Module, KeysValues] = {}  # layer -> (B, H, S, D) twice
         self.positions: Tensor | None = None  # (B, filled)
         self.past: Tensor | None = None  # (B, K, filled) of each hypothesis; None: rows that are one each
+        self.gapless = True  # no column of any row is padding
+        self.planned: tuple[Tensor, Plan] | None = None  # the memory's positions, and the plan made for them
 
     @property
     def filled(self) -> int:
@@ -88,7 +102,8 @@ class StepCache(Cache):
 
     def memory(self, layer: nn.Module, project: Callable[[], KeysValues]) -> KeysValues:
         if layer not in self.crossed:
-            self.crossed[layer] = project()
+            k, v = project()
+            self.crossed[layer] = k.contiguous(), v.contiguous()  # one head after the other: read at every step
         return self.crossed[layer]
 
     def key_positions(self, positions: Tensor) -> Tensor:
@@ -100,7 +115,17 @@ class StepCache(Cache):
         itself = torch.eye(self.width, dtype=torch.bool, device=self.past.device)
         return torch.cat([self.past, itself.expand(len(self.past), -1, -1)], 2)
 
+    def sees_all(self) -> bool:
+        return self.gapless and self.past is None
+
+    def memory_plan(self, positions: Tensor, make: Callable[[], Plan]) -> Plan:
+        if self.planned is None or self.planned[0] is not positions:
+            self.planned = positions, make()
+        return self.planned[1]
+
     def advance(self, positions: Tensor) -> None:
+        if positions.shape[1] > self.width:  # a prompt; steps have no padding
+            self.gapless = self.gapless and bool((positions > NOWHERE).all())
         self.positions, self.past = self.key_positions(positions), self.own_past()
 
     def select(self, rows: Tensor) -> None:

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.cores import LARGE, large_product
 from regard.errors import RegardError
 from regard.layers.embedding import Head
 from regard.layers.positions import Positions
@@ -45,8 +46,6 @@ TINY = 1e-30  # of a row of zeros
 class Int8(nn.Module):
     """x W^T + b, (..., K) -> (..., N), with W in bytes."""
 
-    bias: Tensor
-
     def __init__(self, weight: Tensor, bias: Tensor | None, step: Tensor | None = None) -> None:
         """With `step` (N,), of each output, `weight` is in bytes already."""
         super().__init__()
@@ -60,13 +59,22 @@ class Int8(nn.Module):
             else:
                 values = torch.quantize_per_channel(weight.float(), step, zero, 0, torch.qint8)
             self.matrix = torch.ops.quantized.linear_prepack(values, None)
-        self.register_buffer("bias", torch.zeros(1) if bias is None else bias.float())
+        self.large = weight.numel() >= LARGE
+        self.bias = None if bias is None else bias.float()  # not a buffer, which is slower to get at
         # Without VNNI, pairs of products are summed in 16 bits, so inputs may only have 7.
         self.most = 127 if torch.cpu._is_vnni_supported() else 63
 
     def forward(self, x: Tensor) -> Tensor:
-        step = x.abs().amax(-1, keepdim=True).clamp_(min=TINY).div_(self.most)  # (..., 1)
-        return torch.addcmul(self.bias, _int8_product(x / step, 1.0, self.most + 1, self.matrix), step)
+        return large_product(self.multiply, x) if self.large else self.multiply(x)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        if x.numel() == x.shape[-1]:  # one row: its scale is a number that the kernel takes
+            scale = max(x.abs().amax().item(), TINY) / self.most
+            y = _int8_product(x, scale, self.most + 1, self.matrix)
+        else:
+            largest = x.abs().amax(-1, keepdim=True).clamp_(min=TINY)  # (..., 1)
+            y = _int8_product(x / largest, 1 / self.most, self.most + 1, self.matrix).mul_(largest)
+        return y if self.bias is None else y.add_(self.bias)
 
 
 class Fp16(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.config import ModelConfig
-from regard.layers.attend import Plan, make_plan, settled
+from regard.layers.attend import Plan, make_plan, runnable, settled
 from regard.layers.block import Block
 from regard.layers.cache import NO_CACHE, Cache
 from regard.layers.context import Context
@@ -70,11 +71,14 @@ class Stack(nn.Module):
         keys = cache.key_positions(positions)
         past = cache.own_past()
         kernel = "reference" if self.dilations else None  # convolutions ask a plan only who stands where
-        plans = [self._plan(mask or self.mask, positions, keys, scheme, past, kernel) for scheme in self.schemes]
+        mask, every = mask or self.mask, positions.shape[1] == 1 and cache.sees_all()
+        plans = [self._plan(mask, positions, keys, scheme, past, kernel, every) for scheme in self.schemes]
         memory_plan = None
         if memory_positions is not None:
             grouped = positions.reshape(memory_positions.shape[0], -1)  # hypotheses of one sentence share its memory
-            memory_plan = self._plan(FULL, grouped, memory_positions, self.cross_scheme)
+            make = functools.partial(self._plan, FULL, grouped, memory_positions, self.cross_scheme)
+            by_positions = self.cross_scheme.relative or self.cross_scheme.contextual
+            memory_plan = make() if by_positions else cache.memory_plan(memory_positions, make)
         ctx = Context(positions, plans[0], cache, self.schemes[0].rotation(positions), memory, memory_plan)  # type: ignore[operator]
         x = in_working_precision(x)
         y = self._nothing(x)
@@ -111,8 +115,12 @@ class Stack(nn.Module):
         scheme: nn.Module,
         past: Tensor | None = None,
         kernel: str | None = None,
+        every: bool = False,
     ) -> Plan:
+        """`every`: each query comes after every key, and may see them all as far as padding goes."""
         assert isinstance(scheme, Positions)
+        if every and mask.triangle and not (kernel or scheme.relative or scheme.contextual):
+            return Plan(runnable("sdpa"), mask, q, k, scheme=scheme)
         dropout = self.attention_dropout if self.training else 0.0
         plan = make_plan(mask, q, k, scheme, d_head=self.d_head, dropout=dropout, past=past, kernel=kernel)
         return plan if self.training else settled(plan)

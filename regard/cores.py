@@ -1,0 +1,194 @@
+"""CPU cores for decoding: different sentences on different cores, and several threads only inside a large product.
+
+Threads inside a product wait for each other at its end. Where another process occupies one of the cores, each wait lasts
+until the scheduler lets the delayed thread run again, milliseconds for a product of microseconds. So a decoding step runs
+in one thread. Other cores decode other sentences, in forked processes that share the weights (`fork_map`), and a product
+that is large enough is given to all threads as long as none of them is late (`LargeProducts`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+log = logging.getLogger("regard")
+T = TypeVar("T")
+LARGE = 4 << 20  # bytes of a matrix from which two threads are faster than one
+
+
+# ---- threads ------------------------------------------------------------------------------------------------------------
+
+
+class LargeProducts:
+    """Multiplies with large matrices in several threads, and in one for a while whenever a thread came late.
+
+    A product is late when it takes `late` seconds longer than four times its best time. The pause after it lasts twice as
+    many products as the last one, so that a busy machine is tried ever more rarely; it shrinks again while nothing is late.
+    """
+
+    shortest, longest, late = 32, 4096, 1e-3
+
+    def __init__(self) -> None:
+        self.threads = 1  # as many as a large product may take; `one_thread` sets it
+        self.pause = self.shortest  # products, the next time that one is late
+        self.waiting = 0  # products until several threads are tried again
+        self.best: dict[tuple[int, int], float] = {}  # (matrix, rows) -> seconds
+
+    def __call__(self, product: Callable[[Any], Any], x: Any) -> Any:
+        if self.threads == 1:
+            return product(x)
+        if self.waiting:
+            self.waiting -= 1
+            return product(x)
+        torch.set_num_threads(self.threads)
+        try:
+            begun = time.perf_counter()
+            result = product(x)
+            seconds = time.perf_counter() - begun
+        finally:
+            torch.set_num_threads(1)
+        self.judge((id(product.__self__), x.numel() // x.shape[-1]), seconds)
+        return result
+
+    def judge(self, which: tuple[int, int], seconds: float) -> None:
+        best = self.best[which] = min(seconds, self.best.get(which, seconds))
+        if seconds > 4 * best + self.late:
+            self.waiting, self.pause = self.pause, min(2 * self.pause, self.longest)
+        elif self.pause > self.shortest:
+            self.pause -= 1
+
+
+large_product = LargeProducts()
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[int]:
+    """Run what is inside in one thread, large products excepted; yields the number of threads that torch had before.
+
+    That number is OMP_NUM_THREADS, or what `torch.set_num_threads` was given, or all cores."""
+    threads = torch.get_num_threads()
+    before, large_product.threads = large_product.threads, max(threads, large_product.threads)
+    torch.set_num_threads(1)
+    try:
+        yield threads
+    finally:
+        large_product.threads = before
+        torch.set_num_threads(threads)
+
+
+# ---- processes ----------------------------------------------------------------------------------------------------------
+
+CAN_FORK = sys.platform == "linux"
+MOST = 16384  # item numbers that fit into a pipe
+END = (1 << 32) - 1  # written by a process that has ended in good order
+
+
+def fork_map(work: Callable[[T], Any], items: Sequence[T], processes: int, done: Callable[[int, Any], None]) -> None:
+    """Call `done(i, work(items[i]))` for every item, in this process and in `processes - 1` forked copies of it.
+
+    Each process takes the next item when it has finished one, so a process on a busy core takes fewer. What `work` returns
+    must survive JSON. Items of a process that fails or is killed are worked on here, where an error is raised as usual.
+    """
+    for start in range(0, len(items), MOST):
+        part = items[start : start + MOST]
+        _fork_map(work, part, processes, lambda i, result, first=start: done(first + i, result))  # type: ignore[misc]
+
+
+def _fork_map(work: Callable[[T], Any], items: Sequence[T], processes: int, done: Callable[[int, Any], None]) -> None:
+    tasks, fill = os.pipe()
+    os.write(fill, b"".join(i.to_bytes(4, "little") for i in range(len(items))))
+    os.close(fill)
+    missing = set(range(len(items)))
+    found: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
+    children: list[int] = []
+    ended = 0
+
+    def finish(i: int, result: Any) -> None:
+        missing.discard(i)
+        done(i, result)
+
+    try:
+        for _ in range(processes - 1):
+            child, pipe = _fork(work, items, tasks)
+            children.append(child)
+            threading.Thread(target=_receive, args=(pipe, found), daemon=True).start()
+        for i in _taken(tasks):
+            finish(i, work(items[i]))
+            while not found.empty():
+                pair = found.get()
+                ended += pair is None
+                if pair is not None:
+                    finish(*pair)
+        while ended < len(children):
+            pair = found.get()
+            ended += pair is None
+            if pair is not None:
+                finish(*pair)
+    finally:
+        os.close(tasks)
+        for child in children:
+            if ended < len(children):  # an error here: what they would find is not wanted any more
+                os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    if missing:
+        log.warning("a decoding process ended early; its %d batches are decoded again", len(missing))
+    for i in sorted(missing):
+        done(i, work(items[i]))
+
+
+def _taken(tasks: int) -> Iterator[int]:
+    """The numbers of items that nobody has begun, one at a time; other processes take theirs from the same pipe."""
+    while number := os.read(tasks, 4):
+        yield int.from_bytes(number, "little")
+
+
+def _fork(work: Callable[[T], Any], items: Sequence[T], tasks: int) -> tuple[int, int]:
+    """Start a process that takes items until none is left; returns its id and the pipe that its results come through."""
+    results, pipe = os.pipe()
+    with warnings.catch_warnings():
+        # Python warns of locks that other threads may hold. The copy only multiplies: it takes no lock of theirs.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child:
+        os.close(pipe)
+        return child, results
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and ends this process
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.close(results)
+        gc.disable()  # a collection would write to, and so copy, every page of Python's objects
+        torch.set_num_threads(1)
+        large_product.threads = 1
+        with os.fdopen(pipe, "wb") as file:
+            for i in _taken(tasks):
+                result = json.dumps(work(items[i])).encode()
+                file.write(i.to_bytes(4, "little") + len(result).to_bytes(8, "little") + result)
+                file.flush()
+            file.write(END.to_bytes(4, "little"))
+    finally:
+        os._exit(0)  # nothing of the parent's is cleaned up or flushed a second time
+
+
+def _receive(pipe: int, found: queue.SimpleQueue[tuple[int, Any] | None]) -> None:
+    """Put what a process finds into the queue, and None when it has ended."""
+    try:
+        with os.fdopen(pipe, "rb") as file:
+            while (number := file.read(4)) and (i := int.from_bytes(number, "little")) != END:
+                found.put((i, json.loads(file.read(int.from_bytes(file.read(8), "little")))))
+    except ValueError:  # it was killed while it wrote
+        pass
+    finally:
+        found.put(None)
