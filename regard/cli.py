@@ -24,6 +24,7 @@ from regard.cli_study import study_app
 from regard.cli_tokenizer import tokenizer_app
 from regard.cli_vectors import vectors_app
 from regard.errors import RegardError
+from regard.text.escape import safe_terminal
 
 app = typer.Typer(
     name="regard",
@@ -295,7 +296,8 @@ def readable_errors() -> Iterator[None]:
     except RegardError as error:
         if os.environ.get("REGARD_DEBUG"):
             raise
-        print(f"regard: {error}", file=sys.stderr)
+        message = str(error).replace("\n", "\\n")  # a message is one line, whatever it quotes
+        print(f"regard: {message}", file=sys.stderr)
         raise SystemExit(2) from None
     except Interrupted as stopped:
         print(f"regard: {stopped}", file=sys.stderr)
@@ -308,6 +310,6 @@ def main() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-    with readable_errors():
+    with safe_terminal(), readable_errors():
         words, settings = split_settings(sys.argv[1:])
         app(words, obj=settings)

@@ -1,7 +1,7 @@
 """Weights laid out for use on a CPU, where decoding multiplies a few rows with every matrix of the model.
 
-* `column_major`: the same numbers the other way round in memory. What multiplies a few rows then reads them in order;
-  nothing else changes, not even what is saved.
+* `column_major`: every matrix transposed in memory, so that a product with a few rows reads it in order. Its values, and
+  what is saved, are the same. Results agree up to rounding, since such a product may add its terms in another order.
 * `packed`: fewer bytes a number, in the order in which the processor's instructions want them. A model that was packed can
   be used, but neither trained nor saved. `int8` has a scale for each output, and rounds the inputs of a matrix to bytes as
   they come, each row by its own largest number, so that no row depends on which others are with it; `fp16` rounds the
@@ -25,7 +25,11 @@ from regard.layers.positions import Positions
 
 
 def column_major(model: nn.Module) -> None:
-    """In place. Embeddings stay as they are, since they are looked up by rows, and so does a head that is one of them."""
+    """Lay out the matrices of all linear layers by columns, in place.
+
+    Embeddings stay as they are, since they are looked up by rows, and so does a head that is one of them. The values of
+    the parameters stay equal; outputs of the model may differ in the last bits.
+    """
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.weight.data = module.weight.data.t().contiguous().t()

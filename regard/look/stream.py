@@ -93,6 +93,8 @@ class Heard:
             self.keep(f"{self.name}.position", self.stack.schemes[0].embed(torch.zeros_like(x), positions))  # type: ignore[operator]
         return result
 
+    embed.observes = True  # type: ignore[attr-defined]
+
     def begin(self, given: tuple[Any, ...]) -> None:
         self.open = None
         self.keep(f"{self.name}.input", given[0])
@@ -119,11 +121,19 @@ class Heard:
 
 
 def before(entered: ExitStack, module: nn.Module, tell: Callable[[tuple[Any, ...]], None]) -> None:
-    entered.enter_context(module.register_forward_pre_hook(lambda _, given: tell(given)))
+    def hook(module: nn.Module, given: tuple[Any, ...]) -> None:
+        tell(given)
+
+    hook.observes = True  # type: ignore[attr-defined]  # CUDA-graph decoding may leave it out (decode/graphed/stack.py)
+    entered.enter_context(module.register_forward_pre_hook(hook))
 
 
 def after(entered: ExitStack, module: nn.Module, tell: Callable[[Any], None]) -> None:
-    entered.enter_context(module.register_forward_hook(lambda _, given, result: tell(result)))
+    def hook(module: nn.Module, given: tuple[Any, ...], result: Any) -> None:
+        tell(result)
+
+    hook.observes = True  # type: ignore[attr-defined]
+    entered.enter_context(module.register_forward_hook(hook))
 
 
 @contextmanager

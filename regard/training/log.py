@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from regard.files import disk_errors, sync, write_text
+from regard.progress import stderr_console
+from regard.text.escape import escape_controls
 
 TIMES = ("seconds", "tokens_per_s", "mfu")  # fields that differ from run to run
 
@@ -75,7 +76,7 @@ class Screen:
     """A bar where a person watches (a terminal), plain lines elsewhere."""
 
     def __init__(self, done: int, total: int, quiet: bool = False) -> None:
-        self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+        self.console = stderr_console(quiet=quiet, highlight=False, soft_wrap=True)
         self.live = self.console.is_terminal and not quiet
         self.bar = Progress(
             TextColumn("step {task.completed}/{task.total}"),
@@ -89,7 +90,7 @@ class Screen:
         self.bar.start()
 
     def say(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        self.console.print(escape_controls(text), markup=False)
 
     def step(self, step: int) -> None:
         self.bar.update(self.task, completed=step)
@@ -106,4 +107,4 @@ class Screen:
 def say(text: str, quiet: bool = False) -> None:
     """One line to the person at the terminal, outside the loop."""
     if not quiet:
-        print(text, file=sys.stderr, flush=True)
+        print(escape_controls(text), file=sys.stderr, flush=True)

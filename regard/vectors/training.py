@@ -214,10 +214,11 @@ def run_block(work: Work, a: int, b: int, state: np.ndarray, totals: np.ndarray)
 @contextmanager
 def watched(work: Work, quiet: bool) -> Iterator[None]:
     """A bar with words/s and the loss, drawn by a thread of its own."""
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console, begun, ended = Console(stderr=True), time.perf_counter(), threading.Event()
+    from regard.progress import stderr_console
+
+    console, begun, ended = stderr_console(), time.perf_counter(), threading.Event()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[speed]}"), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("training", total=work.total, speed="")

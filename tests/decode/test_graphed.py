@@ -3,8 +3,11 @@
 Without a GPU the operations are torch's own and nothing is recorded; the rest is the same code.
 """
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import nn
 
 from regard.config import DecodeConfig, ModelConfig
 from regard.decode.engine import decode
@@ -14,8 +17,20 @@ from regard.decode.graphed.translating import Translation, translate
 from regard.decode.graphed.writing import steps
 from regard.decode.row import Row, make_row
 from regard.decode.rules import Hypothesis, release
-from regard.decode.write import plain_steps
+from regard.decode.write import plain_steps, write
+from regard.layers.attend import Plan
+from regard.layers.attention import SelfAttention
+from regard.layers.context import Context
+from regard.layers.embedding import Embedding, Head
+from regard.layers.feedforward import FeedForward
+from regard.layers.masks import FULL
+from regard.layers.positions import Positions, Rotation
+from regard.layers.rotary import Rotary
+from regard.layers.schemes import SCHEMES
+from regard.look.record import record
 from regard.models.gpt import GPT
+from regard.models.presets import GPT as PRESETS_OF_GPT
+from regard.models.presets import TRANSFORMER as PRESETS_OF_TRANSFORMER
 from regard.models.transformer import Transformer
 from regard.text.frame import Frame
 from regard.text.tokenizer import EOS, SOS
@@ -212,7 +227,176 @@ def test_an_engine_that_failed_is_not_used_again(monkeypatch: pytest.MonkeyPatch
     both(model, options)
 
 
-def test_what_recorded_steps_cannot_do_is_named() -> None:
-    assert cannot(transformer(positions="cope", encoder_positions="rope")) == "CoPE positions"
-    assert cannot(transformer(positions="alibi", cross_positions="alibi")) == "positions in cross-attention"
-    assert cannot(transformer(positions="rope", encoder_positions="sinusoidal")) == ""
+# ---- what is decoded by CUDA graphs, and what token by token ---------------------------------------------------------
+
+TRANSFORMERS = (
+    *(
+        "transformer-tiny",
+        "transformer-small",
+        "transformer-base",
+        "transformer-big",
+        "t5-small",
+        "t5-base",
+        "t5-large",
+    ),
+    *("t5-v1.1-small", "t5-v1.1-base", "bart-base", "bart-large", "marian"),
+)
+GPTS = (
+    *(
+        "gpt-tiny",
+        "gpt-small",
+        "gpt-1",
+        "gpt2",
+        "gpt2-medium",
+        "gpt2-large",
+        "gpt2-xl",
+        "gpt3",
+        "llama-7b",
+        "llama-13b",
+    ),
+    *("llama2-70b", "llama3-8b", "bloom-560m", "bloom-7b1", "bloom"),
+)
+TOO_WIDE = dict.fromkeys(("palm-8b", "palm-62b", "palm-540b"), "heads 256 wide")
+CONVOLUTIONS = dict.fromkeys(("convs2s-small", "convs2s", "bytenet-small", "conv-lm"), "convolutions")
+REASONS = dict.fromkeys((*TRANSFORMERS, *GPTS), "") | TOO_WIDE | CONVOLUTIONS
+
+
+@pytest.mark.parametrize("preset", [*PRESETS_OF_GPT, *PRESETS_OF_TRANSFORMER])
+def test_which_presets_are_decoded_by_graphs(preset: str) -> None:
+    kind, table = (GPT, PRESETS_OF_GPT) if preset in PRESETS_OF_GPT else (Transformer, PRESETS_OF_TRANSFORMER)
+    sizes = {"n_decoder_layers": 1, "target_vocab": VOCAB}
+    sizes |= {"n_encoder_layers": 1, "source_vocab": VOCAB} if kind is Transformer else {}
+    with torch.device("meta"):
+        model = kind(ModelConfig(preset=preset, **(table[preset] | sizes))).eval()
+    assert cannot(model) == REASONS[preset]
+
+
+@pytest.mark.parametrize("positions", SCHEMES)
+def test_which_position_schemes_are_decoded_by_graphs(positions: str) -> None:
+    known = ("none", "linear", "sinusoidal", "learned", "t5", "rope", "yarn", "alibi", "kerple-log", "kerple-power")
+    reasons = {"shaw": "Shaw positions", "cope": "CoPE positions", "fire": "FIRE positions"}
+    if positions == "disentangled":  # not for decoders
+        return
+    assert cannot(transformer(positions=positions, encoder_positions="rope")) == reasons.get(positions, "")
+    assert (positions in known) != (positions in reasons)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_every_style_is_decoded_by_graphs(style: str) -> None:
+    assert cannot(transformer(**STYLES[style])) == ""
+    assert cannot(gpt(**STYLES[style] | {"encoder_positions": ""})) == ""
+
+
+class Turned(Positions):
+    """Rotates queries and keys by the documented hook alone: it is no `Rotary`."""
+
+    def rotation(self, positions: torch.Tensor) -> Rotation:
+        angle = positions[:, None, :, None] * torch.linspace(1.0, 0.1, 8, device=positions.device)  # heads of 16
+        return angle.cos(), angle.sin()
+
+
+class Reversed(Rotary):
+    def rotation(self, positions: torch.Tensor) -> Rotation:
+        return super().rotation(-2 * positions)
+
+
+class Cubed(FeedForward):
+    def forward(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
+        return super().forward(x, ctx) ** 3
+
+
+class Doubled(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
+class Blurred(SelfAttention):
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan) -> torch.Tensor:
+        return 0.5 * super().attend(q, k, v, plan)
+
+
+class Shifted(nn.LayerNorm):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) + 1
+
+
+class Halved(Embedding):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return super().forward(ids) / 2
+
+
+class Flat(Head):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) / 2
+
+
+class Own(GPT):
+    pass
+
+
+def replace(path: str, part: Callable[[ModelConfig], nn.Module]) -> Callable[[GPT], None]:
+    def change(model: GPT) -> None:
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, part(model.config))
+
+    return change
+
+
+FF, ATTENTION = "decoder.blocks.1.sublayers.ff.sublayer", "decoder.blocks.1.sublayers.self.sublayer"
+CHANGES: dict[str, Callable[[GPT], None]] = {
+    "Turned positions": lambda model: setattr(model.decoder, "schemes", nn.ModuleList([Turned()])),
+    "Reversed positions": lambda model: setattr(model.decoder, "schemes", nn.ModuleList([Reversed(torch.ones(8))])),
+    "Turned positions in cross-attention": replace("decoder.cross_scheme", lambda c: Turned()),
+    f"an unknown Cubed ({FF})": replace(FF, Cubed),
+    f"an unknown Sequential ({FF})": replace(FF, lambda c: nn.Sequential()),
+    f"an unknown Doubled ({FF}.outer)": replace(f"{FF}.outer", lambda c: Doubled(c.d_ff, c.d_model)),
+    f"an unknown Blurred ({ATTENTION})": replace(ATTENTION, Blurred),
+    "an unknown Shifted (decoder.norm)": replace("decoder.norm", lambda c: Shifted(c.d_model)),
+    "an unknown Halved (embedding)": replace("embedding", lambda c: Halved(c.target_vocab, c.d_model)),
+    "an unknown Flat (head)": replace("head", lambda c: Flat(torch.zeros(c.target_vocab, c.d_model))),
+    "an unknown AlphaDropout (dropout)": replace("dropout", lambda c: nn.AlphaDropout()),
+    "a mask that is not causal (every key)": lambda model: setattr(model.decoder, "mask", FULL),
+    "the activation tanh": lambda model: setattr(model.get_submodule(FF), "activation", "tanh"),
+    f"a replaced forward() of SelfAttention ({ATTENTION})": lambda model: setattr(
+        model.get_submodule(ATTENTION), "forward", lambda x, ctx: x
+    ),
+    f"a forward hook of FeedForward ({FF})": lambda model: model.get_submodule(FF).register_forward_hook(
+        lambda module, given, result: 2 * result
+    ),  # type: ignore[dict-item]
+    "a replaced step() of GPT": lambda model: setattr(model, "step", model.step),
+    "dropout, which is active in training mode": lambda model: model.train(),
+}
+
+
+@pytest.mark.parametrize("reason", CHANGES)
+def test_a_part_that_graphs_do_not_know_is_named(reason: str) -> None:
+    model = gpt(positions="rope")
+    assert cannot(model) == ""
+    CHANGES[reason](model)
+    assert cannot(model) == reason
+
+
+def test_what_graphs_cannot_do_is_named() -> None:
+    assert cannot(transformer(positions="alibi", cross_positions="alibi")) == "ALiBi positions in cross-attention"
+    assert cannot(Own(gpt().config)) == "Own"
+    assert cannot(transformer(d_model=30, d_head=15)) == "heads 15 wide"
+
+
+def test_a_recorded_model_is_still_decoded_by_graphs() -> None:
+    """Recorders only look on: they keep copies of what the layers compute."""
+    model = gpt()
+    with record(model, stream=True):
+        assert cannot(model) == ""
+
+
+@pytest.mark.gpu
+@NO_GPU
+@pytest.mark.parametrize("reason", ["Turned positions", "Reversed positions", f"an unknown Cubed ({FF})"])
+def test_a_model_with_a_part_of_its_own_is_written_alike_on_a_gpu(reason: str) -> None:
+    texts = []
+    for device in ("cpu", "cuda"):
+        model = gpt(positions="rope")
+        CHANGES[reason](model)
+        options = DecodeConfig(beam=1, max_new_tokens=17)
+        texts.append([row.ids for row in write(model.to(device).eval(), sentences(4), options)])
+    assert texts[0] == texts[1]

@@ -47,8 +47,10 @@ def test_what_is_hidden_by_name_changes_that_word_alone(kind: str) -> None:
     assert found.before.pieces == ("Elch", "Affe", "Fuchs", "Henne", "<eos>")
     assert found.after.text.split()[0] == "Elch"
     assert found.after.text.split()[1] != "Affe"
-    assert 1 in found.lost
-    assert 0 not in found.lost
+    # What else the model writes is up to what it has learned: "Affe" may come later, and then is not among the lost.
+    assert found.lost or found.changed
+    assert (1, 1, True) not in found.rows()
+    assert found.kept[0] == pytest.approx(found.before.log_probs[0], abs=1e-5)
     assert found.before.log_probs == pytest.approx(by_hand(user, TEXT, found.before.ids), abs=1e-5)
     with changed(user.model, [Forbid("*cross", None, 1, 1)]):
         assert found.after.log_probs == pytest.approx(by_hand(user, TEXT, found.after.ids), abs=1e-5)

@@ -7,9 +7,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.decode.graphed.linear import add_norm
-from regard.decode.graphed.stack import Memory, StepStack, Weights, heads_of, norm_of, why_not
+from regard.decode.graphed.stack import (
+    NORMS,
+    Memory,
+    StepStack,
+    Weights,
+    altered_by,
+    heads_of,
+    norm_of,
+    unknown_part,
+    why_not,
+)
 from regard.layers.attention import CrossAttention, SelfAttention
 from regard.layers.cache import StepCache
+from regard.layers.embedding import Embedding, Head
 from regard.layers.stack import Stack
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
@@ -22,7 +33,7 @@ class StepModel:
 
     def __init__(self, model: Writing, dtype: torch.dtype, room: int) -> None:
         self.weights = Weights(dtype)
-        self.stack = StepStack(model.decoder, self.weights, model.config.activation, room)
+        self.stack = StepStack(model.decoder, self.weights, room)
         self.embedding = model.target_embedding if isinstance(model, Transformer) else model.embedding
         norm = model.target_norm if isinstance(model, Transformer) else model.embedding_norm
         self.norm = None if isinstance(norm, nn.Identity) else norm_of(norm)
@@ -51,11 +62,20 @@ class StepModel:
         return Memory(keys, values)
 
 
+EDGES = (Embedding, Head, nn.Identity, nn.Dropout, *NORMS)  # what `StepModel` computes around the stack
+
+
 def cannot(model: nn.Module) -> str:
-    """Why a model is not decoded by recorded steps; empty: it is."""
-    if not isinstance(model, (GPT, Transformer)):
+    """Return why a model is not decoded by CUDA graphs, or an empty string if it is."""
+    if type(model) not in (GPT, Transformer):
         return type(model).__name__
-    return why_not(model.decoder)
+    assert isinstance(model, (GPT, Transformer))
+    altered = altered_by(model)
+    if altered:
+        return f"{altered} {type(model).__name__}"
+    names = ("target_embedding", "target_norm") if isinstance(model, Transformer) else ("embedding", "embedding_norm")
+    edges = (unknown_part(name, model.get_submodule(name), EDGES) for name in (*names, "dropout", "head"))
+    return why_not(model.decoder) or next(filter(None, edges), "")
 
 
 def fill(memory: Memory, model: Writing, cache: StepCache, rows: Tensor, which: Tensor) -> None:

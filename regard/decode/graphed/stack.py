@@ -8,37 +8,118 @@ the library's matrix products are faster, and what lies between two of them is o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from regard.decode.graphed.attend import cross_attend, self_attend
-from regard.decode.graphed.linear import Norm, add_norm, one_row
+from regard.decode.graphed.linear import KERNEL_ACTIVATIONS, Norm, add_norm, one_row
 from regard.layers.attention import Attention, CrossAttention, SelfAttention
 from regard.layers.block import Block, ParallelBlock
 from regard.layers.cache import KeysValues
 from regard.layers.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
-from regard.layers.positions import Positions
+from regard.layers.masks import Mask
+from regard.layers.norm import Branch, PostNorm, PreNorm
+from regard.layers.positions import Learned, Linear, NoPositions, Positions, Sinusoidal
+from regard.layers.relative import ALiBi, KerpleLog, KerplePower, T5Bias
 from regard.layers.rotary import Rotary
 from regard.layers.stack import Stack
 
+# What a step re-implements, by exact type: a subclass may compute something else, so it is decoded token by token.
+SCHEMES = (NoPositions, Linear, Sinusoidal, Learned, Rotary, ALiBi, T5Bias, KerpleLog, KerplePower)
+SUBLAYERS = {"self": (SelfAttention,), "cross": (CrossAttention,), "ff": (FeedForward, GatedFeedForward)}
+NORMS = (nn.LayerNorm, nn.RMSNorm)
+LAYOUTS = {  # a block, the place of its sublayers, and whether the stack ends on a norm
+    (Block, PreNorm, True),
+    (Block, PostNorm, False),
+    (ParallelBlock, Branch, True),
+}
+BLOCKS = (Block, ParallelBlock, PreNorm, PostNorm, Branch)
+LAYERS = (SelfAttention, CrossAttention, FeedForward, GatedFeedForward)
+PARTS = {Stack, nn.ModuleList, nn.ModuleDict, *BLOCKS, *LAYERS, nn.Linear, nn.Dropout, *NORMS, *SCHEMES}
+
 
 def why_not(stack: Stack) -> str:
-    """What of this stack these operations cannot do; empty: nothing."""
+    """Return what in this stack `StepStack` cannot compute, or an empty string if there is nothing of the kind."""
     if getattr(stack, "changed", False):  # look/change/intervene.py
         return "what is changed in it for the time being"
-    scheme = stack.schemes[0]
-    assert isinstance(scheme, Positions)
-    if scheme.contextual or (scheme.relative and not scheme.toeplitz):
+    scheme, mask = stack.schemes[0], stack.mask
+    if type(scheme) not in SCHEMES or len(stack.schemes) > 1:
         return f"{type(scheme).__name__} positions"
     if stack.dilations:
         return "convolutions"
-    if stack.cross_scheme.relative:
-        return "positions in cross-attention"
-    return f"heads {stack.d_head} wide" if stack.d_head % 2 or stack.d_head > 128 else ""
+    if type(stack.cross_scheme) is not NoPositions:
+        return f"{type(stack.cross_scheme).__name__} positions in cross-attention"
+    if type(mask) is not Mask or not mask.causal or mask.packed:
+        return f"a mask that is not causal ({mask})"
+    if stack.d_head % 2 or stack.d_head > 128:
+        return f"heads {stack.d_head} wide"
+    if stack.training and stack.random:
+        return "dropout, which is active in training mode"
+    return unknown_part("decoder", stack, PARTS) or next(filter(None, map(partial(unlike, stack), stack.blocks)), "")
+
+
+def unknown_part(path: str, root: nn.Module, known: Collection[type]) -> str:
+    """Return which module in `root` is of no known type or does not run its own code alone, or an empty string."""
+    for module in root.modules():
+        reason = altered_by(module) if type(module) in known else "an unknown"
+        if reason:
+            inner = next(name for name, other in root.named_modules(prefix=path) if other is module)
+            return f"{reason} {type(module).__name__} ({inner})"
+    return ""
+
+
+def altered_by(module: nn.Module) -> str:
+    """Return what makes a module compute something other than its class does, or an empty string.
+
+    Recorders (look/record.py) mark their functions with `observes`: these leave every number as it is.
+    """
+    own, names = vars(module), methods(type(module))  # type: ignore[arg-type]
+    if not names.isdisjoint(own):
+        for name in names & own.keys():
+            if not getattr(own[name], "observes", False):
+                return f"a replaced {name}() of"
+    if own["_forward_hooks"] or own["_forward_pre_hooks"] or _has_any_global_hook():
+        hooks = (*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values())
+        if _has_any_global_hook() or not all(getattr(hook, "observes", False) for hook in hooks):
+            return "a forward hook of"
+    if isinstance(module, NORMS) and (module.weight is None or module.eps is None):
+        return "no scale or no epsilon in"
+    return ""
+
+
+@cache
+def methods(kind: Hashable) -> frozenset[str]:
+    """Return the names of all methods of a class."""
+    return frozenset(name for name in dir(kind) if callable(getattr(kind, name)))
+
+
+def unlike(stack: Stack, block: nn.Module) -> str:
+    """Return how a block of known parts differs from those that `StepStack` puts together, or an empty string."""
+    first = stack.blocks[0]
+    assert isinstance(first, Block)
+    assert isinstance(block, Block)
+    if type(block) is not type(first) or [*block.sublayers] != [*first.sublayers] or "self" not in block.sublayers:
+        return "blocks of different kinds"
+    heads = heads_of(first.get_submodule("sublayers.self.sublayer"))  # type: ignore[arg-type]
+    for name, place in block.sublayers.items():
+        layer = place.sublayer
+        if type(layer) not in SUBLAYERS.get(name, ()):
+            return f"{type(layer).__name__} as the sublayer '{name}'"
+        if (type(block), type(place), stack.norm is not None) not in LAYOUTS:
+            return (
+                f"{type(place).__name__} in a {type(block).__name__}, {'no ' * (stack.norm is None)}norm after the last"
+            )
+        if isinstance(layer, FeedForward) and layer.activation not in KERNEL_ACTIVATIONS:
+            return f"the activation {layer.activation}"
+        if isinstance(layer, Attention) and (heads_of(layer), layer.d_head) != (heads, stack.d_head):
+            return "attention layers with different heads"
+    return ""
 
 
 TILE = 64
@@ -149,8 +230,8 @@ class Part:
 class StepStack:
     """`Stack.forward` for one new token in each row."""
 
-    def __init__(self, stack: Stack, weights: Weights, activation: str, room: int) -> None:
-        self.stack, self.weights, self.activation = stack, weights, activation
+    def __init__(self, stack: Stack, weights: Weights, room: int) -> None:
+        self.stack, self.weights = stack, weights
         scheme = stack.schemes[0]
         assert isinstance(scheme, Positions)
         self.scheme, self.room = scheme, room
@@ -222,7 +303,7 @@ class StepStack:
         if isinstance(layer, CrossAttention):
             return Part(own, matrix(layer.q), self._cross(i, layer), matrix(layer.out))
         assert isinstance(layer, FeedForward)
-        inner = matrix(layer.inner, self.activation, isinstance(layer, GatedFeedForward))
+        inner = matrix(layer.inner, layer.activation, layer.gated)
         return Part(own, inner, lambda x, position, memory: x, matrix(layer.outer))
 
     def _self(self, i: int, layer: SelfAttention) -> Mix:
