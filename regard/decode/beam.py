@@ -87,20 +87,20 @@ def extend(beams: Beams, log_p: Tensor, step: int, options: DecodeConfig) -> Ten
     b, k = beams.log_prob.shape
     rows = log_p.shape[0] // b  # 1 at the first step, else K
     value, parent, token = best_extensions(log_p.view(b, rows, -1), beams.log_prob[:, :rows], 2 * k)
-    candidates = beams.tokens.gather(1, parent[:, :, None].expand(-1, -1, beams.tokens.shape[2]))
-    candidates[:, :, step] = token
-
     ends = (token == EOS) | (step + 1 >= beams.limit)[:, None]
     if ends.any():
+        candidates = beams.tokens.gather(1, parent[:, :, None].expand(-1, -1, beams.tokens.shape[2]))
+        candidates[:, :, step] = token
         finish(beams, candidates[:, :k], value[:, :k].masked_fill(~ends[:, :k], -torch.inf), step + 1, options)
+        # stable: equal scores keep the order topk gave them
+        value, place = value.masked_fill(ends, -torch.inf).sort(dim=1, descending=True, stable=True)
+        parent, token = parent.gather(1, place), token.gather(1, place)
 
-    # stable: equal scores keep the order topk gave them
-    open_value, place = value.masked_fill(ends, -torch.inf).sort(dim=1, descending=True, stable=True)
-    place = _pad(place[:, :k], k, 0)
-    beams.log_prob = _pad(open_value[:, :k], k, -torch.inf)
-    beams.tokens = candidates.gather(1, place[:, :, None].expand(-1, -1, candidates.shape[2]))
-    first = torch.arange(b, device=log_p.device)[:, None] * rows
-    return first + parent.gather(1, place)  # (B, K)
+    parent = _pad(parent[:, :k], k, 0)
+    beams.log_prob = _pad(value[:, :k], k, -torch.inf)
+    beams.tokens = beams.tokens.gather(1, parent[:, :, None].expand(-1, -1, beams.tokens.shape[2]))
+    beams.tokens[:, :, step] = _pad(token[:, :k], k, PAD)
+    return parent if b == 1 else torch.arange(b, device=log_p.device)[:, None] * rows + parent  # (B, K)
 
 
 def best_extensions(log_p: Tensor, log_prob: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,11 +146,10 @@ def finish(beams: Beams, tokens: Tensor, log_prob: Tensor, length: int, options:
 
 def has_stopped(beams: Beams, step: int, options: DecodeConfig) -> Tensor:
     """(B,) sentences that can gain nothing more."""
-    length = torch.full_like(beams.limit, step + 1)
-    if options.stop == "proven" and options.length_penalty > 0:
-        length = beams.limit
-    hope = beams.log_prob.max(1).values / length**options.length_penalty
-    return (beams.done_score.min(1).values >= hope) | (step + 1 >= beams.limit)
+    proven = options.stop == "proven" and options.length_penalty > 0
+    length = beams.limit if proven else step + 1
+    hope = beams.log_prob[:, 0] / length**options.length_penalty  # the best open one is the first
+    return (beams.done_score[:, -1] >= hope) | (step + 1 >= beams.limit)
 
 
 def collect(beams: Beams, stopped: Tensor, options: DecodeConfig, found: dict[int, list[Hypothesis]]) -> None:

@@ -19,6 +19,7 @@ from regard.errors import RegardError
 from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK
 
 log = logging.getLogger("regard")
+NEVER = torch.tensor([PAD, SOS, UNK, MASK])
 WIDEST = 16  # beams that recorded steps have room for
 
 
@@ -120,9 +121,12 @@ def log_probabilities(logits: Tensor, step: int, options: DecodeConfig) -> Tenso
 def forbid(scores: Tensor, no_end: Tensor | bool) -> Tensor:
     """-inf, in place, for padding, start, unknown and mask, and for the end token in rows (N,) that may not end yet.
 
-    One by one, since a recorded step cannot look them up by a list."""
-    for id in (PAD, SOS, UNK, MASK):
-        scores[:, id] = -torch.inf
+    On a GPU one by one, since a recorded step cannot look them up by a list."""
+    if scores.is_cuda:
+        for id in (PAD, SOS, UNK, MASK):
+            scores[:, id] = -torch.inf
+    else:
+        scores.index_fill_(1, NEVER, -torch.inf)
     if isinstance(no_end, Tensor):
         scores[:, EOS].masked_fill_(no_end, -torch.inf)
     elif no_end:

@@ -22,25 +22,25 @@ def sample(
 ) -> list[Hypothesis]:
     """One translation of each source row (B, S); greedy at temperature 0."""
     state, last = opened(model, source, start)
-    going, chance = torch.arange(len(source), device=source.device), seeds_of(seeds, source.device)
+    rows, most, chance = list(range(len(seeds))), limits.tolist(), seeds_of(seeds, source.device)
     said = [list(start) for _ in seeds]
     log_probs = [0.0] * len(seeds)
-    for step in range(int(limits.max())):
-        rows = going.tolist()
+    for step in range(max(most)):
         logits = model.step(last, state)
         seen = seen_of([said[i] for i in rows], logits) if options.repetition_penalty != 1 else None
-        early = torch.full_like(last, step < options.min_len, dtype=torch.bool)
-        last, gained = draw(logits, seen, early, chance[going], torch.full_like(last, step), options)
-        for i, token, log_prob in zip(rows, last.tolist(), gained.tolist(), strict=True):
+        last, gained = draw(logits, seen, step < options.min_len, chance, torch.full_like(chance, step), options)
+        tokens = last.tolist()
+        for i, token, log_prob in zip(rows, tokens, gained.tolist(), strict=True):
             said[i].append(token)
             log_probs[i] += log_prob
-        open_ = ((last != EOS) & (step + 1 < limits[going])).nonzero().squeeze(1)
-        if len(open_) == 0:
+        open_ = [j for j, i in enumerate(rows) if tokens[j] != EOS and step + 1 < most[i]]
+        if not open_:
             break
-        if len(open_) < len(going):
-            going, last = going[open_], last[open_]
-            state.select_sentences(open_)
-            state.select(open_)
+        if len(open_) < len(rows):
+            kept = torch.tensor(open_, device=source.device)
+            rows, chance, last = [rows[j] for j in open_], chance[kept], last[kept]
+            state.select_sentences(kept)
+            state.select(kept)
     return [_hypothesis(ids[len(start) :], log_prob, options) for ids, log_prob in zip(said, log_probs, strict=True)]
 
 

@@ -176,7 +176,9 @@ def settled(plan: Plan) -> Plan:
     seen = plan.ready
     if plan.kernel is not sdpa or seen is None or seen.dtype != torch.bool or seen.device.type != "cpu":
         return plan
-    return replace(plan, ready=None if seen.all() else torch.zeros(seen.shape).masked_fill_(~seen, -torch.inf))
+    if plan.past is None and seen.all():
+        return replace(plan, ready=None)
+    return replace(plan, ready=torch.where(seen, 0.0, -torch.inf))
 
 
 # ---- flex -------------------------------------------------------------------------------------------------------------

@@ -68,6 +68,7 @@ class StepCache(Cache):
         self.crossed: dict[nn.Module, KeysValues] = {}  # layer -> (B, H, S, D) twice
         self.positions: Tensor | None = None  # (B, filled)
         self.past: Tensor | None = None  # (B, K, filled) of each hypothesis; None: rows that are one each
+        self.looked = 0  # columns when those that nobody sees were last looked for
         self.gapless = True  # no column of any row is padding
         self.planned: tuple[Tensor, Plan] | None = None  # the memory's positions, and the plan made for them
 
@@ -147,15 +148,19 @@ class StepCache(Cache):
             self._make_room()
 
     def _make_room(self) -> None:
-        """Before keys and values would outgrow their room: if that frees half of it, drop the columns nobody sees."""
+        """Every eight steps, and before keys and values outgrow their room: drop the columns that no hypothesis sees, if
+        these are a quarter. Reading keys and values is most of what attention costs."""
         assert self.past is not None
         room = next((x.shape[2] for x in self.keys.values()), 0)
-        if self.filled + self.width <= room or not room:
+        full = self.filled + self.width > room
+        if not room or not (full or self.filled >= self.looked + 8 * self.width):
             return
         alive = self.past.any(1)  # (B, filled)
         count = int(alive.sum(1).max())
-        if 2 * count > room:
+        self.looked = self.filled
+        if 4 * count > 3 * self.filled:
             return
+        self.looked = count
         kept = alive.byte().argsort(dim=1, descending=True, stable=True)[:, :count]  # in the order they were written
         for store in (self.keys, self.values):
             for x in store.values():

@@ -76,7 +76,8 @@ class Int8(nn.Module):
             scale = max(x.abs().amax().item(), TINY) / self.most
             y = _int8_product(x, scale, self.most + 1, self.matrix)
         else:
-            largest = x.abs().amax(-1, keepdim=True).clamp_(min=TINY)  # (..., 1)
+            # Of a row of zeros 0 / 0 is rounded to some byte, and what comes of it is multiplied by 0.
+            largest = x.abs().amax(-1, keepdim=True)  # (..., 1)
             y = _int8_product(x / largest, 1 / self.most, self.most + 1, self.matrix).mul_(largest)
         return y if self.bias is None else y.add_(self.bias)
 
