@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ import numpy as np
 
 from regard.data.corpus import COMPRESSIONS
 from regard.errors import RegardError
-from regard.files import disk_errors, new_folder
+from regard.files import disk_errors, draft_of, new_folder
 from regard.vectors.words import FOLDER, WordVectors, is_folder
 
 KINDS = ("text", "binary", "glove", "folder")
@@ -80,7 +79,7 @@ def binary_records(vectors: WordVectors) -> Iterator[bytes]:
 @contextmanager
 def new_file(path: Path) -> Iterator[IO[bytes]]:
     """Compressed by its suffix; it has its name only when all of it is written."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = draft_of(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -126,6 +125,12 @@ def project(vectors: WordVectors, folder: Path, most: int = 10_000) -> int:
     n = min(most, len(vectors))
     if n < 1:
         raise RegardError(f"at least 1 word must be written, not {most}")
+    taken = [name for name in ("tensors.tsv", "metadata.tsv") if (folder / name).exists()]
+    if taken and not (folder / "projector_config.pbtxt").exists():
+        raise RegardError(f"{folder / taken[0]} is not of a projector and is not replaced: choose another folder")
+    about = f'tensor_name: "word vectors ({n} of {len(vectors)})"\n  tensor_path: "tensors.tsv"\n'
+    with new_file(folder / "projector_config.pbtxt") as file:
+        file.write(f'embeddings {{\n  {about}  metadata_path: "metadata.tsv"\n}}\n'.encode())
     form = "\t".join(["%.9g"] * vectors.dim) + "\n"
     with new_file(folder / "tensors.tsv") as file:
         for row in vectors.vectors[:n]:
@@ -133,7 +138,4 @@ def project(vectors: WordVectors, folder: Path, most: int = 10_000) -> int:
     with new_file(folder / "metadata.tsv") as file:
         for word in vectors.words[:n]:
             file.write((re.sub(r"[\t\n\r]", " ", word) + "\n").encode())
-    about = f'tensor_name: "word vectors ({n} of {len(vectors)})"\n  tensor_path: "tensors.tsv"\n'
-    with new_file(folder / "projector_config.pbtxt") as file:
-        file.write(f'embeddings {{\n  {about}  metadata_path: "metadata.tsv"\n}}\n'.encode())
     return n
