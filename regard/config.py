@@ -268,9 +268,7 @@ class Config:
         if wrong:
             shown = repr(self.name)
             shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
-            raise RegardError(
-                f"'name' {wrong}, not {shown}: it names a folder in runs/, and --run chooses any other folder"
-            )
+            raise RegardError(f"'name' {wrong}, not {shown}: choose a plain name such as my-run; --run sets the folder")
 
 
 NAME_BYTES = 223  # file systems allow 255, and the drafts of what is called NAME, NAME.json or NAME.error add to it

@@ -107,11 +107,9 @@ def remove_files(folder: Path, *patterns: str) -> None:
 def remove_folder(folder: Path, *patterns: str) -> None:
     """Remove the files in `folder` whose names match, and the folder if nothing else is in it.
 
-    Where `folder` is a symbolic link, the link alone is removed.
+    Where `folder` is a symbolic link, nothing is removed.
     """
-    if folder.is_symlink():
-        folder.unlink()
-    elif folder.is_dir():
+    if is_folder(folder):
         remove_files(folder, *patterns)
         with contextlib.suppress(OSError):  # it is not empty
             folder.rmdir()

@@ -132,8 +132,7 @@ class Checkpoints:
 
     def remove(self) -> None:
         """Remove all checkpoints; what a user put beside or into them stays."""
-        if not self.folder.is_symlink():
-            self.tidy(())
+        self.tidy(())
         remove_folder(self.folder)
 
     def average(self, steps: list[int]) -> dict[str, Tensor]:

@@ -47,7 +47,8 @@ def open_run(folder: Path, config: Config, *, overwrite: bool = False, resuming:
         with disk_errors(folder):
             if overwrite:
                 _empty(folder, checkpoints)
-            _refuse_links(folder, checkpoints)
+            for link in _links(folder, checkpoints):
+                raise RegardError(f"{link} is a symbolic link, and Regard would replace it: link the whole run instead")
             remove_drafts(folder, MARKER, "model", *FILES, own=MODEL_FILES)
             checkpoints.recover()
         if not checkpoints.steps() and not (folder / "model" / "config.json").exists():
@@ -65,11 +66,11 @@ def holds_run(folder: Path) -> bool:
 
     The lock and the draft of run.json that a killed start leaves count as nothing.
     """
-    if folder.is_symlink() and not folder.exists():
-        raise RegardError(f"{folder} is a symbolic link to nothing: choose another folder with --run")
-    if folder.exists() and not folder.is_dir():
-        raise RegardError(f"{folder} is a file, so no run can be in it: choose another folder with --run")
     with disk_errors(folder):
+        if folder.is_symlink() and not folder.exists():
+            raise RegardError(f"{folder} is a symbolic link to nothing: choose another folder with --run")
+        if folder.exists() and not folder.is_dir():
+            raise RegardError(f"{folder} is a file, so no run can be in it: choose another folder with --run")
         held = [path for path in folder.iterdir() if not _left_by_a_start(path)] if folder.exists() else []
     wrong = _marker_fault(folder / MARKER) if held else None
     if wrong:
@@ -83,7 +84,10 @@ def _left_by_a_start(path: Path) -> bool:
     hidden = HIDDEN.fullmatch(path.name)
     if path.name != ".lock" and not (hidden and (hidden["name"], hidden["kind"]) == (MARKER, "draft")):
         return False
-    status = path.lstat()
+    try:
+        status = path.lstat()
+    except FileNotFoundError:  # the draft of another process, which has renamed it
+        return True
     return stat.S_ISREG(status.st_mode) and (bool(hidden) or status.st_size == 0)
 
 
@@ -118,12 +122,17 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _empty(folder: Path, checkpoints: Checkpoints) -> None:
-    """Remove what Regard wrote into a run but its lock and its marker; whatever a user put there stays."""
+    """Remove what Regard wrote into a run but its lock and its marker; whatever a user put there stays.
+
+    Links in the place of model/ and of checkpoints go, or the old model would be taken for the new one; what they lead to
+    stays.
+    """
+    for path in _links(folder, checkpoints):
+        path.unlink()
     checkpoints.remove()
     if steps := checkpoints.steps():
         raise RegardError(f"cannot remove {checkpoints.path(steps[0])}: check its permissions, or choose another --run")
-    if not (folder / "model").is_symlink():
-        remove_sealed(folder / "model" / "hypotheses")
+    remove_sealed(folder / "model" / "hypotheses")
     remove_sealed(folder / "model", MODEL_FILES)
     remove_sealed(folder / "hypotheses")
     remove_folder(folder / "tensorboard", EVENTS)
@@ -131,13 +140,10 @@ def _empty(folder: Path, checkpoints: Checkpoints) -> None:
         remove_files(folder, name)
 
 
-def _refuse_links(folder: Path, checkpoints: Checkpoints) -> None:
-    """Folders that Regard replaces or removes may not lead out of the run."""
-    for path in (folder / "model", checkpoints.folder, *checkpoints.folder.glob("step-*")):
-        if path.is_symlink():
-            raise RegardError(
-                f"{path} is a symbolic link, which Regard does not train into: move the whole run instead"
-            )
+def _links(folder: Path, checkpoints: Checkpoints) -> list[Path]:
+    """Return the symbolic links in the place of folders that Regard replaces or removes."""
+    inside = [] if checkpoints.folder.is_symlink() else checkpoints.folder.glob("step-*")
+    return [path for path in (folder / "model", checkpoints.folder, *inside) if path.is_symlink()]
 
 
 # What a run may change: where it runs, how long, and what it shows; with `regard resume`, how it goes on learning too.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -170,6 +171,20 @@ def test_a_marker_of_others_proves_nothing(recipe: Path, marker: str) -> None:
     assert snapshot(folder) == before
 
 
+def test_odd_locks_and_markers(recipe: Path) -> None:
+    folder = recipe.parent / "odd"
+    folder.mkdir()
+    (folder / "mine").write_text("years of work")
+    for link in (".lock", "run.json"):
+        (folder / link).symlink_to("mine")
+        assert "is not a run of Regard" in by_python(recipe, folder, True, {})
+        (folder / link).unlink()
+    os.mkfifo(folder / "run.json")
+    assert "not a regular file" in by_python(recipe, folder, True, {})
+    assert (folder / "mine").read_text() == "years of work"
+    assert "File name too long" in by_python(recipe, folder / ("n" * 300), False, {})
+
+
 def test_resume_needs_the_marker(run: Path) -> None:
     (run / "run.json").unlink()
     before = snapshot(run)
@@ -287,22 +302,29 @@ def test_files_in_a_checkpoint_outlive_it(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_is_removed_through_a_link(run: Path, tmp_path: Path, reference: Path) -> None:
-    for name in ("model", "checkpoints/step-00000004", "tensorboard"):
+    links = ("model", "checkpoints/step-00000004", "tensorboard", "hypotheses")
+    (run / "hypotheses").mkdir()
+    add_file(run / "hypotheses", "test.de", lambda draft: draft.write_text("Hallo"))
+    for name in links:
         shutil.move(run / name, tmp_path / Path(name).name)
         (run / name).symlink_to(tmp_path / Path(name).name)
     before = snapshot(tmp_path)
     with pytest.raises(RegardError, match="is a symbolic link"):
         fit(run, **SHORT)
-    overwritten(run)
     assert snapshot(tmp_path) == before
+    overwritten(run)
+    after = snapshot(tmp_path)
+    board = str(tmp_path / "tensorboard")  # still a link, into which new events go
+    assert {path: held for path, held in before.items() if path != board}.items() <= after.items()
+    assert [path for path in after.keys() - before.keys() if not path.startswith(board)] == []
+    assert [name for name in links if (run / name).is_symlink()] == ["tensorboard", "hypotheses"]
+    (run / "hypotheses").unlink()
     assert_same_run(run, reference)
 
 
 def test_no_link_in_the_place_of_checkpoints(run: Path, tmp_path: Path, reference: Path) -> None:
     shutil.move(run / "checkpoints", tmp_path / "checkpoints")
     (run / "checkpoints").symlink_to(tmp_path / "checkpoints")
-    (run / ".lock").unlink()
-    (tmp_path / "lock").write_text("mine")
     before = snapshot(tmp_path)
     with pytest.raises(RegardError, match="checkpoints is a symbolic link"):
         fit(run, **SHORT)
