@@ -151,13 +151,13 @@ def new_folder(path: Path, own: Collection[str] = ()) -> Iterator[Path]:
     """
     draft, old = draft_of(path), _replaced(path)
     with disk_errors(path):
-        _check_replaceable(path, own)
+        check_replaceable(path, own)
         remove(draft)
         try:
             draft.mkdir(parents=True)
             yield draft
             seal(draft)
-            _check_replaceable(path, own)
+            check_replaceable(path, own)
             if old.exists():  # left by a killed process that had the same number
                 _retire(old, path, own) if path.exists() else old.rename(path)
             if path.exists():  # only two renames, not a slow removal, lie between the old folder and the new
@@ -174,7 +174,8 @@ def new_folder(path: Path, own: Collection[str] = ()) -> Iterator[Path]:
             remove(draft)
 
 
-def _check_replaceable(path: Path, own: Collection[str]) -> None:
+def check_replaceable(path: Path, own: Collection[str] = ()) -> None:
+    """Refuse to write a folder where `new_folder` would."""
     if path.is_symlink():
         raise RegardError(f"{path} is a symbolic link and is not replaced: remove the link or choose another folder")
     if path.exists() and not path.is_dir():

@@ -15,7 +15,7 @@ import numpy as np
 
 from regard.data.corpus import COMPRESSIONS
 from regard.errors import RegardError
-from regard.files import disk_errors, draft_of, new_folder
+from regard.files import check_replaceable, disk_errors, draft_of, new_folder
 from regard.vectors.words import FOLDER, WordVectors, is_folder
 
 KINDS = ("text", "binary", "glove", "folder")
@@ -33,14 +33,24 @@ def kind_of(path: Path) -> str:
     return kind or "folder"
 
 
-def write(vectors: WordVectors, path: Path, kind: str = "") -> None:
+def check_target(path: Path, kind: str = "") -> str:
+    """Return the kind of vectors that `path` is for; refuse one at which they cannot be written."""
     kind = kind or kind_of(path)
     if kind not in KINDS:
         raise RegardError(f"unknown kind of vectors {kind!r}: choose {', '.join(KINDS)}")
     if kind == "folder":
-        return write_folder(vectors, path)
-    if path.is_dir():
+        if path.is_file() or (path.is_dir() and any(path.iterdir()) and not is_folder(path)):
+            raise RegardError(f"{path} is there and holds no word vectors, so it is not replaced: choose another name")
+        check_replaceable(path)
+    elif path.is_dir():
         raise RegardError(f"{path} is a folder, and {kind} vectors are a file: give it a name")
+    return kind
+
+
+def write(vectors: WordVectors, path: Path, kind: str = "") -> None:
+    kind = check_target(path, kind)
+    if kind == "folder":
+        return write_folder(vectors, path)
     check_words(vectors.words, kind)
     records = binary_records(vectors) if kind == "binary" else text_records(vectors)
     with new_file(path) as file:
@@ -103,8 +113,6 @@ def write_folder(vectors: WordVectors, path: Path) -> None:
     from safetensors.numpy import save_file
 
     check_words(vectors.words, "folder")
-    if path.is_file() or (path.is_dir() and any(path.iterdir()) and not is_folder(path)):
-        raise RegardError(f"{path} is there and holds no word vectors, so it is not replaced: choose another name")
     given = {"vectors": vectors.vectors, "counts": vectors.counts, "outside": vectors.outside}
     tensors = {name: np.ascontiguousarray(array) for name, array in given.items() if array is not None}
     about = {"kind": FOLDER, "words": len(vectors), "dim": vectors.dim, **vectors.about}
