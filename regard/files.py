@@ -160,12 +160,12 @@ def new_folder(path: Path, own: Collection[str] = ()) -> Iterator[Path]:
             check_replaceable(path, own)
             if old.exists():  # left by a killed process that had the same number
                 _retire(old, path, own) if path.exists() else old.rename(path)
-            if path.exists():  # only two renames, not a slow removal, lie between the old folder and the new
-                path.rename(old)
             try:
+                if path.exists():  # only two renames, not a slow removal, lie between the old folder and the new
+                    path.rename(old)
                 draft.rename(path)
-            except OSError:
-                if old.exists():
+            except BaseException:
+                if old.exists() and not path.exists():
                     old.rename(path)
                 raise
             sync(path.parent)
@@ -175,7 +175,7 @@ def new_folder(path: Path, own: Collection[str] = ()) -> Iterator[Path]:
 
 
 def check_replaceable(path: Path, own: Collection[str] = ()) -> None:
-    """Refuse to write a folder where `new_folder` would."""
+    """Raise a RegardError if `new_folder` would not replace what is at `path`."""
     if path.is_symlink():
         raise RegardError(f"{path} is a symbolic link and is not replaced: remove the link or choose another folder")
     if path.exists() and not path.is_dir():

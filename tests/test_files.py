@@ -268,6 +268,24 @@ def test_a_replacement_killed_at_any_moment_loses_nothing(
     assert damage(sealed) is None
 
 
+def test_an_interruption_between_the_two_renames_puts_the_old_folder_back(
+    sealed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Path.rename
+
+    def interrupted(self: Path, target: Path) -> Path:
+        if ".draft-" in self.name:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fill(sealed)
+    assert damage(sealed) is None
+    assert (sealed / "a").read_bytes() == b"first"
+    assert names(sealed.parent) == ["sealed"]
+
+
 def test_a_file_is_added_to_the_manifest(sealed: Path) -> None:
     for text in ("one", "two"):
         add_file(sealed, "new", lambda draft, text=text: draft.write_text(text))

@@ -38,13 +38,18 @@ def check_target(path: Path, kind: str = "") -> str:
     kind = kind or kind_of(path)
     if kind not in KINDS:
         raise RegardError(f"unknown kind of vectors {kind!r}: choose {', '.join(KINDS)}")
+    with disk_errors(path):
+        _check_free(path, kind)
+    return kind
+
+
+def _check_free(path: Path, kind: str) -> None:
     if kind == "folder":
         if path.is_file() or (path.is_dir() and any(path.iterdir()) and not is_folder(path)):
             raise RegardError(f"{path} is there and holds no word vectors, so it is not replaced: choose another name")
         check_replaceable(path)
     elif path.is_dir():
         raise RegardError(f"{path} is a folder, and {kind} vectors are a file: give it a name")
-    return kind
 
 
 def write(vectors: WordVectors, path: Path, kind: str = "") -> None:
