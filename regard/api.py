@@ -13,6 +13,7 @@ from regard.errors import RegardError
 from regard.folder import settings as settings_of
 from regard.models.architectures import resolve, with_preset
 from regard.pretrained import place
+from regard.training.setup import MARKER, holds_run
 
 RUNS = Path("runs")
 
@@ -31,9 +32,10 @@ def train(
     `run` is the folder (by default runs/NAME); `settings` are dotted names, as on the command line. Returns the folder.
     """
     values = recipes.override(recipes.load(Path(recipe)), {**_dotted(sections), **(settings or {})})
-    place = Path(run) if run else RUNS / str(values["name"])
+    name = recipes.build({"name": values["name"]}, Config).name  # checked before it becomes a path
+    place = Path(run) if run else RUNS / name
     begun = place / "config.toml"
-    if begun.exists() and not overwrite:  # the model it began with may be gone
+    if holds_run(place) and begun.exists() and not overwrite:  # the model it began with may be gone
         values["model"] = {**recipes.load(begun).get("model", {}), **values.get("model", {})}
     return _train(make_config(values, {}), place, overwrite=overwrite, quiet=quiet)
 
@@ -43,6 +45,11 @@ def resume(run: str | Path, *, settings: Mapping[str, Any] | None = None, quiet:
     path = Path(run) / "config.toml"
     if not path.exists():
         raise RegardError(f"no run at {run}: there is no config.toml in it; start one with `regard train RECIPE`")
+    if not (Path(run) / MARKER).exists():
+        raise RegardError(
+            f"{run} has a config.toml but no {MARKER}, so Regard did not begin a run there: "
+            f"start one elsewhere with `regard train {path} --run FOLDER`"
+        )
     config = make_config(recipes.load(path), {**_dotted(sections), **(settings or {})})
     return _train(config, Path(run), resuming=True, quiet=quiet)
 

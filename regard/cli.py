@@ -88,7 +88,7 @@ def train(
     recipe: Annotated[Path, typer.Argument(help="A TOML recipe, such as recipes/toy-en-de.toml.")],
     name: Annotated[str | None, typer.Option(help="Name of the run; by default the recipe's.")] = None,
     run: Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/NAME.")] = None,
-    overwrite: Annotated[bool, typer.Option(help="Delete the run first if it exists.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Start over: remove what Regard wrote into the run.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a recipe; the same command goes on with a run that was stopped.
@@ -97,7 +97,7 @@ def train(
     """
     from regard import api
 
-    settings = context.obj | ({"name": name} if name else {})
+    settings = context.obj | ({} if name is None else {"name": name})
     print(api.train(recipe, run, settings=settings, overwrite=overwrite, quiet=quiet))
 
 

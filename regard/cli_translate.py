@@ -16,7 +16,7 @@ from regard.config import Config
 from regard.data.corpus import Corpus, read_lines
 from regard.device import pick_device
 from regard.errors import RegardError
-from regard.files import write_text
+from regard.files import add_file, write_text
 from regard.interpreter import Interpreted, Interpreter
 from regard.pretrained import DEFAULT, embedded, names
 from regard.progress import progress_bar
@@ -164,7 +164,11 @@ def evaluate_command(
         print(json.dumps({**result.to_dict(), "corpus": list(specs), "hypotheses": str(kept)}, ensure_ascii=False))
     else:
         print(result.table())
-    write_text(kept, "".join(_one_line(text) + "\n" for text in result.hypotheses))
+    lines = "".join(_one_line(text) + "\n" for text in result.hypotheses)
+    if output:
+        write_text(kept, lines)
+    else:  # entered into a manifest, so that `regard train --overwrite` knows them
+        add_file(kept.parent, kept.name, lambda draft: draft.write_text(lines, encoding="utf-8"))
     print(f"hypotheses in {kept}", file=sys.stderr)
 
 

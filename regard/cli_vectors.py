@@ -64,9 +64,11 @@ def vectors_train(
     """Learn a vector for each word from plain text, words being what white space separates."""
     given = {name: value for name, value in locals().items() if name in HELP}
 
+    from regard.exchange.vectors_out import check_target
     from regard.recipes import build
     from regard.vectors.training import train
 
+    check_target(output)  # before the training, which would be lost
     trained = train(files, build(given, VectorsConfig, "vectors."), quiet=quiet)
     trained.word_vectors().save(output)
     print(f"{output}: {trained.describe()}")

@@ -5,8 +5,11 @@ The TOML reader, the command line and the documentation all come from these decl
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass, field
 from typing import Any
+
+from regard.errors import RegardError
 
 
 def option(default: Any, help: str) -> Any:
@@ -259,6 +262,25 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
+
+    def __post_init__(self) -> None:
+        wrong = name_fault(self.name)
+        if wrong:
+            shown = repr(self.name)
+            shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
+            raise RegardError(f"'name' {wrong}, not {shown}: choose a plain name such as my-run; --run sets the folder")
+
+
+NAME_BYTES = 223  # file systems allow 255, and the drafts of what is called NAME, NAME.json or NAME.error add to it
+
+
+def name_fault(name: str) -> str | None:
+    """Return what the name of a run must be, if it is not."""
+    if not isinstance(name, str) or not name or name != name.strip() or name.startswith("."):
+        return "must begin with a character that is neither white space nor a dot, and not end in white space"
+    if any(c in "/\\" or unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in name):
+        return "must have no slash, backslash or control character"
+    return None if len(name.encode()) <= NAME_BYTES else f"must have at most {NAME_BYTES} bytes in UTF-8"
 
 
 POSITIONS = (

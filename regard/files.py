@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator
-from itertools import chain
+import stat
+from collections.abc import Callable, Collection, Iterator
+from fnmatch import fnmatchcase
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +40,7 @@ def sync(path: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Replace a small file in one act."""
-    draft = _draft(path)
+    draft = draft_of(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -48,24 +52,79 @@ def write_text(path: Path, text: str) -> None:
             draft.unlink(missing_ok=True)
 
 
-def _draft(path: Path) -> Path:
-    """Where this process writes what will be `path`; the dot hides it, the number keeps processes apart."""
-    return path.with_name(f".{path.name}.{os.getpid()}")
+def draft_of(path: Path) -> Path:
+    """Return the hidden name under which this process writes what will be renamed to `path`."""
+    return path.with_name(f".{path.name}.draft-{os.getpid()}")
 
 
-def remove_drafts(folder: Path, *names: str) -> None:
-    """Clear away the drafts of `names` (patterns) that killed processes left in a folder which is now ours alone."""
-    for path in chain.from_iterable(folder.glob(f".{name}.*") for name in names):
-        if path.suffix[1:].isdecimal():
+def _replaced(path: Path) -> Path:
+    """Return the hidden name that the old folder at `path` has while a new one takes its place."""
+    return path.with_name(f".{path.name}.replaced-{os.getpid()}")
+
+
+HIDDEN = re.compile(r"\.(?P<name>.+)\.(?P<kind>draft|replaced)-\d+")  # the names that draft_of and _replaced give
+
+
+def remove_drafts(folder: Path, *names: str, own: Collection[str] = ()) -> None:
+    """Remove the drafts of `names` (patterns) that killed processes left in a folder which this process alone uses.
+
+    A folder that was being replaced gets its name back where its successor does not have it yet; otherwise the successor
+    gets the user's files that are still in it. `own` is as in `new_folder`.
+    """
+    for path in list(folder.iterdir()) if folder.is_dir() else []:
+        hidden = HIDDEN.fullmatch(path.name)
+        if not hidden or not any(fnmatchcase(hidden["name"], name) for name in names):
+            continue
+        successor = folder / hidden["name"]
+        if hidden["kind"] == "draft":
             remove(path)
+        elif not os.path.lexists(successor):
+            path.rename(successor)
+        else:
+            _retire(path, successor, own)
 
 
 def remove(path: Path) -> None:
-    """A file or a folder, if it is there and can be removed."""
-    if path.is_dir() and not path.is_symlink():
+    """Remove a file or a folder of Regard's own, if it is there and can be removed."""
+    if is_folder(path):
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def is_folder(path: Path) -> bool:
+    """Return whether `path` is a folder itself, not a symbolic link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def remove_files(folder: Path, *patterns: str) -> None:
+    """Remove the files in `folder` whose names match; folders of these names stay."""
+    for path in list(folder.iterdir()):
+        if any(fnmatchcase(path.name, pattern) for pattern in patterns) and not is_folder(path):
+            path.unlink(missing_ok=True)
+
+
+def remove_folder(folder: Path, *patterns: str) -> None:
+    """Remove the files in `folder` whose names match, and the folder if nothing else is in it.
+
+    Where `folder` is a symbolic link, nothing is removed.
+    """
+    if is_folder(folder):
+        remove_files(folder, *patterns)
+        with contextlib.suppress(OSError):  # it is not empty
+            folder.rmdir()
+
+
+def remove_sealed(folder: Path, own: Collection[str] = ()) -> None:
+    """Remove the files that the manifest of a sealed folder names, and the folder if nothing else is in it.
+
+    Where the manifest cannot be read, files are removed that have one of the names `own`.
+    """
+    if is_folder(folder):
+        remove_drafts(folder, "*")
+    names = _own_names(folder, own)
+    remove_folder(folder, *(glob.escape(name) for name in names - {MANIFEST}))
+    remove_folder(folder, *(names & {MANIFEST}))  # last: a removal that was killed still knows the names
 
 
 @contextlib.contextmanager
@@ -81,31 +140,90 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def new_folder(path: Path, own: Collection[str] = ()) -> Iterator[Path]:
     """Fill a draft folder; on success it gets its manifest and then its name, on any error it vanishes.
 
     The manifest is written last and names the SHA-256 of every other file: a folder without a matching one is not whole.
+
+    A folder that is already at `path` is replaced if it is empty or has a manifest. Files that its manifest does not name
+    are a user's, and are moved into the new folder. Any other folder is refused, unless the caller knows it to be Regard's
+    and gives the names `own` of the files that Regard writes there.
     """
-    draft, old = _draft(path), _draft(path.with_name(f"{path.name}.old"))
+    draft, old = draft_of(path), _replaced(path)
     with disk_errors(path):
+        check_replaceable(path, own)
         remove(draft)
         try:
             draft.mkdir(parents=True)
             yield draft
             seal(draft)
-            if path.exists():  # only two renames, not a slow removal, lie between the old folder and the new
-                remove(old)
-                path.rename(old)
+            check_replaceable(path, own)
+            if old.exists():  # left by a killed process that had the same number
+                _retire(old, path, own) if path.exists() else old.rename(path)
             try:
+                if path.exists():  # only two renames, not a slow removal, lie between the old folder and the new
+                    path.rename(old)
                 draft.rename(path)
-            except OSError:
-                if old.exists():
+            except BaseException:
+                if old.exists() and not path.exists():
                     old.rename(path)
                 raise
             sync(path.parent)
-            remove(old)
+            _retire(old, path, own)
         finally:
             remove(draft)
+
+
+def check_replaceable(path: Path, own: Collection[str] = ()) -> None:
+    """Raise a RegardError if `new_folder` would not replace what is at `path`."""
+    if path.is_symlink():
+        raise RegardError(f"{path} is a symbolic link and is not replaced: remove the link or choose another folder")
+    if path.exists() and not path.is_dir():
+        raise RegardError(f"{path} is a file and is not replaced by a folder: choose another name")
+    if path.exists() and not own and manifest_of(path) is None and any(path.iterdir()):
+        raise RegardError(f"{path} holds files that Regard did not write and is not replaced: choose another folder")
+
+
+def _retire(old: Path, new: Path, own: Collection[str]) -> None:
+    """Move a user's files from a replaced folder to its successor, and remove the rest of it."""
+    names = _own_names(old, own)
+    for path in list(old.iterdir()) if names and old.is_dir() else []:
+        if is_folder(path) or path.name not in names:
+            if HIDDEN.fullmatch(path.name):
+                remove(path)
+            else:
+                path.rename(_free(new / path.name))
+    remove_sealed(old, own)
+
+
+def _free(path: Path) -> Path:
+    """Return `path`, with a number behind its name if something else has that name."""
+    names = chain([path], (path.with_name(f"{path.name}.{i}") for i in count(1)))
+    return next(name for name in names if not os.path.lexists(name))
+
+
+def add_file(folder: Path, name: str, write: Callable[[Path], object]) -> None:
+    """Write a file into a folder and enter it into the folder's manifest, which is begun if there is none.
+
+    The manifest is first written without the file and then with it, so the folder is whole at any moment in between.
+    """
+    path = folder / name
+    draft = draft_of(path)
+    with disk_errors(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        if (sums := manifest_of(folder)) is None and os.path.lexists(folder / MANIFEST):
+            raise RegardError(
+                f"{folder / MANIFEST} is damaged or was not written by Regard: move it away and try again"
+            )
+        others = {k: v for k, v in (sums or {}).items() if k != name}
+        try:
+            write(draft)
+            sync(draft)
+            write_text(folder / MANIFEST, _manifest(others))
+            draft.rename(path)
+            write_text(folder / MANIFEST, _manifest(others | {name: sha256(path)}))
+        finally:
+            draft.unlink(missing_ok=True)
 
 
 def seal(folder: Path) -> None:
@@ -115,20 +233,60 @@ def seal(folder: Path) -> None:
         sync(path)
         sums[path.name] = sha256(path)
     manifest = folder / MANIFEST
-    manifest.write_text(json.dumps({"sha256": sums}, indent=1), encoding="utf-8")
+    manifest.write_text(_manifest(sums), encoding="utf-8")
     sync(manifest)
     sync(folder)
 
 
-def damage(folder: Path) -> str | None:
-    """What is wrong with a sealed folder, or None when every checksum holds."""
+def _manifest(sums: dict[str, str]) -> str:
+    return json.dumps({"sha256": sums}, indent=1)
+
+
+def manifest_of(folder: Path) -> dict[str, str] | None:
+    """Return the checksums by file name in a folder's manifest, or None if it has no manifest that can be read."""
     try:
-        sums = read_json(folder / MANIFEST)["sha256"]
-        for name, expected in sums.items():
-            if Path(name).name != name or name in ("", ".."):
-                return f"{MANIFEST} names a file outside the folder"
+        return _read_manifest(folder)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _read_manifest(folder: Path) -> dict[str, str]:
+    _check_regular(folder / MANIFEST)
+    sums: dict[str, str] = read_json(folder / MANIFEST)["sha256"]
+    for name, expected in sums.items():
+        if Path(name).name != name or name in ("", "..", MANIFEST):
+            raise _Damaged(f"{MANIFEST} names a file outside the folder")
+        if not re.fullmatch(r"[0-9a-f]{64}", expected):
+            raise ValueError(expected)
+    return sums
+
+
+def _own_names(folder: Path, own: Collection[str]) -> set[str]:
+    """Return the names of Regard's files in a folder: those in its manifest or, where it cannot be read, `own`."""
+    sums = manifest_of(folder)
+    names = set(own if sums is None else sums)
+    return names | {MANIFEST} if own or sums is not None else names
+
+
+class _Damaged(ValueError):
+    """What is wrong with a sealed folder."""
+
+
+def _check_regular(path: Path) -> None:
+    """Opening a FIFO would wait for ever."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise _Damaged(f"{path.name} is not a regular file")
+
+
+def damage(folder: Path) -> str | None:
+    """Return what is wrong with a sealed folder, or None when every checksum holds."""
+    try:
+        for name, expected in _read_manifest(folder).items():
+            _check_regular(folder / name)
             if sha256(folder / name) != expected:
                 return f"{name} does not match its checksum"
+    except _Damaged as error:
+        return str(error)
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except OSError as error:  # says nothing about what is written there

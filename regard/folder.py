@@ -11,7 +11,7 @@ Configuration chooses sizes, never code; weights are safetensors, never pickle; 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -47,6 +47,10 @@ from regard.text.tokenizer import Tokenizers
 
 FORMAT = 1
 LANGUAGES = "languages.json"
+FILES = (  # and the manifest
+    *("config.json", "README.md", "model.safetensors", shortlist.FILE, LANGUAGES),
+    *("tokenizer.json", "tokenizer.source.json", "tokenizer.target.json"),
+)
 
 
 @dataclass(frozen=True)
@@ -75,8 +79,11 @@ class Bundle:
         return self.model.config  # type: ignore[return-value]
 
 
-def save(folder: Path, bundle: Bundle, card: str, small: bool = False) -> None:
-    """`small`: matrices in bytes (models/weights.py), a quarter of the size."""
+def save(folder: Path, bundle: Bundle, card: str, small: bool = False, own: Collection[str] = ()) -> None:
+    """Write a model folder.
+
+    `small`: matrices in bytes (models/weights.py), a quarter of the size. `own`: as in `new_folder`.
+    """
     if is_packed(bundle.model):
         raise RegardError(
             "this model was loaded with rounded weights, to be used and not saved: load it without weights="
@@ -95,7 +102,7 @@ def save(folder: Path, bundle: Bundle, card: str, small: bool = False) -> None:
         "model": asdict(bundle.config),
         "decode": asdict(bundle.decode),
     }
-    with new_folder(folder) as draft:
+    with new_folder(folder, own) as draft:
         (draft / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
         (draft / "README.md").write_text(card, encoding="utf-8")
         if bundle.tokenizers:

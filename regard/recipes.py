@@ -77,7 +77,7 @@ def differences(a: Config, b: Config) -> list[str]:
 
 
 def to_toml(config: Config) -> str:
-    lines = [f"{name} = {json.dumps(getattr(config, name))}" for name in ("name", "task")]
+    lines = [f"{name} = {_toml_value(getattr(config, name))}" for name in ("name", "task")]
     for f in dataclasses.fields(config):
         table = getattr(config, f.name)
         if dataclasses.is_dataclass(table):

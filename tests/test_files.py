@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -9,12 +10,24 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import SafetensorError
 
+from regard import files
 from regard.errors import RegardError
-from regard.files import MANIFEST, damage, disk_errors, new_folder, remove_drafts, seal, write_text
+from regard.files import (
+    MANIFEST,
+    add_file,
+    damage,
+    disk_errors,
+    new_folder,
+    remove_drafts,
+    remove_sealed,
+    seal,
+    write_text,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -148,12 +161,149 @@ def test_a_full_disk_leaves_the_old_folder(sealed: Path, nth: int, monkeypatch: 
 
 def test_drafts_of_killed_processes_are_removed_and_nothing_else(sealed: Path) -> None:
     folder = sealed.parent
-    for name in (".sealed.12", ".sealed.old.12", ".sealed.toml", ".mine.12", "sealed.12"):
+    kept = [
+        ".config.toml.2024",
+        ".mine.draft-12",
+        ".sealed.12",
+        ".sealed.draft",
+        ".sealed.draft-12.txt",
+        "sealed.draft-1",
+    ]
+    for name in (".sealed.draft-12", *kept):
         (folder / name).mkdir()
         (folder / name / "file").write_text("")
-    (folder / ".config.toml.7").write_text("half")
+    (folder / ".config.toml.draft-7").write_text("half")
     remove_drafts(folder, "seal*", "config.toml")
-    assert names(folder) == [".mine.12", ".sealed.toml", "sealed", "sealed.12"]
+    assert names(folder) == sorted(["sealed", *kept])
+
+
+# ---- folders that are there already --------------------------------------------------------------------------------
+
+
+def fill(path: Path, own: tuple[str, ...] = ()) -> None:
+    with new_folder(path, own) as draft:
+        (draft / "c").write_bytes(b"second")
+
+
+def add_own(folder: Path) -> None:
+    (folder / "notes").write_text("mine")
+    (folder / "more").mkdir()
+    (folder / "more" / "notes").write_text("mine too")
+    (folder / "c").write_text("mine, under the name of a new file")
+
+
+def check_own(folder: Path, *others: str) -> None:
+    assert names(folder) == sorted(["c", "c.1", MANIFEST, "more", "notes", *others])
+    assert (folder / "notes").read_text() == "mine"
+    assert (folder / "more" / "notes").read_text() == "mine too"
+    assert (folder / "c.1").read_text() == "mine, under the name of a new file"
+
+
+def test_files_that_the_manifest_does_not_name_are_carried_over(sealed: Path) -> None:
+    add_own(sealed)
+    fill(sealed)
+    check_own(sealed)
+    assert damage(sealed) is None
+    assert names(sealed.parent) == ["sealed"]
+
+
+@pytest.mark.parametrize("manifest", [None, "{}", '{"sha256": {"../a": "b"}}', '{"name": "app", "icons": []}'])
+def test_a_folder_without_a_manifest_of_ours_is_not_replaced(sealed: Path, manifest: str | None) -> None:
+    (sealed / MANIFEST).unlink()
+    if manifest is not None:
+        (sealed / MANIFEST).write_text(manifest)
+    before = {path.name: path.read_bytes() for path in sealed.iterdir()}
+    with pytest.raises(RegardError, match="Regard did not write"):
+        fill(sealed)
+    assert {path.name: path.read_bytes() for path in sealed.iterdir()} == before
+    add_own(sealed)
+    fill(sealed, own=("a",))  # known to be ours by other means: what has another name is kept
+    check_own(sealed, "b")
+
+
+def test_files_links_and_empty_folders(tmp_path: Path, sealed: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to("sealed")
+    for name, said in (("file", "is a file"), ("link", "is a symbolic link")):
+        with pytest.raises(RegardError, match=said):
+            fill(tmp_path / name, own=("a",))
+    (tmp_path / "empty").mkdir()
+    fill(tmp_path / "empty")
+    assert damage(tmp_path / "empty") is None
+    assert (tmp_path / "file").read_text() == "mine"
+    assert damage(tmp_path / "link") is None
+    assert names(tmp_path) == ["empty", "file", "link", "sealed"]
+
+
+class Killed(BaseException):
+    """What stands for SIGKILL inside one process."""
+
+
+@pytest.mark.parametrize("nth", range(1, 20))
+def test_a_replacement_killed_at_any_moment_loses_nothing(
+    sealed: Path, nth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between any two renames and removals; what is left is put in order as at the start of the next run."""
+    add_own(sealed)
+    calls, folder = iter(range(1, 1000)), sealed.parent
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        for name in ("rename", "unlink", "rmdir"):
+            original = getattr(Path, name)
+
+            def dying(self: Path, *args: Any, original: Any = original, **kwargs: Any) -> Any:
+                if next(calls) >= nth:  # and all that follows, as the clean-up of an exception
+                    raise Killed
+                return original(self, *args, **kwargs)
+
+            patch.setattr(Path, name, dying)
+        patch.setattr(files, "remove", lambda path: None)
+        fill(sealed)
+    remove_drafts(folder, "sealed")
+    assert names(folder) == ["sealed"]
+    assert damage(sealed) is None
+    assert (sealed / "notes").read_text() == "mine"
+    fill(sealed)
+    assert {"mine", "mine, under the name of a new file"} <= {p.read_text() for p in sealed.glob("[cn]*")}
+    assert (sealed / "more" / "notes").read_text() == "mine too"
+    assert damage(sealed) is None
+
+
+def test_an_interruption_between_the_two_renames_puts_the_old_folder_back(
+    sealed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Path.rename
+
+    def interrupted(self: Path, target: Path) -> Path:
+        if ".draft-" in self.name:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fill(sealed)
+    assert damage(sealed) is None
+    assert (sealed / "a").read_bytes() == b"first"
+    assert names(sealed.parent) == ["sealed"]
+
+
+def test_a_file_is_added_to_the_manifest(sealed: Path) -> None:
+    for text in ("one", "two"):
+        add_file(sealed, "new", lambda draft, text=text: draft.write_text(text))
+        assert (sealed / "new").read_text() == text
+        assert damage(sealed) is None
+    assert names(sealed) == ["a", "b", MANIFEST, "new"]
+    remove_sealed(sealed)
+    assert not sealed.exists()
+
+
+def test_removing_a_sealed_folder_leaves_what_is_not_named(sealed: Path) -> None:
+    add_own(sealed)
+    (sealed / "b").unlink()
+    (sealed / "b").mkdir()  # a user's folder under a name of ours
+    remove_sealed(sealed)
+    assert names(sealed) == ["b", "c", "more", "notes"]
+    remove_sealed(sealed)
+    assert names(sealed) == ["b", "c", "more", "notes"]
 
 
 # ---- damage ------------------------------------------------------------------------------------------------------

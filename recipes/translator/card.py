@@ -98,9 +98,8 @@ def main() -> None:
     told = {"flops": given.flops, "minutes": given.minutes, "gpu": given.gpu}
     text = CARD.format(name=given.out.name, **about(given.out), **data(given.work), **table(scores), **told)
     with new_folder(given.out) as draft:
-        for file in given.out.iterdir():
-            if file.name != MANIFEST:
-                shutil.copy(file, draft)
+        for name in read_json(given.out / MANIFEST)["sha256"]:
+            shutil.copy(given.out / name, draft)
         (draft / "README.md").write_text(text, encoding="utf-8")
     (given.out / MANIFEST).chmod(0o644)
     print(f"{given.out / 'README.md'}: {len(scores)} scores")

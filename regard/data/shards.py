@@ -1,17 +1,19 @@
 """Tokenised once, memory-mapped ever after: token ids of a corpus, plain or parallel, in a cache keyed by content.
 
 A cached store is one folder: for each side of a row (one, or source and target) `*.ids` (all sequences end to end) and
-`*.offsets` (where each begins, and the end), and `meta.json` with counts, data types and file sizes. It is written under
-another name, synced and renamed, so a folder under its final name is complete or, after a mishap, recognised as damaged by
-its sizes and rebuilt.
+`*.offsets` (where each begins, and the end), `meta.json` with counts and data types, and `manifest.json` with the SHA-256 of
+every other file. It is written under another name, sealed and renamed. The checksums are verified when a process first uses
+a store; one that does not match them is named on stderr and rebuilt.
 """
 
 import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,11 +27,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from regard.errors import RegardError
-from regard.files import sync
+from regard.files import MANIFEST, damage, manifest_of, seal, sync
 
-FORMAT = 2  # raise it whenever the layout or the meaning of the files changes
+FORMAT = 3  # raise it whenever the layout or the meaning of the files changes
 CHUNK, CHARACTERS = 4096, 1 << 22  # rows tokenised at a time, and characters: the memory `prepare` needs
 STALE = 24 * 3600  # seconds without a write after which an unfinished folder is taken to be abandoned
+SETTLED = 2  # seconds after which no file system gives a change the same time stamp
+META = "meta.json"
 ANY_LENGTH = 1 << 62
 Row = tuple[str, ...]
 Joined = tuple[np.ndarray, np.ndarray]  # sequences end to end, and their lengths
@@ -172,25 +176,41 @@ def prepare(
     """
     content = [FORMAT, corpus.fingerprint(), *(t.fingerprint() for t in tokenizers), asdict(filters)]
     folder = cache / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
-    if store := _load(folder):
+    if store := _cached(folder):
         return replace(store, key=folder.name)
     partial = folder.with_name(f"{folder.name}.partial-{secrets.token_hex(4)}")
     try:
         with _disk_errors(cache):
             _remove_abandoned(cache)
-            shutil.rmtree(folder, ignore_errors=True)  # there, but damaged
             partial.mkdir(parents=True)
             _write(partial, corpus, tokenizers, filters, progress)
             store = _load(partial)
             with suppress(OSError):  # the name is taken: another process was first
                 partial.rename(folder)
                 sync(cache)
-        store = _load(folder) or store
+    except _Unusable as error:
+        raise RegardError(
+            f"what was written to {cache} cannot be read back ({error}); check the disk or set REGARD_CACHE"
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    if store is None:
-        raise RegardError(f"what was written to {cache} cannot be read back; check the disk or set REGARD_CACHE")
     return replace(store, key=folder.name)
+
+
+def _cached(folder: Path) -> Store | None:
+    """Return the store in a folder of the cache, if it is whole; a damaged one is named on stderr and removed."""
+    if not os.path.lexists(folder):
+        return None
+    try:
+        _verify(folder)
+        return _load(folder)
+    except _Unusable as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        said = f"the prepared data in {folder} is damaged ({error}) and is prepared again"
+        if os.path.lexists(folder):
+            said += "; it cannot be removed, so every run does that: remove it, or set REGARD_CACHE to another folder"
+        print(said, file=sys.stderr, flush=True)
+    return None
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------
@@ -243,9 +263,8 @@ def _write(
         what = f"nothing of {', '.join(corpus.specs)} is left to use ({report.describe('rows')})"
         raise RegardError(f"{what}; check the files or loosen the filters")
     sides = [writer.meta() for writer in writers]
-    (folder / "meta.json").write_text(json.dumps({"report": asdict(report), "sides": sides}, indent=2) + "\n")
-    for path in (*folder.iterdir(), folder):
-        sync(path)
+    (folder / META).write_text(json.dumps({"report": asdict(report), "sides": sides}, indent=2) + "\n")
+    seal(folder)
 
 
 def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
@@ -276,6 +295,8 @@ def _disk_errors(cache: Path) -> Iterator[None]:
 def _remove_abandoned(cache: Path) -> None:
     """Take back the space of processes that were killed; one still at work has written a moment ago."""
     for folder in cache.glob("*.partial-*"):
+        if not re.fullmatch(r"[0-9a-f]{32}\.partial-[0-9a-f]{8}", folder.name):
+            continue
         with suppress(OSError):
             if time.time() - max(path.stat().st_mtime for path in (folder, *folder.iterdir())) > STALE:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -284,14 +305,46 @@ def _remove_abandoned(cache: Path) -> None:
 # ---- reading -----------------------------------------------------------------------------------------------------
 
 
-def _load(folder: Path) -> Store | None:
-    """The store in a folder, or None where there is none or it is not what its meta.json says."""
+class _Unusable(Exception):
+    """Why a store in the cache cannot be used."""
+
+
+Stamps = tuple[tuple[int, ...], ...]
+_verified: dict[Path, Stamps] = {}  # what the files of each store looked like when their checksums held in this process
+
+
+def _verify(folder: Path) -> None:
+    """Check every checksum of a store, once in a process as long as its files stay the same."""
     try:
-        meta = json.loads((folder / "meta.json").read_text())
+        stamps = _stamps(folder)
+        if _verified.get(folder) == stamps:
+            return
+        wrong = damage(folder)
+    except (OSError, RegardError) as error:
+        raise _Unusable(str(error)) from error
+    if wrong:
+        raise _Unusable(wrong)
+    # A file written within the resolution of its time stamp can change again without another stamp.
+    if time.time() - max(stamp[-1] for stamp in stamps) / 1e9 > SETTLED:
+        _verified[folder] = stamps
+
+
+def _stamps(folder: Path) -> Stamps:
+    found = (path.stat() for path in sorted(folder.iterdir()))
+    return tuple((s.st_dev, s.st_ino, s.st_size, max(s.st_mtime_ns, s.st_ctime_ns)) for s in found)
+
+
+def _load(folder: Path) -> Store:
+    """Map the files of a store."""
+    try:
+        meta = json.loads((folder / META).read_text())
+        used = {META, *(f"side-{i}.{kind}" for i in range(len(meta["sides"])) for kind in ("ids", "offsets"))}
+        if unnamed := used - (manifest_of(folder) or {}).keys():
+            raise _Unusable(f"{MANIFEST} does not name {min(unnamed)}")
         report = FilterReport(**{**meta["report"], "filters": Filters(**meta["report"]["filters"])})
         sides = tuple(_load_side(folder, f"side-{i}", report.kept, side) for i, side in enumerate(meta["sides"]))
-    except (OSError, ValueError, KeyError, TypeError, RegardError):
-        return None
+    except (OSError, ValueError, KeyError, TypeError, RegardError) as error:
+        raise _Unusable(f"{META}: {type(error).__name__}: {error}") from error
     return Store(sides, report)
 
 

@@ -8,8 +8,6 @@ to its own list, so its translation does not depend on what else is in the batch
 
 from __future__ import annotations
 
-import json
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from torch import Tensor, nn
 from regard.config import ModelConfig
 from regard.decode.rules import Decoder, Hypothesis
 from regard.errors import RegardError
-from regard.files import MANIFEST, disk_errors, read_json, sha256, sync, write_text
+from regard.files import add_file, manifest_of
 from regard.layers.embedding import Head
 from regard.models.seq2seq import EncoderDecoder
 from regard.text.tokenizer import PAD, SPECIALS
@@ -48,22 +46,10 @@ class Shortlist:
 
 
 def save(folder: Path, shortlist: Shortlist) -> None:
-    """Put it into a sealed model folder, or replace the one there.
-
-    The manifest is first written without the file and then with it, so the folder is whole at any moment in between.
-    """
-    path = folder / FILE
-    draft = path.with_name(f".{FILE}.{os.getpid()}")
-    with disk_errors(path):
-        try:
-            write(draft, shortlist)
-            sync(draft)
-            sums = {k: v for k, v in read_json(folder / MANIFEST)["sha256"].items() if k != FILE}
-            write_text(folder / MANIFEST, json.dumps({"sha256": sums}, indent=1))
-            draft.rename(path)
-            write_text(folder / MANIFEST, json.dumps({"sha256": {**sums, FILE: sha256(path)}}, indent=1))
-        finally:
-            draft.unlink(missing_ok=True)
+    """Put it into a sealed model folder, or replace the one there."""
+    if manifest_of(folder) is None:
+        raise RegardError(f"the model in {folder} is damaged: manifest.json cannot be read; copy the folder anew")
+    add_file(folder, FILE, lambda draft: write(draft, shortlist))
 
 
 def write(path: Path, shortlist: Shortlist) -> None:

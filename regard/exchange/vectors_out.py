@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ import numpy as np
 
 from regard.data.corpus import COMPRESSIONS
 from regard.errors import RegardError
-from regard.files import disk_errors, new_folder
+from regard.files import check_replaceable, disk_errors, draft_of, new_folder
 from regard.vectors.words import FOLDER, WordVectors, is_folder
 
 KINDS = ("text", "binary", "glove", "folder")
@@ -34,14 +33,29 @@ def kind_of(path: Path) -> str:
     return kind or "folder"
 
 
-def write(vectors: WordVectors, path: Path, kind: str = "") -> None:
+def check_target(path: Path, kind: str = "") -> str:
+    """Return the kind of vectors that `path` is for; refuse one at which they cannot be written."""
     kind = kind or kind_of(path)
     if kind not in KINDS:
         raise RegardError(f"unknown kind of vectors {kind!r}: choose {', '.join(KINDS)}")
+    with disk_errors(path):
+        _check_free(path, kind)
+    return kind
+
+
+def _check_free(path: Path, kind: str) -> None:
+    if kind == "folder":
+        if path.is_file() or (path.is_dir() and any(path.iterdir()) and not is_folder(path)):
+            raise RegardError(f"{path} is there and holds no word vectors, so it is not replaced: choose another name")
+        check_replaceable(path)
+    elif path.is_dir():
+        raise RegardError(f"{path} is a folder, and {kind} vectors are a file: give it a name")
+
+
+def write(vectors: WordVectors, path: Path, kind: str = "") -> None:
+    kind = check_target(path, kind)
     if kind == "folder":
         return write_folder(vectors, path)
-    if path.is_dir():
-        raise RegardError(f"{path} is a folder, and {kind} vectors are a file: give it a name")
     check_words(vectors.words, kind)
     records = binary_records(vectors) if kind == "binary" else text_records(vectors)
     with new_file(path) as file:
@@ -80,7 +94,7 @@ def binary_records(vectors: WordVectors) -> Iterator[bytes]:
 @contextmanager
 def new_file(path: Path) -> Iterator[IO[bytes]]:
     """Compressed by its suffix; it has its name only when all of it is written."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = draft_of(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -104,8 +118,6 @@ def write_folder(vectors: WordVectors, path: Path) -> None:
     from safetensors.numpy import save_file
 
     check_words(vectors.words, "folder")
-    if path.is_file() or (path.is_dir() and any(path.iterdir()) and not is_folder(path)):
-        raise RegardError(f"{path} is there and holds no word vectors, so it is not replaced: choose another name")
     given = {"vectors": vectors.vectors, "counts": vectors.counts, "outside": vectors.outside}
     tensors = {name: np.ascontiguousarray(array) for name, array in given.items() if array is not None}
     about = {"kind": FOLDER, "words": len(vectors), "dim": vectors.dim, **vectors.about}
@@ -126,6 +138,12 @@ def project(vectors: WordVectors, folder: Path, most: int = 10_000) -> int:
     n = min(most, len(vectors))
     if n < 1:
         raise RegardError(f"at least 1 word must be written, not {most}")
+    taken = [name for name in ("tensors.tsv", "metadata.tsv") if (folder / name).exists()]
+    if taken and not (folder / "projector_config.pbtxt").exists():
+        raise RegardError(f"{folder / taken[0]} is not of a projector and is not replaced: choose another folder")
+    about = f'tensor_name: "word vectors ({n} of {len(vectors)})"\n  tensor_path: "tensors.tsv"\n'
+    with new_file(folder / "projector_config.pbtxt") as file:
+        file.write(f'embeddings {{\n  {about}  metadata_path: "metadata.tsv"\n}}\n'.encode())
     form = "\t".join(["%.9g"] * vectors.dim) + "\n"
     with new_file(folder / "tensors.tsv") as file:
         for row in vectors.vectors[:n]:
@@ -133,7 +151,4 @@ def project(vectors: WordVectors, folder: Path, most: int = 10_000) -> int:
     with new_file(folder / "metadata.tsv") as file:
         for word in vectors.words[:n]:
             file.write((re.sub(r"[\t\n\r]", " ", word) + "\n").encode())
-    about = f'tensor_name: "word vectors ({n} of {len(vectors)})"\n  tensor_path: "tensors.tsv"\n'
-    with new_file(folder / "projector_config.pbtxt") as file:
-        file.write(f'embeddings {{\n  {about}  metadata_path: "metadata.tsv"\n}}\n'.encode())
     return n

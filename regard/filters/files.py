@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard.errors import RegardError
-from regard.files import disk_errors
+from regard.files import disk_errors, draft_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -75,7 +74,7 @@ def save_picture(picture: Picture, path: Path) -> None:
     from PIL import Image
 
     kind = Image.registered_extensions()[path.suffix.lower()]
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = draft_of(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

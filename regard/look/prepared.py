@@ -18,6 +18,7 @@ from regard.api import make_config
 from regard.config import Config
 from regard.data.corpus import direction_of
 from regard.errors import RegardError
+from regard.files import MANIFEST, write_text
 from regard.models.weights import load_weights, weights_of
 from regard.tasks import prepare_job
 from regard.tasks.job import Job
@@ -35,9 +36,7 @@ def prepared(path: Path, settings: Mapping[str, Any]) -> Iterator[Job]:
     config = make_config(recipes.load(path / "config.toml"), settings) if begun else config_of(bundle, path, settings)
     with tempfile.TemporaryDirectory() as temporary:
         draft = Path(temporary)
-        (draft / "checkpoints" / "step-00000000").mkdir(
-            parents=True
-        )  # as a run that has begun: nothing is learned anew
+        write_text(draft / "checkpoints" / "step-00000000" / MANIFEST, "")  # a run that has begun learns nothing anew
         for file in [*path.glob("tokenizer*.json"), *path.glob("start.json")] if begun else []:
             shutil.copy(file, draft)
         if bundle is not None and bundle.tokenizers and not any(draft.glob("tokenizer*.json")):
@@ -69,7 +68,7 @@ def config_of(bundle: folder.Bundle | None, path: Path, settings: Mapping[str, A
             f"'{specs}@{bundle.directions[0]}'"
         )
     data = {"source": bundle.source, "target": bundle.target, "valid": settings["data.train"]}
-    values = {"name": path.name, "task": bundle.task, "data": data, "model": asdict(bundle.config)}
+    values = {"task": bundle.task, "data": data, "model": asdict(bundle.config)}
     if bundle.tokenizers:
         values["tokenizer"] = {"joint": bundle.tokenizers.source is bundle.tokenizers.target}
     return make_config(values, settings)

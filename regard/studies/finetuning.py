@@ -18,7 +18,7 @@ from typing import Any
 
 from regard.device import cores, pick_device
 from regard.errors import RegardError
-from regard.files import remove, write_text
+from regard.files import write_text
 from regard.studies.glue import TASKS
 from regard.studies.job import machine
 from regard.studies.pool import result_of, run_missing
@@ -69,6 +69,7 @@ def run_job(job: Job) -> None:
     """Train, score, and keep the model and the numbers alone."""
     from regard import api, folder, tasks
     from regard.device import set_up
+    from regard.training.checkpoint import Checkpoints
     from regard.training.loop import train
 
     config = api.make_config(job.values, {"train.device": job.device, "train.threads": job.threads})
@@ -79,7 +80,7 @@ def run_job(job: Job) -> None:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, **test))  # type: ignore[arg-type]
     config = dataclasses.replace(config, model=bundle.config)
     found = tasks.evaluate(bundle, config, set_up(config.train)[0])
-    remove(job.run / "checkpoints")
+    Checkpoints(job.run / "checkpoints").remove()
     write_text(job.result, json.dumps({"of": job.identity(), "loss": found.loss, "scores": found.scores}, indent=1))
 
 

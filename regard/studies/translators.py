@@ -22,7 +22,7 @@ from regard.data.batches import PairBatches, batch_size
 from regard.data.corpus import Corpus
 from regard.device import cores, pick_device
 from regard.errors import RegardError
-from regard.files import read_json, remove, write_text
+from regard.files import read_json, write_text
 from regard.models.cost import training_flops
 from regard.studies.finetuning import Values, merged
 from regard.studies.job import machine
@@ -207,7 +207,7 @@ def run_job(job: Job) -> None:
         "curve": curve(job.run, flops, per_step),
         "translations": translations(translator, read_tests(job.data, job.quick)),
     }
-    remove(job.run / "checkpoints")
+    Checkpoints(job.run / "checkpoints").remove()
     write_text(job.result, json.dumps(found, indent=1, ensure_ascii=False))
 
 

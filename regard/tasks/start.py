@@ -21,6 +21,7 @@ from regard.models.weights import weights_of
 from regard.progress import counted, progress_bar
 from regard.text.frame import OWN, Frame
 from regard.text.tokenizer import Tokenizer, Tokenizers
+from regard.training.checkpoint import Checkpoints
 from regard.training.log import say
 from regard.vectors.embeddings import begin_with, load_for
 from regard.vectors.words import WordVectors
@@ -41,7 +42,7 @@ class Start:
 
     @classmethod
     def of(cls, folder: Path, config: Config, quiet: bool = False) -> Start:
-        begun = any((folder / "checkpoints").glob("step-*"))
+        begun = bool(Checkpoints(folder / "checkpoints").steps())
         given = Path(config.train.init) if config.train.init else None
         loaded = folders.load(given, torch.device("cpu")) if given and not begun else None
         if not begun:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from regard.data.batches import Cursor
-from regard.files import damage, new_folder, read_json, remove_drafts
+from regard.files import MANIFEST, damage, new_folder, read_json, remove_drafts, remove_folder, remove_sealed
 from regard.models.weights import load_weights, weights_of
 
 
@@ -45,6 +45,9 @@ class Progress:
         return cls(**{**values, "cursor": Cursor(**values["cursor"])})
 
 
+FILES = ("model.safetensors", "optimizer.safetensors", "carried.safetensors", "state.json")  # and the manifest
+
+
 class Checkpoints:
     """The checkpoints of one run."""
 
@@ -55,8 +58,13 @@ class Checkpoints:
         return self.folder / f"step-{step:08d}"
 
     def steps(self) -> list[int]:
-        """Steps that have a checkpoint, oldest first."""
-        names = (re.fullmatch(r"step-(\d{8})", p.name) for p in self.folder.glob("step-*"))
+        """Return the steps that have a checkpoint, oldest first; a folder with a user's files alone is none."""
+        return [
+            step for step in self._folders() if any((self.path(step) / name).exists() for name in (*FILES, MANIFEST))
+        ]
+
+    def _folders(self) -> list[int]:
+        names = (re.fullmatch(r"step-([0-9]{8})", p.name) for p in self.folder.glob("step-*"))
         return sorted(int(m[1]) for m in names if m)
 
     def save(
@@ -67,7 +75,7 @@ class Checkpoints:
         carried: Mapping[str, Tensor] | None = None,
     ) -> Path:
         path = self.path(progress.step)
-        with new_folder(path) as draft:
+        with new_folder(path, FILES) as draft:
             save_file({k: v.cpu() for k, v in weights_of(model).items()}, draft / "model.safetensors")
             save_file(_optimizer_tensors(model, optimizer), draft / "optimizer.safetensors")
             if carried:
@@ -113,9 +121,19 @@ class Checkpoints:
 
     def tidy(self, keep: Iterable[int]) -> None:
         """Remove every checkpoint but those in `keep`, and the drafts of saves that were killed."""
-        for step in set(self.steps()) - set(keep):
-            shutil.rmtree(self.path(step), ignore_errors=True)
-        remove_drafts(self.folder, "step-*")
+        self.recover()
+        for step in set(self._folders()) - set(keep):
+            with suppress(OSError):  # a folder that its owner made read-only stays
+                remove_sealed(self.path(step), FILES)
+
+    def recover(self) -> None:
+        """Undo what saves that were killed have left unfinished."""
+        remove_drafts(self.folder, "step-*", own=FILES)
+
+    def remove(self) -> None:
+        """Remove all checkpoints; what a user put beside or into them stays."""
+        self.tidy(())
+        remove_folder(self.folder)
 
     def average(self, steps: list[int]) -> dict[str, Tensor]:
         """The mean of several checkpoints' weights, summed in fp64."""

@@ -241,7 +241,7 @@ class Trainer:
         self.model.float()  # whatever it was trained in: a mean is finer than what it is of
         load_weights(self.model, self.checkpoints.average(steps), self.checkpoints.folder)
         result = self._measure(stop)
-        folder.save(job.folder / "model", job.bundle(), model_card(job, result, steps, progress))
+        folder.save(job.folder / "model", job.bundle(), model_card(job, result, steps, progress), own=folder.FILES)
         which = (
             f"the checkpoint of step {steps[0]}"
             if len(steps) == 1

@@ -4,14 +4,16 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import tracemalloc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from regard.data import shards
 from regard.data.corpus import Corpus
 from regard.data.shards import Filters, Store, TokenStore, cache_folder, prepare
 from regard.errors import RegardError
+from regard.files import damage
 
 ROOMY = Filters(max_len=1000)
 
@@ -221,7 +224,7 @@ def test_source_and_target_tokenizer_are_not_interchangeable(tmp_path: Path) -> 
     assert content(prepare(corpus, (two, one), ROOMY, tmp_path / "cache")) == [(two.encode("a"), one.encode("a"))]
 
 
-FILES = ["meta.json", "side-0.ids", "side-0.offsets", "side-1.ids", "side-1.offsets"]
+FILES = ["manifest.json", "meta.json", "side-0.ids", "side-0.offsets", "side-1.ids", "side-1.offsets"]
 
 
 def test_folder_holds_these_files_and_their_sizes(tmp_path: Path) -> None:
@@ -237,7 +240,7 @@ def test_folder_holds_these_files_and_their_sizes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", ["missing", "empty", "shorter", "longer"])
-def test_damaged_cache_is_rebuilt(tmp_path: Path, name: str, damage: str) -> None:
+def test_damaged_cache_is_rebuilt(tmp_path: Path, name: str, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
     pairs = numbered(5)
     corpus = corpus_of(tmp_path, pairs)
     run(corpus, tmp_path / "cache")
@@ -246,11 +249,83 @@ def test_damaged_cache_is_rebuilt(tmp_path: Path, name: str, damage: str) -> Non
     path.unlink()
     if damage != "missing":
         path.write_bytes({"empty": b"", "shorter": whole[:-2], "longer": whole + b"xx"}[damage])
+    check_rebuilt(corpus, tmp_path / "cache", pairs, path, whole, capsys.readouterr)
+
+
+def check_rebuilt(
+    corpus: Corpus, cache: Path, pairs: list[tuple[str, str]], path: Path, whole: bytes, said: Callable[[], Any]
+) -> None:
+    """A damaged store is prepared again, one line says which and why, and nothing is said when it is used next."""
     tokenizer = Words()
-    assert content(run(corpus, tmp_path / "cache", tokenizer)) == encoded(pairs)
+    said()
+    assert content(run(corpus, cache, tokenizer)) == encoded(pairs)
     assert tokenizer.calls == 2
+    assert re.fullmatch(rf"the prepared data in {path.parent} is damaged \(.+\) and is prepared again\n", said().err)
     assert path.read_bytes() == whole
-    assert content(run(corpus, tmp_path / "cache", Forbidden())) == encoded(pairs)
+    assert content(run(corpus, cache, Forbidden())) == encoded(pairs)
+    assert said().err == ""
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_flipped_bit_is_noticed(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the store's first, middle and last byte; also those that leave every file as long and every offset in range."""
+    pairs = numbered(5)
+    corpus = corpus_of(tmp_path, pairs)
+    run(corpus, tmp_path / "cache")
+    path = only_folder(tmp_path / "cache") / name
+    whole = path.read_bytes()
+    for place in (0, 8, len(whole) // 2, len(whole) - 1):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1
+        path.write_bytes(flipped)
+        check_rebuilt(corpus, tmp_path / "cache", pairs, path, whole, capsys.readouterr)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kind", ["folder", "fifo", "link to itself"])
+def test_other_things_in_a_files_place(
+    tmp_path: Path, name: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = numbered(5)
+    corpus = corpus_of(tmp_path, pairs)
+    run(corpus, tmp_path / "cache")
+    path = only_folder(tmp_path / "cache") / name
+    whole = path.read_bytes()
+    path.unlink()
+    {"folder": path.mkdir, "fifo": lambda: os.mkfifo(path), "link to itself": lambda: path.symlink_to(path)}[kind]()
+    check_rebuilt(corpus, tmp_path / "cache", pairs, path, whole, capsys.readouterr)
+
+
+def test_a_manifest_names_every_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that one bit turns into another file's leaves its own file without a checksum."""
+    pairs = numbered(5)
+    corpus = corpus_of(tmp_path, pairs)
+    run(corpus, tmp_path / "cache")
+    path = only_folder(tmp_path / "cache") / "manifest.json"
+    whole = path.read_bytes()
+    assert whole.count(b"side-0.ids") == 1
+    path.write_bytes(whole.replace(b"side-0.ids", b"side-1.ids"))
+    check_rebuilt(corpus, tmp_path / "cache", pairs, path, whole, capsys.readouterr)
+
+
+def test_checksums_are_verified_once_in_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    verified: list[Path] = []
+    monkeypatch.setattr(shards, "damage", lambda folder: verified.append(folder) or damage(folder))
+    corpus = corpus_of(tmp_path, numbered(5))
+    run(corpus, tmp_path / "cache")
+    folder = only_folder(tmp_path / "cache")
+    run(corpus, tmp_path / "cache", Forbidden())
+    run(corpus, tmp_path / "cache", Forbidden())
+    assert verified == [folder] * 2  # written a moment ago, a file could change without another time stamp
+    monkeypatch.setattr(shards, "SETTLED", -1)
+    run(corpus, tmp_path / "cache", Forbidden())
+    run(corpus, tmp_path / "cache", Forbidden())
+    assert verified == [folder] * 3
+    shutil.copytree(folder, tmp_path / "copy")
+    shutil.rmtree(folder)
+    (tmp_path / "copy").rename(folder)
+    run(corpus, tmp_path / "cache", Forbidden())
+    assert verified == [folder] * 4
 
 
 @pytest.mark.parametrize("meta", ["[]", '{"report": 3}', '{"report": {"filters": {"max_len": 0}}}', "\0\0\0"])
@@ -285,14 +360,18 @@ def test_store_outlives_its_folder(tmp_path: Path) -> None:
     assert content(store) == encoded(pairs)
 
 
-def test_name_that_cannot_be_taken_costs_only_the_cache(tmp_path: Path) -> None:
+def test_name_that_cannot_be_taken_costs_only_the_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pairs, cache = numbered(5), tmp_path / "cache"
     corpus = corpus_of(tmp_path, pairs)
     run(corpus, cache)
     folder = only_folder(cache)
     shutil.rmtree(folder)
     folder.write_text("in the way")
+    capsys.readouterr()
     assert content(run(corpus, cache)) == encoded(pairs)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{folder} is damaged" in line
+    assert "it cannot be removed" in line
     assert only_folder(cache).read_text() == "in the way"
 
 
@@ -346,8 +425,11 @@ def test_killed_process_does_no_harm(tmp_path: Path) -> None:
     assert leftover.exists()  # for all this process knows, its owner is still at work
     for path in (*leftover.iterdir(), leftover):
         os.utime(path, (1, 1))
+    (cache / "holidays.partial-2024").mkdir()  # not a name that Regard gives
+    os.utime(cache / "holidays.partial-2024", (1, 1))
     run(corpus, cache, Words(name="other"))
     assert not leftover.exists()
+    assert (cache / "holidays.partial-2024").exists()
 
 
 def test_two_processes_at_once_both_end_well(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_tidy_keeps_what_it_is_told(tmp_path: Path) -> None:
     checkpoints = save(tmp_path, 10, 20, 30)
-    (tmp_path / ".step-00000040.77").mkdir()
+    (tmp_path / ".step-00000040.draft-77").mkdir()
     (tmp_path / "notes.txt").write_text("mine")
     checkpoints.tidy([-1, 10, 30])
     assert checkpoints.steps() == [10, 30]

@@ -125,6 +125,16 @@ def test_errors_are_one_line(call: Any, plane: Path, words: tuple[str, ...], sai
     assert said in printed
 
 
+def test_a_place_of_others_is_refused_before_training(call: Any, plane: Path) -> None:
+    folder = plane.with_name("mine")
+    folder.mkdir()
+    (folder / "letter.txt").write_text("years of work")
+    assert "holds no word vectors" in call("train", "missing.txt", "-o", folder)
+    (folder / "config.json").write_text('{"kind": "word-vectors"}')
+    assert "Regard did not write" in call("train", "missing.txt", "-o", folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "letter.txt"]
+
+
 def test_asking_does_not_wait_for_torch(plane: Path) -> None:
     program = "import sys\nfrom regard.cli import main\ntry:\n    main()\nfinally:\n    print('torch' in sys.modules)"
     words = [sys.executable, "-c", program, "vectors", "nearest", str(plane), "king", "-n", "1"]

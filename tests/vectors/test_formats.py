@@ -276,6 +276,15 @@ def test_the_projector_gets_tensors_one_column_of_words_and_its_configuration(tm
     assert (tmp_path / "metadata.tsv").read_text(encoding="utf-8") == "the\nnaïve\n"
 
 
+def test_tables_that_are_not_the_projectors_are_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "metadata.tsv").write_text("mine")
+    with pytest.raises(RegardError, match=r"metadata\.tsv is not of a projector"):
+        project(WordVectors(WORDS, ROWS), tmp_path)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("metadata.tsv", "mine")]
+    for _ in range(2):
+        project(WordVectors(WORDS, ROWS), tmp_path / "new")
+
+
 def test_tensorboard_understands_the_configuration(tmp_path: Path) -> None:
     config = pytest.importorskip("tensorboard.plugins.projector").ProjectorConfig()
     text_format = pytest.importorskip("google.protobuf.text_format")
