@@ -1,11 +1,15 @@
 """Decoding on a CPU beside CTranslate2 and transformers: a random Transformer-base, 32 tokens in and 48 out a sentence.
 
-    python benchmarks/cpu_decode.py [--threads 2] [--weights fp32,int8] [--kinds float32,int8] [--json FILE]
+    python benchmarks/cpu_decode.py [--threads 2] [--weights fp32,int8] [--kinds float32,int8] [--neighbour] [--json FILE]
 
 Regard and CTranslate2 have the same weights, and in fp32 must write the same; that is checked first. Each has a process of
 its own, since the threads of two would get into each other's way in one, and they take turns, so that whatever else the
 machine does hits all alike: compare within one run. `limit` is what reading all weights once a step allows at the bandwidth
 measured here, for one sentence at a time.
+
+CTranslate2 runs with one thread, with all threads inside its products, and with a worker for each thread, as many batches as
+workers (`inter_threads`); the best of them counts. Regard runs as it is by default, and once more in one thread.
+`--neighbour` keeps one core busy with another process meanwhile: nothing may then be slower with all cores than with one.
 """
 
 from __future__ import annotations
@@ -13,11 +17,13 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import platform
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -80,7 +86,7 @@ def huggingface() -> Run:
     return run
 
 
-def ctranslate2_model(kind: str, threads: int, like_ours: bool = False) -> Run:
+def ctranslate2_model(kind: str, threads: int, workers: int = 1, like_ours: bool = False) -> Run:
     """The same weights in CTranslate2. `like_ours`: it may not say special tokens either; else it has less to do."""
     import ctranslate2
     from ctranslate2.specs import TransformerSpec
@@ -102,14 +108,15 @@ def ctranslate2_model(kind: str, threads: int, like_ours: bool = False) -> Run:
     spec.optimize(quantization=None if kind == "float32" else kind)
     with tempfile.TemporaryDirectory() as folder:
         spec.save(folder)
-        translator = ctranslate2.Translator(folder, inter_threads=1, intra_threads=threads, compute_type=kind)
+        translator = ctranslate2.Translator(folder, inter_threads=workers, intra_threads=threads, compute_type=kind)
     rules: dict[str, Any] = {"min_decoding_length": STEPS, "max_decoding_length": STEPS, "length_penalty": 1.0}
     if like_ours:
         rules |= {"disable_unk": True, "suppress_sequences": [["<blank>"], ["<s>"], ["t4"]]}
 
     def run(n: int, beam: int) -> list[list[int]]:
         rows = [[*(names[i] for i in row), "</s>"] for row in sources(n)]
-        found = translator.translate_batch(rows, beam_size=beam, max_batch_size=0, **rules)
+        together = -(-n // workers) if workers > 1 else 0  # sentences in a batch; 0: all
+        found = translator.translate_batch(rows, beam_size=beam, max_batch_size=together, **rules)
         return [[number[piece] for piece in result.hypotheses[0]] for result in found]
 
     return run
@@ -191,10 +198,17 @@ def bandwidth() -> float:
     return 4 * len(x) / min(times)
 
 
-def ratio(found: dict[str, dict[str, float]], which: str) -> float:
-    """Regard's best weights over the best compute type of CTranslate2."""
-    by_maker = [max((v[which] for k, v in found.items() if k.startswith(m)), default=0.0) for m in ("regard", "ctr")]
-    return by_maker[0] / by_maker[1] if by_maker[1] else float("nan")
+def ratio(found: dict[str, dict[str, float]], which: str, theirs: str = "") -> float:
+    """Regard as it is by default, with its best weights, over the best of CTranslate2, of the runs named `theirs` alone."""
+    own = [v[which] for k, v in found.items() if k.startswith("regard") and "," not in k]
+    other = [v[which] for k, v in found.items() if k.startswith("ctranslate2") and theirs in k]
+    return max(own) / max(other) if own and other else float("nan")
+
+
+def to_one_thread(found: dict[str, dict[str, float]], which: str) -> float:
+    """The least that all cores give of what one thread gives, over the kinds of weights."""
+    pairs = [(v[which], found[f"{k}, 1 thread"][which]) for k, v in found.items() if f"{k}, 1 thread" in found]
+    return min((both / one for both, one in pairs), default=float("nan"))
 
 
 def same_hypotheses(a: Apart, b: Apart) -> dict[str, bool]:
@@ -204,15 +218,44 @@ def same_hypotheses(a: Apart, b: Apart) -> dict[str, bool]:
 def make_runs(options: argparse.Namespace) -> dict[str, Apart]:
     threads = options.threads
     runs = {f"regard {weights}": Apart(threads, ours, weights) for weights in options.weights}
+    if threads > 1:
+        runs |= {f"regard {weights}, 1 thread": Apart(1, ours, weights) for weights in options.weights}
     if options.kinds:
         import ctranslate2
 
         known = ctranslate2.get_supported_compute_types("cpu")
-        kinds = [kind for kind in options.kinds if kind in known]
-        runs |= {f"ctranslate2 {kind}": Apart(threads, ctranslate2_model, kind, threads) for kind in kinds}
+        for kind in (kind for kind in options.kinds if kind in known):
+            runs[f"ctranslate2 {kind}, {threads} threads"] = Apart(threads, ctranslate2_model, kind, threads)
+            if threads > 1:
+                runs[f"ctranslate2 {kind}, 1 thread"] = Apart(1, ctranslate2_model, kind, 1)
+                runs[f"ctranslate2 {kind}, {threads} workers"] = Apart(threads, ctranslate2_model, kind, 1, threads)
     if options.huggingface:
         runs["transformers fp32"] = Apart(threads, huggingface)
     return runs
+
+
+def keep_busy() -> None:
+    """A process that needs one core all the time and little memory."""
+    x = 1
+    while True:
+        x = (x * 6364136223846793005 + 1) % (1 << 64)
+
+
+@contextmanager
+def neighbour(wanted: bool) -> Iterator[None]:
+    process = multiprocessing.get_context("spawn").Process(target=keep_busy, daemon=True)
+    if wanted:
+        process.start()
+    try:
+        yield
+    finally:
+        if wanted:
+            process.kill()
+
+
+def processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def names(text: str) -> list[str]:
@@ -227,28 +270,33 @@ def main() -> None:
     parser.add_argument(
         "--kinds", type=names, default="float32,int8,int8_float32,bfloat16", help="of CTranslate2, if it can"
     )
+    parser.add_argument("--neighbour", action="store_true", help="with a process beside that keeps one core busy")
     parser.add_argument("--huggingface", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     runs, model = make_runs(options), random_model()
-    result: dict[str, Any] = {"threads": options.threads, "torch": torch.__version__}
-    if {"regard fp32", "ctranslate2 float32"} <= runs.keys():
-        theirs = Apart(options.threads, ctranslate2_model, "float32", options.threads, True)
+    result: dict[str, Any] = {"threads": options.threads, "torch": torch.__version__, "processor": processor()}
+    result["neighbour"] = options.neighbour
+    if "regard fp32" in runs and "float32" in options.kinds:
+        theirs = Apart(options.threads, ctranslate2_model, "float32", options.threads, 1, True)
         result["same as ctranslate2 in fp32"] = same_hypotheses(runs["regard fp32"], theirs)
         theirs.end()
         print("same hypotheses as CTranslate2 in fp32:", result["same as ctranslate2 in fp32"], file=sys.stderr)
     numbers = sum(p.numel() for p in (*model.decoder.parameters(), model.head.weight))
     read = bandwidth()
     result["limit, steps per s"] = {w: read / (BYTES[w] * numbers) for w in options.weights}
-    for n, beam in CASES:
-        found = in_turns(runs, n, beam, options.repeats)
-        result[f"{n} x {beam}"] = {"tokens per s": found, "ratio": {w: ratio(found, w) for w in ("median", "best")}}
-        shown = ", ".join(f"{k} {v['median']:.0f} ({v['best']:.0f})" for k, v in found.items())
-        print(
-            f"{n} x beam {beam}: {shown}; ratio {ratio(found, 'median'):.2f} ({ratio(found, 'best'):.2f})",
-            file=sys.stderr,
-        )
+    with neighbour(options.neighbour):
+        for n, beam in CASES:
+            found = in_turns(runs, n, beam, options.repeats)
+            ratios = {
+                "to ctranslate2's best": ratio(found, "median"),
+                "to ctranslate2 without its workers": ratio(found, "median", "thread"),
+                "to one thread": to_one_thread(found, "median"),
+            }
+            result[f"{n} x {beam}"] = {"tokens per s": found, "ratio": ratios}
+            shown = ", ".join(f"{k}: {v['median']:.0f} ({v['best']:.0f})" for k, v in found.items())
+            print(f"{n} x beam {beam}: {shown}; ratios {ratios}", file=sys.stderr)
     for run in runs.values():
         run.end()
     print(json.dumps(result, indent=1))

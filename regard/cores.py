@@ -60,7 +60,7 @@ class LargeProducts:
             seconds = time.perf_counter() - begun
         finally:
             torch.set_num_threads(1)
-        self.judge((id(product.__self__), x.numel() // x.shape[-1]), seconds)
+        self.judge((id(getattr(product, "__self__", product)), x.numel() // x.shape[-1]), seconds)
         return result
 
     def judge(self, which: tuple[int, int], seconds: float) -> None:
@@ -94,6 +94,22 @@ def one_thread() -> Iterator[int]:
 CAN_FORK = sys.platform == "linux"
 MOST = 16384  # item numbers that fit into a pipe
 END = (1 << 32) - 1  # written by a process that has ended in good order
+
+
+def idle_cores(load: str = "/proc/loadavg", looks: int = 3, seconds: float = 1e-3) -> int:
+    """Return how many cores of the machine run nothing: the most of a few looks, since some processes run for moments only.
+
+    Linux counts what runs on the whole machine, this thread included; elsewhere all cores but this thread's are taken to
+    be idle."""
+    cores, found = os.cpu_count() or 1, 0
+    try:
+        for _ in range(looks):
+            with open(load, encoding="ascii") as file:
+                found = max(found, cores - int(file.read().split()[3].split("/")[0]))
+            time.sleep(seconds)
+    except (OSError, ValueError, IndexError):
+        return cores - 1
+    return found
 
 
 def fork_map(work: Callable[[T], Any], items: Sequence[T], processes: int, done: Callable[[int, Any], None]) -> None:

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import DecodeConfig
-from regard.cores import CAN_FORK, fork_map, one_thread
+from regard.cores import CAN_FORK, fork_map, idle_cores, one_thread
 from regard.decode.beam import beam_search
 from regard.decode.rules import Decoder, Hypothesis, budget, check, in_graphs, length_limits, pad
 from regard.decode.sampling import sample
 from regard.decode.shortlist import Narrow, Shortlist
 from regard.errors import RegardError
+from regard.layers.packed import numbers
 from regard.look.record import labelled, listening, paused
 from regard.text.frame import OWN, Frame
 from regard.text.tokenizer import EOS, PAD
@@ -79,20 +80,25 @@ def decode(
 FORKED_ROWS = 8  # hypotheses that cost little more than one: fewer are not worth a process
 FORKED_SECONDS = 0.2  # of decoding that are worth starting processes, which takes a tenth of that
 STEP_SECONDS, PRODUCTS_PER_SECOND = 3e-3, 5e10  # of one core: what a step takes at least, and multiplications
+ROWS = 64  # hypotheses from which a core multiplies as fast as it can
 
 
 def processes(model: Any, sources: Sequence[Sequence[int]], options: DecodeConfig, threads: int) -> int:
-    """Return how many processes share these sentences on a CPU: at most one a thread, and one where the work is small.
+    """Return how many processes share these sentences on a CPU: at most one a thread and one for each core that is idle,
+    and one where the work is small.
 
     A model that is being recorded is decoded in this process, where the recorder is."""
     width = max(options.beam, options.nbest)
     most = min(threads, len(sources), len(sources) * width // FORKED_ROWS)
     if most < 2 or not CAN_FORK or listening(model):
         return 1
-    tokens = sum(map(len, sources)) * width  # a translation has about as many as its source
-    products = tokens * sum(p.numel() for p in model.parameters())
-    seconds = products / PRODUCTS_PER_SECOND + STEP_SECONDS * max(map(len, sources))
-    return most if seconds >= FORKED_SECONDS else 1
+    longest, tokens = (
+        max(map(len, sources)),
+        sum(map(len, sources)) * width,
+    )  # a translation is about as long as its source
+    steps = longest * -(-len(sources) * width // ROWS)
+    seconds = tokens * numbers(model) / PRODUCTS_PER_SECOND + steps * STEP_SECONDS
+    return min(most, 1 + idle_cores()) if seconds >= FORKED_SECONDS else 1
 
 
 def decode_in_graphs(
@@ -154,9 +160,6 @@ def reread(model: nn.Module, source: Tensor, rows: list[int], best: list[Hypothe
     written = [[*start, *h.tokens, *([EOS] if h.ended else [])] for h in best]
     with labelled(model, rows, written):
         model(source, pad([ids[:-1] for ids in written], source.device))  # the last token is said, never read
-
-
-ROWS = 64  # hypotheses from which a core multiplies as fast as it can
 
 
 def batches(

@@ -44,9 +44,6 @@ _int8_product = _direct(torch.ops.quantized.linear_with_input_q_dq_qweight_dq_ou
 _fp16_product = _direct(torch.ops.quantized.linear_dynamic_fp16.default)
 
 
-TINY = 1e-30  # of a row of zeros
-
-
 class Int8(nn.Module):
     """x W^T + b, (..., K) -> (..., N), with W in bytes."""
 
@@ -63,7 +60,7 @@ class Int8(nn.Module):
             else:
                 values = torch.quantize_per_channel(weight.float(), step, zero, 0, torch.qint8)
             self.matrix = torch.ops.quantized.linear_prepack(values, None)
-        self.large = weight.numel() >= LARGE
+        self.size, self.large = weight.numel(), weight.numel() >= LARGE
         self.bias = None if bias is None else bias.float()  # not a buffer, which is slower to get at
         # Without VNNI, pairs of products are summed in 16 bits, so inputs may only have 7.
         self.most = 127 if torch.cpu._is_vnni_supported() else 63
@@ -72,13 +69,9 @@ class Int8(nn.Module):
         return large_product(self.multiply, x) if self.large else self.multiply(x)
 
     def multiply(self, x: Tensor) -> Tensor:
-        if x.numel() == x.shape[-1]:  # one row: its scale is a number that the kernel takes
-            scale = max(x.abs().amax().item(), TINY) / self.most
-            y = _int8_product(x, scale, self.most + 1, self.matrix)
-        else:
-            # Of a row of zeros 0 / 0 is rounded to some byte, and what comes of it is multiplied by 0.
-            largest = x.abs().amax(-1, keepdim=True)  # (..., 1)
-            y = _int8_product(x / largest, 1 / self.most, self.most + 1, self.matrix).mul_(largest)
+        # In a row of zeros 0 / 0 is rounded to some byte, and what comes of it is multiplied by 0.
+        largest = x.abs().amax(-1, keepdim=True)  # (..., 1)
+        y = _int8_product(x / largest, 1 / self.most, self.most + 1, self.matrix).mul_(largest)
         return y if self.bias is None else y.add_(self.bias)
 
 
@@ -87,6 +80,7 @@ class Fp16(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
+        self.size = weight.numel()
         self.matrix = torch.ops.quantized.linear_prepack_fp16(weight.float(), None if bias is None else bias.float())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -101,6 +95,7 @@ class Bf16(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
+        self.size = weight.numel()
         self.register_buffer("weight", weight.bfloat16())
         self.register_buffer("bias", None if bias is None else bias.bfloat16())
 
@@ -141,6 +136,12 @@ def laid_out(model: nn.Module, weights: str, device: torch.device) -> nn.Module:
     elif weights in KINDS:
         raise RegardError(f"weights in {weights} are for CPUs: use bf16 or fp32, or --device cpu")
     return model
+
+
+def numbers(model: nn.Module) -> int:
+    """Return how many weights a model has, packed ones included."""
+    packed = [module.size for module in model.modules() if isinstance(module, (Int8, Fp16, Bf16))]
+    return sum(p.numel() for p in model.parameters()) + sum(packed)
 
 
 def is_packed(model: nn.Module) -> bool:

@@ -29,8 +29,8 @@ def add_norm(x: Tensor, y: Tensor | None, norm: nn.Module, p: float) -> tuple[Te
     Without y it is x and its norm. The sum has x's dtype; its norm, which the next sublayer multiplies, that of autocast
     where it is on. With p = 0, as in evaluation, nothing is drawn.
     """
-    if not x.is_cuda and not torch.is_autocast_enabled("cpu"):  # a step on a CPU takes few microseconds for each line
-        total = x if y is None else x + (F.dropout(y, p) if p else y)
+    if not (p or x.is_cuda or torch.is_autocast_enabled("cpu")) and (y is None or x.dtype == y.dtype):
+        total = x if y is None else x + y  # a decoding step on a CPU: each further operation costs microseconds
         return total, norm(total)
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype

@@ -1,0 +1,241 @@
+"""Cores for decoding: processes that share sentences, threads inside large products only, and what becomes of late ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from regard import cores
+from regard.config import DecodeConfig, TrainConfig
+from regard.cores import LargeProducts, fork_map, idle_cores, large_product, one_thread
+from regard.decode import engine
+from regard.decode.engine import batches, decode, processes
+from regard.device import set_up
+from regard.models.architectures import make_model, preset
+
+pytestmark = pytest.mark.skipif(not cores.CAN_FORK, reason="processes are forked on Linux alone")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def _two_threads() -> Iterator[None]:
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+def gathered(work: Any, items: list[Any], processes: int) -> dict[int, Any]:
+    found: dict[int, Any] = {}
+    fork_map(work, items, processes, found.__setitem__)
+    return found
+
+
+# ---- processes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_every_item_is_worked_on_once_whoever_does_it(processes: int) -> None:
+    items = list(range(50))
+    assert gathered(lambda x: [x * x, "ü", 0.1, -float("inf")], items, processes) == {
+        i: [i * i, "ü", 0.1, -float("inf")] for i in items
+    }
+
+
+def test_several_processes_do_take_part() -> None:
+    found = gathered(lambda x: time.sleep(0.01) or os.getpid(), list(range(20)), 2)
+    assert len(set(found.values())) == 2
+    assert os.getpid() in found.values()
+
+
+def test_more_items_than_a_pipe_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "MOST", 7)
+    assert gathered(lambda x: -x, list(range(30)), 2) == {i: -i for i in range(30)}
+
+
+def test_results_larger_than_a_pipe() -> None:
+    assert gathered(lambda x: "x" * 300_000, [0, 1, 2, 3], 2) == dict.fromkeys(range(4), "x" * 300_000)
+
+
+def test_items_of_a_killed_process_are_done_here(caplog: pytest.LogCaptureFixture) -> None:
+    parent = os.getpid()
+
+    def work(x: int) -> int:
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.01)
+        return x
+
+    assert gathered(work, list(range(12)), 3) == {i: i for i in range(12)}
+    assert "ended early" in caplog.text
+
+
+def test_an_error_is_raised_here_whoever_met_it() -> None:
+    def work(x: int) -> int:
+        if x == 5:
+            raise ValueError("five")
+        return x
+
+    with pytest.raises(ValueError, match="five"):
+        gathered(work, list(range(8)), 2)
+
+
+def test_no_process_is_left_behind_after_an_error_here() -> None:
+    parent = os.getpid()
+
+    def work(x: int) -> int:
+        if os.getpid() == parent:
+            raise KeyboardInterrupt
+        time.sleep(60)
+        return x
+
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        gathered(work, list(range(4)), 2)
+    assert time.monotonic() - begun < 30
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+# ---- decoding -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.manual_seed(0)
+    return make_model(
+        preset(
+            *("transformer-base",),
+            **{"source_vocab": 60, "target_vocab": 60, "d_model": 16, "d_ff": 32, "n_heads": 2, "max_len": 40},
+            **{"n_encoder_layers": 1, "n_decoder_layers": 1, "dropout": 0.0},
+        )
+    ).eval()
+
+
+SOURCES = [[5 + (7 * i + 3 * j) % 50 for j in range(3 + i % 9)] for i in range(40)]
+
+
+@pytest.mark.usefixtures("_two_threads")
+@pytest.mark.parametrize("options", [{}, {"beam": 3, "nbest": 2}, {"temperature": 1.0, "seed": 3}])
+def test_sentences_in_several_processes_are_translated_as_in_one(
+    model: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = DecodeConfig(max_len_b=8, **options)
+    done: list[int] = []
+    monkeypatch.setattr(engine, "processes", lambda *args: 1)
+    alone = decode(model, SOURCES, chosen, 40, CPU)
+    monkeypatch.setattr(engine, "processes", lambda *args: 3)
+    shared = decode(model, SOURCES, chosen, 40, CPU, done.append)
+    assert sum(done) == len(SOURCES)
+    assert torch.get_num_threads() == 2
+    for a, b in zip(alone, shared, strict=True):  # batches differ, so sums may in their last bits
+        assert [h.tokens for h in a] == [h.tokens for h in b]
+        assert [h.ended for h in a] == [h.ended for h in b]
+        assert [h.log_prob for h in a] == pytest.approx([h.log_prob for h in b], rel=1e-5)
+
+
+def test_small_work_is_for_one_process(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "idle_cores", lambda: 7)
+    greedy, wide = DecodeConfig(beam=1), DecodeConfig(beam=4)
+    long = [list(range(5, 35))] * 4000
+    assert processes(model, SOURCES, greedy, 8) == 1  # a model that takes no time
+    assert processes(model, long, greedy, 8) == 8
+    assert processes(model, long, greedy, 1) == 1
+    monkeypatch.setattr(engine, "FORKED_SECONDS", 0.0)
+    assert processes(model, long[:7], greedy, 8) == 1  # seven rows cost little more than one
+    assert processes(model, long[:16], greedy, 8) == 2
+    assert processes(model, long[:16], wide, 8) == 8
+    assert processes(model, long[:1], wide, 8) == 1
+    monkeypatch.setattr(engine, "idle_cores", lambda: 0)  # every other core is busy
+    assert processes(model, long, greedy, 8) == 1
+
+
+@pytest.mark.parametrize(("running", "idle"), [(1, 3), (3, 1), (4, 0), (9, 0)])
+def test_cores_that_run_something_are_not_idle(
+    running: int, idle: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    load = tmp_path / "loadavg"
+    load.write_text(f"0.52 0.61 0.30 {running}/345 12345\n")
+    assert idle_cores(str(load)) == idle
+    load.write_text("a machine that says something else")
+    assert idle_cores(str(load)) == 3
+    assert idle_cores(str(tmp_path / "nowhere")) == 3
+
+
+@pytest.mark.parametrize(("n", "width", "workers"), [(16, 1, 2), (16, 4, 2), (1000, 1, 2), (7, 5, 3), (1, 1, 4)])
+def test_batches_for_several_processes_are_even_and_not_too_large(n: int, width: int, workers: int) -> None:
+    found = list(batches([[5] * 10] * n, DecodeConfig(beam=width), CPU, workers))
+    sizes = [len(rows) for rows in found]
+    assert sorted(i for rows in found for i in rows) == list(range(n))
+    assert max(sizes) * width <= max(engine.ROWS, width)
+    assert max(sizes) - min(sizes) <= max(1, max(sizes) - (n - (len(sizes) - 1) * max(sizes)))
+    assert len(sizes) >= min(workers, n)
+
+
+# ---- threads ------------------------------------------------------------------------------------------------------------
+
+
+class Matrix:
+    """A product that notes in how many threads it runs, and takes as long as it is told by a clock of its own."""
+
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+        self.seconds, self.now = 1e-4, 0.0
+
+    def multiply(self, x: Any) -> Any:
+        self.threads.append(torch.get_num_threads())
+        self.now += self.seconds
+        return x
+
+
+def test_a_product_that_is_late_is_done_in_one_thread_for_ever_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    team, matrix, x = LargeProducts(), Matrix(), torch.ones(1, 4)
+    monkeypatch.setattr(cores.time, "perf_counter", lambda: matrix.now)
+    team.threads = 2
+    for _ in range(3):
+        team(matrix.multiply, x)
+    assert matrix.threads == [2, 2, 2]
+    pauses = []
+    for _ in range(3):
+        matrix.seconds = 3e-3
+        team(matrix.multiply, x)
+        matrix.seconds, matrix.threads = 1e-4, []
+        while 2 not in matrix.threads:
+            team(matrix.multiply, x)
+        pauses.append(len(matrix.threads) - 1)
+    assert pauses == [32, 63, 125]  # twice as long, less one for the product that was in time
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.usefixtures("_two_threads")
+def test_decoding_is_in_one_thread_and_threads_come_back_after_it() -> None:
+    def interrupted() -> None:
+        with one_thread() as threads:
+            assert (threads, torch.get_num_threads(), large_product.threads) == (2, 1, 2)
+            with one_thread() as inner:
+                assert (inner, large_product.threads) == (1, 2)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        interrupted()
+    assert torch.get_num_threads() == 2
+    assert large_product.threads == 1
+
+
+def test_training_takes_the_threads_that_the_environment_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    set_up(TrainConfig(device="cpu"))
+    assert given == []  # torch has read it
+    set_up(TrainConfig(device="cpu", threads=5))
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    set_up(TrainConfig(device="cpu"))
+    assert given == [5, len(os.sched_getaffinity(0))]
