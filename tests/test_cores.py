@@ -14,10 +14,11 @@ import torch
 
 from regard import cores
 from regard.config import DecodeConfig, TrainConfig
-from regard.cores import LargeProducts, fork_map, idle_cores, large_product, one_thread
+from regard.cores import LARGE, LargeProducts, fork_map, idle_cores, large_product, one_thread
 from regard.decode import engine
 from regard.decode.engine import batches, decode, processes
 from regard.device import set_up
+from regard.layers.packed import laid_out
 from regard.models.architectures import make_model, preset
 
 pytestmark = pytest.mark.skipif(not cores.CAN_FORK, reason="processes are forked on Linux alone")
@@ -239,3 +240,34 @@ def test_training_takes_the_threads_that_the_environment_gives(monkeypatch: pyte
     monkeypatch.delenv("OMP_NUM_THREADS")
     set_up(TrainConfig(device="cpu"))
     assert given == [5, len(os.sched_getaffinity(0))]
+
+
+@pytest.mark.usefixtures("_two_threads")
+@pytest.mark.parametrize("weights", ["fp32", "int8"])
+def test_large_matrices_are_multiplied_in_several_threads_and_others_in_one(
+    weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In decoding alone, and with the results of one thread up to rounding."""
+    torch.manual_seed(0)
+    sizes = {"source_vocab": 5000, "target_vocab": 5000, "d_model": 1024, "d_ff": 16, "n_heads": 2, "max_len": 16}
+    model = make_model(preset("transformer-base", **sizes, n_encoder_layers=1, n_decoder_layers=1, dropout=0.0)).eval()
+    model = laid_out(model, weights, CPU)
+    seen: list[int] = []
+    judge = LargeProducts.judge
+
+    def judged(self: LargeProducts, which: tuple[int, int], seconds: float) -> None:
+        seen.append(which[0])
+        judge(self, which, 0.0)
+
+    monkeypatch.setattr(LargeProducts, "judge", judged)
+    with torch.inference_mode():
+        source = torch.tensor([[5, 6, 7, 2]])
+        plain = model.step(torch.tensor([1]), model.begin(source))
+        assert not seen
+        state = model.begin(source)
+        with one_thread():
+            threaded = model.step(torch.tensor([1]), state)
+    large = [m for m in model.decoder.modules() if getattr(m, "weight", None) is not None and m.weight.nbytes >= LARGE]
+    assert len(set(seen)) == (1 + len([m for m in large if isinstance(m, torch.nn.Linear)]) if weights == "fp32" else 1)
+    error = (plain - threaded).abs().max()
+    assert error <= 1024 * torch.finfo(torch.float32).eps * plain.abs().max()

@@ -9,6 +9,7 @@ they hold is read anew, without the gaps.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import count
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from regard.config import DecodeConfig
+from regard.cores import one_thread
 from regard.decode.draw import draw
 from regard.decode.row import Row, distinct, longest, make_row
 from regard.decode.rules import budget, check, in_graphs, pad
@@ -103,6 +105,7 @@ def steps(model: Speaker, rows: list[Row], options: DecodeConfig) -> Iterator[li
 @torch.inference_mode()
 def plain_steps(model: Speaker, rows: list[Row], options: DecodeConfig) -> Iterator[list[Row]]:
     logits, state = begin(model, rows)
+    on_cpu = logits.device.type == "cpu"
     for step in count():
         tokens, gained = chosen(logits, rows, step, options)
         for row, token, log_prob in zip(rows, tokens.tolist(), gained.tolist(), strict=True):
@@ -118,7 +121,8 @@ def plain_steps(model: Speaker, rows: list[Row], options: DecodeConfig) -> Itera
         if state.filled == longest(model):
             logits, state = begin(model, rows)
         else:
-            logits = model.step(tokens, state)
+            with one_thread() if on_cpu else nullcontext():
+                logits = model.step(tokens, state)
 
 
 def chosen(logits: Tensor, rows: list[Row], step: int, options: DecodeConfig) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.cores import LARGE, large_product
+
 
 class Embedding(nn.Embedding):
     """Token embeddings, scaled by sqrt(C) so that they are as large as the positions added to them, or as they are."""
@@ -40,6 +42,10 @@ class Head(nn.Module):
         return x * self.scale if self.scale != 1.0 else x
 
     def forward(self, x: Tensor) -> Tensor:
+        large = not x.is_cuda and self.weight.nbytes >= LARGE
+        return large_product(self.multiply, x) if large else self.multiply(x)
+
+    def multiply(self, x: Tensor) -> Tensor:
         return logits(self.features(x), self.weight, self.bias, self.absent)
 
 

@@ -33,6 +33,15 @@ def column_major(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.weight.data = module.weight.data.t().contiguous().t()
+            if type(module) is nn.Linear and module.weight.nbytes >= LARGE:
+                module.__class__ = LargeLinear
+
+
+class LargeLinear(nn.Linear):
+    """A linear layer that decoding multiplies in several threads while the machine is idle (cores.py)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return large_product(super().forward, x)
 
 
 def _direct(op: Any) -> Any:
