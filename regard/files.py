@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -18,10 +20,11 @@ from safetensors import SafetensorError
 from regard.errors import RegardError
 
 MANIFEST = "manifest.json"
+LARGEST_TEXT = 1 << 28  # bytes; the tokenizer.json of a vocabulary of 250,000 pieces has about 2^25
 
 
 def sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -109,12 +112,17 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def seal(folder: Path) -> None:
-    """fsync every file, then write the manifest of their checksums."""
-    sums = {}
-    for path in sorted(folder.iterdir()):
+    """fsync every file, then write the manifest of their checksums.
+
+    Every file gets the mode that the manifest has from `open` and the umask: safetensors creates its files with 0600.
+    """
+    sums, manifest = {}, folder / MANIFEST
+    manifest.touch()
+    mode = stat.S_IMODE(manifest.stat().st_mode)
+    for path in sorted(path for path in folder.iterdir() if path != manifest):
+        path.chmod(mode)
         sync(path)
         sums[path.name] = sha256(path)
-    manifest = folder / MANIFEST
     manifest.write_text(json.dumps({"sha256": sums}, indent=1), encoding="utf-8")
     sync(manifest)
     sync(folder)
@@ -131,6 +139,8 @@ def damage(folder: Path) -> str | None:
                 return f"{name} does not match its checksum"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
+    except NotRegular as error:
+        return f"{Path(error.filename).name} is {error.strerror}"
     except OSError as error:  # says nothing about what is written there
         raise RegardError(f"cannot read {folder}: {error.strerror or error}; check the disk") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -138,8 +148,68 @@ def damage(folder: Path) -> str | None:
     return None
 
 
+# ---- reading -----------------------------------------------------------------------------------------------------
+
+
+class NotRegular(OSError):
+    """The error of a path that is no regular file, such as a folder or a FIFO."""
+
+
+def open_regular(path: Path) -> io.BufferedReader:
+    """Open a regular file for reading.
+
+    Anything else in its place raises `NotRegular`, without waiting: opening a FIFO the usual way blocks until somebody
+    writes to it.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        kind = "a folder" if stat.S_ISDIR(mode) else "a FIFO or device"
+        raise NotRegular(errno.EINVAL, f"{kind}, not a file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def check_regular(path: Path) -> Path:
+    """Return `path` if it can be opened as a regular file, for libraries that open files themselves."""
+    open_regular(path).close()
+    return path
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a small UTF-8 file. What is wrong with it is an `OSError` or a `ValueError`."""
+    with open_regular(path) as file:
+        data = file.read(LARGEST_TEXT + 1)
+    if len(data) > LARGEST_TEXT:
+        raise ValueError(f"it is larger than {LARGEST_TEXT >> 20} MiB")
+    return data.decode("utf-8")
+
+
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    """Return the value in a small JSON file. What is wrong with it is an `OSError` or a `ValueError`."""
+    return parse_json(read_text(path))
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of a JSON text; one that is nested too deeply is a `ValueError` like any other broken text."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def exists(path: Path) -> bool:
+    """Return whether there is something at `path`; a name or folder that cannot be looked up is a `RegardError`."""
+    try:
+        return path.exists()
+    except OSError as error:
+        raise RegardError(f"cannot look at {shortened(path)}: {error.strerror or error}; give another path") from None
+
+
+def shortened(path: Path) -> str:
+    """Return a path as text for an error message, its middle left out where it is very long."""
+    text = str(path)
+    return text if len(text) <= 200 else f"{text[:90]} ... {text[-90:]}"
 
 
 def refuse_pickle(folder: Path) -> None:

@@ -27,10 +27,12 @@ from regard import pretrained
 from regard.config import TASKS, DecodeConfig, ModelConfig
 from regard.decode import shortlist
 from regard.errors import RegardError
-from regard.files import damage, new_folder, read_json, refuse_pickle
+from regard.files import check_regular, damage, exists, new_folder, read_json, refuse_pickle
 from regard.layers.packed import is_packed, laid_out
-from regard.models.architectures import make_model
+from regard.models.architectures import make_model, resolve
+from regard.models.sizes import DERIVED
 from regard.models.weights import (
+    Bounded,
     Unfilled,
     are_bytes,
     check_steps,
@@ -38,12 +40,13 @@ from regard.models.weights import (
     load_bytes,
     load_weights,
     out_of_bytes,
+    shapes_in,
     weights_of,
 )
 from regard.recipes import build
 from regard.text.detect import Profiles
 from regard.text.frame import OWN, Frame
-from regard.text.tokenizer import Tokenizers
+from regard.text.tokenizer import FILES, Tokenizers
 
 FORMAT = 1
 LANGUAGES = "languages.json"
@@ -152,11 +155,13 @@ def whole(folder: Path) -> Iterator[None]:
 def _read(folder: Path, device: torch.device, in_int8: bool) -> Bundle:
     """`in_int8`: matrices that are in bytes on the disk stay so."""
     config = read_config(folder)
-    with Unfilled():
-        model = make_model(build(config["model"], ModelConfig, "model."))
-    tokenizers = _load_tokenizers(folder, model.config)  # type: ignore[arg-type]
+    sizes = _resolved(config["model"], folder)
     try:
-        tensors = load_file(folder / "model.safetensors")
+        weights = check_regular(folder / "model.safetensors")
+        with Unfilled(), Bounded(sizes, shapes_in(weights), folder):
+            model = make_model(sizes)
+        tokenizers = _load_tokenizers(folder, sizes)
+        tensors = load_file(weights)
         check_steps(tensors, folder)
         if in_int8 and are_bytes(tensors):
             load_bytes(model, tensors, folder)
@@ -167,15 +172,25 @@ def _read(folder: Path, device: torch.device, in_int8: bool) -> Bundle:
     own = {name: config[name] for name in ("task", "source", "target", "pooling", "pixels", "origin")}
     own |= {"directions": tuple(config["directions"]), "labels": tuple(config["labels"])}
     own |= {"frame": Frame.from_dict(config["frame"])}
-    own["shortlist"] = shortlist.load(folder, model.config)  # type: ignore[arg-type]
+    own["shortlist"] = shortlist.load(folder, sizes)
     own["languages"] = read_languages(folder / LANGUAGES)
     decode = build(config["decode"], DecodeConfig, "decode.")
     return Bundle(model.to(device).eval(), tokenizers, decode=decode, **own)
 
 
+def _resolved(table: dict[str, Any], folder: Path) -> ModelConfig:
+    """Return the sizes of a saved model, none of which may be left to its preset."""
+    config = build(table, ModelConfig, "model.")
+    sizes = resolve(config)
+    for name, value in table.items():
+        if value == 0 and getattr(sizes, name) != getattr(config, name) and name not in DERIVED:
+            raise RegardError(f"{folder / 'config.json'} has model.{name} 0, which is no size: copy the folder anew")
+    return sizes
+
+
 def read_languages(path: Path) -> Profiles:
     try:
-        found = read_json(path) if path.exists() else {}
+        found = read_json(path) if exists(path) else {}
         return {name: {t: float(value) for t, value in profile.items()} for name, profile in found.items()}
     except (ValueError, TypeError, AttributeError, OSError) as error:
         raise RegardError(f"{path} has no profiles of languages ({type(error).__name__}: {error})") from None
@@ -196,7 +211,7 @@ def settings(path: Path) -> dict[str, Any]:
 
 
 def _load_tokenizers(folder: Path, config: ModelConfig) -> Tokenizers | None:
-    if not any(folder.glob("tokenizer*.json")):
+    if not any(exists(folder / name) for name in FILES):
         return None
     tokenizers = Tokenizers.load(folder)
     for side, vocab in (("source", config.source_vocab), ("target", config.target_vocab)):
@@ -212,9 +227,9 @@ def _load_tokenizers(folder: Path, config: ModelConfig) -> Tokenizers | None:
 def find(path: Path) -> Path:
     """The model folder that a user means by `path`."""
     for folder in (path, path / "model", pretrained.embedded(path)):
-        if (folder / "config.json").exists():
+        if exists(folder / "config.json"):
             return folder
-    if (path / "config.toml").exists():
+    if exists(path / "config.toml"):
         raise RegardError(f"the run {path} has no finished model yet: go on with `regard resume {path}`")
     refuse_pickle(path)
     raise RegardError(

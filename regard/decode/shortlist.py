@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as serialized
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
@@ -67,7 +68,7 @@ def save(folder: Path, shortlist: Shortlist) -> None:
 
 
 def write(path: Path, shortlist: Shortlist) -> None:
-    save_file({"always": shortlist.always.contiguous(), "lists": shortlist.lists.contiguous()}, path)
+    path.write_bytes(serialized({"always": shortlist.always.contiguous(), "lists": shortlist.lists.contiguous()}))
 
 
 def load(folder: Path, config: ModelConfig) -> Shortlist | None:
