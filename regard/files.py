@@ -176,13 +176,17 @@ def check_regular(path: Path) -> Path:
     return path
 
 
+def read_bytes(path: Path, most: int = LARGEST_TEXT) -> bytes:
+    """Return the content of a small file. What is wrong with it is an `OSError` or a `ValueError`."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise ValueError(f"it is larger than {most >> 20:,} MiB")
+        return file.read()
+
+
 def read_text(path: Path) -> str:
     """Return the text of a small UTF-8 file. What is wrong with it is an `OSError` or a `ValueError`."""
-    with open_regular(path) as file:
-        data = file.read(LARGEST_TEXT + 1)
-    if len(data) > LARGEST_TEXT:
-        raise ValueError(f"it is larger than {LARGEST_TEXT >> 20} MiB")
-    return data.decode("utf-8")
+    return read_bytes(path).decode("utf-8")
 
 
 def read_json(path: Path) -> Any:
@@ -196,6 +200,20 @@ def parse_json(text: str) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """Return the object in a small JSON file, empty where there is no file; anything else is a `RegardError`."""
+    if not exists(path):
+        return {}
+    try:
+        values = read_json(path)
+    except (ValueError, OSError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise RegardError(f"{path} cannot be read as JSON ({why}); copy it anew") from None
+    if not isinstance(values, dict):
+        raise RegardError(f"{path} is not a JSON object; copy it anew")
+    return values
 
 
 def exists(path: Path) -> bool:

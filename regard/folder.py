@@ -199,7 +199,9 @@ def read_languages(path: Path) -> Profiles:
 def foreign(folder: Path) -> bool:
     """Whether its configuration is one of Hugging Face's; `regard import` makes a folder of ours of it."""
     try:
-        return "model_type" in read_json(folder / "config.json")
+        return bool(
+            {"model_type", "architectures", "vocab_size", "hidden_size"} & set(read_json(folder / "config.json"))
+        )
     except (ValueError, TypeError, OSError):
         return False
 

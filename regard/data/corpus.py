@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from regard.errors import RegardError
+from regard.files import exists
 
 BLOCK = 1 << 16
 LONGEST_LINE = 1 << 24  # bytes; text without line breaks must not end up in memory as a whole
@@ -81,7 +82,7 @@ def read_blocks(path: Path) -> Iterator[bytes]:
 
 @contextmanager
 def _open(path: Path) -> Iterator[IO[bytes]]:
-    if not path.exists():
+    if not exists(path):
         raise RegardError(f"there is no file {path}; check its name and the data folder")
     if path.is_dir():
         raise RegardError(f"{path} is a folder; give a file")
@@ -306,6 +307,6 @@ class Corpus:
         return _Part(f"{spec} {self.split}", grammar, pairs)
 
     def _path(self, name: str) -> Path:
-        if not Path(name).is_absolute() and not self.root.is_dir():
+        if not Path(name).is_absolute() and not (exists(self.root) and self.root.is_dir()):
             raise RegardError(f"there is no data folder {self.root}; give the folder that holds {name}")
         return self.root / name

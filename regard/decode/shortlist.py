@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from regard.config import ModelConfig
 from regard.decode.rules import Decoder, Hypothesis
 from regard.errors import RegardError
-from regard.files import MANIFEST, disk_errors, read_json, sha256, sync, write_text
+from regard.files import MANIFEST, check_regular, disk_errors, exists, read_json, sha256, sync, write_text
 from regard.layers.embedding import Head
 from regard.models.seq2seq import EncoderDecoder
 from regard.text.tokenizer import PAD, SPECIALS
@@ -74,10 +74,10 @@ def write(path: Path, shortlist: Shortlist) -> None:
 def load(folder: Path, config: ModelConfig) -> Shortlist | None:
     """That of a model folder, if it has one."""
     path = folder / FILE
-    if not path.exists():
+    if not exists(path):
         return None
     try:
-        tensors = load_file(path)
+        tensors = load_file(check_regular(path))
         always, lists = tensors["always"], tensors["lists"]
         fits = always.ndim == 1 and lists.ndim == 2 and len(lists) == config.source_vocab
         fits &= all(0 <= int(x.min()) <= int(x.max()) < config.target_vocab for x in (always, lists))

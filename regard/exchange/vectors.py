@@ -24,7 +24,7 @@ import numpy as np
 
 from regard.data.corpus import read_blocks
 from regard.errors import RegardError
-from regard.files import read_json
+from regard.files import check_regular, exists, read_bytes, read_json
 from regard.vectors.words import WordVectors, is_folder
 
 HEADER = re.compile(rb"\s*(\d{1,12})\s+(\d{1,6})\s*")
@@ -38,7 +38,7 @@ Rows = Iterator[tuple[list[bytes], np.ndarray]]  # some words and their vectors 
 
 def read(path: Path, errors: str = "replace") -> WordVectors:
     """Any of the four kinds. Of words that are there twice the first is kept."""
-    if path.is_dir():
+    if exists(path) and path.is_dir():
         return read_folder(path)
     if errors not in ("replace", "ignore", "strict"):
         raise RegardError(f"broken UTF-8 can be met with replace, ignore or strict, not {errors!r}")
@@ -254,8 +254,8 @@ def read_folder(path: Path) -> WordVectors:
     if not is_folder(path):
         raise RegardError(f"{path} is no folder of word vectors: its config.json should say so")
     try:
-        tensors = load_file(path / "vectors.safetensors")
-        words = (path / "words.txt").read_bytes().decode().split("\n")[:-1]
+        tensors = load_file(check_regular(path / "vectors.safetensors"))
+        words = read_bytes(path / "words.txt", most=1 << 34).decode().split("\n")[:-1]
         about = {k: v for k, v in read_json(path / "config.json").items() if k not in ("kind", "words", "dim")}
         return WordVectors(words, tensors["vectors"], tensors.get("counts"), tensors.get("outside"), about)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
