@@ -302,6 +302,7 @@ AT_LEAST_ONE = {f"train.{name}" for name in ("steps", "batch_tokens", "accumulat
 }
 AT_LEAST_ONE |= {f"vectors.{name}" for name in ("dim", "window", "min_count", "epochs")}
 BELOW_ONE = {"data.noise", "data.scale", "tokenizer.dropout", "train.beta1", "train.beta2", "train.label_smoothing"}
+BELOW_ONE |= {"model.norm_eps"}
 
 # Maxima of whole numbers, far above every model that exists: a larger value is a mistake, and would fill the memory before
 # anything else could say so. Numbers without one of their own are at most LARGEST.

@@ -11,7 +11,7 @@ Configuration chooses sizes, never code; weights are safetensors, never pickle; 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -43,7 +43,7 @@ from regard.models.weights import (
     shapes_in,
     weights_of,
 )
-from regard.recipes import build
+from regard.recipes import build, shown
 from regard.text.detect import Profiles
 from regard.text.frame import OWN, Frame
 from regard.text.tokenizer import FILES, Tokenizers
@@ -156,6 +156,7 @@ def _read(folder: Path, device: torch.device, in_int8: bool) -> Bundle:
     """`in_int8`: matrices that are in bytes on the disk stay so."""
     config = read_config(folder)
     sizes = _resolved(config["model"], folder)
+    _check_ids(config, sizes, folder)
     try:
         weights = check_regular(folder / "model.safetensors")
         with Unfilled(), Bounded(sizes, shapes_in(weights), folder):
@@ -186,6 +187,17 @@ def _resolved(table: dict[str, Any], folder: Path) -> ModelConfig:
         if value == 0 and getattr(sizes, name) != getattr(config, name) and name not in DERIVED:
             raise RegardError(f"{folder / 'config.json'} has model.{name} 0, which is no size: copy the folder anew")
     return sizes
+
+
+def _check_ids(config: dict[str, Any], sizes: ModelConfig, folder: Path) -> None:
+    """Refuse special tokens that are not in the vocabulary, and names of classes that are not as many as the classes."""
+    pieces = max(sizes.source_vocab, sizes.target_vocab)
+    ids = [*sizes.absent, *(i for part in config["frame"].values() for i in part)]
+    if not all(0 <= i < pieces for i in ids) and sizes.architecture != "vit":
+        raise RegardError(f"{folder / 'config.json'} names a special token outside its vocabulary of {pieces} pieces")
+    answers = sizes.answer != "none" or sizes.architecture == "vit"
+    if answers and config["labels"] and len(config["labels"]) != sizes.n_classes:
+        raise RegardError(f"{folder / 'config.json'} has {len(config['labels'])} labels for {sizes.n_classes} classes")
 
 
 def read_languages(path: Path) -> Profiles:
@@ -256,13 +268,42 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:
         config = {**BEFORE_TASKS, **read_json(path)}
-        dict(config["model"]), dict(config["decode"])
-        config["format"], config["source"], config["target"]
+        wrong = [name for name, fits in FORM.items() if not fits(config[name])]
     except (ValueError, KeyError, TypeError, OSError) as error:
-        raise RegardError(f"{path} is not a model's configuration ({type(error).__name__}: {error})") from None
+        what = getattr(error, "strerror", None) or error
+        raise RegardError(f"{path} is not a model's configuration ({type(error).__name__}: {what})") from None
     if config["format"] != FORMAT or config["task"] not in TASKS:
         raise RegardError(
-            f"{path} has format {config['format']!r} and task {config['task']!r}; "
+            f"{path} has format {shown(config['format'])} and task {shown(config['task'])}; "
             f"this Regard reads format {FORMAT} and the tasks {', '.join(TASKS)}"
         )
+    if wrong:
+        raise RegardError(f"{path} has {wrong[0]} {shown(config[wrong[0]])}, which cannot be: copy the folder anew")
     return config
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _are_lists(value: Any, kinds: tuple[type, ...]) -> bool:
+    """Return whether a value is an object of lists of numbers."""
+    return _is_table(value) and all(isinstance(x, list) and all(type(y) in kinds for y in x) for x in value.values())
+
+
+FORM: dict[str, Callable[[Any], bool]] = {  # of what stands beside the model in config.json
+    **dict.fromkeys(("source", "target"), _is_text),
+    **dict.fromkeys(("directions", "labels"), _are_texts),
+    **dict.fromkeys(("model", "decode", "origin"), _is_table),
+    "frame": lambda value: _are_lists(value, (int,)) and value.keys() <= OWN.to_dict().keys(),
+    "pooling": ("mean", "first").__contains__,
+    "pixels": lambda value: _are_lists(value, (int, float)),
+}

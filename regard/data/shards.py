@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from regard.errors import RegardError
-from regard.files import sync
+from regard.files import read_json, sync
 
 FORMAT = 2  # raise it whenever the layout or the meaning of the files changes
 CHUNK, CHARACTERS = 4096, 1 << 22  # rows tokenised at a time, and characters: the memory `prepare` needs
@@ -287,7 +287,7 @@ def _remove_abandoned(cache: Path) -> None:
 def _load(folder: Path) -> Store | None:
     """The store in a folder, or None where there is none or it is not what its meta.json says."""
     try:
-        meta = json.loads((folder / "meta.json").read_text())
+        meta = read_json(folder / "meta.json")
         report = FilterReport(**{**meta["report"], "filters": Filters(**meta["report"]["filters"])})
         sides = tuple(_load_side(folder, f"side-{i}", report.kept, side) for i, side in enumerate(meta["sides"]))
     except (OSError, ValueError, KeyError, TypeError, RegardError):

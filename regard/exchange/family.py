@@ -126,9 +126,9 @@ class Family:
     def to_ours(self, their: Their, kind: Kind, **more: Any) -> ModelConfig:
         for name, allowed in self.demands.items():
             if their.get(name, allowed[0]) not in allowed:
-                said = " or ".join(map(repr, allowed))
+                asked, said = shown(their[name]), " or ".join(map(repr, allowed))
                 raise RegardError(
-                    f"config.json asks for {name} {shown(their[name])}, which Regard's {self.name} does not have: only {said}"
+                    f"config.json asks for {name} {asked}, which Regard's {self.name} does not have: only {said}"
                 )
         ours = {s.ours: s.read(their, self.name) for s in self.settings}
         ours |= {"preset": f"{self.architecture}-tiny", "architecture": self.architecture, "answer": kind.answer}
