@@ -54,7 +54,10 @@ def build(values: Mapping[str, Any], cls: type[C], where: str = "") -> C:
 
 def override(values: dict[str, Any], dotted: Mapping[str, Any]) -> dict[str, Any]:
     """`{"train.steps": "2000"}` written over nested dictionaries; returns a new one."""
-    merged: dict[str, Any] = json.loads(json.dumps(values))
+    try:
+        merged: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    except RecursionError:
+        raise RegardError("the recipe is nested too deeply: it has tables of settings such as [train]") from None
     for name, value in dotted.items():
         *path, key = name.split(".")
         place = merged

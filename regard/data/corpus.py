@@ -97,6 +97,13 @@ def _open(path: Path) -> Iterator[IO[bytes]]:
         raise RegardError(f"cannot read {path}: {error.strerror or error}; check the file") from error
 
 
+def check_file(path: Path) -> Path:
+    """Return `path` if it can be read more than once, as a corpus is: a FIFO would block the second time."""
+    if exists(path) and path.is_fifo():
+        raise RegardError(f"{path} is a FIFO, which can be read only once: write its content to a file and give that")
+    return path
+
+
 def _empty(path: Path) -> RegardError:
     return RegardError(f"{path} is empty; give a file with at least one line")
 
@@ -264,7 +271,11 @@ class Corpus:
     def _parts(self) -> list[_Part]:
         if not self.specs:
             raise RegardError(f"no {self.split} corpus is given; name one, such as 'train.{{lang}}.txt' or 'toy:20000'")
-        return [self._directed(spec) for spec in self.specs]
+        parts = [self._directed(spec) for spec in self.specs]
+        for part in parts:
+            for path in part.files:
+                check_file(path)
+        return parts
 
     def _directed(self, spec: str) -> _Part:
         bare, direction = direction_of(spec)
