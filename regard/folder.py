@@ -278,7 +278,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"this Regard reads format {FORMAT} and the tasks {', '.join(TASKS)}"
         )
     if wrong:
-        raise RegardError(f"{path} has {wrong[0]} {shown(config[wrong[0]])}, which cannot be: copy the folder anew")
+        raise RegardError(f"{path} is not a model's configuration: {wrong[0]} is {shown(config[wrong[0]])}")
     return config
 
 
