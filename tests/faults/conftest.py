@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -34,8 +35,10 @@ def _end_whatever_hangs() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def open_place() -> Iterator[Path]:
-    """A folder that every user may enter: pytest's own is for its owner alone."""
-    place = Path(tempfile.mkdtemp(prefix="regard-faults-"))
+    """A folder that every user may enter: pytest's own is for its owner alone. In memory where that can be had, because
+    folders are written with fsync, which a busy disk answers late."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    place = Path(tempfile.mkdtemp(prefix="regard-faults-", dir=memory))
     place.chmod(0o755)
     yield place
     shutil.rmtree(place)

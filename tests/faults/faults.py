@@ -10,6 +10,7 @@ import shutil
 import signal
 import stat
 import struct
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from typing import Any
 from regard.errors import RegardError
 from regard.files import MANIFEST, sha256
 
-SECONDS, PATIENCE = 5.0, 30.0
+SECONDS = 5.0  # of the processor
+ALARM, PATIENCE = 0.5, 10  # seconds between alarms, and how many of them without work are a hang
 ROOM = 1 << 30  # bytes of address space that a case may take
 NOBODY = 65534
 
@@ -28,27 +30,38 @@ class Hang(BaseException):
 
 @contextlib.contextmanager
 def limits() -> Iterator[None]:
-    """End whatever takes more than some seconds of the processor, waits for much longer, or takes more than a gigabyte.
+    """End whatever takes more than some seconds of the processor, waits without work, or takes more than a gigabyte.
 
-    The processor's seconds are those that tell, because a busy machine may stop for some; what waits for a FIFO uses none.
+    Time on the clock would not tell a hang from a busy machine, on which a process may get no turn for a minute. So an
+    alarm rings again and again, and counts when nothing at all was done since the last: what waits for a FIFO wakes for
+    each alarm, what waits for its turn wakes to work.
     """
+    idle, done = 0, time.process_time()
 
     def ring(*_: Any) -> None:
-        raise Hang(f"not done after {SECONDS} s of work, or {PATIENCE} s of waiting")
+        nonlocal idle, done
+        idle, done, before = idle + 1, time.process_time(), done
+        idle = 0 if done - before > 1e-3 else idle
+        if idle >= PATIENCE:
+            raise Hang(f"nothing was done for {PATIENCE} alarms")
 
-    alarms = {signal.SIGALRM: signal.ITIMER_REAL, signal.SIGPROF: signal.ITIMER_PROF}
-    before, old = {number: signal.signal(number, ring) for number in alarms}, resource.getrlimit(resource.RLIMIT_AS)
+    def work(*_: Any) -> None:
+        raise Hang(f"not done after {SECONDS} s of work")
+
+    alarms = {signal.SIGALRM: (signal.ITIMER_REAL, ring), signal.SIGPROF: (signal.ITIMER_PROF, work)}
+    handlers = {number: signal.signal(number, handler) for number, (_, handler) in alarms.items()}
+    old = resource.getrlimit(resource.RLIMIT_AS)
     with contextlib.suppress(OSError):  # where there is no /proc, time alone is limited
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ROOM, old[1]))
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE, 1.0)  # and again: a join of threads would wait for ever
+    signal.setitimer(signal.ITIMER_REAL, ALARM, ALARM)  # and again: a join of threads would wait for ever
     signal.setitimer(signal.ITIMER_PROF, SECONDS, 1.0)
     try:
         yield
     finally:
-        for number, timer in alarms.items():
+        for number, (timer, _) in alarms.items():
             signal.setitimer(timer, 0)
-            signal.signal(number, before[number])
+            signal.signal(number, handlers[number])
         resource.setrlimit(resource.RLIMIT_AS, old)
 
 

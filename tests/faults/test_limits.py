@@ -11,7 +11,7 @@ import torch
 
 
 def test_a_hang_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "PATIENCE", 0.2)
+    monkeypatch.setattr(faults, "ALARM", 0.05)
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(faults.Hang):
         faults.outcome((tmp_path / "fifo").read_bytes)
