@@ -10,6 +10,7 @@ from typing import Any
 from regard import recipes
 from regard.config import Config, TrainConfig
 from regard.errors import RegardError
+from regard.files import exists
 from regard.folder import settings as settings_of
 from regard.models.architectures import resolve, with_preset
 from regard.pretrained import place
@@ -35,7 +36,7 @@ def train(
     name = recipes.build({"name": values["name"]}, Config).name  # checked before it becomes a path
     place = Path(run) if run else RUNS / name
     begun = place / "config.toml"
-    if holds_run(place) and begun.exists() and not overwrite:  # the model it began with may be gone
+    if holds_run(place) and exists(begun) and not overwrite:  # the model it began with may be gone
         values["model"] = {**recipes.load(begun).get("model", {}), **values.get("model", {})}
     return _train(make_config(values, {}), place, overwrite=overwrite, quiet=quiet)
 
@@ -43,7 +44,7 @@ def train(
 def resume(run: str | Path, *, settings: Mapping[str, Any] | None = None, quiet: bool = False, **sections: Any) -> Path:
     """Go on with a run from its newest valid checkpoint; `train={"steps": 4000}` makes it longer."""
     path = Path(run) / "config.toml"
-    if not path.exists():
+    if not exists(path):
         raise RegardError(f"no run at {run}: there is no config.toml in it; start one with `regard train RECIPE`")
     if not (Path(run) / MARKER).exists():
         raise RegardError(
@@ -83,7 +84,10 @@ def check_carried(config: Config) -> None:
 
 def model_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """The `[model]` table of a recipe, over that of its preset or of the model it begins with."""
-    given, init = dict(values.get("model", {})), values.get("train", {}).get("init")
+    tables = [values.get(name, {}) for name in ("model", "train")]
+    if not all(isinstance(table, Mapping) for table in tables):
+        raise RegardError("model and train must be tables of settings, [model] and [train]")
+    given, init = dict(tables[0]), tables[1].get("init")
     if init and "architecture" not in given:
         return {**settings_of(Path(init)), **given}
     return with_preset(given)
@@ -105,7 +109,7 @@ def load(path: str | Path, device: str = "auto", weights: str = "auto") -> Any:
     from regard.vectors.words import WordVectors, is_folder
     from regard.writer import Writer
 
-    if Path(path).is_file() or is_folder(Path(path)):
+    if (exists(Path(path)) and Path(path).is_file()) or is_folder(Path(path)):
         return WordVectors.load(path)
     bundle = load_bundle(Path(path), pick_device(device), weights)
     if bundle.task in TASKS:

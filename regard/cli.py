@@ -299,6 +299,13 @@ def readable_errors() -> Iterator[None]:
         message = str(error).replace("\n", "\\n")  # a message is one line, whatever it quotes
         print(f"regard: {message}", file=sys.stderr)
         raise SystemExit(2) from None
+    except OSError as error:
+        if error.filename is None or os.environ.get("REGARD_DEBUG"):
+            raise
+        from regard.files import shortened
+
+        print(f"regard: {shortened(Path(error.filename))}: {error.strerror}; give another path", file=sys.stderr)
+        raise SystemExit(2) from None
     except Interrupted as stopped:
         print(f"regard: {stopped}", file=sys.stderr)
         raise SystemExit(stopped.exit_code) from None

@@ -324,3 +324,25 @@ AT_LEAST_ONE = {f"train.{name}" for name in ("steps", "batch_tokens", "accumulat
 }
 AT_LEAST_ONE |= {f"vectors.{name}" for name in ("dim", "window", "min_count", "epochs")}
 BELOW_ONE = {"data.noise", "data.scale", "tokenizer.dropout", "train.beta1", "train.beta2", "train.label_smoothing"}
+BELOW_ONE |= {"model.norm_eps"}
+
+# Maxima of whole numbers, far above every model that exists: a larger value is a mistake, and would fill the memory before
+# anything else could say so. Numbers without one of their own are at most LARGEST.
+LARGEST = (1 << 31) - 1
+AT_MOST: dict[str, int] = {
+    **{f"model.n_{side}_layers": 10_000 for side in ("encoder", "decoder")},
+    **{f"model.{name}": 1 << 20 for name in ("d_model", "d_ff", "d_head", "d_hidden", "fire_width")},
+    **{f"model.{name}": 1 << 16 for name in ("n_heads", "n_kv_heads", "token_types", "kernel", "dilations")},
+    **{f"model.{name}": 1 << 14 for name in ("patch_size", "image_channels")},
+    **{
+        f"model.{name}": 1 << 24
+        for name in ("source_vocab", "target_vocab", "n_classes", "absent", "max_len", "window")
+    },
+    **{f"model.{name}": 1 << 24 for name in ("trained_len", "cope_positions", "t5_max_distance", "disentangled_reach")},
+    **{f"model.{name}": 1 << 20 for name in ("shaw_clip", "t5_buckets", "disentangled_buckets")},
+    **{f"decode.{name}": 1 << 24 for name in ("min_len", "max_len_b", "max_new_tokens", "top_k")},
+    **{f"decode.{name}": 1 << 16 for name in ("beam", "nbest")},
+    **{f"{section}.seed": 1 << 62 for section in ("train", "decode", "vectors")},
+    **{"tokenizer.vocab_size": 1 << 22, "tokenizer.extra": 1 << 16, "data.image_size": 1 << 14, "vectors.dim": 1 << 16},
+}
+LARGEST_TABLE = 1 << 28  # numbers in a table that follows from sizes alone, such as that of sinusoidal positions: 1 GiB

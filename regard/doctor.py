@@ -21,7 +21,7 @@ from regard.config import POSITIONS, Config, ModelConfig
 from regard.data.shards import cache_folder
 from regard.device import cores, describe, peak_flops, pick_device, pick_precision
 from regard.errors import RegardError
-from regard.files import read_json
+from regard.files import exists, read_json
 from regard.layers.alignment import Attentive
 from regard.layers.cells import Cell
 from regard.layers.choice import Situation, choose
@@ -200,8 +200,8 @@ def table(rows: Sequence[Row]) -> str:
 
 def recipe_of(target: Path, settings: Mapping[str, Any]) -> Config:
     """The recipe of a run (finished or not), or what a model folder says in its place, with settings written over it."""
-    recipe = target / "config.toml" if (target / "config.toml").exists() else target
-    if recipe.is_file() or recipe.suffix == ".toml":
+    recipe = target / "config.toml" if exists(target / "config.toml") else target
+    if (exists(recipe) and recipe.is_file()) or recipe.suffix == ".toml":
         return built(recipes.load(recipe), settings)
     path = folder.find(target) / "config.json"
     try:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import glob
 import hashlib
+import io
 import json
 import os
 import re
@@ -22,10 +23,11 @@ from safetensors import SafetensorError
 from regard.errors import RegardError
 
 MANIFEST = "manifest.json"
+LARGEST_TEXT = 1 << 28  # bytes; the tokenizer.json of a vocabulary of 250,000 pieces has about 2^25
 
 
 def sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -227,12 +229,17 @@ def add_file(folder: Path, name: str, write: Callable[[Path], object]) -> None:
 
 
 def seal(folder: Path) -> None:
-    """fsync every file, then write the manifest of their checksums."""
-    sums = {}
-    for path in sorted(folder.iterdir()):
+    """fsync every file, then write the manifest of their checksums.
+
+    Every file gets the mode that the manifest has from `open` and the umask: safetensors creates its files with 0600.
+    """
+    sums, manifest = {}, folder / MANIFEST
+    manifest.touch()
+    mode = stat.S_IMODE(manifest.stat().st_mode)
+    for path in sorted(path for path in folder.iterdir() if path != manifest):
+        path.chmod(mode)
         sync(path)
         sums[path.name] = sha256(path)
-    manifest = folder / MANIFEST
     manifest.write_text(_manifest(sums), encoding="utf-8")
     sync(manifest)
     sync(folder)
@@ -251,7 +258,6 @@ def manifest_of(folder: Path) -> dict[str, str] | None:
 
 
 def _read_manifest(folder: Path) -> dict[str, str]:
-    _check_regular(folder / MANIFEST)
     sums: dict[str, str] = read_json(folder / MANIFEST)["sha256"]
     for name, expected in sums.items():
         if Path(name).name != name or name in ("", "..", MANIFEST):
@@ -272,23 +278,18 @@ class _Damaged(ValueError):
     """What is wrong with a sealed folder."""
 
 
-def _check_regular(path: Path) -> None:
-    """Opening a FIFO would wait for ever."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise _Damaged(f"{path.name} is not a regular file")
-
-
 def damage(folder: Path) -> str | None:
     """Return what is wrong with a sealed folder, or None when every checksum holds."""
     try:
         for name, expected in _read_manifest(folder).items():
-            _check_regular(folder / name)
             if sha256(folder / name) != expected:
                 return f"{name} does not match its checksum"
     except _Damaged as error:
         return str(error)
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
+    except NotRegular as error:
+        return f"{Path(error.filename).name} is {error.strerror}"
     except OSError as error:  # says nothing about what is written there
         raise RegardError(f"cannot read {folder}: {error.strerror or error}; check the disk") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -296,8 +297,86 @@ def damage(folder: Path) -> str | None:
     return None
 
 
+# ---- reading -----------------------------------------------------------------------------------------------------
+
+
+class NotRegular(OSError):
+    """The error of a path that is no regular file, such as a folder or a FIFO."""
+
+
+def open_regular(path: Path) -> io.BufferedReader:
+    """Open a regular file for reading.
+
+    Anything else in its place raises `NotRegular`, without waiting: opening a FIFO the usual way blocks until somebody
+    writes to it.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        kind = "a folder" if stat.S_ISDIR(mode) else "a FIFO or device"
+        raise NotRegular(errno.EINVAL, f"{kind}, not a file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def check_regular(path: Path) -> Path:
+    """Return `path` if it can be opened as a regular file, for libraries that open files themselves."""
+    open_regular(path).close()
+    return path
+
+
+def read_bytes(path: Path, most: int = LARGEST_TEXT) -> bytes:
+    """Return the content of a small file. What is wrong with it is an `OSError` or a `ValueError`."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise ValueError(f"it is larger than {most >> 20:,} MiB")
+        return file.read()
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a small UTF-8 file. What is wrong with it is an `OSError` or a `ValueError`."""
+    return read_bytes(path).decode("utf-8")
+
+
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    """Return the value in a small JSON file. What is wrong with it is an `OSError` or a `ValueError`."""
+    return parse_json(read_text(path))
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of a JSON text; one that is nested too deeply is a `ValueError` like any other broken text."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """Return the object in a small JSON file, empty where there is no file; anything else is a `RegardError`."""
+    if not exists(path):
+        return {}
+    try:
+        values = read_json(path)
+    except (ValueError, OSError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise RegardError(f"{path} cannot be read as JSON ({why}); copy it anew") from None
+    if not isinstance(values, dict):
+        raise RegardError(f"{path} is not a JSON object; copy it anew")
+    return values
+
+
+def exists(path: Path) -> bool:
+    """Return whether there is something at `path`; a name or folder that cannot be looked up is a `RegardError`."""
+    try:
+        return path.exists()
+    except OSError as error:
+        raise RegardError(f"cannot look at {shortened(path)}: {error.strerror or error}; give another path") from None
+
+
+def shortened(path: Path) -> str:
+    """Return a path as text for an error message, its middle left out where it is very long."""
+    text = str(path)
+    return text if len(text) <= 200 else f"{text[:90]} ... {text[-90:]}"
 
 
 def refuse_pickle(folder: Path) -> None:

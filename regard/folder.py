@@ -11,7 +11,7 @@ Configuration chooses sizes, never code; weights are safetensors, never pickle; 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -27,10 +27,12 @@ from regard import pretrained
 from regard.config import TASKS, DecodeConfig, ModelConfig
 from regard.decode import shortlist
 from regard.errors import RegardError
-from regard.files import damage, new_folder, read_json, refuse_pickle
+from regard.files import check_regular, damage, exists, new_folder, read_json, refuse_pickle
 from regard.layers.packed import is_packed, laid_out
-from regard.models.architectures import make_model
+from regard.models.architectures import make_model, resolve
+from regard.models.sizes import DERIVED
 from regard.models.weights import (
+    Bounded,
     Unfilled,
     are_bytes,
     check_steps,
@@ -38,18 +40,20 @@ from regard.models.weights import (
     load_bytes,
     load_weights,
     out_of_bytes,
+    shapes_in,
     weights_of,
 )
-from regard.recipes import build
+from regard.recipes import build, shown
 from regard.text.detect import Profiles
 from regard.text.frame import OWN, Frame
+from regard.text.tokenizer import FILES as TOKENIZER_FILES
 from regard.text.tokenizer import Tokenizers
 
 FORMAT = 1
 LANGUAGES = "languages.json"
 FILES = (  # and the manifest
     *("config.json", "README.md", "model.safetensors", shortlist.FILE, LANGUAGES),
-    *("tokenizer.json", "tokenizer.source.json", "tokenizer.target.json"),
+    *TOKENIZER_FILES,
 )
 
 
@@ -159,11 +163,14 @@ def whole(folder: Path) -> Iterator[None]:
 def _read(folder: Path, device: torch.device, in_int8: bool) -> Bundle:
     """`in_int8`: matrices that are in bytes on the disk stay so."""
     config = read_config(folder)
-    with Unfilled():
-        model = make_model(build(config["model"], ModelConfig, "model."))
-    tokenizers = _load_tokenizers(folder, model.config)  # type: ignore[arg-type]
+    sizes = _resolved(config["model"], folder)
+    _check_ids(config, sizes, folder)
     try:
-        tensors = load_file(folder / "model.safetensors")
+        weights = check_regular(folder / "model.safetensors")
+        with Unfilled(), Bounded(sizes, shapes_in(weights), folder):
+            model = make_model(sizes)
+        tokenizers = _load_tokenizers(folder, sizes)
+        tensors = load_file(weights)
         check_steps(tensors, folder)
         if in_int8 and are_bytes(tensors):
             load_bytes(model, tensors, folder)
@@ -174,15 +181,36 @@ def _read(folder: Path, device: torch.device, in_int8: bool) -> Bundle:
     own = {name: config[name] for name in ("task", "source", "target", "pooling", "pixels", "origin")}
     own |= {"directions": tuple(config["directions"]), "labels": tuple(config["labels"])}
     own |= {"frame": Frame.from_dict(config["frame"])}
-    own["shortlist"] = shortlist.load(folder, model.config)  # type: ignore[arg-type]
+    own["shortlist"] = shortlist.load(folder, sizes)
     own["languages"] = read_languages(folder / LANGUAGES)
     decode = build(config["decode"], DecodeConfig, "decode.")
     return Bundle(model.to(device).eval(), tokenizers, decode=decode, **own)
 
 
+def _resolved(table: dict[str, Any], folder: Path) -> ModelConfig:
+    """Return the sizes of a saved model, none of which may be left to its preset."""
+    config = build(table, ModelConfig, "model.")
+    sizes = resolve(config)
+    for name, value in table.items():
+        if value == 0 and getattr(sizes, name) != getattr(config, name) and name not in DERIVED:
+            raise RegardError(f"{folder / 'config.json'} has model.{name} 0, which is no size: copy the folder anew")
+    return sizes
+
+
+def _check_ids(config: dict[str, Any], sizes: ModelConfig, folder: Path) -> None:
+    """Refuse special tokens that are not in the vocabulary, and names of classes that are not as many as the classes."""
+    pieces = max(sizes.source_vocab, sizes.target_vocab)
+    ids = [*sizes.absent, *(i for part in config["frame"].values() for i in part)]
+    if not all(0 <= i < pieces for i in ids) and sizes.architecture != "vit":
+        raise RegardError(f"{folder / 'config.json'} names a special token outside its vocabulary of {pieces} pieces")
+    answers = sizes.answer != "none" or sizes.architecture == "vit"
+    if answers and config["labels"] and len(config["labels"]) != sizes.n_classes:
+        raise RegardError(f"{folder / 'config.json'} has {len(config['labels'])} labels for {sizes.n_classes} classes")
+
+
 def read_languages(path: Path) -> Profiles:
     try:
-        found = read_json(path) if path.exists() else {}
+        found = read_json(path) if exists(path) else {}
         return {name: {t: float(value) for t, value in profile.items()} for name, profile in found.items()}
     except (ValueError, TypeError, AttributeError, OSError) as error:
         raise RegardError(f"{path} has no profiles of languages ({type(error).__name__}: {error})") from None
@@ -191,7 +219,9 @@ def read_languages(path: Path) -> Profiles:
 def foreign(folder: Path) -> bool:
     """Whether its configuration is one of Hugging Face's; `regard import` makes a folder of ours of it."""
     try:
-        return "model_type" in read_json(folder / "config.json")
+        return bool(
+            {"model_type", "architectures", "vocab_size", "hidden_size"} & set(read_json(folder / "config.json"))
+        )
     except (ValueError, TypeError, OSError):
         return False
 
@@ -203,7 +233,7 @@ def settings(path: Path) -> dict[str, Any]:
 
 
 def _load_tokenizers(folder: Path, config: ModelConfig) -> Tokenizers | None:
-    if not any(folder.glob("tokenizer*.json")):
+    if not any(exists(folder / name) for name in TOKENIZER_FILES):
         return None
     tokenizers = Tokenizers.load(folder)
     for side, vocab in (("source", config.source_vocab), ("target", config.target_vocab)):
@@ -219,9 +249,9 @@ def _load_tokenizers(folder: Path, config: ModelConfig) -> Tokenizers | None:
 def find(path: Path) -> Path:
     """The model folder that a user means by `path`."""
     for folder in (path, path / "model", pretrained.embedded(path)):
-        if (folder / "config.json").exists():
+        if exists(folder / "config.json"):
             return folder
-    if (path / "config.toml").exists():
+    if exists(path / "config.toml"):
         raise RegardError(f"the run {path} has no finished model yet: go on with `regard resume {path}`")
     refuse_pickle(path)
     raise RegardError(
@@ -246,13 +276,42 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:
         config = {**BEFORE_TASKS, **read_json(path)}
-        dict(config["model"]), dict(config["decode"])
-        config["format"], config["source"], config["target"]
+        wrong = [name for name, fits in FORM.items() if not fits(config[name])]
     except (ValueError, KeyError, TypeError, OSError) as error:
-        raise RegardError(f"{path} is not a model's configuration ({type(error).__name__}: {error})") from None
+        what = getattr(error, "strerror", None) or error
+        raise RegardError(f"{path} is not a model's configuration ({type(error).__name__}: {what})") from None
     if config["format"] != FORMAT or config["task"] not in TASKS:
         raise RegardError(
-            f"{path} has format {config['format']!r} and task {config['task']!r}; "
+            f"{path} has format {shown(config['format'])} and task {shown(config['task'])}; "
             f"this Regard reads format {FORMAT} and the tasks {', '.join(TASKS)}"
         )
+    if wrong:
+        raise RegardError(f"{path} is not a model's configuration: {wrong[0]} is {shown(config[wrong[0]])}")
     return config
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _are_lists(value: Any, kinds: tuple[type, ...]) -> bool:
+    """Return whether a value is an object of lists of numbers."""
+    return _is_table(value) and all(isinstance(x, list) and all(type(y) in kinds for y in x) for x in value.values())
+
+
+FORM: dict[str, Callable[[Any], bool]] = {  # of what stands beside the model in config.json
+    **dict.fromkeys(("source", "target"), _is_text),
+    **dict.fromkeys(("directions", "labels"), _are_texts),
+    **dict.fromkeys(("model", "decode", "origin"), _is_table),
+    "frame": lambda value: _are_lists(value, (int,)) and value.keys() <= OWN.to_dict().keys(),
+    "pooling": ("mean", "first").__contains__,
+    "pixels": lambda value: _are_lists(value, (int, float)),
+}

@@ -18,12 +18,13 @@ def config_of(name: str, settings: dict[str, str]) -> tuple[ModelConfig, dict[st
 
     from regard.config import TokenizerConfig
     from regard.doctor import recipe_of
+    from regard.files import exists
     from regard.models.architectures import PRESETS, preset, resolve
 
     known, vocab, path = {}, TokenizerConfig.vocab_size, place(name)
     if name in PRESETS:
         config = preset(name, **settings)
-    elif name.endswith(".toml") or path.is_dir():
+    elif name.endswith(".toml") or (exists(path) and path.is_dir()):
         recipe = recipe_of(path, {f"model.{field}": value for field, value in settings.items()})
         config, vocab, known = recipe.model, recipe.tokenizer.vocab_size, told(path)
     else:
@@ -52,13 +53,18 @@ def assumptions(config: ModelConfig, vocab: int) -> dict[str, Any]:
 
 def told(run: Path) -> dict[str, int]:
     """What a run's data said: a finished model knows all of it, before that there is the vocabulary."""
-    from regard.files import read_json
+    from regard.config import ModelConfig
+    from regard.files import exists, json_object
+    from regard.recipes import build
     from regard.text.tokenizer import Tokenizers
 
     finished = run / "model" / "config.json"
-    if finished.exists():
-        sizes = read_json(finished)["model"]
-        return {field: sizes[field] for field in ("source_vocab", "target_vocab", "n_classes", "max_len")}
+    if exists(finished):
+        table = json_object(finished).get("model")
+        if not isinstance(table, dict):
+            raise RegardError(f"{finished} is not a model's configuration: it has no table of sizes; copy it anew")
+        sizes = build(table, ModelConfig, "model.")
+        return {field: getattr(sizes, field) for field in ("source_vocab", "target_vocab", "n_classes", "max_len")}
     if any(run.glob("tokenizer*.json")):
         both = Tokenizers.load(run)
         return {"source_vocab": len(both.source), "target_vocab": len(both.target)}

@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from regard.config import AT_LEAST_ONE, BELOW_ONE, CHOICES, SIGNED, Config
+from regard.config import AT_LEAST_ONE, AT_MOST, BELOW_ONE, CHOICES, LARGEST, SIGNED, Config
 from regard.errors import RegardError
+from regard.files import read_text, shortened
 
 C = TypeVar("C")
 
@@ -23,13 +24,17 @@ C = TypeVar("C")
 def load(path: Path) -> dict[str, Any]:
     """A TOML recipe as nested dictionaries."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(read_text(path))
     except FileNotFoundError:
         raise RegardError(
             f"no recipe at {path}: give the path of a TOML file, such as recipes/toy-en-de.toml"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except OSError as error:
+        raise RegardError(f"cannot read the recipe {shortened(path)}: {error.strerror or error}") from None
+    except ValueError as error:
         raise RegardError(f"cannot read the recipe {path}: {error}") from None
+    except RecursionError:
+        raise RegardError(f"cannot read the recipe {path}: it is nested too deeply") from None
     return {"name": path.stem, **values}
 
 
@@ -49,7 +54,10 @@ def build(values: Mapping[str, Any], cls: type[C], where: str = "") -> C:
 
 def override(values: dict[str, Any], dotted: Mapping[str, Any]) -> dict[str, Any]:
     """`{"train.steps": "2000"}` written over nested dictionaries; returns a new one."""
-    merged: dict[str, Any] = json.loads(json.dumps(values))
+    try:
+        merged: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    except RecursionError:
+        raise RegardError("the recipe is nested too deeply: it has tables of settings such as [train]") from None
     for name, value in dotted.items():
         *path, key = name.split(".")
         place = merged
@@ -103,19 +111,30 @@ def _cast(value: Any, hint: Any, name: str) -> Any:
     """A TOML value or a command-line string, as the declared type."""
     try:
         cast = _cast_to(value, hint)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, RecursionError):
         kind = getattr(hint, "__name__", str(hint))
-        raise RegardError(f"'{name}' must be of type {kind}, not {value!r}") from None
+        raise RegardError(f"'{name}' must be of type {kind}, not {shown(value)}") from None
     wrong = _outside(cast, name)
     if wrong:
-        raise RegardError(f"'{name}' must be {wrong}, not {value!r}")
+        raise RegardError(f"'{name}' must be {wrong}, not {shown(value)}")
     return cast
+
+
+def shown(value: Any) -> str:
+    """Return a value as a line of an error message shows it: on one line, its end left out where it is long."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # ValueError: a whole number of more digits than Python converts
+        return f"a {type(value).__name__} that is too large to show"
+    return text if len(text) <= 100 else f"{text[:100]} ..."
 
 
 def _outside(value: Any, name: str) -> str | None:
     """The range a value should be in, if it is not."""
     if name in CHOICES:
         return None if value in CHOICES[name] else f"one of {', '.join(CHOICES[name])}"
+    if isinstance(value, tuple):
+        return next((f"of numbers, each {wrong}" for item in value if (wrong := _outside(item, name))), None)
     if not isinstance(value, (int, float)) or name in SIGNED:
         return None
     if name in BELOW_ONE:
@@ -123,6 +142,9 @@ def _outside(value: Any, name: str) -> str | None:
     if name == "train.lr" and value == 0:
         return "above 0"
     least = int(name in AT_LEAST_ONE)
+    most = AT_MOST.get(name, LARGEST)
+    if isinstance(value, int) and not isinstance(value, bool) and value > most:
+        return f"at most {most:,}"
     return None if least <= value < math.inf else f"a number from {least} up"
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from regard.data.shards import ANY_LENGTH, Joined, Store
+from regard.errors import RegardError
 from regard.text.dropout import Dropout
 from regard.text.frame import OWN, Frame
 from regard.text.tokenizer import EOS, PAD
@@ -77,6 +78,11 @@ class Batches(ABC):
         """Batches from `cursor` on, for ever, each with the cursor after it."""
         while True:
             n = len(self.plan(cursor.epoch))
+            if cursor.batch >= max(n, 1):
+                raise RegardError(
+                    f"a checkpoint goes on at batch {cursor.batch:,} of an epoch that has {n:,}: it is not of this data; "
+                    f"remove it, and the one before is used"
+                )
             for i in range(cursor.batch, n):
                 after = Cursor(cursor.epoch, i + 1) if i + 1 < n else Cursor(cursor.epoch + 1)
                 yield self.batch(cursor.epoch, i), after

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from regard.errors import RegardError
+from regard.files import exists
 
 BLOCK = 1 << 16
 LONGEST_LINE = 1 << 24  # bytes; text without line breaks must not end up in memory as a whole
@@ -81,7 +82,7 @@ def read_blocks(path: Path) -> Iterator[bytes]:
 
 @contextmanager
 def _open(path: Path) -> Iterator[IO[bytes]]:
-    if not path.exists():
+    if not exists(path):
         raise RegardError(f"there is no file {path}; check its name and the data folder")
     if path.is_dir():
         raise RegardError(f"{path} is a folder; give a file")
@@ -94,6 +95,13 @@ def _open(path: Path) -> Iterator[IO[bytes]]:
         raise RegardError(f"{path} is damaged or cut short ({error}); copy or download it again") from error
     except OSError as error:
         raise RegardError(f"cannot read {path}: {error.strerror or error}; check the file") from error
+
+
+def check_file(path: Path) -> Path:
+    """Return `path` if it can be read more than once, as a corpus is: a FIFO would block the second time."""
+    if exists(path) and path.is_fifo():
+        raise RegardError(f"{path} is a FIFO, which can be read only once: write its content to a file and give that")
+    return path
 
 
 def _empty(path: Path) -> RegardError:
@@ -263,7 +271,11 @@ class Corpus:
     def _parts(self) -> list[_Part]:
         if not self.specs:
             raise RegardError(f"no {self.split} corpus is given; name one, such as 'train.{{lang}}.txt' or 'toy:20000'")
-        return [self._directed(spec) for spec in self.specs]
+        parts = [self._directed(spec) for spec in self.specs]
+        for part in parts:
+            for path in part.files:
+                check_file(path)
+        return parts
 
     def _directed(self, spec: str) -> _Part:
         bare, direction = direction_of(spec)
@@ -306,6 +318,6 @@ class Corpus:
         return _Part(f"{spec} {self.split}", grammar, pairs)
 
     def _path(self, name: str) -> Path:
-        if not Path(name).is_absolute() and not self.root.is_dir():
+        if not Path(name).is_absolute() and not (exists(self.root) and self.root.is_dir()):
             raise RegardError(f"there is no data folder {self.root}; give the folder that holds {name}")
         return self.root / name

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from regard.errors import RegardError
-from regard.files import MANIFEST, damage, manifest_of, seal, sync
+from regard.files import MANIFEST, damage, manifest_of, read_json, seal, sync
 
 FORMAT = 3  # raise it whenever the layout or the meaning of the files changes
 CHUNK, CHARACTERS = 4096, 1 << 22  # rows tokenised at a time, and characters: the memory `prepare` needs
@@ -337,7 +337,7 @@ def _stamps(folder: Path) -> Stamps:
 def _load(folder: Path) -> Store:
     """Map the files of a store."""
     try:
-        meta = json.loads((folder / META).read_text())
+        meta = read_json(folder / META)
         used = {META, *(f"side-{i}.{kind}" for i in range(len(meta["sides"])) for kind in ("ids", "offsets"))}
         if unnamed := used - (manifest_of(folder) or {}).keys():
             raise _Unusable(f"{MANIFEST} does not name {min(unnamed)}")

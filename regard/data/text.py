@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from regard.data.corpus import file_digest, json_rows, part_of, read_lines
+from regard.data.corpus import check_file, file_digest, json_rows, part_of, read_lines
 from regard.errors import RegardError
 
 PIECE = 1 << 20  # characters of a file that are one row of the store
@@ -49,7 +49,7 @@ class TextCorpus:
 
     def _file(self, spec: str) -> tuple[Path, tuple[float, float]]:
         name, part = part_of(spec)
-        return self.root / name, part
+        return check_file(self.root / name), part
 
     def _slice(self, path: Path, part: tuple[float, float]) -> Iterator[str]:
         if self.documents == "file" and not _is_jsonl(path):

@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as serialized
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.decode.rules import Decoder, Hypothesis
 from regard.errors import RegardError
-from regard.files import add_file, manifest_of
+from regard.files import add_file, check_regular, exists, manifest_of
 from regard.layers.embedding import Head
 from regard.models.seq2seq import EncoderDecoder
 from regard.text.tokenizer import PAD, SPECIALS
@@ -53,16 +54,16 @@ def save(folder: Path, shortlist: Shortlist) -> None:
 
 
 def write(path: Path, shortlist: Shortlist) -> None:
-    save_file({"always": shortlist.always.contiguous(), "lists": shortlist.lists.contiguous()}, path)
+    path.write_bytes(serialized({"always": shortlist.always.contiguous(), "lists": shortlist.lists.contiguous()}))
 
 
 def load(folder: Path, config: ModelConfig) -> Shortlist | None:
     """That of a model folder, if it has one."""
     path = folder / FILE
-    if not path.exists():
+    if not exists(path):
         return None
     try:
-        tensors = load_file(path)
+        tensors = load_file(check_regular(path))
         always, lists = tensors["always"], tensors["lists"]
         fits = always.ndim == 1 and lists.ndim == 2 and len(lists) == config.source_vocab
         fits &= all(0 <= int(x.min()) <= int(x.max()) < config.target_vocab for x in (always, lists))

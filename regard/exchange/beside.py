@@ -10,10 +10,12 @@ from typing import Any
 
 from regard.config import DecodeConfig, ModelConfig
 from regard.errors import RegardError
-from regard.exchange.family import Family, Kind
+from regard.exchange.checkpoint import Checkpoint
+from regard.exchange.family import Family, Kind, whole
 from regard.exchange.numbering import Numbering
-from regard.exchange.roles import json_file, start_of
+from regard.exchange.roles import start_of
 from regard.exchange.vocabulary import Foreign
+from regard.files import json_object
 from regard.recipes import build
 from regard.text.frame import CLASSIC, Frame
 
@@ -42,13 +44,20 @@ HOUSEKEEPING = (
 )
 
 
-def answers(family: Family, kind: Kind, their: Watched) -> tuple[tuple[str, ...], str]:
-    """The names of the classes, and what the model learned last."""
+def answers(family: Family, kind: Kind, their: Watched, checkpoint: Checkpoint) -> tuple[tuple[str, ...], str]:
+    """Return the names of the classes, and what the model learned last.
+
+    Where num_labels and id2label differ, num_labels counts and the names are LABEL_0 and on, as in transformers.
+    """
     if kind.answer == "none" and family.architecture != "vit":
         return (), family.task
     if their.get("problem_type") == "multi_label_classification":
         raise RegardError("config.json asks for problem_type 'multi_label_classification', which Regard does not have")
-    names = their.get("id2label") or {str(i): f"LABEL_{i}" for i in range(int(their.get("num_labels", 2)))}
+    names = their.get("id2label") or {}
+    if not names or their.get("num_labels") not in (None, len(names)):
+        n = whole(their, "num_labels", default=2)
+        checkpoint.check_rows(n, "num_labels")
+        names = {str(i): f"LABEL_{i}" for i in range(n)}
     labels = tuple(str(names[i]) for i in sorted(names, key=int))
     if kind.answer == "token":
         return labels, "tagging"
@@ -80,7 +89,7 @@ def frame_of(family: Family, foreign: Foreign | None, their: Mapping[str, Any], 
 
 def pooling(folder: Path) -> str:
     """How sentence-transformers makes one vector of a text; the mean where nothing is said."""
-    modes = json_file(folder / "1_Pooling" / "config.json")
+    modes = json_object(folder / "1_Pooling" / "config.json")
     chosen = [name for name, on in modes.items() if name.startswith("pooling_mode_") and on is True]
     names = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first"}
     if chosen and (len(chosen) > 1 or chosen[0] not in names):
@@ -90,7 +99,7 @@ def pooling(folder: Path) -> str:
 
 def pixels(folder: Path, config: ModelConfig, notes: list[str]) -> dict[str, list[float]]:
     """The mean and spread of each channel that images were brought to, on our scale from 0 to 1, and their size."""
-    their, side = json_file(folder / "preprocessor_config.json"), image_side(config)
+    their, side = json_object(folder / "preprocessor_config.json"), image_side(config)
     if not their:
         notes.append(
             "no preprocessor_config.json in the folder: pixels are brought to mean 0.5 and std 0.5, as usual for ViT"
@@ -117,7 +126,7 @@ def well_formed(path: Path) -> Iterator[None]:
     """Values of a kind that no version of transformers writes, where reading them trips over one."""
     try:
         yield
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError, ZeroDivisionError) as error:
         raise RegardError(
             f"{path} has a value that cannot be ({type(error).__name__}: {error}); copy it anew"
         ) from None

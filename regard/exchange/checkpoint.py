@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.files import read_json, refuse_pickle
+from regard.files import check_regular, exists, read_json, refuse_pickle
+from regard.recipes import shown
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -21,13 +23,21 @@ class Checkpoint:
         self.files: dict[str, Any] = {}  # name of a tensor -> the open file that holds it
         for path in weight_files(folder):
             try:
-                file = safe_open(path, "pt")
+                file = safe_open(check_regular(path), "pt")
                 self.files |= dict.fromkeys(file.keys(), file)
             except (SafetensorError, OSError) as error:
                 raise RegardError(f"cannot read the weights in {path}: {error}; copy the file anew") from None
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.files[name].get_slice(name).get_shape())
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each tensor, of which nothing but the files' headers is read."""
+        return {name: tuple(file.get_slice(name).get_shape()) for name, file in self.files.items()}
+
+    def check_rows(self, rows: int, what: str) -> None:
+        """Refuse a number of rows that is larger than every dimension of every tensor: no table can have so many."""
+        largest = max((size for shape in self.shapes.values() for size in shape), default=0)
+        if rows > largest:
+            raise RegardError(f"config.json has {what} {shown(rows)}, but no tensor in {self.folder} is that long")
 
     def tensor(self, name: str) -> Tensor:
         """In fp32, whatever it is stored in."""
@@ -35,9 +45,9 @@ class Checkpoint:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    if (folder / SINGLE).exists():
+    if exists(folder / SINGLE):
         return [folder / SINGLE]
-    if not (folder / INDEX).exists():
+    if not exists(folder / INDEX):
         refuse_pickle(folder)
         raise RegardError(f"no weights in {folder}: Regard reads {SINGLE}, or {INDEX} with the files it names")
     try:

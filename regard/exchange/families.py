@@ -12,6 +12,7 @@ from regard.exchange.encoders import BERT, ROBERTA, ROFORMER
 from regard.exchange.family import Family, Kind
 from regard.exchange.pairs import BART, MARIAN, T5
 from regard.exchange.vision import VIT
+from regard.recipes import shown
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
@@ -21,17 +22,26 @@ FAMILIES: dict[str, Family] = {
 
 def find(their: dict[str, Any]) -> tuple[Family, str]:
     """The family of a config.json, and the class of its model."""
-    family = FAMILIES.get(str(their.get("model_type")))
+    known = ", ".join(family.name for family in FAMILIES.values())
+    if their.get("model_type") is None:
+        types = ", ".join(f'"{name}"' for name in FAMILIES)
+        raise RegardError(
+            f'config.json does not say which family its model is of: add "model_type", one of {types} (Regard reads {known})'
+        )
+    family = FAMILIES.get(str(their["model_type"]))
     if family is None:
-        known = ", ".join(family.name for family in FAMILIES.values())
-        raise RegardError(f"config.json is of a {their.get('model_type')!r} model: Regard reads {known}")
+        raise RegardError(f"config.json is of a {shown(their['model_type'])} model: Regard reads {known}")
     bare = [name for name, kind in family.kinds.items() if kind.bare] or list(family.kinds)
     names = their.get("architectures") or bare
     if not isinstance(names, list) or not isinstance(names[0], str):
-        raise RegardError(f"config.json has architectures {names!r}, which must be a list with the name of a class")
+        raise RegardError(
+            f"config.json has architectures {shown(names)}, which must be a list with the name of a class"
+        )
     name = names[0]
     if name not in family.kinds:
-        raise RegardError(f"config.json is of a {name}: of {family.name}, Regard reads {', '.join(family.kinds)}")
+        raise RegardError(
+            f"config.json is of a {shown(name)[1:-1]}: of {family.name}, Regard reads {', '.join(family.kinds)}"
+        )
     return family, name
 
 

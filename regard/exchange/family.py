@@ -17,7 +17,7 @@ from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.exchange.numbering import Numbering
 from regard.exchange.rules import Rule
-from regard.recipes import build
+from regard.recipes import build, shown
 
 Their = Mapping[str, Any]  # a config.json
 
@@ -40,7 +40,7 @@ def whole(their: Their, *names: str, default: int | None = None) -> int:
     if value is None:
         raise RegardError(f"config.json has no '{names[0]}', which says how large the model is")
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise RegardError(f"config.json has {name} {value!r}, which must be a whole number of at least 1")
+        raise RegardError(f"config.json has {name} {shown(value)}, which must be a whole number of at least 1")
     return value
 
 
@@ -65,7 +65,7 @@ class Setting:
             return value
         if value not in self.values:
             known = ", ".join(map(str, self.values))
-            raise RegardError(f"config.json asks for {self.theirs} {value!r}: Regard has {known}")
+            raise RegardError(f"config.json asks for {self.theirs} {shown(value)}: Regard has {known}")
         return self.values[value]
 
     def write(self, config: ModelConfig, before: Their, family: str) -> Any:
@@ -126,9 +126,9 @@ class Family:
     def to_ours(self, their: Their, kind: Kind, **more: Any) -> ModelConfig:
         for name, allowed in self.demands.items():
             if their.get(name, allowed[0]) not in allowed:
-                said = " or ".join(map(repr, allowed))
+                asked, said = shown(their[name]), " or ".join(map(repr, allowed))
                 raise RegardError(
-                    f"config.json asks for {name} {their[name]!r}, which Regard's {self.name} does not have: only {said}"
+                    f"config.json asks for {name} {asked}, which Regard's {self.name} does not have: only {said}"
                 )
         ours = {s.ours: s.read(their, self.name) for s in self.settings}
         ours |= {"preset": f"{self.architecture}-tiny", "architecture": self.architecture, "answer": kind.answer}

@@ -16,15 +16,16 @@ from regard.exchange import vocabulary
 from regard.exchange.beside import Watched, answers, decoding, frame_of, image_side, pixels, pooling, well_formed
 from regard.exchange.checkpoint import SINGLE, Checkpoint
 from regard.exchange.families import FAMILIES, find, fitting, kind_for
-from regard.exchange.family import Family, Kind, rules_of
+from regard.exchange.family import Family, Kind, rules_of, whole
 from regard.exchange.matching import account, fill, match, theirs_of
 from regard.exchange.numbering import Numbering, own
 from regard.exchange.report import Report
-from regard.exchange.roles import json_file, numbering_of
+from regard.exchange.roles import numbering_of
 from regard.exchange.rules import Rule
-from regard.files import new_folder
+from regard.files import exists, json_object, new_folder
 from regard.folder import Bundle
 from regard.models.architectures import make_model
+from regard.models.weights import Bounded
 from regard.text.vocabulary import EOS, PAD, SOS
 
 # Small files beside the model that go out again as they came in.
@@ -36,18 +37,20 @@ KEPT = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.j
 
 def read_huggingface(folder: Path, device: torch.device) -> tuple[Bundle, Report]:
     """A folder that transformers saved, as a model of ours; all that does not fit is listed in one error."""
-    if not (folder / "config.json").exists():
+    if not exists(folder / "config.json"):
         raise RegardError(f"no config.json in {folder}: give a folder that transformers' save_pretrained has written")
-    raw = json_file(folder / "config.json")
+    raw = json_object(folder / "config.json")
     family, name = find(raw)
     checkpoint, said = Checkpoint(folder), {name: value for name, value in raw.items() if value is not None}
-    their = Watched({**json_file(folder / "generation_config.json"), **said})
+    their = Watched({**json_object(folder / "generation_config.json"), **said})
     words = family.architecture != "vit"
     foreign = vocabulary.read(folder) if words else None
     with well_formed(folder / "config.json"):
         pieces = foreign.pieces if foreign else {}
+        if words:
+            checkpoint.check_rows(whole(their, "vocab_size"), "vocab_size")
         numbering = numbering_of(their, folder, pieces, family.architecture) if words else own(0)
-        labels, task = answers(family, family.kinds[name], their)
+        labels, task = answers(family, family.kinds[name], their, checkpoint)
         sizes = vocabulary_sizes(family, numbering) | ({"n_classes": len(labels)} if labels else {})
         config = family.to_ours(
             their, family.kinds[name], absent=numbering.absent, **sizes, **head_of(family, checkpoint)
@@ -73,7 +76,7 @@ def read_huggingface(folder: Path, device: torch.device) -> tuple[Bundle, Report
             "config": raw,
             "numbering": numbering.to_dict(),
             "tokenizer": foreign.memory(numbering) if foreign else None,
-            "files": {file: json_file(folder / file) for file in KEPT if (folder / file).exists()},
+            "files": {file: json_object(folder / file) for file in KEPT if exists(folder / file)},
         },
     )
     report.unread = sorted(raw.keys() - their.asked)
@@ -83,7 +86,8 @@ def read_huggingface(folder: Path, device: torch.device) -> tuple[Bundle, Report
 def filled(
     family: Family, kind: Kind, config: ModelConfig, numbering: Numbering, checkpoint: Checkpoint, report: Report
 ) -> tuple[torch.nn.Module, list[str]]:
-    model = make_model(config)
+    with Bounded(config, checkpoint.shapes, checkpoint.folder):
+        model = make_model(config)
     own_config: ModelConfig = model.config  # type: ignore[assignment]
     found = match(family, kind, rules_of(family, own_config, numbering), model, checkpoint)
     account(family, found, model, checkpoint, report)

@@ -41,8 +41,8 @@ def match(family: Family, kind: Kind, rules: list[Rule], model: nn.Module, check
         for name, shape in expected(rule, own[rule.ours].shape).items():
             if name not in names:
                 found.wrong.append(f"{name} {list(shape)} is missing")
-            elif checkpoint.shape(names[name]) != shape:
-                found.wrong.append(f"{name} is {list(checkpoint.shape(names[name]))}, not {list(shape)}")
+            elif checkpoint.shapes[names[name]] != shape:
+                found.wrong.append(f"{name} is {list(checkpoint.shapes[names[name]])}, not {list(shape)}")
     return found
 
 
@@ -80,7 +80,7 @@ def account(family: Family, found: Match, model: nn.Module, checkpoint: Checkpoi
         if reasons:
             report.ignored[name] = reasons[0]
         else:
-            found.wrong.append(f"{name} {list(checkpoint.shape(name))} is not part of a {family.name} model")
+            found.wrong.append(f"{name} {list(checkpoint.shapes[name])} is not part of a {family.name} model")
 
 
 def fill(model: nn.Module, found: Match, checkpoint: Checkpoint, report: Report, where: Path) -> None:

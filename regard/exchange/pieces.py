@@ -11,19 +11,19 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from regard.errors import RegardError
-from regard.exchange.roles import json_file, names_in
+from regard.exchange.roles import names_in
 from regard.exchange.spm import read_spm, unigram
+from regard.files import check_regular, json_object, read_text
 from regard.text.vocabulary import library_errors
 
 
 def from_word_list(path: Path, settings: Mapping[str, Any], names: Mapping[str, str]) -> tokenizers.Tokenizer:
     """vocab.txt: WordPiece, one piece a line, between [CLS] and [SEP]."""
     try:
-        words = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        words = read_text(path).split("\n")
+    except (OSError, ValueError) as error:
         raise RegardError(f"cannot read {path}: {error}") from None
     vocab = {word.rstrip("\r"): i for i, word in enumerate(words[:-1] if words[-1] == "" else words)}
-    names = {**BERT_NAMES, **names}
     backend = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token=names["unk_token"], max_input_chars_per_word=100))
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True,
@@ -44,13 +44,11 @@ def from_word_list(path: Path, settings: Mapping[str, Any], names: Mapping[str, 
     return backend
 
 
-BERT_NAMES = {f"{key}_token": f"[{key.upper()}]" for key in ("pad", "unk", "cls", "sep", "mask")}
-
-
 def from_merges(folder: Path, settings: Mapping[str, Any], names: Mapping[str, str]) -> tokenizers.Tokenizer:
     """vocab.json and merges.txt: byte-level BPE. RoBERTa and BART, which have a cls token, put two </s> between texts."""
     with library_errors(f"cannot read vocab.json and merges.txt in {folder}"):
-        model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+        files = (str(check_regular(folder / name)) for name in ("vocab.json", "merges.txt"))
+        model = models.BPE.from_file(*files)
     backend = tokenizers.Tokenizer(model)
     space = bool(settings.get("add_prefix_space", False))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
@@ -67,7 +65,7 @@ def from_merges(folder: Path, settings: Mapping[str, Any], names: Mapping[str, s
 def marian(folder: Path, side: str) -> tokenizers.Tokenizer:
     """source.spm and target.spm cut the text of their languages, vocab.json numbers the pieces of both. A text may begin
     with the code of the language to translate into, >>fra<<."""
-    ids: dict[str, int] = json_file(folder / "vocab.json")
+    ids: dict[str, int] = json_object(folder / "vocab.json")
     names = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>", **names_in(folder)}
     if names["unk_token"] not in ids or names["eos_token"] not in ids or set(ids.values()) != set(range(len(ids))):
         raise RegardError(f"{folder / 'vocab.json'} has gaps, or lacks {names['unk_token']} or {names['eos_token']}")

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import RegardError
+from regard.exchange.family import whole
 from regard.exchange.numbering import Numbering
-from regard.files import read_json
+from regard.files import exists, json_object
 from regard.text.vocabulary import EOS, MASK, PAD, SOS, SPECIALS, UNK
 
 # BERT calls its first token cls and its last sep; others have bos and eos.
@@ -17,9 +18,7 @@ ORDER = (EOS, PAD, SOS, UNK, MASK)  # a token with several roles takes the first
 
 
 def numbering_of(their: Mapping[str, Any], folder: Path, pieces: Mapping[str, int], architecture: str) -> Numbering:
-    size = their.get("vocab_size")
-    if not isinstance(size, int) or size < 1:
-        raise RegardError(f"config.json has no usable 'vocab_size', but {size!r}")
+    size = whole(their, "vocab_size")
     if pieces and max(pieces.values()) >= size:
         raise RegardError(f"the tokenizer in {folder} has ids up to {max(pieces.values())}, the model {size} rows")
     wanted = {role: wanted_id(role, their, names_in(folder), pieces, architecture == "bert") for role in ORDER}
@@ -57,26 +56,21 @@ def wanted_id(
 
 def names_in(folder: Path) -> dict[str, str]:
     """pad_token, cls_token, ... as the files beside a tokenizer name them."""
-    names = {}
+    names = dict(BERT_NAMES) if is_word_list(folder) else {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        for key, value in json_file(folder / file).items():
+        for key, value in json_object(folder / file).items():
             text = value.get("content") if isinstance(value, dict) else value
             if key.endswith("_token") and isinstance(text, str):
                 names[key] = text
     return names
 
 
-def json_file(path: Path) -> dict[str, Any]:
-    """A JSON object, or nothing where there is no file."""
-    if not path.exists():
-        return {}
-    try:
-        values = read_json(path)
-    except (ValueError, OSError) as error:
-        raise RegardError(f"{path} cannot be read as JSON ({error}); copy it anew") from None
-    if not isinstance(values, dict):
-        raise RegardError(f"{path} is not a JSON object; copy it anew")
-    return values
+BERT_NAMES = {f"{key}_token": f"[{key.upper()}]" for key in ("pad", "unk", "cls", "sep", "mask")}
+
+
+def is_word_list(folder: Path) -> bool:
+    """Return whether the vocabulary of a folder is BERT's list of words, whose special tokens need not be named."""
+    return exists(folder / "vocab.txt") and not any(exists(folder / name) for name in ("tokenizer.json", "source.spm"))
 
 
 def start_of(their: Mapping[str, Any], numbering: Numbering, architecture: str) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from regard.errors import RegardError
+from regard.files import read_bytes
 from regard.text.vocabulary import library_errors
 
 NORMAL, UNKNOWN, UNIGRAM = 1, 2, 1  # kinds of pieces; kind of model
@@ -52,7 +53,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 def read_spm(path: Path) -> SentencePiece:
     try:
         pieces, charsmap, kind = [], b"", UNIGRAM
-        for number, value in fields(path.read_bytes()):
+        for number, value in fields(read_bytes(path)):
             inside: dict[int, Any] = dict(fields(value)) if isinstance(value, bytes) and number in (1, 2, 3) else {}
             if number == 1:
                 score = struct.unpack("<f", inside.get(2, bytes(4)))[0]

@@ -22,15 +22,16 @@ from pathlib import Path
 
 import numpy as np
 
-from regard.data.corpus import read_blocks
+from regard.data.corpus import check_file, read_blocks
 from regard.errors import RegardError
-from regard.files import read_json
+from regard.files import check_regular, damage, exists, read_bytes, read_json
 from regard.vectors.words import WordVectors, is_folder
 
 HEADER = re.compile(rb"\s*(\d{1,12})\s+(\d{1,6})\s*")
 HEAD = 1 << 20  # bytes that tell what a file is: its first lines
 CHUNK = 1 << 24  # bytes of a file that are in memory at a time
 LONGEST_WORD = 1 << 16  # bytes
+FIRST = 1 << 22  # numbers that there is room for before any is read: the dimension is only what the file says
 PACKED = {b"\x1f\x8b": ".gz", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
 
 Rows = Iterator[tuple[list[bytes], np.ndarray]]  # some words and their vectors (n, D)
@@ -38,11 +39,11 @@ Rows = Iterator[tuple[list[bytes], np.ndarray]]  # some words and their vectors 
 
 def read(path: Path, errors: str = "replace") -> WordVectors:
     """Any of the four kinds. Of words that are there twice the first is kept."""
-    if path.is_dir():
+    if exists(path) and path.is_dir():
         return read_folder(path)
     if errors not in ("replace", "ignore", "strict"):
         raise RegardError(f"broken UTF-8 can be met with replace, ignore or strict, not {errors!r}")
-    kind, count, dim, start = detect(path)
+    kind, count, dim, start = detect(check_file(path))
     rows = binary_rows(path, start, count, dim) if count and kind == "binary" else text_rows(path, count, dim)
     raw, vectors = gather(rows, dim)
     words = [decode(word, number, path, errors) for number, word in enumerate(raw, 1)]
@@ -228,7 +229,7 @@ def split_records(data: bytes, at: int, most: int, dim: int) -> tuple[list[bytes
 def gather(rows: Rows, dim: int) -> tuple[list[bytes], np.ndarray]:
     """All parts as one array, which grows where it lies instead of being copied together in the end."""
     words: list[bytes] = []
-    vectors = np.empty((1024, dim), np.float32)
+    vectors = np.empty((max(1, min(1024, FIRST // dim)), dim), np.float32)
     for part, values in rows:
         need = len(words) + len(part)
         if need > len(vectors):
@@ -253,9 +254,11 @@ def read_folder(path: Path) -> WordVectors:
 
     if not is_folder(path):
         raise RegardError(f"{path} is no folder of word vectors: its config.json should say so")
+    if wrong := damage(path):
+        raise RegardError(f"the word vectors in {path} are damaged: {wrong}; copy the folder again")
     try:
-        tensors = load_file(path / "vectors.safetensors")
-        words = (path / "words.txt").read_bytes().decode().split("\n")[:-1]
+        tensors = load_file(check_regular(path / "vectors.safetensors"))
+        words = read_bytes(path / "words.txt", most=1 << 34).decode().split("\n")[:-1]
         about = {k: v for k, v in read_json(path / "config.json").items() if k not in ("kind", "words", "dim")}
         return WordVectors(words, tensors["vectors"], tensors.get("counts"), tensors.get("outside"), about)
     except (OSError, ValueError, KeyError, SafetensorError) as error:

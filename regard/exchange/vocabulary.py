@@ -13,7 +13,8 @@ from regard.errors import RegardError
 from regard.exchange import renumber
 from regard.exchange.numbering import Numbering
 from regard.exchange.pieces import from_merges, from_word_list, marian
-from regard.exchange.roles import json_file, names_in
+from regard.exchange.roles import names_in
+from regard.files import exists, json_object
 from regard.folder import Bundle
 from regard.text.frame import Frame
 from regard.text.tokenizer import Tokenizer, Tokenizers
@@ -65,21 +66,21 @@ def renumbered(data: dict[str, Any], numbering: Numbering) -> Tokenizer:
 
 def read(folder: Path) -> Foreign | None:
     """tokenizer.json where there is one, otherwise what older versions wrote; None where there is nothing."""
-    if (folder / "tokenizer.json").exists():
-        data = json_file(folder / "tokenizer.json")
+    if exists(folder / "tokenizer.json"):
+        data = json_object(folder / "tokenizer.json")
         with library_errors(f"{folder / 'tokenizer.json'} is not a usable tokenizer"):
             return Foreign(json.loads(tokenizers.Tokenizer.from_str(json.dumps(data)).to_str()))
-    if (folder / "source.spm").exists():
+    if exists(folder / "source.spm"):
         source, target = (json.loads(marian(folder, side).to_str()) for side in ("source", "target"))
         return Foreign(source, target)
     for unread in ("tokenizer.model", "spiece.model", "spm.model", "sentencepiece.bpe.model"):
-        if (folder / unread).exists():
+        if exists(folder / unread):
             raise RegardError(f"{folder / unread} is not read: save its tokenizer as tokenizer.json with transformers")
-    settings, names = json_file(folder / "tokenizer_config.json"), names_in(folder)
+    settings, names = json_object(folder / "tokenizer_config.json"), names_in(folder)
     backend = None
-    if (folder / "vocab.txt").exists():
+    if exists(folder / "vocab.txt"):
         backend = from_word_list(folder / "vocab.txt", settings, names)
-    elif (folder / "merges.txt").exists():
+    elif exists(folder / "merges.txt"):
         backend = from_merges(folder, settings, names)
     return Foreign(json.loads(backend.to_str())) if backend else None
 
@@ -89,7 +90,7 @@ def write(folder: Path, bundle: Bundle, numbering: Numbering) -> dict[str, dict[
     assert bundle.tokenizers is not None
     path = folder / "tokenizer.json"
     bundle.tokenizers.source.save(path)
-    data, kept = json_file(path), bundle.origin.get("tokenizer")
+    data, kept = json_object(path), bundle.origin.get("tokenizer")
     data = renumber.to_theirs(data, numbering, kept) if kept else data | {"post_processor": template(bundle.frame)}
     path.write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
     if kept:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from regard.config import ModelConfig
+from regard.config import LARGEST_TABLE, ModelConfig
 from regard.errors import RegardError
 from regard.layers.contextual import CoPE, Disentangled, Distances, Shaw
 from regard.layers.positions import Learned, Linear, NoPositions, Positions, Sinusoidal
@@ -77,6 +77,11 @@ def check_positions(config: ModelConfig, place: str, name: str | None = None) ->
     if name == "rope" and config.rope_scaling == "none" and config.rope_factor != 1:
         raise RegardError(
             f"model.rope_factor {config.rope_factor:g} does nothing without model.rope_scaling: choose linear or ntk"
+        )
+    if name == "sinusoidal" and config.max_len * config.d_model > LARGEST_TABLE:
+        raise RegardError(
+            f"sinusoidal positions are a table of model.max_len {config.max_len:,} x model.d_model {config.d_model:,} "
+            f"numbers, and at most {LARGEST_TABLE:,} are made: choose a smaller model.max_len, or rope"
         )
     if config.mixer == "convolution" and place != "cross":
         return check_below(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.errors import RegardError
+from regard.files import exists, parse_json
 from regard.look.drawn import Drawn, table, write_csv
 from regard.look.figures import Curves, draw
+from regard.training.log import lines_of as metric_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -124,9 +125,9 @@ def training(paths: Sequence[Path | str]) -> Training:
 
 def lines_of(run: Path) -> tuple[dict[str, Any], ...]:
     path = run / "metrics.jsonl"
-    if not path.is_file():
+    if not exists(path):
         raise RegardError(f"there is no metrics.jsonl in {run}: give the folder of a run, such as runs/toy-en-de")
-    found = tuple(line for line in map(parsed, path.read_text(encoding="utf-8", errors="replace").splitlines()) if line)
+    found = tuple(line for line in map(parsed, metric_lines(path)) if line)
     if not found:
         raise RegardError(f"{path} has no line yet: train.log_every says after how many steps the first is written")
     return found
@@ -135,7 +136,7 @@ def lines_of(run: Path) -> tuple[dict[str, Any], ...]:
 def parsed(line: str) -> dict[str, Any]:
     """Nothing of a line that a killed run left half written."""
     try:
-        found = json.loads(line)
+        found = parse_json(line)
     except ValueError:
         return {}
     return found if isinstance(found, dict) and is_number(found.get("step")) and "kind" in found else {}

@@ -35,7 +35,7 @@ def preset(name: str, **settings: Any) -> ModelConfig:
 def with_preset(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings of a `[model]` table over those of the preset it names."""
     name = settings.get("preset", ModelConfig.preset)
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         near = difflib.get_close_matches(str(name), PRESETS, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
         raise RegardError(f"unknown model.preset '{name}': {hint}there are {', '.join(PRESETS)}")
@@ -56,5 +56,10 @@ def resolve(config: ModelConfig) -> ModelConfig:
 def make_model(config: ModelConfig) -> nn.Module:
     """Fresh weights; with answers to give, a head for them on top of the model that reads."""
     config = resolve(config)
-    body = ARCHITECTURES[config.architecture](config)
-    return body if config.answer == "none" else Classifier(body.config, body)  # type: ignore[arg-type]
+    try:
+        body = ARCHITECTURES[config.architecture](config)
+        return body if config.answer == "none" else Classifier(body.config, body)  # type: ignore[arg-type]
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            raise RegardError("there is not enough memory for a model of these sizes: choose smaller ones") from None
+        raise

@@ -16,6 +16,7 @@ SIZES = (
     *("n_encoder_layers", "n_decoder_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff"),
     *("d_hidden", "source_vocab", "target_vocab"),
 )
+DERIVED = ("n_kv_heads", "d_head")  # sizes that follow from others where they are 0
 RECURRENT = (
     *("cell", "d_hidden", "bidirectional", "recurrent_norm", "variational"),
     *("hidden_dropout", "output_dropout", "weight_dropout", "word_dropout"),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from regard.config import ModelConfig
 from regard.errors import RegardError
+from regard.files import check_regular
 from regard.layers.packed import packed_bytes, products
 
 
@@ -95,6 +99,54 @@ def finite(x: Tensor) -> bool:
     """One number that is not finite makes the sum so too, which is faster to see; a sum of huge ones may be, without any."""
     return not x.is_floating_point() or bool(x.sum().isfinite() or x.isfinite().all())
 
+
+# ---- sizes -------------------------------------------------------------------------------------------------------
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the names and shapes of the tensors in a safetensors file, of which only the header is read."""
+    with safe_open(check_regular(path), "pt") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+
+SPARE = 1 << 24  # numbers that a model may have beside twice those in its file: heads that are new, computed tables
+
+
+class Bounded(TorchFunctionMode):
+    """Limits the tensors that are made inside to a number of elements: sizes from a file are checked against its weights
+    before any memory is taken.
+
+    A model on the `meta` device would tell the same, but its first operation imports 900 modules of torch, which takes
+    longer than loading the model.
+    """
+
+    def __init__(self, config: ModelConfig, shapes: Shapes, where: Path) -> None:
+        super().__init__()
+        self.where, self.stored = where, sum(map(math.prod, shapes.values()))
+        self.left = 2 * self.stored + SPARE
+        layers = config.n_encoder_layers + config.n_decoder_layers
+        if layers > len(shapes):
+            raise RegardError(f"the configuration in {where} has {layers:,} layers, but only {len(shapes):,} tensors")
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in FACTORIES:
+            self.left -= math.prod(args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args)
+            if self.left < 0:
+                raise RegardError(
+                    f"the configuration in {self.where} is of a model much larger than its weights, which have "
+                    f"{self.stored:,} numbers: its sizes are wrong; copy the folder anew"
+                )
+        return func(*args, **(kwargs or {}))
+
+
+FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.randn}
+
+
+# ---- unfilled ----------------------------------------------------------------------------------------------------
 
 DRAWS = {nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_, Tensor.uniform_, Tensor.normal_}
 

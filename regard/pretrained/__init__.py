@@ -15,7 +15,7 @@ def embedded(name: str | Path) -> Path:
 
 def place(name: str | Path) -> Path:
     """The folder or file of this name, or else the model that comes along under it."""
-    return embedded(name) if not Path(name).exists() and str(name) in names() else Path(name)
+    return embedded(name) if str(name) in names() and not Path(name).exists() else Path(name)
 
 
 def names() -> list[str]:

@@ -14,7 +14,7 @@ from torch import nn
 from regard import folder as folders
 from regard.config import Config, ModelConfig
 from regard.errors import RegardError
-from regard.files import read_json, write_text
+from regard.files import exists, json_object, write_text
 from regard.models.architectures import make_model
 from regard.models.classifier import Classifier
 from regard.models.weights import weights_of
@@ -52,7 +52,7 @@ class Start:
     def tokenizers(self, learn: Callable[[], Tokenizers]) -> Tokenizers:
         """Those in the run folder, those of the model it begins with, or new ones."""
         forms = (["tokenizer.json"], ["tokenizer.source.json", "tokenizer.target.json"])
-        if any(all((self.folder / name).exists() for name in form) for form in forms):  # one of two: a killed run's
+        if any(all(exists(self.folder / name) for name in form) for form in forms):  # one of two: a killed run's
             return Tokenizers.load(self.folder)
         if self.init is not None:
             if self.init.tokenizers is None:
@@ -105,13 +105,12 @@ def keep(folder: Path, init: folders.Bundle | None) -> None:
 
 def kept(folder: Path) -> dict[str, Any]:
     """The same, empty for a run that began by itself."""
-    path = folder / "start.json"
-    return read_json(path) if path.exists() else {}
+    return json_object(folder / "start.json")
 
 
 def given_tokenizers(path: Path) -> Tokenizers:
     """Those of a run or model folder, or one file for both sides."""
-    if path.is_dir():
+    if exists(path) and path.is_dir():
         return Tokenizers.load(path if any(path.glob("tokenizer*.json")) else folders.find(path))
     joint = Tokenizer.load(path)
     return Tokenizers(joint, joint)

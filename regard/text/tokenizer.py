@@ -28,7 +28,7 @@ from tokenizers import decoders
 
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
-from regard.files import write_text
+from regard.files import exists, read_text, shortened, write_text
 from regard.text.vocabulary import (
     EOS,
     KINDS,
@@ -69,8 +69,10 @@ class Tokenizer:
     def load(cls, path: Path) -> "Tokenizer":
         """Read a tokenizer.json; any file that is not one, or not laid out as ours are, is a `RegardError`."""
         try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_text(Path(path))
+        except OSError as error:
+            raise RegardError(f"cannot read the tokenizer {shortened(path)}: {error.strerror or error}") from error
+        except ValueError as error:
             raise RegardError(f"cannot read the tokenizer {path}: {error}") from error
         with library_errors(f"{path} is not a usable tokenizer.json (train one with `regard tokenizer train`)"):
             return cls(tokenizers.Tokenizer.from_str(text))
@@ -137,6 +139,9 @@ class Tokenizer:
         return known
 
 
+FILES = ("tokenizer.json", "tokenizer.source.json", "tokenizer.target.json")  # a joint vocabulary, or one for each side
+
+
 @dataclass(frozen=True)
 class Tokenizers:
     """One for each side; the same object twice when the vocabulary is joint."""
@@ -153,11 +158,10 @@ class Tokenizers:
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizers":
-        if (folder / "tokenizer.source.json").exists():
-            return cls(
-                Tokenizer.load(folder / "tokenizer.source.json"), Tokenizer.load(folder / "tokenizer.target.json")
-            )
-        joint = Tokenizer.load(folder / "tokenizer.json")
+        joint_file, *files = (folder / name for name in FILES)
+        if exists(files[0]):
+            return cls(*(Tokenizer.load(file) for file in files))
+        joint = Tokenizer.load(joint_file)
         return cls(joint, joint)
 
 

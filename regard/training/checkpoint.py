@@ -10,6 +10,7 @@ the disk itself failed, and `newest` checks that too.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -17,12 +18,25 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from regard.data.batches import Cursor
-from regard.files import MANIFEST, damage, new_folder, read_json, remove_drafts, remove_folder, remove_sealed
+from regard.errors import RegardError
+from regard.files import (
+    MANIFEST,
+    check_regular,
+    damage,
+    new_folder,
+    read_json,
+    remove_drafts,
+    remove_folder,
+    remove_sealed,
+)
 from regard.models.weights import load_weights, weights_of
+
+LARGEST_COUNT = 1 << 53  # tokens; no run comes near it
 
 
 @dataclass
@@ -42,7 +56,16 @@ class Progress:
 
     @classmethod
     def from_dict(cls, values: dict) -> Progress:
-        return cls(**{**values, "cursor": Cursor(**values["cursor"])})
+        """Return the progress that `asdict` made `values` of; one of another type or below what it can be is refused."""
+        progress = cls(**{**values, "cursor": Cursor(**values["cursor"])})
+        numbers = {"step": 0, "validated": -1, "best_step": -1, "without_gain": 0, "tokens": 0}
+        places = [(getattr(progress, name), least) for name, least in numbers.items()]
+        places += [(progress.cursor.epoch, 0), (progress.cursor.batch, 0)]
+        if not all(type(value) is int and least <= value <= LARGEST_COUNT for value, least in places):
+            raise ValueError("a number in state.json is none that a run counts to")
+        if len(progress.running) != 3 or not all(math.isfinite(x) for x in (progress.seconds, *progress.running)):
+            raise ValueError("the sums in state.json are not three finite numbers")
+        return progress
 
 
 FILES = ("model.safetensors", "optimizer.safetensors", "carried.safetensors", "state.json")  # and the manifest
@@ -92,15 +115,24 @@ class Checkpoints:
         carried: Mapping[str, Tensor] | None = None,
     ) -> Progress:
         path = self.path(step)
-        load_weights(model, load_file(path / "model.safetensors"), path)
-        _load_optimizer(model, optimizer, load_file(path / "optimizer.safetensors"))
-        if carried:
-            saved = load_file(path / "carried.safetensors")
-            for name, x in carried.items():
-                x.copy_(saved[name])
-        state = read_json(path / "state.json")
-        _set_random_state(state["rng"])
-        return Progress.from_dict(state["progress"])
+        try:
+            state = read_json(path / "state.json")
+            progress = Progress.from_dict(state["progress"])
+            if progress.step != step:
+                raise ValueError(f"state.json is of step {progress.step}")
+            load_weights(model, load_file(check_regular(path / "model.safetensors")), path)
+            _load_optimizer(model, optimizer, load_file(check_regular(path / "optimizer.safetensors")))
+            if carried:
+                saved = load_file(check_regular(path / "carried.safetensors"))
+                for name, x in carried.items():
+                    x.copy_(saved[name])
+            _set_random_state(state["rng"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            raise RegardError(
+                f"checkpoint {path} is not one of this run ({what}): remove it, and the one before is used"
+            ) from None
+        return progress
 
     def newest(self, warn: Callable[[str], None]) -> int | None:
         """The newest step whose checkpoint is whole; damaged ones are named and passed over."""
@@ -162,6 +194,8 @@ def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors:
     for name, tensor in tensors.items():
         parameter_name, key = name.rsplit("/", 1)
         parameter = parameters[parameter_name]
+        if tensor.ndim and tensor.shape != parameter.shape and key in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
+            raise ValueError(f"{name} is {list(tensor.shape)}, its parameter {list(parameter.shape)}")
         optimizer.state[parameter][key] = tensor.to(parameter.device, copy=True)
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from regard.files import disk_errors, sync, write_text
+from regard.errors import RegardError
+from regard.files import disk_errors, exists, open_regular, parse_json, sync, write_text
 from regard.progress import stderr_console
 from regard.text.escape import escape_controls
 
@@ -52,17 +55,26 @@ class Metrics:
 
 def _lines_until(path: Path, last: dict[str, int]) -> list[str]:
     """The lines of each kind up to its last step."""
-    if not path.exists():
+    if not exists(path):
         return []
     kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in lines_of(path):
         try:
-            values = json.loads(line)
+            values = parse_json(line)
             if values["step"] <= last[values["kind"]]:
-                kept.append(line)
+                kept.append(line.rstrip("\n"))
         except (ValueError, KeyError, TypeError):  # the last line of a killed run
             continue
     return kept
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """Yield the lines of a metrics.jsonl, whatever is in them."""
+    try:
+        with open_regular(path) as file:
+            yield from io.TextIOWrapper(file, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise RegardError(f"cannot read {path}: {error.strerror or error}; put the file back, or remove it") from None
 
 
 def _tensorboard(folder: Path, resumed_step: int) -> Any:

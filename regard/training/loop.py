@@ -78,6 +78,11 @@ class Trainer:
         if step is None:
             return Progress(data=self.job.key)
         progress = self.checkpoints.load(step, self.model, self.step.updater.optimizer, self.carried)
+        if progress.cursor.epoch > progress.step * self.config.accumulate:  # an epoch has at least one batch
+            raise RegardError(
+                f"checkpoint {self.checkpoints.path(step)} is of epoch {progress.cursor.epoch + 1:,} after {step:,} steps, "
+                f"which cannot be: remove it, and the one before is used"
+            )
         if progress.data != self.job.key:
             raise RegardError(
                 f"the training data, as tokenised, is not what {self.job.folder} began with: "

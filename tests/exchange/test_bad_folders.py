@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import typer
-from peers import CPU, stirred
+from peers import CPU, stirred, transformers
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -207,3 +207,44 @@ def test_nothing_is_overwritten_or_half_written(
     with pytest.raises(RegardError, match="unknown format 'onnx'"):
         run("export", str(folder), "-o", "out", "--to", "onnx")
     assert [path.name for path in tmp_path.iterdir()] == ["bert"]
+
+
+# ---- what transformers assumes ----------------------------------------------------------------------------------------
+
+
+def test_a_configuration_without_model_type_is_told_what_to_add(peer_folder: Callable[[str], Path]) -> None:
+    folder = peer_folder("bert")
+    config = json.loads((folder / "config.json").read_text())
+    del config["model_type"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert 'add "model_type", one of "gpt2", "llama"' in refused(folder)
+    with pytest.raises(RegardError, match='add "model_type"'):
+        folders.load(folder, CPU)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_labels": 3, "id2label": {"0": "a", "1": "b"}},
+        {"num_labels": 3, "id2label": {"0": "a", "1": "b", "2": "c"}},
+        {"num_labels": 3, "id2label": {"0": "a", "1": "b", "2": "c", "3": "d"}},
+        {"num_labels": 3, "id2label": None},
+        {"num_labels": 3, "id2label": {}},
+        {"id2label": {"0": "a", "1": "b", "2": "c"}},
+    ],
+)
+def test_labels_are_those_of_transformers(changes: dict[str, Any], peer_folder: Callable[[str], Path]) -> None:
+    folder = peer_folder("bert-row")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    theirs = transformers.AutoConfig.from_pretrained(folder)
+    bundle, _ = read_huggingface(folder, CPU)
+    assert bundle.labels == tuple(theirs.id2label[i] for i in range(theirs.num_labels))
+    assert bundle.config.n_classes == theirs.num_labels == 3
+
+
+@pytest.mark.parametrize("change", [{"num_labels": 50}, {"num_labels": 10**9}, {"num_labels": "3"}, {"num_labels": -1}])
+def test_labels_that_no_tensor_has_are_refused(change: dict[str, Any], peer_folder: Callable[[str], Path]) -> None:
+    folder = peer_folder("bert-row")
+    set_config(folder, **change)
+    assert "num_labels" in refused(folder) or "classifier.weight is [3, 32], not [50, 32]" in refused(folder)

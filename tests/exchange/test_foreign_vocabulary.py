@@ -222,3 +222,37 @@ def test_a_hole_in_a_vocabulary_gets_a_piece_that_no_text_has() -> None:
         **{name: i for i, name in enumerate(SPECIALS)}, "a": 5, "<unused-2>": 6, "b": 7, "<unused-4>": 8, "<unused-5>": 9,
     }  # fmt: skip
     assert renumber.to_theirs(ours, numbering, renumber.memory(data, numbering))["model"] == data["model"]
+
+
+# ---- a list of words and nothing else ---------------------------------------------------------------------------------
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "##s", "a", "mask", "[", "]", "sep"]
+WITH_SPECIALS = ["the cat sat", "the [MASK] sat [SEP] a [PAD] [CLS] [UNK] dogs", "[mask]", "a[MASK]s", "[ MASK ] [SEP]"]
+
+
+def test_a_word_list_alone_has_the_special_tokens_of_bert(tmp_path: Path) -> None:
+    """As in transformers, whose tokenizer needs no file that names them."""
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    model = make("BertForMaskedLM", "BertConfig", vocab_size=len(WORDS), **sizes)()
+    for place in ("words", "whole"):
+        model.save_pretrained(tmp_path / place)
+    (tmp_path / "words" / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    theirs = transformers.BertTokenizer.from_pretrained(tmp_path / "words")
+    theirs.save_pretrained(tmp_path / "whole")  # with a tokenizer.json, and files that name them
+    alone, whole = (read_huggingface(tmp_path / place, CPU)[0] for place in ("words", "whole"))
+    numbering = Numbering.from_dict(alone.origin["numbering"])
+    assert numbering.special == (0, 2, 3, 1, 4)  # of PAD, SOS, EOS, UNK and MASK
+    assert alone.origin["numbering"] == whole.origin["numbering"]
+    assert alone.frame == whole.frame == CLASSIC
+    foreign = read(tmp_path / "words")
+    assert foreign is not None
+    backend = tokenizers.Tokenizer.from_str(json.dumps(foreign.data))
+    assert alone.tokenizers is not None
+    assert whole.tokenizers is not None
+    for text in WITH_SPECIALS:
+        assert backend.encode(text).ids == theirs(text)["input_ids"]
+        ids = alone.tokenizers.source.encode(text)
+        assert ids == whole.tokenizers.source.encode(text)
+        assert not set(ids) & {PAD, SOS, EOS, MASK}  # in Regard no text is a special token, whatever it says
+    ids = alone.frame.one(alone.tokenizers.source.encode("the cats sat"))
+    assert [numbering.theirs[i] for i in ids] == theirs("the cats sat")["input_ids"]

@@ -17,6 +17,7 @@ from hypothesis.extra.numpy import arrays
 from regard.errors import RegardError
 from regard.exchange import vectors as files
 from regard.exchange.vectors_out import project
+from regard.files import seal
 from regard.vectors.words import WordVectors
 
 ROWS = np.array([[0.5, -1.25], [3.0, 1e-8], [0.1, 2.0]], np.float32)
@@ -254,6 +255,10 @@ def test_a_folder_that_holds_something_else_is_not_replaced(tmp_path: Path) -> N
 def test_a_folder_with_a_word_too_few_is_an_error(tmp_path: Path) -> None:
     WordVectors(WORDS, ROWS).save(tmp_path / "v")
     (tmp_path / "v" / "words.txt").write_text("the\n")
+    with pytest.raises(RegardError, match=r"words\.txt does not match its checksum"):
+        WordVectors.load(tmp_path / "v")
+    (tmp_path / "v" / "manifest.json").unlink()
+    seal(tmp_path / "v")
     with pytest.raises(RegardError, match="1 words and vectors of shape"):
         WordVectors.load(tmp_path / "v")
 
