@@ -138,7 +138,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         full = any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
         hint = "free some space" if full else "check the folder's permissions and disk"
         what = getattr(error, "strerror", None) or error
-        raise RegardError(f"cannot write {path}: {what}; {hint} and run the same command again") from error
+        raise RegardError(f"cannot write {shortened(path)}: {what}; {hint} and run the same command again") from error
 
 
 @contextlib.contextmanager

@@ -237,6 +237,9 @@ def test_a_gpu_gives_what_a_cpu_gives(mode: str, weights: str) -> None:
 @pytest.mark.skipif(not CUDA, reason="needs a GPU")
 def test_memory_does_not_grow_with_the_window() -> None:
     image = torch.rand(1000, 1000, device="cuda")
+    nonlocal_means(image, 0.1, 7, 11)  # what other tests keep, and what is made once, is there before
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     nonlocal_means(image, 0.1, 7, 11)
-    assert torch.cuda.max_memory_allocated() < 20 * image.numel() * 4
+    assert torch.cuda.max_memory_allocated() - before < 20 * image.numel() * 4
