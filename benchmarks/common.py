@@ -80,7 +80,9 @@ def seconds(run: Callable[[], Any], device: torch.device, repeats: int, each: in
 
 def compiled_graphs() -> int:
     """How many graphs torch has compiled so far: the same number later means that nothing was compiled in between."""
-    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    from torch._dynamo.utils import counters
+
+    return counters["stats"]["unique_graphs"]
 
 
 def fresh(device: torch.device, compiler: bool = True) -> None:

@@ -45,6 +45,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
+
+
 # ---- state that tests share -------------------------------------------------------------------------------------------
 
 
