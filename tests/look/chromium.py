@@ -45,6 +45,7 @@ class Pages:
         key = repr(options)
         page = self.idle[key].pop() if self.idle.get(key) else self.new(options)
         self.busy.append((key, page))
+        page.bring_to_front()  # keys are for the page in front
         return page
 
     def new(self, options: dict[str, Any]) -> Any:
