@@ -4,9 +4,12 @@ import gc
 import os
 import random
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+# Libraries read these when they are first imported: two workers with two threads each would wait for two cores.
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 if shutil.which("nvidia-smi") is None:  # Triton decides when it is first imported, maybe by torch
     os.environ["TRITON_INTERPRET"] = "1"
 
@@ -28,15 +31,22 @@ settings.load_profile("calm")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in a random order, given by this seed")
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and the tests in each, in a random order")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Shuffle the tests in the same way in every worker, as pytest-xdist requires."""
-    if config.getoption("--shuffle") is not None:
-        items.sort(key=lambda item: item.nodeid)
-        random.Random(config.getoption("--shuffle")).shuffle(items)
+    """Shuffle the files and the tests within each, in the same way in every worker, as pytest-xdist requires.
+
+    Tests of one file stay together: what they share, such as a trained model, would be made anew for each of them.
+    """
+    if config.getoption("--shuffle") is None:
+        return
+    rng, files = random.Random(config.getoption("--shuffle")), defaultdict(list)
+    for item in items:
+        files[item.path].append(item)
+    order = rng.sample(sorted(files), len(files))
+    items[:] = [item for path in order for item in rng.sample(files[path], len(files[path]))]
 
 
 def pytest_collection_finish() -> None:

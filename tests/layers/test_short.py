@@ -64,18 +64,19 @@ def assert_near(found: list[Tensor], expected: list[Tensor], share: float) -> No
 
 # ---- the formula -----------------------------------------------------------------------------------------------------
 
-OWN = [  # lengths of rows, width, D, heads, heads of keys
-    ([1], 1, 16, H, H),
-    ([3, 1, 0], 3, 16, H, H),
-    ([17, 16, 5], 17, 32, 3, 1),
-    ([64, 31], 64, 16, 4, 2),
-    ([128, 70], 128, 16, H, H),
-    ([65], 128, 128, 1, 1),
+OWN = [  # lengths of rows, width, D, heads, heads of keys, mask
+    ([1], 1, 16, H, H, FULL),
+    ([3, 1, 0], 3, 16, H, H, FULL),
+    ([3, 1, 0], 3, 16, H, H, CAUSAL),
+    ([17, 16, 5], 17, 32, 3, 1, CAUSAL),
+    ([64, 31], 64, 16, 4, 2, FULL),
+    ([64, 31], 64, 16, 1, 1, CAUSAL),
+    ([128, 70], 128, 16, H, H, CAUSAL),
+    ([65], 128, 128, 1, 1, FULL),
 ]
 
 
-@pytest.mark.parametrize("mask", [FULL, CAUSAL], ids=["full", "causal"])
-@pytest.mark.parametrize(("lengths", "width", "d", "heads", "groups"), OWN)
+@pytest.mark.parametrize(("lengths", "width", "d", "heads", "groups", "mask"), OWN)
 def test_rows_that_look_at_themselves_are_the_formula(
     lengths: list[int], width: int, d: int, heads: int, groups: int, mask: Mask
 ) -> None:
