@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 RUN    := $(BIN)/regard
 # Processes that share the tests (each takes up to 2 GB); a GPU is for one, whose memory is measured.
 WORKERS ?= $(if $(shell command -v nvidia-smi),0,2)
+# Options for pytest, such as "-k decode" or "--shuffle 1" (a random order of the tests).
+ARGS ?=
 BROWSER = $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
 .PHONY: demo toy test check slow format clean
@@ -26,7 +28,7 @@ toy: $(VENV)/.run
 
 test: $(VENV)/.dev
 	@echo "browser tests: $(if $(BROWSER),run in $(BROWSER),skipped: no chromium on this machine (Debian: apt-get install chromium))"
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $(ARGS)
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow

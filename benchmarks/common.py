@@ -80,7 +80,9 @@ def seconds(run: Callable[[], Any], device: torch.device, repeats: int, each: in
 
 def compiled_graphs() -> int:
     """How many graphs torch has compiled so far: the same number later means that nothing was compiled in between."""
-    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    from torch._dynamo.utils import counters
+
+    return counters["stats"]["unique_graphs"]
 
 
 def fresh(device: torch.device, compiler: bool = True) -> None:
@@ -98,9 +100,9 @@ def peak_memory(device: torch.device) -> float:
     return torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
 
 
-def limits(device: torch.device) -> dict[str, float]:
+def limits(device: torch.device, tiny: bool = False) -> dict[str, float]:
     """FLOP/s of a large bf16 product, and bytes a second of a copy, reading and writing counted."""
-    n, size = (8192, 1 << 31) if device.type == "cuda" else (256, 1 << 22)
+    n, size = (16, 1 << 10) if tiny else (8192, 1 << 31) if device.type == "cuda" else (256, 1 << 22)
     a, b = (torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2))
     x = torch.empty(size, device=device, dtype=torch.uint8)
     y = torch.empty_like(x)
@@ -154,7 +156,7 @@ class Report:
         self.rows: list[Row] = []
         self.notes: list[str] = []
         self.failed: list[str] = []
-        self.limits = limits(device)
+        self.limits = limits(device, options.tiny)
         self.peers = [] if options.peers == "none" else options.peers.split(",")
         flops, copied = self.limits["matmul"] / 1e12, self.limits["copy"] / 1e12
         self.note(f"{describe(device)}: {flops:.3g} TFLOP/s in a bf16 product, {copied:.3g} TB/s in a copy")

@@ -1,10 +1,15 @@
-"""One thread for torch (two cores are shared by everything), and a cache folder that no test leaves behind."""
+"""What every test starts from, whatever ran before it in this process: seeds, environment, caches, and one thread."""
 
+import gc
 import os
+import random
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+# Libraries read these when they are first imported: two workers with two threads each would wait for two cores.
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 if shutil.which("nvidia-smi") is None:  # Triton decides when it is first imported, maybe by torch
     os.environ["TRITON_INTERPRET"] = "1"
 
@@ -12,23 +17,97 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from regard.decode import rules
+from regard.layers import attend
+
 # A busy machine is no reason to fail; the same examples every time, so that a red test stays red.
-settings.register_profile("calm", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "calm", deadline=None, derandomize=True, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("calm")
 
 
+# ---- order ------------------------------------------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and the tests in each, in a random order")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Shuffle the files and the tests within each, in the same way in every worker, as pytest-xdist requires.
+
+    Tests of one file stay together: what they share, such as a trained model, would be made anew for each of them.
+    """
+    if config.getoption("--shuffle") is None:
+        return
+    rng, files = random.Random(config.getoption("--shuffle")), defaultdict(list)
+    for item in items:
+        files[item.path].append(item)
+    order = rng.sample(sorted(files), len(files))
+    items[:] = [item for path in order for item in rng.sample(files[path], len(files[path]))]
+
+
+def pytest_collection_finish() -> None:
+    """Exempt modules and tests, millions of objects, from garbage collection, which would visit them again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
+
+
+# ---- state that tests share -------------------------------------------------------------------------------------------
+
+
+def seed_everything() -> None:
+    random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Seed before the fixtures, including those of a module: their weights must not depend on the tests before them."""
+    seed_everything()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    """Seed again: the fixtures of a module were made in this test or in an earlier one."""
+    seed_everything()
+
+
 @pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> Iterator[None]:
-    """What would take all cores finds one: threads that wait for a core of others are many times slower than none."""
+def _one_process_among_others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Use one thread, a cache folder in the temporary folder, and a disk that is never waited for.
+
+    Threads that wait for a core that another worker uses are many times slower than a single thread. Without fsync, files
+    survive everything but a crash of the machine: a killed process too.
+    """
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        patch.setenv("REGARD_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
         yield
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REGARD_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+def _restored() -> Iterator[None]:
+    """Restore what a test may change in its process, and forget the messages that are printed once in a process."""
+    environment, folder = dict(os.environ), os.getcwd()
+    attend.say_once.cache_clear()
+    rules.say_once.cache_clear()
+    yield
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float32)
+    torch.set_float32_matmul_precision("highest")
+    os.chdir(folder)
+    if os.environ != environment:
+        os.environ.clear()
+        os.environ.update(environment)
 
 
 @pytest.fixture

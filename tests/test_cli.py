@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +35,8 @@ save_every = 2
 log_every = 1
 [decode]
 beam = 2
+max_len_a = 0.0
+max_len_b = 6
 """
 
 
@@ -44,7 +45,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished (hardly trained) run."""
     folder = tmp_path_factory.mktemp("cli")
     (folder / "tiny.toml").write_text(RECIPE)
-    os.environ["REGARD_CACHE"] = str(folder / "cache")
     return api.train(folder / "tiny.toml", folder / "run", quiet=True)
 
 
@@ -336,8 +336,5 @@ def test_stdin_may_begin_with_a_mark_but_not_hold_nul(run: Path, capfd, monkeypa
 def test_debug_shows_the_traceback(capfd, monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["regard", "--debug", "translate", "-m", "nowhere", "x"])
     monkeypatch.delenv("REGARD_DEBUG", raising=False)
-    try:
-        with pytest.raises(RegardError, match="nowhere"):
-            cli.main()
-    finally:
-        os.environ.pop("REGARD_DEBUG", None)
+    with pytest.raises(RegardError, match="nowhere"):
+        cli.main()

@@ -126,11 +126,11 @@ def assert_same(found: list[Hypothesis], expected: list[Hypothesis]) -> None:
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_alone_or_in_company(way: dict) -> None:
-    """Thirty ragged sources: each alone, and all in one batch, in batches of a few, and one by one."""
-    model, sources = tiny_transformer(0), random_sources(3, 30)
+    """Sixteen ragged sources: each alone, and all in one batch, in batches of a few, and one by one."""
+    model, sources = tiny_transformer(0), random_sources(3, 16)
     way = {**way, "max_len_a": 1, "max_len_b": 5}
     together = run(model, sources, **way)
-    assert len({tuple(ranked[0].tokens) for ranked in together}) > 10
+    assert len({tuple(ranked[0].tokens) for ranked in together}) > 5
     for batch_tokens in (150, 1):
         for found, expected in zip(run(model, sources, batch_tokens=batch_tokens, **way), together, strict=True):
             assert_same(found, expected)

@@ -130,8 +130,8 @@ def test_every_way_to_decode_is_alike(settings: dict[str, object], device: str) 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("beam", [1, 4])
 def test_sentences_enter_and_leave_while_others_go_on(beam: int, device: str) -> None:
-    """Room for few of them at a time: 40 sentences through two or four slots."""
-    both(transformer(device), DecodeConfig(beam=beam, batch_tokens=32 * 4 * 2), n=40)
+    """Room for few of them at a time: 20 sentences through two or four slots."""
+    both(transformer(device), DecodeConfig(beam=beam, batch_tokens=32 * 4 * 2), n=20)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -157,9 +157,18 @@ def rows(options: DecodeConfig, n: int) -> list[Row]:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    "settings", [{}, {"temperature": 1.0}, {"temperature": 0.8, "nbest": 3, "repetition_penalty": 1.2}, {"min_len": 4}]
+    ("style", "settings"),
+    [
+        ("pre-norm", {}),
+        ("pre-norm", {"temperature": 0.8, "nbest": 3, "repetition_penalty": 1.2}),
+        ("rotary", {"temperature": 1.0}),
+        ("rotary", {"min_len": 4}),
+        ("window", {}),
+        ("window", {"temperature": 1.0}),
+        ("grouped", {"temperature": 0.8, "nbest": 3, "repetition_penalty": 1.2}),
+        ("grouped", {"min_len": 4}),
+    ],
 )
-@pytest.mark.parametrize("style", ["pre-norm", "rotary", "window", "grouped"])
 def test_texts_go_on_alike(style: str, settings: dict[str, object], device: str) -> None:
     model = gpt(device, **STYLES[style] | {"encoder_positions": ""})
     cpu = GPT(model.config).eval()

@@ -83,7 +83,7 @@ def make_norm(kind: str, c: int, dtype: torch.dtype) -> Norm | None:
     [
         (50, 96, "", "", False),
         (27, 192, "layer", "relu", False),  # eight rows a program, the last not full
-        (21, 4224, "layer", "gelu", False),
+        (9, 4224, "layer", "gelu", False),
         (21, 96, "unshifted", "gelu-tanh", False),
         (13, 128, "rms", "silu", True),
         (9, 2304, "rms", "gelu", True),
@@ -350,11 +350,10 @@ def flags(n: int) -> Tensor:
     return torch.arange(n, device=DEVICE) % 2 == 0
 
 
-@pytest.mark.parametrize("dtype", [FP32, BF16])
-@pytest.mark.parametrize("best", [1, 2, 10, 32])
+@pytest.mark.parametrize(("best", "dtype"), [(1, BF16), (2, FP32), (10, BF16), (32, FP32)])
 @pytest.mark.usefixtures("either")
 def test_candidates_are_the_best_of_each_part_lower_ids_first(best: int, dtype: torch.dtype) -> None:
-    for n, v in ((2, 1003), (3, 3000), (1, 11)):
+    for n, v in ((2, 1003), (1, 3000), (1, 11)):
         check_candidates(logits_with_ties(n, v, dtype), best, flags(n))
 
 
@@ -368,7 +367,7 @@ def test_candidates_are_kept_from_block_to_block(monkeypatch: pytest.MonkeyPatch
     equal = torch.zeros(4, 3000, device=DEVICE)
     equal[:, [10, 20, 2500]] = torch.tensor([5.0, 5.0, 7.0], device=DEVICE)  # of the two 5s, the later must go
     check_candidates(equal, 2, flags(4))
-    check_candidates(draw(64, 2500, dtype=BF16), 3, flags(64))
+    check_candidates(draw(64, 2100, dtype=BF16), 3, flags(64))
 
 
 @pytest.mark.usefixtures("either")

@@ -100,7 +100,7 @@ def test_the_penalty_changes_what_is_written() -> None:
 # ---- neighbours ------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 10**6),
     count=st.integers(1, 6),

@@ -36,6 +36,7 @@ def make(kind: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
 
 ends = {"bos_token_id": 7, "eos_token_id": 9, "pad_token_id": None}
 roberta = {**BERT, "max_position_embeddings": 18, "type_vocab_size": 1, "pad_token_id": 1}
+roberta |= {"layer_norm_eps": 1e-5}  # as published
 marian = {**PAIR, "decoder_vocab_size": V, "pad_token_id": 40, "eos_token_id": 0, "decoder_start_token_id": 40}
 marian |= {"forced_eos_token_id": None, "activation_function": "swish", "scale_embedding": True}
 bart = {**PAIR, "forced_eos_token_id": None}
@@ -51,7 +52,8 @@ DECODERS = {
     "llama": make("LlamaForCausalLM", "LlamaConfig", **BERT, **ends, num_key_value_heads=2),
     "llama-biased": make(
         "LlamaForCausalLM", "LlamaConfig", **BERT, **ends, attention_bias=True, mlp_bias=True, head_dim=6,
-        tie_word_embeddings=True, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
+        num_key_value_heads=1, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
     ),
     "bloom": make("BloomForCausalLM", "BloomConfig", vocab_size=V, hidden_size=C, n_layer=LAYERS, n_head=H, **ends),
 }  # fmt: skip

@@ -34,6 +34,7 @@ from regard import folder as folders
 from regard.exchange.families import FAMILIES
 from regard.exchange.family import rules_of
 from regard.exchange.huggingface import read_huggingface, write_huggingface
+from regard.models.architectures import preset, resolve
 from regard.text.vocabulary import EOS, PAD, SOS
 
 every = pytest.mark.parametrize("name", EVERY)
@@ -46,6 +47,40 @@ def test_logits_are_theirs(name: str, tmp_path: Path) -> None:
     with torch.no_grad():
         theirs, ours = logits(name, peer, bundle)
     torch.testing.assert_close(ours, theirs, **close)
+
+
+PRESETS = {
+    "gpt2": "gpt2", "llama": "llama-7b", "bloom": "bloom", "bert": "bert-base", "roberta": "roberta-base",
+    "roformer": "roformer-base", "deberta-1": "deberta-base", "deberta-3": "deberta-v3-base", "t5": "t5-small",
+    "t5-1.1": "t5-v1.1-small", "bart": "bart-base", "vit": "vit-base-16",
+}  # fmt: skip
+SIZES = {
+    *(
+        "preset",
+        "n_encoder_layers",
+        "n_decoder_layers",
+        "d_model",
+        "n_heads",
+        "n_kv_heads",
+        "d_head",
+        "d_ff",
+        "max_len",
+    ),
+    *("t5_buckets", "t5_max_distance", "disentangled_buckets", "disentangled_reach", "patch_size", "n_classes"),
+    *("source_vocab", "target_vocab", "absent", "dropout", "attention_dropout", "ff_dropout"),
+}
+UNUSED = {"vit": {"scale_embeddings"}, "deberta-1": {"positions"}, "deberta-3": {"positions"}}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_the_architectures_that_have_their_logits(name: str, tmp_path: Path) -> None:
+    """Settings of a preset that are no sizes are those read from a model of theirs, whose logits are compared above."""
+    _, bundle, _ = imported(name, tmp_path)
+    found, expected = dataclasses.asdict(resolve(preset(PRESETS[name]))), dataclasses.asdict(bundle.config)
+    ignored = SIZES | UNUSED.get(name, set())
+    assert {k: v for k, v in found.items() if k not in ignored} == {
+        k: v for k, v in expected.items() if k not in ignored
+    }
 
 
 @every

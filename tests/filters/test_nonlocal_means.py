@@ -207,8 +207,7 @@ def test_parameters_out_of_range_are_refused(options: dict[str, Any]) -> None:
 # ---- the kernel -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("weights", ["flat", "gaussian"])
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("channels", "weights"), [(1, "gaussian"), (3, "flat")])
 def test_the_kernel_is_the_definition(channels: int, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interpreted on a CPU, itself on a GPU: tiles that are not full, two pictures."""
     pytest.importorskip("triton")

@@ -22,7 +22,7 @@ from regard.layers import short  # noqa: E402 (it needs Triton)
 
 DEVICE = "cuda" if CUDA else "cpu"
 HALF = torch.bfloat16 if CUDA else torch.float16  # the interpreter multiplies no bf16
-H = 4
+H = 2
 
 
 def projected(rows: int, n: int, heads: list[int], d: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -31,11 +31,13 @@ def projected(rows: int, n: int, heads: list[int], d: int, dtype: torch.dtype = 
     return [x.unflatten(-1, (-1, d)).transpose(1, 2) for x in whole.split([h * d for h in heads], -1)]
 
 
-def qkv(rows: int, t: int, s: int, d: int, groups: int = H, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def qkv(
+    rows: int, t: int, s: int, d: int, groups: int = H, dtype: torch.dtype = torch.float32, heads: int = H
+) -> list[Tensor]:
     torch.manual_seed(t + s)
     if t == s:
-        return projected(rows, t, [H, groups, groups], d, dtype)
-    return [*projected(rows, t, [H], d, dtype), *projected(rows, s, [groups, groups], d, dtype)]
+        return projected(rows, t, [heads, groups, groups], d, dtype)
+    return [*projected(rows, t, [heads], d, dtype), *projected(rows, s, [groups, groups], d, dtype)]
 
 
 def positions(lengths: list[int], width: int) -> Tensor:
@@ -62,24 +64,24 @@ def assert_near(found: list[Tensor], expected: list[Tensor], share: float) -> No
 
 # ---- the formula -----------------------------------------------------------------------------------------------------
 
-OWN = [  # lengths of rows, width, D, heads of keys
-    ([1], 1, 16, H),
-    ([3, 1, 0], 3, 16, H),
-    ([17, 16, 5], 17, 32, H),
-    ([64, 31], 64, 16, 2),
-    ([40, 33], 64, 64, 1),
-    ([128, 70], 128, 16, H),
-    ([65], 128, 128, 1),
+OWN = [  # lengths of rows, width, D, heads, heads of keys, mask
+    ([1], 1, 16, H, H, FULL),
+    ([3, 1, 0], 3, 16, H, H, FULL),
+    ([3, 1, 0], 3, 16, H, H, CAUSAL),
+    ([17, 16, 5], 17, 32, 3, 1, CAUSAL),
+    ([64, 31], 64, 16, 4, 2, FULL),
+    ([64, 31], 64, 16, 1, 1, CAUSAL),
+    ([128, 70], 128, 16, H, H, CAUSAL),
+    ([65], 128, 128, 1, 1, FULL),
 ]
 
 
-@pytest.mark.parametrize("mask", [FULL, CAUSAL], ids=["full", "causal"])
-@pytest.mark.parametrize(("lengths", "width", "d", "groups"), OWN)
+@pytest.mark.parametrize(("lengths", "width", "d", "heads", "groups", "mask"), OWN)
 def test_rows_that_look_at_themselves_are_the_formula(
-    lengths: list[int], width: int, d: int, groups: int, mask: Mask
+    lengths: list[int], width: int, d: int, heads: int, groups: int, mask: Mask
 ) -> None:
     at = positions(lengths, width)
-    assert_near(*both(mask, at, at, qkv(len(lengths), width, width, d, groups)), 1e-5)
+    assert_near(*both(mask, at, at, qkv(len(lengths), width, width, d, groups, heads=heads)), 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +90,7 @@ def test_rows_that_look_at_themselves_are_the_formula(
         (1, 128, [100, 128], 16, H),
         (128, 1, [1, 1], 16, 1),
         (17, 64, [64, 0, 33], 16, H),
-        (33, 3, [3, 2], 32, 2),
+        (33, 3, [3, 2], 32, 1),
         (64, 17, [17, 9], 64, H),
     ],
 )
@@ -105,7 +107,7 @@ def test_rows_that_look_at_others_are_the_formula(
 @pytest.mark.parametrize(("width", "d"), [(20, 32), (64, 64), (100, 16)])
 def test_in_half_precision_it_is_the_formula_but_for_roundings(width: int, d: int, mask: Mask) -> None:
     at = positions([width, width // 3], width)
-    given = qkv(2, width, width, d, 2, HALF)
+    given = qkv(2, width, width, d, 1, HALF)
     found, exact = both(mask, at, at, given)
     assert {x.dtype for x in found} == {HALF}
     assert_near(found, exact, 2e-2)
@@ -158,13 +160,13 @@ def test_what_all_layers_share_is_how_long_rows_are() -> None:
 
 def test_heads_are_merged_without_a_copy() -> None:
     """Result and gradients lie in memory as (B, T, H, D)."""
-    at, given = positions([7, 7], 7), qkv(2, 7, 7, 16, 2)
+    at, given = positions([7, 7], 7), qkv(2, 7, 7, 16, 1)
     for x in run("short", CAUSAL, at, at, given, torch.randn_like(given[0])):
         assert x.transpose(1, 2).is_contiguous()
 
 
 def test_any_layout_of_its_inputs_gives_the_same() -> None:
-    at, given = positions([7, 3], 7), qkv(2, 7, 7, 16, 2)
+    at, given = positions([7, 3], 7), qkv(2, 7, 7, 16, 1)
     g = torch.randn_like(given[0])
     expected = run("short", CAUSAL, at, at, given, g)
     others = [x.mT.contiguous().mT for x in given]  # the last dimension is not dense
@@ -195,10 +197,10 @@ def whole(rows: int, n: int, causal: bool = False) -> short.Rows:
 
 
 def test_dropout_drops_its_share_and_scales_the_rest() -> None:
-    found = multipliers(0, 4, 50)
+    found = multipliers(0, 4, 50)  # (rows, H, queries, keys)
     dropped = found == 0
     torch.testing.assert_close(found[~dropped], torch.full_like(found[~dropped], 1 / (1 - P)))
-    n = found.numel()  # 40,000
+    n = found.numel()
     assert abs(dropped.float().mean().item() - P) < 4 * (P * (1 - P) / n) ** 0.5
     each = dropped.float().mean((2, 3))  # of every row and head
     assert (each - P).abs().max() < 4.5 * (P * (1 - P) / 2500) ** 0.5
@@ -218,17 +220,20 @@ def test_what_is_dropped_in_one_place_says_nothing_of_another() -> None:
 
 
 def test_dropout_changes_nothing_on_average() -> None:
-    """Twelve rows of four equal heads are dropped in 48 ways, by two seeds."""
-    n = 12
+    """Sixteen rows of two equal heads are dropped in 32 ways, by two seeds."""
+    n = 16
     q, k, v = (x[:, :1].expand(n, H, 6, 16) for x in qkv(1, 6, 6, 16))
     exact = short.attend(q[:1], k[:1], v[:1], whole(1, 6, True), None, 0.0)[0, 0]
-    found = torch.cat([short.attend(q, k, v, whole(n, 6, True), None, P).flatten(0, 1) for _ in range(2)])  # (96, T, D)
+    found = torch.cat([short.attend(q, k, v, whole(n, 6, True), None, P).flatten(0, 1) for _ in range(2)])  # (64, T, D)
     assert (found.std(0) > 0).all()
-    assert ((found.mean(0) - exact).abs() <= 4 * found.std(0) / len(found) ** 0.5).all()
+    errors = (found.mean(0) - exact) / (
+        found.std(0) / len(found) ** 0.5
+    )  # in standard errors; 4.5 where nothing is scaled
+    assert errors.square().mean().sqrt() < 2
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("n", "groups"), [(6, H), (50, 2)])
+@pytest.mark.parametrize(("n", "groups"), [(6, H), (50, 1)])
 def test_gradients_drop_what_the_result_dropped(n: int, groups: int, causal: bool) -> None:
     """Beside the formula in float64, with the multipliers that another call has shown."""
     drop = multipliers(5, 1, n, groups).double()
@@ -275,15 +280,17 @@ def test_without_dropout_nothing_is_drawn() -> None:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_torch_accepts_the_operators(dropout: float) -> None:
-    """Schemas, fake results, autograd and tracing with sizes that vary."""
-    q, k, v = (x.detach().requires_grad_() for x in qkv(2, 5, 5, 16, 2))
+    """Schemas, fake results, autograd, and with dropout tracing with sizes that vary as well, which takes longest."""
+    checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
+    checks += ["test_aot_dispatch_dynamic"] if dropout else []
+    q, k, v = (x.detach().requires_grad_() for x in qkv(2, 5, 5, 16, 1))
     lengths = torch.tensor([5, 3], dtype=torch.int32, device=DEVICE)
     seed = torch.tensor([7], device=DEVICE) if dropout else None
     settings = (True, None, dropout)
-    torch.library.opcheck(short.forward, (q, k, v, lengths, seed, *settings))
+    torch.library.opcheck(short.forward, (q, k, v, lengths, seed, *settings), test_utils=checks)
     lse = short.forward(q, k, v, lengths, seed, *settings)[1]
     plain = [x.detach() for x in (torch.randn_like(q), q, k, v, lengths, lse)]
-    torch.library.opcheck(short.backward, (*plain, seed, *settings))
+    torch.library.opcheck(short.backward, (*plain, seed, *settings), test_utils=checks)
 
 
 class Layer(nn.Module):
@@ -294,7 +301,7 @@ class Layer(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor, rows: short.Rows) -> Tensor:
-        q, k, v = (part.unflatten(-1, (-1, 16)).transpose(1, 2) for part in (x * 2).split([64, 32, 32], -1))
+        q, k, v = (part.unflatten(-1, (-1, 16)).transpose(1, 2) for part in (x * 2).split([32, 16, 16], -1))
         return short.attend(q, k, v, rows, None, self.dropout).transpose(1, 2).flatten(2).sin()
 
 
@@ -310,8 +317,8 @@ def test_a_compiled_layer_is_one_graph_for_all_shapes(dropout: float) -> None:
     counter, layer = CompileCounterWithBackend("aot_eager"), Layer(dropout)
     compiled = torch.compile(layer, dynamic=True, fullgraph=True, backend=counter)
     counts = []
-    for rows, n in ((2, 5), (3, 9), (4, 40)):
-        x, ready = torch.randn(rows, n, 128, device=DEVICE), whole(rows, n - 1, True)
+    for rows, n in ((2, 5), (3, 9), (2, 20)):
+        x, ready = torch.randn(rows, n, 64, device=DEVICE), whole(rows, n - 1, True)
         torch.testing.assert_close(gradient(compiled, x, ready), gradient(layer, x, ready))
         counts.append(counter.frame_count)
     assert len({*counts}) == 1  # compiled with the first shape, and never again
@@ -326,7 +333,7 @@ def test_a_compiled_layer_is_one_graph_for_all_shapes(dropout: float) -> None:
 def test_a_compiled_layer_is_recorded_and_drops_anew_when_replayed(dropout: float) -> None:
     layer = Layer(dropout).cuda()
     compiled = torch.compile(layer, dynamic=True, fullgraph=True)
-    x, rows = torch.randn(8, 40, 128, device="cuda", dtype=torch.bfloat16), whole(8, 33, True)
+    x, rows = torch.randn(8, 40, 64, device="cuda", dtype=torch.bfloat16), whole(8, 33, True)
     x.requires_grad_()
 
     def step() -> tuple[Tensor, Tensor]:

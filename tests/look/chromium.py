@@ -32,31 +32,61 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
+class Pages:
+    """Pages of one browser that are opened again and again: a new page is a new process of the browser."""
+
+    def __init__(self, browser: Any) -> None:
+        self.browser = browser
+        self.idle: dict[str, list[Any]] = {}  # by the options of their contexts
+        self.busy: list[tuple[str, Any]] = []
+        self.complaints: list[str] = []
+
+    def take(self, options: dict[str, Any]) -> Any:
+        key = repr(options)
+        page = self.idle[key].pop() if self.idle.get(key) else self.new(options)
+        self.busy.append((key, page))
+        page.bring_to_front()  # keys are for the page in front
+        return page
+
+    def new(self, options: dict[str, Any]) -> Any:
+        page = self.browser.new_context(**options).new_page()
+        page.set_default_timeout(20_000)
+        page.on("console", lambda said: said.type == "error" and self.complaints.append(said.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
+        page.on("request", lambda asked: outside(asked.url) and self.complaints.append(asked.url))
+        return page
+
+    def release(self) -> list[str]:
+        """Leave all pages for the next test, and return what they complained about."""
+        for key, page in self.busy:
+            page.goto("about:blank")
+            page.mouse.move(0, 0)
+            self.idle.setdefault(key, []).append(page)
+        found, self.complaints, self.busy = self.complaints, [], []
+        return found
+
+
+@pytest.fixture(scope="session")
+def pages(chromium: Any) -> Pages:
+    return Pages(chromium)
+
+
 @pytest.fixture
-def open_page(chromium: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+def open_page(pages: Pages, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """open_page(html, "tab=chain", color_scheme="dark") -> Playwright's page, when it is drawn."""
-    contexts, complaints = [], []
 
     def opened(html: str, state: str = "", **options: Any) -> Any:
-        path = tmp_path / f"page-{len(contexts)}.html"
+        path = tmp_path / f"page-{len(pages.busy)}.html"
         path.write_text(html, encoding="utf-8")
-        context = chromium.new_context(**{"viewport": {"width": 1300, "height": 1000}, **options})
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(20_000)
-        page.on("console", lambda said: said.type == "error" and complaints.append(said.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
-        page.on("request", lambda asked: outside(asked.url) and complaints.append(asked.url))
+        page = pages.take({"viewport": {"width": 1300, "height": 1000}, **options})
         page.goto(f"{path.as_uri()}#{state}" if state else path.as_uri())
         drawn(page)
         return page
 
     yield opened
-    for context in contexts:
-        context.close()
-    assert complaints == []
+    assert pages.release() == []
 
 
 def outside(url: str) -> bool:
-    return not url.startswith(("file://", "data:", "blob:"))
+    return not url.startswith(("file://", "data:", "blob:", "about:"))

@@ -413,8 +413,9 @@ def test_what_has_no_attention_is_refused_with_a_reason(make: Maker) -> None:
         see(3.5, "the man")
 
 
-@pytest.mark.parametrize("first", KINDS)
-@pytest.mark.parametrize("second", KINDS)
+@pytest.mark.parametrize(
+    ("first", "second"), [(a, b) for i, a in enumerate(KINDS) for j, b in enumerate(KINDS) if (j - i) % len(KINDS) < 3]
+)
 def test_models_of_two_kinds_are_not_compared(first: str, second: str, bundles: Any, folders: Any, asked: Any) -> None:
     alike = KINDS[first] == KINDS[second] or {KINDS[first], KINDS[second]} == {"translation", "alignment"}
     text = asked[first]

@@ -1,4 +1,5 @@
-"""The same weights give the same logits and gradients in torch.nn.Transformer and in Hugging Face's Marian.
+"""The same weights give the same logits and gradients in torch.nn.Transformer and in Hugging Face's Marian, and the same
+logits in their first GPT, which `regard import` does not read (tests/exchange compares the families that it reads).
 
 A `Pair` ties a piece of one of our parameters to a piece of theirs; weights are copied over the pairs either way.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
+from regard.models.architectures import preset
+from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
 from regard.text.tokenizer import EOS, PAD, SOS
 
@@ -266,3 +270,31 @@ def test_marian(tie: str, activation: str, to_theirs: bool) -> None:
         assert a.grad is not None
         assert b.grad is not None
         torch.testing.assert_close(a.grad[our_rows], b.grad[their_rows], atol=1e-4, rtol=1e-4)
+
+
+# ---- GPT-1 -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_gpt() -> None:
+    """Post-norm, with learned positions. Their matrices are transposed."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": V, "n_embd": C, "n_layer": 2, "n_head": H, "n_positions": 16}
+    peer = transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig(**sizes)).eval()
+    stir(peer)
+    theirs = {name.removeprefix("transformer."): p for name, p in peer.named_parameters()}
+    names = {"self.norm": "ln_1", "self.sublayer.qkv": "attn.c_attn", "self.sublayer.out": "attn.c_proj"}
+    names |= {"ff.norm": "ln_2", "ff.sublayer.inner": "mlp.c_fc", "ff.sublayer.outer": "mlp.c_proj"}
+    weights = {"embedding.weight": theirs["tokens_embed.weight"]}
+    weights["decoder.schemes.0.encoding"] = theirs["positions_embed.weight"]
+    for i, part in product(range(2), ("weight", "bias")):
+        found = {f"decoder.blocks.{i}.sublayers.{a}.{part}": theirs[f"h.{i}.{b}.{part}"] for a, b in names.items()}
+        weights |= {key: p.T if p.dim() == 2 else p for key, p in found.items()}
+    settings = {"n_decoder_layers": 2, "d_model": C, "n_heads": H, "d_ff": 4 * C, "target_vocab": V, "max_len": 16}
+    model = GPT(preset("gpt-1", **settings)).eval()
+    own = dict(model.named_parameters())
+    assert own.keys() == weights.keys()
+    ids = torch.randint(5, V, (3, 11), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        for name, p in own.items():
+            p.copy_(weights[name])
+        torch.testing.assert_close(model(ids), peer(input_ids=ids).logits, atol=1e-4, rtol=1e-4)

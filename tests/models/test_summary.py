@@ -18,7 +18,7 @@ from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.layers.packed import packed
 from regard.models import summary as summaries
-from regard.models.architectures import make_model, preset, resolve
+from regard.models.architectures import make_model, preset
 from regard.models.cost import activations, forward_flops
 from regard.models.flops import count, example, hollow
 from regard.models.summary import Line, Summary, summary
@@ -194,10 +194,6 @@ def test_fused_attention_on_a_cpu_is_counted_though_torch_takes_it_for_nothing()
 @given(configs())
 @settings(max_examples=40)
 def test_formula_and_count_agree_in_every_line_of_any_style(config: ModelConfig) -> None:
-    try:
-        config = resolve(config)
-    except RegardError:
-        return  # positions that make no sense there
     both = config.architecture == "transformer"
     result = summary(make_model(config), batch=2, length=5, source_length=6 if both else None, depth=3)
     assert result.differences == []
@@ -211,7 +207,7 @@ def test_formula_and_count_agree_in_every_line_of_any_recurrent_model(config: Mo
     assert result.differences == []
 
 
-@pytest.mark.parametrize("name", ["gpt3", "t5-small", "deberta-v3-base", "vit-base-16", "awd-lstm"])
+@pytest.mark.parametrize("name", ["gpt3", "deberta-v3-base", "vit-base-16", "awd-lstm"])
 def test_models_that_fit_nowhere_are_counted_without_their_numbers(name: str) -> None:
     result = summary(name, length=197 if name.startswith("vit") else 12)
     assert result.differences == []
@@ -228,7 +224,7 @@ def test_a_model_without_numbers_counts_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["transformer-tiny", "t5-small", "convs2s-small", "bert-tiny", "vit-tiny", "lstm-small", "rnnsearch-small"]
+    "name", ["t5-small", "convs2s-small", "bert-tiny", "vit-tiny", "lstm-small", "rnnsearch-small"]
 )
 def test_lines_of_every_depth_add_up_to_the_models_totals(name: str) -> None:
     result = {depth: summary(name, length=5, depth=depth) for depth in (1, 3)}

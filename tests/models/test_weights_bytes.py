@@ -101,6 +101,18 @@ def test_int8_of_given_bytes_is_int8_of_the_matrix() -> None:
     assert (straight(x) - exact).abs().max() < 0.1
 
 
+def load_harmed(path: Path, way: str, harm: Any) -> None:
+    """Load a model whose tensors were changed by `harm(tensors, name of a quantized matrix)` and sealed again."""
+    folder.save(path, bundle(), "", small=True)
+    tensors = load_file(path / "model.safetensors")
+    assert are_bytes(tensors)
+    harm(tensors, next(name for name in tensors if name.endswith("weight") and name + STEP in tensors))
+    save_file(tensors, path / "model.safetensors")
+    (path / "manifest.json").unlink()
+    seal(path)
+    folder.load(path, torch.device("cpu"), way)
+
+
 @pytest.mark.parametrize("way", ["int8", "fp32"])
 @pytest.mark.parametrize(
     ("harm", "said"),
@@ -112,24 +124,14 @@ def test_int8_of_given_bytes_is_int8_of_the_matrix() -> None:
     ],
 )  # fmt: skip
 def test_broken_weights_are_named(tmp_path: Path, way: str, harm: Any, said: str) -> None:
-    path = tmp_path / "m"
-    folder.save(path, bundle(), "", small=True)
-    tensors = load_file(path / "model.safetensors")
-    assert are_bytes(tensors)
-    harm(tensors, next(name for name in tensors if name.endswith("weight") and name + STEP in tensors))
-    save_file(tensors, path / "model.safetensors")
-    (path / "manifest.json").unlink()
-    seal(path)
     with pytest.raises(RegardError, match=said):
-        folder.load(path, torch.device("cpu"), way)
+        load_harmed(tmp_path / "m", way, harm)
 
 
 @pytest.mark.parametrize("way", ["auto", "int8"])
 def test_a_matrix_without_its_steps_is_refused(tmp_path: Path, way: str) -> None:
-    def forget(tensors: dict[str, torch.Tensor], name: str) -> None:
-        del tensors[name + STEP]
-
-    test_broken_weights_are_named(tmp_path, way, forget, "missing or broken")
+    with pytest.raises(RegardError, match="missing or broken"):
+        load_harmed(tmp_path / "m", way, lambda tensors, name: tensors.pop(name + STEP))
 
 
 @pytest.mark.parametrize("text", ["{", "[1, 2]", '{"en": 5}', '{"en": {"the": "often"}}'])

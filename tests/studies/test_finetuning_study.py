@@ -68,6 +68,7 @@ def test_settings_within_tables_are_merged() -> None:
     assert merged({"a": {"x": 1, "y": 2}, "b": 3}, {"a": {"y": 4}, "c": 5}) == {"a": {"x": 1, "y": 4}, "b": 3, "c": 5}
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_tiny_study_from_files_to_its_table(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,7 +80,7 @@ def test_a_tiny_study_from_files_to_its_table(
     assert results["pretraining"]["gpt"] > 0
     assert (out / "jobs" / "fresh-RTE-1" / "model" / "model.safetensors").exists()
     assert not (out / "jobs" / "fresh-RTE-1" / "checkpoints").exists()
-    monkeypatch.setattr("regard.studies.pool.Worker", None)  # nothing can be started
+    monkeypatch.setattr("regard.studies.pool.attempt", None)  # nothing can be started
     study(PLAN, tmp_path, files, files, ["RTE"], seeds=2, device="cpu", quick=True)
     assert "done before, with the same settings: gpt" in capsys.readouterr().err
 

@@ -83,6 +83,7 @@ def test_the_table_by_hand() -> None:
     assert lines[2] == "| 20+ | 1,058 | 22.2 | 12.3 (0.99) | 12.3 (0.99) | 12.3 (0.99) |"
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_tiny_study_from_files_to_its_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in MODELS:
         monkeypatch.setitem(translators.MODELS, name, TINY)

@@ -82,7 +82,7 @@ def test_the_curve_is_the_validations_at_what_was_spent_until_then(tmp_path: Pat
 @pytest.mark.parametrize("name", MODELS)
 def test_a_job_trains_counts_and_translates(name: str, data: Path, tmp_path: Path) -> None:
     widths = {"d_model": 32} | ({} if name in ("convs2s", "transformer") else {"d_hidden": 32})
-    small = {"model": widths, "tokenizer": {"vocab_size": 200}}
+    small = {"model": widths, "tokenizer": {"vocab_size": 200}, "decode": {"max_len_a": 0.0, "max_len_b": 8}}
     job = plan([name], tmp_path / "out", data, 2, "cpu", True)[0]
     run_job(dataclasses.replace(job, values=translators.merged(job.values, small)))
     found = json.loads(job.result.read_text())
@@ -94,6 +94,7 @@ def test_a_job_trains_counts_and_translates(name: str, data: Path, tmp_path: Pat
         assert tuple(len(found["translations"][test][n]) for test in translators.TESTS) == many
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_studies_side_by_side_share_what_they_train(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,7 +119,7 @@ def test_studies_side_by_side_share_what_they_train(
     told = capsys.readouterr().err
     assert "done before, with the same settings: rnnsearch, transformer" in told
     assert "rnnenc: started" in told
-    monkeypatch.setattr("regard.studies.pool.Worker", None)  # nothing can be started
+    monkeypatch.setattr("regard.studies.pool.attempt", None)  # nothing can be started
     translation_cost.study(tmp_path / "cost", data, device="cpu", quick=True)
     assert json.loads((out / "results.json").read_text())["rows"] == results["rows"]
 

@@ -13,6 +13,7 @@ TINY: dict[str, Any] = {
         **{"preset": "transformer-tiny", "n_encoder_layers": 1, "n_decoder_layers": 1, "max_len": 128},
         **{"d_model": 16, "n_heads": 2, "d_ff": 32},
     },
+    "decode": {"max_len_a": 0.0, "max_len_b": 8},
 }
 
 

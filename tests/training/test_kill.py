@@ -66,13 +66,13 @@ def reference(folder: Path, trainers: Trainers) -> Path:
     return folder / "reference"
 
 
-def kill_twenty_times(trainers: Trainers, reference: Path, folder: Path, order: Callable[[], dict[str, float]]) -> int:
-    """Train under `order`s to kill until 20 did; a run that came to its end is compared, and so is the last one.
+def kill_ten_times(trainers: Trainers, reference: Path, folder: Path, order: Callable[[], dict[str, float]]) -> int:
+    """Train under `order`s to kill until 10 did; a run that came to its end is compared, and so is the last one.
 
     Returns how many kills left a half-written checkpoint behind.
     """
     kills, in_a_save, runs = 0, 0, 1
-    while kills < 20:
+    while kills < 10:
         run = folder / f"run-{runs}"
         status = trainers.train(run, **order())
         kills += status == KILLED
@@ -85,15 +85,15 @@ def kill_twenty_times(trainers: Trainers, reference: Path, folder: Path, order: 
     return in_a_save
 
 
-def test_twenty_random_moments(folder: Path, trainers: Trainers, reference: Path) -> None:
+def test_random_moments(folder: Path, trainers: Trainers, reference: Path) -> None:
     """At times drawn from the length of a whole run, so wherever it happens to be."""
     assert trainers.train(folder / "timed") == 0
     rng, whole = random.Random(20), trainers.seconds
-    kill_twenty_times(trainers, reference, folder / "random", lambda: {"after": rng.uniform(0, whole / 2)})
+    kill_ten_times(trainers, reference, folder / "random", lambda: {"after": rng.uniform(0, whole / 2)})
 
 
-def test_twenty_moments_of_writing(folder: Path, trainers: Trainers, reference: Path) -> None:
+def test_moments_of_writing(folder: Path, trainers: Trainers, reference: Path) -> None:
     """Just before a file is opened, made, renamed or removed, so nearly always within a save or its tidying."""
     rng = random.Random(21)
-    in_a_save = kill_twenty_times(trainers, reference, folder / "writing", lambda: {"before": rng.randrange(1, 80)})
-    assert in_a_save >= 5
+    in_a_save = kill_ten_times(trainers, reference, folder / "writing", lambda: {"before": rng.randrange(1, 80)})
+    assert in_a_save >= 3
