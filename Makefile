@@ -9,7 +9,7 @@ WORKERS ?= $(if $(shell command -v nvidia-smi),0,2)
 ARGS ?=
 BROWSER = $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: demo toy test check slow format clean
+.PHONY: demo toy test test-gpu check slow format clean
 
 # The main job with the translator that comes along, and a page to look into it.
 demo: $(VENV)/.run
@@ -29,6 +29,11 @@ toy: $(VENV)/.run
 test: $(VENV)/.dev
 	@echo "browser tests: $(if $(BROWSER),run in $(BROWSER),skipped: no chromium on this machine (Debian: apt-get install chromium))"
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $(ARGS)
+
+# Everything that needs a CUDA device, on one; without a network: make test-gpu GPU_PYTHON=python3
+GPU_PYTHON ?= $(BIN)/python
+test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(VENV)/.dev)
+	$(GPU_PYTHON) tests/run_gpu.py $(ARGS)
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow

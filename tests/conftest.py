@@ -32,17 +32,26 @@ settings.load_profile("calm")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and the tests in each, in a random order")
+    parser.addoption(
+        "--shard", default="1/1", metavar="I/N", help="run one of N shares of the tests (tests/run_gpu.py)"
+    )
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take a share of the tests, every N-th, and shuffle them if that is asked for."""
+    share, shares = map(int, config.getoption("--shard").split("/"))
+    items[:] = items[share - 1 :: shares]
+    if (seed := config.getoption("--shuffle")) is not None:
+        shuffle(items, seed)
+
+
+def shuffle(items: list[pytest.Item], seed: int) -> None:
     """Shuffle the files and the tests within each, in the same way in every worker, as pytest-xdist requires.
 
     Tests of one file stay together: what they share, such as a trained model, would be made anew for each of them.
     """
-    if config.getoption("--shuffle") is None:
-        return
-    rng, files = random.Random(config.getoption("--shuffle")), defaultdict(list)
+    rng, files = random.Random(seed), defaultdict(list)
     for item in items:
         files[item.path].append(item)
     order = rng.sample(sorted(files), len(files))

@@ -74,14 +74,14 @@ def assert_near(
 ) -> None:
     """Within a share of the largest number of its kind: the result, each gradient, those of all parameters together.
 
-    `summed`: of a parameter's gradient the terms without their signs, if known, of which `share` may be off instead."""
+    `summed`: what may be off in a parameter's gradient instead, where that is known."""
     assert found.keys() == expected.keys()
     learned = [x.abs().max().item() for name, x in expected.items() if name not in PLAIN]
     for name, x in expected.items():
         error = (found[name].double() - x.double()).abs()
         allowed = torch.tensor(share * x.abs().max().item() if name in PLAIN else of_parameters * max(learned))
         if summed and name in summed:
-            allowed = share * summed[name].double()
+            allowed = summed[name].double()
         worst = (error - allowed.to(error)).argmax()
         assert (error <= allowed.to(error)).all(), (
             f"{name} is off by {error.flatten()[worst]:.2g}, {allowed.expand_as(error).flatten()[worst]:.2g} allowed{where}"
@@ -89,10 +89,12 @@ def assert_near(
 
 
 def terms(scheme: Positions, case: Case, qkv: dict[str, Tensor], g: Tensor) -> dict[str, Tensor]:
-    """The gradient of each parameter of a bias, with the sizes of its terms instead of the terms, which cancel.
+    """By how much rounding to bf16 may move the gradient of each parameter of a bias.
 
-    A term is the gradient of one score times the derivative of its bias. Rounding moves it by a share of itself, and by that
-    share times the bias, which is rounded before it is added to the score. Derivatives of one parameter have one sign."""
+    The gradient is a sum of many terms that cancel: of each score, its gradient times the derivative of its bias. Rounding
+    moves a term by a share of itself, and by that share times the bias, which is rounded before it is added to the score.
+    So the terms are summed without their signs (the derivatives of one parameter have one sign), and four roundings of 2^-9
+    are allowed."""
     q_at, k_at = case.q.to(g.device), case.keys.to(g.device)
     mask = case.mask
     if isinstance(mask.prefix, Tensor):
@@ -107,7 +109,7 @@ def terms(scheme: Positions, case: Case, qkv: dict[str, Tensor], g: Tensor) -> d
     size = by_score.abs() * (1 + (bias - largest).abs().where(by_score != 0, 0)).detach()
     found = torch.autograd.grad(bias, list(scheme.parameters()), size.sum_to_size(bias.shape), allow_unused=True)
     names = [name for name, _ in scheme.named_parameters()]
-    return {name: x.abs() for name, x in zip(names, found, strict=True) if x is not None}
+    return {name: x.abs() * 2**-7 for name, x in zip(names, found, strict=True) if x is not None}
 
 
 # ---- on a CPU --------------------------------------------------------------------------------------------------------
@@ -214,7 +216,7 @@ RUNS = {  # which schemes are tried with each kernel; those left out are to a ke
 }
 
 
-ONE_SIGN = ("t5", "kerple-log", "kerple-power")  # learned biases, each parameter of which moves all scores one way
+ONE_SIGN = ("kerple-log", "kerple-power")  # learned biases, each parameter of which moves all scores one way
 
 
 def can_run(kernel: str, name: str, case: Case) -> bool:
@@ -264,5 +266,5 @@ def test_kernels_are_the_reference_on_a_gpu(kernel: str, name: str, t: int, d: i
         qkv, g = {n: x.cuda() for n, x in qkv.items()}, g.cuda()
         exact = ours("reference", scheme, case, qkv, g)
         found = ours(kernel, scheme, case, {n: x.to(dtype) for n, x in qkv.items()}, g.to(dtype))
-        summed = terms(scheme, case, qkv, g) if name in ONE_SIGN else None
+        summed = terms(scheme, case, qkv, g) if name in ONE_SIGN and dtype == torch.bfloat16 else None
         assert_near(found, exact, *GPU_TOLERANCE[dtype], where=f" ({case_name})", summed=summed)
