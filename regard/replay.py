@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,15 +10,23 @@ import torch
 from torch import Tensor
 
 
+def compilations() -> int:
+    """Return how many graphs torch.compile has made in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")  # not imported by this: it takes seconds
+    return dynamo.counters["stats"]["unique_graphs"] if dynamo else 0
+
+
 class Replayed:
     """A function of tensors, without a result, that works on the same memory each time: recorded per input shape.
 
-    The first call with a shape runs as usual (and compiles), the second is recorded, and from then on it is replayed.
+    Calls with a shape run as usual until one of them compiles nothing; the next is recorded, and from then on it is
+    replayed. Mostly the first call compiles nothing or all there is. But a compiler that gives up on a function when it
+    meets it in one place compiles it in parts elsewhere only when it comes there again, and must not do so in a recording.
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
         self.function = function
-        self.seen: set[tuple[torch.Size, ...]] = set()
+        self.seen: set[tuple[torch.Size, ...]] = set()  # shapes that are recorded next time
         self.graphs: dict[tuple[torch.Size, ...], tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
         self.pool: Any = None
         self.stream = torch.cuda.Stream()
@@ -25,8 +34,10 @@ class Replayed:
     def __call__(self, *inputs: Tensor) -> None:
         shape = tuple(x.shape for x in inputs)
         if shape not in self.seen:
+            before = compilations()
             self._run_aside(inputs)
-            self.seen.add(shape)
+            if compilations() == before:
+                self.seen.add(shape)
             return
         if shape not in self.graphs:
             self.graphs[shape] = self._record(inputs)

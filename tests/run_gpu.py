@@ -32,9 +32,11 @@ def main() -> int:
 
 
 def start(shard: str, log: Path, others: list[str]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "--shard", shard, *others]
+    here = Path(__file__).parent
+    files = [str(path) for path in sorted(here.rglob("test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "--shard", shard, *others, *files]
     with log.open("wb") as file:
-        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, cwd=Path(__file__).parents[1])
+        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, cwd=here.parent)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from regard import cores
-from regard.config import DecodeConfig, TrainConfig
+from regard.config import DecodeConfig
 from regard.cores import LARGE, LargeProducts, fork_map, idle_cores, large_product, one_thread
 from regard.decode import engine
 from regard.decode.engine import batches, decode, processes
-from regard.device import set_up
 from regard.layers.packed import laid_out
 from regard.models.architectures import make_model, preset
 
@@ -228,18 +227,6 @@ def test_decoding_is_in_one_thread_and_threads_come_back_after_it() -> None:
         interrupted()
     assert torch.get_num_threads() == 2
     assert large_product.threads == 1
-
-
-def test_training_takes_the_threads_that_the_environment_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", given.append)
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    set_up(TrainConfig(device="cpu"))
-    assert given == []  # torch has read it
-    set_up(TrainConfig(device="cpu", threads=5))
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    set_up(TrainConfig(device="cpu"))
-    assert given == [5, len(os.sched_getaffinity(0))]
 
 
 @pytest.mark.usefixtures("_two_threads")

@@ -60,9 +60,14 @@ def test_the_best_of_a_device_is_known_or_not_claimed(monkeypatch: pytest.Monkey
 
 
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those asked for, or those of the environment, which torch has read by itself, or all cores."""
     asked: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2, 3, 5, 7}, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     set_up(TrainConfig(device="cpu", threads=3))
+    set_up(TrainConfig(device="cpu"))
+    assert asked == [3]
+    monkeypatch.delenv("OMP_NUM_THREADS")
     set_up(TrainConfig(device="cpu"))
     assert asked == [3, 5]

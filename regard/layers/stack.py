@@ -47,6 +47,7 @@ class Stack(nn.Module):
         first = make_positions(config, place)
         own = (make_positions(config, place) for _ in self.blocks[1:]) if first.per_layer else ()
         self.schemes = nn.ModuleList([first, *own])  # one for all blocks, or one each
+        self.unbiased = not (first.relative or first.contextual or first.per_layer)  # scores are q k^T alone
         for scheme, block in zip(self.schemes, self.blocks, strict=False):
             if isinstance(
                 scheme, Disentangled
@@ -71,14 +72,18 @@ class Stack(nn.Module):
         keys = cache.key_positions(positions)
         past = cache.own_past()
         kernel = "reference" if self.dilations else None  # convolutions ask a plan only who stands where
-        mask, every = mask or self.mask, positions.shape[1] == 1 and cache.sees_all()
-        plans = [self._plan(mask, positions, keys, scheme, past, kernel, every) for scheme in self.schemes]
+        mask = mask or self.mask
+        if positions.shape[1] == 1 and cache.sees_all() and mask.triangle and not kernel and self.unbiased:
+            plans = [Plan(runnable("sdpa"), mask, positions, keys, scheme=self.schemes[0])]  # type: ignore[arg-type]
+        else:
+            plans = [self._plan(mask, positions, keys, scheme, past, kernel) for scheme in self.schemes]
         memory_plan = None
         if memory_positions is not None:
             grouped = positions.reshape(memory_positions.shape[0], -1)  # hypotheses of one sentence share its memory
             make = functools.partial(self._plan, FULL, grouped, memory_positions, self.cross_scheme)
             by_positions = self.cross_scheme.relative or self.cross_scheme.contextual
             memory_plan = make() if by_positions else cache.memory_plan(memory_positions, make)
+            memory_plan = dataclasses.replace(memory_plan, q=grouped)
         ctx = Context(positions, plans[0], cache, self.schemes[0].rotation(positions), memory, memory_plan)  # type: ignore[operator]
         x = in_working_precision(x)
         y = self._nothing(x)
@@ -115,12 +120,8 @@ class Stack(nn.Module):
         scheme: nn.Module,
         past: Tensor | None = None,
         kernel: str | None = None,
-        every: bool = False,
     ) -> Plan:
-        """`every`: each query comes after every key, and may see them all as far as padding goes."""
         assert isinstance(scheme, Positions)
-        if every and mask.triangle and not (kernel or scheme.relative or scheme.contextual):
-            return Plan(runnable("sdpa"), mask, q, k, scheme=scheme)
         dropout = self.attention_dropout if self.training else 0.0
         plan = make_plan(mask, q, k, scheme, d_head=self.d_head, dropout=dropout, past=past, kernel=kernel)
         return plan if self.training else settled(plan)
