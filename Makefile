@@ -9,6 +9,9 @@ WORKERS ?= $(if $(shell command -v nvidia-smi),0,2)
 ARGS ?=
 BROWSER = $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
+# Compiled modules and the tests' rewritten assertions are kept: two workers and many commands import them.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo toy test test-gpu check slow format clean
 
 # The main job with the translator that comes along, and a page to look into it.
@@ -35,8 +38,9 @@ GPU_PYTHON ?= $(BIN)/python
 test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(VENV)/.dev)
 	$(GPU_PYTHON) tests/run_gpu.py $(ARGS)
 
+# Whole trainings and studies, the recipe of the bundled model, the benchmarks: what they are made of is in `make test`.
 slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

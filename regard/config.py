@@ -185,7 +185,7 @@ class TrainConfig:
         False, "keep only what enters each block and compute the rest again: less memory, more time"
     )
     compile: bool = option(True, "compile the training step on a GPU")
-    threads: int = option(0, "CPU threads; 0 = all cores")
+    threads: int = option(0, "CPU threads; 0 = OMP_NUM_THREADS, or all cores")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from regard.layers import attend
 
 # A busy machine is no reason to fail; the same examples every time, so that a red test stays red.
 settings.register_profile(
-    "calm", deadline=None, derandomize=True, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+    "calm", deadline=None, derandomize=True, max_examples=30, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("calm")
 
@@ -35,6 +35,44 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--shard", default="1/1", metavar="I/N", help="run one of N shares of the tests (tests/run_gpu.py)"
     )
+
+
+# Whole trainings and studies, the recipe of the bundled model, the benchmarks, pages of every kind of model, and compiling.
+# What they are made of is tested by itself; `make slow` runs them, and CI does.
+SLOW = (
+    *(
+        "recipes/",
+        "studies/test_positions_study.py",
+        "studies/test_translation_cost.py",
+        "studies/test_sentence_length.py",
+    ),
+    *("test_benchmarks.py", "tasks/test_learning.py", "look/test_browser_kinds.py"),
+    *(
+        "test_recipes.py::test_a_recipe_runs",
+        "tasks/test_recurrent_task.py::test_wikitext2",
+        "data/test_images.py::test_mnist",
+    ),
+    *("models/test_seq2seq.py::test_it_learns", "training/test_rounding.py::test_bf16_weights_learn"),
+    *("models/test_convolutional.py::test_a_dilated_language_model_learns",),
+    *("models/test_convolutional.py::test_a_convolutional_pair_learns",),
+    *("look/test_document.py::test_512_tokens", "look/test_browser_attention.py::test_512_tokens"),
+    *("training/test_kill.py::test_random_moments", "data/test_directions.py::test_a_model_of_two_directions"),
+)
+SLOW_NAMES = (  # what torch.compile makes of a layer, and pictures that a page saves
+    *("test_a_compiled_", "test_compiled_", "test_torch_accepts_the_operators"),
+    *(
+        "test_lines_and_all_heads_can_be_saved",
+        "test_png_is",
+        "test_pictures_of_a_canvas",
+        "test_what_is_worked_out_of_rounded",
+    ),
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.nodeid.removeprefix("tests/").startswith(SLOW) or item.name.startswith(SLOW_NAMES):
+        item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(trylast=True)

@@ -92,11 +92,9 @@ def processes(model: Any, sources: Sequence[Sequence[int]], options: DecodeConfi
     most = min(threads, len(sources), len(sources) * width // FORKED_ROWS)
     if most < 2 or not CAN_FORK or listening(model):
         return 1
-    longest, tokens = (
-        max(map(len, sources)),
-        sum(map(len, sources)) * width,
-    )  # a translation is about as long as its source
-    steps = longest * -(-len(sources) * width // ROWS)
+    # A translation is taken to be as long as its source.
+    tokens = width * sum(map(len, sources))
+    steps = max(map(len, sources)) * -(-len(sources) * width // ROWS)
     seconds = tokens * numbers(model) / PRODUCTS_PER_SECOND + steps * STEP_SECONDS
     return min(most, 1 + idle_cores()) if seconds >= FORKED_SECONDS else 1
 

@@ -56,9 +56,12 @@ def test_a_fault_in_a_file(
     assert content(folder) == before
 
 
+SKIPPED = ("unreadable", "bit-at-a-quarter", "bit-at-three-quarters")
+
+
 @pytest.mark.parametrize(
     ("kind", "file", "fault"),
-    [(k, f, x) for k, files in KINDS.items() for f, x in cases(files) if f != "manifest.json" and x != "unreadable"],
+    [(k, f, x) for k, files in KINDS.items() for f, x in cases(files) if f != "manifest.json" and x not in SKIPPED],
 )
 def test_a_fault_that_the_checksums_allow(
     kind: str, file: str, fault: str, models: dict[str, Path], expected: dict[str, Any], place: Path
@@ -79,14 +82,28 @@ OPTIONAL = ("shortlist.safetensors", "languages.json", "tokenizer.json")  # a mo
 # ---- config.json -----------------------------------------------------------------------------------------------------
 
 
+CHANGED = (
+    "n_decoder_layers",
+    "n_encoder_layers",
+    "d_model",
+    "target_vocab",
+    "source_vocab",
+    "max_len",
+    "n_classes",
+    "n_heads",
+)
+
+
 def numbers() -> list[tuple[str, tuple[str, ...]]]:
     """Return the path of every whole number in the configurations of the three models."""
     found = []
     for kind in KINDS:
         config = model_bundle(kind).config
-        found += [(kind, ("model", f.name)) for f in fields(ModelConfig) if type(getattr(config, f.name)) is int]
-        found += [(kind, ("decode", f.name)) for f in fields(DecodeConfig) if f.type == "int" and f.name != "seed"]
-        found += [(kind, ("model", name)) for name in ("dilations", "absent")]
+        own = [f.name for f in fields(ModelConfig) if type(getattr(config, f.name)) is int]
+        found += [(kind, ("model", name)) for name in own if kind == "translation" or name in CHANGED]
+        if kind == "translation":  # the others read what follows in the same way
+            found += [(kind, ("decode", f.name)) for f in fields(DecodeConfig) if f.type == "int" and f.name != "seed"]
+            found += [(kind, ("model", name)) for name in ("dilations", "absent")]
     return found
 
 
@@ -134,10 +151,10 @@ NESTED += [("decode", "stop_strings"), ("decode", "temperature"), ("model", "dil
 
 @pytest.mark.parametrize("wrong", [*TYPES, "1e9", "text", "null"])
 @pytest.mark.parametrize("keys", [*((name,) for name in TOP), *NESTED], ids=".".join)
-@pytest.mark.parametrize("kind", ["translation", "classifier"])
 def test_a_value_of_another_type(
-    kind: str, keys: tuple[str, ...], wrong: str, models: dict[str, Path], expected: dict[str, Any], place: Path
+    keys: tuple[str, ...], wrong: str, models: dict[str, Path], expected: dict[str, Any], place: Path
 ) -> None:
+    kind = "translation"
     folder = copied(models[kind], place / "model")
     change_json(folder / "config.json", keys, (TYPES | WRONG)[wrong])
     reseal(folder)

