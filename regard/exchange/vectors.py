@@ -91,6 +91,8 @@ def is_binary(body: bytes, dim: int) -> bool:
     fields = line.split()
     if len(fields) > dim and numbers(b" ".join(fields[-dim:]), dim) is not None:
         return False
+    if len(fields) == 1:  # no line of text has a word alone: the next byte of a number is the code of a line break
+        return True
     return bool(re.search(rb"[\x00-\x08\x0e-\x1f]", body[: 8 * dim + 4096])) or not fields_are_text(line)
 
 

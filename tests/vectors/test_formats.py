@@ -297,3 +297,13 @@ def test_tensorboard_understands_the_configuration(tmp_path: Path) -> None:
     text_format.Parse((tmp_path / "projector_config.pbtxt").read_text(), config)
     (embedding,) = config.embeddings
     assert (embedding.tensor_path, embedding.metadata_path) == ("tensors.tsv", "metadata.tsv")
+
+
+def test_a_binary_file_whose_first_number_begins_with_a_line_break(tmp_path: Path) -> None:
+    """0.08 is the bytes 0A D7 A3 3D, and 0A ends a line of text."""
+    path = tmp_path / "file.bin"
+    values = np.array([0.08, 0.08], "<f4")
+    path.write_bytes(b"1 2\n0 " + values.tobytes() + b"\n")
+    found = WordVectors.load(path)
+    assert list(found.words) == ["0"]
+    assert np.array_equal(found.vectors, values[None])
