@@ -25,9 +25,9 @@ from regard.text.tokenizer import Tokenizer, Tokenizers
 SIZES: dict[str, Any] = {"d_model": 8, "n_heads": 2, "d_ff": 16, "max_len": 32, "dropout": 0.0}
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True)
 def _end_whatever_hangs() -> Iterator[None]:
-    """A hang inside a library, which no alarm ends, ends the whole suite with a traceback."""
+    """A test that hangs inside a library, which no alarm ends, ends the whole suite with a traceback."""
     faulthandler.dump_traceback_later(300, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
