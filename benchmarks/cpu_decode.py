@@ -87,7 +87,9 @@ def huggingface() -> Run:
 
 
 def ctranslate2_model(kind: str, threads: int, workers: int = 1, like_ours: bool = False) -> Run:
-    """The same weights in CTranslate2. `like_ours`: it may not say special tokens either; else it has less to do."""
+    """Return a decoder of the same weights in CTranslate2.
+
+    `like_ours`: special tokens are suppressed, as in Regard; without it CTranslate2 has less to do."""
     import ctranslate2
     from ctranslate2.specs import TransformerSpec
 
