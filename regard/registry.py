@@ -1,8 +1,8 @@
 """The registry of parts, and how a part declares the settings it reads. Imports no torch.
 
 A part is a position scheme, a token mixer, a feed-forward layer, a recurrent cell or an attention score: one class in one
-file, entered here by one line, `@register("name")`. Help texts, the command line, presets and everything that lists or builds
-parts read this registry, so nothing else has to know that a part exists.
+file, entered here by one line, `@register("name")`. Help texts, the command line, presets and everything that lists or
+builds parts read this registry, so nothing else has to know that a part exists.
 """
 
 from __future__ import annotations

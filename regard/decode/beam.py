@@ -62,12 +62,12 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """The `nbest` best translations of each source row (B, S), best first."""
     k = options.beam
-    state, last = opened(model, source, start)  # one hypothesis each, multiplied by the first select
+    state, last = opened(model, source, start)  # one hypothesis each, multiplied by the first reordering
     beams = Beams.start(limits, k)
     found: dict[int, list[Hypothesis]] = {}
     for step in range(int(limits.max())):
         log_p = log_probabilities(model.step(last, state), step, options)  # (B*K or B, V)
-        parents = extend(beams, log_p, step, options)  # (B, K) rows of log_p that live on
+        parents = extend(beams, log_p, step, options)  # (B, K) hypotheses that live on
         stopped = has_stopped(beams, step, options)
         if stopped.any():
             collect(beams, stopped, options, found)
@@ -76,14 +76,14 @@ def beam_search(
                 break
             beams.keep(going)
             parents = parents[going]
-            state.select_sentences(going)
-        state.select(parents.flatten())
+            state.select(going)
+        state.reorder(parents)
         last = beams.tokens[:, :, step].flatten()
     return [found[i] for i in range(len(source))]
 
 
 def extend(beams: Beams, log_p: Tensor, step: int, options: DecodeConfig) -> Tensor:
-    """One token more for every hypothesis; returns which row of `log_p` each open hypothesis now continues."""
+    """Add one token to every hypothesis; return which hypothesis of its sentence each open one now continues, (B, K)."""
     b, k = beams.log_prob.shape
     rows = log_p.shape[0] // b  # 1 at the first step, else K
     value, parent, token = best_extensions(log_p.view(b, rows, -1), beams.log_prob[:, :rows], 2 * k)
@@ -100,7 +100,7 @@ def extend(beams: Beams, log_p: Tensor, step: int, options: DecodeConfig) -> Ten
     beams.log_prob = _pad(value[:, :k], k, -torch.inf)
     beams.tokens = beams.tokens.gather(1, parent[:, :, None].expand(-1, -1, beams.tokens.shape[2]))
     beams.tokens[:, :, step] = _pad(token[:, :k], k, PAD)
-    return parent if b == 1 else torch.arange(b, device=log_p.device)[:, None] * rows + parent  # (B, K)
+    return parent
 
 
 def best_extensions(log_p: Tensor, log_prob: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:

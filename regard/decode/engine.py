@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from regard.config import DecodeConfig
 from regard.cores import CAN_FORK, fork_map, idle_cores, one_thread
 from regard.decode.beam import beam_search
-from regard.decode.rules import Decoder, Hypothesis, budget, check, in_graphs, length_limits, pad
+from regard.decode.rules import Decoder, Hypothesis, budget, check, in_graphs, length_limits, not_captured, pad
 from regard.decode.sampling import sample
 from regard.decode.shortlist import Narrow, Shortlist
 from regard.errors import RegardError
@@ -46,7 +46,12 @@ def decode(
                 f"(model.max_len): split it into shorter sentences"
             )
     if shortlist is None and in_graphs(model, options.beam):
-        return decode_in_graphs(model, sources, options, device, frame, progress)
+        from regard.decode.graphed.engine import NotCapturable
+
+        try:
+            return decode_in_graphs(model, sources, options, device, frame, progress)
+        except NotCapturable as error:
+            not_captured(model, str(error))
     results: dict[int, list[Hypothesis]] = {}
 
     def work(rows: list[int]) -> list[list[Hypothesis]]:

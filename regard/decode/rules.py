@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -67,16 +68,27 @@ def budget(options: DecodeConfig, device: torch.device) -> int:
 
 
 def in_graphs(model: Any, beam: int = 1) -> bool:
-    """Whether a model is decoded by recorded steps (decode/graphed): on a GPU, unless it has what these cannot do."""
+    """Return whether a model is decoded by CUDA graphs (decode/graphed): on a GPU, unless something stands against it."""
     weight = getattr(getattr(model, "head", None), "weight", None)
     if weight is None or not weight.is_cuda or importlib.util.find_spec("triton") is None:
         return False
-    from regard.decode.graphed.model import cannot
+    from regard.decode.graphed.shadow import cannot
 
-    reason = cannot(model) or (f"a beam of {beam}, more than {WIDEST}" if beam > WIDEST else "")
+    reason = (
+        cannot(model) or NOT_CAPTURED.get(model) or (f"a beam of {beam}, more than {WIDEST}" if beam > WIDEST else "")
+    )
     if reason:
-        say_once(f"decoding goes token by token, not by recorded steps: {reason}")
+        say_once(f"decoding goes token by token, not by CUDA graphs: {reason}")
     return not reason
+
+
+NOT_CAPTURED: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # models whose step could not be captured, and why
+
+
+def not_captured(model: Any, reason: str) -> None:
+    """Remember that a model's step cannot be captured, and say so."""
+    NOT_CAPTURED[model] = reason
+    say_once(f"decoding goes token by token, not by CUDA graphs: {reason}")
 
 
 def release(model: Any) -> None:

@@ -39,7 +39,6 @@ def sample(
         if len(open_) < len(rows):
             kept = torch.tensor(open_, device=source.device)
             rows, chance, last = [rows[j] for j in open_], chance[kept], last[kept]
-            state.select_sentences(kept)
             state.select(kept)
     return [_hypothesis(ids[len(start) :], log_prob, options) for ids, log_prob in zip(said, log_probs, strict=True)]
 

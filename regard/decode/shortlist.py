@@ -82,11 +82,11 @@ class NarrowState:
     own: Any  # the model's
     hidden: Tensor  # (B, U) pieces of the batch that are not for this sentence
 
-    def select(self, hypotheses: Tensor) -> None:
-        self.own.select(hypotheses)
+    def reorder(self, parents: Tensor) -> None:
+        self.own.reorder(parents)
 
-    def select_sentences(self, sentences: Tensor) -> None:
-        self.own.select_sentences(sentences)
+    def select(self, sentences: Tensor) -> None:
+        self.own.select(sentences)
         self.hidden = self.hidden[sentences]
 
 

@@ -21,7 +21,7 @@ from regard.config import DecodeConfig
 from regard.cores import one_thread
 from regard.decode.draw import draw
 from regard.decode.row import Row, distinct, longest, make_row
-from regard.decode.rules import budget, check, in_graphs, pad
+from regard.decode.rules import budget, check, in_graphs, not_captured, pad
 from regard.decode.sampling import seeds_of, seen_of
 from regard.errors import RegardError
 from regard.look.record import labelled, listening, paused
@@ -96,9 +96,12 @@ def steps(model: Speaker, rows: list[Row], options: DecodeConfig) -> Iterator[li
     Yields the rows that got some, those that ended with them for the last time."""
     if in_graphs(model):
         from regard.decode.graphed import writing
+        from regard.decode.graphed.engine import NotCapturable
 
-        assert isinstance(model, GPT)
-        return writing.steps(model, rows, options)
+        try:
+            return writing.steps(model, rows, options)
+        except NotCapturable as error:
+            not_captured(model, str(error))
     return plain_steps(model, rows, options)
 
 

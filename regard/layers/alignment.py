@@ -133,6 +133,8 @@ class Attentive(nn.Module):
         self.cross = Alignment(score, d_hidden, d_annotation)
         self.cell = CELLS[cell](d_in + d_annotation, d_hidden, norm)
         self.d_in, self.weight_dropout, self.ahead = d_in, weight_dropout, not (self.cell.bare or norm)
+        self.d_annotation = d_annotation
+        self.d_keys = self.cross.score.keys(torch.empty(0, d_annotation)).shape[-1]
 
     def forward(
         self, now: Tensor, weight_hh: Tensor, tap: Tensor | None, source: Annotated, *state: Tensor
@@ -143,6 +145,11 @@ class Attentive(nn.Module):
         mean = (weights.to(entering.dtype) @ entering).flatten(0, 1)
         x = now + mean if self.ahead else self.cell.project(torch.cat([now, mean], -1))
         return self.cell(x, weight_hh, tap, None, *state), weights
+
+    def widths(self) -> tuple[int, int, int]:
+        """Return the widths of keys, of what enters the cell, and of annotations."""
+        entering = self.cell.weight_ih.shape[0] if self.ahead else self.d_annotation
+        return self.d_keys, entering, self.d_annotation
 
     def prepared(self, annotations: Tensor, padding: Tensor) -> Annotated:
         entering = F.linear(annotations, self.cell.weight_ih[:, self.d_in :]) if self.ahead else annotations

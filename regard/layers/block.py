@@ -1,66 +1,84 @@
-"""A block: sublayers, each wrapped in dropout, a residual connection and a norm, one after the other or side by side.
+"""A block: sublayers, each with dropout, a residual connection and a norm, one after the other or side by side.
 
-A sublayer is any `f(x, ctx) -> x`. Encoder blocks are [self, ff], decoder blocks [self, cross, ff]; `self` mixes the tokens,
-by attention or by a convolution, after which there need not be an ff.
+Encoder blocks are [self, ff], decoder blocks [self, cross, ff]; `self` is the block's token mixer, after which there need
+not be a feed-forward layer. One code serves training, reading prompts and decoding steps: the context says how parts are
+applied.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import Tensor, nn
 
+import regard.layers.convolution
+import regard.layers.feedforward  # noqa: F401
 from regard.config import ModelConfig
-from regard.layers.attention import CrossAttention, SelfAttention
+from regard.layers.attention import CrossAttention
 from regard.layers.context import Context
-from regard.layers.convolution import Convolution
-from regard.layers.feedforward import make_feedforward
-from regard.layers.norm import PLACEMENTS, Branch, make_norm
-from regard.layers.residual import add_norm
+from regard.layers.norm import PLACEMENTS, Branch, Stream, make_norm
+from regard.layers.part import Place, make_part
+from regard.layers.residual import add_norm, is_plain
 
 
 class Block(nn.Module):
-    """Each sublayer reads what the one before it made."""
+    """A block whose sublayers each read what the one before it made."""
 
     def __init__(self, config: ModelConfig, sublayers: dict[str, nn.Module]) -> None:
         super().__init__()
         place = Branch if config.parallel else PLACEMENTS[config.norm]
         self.sublayers = nn.ModuleDict({name: place(sublayer, config) for name, sublayer in sublayers.items()})
 
-    def forward(self, x: Tensor, y: Tensor | None, ctx: Context) -> tuple[Tensor, Tensor | None]:
-        """The stream, and what is still to be added to it, before and after (layers/norm.py)."""
+    def forward(self, x: Tensor, y: Tensor | None, ctx: Context) -> Stream:
+        """Return the stream after the block (layers/norm.py), and the sum of its auxiliary losses, or None."""
+        total = None
         for sublayer in self.sublayers.values():
-            x, y = sublayer(x, y, ctx)
-        return x, y
+            x, y, loss = sublayer(x, y, ctx)
+            if loss is not None:
+                total = loss if total is None else total + loss
+        return x, y, total
 
 
 class ParallelBlock(Block):
-    """x + attn(norm(x)) + ff(norm(x)), PaLM's: one norm, and sublayers that need not wait for each other."""
+    """x + attn(norm(x)) + ff(norm(x)), as in PaLM: one norm, and sublayers that need not wait for each other."""
 
     def __init__(self, config: ModelConfig, sublayers: dict[str, nn.Module]) -> None:
         super().__init__(config, sublayers)
         self.norm, self.dropout = make_norm(config), config.dropout
 
-    def forward(self, x: Tensor, y: Tensor | None, ctx: Context) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, y: Tensor | None, ctx: Context) -> Stream:
+        parts = [branch.sublayer for branch in self.sublayers.values()] if ctx.fuse and is_plain(self.norm) else []
+        if parts and all(part in ctx.state.fused for part in parts):
+            before = x = x if y is None else x + y
+            for part in parts:
+                x = ctx.state.fused[part](before, self.norm, x, ctx, ctx.state.parts.get(part))
+            return x, None, None
         x, normal = add_norm(x, y, self.norm, self.dropout if self.training else 0.0)
-        first, *others = (sublayer(normal, ctx) for sublayer in self.sublayers.values())
-        return x, sum(others, first)
+        (y, total), *others = (branch(normal, ctx) for branch in self.sublayers.values())
+        for out, loss in others:
+            y = y + out
+            if loss is not None:
+                total = loss if total is None else total + loss
+        return x, y, total
 
 
 def make_block(config: ModelConfig, sublayers: dict[str, nn.Module]) -> Block:
     return ParallelBlock(config, sublayers) if config.parallel else Block(config, sublayers)
 
 
-def encoder_block(config: ModelConfig) -> Block:
-    return make_block(config, {"self": make_mixer(config), **last_sublayer(config)})
-
-
-def decoder_block(config: ModelConfig) -> Block:
-    return make_block(config, {"self": make_mixer(config), "cross": CrossAttention(config), **last_sublayer(config)})
-
-
-def make_mixer(config: ModelConfig) -> nn.Module:
-    return Convolution(config) if config.mixer == "convolution" else SelfAttention(config)
-
-
-def last_sublayer(config: ModelConfig) -> dict[str, nn.Module]:
-    """Nothing where its width is 0: a gated convolution is not linear itself."""
-    return {"ff": make_feedforward(config)} if config.d_ff else {}
+def make_blocks(config: ModelConfig, n: int, side: str, causal: bool, crosses: bool = False) -> Iterator[Block]:
+    """Yield n blocks, whose mixers are those that the configuration lists, over and over."""
+    occurrences: dict[str, int] = {}  # of each mixer so far
+    for i in range(n):
+        mixers = config.mixer if isinstance(config.mixer, tuple) else (config.mixer,)
+        name = mixers[i % len(mixers)]
+        place = Place(side, occurrences.get(name, 0), causal)
+        occurrences[name] = place.index + 1
+        sublayers = {"self": make_part("mixer", name, config, place)}
+        if crosses:
+            sublayers["cross"] = CrossAttention(config)
+        if config.d_ff:
+            sublayers["ff"] = make_part(
+                "feedforward", "gated" if config.gated else "dense", config, Place(side, i, causal)
+            )
+        yield make_block(config, sublayers)

@@ -1,23 +1,65 @@
-"""What every sublayer may need beside its input, made once per forward by the stack."""
+"""What every part may need beside its input, made once a forward by the stack."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard.layers.attend import Plan
-from regard.layers.cache import Cache
-from regard.layers.positions import Rotation
-from regard.layers.reach import Reach
+from regard.layers.masks import NOWHERE, Mask
+from regard.layers.positions import Positions
+
+if TYPE_CHECKING:
+    from regard.layers.attend import Plan
+
+
+def apply_forward(part: Any, x: Tensor, ctx: Context) -> Any:
+    """Run a part on whole rows (B, T, C): training, and encoders."""
+    return part(x, ctx)
+
+
+def apply_read(part: Any, x: Tensor, ctx: Context) -> Any:
+    """Run a part on prompts (B, T, C), leaving behind the state that its steps go on from."""
+    return part.read(x, ctx, ctx.state.parts.get(part))
+
+
+def apply_step(part: Any, x: Tensor, ctx: Context) -> Any:
+    """Run a part on one more token of each row (N, C)."""
+    return part.step(x, ctx, ctx.state.parts.get(part))
 
 
 @dataclass(frozen=True)
 class Context:
-    positions: Tensor  # (B, T), -1 = padding
-    self_plan: Plan  # how the tokens look at each other
-    cache: Cache  # keys and values of earlier steps
-    rotation: Rotation | None = None  # how queries and keys are turned, if they are
+    positions: Tensor  # (B, T), -1 = padding; in a step (N,)
+    ready: Any = None  # what the block's mixer has prepared, once for all blocks that share it
     memory: Tensor | None = None  # (B', S, C), the encoder's final output; B' divides B
     memory_plan: Plan | None = None  # how the tokens look at the memory
-    reach: Reach | None = None  # which tokens a convolution sees, if the block has one
+    apply: Callable[[nn.Module, Tensor, Context], Any] = apply_forward  # forward, read or step, the same for all parts
+    state: Any = None  # what decoding keeps: a State, or a StaticState
+    fuse: bool = False  # one row, whose parts may run their fused step
+
+    @property
+    def real(self) -> Tensor:
+        """Return which tokens are no padding, with the shape of `positions`; in a step, which rows are being decoded."""
+        if self.apply is apply_step:
+            return self.state.active(self.positions)
+        return self.positions > NOWHERE
+
+    def at(self, t: int) -> Context:
+        """Return the context of a step over the tokens in column t."""
+        return replace(self, positions=self.positions[:, t], apply=apply_step)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a mixer is asked to prepare for, before a forward and outside of compiled code."""
+
+    positions: Tensor  # (B, T) of the queries
+    keys: Tensor  # (B, S) of all tokens that they may look at; the same object where these are the queries' own
+    mask: Mask
+    scheme: Positions
+    past: Tensor | None  # (B, T, S) which keys are a query's own past, where queries are hypotheses
+    training: bool
+    sees_all: bool = False  # a step whose rows may look at every key

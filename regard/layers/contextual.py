@@ -128,8 +128,8 @@ class Disentangled(Contextual):
     e_ij = (q_i . k_j + q_i . K[i-j] + Q[i-j] . k_j) / sqrt(3 D), where K and Q are projections of the table P of distances.
 
     All layers share one table; the projections are the layer's, in version 3 those of its queries and keys themselves. So a
-    scheme is made for every layer, and `join` gives it the first one's table. Products P W of its own for every layer would
-    be the same function with no need to join, but 24 tables in place of one, and a model that learns otherwise than
+    scheme is made for every layer, and `attach` gives it the first one's table. Products P W of its own for every layer
+    would be the same function with no need to share, but 24 tables in place of one, and a model that learns otherwise than
     the published ones do.
     """
 
@@ -150,10 +150,12 @@ class Disentangled(Contextual):
             nn.init.zeros_(self.projection.bias)
         self.lent: tuple[nn.Linear, ...] = ()  # a tuple, because a module in it stays the layer's and is not ours
 
-    def join(self, first: Disentangled, qkv: nn.Linear) -> None:
+    def attach(self, block: nn.Module, first: Positions) -> None:
         """Read the table of the first layer, and, where positions have no projections, with those of this layer."""
+        assert isinstance(first, Disentangled)
         self.distances = first.distances
-        self.lent = () if self.projection is not None else (qkv,)
+        qkv = block.get_submodule("sublayers.self.sublayer.qkv")
+        self.lent = () if self.projection is not None else (qkv,)  # type: ignore[assignment]
 
     def projected(self) -> list[Tensor]:
         """Q (1, H, rows, D) and K (1, G, rows, D)."""

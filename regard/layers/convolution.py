@@ -3,11 +3,13 @@ t sees, and a half of v opens and closes the other, A * sigmoid(B).
 
 All taps are one matrix product, (B, T, K*C) x (K*C, 2C), of the tokens seen laid side by side, the earliest first; those
 that are not there count as zero. Its parameters are `taps.weight` (2C, K*C) and `taps.bias` (2C). How far apart the taps
-stand comes with the context (layers/reach.py), so blocks of all dilations share one compiled form.
+stand comes with the context (layers/reach.py), so blocks of all dilations share one compiled form. A step needs the last
+(K - 1) * dilation + 1 inputs of its row, which are kept in a ring: the input at position p in place p modulo its length.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,19 +17,71 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
-from regard.layers.context import Context
+from regard.errors import RegardError
+from regard.layers.context import Context, Request
 from regard.layers.masks import NOWHERE
-from regard.layers.reach import Reach
+from regard.layers.part import Mixer, Place
+from regard.layers.reach import Reach, make_reach
+from regard.layers.state import PerRow, Storage
+from regard.registry import register, setting
 
 
-class Convolution(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.taps = nn.Linear(config.kernel * config.d_model, 2 * config.d_model, bias=config.bias)
+@register("convolution")
+class Convolution(Mixer):
+    """A gated convolution over a few tokens, itself and earlier ones in a decoder (ConvS2S)."""
+
+    @dataclass(frozen=True)
+    class Settings:
+        kernel: int = setting(3, "tokens that a convolution sees at once", least=1, most=1 << 16)
+        dilations: tuple[int, ...] = setting(
+            (1,), "steps between those tokens, convolution by convolution, over and over", least=1, most=1 << 16
+        )
+
+    @classmethod
+    def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:
+        if not settings.dilations:
+            raise RegardError("model.convolution.dilations must have at least one number")
+        if not place.causal and settings.kernel % 2 == 0:
+            raise RegardError(
+                f"model.convolution.kernel must be odd, not {settings.kernel}: an encoder sees as far back as ahead"
+            )
+
+    def __init__(self, settings: Settings, config: ModelConfig, place: Place) -> None:
+        super().__init__(settings, config, place)
+        self.kernel, self.width = settings.kernel, config.d_model
+        self.dilation = settings.dilations[place.index % len(settings.dilations)]
+        self.share = self.kernel, self.dilation
+        self.taps = nn.Linear(settings.kernel * config.d_model, 2 * config.d_model, bias=config.bias)
+
+    def prepare(self, request: Request) -> Reach | None:
+        own = request.keys is request.positions
+        return make_reach(request.mask, request.positions, self.kernel, self.dilation) if own else None
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        assert ctx.reach is not None
-        return F.glu(self.taps(unfold(ctx.cache.inputs(self, x), ctx.reach)), dim=-1)
+        return F.glu(self.taps(unfold(x, ctx.ready)), dim=-1)
+
+    @property
+    def length(self) -> int:
+        """Return how many inputs the ring holds."""
+        return (self.kernel - 1) * self.dilation + 1
+
+    def state(self) -> dict[str, Storage]:
+        return {"inputs": PerRow((self.length, self.width))}
+
+    def read(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
+        last = ctx.positions.amax(1, keepdim=True)  # (B, 1), -1 in a row without tokens
+        place = torch.arange(self.length, device=x.device)
+        columns = last - (last - place) % self.length  # (B, length), the last position that stands in each place
+        kept.inputs.copy_(looked_up(x, columns.clamp(min=NOWHERE)))
+        return self.forward(x, ctx)
+
+    def step(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
+        rows = torch.arange(len(x), device=x.device)
+        kept.inputs[rows, ctx.positions % self.length] = x.to(kept.inputs.dtype)
+        taps = torch.arange(1 - self.kernel, 1, device=x.device) * self.dilation
+        positions = ctx.positions[:, None] + taps  # (N, K)
+        seen = kept.inputs[rows[:, None], positions % self.length].masked_fill((positions < 0)[..., None], 0)
+        return F.glu(self.taps(seen.to(x.dtype).flatten(1)), dim=-1)
 
 
 def unfold(x: Tensor, reach: Reach) -> Tensor:

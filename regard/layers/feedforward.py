@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.layers.activated import ACTIVATIONS as ACTIVATIONS
 from regard.layers.activated import activated
 from regard.layers.context import Context
+from regard.layers.part import FeedForward, Place
+from regard.registry import register
 
 
-class FeedForward(nn.Module):
-    gated = False
+@register("dense")
+class Dense(FeedForward):
+    """Two matrices with an activation between them."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
+    gated: ClassVar[bool] = False
+
+    def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
+        super().__init__(settings, config, place)
         self.inner = nn.Linear(config.d_model, (1 + self.gated) * config.d_ff, bias=config.bias)
         self.outer = nn.Linear(config.d_ff, config.d_model, bias=config.bias)
         self.activation = config.activation
@@ -23,12 +30,15 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         return self.outer(self.dropout(activated(x, self.inner, self.activation, self.gated)))
 
+    def fused_step(self, x: Tensor, norm: nn.Module | None, residual: Tensor | None, ctx: Context, kept: Any) -> Tensor:
+        from regard.layers.step_linear import project
 
-class GatedFeedForward(FeedForward):
+        inner = project(x, self.inner, norm=norm, activation=self.activation, gated=self.gated)
+        return project(inner, self.outer, residual=residual)
+
+
+@register("gated")
+class Gated(Dense):
     """A second projection opens and closes the first: SwiGLU with silu, GEGLU with gelu. Both are one matrix."""
 
-    gated = True
-
-
-def make_feedforward(config: ModelConfig) -> FeedForward:
-    return GatedFeedForward(config) if config.gated else FeedForward(config)
+    gated: ClassVar[bool] = True

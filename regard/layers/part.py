@@ -1,15 +1,24 @@
-"""What every part of a model is: the base class that position schemes, token mixers, feed-forward layers, recurrent cells and
-attention scores share, and the place in a model that a part is built for."""
+"""The base classes of the parts of a model, and the place in a model that a part is built for.
+
+A part is a position scheme, a token mixer, a feed-forward layer, a recurrent cell or an attention score.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
+from regard.layers.masks import NOWHERE
 from regard.registry import find
+
+if TYPE_CHECKING:
+    from regard.layers.context import Context, Request
+    from regard.layers.state import Storage
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,96 @@ class Part(nn.Module):
         return {}
 
 
+class Mixer(Part):
+    """What moves information between the tokens of a row: self-attention, a convolution, a recurrence.
+
+    It has a parallel form (`forward`) and a form for one more token (`step`) that computes the same with what `state`
+    declares. `step` works in place on that storage, so that it can be captured in a CUDA graph.
+    """
+
+    kind = "mixer"
+    attends: ClassVar[bool] = False  # has attention scores, which a position scheme may act on
+    share: Hashable = ()  # blocks whose mixers are of one class and have equal values share what `prepare` returns
+
+    def prepare(self, request: Request) -> Any:
+        """Return what `forward`, `read` and the steps of a growing state want to have made once for all layers. It is called
+        outside of compiled code."""
+        return None
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        """Mix the tokens of whole rows, (B, T, C) -> (B, T, C)."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Storage]:
+        """Declare what is kept between two steps (layers/state.py)."""
+        return {}
+
+    def step(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
+        """Mix one more token of each row with what was kept, (N, C) -> (N, C), and keep what later steps need."""
+        raise NotImplementedError
+
+    def read(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
+        """Mix the tokens of prompts (B, T, C), which may end in padding, and leave the state after each row's last token.
+
+        The default takes one step after the other; a mixer with a parallel form that gives its state overrides it."""
+        found = []
+        for t in range(x.shape[1]):
+            ctx_t = ctx.at(t)
+            real = ctx_t.positions > NOWHERE
+            before = {name: value.clone() for name, value in vars(kept).items()}
+            found.append(self.step(x[:, t], ctx_t, kept))
+            for name, value in before.items():
+                new = getattr(kept, name)
+                new.copy_(torch.where(real.view(-1, *[1] * (new.dim() - 1)), new, value))
+        return torch.stack(found, 1)
+
+    # A faster form of residual + step(norm(x)) for one row, where norm and residual may be None; None: there is none.
+    fused_step: Callable[[Tensor, nn.Module | None, Tensor | None, Context, Any], Tensor] | None = None
+
+
+class FeedForward(Part):
+    """What changes each token by itself. One with `auxiliary` returns its result and a loss that training adds."""
+
+    kind = "feedforward"
+    auxiliary: ClassVar[bool] = False
+    fused_step: Callable[[Tensor, nn.Module | None, Tensor | None, Context, Any], Tensor] | None = None
+
+    def forward(self, x: Tensor, ctx: Context) -> Any:
+        """Change every token by itself, (..., C) -> (..., C)."""
+        raise NotImplementedError
+
+    def read(self, x: Tensor, ctx: Context, kept: Any) -> Any:
+        return self.forward(x, ctx)
+
+    def step(self, x: Tensor, ctx: Context, kept: Any) -> Any:
+        return self.forward(x, ctx)
+
+
+WRITTEN_FOR = (
+    "forward",
+    "step",
+    "read",
+    "attend",
+    "split",
+    "project",
+)  # methods that a fused step computes the result of
+
+
+def fused_step_of(part: nn.Module) -> Callable[..., Tensor] | None:
+    """Return a part's fused step if it computes what the part does, or None.
+
+    A subclass that overrides a method without the fused step, or a layer inside that is no plain nn.Linear, would not be
+    heard by it."""
+    for cls in type(part).__mro__:
+        own = vars(cls)
+        if "fused_step" in own:
+            break
+        if any(name in own for name in WRITTEN_FOR):
+            return None
+    plain = all(type(child) in (nn.Linear, nn.Dropout) for child in part.children())
+    return getattr(part, "fused_step", None) if plain else None
+
+
 def make_part(kind: str, name: str, config: ModelConfig, place: Place) -> Any:
     """Build the part that a configuration names, after asking it whether it makes sense there."""
     cls = find(kind, name)
@@ -66,5 +165,8 @@ def make_part(kind: str, name: str, config: ModelConfig, place: Place) -> Any:
 
 def settings_of(cls: type[Part], config: ModelConfig) -> Any:
     """Return the settings of a part in a configuration: those of its table, or its defaults."""
-    found = getattr(config, "parts", {}).get(cls.name)
+    if not hasattr(config, "parts"):
+        flat = {"attention": ("window",), "convolution": ("kernel", "dilations")}
+        return cls.Settings(**{name: getattr(config, name) for name in flat.get(cls.name, ())})
+    found = config.parts.get(cls.name)
     return cls.Settings() if found is None else found

@@ -34,6 +34,9 @@ class Positions(nn.Module):
     def rotation(self, positions: Tensor) -> Rotation | None:
         return None
 
+    def attach(self, block: nn.Module, first: Positions) -> None:
+        """Called once a block where each has a scheme of its own, and for the first block; `first` is that block's."""
+
     def bias(self, q: Tensor, k: Tensor) -> Tensor:
         """What is added to the scores of queries at positions q and keys at positions k, (H, *their common shape)."""
         raise NotImplementedError

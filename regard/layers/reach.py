@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.layers.attend import Plan
 from regard.layers.masks import NOWHERE, Mask
 
 
@@ -25,14 +24,12 @@ class Reach:
     seen_by: tuple[Tensor, ...] | None = None  # where the one stands that sees token t; None: no gradients asked for
 
 
-def make_reach(plan: Plan, kernel: int, dilation: int) -> Reach:
-    """For the tokens of a plan, which says where they and all inputs stand, and whether they see what is ahead."""
-    taps = torch.arange(kernel, device=plan.q.device)[:, None, None]
-    steps = (taps - (kernel - 1 - ahead_of(plan.mask, kernel))) * dilation  # (K, 1, 1)
-    if plan.index is None:
-        return Reach(apart(among(plan, steps)))
-    seen_by = apart(beside(plan.q, -steps)) if torch.is_grad_enabled() else None
-    return Reach(apart(beside(plan.q, steps)), seen_by)
+def make_reach(mask: Mask, positions: Tensor, kernel: int, dilation: int) -> Reach:
+    """Return the reach of tokens at these positions (B, T); the mask says whether they see what is ahead."""
+    taps = torch.arange(kernel, device=positions.device)[:, None, None]
+    steps = (taps - (kernel - 1 - ahead_of(mask, kernel))) * dilation  # (K, 1, 1)
+    seen_by = apart(beside(positions, -steps)) if torch.is_grad_enabled() else None
+    return Reach(apart(beside(positions, steps)), seen_by)
 
 
 def apart(columns: Tensor) -> tuple[Tensor, ...]:
@@ -54,13 +51,3 @@ def beside(positions: Tensor, steps: Tensor) -> Tensor:
     columns = (torch.arange(length, device=positions.device) + steps).clamp(0, length - 1).expand_as(wanted)
     places = positions.expand_as(wanted).gather(2, columns)
     return columns.where((places == wanted) & (places > NOWHERE) & (positions > NOWHERE), NOWHERE)
-
-
-def among(plan: Plan, steps: Tensor) -> Tensor:
-    """(K, B, T), where the inputs lie in a cache: in any order, and a row may hold those of several hypotheses, of which
-    each has one of its own at every position."""
-    wanted = (plan.q + steps)[..., None]  # (K, B, T, 1)
-    there = (plan.k[:, None] == wanted) & (wanted > NOWHERE)  # (K, B, T, S)
-    if plan.past is not None:
-        there = there & plan.past
-    return there.byte().argmax(-1).where(there.any(-1), NOWHERE)

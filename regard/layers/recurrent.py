@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from regard.layers.cells import CELLS, Cell, State
 from regard.layers.locked import LockedDropout
 from regard.layers.stack import in_working_precision
+from regard.layers.state import PerRow, Storage
 
 Run = Callable[[list[Cell], Tensor, State, Tensor | None], tuple[Tensor, State]]
 MARKS = 8  # columns that say what is padding: one does, the others keep rows aligned for the tensor cores
@@ -63,6 +64,23 @@ class Recurrent(nn.Module):
         """Zeros."""
         cells = [module for module in self.layers.modules() if isinstance(module, Cell)]
         return tuple(like.new_zeros(rows, cell.d_hidden) for cell in cells for _ in range(cell.states))
+
+    # ---- decoding -----------------------------------------------------------------------------------------------------
+
+    def storage(self, first: int = 0) -> dict[str, Storage]:
+        """Declare the tensors of the state, numbered from `first` on, as decoding keeps them."""
+        return {f"state_{first + i}": PerRow((x.shape[1],)) for i, x in enumerate(self.start(0, torch.empty(0)))}
+
+    @staticmethod
+    def kept(kept: Any) -> State:
+        """Return the state that decoding keeps under these names."""
+        return tuple(value for name, value in vars(kept).items() if name.startswith("state_"))
+
+    @staticmethod
+    def keep(state: State, kept: Any) -> None:
+        """Copy a state to where decoding keeps it."""
+        for i, value in enumerate(state):
+            getattr(kept, f"state_{i}").copy_(value)
 
     def forward(self, x: Tensor, state: State | None = None, real: Tensor | None = None) -> tuple[Tensor, State]:
         """x (B, T, C) -> what the last layer says (B, T, d_out), and the state after it. `real` (B, T): what is not padding.

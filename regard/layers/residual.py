@@ -32,12 +32,22 @@ def add_norm(x: Tensor, y: Tensor | None, norm: nn.Module, p: float) -> tuple[Te
     if not (p or x.is_cuda or torch.is_autocast_enabled("cpu")) and (y is None or x.dtype == y.dtype):
         total = x if y is None else x + y  # a decoding step on a CPU: each further operation costs microseconds
         return total, norm(total)
+    if x.dim() == 2 and x.is_cuda and not torch.is_grad_enabled() and not p and TRITON and is_plain(norm):
+        # a decoding step, (N, C)
+        from regard.layers import step_linear
+
+        return step_linear.add_norm(x, y, step_linear.norm_of(norm))
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     if y is not None and x.is_cuda and torch.is_grad_enabled() and fits(x, y, norm):
         return fused(x, y, norm, p, dtype)
     total = x if y is None else (x + F.dropout(y, p)).to(x.dtype)
     return total, norm(total).to(dtype)
+
+
+def is_plain(norm: nn.Module) -> bool:
+    """Return whether a norm is exactly one of torch's two, with a weight: then kernels compute what it does."""
+    return type(norm) in (nn.LayerNorm, nn.RMSNorm) and norm.weight is not None and norm.eps is not None
 
 
 def fits(x: Tensor, y: Tensor, norm: nn.Module) -> bool:

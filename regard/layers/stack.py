@@ -2,62 +2,63 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.config import ModelConfig
-from regard.layers.attend import Plan, make_plan, runnable, settled
+from regard.layers.attend import Plan, make_plan, settled
 from regard.layers.block import Block
-from regard.layers.cache import NO_CACHE, Cache
-from regard.layers.context import Context
-from regard.layers.contextual import Disentangled
+from regard.layers.context import Context, Request, apply_forward, apply_read, apply_step
 from regard.layers.masks import FULL, Mask
 from regard.layers.norm import make_norm
-from regard.layers.positions import NoPositions, Positions
-from regard.layers.reach import make_reach
+from regard.layers.positions import NoPositions
 from regard.layers.residual import add_norm
 from regard.layers.schemes import make_positions
+from regard.layers.state import State
 
 
 def in_working_precision(x: Tensor) -> Tensor:
-    """The residual stream has the precision of the products that read it and add to it."""
+    """Return the residual stream in the precision of the products that read it and add to it."""
     device = x.device.type
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
 class Stack(nn.Module):
-    """`place` is encoder or decoder; it says which position schemes make sense."""
+    """N blocks on one side of a model. `side` is encoder or decoder; it says which position schemes make sense."""
 
-    def __init__(self, config: ModelConfig, blocks: Iterable[Block], mask: Mask, place: str) -> None:
+    def __init__(self, config: ModelConfig, blocks: Iterable[Block], mask: Mask, side: str) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
         # Pre-norm leaves the residual sum unnormalised; post-norm blocks already end on a norm.
         self.norm = make_norm(config) if config.norm == "pre" else None
-        self.mask, self.d_head = mask, config.d_head
-        self.kernel, self.dilations = config.kernel, config.dilations if config.mixer == "convolution" else ()
+        self.side, self.mask, self.d_head = side, mask, config.d_head
         self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
-        self.recompute = False  # training may keep only what enters a block, and compute the rest again
+        self.recompute = False  # activation checkpointing: training keeps only what enters a block
+        self.changed = False  # an intervention (look/change) is active: compiled and captured forms do not know of it
         chances = (config.dropout, config.attention_dropout, config.ff_dropout)
-        self.random = max(chances) > 0  # then dropout must be the same again
-        first = make_positions(config, place)
-        own = (make_positions(config, place) for _ in self.blocks[1:]) if first.per_layer else ()
+        self.random = max(chances) > 0  # then recomputing must draw the same dropout again
+        first = make_positions(config, side)
+        own = (make_positions(config, side) for _ in self.blocks[1:]) if first.per_layer else ()
         self.schemes = nn.ModuleList([first, *own])  # one for all blocks, or one each
-        self.unbiased = not (first.relative or first.contextual or first.per_layer)  # scores are q k^T alone
         for scheme, block in zip(self.schemes, self.blocks, strict=False):
-            if isinstance(
-                scheme, Disentangled
-            ):  # all layers of DeBERTa read one table, with their own queries and keys
-                scheme.join(first, block.get_submodule("sublayers.self.sublayer.qkv"))  # type: ignore[arg-type]
-        crosses = any("cross" in block.sublayers for block in self.blocks)  # type: ignore[operator]
-        self.cross_scheme = make_positions(config, "cross") if crosses else NoPositions()
+            scheme.attach(block, first)  # type: ignore[operator]
+        self.crosses = any("cross" in block.sublayers for block in self.blocks)  # type: ignore[operator]
+        self.cross_scheme = make_positions(config, "cross") if self.crosses else NoPositions()
+        self.auxiliary_loss: Tensor | None = None  # the sum of the blocks' in the last forward, where they have any
+
+    @property
+    def mixers(self) -> list[Any]:
+        """Return the token mixer of each block."""
+        return [block.sublayers["self"].sublayer for block in self.blocks]  # type: ignore[index,union-attr]
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Token embeddings with what the scheme adds to them, (B, T, C)."""
+        """Return token embeddings (..., C) with what the position scheme adds to them."""
         return self.schemes[0].embed(x, positions)  # type: ignore[operator]
 
     def forward(
@@ -66,62 +67,87 @@ class Stack(nn.Module):
         positions: Tensor,  # (B, T)
         memory: Tensor | None = None,  # (B', S, C)
         memory_positions: Tensor | None = None,  # (B', S)
-        cache: Cache = NO_CACHE,
+        state: State | None = None,  # what decoding keeps: then these are prompts, and it is filled
         mask: Mask | None = None,  # instead of the stack's own
     ) -> Tensor:
-        keys = cache.key_positions(positions)
-        past = cache.own_past()
-        kernel = "reference" if self.dilations else None  # convolutions ask a plan only who stands where
-        mask = mask or self.mask
-        if positions.shape[1] == 1 and cache.sees_all() and mask.triangle and not kernel and self.unbiased:
-            plans = [Plan(runnable("sdpa"), mask, positions, keys, scheme=self.schemes[0])]  # type: ignore[arg-type]
-        else:
-            plans = [self._plan(mask, positions, keys, scheme, past, kernel) for scheme in self.schemes]
+        """Run whole rows through all blocks."""
+        keys = positions if state is None else state.key_positions(positions)
         memory_plan = None
         if memory_positions is not None:
             grouped = positions.reshape(memory_positions.shape[0], -1)  # hypotheses of one sentence share its memory
-            make = functools.partial(self._plan, FULL, grouped, memory_positions, self.cross_scheme)
+            memory_plan = self._memory_plan(grouped, memory_positions)
+        ctx = Context(positions, None, memory, memory_plan, apply_forward if state is None else apply_read, state)
+        request = Request(positions, keys, mask or self.mask, self.schemes[0], None, self.training)  # type: ignore[arg-type]
+        result = self._through(x, ctx, request)
+        if state is not None:
+            state.advance(positions)
+        return result
+
+    def step(self, x: Tensor, state: Any) -> Tensor:
+        """Run one more token of each row, (N, C) -> (N, C), the stack's last norm included."""
+        if state.static:
+            ctx = Context(state.position(), apply=apply_step, state=state, fuse=state.fuse)
+            return self._through(x, ctx, None)
+        positions = state.next[:, None].expand(-1, state.width)  # (B, K)
+        memory_plan = None
+        if state.memory_positions is not None:
             by_positions = self.cross_scheme.relative or self.cross_scheme.contextual
-            memory_plan = make() if by_positions else cache.memory_plan(memory_positions, make)
-            memory_plan = dataclasses.replace(memory_plan, q=grouped)
-        ctx = Context(positions, plans[0], cache, self.schemes[0].rotation(positions), memory, memory_plan)  # type: ignore[operator]
+            make = functools.partial(self._memory_plan, positions, state.memory_positions)
+            memory_plan = make() if by_positions else replace(state.plan_of_memory(make), q=positions)
+        ctx = Context(state.position(), None, None, memory_plan, apply_step, state)
+        keys, past = state.key_positions(positions), state.own_past()
+        sees_all = state.sees_all()
+        request = Request(positions, keys, self.mask, self.schemes[0], past, False, sees_all)  # type: ignore[arg-type]
+        result = self._through(x, ctx, request)
+        state.advance(positions)
+        return result
+
+    def remember(self, memory: Tensor, memory_positions: Tensor, state: State) -> None:
+        """Keep what cross-attention makes of the encoder's output (B, S, C), with tokens at these positions (B, S)."""
+        for block in self.blocks:
+            block.get_submodule("sublayers.cross.sublayer").remember(memory, state)  # type: ignore[operator]
+        state.memory_positions = memory_positions
+
+    def _through(self, x: Tensor, ctx: Context, request: Request | None) -> Tensor:
         x = in_working_precision(x)
         y = self._nothing(x)
-        for block, own in zip(self.blocks, self._contexts(ctx, plans), strict=True):
-            x, y = self._run(block, x, y, own)
-        cache.advance(positions)
+        losses: list[Tensor] = []
+        run = self._recomputed if self.recompute and self.training and torch.is_grad_enabled() else None
+        for block, own in zip(self.blocks, self._contexts(ctx, request), strict=True):
+            x, y, loss = block(x, y, own) if run is None else run(block, x, y, own)
+            if loss is not None:
+                losses.append(loss)
+        if losses or self.auxiliary_loss is not None:
+            self.auxiliary_loss = sum(losses[1:], losses[0]) if losses else None
         if self.norm is None:
             return x
         return add_norm(x, y, self.norm, self.dropout if self.training else 0.0)[1]
 
     def _nothing(self, x: Tensor) -> Tensor | None:
-        """What is to be added to x before the first block. Where blocks may be compiled it is zeros and not None, or the
-        first would be compiled apart from the others."""
+        """Return what is to be added to x before the first block. Where blocks may be compiled it is zeros and not None,
+        or the first would be compiled apart from the others."""
         return torch.zeros_like(x) if self.norm is not None and x.is_cuda and torch.is_grad_enabled() else None
 
-    def _run(self, block: nn.Module, x: Tensor, y: Tensor | None, ctx: Context) -> tuple[Tensor, Tensor | None]:
-        if self.recompute and self.training and torch.is_grad_enabled():
-            return checkpoint(block, x, y, ctx, use_reentrant=False, preserve_rng_state=self.random)
-        return block(x, y, ctx)
+    def _recomputed(self, block: nn.Module, x: Tensor, y: Tensor | None, ctx: Context) -> Any:
+        return checkpoint(block, x, y, ctx, use_reentrant=False, preserve_rng_state=self.random)
 
-    def _contexts(self, ctx: Context, plans: list[Plan]) -> list[Context]:
-        """Of each block: they differ where each has a scheme of its own, or convolutions of many dilations."""
-        n = len(self.blocks)
-        if self.dilations:
-            made = {d: make_reach(plans[0], self.kernel, d) for d in set(self.dilations)}
-            return [dataclasses.replace(ctx, reach=made[self.dilations[i % len(self.dilations)]]) for i in range(n)]
-        return [ctx] * n if len(plans) == 1 else [dataclasses.replace(ctx, self_plan=plan) for plan in plans]
+    def _contexts(self, ctx: Context, request: Request | None) -> list[Context]:
+        """Return the context of each block: what its mixer prepares is made once for all blocks that share it."""
+        if request is None:  # a static state has prepared everything
+            return [ctx] * len(self.blocks)
+        made: dict[Hashable, Context] = {}
+        found, several = [], len(self.schemes) > 1
+        for i, mixer in enumerate(self.mixers):
+            number = i if several else 0
+            key = (type(mixer), mixer.share, number)
+            if key not in made:
+                own = replace(request, scheme=self.schemes[i]) if number else request  # type: ignore[arg-type]
+                made[key] = replace(ctx, ready=mixer.prepare(own))  # type: ignore[operator]
+            found.append(made[key])
+        return found
 
-    def _plan(
-        self,
-        mask: Mask,
-        q: Tensor,
-        k: Tensor,
-        scheme: nn.Module,
-        past: Tensor | None = None,
-        kernel: str | None = None,
-    ) -> Plan:
-        assert isinstance(scheme, Positions)
+    def _memory_plan(self, q: Tensor, k: Tensor) -> Plan:
+        """Return the plan of cross-attention for queries at q (B, T) and source tokens at k (B, S)."""
         dropout = self.attention_dropout if self.training else 0.0
-        plan = make_plan(mask, q, k, scheme, d_head=self.d_head, dropout=dropout, past=past, kernel=kernel)
+        plan = make_plan(FULL, q, k, self.cross_scheme, d_head=self.d_head, dropout=dropout)  # type: ignore[arg-type]
         return plan if self.training else settled(plan)

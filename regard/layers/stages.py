@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.layers.attend import Plan, repeated, softmax_over
-from regard.layers.attention import CrossAttention, SelfAttention
-from regard.layers.cache import NO_CACHE
+from regard.layers.attention import CrossAttention, Prepared
 from regard.layers.context import Context
 from regard.layers.masks import FULL
+from regard.layers.part import Place, make_part
 
 Look = tuple[Tensor, Tensor]  # context, weights
 
@@ -141,12 +141,12 @@ class MultiHead(nn.Module):
 
     def __init__(self, d_model: int, n_heads: int, n_kv_heads: int = 0) -> None:
         super().__init__()
-        self.layer = SelfAttention(sizes(d_model, n_heads, n_kv_heads))
+        self.layer = make_part("mixer", "attention", sizes(d_model, n_heads, n_kv_heads), Place("encoder"))
 
     def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
         check_same(query, keys, values)
         kernel, places = InEveryHead(mask), places_of(query)
-        ctx = Context(places, Plan(kernel, FULL, places, places), NO_CACHE)
+        ctx = Context(places, Prepared(Plan(kernel, FULL, places, places)))
         return self.layer(query, ctx), kernel.weights
 
 
@@ -161,7 +161,7 @@ class MultiHeadCross(nn.Module):
         check_same(keys, values)
         kernel, places = InEveryHead(mask), places_of(query)
         plan = Plan(kernel, FULL, places, places_of(keys))
-        ctx = Context(places, plan, NO_CACHE, memory=keys, memory_plan=plan)
+        ctx = Context(places, memory=keys, memory_plan=plan)
         return self.layer(query, ctx), kernel.weights
 
 

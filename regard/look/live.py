@@ -148,15 +148,24 @@ class LiveState:
     def filled(self) -> int:
         return self.inner.filled
 
-    def select(self, hypotheses: Tensor) -> None:
-        self.inner.select(hypotheses)
-        self.parents = hypotheses
-        if not hasattr(self.inner, "select_sentences"):  # a language model's rows are one each
-            self.sentences = self.sentences[hypotheses]
+    def reorder(self, parents: Tensor) -> None:
+        """Hypothesis i of each sentence becomes what its hypothesis parents[:, i] was; parents (B, K)."""
+        self.inner.reorder(parents)
+        rows = self._rows().view(len(self.sentences), -1)
+        self.parents = rows.gather(1, parents).flatten()
 
-    def select_sentences(self, sentences: Tensor) -> None:
-        self.inner.select_sentences(sentences)
+    def select(self, sentences: Tensor) -> None:
+        """Sentence i becomes what sentence sentences[i] was, with all of its hypotheses."""
+        self.parents = self._rows().view(len(self.sentences), -1)[sentences].flatten()
+        self.inner.select(sentences)
         self.sentences = self.sentences[sentences]
+
+    def _rows(self) -> Tensor:
+        """Return the rows of the last step that the present rows were, (N,)."""
+        if self.parents is not None:
+            return self.parents
+        n = len(self.sentences) if self.log_prob is None else len(self.log_prob)
+        return torch.arange(n, device=self.sentences.device)
 
     def arrived(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Whom these tokens (N,) follow, and log p of all up to them, -inf for a row that only fills its place in the beam:

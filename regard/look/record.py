@@ -195,7 +195,7 @@ class Ear:
     parameters in it: they may have been trained further before anybody asks for the weights.
     """
 
-    observes: ClassVar[bool] = True  # CUDA-graph decoding may leave it out (decode/graphed/stack.py)
+    observes: ClassVar[bool] = True  # CUDA-graph decoding may leave it out (decode/graphed/shadow.py)
     alive: ClassVar[WeakSet[Ear]] = WeakSet()  # while there are none, nobody need look for any
 
     def __init__(self, layer: Layer, tape: Tape, name: str) -> None:

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from regard.layers.attention import Attention
 from regard.layers.block import Block, ParallelBlock
-from regard.layers.feedforward import FeedForward
+from regard.layers.feedforward import Dense
 from regard.layers.stack import Stack
 
 Keep = Callable[[str, Tensor], None]
@@ -82,7 +82,7 @@ class Heard:
         before(self.entered, sublayer, lambda given: keep(f"{name}.input", given[0]))
         if isinstance(sublayer, Attention):
             before(self.entered, sublayer.out, lambda given: keep(f"{name}.mix", given[0]))
-        if isinstance(sublayer, FeedForward):
+        if isinstance(sublayer, Dense):
             before(self.entered, sublayer.outer, lambda given: keep(f"{name}.inner", given[0]))
         after(self.entered, sublayer, lambda result: keep(f"{name}.output", result))
 
@@ -102,8 +102,8 @@ class Heard:
     def summed(self, name: str) -> Callable[[Any], None]:
         """Of a sublayer, or block, that gives x and what is to be added to it: x is the sum that was open before."""
 
-        def hook(result: tuple[Tensor, Tensor | None]) -> None:
-            x, y = result
+        def hook(result: tuple[Tensor, Tensor | None, Tensor | None]) -> None:
+            x, y, _ = result
             if self.open is not None:
                 self.keep(self.open[0], x)
             if y is None:
@@ -124,7 +124,7 @@ def before(entered: ExitStack, module: nn.Module, tell: Callable[[tuple[Any, ...
     def hook(module: nn.Module, given: tuple[Any, ...]) -> None:
         tell(given)
 
-    hook.observes = True  # type: ignore[attr-defined]  # CUDA-graph decoding may leave it out (decode/graphed/stack.py)
+    hook.observes = True  # type: ignore[attr-defined]  # CUDA-graph decoding may leave it out (decode/graphed/shadow.py)
     entered.enter_context(module.register_forward_pre_hook(hook))
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
-from regard.layers.block import encoder_block
+from regard.layers.block import make_blocks
 from regard.layers.embedding import Embedding
-from regard.layers.masks import FULL, positions_of, window
+from regard.layers.masks import FULL, positions_of
 from regard.layers.norm import make_norm
 from regard.layers.stack import Stack
 from regard.models import presets
@@ -32,8 +32,8 @@ class Bert(nn.Module):
         self.types = nn.Embedding(config.token_types, config.d_model) if config.token_types else None
         self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
-        blocks = (encoder_block(config) for _ in range(config.n_encoder_layers))
-        self.encoder = Stack(config, blocks, window(FULL, config.window), "encoder")
+        blocks = make_blocks(config, config.n_encoder_layers, "encoder", causal=False)
+        self.encoder = Stack(config, blocks, FULL, "encoder")
         self.pooler = Pooler(config)
         self.head = MaskedHead(config, self.embedding.weight)
         initialise(self, config.embedding_norm)

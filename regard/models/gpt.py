@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.layers.block import encoder_block
-from regard.layers.cache import NO_CACHE, Cache, StepCache
+from regard.layers.block import make_blocks
 from regard.layers.embedding import Embedding, Head
-from regard.layers.masks import CAUSAL, Mask, documents, positions_of, window
-from regard.layers.norm import make_norm
+from regard.layers.masks import CAUSAL, Mask, documents, positions_of
+from regard.layers.norm import make_norm, normalised
 from regard.layers.stack import Stack
+from regard.layers.state import State
 from regard.models import presets
 from regard.models.init import initialise
 from regard.models.sizes import resolve_sizes
@@ -32,8 +32,8 @@ class GPT(nn.Module):
         self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         # its blocks are an encoder's, [self, ff]: only the mask makes it a decoder
-        blocks = (encoder_block(config) for _ in range(config.n_decoder_layers))
-        self.decoder = Stack(config, blocks, window(CAUSAL, config.window), "decoder")
+        blocks = make_blocks(config, config.n_decoder_layers, "decoder", causal=True)
+        self.decoder = Stack(config, blocks, CAUSAL, "decoder")
         tied = config.tie in ("decoder", "all")
         self.head = Head(
             self.embedding.weight if tied else nn.Parameter(torch.empty(config.target_vocab, config.d_model)),
@@ -43,17 +43,17 @@ class GPT(nn.Module):
         )
         initialise(self, config.embedding_norm)
 
-    def hidden(self, ids: Tensor, positions: Tensor, cache: Cache = NO_CACHE, mask: Mask | None = None) -> Tensor:
-        """(B, T, C); a mask other than the causal one keeps the model's window."""
-        length = cache.key_positions(positions).shape[1]
+    def hidden(self, ids: Tensor, positions: Tensor, state: State | None = None, mask: Mask | None = None) -> Tensor:
+        """Return hidden vectors (B, T, C); with a state, these are prompts, and it is filled."""
+        self.check_length(ids.shape[1])
+        x = self.dropout(self.embedding_norm(self.decoder.embed(self.embedding(ids), positions)))
+        return self.decoder(x, positions, state=state, mask=mask)
+
+    def check_length(self, length: int) -> None:
         if length > self.config.max_len:
             raise RegardError(
                 f"{length} tokens, but the model was built for at most {self.config.max_len} (model.max_len)"
             )
-        if mask is not None:
-            mask = window(mask, self.config.window)
-        x = self.dropout(self.embedding_norm(self.decoder.embed(self.embedding(ids), positions)))
-        return self.decoder(x, positions, cache=cache, mask=mask)
 
     def read(self, ids: Tensor, mask: Mask | None = None) -> Tensor:
         """What the head is given (B, T, C) for the token after each token; rows are padded on the right."""
@@ -70,13 +70,20 @@ class GPT(nn.Module):
     def packed(self, ids: Tensor, positions: Tensor) -> Tensor:
         return self.head(self.read_packed(ids, positions))
 
-    def begin(self, prompt: Tensor, mask: Mask | None = None) -> tuple[Tensor, StepCache]:
-        """Read prompts (B, T) of any lengths at once: the logits (B, V) after each, and the state `step` goes on from."""
-        cache, positions = StepCache(), positions_of(prompt, PAD)
-        hidden = self.hidden(prompt, positions, cache, mask)
-        last = positions.argmax(1)
-        return self.head(hidden[torch.arange(len(prompt), device=prompt.device), last]), cache
+    def begin(self, prompt: Tensor, mask: Mask | None = None) -> tuple[Tensor, State]:
+        """Read prompts (B, T) of any lengths at once; return the logits (B, V) after each, and the state to step from."""
+        hidden, state = self.read_prompt(prompt, mask)
+        last = positions_of(prompt, PAD).argmax(1)
+        return self.head(hidden[torch.arange(len(prompt), device=prompt.device), last]), state
 
-    def step(self, tokens: Tensor, state: StepCache) -> Tensor:
-        """Logits (N, V) after one more token (N,) of each row."""
-        return self.head(self.hidden(tokens[:, None], state.next_positions(tokens), state)[:, -1])
+    def read_prompt(self, prompt: Tensor, mask: Mask | None = None) -> tuple[Tensor, State]:
+        """Return the hidden vectors (B, T, C) of prompts, and the state after each one's last token."""
+        state = State(self, len(prompt), prompt.device, self.embedding.weight.dtype)
+        return self.hidden(prompt, positions_of(prompt, PAD), state, mask), state
+
+    def step(self, tokens: Tensor, state: State) -> Tensor:
+        """Return logits (N, V) after one more token (N,) of each row."""
+        if not state.static:
+            self.check_length(state.filled + 1)
+        x = self.decoder.embed(self.embedding(tokens), state.position())
+        return self.head(self.decoder.step(self.dropout(normalised(x, self.embedding_norm)), state))

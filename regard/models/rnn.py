@@ -11,28 +11,17 @@ from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
+from regard.layers.cells import State as Hidden
 from regard.layers.embedding import Embedding, Head
 from regard.layers.locked import LockedDropout, word_dropout
-from regard.layers.recurrent import Recurrent, State
+from regard.layers.recurrent import Recurrent
+from regard.layers.state import State, Storage
 from regard.models import presets
 from regard.models.init import initialise
 from regard.models.sizes import resolve_sizes
 from regard.text.tokenizer import PAD
 
 PRESETS = presets.RNN
-
-
-class Running:
-    """What a model remembers of the rows it is writing; unlike a cache of keys it never fills up."""
-
-    filled = 0
-
-    def __init__(self, state: State) -> None:
-        self.state = state
-
-    def select(self, rows: Tensor) -> None:
-        """Row i becomes what row rows[i] was."""
-        self.state = tuple(x[rows] for x in self.state)
 
 
 class RNN(nn.Module):
@@ -67,7 +56,7 @@ class RNN(nn.Module):
         weight = word_dropout(self.embedding.weight, self.config.word_dropout, self.training)
         return self.dropout(F.embedding(ids, weight) * self.embedding.scale)  # (B, T, C)
 
-    def hidden(self, ids: Tensor, state: State | None = None, real: Tensor | None = None) -> tuple[Tensor, State]:
+    def hidden(self, ids: Tensor, state: Hidden | None = None, real: Tensor | None = None) -> tuple[Tensor, Hidden]:
         """What the last layer gives at each token (B, T, C), going on from a state, and the state after the last one.
 
         `real` (B, T) says which ids are tokens; forwards, padding at the end of a row need not be told apart."""
@@ -81,20 +70,33 @@ class RNN(nn.Module):
         """Logits (B, T, V) of the token after each token."""
         return self.head(self.read(ids))
 
-    def begin(self, prompt: Tensor) -> tuple[Tensor, Running]:
-        """Read prompts (B, T) of any lengths at once: the logits (B, V) after each, and the state `step` goes on from.
+    def begin(self, prompt: Tensor) -> tuple[Tensor, State]:
+        """Read prompts (B, T) of any lengths at once; return the logits (B, V) after each, and the state to step from."""
+        hidden, state = self.read_prompt(prompt)
+        return self.head(hidden[:, -1]), state
+
+    def read_prompt(self, prompt: Tensor) -> tuple[Tensor, State]:
+        """Return hidden vectors (B, T, C), the last of each row in the last column, and the state after it.
 
         Rows move to the right, so that all end together: padding that comes first leaves a state of zeros as it is."""
         n = prompt.shape[1]
         empty = (prompt == PAD).sum(1, keepdim=True)  # (B, 1)
         places = torch.arange(n, device=prompt.device) - empty  # (B, T), negative for padding
         real = None if not empty.any() else places >= 0
-        hidden, state = self.hidden(prompt.gather(1, places % n), real=real)
-        return self.head(hidden[:, -1]), Running(state)
+        hidden, after = self.hidden(prompt.gather(1, places % n), real=real)
+        state = State(self, len(prompt), prompt.device, hidden.dtype)
+        self.recurrent.keep(after, state.parts[self])
+        return hidden, state
 
-    def step(self, tokens: Tensor, state: Running) -> Tensor:
-        """Logits (N, V) after one more token (N,) of each row."""
-        hidden, state.state = self.recurrent.step(self.embed(tokens[:, None])[:, 0], state.state)
+    def state(self) -> dict[str, Storage]:
+        """Declare the state of each layer; unlike a cache of keys it never grows."""
+        return self.recurrent.storage()
+
+    def step(self, tokens: Tensor, state: State) -> Tensor:
+        """Return logits (N, V) after one more token (N,) of each row."""
+        kept = state.parts[self]
+        hidden, after = self.recurrent.step(self.embed(tokens[:, None])[:, 0], self.recurrent.kept(kept))
+        self.recurrent.keep(after, kept)
         return self.head(hidden)
 
 

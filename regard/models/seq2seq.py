@@ -11,6 +11,8 @@ Shapes: source (B, S) and target (B, T) ids, hidden (B, T, C), states (B, H), an
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,11 +21,13 @@ from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.layers.alignment import Annotated, Attentive
 from regard.layers.attend import Plan, reference
-from regard.layers.cells import CELLS, State
+from regard.layers.cells import CELLS
+from regard.layers.cells import State as Hidden
 from regard.layers.embedding import Embedding, Head
 from regard.layers.locked import LockedDropout, word_dropout
 from regard.layers.masks import FULL
 from regard.layers.recurrent import Recurrent
+from regard.layers.state import LENGTH, PerRow, PerSentence, State, Storage
 from regard.models import presets
 from regard.models.init import initialise
 from regard.models.sizes import resolve_sizes
@@ -62,7 +66,7 @@ class Seq2Seq(nn.Module):
         weight = word_dropout(embedding.weight, self.config.word_dropout, self.training)
         return self.dropout(F.embedding(ids, weight) * embedding.scale)  # (B, T, C)
 
-    def encode(self, source: Tensor) -> tuple[Memory, State]:
+    def encode(self, source: Tensor) -> tuple[Memory, Hidden]:
         """What the decoder reads at every step, and the state it begins with."""
         if self.config.bidirectional:
             annotations, end = self.encoder(self.embed(self.source_embedding, source), real=source != PAD)
@@ -91,38 +95,28 @@ class Seq2Seq(nn.Module):
         """Logits (B, T, V) of the token after each target token."""
         return self.head(self.read(source, target))
 
-    def begin(self, source: Tensor) -> DecodeState:
+    def begin(self, source: Tensor) -> State:
         """Read the source once; `step` then writes the translation token by token."""
-        return DecodeState(*self.encode(source))
+        memory, first = self.encode(source)
+        state = State(self, len(source), source.device, first[0].dtype)
+        state.remember(self.decoder, **self.decoder.named(memory))
+        Recurrent.keep(first, state.parts[self.decoder])
+        return state
 
-    def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        """Logits (N, V) after one more token (N,) of each hypothesis, those of a sentence one after the other: one each at
-        first, then as many as `select` left."""
+    def step(self, tokens: Tensor, state: State) -> Tensor:
+        """Return logits (N, V) after one more token (N,) of each hypothesis, those of a sentence one after the other."""
         return self.head(self.advance(tokens, state))
 
-    def advance(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        """What the head is given (N, C) in a step."""
+    def advance(self, tokens: Tensor, state: State) -> Tensor:
+        """Return what the head is given (N, C) in a step."""
+        kept = state.parts[self.decoder]
         y = self.embed(self.target_embedding, tokens[:, None])
-        features, state.state = self.decoder(y, state.memory, state.state)
+        features, after = self.decoder(y, self.decoder.memory(kept), Recurrent.kept(kept))
+        Recurrent.keep(after, kept)
         return self.output_dropout(features)[:, 0]
 
 
 EncoderDecoder = Transformer | Seq2Seq  # what translates
-
-
-class DecodeState:
-    """What decoding carries from step to step: the memory of each sentence, the state of its hypotheses."""
-
-    def __init__(self, memory: Memory, state: State) -> None:
-        self.memory, self.state = memory, state
-
-    def select(self, hypotheses: Tensor) -> None:
-        """Hypothesis i becomes a copy of what hypothesis hypotheses[i] of the same sentence was."""
-        self.state = tuple(x[hypotheses] for x in self.state)
-
-    def select_sentences(self, sentences: Tensor) -> None:
-        """Only these sentences stay; the caller selects their hypotheses as well."""
-        self.memory = tuple(x[sentences] for x in self.memory)
 
 
 # ---- decoders: the embedded target (N, T, C), memory and state -> what the head is given (N, T, C), and the next state ----
@@ -134,7 +128,8 @@ class OneContext(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        width, self.again = config.d_hidden, reads_again(config)
+        self.width = width = config.d_hidden
+        self.again = reads_again(config)
         self.n = CELLS[config.cell].states
         self.layers = layers(config, config.d_model + width * self.again, config.n_decoder_layers)
         if self.again:
@@ -142,10 +137,21 @@ class OneContext(nn.Module):
         else:
             self.readout = nn.Linear(width, config.d_model) if width != config.d_model else nn.Identity()
 
-    def begin(self, annotations: Tensor, end: State, padding: Tensor) -> tuple[Memory, State]:
+    def begin(self, annotations: Tensor, end: Hidden, padding: Tensor) -> tuple[Memory, Hidden]:
         return (end[-self.n],), end
 
-    def forward(self, y: Tensor, memory: Memory, state: State) -> tuple[Tensor, State]:
+    def state(self) -> dict[str, Storage]:
+        return {"context": PerSentence((self.width,)), **self.layers.storage()}
+
+    def named(self, memory: Memory) -> dict[str, Tensor]:
+        """Return what was made of the source under the names of `state`."""
+        return {"context": memory[0]}
+
+    def memory(self, kept: Any) -> Memory:
+        """Return what was made of the source as `forward` takes it."""
+        return (kept.context,)
+
+    def forward(self, y: Tensor, memory: Memory, state: Hidden) -> tuple[Tensor, Hidden]:
         if not self.again:
             s, state = through(self.layers, y, state)
             return self.readout(s), state
@@ -162,7 +168,8 @@ class Searching(nn.Module):
 
     def __init__(self, config: ModelConfig, d_annotation: int) -> None:
         super().__init__()
-        width, self.n = config.d_hidden, CELLS[config.cell].states
+        self.width = width = config.d_hidden
+        self.n = CELLS[config.cell].states
         sizes = (config.d_model, width, d_annotation, config.recurrent_norm, config.weight_dropout)
         self.attentive = Attentive(config.score, config.cell, *sizes)
         more = config.n_decoder_layers - 1
@@ -171,19 +178,40 @@ class Searching(nn.Module):
         self.dropout = LockedDropout(config.hidden_dropout, config.variational)
         self.readout = Maxout(width + config.d_model + d_annotation, config.d_model)
 
-    def begin(self, annotations: Tensor, end: State, padding: Tensor) -> tuple[Memory, State]:
+    def begin(self, annotations: Tensor, end: Hidden, padding: Tensor) -> tuple[Memory, Hidden]:
         annotations = self.dropout(annotations)
         first = self.bridge(end[-self.n]).tanh().chunk(self.n, -1)
         rest = self.above.start(len(annotations), annotations) if self.above else ()
         return (*self.attentive.prepared(annotations, padding), annotations), (*first, *rest)
 
-    def forward(self, y: Tensor, memory: Memory, state: State) -> tuple[Tensor, State]:
+    def state(self) -> dict[str, Storage]:
+        keys, entering, annotations = self.attentive.widths()
+        above = self.above.storage(self.n) if self.above else {}
+        return {
+            "keys": PerSentence((LENGTH, keys)),
+            "entering": PerSentence((LENGTH, entering)),
+            "real": PerSentence((LENGTH,), torch.bool),
+            "annotations": PerSentence((LENGTH, annotations)),
+            **{f"state_{i}": PerRow((self.width,)) for i in range(self.n)},
+            **above,
+        }
+
+    def named(self, memory: Memory) -> dict[str, Tensor]:
+        """Return what was made of the source under the names of `state`."""
+        keys, entering, padding, annotations = memory
+        return {"keys": keys, "entering": entering, "real": ~padding, "annotations": annotations}
+
+    def memory(self, kept: Any) -> Memory:
+        """Return what was made of the source as `forward` takes it."""
+        return kept.keys, kept.entering, ~kept.real, kept.annotations
+
+    def forward(self, y: Tensor, memory: Memory, state: Hidden) -> tuple[Tensor, Hidden]:
         source, annotations = Annotated(*memory[:-1]), memory[-1]
         s, first, weights = self.attentive.over(y, source, state[: self.n])
         if self.attentive.cross.heard:
             self.tell(torch.cat([state[0][:, None].to(s.dtype), s[:, :-1]], 1), source, annotations)
         c = (weights.to(annotations.dtype) @ annotations).view(*y.shape[:2], -1)  # (N, T, M)
-        rest: State = ()
+        rest: Hidden = ()
         if self.above:
             s, rest = through(self.above, self.dropout(s), state[self.n :])
         return self.readout(joined(s, y, c)), (*first, *rest)
@@ -213,7 +241,7 @@ def joined(*parts: Tensor) -> Tensor:
     return torch.cat([part.to(parts[0].dtype) for part in parts], -1)
 
 
-def through(recurrent: Recurrent, x: Tensor, state: State) -> tuple[Tensor, State]:
+def through(recurrent: Recurrent, x: Tensor, state: Hidden) -> tuple[Tensor, Hidden]:
     """A single step goes without the kernels that are made for many."""
     if x.shape[1] > 1:
         return recurrent(x, state)

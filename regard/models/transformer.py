@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.layers.block import decoder_block, encoder_block
-from regard.layers.cache import NO_CACHE, Cache, StepCache
+from regard.layers.block import make_blocks
 from regard.layers.embedding import Embedding, Head
-from regard.layers.masks import CAUSAL, FULL, positions_of, window
-from regard.layers.norm import make_norm
+from regard.layers.masks import CAUSAL, FULL, positions_of
+from regard.layers.norm import make_norm, normalised
 from regard.layers.schemes import check_positions
 from regard.layers.stack import Stack
+from regard.layers.state import State
 from regard.models import presets
 from regard.models.init import initialise
 from regard.models.sizes import resolve_sizes
@@ -38,10 +38,10 @@ class Transformer(nn.Module):
         norms = (make_norm(config) if config.embedding_norm else nn.Identity() for _ in range(2))
         self.source_norm, self.target_norm = norms
         self.dropout = nn.Dropout(config.dropout)
-        encoder = (encoder_block(config) for _ in range(config.n_encoder_layers))
-        self.encoder = Stack(config, encoder, window(FULL, config.window), "encoder")
-        decoder = (decoder_block(config) for _ in range(config.n_decoder_layers))
-        self.decoder = Stack(config, decoder, window(CAUSAL, config.window), "decoder")
+        encoder = make_blocks(config, config.n_encoder_layers, "encoder", causal=False)
+        self.encoder = Stack(config, encoder, FULL, "encoder")
+        decoder = make_blocks(config, config.n_decoder_layers, "decoder", causal=True, crosses=True)
+        self.decoder = Stack(config, decoder, CAUSAL, "decoder")
         self.head = Head(
             nn.Parameter(torch.empty(config.target_vocab, config.d_model))
             if config.tie in ("none", "inputs")
@@ -58,12 +58,10 @@ class Transformer(nn.Module):
         x = self.dropout(self.source_norm(self.encoder.embed(self.source_embedding(source), positions)))
         return self.encoder(x, positions), positions
 
-    def decode(
-        self, target: Tensor, positions: Tensor, memory: Tensor, memory_positions: Tensor, cache: Cache = NO_CACHE
-    ) -> Tensor:
+    def decode(self, target: Tensor, positions: Tensor, memory: Tensor, memory_positions: Tensor) -> Tensor:
         """Hidden vectors (B, T, C) of the target tokens."""
         x = self.dropout(self.target_norm(self.decoder.embed(self.target_embedding(target), positions)))
-        return self.decoder(x, positions, memory, memory_positions, cache)
+        return self.decoder(x, positions, memory, memory_positions)
 
     def read(self, source: Tensor, target: Tensor) -> Tensor:
         """Teacher forcing: what the head is given (B, T, C) for the token after each target token."""
@@ -74,39 +72,21 @@ class Transformer(nn.Module):
         """Logits (B, T, V) of the token after each target token."""
         return self.head(self.read(source, target))
 
-    def begin(self, source: Tensor) -> DecodeState:
+    def begin(self, source: Tensor) -> State:
         """Read the source once; `step` then writes the translation token by token."""
-        return DecodeState(*self.encode(source))
+        memory, positions = self.encode(source)
+        state = State(self, len(source), source.device, memory.dtype)
+        self.decoder.remember(memory, positions, state)
+        return state
 
-    def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        """Logits (N, V) after one more token (N,) of each hypothesis, those of a sentence one after the other: one each at
-        first, then as many as `select` left."""
+    def step(self, tokens: Tensor, state: State) -> Tensor:
+        """Return logits (N, V) after one more token (N,) of each hypothesis, those of a sentence one after the other."""
         return self.head(self.advance(tokens, state))
 
-    def advance(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        """What the head is given (N, C) in a step."""
-        positions = state.cache.next_positions(
-            tokens
-        )  # (B, K): the hypotheses of a sentence stand side by side in its row
-        tokens = tokens.view_as(positions)
-        return self.decode(tokens, positions, state.memory, state.memory_positions, state.cache).flatten(0, 1)
-
-
-class DecodeState:
-    """What decoding carries from step to step: the memory of each sentence, the cache of its hypotheses."""
-
-    def __init__(self, memory: Tensor, memory_positions: Tensor) -> None:
-        self.memory, self.memory_positions, self.cache = memory, memory_positions, StepCache()
-
-    def select(self, hypotheses: Tensor) -> None:
-        """Hypothesis i becomes a copy of what hypothesis hypotheses[i] of the same sentence was."""
-        self.cache.follow(hypotheses.view(len(self.memory), -1) % self.cache.width)
-
-    def select_sentences(self, sentences: Tensor) -> None:
-        """Only these sentences stay; the caller selects their hypotheses as well."""
-        self.memory, self.memory_positions = self.memory[sentences], self.memory_positions[sentences]
-        self.cache.select(sentences)
-        self.cache.select_memory(sentences)
+    def advance(self, tokens: Tensor, state: State) -> Tensor:
+        """Return what the head is given (N, C) in a step."""
+        x = self.decoder.embed(self.target_embedding(tokens), state.position())
+        return self.decoder.step(self.dropout(normalised(x, self.target_norm)), state)
 
 
 def resolve(config: ModelConfig) -> ModelConfig:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
-from regard.layers.block import encoder_block
+from regard.layers.block import make_blocks
 from regard.layers.masks import FULL
 from regard.layers.stack import Stack
 from regard.models import presets
@@ -29,7 +29,7 @@ class ViT(nn.Module):
         )  # each patch times one matrix
         self.summary = nn.Parameter(torch.zeros(config.d_model))  # a token of no patch, which the class is read from
         self.dropout = nn.Dropout(config.dropout)
-        blocks = (encoder_block(config) for _ in range(config.n_encoder_layers))
+        blocks = make_blocks(config, config.n_encoder_layers, "encoder", causal=False)
         self.encoder = Stack(config, blocks, FULL, "encoder")
         self.head = nn.Linear(config.d_model, config.n_classes)
         initialise(self)

@@ -21,10 +21,10 @@ from torch import Tensor
 from regard.config import ModelConfig
 from regard.files import write_text
 from regard.layers.attend import make_plan
-from regard.layers.attention import SelfAttention
-from regard.layers.cache import NO_CACHE
+from regard.layers.attention import Prepared, SelfAttention
 from regard.layers.context import Context
 from regard.layers.masks import CAUSAL
+from regard.layers.part import Place, make_part
 from regard.layers.recurrent import Recurrent, State
 from regard.look.figures import Lines, draw, save
 from regard.models.init import initialise
@@ -171,7 +171,7 @@ def carousel(layer: Recurrent, x: Tensor) -> dict[str, float]:
 
 def attention(width: int) -> SelfAttention:
     config = ModelConfig(d_model=width, n_heads=HEADS, n_kv_heads=HEADS, d_head=width // HEADS)
-    layer = SelfAttention(config).double()
+    layer = make_part("mixer", "attention", config, Place("decoder", causal=True)).double()
     initialise(layer)
     return layer
 
@@ -182,7 +182,7 @@ def attention_flow(layer: SelfAttention, x: Tensor) -> list[float]:
     rows = x.repeat_interleave(width, 0).requires_grad_()
     positions = torch.arange(length).expand(len(rows), -1)
     plan = make_plan(CAUSAL, positions, positions, d_head=layer.d_head)
-    last = layer(rows, Context(positions, plan, NO_CACHE))[:, -1].view(n, width, width)
+    last = layer(rows, Context(positions, Prepared(plan)))[:, -1].view(n, width, width)
     gradient = torch.autograd.grad(last.diagonal(dim1=1, dim2=2).sum(), rows)[0]  # (N C, T, C)
     return (gradient.square().sum((0, 2)) / (n * width)).sqrt().flip(0)[1:].tolist()
 

@@ -9,13 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
-from regard.layers.attend import make_plan
-from regard.layers.attention import SelfAttention
-from regard.layers.cache import NO_CACHE
-from regard.layers.context import Context
-from regard.layers.convolution import Convolution
+from regard.layers.context import Context, Request
 from regard.layers.masks import CAUSAL
-from regard.layers.reach import make_reach
+from regard.layers.part import Place, make_part
+from regard.layers.positions import NoPositions
 from regard.layers.recurrent import Recurrent
 from regard.models.init import initialise
 
@@ -33,23 +30,22 @@ def flops(way: str, n: int, d: int) -> int:
     return n * a_token[way]
 
 
-def make_layer(way: str, d: int) -> nn.Module:
+def make_layer(way: str, d: int, dilation: int = 1) -> nn.Module:
     heads = max(1, d // 64)
-    config = ModelConfig(d_model=d, n_heads=heads, n_kv_heads=heads, d_head=d // heads, kernel=KERNEL)
-    mixers: dict[str, type[nn.Module]] = {"convolution": Convolution, "attention": SelfAttention}
-    layer = Recurrent("lstm", d, [d]) if way == "LSTM" else mixers[way](config)
+    config = ModelConfig(
+        d_model=d, n_heads=heads, n_kv_heads=heads, d_head=d // heads, kernel=KERNEL, dilations=(dilation,)
+    )
+    layer = Recurrent("lstm", d, [d]) if way == "LSTM" else make_part("mixer", way, config, Place("decoder", 0, True))
     initialise(layer)
     return layer
 
 
-def reader(layer: nn.Module, rows: int, n: int, device: torch.device, dilation: int = 1) -> Callable[[Tensor], Tensor]:
+def reader(layer: nn.Module, rows: int, n: int, device: torch.device) -> Callable[[Tensor], Tensor]:
     """The layer as a function of x (rows, n, C) alone."""
     if isinstance(layer, Recurrent):
         return lambda x: layer(x)[0]
     positions = torch.arange(n, device=device).repeat(rows, 1)
-    plan = make_plan(CAUSAL, positions, positions, d_head=getattr(layer, "d_head", 64))
-    reach = make_reach(plan, KERNEL, dilation) if isinstance(layer, Convolution) else None
-    ctx = Context(positions, plan, NO_CACHE, reach=reach)
+    ctx = Context(positions, layer.prepare(Request(positions, positions, CAUSAL, NoPositions(), None, layer.training)))
     return lambda x: layer(x, ctx)
 
 
@@ -61,11 +57,10 @@ def paths(n: int, d: int = 8) -> dict[str, int]:
     """Through how many steps or layers the first of n tokens must go to reach the last, found by sending a NaN."""
     cpu = torch.device("cpu")
     stacked, looking = reader(make_layer("convolution", d), 1, n, cpu), reader(make_layer("attention", d), 1, n, cpu)
-    dilated = make_layer("convolution", d)
     return {
         "LSTM": hops(recurrent_hop(n, d), torch.zeros(1, n, 2 * d), first=1),
         "convolution": hops(lambda x, _: stacked(x), marked(n, d)),
-        "dilated": hops(lambda x, i: reader(dilated, 1, n, cpu, KERNEL**i)(x), marked(n, d)),
+        "dilated": hops(lambda x, i: reader(make_layer("convolution", d, KERNEL**i), 1, n, cpu)(x), marked(n, d)),
         "attention": hops(lambda x, _: looking(x), marked(n, d)),
     }
 

@@ -52,7 +52,7 @@ class TrainingStep:
         assert not self.recorded or len(batches) == self.size, "recorded for another number of batches"
         parts: tuple[Callable[..., Any], ...] = (self.at_once, self.accumulate, self.update)
         # a recorded step would be replayed without a word of Python: whoever listens, or changes the model, needs some
-        if listening(self.objective.model) or any(getattr(stack, "changed", False) for stack in self.stacks):
+        if listening(self.objective.model) or any(stack.changed for stack in self.stacks):
             parts = (self._at_once, self._accumulate, self._update)
         at_once, accumulate, update = parts
         if not self.updater.in_place and len(batches) == 1:

@@ -30,10 +30,17 @@ class TableState:
     names: list[int]  # of sentences
     prefixes: list[Prefix]  # of hypotheses, SOS first
 
-    def select(self, hypotheses: Tensor) -> None:
-        self.prefixes = [self.prefixes[i] for i in hypotheses.tolist()]
+    @property
+    def width(self) -> int:
+        return len(self.prefixes) // len(self.names)
 
-    def select_sentences(self, sentences: Tensor) -> None:
+    def reorder(self, parents: Tensor) -> None:
+        k = self.width
+        self.prefixes = [self.prefixes[i * k + j] for i, row in enumerate(parents.tolist()) for j in row]
+
+    def select(self, sentences: Tensor) -> None:
+        k = self.width
+        self.prefixes = [self.prefixes[i * k + j] for i in sentences.tolist() for j in range(k)]
         self.names = [self.names[i] for i in sentences.tolist()]
 
 

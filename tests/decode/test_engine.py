@@ -15,7 +15,8 @@ from regard.decode.engine import decode
 from regard.decode.rules import Hypothesis, length_limits, log_probabilities
 from regard.errors import RegardError
 from regard.layers.attention import CrossAttention
-from regard.models.transformer import DecodeState, Transformer
+from regard.layers.state import State
+from regard.models.transformer import Transformer
 from regard.text.tokenizer import EOS, SOS
 
 CPU = torch.device("cpu")
@@ -34,7 +35,7 @@ class Follower:
 
     def __init__(self, model: Transformer, sources: list[list[int]]) -> None:
         self.model, self.sources = model, sources
-        self.state: DecodeState = model.begin(padded(sources))
+        self.state: State = model.begin(padded(sources))
         self.said = [[SOS] for _ in sources]  # of each hypothesis
         self.owner = list(range(len(sources)))  # the sentence of each hypothesis
         self.generator = torch.Generator().manual_seed(0)
@@ -47,16 +48,19 @@ class Follower:
         for said in self.said:
             said.append(int(torch.randint(FIRST_WORD, VOCAB, (1,), generator=self.generator)))
 
-    def select(self, rows: list[int]) -> None:
-        self.state.select(torch.tensor(rows))
-        self.said = [list(self.said[i]) for i in rows]
-        self.owner = [self.owner[i] for i in rows]
+    def reorder(self, parents: list[list[int]]) -> None:
+        """Hypotheses of each sentence become those named here, by their numbers in the sentence."""
+        self.state.reorder(torch.tensor(parents))
+        width = len(self.said) // len(parents)
+        rows = [i * width + j for i, row in enumerate(parents) for j in row]
+        self.said, self.owner = [list(self.said[i]) for i in rows], [self.owner[i] for i in rows]
 
-    def select_sentences(self, sentences: list[int]) -> None:
+    def select(self, sentences: list[int]) -> None:
         """Sentences leave, with their hypotheses, as the searches do it."""
         names = [list(dict.fromkeys(self.owner))[i] for i in sentences]
-        self.state.select_sentences(torch.tensor(sentences))
-        self.select([row for row, owner in enumerate(self.owner) if owner in names])
+        self.state.select(torch.tensor(sentences))
+        rows = [row for row, owner in enumerate(self.owner) if owner in names]
+        self.said, self.owner = [list(self.said[i]) for i in rows], [self.owner[i] for i in rows]
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -72,21 +76,21 @@ def test_hypotheses_multiply_swap_and_leave() -> None:
     follower = Follower(tiny_transformer(1), random_sources(1, 4))
     with torch.no_grad():
         follower.check_step()
-        follower.select([0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3])  # one hypothesis a sentence becomes three
+        follower.reorder([[0, 0, 0]] * 4)  # one hypothesis a sentence becomes three
         for _ in range(3):
             follower.check_step()
-        follower.select([2, 1, 0, 3, 3, 4, 8, 8, 8, 11, 9, 10])  # swapped, doubled, dropped
+        follower.reorder([[2, 1, 0], [0, 0, 1], [2, 2, 2], [2, 0, 1]])  # swapped, doubled, dropped
         for _ in range(14):
             follower.check_step()  # past the first room of 16
-        follower.select_sentences([0, 2, 3])
+        follower.select([0, 2, 3])
         follower.check_step()
-        follower.select([1, 1, 0, 3, 5, 4, 6, 6, 6])
+        follower.reorder([[1, 1, 0], [0, 2, 1], [0, 0, 0]])
         for _ in range(3):
             follower.check_step()
-        follower.select_sentences([1])
+        follower.select([1])
         for _ in range(12):
             follower.check_step()
-        follower.select([2, 0])  # fewer hypotheses than before
+        follower.reorder([[2, 0]])  # fewer hypotheses than before
         follower.check_step()
     assert follower.owner == [2, 2]
 
@@ -173,10 +177,10 @@ class Echo:
         source: Tensor
         time: int = 0
 
-        def select(self, hypotheses: Tensor) -> None:
+        def reorder(self, parents: Tensor) -> None:
             pass
 
-        def select_sentences(self, sentences: Tensor) -> None:
+        def select(self, sentences: Tensor) -> None:
             self.source = self.source[sentences]
 
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from regard.decode.graphed import attend, linear
 from regard.decode.graphed import candidates as choosing
-from regard.decode.graphed.attend import cross_attend, cross_attend_reference, self_attend, self_attend_reference
 from regard.decode.graphed.candidates import best_of, candidates, likeliest
-from regard.decode.graphed.linear import Norm, add_norm, add_norm_reference, one_row, one_row_reference
+from regard.layers.step_attention import cross_attend, cross_attend_reference, self_attend, self_attend_reference
+from regard.layers.step_linear import Norm, add_norm, add_norm_reference, one_row, one_row_reference
 from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -148,9 +148,9 @@ def test_a_sum_and_its_norm_are_the_formula(function: Any, kind: str, c: int) ->
 # ---- self-attention ----------------------------------------------------------------------------------------------------
 
 
-def turn_pairs(x: np.ndarray, angle: np.ndarray, temperature: float) -> np.ndarray:
-    """(.., D) as complex numbers 2m + i (2m+1), times a number of length `temperature`."""
-    z = (x[..., ::2] + 1j * x[..., 1::2]) * np.exp(1j * angle) * temperature
+def turn_pairs(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """(.., D) as complex numbers 2m + i (2m+1), times cos + i sin."""
+    z = (x[..., ::2] + 1j * x[..., 1::2]) * (cos + 1j * sin)
     return np.stack([z.real, z.imag], -1).reshape(x.shape)
 
 
@@ -168,13 +168,12 @@ def attend_by_hand(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """One query after the other: the result, and the keys and values after it."""
     (h, g), d = heads, keys.shape[3]
-    owner, turn, bias, back = (more.get(name) for name in ("owner", "turn", "bias", "back"))
+    owner, cos, sin, bias, back = (more.get(name) for name in ("owner", "cos", "sin", "bias", "back"))
     new, k, v = exact(qkv).reshape(len(qkv), -1, d).copy(), exact(keys).copy(), exact(values).copy()
     out = np.zeros((len(qkv), h, d))
     for n, at in enumerate(position.tolist()):
-        if turn is not None:
-            angle = exact(np.float32(at) * turn.cpu())
-            new[n, : h + g] = rounded(turn_pairs(new[n, : h + g], angle, more["temperature"]), keys.dtype)
+        if cos is not None:
+            new[n, : h + g] = rounded(turn_pairs(new[n, : h + g], exact(cos)[at], exact(sin)[at]), keys.dtype)
         k[n, :, at], v[n, :, at] = new[n, h : h + g], new[n, h + g :]
     for n, at in enumerate(position.tolist()):
         columns = np.arange(0 if back is None else max(0, at - back), at + 1)
@@ -224,12 +223,14 @@ def test_a_new_token_looks_at_its_past_wherever_it_lies(
     n, position = 4, whole_numbers(0, 17, length - 1, length // 2)
     every = {
         "owner": owners(n, length),
-        "turn": torch.linspace(0.01, 1, d // 2, device=DEVICE),
         "bias": draw(h, length, seed=4),
         "back": length // 3,
     }
-    chosen: dict[str, Any] = {name: every[name] for name in options}
-    chosen |= {"scale": d**-0.5, "heads": (h, g), "temperature": 1.1 if "turn" in options else 1.0}
+    chosen: dict[str, Any] = {name: every[name] for name in options if name != "turn"}
+    chosen |= {"scale": d**-0.5, "heads": (h, g)}
+    if "turn" in options:
+        angle = torch.arange(length, device=DEVICE)[:, None] * torch.linspace(0.01, 1, d // 2, device=DEVICE)
+        chosen |= {"cos": 1.1 * angle.cos(), "sin": 1.1 * angle.sin()}
     qkv, keys, values = memory(n, h, g, length, d, dtype)
     expected, k, v = attend_by_hand(qkv, keys, values, position, **chosen)
     close(function(qkv, keys, values, position, **chosen), expected)
@@ -266,10 +267,10 @@ def test_far_positions_are_turned_exactly(function: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr(attend, "MACHINE", 1)  # nothing is cut
     at, length, d = 100_003, 100_010, 16
     qkv, keys, values = memory(1, 1, 1, length, d, FP32)
-    turn = torch.linspace(1, 0.37, d // 2, device=DEVICE)
-    angle = exact(np.float32(at) * turn.cpu())
-    function(qkv, keys, values, whole_numbers(at), turn=turn, back=4, scale=1.0, heads=(1, 1))
-    expected = turn_pairs(exact(qkv)[0, d : 2 * d], angle, 1.0)
+    angle = torch.arange(length, device=DEVICE)[:, None] * torch.linspace(1, 0.37, d // 2, device=DEVICE)
+    cos, sin = angle.cos(), angle.sin()
+    function(qkv, keys, values, whole_numbers(at), cos=cos, sin=sin, back=4, scale=1.0, heads=(1, 1))
+    expected = turn_pairs(exact(qkv)[0, d : 2 * d], exact(cos)[at], exact(sin)[at])
     np.testing.assert_allclose(exact(keys)[0, 0, at], expected, atol=4e-6)
 
 

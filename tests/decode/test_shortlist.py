@@ -186,11 +186,11 @@ class Masked:
         def __init__(self, own: Any, mask: Tensor) -> None:
             self.own, self.mask = own, mask
 
-        def select(self, hypotheses: Tensor) -> None:
-            self.own.select(hypotheses)
+        def reorder(self, parents: Tensor) -> None:
+            self.own.reorder(parents)
 
-        def select_sentences(self, sentences: Tensor) -> None:
-            self.own.select_sentences(sentences)
+        def select(self, sentences: Tensor) -> None:
+            self.own.select(sentences)
             self.mask = self.mask[sentences]
 
     def begin(self, source: Tensor) -> Masked.State:

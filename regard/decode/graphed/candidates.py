@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.decode.graphed.linear import MACHINE, launch, let_next_start, runs_kernels, wait_for_past
+from regard.layers.step_linear import MACHINE, launch, let_next_start, runs_kernels, wait_for_past
 from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK
 
 NEVER = (PAD, SOS, UNK, MASK)

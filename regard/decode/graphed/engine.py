@@ -1,4 +1,8 @@
-"""Slots of sentences on a GPU, and one recorded step that serves them all.
+"""Slots of sentences on a GPU, and one captured step that serves them all (continuous batching).
+
+What is captured is the model's own `step`, over a state whose memory never moves (layers/static_state.py), and what chooses
+the next tokens. Whether a step can be captured is found out before it is: the first one runs with synchronisation forbidden,
+and a part that asks the host for a number makes it fail there, not inside of a capture.
 
 The host puts bursts of steps into the device's queue and looks at what they have done one burst later, so neither waits
 for the other; slots whose sentence has ended are given to the next one meanwhile.
@@ -9,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,8 +23,11 @@ from regard.config import DecodeConfig
 from regard.decode.draw import draw
 from regard.decode.graphed.beams import Slots, advance, beam_step
 from regard.decode.graphed.candidates import NEVER, candidates, likeliest
-from regard.decode.graphed.model import StepModel, Writing
+from regard.decode.graphed.shadow import Shadow, stepped
 from regard.decode.rules import budget
+from regard.layers.part import Part
+from regard.layers.state import state_bytes
+from regard.layers.static_state import StaticState
 from regard.replay import Replayed
 
 BURST = 4  # steps between two looks at the slots
@@ -47,23 +54,31 @@ class Engine:
     """B slots of K rows; `room` tokens may be written, `columns` of the cache hold them and what came before."""
 
     def __init__(
-        self, model: Writing, options: DecodeConfig, dtype: torch.dtype, shape: tuple[int, int, int, int]
+        self,
+        model: Writing,
+        options: DecodeConfig,
+        dtype: torch.dtype,
+        shape: tuple[int, int, int, int],
+        width: int = 0,
     ) -> None:
         b, k, room, columns = shape
         device = next(model.parameters()).device
         self.options, self.k = options, k
-        self.model = StepModel(model, dtype, columns)
+        self.shadow = Shadow(model, dtype)
         self.slots = Slots.make(b, k, room, device, columns - room)
-        self.memory = self.model.memory(b * k, columns, device)
-        self.memory.owner = self.slots.owner if k > 1 else None
+        self.state = StaticState(
+            self.shadow.model, (b, k), columns, width, dtype, position=self.slots.position,
+            owner=self.slots.owner if k > 1 else None, resting=self.slots.active,
+        )  # fmt: skip
         self.gained = torch.zeros((b * k, room + 1), device=device)  # the last column: of rows that rest
         self.seeds = torch.zeros(b * k, dtype=torch.int64, device=device)
         self.seen: Tensor | None = None  # (N, V) tokens a row has read or written, where repeating them costs
         if options.repetition_penalty != 1:
-            vocabulary = self.model.head.weight.shape[0]
+            vocabulary = self.shadow.head.weight.shape[0]
             self.seen = torch.zeros((b * k, vocabulary), dtype=torch.bool, device=device)
         step = self._search if k > 1 else self._write
         self.step: Callable[[], None] = Replayed(step) if device.type == "cuda" else step
+        self.tried = device.type != "cuda"
         self.burst = 0
         self.home: tuple[Shelf, object] = (OrderedDict(), None)  # where it rests
         fields = (self.slots.packed, self.gained)
@@ -73,17 +88,51 @@ class Engine:
         """Its recording refers to it, so that it would stay in memory for a while."""
         self.step = lambda: None
 
+    @torch.inference_mode()
+    def try_step(self) -> None:
+        """Run the first step, over slots that rest, with synchronisation forbidden; raise `NotCapturable` if it needs some.
+        It is also the run that warms up what the capture needs."""
+        if self.tried:
+            return
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            self.step()
+        except (RuntimeError, NotImplementedError) as error:
+            raise NotCapturable(f"{part_in(error)} cannot be captured: {str(error).splitlines()[0]}") from error
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+        self.tried = True
+
+    def refresh(self) -> None:
+        """Take over what training has changed since the last search."""
+        self.shadow.refresh()
+        self.state.refresh()
+
     def _search(self) -> None:
         slots = self.slots
-        logits = self.model(slots.last, slots.position, self.memory)
+        logits = self.shadow.step(slots.last, self.state)
+        before = slots.step.clone() if self.state.rows else None
         beam_step(slots, *candidates(logits, 2 * self.k, slots.no_end, NEVER), self.options)
+        if before is not None:
+            self.state.reorder(self._parents(before))
+
+    def _parents(self, before: Tensor) -> Tensor:
+        """Return the rows (N,) that the rows of a step continue, itself for one that rests; `before` (B,) counts steps."""
+        slots, b = self.slots, len(before)
+        at = before.clamp(max=slots.parent.shape[1] - 1).long()
+        chosen = slots.parent.gather(1, at[:, None, None].expand(-1, 1, self.k))[:, 0].long()  # (B, K)
+        own = torch.arange(self.k, device=before.device).expand(b, -1)
+        moved = (slots.step > before)[:, None]
+        first = torch.arange(b, device=before.device)[:, None] * self.k
+        return (first + torch.where(moved, chosen, own)).flatten()
 
     def _write(self) -> None:
         """One token more in every row, the likeliest or one drawn at random."""
         slots, options = self.slots, self.options
         if self.seen is not None:
             self.seen.scatter_(1, slots.last[:, None], True)
-        logits = self.model(slots.last, slots.position, self.memory)
+        logits = self.shadow.step(slots.last, self.state)
         if options.temperature == 0 and self.seen is None:
             token, log_prob = likeliest(logits, slots.no_end)
         else:
@@ -120,7 +169,25 @@ class Engine:
         return (torch.tensor(slots, device=device)[:, None] * self.k + torch.arange(self.k, device=device)).flatten()
 
 
+class NotCapturable(Exception):
+    """A step that cannot be captured in a CUDA graph; the message says which part it is and why."""
+
+
+def part_in(error: BaseException) -> str:
+    """Return the name of the innermost part of a model that an error comes from."""
+    trace, found = error.__traceback__, "the model's step"
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if isinstance(owner, Part):
+            found = f"'{getattr(owner, 'name', type(owner).__name__)}'"
+        trace = trace.tb_next
+    return found
+
+
 Work = TypeVar("Work")
+
+
+Writing = Any  # a model that has `step`, `head` and a configuration
 
 
 class Job(Generic[Work]):
@@ -177,15 +244,19 @@ SHELVES: WeakKeyDictionary[Writing, Shelf] = WeakKeyDictionary()  # engines that
 def engine_for(model: Writing, options: DecodeConfig, shape: tuple[int, int, int, int], width: int = 0) -> Engine:
     """One that is ready, or a new one. It is the caller's alone until `give_back`."""
     shelf = SHELVES.setdefault(model, OrderedDict())
-    dtype, weights = dtype_of(model), [p.data_ptr() for p in model.decoder.parameters()]
+    dtype, weights = (
+        dtype_of(model),
+        [p.data_ptr() for m in stepped(model) for p in m._parameters.values() if p is not None],
+    )
     key = (*(getattr(options, name) for name in RECORDED), dtype, shape, width, model.head.weight.device, *weights)
     engine = shelf.pop(key, None)
     if engine is None:
         while len(shelf) >= KEPT:  # before the new one asks for memory
             shelf.popitem(last=False)[1].forget()
-        engine = Engine(model, options, dtype, shape)
+        engine = Engine(model, options, dtype, shape, width)
         engine.home = (shelf, key)
-    engine.model.refresh()
+    engine.refresh()
+    engine.try_step()
     return engine
 
 
@@ -194,16 +265,19 @@ def give_back(engine: Engine) -> None:
     shelf[key] = engine
 
 
-def slots_for(model: Writing, jobs: int, tokens: int, rows: tuple[int, int], options: DecodeConfig) -> int:
-    """How many slots of `tokens` each the budget allows, and the memory that is free, with K rows of that many columns."""
+def slots_for(
+    model: Writing, jobs: int, tokens: int, rows: tuple[int, int], options: DecodeConfig, width: int = 0
+) -> int:
+    """Return how many slots of `tokens` each the budget allows, and the memory that is free, with K rows of that many
+    columns and sources of `width` tokens."""
     k, columns = rows
-    device, config = model.head.weight.device, model.config
+    device = model.head.weight.device
     most = budget(options, device) // tokens
     if device.type == "cuda":
-        column = 2 * config.n_decoder_layers * config.n_kv_heads * config.d_head * dtype_of(model).itemsize
+        each = max(1, state_bytes(model, 1, k, columns, width, dtype_of(model)))
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for whoever asks
         free = torch.cuda.mem_get_info(device)[0] + held
-        most = min(most, int(SHARE * free) // (k * columns * column))
+        most = min(most, int(SHARE * free) // each)
     return min(power(jobs), power(max(1, most) + 1) // 2)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,17 +11,14 @@ from torch import Tensor
 from regard.config import DecodeConfig
 from regard.decode.graphed.beams import collect, unpack
 from regard.decode.graphed.engine import Engine, Job, Snapshot, engine_for, rounded, slots_for
-from regard.decode.graphed.model import cross_layers, fill
 from regard.decode.rules import Hypothesis, length_limits, opened, pad
-from regard.models.transformer import Transformer
-from regard.text.tokenizer import PAD
 
 Sample = tuple[int, int]  # which sentence, and which of its samples
 
 
 @torch.inference_mode()
 def translate(
-    model: Transformer,
+    model: Any,
     sources: Sequence[Sequence[int]],
     options: DecodeConfig,
     start: tuple[int, ...],
@@ -41,7 +38,7 @@ def translate(
 
 class Translation(Job[Sample]):
     def __init__(
-        self, model: Transformer, sources: Sequence[Sequence[int]], options: DecodeConfig, start: tuple[int, ...]
+        self, model: Any, sources: Sequence[Sequence[int]], options: DecodeConfig, start: tuple[int, ...]
     ) -> None:
         self.model, self.sources, self.options, self.start = model, sources, options, start
         self.samples = options.nbest if options.temperature > 0 else 1  # of each sentence, each in its own slot
@@ -57,19 +54,8 @@ class Translation(Job[Sample]):
         k = self.options.beam if self.options.temperature == 0 else 1
         width, room = rounded(longest), rounded(max(self.limits))
         columns = room + len(self.start) - 1
-        b = slots_for(self.model, sentences, width * k, (k, columns), self.options)
-        engine = engine_for(self.model, self.options, (b, k, room, columns), width)
-        if engine.memory.length is None:
-            self._make_room(engine, b, width)
-        return engine
-
-    def _make_room(self, engine: Engine, b: int, width: int) -> None:
-        """For the keys and values of b sources."""
-        device, dtype = engine.slots.last.device, engine.model.weights.dtype
-        shapes = [(b, layer.d_keys // layer.d_head, width, layer.d_head) for layer in cross_layers(self.model)]
-        keys, values = ([torch.zeros(shape, dtype=dtype, device=device) for shape in shapes] for _ in range(2))
-        engine.memory.crossed = list(zip(keys, values, strict=True))
-        engine.memory.length = torch.zeros(b, dtype=torch.int32, device=device)
+        b = slots_for(self.model, sentences, width * k, (k, columns), self.options, width)
+        return engine_for(self.model, self.options, (b, k, room, columns), width)
 
     def enter(self) -> None:
         """Sentences that wait are read together and take the free slots."""
@@ -78,7 +64,7 @@ class Translation(Job[Sample]):
             return
         engine, device = self.engine, self.engine.slots.last.device
         which, rows = torch.tensor(slots, device=device), engine.rows(slots)
-        self._read(pad([self.sources[i] for i, _ in entering], device), which, rows)
+        self._read(pad([self.sources[i] for i, _ in entering], device), which)
         limits = torch.tensor([self.limits[i] for i, _ in entering], device=device)
         engine.slots.enter(which, limits, self.start[-1], len(self.start) - 1, self.options)
         seeds = [(self.options.seed + i) * self.options.nbest + j for i, j in entering for _ in range(engine.k)]
@@ -86,18 +72,10 @@ class Translation(Job[Sample]):
         for slot, sample in zip(slots, entering, strict=True):
             self.begin(slot, sample, self.limits[sample[0]])
 
-    def _read(self, source: Tensor, which: Tensor, rows: Tensor) -> None:
-        """The encoder, the start tokens before the last, and keys and values of it all."""
-        memory = self.engine.memory
+    def _read(self, source: Tensor, which: Tensor) -> None:
+        """Read the sources and the start tokens before the last, and put what they leave into the slots."""
         state, _ = opened(self.model, source, self.start)
-        for places, layer in zip(memory.crossed, cross_layers(self.model), strict=True):
-            found = state.cache.memory(layer, partial(layer.keys_values, state.memory))
-            for place, new in zip(places, found, strict=True):
-                place[which, :, : source.shape[1]] = new.to(place.dtype)
-        assert memory.length is not None
-        memory.length[which] = (source != PAD).sum(1, dtype=torch.int32)
-        sentence = torch.arange(len(which), device=which.device)
-        fill(memory, self.model, state.cache, rows, sentence.repeat_interleave(self.engine.k))
+        self.engine.state.enter(which, state, torch.arange(len(which), device=which.device))
 
     def harvest(self, snapshot: Snapshot) -> int:
         """Take what has ended; how many sentences these are."""

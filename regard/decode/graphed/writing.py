@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from regard.config import DecodeConfig
 from regard.decode.graphed.beams import unpack
 from regard.decode.graphed.engine import Job, Snapshot, engine_for, power, slots_for
-from regard.decode.graphed.model import fill
 from regard.decode.row import Row, distinct
 from regard.decode.rules import pad
-from regard.layers.cache import StepCache
-from regard.layers.masks import positions_of
-from regard.models.gpt import GPT
-from regard.text.tokenizer import PAD
+
+
+def steps(model: Any, rows: list[Row], options: DecodeConfig) -> Iterator[list[Row]]:
+    """Return an iterator over a few tokens more for every open row at a time, until all have ended; it yields those that
+    got some. A model whose step cannot be captured raises `NotCapturable` here, before anything is written."""
+    return _steps(Continuation(model, rows, options))
 
 
 @torch.inference_mode()
-def steps(model: GPT, rows: list[Row], options: DecodeConfig) -> Iterator[list[Row]]:
-    """A few tokens more for every open row at a time, until all have ended; yields those that got some."""
+def _steps(continuation: Continuation) -> Iterator[list[Row]]:
     before: Snapshot | None = None
-    with Continuation(model, rows, options) as job:
+    with continuation as job:
         while job.waiting or job.working:
             job.enter()
             after = job.burst()
@@ -32,7 +33,7 @@ def steps(model: GPT, rows: list[Row], options: DecodeConfig) -> Iterator[list[R
 
 
 class Continuation(Job[Row]):
-    def __init__(self, model: GPT, rows: list[Row], options: DecodeConfig) -> None:
+    def __init__(self, model: Any, rows: list[Row], options: DecodeConfig) -> None:
         self.model, self.options = model, options
         columns = max(64, power(max(len(row.prompt) + row.limit for row in rows)))  # a conversation grows
         room = min(max(64, power(max(row.limit for row in rows))), columns)
@@ -60,10 +61,9 @@ class Continuation(Job[Row]):
         different, copies = distinct(prompts)
         ids = pad([prompt[:-1] for prompt in different], which.device)
         if ids.shape[1] == 0:
-            return
-        cache = StepCache()
-        self.model.hidden(ids, positions_of(ids, PAD), cache)
-        fill(self.engine.memory, self.model, cache, which, torch.tensor(copies, device=ids.device))
+            return self.engine.state.clear(which)
+        _, state = self.model.read_prompt(ids)
+        self.engine.state.enter(which, state, torch.tensor(copies, device=ids.device))
 
     def hear(self, snapshot: Snapshot) -> list[Row]:
         """Tell the rows what was written for them; those that have ended leave."""

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.layers.alignment import Alignment, Annotated
 from regard.layers.attend import Plan, reference, softmax_over
-from regard.layers.attention import Attention, CrossAttention
+from regard.layers.attention import Attention
 from regard.layers.cells import State
 from regard.layers.context import Context
 from regard.layers.masks import FULL, NOWHERE
@@ -89,7 +88,7 @@ def changed(model: nn.Module, changes: Sequence[Change]) -> Iterator[None]:
                 swap_positions(model, change.name, stack)
         for layer, own in edits.items():
             if isinstance(layer, Attention):
-                stack.enter_context(swapped({layer: Attending(layer, own)}, "forward"))
+                stack.enter_context(swapped({layer: Attending(layer, own)}, "plan"))
         for decoder in model.modules():
             if isinstance(decoder, Searching) and decoder.attentive.cross in edits:
                 Aligning(decoder, edits[decoder.attentive.cross]).enter(stack)
@@ -103,17 +102,13 @@ def changed(model: nn.Module, changes: Sequence[Change]) -> Iterator[None]:
 
 
 class Attending:
-    """Stands before an attention, and changes the plan it is given."""
+    """Stands before the `plan` of an attention layer, and changes the plan that it attends by."""
 
     def __init__(self, layer: Attention, edits: Sequence[Edit]) -> None:
-        self.inner, self.edits = layer.forward, edits  # the layer's own, or that of a `changed` around this one
-        self.crosses = isinstance(layer, CrossAttention)
+        self.inner, self.edits = layer.plan, edits  # type: ignore[attr-defined]  # or that of a `changed` around this one
 
-    def __call__(self, x: Tensor, ctx: Context) -> Tensor:
-        if not self.crosses:
-            return self.inner(x, replace(ctx, self_plan=changed_plan(ctx.self_plan, self.edits)))
-        assert ctx.memory_plan is not None
-        return self.inner(x, replace(ctx, memory_plan=changed_plan(ctx.memory_plan, self.edits)))
+    def __call__(self, ctx: Context) -> Plan:
+        return changed_plan(self.inner(ctx), self.edits)
 
 
 # ---- alignments -------------------------------------------------------------------------------------------------------

@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard.layers.feedforward import ACTIVATIONS
+from regard.layers.activated import ACTIVATIONS
 
 MACHINE = 132  # multiprocessors of the least GPU worth filling
 
@@ -67,7 +67,29 @@ def wait_for_past(EARLY: tl.constexpr):
         tl.extra.cuda.gdc_wait()
 
 
+def norm_of(norm: nn.Module) -> Norm:
+    """Return the numbers of a norm of torch."""
+    assert isinstance(norm, (nn.LayerNorm, nn.RMSNorm))
+    kind = "rms" if isinstance(norm, nn.RMSNorm) else "layer"
+    return Norm(kind, norm.weight.detach(), getattr(norm, "bias", None), norm.eps)  # type: ignore[arg-type]
+
+
 # ---- a matrix times one row --------------------------------------------------------------------------------------------
+
+
+def project(
+    x: Tensor,
+    linear: nn.Linear,
+    *,
+    norm: nn.Module | None = None,
+    activation: str = "",
+    gated: bool = False,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """Return activation(linear(norm(x))) + residual for one row x (1, C), in one kernel."""
+    bias = None if linear.bias is None else linear.bias.detach()
+    inner = None if norm is None else norm_of(norm)
+    return one_row(x, linear.weight.detach(), bias, norm=inner, activation=activation, gated=gated, residual=residual)
 
 
 def one_row(

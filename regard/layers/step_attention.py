@@ -15,10 +15,10 @@ import torch
 import triton
 from torch import Tensor
 
-from regard.decode.graphed.attend_kernels import LOG2E, combine_kernel, cross_kernel, self_kernel
-from regard.decode.graphed.linear import MACHINE, launch, runs_kernels
 from regard.layers.attend import softmax_over
 from regard.layers.rotary import rotate
+from regard.layers.step_attention_kernels import LOG2E, combine_kernel, cross_kernel, self_kernel
+from regard.layers.step_linear import MACHINE, launch, runs_kernels
 
 QUERIES = 64  # the most of one program
 
@@ -40,8 +40,8 @@ def self_attend(
     position: Tensor,
     *,
     owner: Tensor | None = None,
-    turn: Tensor | None = None,
-    temperature: float = 1.0,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
     bias: Tensor | None = None,
     back: int | None = None,
     scale: float,
@@ -50,11 +50,11 @@ def self_attend(
     """The new tokens qkv (N, (H+2G)*D) enter the keys and values (N, G, L, D) at column `position` (N,), and look at the
     columns before it, at most `back` of them, and at themselves; (N, H*D).
 
-    turn (D/2,), temperature: rotary positions; bias (H, L): added to a score by the distance back.
+    cos, sin (L, D/2): how queries and keys at each position are rotated; bias (H, L): added to a score by the distance back.
     """
     if not runs_kernels(qkv):
         return self_attend_reference(
-            qkv, keys, values, position, owner=owner, turn=turn, temperature=temperature, bias=bias, back=back,
+            qkv, keys, values, position, owner=owner, cos=cos, sin=sin, bias=bias, back=back,
             scale=scale, heads=heads,
         )  # fmt: skip
     (n, g, length, d), h = keys.shape, heads[0]
@@ -66,11 +66,11 @@ def self_attend(
     lse = None if splits == 1 else part.new_empty(n, h, splits)
     block, warps = tile(n * g * splits, length, width(d) * keys.itemsize, h // g)
     self_kernel[(n, g, splits)](
-        qkv, keys, values, position, owner, turn, bias, part, lse, qkv.stride(0), *keys.stride()[:3],
+        qkv, keys, values, position, owner, cos, sin, bias, part, lse, qkv.stride(0), *keys.stride()[:3],
         0 if owner is None else owner.stride(0), 0 if bias is None else bias.stride(0), length,
-        temperature, scale * LOG2E.value, 0 if back is None else back,
+        scale * LOG2E.value, 0 if back is None else back,
         H=h, G=g, D=d, D_BLOCK=width(d), Q_BLOCK=rows_of_queries(h // g), BLOCK=block, SPLITS=splits,
-        OWNED=owner is not None, TURN=turn is not None, BIAS=bias is not None, WINDOW=back is not None,
+        OWNED=owner is not None, TURN=cos is not None, BIAS=bias is not None, WINDOW=back is not None,
         num_warps=warps, **launch(qkv),
     )  # fmt: skip
     if lse is not None:
@@ -110,8 +110,8 @@ def self_attend_reference(
     position: Tensor,
     *,
     owner: Tensor | None = None,
-    turn: Tensor | None = None,
-    temperature: float = 1.0,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
     bias: Tensor | None = None,
     back: int | None = None,
     scale: float,
@@ -120,9 +120,9 @@ def self_attend_reference(
     (n, g, length, d), h = keys.shape, heads[0]
     at, rows, columns = position.long(), torch.arange(n, device=qkv.device), torch.arange(length, device=qkv.device)
     q, k, v = (x.unflatten(1, (-1, 1, d)) for x in qkv.split([h * d, g * d, g * d], dim=1))  # (N, H or G, 1, D)
-    if turn is not None:
-        angle = position[:, None, None, None] * turn  # (N, 1, 1, D/2)
-        rotation = angle.cos() * temperature, angle.sin() * temperature
+    if cos is not None:
+        assert sin is not None
+        rotation = cos[at][:, None, None], sin[at][:, None, None]  # (N, 1, 1, D/2)
         q, k = rotate(q, rotation), rotate(k, rotation)
     keys[rows, :, at], values[rows, :, at] = k[:, :, 0].to(keys.dtype), v[:, :, 0].to(values.dtype)
     where = rows[:, None].expand(n, length) if owner is None else owner[:, :length].long()

@@ -16,7 +16,7 @@ import math
 import triton
 import triton.language as tl
 
-from regard.decode.graphed.linear import let_next_start, wait_for_past
+from regard.layers.step_linear import let_next_start, wait_for_past
 
 LOG2E: tl.constexpr = tl.constexpr(1 / math.log(2))
 LEAST: tl.constexpr = tl.constexpr(-1e30)  # below every score; -inf minus itself would be no number
@@ -106,8 +106,8 @@ def rows_of(owner, owner_row, n, j, L, OWNED: tl.constexpr):
 
 @triton.jit
 def self_kernel(
-    qkv, keys, values, position, owner, turn, bias, out, lse, qkv_row, row, group, column, owner_row, bias_row, L,
-    temperature, scale, back,
+    qkv, keys, values, position, owner, cos_table, sin_table, bias, out, lse,
+    qkv_row, row, group, column, owner_row, bias_row, L, scale, back,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, D_BLOCK: tl.constexpr, Q_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr, SPLITS: tl.constexpr, OWNED: tl.constexpr, TURN: tl.constexpr, BIAS: tl.constexpr,
     WINDOW: tl.constexpr, EARLY: tl.constexpr,
@@ -132,8 +132,8 @@ def self_kernel(
     which = rows_of(owner, owner_row, n, j + BLOCK, L, OWNED)
     cos, sin = 1.0, 0.0
     if TURN:
-        angle = at.to(tl.float32) * tl.load(turn + d // 2, mask=inside, other=0.0)
-        cos, sin = tl.cos(angle) * temperature, tl.sin(angle) * temperature
+        cos = tl.load(cos_table + at * (D // 2) + d // 2, mask=inside, other=0.0)
+        sin = tl.load(sin_table + at * (D // 2) + d // 2, mask=inside, other=0.0)
     wait_for_past(EARLY)
 
     qkv += n * qkv_row
