@@ -68,7 +68,9 @@ class TrainingStep:
     def _accumulate(self, *inputs: Tensor) -> None:
         with autocast(self.device, self.dtype):
             sums = self.objective(*inputs)  # (3,)
-        loss = sums[0] * self.share
+        # Parts with an auxiliary loss add it for each scored answer, so that batches weigh right when accumulated.
+        auxiliary = [stack.auxiliary_loss for stack in self.stacks if stack.auxiliary_loss is not None]
+        loss = (sums[0] + sum(auxiliary) * sums[2] if auxiliary else sums[0]) * self.share
         loss.backward()
         self.loss += loss.detach()
         self.sums += sums.detach()
