@@ -7,6 +7,8 @@ come from.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
@@ -26,6 +28,19 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
+def split_qkv(y: Tensor, heads: int, groups: int, d_head: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, T, (H+2G)*D) -> q (B, H, T, D), k and v (B, G, T, D).
+
+    The numbers come by head of keys: the H/G heads of queries that read it, its key, its value (layers/layout.py). With as
+    many heads of keys as of queries all three are views; with fewer, q alone is a copy. The backward pass is one
+    concatenation.
+    """
+    shared = heads // groups
+    parts = y.view(*y.shape[:2], groups, shared + 2, d_head).split([shared, 1, 1], 3)
+    q, k, v = (part.flatten(2, 3).transpose(1, 2) for part in parts)
+    return q, k, v
+
+
 class Attention(nn.Module):
     """What self- and cross-attention share."""
 
@@ -43,13 +58,15 @@ class Attention(nn.Module):
 class SelfAttention(Attention):
     """Queries, keys and values of the same tokens, in one projection."""
 
+    tensor_parallel: ClassVar[dict[str, str]] = {"qkv": "column", "out": "row"}
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.qkv = nn.Linear(config.d_model, self.d_queries + 2 * self.d_keys, bias=config.bias)
-        self.heads = [config.n_heads, config.n_kv_heads, config.n_kv_heads]
+        self.heads = config.n_heads, config.n_kv_heads
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        q, k, v = split_heads(self.qkv(x), self.d_head).split(self.heads, dim=1)  # (B, H, T, D), (B, G, T, D) twice
+        q, k, v = split_qkv(self.qkv(x), *self.heads, self.d_head)  # (B, H, T, D), (B, G, T, D) twice
         q, k = rotate(q, ctx.rotation), rotate(k, ctx.rotation)
         k, v = ctx.cache.extend(self, k, v)  # (B, G, S, D)
         return self.out(merge_heads(self.attend(q, k, v, ctx.self_plan)))
@@ -58,14 +75,16 @@ class SelfAttention(Attention):
 class CrossAttention(Attention):
     """Queries from the decoder; keys and values from the final encoder output."""
 
+    tensor_parallel: ClassVar[dict[str, str]] = {"q": "column", "kv": "column", "out": "row"}
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.q = nn.Linear(config.d_model, self.d_queries, bias=config.bias)
         self.kv = nn.Linear(config.d_model, 2 * self.d_keys, bias=config.bias)
 
     def keys_values(self, memory: Tensor) -> KeysValues:
-        k, v = split_heads(self.kv(memory), self.d_head).chunk(2, dim=1)
-        return k, v  # (B', G, S, D)
+        k, v = self.kv(memory).view(*memory.shape[:2], -1, 2, self.d_head).unbind(3)  # by head: its key, its value
+        return k.transpose(1, 2), v.transpose(1, 2)  # (B', G, S, D)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         memory, plan = ctx.memory, ctx.memory_plan

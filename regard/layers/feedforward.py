@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
@@ -12,6 +14,7 @@ from regard.layers.context import Context
 
 class FeedForward(nn.Module):
     gated = False
+    tensor_parallel: ClassVar[dict[str, str]] = {"inner": "column", "outer": "row"}
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -25,7 +28,8 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(FeedForward):
-    """A second projection opens and closes the first: SwiGLU with silu, GEGLU with gelu. Both are one matrix."""
+    """A second projection opens and closes the first: SwiGLU with silu, GEGLU with gelu. Both are one matrix, whose rows
+    are gates and values in turns (layers/layout.py)."""
 
     gated = True
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from regard.decode.graphed.attend_kernels import LOG2E, combine_kernel, cross_kernel, self_kernel
 from regard.decode.graphed.linear import MACHINE, launch, runs_kernels
 from regard.layers.attend import softmax_over
+from regard.layers.attention import split_qkv
 from regard.layers.rotary import rotate
 
 QUERIES = 64  # the most of one program
@@ -47,7 +48,7 @@ def self_attend(
     scale: float,
     heads: tuple[int, int],
 ) -> Tensor:
-    """The new tokens qkv (N, (H+2G)*D) enter the keys and values (N, G, L, D) at column `position` (N,), and look at the
+    """The new tokens qkv (N, (H+2G)*D), in the order of `split_qkv`, enter the keys and values (N, G, L, D) at column `position` (N,), and look at the
     columns before it, at most `back` of them, and at themselves; (N, H*D).
 
     turn (D/2,), temperature: rotary positions; bias (H, L): added to a score by the distance back.
@@ -119,7 +120,7 @@ def self_attend_reference(
 ) -> Tensor:
     (n, g, length, d), h = keys.shape, heads[0]
     at, rows, columns = position.long(), torch.arange(n, device=qkv.device), torch.arange(length, device=qkv.device)
-    q, k, v = (x.unflatten(1, (-1, 1, d)) for x in qkv.split([h * d, g * d, g * d], dim=1))  # (N, H or G, 1, D)
+    q, k, v = split_qkv(qkv[:, None], h, g, d)  # (N, H or G, 1, D)
     if turn is not None:
         angle = position[:, None, None, None] * turn  # (N, 1, 1, D/2)
         rotation = angle.cos() * temperature, angle.sin() * temperature

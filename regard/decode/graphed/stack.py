@@ -23,6 +23,7 @@ from regard.layers.attention import Attention, CrossAttention, SelfAttention
 from regard.layers.block import Block, ParallelBlock
 from regard.layers.cache import KeysValues
 from regard.layers.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
+from regard.layers.layout import split_gates
 from regard.layers.masks import Mask
 from regard.layers.norm import Branch, PostNorm, PreNorm
 from regard.layers.positions import Learned, Linear, NoPositions, Positions, Sinusoidal
@@ -207,8 +208,8 @@ class Matrix:
             return y
         if not self.gated:
             return ACTIVATIONS[self.activation](y)
-        gate, value = y.chunk(2, -1)
-        return ACTIVATIONS[self.activation](gate) * value
+        gate, value = split_gates(y)
+        return (ACTIVATIONS[self.activation](gate) * value).flatten(-2)
 
 
 @dataclass(frozen=True)
