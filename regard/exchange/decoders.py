@@ -12,7 +12,19 @@ from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.exchange.family import ACTIVATIONS, Family, Kind, Setting, Their, nothing, square, whole
 from regard.exchange.numbering import Numbering
-from regard.exchange.rules import BOTH, TRANSPOSED, WEIGHT, Part, Rule, by_group, check_moved, gates, joined, pairs, same
+from regard.exchange.rules import (
+    BOTH,
+    TRANSPOSED,
+    WEIGHT,
+    Part,
+    Rule,
+    by_group,
+    check_moved,
+    gates,
+    joined,
+    pairs,
+    same,
+)
 
 
 def tie(their: Their, default: bool) -> dict[str, str]:
@@ -202,7 +214,9 @@ def bloom_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
     for i in range(config.n_decoder_layers):
         mine, theirs = f"decoder.blocks.{i}.sublayers", f"transformer.h.{i}"
         yield from same(f"{mine}.self.norm", f"{theirs}.input_layernorm")
-        yield from same(f"{mine}.self.sublayer.qkv", f"{theirs}.self_attention.query_key_value")  # head by head there too
+        yield from same(
+            f"{mine}.self.sublayer.qkv", f"{theirs}.self_attention.query_key_value"
+        )  # head by head there too
         yield from same(f"{mine}.self.sublayer.out", f"{theirs}.self_attention.dense")
         yield from same(f"{mine}.ff.norm", f"{theirs}.post_attention_layernorm")
         yield from same(f"{mine}.ff.sublayer.inner", f"{theirs}.mlp.dense_h_to_4h")

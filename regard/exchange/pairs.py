@@ -171,9 +171,7 @@ def layers(config: ModelConfig, columns: Steps = (), rows: Steps = ()) -> Iterat
                 yield from sublayer(part, f"{mine}.{part}.sublayer", theirs, config, columns, rows)
 
 
-def sublayer(
-    part: str, mine: str, theirs: str, config: ModelConfig, columns: Steps, rows: Steps
-) -> Iterator[Rule]:
+def sublayer(part: str, mine: str, theirs: str, config: ModelConfig, columns: Steps, rows: Steps) -> Iterator[Rule]:
     if part == "ff":
         yield from reading(f"{mine}.inner", {f"{theirs}.fc1": 0}, columns)
         yield from same(f"{mine}.outer", f"{theirs}.fc2", rows)

@@ -3,8 +3,8 @@
 The products are the library's; what counts is how often their wide result passes through memory besides. On CUDA devices, in
 training, the product itself cuts where f is ReLU, and the signs of the result say later what was cut; for others one kernel
 reads x W^T + b and writes the result. Backward one kernel reads the gradient and what was kept, writes the gradient of
-x W^T + b, gates and values in one tensor, and adds up that of b on the way. Elsewhere it is torch, operation by operation, which
-is also the definition.
+x W^T + b, gates and values in one tensor, and adds up that of b on the way. Elsewhere it is torch, operation by
+operation, which is also the definition.
 
 The kernels are operators of torch, so a compiled block stays one graph. The product is inside because only the library's
 kernel can add b and cut; after a product of the compiler's that is a pass of its own. The backward's products are outside.

@@ -1,9 +1,9 @@
 """How matrices that are multiplied as one share their rows: in turns, so that tensor parallelism can cut them.
 
 A rank of a tensor-parallel group gets a contiguous run of rows. Of queries, keys and values one under the other the first
-rank would get queries alone; so the rows come in blocks, each with its share of every matrix. A block of attention is a head
-of keys with the H/G heads of queries that read it, in the order queries, key, value. A block of a gated feed-forward layer is
-a few gates and as many values.
+rank would get queries alone; so the rows come in blocks, each with its share of every matrix. A block of self-attention is a
+head of keys with the H/G heads of queries that read it, in the order queries, key, value; of cross-attention, key and value.
+A block of a gated feed-forward layer is a few gates, then as many values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GATES = 32  # the most in a block: short enough to cut d_ff 11008 (LLaMA) in 8, 
 
 
 def gate_block(d_ff: int) -> int:
-    """Return how many gates, and then as many values, are a block: the largest power of two up to GATES that divides d_ff."""
+    """Return how many gates are in a block: the largest power of two up to GATES that divides d_ff."""
     return min(d_ff & -d_ff, GATES)
 
 

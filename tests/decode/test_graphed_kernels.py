@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import triton
+from fused_rows import gate_rows, qkv_rows
 from torch import Tensor
 
 from regard.decode.graphed import attend, linear
@@ -110,6 +111,7 @@ def test_a_matrix_times_one_row_is_the_formula(
     y = normal(exact(x), how) @ exact(weight).T
     for b, r in ((None, None), (bias, residual)):
         z = y if b is None else y + exact(b)
+        z = z[:, gate_rows(n)] if gated else z
         z = FORMULAS[activation](z[:, :n]) * (z[:, n:] if gated else 1) + (0 if r is None else exact(r))
         close(function(x, weight, b, norm=how, activation=activation, gated=gated, residual=r), z)
 
@@ -169,7 +171,8 @@ def attend_by_hand(
     """One query after the other: the result, and the keys and values after it."""
     (h, g), d = heads, keys.shape[3]
     owner, turn, bias, back = (more.get(name) for name in ("owner", "turn", "bias", "back"))
-    new, k, v = exact(qkv).reshape(len(qkv), -1, d).copy(), exact(keys).copy(), exact(values).copy()
+    new = exact(qkv)[:, qkv_rows(h, g, d)].reshape(len(qkv), -1, d)
+    k, v = exact(keys).copy(), exact(values).copy()
     out = np.zeros((len(qkv), h, d))
     for n, at in enumerate(position.tolist()):
         if turn is not None:

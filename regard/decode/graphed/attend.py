@@ -48,8 +48,8 @@ def self_attend(
     scale: float,
     heads: tuple[int, int],
 ) -> Tensor:
-    """The new tokens qkv (N, (H+2G)*D), in the order of `split_qkv`, enter the keys and values (N, G, L, D) at column `position` (N,), and look at the
-    columns before it, at most `back` of them, and at themselves; (N, H*D).
+    """The new tokens qkv (N, (H+2G)*D) enter the keys and values (N, G, L, D) at column `position` (N,), and look at the
+    columns before it, at most `back` of them, and at themselves; (N, H*D). `split_qkv` says which numbers are whose.
 
     turn (D/2,), temperature: rotary positions; bias (H, L): added to a score by the distance back.
     """

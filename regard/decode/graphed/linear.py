@@ -97,8 +97,8 @@ def one_row(
     one_row_kernel[(triton.cdiv(n, rows),)](
         x, weight, bias, None if norm is None else norm.weight, shift, residual, out, n, 0.0 if norm is None else norm.eps,
         C=c, WIDTH=triton.next_power_of_2(c), ROWS=rows, NORM="" if norm is None else norm.kind, SHIFT=shift is not None,
-        BIAS=bias is not None, ACTIVATION=activation, GATES=gate_block(n) if gated else 0, RESIDUAL=residual is not None, num_warps=warps,
-        **launch(x),
+        BIAS=bias is not None, ACTIVATION=activation, GATES=gate_block(n) if gated else 0, RESIDUAL=residual is not None,
+        num_warps=warps, **launch(x),
     )  # fmt: skip
     return out
 
