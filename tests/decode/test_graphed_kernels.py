@@ -88,6 +88,7 @@ def make_norm(kind: str, c: int, dtype: torch.dtype) -> Norm | None:
         (21, 96, "unshifted", "gelu-tanh", False),
         (13, 128, "rms", "silu", True),
         (9, 2304, "rms", "gelu", True),
+        (96, 64, "layer", "silu", True),  # three blocks of gates and values
         (1, 20, "layer", "", False),
     ],
 )
