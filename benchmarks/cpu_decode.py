@@ -33,12 +33,13 @@ import torch
 
 from regard.config import DecodeConfig
 from regard.decode.engine import decode
+from regard.layers.layout import taken_apart
 from regard.layers.packed import laid_out
 from regard.models.architectures import make_model, preset
 from regard.models.transformer import Transformer
 from regard.text.tokenizer import EOS
 
-V, STEPS, LENGTH = 32000, 48, 32
+V, STEPS, LENGTH, HEADS = 32000, 48, 32, 8
 CASES = ((1, 1), (1, 4), (16, 1), (16, 4))  # sentences, beam
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 CPU = torch.device("cpu")
@@ -93,7 +94,7 @@ def ctranslate2_model(kind: str, threads: int, workers: int = 1, like_ours: bool
     import ctranslate2
     from ctranslate2.specs import TransformerSpec
 
-    model, spec = random_model(), TransformerSpec.from_config(6, 8, pre_norm=True)
+    model, spec = random_model(), TransformerSpec.from_config(6, HEADS, pre_norm=True)
     spec.encoder.scale_embeddings = spec.decoder.scale_embeddings = True
     for stack, own in ((spec.encoder, model.encoder), (spec.decoder, model.decoder)):
         fill_stack(stack, own)
@@ -132,12 +133,12 @@ def fill_stack(stack: Any, own: torch.nn.Module) -> None:
     for layer, block in zip(stack.layer, own.blocks, strict=True):  # type: ignore[arg-type]
         parts = block.sublayers
         attention = layer.self_attention
-        linear(attention.linear[0], parts["self"].sublayer.qkv)
+        linear(attention.linear[0], parts["self"].sublayer.qkv, parts=3)
         linear(attention.linear[1], parts["self"].sublayer.out)
         norm(attention.layer_norm, parts["self"].norm)
         if "cross" in parts:
             linear(layer.attention.linear[0], parts["cross"].sublayer.q)
-            linear(layer.attention.linear[1], parts["cross"].sublayer.kv)
+            linear(layer.attention.linear[1], parts["cross"].sublayer.kv, parts=2)
             linear(layer.attention.linear[2], parts["cross"].sublayer.out)
             norm(layer.attention.layer_norm, parts["cross"].norm)
         linear(layer.ffn.linear_0, parts["ff"].sublayer.inner)
@@ -145,8 +146,10 @@ def fill_stack(stack: Any, own: torch.nn.Module) -> None:
         norm(layer.ffn.layer_norm, parts["ff"].norm)
 
 
-def linear(theirs: Any, own: torch.nn.Linear) -> None:
-    theirs.weight, theirs.bias = own.weight.detach().numpy(), own.bias.detach().numpy()
+def linear(theirs: Any, own: torch.nn.Linear, parts: int = 1) -> None:
+    """`parts`: matrices that are head by head in one of ours, and one under the other in theirs."""
+    weight, bias = (torch.cat(taken_apart(p.detach(), HEADS, [1] * parts)).numpy() for p in (own.weight, own.bias))
+    theirs.weight, theirs.bias = weight, bias
 
 
 def norm(theirs: Any, own: torch.nn.LayerNorm) -> None:

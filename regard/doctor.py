@@ -25,7 +25,7 @@ from regard.files import exists, read_json
 from regard.layers.alignment import Attentive
 from regard.layers.cells import Cell
 from regard.layers.choice import Situation, choose
-from regard.layers.masks import FULL
+from regard.layers.masks import FULL, window
 from regard.layers.recurrent import Recurrent
 from regard.layers.schemes import scheme_at
 from regard.layers.stack import Stack
@@ -123,10 +123,12 @@ def explain_model(model: nn.Module, device: str, length: int) -> list[Row]:
 def block_rows(stack: Stack, i: int, place: str, config: ModelConfig, device: str, length: int) -> list[Row]:
     """The rows of block i, whose layer is only `self` or `cross` yet."""
     scheme = stack.schemes[i % len(stack.schemes)]  # one for all blocks, or one each
-    training = Situation(device, length, True, stack.mask, scheme, stack.d_head, stack.attention_dropout, keys=length)  # type: ignore[arg-type]
+    mixer = stack.mixers[i]
+    mask = window(stack.mask, getattr(mixer, "window", 0))
+    training = Situation(device, length, True, mask, scheme, stack.d_head, stack.attention_dropout, keys=length)  # type: ignore[arg-type]
     rows = two_rows("self", scheme_at(config, place), training, place == "encoder")
-    if stack.dilations:
-        rows = [replace(row, kernel="product", why=CONVOLVED, fast=True) for row in rows]
+    if not mixer.attends:
+        rows = [replace(row, kernel="product", why=mixer.__doc__.split("\n")[0], fast=True) for row in rows]
     if "cross" in stack.blocks[i].sublayers:  # type: ignore[operator]
         cross = replace(training, own=False, mask=FULL, scheme=stack.cross_scheme)
         rows += two_rows("cross", scheme_at(config, "cross"), cross, reads=False)
@@ -143,9 +145,6 @@ def two_rows(layer: str, positions: str, training: Situation, reads: bool) -> li
     }
     choices = {when: choose(situation) for when, situation in times.items()}
     return [Row(layer, positions, when, c.kernel, c.why, c.fast) for when, c in choices.items()]
-
-
-CONVOLVED = "a convolution: one matrix product of the tokens seen, laid side by side"
 
 
 def recurrent_rows(model: nn.Module, length: int) -> list[Row]:

@@ -14,7 +14,8 @@ from regard.exchange.encoders import DEMANDS, SIZES, STYLE, bert_head, embedding
 from regard.exchange.encoders import IGNORED as BERT_IGNORED
 from regard.exchange.family import Family, Kind, Setting, Their, whole
 from regard.exchange.numbering import Numbering
-from regard.exchange.rules import Part, Rule, by_head, check_moved, same
+from regard.exchange.rules import Part, Rule, by_group, check_moved, same, turns
+from regard.layers.layout import in_turns, taken_apart
 
 SETTINGS = (
     *(setting for setting in SIZES if setting.theirs != "layer_norm_eps"),
@@ -95,32 +96,36 @@ DEBERTA2 = Family(
 
 
 def rules_of_1(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
-    """Queries, keys and values are head by head in one matrix; keys have no bias (see `settle_keys`)."""
+    """Queries, keys and values are head by head in one matrix, as here; keys have no bias (see `settle_keys`)."""
     yield from shared(config, numbering)
     yield from layers("deberta", config, ())
     width = config.d_model
     for i in range(config.n_encoder_layers):
         mine, theirs = f"encoder.blocks.{i}.sublayers.self.sublayer.qkv", f"deberta.encoder.layer.{i}.attention.self"
-        yield Rule(f"{mine}.weight", (Part(f"{theirs}.in_proj.weight", (by_head(config.n_heads),)),))
+        yield Rule(f"{mine}.weight", (Part(f"{theirs}.in_proj.weight"),))
         bias = (Part(f"{theirs}.q_bias", rows=width), Part("", rows=width), Part(f"{theirs}.v_bias", rows=width))
-        yield Rule(f"{mine}.bias", bias)
+        yield Rule(f"{mine}.bias", bias, steps=(by_group(config),))
         own = f"encoder.schemes.{i}.projection"
         matrices = (Part(f"{theirs}.{name}.weight", rows=width) for name in ("pos_q_proj", "pos_proj"))
-        yield Rule(f"{own}.weight", tuple(matrices))
-        yield Rule(f"{own}.bias", (Part(f"{theirs}.pos_q_proj.bias", rows=width), Part("", rows=width)))
+        by_head = (turns("by head", config.n_heads, 1, 1),)
+        yield Rule(f"{own}.weight", tuple(matrices), steps=by_head)
+        bias = (Part(f"{theirs}.pos_q_proj.bias", rows=width), Part("", rows=width))
+        yield Rule(f"{own}.bias", bias, steps=by_head)
 
 
 def settle_keys(config: ModelConfig, own: dict[str, Tensor]) -> dict[str, Tensor]:
     """Their keys have no bias. Without one, the same comes out of a block whose input is larger by e, where W_k e is that
     bias: what else reads the input has biases that take e away again. A bias of positions' keys adds one number to all
     scores of a query, which its softmax does not see."""
-    new, width = dict(own), config.d_model
+    new, heads = dict(own), config.n_heads
+    keys = torch.arange(3 * config.d_model).view(heads, 3, config.d_head)[:, 1].flatten()  # their rows
     for i in range(config.n_encoder_layers):
         attention = f"encoder.blocks.{i}.sublayers.self.sublayer"
         before = f"encoder.blocks.{i - 1}.sublayers.ff.norm.bias" if i else "embedding_norm.bias"
         weight, bias = own[f"{attention}.qkv.weight"].double(), own[f"{attention}.qkv.bias"].double()
-        new[f"encoder.schemes.{i}.projection.bias"] = first_rows(own[f"encoder.schemes.{i}.projection.bias"], width)
-        keys = slice(width, 2 * width)
+        positions = f"encoder.schemes.{i}.projection.bias"
+        by_query, by_key = taken_apart(own[positions], heads, (1, 1))
+        new[positions] = in_turns((by_query, torch.zeros_like(by_key)), heads)
         if not bias[keys].any():
             continue
         moved = torch.linalg.lstsq(weight[keys], bias[keys, None], driver="gelsd").solution[:, 0]
@@ -130,11 +135,6 @@ def settle_keys(config: ModelConfig, own: dict[str, Tensor]) -> dict[str, Tensor
         new |= {before: (own[before] + moved).float(), f"{attention}.qkv.bias": less.float()}
         new[f"{attention}.out.bias"] = (own[f"{attention}.out.bias"] - moved).float()
     return new
-
-
-def first_rows(x: Tensor, n: int) -> Tensor:
-    """The others at zero."""
-    return torch.cat([x[:n], torch.zeros_like(x[n:])])
 
 
 DEBERTA = Family(

@@ -12,7 +12,19 @@ from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.exchange.family import ACTIVATIONS, Family, Kind, Setting, Their, nothing, square, whole
 from regard.exchange.numbering import Numbering
-from regard.exchange.rules import BOTH, TRANSPOSED, WEIGHT, Part, Rule, by_head, check_moved, joined, pairs, same
+from regard.exchange.rules import (
+    BOTH,
+    TRANSPOSED,
+    WEIGHT,
+    Part,
+    Rule,
+    by_group,
+    check_moved,
+    gates,
+    joined,
+    pairs,
+    same,
+)
 
 
 def tie(their: Their, default: bool) -> dict[str, str]:
@@ -45,7 +57,7 @@ def gpt2_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
     for i in range(config.n_decoder_layers):
         mine, theirs = f"decoder.blocks.{i}.sublayers", f"transformer.h.{i}"
         yield from same(f"{mine}.self.norm", f"{theirs}.ln_1")
-        yield from same(f"{mine}.self.sublayer.qkv", f"{theirs}.attn.c_attn", (TRANSPOSED,))
+        yield from same(f"{mine}.self.sublayer.qkv", f"{theirs}.attn.c_attn", (TRANSPOSED, by_group(config)))
         yield from same(f"{mine}.self.sublayer.out", f"{theirs}.attn.c_proj", (TRANSPOSED,))
         yield from same(f"{mine}.ff.norm", f"{theirs}.ln_2")
         yield from same(f"{mine}.ff.sublayer.inner", f"{theirs}.mlp.c_fc", (TRANSPOSED,))
@@ -115,11 +127,11 @@ def llama_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
         mine, theirs = f"decoder.blocks.{i}.sublayers", f"model.layers.{i}"
         yield from same(f"{mine}.self.norm", f"{theirs}.input_layernorm", kinds=WEIGHT)
         qkv = dict(zip((f"{theirs}.self_attn.{x}_proj" for x in "qkv"), (queries, keys, keys), strict=True))
-        yield from joined(f"{mine}.self.sublayer.qkv", qkv, turned, kinds)
+        yield from joined(f"{mine}.self.sublayer.qkv", qkv, by_group(config), turned, kinds)
         yield from same(f"{mine}.self.sublayer.out", f"{theirs}.self_attn.o_proj", kinds=kinds)
         yield from same(f"{mine}.ff.norm", f"{theirs}.post_attention_layernorm", kinds=WEIGHT)
         gate = {f"{theirs}.mlp.{x}_proj": config.d_ff for x in ("gate", "up")}
-        yield from joined(f"{mine}.ff.sublayer.inner", gate, kinds=kinds)
+        yield from joined(f"{mine}.ff.sublayer.inner", gate, gates(config), kinds=kinds)
         yield from same(f"{mine}.ff.sublayer.outer", f"{theirs}.mlp.down_proj", kinds=kinds)
 
 
@@ -202,8 +214,9 @@ def bloom_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
     for i in range(config.n_decoder_layers):
         mine, theirs = f"decoder.blocks.{i}.sublayers", f"transformer.h.{i}"
         yield from same(f"{mine}.self.norm", f"{theirs}.input_layernorm")
-        qkv = f"{theirs}.self_attention.query_key_value"
-        yield from same(f"{mine}.self.sublayer.qkv", qkv, (by_head(config.n_heads),))
+        yield from same(
+            f"{mine}.self.sublayer.qkv", f"{theirs}.self_attention.query_key_value"
+        )  # head by head there too
         yield from same(f"{mine}.self.sublayer.out", f"{theirs}.self_attention.dense")
         yield from same(f"{mine}.ff.norm", f"{theirs}.post_attention_layernorm")
         yield from same(f"{mine}.ff.sublayer.inner", f"{theirs}.mlp.dense_h_to_4h")

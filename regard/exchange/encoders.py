@@ -12,7 +12,7 @@ from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.exchange.family import ACTIVATIONS, Family, Kind, Setting, Their, whole
 from regard.exchange.numbering import Numbering
-from regard.exchange.rules import Part, Rule, Steps, joined, same, without_first
+from regard.exchange.rules import Part, Rule, Steps, by_group, joined, same, without_first
 from regard.layers.positions import sinusoids
 
 SIZES = (
@@ -53,7 +53,7 @@ def layers(their: str, config: ModelConfig, names: tuple[str, ...] = NAMES) -> I
         mine, theirs = f"encoder.blocks.{i}.sublayers", f"{their}.encoder.layer.{i}"
         if names:
             qkv = dict.fromkeys((f"{theirs}.attention.self.{name}" for name in names), config.d_model)
-            yield from joined(f"{mine}.self.sublayer.qkv", qkv)
+            yield from joined(f"{mine}.self.sublayer.qkv", qkv, by_group(config))
         yield from same(f"{mine}.self.sublayer.out", f"{theirs}.attention.output.dense")
         yield from same(f"{mine}.self.norm", f"{theirs}.attention.output.LayerNorm")
         yield from same(f"{mine}.ff.sublayer.inner", f"{theirs}.intermediate.dense")

@@ -17,9 +17,13 @@ from regard.exchange.rules import (
     WEIGHT,
     Part,
     Rule,
+    Step,
     Steps,
     bare,
+    by_group,
+    gates,
     joined,
+    keys_by_group,
     same,
     scaled,
     waves,
@@ -53,20 +57,22 @@ def t5_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
 
 def t5_sublayer(part: str, mine: str, theirs: str, config: ModelConfig) -> Iterator[Rule]:
     """Its cross-attention is not scaled by 1/sqrt(D) either; ours is, so its queries are larger here."""
+    if part == "ff" and config.gated:
+        inner = {f"{theirs}.DenseReluDense.{name}": config.d_ff for name in ("wi_0", "wi_1")}
+        yield from joined(f"{mine}.inner", inner, gates(config), kinds=WEIGHT)
+    elif part == "ff":
+        yield from same(f"{mine}.inner", f"{theirs}.DenseReluDense.wi", kinds=WEIGHT)
     if part == "ff":
-        names = ("wi_0", "wi_1") if config.gated else ("wi",)
-        inner = {f"{theirs}.DenseReluDense.{name}": config.d_ff for name in names}
-        yield from joined(f"{mine}.inner", inner, kinds=WEIGHT)
         yield from same(f"{mine}.outer", f"{theirs}.DenseReluDense.wo", kinds=WEIGHT)
         return
     width = config.n_heads * config.d_head
     if part == "self":
         attention = f"{theirs}.SelfAttention"
-        yield from joined(f"{mine}.qkv", {f"{attention}.{x}": width for x in "qkv"}, kinds=WEIGHT)
+        yield from joined(f"{mine}.qkv", {f"{attention}.{x}": width for x in "qkv"}, by_group(config), kinds=WEIGHT)
     else:
         attention = f"{theirs}.EncDecAttention"
         yield from same(f"{mine}.q", f"{attention}.q", (scaled(config.d_head**0.5),), WEIGHT)
-        yield from joined(f"{mine}.kv", {f"{attention}.{x}": width for x in "kv"}, kinds=WEIGHT)
+        yield from joined(f"{mine}.kv", {f"{attention}.{x}": width for x in "kv"}, keys_by_group(config), kinds=WEIGHT)
     yield from same(f"{mine}.out", f"{attention}.o", kinds=WEIGHT)
 
 
@@ -162,26 +168,27 @@ def layers(config: ModelConfig, columns: Steps = (), rows: Steps = ()) -> Iterat
             for part in parts:
                 norm = {"self": "self_attn_layer_norm", "cross": "encoder_attn_layer_norm", "ff": "final_layer_norm"}
                 yield from same(f"{mine}.{part}.norm", f"{theirs}.{norm[part]}", rows)
-                yield from sublayer(part, f"{mine}.{part}.sublayer", theirs, config.d_model, columns, rows)
+                yield from sublayer(part, f"{mine}.{part}.sublayer", theirs, config, columns, rows)
 
 
-def sublayer(part: str, mine: str, theirs: str, width: int, columns: Steps, rows: Steps) -> Iterator[Rule]:
+def sublayer(part: str, mine: str, theirs: str, config: ModelConfig, columns: Steps, rows: Steps) -> Iterator[Rule]:
     if part == "ff":
         yield from reading(f"{mine}.inner", {f"{theirs}.fc1": 0}, columns)
         yield from same(f"{mine}.outer", f"{theirs}.fc2", rows)
         return
-    attention = f"{theirs}.{'self_attn' if part == 'self' else 'encoder_attn'}"
+    attention, width = f"{theirs}.{'self_attn' if part == 'self' else 'encoder_attn'}", config.d_model
     if part == "self":
-        yield from reading(f"{mine}.qkv", {f"{attention}.{x}_proj": width for x in "qkv"}, columns)
+        yield from reading(f"{mine}.qkv", {f"{attention}.{x}_proj": width for x in "qkv"}, columns, by_group(config))
     else:
         yield from reading(f"{mine}.q", {f"{attention}.q_proj": 0}, columns)
-        yield from reading(f"{mine}.kv", {f"{attention}.{x}_proj": width for x in "kv"}, columns)
+        yield from reading(f"{mine}.kv", {f"{attention}.{x}_proj": width for x in "kv"}, columns, keys_by_group(config))
     yield from same(f"{mine}.out", f"{attention}.out_proj", rows)
 
 
-def reading(mine: str, theirs: dict[str, int], columns: Steps) -> Iterator[Rule]:
-    yield from joined(mine, theirs, [columns] * len(theirs), WEIGHT)
-    yield from joined(mine, theirs, kinds=("bias",))
+def reading(mine: str, theirs: dict[str, int], columns: Steps, *together: Step) -> Iterator[Rule]:
+    for kind, steps in (("weight", columns), ("bias", ())):
+        parts = (Part(f"{name}.{kind}", steps, rows) for name, rows in theirs.items())
+        yield Rule(f"{mine}.{kind}", tuple(parts), steps=together)
 
 
 def bart_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:

@@ -1,7 +1,8 @@
 """Which of their tensors make which of ours, declared once and used both ways.
 
 A `Step` changes a tensor on its way to us and can be undone. A `Rule` takes one or more of their tensors, each through its
-own steps, and lays them one under the other: joined queries, keys and values, gates beside values.
+own steps, lays them one under the other, and takes the whole through further steps: queries, keys and values, or gates and
+values, come in turns (layers/layout.py).
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.config import ModelConfig
 from regard.errors import RegardError
+from regard.layers.layout import gate_block, in_turns, taken_apart
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,14 @@ class Rule:
     ours: str
     parts: tuple[Part, ...]
     group: str = "body"  # a head or a body: what a class of theirs has or lacks as a whole
+    steps: Steps = ()  # of the parts together
 
     def to_ours(self, theirs: Mapping[str, Tensor]) -> Tensor:
         parts = [p.to_ours(theirs[p.name]) if p.name else torch.zeros(p.rows) for p in self.parts]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return Part("", self.steps).to_ours(parts[0] if len(parts) == 1 else torch.cat(parts))
 
     def to_theirs(self, ours: Tensor) -> dict[str, Tensor]:
+        ours = Part("", self.steps).to_theirs(ours)
         pieces = (ours,) if len(self.parts) == 1 else ours.split([part.rows for part in self.parts])
         both = list(zip(self.parts, pieces, strict=True))
         if any(not part.name and not piece.is_meta and piece.any() for part, piece in both):
@@ -70,7 +75,8 @@ class Rule:
     @property
     def how(self) -> str:
         """In words, for the report."""
-        steps = list(dict.fromkeys(step.name for part in self.parts for step in part.steps))
+        each = [step for part in self.parts for step in part.steps]
+        steps = list(dict.fromkeys(step.name for step in (*each, *self.steps)))
         return ", ".join((["joined"] if len(self.parts) > 1 else []) + steps) or "as it is"
 
 
@@ -84,13 +90,13 @@ def same(ours: str, theirs: str, steps: Steps = (), kinds: Sequence[str] = BOTH,
 
 
 def joined(
-    ours: str, theirs: Mapping[str, int], steps: Sequence[Steps] = (), kinds: Sequence[str] = BOTH
+    ours: str, theirs: Mapping[str, int], together: Step, steps: Sequence[Steps] = (), kinds: Sequence[str] = BOTH
 ) -> Iterator[Rule]:
-    """Layers of theirs (with their rows) that are one of ours."""
+    """Layers of theirs (with their rows) that are one of ours, in which their rows come in turns as `together` says."""
     for kind in kinds:
         each = steps or [()] * len(theirs)
         parts = (Part(f"{name}.{kind}", s, rows) for (name, rows), s in zip(theirs.items(), each, strict=True))
-        yield Rule(f"{ours}.{kind}", tuple(parts))
+        yield Rule(f"{ours}.{kind}", tuple(parts), steps=(together,))
 
 
 def check_moved(made: Tensor, wanted: Tensor, moved: Tensor, name: str) -> None:
@@ -116,13 +122,29 @@ def pairs(heads: int) -> Step:
     )
 
 
-def by_head(heads: int) -> Step:
-    """Queries, keys and values head by head, as all queries, all keys, all values."""
-    return Step(
-        "q, k, v of each head sorted",
-        lambda x: x.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2),
-        lambda x: x.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2),
-    )
+def turns(name: str, blocks: int, *shares: int) -> Step:
+    """Matrices one under the other, whose heights are in the ratio `shares`, as one of so many blocks (layers/layout.py)."""
+
+    def to_ours(x: Tensor) -> Tensor:
+        unit = len(x) // sum(shares)
+        return in_turns(x.split([unit * share for share in shares]), blocks)
+
+    return Step(name, to_ours, lambda x: torch.cat(taken_apart(x, blocks, shares)))
+
+
+def by_group(config: ModelConfig) -> Step:
+    """All queries, all keys, all values, as those of each head of keys together."""
+    return turns("by head of keys", config.n_kv_heads, config.n_heads // config.n_kv_heads, 1, 1)
+
+
+def keys_by_group(config: ModelConfig) -> Step:
+    """All keys and all values, as those of each head together."""
+    return turns("by head of keys", config.n_kv_heads, 1, 1)
+
+
+def gates(config: ModelConfig) -> Step:
+    """All gates and all values, as a few of each in turns."""
+    return turns("gates and values in turns", config.d_ff // gate_block(config.d_ff), 1, 1)
 
 
 def without_first(n: int) -> Step:

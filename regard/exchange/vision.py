@@ -10,7 +10,7 @@ from regard.errors import RegardError
 from regard.exchange.encoders import SIZES, STYLE
 from regard.exchange.family import Family, Kind, Setting, Their, whole
 from regard.exchange.numbering import Numbering
-from regard.exchange.rules import Part, Rule, bare, joined, same
+from regard.exchange.rules import Part, Rule, bare, by_group, joined, same
 
 
 def vit_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
@@ -20,7 +20,7 @@ def vit_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
     for i in range(config.n_encoder_layers):
         mine, theirs = f"encoder.blocks.{i}.sublayers", f"vit.encoder.layer.{i}"
         names = (f"{theirs}.attention.attention.{name}" for name in ("query", "key", "value"))
-        yield from joined(f"{mine}.self.sublayer.qkv", dict.fromkeys(names, config.d_model))
+        yield from joined(f"{mine}.self.sublayer.qkv", dict.fromkeys(names, config.d_model), by_group(config))
         yield from same(f"{mine}.self.sublayer.out", f"{theirs}.attention.output.dense")
         yield from same(f"{mine}.self.norm", f"{theirs}.layernorm_before")
         yield from same(f"{mine}.ff.sublayer.inner", f"{theirs}.intermediate.dense")

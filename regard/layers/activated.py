@@ -3,8 +3,8 @@
 The products are the library's; what counts is how often their wide result passes through memory besides. On CUDA devices, in
 training, the product itself cuts where f is ReLU, and the signs of the result say later what was cut; for others one kernel
 reads x W^T + b and writes the result. Backward one kernel reads the gradient and what was kept, writes the gradient of
-x W^T + b, both halves in one tensor, and adds up that of b on the way. Elsewhere it is torch, operation by operation, which
-is also the definition.
+x W^T + b, gates and values in one tensor, and adds up that of b on the way. Elsewhere it is torch, operation by
+operation, which is also the definition.
 
 The kernels are operators of torch, so a compiled block stays one graph. The product is inside because only the library's
 kernel can add b and cut; after a product of the compiler's that is a pass of its own. The backward's products are outside.
@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.layers.layout import gate_block, split_gates
 from regard.layers.residual import TRITON, processors
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -31,7 +32,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activated(x: Tensor, linear: nn.Module, activation: str, gated: bool) -> Tensor:
-    """f(linear(x)), (..., C) -> (..., F). Gated, `linear` gives gate and value side by side, 2F numbers.
+    """f(linear(x)), (..., C) -> (..., F). Gated, `linear` gives gates and values in turns (layers/layout.py), 2F numbers.
 
     It is an nn.Linear, or whatever stands for one.
     """
@@ -42,8 +43,8 @@ def activated(x: Tensor, linear: nn.Module, activation: str, gated: bool) -> Ten
     y = linear(x)
     if not gated:
         return ACTIVATIONS[activation](y)
-    gate, value = y.chunk(2, dim=-1)
-    return ACTIVATIONS[activation](gate) * value
+    gate, value = split_gates(y)
+    return (ACTIVATIONS[activation](gate) * value).flatten(-2)
 
 
 def fits(x: Tensor, linear: nn.Module) -> bool:
@@ -156,4 +157,5 @@ def gradients(kept: Tensor, bias: bool) -> tuple[Tensor, Tensor]:
 
 
 def options(f: int, activation: str, gated: bool) -> dict[str, Any]:
-    return {"F": f, "NAME": activation, "GATED": gated, "ROWS": ROWS, "WIDTH": WIDTH, "num_warps": WARPS}
+    block = gate_block(f) if gated else 0
+    return {"F": f, "NAME": activation, "GATES": block, "ROWS": ROWS, "WIDTH": WIDTH, "num_warps": WARPS}

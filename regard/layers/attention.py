@@ -28,6 +28,19 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
+def split_qkv(y: Tensor, heads: int, groups: int, d_head: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, T, (H+2G)*D) -> q (B, H, T, D), k and v (B, G, T, D).
+
+    The numbers come by head of keys: the H/G heads of queries that read it, its key, its value (layers/layout.py). With as
+    many heads of keys as of queries all three are views; with fewer, q alone is a copy. The backward pass is one
+    concatenation.
+    """
+    shared = heads // groups
+    parts = y.view(*y.shape[:2], groups, shared + 2, d_head).split([shared, 1, 1], 3)
+    q, k, v = (part.flatten(2, 3).transpose(1, 2) for part in parts)
+    return q, k, v
+
+
 @dataclass(frozen=True)
 class Prepared:
     """What the self-attention layers of a forward share."""
@@ -62,13 +75,13 @@ class SelfAttention(Attention, Mixer):
         )
 
     attends: ClassVar[bool] = True
+    tensor_parallel: ClassVar[dict[str, str]] = {"qkv": "column", "out": "row"}
 
     def __init__(self, settings: Settings, config: ModelConfig, place: Place) -> None:
         Attention.__init__(self, config)
         self.window = settings.window
         self.share = settings.window
         self.qkv = nn.Linear(config.d_model, self.d_queries + 2 * self.d_keys, bias=config.bias)
-        self.heads = [config.n_heads, config.n_kv_heads, config.n_kv_heads]
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (B, H, T, D), keys and values (B, G, T, D) of tokens (B, T, C)."""
@@ -76,8 +89,11 @@ class SelfAttention(Attention, Mixer):
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (B, H, T, D), keys and values (B, G, T, D) of what `qkv` gives (B, T, (H + 2G) * D)."""
-        q, k, v = split_heads(qkv, self.d_head).split(self.heads, dim=1)
-        return q, k, v
+        return split_qkv(qkv, self.n_heads, self.n_kv_heads, self.d_head)
+
+    def joined(self) -> dict[str, tuple[int, list[int]]]:
+        queries = self.d_queries // self.n_kv_heads
+        return {"qkv": (self.n_kv_heads, [queries, self.d_head, self.d_head])}
 
     def prepare(self, request: Request) -> Prepared:
         scheme, mask = request.scheme, window(request.mask, self.window)
@@ -124,15 +140,20 @@ class SelfAttention(Attention, Mixer):
 class CrossAttention(Attention):
     """Attention with queries from the decoder, and keys and values from the encoder's final output."""
 
+    tensor_parallel: ClassVar[dict[str, str]] = {"q": "column", "kv": "column", "out": "row"}
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.q = nn.Linear(config.d_model, self.d_queries, bias=config.bias)
         self.kv = nn.Linear(config.d_model, 2 * self.d_keys, bias=config.bias)
 
+    def joined(self) -> dict[str, tuple[int, list[int]]]:
+        return {"kv": (self.n_kv_heads, [self.d_head, self.d_head])}
+
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values (B', G, S, D) of the encoder's output (B', S, C)."""
-        k, v = split_heads(self.kv(memory), self.d_head).chunk(2, dim=1)
-        return k, v
+        k, v = self.kv(memory).view(*memory.shape[:2], -1, 2, self.d_head).unbind(3)  # by head: its key, its value
+        return k.transpose(1, 2), v.transpose(1, 2)
 
     def plan(self, ctx: Context) -> Plan:
         """Return the plan that this layer attends by; `look.change` replaces this method."""

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.layers.attend import repeated
-from regard.layers.attention import split_heads
 from regard.layers.positions import Positions
 
 
@@ -144,7 +143,7 @@ class Disentangled(Contextual):
         super().__init__()
         self.distances, self.d_head = distances, d_head
         self.widths = heads[0] * d_head, heads[1] * d_head
-        self.projection = nn.Linear(d_model, sum(self.widths)) if own else None  # to Q and K
+        self.projection = nn.Linear(d_model, sum(self.widths)) if own else None  # to Q and K, by head of keys
         if self.projection is not None:
             nn.init.xavier_uniform_(self.projection.weight)
             nn.init.zeros_(self.projection.bias)
@@ -159,10 +158,21 @@ class Disentangled(Contextual):
 
     def projected(self) -> list[Tensor]:
         """Q (1, H, rows, D) and K (1, G, rows, D)."""
-        layer = self.projection or self.lent[0]
-        width, table = sum(self.widths), self.distances()
-        both = F.linear(table, layer.weight[:width], None if layer.bias is None else layer.bias[:width])
-        return [split_heads(part[None], self.d_head) for part in both.split(self.widths, dim=-1)]
+        heads, groups = (width // self.d_head for width in self.widths)
+        weight, bias = self._rows(groups)
+        both = F.linear(self.distances(), weight, bias).unflatten(-1, (groups, -1, self.d_head))
+        return [part.flatten(1, 2).transpose(0, 1)[None] for part in both.split([heads // groups, 1], 2)]
+
+    def _rows(self, groups: int) -> tuple[Tensor, Tensor | None]:
+        """The matrix and the bias of queries and keys: positions' own, or the layer's without those of its values."""
+        if self.projection is not None:
+            return self.projection.weight, self.projection.bias
+        qkv = self.lent[0]
+
+        def kept(rows: Tensor) -> Tensor:  # of each head of keys all but the last, its value (layers/layout.py)
+            return rows.unflatten(0, (groups, -1))[:, : -self.d_head].flatten(0, 1)
+
+        return kept(qkv.weight), None if qkv.bias is None else kept(qkv.bias)
 
     def scores(self, scores: Tensor, q: Tensor, seen: Tensor, places: tuple[Tensor, Tensor], k: Tensor) -> Tensor:
         row = self.distances.rows(places).expand_as(scores)  # (B, H, T, S)

@@ -53,6 +53,9 @@ class Convolution(Mixer):
         self.share = self.kernel, self.dilation
         self.taps = nn.Linear(settings.kernel * config.d_model, 2 * config.d_model, bias=config.bias)
 
+    def joined(self) -> dict[str, tuple[int, list[int]]]:
+        return {"taps": (1, [self.width, self.width])}
+
     def prepare(self, request: Request) -> Reach | None:
         own = request.keys is request.positions
         return make_reach(request.mask, request.positions, self.kernel, self.dilation) if own else None

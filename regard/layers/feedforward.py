@@ -10,6 +10,7 @@ from regard.config import ModelConfig
 from regard.layers.activated import ACTIVATIONS as ACTIVATIONS
 from regard.layers.activated import activated
 from regard.layers.context import Context
+from regard.layers.layout import gate_block
 from regard.layers.part import FeedForward, Place
 from regard.registry import register
 
@@ -19,6 +20,7 @@ class Dense(FeedForward):
     """Two matrices with an activation between them."""
 
     gated: ClassVar[bool] = False
+    tensor_parallel: ClassVar[dict[str, str]] = {"inner": "column", "outer": "row"}
 
     def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
         super().__init__(settings, config, place)
@@ -39,6 +41,11 @@ class Dense(FeedForward):
 
 @register("gated")
 class Gated(Dense):
-    """A second projection opens and closes the first: SwiGLU with silu, GEGLU with gelu. Both are one matrix."""
+    """A second projection opens and closes the first: SwiGLU with silu, GEGLU with gelu. Both are one matrix, whose rows
+    are gates and values in turns (layers/layout.py)."""
 
     gated: ClassVar[bool] = True
+
+    def joined(self) -> dict[str, tuple[int, list[int]]]:
+        d_ff = self.outer.in_features
+        return {"inner": (d_ff // gate_block(d_ff), [gate_block(d_ff)] * 2)}

@@ -60,6 +60,11 @@ class Part(nn.Module):
     def init_weights(self) -> None:
         """Fill the part's own parameters and buffers. The default leaves matrices, biases and gains to models/init.py."""
 
+    def joined(self) -> dict[str, tuple[int, list[int]]]:
+        """Return, for each child layer whose weight holds several matrices in turns (layers/layout.py): in how many blocks
+        its rows come, and how many rows each matrix has in a block. Muon treats them as a matrix each."""
+        return {}
+
     def describe(self) -> dict[str, Tensor]:
         """Return named curves or matrices that show what the part does; `regard look` draws them."""
         return {}

@@ -16,6 +16,7 @@ import triton
 from torch import Tensor
 
 from regard.layers.attend import softmax_over
+from regard.layers.attention import split_qkv
 from regard.layers.rotary import rotate
 from regard.layers.step_attention_kernels import LOG2E, combine_kernel, cross_kernel, self_kernel
 from regard.layers.step_linear import MACHINE, launch, runs_kernels
@@ -48,7 +49,7 @@ def self_attend(
     heads: tuple[int, int],
 ) -> Tensor:
     """The new tokens qkv (N, (H+2G)*D) enter the keys and values (N, G, L, D) at column `position` (N,), and look at the
-    columns before it, at most `back` of them, and at themselves; (N, H*D).
+    columns before it, at most `back` of them, and at themselves; (N, H*D). `split_qkv` says which numbers are whose.
 
     cos, sin (L, D/2): how queries and keys at each position are rotated; bias (H, L): added to a score by the distance back.
     """
@@ -119,7 +120,7 @@ def self_attend_reference(
 ) -> Tensor:
     (n, g, length, d), h = keys.shape, heads[0]
     at, rows, columns = position.long(), torch.arange(n, device=qkv.device), torch.arange(length, device=qkv.device)
-    q, k, v = (x.unflatten(1, (-1, 1, d)) for x in qkv.split([h * d, g * d, g * d], dim=1))  # (N, H or G, 1, D)
+    q, k, v = split_qkv(qkv[:, None], h, g, d)  # (N, H or G, 1, D)
     if cos is not None:
         assert sin is not None
         rotation = cos[at][:, None, None], sin[at][:, None, None]  # (N, 1, 1, D/2)

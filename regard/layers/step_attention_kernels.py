@@ -137,9 +137,10 @@ def self_kernel(
     wait_for_past(EARLY)
 
     qkv += n * qkv_row
-    q = turned(qkv + (g * Q + i)[:, None] * D, d, inside & real[:, None], cos, sin, TURN)  # (Q, D)
-    new_k = turned(qkv + (H + g) * D, d, inside, cos, sin, TURN).to(keys.dtype.element_ty)  # (1, D)
-    new_v = tl.load(qkv + (H + G + g) * D + d, mask=inside, other=0.0).to(values.dtype.element_ty)
+    first = g * (Q + 2)  # by head of keys: its heads of queries, its key, its value
+    q = turned(qkv + (first + i)[:, None] * D, d, inside & real[:, None], cos, sin, TURN)  # (Q, D)
+    new_k = turned(qkv + (first + Q) * D, d, inside, cos, sin, TURN).to(keys.dtype.element_ty)  # (1, D)
+    new_v = tl.load(qkv + (first + Q + 1) * D + d, mask=inside, other=0.0).to(values.dtype.element_ty)
     q = q.to(keys.dtype.element_ty)
     if split == 0:
         tl.store(keys + n * row + at * column + d, new_k, mask=inside)

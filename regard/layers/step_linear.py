@@ -25,6 +25,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from regard.layers.activated import ACTIVATIONS
+from regard.layers.layout import gate_block, split_gates
 
 MACHINE = 132  # multiprocessors of the least GPU worth filling
 
@@ -104,7 +105,7 @@ def one_row(
 ) -> Tensor:
     """activation(norm(x) W^T + bias) + residual for x (1, C) and W (N, C); (1, N).
 
-    Gated: W is (2N, C), and the result activation(its first half) * its second half, as in GatedFeedForward.
+    Gated: W is (2N, C), and the result activation(gates) * values, as in GatedFeedForward.
     """
     if not runs_kernels(x):
         return one_row_reference(x, weight, bias, norm=norm, activation=activation, gated=gated, residual=residual)
@@ -118,8 +119,8 @@ def one_row(
     one_row_kernel[(triton.cdiv(n, rows),)](
         x, weight, bias, None if norm is None else norm.weight, shift, residual, out, n, 0.0 if norm is None else norm.eps,
         C=c, WIDTH=triton.next_power_of_2(c), ROWS=rows, NORM="" if norm is None else norm.kind, SHIFT=shift is not None,
-        BIAS=bias is not None, ACTIVATION=activation, GATED=gated, RESIDUAL=residual is not None, num_warps=warps,
-        **launch(x),
+        BIAS=bias is not None, ACTIVATION=activation, GATES=gate_block(n) if gated else 0, RESIDUAL=residual is not None,
+        num_warps=warps, **launch(x),
     )  # fmt: skip
     return out
 
@@ -143,9 +144,9 @@ def one_row_reference(
 ) -> Tensor:
     y = x.float() if norm is None else normalise(x.float(), norm)
     y = F.linear(y, weight.float(), None if bias is None else bias.float())
-    gate, value = y.chunk(2, dim=-1) if gated else (y, None)
+    gate, value = split_gates(y) if gated else (y, None)
     y = ACTIVATIONS[activation](gate) if activation else gate
-    y = y if value is None else y * value
+    y = y if value is None else (y * value).flatten(-2)
     return (y if residual is None else y + residual.float()).to(x.dtype)
 
 
@@ -199,20 +200,21 @@ def activate(z, NAME: tl.constexpr):
 def one_row_kernel(
     x, weight, bias, gamma, beta, residual, out, N, eps,
     C: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr,
-    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr, EARLY: tl.constexpr,
+    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GATES: tl.constexpr, RESIDUAL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows of W, whole and in registers. Tensors are (N, C), with 1 where an axis is missing."""
     let_next_start(EARLY)
     n = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     c = tl.arange(0, WIDTH)[None, :]
     here, inside = n < N, c < C
-    w = stream(weight + n * C + c, here & inside)
-    if GATED:
-        w2 = stream(weight + (n + N) * C + c, here & inside)
+    row = n + n // GATES * GATES if GATES else n  # gates and values are in turns, GATES of each
+    w = stream(weight + row * C + c, here & inside)
+    if GATES:
+        w2 = stream(weight + (row + GATES) * C + c, here & inside)
     if BIAS:
-        b = read(bias + n, here)
-        if GATED:
-            b2 = read(bias + N + n, here)
+        b = read(bias + row, here)
+        if GATES:
+            b2 = read(bias + row + GATES, here)
     g, shift = 1.0, 0.0
     if NORM != "":
         g = read(gamma + c, inside)
@@ -228,7 +230,7 @@ def one_row_kernel(
     if BIAS:
         z += b
     z = activate(z, ACTIVATION)
-    if GATED:
+    if GATES:
         value = tl.sum(w2.to(tl.float32) * y, 1, keep_dims=True)
         if BIAS:
             value += b2

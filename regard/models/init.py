@@ -71,7 +71,10 @@ def initialise_cell(cell: Cell) -> None:
 def shrink_unscaled_queries(stack: Stack) -> None:
     for module in stack.modules():
         if isinstance(module, SelfAttention):
-            scheme, queries = stack.schemes[0], module.qkv.weight[: module.d_queries]
+            groups = module.qkv.weight.unflatten(
+                0, (module.heads[1], -1)
+            )  # queries come first in each (layers/layout.py)
+            scheme, queries = stack.schemes[0], groups[:, : -2 * module.d_head]
         elif isinstance(module, CrossAttention):
             scheme, queries = stack.cross_scheme, module.q.weight
         else:

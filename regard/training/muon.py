@@ -13,9 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from regard.layers.attention import CrossAttention, SelfAttention
-from regard.layers.convolution import Convolution
-from regard.layers.feedforward import GatedFeedForward
+from regard.layers.part import Part
 from regard.layers.stack import Stack
 from regard.training.rounding import LOW, draw_seeds, fused, random_bits, write
 
@@ -24,33 +22,32 @@ SIZE = 0.2  # of AdamW's steps, root mean square
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of a weight that are one matrix."""
+    """Rows of a weight that are one matrix: the same few of each of so many blocks."""
 
     weight: Tensor
+    blocks: int
     rows: slice
+
+    def of(self, x: Tensor) -> Tensor:
+        """Return a view of these rows in a tensor like the weight, (blocks, rows of a block, C)."""
+        return x.unflatten(0, (self.blocks, -1))[:, self.rows]
 
 
 def pieces_of(model: nn.Module) -> list[Piece]:
     """The matrices inside the blocks. Those that share a weight to be one product, queries, keys and values or the two of a
-    gated layer, stand below each other in it and are a matrix each."""
+    gated layer, have rows in it by turns (layers/layout.py) and are a matrix each."""
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     modules = [module for stack in stacks for module in stack.blocks.modules()]
-    joined: dict[nn.Module, list[int]] = {}
+    joined: dict[nn.Module, tuple[int, list[int]]] = {}  # blocks, and the rows that each matrix has in one
     for module in modules:
-        if isinstance(module, SelfAttention):
-            joined[module.qkv] = [module.d_queries, module.d_keys, module.d_keys]
-        elif isinstance(module, CrossAttention):
-            joined[module.kv] = [module.d_keys, module.d_keys]
-        elif isinstance(module, GatedFeedForward):
-            joined[module.inner] = [module.inner.out_features // 2] * 2
-        elif isinstance(module, Convolution):
-            joined[module.taps] = [module.taps.out_features // 2] * 2
+        if isinstance(module, Part):
+            joined |= {module.get_submodule(name): rows for name, rows in module.joined().items()}
     found = []
     for module in modules:
         if isinstance(module, nn.Linear):
-            start = 0
-            for rows in joined.get(module, [module.out_features]):
-                found.append(Piece(module.weight, slice(start, start + rows)))
+            start, (blocks, each) = 0, joined.get(module, (1, [module.out_features]))
+            for rows in each:
+                found.append(Piece(module.weight, blocks, slice(start, start + rows)))
                 start += rows
     return found
 
@@ -68,7 +65,7 @@ class Muon(torch.optim.Optimizer):
         self.grad_scale, self.found_inf = torch.ones_like(lr), torch.zeros_like(lr)
         self.buckets: dict[tuple[int, ...], list[Piece]] = defaultdict(list)
         for piece in pieces:
-            self.buckets[tuple(sorted(piece.weight[piece.rows].shape))].append(piece)
+            self.buckets[tuple(sorted(piece.of(piece.weight).flatten(0, 1).shape))].append(piece)
         self.look_ahead, self.descend = fused(look_ahead, compiled), fused(descend, compiled)
 
     @torch.no_grad()
@@ -83,14 +80,15 @@ class Muon(torch.optim.Optimizer):
         seeds = iter(self._seeds(pieces))
         ahead = []
         for piece in pieces:
-            g, m = (x[piece.rows] for x in self._gradient_and_momentum(piece.weight))
-            ahead.append(lying(self.look_ahead(g, m, self.grad_scale, frozen, next(seeds))))
+            g, m = (piece.of(x) for x in self._gradient_and_momentum(piece.weight))
+            ahead.append(lying(self.look_ahead(g, m, self.grad_scale, frozen, next(seeds)).flatten(0, 1)))
         steps = orthogonal(torch.stack(ahead))  # (N, short, long)
         length = group["lr"] * SIZE * steps.shape[2] ** 0.5
         kept = 1 - group["lr"] * group["weight_decay"]
         for piece, x in zip(pieces, steps, strict=True):
-            p = piece.weight.detach()[piece.rows]
-            self.descend(p, x if p.shape == x.shape else x.mT, length, kept, frozen, next(seeds))
+            p = piece.of(piece.weight.detach())
+            x = x if p.shape[0] * p.shape[1] <= p.shape[2] else x.mT
+            self.descend(p, x.reshape(p.shape), length, kept, frozen, next(seeds))
 
     def _gradient_and_momentum(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         state = self.state[weight]

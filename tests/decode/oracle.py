@@ -11,6 +11,7 @@ from functools import cache
 
 import numpy as np
 import torch
+from fused_rows import fused, kv_rows, qkv_rows
 from torch import Tensor
 
 from regard.config import ModelConfig
@@ -153,10 +154,14 @@ def tiny_transformer(seed: int, end: float = 2.0, **sizes: object) -> Transforme
     config = ModelConfig(source_vocab=VOCAB, target_vocab=VOCAB, dropout=0.0, **chosen)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(seed)
     model = Transformer(config).eval()
+    h, g, d = model.config.n_heads, model.config.n_kv_heads, model.config.d_head
+    rows = {"qkv": qkv_rows(h, g, d), "kv": kv_rows(g, d)}
     with torch.no_grad():
         for name, weight in model.named_parameters():
             spread = 1.0 if "norm.weight" in name else 0.1 if name.endswith("bias") else 0.4
-            weight.copy_(torch.randn(weight.shape, generator=generator) * spread)
+            drawn = torch.randn(weight.shape, generator=generator) * spread
+            layer = name.split(".")[-2]
+            weight.copy_(fused(drawn, rows[layer]) if layer in rows else drawn)  # the same model whatever the layout
         embedding = model.target_embedding.weight
         embedding.copy_(torch.nn.functional.normalize(embedding, dim=1) * 1.6)
         last = [module for module in model.decoder.modules() if isinstance(module, torch.nn.LayerNorm)][-1]

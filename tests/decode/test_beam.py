@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from fused_rows import kv_rows, qkv_rows
 from oracle import (
     BANNED,
     FIRST_WORD,
@@ -302,7 +303,8 @@ MARIAN = {  # our (sublayer, module) -> theirs, in the order in which ours stack
 
 
 def marian_weights(model: Transformer) -> dict[str, torch.Tensor]:
-    embedding = model.target_embedding.weight
+    embedding, h, d = model.target_embedding.weight, model.config.n_heads, model.config.d_head
+    rows = {"qkv": qkv_rows(h, h, d), "kv": kv_rows(h, d)}
     weights = {"lm_head.weight": embedding, "model.shared.weight": embedding}
     for side in ("encoder", "decoder"):
         positions = getattr(model, side).schemes[0]
@@ -312,6 +314,7 @@ def marian_weights(model: Transformer) -> dict[str, torch.Tensor]:
         if ".blocks." in name:
             side, _, i, _, sublayer, *_, module, kind = name.split(".")
             theirs = MARIAN[sublayer, module]
+            value = value[rows[module]] if module in rows else value
             for target, part in zip(theirs, value.chunk(len(theirs)), strict=True):
                 weights[f"model.{side}.layers.{i}.{target}.{kind}"] = part
     return weights

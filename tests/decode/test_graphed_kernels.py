@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import triton
+from fused_rows import gate_rows, qkv_rows
 from torch import Tensor
 
 from regard.decode.graphed import attend, linear
@@ -87,6 +88,7 @@ def make_norm(kind: str, c: int, dtype: torch.dtype) -> Norm | None:
         (21, 96, "unshifted", "gelu-tanh", False),
         (13, 128, "rms", "silu", True),
         (9, 2304, "rms", "gelu", True),
+        (96, 64, "layer", "silu", True),  # three blocks of gates and values
         (1, 20, "layer", "", False),
     ],
 )
@@ -110,6 +112,7 @@ def test_a_matrix_times_one_row_is_the_formula(
     y = normal(exact(x), how) @ exact(weight).T
     for b, r in ((None, None), (bias, residual)):
         z = y if b is None else y + exact(b)
+        z = z[:, gate_rows(n)] if gated else z
         z = FORMULAS[activation](z[:, :n]) * (z[:, n:] if gated else 1) + (0 if r is None else exact(r))
         close(function(x, weight, b, norm=how, activation=activation, gated=gated, residual=r), z)
 
@@ -169,7 +172,8 @@ def attend_by_hand(
     """One query after the other: the result, and the keys and values after it."""
     (h, g), d = heads, keys.shape[3]
     owner, cos, sin, bias, back = (more.get(name) for name in ("owner", "cos", "sin", "bias", "back"))
-    new, k, v = exact(qkv).reshape(len(qkv), -1, d).copy(), exact(keys).copy(), exact(values).copy()
+    new = exact(qkv)[:, qkv_rows(h, g, d)].reshape(len(qkv), -1, d)
+    k, v = exact(keys).copy(), exact(values).copy()
     out = np.zeros((len(qkv), h, d))
     for n, at in enumerate(position.tolist()):
         if cos is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fused_rows import fused, qkv_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -28,10 +29,12 @@ def tiny_gpt(seed: int = 2, end: float = 0.0, **sizes: object) -> GPT:
     chosen = {"n_decoder_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 32, "max_len": 48, **sizes}
     model = GPT(ModelConfig(preset="gpt-tiny", target_vocab=V, dropout=0.0, **chosen)).eval()  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(seed)
+    rows = qkv_rows(model.config.n_heads, model.config.n_kv_heads, model.config.d_head)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             spread = 1.0 if "norm.weight" in name else 0.1 if name.endswith("bias") else 0.4
-            weight.copy_(torch.randn(weight.shape, generator=generator) * spread)
+            drawn = torch.randn(weight.shape, generator=generator) * spread
+            weight.copy_(fused(drawn, rows) if ".qkv." in name else drawn)  # the same model whatever the layout
         embedding = model.embedding.weight
         embedding.copy_(torch.nn.functional.normalize(embedding, dim=1) * 1.6)
         model.decoder.norm.bias += end * embedding[EOS] / embedding[EOS].norm() ** 2  # type: ignore[operator]

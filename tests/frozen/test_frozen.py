@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import runs
 import torch
 from safetensors import safe_open
 from torch import Tensor
+
+import runs
 
 DATA = Path(__file__).parent / "data"
 CASES: dict[str, Any] = json.loads((DATA / "models.json").read_text())

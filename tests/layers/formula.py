@@ -183,7 +183,7 @@ def row(
 def disentangled(p: Parameters, q: Tensor, keys: Tensor, h: int, rows: list[int]) -> Tensor:
     """q . K[i-j] + Q[i-j] . k_j, over sqrt(3 D)."""
     projected = p["distances.table"][rows] @ p["projection.weight"].T + p["projection.bias"]
-    of_queries, of_keys = (part[:, h * D : (h + 1) * D] for part in projected.chunk(2, 1))
+    of_queries, of_keys = projected[:, 2 * h * D : 2 * (h + 1) * D].chunk(2, 1)  # head by head
     return (of_keys @ q + (of_queries * keys).sum(1)) / math.sqrt(3 * D)
 
 

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 from formula import ragged
+from fused_rows import kv_rows, qkv_rows
 from kernel_cases import scheme_of
+from regard.layers.cache import NO_CACHE
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.layers.attend import make_plan
 from regard.layers.attention import CrossAttention, SelfAttention, merge_heads, split_heads
-from regard.layers.cache import NO_CACHE
 from regard.layers.context import Context
 from regard.layers.masks import CAUSAL, FULL, Mask
 
@@ -48,7 +49,8 @@ def test_heads_are_neighbouring_slices_of_the_width() -> None:
 @pytest.mark.parametrize("mask", [FULL, CAUSAL])
 def test_self_attention_is_torchs(mask: Mask) -> None:
     ours = SelfAttention(CONFIG)
-    theirs = peer(ours.qkv.weight, ours.qkv.bias, ours.out)
+    rows = qkv_rows(H, H, D)
+    theirs = peer(ours.qkv.weight[rows], ours.qkv.bias[rows], ours.out)
     positions = ragged(6, 4, 1)
     x = torch.randn(3, 6, C)
     triangle = torch.ones(6, 6).triu(1).bool() if mask.causal else None  # True = hidden, over there
@@ -59,7 +61,9 @@ def test_self_attention_is_torchs(mask: Mask) -> None:
 
 def test_cross_attention_is_torchs() -> None:
     ours = CrossAttention(CONFIG)
-    theirs = peer(torch.cat([ours.q.weight, ours.kv.weight]), torch.cat([ours.q.bias, ours.kv.bias]), ours.out)
+    rows = kv_rows(H, D)
+    weight, bias = torch.cat([ours.q.weight, ours.kv.weight[rows]]), torch.cat([ours.q.bias, ours.kv.bias[rows]])
+    theirs = peer(weight, bias, ours.out)
     places = ragged(5, 2, 1)
     x, memory = torch.randn(3, 4, C), torch.randn(3, 5, C)
     expected, _ = theirs(x, memory, memory, key_padding_mask=places < 0, need_weights=False)
@@ -77,7 +81,8 @@ def spread(rows: Tensor, groups: int) -> Tensor:
 def test_shared_keys_are_copies_for_each_head_that_reads_them(mask: Mask, groups: int) -> None:
     ours = SelfAttention(dataclasses.replace(CONFIG, n_kv_heads=groups))
     assert ours.qkv.out_features == C + 2 * groups * D
-    parts = [p.split([C, groups * D, groups * D]) for p in (ours.qkv.weight, ours.qkv.bias)]
+    rows = qkv_rows(H, groups, D)
+    parts = [p[rows].split([C, groups * D, groups * D]) for p in (ours.qkv.weight, ours.qkv.bias)]
     weight, bias = (torch.cat([q, spread(k, groups), spread(v, groups)]) for q, k, v in parts)
     positions = ragged(6, 4, 1)
     x, real = torch.randn(3, 6, C), positions >= 0
@@ -90,7 +95,7 @@ def test_shared_keys_are_copies_for_each_head_that_reads_them(mask: Mask, groups
 @pytest.mark.parametrize("groups", [1, 2])
 def test_cross_attention_shares_keys_as_well(groups: int) -> None:
     ours = CrossAttention(dataclasses.replace(CONFIG, n_kv_heads=groups))
-    (k, v), (k_bias, v_bias) = (p.chunk(2) for p in (ours.kv.weight, ours.kv.bias))
+    (k, v), (k_bias, v_bias) = (p[kv_rows(groups, D)].chunk(2) for p in (ours.kv.weight, ours.kv.bias))
     weight = torch.cat([ours.q.weight, spread(k, groups), spread(v, groups)])
     bias = torch.cat([ours.q.bias, spread(k_bias, groups), spread(v_bias, groups)])
     places = ragged(5, 2, 1)
@@ -123,7 +128,8 @@ def test_a_rotation_turns_queries_and_keys_and_leaves_values(name: str) -> None:
     rotation = scheme_of(name, "encoder").rotation(positions)
     x, at = torch.randn(2, 6, formula.SETTINGS.d_model), positions.tolist()
     ctx = dataclasses.replace(context(positions, FULL), rotation=rotation)
-    q, k, v = (split_heads(part, formula.D).double() for part in layer.qkv(x).split([32, 16, 16], -1))
+    rows = qkv_rows(formula.SETTINGS.n_heads, 2, formula.D)
+    q, k, v = (split_heads(part, formula.D).double() for part in layer.qkv(x)[..., rows].split([32, 16, 16], -1))
     expected = formula.attention(name, {}, q, k, v, formula.visible(at, at), at, at)
     real = positions >= 0
     torch.testing.assert_close(layer(x, ctx)[real], merge_heads(expected)[real].float())

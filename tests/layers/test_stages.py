@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fused_rows import kv_rows, qkv_rows
 from hypothesis import given
 from hypothesis import strategies as st
+from regard.layers.cache import NO_CACHE
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.layers.attend import make_plan
-from regard.layers.cache import NO_CACHE
 from regard.layers.choice import Situation, choose
 from regard.layers.context import Context
 from regard.layers.masks import CAUSAL, FULL, Mask, dense, documents, prefix, window
@@ -177,7 +178,7 @@ def test_multi_head_is_heads_side_by_side_grouped_or_not(n_kv_heads: int, kind: 
     stage, x = MultiHead(C, 4, n_kv_heads), torch.randn(B, S, C)
     mask = mask_of(kind, B, S, S)
     edges = [C, C + 3 * n_kv_heads]
-    q, k, v = np.split(projected(x, stage.layer.qkv), edges, axis=-1)
+    q, k, v = np.split(projected(x, stage.layer.qkv)[..., qkv_rows(4, n_kv_heads, 3)], edges, axis=-1)
     assert_look(stage(x, x, x, mask), heads_by_hand(q, k, v, mask, stage.layer.out, 3))
 
 
@@ -186,7 +187,7 @@ def test_multi_head_is_heads_side_by_side_grouped_or_not(n_kv_heads: int, kind: 
 def test_cross_attention_asks_other_tokens(n_kv_heads: int, kind: str) -> None:
     stage, y, x = MultiHeadCross(C, 4, n_kv_heads), torch.randn(B, T, C), torch.randn(B, S, C)
     mask = mask_of(kind, B, T, S)
-    k, v = np.split(projected(x, stage.layer.kv), 2, axis=-1)
+    k, v = np.split(projected(x, stage.layer.kv)[..., kv_rows(n_kv_heads, 3)], 2, axis=-1)
     assert_look(stage(y, x, x, mask), heads_by_hand(projected(y, stage.layer.q), k, v, mask, stage.layer.out, 3))
 
 
@@ -319,7 +320,12 @@ def test_cross_attention_to_oneself_is_self_attention() -> None:
     stage, before, x = MultiHeadCross(C, H, 1), MultiHead(C, H, 1), torch.randn(B, S, C)
     weight, bias = before.layer.qkv.weight, before.layer.qkv.bias
     stage.layer.load_state_dict(
-        {"q.weight": weight[:C], "q.bias": bias[:C], "kv.weight": weight[C:], "kv.bias": bias[C:]}
+        {
+            "q.weight": weight[:C],
+            "q.bias": bias[:C],
+            "kv.weight": weight[C:],
+            "kv.bias": bias[C:],
+        }  # of one head of keys
         | {f"out.{name}": value for name, value in before.layer.out.state_dict().items()}
     )
     assert_look(stage(x, x, x, no_look_ahead(S)), before(x, x, x, no_look_ahead(S)))
@@ -340,7 +346,7 @@ def peer(weight: Tensor, bias: Tensor, out: nn.Linear) -> nn.MultiheadAttention:
 def test_multi_head_is_torchs_contexts_and_weights(causal: bool) -> None:
     stage, x = MultiHead(C, H), torch.randn(B, S, C)
     nn.init.normal_(stage.layer.qkv.bias)
-    theirs = peer(stage.layer.qkv.weight, stage.layer.qkv.bias, stage.layer.out)
+    theirs = peer(*(p[qkv_rows(H, H, C // H)] for p in stage.layer.qkv.parameters()), stage.layer.out)
     hidden = torch.ones(S, S).triu(1).bool() if causal else None  # True = hidden, over there
     expected = theirs(x, x, x, attn_mask=hidden, average_attn_weights=False)
     assert_look(stage(x, x, x, None if hidden is None else ~hidden), expected)
@@ -349,7 +355,9 @@ def test_multi_head_is_torchs_contexts_and_weights(causal: bool) -> None:
 def test_cross_attention_is_torchs_contexts_and_weights() -> None:
     stage, y, x = MultiHeadCross(C, H), torch.randn(B, T, C), torch.randn(B, S, C)
     q, kv = stage.layer.q, stage.layer.kv
-    theirs = peer(torch.cat([q.weight, kv.weight]), torch.cat([q.bias, kv.bias]), stage.layer.out)
+    rows = kv_rows(H, C // H)
+    weight, bias = torch.cat([q.weight, kv.weight[rows]]), torch.cat([q.bias, kv.bias[rows]])
+    theirs = peer(weight, bias, stage.layer.out)
     padding = torch.tensor([[False] * S, [False] * 3 + [True] * 2])
     expected = theirs(y, x, x, key_padding_mask=padding, average_attn_weights=False)
     assert_look(stage(y, x, x, ~padding[:, None]), expected)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fused_rows import gate_rows, kv_rows, qkv_rows
 from torch import nn
 
 from regard.folder import Bundle
@@ -172,14 +173,16 @@ def test_queries_keys_and_values_are_products_and_scores_are_theirs(chain: Chain
             continue
         x, inner = given[stack, layer, sublayer], place.sublayer
         seen = chain.attention(f"{stack}.{layer}.{sublayer}")
+        d, groups = inner.d_head, inner.d_keys // inner.d_head
         if sublayer == "cross":
             memory = chain.get("encoder", "final" if chain.config.norm == "pre" else "norm", *last(chain, "encoder"))
             source = chain.reads("encoder")
-            k, v = np.split(linear(inner.kv, memory), 2, -1)
+            k, v = np.split(linear(inner.kv, memory)[:, kv_rows(groups, d)], 2, -1)
             q = linear(inner.q, x)
         else:
             source = chain.reads(stack)
-            q, k, v = np.split(linear(inner.qkv, x), np.cumsum([inner.d_queries, inner.d_keys]), -1)
+            qkv = linear(inner.qkv, x)[:, qkv_rows(seen.heads, groups, d)]
+            q, k, v = np.split(qkv, np.cumsum([inner.d_queries, inner.d_keys]), -1)
         here = (layer, sublayer)
         np.testing.assert_allclose(chain.get(stack, "value", *here, own=source), v, **close)
         turned = chain.config.positions == "rope" and sublayer == "self"
@@ -223,7 +226,7 @@ def test_the_feed_forward_layers_are_two_products_around_an_activation(chain: Ch
             continue
         inner = linear(place.sublayer.inner, given[stack, layer, sublayer])
         if chain.config.gated:
-            first, gate = np.split(inner, 2, -1)
+            first, gate = np.split(inner[:, gate_rows(chain.config.d_ff)], 2, -1)
             inner = activated(chain.config.activation, first) * gate
         else:
             inner = activated(chain.config.activation, inner)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fused_rows import kv_rows, qkv_rows
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -85,11 +86,13 @@ class InNumPy:
         for i in range(self.layers):
             at = f"{side}.blocks.{i}.sublayers"
             qkv = self.linear(f"{at}.self.sublayer.qkv", self.norm(f"{at}.self.norm", x))
+            qkv = qkv[:, qkv_rows(H, self.groups, D)]
             y = self.attend(f"{side}.{i}.self", qkv[:, : H * D], qkv[:, H * D :], causal=side == "decoder")
             x = x + self.linear(f"{at}.self.sublayer.out", y)
             if memory is not None:
                 q = self.linear(f"{at}.cross.sublayer.q", self.norm(f"{at}.cross.norm", x))
-                y = self.attend(f"{side}.{i}.cross", q, self.linear(f"{at}.cross.sublayer.kv", memory))
+                kv = self.linear(f"{at}.cross.sublayer.kv", memory)[:, kv_rows(self.groups, D)]
+                y = self.attend(f"{side}.{i}.cross", q, kv)
                 x = x + self.linear(f"{at}.cross.sublayer.out", y)
             y = np.maximum(self.linear(f"{at}.ff.sublayer.inner", self.norm(f"{at}.ff.norm", x)), 0)
             x = x + self.linear(f"{at}.ff.sublayer.outer", y)

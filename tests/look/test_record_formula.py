@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fused_rows import kv_rows, qkv_rows
 from torch import Tensor, nn
 
 from regard.look.record import Tape, layers_of, record
@@ -100,9 +101,9 @@ def weights(layer: Any, x: np.ndarray, memory: np.ndarray | None, scheme: str, s
     """(H, T, S) of one row without padding, given x (T, C)."""
     groups = layer.d_keys // D
     if memory is None:
-        q, k, _ = np.split(linear(layer.qkv, x), [H * D, (H + groups) * D], -1)
+        q, k, _ = np.split(linear(layer.qkv, x)[:, qkv_rows(H, groups, D)], [H * D, (H + groups) * D], -1)
     else:
-        q, k = linear(layer.q, x), linear(layer.kv, memory)[:, : groups * D]
+        q, k = linear(layer.q, x), linear(layer.kv, memory)[:, kv_rows(groups, D)[: groups * D]]
     found = []
     for h in range(H):
         g = h // (H // groups)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fused_rows import qkv_rows
 from torch import Tensor
 
 from regard.config import TrainConfig
@@ -90,7 +91,7 @@ def test_records_of_steps_are_of_the_weights_at_that_step() -> None:
             matrices.append([p.detach().double().numpy().copy() for p in (layer.qkv.weight, layer.qkv.bias)])
             weights_after(step, "gpt", 1, first=i)
     for (w, b), kept, x in zip(matrices, tape["decoder.0.self"], tape.vectors["decoder.0.self.input"], strict=True):
-        qkv = (x[0].double().numpy() @ w.T + b).reshape(6, 3, H, D)
+        qkv = (x[0].double().numpy() @ w.T + b)[:, qkv_rows(H, H, D)].reshape(6, 3, H, D)
         scores = np.einsum("thd,shd->hts", qkv[:, 0], qkv[:, 1]) / np.sqrt(D)
         e = np.exp(np.where(np.tri(6), scores, -np.inf) - scores.max(-1, keepdims=True))
         np.testing.assert_allclose(kept.weights()[0], e / e.sum(-1, keepdims=True), atol=1e-5)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from fused_rows import fused, kv_rows, qkv_rows
 from torch import Tensor
 
 from regard.config import TrainConfig
@@ -91,21 +92,23 @@ Weights = dict[str, Tensor]
 
 def projections_of_3(theirs: Weights) -> tuple[Weights, Weights]:
     names = ("query", "key", "value")
-    return {kind: torch.cat([theirs[f"{x}_proj.{kind}"] for x in names]) for kind in ("weight", "bias")}, {}
+    stacked = {kind: torch.cat([theirs[f"{x}_proj.{kind}"] for x in names]) for kind in ("weight", "bias")}
+    return {kind: fused(p, qkv_rows(H, H, D)) for kind, p in stacked.items()}, {}
 
 
 def projections_of_1(theirs: Weights) -> tuple[Weights, Weights]:
-    """Queries, keys and values head by head in one matrix; keys have no bias, neither those of words nor of positions."""
+    """Queries, keys and values head by head in one matrix, as ours; keys have no bias, neither those of words nor of
+    positions."""
     none = torch.zeros(C)
     qkv = {
-        "weight": theirs["in_proj.weight"].unflatten(0, (H, 3, D)).transpose(0, 1).flatten(0, 2),
-        "bias": torch.cat([theirs["q_bias"], none, theirs["v_bias"]]),
+        "weight": theirs["in_proj.weight"],
+        "bias": fused(torch.cat([theirs["q_bias"], none, theirs["v_bias"]]), qkv_rows(H, H, D)),
     }
     positions = {
         "weight": torch.cat([theirs["pos_q_proj.weight"], theirs["pos_proj.weight"]]),
         "bias": torch.cat([theirs["pos_q_proj.bias"], none]),
     }
-    return qkv, positions
+    return qkv, {kind: fused(p, kv_rows(H, D)) for kind, p in positions.items()}  # head by head too
 
 
 @pytest.mark.parametrize("legacy", [True, False])
@@ -158,6 +161,7 @@ def test_the_third_version_projects_with_the_queries_and_keys_of_its_layer() -> 
         qkv = block.get_submodule("sublayers.self.sublayer.qkv")
         assert isinstance(scheme, Disentangled)
         expected = torch.nn.functional.linear(scheme.distances(), qkv.weight, qkv.bias)  # type: ignore[arg-type]
+        expected = expected[:, qkv_rows(H, H, D)]
         for i, found in enumerate(scheme.projected()):  # (1, H, rows, D)
             torch.testing.assert_close(found[0].transpose(0, 1).flatten(1), expected[:, i * C : (i + 1) * C])
 
@@ -206,9 +210,9 @@ def test_shared_keys() -> None:
     with torch.no_grad():
         for name, p in many.named_parameters():
             if ".qkv." in name:
-                q, k, v = weights[name].split([C, C // 2, C // 2])
+                q, k, v = weights[name][qkv_rows(H, 2, D)].split([C, C // 2, C // 2])
                 k, v = (x.unflatten(0, (2, D)).repeat_interleave(2, 0).flatten(0, 1) for x in (k, v))
-                p.copy_(torch.cat([q, k, v]))
+                p.copy_(fused(torch.cat([q, k, v]), qkv_rows(H, H, D)))
             else:
                 p.copy_(weights[name])
     torch.testing.assert_close(few(IDS)[REAL], many(IDS)[REAL], atol=1e-5, rtol=1e-5)

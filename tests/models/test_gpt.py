@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from fused_rows import qkv_rows
 from torch import Tensor
 
 from regard.config import POSITIONS, ModelConfig
@@ -289,7 +290,9 @@ def gpt2(model: GPT) -> torch.nn.Module:
                 sublayer = block.get_submodule(f"sublayers.{part}")
                 weights[f"transformer.h.{i}.{norm}.{kind}"] = getattr(sublayer.norm, kind)
                 for mine, name in layers.items():
-                    weights[f"transformer.h.{i}.{name}.{kind}"] = getattr(getattr(sublayer.sublayer, mine), kind).T
+                    p = getattr(getattr(sublayer.sublayer, mine), kind)
+                    p = p[qkv_rows(c.n_heads, c.n_heads, c.d_head)] if mine == "qkv" else p
+                    weights[f"transformer.h.{i}.{name}.{kind}"] = p.T
     peer = transformers.GPT2LMHeadModel(config).eval()
     peer.load_state_dict(weights)
     return peer

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from fused_rows import qkv_rows
 from torch import nn
 
 from regard.config import POSITIONS, ModelConfig
@@ -92,14 +93,15 @@ def test_linear_layers_without_a_bias_are_fine() -> None:
 def test_t5_queries_start_smaller_by_the_root_of_the_head_width(positions: str, cross: str) -> None:
     """T5 does not divide its scores by sqrt(D), here 4; keys and values start as ever."""
     plain = {name: m for name, m in fresh().named_modules() if isinstance(m, (SelfAttention, CrossAttention))}
-    model = fresh(positions=positions, cross_positions=cross)
+    model, rows = fresh(positions=positions, cross_positions=cross), qkv_rows(H, H, C // H)
     for name, layer in plain.items():
         ours = model.get_submodule(name)
         if isinstance(layer, SelfAttention):
             assert isinstance(ours, SelfAttention)
             shrink = 4.0 if positions == "t5" else 1.0
-            torch.testing.assert_close(ours.qkv.weight[:C] * shrink, layer.qkv.weight[:C])
-            assert torch.equal(ours.qkv.weight[C:], layer.qkv.weight[C:])
+            queries, others = rows[:C], rows[C:]
+            torch.testing.assert_close(ours.qkv.weight[queries] * shrink, layer.qkv.weight[queries])
+            assert torch.equal(ours.qkv.weight[others], layer.qkv.weight[others])
         else:
             assert isinstance(ours, CrossAttention)
             torch.testing.assert_close(ours.q.weight * (4.0 if cross == "t5" else 1.0), layer.q.weight)

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from fused_rows import gate_rows, qkv_rows
 from torch import Tensor, nn
 
 from regard.errors import RegardError
@@ -44,8 +45,8 @@ def cohere(model: GPT) -> nn.Module:
     weights = {"model.embed_tokens": own["embedding.weight"], "model.norm": own["decoder.norm.weight"]}
     for i in range(LAYERS):
         mine, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
-        q, k, v = own[f"{mine}.sublayers.self.sublayer.qkv.weight"].split([C, D, D])
-        gate, up = own[f"{mine}.sublayers.ff.sublayer.inner.weight"].chunk(2)
+        q, k, v = own[f"{mine}.sublayers.self.sublayer.qkv.weight"][qkv_rows(H, 1, D)].split([C, D, D])
+        gate, up = own[f"{mine}.sublayers.ff.sublayer.inner.weight"][gate_rows(48)].chunk(2)
         weights |= {f"{theirs}.self_attn.{x}_proj": w for x, w in zip("qkv", (q, k, v), strict=True)}
         weights |= {f"{theirs}.mlp.gate_proj": gate, f"{theirs}.mlp.up_proj": up}
         weights[f"{theirs}.self_attn.o_proj"] = own[f"{mine}.sublayers.self.sublayer.out.weight"]
@@ -73,7 +74,7 @@ def block_by_hand(block: nn.Module, x: np.ndarray, theta: np.ndarray) -> np.ndar
     """x + attention(norm(x)) + ff(norm(x)) of one row (T, C), in float64; all heads of queries share one of keys."""
     w = {name: p.detach().double().numpy() for name, p in block.named_parameters()}
     normal = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * w["norm.weight"]
-    q, k, v = np.split(normal @ w["sublayers.self.sublayer.qkv.weight"].T, [C, C + D], axis=-1)
+    q, k, v = np.split(normal @ w["sublayers.self.sublayer.qkv.weight"][qkv_rows(H, 1, D)].T, [C, C + D], axis=-1)
     turn = np.exp(1j * np.arange(len(x))[:, None] * theta)  # (T, D/2)
     key = (k[:, 0::2] + 1j * k[:, 1::2]) * turn
     heads = []
@@ -83,7 +84,7 @@ def block_by_hand(block: nn.Module, x: np.ndarray, theta: np.ndarray) -> np.ndar
         weights = np.tril(np.exp(scores - scores.max(-1, keepdims=True)))
         heads.append(weights / weights.sum(-1, keepdims=True) @ v)
     attention = np.concatenate(heads, -1) @ w["sublayers.self.sublayer.out.weight"].T
-    gate, up = np.split(normal @ w["sublayers.ff.sublayer.inner.weight"].T, 2, axis=-1)
+    gate, up = np.split(normal @ w["sublayers.ff.sublayer.inner.weight"][gate_rows(48)].T, 2, axis=-1)
     ff = gate / (1 + np.exp(-gate)) * up @ w["sublayers.ff.sublayer.outer.weight"].T
     return x + attention + ff
 

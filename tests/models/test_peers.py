@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from fused_rows import fused, kv_rows, qkv_rows
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
@@ -28,25 +29,28 @@ LENGTHS = [(7, 6), (3, 9), (1, 1)]  # source and target, in tokens
 
 class Pair(NamedTuple):
     ours: nn.Parameter
-    our_rows: slice
+    our_rows: slice | list[int]
     theirs: nn.Parameter
     their_rows: slice
 
 
 WHOLE = slice(None)
+QKV, KV = qkv_rows(H, H, C // H), kv_rows(H, C // H)  # all queries, all keys, all values
 
 
-def both(ours: nn.Module, theirs: nn.Module, our_rows: slice = WHOLE, their_rows: slice = WHOLE) -> Iterator[Pair]:
+def both(ours: nn.Module, theirs: nn.Module, our_rows: slice | list[int] = WHOLE) -> Iterator[Pair]:
     """The weight and the bias of two layers that do the same."""
     for name in ("weight", "bias"):
-        yield Pair(getattr(ours, name), our_rows, getattr(theirs, name), their_rows)
+        yield Pair(getattr(ours, name), our_rows, getattr(theirs, name), WHOLE)
 
 
 def copy(pairs: list[Pair], *, to_theirs: bool) -> None:
     with torch.no_grad():
         for ours, our_rows, theirs, their_rows in pairs:
-            a, b = ours[our_rows], theirs[their_rows]
-            b.copy_(a) if to_theirs else a.copy_(b)
+            if to_theirs:
+                theirs[their_rows] = ours[our_rows]
+            else:
+                ours[our_rows] = theirs[their_rows]
 
 
 def stir(*modules: nn.Module) -> None:
@@ -105,14 +109,14 @@ def torch_pairs(a: Transformer, b: nn.Transformer) -> Iterator[Pair]:
     ):
         parts = ours.sublayers
         attention, out = parts["self"].sublayer, theirs.self_attn.out_proj
-        yield Pair(attention.qkv.weight, WHOLE, theirs.self_attn.in_proj_weight, WHOLE)
-        yield Pair(attention.qkv.bias, WHOLE, theirs.self_attn.in_proj_bias, WHOLE)
+        yield Pair(attention.qkv.weight, QKV, theirs.self_attn.in_proj_weight, WHOLE)
+        yield Pair(attention.qkv.bias, QKV, theirs.self_attn.in_proj_bias, WHOLE)
         yield from both(attention.out, out)
         if "cross" in parts:
             cross, peer = parts["cross"].sublayer, theirs.multihead_attn
-            for layer, rows in ((cross.q, slice(C)), (cross.kv, slice(C, 3 * C))):
-                yield Pair(layer.weight, WHOLE, peer.in_proj_weight, rows)
-                yield Pair(layer.bias, WHOLE, peer.in_proj_bias, rows)
+            for layer, mine, rows in ((cross.q, WHOLE, slice(C)), (cross.kv, KV, slice(C, 3 * C))):
+                yield Pair(layer.weight, mine, peer.in_proj_weight, rows)
+                yield Pair(layer.bias, mine, peer.in_proj_bias, rows)
             yield from both(cross.out, peer.out_proj)
         yield from both(parts["ff"].sublayer.inner, theirs.linear1)
         yield from both(parts["ff"].sublayer.outer, theirs.linear2)
@@ -192,14 +196,14 @@ def marian_pairs(a: Transformer, b: Any) -> Iterator[Pair]:
         parts = ours.sublayers
         attention = parts["self"].sublayer
         for i, name in enumerate("qkv"):
-            yield from both(attention.qkv, getattr(theirs.self_attn, f"{name}_proj"), slice(i * C, (i + 1) * C))
+            yield from both(attention.qkv, getattr(theirs.self_attn, f"{name}_proj"), QKV[i * C : (i + 1) * C])
         yield from both(attention.out, theirs.self_attn.out_proj)
         yield from both(parts["self"].norm, theirs.self_attn_layer_norm)
         if "cross" in parts:
             cross, peer = parts["cross"].sublayer, theirs.encoder_attn
             yield from both(cross.q, peer.q_proj)
-            yield from both(cross.kv, peer.k_proj, slice(C))
-            yield from both(cross.kv, peer.v_proj, slice(C, 2 * C))
+            yield from both(cross.kv, peer.k_proj, KV[:C])
+            yield from both(cross.kv, peer.v_proj, KV[C:])
             yield from both(cross.out, peer.out_proj)
             yield from both(parts["cross"].norm, theirs.encoder_attn_layer_norm)
         yield from both(parts["ff"].sublayer.inner, theirs.fc1)
@@ -288,7 +292,8 @@ def test_the_first_gpt() -> None:
     weights["decoder.schemes.0.encoding"] = theirs["positions_embed.weight"]
     for i, part in product(range(2), ("weight", "bias")):
         found = {f"decoder.blocks.{i}.sublayers.{a}.{part}": theirs[f"h.{i}.{b}.{part}"] for a, b in names.items()}
-        weights |= {key: p.T if p.dim() == 2 else p for key, p in found.items()}
+        found = {key: p.T if p.dim() == 2 else p for key, p in found.items()}
+        weights |= {key: fused(p, QKV) if ".qkv." in key else p for key, p in found.items()}
     settings = {"n_decoder_layers": 2, "d_model": C, "n_heads": H, "d_ff": 4 * C, "target_vocab": V, "max_len": 16}
     model = GPT(preset("gpt-1", **settings)).eval()
     own = dict(model.named_parameters())

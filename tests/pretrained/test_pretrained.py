@@ -21,7 +21,7 @@ from regard.interpreter import Interpreter
 from regard.layers.packed import is_packed
 from regard.models.architectures import make_model, preset
 from regard.text.detect import learned
-from regard.text.tokenizer import Tokenizer, Tokenizers
+from regard.text.tokenizer import EOS, Tokenizer, Tokenizers
 from regard.translator import Translator
 
 SIZES = {"n_encoder_layers": 1, "n_decoder_layers": 1, "d_model": 16, "n_heads": 2, "d_ff": 32, "max_len": 64}
@@ -30,12 +30,14 @@ TEXTS = {"en": "the man went to the house", "de": "der Mann und die Frau gehen n
 Call = Callable[..., tuple[int, str, str]]
 
 
-def save_tiny(path: Path, directions: tuple[str, ...] = DIRECTIONS) -> None:
-    """A model that learned nothing yet, with all that belongs to it."""
+def save_tiny(path: Path, directions: tuple[str, ...] = DIRECTIONS, endless: bool = False) -> None:
+    """A model that learned nothing yet, with all that belongs to it; an endless one prefers any other token to EOS."""
     tags = tuple(dict.fromkeys(d.split(">")[1] for d in directions))
     tokenizer = Tokenizer.train(TEXTS.values(), TokenizerConfig(kind="char", vocab_size=60, tags=tags))
     torch.manual_seed(1)
     model = make_model(preset("transformer-tiny", source_vocab=len(tokenizer), target_vocab=len(tokenizer), **SIZES))
+    if endless:  # logits are products with the embeddings, and of many random ones some are positive
+        torch.nn.init.zeros_(model.target_embedding.weight.data[EOS])  # type: ignore[union-attr,index]
     profiles = {lang: learned([text]) for lang, text in TEXTS.items()}
     both, decode = Tokenizers(tokenizer, tokenizer), DecodeConfig(beam=2, max_len_a=0.0, max_len_b=6)
     own = folder.Bundle(
@@ -186,6 +188,7 @@ def test_many_lines_are_warned_of_at_once(along: Path, call: Call, tmp_path: Pat
 
 
 def test_a_translation_that_was_cut_is_warned_of(along: Path, call: Call) -> None:
+    save_tiny(along, endless=True)
     code, _, err = call("translate", "--device", "cpu", "--decode.max_len_b", "1", "the man went")
     assert code == 0
     assert err == "regard: cut off at the length limit (--decode.max_len_b N raises it): 'the man went'\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fused_rows import qkv_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -165,13 +166,16 @@ def test_the_carousel_turns_by_the_forget_gate_and_nothing_else(monkeypatch: pyt
     assert carousel(layer, inputs())["difference"] > 0.01
 
 
+ROWS = qkv_rows(HEADS, HEADS, 2)
+
+
 def test_attention_that_looks_everywhere_alike_is_flat() -> None:
     torch.manual_seed(6)
     layer = attention(8)
     with torch.no_grad():
-        layer.qkv.weight[:16].zero_()  # queries and keys: all scores are 0
+        layer.qkv.weight[ROWS[:16]] = 0  # queries and keys: all scores are 0
     x = torch.randn(2, STEPS, 8, dtype=torch.float64)
-    through = layer.out.weight.detach().numpy() @ layer.qkv.weight.detach().numpy()[16:]
+    through = layer.out.weight.detach().numpy() @ layer.qkv.weight.detach().numpy()[ROWS[16:]]
     expected = np.sqrt((through**2).sum() / 8) / STEPS
     assert attention_flow(layer, x) == pytest.approx([expected] * (STEPS - 1), rel=1e-10)
 
@@ -181,7 +185,7 @@ def test_attention_gives_the_jacobians_of_its_formula() -> None:
     layer, x = attention(8), torch.randn(1, STEPS, 8, dtype=torch.float64)
 
     def last(x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (part.unflatten(-1, (HEADS, 2)) for part in layer.qkv(x).chunk(3, -1))  # (T, H, D)
+        q, k, v = (part.unflatten(-1, (HEADS, 2)) for part in layer.qkv(x)[..., ROWS].chunk(3, -1))  # (T, H, D)
         weights = (torch.einsum("hd,shd->hs", q[-1], k) / math.sqrt(2)).softmax(-1)
         return layer.out(torch.einsum("hs,shd->hd", weights, v).flatten())
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fused_rows import gate_rows, kv_rows, qkv_rows
 from helpers import assert_same_run, fit, fit_until, write_corpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from test_optim import batch, set_gradients, transformer
 
 from regard.config import TrainConfig
 from regard.errors import RegardError
-from regard.training.muon import orthogonal, pieces_of
+from regard.training.muon import Piece, orthogonal, pieces_of
 from regard.training.objective import Objective
 from regard.training.optim import Updater, make_optimizer
 from regard.training.step import TrainingStep
@@ -53,10 +54,16 @@ def test_a_weight_without_a_gradient_stays() -> None:
 # ---- which matrices --------------------------------------------------------------------------------------------------
 
 
+def rows_of(piece: Piece) -> list[int]:
+    numbers = torch.arange(len(piece.weight))[:, None]
+    found: list[int] = piece.of(numbers).flatten().tolist()
+    return found
+
+
 def test_joined_matrices_are_taken_apart() -> None:
     """8 wide, 2 heads of queries 4 wide but one of keys, 16 inner units with gates."""
     model = transformer(n_kv_heads=1, gated=True, activation="silu")
-    shapes = [tuple(piece.weight[piece.rows].shape) for piece in pieces_of(model)]
+    shapes = [(len(rows_of(piece)), piece.weight.shape[1]) for piece in pieces_of(model)]
     attention, gated = (
         [(8, 8), (8, 8), (4, 8), (4, 8)],
         [(16, 8), (16, 8), (8, 16)],
@@ -64,9 +71,11 @@ def test_joined_matrices_are_taken_apart() -> None:
     assert sorted(shapes) == sorted([*attention, *attention, *attention, *gated, *gated])
     rows: dict[int, list[int]] = {}
     for piece in pieces_of(model):
-        rows.setdefault(id(piece.weight), []).extend(range(*piece.rows.indices(len(piece.weight))))
-    assert all(found == list(range(len(found))) for found in rows.values())  # each row once, none left out
-    assert all(len(rows[id(p)]) == len(p) for p in model.parameters() if id(p) in rows)
+        rows.setdefault(id(piece.weight), []).extend(rows_of(piece))
+    one_after_another = {"qkv": qkv_rows(2, 1, 4), "kv": kv_rows(1, 4), "inner": gate_rows(16)}
+    for name, p in model.named_parameters():
+        if id(p) in rows:
+            assert rows[id(p)] == one_after_another.get(name.split(".")[-2], list(range(len(p)))), name
 
 
 @pytest.mark.parametrize("scheme", ["learned", "t5", "fire", "shaw"])
@@ -98,7 +107,7 @@ def test_five_steps_of_muon() -> None:
     model = transformer(gated=True, n_kv_heads=1)
     updater = Updater(model, TrainConfig(optimizer="muon", weight_decay=0.1, clip=1.0))
     names = {id(p): name for name, p in model.named_parameters()}
-    pieces = [(names[id(piece.weight)], piece.rows) for piece in pieces_of(model)]
+    pieces = [(names[id(piece.weight)], rows_of(piece)) for piece in pieces_of(model)]
     x = {name: p.detach().double().numpy().copy() for name, p in model.named_parameters()}
     m = {name: np.zeros_like(a) for name, a in x.items()}
     for t in range(1, 6):
@@ -126,7 +135,7 @@ def test_queries_do_not_hear_of_the_size_of_values() -> None:
         set_gradients(model, seed=1)
         qkv = model.encoder.blocks[0].get_submodule("sublayers.self.sublayer.qkv").weight
         assert isinstance(qkv, torch.Tensor)
-        qkv.grad[16:] *= factor  # type: ignore[index]
+        qkv.grad[qkv_rows(2, 2, 4)[16:]] *= factor  # type: ignore[index]
         updater.step(torch.tensor(1.0))
         moved.append(qkv.detach())
     torch.testing.assert_close(*moved, rtol=1e-4, atol=1e-6)
