@@ -72,7 +72,7 @@ def shrink_unscaled_queries(stack: Stack) -> None:
     for module in stack.modules():
         if isinstance(module, SelfAttention):
             groups = module.qkv.weight.unflatten(
-                0, (module.heads[1], -1)
+                0, (module.n_kv_heads, -1)
             )  # queries come first in each (layers/layout.py)
             scheme, queries = stack.schemes[0], groups[:, : -2 * module.d_head]
         elif isinstance(module, CrossAttention):

@@ -16,9 +16,10 @@ import triton
 from fused_rows import gate_rows, qkv_rows
 from torch import Tensor
 
-from regard.decode.graphed import attend, linear
 from regard.decode.graphed import candidates as choosing
 from regard.decode.graphed.candidates import best_of, candidates, likeliest
+from regard.layers import step_attention as attend
+from regard.layers import step_linear as linear
 from regard.layers.step_attention import cross_attend, cross_attend_reference, self_attend, self_attend_reference
 from regard.layers.step_linear import Norm, add_norm, add_norm_reference, one_row, one_row_reference
 from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK

@@ -19,7 +19,7 @@ from regard.config import ModelConfig
 FIELDS = {field.name for field in dataclasses.fields(ModelConfig)}
 NESTED = "parts" in FIELDS  # settings of parts have tables of their own
 PADDING = -1 if "bos_token_id" in FIELDS else 0  # the id that fills up a batch
-GROUPED = NESTED  # fused matrices are laid out so that they can be cut by heads
+GROUPED = True  # fused matrices are laid out so that they can be cut by heads
 
 BOS, EOS, SUPPRESSED = 1, 2, [0, 1, 3, 4]  # the special tokens that commit 0802df8 fixed for every vocabulary
 
@@ -105,7 +105,15 @@ def laid_out(name: str, x: Tensor, sizes: Mapping[str, Any]) -> Tensor:
         return by_key_head(x, sizes["n_kv_heads"], sizes["d_head"])
     if sizes["gated"] and re.search(r"\.ff\.sublayer\.inner\.(weight|bias)$", name):
         return in_blocks(x, sizes["d_ff"])
+    if re.search(r"\.projection\.(weight|bias)$", name):  # DeBERTa 1: queries and keys of distances
+        return in_groups(x, sizes["n_heads"], sizes["n_kv_heads"], sizes["d_head"])
     return x
+
+
+def in_groups(x: Tensor, n_heads: int, n_kv_heads: int, d_head: int) -> Tensor:
+    """Rows [q; k] -> for each head of keys its H/G heads of queries, then it: (G, H/G + 1, D)."""
+    parts = x.split([n_heads * d_head, n_kv_heads * d_head])
+    return torch.cat([part.unflatten(0, (n_kv_heads, -1, d_head)) for part in parts], 1).flatten(0, 2)
 
 
 def by_key_group(x: Tensor, n_heads: int, n_kv_heads: int, d_head: int) -> Tensor:
@@ -121,6 +129,6 @@ def by_key_head(x: Tensor, n_kv_heads: int, d_head: int) -> Tensor:
 
 
 def in_blocks(x: Tensor, d_ff: int) -> Tensor:
-    """Rows [gate; value] -> alternating blocks of c gates and c values, c the largest power of two up to 64 in d_ff."""
-    c = min(64, d_ff & -d_ff)
+    """Rows [gate; value] -> alternating blocks of c gates and c values, c the largest power of two up to 32 in d_ff."""
+    c = min(32, d_ff & -d_ff)
     return x.unflatten(0, (2, d_ff // c, c)).transpose(0, 1).flatten(0, 2)
