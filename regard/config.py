@@ -61,7 +61,7 @@ class TokenizerConfig:
 @dataclass(frozen=True)
 class ModelConfig:
     preset: str = option("transformer-small", "sizes and style to start from; `regard cost` lists them")
-    architecture: str = option("", "transformer, gpt, bert, vit, rnn or seq2seq; empty = the preset's")
+    architecture: str = option("", "transformer, gpt, bert, vit, rnn, seq2seq, ...; empty = the preset's")
     n_encoder_layers: int = option(0, "encoder blocks")
     n_decoder_layers: int = option(0, "decoder blocks")
     d_model: int = option(0, "width of the model")
@@ -290,7 +290,6 @@ POSITIONS = (
 CHOICES = {
     "task": TASKS,
     "tokenizer.kind": ("char", "word", "split", "wordpiece", "bpe", "byte-bpe", "unigram"),
-    "model.architecture": ("", "transformer", "gpt", "bert", "vit", "rnn", "seq2seq"),
     "model.mixer": ("attention", "convolution"),
     "model.cell": ("rnn", "lstm", "gru", "gru-cho", "mut1", "mut2", "mut3"),
     "model.score": ("none", "constant", "additive", "dot", "general"),

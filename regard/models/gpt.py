@@ -16,18 +16,22 @@ from regard.layers.embedding import Embedding, Head
 from regard.layers.masks import CAUSAL, Mask, documents, positions_of, window
 from regard.layers.norm import make_norm
 from regard.layers.stack import Stack
-from regard.models import presets
+from regard.models import presets as tables
 from regard.models.init import initialise
-from regard.models.sizes import resolve_sizes
+from regard.models.model import ANSWERS, Model
 from regard.text.tokenizer import PAD
 
-PRESETS = presets.GPT
 
+class GPT(Model):
+    presets = tables.GPT
+    tasks = ("causal-lm", *ANSWERS)
+    sides = ("decoder",)
+    vocabularies = ("target",)
+    writes = embeds = packs_documents = True
 
-class GPT(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = config = resolve_sizes(config, PRESETS)
+        self.config = config = self.resolve(config)
         self.embedding = Embedding(config.target_vocab, config.d_model, config.scale_embeddings)
         self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
@@ -62,6 +66,9 @@ class GPT(nn.Module):
     def read_packed(self, ids: Tensor, positions: Tensor) -> Tensor:
         """The same for rows of several documents, whose positions (B, T) begin again with each; none sees another."""
         return self.hidden(ids, positions, mask=documents(CAUSAL))
+
+    def vectors(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
+        return self.read(ids)
 
     def forward(self, ids: Tensor, mask: Mask | None = None) -> Tensor:
         """Logits (B, T, V) of the token after each token."""

@@ -14,12 +14,11 @@ from regard.errors import RegardError
 from regard.layers.embedding import Embedding, Head
 from regard.layers.locked import LockedDropout, word_dropout
 from regard.layers.recurrent import Recurrent, State
-from regard.models import presets
+from regard.models import presets as tables
 from regard.models.init import initialise
-from regard.models.sizes import resolve_sizes
+from regard.models.model import ANSWERS, Model
+from regard.models.sizes import RECURRENT
 from regard.text.tokenizer import PAD
-
-PRESETS = presets.RNN
 
 
 class Running:
@@ -35,10 +34,17 @@ class Running:
         self.state = tuple(x[rows] for x in self.state)
 
 
-class RNN(nn.Module):
+class RNN(Model):
+    presets = tables.RNN
+    tasks = ("causal-lm", *ANSWERS)
+    sides = ("decoder",)
+    vocabularies = ("target",)
+    own_settings = RECURRENT
+    writes = embeds = is_recurrent = carries_state = True
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = config = resolve_sizes(config, PRESETS)
+        self.config = config = self.resolve(config)
         if config.bidirectional and config.answer == "none":
             raise RegardError(
                 "a language model may not read what it is to predict: model.bidirectional is for models that answer "
@@ -76,6 +82,21 @@ class RNN(nn.Module):
     def read(self, ids: Tensor) -> Tensor:
         """What the head is given (B, T, C) for the token after each token; rows are padded on the right."""
         return self.output_dropout(self.hidden(ids, real=ids != PAD if self.config.bidirectional else None)[0])
+
+    @property
+    def width(self) -> int:
+        return self.recurrent.d_out
+
+    def vectors(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
+        return self.read(ids)
+
+    def pooled(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """(B, C): the last token's; where it reads both ways, the half that reads backwards is the first token's."""
+        at_end = super().pooled(hidden, ids)
+        if not self.config.bidirectional:
+            return at_end
+        way = hidden.shape[-1] // 2
+        return torch.cat([at_end[:, :way], hidden[:, 0, way:]], -1)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits (B, T, V) of the token after each token."""

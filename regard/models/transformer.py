@@ -9,26 +9,28 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
-from regard.errors import RegardError
 from regard.layers.block import decoder_block, encoder_block
 from regard.layers.cache import NO_CACHE, Cache, StepCache
 from regard.layers.embedding import Embedding, Head
 from regard.layers.masks import CAUSAL, FULL, positions_of, window
 from regard.layers.norm import make_norm
-from regard.layers.schemes import check_positions
 from regard.layers.stack import Stack
-from regard.models import presets
+from regard.models import presets as tables
 from regard.models.init import initialise
-from regard.models.sizes import resolve_sizes
+from regard.models.model import Model
 from regard.text.tokenizer import PAD
 
-PRESETS = presets.TRANSFORMER
 
+class Transformer(Model):
+    presets = tables.TRANSFORMER
+    tasks = ("translation", "spans", "denoising")
+    sides = ("encoder", "decoder")
+    vocabularies = ("source", "target")
+    translates = embeds = True
 
-class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = config = resolve(config)
+        self.config = config = self.resolve(config)
         self.source_embedding = Embedding(config.source_vocab, config.d_model, config.scale_embeddings)
         self.target_embedding = (
             self.source_embedding
@@ -67,8 +69,14 @@ class Transformer(nn.Module):
 
     def read(self, source: Tensor, target: Tensor) -> Tensor:
         """Teacher forcing: what the head is given (B, T, C) for the token after each target token."""
-        memory, memory_positions = self.encode(source)
-        return self.decode(target, positions_of(target, PAD), memory, memory_positions)
+        return self.read_target(self.encode(source), target)
+
+    def read_target(self, encoded: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+        """`read`, given what `encode` returned for the source."""
+        return self.decode(target, positions_of(target, PAD), *encoded)
+
+    def vectors(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
+        return self.encode(ids)[0]
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Logits (B, T, V) of the token after each target token."""
@@ -107,16 +115,3 @@ class DecodeState:
         self.memory, self.memory_positions = self.memory[sentences], self.memory_positions[sentences]
         self.cache.select(sentences)
         self.cache.select_memory(sentences)
-
-
-def resolve(config: ModelConfig) -> ModelConfig:
-    """The sizes this model will have; impossible ones are refused, and positions where they make no sense."""
-    config = resolve_sizes(config, PRESETS)
-    for place in ("encoder", "decoder", "cross"):
-        check_positions(config, place)
-    if config.tie in ("inputs", "all") and config.source_vocab != config.target_vocab:
-        raise RegardError(
-            f"model.tie '{config.tie}' needs one vocabulary for both languages, but they have {config.source_vocab} and "
-            f"{config.target_vocab} pieces: set tokenizer.joint true, or model.tie decoder"
-        )
-    return config
