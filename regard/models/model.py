@@ -81,7 +81,9 @@ class Model(nn.Module):
         for setting in (*RECURRENT, *ALIGNMENT, *BLOCKS):
             if setting not in cls.own_settings and getattr(config, setting) != getattr(usual, setting):
                 kinds = ", ".join(name for name, model in ARCHITECTURES.items() if setting in model.own_settings)
-                raise RegardError(f"model.{setting} is for {kinds} models, and {config.preset} is a {own}: leave it out")
+                raise RegardError(
+                    f"model.{setting} is for {kinds} models, and {config.preset} is a {own}: leave it out"
+                )
 
     @classmethod
     def output_vocabulary(cls, config: ModelConfig) -> int:

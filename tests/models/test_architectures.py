@@ -1,15 +1,17 @@
-"""Architectures are told apart by what their classes declare: names stand in one place, and a new one needs no other edit."""
+"""Architectures are told apart by what their classes declare: names stand in one place, and a new one needs no edit."""
 
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 
 import regard
 from regard.config import ModelConfig
+from regard.embedder import load_embedder
 from regard.errors import RegardError
 from regard.models.architectures import ARCHITECTURES, PRESETS, make_model, of, preset, register
 from regard.models.gpt import GPT
@@ -118,7 +120,7 @@ class Registered:
         class Projected(GPT):
             """A GPT whose embeddings go through a linear layer."""
 
-            presets = {"projected-tiny": {"n_decoder_layers": 1, "d_model": 16, "n_heads": 2, "d_ff": 32}}
+            presets: ClassVar = {"projected-tiny": {"n_decoder_layers": 1, "d_model": 16, "n_heads": 2, "d_ff": 32}}
 
             def __init__(self, config: ModelConfig) -> None:
                 super().__init__(config)
@@ -158,11 +160,15 @@ def test_a_new_architecture_is_trained_saved_loaded_and_used_by_declaring_itself
         assert writer.score("the cat").total < 0
         assert "A projected model for causal-lm" in (run / "model" / "README.md").read_text()
         assert names_where("writes") == "gpt, rnn or projected"
-        with pytest.raises(RegardError, match="masked-lm trains a bert, but model.preset projected-tiny is a projected"):
+        with pytest.raises(
+            RegardError, match=r"masked-lm trains a bert, but model\.preset projected-tiny is a projected"
+        ):
             regard.train(recipe, tmp_path / "other", settings={**settings, "task": "masked-lm"}, quiet=True)
-        with pytest.raises(RegardError, match=r"model\.cell is for rnn, seq2seq models, and projected-tiny is a projected"):
+        with pytest.raises(
+            RegardError, match=r"model\.cell is for rnn, seq2seq models, and projected-tiny is a projected"
+        ):
             regard.train(recipe, tmp_path / "other", settings={**settings, "model.cell": "gru"}, quiet=True)
-    with pytest.raises(RegardError, match="unknown model.architecture 'projected'"):
+    with pytest.raises(RegardError, match=r"unknown model\.architecture 'projected'"):
         regard.load(run, device="cpu")
 
 
@@ -173,12 +179,12 @@ def test_a_new_architecture_answers_and_embeds(tmp_path: Path) -> None:
     with Registered("projected"):
         run = regard.train(recipe, tmp_path / "run", settings={**TRAINED, "data.root": str(tmp_path)}, quiet=True)
         assert regard.load(run, device="cpu").classify("a good film").label in ("good", "bad")
-        assert regard.load_embedder(run, device="cpu").embed(["a good film"]).shape == (1, 16)
+        assert load_embedder(run, device="cpu").embed(["a good film"]).shape == (1, 16)
 
 
 def test_two_architectures_or_presets_of_one_name_are_refused() -> None:
     class Other(GPT):
-        presets = {"gpt-tiny": {}}
+        presets: ClassVar = {"gpt-tiny": {}}
 
     with pytest.raises(RegardError, match="two architectures are called 'gpt'"):
         register("gpt")(Other)
