@@ -16,7 +16,7 @@ from regard.decode.write import Teller, check_writing, reread, steps, token_log_
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.look.record import listening, paused
-from regard.models.model import is_language_model, names_where
+from regard.models.model import LanguageModel, names_where
 from regard.recipes import build
 from regard.text.chat import PLAIN, Conversation, Template
 
@@ -61,7 +61,7 @@ class Writer:
     """`load_writer` makes one."""
 
     def __init__(self, bundle: folder.Bundle) -> None:
-        if not is_language_model(bundle.model):
+        if not isinstance(bundle.model, LanguageModel):
             raise RegardError(
                 f"writing needs a language model (architecture {names_where('writes')}), and this one is a "
                 f"{bundle.config.architecture} trained for {bundle.task}"

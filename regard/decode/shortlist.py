@@ -23,7 +23,7 @@ from regard.decode.rules import Decoder, Hypothesis
 from regard.errors import RegardError
 from regard.files import add_file, check_regular, exists, manifest_of
 from regard.layers.embedding import Head
-from regard.models.model import is_translation_model
+from regard.models.model import TranslationModel
 from regard.text.tokenizer import PAD, SPECIALS
 
 FILE = "shortlist.safetensors"
@@ -100,7 +100,7 @@ class Narrow:
     def __init__(
         self, model: Decoder, shortlist: Shortlist, source: Tensor, start: tuple[int, ...], wide: bool
     ) -> None:
-        assert is_translation_model(model)
+        assert isinstance(model, TranslationModel)
         if type(model.head) is not Head:
             raise RegardError("decode.shortlist takes rows of the output matrix as they are: leave out --weights")
         self.model, self.shortlist, self.wide = model, shortlist, wide

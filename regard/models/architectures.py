@@ -84,7 +84,7 @@ def make_model(config: ModelConfig) -> nn.Module:
     """Fresh weights; with answers to give, a head for them on top of the model that reads."""
     config = resolve(config)
     try:
-        body = of(config)(config)  # type: ignore[call-arg]
+        body = of(config)(config)
         return body if config.answer == "none" else Classifier(body.config, body)
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, MemoryError) or "can't allocate memory" in str(error):

@@ -18,16 +18,14 @@ from regard.layers.norm import make_norm
 from regard.layers.stack import Stack
 from regard.models import presets as tables
 from regard.models.init import initialise
-from regard.models.model import ANSWERS, Model
+from regard.models.model import ANSWERS, LanguageModel
 from regard.text.tokenizer import PAD
 
 
-class GPT(Model):
+class GPT(LanguageModel):
     presets = tables.GPT
     tasks = ("causal-lm", *ANSWERS)
-    sides = ("decoder",)
-    vocabularies = ("target",)
-    writes = embeds = packs_documents = True
+    embeds = packs_documents = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -66,9 +64,6 @@ class GPT(Model):
     def read_packed(self, ids: Tensor, positions: Tensor) -> Tensor:
         """The same for rows of several documents, whose positions (B, T) begin again with each; none sees another."""
         return self.hidden(ids, positions, mask=documents(CAUSAL))
-
-    def vectors(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
-        return self.read(ids)
 
     def forward(self, ids: Tensor, mask: Mask | None = None) -> Tensor:
         """Logits (B, T, V) of the token after each token."""

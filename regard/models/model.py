@@ -6,7 +6,7 @@ An architecture is one class derived from `Model`, entered under its name in mod
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -42,16 +42,14 @@ class Model(nn.Module):
         BLOCKS  # of the settings that only some architectures read, those it reads
     )
 
-    translates: ClassVar[bool] = False  # writes one text while reading another: a `TranslationModel`
-    writes: ClassVar[bool] = False  # continues a text, every token seeing those before it: a `LanguageModel`
+    translates: ClassVar[bool] = False  # writes one text while reading another: a TranslationModel
+    writes: ClassVar[bool] = False  # continues a text, every token seeing those before it: a LanguageModel
     fills_blanks: ClassVar[bool] = False  # predicts the token of each place from those on both sides
     sees_images: ClassVar[bool] = False  # reads pictures cut into patches instead of text
     classifies: ClassVar[bool] = False  # its own head gives classes; others get one from a Classifier
     embeds: ClassVar[bool] = False  # `vectors` of a text can be pooled into one vector
     is_recurrent: ClassVar[bool] = False  # its layers are recurrent cells and not blocks
-    carries_state: ClassVar[bool] = (
-        False  # reads texts of any length in pieces, with a state that goes from each to the next
-    )
+    carries_state: ClassVar[bool] = False  # reads texts of any length in pieces: a StreamModel
     packs_documents: ClassVar[bool] = False  # `read_packed`: documents in one row that do not see each other
 
     config: ModelConfig
@@ -125,58 +123,90 @@ class Model(nn.Module):
         return hidden[torch.arange(len(ids), device=ids.device), last]
 
 
-# ---- what decoding and scoring call ----------------------------------------------------------------------------------
+# ---- models that decode --------------------------------------------------------------------------------------------------
 
 
-class TranslationModel(Protocol):
-    """A model that `translates`. Its decoding state can `select(hypotheses)` and `select_sentences(sentences)`."""
+class TranslationModel(Model):
+    """An encoder-decoder: it writes one text while reading another.
 
-    config: ModelConfig
+    Its decoding state has `select(hypotheses)` and `select_sentences(sentences)`.
+    """
+
+    sides = ("encoder", "decoder")
+    vocabularies = ("source", "target")
+    translates = True
     head: Head
 
-    def __call__(self, source: Tensor, target: Tensor) -> Tensor: ...
-    def parameters(self) -> Any: ...
-
     def encode(self, source: Tensor) -> Any:
-        """Return what the decoder reads of a source (B, S)."""
+        """Return what the decoder reads of sources (B, S)."""
+        raise NotImplementedError
 
     def read_target(self, encoded: Any, target: Tensor) -> Tensor:
         """Return the input of the head (B, T, C) for the token after each target token, given `encode` of the source."""
+        raise NotImplementedError
+
+    def read(self, source: Tensor, target: Tensor) -> Tensor:
+        """Return the input of the head (B, T, C) for the token after each target token: teacher forcing."""
+        return self.read_target(self.encode(source), target)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """Return the logits (B, T, V) of the token after each target token."""
+        return self.head(self.read(source, target))
 
     def begin(self, source: Tensor) -> Any:
-        """Read sources (B, S); return the state that `step` starts from."""
+        """Read sources (B, S) once and return the state that `step` starts from."""
+        raise NotImplementedError
 
     def step(self, tokens: Tensor, state: Any) -> Tensor:
-        """Return logits (N, V) after one more token (N,) of each hypothesis."""
+        """Return the logits (N, V) after one more token (N,) of each hypothesis."""
+        raise NotImplementedError
 
     def advance(self, tokens: Tensor, state: Any) -> Tensor:
         """Return what `step` gives to the head (N, C)."""
+        raise NotImplementedError
 
 
-class LanguageModel(Protocol):
-    """A model that `writes`. Its decoding state can `select(rows)`, and `filled` says how many tokens it holds."""
+class LanguageModel(Model):
+    """A decoder alone: it continues a text.
 
-    config: ModelConfig
+    Its decoding state has `select(rows)`, and `filled` counts the tokens in it.
+    """
+
+    sides = ("decoder",)
+    vocabularies = ("target",)
+    writes = True
     embedding: Embedding
     head: Head
-    carries_state: ClassVar[bool]
 
-    def __call__(self, ids: Tensor) -> Tensor: ...
-    def read(self, ids: Tensor) -> Tensor: ...
+    def read(self, ids: Tensor) -> Tensor:
+        """Return the input of the head (B, T, C) for the token after each token; rows are padded on the right."""
+        raise NotImplementedError
+
+    def vectors(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
+        return self.read(ids)
 
     def begin(self, prompt: Tensor) -> tuple[Tensor, Any]:
         """Read prompts (B, T) of any lengths; return the logits (B, V) after each and the state `step` starts from."""
+        raise NotImplementedError
 
     def step(self, tokens: Tensor, state: Any) -> Tensor:
-        """Return logits (N, V) after one more token (N,) of each row."""
+        """Return the logits (N, V) after one more token (N,) of each row."""
+        raise NotImplementedError
 
 
-def is_translation_model(model: object) -> TypeGuard[TranslationModel]:
-    return isinstance(model, Model) and model.translates
+class StreamModel(LanguageModel):
+    """A language model with a state of fixed size, so that it reads a text of any length in pieces."""
 
+    carries_state = True
+    output_dropout: nn.Module  # between `hidden` and the head
 
-def is_language_model(model: object) -> TypeGuard[LanguageModel]:
-    return isinstance(model, Model) and model.writes
+    def start(self, rows: int) -> tuple[Tensor, ...]:
+        """Return the state before the first token of a text, one row for each text."""
+        raise NotImplementedError
+
+    def hidden(self, ids: Tensor, state: tuple[Tensor, ...] | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return what the last layer gives at each token (B, T, C), continuing from a state, and the state after them."""
+        raise NotImplementedError
 
 
 def names_where(attribute: str) -> str:

@@ -16,7 +16,7 @@ from regard.layers.locked import LockedDropout, word_dropout
 from regard.layers.recurrent import Recurrent, State
 from regard.models import presets as tables
 from regard.models.init import initialise
-from regard.models.model import ANSWERS, Model
+from regard.models.model import ANSWERS, StreamModel
 from regard.models.sizes import RECURRENT
 from regard.text.tokenizer import PAD
 
@@ -34,13 +34,11 @@ class Running:
         self.state = tuple(x[rows] for x in self.state)
 
 
-class RNN(Model):
+class RNN(StreamModel):
     presets = tables.RNN
     tasks = ("causal-lm", *ANSWERS)
-    sides = ("decoder",)
-    vocabularies = ("target",)
     own_settings = RECURRENT
-    writes = embeds = is_recurrent = carries_state = True
+    embeds = is_recurrent = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -73,6 +71,9 @@ class RNN(Model):
         weight = word_dropout(self.embedding.weight, self.config.word_dropout, self.training)
         return self.dropout(F.embedding(ids, weight) * self.embedding.scale)  # (B, T, C)
 
+    def start(self, rows: int) -> State:
+        return self.recurrent.start(rows, self.embedding.weight.detach())
+
     def hidden(self, ids: Tensor, state: State | None = None, real: Tensor | None = None) -> tuple[Tensor, State]:
         """What the last layer gives at each token (B, T, C), going on from a state, and the state after the last one.
 
@@ -86,9 +87,6 @@ class RNN(Model):
     @property
     def width(self) -> int:
         return self.recurrent.d_out
-
-    def vectors(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
-        return self.read(ids)
 
     def pooled(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """(B, C): the last token's; where it reads both ways, the half that reads backwards is the first token's."""

@@ -26,20 +26,18 @@ from regard.layers.masks import FULL
 from regard.layers.recurrent import Recurrent
 from regard.models import presets as tables
 from regard.models.init import initialise
-from regard.models.model import Model
+from regard.models.model import TranslationModel
 from regard.models.sizes import ALIGNMENT, RECURRENT
 from regard.text.tokenizer import PAD
 
 Memory = tuple[Tensor, ...]  # one row a sentence
 
 
-class Seq2Seq(Model):
+class Seq2Seq(TranslationModel):
     presets = tables.SEQ2SEQ
     tasks = ("translation",)
-    sides = ("encoder", "decoder")
-    vocabularies = ("source", "target")
     own_settings = (*RECURRENT, *ALIGNMENT)
-    translates = is_recurrent = True
+    is_recurrent = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -93,19 +91,10 @@ class Seq2Seq(Model):
             return columns.flip(1)
         return (columns - (source == PAD).sum(1, keepdim=True)) % source.shape[1]
 
-    def read(self, source: Tensor, target: Tensor) -> Tensor:
-        """Teacher forcing: what the head is given (B, T, C) for the token after each target token."""
-        return self.read_target(self.encode(source), target)
-
     def read_target(self, encoded: tuple[Memory, State], target: Tensor) -> Tensor:
-        """`read`, given what `encode` returned for the source."""
         memory, state = encoded
         features, _ = self.decoder(self.embed(self.target_embedding, target), memory, state)
         return self.output_dropout(features)
-
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Logits (B, T, V) of the token after each target token."""
-        return self.head(self.read(source, target))
 
     def begin(self, source: Tensor) -> DecodeState:
         """Read the source once; `step` then writes the translation token by token."""

@@ -17,16 +17,14 @@ from regard.layers.norm import make_norm
 from regard.layers.stack import Stack
 from regard.models import presets as tables
 from regard.models.init import initialise
-from regard.models.model import Model
+from regard.models.model import TranslationModel
 from regard.text.tokenizer import PAD
 
 
-class Transformer(Model):
+class Transformer(TranslationModel):
     presets = tables.TRANSFORMER
     tasks = ("translation", "spans", "denoising")
-    sides = ("encoder", "decoder")
-    vocabularies = ("source", "target")
-    translates = embeds = True
+    embeds = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -67,20 +65,11 @@ class Transformer(Model):
         x = self.dropout(self.target_norm(self.decoder.embed(self.target_embedding(target), positions)))
         return self.decoder(x, positions, memory, memory_positions, cache)
 
-    def read(self, source: Tensor, target: Tensor) -> Tensor:
-        """Teacher forcing: what the head is given (B, T, C) for the token after each target token."""
-        return self.read_target(self.encode(source), target)
-
     def read_target(self, encoded: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
-        """`read`, given what `encode` returned for the source."""
         return self.decode(target, positions_of(target, PAD), *encoded)
 
     def vectors(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
         return self.encode(ids)[0]
-
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Logits (B, T, V) of the token after each target token."""
-        return self.head(self.read(source, target))
 
     def begin(self, source: Tensor) -> DecodeState:
         """Read the source once; `step` then writes the translation token by token."""

@@ -21,7 +21,7 @@ from regard.evaluate.likelihood import total_loss
 from regard.evaluate.translation import perplexity
 from regard.folder import Bundle
 from regard.models.architectures import of
-from regard.models.model import Model
+from regard.models.model import StreamModel
 from regard.tasks.job import Job, Poll, Validation
 from regard.tasks.start import Start
 from regard.tasks.texts import Framed, check_task, text_corpus, text_store, with_vocabulary
@@ -51,7 +51,7 @@ class LanguageJob(Job):
         train = self.config.train
         if self.config.data.packing == "documents":
             return PackedObjective(self.model, train.label_smoothing, train.z_loss)
-        if carries_state(self.model):
+        if isinstance(self.model, StreamModel):
             return recurrent_objective(self.model, train, streams(self.config))
         return token_objective(self.model, train)
 
@@ -154,13 +154,9 @@ def measure(
     return Validation(total / tokens, {"perplexity": perplexity(total, tokens), "bits_per_character": bits})
 
 
-def carries_state(model: nn.Module) -> bool:
-    return isinstance(model, Model) and model.carries_state
-
-
 def scoring(model: nn.Module, store: Store, config: Config) -> tuple[Objective, Batches]:
     """In windows as long as the model reads, each begun anew; by a recurrent model in few streams, from end to end."""
-    if carries_state(model):
+    if isinstance(model, StreamModel):
         n = min(STREAMS, max(1, len(store.source.ids) // (ENOUGH * LEAD * WIDTH)))
         return Carried(model, n), CarriedBatches(store.source, WIDTH, n, 0, shifting=False, lead=LEAD if n > 1 else 0)
     objective = PackedObjective(model) if config.data.packing == "documents" else Objective(model)

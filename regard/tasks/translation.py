@@ -20,7 +20,7 @@ from regard.errors import RegardError
 from regard.evaluate.likelihood import BATCH_TOKENS, total_loss
 from regard.evaluate.translation import corpus_bleu, perplexity
 from regard.folder import Bundle
-from regard.models.model import is_translation_model
+from regard.models.model import TranslationModel
 from regard.progress import counted, progress_bar
 from regard.tasks.job import Job, Poll, Validation
 from regard.tasks.start import Start
@@ -76,7 +76,7 @@ class TranslationJob(Job):
     def _translate_one(
         self, model: nn.Module, direction: str, pairs: list[tuple[str, str]], device: torch.device, poll: Poll
     ) -> tuple[float, list[str]]:
-        assert is_translation_model(model)
+        assert isinstance(model, TranslationModel)
         assert self.tokenizers is not None
         pairs = pairs[: self.config.train.valid_sentences or None]
         sources = self.tokenizers.source.encode_batch([pair[0] for pair in pairs])

@@ -15,7 +15,7 @@ from regard.embedder import load_embedder
 from regard.errors import RegardError
 from regard.models.architectures import ARCHITECTURES, PRESETS, make_model, of, preset, register
 from regard.models.gpt import GPT
-from regard.models.model import Model, is_language_model, is_translation_model, names_learning, names_where
+from regard.models.model import LanguageModel, Model, TranslationModel, names_learning, names_where
 from regard.tasks import TASKS
 
 PACKAGE = Path(regard.__file__).parent
@@ -71,8 +71,8 @@ def test_declarations_agree_with_each_other_and_with_the_model(name: str) -> Non
     with torch.device("meta"):
         model = make_model(preset(next(iter(kind.presets)), source_vocab=50, target_vocab=50, n_classes=3))
     assert isinstance(model, kind)
-    assert is_translation_model(model) == kind.translates == hasattr(model, "read_target")
-    assert is_language_model(model) == kind.writes
+    assert isinstance(model, TranslationModel) == kind.translates == hasattr(model, "read_target")
+    assert isinstance(model, LanguageModel) == kind.writes
     assert hasattr(model, "begin") == hasattr(model, "step") == (kind.translates or kind.writes)
     assert kind.packs_documents == hasattr(model, "read_packed")
     assert kind.embeds == (type(model).vectors is not Model.vectors)

@@ -16,7 +16,7 @@ from regard.decode.rules import pad
 from regard.errors import RegardError
 from regard.folder import Bundle
 from regard.models.architectures import of
-from regard.models.model import is_translation_model
+from regard.models.model import TranslationModel
 from regard.text.tokenizer import EOS, PAD
 from regard.translator import Translator
 
@@ -36,13 +36,13 @@ class Rows:
 @torch.inference_mode()
 def memory_of(model: nn.Module, rows: Rows) -> Any:
     """What a decoder reads of the sources; None for a model that only reads, or only continues a text."""
-    return model.encode(rows.source) if is_translation_model(model) and rows.source is not None else None
+    return model.encode(rows.source) if isinstance(model, TranslationModel) and rows.source is not None else None
 
 
 @torch.inference_mode()
 def losses_of(model: nn.Module, rows: Rows, memory: Any) -> list[float]:
     """-log p of all that is asked, of each row."""
-    hidden = model.read_target(memory, rows.read) if is_translation_model(model) else model.read(rows.read)  # type: ignore[operator]
+    hidden = model.read_target(memory, rows.read) if isinstance(model, TranslationModel) else model.read(rows.read)  # type: ignore[operator]
     asked = rows.wanted != PAD
     pieces = zip(hidden[asked].split(CHUNK), rows.wanted[asked].split(CHUNK), strict=True)
     scored = [F.cross_entropy(model.head(h).float(), w, reduction="none") for h, w in pieces]  # type: ignore[operator]
@@ -75,7 +75,7 @@ def grouped(texts: list[Text], tokens: int) -> Iterator[list[Text]]:
 
 
 def texts_of(bundle: Bundle, source: Sequence[str], target: Sequence[str], to: str | None) -> Iterator[Text]:
-    if is_translation_model(bundle.model):
+    if isinstance(bundle.model, TranslationModel):
         return pairs(Translator(bundle), source, target, to)
     kind = of(bundle.config)
     answers = kind.gives_classes(bundle.config)
