@@ -145,7 +145,7 @@ class ModelConfig:
 class TrainConfig:
     init: str = option("", "begin with the weights and vocabulary of this run or model folder (fine-tuning)")
     vectors: str = option("", "begin the embeddings with these word vectors, a file or folder as wide as model.d_model")
-    auxiliary: float = option(0.0, "classification with a gpt: weight of its language-model loss beside (GPT: 0.5)")
+    auxiliary: float = option(0.0, "classification with gpt or rnn: weight of the language-model loss (GPT: 0.5)")
     steps: int = option(10000, "optimizer steps")
     batch_tokens: int = option(4096, "padded target tokens in a batch")
     accumulate: int = option(1, "batches per optimizer step")
