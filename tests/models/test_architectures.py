@@ -13,6 +13,9 @@ import regard
 from regard.config import ModelConfig
 from regard.embedder import load_embedder
 from regard.errors import RegardError
+from regard.exchange.huggingface import write_huggingface
+from regard.folder import load
+from regard.look import see
 from regard.models.architectures import ARCHITECTURES, PRESETS, make_model, of, preset, register
 from regard.models.gpt import GPT
 from regard.models.model import LanguageModel, Model, TranslationModel, names_learning, names_where
@@ -159,6 +162,15 @@ def test_a_new_architecture_is_trained_saved_loaded_and_used_by_declaring_itself
         assert len(writer.generate("the cat", max_new_tokens=5).tokens) <= 5
         assert writer.score("the cat").total < 0
         assert "A projected model for causal-lm" in (run / "model" / "README.md").read_text()
+        assert regard.summary(run).total.parameters.counted == sum(p.numel() for p in writer.model.parameters())
+        view = see(run, "the cat", max_new_tokens=3)
+        assert (view.kind, view.model["architecture"], view.model["layers"]) == (
+            "language",
+            "projected",
+            {"decoder": 1},
+        )
+        with pytest.raises(RegardError, match="no family of models elsewhere is a projected"):
+            write_huggingface(tmp_path / "elsewhere", load(run, torch.device("cpu")))
         assert names_where("writes") == "gpt, rnn or projected"
         with pytest.raises(
             RegardError, match=r"masked-lm trains a bert, but model\.preset projected-tiny is a projected"
