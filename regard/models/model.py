@@ -38,9 +38,7 @@ class Model(nn.Module):
     tasks: ClassVar[tuple[str, ...]]  # what it can learn
     sides: ClassVar[tuple[str, ...]]  # which stacks of layers it has: encoder, decoder
     vocabularies: ClassVar[tuple[str, ...]]  # of which text it reads or writes tokens: source, target
-    own_settings: ClassVar[tuple[str, ...]] = (
-        BLOCKS  # of the settings that only some architectures read, those it reads
-    )
+    own_settings: ClassVar[tuple[str, ...]] = BLOCKS  # which of the settings that only some models read it reads
 
     translates: ClassVar[bool] = False  # writes one text while reading another: a TranslationModel
     writes: ClassVar[bool] = False  # continues a text, every token seeing those before it: a LanguageModel
