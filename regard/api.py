@@ -12,7 +12,8 @@ from regard.config import Config, TrainConfig
 from regard.errors import RegardError
 from regard.files import exists
 from regard.folder import settings as settings_of
-from regard.models.architectures import resolve, with_preset
+from regard.models.architectures import of, resolve, with_preset
+from regard.models.model import names_where
 from regard.pretrained import place
 from regard.training.setup import MARKER, holds_run
 
@@ -74,12 +75,13 @@ def make_config(values: dict[str, Any], dotted: Mapping[str, Any]) -> Config:
 
 def check_carried(config: Config) -> None:
     """Settings of recurrent language models are refused where they would do nothing."""
-    if config.task == "causal-lm" and config.model.architecture == "rnn":
+    if config.task == "causal-lm" and of(config.model).carries_state:
         return
     usual = TrainConfig()
     for name in ("bptt", "carry", "activity", "slowness"):
         if getattr(config.train, name) != getattr(usual, name):
-            raise RegardError(f"train.{name} is for recurrent language models (causal-lm with an rnn): leave it out")
+            kinds = names_where("carries_state")
+            raise RegardError(f"train.{name} is for recurrent language models (causal-lm with {kinds}): leave it out")
 
 
 def model_settings(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,12 +116,14 @@ def load(path: str | Path, device: str = "auto", weights: str = "auto") -> Any:
     bundle = load_bundle(Path(path), pick_device(device), weights)
     if bundle.task in TASKS:
         return Labeller(bundle)
-    kinds = {"transformer": Translator, "seq2seq": Translator, "gpt": Writer, "rnn": Writer, "bert": Embedder}
-    if bundle.config.architecture not in kinds:
-        raise RegardError(
-            f"{path} holds a {bundle.config.architecture} that learned {bundle.task}; nothing here uses it"
-        )
-    return kinds[bundle.config.architecture](bundle)
+    kind = of(bundle.config)
+    if kind.translates:
+        return Translator(bundle)
+    if kind.writes:
+        return Writer(bundle)
+    if kind.embeds:
+        return Embedder(bundle)
+    raise RegardError(f"{path} holds a {bundle.config.architecture} that learned {bundle.task}; nothing here uses it")
 
 
 def _train(config: Config, run: Path, **how: bool) -> Path:

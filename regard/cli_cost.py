@@ -126,7 +126,10 @@ def show_flops(result: dict[str, Any]) -> list[str]:
         example = found["example"]
         days = f"{example['days']:,.1f} days on one {example['gpu']} at {example['mfu']:.0%} of its peak"
         rows.append((f"{found['tokens']:,} tokens", f"{found['training']:.4g}: {days}"))
-    meaning = [MEANING[result["architecture"]]] if result["architecture"] in MEANING else []
+    from regard.models.architectures import ARCHITECTURES
+
+    kind = ARCHITECTURES[result["architecture"]]
+    meaning = [BOTH_SIDES] if kind.translates else [PATCHES] if kind.sees_images else []
     return [f"FLOPs in rows of {result['length']:,} tokens", *table(rows, 2), *FLOPS, *meaning]
 
 
@@ -134,11 +137,7 @@ FLOPS = (
     "A multiplication with its addition is 2; attention is counted in full, masked or not; a backward pass is 2 forwards.",
 )
 BOTH_SIDES = "A token is one of the target with one of the source; rows are as long on both sides."
-MEANING = {
-    "transformer": BOTH_SIDES,
-    "seq2seq": BOTH_SIDES,
-    "vit": "A token is a patch, or the one that the class is read from.",
-}
+PATCHES = "A token is a patch, or the one that the class is read from."
 
 
 def show_training(result: dict[str, Any]) -> list[str]:

@@ -146,9 +146,11 @@ def positions_picture(name: str, model: Path | None, settings: dict[str, str], l
             raise RegardError(f"{model} has its own settings: leave out --model.{next(iter(settings))}")
         return trained(name, folder.load(model, pick_device("cpu")).model, length)
     from regard.config import ModelConfig
-    from regard.models import gpt, transformer
+    from regard.models.architectures import ARCHITECTURES
     from regard.models.sizes import resolve_sizes
     from regard.recipes import build
 
-    config = resolve_sizes(build(settings, ModelConfig, "model."), {**transformer.PRESETS, **gpt.PRESETS})
+    tables = [kind.presets for kind in ARCHITECTURES.values() if "decoder" in kind.sides and not kind.is_recurrent]
+    presets = {name: preset for table in tables for name, preset in table.items()}
+    config = resolve_sizes(build(settings, ModelConfig, "model."), presets)
     return untrained(name, config, length)

@@ -61,7 +61,7 @@ class TokenizerConfig:
 @dataclass(frozen=True)
 class ModelConfig:
     preset: str = option("transformer-small", "sizes and style to start from; `regard cost` lists them")
-    architecture: str = option("", "transformer, gpt, bert, vit, rnn or seq2seq; empty = the preset's")
+    architecture: str = option("", "transformer, gpt, bert, vit, rnn, seq2seq, ...; empty = the preset's")
     n_encoder_layers: int = option(0, "encoder blocks")
     n_decoder_layers: int = option(0, "decoder blocks")
     d_model: int = option(0, "width of the model")
@@ -145,7 +145,7 @@ class ModelConfig:
 class TrainConfig:
     init: str = option("", "begin with the weights and vocabulary of this run or model folder (fine-tuning)")
     vectors: str = option("", "begin the embeddings with these word vectors, a file or folder as wide as model.d_model")
-    auxiliary: float = option(0.0, "classification with a gpt: weight of its language-model loss beside (GPT: 0.5)")
+    auxiliary: float = option(0.0, "classification with gpt or rnn: weight of the language-model loss (GPT: 0.5)")
     steps: int = option(10000, "optimizer steps")
     batch_tokens: int = option(4096, "padded target tokens in a batch")
     accumulate: int = option(1, "batches per optimizer step")
@@ -290,7 +290,6 @@ POSITIONS = (
 CHOICES = {
     "task": TASKS,
     "tokenizer.kind": ("char", "word", "split", "wordpiece", "bpe", "byte-bpe", "unigram"),
-    "model.architecture": ("", "transformer", "gpt", "bert", "vit", "rnn", "seq2seq"),
     "model.mixer": ("attention", "convolution"),
     "model.cell": ("rnn", "lstm", "gru", "gru-cho", "mut1", "mut2", "mut3"),
     "model.score": ("none", "constant", "additive", "dot", "general"),

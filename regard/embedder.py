@@ -15,11 +15,8 @@ from regard.decode.rules import pad
 from regard.decode.write import batches
 from regard.device import pick_device
 from regard.errors import RegardError
-from regard.models.bert import Bert
 from regard.models.classifier import Classifier
-from regard.models.gpt import GPT
-from regard.models.rnn import RNN
-from regard.models.transformer import Transformer
+from regard.models.model import Model, names_where
 from regard.text.frame import Frame
 from regard.text.tokenizer import PAD
 
@@ -31,17 +28,16 @@ class Embedder:
 
     def __init__(self, bundle: folder.Bundle) -> None:
         model = bundle.model.body if isinstance(bundle.model, Classifier) else bundle.model
-        if not isinstance(model, (Bert, GPT, RNN, Transformer)):
+        if not (isinstance(model, Model) and model.embeds):
             raise RegardError(
-                f"texts cannot be embedded by a {bundle.config.architecture} model: use a bert, gpt, rnn or transformer"
+                f"texts cannot be embedded by a {bundle.config.architecture} model: use a {names_where('embeds')}"
             )
         if bundle.tokenizers is None:
             raise RegardError("this model has no tokenizer, so it can read no text: import it with its tokenizer.json")
         self.model, self.pooling = model, bundle.pooling
-        self.tokenizer = bundle.tokenizers.target if isinstance(model, (GPT, RNN)) else bundle.tokenizers.source
+        self.tokenizer = getattr(bundle.tokenizers, model.vocabularies[0])
         # a language model meets the end token as the sign to be silent: it is not read
-        writes = isinstance(model, (GPT, RNN))
-        self.frame = Frame(before=bundle.frame.before, after=()) if writes else bundle.frame
+        self.frame = Frame(before=bundle.frame.before, after=()) if model.writes else bundle.frame
 
     def embed(
         self,
@@ -55,8 +51,7 @@ class Embedder:
         """(N, C) fp32, by default of length 1. A text longer than the model's max_len is refused, or cut by `truncate`."""
         pooling = self._pooling(pooling)
         rows = [self._row(i, ids, truncate) for i, ids in enumerate(self.tokenizer.encode_batch(list(texts)))]
-        width = self.model.recurrent.d_out if isinstance(self.model, RNN) else self.model.config.d_model
-        vectors = np.zeros((len(rows), width), np.float32)
+        vectors = np.zeros((len(rows), self.model.width), np.float32)
         for group in batches([len(row) for row in rows], batch_tokens):
             vectors[group] = self._vectors([rows[i] for i in group], pooling).float().cpu().numpy()
             progress(len(group))
@@ -66,7 +61,7 @@ class Embedder:
         pooling = asked or self.pooling
         if pooling not in POOLINGS:
             raise RegardError(f"pooling must be one of {', '.join(POOLINGS)}, not '{pooling}'")
-        if pooling == "first" and isinstance(self.model, (GPT, RNN)):
+        if pooling == "first" and self.model.writes:
             raise RegardError("a language model's first token has seen nothing but itself: use pooling mean")
         return pooling
 
@@ -86,19 +81,11 @@ class Embedder:
     def _vectors(self, rows: list[list[int]], pooling: str) -> Tensor:
         """(B, C)"""
         ids = pad(rows, next(self.model.parameters()).device)  # (B, T)
-        hidden = self._hidden(ids)
+        hidden = self.model.vectors(ids)  # (B, T, C)
         if pooling == "first":
             return hidden[:, 0]
         real = (ids != PAD)[:, :, None]
         return hidden.masked_fill(~real, 0).sum(1) / real.sum(1)
-
-    def _hidden(self, ids: Tensor) -> Tensor:
-        """(B, T, C)"""
-        if isinstance(self.model, Bert):
-            return self.model.hidden(ids)
-        if isinstance(self.model, (GPT, RNN)):
-            return self.model.read(ids)
-        return self.model.encode(ids)[0]
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:

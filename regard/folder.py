@@ -29,7 +29,7 @@ from regard.decode import shortlist
 from regard.errors import RegardError
 from regard.files import check_regular, damage, exists, new_folder, read_json, refuse_pickle
 from regard.layers.packed import is_packed, laid_out
-from regard.models.architectures import make_model, resolve
+from regard.models.architectures import make_model, of, resolve
 from regard.models.sizes import DERIVED
 from regard.models.weights import (
     Bounded,
@@ -201,10 +201,9 @@ def _check_ids(config: dict[str, Any], sizes: ModelConfig, folder: Path) -> None
     """Refuse special tokens that are not in the vocabulary, and names of classes that are not as many as the classes."""
     pieces = max(sizes.source_vocab, sizes.target_vocab)
     ids = [*sizes.absent, *(i for part in config["frame"].values() for i in part)]
-    if not all(0 <= i < pieces for i in ids) and sizes.architecture != "vit":
+    if not all(0 <= i < pieces for i in ids) and of(sizes).vocabularies:
         raise RegardError(f"{folder / 'config.json'} names a special token outside its vocabulary of {pieces} pieces")
-    answers = sizes.answer != "none" or sizes.architecture == "vit"
-    if answers and config["labels"] and len(config["labels"]) != sizes.n_classes:
+    if of(sizes).gives_classes(sizes) and config["labels"] and len(config["labels"]) != sizes.n_classes:
         raise RegardError(f"{folder / 'config.json'} has {len(config['labels'])} labels for {sizes.n_classes} classes")
 
 

@@ -19,7 +19,7 @@ def config_of(name: str, settings: dict[str, str]) -> tuple[ModelConfig, dict[st
     from regard.config import TokenizerConfig
     from regard.doctor import recipe_of
     from regard.files import exists
-    from regard.models.architectures import PRESETS, preset, resolve
+    from regard.models.architectures import PRESETS, of, preset, resolve
 
     known, vocab, path = {}, TokenizerConfig.vocab_size, place(name)
     if name in PRESETS:
@@ -32,7 +32,7 @@ def config_of(name: str, settings: dict[str, str]) -> tuple[ModelConfig, dict[st
             f"'{name}' is no preset, recipe (.toml) or folder: `regard cost` without a name lists the presets"
         )
     missing = assumptions(config, vocab)
-    if "max_len" not in settings and config.architecture == "vit":  # as long as its pictures have patches
+    if "max_len" not in settings and of(config).sees_images:  # as long as its pictures have patches
         config = dataclasses.replace(config, max_len=known.get("max_len", config.max_len))
     assumed = {field: n for field, n in missing.items() if field not in known}
     return resolve(dataclasses.replace(config, **{field: known.get(field, n) for field, n in missing.items()})), assumed
@@ -40,13 +40,11 @@ def config_of(name: str, settings: dict[str, str]) -> tuple[ModelConfig, dict[st
 
 def assumptions(config: ModelConfig, vocab: int) -> dict[str, Any]:
     """What data would fill in."""
-    from regard.models.parameters import architecture
+    from regard.models.architectures import of
 
-    kind = architecture(config)
-    one_side = {"vit": [], "gpt": ["target_vocab"], "rnn": ["target_vocab"], "bert": ["source_vocab"]}
-    used: list[str] = one_side.get(kind, ["source_vocab", "target_vocab"])
+    used = [f"{side}_vocab" for side in of(config).vocabularies]
     missing = {field: vocab for field in used if not getattr(config, field)}
-    if not config.n_classes and (kind == "vit" or config.answer != "none"):
+    if not config.n_classes and of(config).gives_classes(config):
         missing["n_classes"] = 10
     return missing
 
@@ -73,7 +71,9 @@ def told(run: Path) -> dict[str, int]:
 
 def check_lengths(config: ModelConfig, batch: int, *lengths: int) -> None:
     """Refuse rows that the model cannot have."""
-    endless = config.architecture == "rnn"  # it reads texts of any length
+    from regard.models.architectures import of
+
+    endless = of(config).carries_state  # it reads texts of any length
     for length in lengths:
         if batch < 1 or length < 1 or (length > config.max_len and not endless):
             most = "on" if endless else f"to model.max_len {config.max_len}"

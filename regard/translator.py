@@ -18,7 +18,7 @@ from regard.decode.rules import Hypothesis
 from regard.decode.shortlist import Shortlist
 from regard.device import pick_device
 from regard.errors import RegardError
-from regard.models.seq2seq import EncoderDecoder
+from regard.models.model import TranslationModel
 from regard.recipes import build
 
 
@@ -39,7 +39,7 @@ class Translator:
     """`load` makes one."""
 
     def __init__(self, bundle: folder.Bundle) -> None:
-        if not isinstance(bundle.model, EncoderDecoder):
+        if not isinstance(bundle.model, TranslationModel):
             raise RegardError(
                 f"this model learned {bundle.task}; translating needs an encoder-decoder (generate, classify and embed are "
                 f"commands for others)"

@@ -16,8 +16,7 @@ from regard.decode.write import Teller, check_writing, reread, steps, token_log_
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.look.record import listening, paused
-from regard.models.gpt import GPT
-from regard.models.rnn import RNN
+from regard.models.model import LanguageModel, names_where
 from regard.recipes import build
 from regard.text.chat import PLAIN, Conversation, Template
 
@@ -62,10 +61,10 @@ class Writer:
     """`load_writer` makes one."""
 
     def __init__(self, bundle: folder.Bundle) -> None:
-        if not isinstance(bundle.model, (GPT, RNN)):
+        if not isinstance(bundle.model, LanguageModel):
             raise RegardError(
-                f"writing needs a language model (architecture gpt or rnn), and this one is a {bundle.config.architecture} "
-                f"trained for {bundle.task}"
+                f"writing needs a language model (architecture {names_where('writes')}), and this one is a "
+                f"{bundle.config.architecture} trained for {bundle.task}"
             )
         if bundle.tokenizers is None:
             raise RegardError("this model has no tokenizer, so it can read no text: import it with its tokenizer.json")

@@ -356,7 +356,7 @@ def test_what_cannot_be_embedded_is_refused() -> None:
     with pytest.raises(RegardError, match="text 1 is empty"):
         Embedder(dataclasses.replace(taught(), frame=Frame())).embed([""])
     vit = ViT(ModelConfig(preset="vit-tiny", architecture="vit", n_classes=2))
-    with pytest.raises(RegardError, match="use a bert, gpt, rnn or transformer"):
+    with pytest.raises(RegardError, match="use a transformer, gpt, bert or rnn"):
         Embedder(Bundle(vit, None, "images"))
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from regard.config import DecodeConfig
 from regard.errors import RegardError
-from regard.models.rnn import RNN
+from regard.models.model import StreamModel
 from regard.text.tokenizer import EOS
 
 
@@ -48,7 +48,7 @@ class Row:
 
 def longest(model: nn.Module) -> int:
     """The most tokens that a text may have; for a recurrent model, whose state does not grow, there is no most."""
-    return sys.maxsize if isinstance(model, RNN) else model.config.max_len  # type: ignore[union-attr,return-value]
+    return sys.maxsize if isinstance(model, StreamModel) else model.config.max_len  # type: ignore[union-attr,return-value]
 
 
 def make_row(prompt: Sequence[int], seed: int, options: DecodeConfig, max_len: int, name: str = "the prompt") -> Row:

@@ -23,7 +23,7 @@ from regard.decode.rules import Decoder, Hypothesis
 from regard.errors import RegardError
 from regard.files import add_file, check_regular, exists, manifest_of
 from regard.layers.embedding import Head
-from regard.models.seq2seq import EncoderDecoder
+from regard.models.model import TranslationModel
 from regard.text.tokenizer import PAD, SPECIALS
 
 FILE = "shortlist.safetensors"
@@ -100,7 +100,7 @@ class Narrow:
     def __init__(
         self, model: Decoder, shortlist: Shortlist, source: Tensor, start: tuple[int, ...], wide: bool
     ) -> None:
-        assert isinstance(model, EncoderDecoder)
+        assert isinstance(model, TranslationModel)
         if type(model.head) is not Head:
             raise RegardError("decode.shortlist takes rows of the output matrix as they are: leave out --weights")
         self.model, self.shortlist, self.wide = model, shortlist, wide

@@ -25,17 +25,15 @@ from regard.decode.rules import budget, check, in_graphs, not_captured, pad
 from regard.decode.sampling import seeds_of, seen_of
 from regard.errors import RegardError
 from regard.look.record import labelled, listening, paused
-from regard.models.gpt import GPT
-from regard.models.rnn import RNN
+from regard.models.model import LanguageModel
 from regard.text.stream import Detokenizer
 from regard.text.tokenizer import EOS, Tokenizer
 
-Speaker = GPT | RNN
 CHUNK = 1024  # tokens whose logits are in memory at a time when text is scored
 
 
 def write(
-    model: Speaker,
+    model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     options: DecodeConfig,
     hear: Callable[[int, int], bool] = lambda row, token: False,
@@ -90,7 +88,7 @@ def batches(lengths: Sequence[int], tokens: int, n: int = 1) -> Iterator[list[in
         order = order[size:]
 
 
-def steps(model: Speaker, rows: list[Row], options: DecodeConfig) -> Iterator[list[Row]]:
+def steps(model: LanguageModel, rows: list[Row], options: DecodeConfig) -> Iterator[list[Row]]:
     """A token more, or a few, for every open row at a time, until all have ended; samples of one prompt stand together.
 
     Yields the rows that got some, those that ended with them for the last time."""
@@ -106,7 +104,7 @@ def steps(model: Speaker, rows: list[Row], options: DecodeConfig) -> Iterator[li
 
 
 @torch.inference_mode()
-def plain_steps(model: Speaker, rows: list[Row], options: DecodeConfig) -> Iterator[list[Row]]:
+def plain_steps(model: LanguageModel, rows: list[Row], options: DecodeConfig) -> Iterator[list[Row]]:
     logits, state = begin(model, rows)
     on_cpu = logits.device.type == "cpu"
     for step in count():
@@ -137,7 +135,7 @@ def chosen(logits: Tensor, rows: list[Row], step: int, options: DecodeConfig) ->
     return draw(logits, seen, early, seeds, steps, options)
 
 
-def begin(model: Speaker, rows: list[Row]) -> tuple[Tensor, Any]:
+def begin(model: LanguageModel, rows: list[Row]) -> tuple[Tensor, Any]:
     """Read what the rows hold; neighbours that hold the same are read once. Logits (N, V) and the state after it."""
     device = model.embedding.weight.device
     different, which = distinct([row.ids for row in rows])
@@ -150,7 +148,7 @@ def begin(model: Speaker, rows: list[Row]) -> tuple[Tensor, Any]:
 
 
 @torch.no_grad()
-def reread(model: Speaker, prompts: list[int], rows: list[Row]) -> None:
+def reread(model: LanguageModel, prompts: list[int], rows: list[Row]) -> None:
     """One forward over what was written, for whoever records."""
     written = [[*row.ids, *([EOS] if row.end == "end" else [])] for row in rows]
     with labelled(model, prompts, written):
@@ -158,7 +156,7 @@ def reread(model: Speaker, prompts: list[int], rows: list[Row]) -> None:
 
 
 @torch.inference_mode()
-def token_log_probs(model: Speaker, texts: Sequence[Sequence[int]], options: DecodeConfig) -> list[list[float]]:
+def token_log_probs(model: LanguageModel, texts: Sequence[Sequence[int]], options: DecodeConfig) -> list[list[float]]:
     """log p(x_t | x_<t) of every token but the first, in each text."""
     found: dict[int, list[float]] = {}
     device = model.embedding.weight.device

@@ -49,7 +49,7 @@ def answers(family: Family, kind: Kind, their: Watched, checkpoint: Checkpoint) 
 
     Where num_labels and id2label differ, num_labels counts and the names are LABEL_0 and on, as in transformers.
     """
-    if kind.answer == "none" and family.architecture != "vit":
+    if kind.answer == "none" and not family.model.classifies:
         return (), family.task
     if their.get("problem_type") == "multi_label_classification":
         raise RegardError("config.json asks for problem_type 'multi_label_classification', which Regard does not have")
@@ -61,7 +61,7 @@ def answers(family: Family, kind: Kind, their: Watched, checkpoint: Checkpoint) 
     labels = tuple(str(names[i]) for i in sorted(names, key=int))
     if kind.answer == "token":
         return labels, "tagging"
-    if family.architecture == "vit":
+    if family.model.classifies:
         return labels, family.task
     return labels, "regression" if their.get("problem_type") == "regression" or len(labels) == 1 else "classification"
 
@@ -75,12 +75,12 @@ def decoding(their: Mapping[str, Any]) -> DecodeConfig:
 
 def frame_of(family: Family, foreign: Foreign | None, their: Mapping[str, Any], numbering: Numbering) -> Frame:
     """What the tokenizer puts around a text; without one, the family's usual frame of those tokens that are there."""
-    if family.architecture == "vit":
+    if family.model.sees_images:
         return Frame()
     start = start_of(their, numbering, family.architecture)
     if foreign is not None:
         return foreign.frame(numbering, start)
-    usual = CLASSIC if family.architecture == "bert" else Frame(before=start if family.architecture == "gpt" else ())
+    usual = CLASSIC if family.model.fills_blanks else Frame(before=start if family.model.writes else ())
     before, between, after = (
         tuple(i for i in ids if i not in numbering.absent) for ids in (usual.before, usual.between, usual.after)
     )

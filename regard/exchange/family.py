@@ -17,6 +17,8 @@ from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.exchange.numbering import Numbering
 from regard.exchange.rules import Rule
+from regard.models.architectures import ARCHITECTURES
+from regard.models.model import Model
 from regard.recipes import build, shown
 
 Their = Mapping[str, Any]  # a config.json
@@ -123,6 +125,11 @@ class Family:
     free: tuple[str, ...] = ()  # settings of ours that `read` and `write` see to
     wants: Callable[[ModelConfig], dict[str, Any]] = lambda config: square(config)  # values that follow from others
 
+    @property
+    def model(self) -> type[Model]:
+        """The class of ours that its models become."""
+        return ARCHITECTURES[self.architecture]
+
     def to_ours(self, their: Their, kind: Kind, **more: Any) -> ModelConfig:
         for name, allowed in self.demands.items():
             if their.get(name, allowed[0]) not in allowed:
@@ -131,7 +138,7 @@ class Family:
                     f"config.json asks for {name} {asked}, which Regard's {self.name} does not have: only {said}"
                 )
         ours = {s.ours: s.read(their, self.name) for s in self.settings}
-        ours |= {"preset": f"{self.architecture}-tiny", "architecture": self.architecture, "answer": kind.answer}
+        ours |= {"preset": next(iter(self.model.presets)), "architecture": self.architecture, "answer": kind.answer}
         return build({**ours, **self.style, **self.read(their), **more}, ModelConfig, "model.")
 
     def to_theirs(self, config: ModelConfig, before: Their) -> dict[str, Any]:

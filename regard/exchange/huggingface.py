@@ -24,7 +24,7 @@ from regard.exchange.roles import numbering_of
 from regard.exchange.rules import Rule
 from regard.files import exists, json_object, new_folder
 from regard.folder import Bundle
-from regard.models.architectures import make_model
+from regard.models.architectures import make_model, of
 from regard.models.weights import Bounded
 from regard.text.vocabulary import EOS, PAD, SOS
 
@@ -43,7 +43,7 @@ def read_huggingface(folder: Path, device: torch.device) -> tuple[Bundle, Report
     family, name = find(raw)
     checkpoint, said = Checkpoint(folder), {name: value for name, value in raw.items() if value is not None}
     their = Watched({**json_object(folder / "generation_config.json"), **said})
-    words = family.architecture != "vit"
+    words = not family.model.sees_images
     foreign = vocabulary.read(folder) if words else None
     with well_formed(folder / "config.json"):
         pieces = foreign.pieces if foreign else {}
@@ -96,8 +96,7 @@ def filled(
 
 
 def vocabulary_sizes(family: Family, numbering: Numbering) -> dict[str, int]:
-    sides = {"gpt": ("target",), "bert": ("source",), "transformer": ("source", "target"), "vit": ()}
-    return {f"{side}_vocab": len(numbering) for side in sides[family.architecture]}
+    return {f"{side}_vocab": len(numbering) for side in family.model.vocabularies}
 
 
 BIAS = "final_logits_bias"
@@ -139,7 +138,7 @@ def write_huggingface(folder: Path, bundle: Bundle) -> Report:
     tensors = theirs_of(rules, own_tensors | family.settle(config, own_tensors)) | family.constants(config, numbering)
     if kind.bare:
         tensors = {n.removeprefix(family.prefix): x for n, x in tensors.items()}
-    if family.architecture == "gpt" and kind.answer == "row":
+    if family.model.writes and kind.answer == "row":
         report.notes.append(
             "it answers at the end of a text: end each with the end token, and set pad_token_id for batches"
         )
@@ -160,8 +159,8 @@ def write_huggingface(folder: Path, bundle: Bundle) -> Report:
 
 def refuse_oblong(bundle: Bundle) -> None:
     side, (height, width) = image_side(bundle.config), map(int, bundle.pixels.get("size", (1, 1)))
-    vit = bundle.config.architecture == "vit"
-    if vit and (height != width or (side // bundle.config.patch_size) ** 2 + 1 != bundle.config.max_len):
+    images = of(bundle.config).sees_images
+    if images and (height != width or (side // bundle.config.patch_size) ** 2 + 1 != bundle.config.max_len):
         raise RegardError(
             "a ViT elsewhere reads square images, and this model learned others: train with data.image_size"
         )
@@ -189,7 +188,7 @@ def their_config(family: Family, kind: str, bundle: Bundle, numbering: Numbering
     theirs = family.to_theirs(bundle.config, bundle.origin.get("config", {}))
     theirs |= {"architectures": [kind], "dtype": "float32"}
     theirs.pop("torch_dtype", None)
-    if family.architecture != "vit":
+    if not family.model.sees_images:
         theirs["vocab_size"] = numbering.size
         if not bundle.origin:
             theirs |= own_ids(bundle)
@@ -211,7 +210,7 @@ def their_pixels(bundle: Bundle) -> dict[str, Any]:
 
 def own_ids(bundle: Bundle) -> dict[str, Any]:
     ids: dict[str, Any] = {"pad_token_id": PAD, "bos_token_id": SOS, "eos_token_id": EOS}
-    if bundle.config.architecture != "transformer":
+    if not of(bundle.config).translates:
         return ids
     start = bundle.frame.start
     ids |= {"decoder_start_token_id": start[0], "is_encoder_decoder": True, "forced_eos_token_id": None}

@@ -10,6 +10,7 @@ from regard.errors import RegardError
 from regard.exchange.family import whole
 from regard.exchange.numbering import Numbering
 from regard.files import exists, json_object
+from regard.models.architectures import ARCHITECTURES
 from regard.text.vocabulary import EOS, MASK, PAD, SOS, SPECIALS, UNK
 
 # BERT calls its first token cls and its last sep; others have bos and eos.
@@ -21,9 +22,12 @@ def numbering_of(their: Mapping[str, Any], folder: Path, pieces: Mapping[str, in
     size = whole(their, "vocab_size")
     if pieces and max(pieces.values()) >= size:
         raise RegardError(f"the tokenizer in {folder} has ids up to {max(pieces.values())}, the model {size} rows")
-    wanted = {role: wanted_id(role, their, names_in(folder), pieces, architecture == "bert") for role in ORDER}
+    wanted = {
+        role: wanted_id(role, their, names_in(folder), pieces, ARCHITECTURES[architecture].fills_blanks)
+        for role in ORDER
+    }
     first = their.get("decoder_start_token_id")
-    starts_as_padding = architecture == "transformer" and first in (None, wanted[PAD])
+    starts_as_padding = ARCHITECTURES[architecture].translates and first in (None, wanted[PAD])
     if starts_as_padding:
         wanted[SOS] = None  # padding is what its decoder starts with, and ours cannot see padding
     special: dict[int, int] = {}
@@ -75,7 +79,7 @@ def is_word_list(folder: Path) -> bool:
 
 def start_of(their: Mapping[str, Any], numbering: Numbering, architecture: str) -> tuple[int, ...]:
     """What a decoder reads before its first word."""
-    if architecture != "transformer":
+    if not ARCHITECTURES[architecture].translates:
         return (SOS,) if numbering.special[SOS] is not None else (EOS,)
     first = their.get("decoder_start_token_id")
     forced = their.get("forced_bos_token_id")

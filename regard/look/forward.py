@@ -23,11 +23,7 @@ from regard.look.change.changes import kind_of
 from regard.look.page import kinds_read, seen
 from regard.look.page.kinds import Sight, reader_of
 from regard.look.record import Record, layers_of, record
-from regard.models.bert import Bert
 from regard.models.classifier import Classifier
-from regard.models.gpt import GPT
-from regard.models.seq2seq import EncoderDecoder
-from regard.models.vit import ViT
 from regard.translator import Translator
 
 KINDS = ("encoder", "decoder", "cross")
@@ -102,12 +98,12 @@ def run(
     if not text.strip():
         raise RegardError("there is nothing to read: give a sentence")
     sight = Sight(bundle, "", text, (), None, options)
-    if isinstance(reader, EncoderDecoder):
+    if reader.translates:
         return translated(sight, patterns, stream)
     if options:
         asked = "--to" if "to" in options else f"decode.{next(iter(options))}"
         raise RegardError(f"{asked} is for models that translate: this one only reads")
-    return picture_read(sight, patterns, stream) if isinstance(reader, ViT) else text_read(sight, patterns, stream)
+    return picture_read(sight, patterns, stream) if reader.sees_images else text_read(sight, patterns, stream)
 
 
 def translated(sight: Sight, patterns: str | Sequence[str], stream: bool) -> Forward:
@@ -129,17 +125,17 @@ def translated(sight: Sight, patterns: str | Sequence[str], stream: bool) -> For
 
 def text_read(sight: Sight, patterns: str | Sequence[str], stream: bool) -> Forward:
     bundle, reader = sight.bundle, sight.reader
-    tokenizer = sight.tokenizers.target if isinstance(reader, GPT) else sight.tokenizers.source
+    tokenizer = getattr(sight.tokenizers, reader.vocabularies[0])
     types: list[int] = []
     if isinstance(bundle.model, Classifier):
         ids, types, _ = kinds_read.tagged_row(sight) if bundle.task == "tagging" else kinds_read.text_row(sight)
-    elif isinstance(reader, Bert):
+    elif reader.fills_blanks:
         ids = bundle.frame.one(kinds_read.with_masks(tokenizer, sight.text))
     else:
         ids = [*bundle.frame.before, *tokenizer.encode(sight.text)]
     inputs = [sight.row(row) for row in (sight.checked(ids), types) if row]
     records, vectors = recorded(sight, patterns, stream, *inputs)
-    both = strip("token", seen.strip_of("", tokenizer, ids), first=isinstance(reader, GPT))
+    both = strip("token", seen.strip_of("", tokenizer, ids), first=reader.writes)
     return Forward(records, vectors, dict.fromkeys(("encoder", "decoder"), (both, both)))
 
 

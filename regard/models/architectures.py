@@ -3,28 +3,61 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from torch import nn
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.layers.schemes import check_positions
-from regard.models import bert, gpt, rnn, seq2seq, transformer, vit
+from regard.models.bert import Bert
 from regard.models.classifier import Classifier
-from regard.models.presets import TABLES
-from regard.models.sizes import resolve_sizes
+from regard.models.gpt import GPT
+from regard.models.model import ARCHITECTURES, Model
+from regard.models.rnn import RNN
+from regard.models.seq2seq import Seq2Seq
+from regard.models.transformer import Transformer
+from regard.models.vit import ViT
 from regard.recipes import build
 
-ARCHITECTURES: dict[str, type[nn.Module]] = {
-    "transformer": transformer.Transformer,
-    "gpt": gpt.GPT,
-    "bert": bert.Bert,
-    "vit": vit.ViT,
-    "rnn": rnn.RNN,
-    "seq2seq": seq2seq.Seq2Seq,
-}
-PRESETS: dict[str, dict[str, Any]] = {name: settings for table in TABLES.values() for name, settings in table.items()}
+PRESETS: dict[str, dict[str, Any]] = {}  # of all architectures
+M = TypeVar("M", bound=type[Model])
+
+
+def register(name: str) -> Callable[[M], M]:
+    """Return a class decorator that enters an architecture and its presets under `name`."""
+
+    def enter(cls: M) -> M:
+        if name in ARCHITECTURES:
+            raise RegardError(f"two architectures are called '{name}'")
+        if taken := [preset for preset in cls.presets if preset in PRESETS]:
+            raise RegardError(f"two presets are called '{taken[0]}'")
+        cls.name = name
+        for settings in cls.presets.values():
+            settings["architecture"] = name
+        ARCHITECTURES[name] = cls
+        PRESETS.update(cls.presets)
+        return cls
+
+    return enter
+
+
+register("transformer")(Transformer)
+register("gpt")(GPT)
+register("bert")(Bert)
+register("vit")(ViT)
+register("rnn")(RNN)
+register("seq2seq")(Seq2Seq)
+
+
+def of(config: ModelConfig) -> type[Model]:
+    """Return the class of the model that a configuration describes: what is asked about an architecture is its attribute."""
+    name = config.architecture or with_preset({"preset": config.preset})["architecture"]
+    if name not in ARCHITECTURES:
+        near = difflib.get_close_matches(name, ARCHITECTURES, n=1)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        raise RegardError(f"unknown model.architecture '{name}': {hint}there are {', '.join(ARCHITECTURES)}")
+    return ARCHITECTURES[name]
 
 
 def preset(name: str, **settings: Any) -> ModelConfig:
@@ -44,21 +77,15 @@ def with_preset(settings: dict[str, Any]) -> dict[str, Any]:
 
 def resolve(config: ModelConfig) -> ModelConfig:
     """The sizes this model will have; impossible ones are refused, and positions where they make no sense."""
-    architecture = config.architecture or with_preset({"preset": config.preset})["architecture"]
-    if architecture in ("transformer", "seq2seq"):
-        return (transformer if architecture == "transformer" else seq2seq).resolve(config)
-    config = resolve_sizes(config, TABLES[architecture])
-    if architecture != "rnn":  # a recurrent model knows the order of its tokens by itself
-        check_positions(config, "decoder" if architecture == "gpt" else "encoder")
-    return config
+    return of(config).resolve(config)
 
 
 def make_model(config: ModelConfig) -> nn.Module:
     """Fresh weights; with answers to give, a head for them on top of the model that reads."""
     config = resolve(config)
     try:
-        body = ARCHITECTURES[config.architecture](config)
-        return body if config.answer == "none" else Classifier(body.config, body)  # type: ignore[arg-type]
+        body = of(config)(config)
+        return body if config.answer == "none" else Classifier(body.config, body)
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
             raise RegardError("there is not enough memory for a model of these sizes: choose smaller ones") from None

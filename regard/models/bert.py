@@ -14,19 +14,23 @@ from regard.layers.embedding import Embedding
 from regard.layers.masks import FULL, positions_of
 from regard.layers.norm import make_norm
 from regard.layers.stack import Stack
-from regard.models import presets
+from regard.models import presets as tables
 from regard.models.heads import MaskedHead, Pooler
 from regard.models.init import initialise
-from regard.models.sizes import resolve_sizes
+from regard.models.model import ANSWERS, Model
 from regard.text.tokenizer import PAD
 
-PRESETS = presets.BERT
 
+class Bert(Model):
+    presets = tables.BERT
+    tasks = ("masked-lm", *ANSWERS)
+    sides = ("encoder",)
+    vocabularies = ("source",)
+    fills_blanks = embeds = True
 
-class Bert(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = config = resolve_sizes(config, PRESETS)
+        self.config = config = self.resolve(config)
         self.embedding = Embedding(config.source_vocab, config.d_model, config.scale_embeddings)
         # which of two sentences a token is in
         self.types = nn.Embedding(config.token_types, config.d_model) if config.token_types else None
@@ -48,6 +52,13 @@ class Bert(nn.Module):
         return self.encoder(self.dropout(self.embedding_norm(x)), positions)
 
     read = hidden  # as the other models call what their heads are given
+
+    def vectors(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
+        return self.hidden(ids, types if self.config.token_types > 1 else None)
+
+    def pooled(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """(B, C), made by the pooler from the first token."""
+        return self.pooler(hidden)
 
     def forward(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) of the token that belongs in each place."""

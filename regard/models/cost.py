@@ -13,10 +13,10 @@ import torch
 
 from regard.config import ModelConfig
 from regard.device import PEAK_FLOPS
-from regard.models.architectures import make_model
+from regard.models.architectures import make_model, of
 from regard.models.cost_recurrent import annotated, row_activations, row_flops, state_numbers
 from regard.models.counted import counted, matrix_weights, trained
-from regard.models.parameters import RECURRENT, architecture, blocks, embedding_place, parts, sides
+from regard.models.parameters import blocks, embedding_place, parts, sides
 from regard.training.crossentropy import chunk_rows
 
 
@@ -24,7 +24,7 @@ def forward_flops(config: ModelConfig, batch: int, source_len: int = 0, target_l
     """One forward pass over padded rows. An encoder reads (batch, source_len), for images 1 + patches; a decoder writes
     (batch, target_len). Logits are counted for every token."""
     at = source_len, target_len
-    if architecture(config) in RECURRENT:
+    if of(config).is_recurrent:
         return batch * sum(row_flops(config, *at).values())
     middle = sum(n * sum(block_flops(config, side, *at).values()) for side, n, _ in sides(config))
     return batch * (middle + sum(end_flops(config, *at).values()))
@@ -32,7 +32,7 @@ def forward_flops(config: ModelConfig, batch: int, source_len: int = 0, target_l
 
 def place_flops(config: ModelConfig, s: int, t: int) -> dict[str, int]:
     """The same for one row, by place."""
-    if architecture(config) in RECURRENT:
+    if of(config).is_recurrent:
         return row_flops(config, s, t)
     found: dict[str, int] = {}
     for side, n, _ in sides(config):
@@ -67,14 +67,14 @@ def mixer_flops(config: ModelConfig, n: int) -> int:
 
 def end_flops(config: ModelConfig, s: int, t: int) -> dict[str, int]:
     """Of one row, outside the blocks."""
-    c, kind = config.d_model, architecture(config)
+    c, kind = config.d_model, of(config)
     if config.answer != "none":
-        found = {"pooler": 2 * c * c} if kind == "bert" and config.answer == "row" else {}
+        found = {"pooler": 2 * c * c} if kind.fills_blanks and config.answer == "row" else {}
         return found | {"answers": 2 * c * config.n_classes * (max(s, t) if config.answer == "token" else 1)}
-    if kind == "vit":  # the class is read from one token, which is no patch
+    if kind.sees_images:  # the class is read from one token, which is no patch
         patches = 2 * c * (s - 1) * config.image_channels * config.patch_size**2
         return {"patches": patches, "head": 2 * c * config.n_classes}
-    return {"head": 2 * c * (s * (c + config.source_vocab) if kind == "bert" else t * config.target_vocab)}
+    return {"head": 2 * c * (s * (c + config.source_vocab) if kind.fills_blanks else t * config.target_vocab)}
 
 
 def training_flops(config: ModelConfig, batch: int, source_len: int = 0, target_len: int = 0) -> int:
@@ -103,7 +103,7 @@ def activations(config: ModelConfig, s: int, t: int) -> int:
 
 def place_activations(config: ModelConfig, s: int, t: int) -> dict[str, int]:
     """The same by place. What a stack gives is its last norm's."""
-    if architecture(config) in RECURRENT:
+    if of(config).is_recurrent:
         return row_activations(config, s, t)
     found: Counter[str] = Counter()
     for side, n, _ in sides(config):
@@ -112,7 +112,7 @@ def place_activations(config: ModelConfig, s: int, t: int) -> dict[str, int]:
         before, after = (share * (s if side == "encoder" else t) for share in end_activations(config))
         found[embedding_place(config, side)] += before
         found[f"{side}.norm" if config.norm == "pre" else f"{side}.{n - 1}.{[*block][-1]}"] += after
-    if architecture(config) == "bert":
+    if of(config).fills_blanks:
         found["head"] += s * 8 * config.d_model
     return found
 
@@ -144,24 +144,24 @@ def mixer_activations(config: ModelConfig) -> int:
 
 def end_activations(config: ModelConfig) -> tuple[int, int]:
     """Of one token, before and after the blocks of a stack."""
-    c, normed = config.d_model, config.embedding_norm and architecture(config) != "vit"
+    c, normed = config.d_model, config.embedding_norm and not of(config).sees_images
     before = (4 * c if normed else 0) + (c if config.dropout else 0)  # fp32; a mask
     return before, 4 * c if config.norm == "pre" else 2 * c  # what a stack gives, and the last sum
 
 
 def logit_bytes(config: ModelConfig, batch: int, s: int, t: int) -> int:
     """Those of tokens are there in bf16, a chunk at a time, and become their gradient; classes in fp32 beside theirs."""
-    kind = architecture(config)
-    if config.answer != "none" or kind == "vit":
+    kind = of(config)
+    if kind.gives_classes(config):
         return batch * 8 * config.n_classes * (max(s, t) if config.answer == "token" else 1)
-    rows, vocab = (batch * s, config.source_vocab) if kind == "bert" else (batch * t, config.target_vocab)
+    rows, vocab = batch * (t if "decoder" in kind.sides else s), kind.output_vocabulary(config)
     return 2 * vocab * min(rows, chunk_rows(rows, 2 * vocab, torch.device("cuda")))
 
 
 def cache_numbers(config: ModelConfig, source_len: int, target_len: int) -> int:
     """Numbers that decoding keeps of one row: keys and values of each decoder block, own and of the memory; what went into
     a convolution; what attention reads of a recurrent encoder."""
-    if architecture(config) in RECURRENT:
+    if of(config).is_recurrent:
         return source_len * sum(annotated(config))
     (_, n_decoder, n_cross), (_, keys) = blocks(config), widths(config)
     own = config.d_model if config.mixer == "convolution" else 2 * keys
@@ -170,14 +170,13 @@ def cache_numbers(config: ModelConfig, source_len: int, target_len: int) -> int:
 
 def lengths(config: ModelConfig, length: int) -> tuple[int, int]:
     """How long source and target are in rows of `length` tokens; 0 for a side that the model does not have."""
-    kind = architecture(config)
-    return (length * (kind not in ("gpt", "rnn")), length * (kind in ("transformer", "seq2seq", "gpt", "rnn")))
+    return length * ("encoder" in of(config).sides), length * ("decoder" in of(config).sides)
 
 
 def measured(config: ModelConfig, batch: int, length: int, tokens: int | None = None) -> dict[str, Any]:
     """All the numbers of a model, as `regard cost` prints them."""
     return {
-        "architecture": architecture(config),
+        "architecture": of(config).name,
         "batch": batch,
         "length": length,
         "parameters": count_parameters(config),
@@ -222,7 +221,7 @@ def count_memory(config: ModelConfig, batch: int, length: int) -> dict[str, Any]
     """Bytes."""
     training, n = training_memory(config, batch, *lengths(config, length)), trained(parts(config))
     decoding = {"weights_bf16": 2 * n, "weights_fp32": 4 * n}
-    if architecture(config) in RECURRENT:
+    if of(config).is_recurrent:
         decoding["state_bf16_per_row"] = 2 * state_numbers(config)
     if cache_numbers(config, 1, 1):
         decoding["cache_bf16_per_token"] = 2 * cache_numbers(config, *lengths(config, 1))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from regard.config import ModelConfig
 from regard.layers.schemes import scheme_at
-from regard.models.parameters import RECURRENT, architecture, sides
+from regard.models.architectures import of
+from regard.models.parameters import sides
 
 
 def position_flops(config: ModelConfig, batch: int, s: int, t: int) -> dict[str, int]:
     """Of a forward pass, by place: vectors of distances times queries, and what a network or a projection makes of them."""
     found: dict[str, int] = {}
-    for side, n, _ in sides(config) if architecture(config) not in RECURRENT else ():
+    for side, n, _ in sides(config) if not of(config).is_recurrent else ():
         block = block_flops(config, scheme_at(config, side), batch, s if side == "encoder" else t)
         found |= {f"{side}.{i}.{name}": flops for i in range(n) for name, flops in block.items()}
     return found

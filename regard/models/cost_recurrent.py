@@ -6,6 +6,7 @@ from collections import Counter
 
 from regard.config import ModelConfig
 from regard.layers.cells import CELLS
+from regard.models.architectures import of
 from regard.models.parameters_recurrent import layers, placed_layers, recurrent_parts
 from regard.models.seq2seq import attends, reads_again
 
@@ -33,7 +34,7 @@ def alignment_flops(config: ModelConfig, s: int, t: int) -> Counter[str]:
 def annotated(config: ModelConfig) -> tuple[int, int, int]:
     """How many numbers attention keeps of a token of the source: its annotation, what that brings to the gates, and its
     key; 0 where there is none, or where it is the annotation itself."""
-    if config.architecture == "rnn" or not attends(config):
+    if not of(config).translates or not attends(config):
         return 0, 0, 0
     h, cell = config.d_hidden, CELLS[config.cell]
     before = not (cell.bare or config.recurrent_norm)
@@ -52,7 +53,7 @@ def row_activations(config: ModelConfig, s: int, t: int) -> dict[str, int]:
 
 def end_activations(config: ModelConfig, s: int, t: int) -> Counter[str]:
     """What the head is given; in a translator also what attention and the readout, a maxout, read and make."""
-    if config.architecture == "rnn":
+    if not of(config).translates:
         return Counter({"head" if config.answer == "none" else "answers": t * 2 * layers(config)[-1].d_out})
     c, h, (annotation, brought, key) = config.d_model, config.d_hidden, annotated(config)
     dropped = annotation if config.hidden_dropout else 0  # a copy
@@ -67,4 +68,4 @@ def end_activations(config: ModelConfig, s: int, t: int) -> Counter[str]:
 def state_numbers(config: ModelConfig) -> int:
     """Numbers that decoding keeps of one row, however long it is; the one context vector is read at every step."""
     states = sum(CELLS[config.cell].states * layer.d_out for layer in layers(config) if layer.side == "target")
-    return states + (config.d_hidden if config.architecture == "seq2seq" and not attends(config) else 0)
+    return states + (config.d_hidden if of(config).translates and not attends(config) else 0)

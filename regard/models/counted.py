@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.layers.schemes import scheme_at
+from regard.models.architectures import of
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ OWN_SCHEMES = ("shaw", "cope", "fire")  # position schemes of which each block h
 
 def shared_embedding(config: ModelConfig) -> bool:
     """Whether source and target are looked up in one matrix."""
-    return config.architecture in ("transformer", "seq2seq") and config.tie in ("inputs", "all")
+    return of(config).translates and config.tie in ("inputs", "all")
 
 
 PLACES = {  # the path of a module or parameter -> its place

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from math import isqrt, prod
+from math import prod
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from regard.config import ModelConfig
 from regard.layers.alignment import Additive
 from regard.layers.recurrent import Recurrent
 from regard.layers.stack import Stack
-from regard.models.architectures import make_model
+from regard.models.architectures import make_model, of
 from regard.models.counted import place_of
 from regard.models.seq2seq import Searching
 
@@ -77,7 +77,7 @@ class Counting(TorchDispatchMode):
     def place(self, path: str) -> str:
         """A recurrent decoder itself multiplies only weights of attention with annotations."""
         place = place_of(path, self.config)
-        return "decoder.0.attention" if place == "decoder" and self.config.architecture == "seq2seq" else place
+        return "decoder.0.attention" if place == "decoder" and of(self.config).is_recurrent else place
 
     def enter(self, path: str) -> None:
         self.running.append(path)
@@ -117,7 +117,7 @@ def count(model: nn.Module, batch: int, s: int, t: int) -> Counting:
         with torch.no_grad(), ExitStack() as until:
             if isinstance(one, FakeTensor):
                 until.enter_context(one.fake_mode)
-            inputs = example(model.config, batch, s, t, one)  # type: ignore[arg-type]
+            inputs = of(model.config).example_inputs(model.config, batch, s, t, one)  # type: ignore[arg-type]
             for path, module in model.named_modules():
                 until.enter_context(followed(counting, path, module))
             until.enter_context(counting)
@@ -161,22 +161,3 @@ def countable(module: nn.Module) -> dict[str, Any]:
             "_plan": lambda mask, q, k, scheme, past=None, kernel=None: usual(mask, q, k, scheme, past, "reference")
         }
     return {}
-
-
-# ---- what it runs on ---------------------------------------------------------------------------------------------------
-
-
-def example(config: ModelConfig, batch: int, s: int, t: int, like: Tensor) -> tuple[Tensor, ...]:
-    """Inputs of these lengths, without padding; those of a picture are its patches and one more."""
-
-    def ids(length: int) -> Tensor:
-        return torch.ones(batch, length, dtype=torch.long, device=like.device)
-
-    if config.architecture == "vit":
-        rows = isqrt(s - 1) if isqrt(s - 1) ** 2 == s - 1 else 1
-        size = config.patch_size * rows, config.patch_size * ((s - 1) // rows)
-        return (like.new_zeros(batch, config.image_channels, *size),)
-    if config.architecture in ("transformer", "seq2seq"):
-        return ids(s), ids(t)
-    read = ids(max(s, t))
-    return (read,) if config.answer == "none" else (read, torch.zeros_like(read))

@@ -16,18 +16,20 @@ from regard.layers.masks import CAUSAL, Mask, documents, positions_of
 from regard.layers.norm import make_norm, normalised
 from regard.layers.stack import Stack
 from regard.layers.state import State
-from regard.models import presets
+from regard.models import presets as tables
 from regard.models.init import initialise
-from regard.models.sizes import resolve_sizes
+from regard.models.model import ANSWERS, LanguageModel
 from regard.text.tokenizer import PAD
 
-PRESETS = presets.GPT
 
+class GPT(LanguageModel):
+    presets = tables.GPT
+    tasks = ("causal-lm", *ANSWERS)
+    embeds = packs_documents = True
 
-class GPT(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = config = resolve_sizes(config, PRESETS)
+        self.config = config = self.resolve(config)
         self.embedding = Embedding(config.target_vocab, config.d_model, config.scale_embeddings)
         self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)

@@ -9,30 +9,23 @@ from collections.abc import Iterator
 
 from regard.config import ModelConfig
 from regard.layers.schemes import scheme_at
-from regard.models.architectures import PRESETS
+from regard.models.architectures import of
 from regard.models.counted import OWN_SCHEMES, Part, Placed, merged, shared_embedding
 from regard.models.parameters_recurrent import recurrent_parts
 
 
-def architecture(config: ModelConfig) -> str:
-    return config.architecture or PRESETS[config.preset]["architecture"]
-
-
 def blocks(config: ModelConfig) -> tuple[int, int, int]:
     """Encoder blocks, decoder blocks, and how many of those cross."""
-    n_encoder, n_decoder = config.n_encoder_layers, config.n_decoder_layers
-    both = {"transformer": (n_encoder, n_decoder, n_decoder), "seq2seq": (n_encoder, n_decoder, 0)}
-    one = {"gpt": (0, n_decoder, 0), "rnn": (0, n_decoder, 0)}
-    return (both | one).get(architecture(config), (n_encoder, 0, 0))
+    kind = of(config)
+    n_encoder = config.n_encoder_layers if "encoder" in kind.sides else 0
+    n_decoder = config.n_decoder_layers if "decoder" in kind.sides else 0
+    return n_encoder, n_decoder, n_decoder if kind.translates and not kind.is_recurrent else 0
 
 
 def sides(config: ModelConfig) -> list[tuple[str, int, bool]]:
     """The stacks of a model: which, how many blocks, and whether they cross."""
     n_encoder, n_decoder, n_cross = blocks(config)
     return [side for side in (("encoder", n_encoder, False), ("decoder", n_decoder, n_cross > 0)) if side[1]]
-
-
-RECURRENT = ("rnn", "seq2seq")
 
 
 def parts(config: ModelConfig) -> list[Part]:
@@ -42,7 +35,7 @@ def parts(config: ModelConfig) -> list[Part]:
 
 def placed(config: ModelConfig) -> Iterator[Placed]:
     """The same with their places, in the order in which a forward comes by."""
-    if architecture(config) in RECURRENT:
+    if of(config).is_recurrent:
         yield from ((place, part) for place, _, part in recurrent_parts(config))
         return
     for side, n, crosses in sides(config):
@@ -57,8 +50,8 @@ def placed(config: ModelConfig) -> Iterator[Placed]:
 
 def below(config: ModelConfig, side: str) -> Iterator[Placed]:
     """What a stack reads."""
-    c, kind = config.d_model, architecture(config)
-    if kind == "vit":
+    c, kind = config.d_model, of(config)
+    if kind.sees_images:
         yield "patches", Part("patches", (c, config.image_channels * config.patch_size**2), 1)
         yield "patches", Part("bias", (c,), 1)
         yield "summary", Part("summary", (c,), 1)
@@ -66,28 +59,28 @@ def below(config: ModelConfig, side: str) -> Iterator[Placed]:
     vocab = config.source_vocab if side == "encoder" else config.target_vocab
     again = side == "decoder" and shared_embedding(config)
     yield embedding_place(config, side), Part("embedding", (vocab, c), int(not again))
-    if kind == "bert":
+    if kind.fills_blanks:
         yield "types", Part("token types", (config.token_types, c), min(config.token_types, 1))
     if config.embedding_norm:
         own = {"encoder": "source_norm", "decoder": "target_norm"}[side]
-        yield (own if kind == "transformer" else "embedding_norm"), norm_part(config)
+        yield (own if kind.translates else "embedding_norm"), norm_part(config)
 
 
 def embedding_place(config: ModelConfig, side: str) -> str:
     """Where what a stack reads is made."""
-    kind = architecture(config)
-    if kind == "transformer" and not shared_embedding(config):
+    kind = of(config)
+    if kind.translates and not shared_embedding(config):
         return {"encoder": "source_embedding", "decoder": "target_embedding"}[side]
-    return "patches" if kind == "vit" else "embedding"
+    return "patches" if kind.sees_images else "embedding"
 
 
 def above(config: ModelConfig) -> Iterator[Placed]:
     """What reads the last stack. Its biases are always there; those of the blocks are a setting."""
-    c, kind = config.d_model, architecture(config)
-    if kind == "vit":
+    c, kind = config.d_model, of(config)
+    if kind.classifies:
         yield "head", Part("unembedding", (config.n_classes, c), 1)
         yield "head", Part("bias", (config.n_classes,), 1)
-    elif kind == "bert":
+    elif kind.fills_blanks:
         for place, name in (("pooler", "pooler"), ("head", "head")):
             yield place, Part(name, (c, c), 1)
             yield place, Part("bias", (c,), 1)

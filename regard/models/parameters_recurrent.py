@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from regard.config import ModelConfig
 from regard.layers.cells import CELLS
+from regard.models.architectures import of
 from regard.models.counted import Part, shared_embedding
 from regard.models.rnn import tied, widths
 from regard.models.seq2seq import attends, reads_again
@@ -37,7 +38,7 @@ def stacked(side: str, d_in: int, sizes: list[int], directions: int = 1) -> list
 
 def layers(config: ModelConfig) -> list[Layer]:
     c, h, directions = config.d_model, config.d_hidden, 1 + config.bidirectional
-    if config.architecture == "rnn":
+    if not of(config).translates:
         return stacked("target", c, widths(config), directions)
     again = h * directions if attends(config) else h * reads_again(config)
     encoder = stacked("source", c, [h] * config.n_encoder_layers, directions)
@@ -62,7 +63,7 @@ Met = tuple[str, str, Part]
 
 def recurrent_parts(config: ModelConfig) -> Iterator[Met]:
     """Every parameter of a recurrent model, in the order in which a forward comes by."""
-    if config.architecture == "rnn":
+    if not of(config).translates:
         yield "embedding", "none", Part("embedding", (config.target_vocab, config.d_model), 1)
         yield from cells(config, "target")
         yield from language_ends(config)
@@ -90,10 +91,10 @@ def cells(config: ModelConfig, side: str) -> Iterator[Met]:
 
 def placed_layers(config: ModelConfig) -> list[tuple[str, Layer]]:
     """The first layer of a decoder that attends is a cell and where it looks."""
-    target = "recurrent" if config.architecture == "rnn" else "decoder"
+    target = "decoder" if of(config).translates else "recurrent"
     names = {"source": (f"encoder.{i}" for i in count()), "target": (f"{target}.{i}" for i in count())}
     placed = [(next(names[layer.side]), layer) for layer in layers(config)]
-    attentive = config.architecture == "seq2seq" and attends(config)
+    attentive = of(config).translates and attends(config)
     return [(f"{place}.cell" if attentive and place == "decoder.0" else place, layer) for place, layer in placed]
 
 

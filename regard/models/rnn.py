@@ -16,18 +16,22 @@ from regard.layers.embedding import Embedding, Head
 from regard.layers.locked import LockedDropout, word_dropout
 from regard.layers.recurrent import Recurrent
 from regard.layers.state import State, Storage
-from regard.models import presets
+from regard.models import presets as tables
 from regard.models.init import initialise
-from regard.models.sizes import resolve_sizes
+from regard.models.model import ANSWERS, StreamModel
+from regard.models.sizes import RECURRENT
 from regard.text.tokenizer import PAD
 
-PRESETS = presets.RNN
 
+class RNN(StreamModel):
+    presets = tables.RNN
+    tasks = ("causal-lm", *ANSWERS)
+    own_settings = RECURRENT
+    embeds = is_recurrent = True
 
-class RNN(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = config = resolve_sizes(config, PRESETS)
+        self.config = config = self.resolve(config)
         if config.bidirectional and config.answer == "none":
             raise RegardError(
                 "a language model may not read what it is to predict: model.bidirectional is for models that answer "
@@ -56,6 +60,9 @@ class RNN(nn.Module):
         weight = word_dropout(self.embedding.weight, self.config.word_dropout, self.training)
         return self.dropout(F.embedding(ids, weight) * self.embedding.scale)  # (B, T, C)
 
+    def start(self, rows: int) -> Hidden:
+        return self.recurrent.start(rows, self.embedding.weight.detach())
+
     def hidden(self, ids: Tensor, state: Hidden | None = None, real: Tensor | None = None) -> tuple[Tensor, Hidden]:
         """What the last layer gives at each token (B, T, C), going on from a state, and the state after the last one.
 
@@ -65,6 +72,18 @@ class RNN(nn.Module):
     def read(self, ids: Tensor) -> Tensor:
         """What the head is given (B, T, C) for the token after each token; rows are padded on the right."""
         return self.output_dropout(self.hidden(ids, real=ids != PAD if self.config.bidirectional else None)[0])
+
+    @property
+    def width(self) -> int:
+        return self.recurrent.d_out
+
+    def pooled(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """(B, C): the last token's; where it reads both ways, the half that reads backwards is the first token's."""
+        at_end = super().pooled(hidden, ids)
+        if not self.config.bidirectional:
+            return at_end
+        way = hidden.shape[-1] // 2
+        return torch.cat([at_end[:, :way], hidden[:, 0, way:]], -1)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits (B, T, V) of the token after each token."""

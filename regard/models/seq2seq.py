@@ -28,20 +28,24 @@ from regard.layers.locked import LockedDropout, word_dropout
 from regard.layers.masks import FULL
 from regard.layers.recurrent import Recurrent
 from regard.layers.state import LENGTH, PerRow, PerSentence, State, Storage
-from regard.models import presets
+from regard.models import presets as tables
 from regard.models.init import initialise
-from regard.models.sizes import resolve_sizes
-from regard.models.transformer import Transformer
+from regard.models.model import TranslationModel
+from regard.models.sizes import ALIGNMENT, RECURRENT
 from regard.text.tokenizer import PAD
 
-PRESETS = presets.SEQ2SEQ
 Memory = tuple[Tensor, ...]  # one row a sentence
 
 
-class Seq2Seq(nn.Module):
+class Seq2Seq(TranslationModel):
+    presets = tables.SEQ2SEQ
+    tasks = ("translation",)
+    own_settings = (*RECURRENT, *ALIGNMENT)
+    is_recurrent = True
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = config = resolve(config)
+        self.config = config = self.resolve(config)
         self.source_embedding = Embedding(config.source_vocab, config.d_model, config.scale_embeddings)
         self.target_embedding = (
             self.source_embedding
@@ -61,6 +65,12 @@ class Seq2Seq(nn.Module):
             config.head_bias,
         )
         initialise(self)
+
+    @classmethod
+    def resolve(cls, config: ModelConfig) -> ModelConfig:
+        config = super().resolve(config)
+        check_sizes(config)
+        return config
 
     def embed(self, embedding: Embedding, ids: Tensor) -> Tensor:
         weight = word_dropout(embedding.weight, self.config.word_dropout, self.training)
@@ -85,15 +95,10 @@ class Seq2Seq(nn.Module):
             return columns.flip(1)
         return (columns - (source == PAD).sum(1, keepdim=True)) % source.shape[1]
 
-    def read(self, source: Tensor, target: Tensor) -> Tensor:
-        """Teacher forcing: what the head is given (B, T, C) for the token after each target token."""
-        memory, state = self.encode(source)
+    def read_target(self, encoded: tuple[Memory, Hidden], target: Tensor) -> Tensor:
+        memory, state = encoded
         features, _ = self.decoder(self.embed(self.target_embedding, target), memory, state)
         return self.output_dropout(features)
-
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Logits (B, T, V) of the token after each target token."""
-        return self.head(self.read(source, target))
 
     def begin(self, source: Tensor) -> State:
         """Read the source once; `step` then writes the translation token by token."""
@@ -114,9 +119,6 @@ class Seq2Seq(nn.Module):
         features, after = self.decoder(y, self.decoder.memory(kept), Recurrent.kept(kept))
         Recurrent.keep(after, kept)
         return self.output_dropout(features)[:, 0]
-
-
-EncoderDecoder = Transformer | Seq2Seq  # what translates
 
 
 # ---- decoders: the embedded target (N, T, C), memory and state -> what the head is given (N, T, C), and the next state ----
@@ -274,14 +276,8 @@ def reads_again(config: ModelConfig) -> bool:
     return config.score == "constant"
 
 
-def resolve(config: ModelConfig) -> ModelConfig:
-    """The sizes this model will have; impossible ones are refused, and settings that mean nothing together."""
-    config = resolve_sizes(config, PRESETS)
-    if config.tie in ("inputs", "all") and config.source_vocab != config.target_vocab:
-        raise RegardError(
-            f"model.tie '{config.tie}' needs one vocabulary for both languages, but they have {config.source_vocab} and "
-            f"{config.target_vocab} pieces: set tokenizer.joint true, or model.tie decoder"
-        )
+def check_sizes(config: ModelConfig) -> None:
+    """Refuse settings that mean nothing together."""
     if config.bidirectional and (not attends(config) or config.reverse_source):
         raise RegardError(
             "model.bidirectional is for encoders that attention looks at: without it the decoder goes on from "
@@ -292,4 +288,3 @@ def resolve(config: ModelConfig) -> ModelConfig:
             f"without attention (model.score {config.score}) every decoder layer begins with the state of an encoder layer: "
             f"{config.n_encoder_layers} and {config.n_decoder_layers} layers do not go together"
         )
-    return config

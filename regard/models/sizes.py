@@ -17,6 +17,7 @@ SIZES = (
     *("d_hidden", "source_vocab", "target_vocab"),
 )
 DERIVED = ("n_kv_heads", "d_head")  # sizes that follow from others where they are 0
+# Settings that only some architectures read: those of recurrent layers, of Transformer blocks, of a recurrent decoder.
 RECURRENT = (
     *("cell", "d_hidden", "bidirectional", "recurrent_norm", "variational"),
     *("hidden_dropout", "output_dropout", "weight_dropout", "word_dropout"),
@@ -26,11 +27,7 @@ BLOCKS = (
     *("gated", "embedding_norm", "positions", "encoder_positions", "cross_positions", "window", "mixer", "kernel"),
     *("dilations", "token_types", "attention_dropout", "ff_dropout"),
 )
-OWN: dict[str, tuple[str, ...]] = {  # settings that would do nothing elsewhere
-    **dict.fromkeys(RECURRENT, ("rnn", "seq2seq")),
-    **dict.fromkeys(("score", "reverse_source"), ("seq2seq",)),
-    **dict.fromkeys(BLOCKS, ("transformer", "gpt", "bert", "vit")),
-}
+ALIGNMENT = ("score", "reverse_source")
 RATES = (
     *("dropout", "attention_dropout", "ff_dropout"),
     *("hidden_dropout", "output_dropout", "weight_dropout", "word_dropout"),
@@ -81,7 +78,6 @@ def check(config: ModelConfig, sizes: Mapping[str, int], preset: Mapping[str, An
         raise RegardError(
             f"model.rope_factor must be at least 1, not {config.rope_factor}: it stretches, never squeezes"
         )
-    check_own(config)
     check_convolution(config)
     check_idle(config, preset)
     if config.n_kv_heads and config.n_heads % config.n_kv_heads:
@@ -103,16 +99,6 @@ def check(config: ModelConfig, sizes: Mapping[str, int], preset: Mapping[str, An
         )
     if config.parallel and config.norm != "pre":
         raise RegardError("model.parallel adds sublayers that read one norm: it needs model.norm pre")
-
-
-def check_own(config: ModelConfig) -> None:
-    usual = ModelConfig()
-    for name, kinds in OWN.items():
-        if config.architecture not in kinds and getattr(config, name) != getattr(usual, name):
-            raise RegardError(
-                f"model.{name} is for {', '.join(kinds)} models, and {config.preset} is a {config.architecture}: "
-                f"leave it out"
-            )
 
 
 def check_convolution(config: ModelConfig) -> None:
@@ -137,7 +123,7 @@ def idle(config: ModelConfig) -> dict[str, str]:
     if config.mixer != "convolution":
         return dict.fromkeys(("kernel", "dilations"), "without model.mixer convolution")
     found: dict[str, str] = {}
-    if config.architecture != "transformer":
+    if not (config.n_encoder_layers and config.n_decoder_layers):  # there is no cross-attention
         found |= dict.fromkeys(("n_heads", "attention_dropout"), "where nothing is left of attention")
     if not config.d_ff:
         found |= dict.fromkeys(("activation", "gated", "ff_dropout"), "where model.d_ff is 0")

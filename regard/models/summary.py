@@ -21,11 +21,12 @@ from torch import nn
 from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.layers.packed import is_packed
+from regard.models.architectures import of
 from regard.models.cost import lengths, place_activations, place_flops
 from regard.models.cost_positions import position_flops
 from regard.models.counted import Placed, counted_places, place_of
 from regard.models.flops import Shape, count, hollow
-from regard.models.parameters import RECURRENT, placed
+from regard.models.parameters import placed
 from regard.named import check_lengths, config_of
 from regard.tables import short, size, table
 
@@ -172,7 +173,7 @@ def summary(
 
 def asked_lengths(config: ModelConfig, batch: int, length: int | None, source_length: int | None) -> tuple[int, int]:
     """Of source and target; 0 for a side that the model does not have."""
-    longest = min(STEPS, config.max_len) if config.architecture in RECURRENT else config.max_len
+    longest = min(STEPS, config.max_len) if of(config).is_recurrent else config.max_len
     s, t = lengths(config, longest if length is None else length)
     if source_length is not None:
         if not (s and t):
@@ -180,9 +181,9 @@ def asked_lengths(config: ModelConfig, batch: int, length: int | None, source_le
                 f"--source-length is for translators, and a {config.architecture} has one length: --length"
             )
         s = source_length
-    check_lengths(config, batch, *((s, t) if config.architecture in ("transformer", "seq2seq") else (max(s, t),)))
-    if config.architecture == "vit" and s < 2:
-        raise RegardError("--length of a vit is its patches and one more: at least 2")
+    check_lengths(config, batch, *((s, t) if of(config).translates else (max(s, t),)))
+    if of(config).sees_images and s < 2:
+        raise RegardError(f"--length of a {config.architecture} is its patches and one more: at least 2")
     return s, t
 
 

@@ -9,26 +9,26 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
-from regard.errors import RegardError
 from regard.layers.block import make_blocks
 from regard.layers.embedding import Embedding, Head
 from regard.layers.masks import CAUSAL, FULL, positions_of
 from regard.layers.norm import make_norm, normalised
-from regard.layers.schemes import check_positions
 from regard.layers.stack import Stack
 from regard.layers.state import State
-from regard.models import presets
+from regard.models import presets as tables
 from regard.models.init import initialise
-from regard.models.sizes import resolve_sizes
+from regard.models.model import TranslationModel
 from regard.text.tokenizer import PAD
 
-PRESETS = presets.TRANSFORMER
 
+class Transformer(TranslationModel):
+    presets = tables.TRANSFORMER
+    tasks = ("translation", "spans", "denoising")
+    embeds = True
 
-class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = config = resolve(config)
+        self.config = config = self.resolve(config)
         self.source_embedding = Embedding(config.source_vocab, config.d_model, config.scale_embeddings)
         self.target_embedding = (
             self.source_embedding
@@ -63,14 +63,11 @@ class Transformer(nn.Module):
         x = self.dropout(self.target_norm(self.decoder.embed(self.target_embedding(target), positions)))
         return self.decoder(x, positions, memory, memory_positions)
 
-    def read(self, source: Tensor, target: Tensor) -> Tensor:
-        """Teacher forcing: what the head is given (B, T, C) for the token after each target token."""
-        memory, memory_positions = self.encode(source)
-        return self.decode(target, positions_of(target, PAD), memory, memory_positions)
+    def read_target(self, encoded: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+        return self.decode(target, positions_of(target, PAD), *encoded)
 
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Logits (B, T, V) of the token after each target token."""
-        return self.head(self.read(source, target))
+    def vectors(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
+        return self.encode(ids)[0]
 
     def begin(self, source: Tensor) -> State:
         """Read the source once; `step` then writes the translation token by token."""
@@ -87,16 +84,3 @@ class Transformer(nn.Module):
         """Return what the head is given (N, C) in a step."""
         x = self.decoder.embed(self.target_embedding(tokens), state.position())
         return self.decoder.step(self.dropout(normalised(x, self.target_norm)), state)
-
-
-def resolve(config: ModelConfig) -> ModelConfig:
-    """The sizes this model will have; impossible ones are refused, and positions where they make no sense."""
-    config = resolve_sizes(config, PRESETS)
-    for place in ("encoder", "decoder", "cross"):
-        check_positions(config, place)
-    if config.tie in ("inputs", "all") and config.source_vocab != config.target_vocab:
-        raise RegardError(
-            f"model.tie '{config.tie}' needs one vocabulary for both languages, but they have {config.source_vocab} and "
-            f"{config.target_vocab} pieces: set tokenizer.joint true, or model.tie decoder"
-        )
-    return config

@@ -5,6 +5,8 @@ Shapes: images (B, channels, height, width), hidden (B, 1 + patches, C), logits 
 
 from __future__ import annotations
 
+from math import isqrt
+
 import torch
 from torch import Tensor, nn
 
@@ -12,17 +14,21 @@ from regard.config import ModelConfig
 from regard.layers.block import make_blocks
 from regard.layers.masks import FULL
 from regard.layers.stack import Stack
-from regard.models import presets
+from regard.models import presets as tables
 from regard.models.init import initialise
-from regard.models.sizes import resolve_sizes
-
-PRESETS = presets.VIT
+from regard.models.model import Model
 
 
-class ViT(nn.Module):
+class ViT(Model):
+    presets = tables.VIT
+    tasks = ("images",)
+    sides = ("encoder",)
+    vocabularies = ()
+    sees_images = classifies = True
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = config = resolve_sizes(config, PRESETS)
+        self.config = config = self.resolve(config)
         size = config.patch_size
         self.patches = nn.Conv2d(
             config.image_channels, config.d_model, size, stride=size
@@ -43,3 +49,16 @@ class ViT(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.hidden(images)[:, 0])  # (B, classes)
+
+    @classmethod
+    def lengths(cls, config: ModelConfig, *inputs: Tensor) -> tuple[int, int]:
+        """Return how many tokens a picture (B, channels, height, width) has: its patches and the summary."""
+        height, width = inputs[0].shape[-2:]
+        return 1 + (height // config.patch_size) * (width // config.patch_size), 0
+
+    @classmethod
+    def example_inputs(cls, config: ModelConfig, batch: int, s: int, t: int, like: Tensor) -> tuple[Tensor, ...]:
+        """Return pictures of s - 1 patches, square ones where that is a square number."""
+        rows = isqrt(s - 1) if isqrt(s - 1) ** 2 == s - 1 else 1
+        size = config.patch_size * rows, config.patch_size * ((s - 1) // rows)
+        return (like.new_zeros(batch, config.image_channels, *size),)

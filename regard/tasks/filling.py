@@ -21,7 +21,7 @@ from regard.evaluate.translation import perplexity
 from regard.folder import Bundle
 from regard.tasks.job import Job, Poll, Validation
 from regard.tasks.start import Start
-from regard.tasks.texts import demand, text_corpus, text_store, with_vocabulary
+from regard.tasks.texts import check_task, text_corpus, text_store, with_vocabulary
 from regard.text.frame import CLASSIC, OWN, Frame
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.objective import Objective, token_objective
@@ -83,7 +83,7 @@ def evaluate(bundle: Bundle, config: Config, device: torch.device) -> Validation
 
 
 def prepare_job(folder: Path, config: Config, quiet: bool = False) -> FillingJob:
-    demand(config, "bert" if config.task == "masked-lm" else "transformer")
+    check_task(config)
     start = Start.of(folder, config, quiet)
     corpora = {split: text_corpus(config, split) for split in ("train", "valid")}
     tokenizer = start.text_tokenizer(lambda: (text for (text,) in corpora["train"].rows()))

@@ -24,7 +24,7 @@ from regard.evaluate.likelihood import BATCH_TOKENS
 from regard.folder import Bundle
 from regard.tasks.job import Job, Poll, Validation
 from regard.tasks.start import Start
-from regard.tasks.texts import demand
+from regard.tasks.texts import check_task
 from regard.text.frame import OWN
 from regard.training.objective import ClassObjective, Objective
 
@@ -101,7 +101,7 @@ class ImagesJob(Job):
 
 
 def prepare_job(folder: Path, config: Config, quiet: bool = False) -> ImagesJob:
-    demand(config, "vit")
+    check_task(config)
     start = Start.of(folder, config, quiet)
     images, labels = read(config, "train")
     names = tuple(sorted(set(labels), key=lambda name: (len(name), name) if name.isdigit() else (0, name)))

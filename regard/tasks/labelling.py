@@ -34,9 +34,11 @@ from regard.errors import RegardError
 from regard.evaluate.classification import is_bio, scores
 from regard.evaluate.likelihood import BATCH_TOKENS
 from regard.folder import Bundle
+from regard.models.architectures import of
+from regard.models.model import names_where
 from regard.tasks.job import Job, Poll, Validation
 from regard.tasks.start import Start
-from regard.tasks.texts import with_vocabulary
+from regard.tasks.texts import check_task, with_vocabulary
 from regard.text.frame import CLASSIC, Frame
 from regard.text.tokenizer import PAD, SOS, Tokenizer, Tokenizers
 from regard.training.log import say
@@ -44,7 +46,6 @@ from regard.training.objective import AuxiliaryObjective, ClassObjective, Object
 
 UNSCORED = {"classification": -1, "regression": np.nan, "tagging": CONTINUES}
 AT_END = Frame(before=(SOS,), start=())  # what reads forwards answers at the end token
-FRAMES = {"bert": CLASSIC, "gpt": AT_END, "rnn": AT_END}
 
 
 @dataclass(frozen=True)
@@ -130,17 +131,17 @@ def plain_objective(model: nn.Module, task: str, label_smoothing: float = 0.0) -
 
 
 def prepare_job(folder: Path, config: Config, quiet: bool = False) -> LabellingJob:
-    if config.model.architecture not in FRAMES:
-        raise RegardError(
-            f"the task {config.task} trains a bert, a gpt or an rnn, but model.preset {config.model.preset} is a "
-            f"{config.model.architecture}: choose another preset"
-        )
+    check_task(config)
     start = Start.of(folder, config, quiet)
-    if config.train.auxiliary and (config.model.architecture != "gpt" or config.task == "regression"):
-        raise RegardError("train.auxiliary is GPT's: it needs a gpt model and a task with classes")
+    forwards = of(config.model).writes and not config.model.bidirectional
+    if config.train.auxiliary and (not forwards or config.task == "regression"):
+        kinds = names_where("writes")
+        raise RegardError(
+            f"train.auxiliary adds the loss of a language model: it needs a {kinds} that reads forwards and classes to learn"
+        )
     examples = {split: read(config.task, config.data, split) for split in ("train", "valid")}
     tokenizer = start.text_tokenizer(lambda: chain.from_iterable(example.texts for example in examples["train"]))
-    frame = start.frame(FRAMES[config.model.architecture]).ended()
+    frame = start.frame(AT_END if of(config.model).writes else CLASSIC).ended()
     names = answer_names(config.task, examples["train"])
     longest, where = config.model.max_len, {split: ", ".join(getattr(config.data, split)) for split in examples}
     encoded = partial(

@@ -20,10 +20,11 @@ from regard.errors import RegardError
 from regard.evaluate.likelihood import total_loss
 from regard.evaluate.translation import perplexity
 from regard.folder import Bundle
-from regard.models.rnn import RNN
+from regard.models.architectures import of
+from regard.models.model import StreamModel
 from regard.tasks.job import Job, Poll, Validation
 from regard.tasks.start import Start
-from regard.tasks.texts import Framed, demand, text_corpus, text_store, with_vocabulary
+from regard.tasks.texts import Framed, check_task, text_corpus, text_store, with_vocabulary
 from regard.text.frame import Frame
 from regard.text.tokenizer import EOS, SOS, UNK, Tokenizer, Tokenizers
 from regard.training.carried import Carried, recurrent_objective
@@ -50,7 +51,7 @@ class LanguageJob(Job):
         train = self.config.train
         if self.config.data.packing == "documents":
             return PackedObjective(self.model, train.label_smoothing, train.z_loss)
-        if isinstance(self.model, RNN):
+        if isinstance(self.model, StreamModel):
             return recurrent_objective(self.model, train, streams(self.config))
         return token_objective(self.model, train)
 
@@ -85,10 +86,11 @@ class LanguageJob(Job):
 
 
 def prepare_job(folder: Path, config: Config, quiet: bool = False) -> LanguageJob:
-    demand(config, "gpt", "rnn")
-    if config.model.architecture == "rnn" and config.data.packing == "documents":
+    check_task(config)
+    if config.data.packing == "documents" and not of(config.model).packs_documents:
         raise RegardError(
-            "data.packing documents hides texts of a row from each other, which a recurrent model cannot: use stream"
+            f"data.packing documents hides texts of a row from each other, which a {config.model.architecture} cannot: "
+            f"use stream"
         )
     start = Start.of(folder, config, quiet)
     corpora = {split: text_corpus(config, split) for split in ("train", "valid")}
@@ -120,7 +122,7 @@ def batches_of(store: Store, config: Config, shifting: bool = True) -> Batches:
     width, tokens, seed = config.model.max_len, config.train.batch_tokens, config.train.seed
     if config.data.packing == "documents":
         return PackedBatches(store.source, width, tokens, seed)
-    if config.model.architecture != "rnn":
+    if not of(config.model).carries_state:
         return StreamBatches(store.source, width, tokens, seed, shifting)
     if config.train.carry:
         return CarriedBatches(store.source, bptt(config), streams(config), seed)
@@ -154,7 +156,7 @@ def measure(
 
 def scoring(model: nn.Module, store: Store, config: Config) -> tuple[Objective, Batches]:
     """In windows as long as the model reads, each begun anew; by a recurrent model in few streams, from end to end."""
-    if isinstance(model, RNN):
+    if isinstance(model, StreamModel):
         n = min(STREAMS, max(1, len(store.source.ids) // (ENOUGH * LEAD * WIDTH)))
         return Carried(model, n), CarriedBatches(store.source, WIDTH, n, 0, shifting=False, lead=LEAD if n > 1 else 0)
     objective = PackedObjective(model) if config.data.packing == "documents" else Objective(model)

@@ -10,6 +10,8 @@ from regard.config import Config, ModelConfig
 from regard.data.shards import ANY_LENGTH, Filters, Store, cache_folder, prepare
 from regard.data.text import TextCorpus
 from regard.errors import RegardError
+from regard.models.architectures import of
+from regard.models.model import names_learning
 from regard.progress import progress_bar
 from regard.text.frame import Frame
 from regard.text.tokenizer import Tokenizer
@@ -44,9 +46,10 @@ def text_store(corpus: TextCorpus, encoder: Framed | Tokenizer, quiet: bool) -> 
     return store
 
 
-def demand(config: Config, *architectures: str) -> None:
-    if config.model.architecture not in architectures:
-        wanted = " or ".join(architectures)
+def check_task(config: Config) -> None:
+    """Refuse a model that cannot learn the task."""
+    if config.task not in of(config.model).tasks:
+        wanted = names_learning(config.task)
         raise RegardError(
             f"the task {config.task} trains a {wanted}, but model.preset {config.model.preset} is a "
             f"{config.model.architecture}: choose a {wanted} preset"
@@ -55,6 +58,6 @@ def demand(config: Config, *architectures: str) -> None:
 
 def with_vocabulary(sizes: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
     """The vocabulary's size, on the sides that this architecture has."""
-    n, kind = len(tokenizer), sizes.architecture
-    reads, says = kind in ("transformer", "seq2seq", "bert"), kind in ("transformer", "seq2seq", "gpt", "rnn")
-    return replace(sizes, source_vocab=n if reads else 0, target_vocab=n if says else 0)
+    own = of(sizes).vocabularies
+    n = {side: len(tokenizer) if side in own else 0 for side in ("source", "target")}
+    return replace(sizes, source_vocab=n["source"], target_vocab=n["target"])

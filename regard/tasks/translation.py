@@ -20,10 +20,11 @@ from regard.errors import RegardError
 from regard.evaluate.likelihood import BATCH_TOKENS, total_loss
 from regard.evaluate.translation import corpus_bleu, perplexity
 from regard.folder import Bundle
-from regard.models.seq2seq import EncoderDecoder
+from regard.models.model import TranslationModel
 from regard.progress import counted, progress_bar
 from regard.tasks.job import Job, Poll, Validation
 from regard.tasks.start import Start
+from regard.tasks.texts import check_task
 from regard.text.detect import Profiles
 from regard.text.dropout import Dropout
 from regard.text.tokenizer import Tokenizer, Tokenizers
@@ -75,7 +76,7 @@ class TranslationJob(Job):
     def _translate_one(
         self, model: nn.Module, direction: str, pairs: list[tuple[str, str]], device: torch.device, poll: Poll
     ) -> tuple[float, list[str]]:
-        assert isinstance(model, EncoderDecoder)
+        assert isinstance(model, TranslationModel)
         assert self.tokenizers is not None
         pairs = pairs[: self.config.train.valid_sentences or None]
         sources = self.tokenizers.source.encode_batch([pair[0] for pair in pairs])
@@ -100,8 +101,7 @@ class TranslationJob(Job):
 
 
 def prepare_job(folder: Path, config: Config, quiet: bool = False) -> TranslationJob:
-    if config.model.architecture not in ("transformer", "seq2seq"):
-        raise RegardError(f"translation needs an encoder and a decoder: {config.model.preset} is not such a model")
+    check_task(config)
     start = Start.of(folder, config, quiet)
     corpora = {split: corpus_of(config, split) for split in ("train", "valid")}
     directions = corpora["train"].directions

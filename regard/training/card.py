@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from regard.config import ModelConfig
+from regard.models.architectures import of
 from regard.tasks.job import Job, Validation
 from regard.training.checkpoint import Progress
 
@@ -49,7 +50,7 @@ def _front_matter(job: Job) -> str:
 
 
 def _style(model: ModelConfig) -> str:
-    if model.architecture in ("rnn", "seq2seq"):
+    if of(model).is_recurrent:
         return f"{model.cell} of {model.d_hidden}"
     mixer = f"{model.n_heads} heads" if model.mixer == "attention" else f"convolutions over {model.kernel} tokens"
     return f"{mixer}, {model.norm}-norm"

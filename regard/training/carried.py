@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.config import TrainConfig
-from regard.models.rnn import RNN
+from regard.models.model import StreamModel
 from regard.training.objective import Objective
 
 
@@ -19,7 +19,7 @@ class RecurrentObjective(Objective):
 
     def __init__(
         self,
-        model: RNN,
+        model: StreamModel,
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
         activity: float = 0.0,
@@ -30,11 +30,11 @@ class RecurrentObjective(Objective):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         ids, labels = inputs
-        return self.regularised(cast(RNN, self.model).hidden(ids)[0], labels)
+        return self.regularised(cast(StreamModel, self.model).hidden(ids)[0], labels)
 
     def regularised(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """hidden (B, T, C), labels (B, T)"""
-        dropped = cast(RNN, self.model).output_dropout(hidden)
+        dropped = cast(StreamModel, self.model).output_dropout(hidden)
         sums = self.score(dropped, labels)
         if not (self.activity or self.slowness):
             return sums
@@ -55,9 +55,9 @@ class Carried(RecurrentObjective):
 
     The states are buffers that are written in place, so that a recorded step finds them where they were."""
 
-    def __init__(self, model: RNN, streams: int, *weights: float) -> None:
+    def __init__(self, model: StreamModel, streams: int, *weights: float) -> None:
         super().__init__(model, *weights)
-        for i, x in enumerate(model.recurrent.start(streams, model.embedding.weight.detach())):
+        for i, x in enumerate(model.start(streams)):
             self.register_buffer(f"state{i}", x)
 
     @property
@@ -67,12 +67,12 @@ class Carried(RecurrentObjective):
     def forward(self, *inputs: Tensor) -> Tensor:
         ids, fresh, labels = inputs
         before = tuple(x.masked_fill(fresh[:, None], 0) for x in self.state)
-        hidden, after = cast(RNN, self.model).hidden(ids, before)
+        hidden, after = cast(StreamModel, self.model).hidden(ids, before)
         for place, x in zip(self.state, after, strict=True):
             place.copy_(x.detach())
         return self.regularised(hidden, labels)
 
 
-def recurrent_objective(model: RNN, config: TrainConfig, streams: int) -> Objective:
+def recurrent_objective(model: StreamModel, config: TrainConfig, streams: int) -> Objective:
     weights = (config.label_smoothing, config.z_loss, config.activity, config.slowness)
     return Carried(model, streams, *weights) if config.carry else RecurrentObjective(model, *weights)

@@ -9,6 +9,7 @@ import torch
 from regard.config import ModelConfig
 from regard.data.batches import Batch
 from regard.device import peak_flops
+from regard.models.architectures import of
 from regard.models.cost import training_flops
 from regard.text.tokenizer import PAD
 
@@ -50,20 +51,13 @@ class Meter:
 
 def extent(model: ModelConfig, batch: Batch) -> tuple[int, int, int]:
     """Rows, and how long what is read and what is written are."""
-    shape = batch.inputs[0].shape
-    if model.architecture in ("transformer", "seq2seq"):
-        return shape[0], shape[1], batch.inputs[1].shape[1]
-    if model.architecture in ("gpt", "rnn"):
-        return shape[0], 0, shape[1]
-    if model.architecture == "vit":
-        return shape[0], 1 + (shape[-1] // model.patch_size) * (shape[-2] // model.patch_size), 0
-    return shape[0], shape[1], 0
+    return len(batch.inputs[0]), *of(model).lengths(model, *batch.inputs)
 
 
 def real_share(model: ModelConfig, batch: Batch) -> float:
     """How much of a batch is not padding: by what is scored where that is every token, else by what is read."""
-    if model.architecture == "vit":
+    if of(model).sees_images:
         return 1.0
-    if model.architecture == "bert" or batch.labels.dim() == 1:
+    if of(model).fills_blanks or batch.labels.dim() == 1:
         return (batch.inputs[0] != PAD).double().mean().item()
     return batch.tokens / batch.labels.numel()

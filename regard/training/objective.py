@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from regard.config import ModelConfig, TrainConfig
 from regard.models.classifier import Classifier
-from regard.models.gpt import GPT
 from regard.text.tokenizer import PAD
 from regard.training.crossentropy import linear_cross_entropy
 
@@ -111,8 +110,7 @@ class PackedObjective(Objective):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         ids, positions, labels = inputs
-        assert isinstance(self.model, GPT)
-        return self.score(self.model.read_packed(ids, positions), labels)
+        return self.score(cast(Any, self.model).read_packed(ids, positions), labels)
 
 
 class AnswerObjective(Objective):
@@ -144,18 +142,19 @@ class AuxiliaryObjective(ClassObjective):
         ids, types, labels = inputs
         model = self.model
         assert isinstance(model, Classifier)
-        assert isinstance(model.body, GPT)
         hidden = model.hidden(ids, types)
         sums = self.losses(model.answer(hidden, ids), labels)
         scored = (labels if labels.dim() == 1 else labels.amax(1)) != self.unscored
         nothing = sums.new_zeros(())
-        return sums + torch.stack([self.weight * self.text_loss(model.body, hidden, ids, scored), nothing, nothing])
+        return sums + torch.stack(
+            [self.weight * self.text_loss(model.body.head, hidden, ids, scored), nothing, nothing]
+        )
 
-    def text_loss(self, body: GPT, hidden: Tensor, ids: Tensor, scored: Tensor) -> Tensor:
+    def text_loss(self, head: Any, hidden: Tensor, ids: Tensor, scored: Tensor) -> Tensor:
         """Over the rows (B,) that are scored."""
         following = ids[:, 1:]
         shares = (scored / (following != PAD).sum(1).clamp(min=1))[:, None].expand_as(following)
-        return token_losses(body.head, hidden[:, :-1], following, shares=shares.flatten())[0]
+        return token_losses(head, hidden[:, :-1], following, shares=shares.flatten())[0]
 
 
 class RegressionObjective(AnswerObjective):

@@ -19,13 +19,13 @@ from regard.look.positions import FORMULAS, Picture, trained, untrained
 from regard.models.architectures import make_model, preset
 from regard.models.gpt import GPT
 from regard.models.sizes import resolve_sizes
-from regard.models.transformer import PRESETS, Transformer
+from regard.models.transformer import Transformer
 
 DRAWN = [name for name in POSITIONS if name != "none"]
 
 
 def config(**settings: object) -> ModelConfig:
-    return resolve_sizes(ModelConfig(preset="transformer-tiny", **settings), PRESETS)  # type: ignore[arg-type]
+    return resolve_sizes(ModelConfig(preset="transformer-tiny", **settings), Transformer.presets)  # type: ignore[arg-type]
 
 
 def picture(name: str, n: int = 16, **settings: object) -> Picture:
@@ -285,5 +285,5 @@ def test_the_page_says_where_each_scheme_is_refused(name: str) -> None:
 
 
 def test_a_notebook_shows_the_picture_of_a_scheme() -> None:
-    config = resolve_sizes(ModelConfig(preset="transformer-tiny"), PRESETS)
+    config = resolve_sizes(ModelConfig(preset="transformer-tiny"), Transformer.presets)
     assert untrained("rope", config, 8)._repr_png_()[:4] == b"\x89PNG"

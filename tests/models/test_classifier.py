@@ -75,7 +75,7 @@ def test_a_bert_without_kinds_of_tokens_takes_pairs_too() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("transformer-tiny", "a transformer model cannot be given a head for classes: use a bert, gpt or rnn preset"),
+        ("transformer-tiny", "a transformer model cannot be given a head for classes: use a gpt, bert or rnn preset"),
         ("bert-tiny", "n_classes must be at least 1"),
     ],
 )

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from regard.layers.cache import StepCache
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.config import ModelConfig, TrainConfig
-from regard.layers.cache import StepCache
 from regard.models import architectures
 from regard.models.architectures import make_model, preset
 from regard.models.cost import (
@@ -22,7 +22,7 @@ from regard.models.cost import (
     training_memory,
 )
 from regard.models.parameters import blocks
-from regard.models.transformer import Transformer, resolve
+from regard.models.transformer import Transformer
 from regard.training.crossentropy import CHUNK_BYTES
 from regard.training.objective import ClassObjective, Objective
 from regard.training.optim import make_optimizer
@@ -87,7 +87,7 @@ def test_training_costs_three_forwards(shape: tuple[int, int, int]) -> None:
 
 def test_the_papers_base_model_by_hand() -> None:
     # One sentence pair of 1 + 1 tokens: 2 FLOPs for each weight of a matrix that a token meets, and attention over one key.
-    config = resolve(ModelConfig(preset="transformer-base", source_vocab=37_000, target_vocab=37_000))
+    config = Transformer.resolve(ModelConfig(preset="transformer-base", source_vocab=37_000, target_vocab=37_000))
     encoder = 2 * (4 * 512 * 512 + 2 * 512 * 2048) + 4 * 512
     decoder = 2 * (8 * 512 * 512 + 2 * 512 * 2048) + 8 * 512
     assert forward_flops(config, 1, 1, 1) == 6 * encoder + 6 * decoder + 2 * 512 * 37_000
@@ -95,7 +95,7 @@ def test_the_papers_base_model_by_hand() -> None:
 
 def test_multi_query_attention_by_hand() -> None:
     # Width 8, four heads of 3: queries 12 wide; one head of keys: 3 wide. One token on each side, one block each.
-    config = resolve(
+    config = Transformer.resolve(
         ModelConfig(
             preset="transformer-tiny",
             n_encoder_layers=1,

@@ -14,7 +14,7 @@ from regard.config import POSITIONS, ModelConfig
 from regard.errors import RegardError
 from regard.layers.masks import CAUSAL, FULL, Mask, documents, prefix, window
 from regard.models.architectures import preset as named
-from regard.models.gpt import GPT, PRESETS
+from regard.models.gpt import GPT
 from regard.models.sizes import SIZES
 from regard.text.tokenizer import PAD
 
@@ -245,11 +245,11 @@ def test_parameters_by_hand() -> None:
         assert (model.head.weight is model.embedding.weight) == (matrices == 1)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", GPT.presets)
 def test_presets(preset: str) -> None:
     with torch.device("meta"):
         config = GPT(named(preset, target_vocab=V)).config
-    sizes = {name: size for name, size in PRESETS[preset].items() if name in SIZES} | {"target_vocab": V}
+    sizes = {name: size for name, size in GPT.presets[preset].items() if name in SIZES} | {"target_vocab": V}
     assert {name: getattr(config, name) for name in sizes} == sizes
 
 

@@ -18,9 +18,9 @@ from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.layers.packed import packed
 from regard.models import summary as summaries
-from regard.models.architectures import make_model, preset
+from regard.models.architectures import make_model, of, preset
 from regard.models.cost import activations, forward_flops
-from regard.models.flops import count, example, hollow
+from regard.models.flops import count, hollow
 from regard.models.summary import Line, Summary, summary
 
 B, S, T = 3, 9, 7
@@ -141,7 +141,9 @@ def test_what_positions_multiply_has_a_line_and_is_left_out_of_the_usual_count(
 
 def torch_counts(model: nn.Module) -> int:
     at = (S, T) if model.config.architecture in ("transformer", "seq2seq") else (T, T)  # type: ignore[union-attr]
-    inputs = example(model.config, B, *((17, 0) if hasattr(model, "patches") else at), next(model.parameters()))  # type: ignore[arg-type]
+    config: ModelConfig = model.config  # type: ignore[assignment]
+    at = (17, 0) if hasattr(model, "patches") else at
+    inputs = of(config).example_inputs(config, B, *at, next(model.parameters()))
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model.eval()(*inputs)
     return counter.get_total_flops()

@@ -7,17 +7,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from regard.layers.cache import StepCache
 from torch import Tensor
 
 from regard.api import make_config
 from regard.config import POSITIONS, ModelConfig
 from regard.errors import RegardError
-from regard.layers.cache import StepCache
 from regard.layers.masks import positions_of
 from regard.layers.positions import NoPositions
 from regard.models.architectures import preset as named
 from regard.models.sizes import SIZES
-from regard.models.transformer import PRESETS, Transformer, resolve
+from regard.models.transformer import Transformer
 from regard.text.tokenizer import PAD, SOS
 
 V = 23
@@ -393,7 +393,7 @@ def test_parameters_of_the_papers_models(preset: str, by_hand: int, paper: float
 
 
 def test_the_papers_sizes() -> None:
-    base, big = (resolve(ModelConfig(preset=f"transformer-{size}")) for size in ("base", "big"))
+    base, big = (Transformer.resolve(ModelConfig(preset=f"transformer-{size}")) for size in ("base", "big"))
     assert (base.n_encoder_layers, base.n_decoder_layers, base.d_model, base.n_heads, base.d_ff) == (6, 6, 512, 8, 2048)
     assert (big.n_encoder_layers, big.n_decoder_layers, big.d_model, big.n_heads, big.d_ff) == (6, 6, 1024, 16, 4096)
 
@@ -401,13 +401,13 @@ def test_the_papers_sizes() -> None:
 # ---- resolving -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", Transformer.presets)
 def test_sizes_left_open_are_the_presets_and_others_stay(preset: str) -> None:
-    resolved = resolve(named(preset, d_ff=40))
+    resolved = Transformer.resolve(named(preset, d_ff=40))
     assert resolved.d_ff == 40
-    sizes = {name: size for name, size in PRESETS[preset].items() if name in SIZES} | {"d_ff": 40}
+    sizes = {name: size for name, size in Transformer.presets[preset].items() if name in SIZES} | {"d_ff": 40}
     assert {name: getattr(resolved, name) for name in sizes} == sizes
-    assert resolve(resolved) == resolved
+    assert Transformer.resolve(resolved) == resolved
 
 
 @pytest.mark.parametrize(

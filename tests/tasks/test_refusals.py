@@ -35,8 +35,8 @@ def refused(corpora: Path, task: str, words: str, **changes: Any) -> None:
         ("spans", "gpt-tiny", "spans trains a transformer"),
         ("denoising", "bert-tiny", "denoising trains a transformer"),
         ("images", "bert-tiny", "images trains a vit"),
-        ("classification", "transformer-tiny", "classification trains a bert, a gpt or an rnn, but .*transformer-tiny"),
-        ("tagging", "vit-tiny", "tagging trains a bert, a gpt or an rnn, but .*vit-tiny is a vit"),
+        ("classification", "transformer-tiny", "classification trains a gpt, bert or rnn, but .*transformer-tiny"),
+        ("tagging", "vit-tiny", "tagging trains a gpt, bert or rnn, but .*vit-tiny is a vit"),
     ],
 )
 def test_a_model_of_another_kind(corpora: Path, task: str, preset: str, words: str) -> None:
@@ -97,7 +97,12 @@ def test_a_number_that_is_none(corpora: Path) -> None:
 
 
 def test_an_auxiliary_loss_without_a_language_model(corpora: Path) -> None:
-    refused(corpora, "classification", r"train\.auxiliary is GPT's", **{"train.auxiliary": 0.5})
+    refused(
+        corpora,
+        "classification",
+        r"train\.auxiliary adds the loss of a language model: it needs a gpt or rnn",
+        **{"train.auxiliary": 0.5},
+    )
 
 
 def picture_folder(folder: Path, size: int = 8) -> None:

@@ -387,11 +387,15 @@ def test_numbers_by_hand() -> None:
     assert answers.grad.flatten().tolist() == [-4.0, 0.0, 1.0]
 
 
-@pytest.mark.parametrize("absent", [(), ABSENT])
-def test_the_auxiliary_loss_is_each_rows_mean_over_its_own_tokens(absent: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    "config",
+    [foreign(absent=()), foreign(), preset("lstm-small", d_model=16, d_hidden=16, dropout=0.0, target_vocab=12)],
+    ids=["gpt", "absent", "lstm"],
+)
+def test_the_auxiliary_loss_is_each_rows_mean_over_its_own_tokens(config: ModelConfig) -> None:
     """Row by row without padding, by torch; the third row only fills the batch."""
     torch.manual_seed(2)
-    model = make_model(foreign(absent=absent, answer="row", n_classes=3)).eval()
+    model = make_model(replace(config, answer="row", n_classes=3)).eval()
     rows = [[5, 6, 7, EOS], [8, EOS], [5, 6, 7, EOS]]
     ids = torch.tensor([row + [PAD] * (4 - len(row)) for row in rows])
     labels = torch.tensor([1, 0, -1])

@@ -26,7 +26,7 @@ from regard.look.drawn import Drawn
 from regard.look.figures import Image, draw
 from regard.look.forward import KINDS
 from regard.look.record import layers_of
-from regard.models.seq2seq import EncoderDecoder
+from regard.models.model import TranslationModel
 from regard.progress import progress_bar
 from regard.text.tokenizer import PAD
 from regard.translator import Translator
@@ -137,9 +137,9 @@ def scan(
     all in `source`; `to` is the language, for a model that translates to several."""
     if metric not in ("loss", "bleu"):
         raise RegardError(f"the metric is loss or bleu, not '{metric}'")
-    if isinstance(bundle.model, EncoderDecoder) and not target:
+    if isinstance(bundle.model, TranslationModel) and not target:
         raise RegardError("a model that translates is measured on sentences and their translations: give a target too")
-    if not isinstance(bundle.model, EncoderDecoder) and (target or metric == "bleu"):
+    if not isinstance(bundle.model, TranslationModel) and (target or metric == "bleu"):
         raise RegardError("only translations have a target and a BLEU: this model is measured by its loss on a text")
     if metric == "loss":
         found = scan_loss(bundle, rows_of(bundle, source, target, to), quiet)

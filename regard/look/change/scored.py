@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +15,8 @@ from regard.data.noise import mask_tokens
 from regard.decode.rules import pad
 from regard.errors import RegardError
 from regard.folder import Bundle
-from regard.layers.masks import positions_of
-from regard.models.bert import Bert
-from regard.models.gpt import GPT
-from regard.models.seq2seq import EncoderDecoder
-from regard.models.transformer import Transformer
+from regard.models.architectures import of
+from regard.models.model import TranslationModel
 from regard.text.tokenizer import EOS, PAD
 from regard.translator import Translator
 
@@ -36,17 +34,15 @@ class Rows:
 
 
 @torch.inference_mode()
-def memory_of(model: nn.Module, rows: Rows) -> tuple[Tensor, Tensor] | None:
-    return model.encode(rows.source) if isinstance(model, Transformer) and rows.source is not None else None
+def memory_of(model: nn.Module, rows: Rows) -> Any:
+    """What a decoder reads of the sources; None for a model that only reads, or only continues a text."""
+    return model.encode(rows.source) if isinstance(model, TranslationModel) and rows.source is not None else None
 
 
 @torch.inference_mode()
-def losses_of(model: nn.Module, rows: Rows, memory: tuple[Tensor, Tensor] | None) -> list[float]:
+def losses_of(model: nn.Module, rows: Rows, memory: Any) -> list[float]:
     """-log p of all that is asked, of each row."""
-    if isinstance(model, Transformer) and memory is not None:
-        hidden = model.decode(rows.read, positions_of(rows.read, PAD), *memory)
-    else:
-        hidden = model.read(*(x for x in (rows.source, rows.read) if x is not None))  # type: ignore[operator]
+    hidden = model.read_target(memory, rows.read) if isinstance(model, TranslationModel) else model.read(rows.read)  # type: ignore[operator]
     asked = rows.wanted != PAD
     pieces = zip(hidden[asked].split(CHUNK), rows.wanted[asked].split(CHUNK), strict=True)
     scored = [F.cross_entropy(model.head(h).float(), w, reduction="none") for h, w in pieces]  # type: ignore[operator]
@@ -79,11 +75,13 @@ def grouped(texts: list[Text], tokens: int) -> Iterator[list[Text]]:
 
 
 def texts_of(bundle: Bundle, source: Sequence[str], target: Sequence[str], to: str | None) -> Iterator[Text]:
-    if isinstance(bundle.model, EncoderDecoder):
+    if isinstance(bundle.model, TranslationModel):
         return pairs(Translator(bundle), source, target, to)
-    if isinstance(bundle.model, (GPT, Bert)) and bundle.tokenizers is not None:
+    kind = of(bundle.config)
+    answers = kind.gives_classes(bundle.config)
+    if (kind.writes or kind.fills_blanks) and not answers and bundle.tokenizers is not None:
         lines = (bundle.tokenizers.target.encode(line) for line in source if line.strip())
-        return (going_on if isinstance(bundle.model, GPT) else blanks)(bundle, lines)
+        return (going_on if kind.writes else blanks)(bundle, lines)
     raise RegardError("heads are scanned in models that translate, write or fill in blanks; this one does not")
 
 

@@ -27,8 +27,9 @@ from regard.folder import Bundle
 from regard.look.page.chain import chain_of
 from regard.look.page.seen import Seen, attention_of, described
 from regard.look.record import Record, layers_of, record
+from regard.models.architectures import of
 from regard.models.classifier import Classifier
-from regard.models.seq2seq import Seq2Seq, attends
+from regard.models.model import Model
 from regard.text.tokenizer import Tokenizers
 
 ALONE = ("tokens", "tokens")  # the strip of a model with one
@@ -48,7 +49,7 @@ class Sight:
     said: tuple[str, ...] = ()  # the changes as they were asked for
 
     @property
-    def reader(self) -> nn.Module:
+    def reader(self) -> Model:
         """The model under its answers."""
         return reader_of(self.bundle.model)
 
@@ -89,15 +90,19 @@ class Sight:
         return Seen(kind, **(given | parts))
 
 
-def reader_of(model: nn.Module) -> nn.Module:
-    return model.body if isinstance(model, Classifier) else model
+def reader_of(model: nn.Module) -> Model:
+    reader = model.body if isinstance(model, Classifier) else model
+    assert isinstance(reader, Model)
+    return reader
 
 
 def kind_of(bundle: Bundle) -> str:
     if isinstance(bundle.model, Classifier):
         return "classification"
-    kinds = {"transformer": "translation", "seq2seq": "alignment", "bert": "filling", "vit": "picture"}
-    return kinds.get(bundle.config.architecture, "language")
+    kind = of(bundle.config)
+    if kind.translates:
+        return "alignment" if kind.is_recurrent else "translation"
+    return "filling" if kind.fills_blanks else "picture" if kind.sees_images else "language"
 
 
 def check_kinds(first: Seen, bundle: Bundle, name: str) -> None:
@@ -114,12 +119,13 @@ def eyes_for(bundle: Bundle) -> Callable[[Sight], Seen]:
     from regard.look.page import kinds_read, kinds_write
 
     reader, config = reader_of(bundle.model), bundle.config
-    if isinstance(reader, Seq2Seq) and not attends(config):
+    found = layers_of(reader)
+    if not found and kind_of(bundle) == "alignment":
         raise RegardError(
             f"this model has no attention (model.score {config.score}), so there is nothing to look at: "
             f"train one with model.score additive, dot or general"
         )
-    if not layers_of(reader):
+    if not found:
         raise RegardError(f"no layer of this {config.architecture} attends to anything: there is nothing to look at")
     writers = {**dict.fromkeys(TRANSLATIONS, kinds_write.translation), "language": kinds_write.language}
     return {**writers, **kinds_read.READERS}[kind_of(bundle)]

@@ -18,7 +18,6 @@ from regard.look.page.chain import alignment_chain
 from regard.look.page.kinds import ALONE, Kept, Sight, keep, kind_of
 from regard.look.page.seen import Prediction, Seen, Strip, Twig, attention_of, predictions_of, strip_of
 from regard.look.tree import Node, Search
-from regard.models.seq2seq import Seq2Seq
 from regard.text.frame import Frame
 from regard.text.tokenizer import EOS, Tokenizer
 from regard.translator import Translator
@@ -39,12 +38,11 @@ def translation(sight: Sight) -> Seen:
     text = hand.writes.decode([*forced, *written])
     along, notes = followed(sight, [*start, *written], text)
     kept = keep(sight, sight.row(source), sight.row(along[:-1]))
-    recurrent = isinstance(sight.reader, Seq2Seq)
     return sight.view(
         kind_of(sight.bundle),
         output=text,
         strips=sides(sight, source, along[:-1]),
-        **aligned(kept) if recurrent else kept.parts(sight, SIDES),
+        **aligned(kept) if sight.reader.is_recurrent else kept.parts(sight, SIDES),
         predictions=foretold("target", kept.result, along, hand.writes, len(start)),
         tree=[[twig(node, hand.writes) for node in step] for step in search.steps],
         written=tuple(along),

@@ -21,6 +21,7 @@ from regard.layers.contextual import Disentangled
 from regard.look.alignment import words
 from regard.look.page.chain import Stage
 from regard.look.record import Record
+from regard.models.architectures import of
 from regard.text.tokenizer import Tokenizer
 from regard.text.vocabulary import SPACE
 
@@ -273,15 +274,15 @@ def predictions_of(
 def described(model: nn.Module, config: ModelConfig) -> dict[str, Any]:
     """What a model is, in a few words and numbers."""
     layers = {"encoder": config.n_encoder_layers, "decoder": config.n_decoder_layers}
-    unused = {"gpt": ("encoder",), "bert": ("decoder",), "vit": ("decoder",)}.get(config.architecture, ())
+    kind = of(config)
     table: dict[str, Any] = {"architecture": config.architecture}
-    if config.architecture == "seq2seq":
+    if kind.is_recurrent:
         table |= {"cell": config.cell, "score": config.score, "d_hidden": config.d_hidden}
     else:
         table |= {"positions": config.positions, "norm": "parallel" if config.parallel else config.norm}
         table |= {"heads": config.n_heads, "key heads": config.n_kv_heads, "d_ff": config.d_ff}
-    if config.architecture != "vit":
-        table["vocabulary"] = config.source_vocab if config.architecture == "bert" else config.target_vocab
+    if kind.vocabularies:
+        table["vocabulary"] = kind.output_vocabulary(config)
         table["embedding scale"] = config.d_model**0.5 if config.scale_embeddings else 1
     table |= {"d_model": config.d_model, "parameters": sum(p.numel() for p in model.parameters())}
-    return table | {"layers": {side: n for side, n in layers.items() if side not in unused}}
+    return table | {"layers": {side: layers[side] for side in kind.sides}}

@@ -1,0 +1,221 @@
+"""What a model class declares about itself, so that nothing else in Regard asks for an architecture by name.
+
+An architecture is one class derived from `Model`, entered under its name in models/architectures.py. Tasks, decoding,
+`regard look`, `regard cost` and the exchange with other libraries read the attributes below and call the methods.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from regard.config import ModelConfig
+from regard.errors import RegardError
+from regard.layers.schemes import check_positions
+from regard.models.presets import Table
+from regard.models.sizes import ALIGNMENT, BLOCKS, RECURRENT, resolve_sizes
+from regard.text.tokenizer import PAD
+
+if TYPE_CHECKING:
+    from regard.layers.embedding import Embedding, Head
+    from regard.layers.state import State
+
+ANSWERS = ("classification", "regression", "tagging")  # tasks in which a Classifier stands on top of a model
+
+ARCHITECTURES: dict[str, type[Model]] = {}  # by name; filled by models/architectures.py
+
+
+class Model(nn.Module):
+    """The base class of every architecture. Its class attributes are all that other modules ask about an architecture.
+
+    A model that learns one of `ANSWERS` or that `embeds` has `vectors(ids, types)`; models that predict tokens have
+    `read(...)`, which returns the input of their `head`.
+    """
+
+    name: ClassVar[str]  # set by `architectures.register`
+    presets: ClassVar[Table]  # its published sizes by name; the first one has no style of its own
+    tasks: ClassVar[tuple[str, ...]]  # what it can learn
+    sides: ClassVar[tuple[str, ...]]  # which stacks of layers it has: encoder, decoder
+    vocabularies: ClassVar[tuple[str, ...]]  # of which text it reads or writes tokens: source, target
+    own_settings: ClassVar[tuple[str, ...]] = BLOCKS  # which of the settings that only some models read it reads
+
+    translates: ClassVar[bool] = False  # writes one text while reading another: a TranslationModel
+    writes: ClassVar[bool] = False  # continues a text, every token seeing those before it: a LanguageModel
+    fills_blanks: ClassVar[bool] = False  # predicts the token of each place from those on both sides
+    sees_images: ClassVar[bool] = False  # reads pictures cut into patches instead of text
+    classifies: ClassVar[bool] = False  # its own head gives classes; others get one from a Classifier
+    embeds: ClassVar[bool] = False  # `vectors` of a text can be pooled into one vector
+    is_recurrent: ClassVar[bool] = False  # its layers are recurrent cells and not blocks
+    carries_state: ClassVar[bool] = False  # reads texts of any length in pieces: a StreamModel
+    packs_documents: ClassVar[bool] = False  # `read_packed`: documents in one row that do not see each other
+
+    config: ModelConfig
+
+    # ---- questions about a configuration -------------------------------------------------------------------------------
+
+    @classmethod
+    def resolve(cls, config: ModelConfig) -> ModelConfig:
+        """Return the sizes that a model will have; refuse impossible ones, and settings that would do nothing."""
+        if config.preset in cls.presets:
+            cls.check_own(config)
+        config = resolve_sizes(config, cls.presets)
+        if not cls.is_recurrent:  # a recurrent model knows the order of its tokens by itself
+            for place in (*cls.sides, *(["cross"] if cls.translates else [])):
+                check_positions(config, place)
+        if cls.translates and config.tie in ("inputs", "all") and config.source_vocab != config.target_vocab:
+            raise RegardError(
+                f"model.tie '{config.tie}' needs one vocabulary for both languages, but they have {config.source_vocab} "
+                f"and {config.target_vocab} pieces: set tokenizer.joint true, or model.tie decoder"
+            )
+        return config
+
+    @classmethod
+    def check_own(cls, config: ModelConfig) -> None:
+        """Refuse settings that only other architectures read."""
+        usual, own = ModelConfig(), cls.presets[config.preset]["architecture"]
+        for setting in (*RECURRENT, *ALIGNMENT, *BLOCKS):
+            if setting not in cls.own_settings and getattr(config, setting) != getattr(usual, setting):
+                kinds = ", ".join(name for name, model in ARCHITECTURES.items() if setting in model.own_settings)
+                raise RegardError(
+                    f"model.{setting} is for {kinds} models, and {config.preset} is a {own}: leave it out"
+                )
+
+    @classmethod
+    def output_vocabulary(cls, config: ModelConfig) -> int:
+        """Return how many tokens it chooses among where it predicts one."""
+        return config.target_vocab if "target" in cls.vocabularies else config.source_vocab
+
+    @classmethod
+    def gives_classes(cls, config: ModelConfig) -> bool:
+        """Return whether its answers are classes or numbers and not tokens."""
+        return cls.classifies or config.answer != "none"
+
+    @classmethod
+    def lengths(cls, config: ModelConfig, *inputs: Tensor) -> tuple[int, int]:
+        """Return how many tokens its encoder and its decoder read in each row of a batch; 0 for a side it does not have."""
+        read = dict(zip(cls.sides, (x.shape[1] for x in inputs), strict=False))
+        return read.get("encoder", 0), read.get("decoder", 0)
+
+    @classmethod
+    def example_inputs(cls, config: ModelConfig, batch: int, s: int, t: int, like: Tensor) -> tuple[Tensor, ...]:
+        """Return inputs of these lengths without padding, on the device of `like`."""
+        lengths = {"encoder": s, "decoder": t}
+        ids = tuple(torch.ones(batch, lengths[side], dtype=torch.long, device=like.device) for side in cls.sides)
+        return ids if config.answer == "none" else (*ids, torch.zeros_like(ids[0]))
+
+    # ---- what a Classifier and an Embedder read ------------------------------------------------------------------------
+
+    @property
+    def width(self) -> int:
+        """How many numbers a vector of `vectors` has."""
+        return self.config.d_model
+
+    def vectors(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
+        """Return a vector (B, T, C) for each token (B, T); `types` says which of two texts a token is in."""
+        raise NotImplementedError
+
+    def pooled(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """Return one vector (B, C) for each row of `vectors`: that of its last token, the only one to have seen them all."""
+        last = (ids != PAD).sum(1) - 1
+        return hidden[torch.arange(len(ids), device=ids.device), last]
+
+
+# ---- models that decode --------------------------------------------------------------------------------------------------
+
+
+class TranslationModel(Model):
+    """An encoder-decoder: it writes one text while reading another."""
+
+    sides = ("encoder", "decoder")
+    vocabularies = ("source", "target")
+    translates = True
+    head: Head
+
+    def encode(self, source: Tensor) -> Any:
+        """Return what the decoder reads of sources (B, S)."""
+        raise NotImplementedError
+
+    def read_target(self, encoded: Any, target: Tensor) -> Tensor:
+        """Return the input of the head (B, T, C) for the token after each target token, given `encode` of the source."""
+        raise NotImplementedError
+
+    def read(self, source: Tensor, target: Tensor) -> Tensor:
+        """Return the input of the head (B, T, C) for the token after each target token: teacher forcing."""
+        return self.read_target(self.encode(source), target)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """Return the logits (B, T, V) of the token after each target token."""
+        return self.head(self.read(source, target))
+
+    def begin(self, source: Tensor) -> State:
+        """Read sources (B, S) once and return the state that `step` starts from."""
+        raise NotImplementedError
+
+    def step(self, tokens: Tensor, state: State) -> Tensor:
+        """Return the logits (N, V) after one more token (N,) of each hypothesis."""
+        raise NotImplementedError
+
+    def advance(self, tokens: Tensor, state: State) -> Tensor:
+        """Return what `step` gives to the head (N, C)."""
+        raise NotImplementedError
+
+
+class LanguageModel(Model):
+    """A decoder alone: it continues a text."""
+
+    sides = ("decoder",)
+    vocabularies = ("target",)
+    writes = True
+    embedding: Embedding
+    head: Head
+
+    def read(self, ids: Tensor) -> Tensor:
+        """Return the input of the head (B, T, C) for the token after each token; rows are padded on the right."""
+        raise NotImplementedError
+
+    def vectors(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
+        return self.read(ids)
+
+    def begin(self, prompt: Tensor) -> tuple[Tensor, State]:
+        """Read prompts (B, T) of any lengths; return the logits (B, V) after each and the state `step` starts from."""
+        raise NotImplementedError
+
+    def read_prompt(self, prompt: Tensor) -> tuple[Tensor, State]:
+        """Read prompts as `begin` does; return hidden vectors (B, T, C) in the place of logits."""
+        raise NotImplementedError
+
+    def step(self, tokens: Tensor, state: State) -> Tensor:
+        """Return the logits (N, V) after one more token (N,) of each row."""
+        raise NotImplementedError
+
+
+class StreamModel(LanguageModel):
+    """A language model with a state of fixed size, so that it reads a text of any length in pieces."""
+
+    carries_state = True
+    output_dropout: nn.Module  # between `hidden` and the head
+
+    def start(self, rows: int) -> tuple[Tensor, ...]:
+        """Return the state before the first token of a text, one row for each text."""
+        raise NotImplementedError
+
+    def hidden(self, ids: Tensor, state: tuple[Tensor, ...] | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return what the last layer gives at each token (B, T, C), continuing from a state, and the state after them."""
+        raise NotImplementedError
+
+
+def names_where(attribute: str) -> str:
+    """Return the names of the architectures that have an attribute, as error messages list them: gpt or rnn."""
+    return listed([name for name, model in ARCHITECTURES.items() if getattr(model, attribute)])
+
+
+def names_learning(task: str) -> str:
+    """Return the names of the architectures that can learn a task, as error messages list them."""
+    return listed([name for name, model in ARCHITECTURES.items() if task in model.tasks])
+
+
+def listed(names: list[str]) -> str:
+    """a, b or c"""
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
