@@ -40,9 +40,9 @@ def config_of(name: str, settings: dict[str, str]) -> tuple[ModelConfig, dict[st
 
 def assumptions(config: ModelConfig, vocab: int) -> dict[str, Any]:
     """What data would fill in."""
-    from regard.models.parameters import architecture
+    from regard.models.architectures import PRESETS
 
-    kind = architecture(config)
+    kind = config.architecture or PRESETS[config.preset]["architecture"]
     one_side = {"vit": [], "gpt": ["target_vocab"], "rnn": ["target_vocab"], "bert": ["source_vocab"]}
     used: list[str] = one_side.get(kind, ["source_vocab", "target_vocab"])
     missing = {field: vocab for field in used if not getattr(config, field)}

@@ -48,6 +48,10 @@ class SelfAttention(Attention):
         self.qkv = nn.Linear(config.d_model, self.d_queries + 2 * self.d_keys, bias=config.bias)
         self.heads = [config.n_heads, config.n_kv_heads, config.n_kv_heads]
 
+    def scale_queries(self, factor: float) -> None:
+        """Start with queries that much larger; a stack whose scores are not divided by sqrt(D) makes them smaller."""
+        self.qkv.weight[: self.d_queries] *= factor
+
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         q, k, v = split_heads(self.qkv(x), self.d_head).split(self.heads, dim=1)  # (B, H, T, D), (B, G, T, D) twice
         q, k = rotate(q, ctx.rotation), rotate(k, ctx.rotation)
@@ -62,6 +66,9 @@ class CrossAttention(Attention):
         super().__init__(config)
         self.q = nn.Linear(config.d_model, self.d_queries, bias=config.bias)
         self.kv = nn.Linear(config.d_model, 2 * self.d_keys, bias=config.bias)
+
+    def scale_queries(self, factor: float) -> None:
+        self.q.weight *= factor
 
     def keys_values(self, memory: Tensor) -> KeysValues:
         k, v = split_heads(self.kv(memory), self.d_head).chunk(2, dim=1)

@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.device import working_dtype
+
 WIDEST = 8192  # numbers of a row, which one program holds
 TRITON = importlib.util.find_spec("triton") is not None
 
@@ -32,8 +34,7 @@ def add_norm(x: Tensor, y: Tensor | None, norm: nn.Module, p: float) -> tuple[Te
     if not (p or x.is_cuda or torch.is_autocast_enabled("cpu")) and (y is None or x.dtype == y.dtype):
         total = x if y is None else x + y  # a decoding step on a CPU: each further operation costs microseconds
         return total, norm(total)
-    device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    dtype = working_dtype(x)
     if y is not None and x.is_cuda and torch.is_grad_enabled() and fits(x, y, norm):
         return fused(x, y, norm, p, dtype)
     total = x if y is None else (x + F.dropout(y, p)).to(x.dtype)

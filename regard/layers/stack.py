@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.config import ModelConfig
+from regard.device import working_dtype
+from regard.layers.attention import Attention, CrossAttention
 from regard.layers.attend import Plan, make_plan, runnable, settled
 from regard.layers.block import Block
 from regard.layers.cache import NO_CACHE, Cache
@@ -26,8 +28,7 @@ from regard.layers.schemes import make_positions
 
 def in_working_precision(x: Tensor) -> Tensor:
     """The residual stream has the precision of the products that read it and add to it."""
-    device = x.device.type
-    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+    return x.to(working_dtype(x))
 
 
 class Stack(nn.Module):
@@ -55,6 +56,15 @@ class Stack(nn.Module):
                 scheme.join(first, block.get_submodule("sublayers.self.sublayer.qkv"))  # type: ignore[arg-type]
         crosses = any("cross" in block.sublayers for block in self.blocks)  # type: ignore[operator]
         self.cross_scheme = make_positions(config, "cross") if crosses else NoPositions()
+
+    def init_weights(self) -> None:
+        """Where a scheme wants scores that are not divided by sqrt(D), as T5's, queries start smaller by as much."""
+        for module in self.modules():
+            if isinstance(module, Attention):
+                crosses = isinstance(module, CrossAttention)
+                scale: float = module.d_head**-0.5
+                wanted = (self.cross_scheme if crosses else self.schemes[0]).scale
+                module.scale_queries(scale / (wanted or scale))  # type: ignore[operator]
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Token embeddings with what the scheme adds to them, (B, T, C)."""

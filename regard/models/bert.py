@@ -16,7 +16,7 @@ from regard.layers.norm import make_norm
 from regard.layers.stack import Stack
 from regard.models import presets
 from regard.models.heads import MaskedHead, Pooler
-from regard.models.init import initialise
+from regard.models.init import initialise, new_seed
 from regard.models.sizes import resolve_sizes
 from regard.text.tokenizer import PAD
 
@@ -26,6 +26,7 @@ PRESETS = presets.BERT
 class Bert(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        seed = new_seed()
         self.config = config = resolve_sizes(config, PRESETS)
         self.embedding = Embedding(config.source_vocab, config.d_model, config.scale_embeddings)
         # which of two sentences a token is in
@@ -36,7 +37,7 @@ class Bert(nn.Module):
         self.encoder = Stack(config, blocks, window(FULL, config.window), "encoder")
         self.pooler = Pooler(config)
         self.head = MaskedHead(config, self.embedding.weight)
-        initialise(self, config.embedding_norm)
+        initialise(self, seed)
 
     def hidden(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
         """(B, T, C); rows are padded on the right."""

@@ -13,6 +13,7 @@ from regard.errors import RegardError
 from regard.layers.masks import positions_of
 from regard.models.bert import Bert
 from regard.models.gpt import GPT
+from regard.models.init import init_module
 from regard.models.rnn import RNN
 from regard.text.tokenizer import PAD
 
@@ -33,6 +34,10 @@ class Classifier(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         width = body.recurrent.d_out if isinstance(body, RNN) else config.d_model
         self.answers = nn.Linear(width, config.n_classes)
+        self.seed: int = body.seed  # type: ignore[assignment]
+        init_module(self, self.seed, "", {})
+
+    def init_weights(self) -> None:
         nn.init.normal_(self.answers.weight, std=0.02)
         nn.init.zeros_(self.answers.bias)
 

@@ -17,7 +17,7 @@ from regard.layers.masks import CAUSAL, Mask, documents, positions_of, window
 from regard.layers.norm import make_norm
 from regard.layers.stack import Stack
 from regard.models import presets
-from regard.models.init import initialise
+from regard.models.init import initialise, new_seed
 from regard.models.sizes import resolve_sizes
 from regard.text.tokenizer import PAD
 
@@ -27,6 +27,7 @@ PRESETS = presets.GPT
 class GPT(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        seed = new_seed()
         self.config = config = resolve_sizes(config, PRESETS)
         self.embedding = Embedding(config.target_vocab, config.d_model, config.scale_embeddings)
         self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
@@ -41,7 +42,7 @@ class GPT(nn.Module):
             config.absent,
             config.head_bias,
         )
-        initialise(self, config.embedding_norm)
+        initialise(self, seed)
 
     def hidden(self, ids: Tensor, positions: Tensor, cache: Cache = NO_CACHE, mask: Mask | None = None) -> Tensor:
         """(B, T, C); a mask other than the causal one keeps the model's window."""

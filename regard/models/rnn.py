@@ -15,7 +15,7 @@ from regard.layers.embedding import Embedding, Head
 from regard.layers.locked import LockedDropout, word_dropout
 from regard.layers.recurrent import Recurrent, State
 from regard.models import presets
-from regard.models.init import initialise
+from regard.models.init import initialise, new_seed
 from regard.models.sizes import resolve_sizes
 from regard.text.tokenizer import PAD
 
@@ -38,6 +38,7 @@ class Running:
 class RNN(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        seed = new_seed()
         self.config = config = resolve_sizes(config, PRESETS)
         if config.bidirectional and config.answer == "none":
             raise RegardError(
@@ -61,7 +62,7 @@ class RNN(nn.Module):
             matrix = nn.Parameter(torch.empty(config.target_vocab, self.recurrent.d_out))
             weight = self.embedding.weight if tied(config) else matrix
             self.head = Head(weight, config.scale_logits, config.absent, config.head_bias)
-        initialise(self)
+        initialise(self, seed)
 
     def embed(self, ids: Tensor) -> Tensor:
         weight = word_dropout(self.embedding.weight, self.config.word_dropout, self.training)

@@ -25,7 +25,7 @@ from regard.layers.locked import LockedDropout, word_dropout
 from regard.layers.masks import FULL
 from regard.layers.recurrent import Recurrent
 from regard.models import presets
-from regard.models.init import initialise
+from regard.models.init import initialise, new_seed
 from regard.models.sizes import resolve_sizes
 from regard.models.transformer import Transformer
 from regard.text.tokenizer import PAD
@@ -37,6 +37,7 @@ Memory = tuple[Tensor, ...]  # one row a sentence
 class Seq2Seq(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        seed = new_seed()
         self.config = config = resolve(config)
         self.source_embedding = Embedding(config.source_vocab, config.d_model, config.scale_embeddings)
         self.target_embedding = (
@@ -56,7 +57,7 @@ class Seq2Seq(nn.Module):
             config.absent,
             config.head_bias,
         )
-        initialise(self)
+        initialise(self, seed)
 
     def embed(self, embedding: Embedding, ids: Tensor) -> Tensor:
         weight = word_dropout(embedding.weight, self.config.word_dropout, self.training)

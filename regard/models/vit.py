@@ -13,7 +13,7 @@ from regard.layers.block import encoder_block
 from regard.layers.masks import FULL
 from regard.layers.stack import Stack
 from regard.models import presets
-from regard.models.init import initialise
+from regard.models.init import initialise, new_seed
 from regard.models.sizes import resolve_sizes
 
 PRESETS = presets.VIT
@@ -22,6 +22,7 @@ PRESETS = presets.VIT
 class ViT(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        seed = new_seed()
         self.config = config = resolve_sizes(config, PRESETS)
         size = config.patch_size
         self.patches = nn.Conv2d(
@@ -32,7 +33,10 @@ class ViT(nn.Module):
         blocks = (encoder_block(config) for _ in range(config.n_encoder_layers))
         self.encoder = Stack(config, blocks, FULL, "encoder")
         self.head = nn.Linear(config.d_model, config.n_classes)
-        initialise(self)
+        initialise(self, seed)
+
+    def init_weights(self) -> None:
+        nn.init.zeros_(self.summary)
 
     def hidden(self, images: Tensor) -> Tensor:
         """(B, 1 + patches, C), patches row by row."""
