@@ -251,6 +251,7 @@ class Counting(MetaShapes):
         for module in self.paths:
             for name, p in module.named_parameters(recurse=False):
                 self.owners.setdefault(storage(p), []).append((module, name))
+        self.copies: list[Tensor] = []  # kept, or another tensor would get the storage of one
         self.until = ExitStack()
         self.done: dict[Any, Any] = {}  # what alike modules did
 
@@ -273,6 +274,9 @@ class Counting(MetaShapes):
         kwargs = kwargs or {}
         out = result_of(func, args, kwargs)
         name = func._schema.name
+        if name in ("aten::_to_copy", "aten::clone") and storage(args[0]) in self.owners:  # a weight in another precision
+            self.owners[storage(out)] = self.owners[storage(args[0])]
+            self.copies.append(out)
         if name == "aten::embedding":
             module, _ = self._owner(args)
             self.log.append(Output(module, tuple(out.shape)))

@@ -17,7 +17,7 @@ on what was built before it: many GPUs can make the same weights shard by shard,
 another block becomes one of another kind. The model's seed is one number of torch's global generator.
 
 A module with a method `init_weights` fills its own parameters and buffers there, and may change those of its children, which
-have been filled by then. A model that was built on the meta device becomes a real one by `to_empty` and `initialise`.
+have been filled by then. A model that was built on the meta device becomes a real one by `materialise`.
 """
 
 from __future__ import annotations
@@ -49,6 +49,20 @@ def initialise(model: nn.Module, seed: int | None = None) -> None:
     for path, module in reversed(modules):  # children before their parents
         mine = {name: p for name, p in module.named_parameters(recurse=False) if owners[id(p)] is module}  # tied: the first's
         init_module(module, seed, path, mine, config is not None and config.embedding_norm)
+
+
+def materialise(model: nn.Module, device: torch.device | str) -> None:
+    """Give a model of the meta device its numbers: those that it would have if it had been built on `device`.
+
+    `to_empty` of torch would tear tied weights apart."""
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        for name, p in module.named_parameters(recurse=False):
+            empty = made.setdefault(id(p), nn.Parameter(torch.empty_like(p, device=device), p.requires_grad))
+            setattr(module, name, empty)
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, made.setdefault(id(buffer), torch.empty_like(buffer, device=device)))
+    initialise(model, model.seed)  # type: ignore[arg-type]
 
 
 def init_module(module: nn.Module, seed: int, path: str, mine: dict[str, nn.Parameter], normed: bool = False) -> None:

@@ -122,13 +122,14 @@ def summary(
 def asked_lengths(config: ModelConfig, batch: int, length: int | None, source_length: int | None) -> tuple[int, int]:
     """Of source and target; 0 for a side that the model does not have."""
     s, t = lengths(config, config.max_len if length is None else length)
+    two_sides = s > 0 and t > 0
     if source_length is not None:
-        if not (s and t):
+        if not two_sides:
             raise RegardError(
                 f"--source-length is for translators, and a {config.architecture} has one length: --length"
             )
         s = source_length
-    check_lengths(config, batch, *((s, t) if s and t else (max(s, t),)))
+    check_lengths(config, batch, *((s, t) if two_sides else (max(s, t),)))
     if config.architecture == "vit" and s < 2:
         raise RegardError("--length of a vit is its patches and one more: at least 2")
     return s, t
@@ -179,13 +180,13 @@ def counted(model: nn.Module, batch: int, s: int, t: int, depth: int) -> list[Li
 
 
 def above(path: str, depth: int, containers: set[str]) -> str:
-    """The first `depth` modules on a path; a list or dictionary of modules is no level of its own, and neither is the body of
-    a classifier."""
+    """The first `depth` modules on a path; a list or dictionary of modules is no level of its own, but its members are, and the
+    body of a classifier is none."""
     steps = path.split(".")
     levels, end = 0, 0
     for i in range(len(steps)):
         here = ".".join(steps[: i + 1])
-        levels += here not in containers and here != "body"
+        levels += (here not in containers or ".".join(steps[:i]) in containers) and here != "body"
         end = i + 1
         if levels == depth:
             break
