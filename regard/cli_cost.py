@@ -63,15 +63,19 @@ def parse_tokens(text: str) -> int:
 
 def presets() -> list[dict[str, Any]]:
     from regard.models.architectures import PRESETS
-    from regard.models.counted import trained
-    from regard.models.parameters import blocks, parts
+    from regard.models.cost import Cost
 
     rows = []
     for name in PRESETS:
         config, assumed = config_of(name, {})
-        n = trained(parts(config))
-        rows.append({"preset": name, "architecture": config.architecture, "blocks": sum(blocks(config)[:2])})
-        rows[-1] |= {"d_model": config.d_model, "n_heads": config.n_heads, "parameters": n, "assumed": assumed}
+        cost = Cost(config)
+        rows.append({"preset": name, "architecture": config.architecture, "blocks": cost.blocks})
+        rows[-1] |= {
+            "d_model": config.d_model,
+            "n_heads": config.n_heads,
+            "parameters": cost.parameters,
+            "assumed": assumed,
+        }
     return rows
 
 
@@ -97,22 +101,20 @@ def show(result: dict[str, Any]) -> str:
 
 def show_parameters(result: dict[str, Any]) -> list[str]:
     found = result["parameters"]
-    rows: list[tuple[str, ...]] = [("parameters", "shape", "number", "by formula", "counted")]
-    summed = ("in matrices", "", *(f"{found['matrices'][key]:,}" for key in ("number", "total", "counted")))
-    for part in found["kinds"]:
-        if not part["matrix"] and summed not in rows:
-            rows.append(summed)
-        shape = " x ".join(f"{n:,}" for n in part["shape"]) or "1"
-        kind = part["kind"] + (" (tied)" if part["tied"] else "")
-        rows.append((kind, shape, *(f"{part[key] or 0:,}" for key in ("number", "total", "counted"))))
-    rows.append(("trained", "", "", *(f"{found['trained'][key]:,}" for key in ("total", "counted"))))
+    rows: list[tuple[str, ...]] = [("parameters", "shape", "number", "total")]
+    for row in found["rows"]:
+        shape = " x ".join(f"{n:,}" for n in row["shape"]) or "1"
+        rows.append(
+            (row["name"] + (" (tied)" if row["tied"] else ""), shape, f"{row['number']:,}", f"{row['total']:,}")
+        )
+    rows.append(("trained", "", "", f"{found['trained']:,}"))
+    rows.append(("active", "", "", f"{found['active']:,}"))
     return [*table(rows, 2), *PARAMETERS]
 
 
 PARAMETERS = (
-    "In matrices: without positions, norms and biases; a tied unembedding is a matrix of its own. The queries, keys and",
-    "values of a head are a matrix each, the output of all heads is one a block; so are the gates of a recurrent cell, and",
-    "the taps of a convolution. Trained: everything, what is tied once.",
+    "Counted on the model, which is built without numbers. Trained: all of them, what is tied once. Active: weights that one",
+    "token is multiplied with; a look-up in an embedding is no product.",
 )
 
 
@@ -134,7 +136,8 @@ def show_flops(result: dict[str, Any]) -> list[str]:
 
 
 FLOPS = (
-    "A multiplication with its addition is 2; attention is counted in full, masked or not; a backward pass is 2 forwards.",
+    "Counted while the model runs without numbers: a multiplication with its addition is 2, all products of matrices and",
+    "nothing else; attention in full, masked or not; a backward pass is 2 forwards.",
 )
 BOTH_SIDES = "A token is one of the target with one of the source; rows are as long on both sides."
 PATCHES = "A token is a patch, or the one that the class is read from."

@@ -1,4 +1,4 @@
-"""`regard summary`: a model layer by layer, by formula and counted."""
+"""`regard summary`: a model layer by layer."""
 
 from __future__ import annotations
 
@@ -14,17 +14,14 @@ def summary(
         str, typer.Argument(help="A run or model folder, a preset or a recipe; `regard cost` lists presets.")
     ],
     depth: Annotated[int, typer.Option(help="1 for stacks, 2 for their blocks, 3 for the sublayers of those.")] = 2,
-    length: Annotated[
-        int | None, typer.Option(help="Tokens in a row; by default the model's longest, 64 if it is recurrent.")
-    ] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens in a row; by default the model's longest.")] = None,
     source_length: Annotated[int | None, typer.Option(help="Tokens of a source; by default as many.")] = None,
     batch: Annotated[int, typer.Option(help="Rows at a time.")] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Parameters, FLOPs of a forward pass and memory of every layer, by formula and counted, and where the two differ.
+    """Count the parameters, the FLOPs of a forward pass and the weights' bytes of every layer.
 
-    What a folder holds is loaded and run; a preset or a recipe runs without numbers, whatever its size. Model settings can
-    be tried: --model.n_kv_heads 8, ...
+    The model runs without numbers, whatever its size. Model settings can be tried: --model.n_kv_heads 8, ...
     """
     from regard.cli import section_settings
     from regard.models.summary import summary as summed

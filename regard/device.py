@@ -49,6 +49,22 @@ def pick_precision(name: str, device: torch.device) -> torch.dtype:
     return {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
 
 
+def working_dtype(x: torch.Tensor) -> torch.dtype:
+    """Return the precision that products of `x` are made in: that of autocast where it is on, else that of `x` itself.
+
+    The meta device, where models are counted, has no autocast.
+    """
+    device = x.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return x.dtype
+    return torch.get_autocast_dtype(device)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager:
+    """Return a context in which nothing is cast; the meta device has no autocast to switch off."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+
+
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager:
     """Matrix products in bf16 over fp32 weights, or nothing at all."""
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)

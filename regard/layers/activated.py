@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.device import working_dtype
 from regard.layers.layout import gate_block, split_gates
 from regard.layers.residual import TRITON, processors
 
@@ -49,17 +50,12 @@ def activated(x: Tensor, linear: nn.Module, activation: str, gated: bool) -> Ten
 
 def fits(x: Tensor, linear: nn.Module) -> bool:
     """Whether the kernels know what to do: a plain matrix, and no float64."""
-    return TRITON and type(linear) is nn.Linear and product_dtype(x) != torch.float64
-
-
-def product_dtype(x: Tensor) -> torch.dtype:
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    return TRITON and type(linear) is nn.Linear and working_dtype(x) != torch.float64
 
 
 def fused(x: Tensor, linear: nn.Module, activation: str, gated: bool) -> Tensor:
     assert isinstance(linear, nn.Linear)
-    dtype = product_dtype(x)
+    dtype = working_dtype(x)
     rows = x.to(dtype).reshape(-1, x.shape[-1])
     result, _ = forward(rows, linear.weight.to(dtype), linear.bias, activation, gated)
     return result.view(*x.shape[:-1], result.shape[-1])

@@ -70,7 +70,10 @@ class Additive(nn.Module):
         self.W = nn.Linear(d_state, d_state, bias=False)
         self.U = nn.Linear(d_annotation, d_state, bias=False)
         self.v = nn.Parameter(torch.empty(d_state))
-        nn.init.normal_(self.v, std=d_state**-0.5)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        nn.init.normal_(self.v, std=len(self.v) ** -0.5)
 
     def queries(self, states: Tensor) -> Tensor:
         return self.W(states)
@@ -79,8 +82,11 @@ class Additive(nn.Module):
         return self.U(annotations)
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        hidden = (q[..., :, None, :] + k[..., None, :, :]).tanh()
+        if hidden.is_meta:  # counted as the product that it is
+            return hidden @ self.v
         # a product and a sum, not a matrix product: compiled, all of it is one kernel, and (..., T, S, A) is never there
-        return ((q[..., :, None, :] + k[..., None, :, :]).tanh() * self.v).sum(-1)
+        return (hidden * self.v).sum(-1)
 
 
 Score = Additive | Dot
@@ -169,7 +175,8 @@ class Attentive(nn.Module):
         looking = Looking(self, source)
         weight_hh = F.dropout(self.cell.weight_hh, self.weight_dropout, self.training)
         states, state = scan(cast(Cell, looking), weight_hh, in_working_precision(y), state, None)
-        return states, state, torch.cat(looking.weights, 1)
+        weights = torch.cat(looking.weights, 1)  # on the meta device those of one step
+        return states, state, weights.expand(-1, states.shape[0] * states.shape[1] // len(weights), -1)
 
 
 class Looking:

@@ -110,6 +110,10 @@ class SelfAttention(Attention, Mixer):
         """Return the plan that this layer attends by; `look.change` replaces this method."""
         return ctx.ready.plan
 
+    def scale_queries(self, factor: float) -> None:
+        """Start with queries that much larger; a stack whose scores are not divided by sqrt(D) makes them smaller."""
+        self.qkv.weight.unflatten(0, (self.n_kv_heads, -1))[:, : -2 * self.d_head] *= factor  # (layers/layout.py)
+
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         q, k, v = self.project(x)
         q, k = rotate(q, ctx.ready.rotation), rotate(k, ctx.ready.rotation)
@@ -146,6 +150,9 @@ class CrossAttention(Attention):
         super().__init__(config)
         self.q = nn.Linear(config.d_model, self.d_queries, bias=config.bias)
         self.kv = nn.Linear(config.d_model, 2 * self.d_keys, bias=config.bias)
+
+    def scale_queries(self, factor: float) -> None:
+        self.q.weight *= factor
 
     def joined(self) -> dict[str, tuple[int, list[int]]]:
         return {"kv": (self.n_kv_heads, [self.d_head, self.d_head])}

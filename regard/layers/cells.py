@@ -56,6 +56,15 @@ class Cell(nn.Module):
         self.hidden_norms = nn.ModuleList(norms) if norm else None
         self.cell_norm = nn.LayerNorm(d_hidden) if norm and self.states == 2 else None
 
+    def init_weights(self) -> None:
+        """Gate by gate: Xavier uniform from the input, orthogonal from the state, so that it neither grows nor fades."""
+        for weight in (self.weight_in, *self.weight_ih.split(self.d_hidden)):
+            if weight is not None:
+                nn.init.xavier_uniform_(weight)
+        for weight in self.weight_hh.split(self.d_hidden):
+            nn.init.orthogonal_(weight)
+        nn.init.zeros_(self.bias)
+
     def project(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., G*H), the bias included."""
         x = x if self.weight_in is None else F.linear(x, self.weight_in)
@@ -100,6 +109,11 @@ class LSTM(Cell):
     states, gates, inputs, hidden = 2, 4, 4, (4,)
     still = 0, -1e4  # nothing comes in
     fused = "lstm"
+
+    def init_weights(self) -> None:
+        """The forget gate starts open."""
+        super().init_weights()
+        nn.init.ones_(self.bias[self.d_hidden : 2 * self.d_hidden])
 
     def forward(
         self, x: Tensor, weight: Tensor, tap: Tensor | None, real: Tensor | None, h: Tensor, c: Tensor

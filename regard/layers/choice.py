@@ -15,7 +15,7 @@ TILE = 128  # queries and keys up to which all of them are one tile
 class Situation:
     """All that the choice of a kernel depends on."""
 
-    device: str  # cpu or cuda
+    device: str  # cpu, cuda, or meta, where models are counted
     queries: int  # T
     own: bool  # the keys are the queries' own tokens: training, encoders, prompts
     mask: Mask
@@ -38,6 +38,8 @@ def choose(s: Situation) -> Choice:
     """Which kernel, and why. The first rule that fits."""
     scheme, biased = type(s.scheme).__name__, s.scheme.relative
     simple = not biased and not s.mask.packed and s.mask.back is None and (s.mask.triangle or s.mask.ahead is None)
+    if s.device == "meta":
+        return Choice("reference" if s.scheme.contextual else "sdpa", "tensors without numbers: plain products")
     if s.scheme.contextual:
         return Choice("reference", f"{scheme} looks at queries inside the softmax; no fused kernel can", fast=False)
     if simple and s.learning and in_one_tile(s) and (s.own or not s.mask.causal):

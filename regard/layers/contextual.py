@@ -41,6 +41,9 @@ class Shaw(Contextual):
         self.clip = clip
         self.keys = nn.Parameter(torch.empty(2 * clip + 1, d_head))  # aK, shared by the heads
         self.added = nn.Parameter(torch.empty(2 * clip + 1, d_head))  # aV
+        self.init_weights()
+
+    def init_weights(self) -> None:
         for vectors in (self.keys, self.added):
             nn.init.xavier_uniform_(vectors)
 
@@ -74,6 +77,9 @@ class CoPE(Contextual):
         super().__init__()
         self.vectors = nn.Parameter(torch.zeros(n_positions, d_head))  # e, shared by the heads; zero: no positions
 
+    def init_weights(self) -> None:
+        nn.init.zeros_(self.vectors)
+
     def scores(self, scores: Tensor, q: Tensor, seen: Tensor, places: tuple[Tensor, Tensor], k: Tensor) -> Tensor:
         gates = scores.sigmoid() * seen
         counted = gates.flip(-1).cumsum(-1).flip(-1)  # (B, H, T, S), p_ij
@@ -95,12 +101,17 @@ class Distances(nn.Module):
 
     def __init__(self, d_model: int, reach: int, buckets: int, eps: float) -> None:
         super().__init__()
-        self.reach, side = reach, buckets or reach
-        self.table = nn.Parameter(torch.randn(2 * side, d_model) * 0.02)
+        self.reach, self.buckets = reach, buckets
+        self.table = nn.Parameter(torch.empty(2 * (buckets or reach), d_model))
         self.norm = nn.LayerNorm(d_model, eps=eps) if buckets else nn.Identity()
-        distance = torch.arange(-reach, reach + 1)
-        rows = log_buckets(distance, buckets, reach) if buckets else distance
-        self.register_buffer("row", (rows + side).clamp(0, 2 * side - 1), persistent=False)  # of each distance
+        self.register_buffer("row", torch.empty(2 * reach + 1, dtype=torch.long), persistent=False)  # of each distance
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        nn.init.normal_(self.table, std=0.02)
+        distance, side = torch.arange(-self.reach, self.reach + 1), self.buckets or self.reach
+        rows = log_buckets(distance, self.buckets, self.reach) if self.buckets else distance
+        self.row.copy_((rows + side).clamp(0, 2 * side - 1))
 
     def forward(self) -> Tensor:
         return self.norm(self.table)
@@ -144,9 +155,6 @@ class Disentangled(Contextual):
         self.distances, self.d_head = distances, d_head
         self.widths = heads[0] * d_head, heads[1] * d_head
         self.projection = nn.Linear(d_model, sum(self.widths)) if own else None  # to Q and K, by head of keys
-        if self.projection is not None:
-            nn.init.xavier_uniform_(self.projection.weight)
-            nn.init.zeros_(self.projection.bias)
         self.lent: tuple[nn.Linear, ...] = ()  # a tuple, because a module in it stays the layer's and is not ours
 
     def attach(self, block: nn.Module, first: Positions) -> None:

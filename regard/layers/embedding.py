@@ -42,7 +42,7 @@ class Head(nn.Module):
         return x * self.scale if self.scale != 1.0 else x
 
     def forward(self, x: Tensor) -> Tensor:
-        large = not x.is_cuda and self.weight.nbytes >= LARGE
+        large = x.device.type == "cpu" and self.weight.nbytes >= LARGE
         return large_product(self.multiply, x) if large else self.multiply(x)
 
     def multiply(self, x: Tensor) -> Tensor:

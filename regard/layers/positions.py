@@ -65,8 +65,13 @@ class Linear(Positions):
 
     def __init__(self, d_model: int, max_len: int) -> None:
         super().__init__()
-        self.a = nn.Parameter(torch.randn(d_model) / max_len)  # of unit size at max_len
-        self.b = nn.Parameter(torch.zeros(d_model))
+        self.a, self.b = (nn.Parameter(torch.empty(d_model)) for _ in range(2))
+        self.max_len = max_len
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        nn.init.normal_(self.a, std=1 / self.max_len)  # of unit size at max_len
+        nn.init.zeros_(self.b)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + (self.a * positions[..., None] + self.b).to(x.dtype)  # (B, T, C)
@@ -83,7 +88,12 @@ class Sinusoidal(Positions):
 
     def __init__(self, d_model: int, max_len: int, base: float) -> None:
         super().__init__()
-        self.register_buffer("encoding", sinusoids(max_len, d_model, base), persistent=False)  # (max_len, C)
+        self.base = base
+        self.register_buffer("encoding", torch.empty(max_len, d_model), persistent=False)  # (max_len, C)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        self.encoding.copy_(sinusoids(*self.encoding.shape, self.base))
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + self.encoding[positions.clamp(min=0)].to(x.dtype)  # (B, T, C)
@@ -96,7 +106,11 @@ class Learned(Positions):
 
     def __init__(self, d_model: int, max_len: int) -> None:
         super().__init__()
-        self.encoding = nn.Parameter(torch.randn(max_len, d_model) * 0.02)
+        self.encoding = nn.Parameter(torch.empty(max_len, d_model))
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        nn.init.normal_(self.encoding, std=0.02)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + self.encoding[positions.clamp(min=0)].to(x.dtype)  # (B, T, C)

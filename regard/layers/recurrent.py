@@ -25,8 +25,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.device import without_autocast
 from regard.layers.cells import CELLS, Cell, State
 from regard.layers.locked import LockedDropout
+from regard.layers.repeated import repeating
 from regard.layers.stack import in_working_precision
 from regard.layers.state import PerRow, Storage
 
@@ -88,7 +90,7 @@ class Recurrent(nn.Module):
         Padding stands before or after the tokens of a row. From a state of zeros, what is said at tokens is what the row
         alone would give; so is the state at the end of a direction, where that end is a token.
         """
-        fused = self.fuses if real is None else self.fuses_padded
+        fused = (self.fuses if real is None else self.fuses_padded) and not x.is_meta  # kernels hide their products
         state = self.start(len(x), x) if state is None else state
         return self._through(self._fused if fused else self._scan, x, state, real)
 
@@ -125,7 +127,7 @@ class Recurrent(nn.Module):
         hx = tuple(torch.stack(state[i::n]).to(x.dtype) for i in range(n))  # h, c: (layers * directions, B, H)
         depth = len(cells) // (1 + self.bidirectional)
         settings = (True, depth, 0.0, torch.is_grad_enabled(), self.bidirectional, True)  # nothing is dropped inside
-        with torch.autocast(x.device.type, enabled=False):  # autocast would make fp16 of it
+        with without_autocast(x.device):  # autocast would make fp16 of it
             out, *ends = getattr(torch._VF, kind)(x, hx if n > 1 else hx[0], weights, *settings)
         return out, tuple(part for both in zip(*ends, strict=True) for part in both)
 
@@ -166,7 +168,12 @@ def scan(cell: Cell, weight_hh: Tensor, x: Tensor, state: State, real: Tensor | 
     taps: Iterable[Tensor | None] = Late.apply(weight_hh, cell, factors, x).unbind() if learns else repeat(None)
     masks: Iterable[Tensor | None] = repeat(None) if real is None else real.T[..., None].contiguous().unbind()
     weight_hh, outs = weight_hh.detach().to(x.dtype), []
-    for now, tap, mask in zip(cell.project(x).unbind(), taps, masks, strict=False):
+    projected = cell.project(x)
+    if x.is_meta:  # all steps cost the same: one is counted for all
+        with repeating(len(x)):
+            state, _ = step(projected[0], weight_hh, None, next(iter(masks)), *state)
+        return state[0][:, None].expand(-1, len(x), -1), state
+    for now, tap, mask in zip(projected.unbind(), taps, masks, strict=False):
         before = state[0].detach()
         state, others = step(now, weight_hh, tap, mask, *state)
         outs.append(state[0])

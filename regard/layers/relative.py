@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.device import without_autocast
 from regard.layers.positions import Positions
 
 
@@ -46,7 +47,11 @@ class ALiBi(Relative):
 
     def __init__(self, n_heads: int) -> None:
         super().__init__()
-        self.register_buffer("slopes", alibi_slopes(n_heads), persistent=False)  # (H,)
+        self.register_buffer("slopes", torch.empty(n_heads), persistent=False)  # (H,)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        self.slopes.copy_(alibi_slopes(len(self.slopes)))
 
     def of(self, distance: Tensor) -> Tensor:
         return -per_head(self.slopes, distance) * distance.abs()
@@ -73,6 +78,9 @@ class T5Bias(Relative):
         self.buckets, self.max_distance, self.bidirectional = buckets, max_distance, bidirectional
         self.flat = max_distance
         self.weight = nn.Parameter(torch.zeros(n_heads, buckets))
+
+    def init_weights(self) -> None:
+        nn.init.zeros_(self.weight)
 
     def of(self, distance: Tensor) -> Tensor:
         bucket = t5_bucket(distance, self.buckets, self.max_distance, self.bidirectional)
@@ -108,8 +116,12 @@ class KerpleLog(Relative):
 
     def __init__(self, n_heads: int) -> None:
         super().__init__()
-        self.r1 = nn.Parameter(torch.rand(n_heads) * 2)
-        self.r2 = nn.Parameter(torch.rand(n_heads))
+        self.r1, self.r2 = (nn.Parameter(torch.empty(n_heads)) for _ in range(2))
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        nn.init.uniform_(self.r1, 0, 2)
+        nn.init.uniform_(self.r2)
 
     def theta(self) -> Tensor:
         return torch.stack([at_least(self.r1), at_least(self.r2)], 1)
@@ -124,8 +136,12 @@ class KerplePower(Relative):
 
     def __init__(self, n_heads: int) -> None:
         super().__init__()
-        self.a = nn.Parameter(torch.rand(n_heads))
-        self.p = nn.Parameter(torch.rand(n_heads) * 2)
+        self.a, self.p = (nn.Parameter(torch.empty(n_heads)) for _ in range(2))
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        nn.init.uniform_(self.a)
+        nn.init.uniform_(self.p, 0, 2)
 
     def theta(self) -> Tensor:
         return torch.stack([at_least(self.a), at_least(self.p, 2)], 1)
@@ -154,9 +170,15 @@ class FIRE(Positions):
     def __init__(self, n_heads: int, width: int, threshold: float) -> None:
         super().__init__()
         self.inner, self.outer = nn.Linear(1, width), nn.Linear(width, n_heads)
-        self.c = nn.Parameter(torch.tensor(0.1))
-        self.stretch = nn.Parameter(torch.tensor(1.0))  # learned factor of the threshold
+        self.c, self.stretch = (nn.Parameter(torch.empty(())) for _ in range(2))  # stretch: a factor of the threshold
         self.threshold = threshold
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        self.inner.reset_parameters()
+        self.outer.reset_parameters()
+        nn.init.constant_(self.c, 0.1)
+        nn.init.ones_(self.stretch)
 
     def psi(self, x: Tensor) -> Tensor:
         return torch.log1p(self.c.abs() * x)
@@ -167,7 +189,7 @@ class FIRE(Positions):
         return self.psi((q - k).abs().float()) / (self.psi(furthest) + 1e-6)
 
     def bias(self, q: Tensor, k: Tensor) -> Tensor:
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q.device):
             hidden = F.relu(F.linear(self.share(q, k)[..., None], self.inner.weight.float(), self.inner.bias.float()))
             return F.linear(hidden, self.outer.weight.float(), self.outer.bias.float()).movedim(-1, 0)  # (H, ...)
 

@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.device import working_dtype
+
 WIDEST = 8192  # numbers of a row, which one program holds
 TRITON = importlib.util.find_spec("triton") is not None
 
@@ -37,8 +39,7 @@ def add_norm(x: Tensor, y: Tensor | None, norm: nn.Module, p: float) -> tuple[Te
         from regard.layers import step_linear
 
         return step_linear.add_norm(x, y, step_linear.norm_of(norm))
-    device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    dtype = working_dtype(x)
     if y is not None and x.is_cuda and torch.is_grad_enabled() and fits(x, y, norm):
         return fused(x, y, norm, p, dtype)
     total = x if y is None else (x + F.dropout(y, p)).to(x.dtype)

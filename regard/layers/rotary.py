@@ -25,8 +25,12 @@ class Rotary(Positions):
 
     def __init__(self, turn: Tensor, temperature: float = 1.0) -> None:
         super().__init__()
-        self.register_buffer("turn", turn.float(), persistent=False)  # (D/2,)
-        self.temperature = temperature
+        self.register_buffer("turn", torch.empty(len(turn)), persistent=False)  # (D/2,)
+        self.theta, self.temperature = turn, temperature
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        self.turn.copy_(self.theta)
 
     def rotation(self, positions: Tensor) -> Rotation:
         angle = positions[:, None, :, None] * self.turn  # (B, 1, T, D/2) fp32
@@ -44,7 +48,7 @@ def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
 
 def frequencies(d_head: int, base: float) -> Tensor:
     """theta_m for m = 0 .. D/2-1, fp64."""
-    return base ** -(torch.arange(0, d_head, 2, dtype=torch.float64) / d_head)
+    return base ** -(torch.arange(0, d_head, 2, dtype=torch.float64, device="cpu") / d_head)
 
 
 def rope(d_head: int, base: float, scaling: str = "none", factor: float = 1.0) -> Rotary:
@@ -65,7 +69,7 @@ def yarn(d_head: int, base: float, factor: float, trained_len: int, slow: float 
         return d_head * math.log(trained_len / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     low, high = max(math.floor(hand(fast)), 0), min(math.ceil(hand(slow)), d_head - 1)
-    m = torch.arange(d_head // 2, dtype=torch.float64)
+    m = torch.arange(d_head // 2, dtype=torch.float64, device="cpu")
     interpolated = ((m - low) / max(high - low, 0.001)).clamp(0, 1)  # 0: stays, 1: slowed down by s
     theta = frequencies(d_head, base)
     return Rotary(theta / factor * interpolated + theta * (1 - interpolated), 0.1 * math.log(factor) + 1)

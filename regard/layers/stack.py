@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.config import ModelConfig
+from regard.device import working_dtype
 from regard.layers.attend import Plan, make_plan, settled
+from regard.layers.attention import Attention, CrossAttention
 from regard.layers.block import Block
 from regard.layers.context import Context, Request, apply_forward, apply_read, apply_step
 from regard.layers.masks import FULL, Mask
@@ -25,8 +27,7 @@ from regard.layers.state import State
 
 def in_working_precision(x: Tensor) -> Tensor:
     """Return the residual stream in the precision of the products that read it and add to it."""
-    device = x.device.type
-    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+    return x.to(working_dtype(x))
 
 
 class Stack(nn.Module):
@@ -56,6 +57,15 @@ class Stack(nn.Module):
     def mixers(self) -> list[Any]:
         """Return the token mixer of each block."""
         return [block.sublayers["self"].sublayer for block in self.blocks]  # type: ignore[index,union-attr]
+
+    def init_weights(self) -> None:
+        """Where a scheme wants scores that are not divided by sqrt(D), as T5's, queries start smaller by as much."""
+        for module in self.modules():
+            if isinstance(module, Attention):
+                crosses = isinstance(module, CrossAttention)
+                scale: float = module.d_head**-0.5
+                wanted = (self.cross_scheme if crosses else self.schemes[0]).scale
+                module.scale_queries(scale / (wanted or scale))  # type: ignore[operator]
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Return token embeddings (..., C) with what the position scheme adds to them."""

@@ -16,7 +16,7 @@ from regard.layers.norm import make_norm
 from regard.layers.stack import Stack
 from regard.models import presets as tables
 from regard.models.heads import MaskedHead, Pooler
-from regard.models.init import initialise
+from regard.models.init import initialise, new_seed
 from regard.models.model import ANSWERS, Model
 from regard.text.tokenizer import PAD
 
@@ -30,6 +30,7 @@ class Bert(Model):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        seed = new_seed()
         self.config = config = self.resolve(config)
         self.embedding = Embedding(config.source_vocab, config.d_model, config.scale_embeddings)
         # which of two sentences a token is in
@@ -40,7 +41,7 @@ class Bert(Model):
         self.encoder = Stack(config, blocks, FULL, "encoder")
         self.pooler = Pooler(config)
         self.head = MaskedHead(config, self.embedding.weight)
-        initialise(self, config.embedding_norm)
+        initialise(self, seed)
 
     def hidden(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
         """(B, T, C); rows are padded on the right."""

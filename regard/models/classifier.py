@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
+from regard.models.init import init_module
 from regard.models.model import ANSWERS, Model, names_learning
 
 
@@ -26,6 +27,10 @@ class Classifier(nn.Module):
         self.config, self.body, self.by_token = config, body, config.answer == "token"
         self.dropout = nn.Dropout(config.dropout)
         self.answers = nn.Linear(body.width, config.n_classes)
+        self.seed: int = body.seed  # type: ignore[assignment]
+        init_module(self, self.seed, "", {})
+
+    def init_weights(self) -> None:
         nn.init.normal_(self.answers.weight, std=0.02)
         nn.init.zeros_(self.answers.bias)
 

@@ -17,7 +17,7 @@ from regard.layers.norm import make_norm, normalised
 from regard.layers.stack import Stack
 from regard.layers.state import State
 from regard.models import presets as tables
-from regard.models.init import initialise
+from regard.models.init import initialise, new_seed
 from regard.models.model import ANSWERS, LanguageModel
 from regard.text.tokenizer import PAD
 
@@ -29,6 +29,7 @@ class GPT(LanguageModel):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        seed = new_seed()
         self.config = config = self.resolve(config)
         self.embedding = Embedding(config.target_vocab, config.d_model, config.scale_embeddings)
         self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
@@ -43,7 +44,7 @@ class GPT(LanguageModel):
             config.absent,
             config.head_bias,
         )
-        initialise(self, config.embedding_norm)
+        initialise(self, seed)
 
     def hidden(self, ids: Tensor, positions: Tensor, state: State | None = None, mask: Mask | None = None) -> Tensor:
         """Return hidden vectors (B, T, C); with a state, these are prompts, and it is filled."""

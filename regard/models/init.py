@@ -1,4 +1,4 @@
-"""Every initial weight, in one place.
+"""Every initial weight.
 
 | weights                      | start                                                              |
 |------------------------------|--------------------------------------------------------------------|
@@ -9,74 +9,120 @@
 |                              | positions and token types have that are added to them             |
 | token types                  | N(0, 0.02)                                                         |
 | biases                       | 0                                                                  |
-| LayerNorm                    | gain 1, bias 0                                                     |
-| positions                    | as each scheme made itself (layers/)                               |
-| queries without 1/sqrt(D)    | smaller by sqrt(D): T5's scores are not scaled                     |
-| recurrent cells              | gate by gate: Xavier uniform from the input, orthogonal from the   |
-|                              | state, so that it neither grows nor fades; bias 0, but 1 for an    |
-|                              | LSTM's forget gate, which at first remembers                       |
+| LayerNorm, RMSNorm           | gain 1, bias 0                                                     |
+| others                       | as the `init_weights` of their modules say                         |
+
+Every module draws from a generator of its own, seeded by the model's seed and the module's path. So a weight does not depend
+on what was built before it: many GPUs can make the same weights shard by shard, and a block of a hybrid keeps its weights when
+another block becomes one of another kind. The model's seed is one number of torch's global generator.
+
+A module with a method `init_weights` fills its own parameters and buffers there, and may change those of its children, which
+have been filled by then. A model that was built on the meta device becomes a real one by `materialise`.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from regard.layers.attention import CrossAttention, SelfAttention
-from regard.layers.cells import LSTM, Cell
 from regard.layers.embedding import Embedding, Head
-from regard.layers.positions import Positions
-from regard.layers.stack import Stack
+from regard.layers.part import Part
+from regard.models.heads import MaskedHead
 
 
-def initialise(model: nn.Module, normed: bool = False) -> None:
-    """`normed`: a norm follows the embeddings."""
-    schemes = [module for module in model.modules() if isinstance(module, Positions)]
-    theirs = {part for scheme in schemes for part in scheme.modules()}
+def new_seed() -> int:
+    """Draw the seed of a model. Models do that before anything else: what their layers draw at first is overwritten."""
+    return int(torch.randint(1 << 62, (), device="cpu"))
+
+
+def initialise(model: nn.Module, seed: int | None = None) -> None:
+    """Fill all parameters and computed buffers of a model, or of a layer; without a seed, by a new one."""
+    seed = new_seed() if seed is None else seed
+    model.seed = seed  # type: ignore[assignment]
+    config = getattr(model, "config", None)
+    modules = [*model.named_modules()]
+    owners = {id(p): module for _, module in reversed(modules) for p in module.parameters(recurse=False)}
+    for path, module in reversed(modules):  # children before their parents
+        mine = {
+            name: p for name, p in module.named_parameters(recurse=False) if owners[id(p)] is module
+        }  # tied: the first's
+        init_module(module, seed, path, mine, config is not None and config.embedding_norm)
+
+
+def materialise(model: nn.Module, device: torch.device | str) -> None:
+    """Give a model of the meta device its numbers: those that it would have if it had been built on `device`.
+
+    `to_empty` of torch would tear tied weights apart."""
+    made: dict[int, Tensor] = {}
     for module in model.modules():
-        if module in theirs:
-            continue
-        if isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
-            nn.init.ones_(module.weight)
-            if isinstance(module, nn.LayerNorm) and module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, (Embedding, Head)):
-            nn.init.normal_(module.weight, std=0.02 if normed else module.weight.shape[1] ** -0.5)
-        elif isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=0.02)
-        elif isinstance(module, Cell):
-            initialise_cell(module)
-    for module in model.modules():
-        if isinstance(module, Stack):
-            shrink_unscaled_queries(module)
+        for name, p in module.named_parameters(recurse=False):
+            empty = made.setdefault(id(p), nn.Parameter(torch.empty_like(p, device=device), p.requires_grad))
+            setattr(module, name, empty)
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, made.setdefault(id(buffer), torch.empty_like(buffer, device=device)))
+    initialise(model, model.seed)  # type: ignore[arg-type]
 
 
-@torch.no_grad()
-def initialise_cell(cell: Cell) -> None:
-    for weight in (cell.weight_in, *cell.weight_ih.split(cell.d_hidden)):
-        if weight is not None:
-            nn.init.xavier_uniform_(weight)
-    for weight in cell.weight_hh.split(cell.d_hidden):
-        nn.init.orthogonal_(weight)
-    nn.init.zeros_(cell.bias)
-    if isinstance(cell, LSTM):
-        cell.bias[cell.d_hidden : 2 * cell.d_hidden] = 1.0
-
-
-@torch.no_grad()
-def shrink_unscaled_queries(stack: Stack) -> None:
-    for module in stack.modules():
-        if isinstance(module, SelfAttention):
-            groups = module.qkv.weight.unflatten(
-                0, (module.n_kv_heads, -1)
-            )  # queries come first in each (layers/layout.py)
-            scheme, queries = stack.schemes[0], groups[:, : -2 * module.d_head]
-        elif isinstance(module, CrossAttention):
-            scheme, queries = stack.cross_scheme, module.q.weight
+def init_module(module: nn.Module, seed: int, path: str, mine: dict[str, nn.Parameter], normed: bool = False) -> None:
+    """Fill what belongs to one module, not to its children. `normed`: a norm follows the embeddings."""
+    tensor = next((x for x in (*module.parameters(), *module.buffers())), None)
+    if tensor is None or tensor.is_meta:
+        return
+    path = path.removeprefix("body.")  # that of a classifier starts as it would by itself
+    with torch.no_grad(), seeded(seed, path, tensor.device):
+        if getattr(type(module), "init_weights", Part.init_weights) is not Part.init_weights:
+            module.init_weights()  # type: ignore[operator]
+        elif isinstance(module, KNOWN):
+            for name, p in mine.items():
+                fill(module, name, p, normed)
+        elif hasattr(module, "reset_parameters") and mine:
+            module.reset_parameters()  # type: ignore[operator]
         else:
-            continue
-        queries *= module.d_head**-0.5 / (scheme.scale or module.d_head**-0.5)
+            for name, p in mine.items():
+                fill_other(name, p)
+
+
+KNOWN = (nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.Linear, Head, MaskedHead)
+
+
+def fill(module: nn.Module, name: str, p: Tensor, normed: bool) -> None:
+    """Fill a parameter of a layer that all models are made of."""
+    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+        nn.init.constant_(p, float(name == "weight"))
+    elif name == "bias":
+        nn.init.zeros_(p)
+    elif isinstance(module, (Embedding, Head, MaskedHead)):
+        nn.init.normal_(p, std=0.02 if normed else p.shape[1] ** -0.5)
+    elif isinstance(module, nn.Embedding):
+        nn.init.normal_(p, std=0.02)
+    else:
+        nn.init.xavier_uniform_(p)
+
+
+def fill_other(name: str, p: Tensor) -> None:
+    """Fill a parameter of a part that says nothing: matrices, several of which may be one tensor, and biases. Other vectors
+    stay as their part made them."""
+    if p.dim() >= 2:
+        for matrix in p.flatten(0, -3) if p.dim() > 2 else [p]:
+            nn.init.xavier_uniform_(matrix)
+    elif name == "bias":
+        nn.init.zeros_(p)
+
+
+@contextmanager
+def seeded(seed: int, path: str, device: torch.device) -> Iterator[None]:
+    """Random numbers of `device` that depend on a seed and a path alone; afterwards its generator is as it was."""
+    generator = torch.default_generator
+    if device.type == "cuda":
+        generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    state = generator.get_state()
+    digest = hashlib.sha256(f"{seed} {path}".encode()).digest()
+    generator.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    try:
+        yield
+    finally:
+        generator.set_state(state)

@@ -17,7 +17,7 @@ from regard.layers.locked import LockedDropout, word_dropout
 from regard.layers.recurrent import Recurrent
 from regard.layers.state import State, Storage
 from regard.models import presets as tables
-from regard.models.init import initialise
+from regard.models.init import initialise, new_seed
 from regard.models.model import ANSWERS, StreamModel
 from regard.models.sizes import RECURRENT
 from regard.text.tokenizer import PAD
@@ -31,6 +31,7 @@ class RNN(StreamModel):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        seed = new_seed()
         self.config = config = self.resolve(config)
         if config.bidirectional and config.answer == "none":
             raise RegardError(
@@ -54,7 +55,7 @@ class RNN(StreamModel):
             matrix = nn.Parameter(torch.empty(config.target_vocab, self.recurrent.d_out))
             weight = self.embedding.weight if tied(config) else matrix
             self.head = Head(weight, config.scale_logits, config.absent, config.head_bias)
-        initialise(self)
+        initialise(self, seed)
 
     def embed(self, ids: Tensor) -> Tensor:
         weight = word_dropout(self.embedding.weight, self.config.word_dropout, self.training)

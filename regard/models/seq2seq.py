@@ -29,7 +29,7 @@ from regard.layers.masks import FULL
 from regard.layers.recurrent import Recurrent
 from regard.layers.state import LENGTH, PerRow, PerSentence, State, Storage
 from regard.models import presets as tables
-from regard.models.init import initialise
+from regard.models.init import initialise, new_seed
 from regard.models.model import TranslationModel
 from regard.models.sizes import ALIGNMENT, RECURRENT
 from regard.text.tokenizer import PAD
@@ -45,6 +45,7 @@ class Seq2Seq(TranslationModel):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        seed = new_seed()
         self.config = config = self.resolve(config)
         self.source_embedding = Embedding(config.source_vocab, config.d_model, config.scale_embeddings)
         self.target_embedding = (
@@ -64,7 +65,7 @@ class Seq2Seq(TranslationModel):
             config.absent,
             config.head_bias,
         )
-        initialise(self)
+        initialise(self, seed)
 
     @classmethod
     def resolve(cls, config: ModelConfig) -> ModelConfig:

@@ -16,7 +16,7 @@ from regard.layers.norm import make_norm, normalised
 from regard.layers.stack import Stack
 from regard.layers.state import State
 from regard.models import presets as tables
-from regard.models.init import initialise
+from regard.models.init import initialise, new_seed
 from regard.models.model import TranslationModel
 from regard.text.tokenizer import PAD
 
@@ -28,6 +28,7 @@ class Transformer(TranslationModel):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        seed = new_seed()
         self.config = config = self.resolve(config)
         self.source_embedding = Embedding(config.source_vocab, config.d_model, config.scale_embeddings)
         self.target_embedding = (
@@ -50,7 +51,7 @@ class Transformer(TranslationModel):
             config.absent,
             config.head_bias,
         )
-        initialise(self, config.embedding_norm)
+        initialise(self, seed)
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """The memory (B, S, C) that the decoder reads, and the positions of its tokens (B, S)."""

@@ -15,7 +15,7 @@ from regard.layers.block import make_blocks
 from regard.layers.masks import FULL
 from regard.layers.stack import Stack
 from regard.models import presets as tables
-from regard.models.init import initialise
+from regard.models.init import initialise, new_seed
 from regard.models.model import Model
 
 
@@ -28,6 +28,7 @@ class ViT(Model):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        seed = new_seed()
         self.config = config = self.resolve(config)
         size = config.patch_size
         self.patches = nn.Conv2d(
@@ -38,7 +39,10 @@ class ViT(Model):
         blocks = make_blocks(config, config.n_encoder_layers, "encoder", causal=False)
         self.encoder = Stack(config, blocks, FULL, "encoder")
         self.head = nn.Linear(config.d_model, config.n_classes)
-        initialise(self)
+        initialise(self, seed)
+
+    def init_weights(self) -> None:
+        nn.init.zeros_(self.summary)
 
     def hidden(self, images: Tensor) -> Tensor:
         """(B, 1 + patches, C), patches row by row."""

@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate, count, islice
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from regard.data.corpus import Corpus
 from regard.device import cores, pick_device
 from regard.errors import RegardError
 from regard.files import read_json, write_text
-from regard.models.cost import training_flops
+from regard.models.cost import Cost
 from regard.studies.finetuning import Values, merged
 from regard.studies.job import machine
 from regard.studies.pool import result_of, run_missing
@@ -142,9 +141,10 @@ def spent(job: TranslationJob, batches: int) -> list[int]:
     """FLOPs after each of the first batches of a run. Padding is computed too, so it counts."""
     data, passes = job.batches(), job.objective().passes
 
-    @cache
+    cost = Cost(job.sizes)
+
     def flops(width: int) -> int:
-        return passes * training_flops(job.sizes, batch_size(data.batch_tokens, width), width, width)
+        return passes * cost.training_flops(batch_size(data.batch_tokens, width), width, width)
 
     return list(accumulate(flops(width) for width in islice(widths(data), batches)))
 

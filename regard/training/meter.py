@@ -10,7 +10,7 @@ from regard.config import ModelConfig
 from regard.data.batches import Batch
 from regard.device import peak_flops
 from regard.models.architectures import of
-from regard.models.cost import training_flops
+from regard.models.cost import Cost
 from regard.text.tokenizer import PAD
 
 
@@ -19,6 +19,7 @@ class Meter:
 
     def __init__(self, model: ModelConfig, passes: int, device: torch.device) -> None:
         self.model, self.passes, self.peak = model, passes, peak_flops(device)
+        self.cost = Cost(model)
         self.mark = time.perf_counter()
         self.tokens, self.flops, self.seconds = 0, 0.0, 0.0
 
@@ -26,7 +27,7 @@ class Meter:
         """Padding is work too, but not useful work: it does not count."""
         share = real_share(self.model, batch)
         self.tokens += batch.tokens
-        self.flops += share * self.passes * training_flops(self.model, *extent(self.model, batch))
+        self.flops += share * self.passes * self.cost.training_flops(*extent(self.model, batch))
 
     def lap(self) -> float:
         """Seconds of training since the last lap or start; the caller has waited for the device."""

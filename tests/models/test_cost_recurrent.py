@@ -12,14 +12,13 @@ from regard.layers.recurrent import Recurrent
 from regard.models.architectures import make_model, preset
 from regard.models.cost import (
     activations,
-    cache_numbers,
+    decoding_bytes,
     forward_flops,
     lengths,
     measured,
     training_flops,
     training_memory,
 )
-from regard.models.cost_recurrent import state_numbers
 from regard.training.meter import Meter
 
 S = 9  # tokens of a source; targets and texts have L
@@ -153,7 +152,7 @@ def test_what_a_recurrent_model_remembers_is_its_state_and_what_attention_reads(
         net.step(target[:, 0], running)  # the state is not the memory any more
         memory = running.memory
     tensors = {x.data_ptr(): x.numel() for x in (*running.state, *memory) if x.is_floating_point()}
-    assert B * (state_numbers(net.config) + cache_numbers(net.config, S, L)) == sum(tensors.values())
+    assert B * sum(decoding_bytes(net.config, S, L, 1).values()) == sum(tensors.values())
 
 
 def test_a_state_is_as_large_after_a_thousand_tokens_as_after_one() -> None:
@@ -197,7 +196,7 @@ def test_convolutions_cost_what_torch_counts_and_keep_what_autograd_keeps(
 def test_a_convolutional_cache_keeps_what_went_in() -> None:
     net = convolutional("gpt")
     _, cache = net.begin(torch.randint(5, 50, (B, 16)))
-    assert 4 * B * cache_numbers(net.config, 0, 16) == kept(cache) == 4 * B * 16 * 3 * 96
+    assert 4 * B * decoding_bytes(net.config, 0, 16, 1)["cache"] == kept(cache) == 4 * B * 16 * 3 * 96
 
 
 @pytest.mark.parametrize("name", ["conv-lm", "lstm-small", "rnnsearch-small"])

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from fused_rows import qkv_rows
-from torch import nn
+from torch import Tensor, nn
 
 from regard.config import POSITIONS, ModelConfig
+from regard.errors import RegardError
 from regard.layers.attention import CrossAttention, SelfAttention
+from regard.layers.cells import GRU
 from regard.layers.embedding import Embedding
-from regard.layers.positions import Positions
 from regard.models.architectures import make_model, preset
 from regard.models.gpt import GPT
-from regard.models.init import initialise
+from regard.models.init import initialise, materialise
 from regard.models.transformer import Transformer
 
 C, H, V = 64, 4, 500
@@ -25,6 +25,11 @@ CONFIG = ModelConfig(preset="transformer-tiny", d_model=C, n_heads=H, d_ff=128, 
 def fresh(tie: str = "none", seed: int = 0, **settings: Any) -> Transformer:
     torch.manual_seed(seed)
     return Transformer(dataclasses.replace(CONFIG, tie=tie, **settings))
+
+
+def tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def test_every_projection_is_xavier_uniform_with_a_zero_bias() -> None:
@@ -93,15 +98,14 @@ def test_linear_layers_without_a_bias_are_fine() -> None:
 def test_t5_queries_start_smaller_by_the_root_of_the_head_width(positions: str, cross: str) -> None:
     """T5 does not divide its scores by sqrt(D), here 4; keys and values start as ever."""
     plain = {name: m for name, m in fresh().named_modules() if isinstance(m, (SelfAttention, CrossAttention))}
-    model, rows = fresh(positions=positions, cross_positions=cross), qkv_rows(H, H, C // H)
+    model = fresh(positions=positions, cross_positions=cross)
     for name, layer in plain.items():
         ours = model.get_submodule(name)
         if isinstance(layer, SelfAttention):
             assert isinstance(ours, SelfAttention)
             shrink = 4.0 if positions == "t5" else 1.0
-            queries, others = rows[:C], rows[C:]
-            torch.testing.assert_close(ours.qkv.weight[queries] * shrink, layer.qkv.weight[queries])
-            assert torch.equal(ours.qkv.weight[others], layer.qkv.weight[others])
+            torch.testing.assert_close(ours.qkv.weight[:C] * shrink, layer.qkv.weight[:C])
+            assert torch.equal(ours.qkv.weight[C:], layer.qkv.weight[C:])
         else:
             assert isinstance(ours, CrossAttention)
             torch.testing.assert_close(ours.q.weight * (4.0 if cross == "t5" else 1.0), layer.q.weight)
@@ -124,16 +128,18 @@ def test_only_the_queries_shrink_where_heads_share_keys() -> None:
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
-def test_schemes_keep_their_own_initial_values(positions: str) -> None:
-    model = GPT(dataclasses.replace(CONFIG, preset="gpt-tiny", positions=positions))
-    schemes = [m for m in model.modules() if isinstance(m, Positions)]
-    theirs = {p for scheme in schemes for p in scheme.parameters()}
+def test_schemes_draw_their_own_initial_values(positions: str) -> None:
+    try:
+        model = GPT(dataclasses.replace(CONFIG, preset="gpt-tiny", positions=positions))
+    except RegardError:
+        pytest.skip("not for a decoder")
+    before = {name: x.clone() for name, x in tensors(model).items()}
     with torch.no_grad():
-        for p in model.parameters():
-            p.fill_(7.0)
-    initialise(model)
-    for name, p in model.named_parameters():
-        assert (p == 7.0).all() if p in theirs else (p != 7.0).all(), name
+        for x in tensors(model).values():
+            x.fill_(7)
+    initialise(model, model.seed)  # type: ignore[arg-type]
+    for name, x in tensors(model).items():
+        assert torch.equal(x, before[name]), name
 
 
 def test_what_is_added_before_a_norm_weighs_the_same() -> None:
@@ -143,3 +149,91 @@ def test_what_is_added_before_a_norm_weighs_the_same() -> None:
     positions = model.encoder.schemes[0].encoding
     for table in (model.embedding.weight, model.types.weight, positions):
         assert table.std().item() == pytest.approx(0.02, rel=0.05)
+
+
+# ---- seeds by path -----------------------------------------------------------------------------------------------------
+
+
+def test_a_block_keeps_its_weights_whatever_stands_before_it() -> None:
+    """Two blocks or five, with a wider vocabulary and other positions: the second block starts the same."""
+    few, many = fresh(n_encoder_layers=2), fresh(n_encoder_layers=5, positions="learned", source_vocab=V + 7, target_vocab=9)
+    ours = tensors(many.encoder.blocks[1])
+    assert ours
+    for name, x in tensors(few.encoder.blocks[1]).items():
+        assert torch.equal(x, ours[name]), name
+    assert not torch.equal(ours[name], tensors(many.encoder.blocks[2])[name]) or x.std() == 0
+
+
+class Hybrid(nn.Module):
+    """Blocks of the kinds that are named."""
+
+    def __init__(self, *kinds: type[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(kind(6, 6) for kind in kinds)
+
+
+def test_a_block_of_a_hybrid_keeps_its_weights_if_another_changes_its_kind() -> None:
+    pair = []
+    for kinds in ((nn.Linear, nn.Linear, nn.Linear), (GRU, nn.Linear, nn.Linear)):
+        model = Hybrid(*kinds)
+        initialise(model, 5)
+        pair.append(model)
+    plain, mixed = pair
+    for i in (1, 2):
+        assert torch.equal(plain.blocks[i].weight, mixed.blocks[i].weight)  # type: ignore[arg-type]
+    assert not torch.equal(plain.blocks[1].weight, plain.blocks[2].weight)  # type: ignore[arg-type]
+
+
+def test_weights_do_not_depend_on_the_order_of_construction() -> None:
+    torch.manual_seed(0)
+    one, two = nn.ModuleDict({"a": nn.Linear(3, 3), "b": GRU(3, 4)}), nn.ModuleDict({"b": GRU(3, 4), "a": nn.Linear(3, 3)})
+    for model in (one, two):
+        initialise(model, 1)
+    for name, x in tensors(one).items():
+        assert torch.equal(x, tensors(two)[name]), name
+
+
+SMALL: dict[str, Any] = {"d_model": 32, "source_vocab": 40, "target_vocab": 40, "n_classes": 3}
+HEADS: dict[str, Any] = {"n_heads": 2, "d_ff": 48}
+
+
+@pytest.mark.parametrize(
+    ("name", "style"),
+    [
+        ("transformer-tiny", HEADS),
+        ("transformer-tiny", {**HEADS, "positions": "t5", "cross_positions": "kerple-log", "tie": "none"}),
+        ("gpt-tiny", {**HEADS, "positions": "yarn", "trained_len": 64, "rope_factor": 2.0}),
+        ("gpt-tiny", {**HEADS, "positions": "fire"}),
+        ("gpt-tiny", {**HEADS, "positions": "alibi", "answer": "row"}),
+        ("bert-tiny", {**HEADS, "encoder_positions": "disentangled", "answer": "token"}),
+        ("vit-tiny", HEADS),
+        ("lstm-small", {}),
+        ("rnnsearch-small", {"d_hidden": 16, "recurrent_norm": True}),
+        ("conv-lm", {"n_heads": 1}),
+    ],
+)
+def test_a_model_of_the_meta_device_becomes_the_one_that_is_built_directly(name: str, style: dict[str, Any]) -> None:
+    config = preset(name, **SMALL, **style)
+    torch.manual_seed(3)
+    direct = make_model(config)
+    torch.manual_seed(3)
+    with torch.device("meta"):
+        later = make_model(config)
+    materialise(later, "cpu")
+    assert tensors(direct).keys() == tensors(later).keys()
+    for path, x in tensors(direct).items():
+        assert torch.equal(x, tensors(later)[path]), path
+
+
+def test_the_global_generator_moves_on_by_itself() -> None:
+    """Two models one after the other are not the same, and initialising disturbs nobody else's numbers."""
+    torch.manual_seed(0)
+    a, b = (nn.Linear(3, 3) for _ in range(2))
+    initialise(a)
+    initialise(b)
+    assert not torch.equal(a.weight, b.weight)
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    initialise(a, 5)
+    assert torch.equal(torch.rand(3), expected)
