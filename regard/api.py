@@ -37,7 +37,7 @@ def train(
     place = Path(run) if run else RUNS / name
     begun = place / "config.toml"
     if holds_run(place) and exists(begun) and not overwrite:  # the model it began with may be gone
-        values["model"] = {**recipes.load(begun).get("model", {}), **values.get("model", {})}
+        values["model"] = recipes.over(recipes.load(begun).get("model", {}), values.get("model", {}))
     return _train(make_config(values, {}), place, overwrite=overwrite, quiet=quiet)
 
 
@@ -89,7 +89,7 @@ def model_settings(values: Mapping[str, Any]) -> dict[str, Any]:
         raise RegardError("model and train must be tables of settings, [model] and [train]")
     given, init = dict(tables[0]), tables[1].get("init")
     if init and "architecture" not in given:
-        return {**settings_of(Path(init)), **given}
+        return recipes.over(settings_of(Path(init)), given)
     return with_preset(given)
 
 

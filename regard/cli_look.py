@@ -148,7 +148,7 @@ def positions_picture(name: str, model: Path | None, settings: dict[str, str], l
     from regard.config import ModelConfig
     from regard.models import gpt, transformer
     from regard.models.sizes import resolve_sizes
-    from regard.recipes import build
+    from regard.recipes import build, nested
 
-    config = resolve_sizes(build(settings, ModelConfig, "model."), {**transformer.PRESETS, **gpt.PRESETS})
+    config = resolve_sizes(build(nested(settings), ModelConfig, "model."), {**transformer.PRESETS, **gpt.PRESETS})
     return untrained(name, config, length)

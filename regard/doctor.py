@@ -17,7 +17,7 @@ from torch import nn
 import regard
 from regard import folder, pretrained, recipes
 from regard.api import ANSWERS, model_settings
-from regard.config import POSITIONS, Config, ModelConfig
+from regard.config import Config, ModelConfig
 from regard.data.shards import cache_folder
 from regard.device import cores, describe, peak_flops, pick_device, pick_precision
 from regard.errors import RegardError
@@ -26,8 +26,8 @@ from regard.layers.alignment import Attentive
 from regard.layers.cells import Cell
 from regard.layers.choice import Situation, choose
 from regard.layers.masks import FULL
+from regard.layers.positions import schemes_for
 from regard.layers.recurrent import Recurrent
-from regard.layers.schemes import scheme_at
 from regard.layers.stack import Stack
 from regard.models import gpt
 from regard.models.architectures import make_model
@@ -101,7 +101,7 @@ def explain(target: Path | None, settings: Mapping[str, Any], device: str, lengt
             model = make_model(replace(config, n_classes=max(1, config.n_classes)))  # classes come with the data
             return explain_model(model, device, length or config.max_len)
         config = built({"model": {"preset": "gpt-small"}}, settings).model
-        names = [config.positions] if "model.positions" in settings else POSITIONS
+        names = [config.positions] if "model.positions" in settings else schemes_for(config, "decoder")
         models = (gpt.GPT(replace(config, positions=name)) for name in names)
         return [row for model in models for row in explain_model(model, device, length or 4096)]
 
@@ -124,12 +124,12 @@ def block_rows(stack: Stack, i: int, place: str, config: ModelConfig, device: st
     """The rows of block i, whose layer is only `self` or `cross` yet."""
     scheme = stack.schemes[i % len(stack.schemes)]  # one for all blocks, or one each
     training = Situation(device, length, True, stack.mask, scheme, stack.d_head, stack.attention_dropout, keys=length)  # type: ignore[arg-type]
-    rows = two_rows("self", scheme_at(config, place), training, place == "encoder")
+    rows = two_rows("self", config.positions_at(place), training, place == "encoder")
     if stack.dilations:
         rows = [replace(row, kernel="product", why=CONVOLVED, fast=True) for row in rows]
     if "cross" in stack.blocks[i].sublayers:  # type: ignore[operator]
         cross = replace(training, own=False, mask=FULL, scheme=stack.cross_scheme)
-        rows += two_rows("cross", scheme_at(config, "cross"), cross, reads=False)
+        rows += two_rows("cross", config.positions_at("cross"), cross, reads=False)
     return rows
 
 

@@ -7,13 +7,18 @@ come from.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.layers.attend import Plan
 from regard.layers.cache import KeysValues
 from regard.layers.context import Context
+from regard.layers.part import Mixer, Place
 from regard.layers.rotary import rotate
+from regard.registry import register, setting
 
 
 def split_heads(x: Tensor, d_head: int) -> Tensor:
@@ -30,7 +35,7 @@ class Attention(nn.Module):
     """What self- and cross-attention share."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.d_head, self.p_drop = config.d_head, config.attention_dropout
         self.d_queries, self.d_keys = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
         self.out = nn.Linear(self.d_queries, config.d_model, bias=config.bias)
@@ -40,10 +45,20 @@ class Attention(nn.Module):
         return plan(q, k, v, self.p_drop if self.training else 0.0)
 
 
-class SelfAttention(Attention):
-    """Queries, keys and values of the same tokens, in one projection."""
+@register("attention")
+class SelfAttention(Attention, Mixer):
+    """Multi-head self-attention, queries, keys and values of the same tokens in one projection."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    @dataclass(frozen=True)
+    class Settings:
+        window: int = setting(
+            0, "self-attention sees this many tokens back (in an encoder also ahead); 0 = all", most=1 << 24
+        )
+
+    has_scores: ClassVar[bool] = True
+    ordered: ClassVar[bool] = False
+
+    def __init__(self, settings: Settings, config: ModelConfig, place: Place) -> None:
         super().__init__(config)
         self.qkv = nn.Linear(config.d_model, self.d_queries + 2 * self.d_keys, bias=config.bias)
         self.heads = [config.n_heads, config.n_kv_heads, config.n_kv_heads]

@@ -6,14 +6,15 @@ by attention or by a convolution, after which there need not be an ff.
 
 from __future__ import annotations
 
+import dataclasses
+
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
-from regard.layers.attention import CrossAttention, SelfAttention
+from regard.layers.attention import CrossAttention
 from regard.layers.context import Context
-from regard.layers.convolution import Convolution
-from regard.layers.feedforward import make_feedforward
 from regard.layers.norm import PLACEMENTS, Branch, make_norm
+from regard.layers.part import Place, make_part
 from regard.layers.residual import add_norm
 
 
@@ -49,18 +50,30 @@ def make_block(config: ModelConfig, sublayers: dict[str, nn.Module]) -> Block:
     return ParallelBlock(config, sublayers) if config.parallel else Block(config, sublayers)
 
 
-def encoder_block(config: ModelConfig) -> Block:
-    return make_block(config, {"self": make_mixer(config), **last_sublayer(config)})
+def encoder_block(config: ModelConfig, index: int = 0, causal: bool = False) -> Block:
+    """Block `index` of an encoder, or of a decoder that has no source to look at."""
+    place = Place("decoder" if causal else "encoder", index, causal)
+    return make_block(config, {"self": make_mixer(config, place), **last_sublayer(config, place)})
 
 
-def decoder_block(config: ModelConfig) -> Block:
-    return make_block(config, {"self": make_mixer(config), "cross": CrossAttention(config), **last_sublayer(config)})
+def decoder_block(config: ModelConfig, index: int = 0) -> Block:
+    place = Place("decoder", index, causal=True)
+    sublayers = {"self": make_mixer(config, place), "cross": CrossAttention(config), **last_sublayer(config, place)}
+    return make_block(config, sublayers)
 
 
-def make_mixer(config: ModelConfig) -> nn.Module:
-    return Convolution(config) if config.mixer == "convolution" else SelfAttention(config)
+def make_mixer(config: ModelConfig, place: Place) -> nn.Module:
+    """The mixer of block `place.index`: those that model.mixer names are repeated over the blocks."""
+    mixer: nn.Module = make_part("mixer", *mixer_at(config, place))
+    return mixer
 
 
-def last_sublayer(config: ModelConfig) -> dict[str, nn.Module]:
+def mixer_at(config: ModelConfig, place: Place) -> tuple[str, ModelConfig, Place]:
+    """The name of the mixer of block `place.index`, and its place among those of its name."""
+    names = [config.mixer[i % len(config.mixer)] for i in range(place.index + 1)]
+    return names[-1], config, dataclasses.replace(place, index=names.count(names[-1]) - 1)
+
+
+def last_sublayer(config: ModelConfig, place: Place) -> dict[str, nn.Module]:
     """Nothing where its width is 0: a gated convolution is not linear itself."""
-    return {"ff": make_feedforward(config)} if config.d_ff else {}
+    return {"ff": make_part("feedforward", config.feedforward, config, place)} if config.d_ff else {}

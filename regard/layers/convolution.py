@@ -8,6 +8,7 @@ stand comes with the context (layers/reach.py), so blocks of all dilations share
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,15 +16,38 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
+from regard.errors import RegardError
 from regard.layers.context import Context
 from regard.layers.masks import NOWHERE
+from regard.layers.part import Mixer, Place
 from regard.layers.reach import Reach
+from regard.registry import register, setting
 
 
-class Convolution(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.taps = nn.Linear(config.kernel * config.d_model, 2 * config.d_model, bias=config.bias)
+@register("convolution")
+class Convolution(Mixer):
+    """A gated convolution over a few tokens, as in ConvS2S (Gehring et al. 2017)."""
+
+    @dataclass(frozen=True)
+    class Settings:
+        kernel: int = setting(3, "tokens that a convolution sees at once", least=1, most=1 << 16)
+        dilations: tuple[int, ...] = setting(
+            (1,), "steps between those tokens, convolution by convolution, over and over", least=1, most=1 << 16
+        )
+
+    def __init__(self, settings: Settings, config: ModelConfig, place: Place) -> None:
+        super().__init__(settings, config, place)
+        self.dilation = settings.dilations[place.index % len(settings.dilations)]
+        self.taps = nn.Linear(settings.kernel * config.d_model, 2 * config.d_model, bias=config.bias)
+
+    @classmethod
+    def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:
+        if not settings.dilations:
+            raise RegardError("model.convolution.dilations must be numbers from 1 on, not []")
+        if not place.causal and settings.kernel % 2 == 0:
+            raise RegardError(
+                f"model.convolution.kernel must be odd, not {settings.kernel}: an encoder sees as far back as ahead"
+            )
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         assert ctx.reach is not None

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.layers.activated import ACTIVATIONS as ACTIVATIONS
 from regard.layers.activated import activated
 from regard.layers.context import Context
+from regard.layers.part import Part, Place
+from regard.registry import register
 
 
-class FeedForward(nn.Module):
+class FeedForward(Part):
+    """A sublayer `f(x, ctx) -> x` that reads each token by itself."""
+
+    kind = "feedforward"
+
+
+@register("dense")
+class Dense(FeedForward):
+    """Two matrices with an activation function between them."""
+
     gated = False
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
+    def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
+        super().__init__(settings, config, place)
         self.inner = nn.Linear(config.d_model, (1 + self.gated) * config.d_ff, bias=config.bias)
         self.outer = nn.Linear(config.d_ff, config.d_model, bias=config.bias)
         self.activation = config.activation
@@ -24,11 +37,8 @@ class FeedForward(nn.Module):
         return self.outer(self.dropout(activated(x, self.inner, self.activation, self.gated)))
 
 
-class GatedFeedForward(FeedForward):
+@register("gated")
+class Gated(Dense):
     """A second projection opens and closes the first: SwiGLU with silu, GEGLU with gelu. Both are one matrix."""
 
     gated = True
-
-
-def make_feedforward(config: ModelConfig) -> FeedForward:
-    return GatedFeedForward(config) if config.gated else FeedForward(config)

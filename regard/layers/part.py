@@ -1,5 +1,5 @@
-"""What every part of a model is: the base class that position schemes, token mixers, feed-forward layers, recurrent cells and
-attention scores share, and the place in a model that a part is built for."""
+"""What every part of a model is: the base class that position schemes, token mixers, feed-forward layers, recurrent cells
+and attention scores share, and the place in a model that a part is built for."""
 
 from __future__ import annotations
 
@@ -51,17 +51,54 @@ class Part(nn.Module):
     def init_weights(self) -> None:
         """Fill the part's own parameters and buffers. The default leaves matrices, biases and gains to models/init.py."""
 
-    def describe(self) -> dict[str, Tensor]:
-        """Return named curves or matrices that show what the part does; `regard look` draws them."""
-        return {}
+    def describe(self, n: int = 64) -> tuple[Curves | Matrix, ...]:
+        """Return curves and matrices that show what the part does to n tokens; `regard look` draws them."""
+        return ()
+
+
+class Mixer(Part):
+    """A sublayer `f(x, ctx) -> x` by which the tokens of a row act on each other."""
+
+    kind = "mixer"
+    has_scores: ClassVar[bool] = False  # compares queries with keys, so that position schemes can act on it
+    ordered: ClassVar[bool] = True  # knows the order of its tokens by itself
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Named curves over one axis."""
+
+    title: str
+    x: Tensor  # (n,)
+    curves: dict[str, Tensor]  # (n,) each
+    across: str  # what the axes are
+    up: str
+    log: bool = False
+    ticks: tuple[str, ...] = ()  # names of the points on the axis, where they have any
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix (rows, columns) of numbers."""
+
+    title: str
+    values: Tensor
+    across: str
+    up: str
+    start: int = 0  # what the first column stands for
 
 
 def make_part(kind: str, name: str, config: ModelConfig, place: Place) -> Any:
     """Build the part that a configuration names, after asking it whether it makes sense there."""
+    check_part(kind, name, config, place)
     cls = find(kind, name)
-    settings = settings_of(cls, config)
-    cls.check(settings, config, place)
-    return cls(settings, config, place)
+    return cls(settings_of(cls, config), config, place)
+
+
+def check_part(kind: str, name: str, config: ModelConfig, place: Place) -> None:
+    """Raise a RegardError where a part makes no sense, without building it."""
+    cls = find(kind, name)
+    cls.check(settings_of(cls, config), config, place)
 
 
 def settings_of(cls: type[Part], config: ModelConfig) -> Any:

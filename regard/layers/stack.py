@@ -15,13 +15,11 @@ from regard.layers.attend import Plan, make_plan, runnable, settled
 from regard.layers.block import Block
 from regard.layers.cache import NO_CACHE, Cache
 from regard.layers.context import Context
-from regard.layers.contextual import Disentangled
 from regard.layers.masks import FULL, Mask
 from regard.layers.norm import make_norm
-from regard.layers.positions import NoPositions, Positions
+from regard.layers.positions import NoPositions, Positions, make_positions
 from regard.layers.reach import make_reach
 from regard.layers.residual import add_norm
-from regard.layers.schemes import make_positions
 
 
 def in_working_precision(x: Tensor) -> Tensor:
@@ -39,7 +37,8 @@ class Stack(nn.Module):
         # Pre-norm leaves the residual sum unnormalised; post-norm blocks already end on a norm.
         self.norm = make_norm(config) if config.norm == "pre" else None
         self.mask, self.d_head = mask, config.d_head
-        self.kernel, self.dilations = config.kernel, config.dilations if config.mixer == "convolution" else ()
+        convolution = config.named("convolution")
+        self.kernel, self.dilations = convolution.kernel, convolution.dilations if "convolution" in config.mixer else ()
         self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
         self.recompute = False  # training may keep only what enters a block, and compute the rest again
         chances = (config.dropout, config.attention_dropout, config.ff_dropout)
@@ -49,10 +48,7 @@ class Stack(nn.Module):
         self.schemes = nn.ModuleList([first, *own])  # one for all blocks, or one each
         self.unbiased = not (first.relative or first.contextual or first.per_layer)  # scores are q k^T alone
         for scheme, block in zip(self.schemes, self.blocks, strict=False):
-            if isinstance(
-                scheme, Disentangled
-            ):  # all layers of DeBERTa read one table, with their own queries and keys
-                scheme.join(first, block.get_submodule("sublayers.self.sublayer.qkv"))  # type: ignore[arg-type]
+            scheme.attach(block, first)  # type: ignore[operator]
         crosses = any("cross" in block.sublayers for block in self.blocks)  # type: ignore[operator]
         self.cross_scheme = make_positions(config, "cross") if crosses else NoPositions()
 

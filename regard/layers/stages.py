@@ -23,6 +23,7 @@ from regard.layers.attention import CrossAttention, SelfAttention
 from regard.layers.cache import NO_CACHE
 from regard.layers.context import Context
 from regard.layers.masks import FULL
+from regard.layers.part import Place
 
 Look = tuple[Tensor, Tensor]  # context, weights
 
@@ -141,7 +142,7 @@ class MultiHead(nn.Module):
 
     def __init__(self, d_model: int, n_heads: int, n_kv_heads: int = 0) -> None:
         super().__init__()
-        self.layer = SelfAttention(sizes(d_model, n_heads, n_kv_heads))
+        self.layer = SelfAttention(SelfAttention.Settings(), sizes(d_model, n_heads, n_kv_heads), Place("encoder"))
 
     def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
         check_same(query, keys, values)

@@ -9,12 +9,11 @@ from torch import nn
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.layers.schemes import check_positions
 from regard.models import bert, gpt, rnn, seq2seq, transformer, vit
 from regard.models.classifier import Classifier
 from regard.models.presets import TABLES
 from regard.models.sizes import resolve_sizes
-from regard.recipes import build
+from regard.recipes import build, over
 
 ARCHITECTURES: dict[str, type[nn.Module]] = {
     "transformer": transformer.Transformer,
@@ -28,18 +27,18 @@ PRESETS: dict[str, dict[str, Any]] = {name: settings for table in TABLES.values(
 
 
 def preset(name: str, **settings: Any) -> ModelConfig:
-    """A published model's sizes and style, with some of them changed."""
+    """A published model's sizes and style, with some of them changed: `preset("llama3-8b", rope={"base": 1e6})`."""
     return build(with_preset({"preset": name, **settings}), ModelConfig, "model.")
 
 
 def with_preset(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a `[model]` table over those of the preset it names."""
+    """The settings of a `[model]` table over those of the preset it names, table by table."""
     name = settings.get("preset", ModelConfig.preset)
     if not isinstance(name, str) or name not in PRESETS:
         near = difflib.get_close_matches(str(name), PRESETS, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
         raise RegardError(f"unknown model.preset '{name}': {hint}there are {', '.join(PRESETS)}")
-    return {**PRESETS[name], **settings}
+    return over(PRESETS[name], settings)
 
 
 def resolve(config: ModelConfig) -> ModelConfig:
@@ -47,10 +46,7 @@ def resolve(config: ModelConfig) -> ModelConfig:
     architecture = config.architecture or with_preset({"preset": config.preset})["architecture"]
     if architecture in ("transformer", "seq2seq"):
         return (transformer if architecture == "transformer" else seq2seq).resolve(config)
-    config = resolve_sizes(config, TABLES[architecture])
-    if architecture != "rnn":  # a recurrent model knows the order of its tokens by itself
-        check_positions(config, "decoder" if architecture == "gpt" else "encoder")
-    return config
+    return resolve_sizes(config, TABLES[architecture])
 
 
 def make_model(config: ModelConfig) -> nn.Module:

@@ -32,8 +32,8 @@ class Bert(nn.Module):
         self.types = nn.Embedding(config.token_types, config.d_model) if config.token_types else None
         self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
-        blocks = (encoder_block(config) for _ in range(config.n_encoder_layers))
-        self.encoder = Stack(config, blocks, window(FULL, config.window), "encoder")
+        blocks = (encoder_block(config, i) for i in range(config.n_encoder_layers))
+        self.encoder = Stack(config, blocks, window(FULL, config.value("attention.window")), "encoder")
         self.pooler = Pooler(config)
         self.head = MaskedHead(config, self.embedding.weight)
         initialise(self, config.embedding_norm)

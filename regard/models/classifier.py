@@ -52,7 +52,7 @@ class Classifier(nn.Module):
             return self.body.pooler(hidden)
         last = (ids != PAD).sum(1) - 1
         at_end = hidden[torch.arange(len(ids), device=ids.device), last]
-        if not (isinstance(self.body, RNN) and self.config.bidirectional):
+        if not (isinstance(self.body, RNN) and self.body.settings.bidirectional):
             return at_end
         way = hidden.shape[-1] // 2
         return torch.cat([at_end[:, :way], hidden[:, 0, way:]], -1)

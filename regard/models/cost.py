@@ -48,7 +48,7 @@ def block_flops(config: ModelConfig, side: str, s: int, t: int) -> dict[str, int
     if side == "decoder" and blocks(config)[2]:  # q, out by the target; k, v by the memory
         found["cross"] = t * (4 * c * queries + 4 * s * queries) + s * 4 * c * keys
     if config.d_ff:
-        found["ff"] = n * 2 * (3 if config.gated else 2) * c * config.d_ff
+        found["ff"] = n * 2 * (3 if (config.feedforward == "gated") else 2) * c * config.d_ff
     return found
 
 
@@ -60,8 +60,8 @@ def widths(config: ModelConfig) -> tuple[int, int]:
 def mixer_flops(config: ModelConfig, n: int) -> int:
     """Of one row of n tokens in one block: its self-attention or convolution."""
     c, (queries, keys) = config.d_model, widths(config)
-    if config.mixer == "convolution":
-        return n * 2 * (config.kernel * c) * (2 * c)
+    if "convolution" in config.mixer:
+        return n * 2 * (config.value("convolution.kernel") * c) * (2 * c)
     return n * (4 * c * (queries + keys) + 4 * n * queries)  # q and out, k and v; q k^T and the weighted sum of v
 
 
@@ -72,7 +72,7 @@ def end_flops(config: ModelConfig, s: int, t: int) -> dict[str, int]:
         found = {"pooler": 2 * c * c} if kind == "bert" and config.answer == "row" else {}
         return found | {"answers": 2 * c * config.n_classes * (max(s, t) if config.answer == "token" else 1)}
     if kind == "vit":  # the class is read from one token, which is no patch
-        patches = 2 * c * (s - 1) * config.image_channels * config.patch_size**2
+        patches = 2 * c * (s - 1) * config.value("vit.image_channels") * config.value("vit.patch_size") ** 2
         return {"patches": patches, "head": 2 * c * config.n_classes}
     return {"head": 2 * c * (s * (c + config.source_vocab) if kind == "bert" else t * config.target_vocab)}
 
@@ -120,7 +120,9 @@ def place_activations(config: ModelConfig, s: int, t: int) -> dict[str, int]:
 def block_activations(config: ModelConfig, side: str, s: int, t: int) -> dict[str, int]:
     """Of one row in one block, by sublayer."""
     f, (queries, keys) = config.d_ff, widths(config)
-    kept = 3 if config.gated else 1 if config.activation == "relu" else 2  # relu is its own derivative's memory
+    kept = (
+        3 if (config.feedforward == "gated") else 1 if config.activation == "relu" else 2
+    )  # relu is its own derivative's memory
     # of the block's other sublayers: the sum that a norm reads, and the norm, which the first product reads
     later = 0 if config.parallel else 4 * config.d_model
     tokens = s if side == "encoder" else t
@@ -135,9 +137,11 @@ def block_activations(config: ModelConfig, side: str, s: int, t: int) -> dict[st
 def mixer_activations(config: ModelConfig) -> int:
     """Of one token in one block: its self-attention or convolution, with the sum and the norm below it."""
     c, (queries, keys) = config.d_model, widths(config)
-    if config.mixer == "convolution":
+    if "convolution" in config.mixer:
         beside = 2 * c if config.parallel else 0  # the norm, where other sublayers read it too
-        return 2 * c + beside + 2 * config.kernel * c + 4 * c  # the sum, the tokens seen, both halves before the gate
+        return (
+            2 * c + beside + 2 * config.value("convolution.kernel") * c + 4 * c
+        )  # the sum, the tokens seen, both halves before the gate
     turned = 4 * queries + 2 * keys if config.positions in ("rope", "yarn") else 0  # copies, by heads
     return 4 * c + 2 * (queries + 2 * keys) + 2 * queries + turned  # q, k, v and what attention gives
 
@@ -164,7 +168,7 @@ def cache_numbers(config: ModelConfig, source_len: int, target_len: int) -> int:
     if architecture(config) in RECURRENT:
         return source_len * sum(annotated(config))
     (_, n_decoder, n_cross), (_, keys) = blocks(config), widths(config)
-    own = config.d_model if config.mixer == "convolution" else 2 * keys
+    own = config.d_model if "convolution" in config.mixer else 2 * keys
     return n_decoder * target_len * own + n_cross * source_len * 2 * keys
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
-from regard.layers.schemes import scheme_at
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def place_of(path: str, config: ModelConfig) -> str:
     """The place of a module or parameter: blocks and their sublayers, else the name that its model gives it."""
     path = path.removeprefix("body.")
     if found := re.match(r"(encoder|decoder)\.schemes\.(\d+)(?!\.distances)", path):
-        own = scheme_at(config, found[1]) in (*OWN_SCHEMES, "disentangled")
+        own = config.positions_at(found[1]) in (*OWN_SCHEMES, "disentangled")
         return f"{found[1]}.{found[2]}.positions" if own else f"{found[1]}.positions"
     if found := re.match(r"decoder\.above\.layers\.(\d+)", path):
         return f"decoder.{int(found[1]) + 1}"
@@ -154,7 +153,7 @@ def pieces(name: str, p: Tensor, config: ModelConfig) -> Iterator[tuple[str, Ten
         for kind, piece in zip(shares, p.split([n * d for n in shares.values()]), strict=True):
             yield (where + kind if leaf == "weight" else "bias"), piece[:d], len(piece) // d
     elif ".ff.sublayer.inner." in name:
-        kinds = ("gate", "up") if config.gated else ("up",)
+        kinds = ("gate", "up") if (config.feedforward == "gated") else ("up",)
         for kind, piece in zip(kinds, p.chunk(len(kinds)), strict=True):
             yield (kind if leaf == "weight" else "bias"), piece, 1
     else:

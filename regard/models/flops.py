@@ -174,8 +174,8 @@ def example(config: ModelConfig, batch: int, s: int, t: int, like: Tensor) -> tu
 
     if config.architecture == "vit":
         rows = isqrt(s - 1) if isqrt(s - 1) ** 2 == s - 1 else 1
-        size = config.patch_size * rows, config.patch_size * ((s - 1) // rows)
-        return (like.new_zeros(batch, config.image_channels, *size),)
+        size = config.value("vit.patch_size") * rows, config.value("vit.patch_size") * ((s - 1) // rows)
+        return (like.new_zeros(batch, config.value("vit.image_channels"), *size),)
     if config.architecture in ("transformer", "seq2seq"):
         return ids(s), ids(t)
     read = ids(max(s, t))

@@ -32,8 +32,8 @@ class GPT(nn.Module):
         self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         # its blocks are an encoder's, [self, ff]: only the mask makes it a decoder
-        blocks = (encoder_block(config) for _ in range(config.n_decoder_layers))
-        self.decoder = Stack(config, blocks, window(CAUSAL, config.window), "decoder")
+        blocks = (encoder_block(config, i, causal=True) for i in range(config.n_decoder_layers))
+        self.decoder = Stack(config, blocks, window(CAUSAL, config.value("attention.window")), "decoder")
         tied = config.tie in ("decoder", "all")
         self.head = Head(
             self.embedding.weight if tied else nn.Parameter(torch.empty(config.target_vocab, config.d_model)),
@@ -51,7 +51,7 @@ class GPT(nn.Module):
                 f"{length} tokens, but the model was built for at most {self.config.max_len} (model.max_len)"
             )
         if mask is not None:
-            mask = window(mask, self.config.window)
+            mask = window(mask, self.config.value("attention.window"))
         x = self.dropout(self.embedding_norm(self.decoder.embed(self.embedding(ids), positions)))
         return self.decoder(x, positions, cache=cache, mask=mask)
 

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from regard.layers.attention import CrossAttention, SelfAttention
-from regard.layers.cells import LSTM, Cell
+from regard.layers.cells import Cell
 from regard.layers.embedding import Embedding, Head
 from regard.layers.positions import Positions
 from regard.layers.stack import Stack
@@ -49,22 +49,10 @@ def initialise(model: nn.Module, normed: bool = False) -> None:
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
         elif isinstance(module, Cell):
-            initialise_cell(module)
+            module.init_weights()
     for module in model.modules():
         if isinstance(module, Stack):
             shrink_unscaled_queries(module)
-
-
-@torch.no_grad()
-def initialise_cell(cell: Cell) -> None:
-    for weight in (cell.weight_in, *cell.weight_ih.split(cell.d_hidden)):
-        if weight is not None:
-            nn.init.xavier_uniform_(weight)
-    for weight in cell.weight_hh.split(cell.d_hidden):
-        nn.init.orthogonal_(weight)
-    nn.init.zeros_(cell.bias)
-    if isinstance(cell, LSTM):
-        cell.bias[cell.d_hidden : 2 * cell.d_hidden] = 1.0
 
 
 @torch.no_grad()

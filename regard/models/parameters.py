@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from regard.config import ModelConfig
-from regard.layers.schemes import scheme_at
 from regard.models.architectures import PRESETS
 from regard.models.counted import OWN_SCHEMES, Part, Placed, merged, shared_embedding
 from regard.models.parameters_recurrent import recurrent_parts
@@ -59,7 +58,10 @@ def below(config: ModelConfig, side: str) -> Iterator[Placed]:
     """What a stack reads."""
     c, kind = config.d_model, architecture(config)
     if kind == "vit":
-        yield "patches", Part("patches", (c, config.image_channels * config.patch_size**2), 1)
+        yield (
+            "patches",
+            Part("patches", (c, config.value("vit.image_channels") * config.value("vit.patch_size") ** 2), 1),
+        )
         yield "patches", Part("bias", (c,), 1)
         yield "summary", Part("summary", (c,), 1)
         return
@@ -104,7 +106,7 @@ def above(config: ModelConfig) -> Iterator[Placed]:
 
 def block_parts(config: ModelConfig, crosses: bool) -> Iterator[Placed]:
     """Of one block, by sublayer."""
-    sublayers = {"self": convolution if config.mixer == "convolution" else attention}
+    sublayers = {"self": convolution if "convolution" in config.mixer else attention}
     sublayers |= {"cross": cross_attention} if crosses else {}
     sublayers |= {"ff": feedforward} if config.d_ff else {}
     for name, matrices in sublayers.items():
@@ -123,7 +125,7 @@ def norm_part(config: ModelConfig) -> Part:
 
 
 def convolution(config: ModelConfig) -> Iterator[Part]:
-    yield Part("convolution", (2 * config.d_model, config.kernel * config.d_model), 1)
+    yield Part("convolution", (2 * config.d_model, config.value("convolution.kernel") * config.d_model), 1)
 
 
 def attention(config: ModelConfig, where: str = "") -> Iterator[Part]:
@@ -140,14 +142,14 @@ def cross_attention(config: ModelConfig) -> Iterator[Part]:
 
 def feedforward(config: ModelConfig) -> Iterator[Part]:
     c, f = config.d_model, config.d_ff
-    yield Part("gate", (f, c), int(config.gated))
+    yield Part("gate", (f, c), int(config.feedforward == "gated"))
     yield Part("up", (f, c), 1)
     yield Part("down", (c, f), 1)
 
 
 def shared_positions(config: ModelConfig, side: str) -> Iterator[Part]:
     """What the scheme of a stack learns once for all its blocks, and that of its cross-attention."""
-    if scheme_at(config, side) not in OWN_SCHEMES:
+    if config.positions_at(side) not in OWN_SCHEMES:
         yield from (Part("positions", shape, 1) for shape in scheme_shapes(config, side))
     if side == "decoder" and blocks(config)[2]:
         yield from (Part("positions", shape, 1) for shape in scheme_shapes(config, "cross"))
@@ -155,26 +157,26 @@ def shared_positions(config: ModelConfig, side: str) -> Iterator[Part]:
 
 def own_positions(config: ModelConfig, side: str) -> Iterator[Part]:
     """What it learns in each block."""
-    name, width = scheme_at(config, side), (config.n_heads + config.n_kv_heads) * config.d_head
+    name, width = config.positions_at(side), (config.n_heads + config.n_kv_heads) * config.d_head
     if name in OWN_SCHEMES:
         yield from (Part("positions", shape, 1) for shape in scheme_shapes(config, side))
-    if name == "disentangled" and not config.disentangled_buckets:  # blocks share a table, not the projections
+    if name == "disentangled" and not config.value("disentangled.buckets"):  # blocks share a table, not the projections
         yield Part("positions", (width, config.d_model), 1)
         yield Part("positions", (width,), 1)
 
 
 def scheme_shapes(config: ModelConfig, place: str) -> list[tuple[int, ...]]:
-    c, d, h, width = config.d_model, config.d_head, config.n_heads, config.fire_width
-    buckets = config.disentangled_buckets
+    c, d, h, width = config.d_model, config.d_head, config.n_heads, config.value("fire.width")
+    buckets = config.value("disentangled.buckets")
     learned: dict[str, list[tuple[int, ...]]] = {
         "linear": [(c,)] * 2,
         "learned": [(config.max_len, c)],
-        "shaw": [(2 * config.shaw_clip + 1, d)] * 2,
-        "t5": [(h, config.t5_buckets)],
+        "shaw": [(2 * config.value("shaw.clip") + 1, d)] * 2,
+        "t5": [(h, config.value("t5.buckets"))],
         "kerple-log": [(h,)] * 2,
         "kerple-power": [(h,)] * 2,
         "fire": [(width, 1), (width,), (h, width), (h,), (), ()],
-        "cope": [(config.cope_positions or config.max_len, d)],
-        "disentangled": [(2 * (buckets or config.disentangled_reach), c), *([(c,)] * 2 if buckets else [])],
+        "cope": [(config.value("cope.positions") or config.max_len, d)],
+        "disentangled": [(2 * (buckets or config.value("disentangled.reach")), c), *([(c,)] * 2 if buckets else [])],
     }
-    return learned.get(scheme_at(config, place), [])
+    return learned.get(config.positions_at(place), [])

@@ -10,10 +10,10 @@ from itertools import count
 from typing import NamedTuple
 
 from regard.config import ModelConfig
-from regard.layers.cells import CELLS
 from regard.models.counted import Part, shared_embedding
 from regard.models.rnn import tied, widths
 from regard.models.seq2seq import attends, reads_again
+from regard.registry import find
 
 
 class Layer(NamedTuple):
@@ -36,7 +36,7 @@ def stacked(side: str, d_in: int, sizes: list[int], directions: int = 1) -> list
 
 
 def layers(config: ModelConfig) -> list[Layer]:
-    c, h, directions = config.d_model, config.d_hidden, 1 + config.bidirectional
+    c, h, directions = config.d_model, config.value("recurrent.d_hidden"), 1 + config.value("recurrent.bidirectional")
     if config.architecture == "rnn":
         return stacked("target", c, widths(config), directions)
     again = h * directions if attends(config) else h * reads_again(config)
@@ -45,13 +45,13 @@ def layers(config: ModelConfig) -> list[Layer]:
 
 
 def layer_parts(config: ModelConfig, layer: Layer) -> Iterator[Part]:
-    cell, h, each = CELLS[config.cell], layer.width, layer.directions
+    cell, h, each = find("cell", config.cell), layer.width, layer.directions
     through = cell.bare and layer.d_in != h  # x itself is added to what is as wide as the state
     yield Part("cell input", (h, layer.d_in), each * through)
     yield Part("cell input", (cell.inputs * h, h if through else layer.d_in), each)
     yield Part("cell state", (sum(cell.hidden) * h, h), each)
     yield Part("bias", (cell.gates * h,), each)
-    if config.recurrent_norm:
+    if config.value("recurrent.norm"):
         yield from (Part("norm", (n * h,), each) for n in (cell.inputs, *cell.hidden))
         yield Part("norm", (h,), 2 * each * (cell.states == 2))  # a gain and a bias
 
@@ -100,7 +100,7 @@ def placed_layers(config: ModelConfig) -> list[tuple[str, Layer]]:
 def language_ends(config: ModelConfig) -> Iterator[Met]:
     """A model that answers does not ask its head; what reads both ways has none."""
     vocab, d_out = config.target_vocab, layers(config)[-1].d_out
-    if not config.bidirectional:
+    if not config.value("recurrent.bidirectional"):
         asked = "target" if config.answer == "none" else "none"
         yield "head", asked, Part("unembedding", (vocab, d_out), 1, tied(config))
         yield "head", asked, Part("bias", (vocab,), int(config.head_bias))
@@ -111,7 +111,7 @@ def language_ends(config: ModelConfig) -> Iterator[Met]:
 
 
 def one_context(config: ModelConfig) -> Iterator[Met]:
-    c, h = config.d_model, config.d_hidden
+    c, h = config.d_model, config.value("recurrent.d_hidden")
     if reads_again(config):
         yield from maxout(config, c + 2 * h)
     elif h != c:
@@ -120,8 +120,8 @@ def one_context(config: ModelConfig) -> Iterator[Met]:
 
 
 def searching(config: ModelConfig) -> Iterator[Met]:
-    c, h = config.d_model, config.d_hidden
-    states, annotation = CELLS[config.cell].states, h * (1 + config.bidirectional)
+    c, h = config.d_model, config.value("recurrent.d_hidden")
+    states, annotation = find("cell", config.cell).states, h * (1 + config.value("recurrent.bidirectional"))
     if config.score == "additive":
         yield "decoder.0.attention", "target", Part("alignment", (h, h), 1)
         yield "decoder.0.attention", "pair", Part("alignment", (h,), 1)

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.config import ModelConfig
+from regard.config import ModelConfig, RecurrentSettings
 from regard.errors import RegardError
+from regard.layers.cells import cell_settings
 from regard.layers.embedding import Embedding, Head
 from regard.layers.locked import LockedDropout, word_dropout
 from regard.layers.recurrent import Recurrent, State
@@ -39,32 +40,34 @@ class RNN(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config = resolve_sizes(config, PRESETS)
-        if config.bidirectional and config.answer == "none":
+        self.settings = s = config.table(RecurrentSettings)
+        if s.bidirectional and config.answer == "none":
             raise RegardError(
-                "a language model may not read what it is to predict: model.bidirectional is for models that answer "
-                "(classification, regression, tagging)"
+                "a language model may not read what it is to predict: model.recurrent.bidirectional is for models that "
+                "answer (classification, regression, tagging)"
             )
         self.embedding = Embedding(config.target_vocab, config.d_model, config.scale_embeddings)
-        self.dropout = LockedDropout(config.dropout, config.variational)
+        self.dropout = LockedDropout(config.dropout, s.variational)
         self.recurrent = Recurrent(
             config.cell,
             config.d_model,
             widths(config),
-            bidirectional=config.bidirectional,
-            dropout=config.hidden_dropout,
-            weight_dropout=config.weight_dropout,
-            variational=config.variational,
-            norm=config.recurrent_norm,
+            bidirectional=s.bidirectional,
+            dropout=s.hidden_dropout,
+            weight_dropout=s.weight_dropout,
+            variational=s.variational,
+            norm=s.norm,
+            settings=cell_settings(config),
         )
-        self.output_dropout = LockedDropout(config.output_dropout, config.variational)
-        if not config.bidirectional:
+        self.output_dropout = LockedDropout(s.output_dropout, s.variational)
+        if not s.bidirectional:
             matrix = nn.Parameter(torch.empty(config.target_vocab, self.recurrent.d_out))
             weight = self.embedding.weight if tied(config) else matrix
             self.head = Head(weight, config.scale_logits, config.absent, config.head_bias)
         initialise(self)
 
     def embed(self, ids: Tensor) -> Tensor:
-        weight = word_dropout(self.embedding.weight, self.config.word_dropout, self.training)
+        weight = word_dropout(self.embedding.weight, self.settings.word_dropout, self.training)
         return self.dropout(F.embedding(ids, weight) * self.embedding.scale)  # (B, T, C)
 
     def hidden(self, ids: Tensor, state: State | None = None, real: Tensor | None = None) -> tuple[Tensor, State]:
@@ -75,7 +78,7 @@ class RNN(nn.Module):
 
     def read(self, ids: Tensor) -> Tensor:
         """What the head is given (B, T, C) for the token after each token; rows are padded on the right."""
-        return self.output_dropout(self.hidden(ids, real=ids != PAD if self.config.bidirectional else None)[0])
+        return self.output_dropout(self.hidden(ids, real=ids != PAD if self.settings.bidirectional else None)[0])
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits (B, T, V) of the token after each token."""
@@ -100,10 +103,10 @@ class RNN(nn.Module):
 
 def tied(config: ModelConfig) -> bool:
     """Whether the head is the embedding matrix; what reads both ways has no head."""
-    return config.tie in ("decoder", "all") and not config.bidirectional
+    return config.tie in ("decoder", "all") and not config.table(RecurrentSettings).bidirectional
 
 
 def widths(config: ModelConfig) -> list[int]:
     """Of each layer; the last gives vectors as wide as the embeddings where these are the head."""
-    hidden = config.d_hidden
+    hidden = config.table(RecurrentSettings).d_hidden
     return [hidden] * (config.n_decoder_layers - 1) + [config.d_model if tied(config) else hidden]

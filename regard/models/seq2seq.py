@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.config import ModelConfig
+from regard.config import ModelConfig, RecurrentSettings, Seq2SeqSettings
 from regard.errors import RegardError
 from regard.layers.alignment import Annotated, Attentive
 from regard.layers.attend import Plan, reference
-from regard.layers.cells import CELLS, State
+from regard.layers.cells import State, cell_settings
 from regard.layers.embedding import Embedding, Head
 from regard.layers.locked import LockedDropout, word_dropout
 from regard.layers.masks import FULL
@@ -28,6 +28,7 @@ from regard.models import presets
 from regard.models.init import initialise
 from regard.models.sizes import resolve_sizes
 from regard.models.transformer import Transformer
+from regard.registry import find
 from regard.text.tokenizer import PAD
 
 PRESETS = presets.SEQ2SEQ
@@ -44,10 +45,12 @@ class Seq2Seq(nn.Module):
             if config.tie in ("inputs", "all")
             else Embedding(config.target_vocab, config.d_model, config.scale_embeddings)
         )
-        self.dropout = LockedDropout(config.dropout, config.variational)
-        self.encoder = layers(config, config.d_model, config.n_encoder_layers, config.bidirectional)
+        self.settings = s = config.table(RecurrentSettings)
+        self.reverse_source = config.table(Seq2SeqSettings).reverse_source
+        self.dropout = LockedDropout(config.dropout, s.variational)
+        self.encoder = layers(config, config.d_model, config.n_encoder_layers, s.bidirectional)
         self.decoder = Searching(config, self.encoder.d_out) if attends(config) else OneContext(config)
-        self.output_dropout = LockedDropout(config.output_dropout, config.variational)
+        self.output_dropout = LockedDropout(s.output_dropout, s.variational)
         self.head = Head(
             nn.Parameter(torch.empty(config.target_vocab, config.d_model))
             if config.tie in ("none", "inputs")
@@ -59,12 +62,12 @@ class Seq2Seq(nn.Module):
         initialise(self)
 
     def embed(self, embedding: Embedding, ids: Tensor) -> Tensor:
-        weight = word_dropout(embedding.weight, self.config.word_dropout, self.training)
+        weight = word_dropout(embedding.weight, self.settings.word_dropout, self.training)
         return self.dropout(F.embedding(ids, weight) * embedding.scale)  # (B, T, C)
 
     def encode(self, source: Tensor) -> tuple[Memory, State]:
         """What the decoder reads at every step, and the state it begins with."""
-        if self.config.bidirectional:
+        if self.settings.bidirectional:
             annotations, end = self.encoder(self.embed(self.source_embedding, source), real=source != PAD)
             return self.decoder.begin(annotations, end, source == PAD)
         order = self.reading_order(source)
@@ -77,7 +80,7 @@ class Seq2Seq(nn.Module):
     def reading_order(self, source: Tensor) -> Tensor:
         """Columns (B, S) with padding in front, so that one direction ends on a word: the last, or the first."""
         columns = torch.arange(source.shape[1], device=source.device).expand_as(source)
-        if self.config.reverse_source:
+        if self.reverse_source:
             return columns.flip(1)
         return (columns - (source == PAD).sum(1, keepdim=True)) % source.shape[1]
 
@@ -134,8 +137,8 @@ class OneContext(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        width, self.again = config.d_hidden, reads_again(config)
-        self.n = CELLS[config.cell].states
+        width, self.again = config.table(RecurrentSettings).d_hidden, reads_again(config)
+        self.n = states_of(config)
         self.layers = layers(config, config.d_model + width * self.again, config.n_decoder_layers)
         if self.again:
             self.readout: nn.Module = Maxout(config.d_model + 2 * width, config.d_model)
@@ -162,13 +165,13 @@ class Searching(nn.Module):
 
     def __init__(self, config: ModelConfig, d_annotation: int) -> None:
         super().__init__()
-        width, self.n = config.d_hidden, CELLS[config.cell].states
-        sizes = (config.d_model, width, d_annotation, config.recurrent_norm, config.weight_dropout)
-        self.attentive = Attentive(config.score, config.cell, *sizes)
+        s = config.table(RecurrentSettings)
+        width, self.n = s.d_hidden, states_of(config)
+        self.attentive = Attentive(config, config.d_model, width, d_annotation)
         more = config.n_decoder_layers - 1
         self.above = layers(config, width, more) if more else None
         self.bridge = nn.Linear(width, self.n * width)
-        self.dropout = LockedDropout(config.hidden_dropout, config.variational)
+        self.dropout = LockedDropout(s.hidden_dropout, s.variational)
         self.readout = Maxout(width + config.d_model + d_annotation, config.d_model)
 
     def begin(self, annotations: Tensor, end: State, padding: Tensor) -> tuple[Memory, State]:
@@ -225,16 +228,24 @@ def through(recurrent: Recurrent, x: Tensor, state: State) -> tuple[Tensor, Stat
 
 
 def layers(config: ModelConfig, d_in: int, n: int, bidirectional: bool = False) -> Recurrent:
+    s = config.table(RecurrentSettings)
     return Recurrent(
         config.cell,
         d_in,
-        [config.d_hidden] * n,
+        [s.d_hidden] * n,
         bidirectional=bidirectional,
-        dropout=config.hidden_dropout,
-        weight_dropout=config.weight_dropout,
-        variational=config.variational,
-        norm=config.recurrent_norm,
+        dropout=s.hidden_dropout,
+        weight_dropout=s.weight_dropout,
+        variational=s.variational,
+        norm=s.norm,
+        settings=cell_settings(config),
     )
+
+
+def states_of(config: ModelConfig) -> int:
+    """How many tensors the state of a cell has."""
+    states: int = find("cell", config.cell).states
+    return states
 
 
 def attends(config: ModelConfig) -> bool:
@@ -254,10 +265,11 @@ def resolve(config: ModelConfig) -> ModelConfig:
             f"model.tie '{config.tie}' needs one vocabulary for both languages, but they have {config.source_vocab} and "
             f"{config.target_vocab} pieces: set tokenizer.joint true, or model.tie decoder"
         )
-    if config.bidirectional and (not attends(config) or config.reverse_source):
+    reverse = config.table(Seq2SeqSettings).reverse_source
+    if config.table(RecurrentSettings).bidirectional and (not attends(config) or reverse):
         raise RegardError(
-            "model.bidirectional is for encoders that attention looks at: without it the decoder goes on from "
-            "where one direction ended, and there is nothing to reverse where both are read (model.reverse_source)"
+            "model.recurrent.bidirectional is for encoders that attention looks at: without it the decoder goes on from "
+            "where one direction ended, and there is nothing to reverse where both are read (model.seq2seq.reverse_source)"
         )
     if not attends(config) and config.n_encoder_layers != config.n_decoder_layers:
         raise RegardError(

@@ -15,7 +15,6 @@ from regard.layers.cache import NO_CACHE, Cache, StepCache
 from regard.layers.embedding import Embedding, Head
 from regard.layers.masks import CAUSAL, FULL, positions_of, window
 from regard.layers.norm import make_norm
-from regard.layers.schemes import check_positions
 from regard.layers.stack import Stack
 from regard.models import presets
 from regard.models.init import initialise
@@ -38,10 +37,10 @@ class Transformer(nn.Module):
         norms = (make_norm(config) if config.embedding_norm else nn.Identity() for _ in range(2))
         self.source_norm, self.target_norm = norms
         self.dropout = nn.Dropout(config.dropout)
-        encoder = (encoder_block(config) for _ in range(config.n_encoder_layers))
-        self.encoder = Stack(config, encoder, window(FULL, config.window), "encoder")
-        decoder = (decoder_block(config) for _ in range(config.n_decoder_layers))
-        self.decoder = Stack(config, decoder, window(CAUSAL, config.window), "decoder")
+        encoder = (encoder_block(config, i) for i in range(config.n_encoder_layers))
+        self.encoder = Stack(config, encoder, window(FULL, config.value("attention.window")), "encoder")
+        decoder = (decoder_block(config, i) for i in range(config.n_decoder_layers))
+        self.decoder = Stack(config, decoder, window(CAUSAL, config.value("attention.window")), "decoder")
         self.head = Head(
             nn.Parameter(torch.empty(config.target_vocab, config.d_model))
             if config.tie in ("none", "inputs")
@@ -112,8 +111,6 @@ class DecodeState:
 def resolve(config: ModelConfig) -> ModelConfig:
     """The sizes this model will have; impossible ones are refused, and positions where they make no sense."""
     config = resolve_sizes(config, PRESETS)
-    for place in ("encoder", "decoder", "cross"):
-        check_positions(config, place)
     if config.tie in ("inputs", "all") and config.source_vocab != config.target_vocab:
         raise RegardError(
             f"model.tie '{config.tie}' needs one vocabulary for both languages, but they have {config.source_vocab} and "

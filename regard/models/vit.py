@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from regard.config import ModelConfig
+from regard.config import ModelConfig, ViTSettings
 from regard.layers.block import encoder_block
 from regard.layers.masks import FULL
 from regard.layers.stack import Stack
@@ -23,13 +23,14 @@ class ViT(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config = resolve_sizes(config, PRESETS)
-        size = config.patch_size
+        images = config.table(ViTSettings)
+        size = images.patch_size
         self.patches = nn.Conv2d(
-            config.image_channels, config.d_model, size, stride=size
+            images.image_channels, config.d_model, size, stride=size
         )  # each patch times one matrix
         self.summary = nn.Parameter(torch.zeros(config.d_model))  # a token of no patch, which the class is read from
         self.dropout = nn.Dropout(config.dropout)
-        blocks = (encoder_block(config) for _ in range(config.n_encoder_layers))
+        blocks = (encoder_block(config, i) for i in range(config.n_encoder_layers))
         self.encoder = Stack(config, blocks, FULL, "encoder")
         self.head = nn.Linear(config.d_model, config.n_classes)
         initialise(self)

@@ -21,10 +21,11 @@ from torch import Tensor
 from regard.config import ModelConfig
 from regard.files import write_text
 from regard.layers.attend import make_plan
-from regard.layers.attention import SelfAttention
+from regard.layers.attention import Attention
 from regard.layers.cache import NO_CACHE
 from regard.layers.context import Context
 from regard.layers.masks import CAUSAL
+from regard.layers.part import Place, make_part
 from regard.layers.recurrent import Recurrent, State
 from regard.look.figures import Lines, draw, save
 from regard.models.init import initialise
@@ -169,14 +170,14 @@ def carousel(layer: Recurrent, x: Tensor) -> dict[str, float]:
 # ---- attention --------------------------------------------------------------------------------------------------------
 
 
-def attention(width: int) -> SelfAttention:
+def attention(width: int) -> Attention:
     config = ModelConfig(d_model=width, n_heads=HEADS, n_kv_heads=HEADS, d_head=width // HEADS)
-    layer = SelfAttention(config).double()
+    layer: Attention = make_part("mixer", "attention", config, Place("decoder", causal=True)).double()
     initialise(layer)
     return layer
 
 
-def attention_flow(layer: SelfAttention, x: Tensor) -> list[float]:
+def attention_flow(layer: Attention, x: Tensor) -> list[float]:
     """The same of what attention makes of the last token of x (N, T, C), by the token k places back."""
     n, length, width = x.shape
     rows = x.repeat_interleave(width, 0).requires_grad_()

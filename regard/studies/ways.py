@@ -10,17 +10,16 @@ from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.layers.attend import make_plan
-from regard.layers.attention import SelfAttention
 from regard.layers.cache import NO_CACHE
 from regard.layers.context import Context
-from regard.layers.convolution import Convolution
 from regard.layers.masks import CAUSAL
+from regard.layers.part import Place, make_part
 from regard.layers.reach import make_reach
 from regard.layers.recurrent import Recurrent
 from regard.models.init import initialise
 
 WAYS = ("LSTM", "convolution", "attention")
-KERNEL = 3
+KERNEL = 3  # the default of [model.convolution]
 
 
 def flops(way: str, n: int, d: int) -> int:
@@ -35,9 +34,9 @@ def flops(way: str, n: int, d: int) -> int:
 
 def make_layer(way: str, d: int) -> nn.Module:
     heads = max(1, d // 64)
-    config = ModelConfig(d_model=d, n_heads=heads, n_kv_heads=heads, d_head=d // heads, kernel=KERNEL)
-    mixers: dict[str, type[nn.Module]] = {"convolution": Convolution, "attention": SelfAttention}
-    layer = Recurrent("lstm", d, [d]) if way == "LSTM" else mixers[way](config)
+    config = ModelConfig(d_model=d, n_heads=heads, n_kv_heads=heads, d_head=d // heads, mixer=(way,))
+    place = Place("decoder", causal=True)
+    layer: nn.Module = Recurrent("lstm", d, [d]) if way == "LSTM" else make_part("mixer", way, config, place)
     initialise(layer)
     return layer
 
@@ -48,7 +47,7 @@ def reader(layer: nn.Module, rows: int, n: int, device: torch.device, dilation: 
         return lambda x: layer(x)[0]
     positions = torch.arange(n, device=device).repeat(rows, 1)
     plan = make_plan(CAUSAL, positions, positions, d_head=getattr(layer, "d_head", 64))
-    reach = make_reach(plan, KERNEL, dilation) if isinstance(layer, Convolution) else None
+    reach = make_reach(plan, KERNEL, dilation) if getattr(layer, "name", "") == "convolution" else None
     ctx = Context(positions, plan, NO_CACHE, reach=reach)
     return lambda x: layer(x, ctx)
 

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from regard.config import ModelConfig
+from regard.config import ModelConfig, ViTSettings
 from regard.data.batches import Batch
 from regard.device import peak_flops
 from regard.models.cost import training_flops
@@ -56,7 +56,8 @@ def extent(model: ModelConfig, batch: Batch) -> tuple[int, int, int]:
     if model.architecture in ("gpt", "rnn"):
         return shape[0], 0, shape[1]
     if model.architecture == "vit":
-        return shape[0], 1 + (shape[-1] // model.patch_size) * (shape[-2] // model.patch_size), 0
+        side = model.table(ViTSettings).patch_size
+        return shape[0], 1 + (shape[-1] // side) * (shape[-2] // side), 0
     return shape[0], shape[1], 0
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.layers.attention import CrossAttention, SelfAttention
 from regard.layers.convolution import Convolution
-from regard.layers.feedforward import GatedFeedForward
+from regard.layers.feedforward import Gated
 from regard.layers.stack import Stack
 from regard.training.rounding import LOW, draw_seeds, fused, random_bits, write
 
@@ -41,7 +41,7 @@ def pieces_of(model: nn.Module) -> list[Piece]:
             joined[module.qkv] = [module.d_queries, module.d_keys, module.d_keys]
         elif isinstance(module, CrossAttention):
             joined[module.kv] = [module.d_keys, module.d_keys]
-        elif isinstance(module, GatedFeedForward):
+        elif isinstance(module, Gated):
             joined[module.inner] = [module.inner.out_features // 2] * 2
         elif isinstance(module, Convolution):
             joined[module.taps] = [module.taps.out_features // 2] * 2

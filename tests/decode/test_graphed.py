@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from regard.layers.schemes import SCHEMES
 from torch import nn
 
 from regard.config import DecodeConfig, ModelConfig
@@ -26,7 +27,6 @@ from regard.layers.feedforward import FeedForward
 from regard.layers.masks import FULL
 from regard.layers.positions import Positions, Rotation
 from regard.layers.rotary import Rotary
-from regard.layers.schemes import SCHEMES
 from regard.look.record import record
 from regard.models.gpt import GPT
 from regard.models.presets import GPT as PRESETS_OF_GPT

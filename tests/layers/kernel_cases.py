@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from formula import SETTINGS, H, packed, ragged
+from regard.layers.schemes import SCHEMES, make_positions
 from torch import Tensor
 
 from regard.config import ModelConfig
 from regard.layers.masks import CAUSAL, FULL, Mask, documents, prefix, window
 from regard.layers.positions import Positions
-from regard.layers.schemes import SCHEMES, make_positions
 
 ADDITIVE = ("alibi", "t5", "kerple-log", "kerple-power", "fire")
 CONTEXTUAL = ("shaw", "cope", "disentangled")

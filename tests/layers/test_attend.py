@@ -12,6 +12,7 @@ import pytest
 import torch
 from formula import SETTINGS, D, ragged, visible
 from kernel_cases import allowed, cases, scheme_of
+from regard.layers.schemes import make_positions
 from torch import Tensor
 
 from regard.config import POSITIONS
@@ -20,7 +21,6 @@ from regard.layers.attend import KERNELS, make_plan, reference, sdpa, weights
 from regard.layers.choice import Choice, Situation, choose
 from regard.layers.masks import CAUSAL, FULL, Mask, documents, prefix, window
 from regard.layers.positions import NoPositions
-from regard.layers.schemes import make_positions
 
 B, H = 3, 2
 ON_CPU = ["reference", "sdpa"]

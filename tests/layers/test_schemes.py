@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from regard.layers.schemes import SCHEMES, make_positions
 from torch import Tensor, nn
 
 from regard.config import CHOICES, POSITIONS, ModelConfig
@@ -17,7 +18,6 @@ from regard.layers.masks import CAUSAL, FULL
 from regard.layers.positions import Learned, Linear, NoPositions, Sinusoidal
 from regard.layers.relative import FIRE, ALiBi, KerpleLog, KerplePower, T5Bias
 from regard.layers.rotary import Rotary
-from regard.layers.schemes import SCHEMES, make_positions
 from regard.layers.stack import Stack
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from regard.layers.schemes import make_positions
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
@@ -22,7 +23,6 @@ from regard.layers.cache import NO_CACHE
 from regard.layers.choice import Situation, choose
 from regard.layers.context import Context
 from regard.layers.masks import CAUSAL, FULL, Mask, dense, documents, prefix, window
-from regard.layers.schemes import make_positions
 from regard.layers.stages import (
     Additive,
     KeyValueHead,

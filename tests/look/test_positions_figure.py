@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
+from regard.layers.schemes import SCHEMES
 
 from regard.config import POSITIONS, ModelConfig
 from regard.errors import RegardError
-from regard.layers.schemes import SCHEMES
 from regard.look.figures import Image, Lines, draw
 from regard.look.positions import FORMULAS, Picture, trained, untrained
 from regard.models.architectures import make_model, preset

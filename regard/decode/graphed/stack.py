@@ -22,17 +22,17 @@ from regard.decode.graphed.linear import KERNEL_ACTIVATIONS, Norm, add_norm, one
 from regard.layers.attention import Attention, CrossAttention, SelfAttention
 from regard.layers.block import Block, ParallelBlock
 from regard.layers.cache import KeysValues
-from regard.layers.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
+from regard.layers.feedforward import ACTIVATIONS, Dense, Gated
 from regard.layers.masks import Mask
 from regard.layers.norm import Branch, PostNorm, PreNorm
 from regard.layers.positions import Learned, Linear, NoPositions, Positions, Sinusoidal
 from regard.layers.relative import ALiBi, KerpleLog, KerplePower, T5Bias
-from regard.layers.rotary import Rotary
+from regard.layers.rotary import RoPE, Rotary, YaRN
 from regard.layers.stack import Stack
 
 # What a step re-implements, by exact type: a subclass may compute something else, so it is decoded token by token.
-SCHEMES = (NoPositions, Linear, Sinusoidal, Learned, Rotary, ALiBi, T5Bias, KerpleLog, KerplePower)
-SUBLAYERS = {"self": (SelfAttention,), "cross": (CrossAttention,), "ff": (FeedForward, GatedFeedForward)}
+SCHEMES = (NoPositions, Linear, Sinusoidal, Learned, RoPE, YaRN, ALiBi, T5Bias, KerpleLog, KerplePower)
+SUBLAYERS = {"self": (SelfAttention,), "cross": (CrossAttention,), "ff": (Dense, Gated)}
 NORMS = (nn.LayerNorm, nn.RMSNorm)
 LAYOUTS = {  # a block, the place of its sublayers, and whether the stack ends on a norm
     (Block, PreNorm, True),
@@ -40,7 +40,7 @@ LAYOUTS = {  # a block, the place of its sublayers, and whether the stack ends o
     (ParallelBlock, Branch, True),
 }
 BLOCKS = (Block, ParallelBlock, PreNorm, PostNorm, Branch)
-LAYERS = (SelfAttention, CrossAttention, FeedForward, GatedFeedForward)
+LAYERS = (SelfAttention, CrossAttention, Dense, Gated)
 PARTS = {Stack, nn.ModuleList, nn.ModuleDict, *BLOCKS, *LAYERS, nn.Linear, nn.Dropout, *NORMS, *SCHEMES}
 
 
@@ -115,7 +115,7 @@ def unlike(stack: Stack, block: nn.Module) -> str:
             return (
                 f"{type(place).__name__} in a {type(block).__name__}, {'no ' * (stack.norm is None)}norm after the last"
             )
-        if isinstance(layer, FeedForward) and layer.activation not in KERNEL_ACTIVATIONS:
+        if isinstance(layer, Dense) and layer.activation not in KERNEL_ACTIVATIONS:
             return f"the activation {layer.activation}"
         if isinstance(layer, Attention) and (heads_of(layer), layer.d_head) != (heads, stack.d_head):
             return "attention layers with different heads"
@@ -302,7 +302,7 @@ class StepStack:
             return Part(own, matrix(layer.qkv), self._self(i, layer), matrix(layer.out))
         if isinstance(layer, CrossAttention):
             return Part(own, matrix(layer.q), self._cross(i, layer), matrix(layer.out))
-        assert isinstance(layer, FeedForward)
+        assert isinstance(layer, Dense)
         inner = matrix(layer.inner, layer.activation, layer.gated)
         return Part(own, inner, lambda x, position, memory: x, matrix(layer.outer))
 

@@ -38,9 +38,8 @@ from regard.layers.attention import Attention, CrossAttention
 from regard.layers.cells import State
 from regard.layers.context import Context
 from regard.layers.masks import FULL, NOWHERE
-from regard.layers.positions import NoPositions
+from regard.layers.positions import NoPositions, make_positions
 from regard.layers.positions import Positions as Scheme
-from regard.layers.schemes import make_positions
 from regard.layers.stack import Stack
 from regard.look.change.changes import (
     Change,
