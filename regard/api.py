@@ -134,11 +134,11 @@ def _absolute(path: str) -> str:
 
 
 def _dotted(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """{"train": {"steps": 1}} -> {"train.steps": 1}; plain values and dotted names stay."""
+    """{"model": {"rope": {"base": 1e6}}} -> {"model.rope.base": 1e6}; plain values and dotted names stay."""
     dotted: dict[str, Any] = {}
     for name, value in sections.items():
         if isinstance(value, Mapping):
-            dotted.update({f"{name}.{key}": inner for key, inner in value.items()})
+            dotted.update({f"{name}.{key}": inner for key, inner in _dotted(value).items()})
         else:
             dotted[name] = value
     return dotted

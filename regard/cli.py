@@ -238,7 +238,7 @@ def split_settings(words: list[str]) -> tuple[list[str], dict[str, str]]:
     """Take `--section.name VALUE` and `--section.name=VALUE` out of a command line, wherever they stand."""
     rest, settings, waiting = [], {}, iter(words)
     for word in waiting:
-        found = re.fullmatch(r"--(\w+(?:\.\w+)+)(?:=(.*))?", word, re.DOTALL)
+        found = re.fullmatch(r"--(\w+(?:\.[\w-]+)+)(?:=(.*))?", word, re.DOTALL)
         if found:
             value = next(waiting, None) if found[2] is None else found[2]
             if value is None:

@@ -71,7 +71,7 @@ def _build_tables(given: Mapping[str, Any], built: Mapping[str, Any], where: str
         if not isinstance(table, Mapping):
             raise RegardError(f"'{where}{name}' is a table of settings, [{where}{name}], not {shown(table)}")
         if name not in names:
-            raise RegardError(f"[{where}{name}] would do nothing here: {choose(name)}, or leave it out")
+            raise RegardError(f"[{where}{name}] would do nothing here: {choose(name, built.get('architecture', ''))}")
     return {name: build(given.get(name, {}), TABLES[name].settings, f"{where}{name}.") for name in names}
 
 
@@ -182,7 +182,7 @@ def _unknown(name: str) -> str:
     valid = [known for known, _, _ in every_setting()]
     key = name.rsplit(".", 1)[-1]
     elsewhere = [known for known in valid if known.endswith(f".{key}")]
-    near = difflib.get_close_matches(name, elsewhere or [*valid, *(f"model.{table}" for table in TABLES)], n=1)
+    near = difflib.get_close_matches(name, elsewhere or [*valid, *(f"model.{table}" for table in TABLES)], n=1, cutoff=0.8)
     near = near or elsewhere
     hint = f"did you mean '{near[0]}'?" if near else "`regard settings` lists them all"
     return f"unknown setting '{name}': {hint}"

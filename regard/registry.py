@@ -167,8 +167,9 @@ def listed(value: Any) -> list[str]:
     return [str(name) for name in value] if isinstance(value, (list, tuple)) else []
 
 
-def choose(name: str) -> str:
-    """Return what to set so that the table `[model.NAME]` exists."""
+def choose(name: str, architecture: str) -> str:
+    """Return what to do about a table `[model.NAME]` that does not exist in a model of this architecture."""
     table = TABLES[name]
-    where = f"it is for {', '.join(table.architectures)} models"
-    return where if not table.kind else f"choose model.{KINDS[table.kind].fields[0]} {name} to use it ({where})"
+    if architecture and architecture not in table.architectures:
+        return f"it is for {', '.join(table.architectures)} models, and this is a {architecture}; leave it out"
+    return f"choose model.{KINDS[table.kind].fields[0]} {name} to use it, or leave it out"
