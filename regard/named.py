@@ -20,11 +20,10 @@ def config_of(name: str, settings: dict[str, str]) -> tuple[ModelConfig, dict[st
     from regard.doctor import recipe_of
     from regard.files import exists
     from regard.models.architectures import PRESETS, preset, resolve
-    from regard.recipes import nested
 
     known, vocab, path = {}, TokenizerConfig.vocab_size, place(name)
     if name in PRESETS:
-        config = preset(name, **nested(settings))
+        config = preset(name, **settings)
     elif name.endswith(".toml") or (exists(path) and path.is_dir()):
         recipe = recipe_of(path, {f"model.{field}": value for field, value in settings.items()})
         config, vocab, known = recipe.model, recipe.tokenizer.vocab_size, told(path)

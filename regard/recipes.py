@@ -151,8 +151,11 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def changed(config: ModelConfig, **settings: Any) -> ModelConfig:
-    """Return a model's configuration with other settings, tables of parts included: `changed(c, rope={"base": 5e5})`."""
-    return build(over(to_dict(config), settings), ModelConfig, "model.")
+    """Return a model's configuration with other settings, those of its parts included: `changed(c, rope={"base": 5e5})`.
+
+    Names may be dotted: `changed(c, **{"rope.base": 5e5})`.
+    """
+    return build(over(to_dict(config), nested(settings)), ModelConfig, "model.")
 
 
 def to_toml(config: Config) -> str:
@@ -182,7 +185,9 @@ def _unknown(name: str) -> str:
     valid = [known for known, _, _ in every_setting()]
     key = name.rsplit(".", 1)[-1]
     elsewhere = [known for known in valid if known.endswith(f".{key}")]
-    near = difflib.get_close_matches(name, elsewhere or [*valid, *(f"model.{table}" for table in TABLES)], n=1, cutoff=0.8)
+    near = difflib.get_close_matches(
+        name, elsewhere or [*valid, *(f"model.{table}" for table in TABLES)], n=1, cutoff=0.8
+    )
     near = near or elsewhere
     hint = f"did you mean '{near[0]}'?" if near else "`regard settings` lists them all"
     return f"unknown setting '{name}': {hint}"

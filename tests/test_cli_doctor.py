@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from configured import SCHEMES
 
-from regard.config import POSITIONS
 from regard.doctor import Row, explain, table
 from regard.errors import RegardError
 
@@ -74,7 +74,7 @@ def test_dropout_of_what_sublayers_give_slows_nothing(recipe: Path) -> None:
 def test_without_a_model_every_scheme_of_a_causal_decoder_is_listed() -> None:
     rows = explain(None, {}, "cuda")
     assert [(row.positions, row.when) for row in rows] == [
-        (name, when) for name in POSITIONS for when in ("training, 4096 tokens", "decoding a token")
+        (name, when) for name in SCHEMES for when in ("training, 4096 tokens", "decoding a token")
     ]
     assert {row.layer for row in rows} == {"decoder.0-5.self"}
     for row in rows:
@@ -86,7 +86,9 @@ def test_without_a_model_every_scheme_of_a_causal_decoder_is_listed() -> None:
 
 
 def test_settings_narrow_and_change_the_table() -> None:
-    windowed = explain(None, {"model.positions": "rope", "model.window": "256", "model.n_decoder_layers": 1}, "cuda")
+    windowed = explain(
+        None, {"model.positions": "rope", "model.attention.window": "256", "model.n_decoder_layers": 1}, "cuda"
+    )
     assert [(row.layer, row.positions, row.kernel) for row in windowed] == [
         ("decoder.0.self", "rope", "flex"),
         ("decoder.0.self", "rope", "sdpa"),

@@ -37,7 +37,7 @@ SIZES = {
     "n_kv_heads": 2,
     "d_head": 8,
     "d_ff": 16,
-    "d_hidden": 16,
+    "recurrent.d_hidden": 16,
 }
 TRAIN: dict[str, Any] = {
     "steps": 2,

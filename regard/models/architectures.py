@@ -13,7 +13,7 @@ from regard.models import bert, gpt, rnn, seq2seq, transformer, vit
 from regard.models.classifier import Classifier
 from regard.models.presets import TABLES
 from regard.models.sizes import resolve_sizes
-from regard.recipes import build, over
+from regard.recipes import build, nested, over
 
 ARCHITECTURES: dict[str, type[nn.Module]] = {
     "transformer": transformer.Transformer,
@@ -27,8 +27,11 @@ PRESETS: dict[str, dict[str, Any]] = {name: settings for table in TABLES.values(
 
 
 def preset(name: str, **settings: Any) -> ModelConfig:
-    """A published model's sizes and style, with some of them changed: `preset("llama3-8b", rope={"base": 1e6})`."""
-    return build(with_preset({"preset": name, **settings}), ModelConfig, "model.")
+    """A published model's sizes and style, with some of them changed: `preset("llama3-8b", rope={"base": 1e6})`.
+
+    Names may be dotted: `preset("llama3-8b", **{"rope.base": 1e6})`.
+    """
+    return build(with_preset({"preset": name, **nested(settings)}), ModelConfig, "model.")
 
 
 def with_preset(settings: dict[str, Any]) -> dict[str, Any]:

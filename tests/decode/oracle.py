@@ -11,9 +11,9 @@ from functools import cache
 
 import numpy as np
 import torch
+from configured import model_config
 from torch import Tensor
 
-from regard.config import ModelConfig
 from regard.models.transformer import Transformer
 from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK
 
@@ -143,7 +143,7 @@ def tiny_transformer(seed: int, end: float = 2.0, **sizes: object) -> Transforme
         "max_len": 64,
         **sizes,
     }
-    config = ModelConfig(source_vocab=VOCAB, target_vocab=VOCAB, dropout=0.0, **chosen)  # type: ignore[arg-type]
+    config = model_config(source_vocab=VOCAB, target_vocab=VOCAB, dropout=0.0, **chosen)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(seed)
     model = Transformer(config).eval()
     with torch.no_grad():

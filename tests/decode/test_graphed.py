@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from configured import model_config
 from regard.layers.schemes import SCHEMES
 from torch import nn
 
@@ -51,9 +52,9 @@ STYLES: dict[str, dict[str, object]] = {
     "rotary": {"positions": "rope", "encoder_positions": "sinusoidal"},
     "alibi": {"positions": "alibi"},
     "t5": {"positions": "t5", "norm_kind": "rms", "bias": False, "scale_logits": True, "scale_embeddings": False},
-    "grouped": {"n_kv_heads": 1, "gated": True, "activation": "silu"},
+    "grouped": {"n_kv_heads": 1, "feedforward": "gated", "activation": "silu"},
     "parallel": {"parallel": True, "activation": "gelu-tanh"},
-    "window": {"window": 3},
+    "window": {"attention.window": 3},
     "more": {"embedding_norm": True, "head_bias": True, "activation": "gelu", "absent": (4,)},
 }
 
@@ -69,7 +70,7 @@ def transformer(device: str = "cpu", **style: object) -> Transformer:
     torch.manual_seed(3)
     sizes = {"preset": "transformer-tiny", "n_encoder_layers": 2, "n_decoder_layers": 2, "d_model": 32, "n_heads": 2}
     settings = {**sizes, "d_ff": 64, "max_len": 40, "source_vocab": VOCAB, "target_vocab": VOCAB, **style}
-    model = Transformer(ModelConfig(**settings)).eval()  # type: ignore[arg-type]
+    model = Transformer(model_config(**settings)).eval()  # type: ignore[arg-type]
     sharp(model)
     return model.to(device)
 
@@ -77,7 +78,7 @@ def transformer(device: str = "cpu", **style: object) -> Transformer:
 def gpt(device: str = "cpu", **style: object) -> GPT:
     torch.manual_seed(5)
     sizes = {"preset": "gpt-tiny", "n_decoder_layers": 2, "d_model": 32, "n_heads": 2, "d_ff": 64, "max_len": 48}
-    model = GPT(ModelConfig(**{**sizes, "target_vocab": VOCAB, **style})).eval()  # type: ignore[arg-type]
+    model = GPT(model_config(**{**sizes, "target_vocab": VOCAB, **style})).eval()  # type: ignore[arg-type]
     sharp(model)
     return model.to(device)
 
@@ -276,7 +277,7 @@ def test_which_presets_are_decoded_by_graphs(preset: str) -> None:
     sizes = {"n_decoder_layers": 1, "target_vocab": VOCAB}
     sizes |= {"n_encoder_layers": 1, "source_vocab": VOCAB} if kind is Transformer else {}
     with torch.device("meta"):
-        model = kind(ModelConfig(preset=preset, **(table[preset] | sizes))).eval()
+        model = kind(model_config(preset=preset, **(table[preset] | sizes))).eval()
     assert cannot(model) == REASONS[preset]
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from configured import SCHEMES as DECODER_SCHEMES
+from configured import model_config
 from matplotlib.image import imread
 from regard.layers.schemes import SCHEMES
 
-from regard.config import POSITIONS, ModelConfig
+from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.look.figures import Image, Lines, draw
 from regard.look.positions import FORMULAS, Picture, trained, untrained
@@ -21,11 +23,11 @@ from regard.models.gpt import GPT
 from regard.models.sizes import resolve_sizes
 from regard.models.transformer import PRESETS, Transformer
 
-DRAWN = [name for name in POSITIONS if name != "none"]
+DRAWN = [name for name in DECODER_SCHEMES if name != "none"]
 
 
 def config(**settings: object) -> ModelConfig:
-    return resolve_sizes(ModelConfig(preset="transformer-tiny", **settings), PRESETS)  # type: ignore[arg-type]
+    return resolve_sizes(model_config(preset="transformer-tiny", **settings), PRESETS)  # type: ignore[arg-type]
 
 
 def picture(name: str, n: int = 16, **settings: object) -> Picture:
@@ -68,7 +70,7 @@ def test_alibi_falls_by_its_slope_for_each_key_further_back() -> None:
 
 
 def test_rope_shows_wavelengths_and_the_mean_of_its_cosines() -> None:
-    shown = picture("rope", 50, d_head=16, position_base=100.0)
+    shown = picture("rope", 50, d_head=16, **{"rope.base": 100.0})
     theta = 100.0 ** (-np.arange(8) / 8)
     m, wavelengths = lines(shown)
     assert m.tolist() == [*range(8)]
@@ -79,7 +81,7 @@ def test_rope_shows_wavelengths_and_the_mean_of_its_cosines() -> None:
 
 
 def test_yarn_keeps_fast_hands_and_slows_the_others_beside_plain_rope() -> None:
-    shown = picture("yarn", 8, d_head=64, rope_factor=8.0, trained_len=4096)
+    shown = picture("yarn", 8, d_head=64, **{"rope.factor": 8.0, "yarn.trained_len": 4096})
     _, wavelengths = lines(shown)
     slower = wavelengths["yarn, s = 8"] / wavelengths["plain rope"]
     np.testing.assert_allclose(1 / slower[[0, 5, 15, 20, 25, 31]], [1, 1, 0.663, 0.327, 0.125, 0.125], atol=6e-4)
@@ -91,7 +93,7 @@ def test_yarn_keeps_fast_hands_and_slows_the_others_beside_plain_rope() -> None:
 
 
 def test_scaled_rope_is_named_by_its_scaling() -> None:
-    _, wavelengths = lines(picture("rope", rope_scaling="linear", rope_factor=4.0))
+    _, wavelengths = lines(picture("rope", **{"rope.scaling": "linear", "rope.factor": 4.0}))
     assert list(wavelengths) == ["rope, linear scaling, s = 4", "plain rope"]
     np.testing.assert_allclose(wavelengths["rope, linear scaling, s = 4"], 4 * wavelengths["plain rope"], rtol=1e-5)
 
@@ -115,8 +117,8 @@ def test_kerple_starts_at_zero_and_falls_with_distance(name: str) -> None:
 
 
 def test_fire_is_drawn_for_the_last_query() -> None:
-    sizes = {"preset": "gpt-tiny", "n_heads": 2, "target_vocab": 8, "fire_width": 1, "fire_threshold": 4.0}
-    model = GPT(ModelConfig(positions="fire", **sizes))  # type: ignore[arg-type]
+    sizes = {"preset": "gpt-tiny", "n_heads": 2, "target_vocab": 8, "fire.width": 1, "fire.threshold": 4.0}
+    model = GPT(model_config(positions="fire", **sizes))  # type: ignore[arg-type]
     with torch.no_grad():
         for scheme in model.decoder.schemes:  # f(x) = (x, -2 x)
             scheme.inner.weight.fill_(1)
@@ -132,7 +134,7 @@ def test_fire_is_drawn_for_the_last_query() -> None:
 
 
 def test_shaw_shows_sizes_by_distance_and_dimension() -> None:
-    shown = picture("shaw", shaw_clip=3)
+    shown = picture("shaw", **{"shaw.clip": 3})
     keys = shown.panels[0]
     assert isinstance(keys, Image)
     assert keys.values.shape == (32, 7)
@@ -148,7 +150,7 @@ def test_cope_counts_what_each_query_wants_back_from_itself() -> None:
     assert positions["counts sentences"].round().tolist() == [3, 3, 3, 3, 2, 2, 2, 1, 1, 1, 1, 0]
     summed = gates["counts every word"][::-1].cumsum()[::-1]
     np.testing.assert_allclose(positions["counts every word"], summed, rtol=1e-5)
-    assert lines(picture("cope", cope_positions=3), 1)[1]["counts every word"].max() == 2
+    assert lines(picture("cope", **{"cope.positions": 3}), 1)[1]["counts every word"].max() == 2
 
 
 def test_the_same_picture_twice_and_no_random_number_used() -> None:
@@ -165,7 +167,7 @@ def test_the_same_picture_twice_and_no_random_number_used() -> None:
 
 def translator(**settings: object) -> Transformer:
     sizes = {"preset": "transformer-tiny", "n_encoder_layers": 1, "n_decoder_layers": 2, "max_len": 32}
-    return Transformer(ModelConfig(**{**sizes, "source_vocab": 8, "target_vocab": 8, **settings}))  # type: ignore[arg-type]
+    return Transformer(model_config(**{**sizes, "source_vocab": 8, "target_vocab": 8, **settings}))  # type: ignore[arg-type]
 
 
 def test_a_trained_model_shows_each_of_its_places() -> None:
@@ -193,7 +195,7 @@ def test_what_is_not_learned_is_shown_once() -> None:
 
 
 def test_learned_vectors_of_cope_are_shown_layer_by_layer() -> None:
-    model = translator(positions="cope", encoder_positions="rope", cope_positions=5)
+    model = translator(positions="cope", encoder_positions="rope", **{"cope.positions": 5})
     with torch.no_grad():
         for scheme in model.decoder.schemes:
             scheme.vectors.normal_()
@@ -214,7 +216,13 @@ def test_what_cannot_be_drawn_is_said() -> None:
     with pytest.raises(RegardError, match="no positions 'rope' to draw: it has sinusoidal, none"):
         trained("rope", translator(), 8)
     with pytest.raises(RegardError, match="no positions 'rope' to draw: it has no scheme at all"):
-        trained("rope", make_model(preset("rnnsearch-small", d_model=8, d_hidden=8, source_vocab=9, target_vocab=9)), 8)
+        trained(
+            "rope",
+            make_model(
+                preset("rnnsearch-small", d_model=8, **{"recurrent.d_hidden": 8}, source_vocab=9, target_vocab=9)
+            ),
+            8,
+        )
 
 
 # ---- the drawing -----------------------------------------------------------------------------------------------------
@@ -277,7 +285,7 @@ def test_the_page_draws_every_scheme_and_names_only_settings_that_exist() -> Non
     assert {"position_base", "rope_factor", "t5_buckets", "shaw_clip", "cope_positions", "fire_threshold"} <= named
 
 
-@pytest.mark.parametrize("name", POSITIONS)
+@pytest.mark.parametrize("name", DECODER_SCHEMES)
 def test_the_page_says_where_each_scheme_is_refused(name: str) -> None:
     (row,) = [line for line in PAGE.splitlines() if line.startswith("|") and f"`{name}`" in line.split("|")[1]]
     refused = SCHEMES[name](config(), "decoder").refuses
@@ -285,5 +293,5 @@ def test_the_page_says_where_each_scheme_is_refused(name: str) -> None:
 
 
 def test_a_notebook_shows_the_picture_of_a_scheme() -> None:
-    config = resolve_sizes(ModelConfig(preset="transformer-tiny"), PRESETS)
+    config = resolve_sizes(model_config(preset="transformer-tiny"), PRESETS)
     assert untrained("rope", config, 8)._repr_png_()[:4] == b"\x89PNG"

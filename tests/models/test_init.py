@@ -1,14 +1,13 @@
 """Fresh weights have the sizes that models/init.py states."""
 
-import dataclasses
 import math
 from typing import Any
 
 import pytest
 import torch
+from configured import SCHEMES, model_config, replaced
 from torch import nn
 
-from regard.config import POSITIONS, ModelConfig
 from regard.layers.attention import CrossAttention, SelfAttention
 from regard.layers.embedding import Embedding
 from regard.layers.positions import Positions
@@ -18,12 +17,12 @@ from regard.models.init import initialise
 from regard.models.transformer import Transformer
 
 C, H, V = 64, 4, 500
-CONFIG = ModelConfig(preset="transformer-tiny", d_model=C, n_heads=H, d_ff=128, source_vocab=V, target_vocab=V)
+CONFIG = model_config(preset="transformer-tiny", d_model=C, n_heads=H, d_ff=128, source_vocab=V, target_vocab=V)
 
 
 def fresh(tie: str = "none", seed: int = 0, **settings: Any) -> Transformer:
     torch.manual_seed(seed)
-    return Transformer(dataclasses.replace(CONFIG, tie=tie, **settings))
+    return Transformer(replaced(CONFIG, tie=tie, **settings))
 
 
 def test_every_projection_is_xavier_uniform_with_a_zero_bias() -> None:
@@ -107,13 +106,11 @@ def test_t5_queries_start_smaller_by_the_root_of_the_head_width(positions: str, 
 
 
 def test_only_the_queries_shrink_where_heads_share_keys() -> None:
-    config = dataclasses.replace(CONFIG, preset="gpt-tiny", n_kv_heads=1, d_head=9)
+    config = replaced(CONFIG, preset="gpt-tiny", n_kv_heads=1, d_head=9)
     weights = []
     for positions in ("none", "t5"):
         torch.manual_seed(0)
-        layer = next(
-            m for m in GPT(dataclasses.replace(config, positions=positions)).modules() if isinstance(m, SelfAttention)
-        )
+        layer = next(m for m in GPT(replaced(config, positions=positions)).modules() if isinstance(m, SelfAttention))
         weights.append(layer.qkv.weight)
     plain, ours = weights
     assert ours.shape == (9 * (H + 2), C)
@@ -121,9 +118,9 @@ def test_only_the_queries_shrink_where_heads_share_keys() -> None:
     assert torch.equal(ours[9 * H :], plain[9 * H :])
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("positions", SCHEMES)
 def test_schemes_keep_their_own_initial_values(positions: str) -> None:
-    model = GPT(dataclasses.replace(CONFIG, preset="gpt-tiny", positions=positions))
+    model = GPT(replaced(CONFIG, preset="gpt-tiny", positions=positions))
     schemes = [m for m in model.modules() if isinstance(m, Positions)]
     theirs = {p for scheme in schemes for p in scheme.parameters()}
     with torch.no_grad():

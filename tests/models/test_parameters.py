@@ -49,7 +49,7 @@ def configs(draw: st.DrawFn) -> ModelConfig:
     settings: dict[str, Any] = {
         "n_encoder_layers": draw(st.integers(1, 3)),
         "n_decoder_layers": draw(st.integers(1, 3)),
-        **{"d_model": 20, "max_len": 52, "fire_width": 11},
+        **{"d_model": 20, "max_len": 52, "fire.width": 11},
         "d_ff": draw(st.sampled_from([0, 28])) if convolution else 28,
         "norm": draw(st.sampled_from(["pre", "post"])),
         "norm_kind": draw(st.sampled_from(["layer", "rms"])),
@@ -57,8 +57,8 @@ def configs(draw: st.DrawFn) -> ModelConfig:
         "positions": draw(st.sampled_from(schemes)),
         "encoder_positions": draw(st.sampled_from(reading)) if encodes else "",
         "cross_positions": draw(st.sampled_from(["none", "t5", "kerple-log"])),
-        "disentangled_buckets": draw(st.sampled_from([0, 8])),
-        "disentangled_reach": 30,
+        "disentangled.buckets": draw(st.sampled_from([0, 8])),
+        "disentangled.reach": 30,
         "token_types": draw(st.integers(0, 2)),
         "answer": draw(st.sampled_from(["none", "row", "token"])) if name[0] in "gb" else "none",
         **{field: draw(st.booleans()) for field in ("bias", "embedding_norm")},
@@ -84,10 +84,10 @@ def recurrent_configs(draw: st.DrawFn) -> ModelConfig:
     n = draw(st.integers(1, 3))
     settings = {
         **{"d_model": 12, "n_encoder_layers": n, "n_decoder_layers": n, "answer": draw(st.sampled_from(answers))},
-        "d_hidden": draw(st.sampled_from([12, 15])),
+        "recurrent.d_hidden": draw(st.sampled_from([12, 15])),
         "cell": draw(st.sampled_from(["rnn", "lstm", "gru", "gru-cho", "mut1", "mut2", "mut3"])),
         "tie": draw(st.sampled_from(["none", "decoder", "inputs", "all"])),
-        **{field: draw(st.booleans()) for field in ("recurrent_norm", "head_bias")},
+        **{field: draw(st.booleans()) for field in ("recurrent.norm", "head_bias")},
     }
     if name == "rnnsearch-small":
         settings |= {
@@ -105,7 +105,7 @@ def test_the_formula_holds_for_any_recurrent_model(config: ModelConfig) -> None:
 
 def test_dot_scores_have_no_matrix_and_general_ones_have_one() -> None:
     def alignment(score: str) -> list[Part]:
-        config = known("rnnsearch-small", score=score, bidirectional=False, d_hidden=8)
+        config = known("rnnsearch-small", score=score, **{"recurrent.bidirectional": False, "recurrent.d_hidden": 8})
         agree(config)
         return [part for part in parts(config) if part.kind == "alignment"]
 
@@ -126,7 +126,7 @@ CELLS = {  # d inputs, h wide: its matrices by the equations of the lecture, and
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_cells_have_what_their_equations_have(cell: str) -> None:
-    config = known("lstm-small", cell=cell, n_decoder_layers=1, d_model=7, d_hidden=10, tie="none")
+    config = known("lstm-small", cell=cell, n_decoder_layers=1, d_model=7, **{"recurrent.d_hidden": 10}, tie="none")
     assert trained(parts(config)) == 40 * 7 + CELLS[cell](7, 10) + 40 * 10
 
 
@@ -217,7 +217,8 @@ def test_a_small_model_taken_apart_by_hand() -> None:
     model = make_model(
         preset(
             *("transformer-tiny",), n_encoder_layers=1, n_decoder_layers=1, d_model=8, n_heads=4, n_kv_heads=1, d_head=3,
-            d_ff=10, gated=True, bias=False, tie="decoder", source_vocab=9, target_vocab=7, positions="learned", max_len=5,
+            d_ff=10, feedforward="gated", bias=False, tie="decoder", source_vocab=9, target_vocab=7, positions="learned",
+            max_len=5,
         )
     )  # fmt: skip
     assert counted(model) == [

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from configured import model_config
 from torch import nn
 
 from regard.config import ModelConfig
@@ -137,7 +138,7 @@ def test_no_published_model_is_left_uncounted() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_sets_every_setting_that_it_names_and_no_other(name: str) -> None:
-    config, default = preset(name), vars(ModelConfig(preset=name))
+    config, default = preset(name), vars(model_config(preset=name))
     assert {key: getattr(config, key) for key in PRESETS[name]} == PRESETS[name]
     others = default.keys() - PRESETS[name].keys()
     assert {key: getattr(config, key) for key in others} == {key: default[key] for key in others}
@@ -145,11 +146,17 @@ def test_a_preset_sets_every_setting_that_it_names_and_no_other(name: str) -> No
 
 def test_a_configuration_that_names_a_preset_has_its_sizes_alone() -> None:
     with torch.device("meta"):
-        config = make_model(ModelConfig(preset="palm-8b", n_decoder_layers=2)).config
+        config = make_model(model_config(preset="palm-8b", n_decoder_layers=2)).config
     assert isinstance(config, ModelConfig)
     expected = {"d_model": 4096, "n_heads": 16, "n_kv_heads": 1, "d_head": 256, "d_ff": 16384, "target_vocab": 256000}
     found = {key: getattr(config, key) for key in SIZES}
-    assert found == {**expected, "n_decoder_layers": 2, "n_encoder_layers": 0, "d_hidden": 0, "source_vocab": 0}
+    assert found == {
+        **expected,
+        "n_decoder_layers": 2,
+        "n_encoder_layers": 0,
+        "recurrent.d_hidden": 0,
+        "source_vocab": 0,
+    }
     assert (config.parallel, config.gated, config.bias, config.positions) == (False, False, True, "sinusoidal")
 
 

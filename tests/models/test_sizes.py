@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from configured import model_config
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
@@ -15,13 +16,13 @@ PRESETS = {
 
 
 def resolved(**sizes: Any) -> ModelConfig:
-    return resolve_sizes(ModelConfig(**{"preset": "a", **sizes}), PRESETS)
+    return resolve_sizes(model_config(**{"preset": "a", **sizes}), PRESETS)
 
 
 def test_what_is_left_open_comes_from_the_preset_and_what_is_given_stays() -> None:
-    config = resolved(d_ff=7, window=5, positions="alibi")
+    config = resolved(d_ff=7, **{"attention.window": 5}, positions="alibi")
     assert (config.n_decoder_layers, config.d_model, config.n_heads, config.d_ff) == (3, 24, 4, 7)
-    assert (config.window, config.positions) == (5, "alibi")
+    assert (config.value("attention.window"), config.positions) == (5, "alibi")
     assert config.n_encoder_layers == 0  # this preset has none
     assert resolved(preset="b").d_model == 10
     assert resolve_sizes(config, PRESETS) == config
@@ -54,17 +55,17 @@ def test_heads(given: dict[str, int], expected: tuple[int, ...]) -> None:
         ({"n_heads": -4}, r"model\.n_heads must be at least 1, not -4"),
         ({"d_head": -6}, r"model\.d_head must be at least 1, not -6"),
         ({"d_ff": -1}, r"model\.d_ff must be at least 1, not -1"),
-        ({"trained_len": 0}, r"model\.trained_len must be at least 1, not 0"),
-        ({"shaw_clip": 0}, r"model\.shaw_clip must be at least 1, not 0"),
-        ({"fire_width": 0}, r"model\.fire_width must be at least 1, not 0"),
-        ({"t5_buckets": 3}, r"model\.t5_buckets must be at least 4, not 3"),
-        ({"t5_max_distance": 16}, r"model\.t5_max_distance 16 must be above half of model\.t5_buckets 32"),
-        ({"rope_factor": 0.5}, r"model\.rope_factor must be at least 1, not 0\.5"),
-        ({"yarn_slow": -1.0}, r"model\.yarn_slow must be above 0, not -1\.0"),
-        ({"yarn_fast": 0.0}, r"model\.yarn_fast must be above 0, not 0\.0"),
-        ({"fire_threshold": 0.0}, r"model\.fire_threshold must be above 0, not 0\.0"),
-        ({"position_base": 1.0}, r"model\.position_base must be above 1, not 1\.0"),
-        ({"position_base": float("nan")}, r"model\.position_base must be above 1, not nan"),
+        ({"yarn.trained_len": 0}, r"model\.trained_len must be at least 1, not 0"),
+        ({"shaw.clip": 0}, r"model\.shaw_clip must be at least 1, not 0"),
+        ({"fire.width": 0}, r"model\.fire_width must be at least 1, not 0"),
+        ({"t5.buckets": 3}, r"model\.t5_buckets must be at least 4, not 3"),
+        ({"t5.max_distance": 16}, r"model\.t5_max_distance 16 must be above half of model\.t5_buckets 32"),
+        ({"rope.factor": 0.5}, r"model\.rope_factor must be at least 1, not 0\.5"),
+        ({"yarn.slow": -1.0}, r"model\.yarn_slow must be above 0, not -1\.0"),
+        ({"yarn.fast": 0.0}, r"model\.yarn_fast must be above 0, not 0\.0"),
+        ({"fire.threshold": 0.0}, r"model\.fire_threshold must be above 0, not 0\.0"),
+        ({"rope.base": 1.0}, r"model\.position_base must be above 1, not 1\.0"),
+        ({"rope.base": float("nan")}, r"model\.position_base must be above 1, not nan"),
         ({"attention_dropout": 1.0}, r"model\.attention_dropout must be from 0 to below 1, not 1\.0"),
     ],
 )
@@ -76,12 +77,12 @@ def test_impossible_sizes_are_refused_in_one_line(wrong: dict[str, Any], message
 
 def test_the_edges_of_what_is_possible() -> None:
     least = {
-        "t5_max_distance": 17,
-        "shaw_clip": 1,
-        "fire_width": 1,
-        "trained_len": 1,
+        "t5.max_distance": 17,
+        "shaw.clip": 1,
+        "fire.width": 1,
+        "yarn.trained_len": 1,
         "n_kv_heads": 4,
-        "rope_factor": 1.0,
+        "rope.factor": 1.0,
     }
-    for edge in (least, {"t5_buckets": 4, "t5_max_distance": 3}):
+    for edge in (least, {"t5.buckets": 4, "t5.max_distance": 3}):
         assert vars(resolved(**edge)).items() >= edge.items()

@@ -162,9 +162,15 @@ def test_settings_that_would_do_nothing(corpora: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *[("cell", "gru"), ("d_hidden", 8), ("bidirectional", True), ("recurrent_norm", True), ("variational", False)],
+        *[
+            ("cell", "gru"),
+            ("recurrent.d_hidden", 8),
+            ("recurrent.bidirectional", True),
+            ("recurrent.norm", True),
+            ("recurrent.variational", False),
+        ],
         *[(f"{part}_dropout", 0.1) for part in ("hidden", "output", "weight", "word")],
-        *[("score", "dot"), ("reverse_source", True)],
+        *[("score", "dot"), ("seq2seq.reverse_source", True)],
     ],
 )
 @pytest.mark.parametrize("task", ["causal-lm", "masked-lm", "images", "denoising"])
