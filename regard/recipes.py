@@ -42,7 +42,7 @@ def load(path: Path) -> dict[str, Any]:
 def build(values: Mapping[str, Any], cls: type[C], where: str = "") -> C:
     """Nested dictionaries -> a checked dataclass. Missing keys keep their defaults.
 
-    A model's tables of parts, such as `[model.yarn]`, are built for the parts that it has, and refused for others.
+    A table of a part, such as `[model.yarn]`, is refused where the model does not have that part.
     """
     hints, known = get_type_hints(cls), fields_of(cls)
     built: dict[str, Any] = {}
@@ -65,14 +65,14 @@ def fields_of(cls: Any) -> dict[str, dataclasses.Field[Any]]:
 
 
 def _build_tables(given: Mapping[str, Any], built: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the settings of the parts that a model has, by the names of their tables."""
+    """Return the tables of settings that were given for parts of a model, by name; those of other parts are refused."""
     names = chosen({**MODEL_DEFAULTS, **built})
     for name, table in given.items():
         if not isinstance(table, Mapping):
             raise RegardError(f"'{where}{name}' is a table of settings, [{where}{name}], not {shown(table)}")
         if name not in names:
             raise RegardError(f"[{where}{name}] would do nothing here: {choose(name, built.get('architecture', ''))}")
-    return {name: build(given.get(name, {}), TABLES[name].settings, f"{where}{name}.") for name in names}
+    return {name: build(table, TABLES[name].settings, f"{where}{name}.") for name, table in given.items()}
 
 
 MODEL_DEFAULTS = {name: f.default for name, f in fields_of(ModelConfig).items()}
@@ -223,7 +223,8 @@ def _outside(value: Any, f: dataclasses.Field[Any]) -> str | None:
         return f"of numbers, each {wrong}" if wrong and not isinstance(value[0], str) else wrong
     choices = choices_of(f)
     if choices:
-        return None if value in choices else f"one of {', '.join(filter(None, choices))}{nearest(value, choices)}"
+        hint = nearest(value, choices) if "part" in limits else ""
+        return None if value in choices else f"one of {', '.join(filter(None, choices))}{hint}"
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     least, most = limits.get("least", 0), limits.get("most", LARGEST)

@@ -66,8 +66,6 @@ def heads(config: ModelConfig, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def check(config: ModelConfig, sizes: Mapping[str, int], preset: Mapping[str, Any]) -> None:
-    check_values(config, "model.")
-    check_own(config)
     if not config.mixer:
         raise RegardError("model.mixer names no part: choose one, such as attention")
     for name in sizes:
@@ -76,6 +74,8 @@ def check(config: ModelConfig, sizes: Mapping[str, int], preset: Mapping[str, An
             raise RegardError(f"model.{name} must be at least {least}, not {getattr(config, name)}")
     if config.architecture in ("rnn", "seq2seq") and config.table(RecurrentSettings).d_hidden < 1:
         raise RegardError("model.recurrent.d_hidden must be at least 1, not 0")
+    check_values(config, "model.")
+    check_own(config)
     check_idle(config, preset)
     if config.n_kv_heads and config.n_heads % config.n_kv_heads:
         raise RegardError(

@@ -217,9 +217,12 @@ def test_shared_keys() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"disentangled.buckets": 2}, r"disentangled_buckets 2 must be 0, or at least 4"),
-        ({"disentangled.buckets": 20, "disentangled.reach": 11}, r"half of it below model\.disentangled_reach 11 - 1"),
-        ({"disentangled.buckets": 0, "disentangled.reach": 0}, r"disentangled_reach must be at least 1, not 0"),
+        ({"disentangled.buckets": 2}, r"disentangled\.buckets 2 must be 0, or at least 4"),
+        ({"disentangled.buckets": 20, "disentangled.reach": 11}, r"half of it below model\.disentangled\.reach 11 - 1"),
+        (
+            {"disentangled.buckets": 0, "disentangled.reach": 0},
+            r"disentangled\.reach' must be a number from 1 up, not 0",
+        ),
     ],
 )
 def test_impossible_tables_are_refused(settings: dict[str, int], message: str) -> None:

@@ -207,7 +207,7 @@ def test_texts_of_any_length_are_scored() -> None:
 # ---- dropout ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rate", ["dropout", "hidden_dropout", "output_dropout", "weight_dropout", "word_dropout"])
+@pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("variational", [True, False])
 def test_each_kind_of_dropout_is_there_in_training_alone(rate: str, variational: bool) -> None:
     model, rows = make(**{rate: 0.5, "recurrent.variational": variational}), ids(6, 6)
@@ -221,7 +221,7 @@ def test_each_kind_of_dropout_is_there_in_training_alone(rate: str, variational:
 
 
 def test_a_language_model_reads_in_one_direction() -> None:
-    with pytest.raises(RegardError, match=r"model\.bidirectional is for models that answer"):
+    with pytest.raises(RegardError, match=r"model\.recurrent\.bidirectional is for models that answer"):
         make(**{"recurrent.bidirectional": True})
 
 

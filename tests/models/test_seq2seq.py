@@ -470,7 +470,7 @@ def test_a_model_without_attention_has_nothing_to_record() -> None:
 
 # ---- dropout, sharing, refusals --------------------------------------------------------------------------------------
 
-RATES = ("dropout", "hidden_dropout", "output_dropout", "weight_dropout", "word_dropout")
+RATES = ("dropout", *(f"recurrent.{rate}_dropout" for rate in ("hidden", "output", "weight", "word")))
 
 
 @pytest.mark.parametrize("rate", RATES)
@@ -495,7 +495,7 @@ def test_embeddings_and_head_are_shared_as_a_transformer_shares_them(tie: str, m
     [
         (
             {"score": "none", "recurrent.bidirectional": True},
-            "model.bidirectional is for encoders that attention looks at",
+            "model.recurrent.bidirectional is for encoders that attention looks at",
         ),
         ({"seq2seq.reverse_source": True, "recurrent.bidirectional": True}, "nothing to reverse"),
         ({"score": "none", "n_encoder_layers": 2}, "2 and 1 layers"),
@@ -512,7 +512,7 @@ def test_settings_that_do_not_go_together_are_refused(changes: dict[str, Any], m
     ("name", "value"),
     [
         *[("n_heads", 2), ("n_kv_heads", 1), ("d_head", 4), ("d_ff", 8), ("norm", "post"), ("parallel", True)],
-        *[("norm_kind", "rms"), ("norm_eps", 1e-6), ("bias", False), ("activation", "gelu"), ("gated", True)],
+        *[("norm_kind", "rms"), ("norm_eps", 1e-6), ("bias", False), ("activation", "gelu"), ("feedforward", "gated")],
         *[("embedding_norm", True), ("positions", "rope"), ("encoder_positions", "rope"), ("cross_positions", "t5")],
         *[
             ("attention.window", 3),

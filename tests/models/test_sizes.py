@@ -55,18 +55,21 @@ def test_heads(given: dict[str, int], expected: tuple[int, ...]) -> None:
         ({"n_heads": -4}, r"model\.n_heads must be at least 1, not -4"),
         ({"d_head": -6}, r"model\.d_head must be at least 1, not -6"),
         ({"d_ff": -1}, r"model\.d_ff must be at least 1, not -1"),
-        ({"yarn.trained_len": 0}, r"model\.trained_len must be at least 1, not 0"),
-        ({"shaw.clip": 0}, r"model\.shaw_clip must be at least 1, not 0"),
-        ({"fire.width": 0}, r"model\.fire_width must be at least 1, not 0"),
-        ({"t5.buckets": 3}, r"model\.t5_buckets must be at least 4, not 3"),
-        ({"t5.max_distance": 16}, r"model\.t5_max_distance 16 must be above half of model\.t5_buckets 32"),
-        ({"rope.factor": 0.5}, r"model\.rope_factor must be at least 1, not 0\.5"),
-        ({"yarn.slow": -1.0}, r"model\.yarn_slow must be above 0, not -1\.0"),
-        ({"yarn.fast": 0.0}, r"model\.yarn_fast must be above 0, not 0\.0"),
-        ({"fire.threshold": 0.0}, r"model\.fire_threshold must be above 0, not 0\.0"),
-        ({"rope.base": 1.0}, r"model\.position_base must be above 1, not 1\.0"),
-        ({"rope.base": float("nan")}, r"model\.position_base must be above 1, not nan"),
-        ({"attention_dropout": 1.0}, r"model\.attention_dropout must be from 0 to below 1, not 1\.0"),
+        ({"positions": "yarn", "yarn.trained_len": 0}, r"'model\.yarn\.trained_len' must be a number from 1 up, not 0"),
+        ({"positions": "shaw", "shaw.clip": 0}, r"'model\.shaw\.clip' must be a number from 1 up, not 0"),
+        ({"positions": "fire", "fire.width": 0}, r"'model\.fire\.width' must be a number from 1 up, not 0"),
+        ({"positions": "t5", "t5.buckets": 3}, r"'model\.t5\.buckets' must be a number from 4 up, not 3"),
+        ({"positions": "rope", "rope.factor": 0.5}, r"'model\.rope\.factor' must be a number from 1 up, not 0\.5"),
+        ({"positions": "yarn", "yarn.slow": -1.0}, r"'model\.yarn\.slow' must be above 0, not -1\.0"),
+        ({"positions": "yarn", "yarn.fast": 0.0}, r"'model\.yarn\.fast' must be above 0, not 0\.0"),
+        ({"positions": "fire", "fire.threshold": 0.0}, r"'model\.fire\.threshold' must be above 0, not 0\.0"),
+        ({"positions": "rope", "rope.base": 1.0}, r"'model\.rope\.base' must be above 1, not 1\.0"),
+        ({"positions": "rope", "rope.base": float("nan")}, r"'model\.rope\.base' must be above 1, not nan"),
+        (
+            {"positions": "t5", "t5.max_distance": 16},
+            r"model\.t5\.max_distance 16 must be above half of model\.t5\.buckets 32",
+        ),
+        ({"attention_dropout": 1.0}, r"'model\.attention_dropout' must be from 0 to below 1, not 1\.0"),
     ],
 )
 def test_impossible_sizes_are_refused_in_one_line(wrong: dict[str, Any], message: str) -> None:
@@ -75,14 +78,24 @@ def test_impossible_sizes_are_refused_in_one_line(wrong: dict[str, Any], message
     assert "\n" not in str(caught.value)
 
 
-def test_the_edges_of_what_is_possible() -> None:
-    least = {
-        "t5.max_distance": 17,
-        "shaw.clip": 1,
-        "fire.width": 1,
-        "yarn.trained_len": 1,
-        "n_kv_heads": 4,
-        "rope.factor": 1.0,
-    }
-    for edge in (least, {"t5.buckets": 4, "t5.max_distance": 3}):
-        assert vars(resolved(**edge)).items() >= edge.items()
+@pytest.mark.parametrize(
+    ("positions", "edge"),
+    [
+        ("t5", {"max_distance": 17}),
+        ("t5", {"buckets": 4, "max_distance": 3}),
+        ("shaw", {"clip": 1}),
+        ("fire", {"width": 1}),
+        ("yarn", {"trained_len": 1}),
+        ("rope", {"factor": 1.0}),
+    ],
+)
+def test_the_edges_of_what_is_possible(positions: str, edge: dict[str, Any]) -> None:
+    config = resolved(positions=positions, n_kv_heads=4, **{f"{positions}.{name}": x for name, x in edge.items()})
+    assert vars(config.parts[positions]).items() >= edge.items()
+
+
+def test_tables_are_those_of_the_parts_that_a_model_has() -> None:
+    config = resolved(positions="yarn", **{"rope.base": 7.0, "yarn.factor": 2.0})
+    assert list(config.parts) == ["yarn", "attention"]
+    assert config.value("yarn.factor") == 2.0
+    assert config.value("rope.base") == 10000.0  # a table that is not there has its defaults

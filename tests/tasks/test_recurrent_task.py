@@ -150,13 +150,16 @@ def test_what_is_written_begins_with_a_word_that_is_known(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model.recurrent.bidirectional": True}, r"model\.bidirectional is for models that answer"),
+        ({"model.recurrent.bidirectional": True}, r"model\.recurrent\.bidirectional is for models that answer"),
         ({"data.packing": "documents"}, r"data\.packing documents hides"),
         ({"train.r_drop": 1.0}, r"train\.r_drop is not for this kind of causal-lm"),
         ({"train.recompute": True}, r"train\.recompute is for models of blocks"),
         ({"train.optimizer": "muon"}, r"train\.optimizer muon is for the matrices inside blocks"),
         ({"model.mixer": "convolution"}, r"model\.mixer is for transformer, gpt, bert, vit models, and lstm-small is"),
-        ({"model.attention.window": 4}, r"model\.window is for transformer"),
+        (
+            {"model.attention.window": 4},
+            r"\[model\.attention\] would do nothing here: it is for transformer",
+        ),
         ({"model.attention_dropout": 0.1}, r"model\.attention_dropout is for transformer"),
         ({"model.score": "dot"}, r"model\.score is for seq2seq models"),
     ],
