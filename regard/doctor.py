@@ -212,8 +212,7 @@ def recipe_of(target: Path, settings: Mapping[str, Any]) -> Config:
 
 def built(values: dict[str, Any], settings: Mapping[str, Any]) -> Config:
     """With the style of the preset where nothing is said, and the answers that its task asks for."""
-    values = recipes.override(values, settings)
-    config = recipes.build({**values, "model": model_settings(values)}, Config)
+    config = recipes.build({**recipes.override(values, settings), "model": model_settings(values, settings)}, Config)
     return replace(config, model=replace(config.model, answer=ANSWERS.get(config.task, config.model.answer)))
 
 

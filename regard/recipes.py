@@ -81,15 +81,16 @@ MODEL_DEFAULTS = {name: f.default for name, f in fields_of(ModelConfig).items()}
 def over(base: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `[model]` table that `model` makes of another, table by table.
 
-    Tables that only `base` has are left out where their parts are not chosen any more: nobody asked for them.
+    A table that only `base` has is left out where `model` chooses another part in its place: nobody asks for it any more.
     """
     merged = {**base, **model}
     for name in TABLES:
         tables = [table.get(name, {}) for table in (base, model)]
         if all(isinstance(table, Mapping) for table in tables) and (tables[0] or name in model):
             merged[name] = {**tables[0], **tables[1]}
-    names = chosen({**MODEL_DEFAULTS, **merged})
-    return {key: value for key, value in merged.items() if key in model or key not in TABLES or key in names}
+    before, after = (chosen({**MODEL_DEFAULTS, **table}) for table in (base, merged))
+    gone = [name for name in before if name not in after and name not in model]
+    return {key: value for key, value in merged.items() if key not in gone}
 
 
 def check_values(config: Any, where: str = "") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -34,14 +35,15 @@ def preset(name: str, **settings: Any) -> ModelConfig:
     return build(with_preset({"preset": name, **nested(settings)}), ModelConfig, "model.")
 
 
-def with_preset(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a `[model]` table over those of the preset it names, table by table."""
-    name = settings.get("preset", ModelConfig.preset)
+def with_preset(settings: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The settings of a `[model]` table, and of what is written over it, over those of the preset that they name."""
+    overrides = overrides or {}
+    name = overrides.get("preset", settings.get("preset", ModelConfig.preset))
     if not isinstance(name, str) or name not in PRESETS:
         near = difflib.get_close_matches(str(name), PRESETS, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
         raise RegardError(f"unknown model.preset '{name}': {hint}there are {', '.join(PRESETS)}")
-    return over(PRESETS[name], settings)
+    return over(over(PRESETS[name], settings), overrides)
 
 
 def resolve(config: ModelConfig) -> ModelConfig:

@@ -207,6 +207,9 @@ def test_texts_of_any_length_are_scored() -> None:
 # ---- dropout ---------------------------------------------------------------------------------------------------------
 
 
+RATES = ["dropout", *(f"recurrent.{rate}_dropout" for rate in ("hidden", "output", "weight", "word"))]
+
+
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("variational", [True, False])
 def test_each_kind_of_dropout_is_there_in_training_alone(rate: str, variational: bool) -> None:

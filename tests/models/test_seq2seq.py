@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from regard.config import DecodeConfig, ModelConfig, TrainConfig
+from regard.config import DecodeConfig, TrainConfig
 from regard.data.batches import Batch
 from regard.decode.beam import beam_search
 from regard.decode.engine import decode
@@ -24,9 +23,8 @@ from regard.decode.shortlist import Shortlist
 from regard.errors import RegardError
 from regard.layers.packed import laid_out
 from regard.look.record import record
-from regard.models.architectures import PRESETS, make_model, with_preset
+from regard.models.architectures import PRESETS, make_model, preset
 from regard.models.seq2seq import Seq2Seq
-from regard.recipes import build
 from regard.text.tokenizer import EOS, PAD, SOS
 from regard.training.objective import Objective
 from regard.training.step import TrainingStep
@@ -514,14 +512,7 @@ def test_settings_that_do_not_go_together_are_refused(changes: dict[str, Any], m
         *[("n_heads", 2), ("n_kv_heads", 1), ("d_head", 4), ("d_ff", 8), ("norm", "post"), ("parallel", True)],
         *[("norm_kind", "rms"), ("norm_eps", 1e-6), ("bias", False), ("activation", "gelu"), ("feedforward", "gated")],
         *[("embedding_norm", True), ("positions", "rope"), ("encoder_positions", "rope"), ("cross_positions", "t5")],
-        *[
-            ("attention.window", 3),
-            ("mixer", "convolution"),
-            ("convolution.kernel", 5),
-            ("convolution.dilations", (1, 2)),
-            ("token_types", 2),
-        ],
-        *[("attention_dropout", 0.1), ("ff_dropout", 0.1)],
+        *[("mixer", "convolution"), ("token_types", 2), ("attention_dropout", 0.1), ("ff_dropout", 0.1)],
     ],
 )
 def test_settings_of_blocks_are_refused_where_there_are_none(name: str, value: Any) -> None:
@@ -529,13 +520,19 @@ def test_settings_of_blocks_are_refused_where_there_are_none(name: str, value: A
         make(**{name: value})
 
 
-@pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if preset["architecture"] == "seq2seq"])
+@pytest.mark.parametrize("name", ["attention.window", "convolution.kernel", "sinusoidal.base"])
+def test_tables_of_blocks_are_refused_where_there_are_none(name: str) -> None:
+    with pytest.raises(RegardError, match=r"would do nothing here: it is for transformer, gpt, bert, vit models"):
+        preset("rnnsearch-small", **{name: 5})
+
+
+@pytest.mark.parametrize("name", [name for name, sizes in PRESETS.items() if sizes["architecture"] == "seq2seq"])
 def test_every_preset_is_a_model(name: str) -> None:
-    chosen = with_preset({"preset": name, "source_vocab": V, "target_vocab": V, "d_model": C, "recurrent.d_hidden": H})
-    model = make_model(build(chosen, ModelConfig, "model."))
+    sizes = {"source_vocab": V, "target_vocab": V, "d_model": C, "recurrent.d_hidden": H}
+    model = make_model(preset(name, **sizes))
     assert isinstance(model, Seq2Seq)
     assert model(SOURCE, TARGET).shape == (3, 7, V)
-    assert dataclasses.asdict(model.config)["d_hidden"] == H
+    assert model.config.value("recurrent.d_hidden") == H
 
 
 def test_initial_scores_are_soft_and_all_is_learned() -> None:
