@@ -150,5 +150,7 @@ def positions_picture(name: str, model: Path | None, settings: dict[str, str], l
     from regard.models.sizes import resolve_sizes
     from regard.recipes import build, nested
 
-    config = resolve_sizes(build(nested(settings), ModelConfig, "model."), {**transformer.PRESETS, **gpt.PRESETS})
+    # the scheme is drawn as a decoder has it; an encoder may not be able to use it
+    values = {"encoder_positions": "sinusoidal", **nested(settings), "positions": name}
+    config = resolve_sizes(build(values, ModelConfig, "model."), {**transformer.PRESETS, **gpt.PRESETS})
     return untrained(name, config, length)

@@ -62,7 +62,7 @@ def trained(name: str, model: nn.Module, n: int) -> Picture:
         used = ", ".join(dict.fromkeys(used for used, *_ in places(model, config)))
         raise RegardError(f"this model has no positions '{name}' to draw: it has {used or 'no scheme at all'}")
     if next(found[0][1].parameters(), None) is None:
-        found = found[:1]  # nothing is learned: all are alike
+        found = [("", found[0][1])]  # nothing is learned: all are alike
     groups = [panels_of(scheme, config, n, where) for where, scheme in found]
     columns = len(groups[0]) if len(groups[0]) > 1 else min(len(groups), 3)
     return Picture(name, found[0][1].formula, tuple(panel for group in groups for panel in group), columns)

@@ -1,6 +1,5 @@
 """Pictures of position schemes: the numbers in them worked by hand, and that something is really drawn."""
 
-import dataclasses
 import json
 import math
 import re
@@ -9,21 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from configured import SCHEMES as DECODER_SCHEMES
-from configured import model_config
+from configured import SCHEMES, model_config
 from matplotlib.image import imread
-from regard.layers.schemes import SCHEMES
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
+from regard.layers.positions import schemes_for
 from regard.look.figures import Image, Lines, draw
-from regard.look.positions import FORMULAS, Picture, trained, untrained
+from regard.look.positions import Picture, trained, untrained
 from regard.models.architectures import make_model, preset
 from regard.models.gpt import GPT
 from regard.models.sizes import resolve_sizes
 from regard.models.transformer import PRESETS, Transformer
+from regard.recipes import every_setting
 
-DRAWN = [name for name in DECODER_SCHEMES if name != "none"]
+DRAWN = [name for name in SCHEMES if name != "none"]
 
 
 def config(**settings: object) -> ModelConfig:
@@ -31,7 +30,7 @@ def config(**settings: object) -> ModelConfig:
 
 
 def picture(name: str, n: int = 16, **settings: object) -> Picture:
-    return untrained(name, config(**settings), n)
+    return untrained(name, config(positions=name, encoder_positions="sinusoidal", **settings), n)
 
 
 def lines(shown: Picture, panel: int = 0) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -81,7 +80,7 @@ def test_rope_shows_wavelengths_and_the_mean_of_its_cosines() -> None:
 
 
 def test_yarn_keeps_fast_hands_and_slows_the_others_beside_plain_rope() -> None:
-    shown = picture("yarn", 8, d_head=64, **{"rope.factor": 8.0, "yarn.trained_len": 4096})
+    shown = picture("yarn", 8, d_head=64, **{"yarn.factor": 8.0, "yarn.trained_len": 4096})
     _, wavelengths = lines(shown)
     slower = wavelengths["yarn, s = 8"] / wavelengths["plain rope"]
     np.testing.assert_allclose(1 / slower[[0, 5, 15, 20, 25, 31]], [1, 1, 0.663, 0.327, 0.125, 0.125], atol=6e-4)
@@ -208,7 +207,7 @@ def test_learned_vectors_of_cope_are_shown_layer_by_layer() -> None:
 def test_what_cannot_be_drawn_is_said() -> None:
     with pytest.raises(RegardError, match="nothing to draw"):
         picture("none")
-    with pytest.raises(RegardError, match="unknown position scheme 'rotary'"):
+    with pytest.raises(RegardError, match=r"'model\.positions' must be one of none, .*, not 'rotary'"):
         picture("rotary")
     for name in ("sinusoidal", "learned", "linear"):
         with pytest.raises(RegardError, match="--length 33 is more than the 32 positions"):
@@ -243,7 +242,7 @@ def test_every_scheme_becomes_a_png_and_numbers(name: str, tmp_path: Path) -> No
 
 
 def test_every_scheme_has_its_formula() -> None:
-    assert set(FORMULAS) == set(DRAWN)
+    assert all(picture(name, 4).formula for name in DRAWN)
 
 
 def test_panels_are_drawn_with_labels_titles_and_a_line_a_head() -> None:
@@ -280,16 +279,18 @@ PLACES = {"encoder": "encoders", "cross": "cross-attention"}
 def test_the_page_draws_every_scheme_and_names_only_settings_that_exist() -> None:
     for name in DRAWN:
         assert re.search(rf"regard look positions {name}\b", PAGE)
-    named = set(re.findall(r"\bmodel\.(\w+)", PAGE))
-    assert named <= {field.name for field in dataclasses.fields(ModelConfig)}
-    assert {"position_base", "rope_factor", "t5_buckets", "shaw_clip", "cope_positions", "fire_threshold"} <= named
+    named = set(re.findall(r"\bmodel\.\w+(?:\.\w+)?", PAGE))
+    known = {name for name, _, _ in every_setting()}
+    assert named <= known | {name.rsplit(".", 1)[0] for name in known}
+    tables = ("rope.base", "rope.factor", "t5.buckets", "shaw.clip", "cope.positions", "fire.threshold")
+    assert {f"model.{name}" for name in tables} <= named
 
 
-@pytest.mark.parametrize("name", DECODER_SCHEMES)
+@pytest.mark.parametrize("name", SCHEMES)
 def test_the_page_says_where_each_scheme_is_refused(name: str) -> None:
     (row,) = [line for line in PAGE.splitlines() if line.startswith("|") and f"`{name}`" in line.split("|")[1]]
-    refused = SCHEMES[name](config(), "decoder").refuses
-    assert {place for place, words in PLACES.items() if words in row.split("|")[4]} == set(refused)
+    refused = {place for place in PLACES if name not in schemes_for(config(), place)}
+    assert {place for place, words in PLACES.items() if words in row.split("|")[4]} == refused
 
 
 def test_a_notebook_shows_the_picture_of_a_scheme() -> None:

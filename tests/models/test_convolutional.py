@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from regard.look.record import record
 from regard.models.architectures import PRESETS, make_model, preset, resolve
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
+from regard.recipes import changed
 from regard.text.tokenizer import PAD, SOS
 from regard.training.objective import Objective
 from regard.training.optim import prepare
@@ -262,8 +262,8 @@ def test_biases_between_target_and_source_are_as_good_as_ever() -> None:
 
 @pytest.mark.parametrize("config", [LM, PAIR])
 def test_windows_and_prefixes_are_refused(config: ModelConfig) -> None:
-    with pytest.raises(RegardError, match=r"model\.window is for self-attention"):
-        make_model(replaced(config, **{"attention.window": 4}))
+    with pytest.raises(RegardError, match=r"\[model\.attention\] would do nothing here: choose model\.mixer attention"):
+        changed(config, **{"attention.window": 4})
     if config is LM:
         with pytest.raises(RegardError, match="a convolution sees no prefix"):
             stirred(LM)(ids(5), prefix(3))
@@ -275,20 +275,19 @@ def test_windows_and_prefixes_are_refused(config: ModelConfig) -> None:
         (
             "gpt-tiny",
             {"convolution.kernel": 5},
-            r"model\.kernel would do nothing here, without model\.mixer convolution",
+            r"\[model\.convolution\] would do nothing here: choose model\.mixer convolution",
         ),
-        ("gpt-tiny", {"convolution.dilations": (1, 2)}, r"model\.dilations would do nothing"),
         ("conv-lm", {"n_heads": 4}, r"model\.n_heads would do nothing here, where nothing is left of attention"),
         ("conv-lm", {"attention_dropout": 0.1}, r"model\.attention_dropout would do nothing"),
-        ("conv-lm", {"feedforward": "gated"}, r"model\.gated would do nothing here, where model\.d_ff is 0"),
+        ("conv-lm", {"feedforward": "gated"}, r"model\.feedforward would do nothing here, where model\.d_ff is 0"),
         ("convs2s-small", {"activation": "gelu"}, r"model\.activation would do nothing"),
         ("convs2s-small", {"ff_dropout": 0.1}, r"model\.ff_dropout would do nothing"),
-        ("convs2s-small", {"d_ff": -1}, r"model\.d_ff must be at least 0, not -1"),
+        ("convs2s-small", {"d_ff": -1}, r"'model\.d_ff' must be a number from 0 up, not -1"),
     ],
 )
 def test_settings_that_nothing_reads_are_refused(name: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RegardError, match=message):
-        resolve(dataclasses.replace(preset(name), source_vocab=V, target_vocab=V, **changes))
+        resolve(preset(name, **{"source_vocab": V, "target_vocab": V, **changes}))
 
 
 @pytest.mark.parametrize(
@@ -301,7 +300,7 @@ def test_settings_that_nothing_reads_are_refused(name: str, changes: dict[str, A
     ],
 )
 def test_what_a_preset_says_is_no_question(name: str, changes: dict[str, Any]) -> None:
-    config = resolve(dataclasses.replace(preset(name), source_vocab=V, target_vocab=V, **changes))
+    config = resolve(preset(name, **{"source_vocab": V, "target_vocab": V, **changes}))
     assert resolve(config) == config  # as a saved model is read
 
 

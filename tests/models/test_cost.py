@@ -117,12 +117,16 @@ def test_multi_query_attention_by_hand() -> None:
 
 # ---- every architecture ------------------------------------------------------------------------------------------------
 
-B, L, PATCH = 3, 17, 4  # an image of 16 patches and the token of its class is as long as the texts
+B, L, PATCH = (
+    3,
+    17,
+    4,
+)  # the default of patches; an image of 16 patches and the token of its class is as long as the texts
 
 
 def small(architecture: str, **settings: Any) -> nn.Module:
     sizes = {"d_model": 32, "n_heads": 4, "d_ff": 40, "n_encoder_layers": 2, "n_decoder_layers": 3, "dropout": 0.0}
-    data = {"source_vocab": 50, "target_vocab": 50, "n_classes": 6, "vit.patch_size": PATCH, "max_len": 64}
+    data = {"source_vocab": 50, "target_vocab": 50, "n_classes": 6, "max_len": 64}
     torch.manual_seed(0)
     return make_model(preset(f"{architecture}-tiny", **{**sizes, **data, **settings}))
 
@@ -244,7 +248,7 @@ def test_activations_are_what_autograd_keeps(architecture: str, style: dict[str,
     expected = nbytes(x for x in others if x.shape[-1] in (96, 160, 24))
     if architecture == "bert":  # on a GPU its head's norm reads a copy in fp32, beside what relu keeps of itself
         expected += B * L * 96 * (2 if net.config.activation in ("gelu", "silu") else 4)
-    if net.config.gated:  # there the activated gate is made again from the gate
+    if net.config.feedforward == "gated":  # there the activated gate is made again from the gate
         expected -= B * L * sum(blocks(net.config)[:2]) * 2 * 160
     assert B * activations(net.config, *lengths(net.config, L)) == expected
     found = training_memory(net.config, B, *lengths(net.config, L))

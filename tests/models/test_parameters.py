@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from configured import replaced
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -63,13 +64,13 @@ def configs(draw: st.DrawFn) -> ModelConfig:
         "answer": draw(st.sampled_from(["none", "row", "token"])) if name[0] in "gb" else "none",
         **{field: draw(st.booleans()) for field in ("bias", "embedding_norm")},
     }
-    settings["gated"] = settings["d_ff"] > 0 and draw(st.booleans())
+    settings["feedforward"] = "gated" if settings["d_ff"] > 0 and draw(st.booleans()) else "dense"
     if convolution:
-        settings["kernel"] = draw(st.sampled_from([1, 3, 5]))
+        settings["convolution.kernel"] = draw(st.sampled_from([1, 3, 5]))
     if name != "conv-lm":
         settings |= {"n_heads": 4, "d_head": 6, "n_kv_heads": draw(st.sampled_from([1, 2, 4]))}
     settings["parallel"] = settings["norm"] == "pre" and draw(st.booleans())
-    return resolve(preset(name, **settings, **DATA))
+    return resolve(replaced(preset(name, **DATA), **settings))
 
 
 @given(configs())
@@ -94,7 +95,9 @@ def recurrent_configs(draw: st.DrawFn) -> ModelConfig:
             "score": draw(st.sampled_from(["additive", "general"])),
             "n_decoder_layers": draw(st.integers(1, 3)),
         }
-    settings["bidirectional"] = (settings["answer"] != "none" or name == "rnnsearch-small") and draw(st.booleans())
+    settings["recurrent.bidirectional"] = (settings["answer"] != "none" or name == "rnnsearch-small") and draw(
+        st.booleans()
+    )
     return resolve(preset(name, **settings, **DATA))
 
 

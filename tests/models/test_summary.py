@@ -26,7 +26,7 @@ from regard.models.summary import Line, Summary, summary
 B, S, T = 3, 9, 7
 C, H, D, F, V = 32, 4, 8, 40, 50  # width, heads and theirs, feed-forward, vocabulary
 SIZES = {"d_model": C, "n_heads": H, "d_ff": F, "n_encoder_layers": 2, "n_decoder_layers": 3}
-DATA = {"source_vocab": V, "target_vocab": V, "n_classes": 6, "vit.patch_size": 4, "max_len": 64}
+DATA = {"source_vocab": V, "target_vocab": V, "n_classes": 6, "max_len": 64}
 
 
 def small(name: str, **style: Any) -> nn.Module:
@@ -36,7 +36,7 @@ def small(name: str, **style: Any) -> nn.Module:
 
 def recurrent(name: str, **style: Any) -> nn.Module:
     sizes = {"d_model": 20, "recurrent.d_hidden": 24, "n_encoder_layers": 2, "n_decoder_layers": 2}
-    return make_model(preset(name, **{**sizes, **{k: v for k, v in DATA.items() if k != "patch_size"}, **style}))
+    return make_model(preset(name, **{**sizes, **DATA, **style}))
 
 
 def found(model: nn.Module, depth: int = 3) -> Summary:
