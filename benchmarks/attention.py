@@ -25,8 +25,8 @@ from regard.config import ModelConfig
 from regard.layers.attend import make_plan
 from regard.layers.choice import Situation, choose
 from regard.layers.masks import CAUSAL
+from regard.layers.positions import make_positions
 from regard.layers.rotary import rotate
-from regard.layers.schemes import make_positions
 from regard.layers.toeplitz import Table
 
 SCHEMES = ("rope", "alibi", "t5", "kerple-log", "kerple-power", "fire")

@@ -48,7 +48,7 @@ def lstm(report: Report) -> None:
     """Untied, with a bias in the head, without dropout."""
     tiny, device = report.options.tiny, report.device
     (rows, length), width = ((2, 16), 32) if tiny else ((256, 64), 1024)
-    settings = {"d_model": width, "d_hidden": width, "tie": "none", "head_bias": True, "dropout": 0.0}
+    settings = {"d_model": width, "recurrent.d_hidden": width, "tie": "none", "head_bias": True, "dropout": 0.0}
     config = sizes("lstm-small", target_vocab=97 if tiny else 32000, max_len=length, **settings)
     words = torch.randint(5, config.target_vocab, (2, rows, length))
     batch = Batch(tuple(words.pin_memory() if device.type == "cuda" else words), rows * length)

@@ -33,13 +33,13 @@ def train(
 
     `run` is the folder (by default runs/NAME); `settings` are dotted names, as on the command line. Returns the folder.
     """
-    values = recipes.override(recipes.load(Path(recipe)), {**_dotted(sections), **(settings or {})})
-    name = recipes.build({"name": values["name"]}, Config).name  # checked before it becomes a path
+    values, dotted = recipes.load(Path(recipe)), {**_dotted(sections), **(settings or {})}
+    name = recipes.build({"name": dotted.get("name", values["name"])}, Config).name  # checked before it becomes a path
     place = Path(run) if run else RUNS / name
     begun = place / "config.toml"
     if holds_run(place) and exists(begun) and not overwrite:  # the model it began with may be gone
-        values["model"] = {**recipes.load(begun).get("model", {}), **values.get("model", {})}
-    return _train(make_config(values, {}), place, overwrite=overwrite, quiet=quiet)
+        values["model"] = recipes.over(recipes.load(begun).get("model", {}), values.get("model", {}))
+    return _train(make_config(values, dotted), place, overwrite=overwrite, quiet=quiet)
 
 
 def resume(run: str | Path, *, settings: Mapping[str, Any] | None = None, quiet: bool = False, **sections: Any) -> Path:
@@ -58,8 +58,7 @@ def resume(run: str | Path, *, settings: Mapping[str, Any] | None = None, quiet:
 
 def make_config(values: dict[str, Any], dotted: Mapping[str, Any]) -> Config:
     """A recipe with overrides, checked; what it leaves open comes from its preset, or from the model it begins with."""
-    values = recipes.override(values, dotted)
-    config = recipes.build({**values, "model": model_settings(values)}, Config)
+    config = recipes.build({**recipes.override(values, dotted), "model": model_settings(values, dotted)}, Config)
     if config.train.auxiliary and config.task not in ("classification", "tagging"):
         raise RegardError(f"train.auxiliary is for classification and tagging, not for {config.task}: leave it out")
     check_carried(config)
@@ -84,15 +83,15 @@ def check_carried(config: Config) -> None:
             raise RegardError(f"train.{name} is for recurrent language models (causal-lm with {kinds}): leave it out")
 
 
-def model_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The `[model]` table of a recipe, over that of its preset or of the model it begins with."""
-    tables = [values.get(name, {}) for name in ("model", "train")]
-    if not all(isinstance(table, Mapping) for table in tables):
+def model_settings(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> dict[str, Any]:
+    """The `[model]` table of a recipe with overrides, over that of its preset or of the model it begins with."""
+    own, more = values.get("model", {}), recipes.nested(dotted).get("model", {})
+    train = recipes.override(dict(values), dotted).get("train", {})
+    if not all(isinstance(table, Mapping) for table in (own, more, train)):
         raise RegardError("model and train must be tables of settings, [model] and [train]")
-    given, init = dict(tables[0]), tables[1].get("init")
-    if init and "architecture" not in given:
-        return {**settings_of(Path(init)), **given}
-    return with_preset(given)
+    if train.get("init") and "architecture" not in {**own, **more}:
+        return recipes.over(recipes.over(settings_of(Path(train["init"])), own), more)
+    return with_preset(own, more)
 
 
 ANSWERS = {"classification": "row", "regression": "row", "tagging": "token"}
@@ -138,11 +137,11 @@ def _absolute(path: str) -> str:
 
 
 def _dotted(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """{"train": {"steps": 1}} -> {"train.steps": 1}; plain values and dotted names stay."""
+    """{"model": {"rope": {"base": 1e6}}} -> {"model.rope.base": 1e6}; plain values and dotted names stay."""
     dotted: dict[str, Any] = {}
     for name, value in sections.items():
         if isinstance(value, Mapping):
-            dotted.update({f"{name}.{key}": inner for key, inner in value.items()})
+            dotted.update({f"{name}.{key}": inner for key, inner in _dotted(value).items()})
         else:
             dotted[name] = value
     return dotted

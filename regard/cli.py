@@ -114,13 +114,13 @@ def resume(
 
 
 @app.command()
-def settings() -> None:
-    """List every setting of a recipe with its default and meaning."""
-    from regard.config import Config
-    from regard.recipes import flatten
+def settings(
+    name: Annotated[str, typer.Argument(help="A section, a part or a table of model settings, such as yarn.")] = "",
+) -> None:
+    """List every setting of a recipe with its default and meaning, and the parts that models are made of."""
+    from regard.cli_settings import print_settings
 
-    for name, value, help in flatten(Config()):
-        print(f"{name:<24} {json.dumps(value, ensure_ascii=False):<18} {help}")
+    print_settings(name)
 
 
 @app.command()
@@ -238,7 +238,7 @@ def split_settings(words: list[str]) -> tuple[list[str], dict[str, str]]:
     """Take `--section.name VALUE` and `--section.name=VALUE` out of a command line, wherever they stand."""
     rest, settings, waiting = [], {}, iter(words)
     for word in waiting:
-        found = re.fullmatch(r"--(\w+(?:\.\w+)+)(?:=(.*))?", word, re.DOTALL)
+        found = re.fullmatch(r"--(\w+(?:\.[\w-]+)+)(?:=(.*))?", word, re.DOTALL)
         if found:
             value = next(waiting, None) if found[2] is None else found[2]
             if value is None:

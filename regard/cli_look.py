@@ -148,9 +148,11 @@ def positions_picture(name: str, model: Path | None, settings: dict[str, str], l
     from regard.config import ModelConfig
     from regard.models.architectures import ARCHITECTURES
     from regard.models.sizes import resolve_sizes
-    from regard.recipes import build
+    from regard.recipes import build, nested
 
+    # the scheme is drawn as a decoder has it; an encoder may not be able to use it
+    values = {"encoder_positions": "sinusoidal", **nested(settings), "positions": name}
     tables = [kind.presets for kind in ARCHITECTURES.values() if "decoder" in kind.sides and not kind.is_recurrent]
     presets = {name: preset for table in tables for name, preset in table.items()}
-    config = resolve_sizes(build(settings, ModelConfig, "model."), presets)
+    config = resolve_sizes(build(values, ModelConfig, "model."), presets)
     return untrained(name, config, length)

@@ -1,243 +1,391 @@
 """Every setting of a run, declared once: its name, its default, one line of help, and what it may be.
 
-The TOML reader, the command line and the documentation all come from these declarations (recipes.py).
+The TOML reader, the command line and the documentation all come from these declarations (recipes.py). The settings of a part
+stand with the part (layers/), those of an architecture alone in a table below. This module imports no torch.
 """
 
 from __future__ import annotations
 
+import math
 import unicodedata
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
 from regard.errors import RegardError
-
-
-def option(default: Any, help: str) -> Any:
-    """A dataclass field with its help text beside it."""
-    return field(default=default, metadata={"help": help})
+from regard.registry import ALIGNMENT, BLOCKS, IMAGES, RECURRENT, TABLES, TAKEN, register_table, setting
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    source: str = option("en", "source language: fills {lang} in file names, and is a key of JSONL files")
-    target: str = option("de", "target language")
-    root: str = option(".", "folder that the corpora below are relative to")
-    train: tuple[str, ...] = option(
+    source: str = setting("en", "source language: fills {lang} in file names, and is a key of JSONL files")
+    target: str = setting("de", "target language")
+    root: str = setting(".", "folder that the corpora below are relative to")
+    train: tuple[str, ...] = setting(
         (), "training corpora: 'train.{lang}.xz', 'a.en|a.de', 'x.tsv', 'x.jsonl' or 'toy:20000'"
     )
-    valid: tuple[str, ...] = option((), "validation corpora")
-    test: tuple[str, ...] = option((), "test corpora, used by `regard evaluate` alone")
-    max_len: int = option(256, "training pairs with more tokens than this on a side are left out (and counted)")
-    documents: str = option("file", "what one document of plain text is: file, line or blank (up to an empty line)")
-    packing: str = option("stream", "rows of text: stream (windows of everything) or documents (kept apart)")
-    noise: float = option(0.0, "share of tokens that pre-training hides; 0 = the task's own: 0.15, denoising 0.3")
-    mean_span: float = option(3.0, "tokens hidden at once, on average, by spans and denoising")
-    whole_words: bool = option(False, "masked-lm: hide whole words, not pieces of them")
-    permute: bool = option(True, "denoising: also shuffle the sentences")
-    text: str = option("", "labelled data: the column of the text, by name or number (from 1); empty = the usual names")
-    pair: str = option("", "labelled data: the column of a second text")
-    label: str = option("", "labelled data: the column of the label")
-    image_size: int = option(0, "images are scaled to this many pixels a side; 0 = as they are")
-    shift: int = option(0, "training images move by up to this many pixels")
-    rotate: float = option(0.0, "training images turn by up to this many degrees")
-    scale: float = option(0.0, "training images shrink or grow by up to this share")
-    flip: bool = option(False, "training images are mirrored at random")
-    max_ratio: float = option(0.0, "training pairs whose lengths differ by more than this factor are left out; 0 = off")
+    valid: tuple[str, ...] = setting((), "validation corpora")
+    test: tuple[str, ...] = setting((), "test corpora, used by `regard evaluate` alone")
+    max_len: int = setting(256, "training pairs with more tokens than this on a side are left out (and counted)")
+    documents: str = setting(
+        "file",
+        "what one document of plain text is: file, line or blank (up to an empty line)",
+        choices=("file", "line", "blank"),
+    )
+    packing: str = setting(
+        "stream",
+        "rows of text: stream (windows of everything) or documents (kept apart)",
+        choices=("stream", "documents"),
+    )
+    noise: float = setting(
+        0.0, "share of tokens that pre-training hides; 0 = the task's own: 0.15, denoising 0.3", below=1
+    )
+    mean_span: float = setting(3.0, "tokens hidden at once, on average, by spans and denoising")
+    whole_words: bool = setting(False, "masked-lm: hide whole words, not pieces of them")
+    permute: bool = setting(True, "denoising: also shuffle the sentences")
+    text: str = setting(
+        "", "labelled data: the column of the text, by name or number (from 1); empty = the usual names"
+    )
+    pair: str = setting("", "labelled data: the column of a second text")
+    label: str = setting("", "labelled data: the column of the label")
+    image_size: int = setting(0, "images are scaled to this many pixels a side; 0 = as they are", most=1 << 14)
+    shift: int = setting(0, "training images move by up to this many pixels")
+    rotate: float = setting(0.0, "training images turn by up to this many degrees")
+    scale: float = setting(0.0, "training images shrink or grow by up to this share", below=1)
+    flip: bool = setting(False, "training images are mirrored at random")
+    max_ratio: float = setting(
+        0.0, "training pairs whose lengths differ by more than this factor are left out; 0 = off"
+    )
 
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    kind: str = option("bpe", "char, word, split (at white space alone), wordpiece, bpe, byte-bpe or unigram")
-    vocab_size: int = option(8000, "pieces in a vocabulary, special tokens included")
-    joint: bool = option(True, "one vocabulary for both languages, or one each")
-    nfc: bool = option(True, "bring Unicode into composed form (NFC)")
-    lowercase: bool = option(False, "lower-case everything")
-    file: str = option("", "take this tokenizer.json (or that of this run or model folder) instead of learning one")
-    extra: int = option(0, "more special tokens, <extra-0> and on; spans needs one for each gap (100 by default)")
-    tags: tuple[str, ...] = option((), "languages with a special token <to-...>; filled in from the directions of data")
-    dropout: float = option(0.0, "translation: chance that training undoes a merge of a piece (BPE-dropout: 0.1)")
+    kind: str = setting(
+        "bpe",
+        "char, word, split (at white space alone), wordpiece, bpe, byte-bpe or unigram",
+        choices=("char", "word", "split", "wordpiece", "bpe", "byte-bpe", "unigram"),
+    )
+    vocab_size: int = setting(8000, "pieces in a vocabulary, special tokens included", most=1 << 22)
+    joint: bool = setting(True, "one vocabulary for both languages, or one each")
+    nfc: bool = setting(True, "bring Unicode into composed form (NFC)")
+    lowercase: bool = setting(False, "lower-case everything")
+    file: str = setting("", "take this tokenizer.json (or that of this run or model folder) instead of learning one")
+    extra: int = setting(
+        0, "more special tokens, <extra-0> and on; spans needs one for each gap (100 by default)", most=1 << 16
+    )
+    tags: tuple[str, ...] = setting(
+        (), "languages with a special token <to-...>; filled in from the directions of data"
+    )
+    dropout: float = setting(
+        0.0, "translation: chance that training undoes a merge of a piece (BPE-dropout: 0.1)", below=1
+    )
+
+
+S = TypeVar("S")
+
+
+class Tables(Mapping[str, Any]):
+    """Settings of parts by the names of their tables: a mapping that never changes, so that configurations can be keys."""
+
+    def __init__(self, tables: Mapping[str, Any] | None = None) -> None:
+        self._tables = dict(tables or {})
+
+    def __getitem__(self, name: str) -> Any:
+        return self._tables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tables)
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._tables.items()))
+
+    def __repr__(self) -> str:
+        return f"Tables({self._tables!r})"
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    preset: str = option("transformer-small", "sizes and style to start from; `regard cost` lists them")
-    architecture: str = option("", "transformer, gpt, bert, vit, rnn, seq2seq, ...; empty = the preset's")
-    n_encoder_layers: int = option(0, "encoder blocks")
-    n_decoder_layers: int = option(0, "decoder blocks")
-    d_model: int = option(0, "width of the model")
-    n_heads: int = option(0, "attention heads; must divide d_model, unless d_head is given")
-    n_kv_heads: int = option(0, "heads of keys and values: 0 = n_heads, 1 = multi-query, between = grouped-query")
-    d_head: int = option(0, "width of a head; 0 = d_model / n_heads")
-    d_ff: int = option(0, "inner width of the feed-forward layers")
-    norm: str = option("pre", "where LayerNorm stands: pre (today) or post (the 2017 paper)")
-    parallel: bool = option(False, "attention and feed-forward side by side, x + attn(norm(x)) + ff(norm(x)): PaLM")
-    norm_kind: str = option("layer", "layer (LayerNorm) or rms (RMSNorm: no mean, no bias)")
-    norm_eps: float = option(1e-5, "added to the variance")
-    bias: bool = option(True, "biases in projections, feed-forward layers and LayerNorm")
-    activation: str = option("relu", "relu, gelu, gelu-tanh or silu")
-    gated: bool = option(False, "gated feed-forward layers: SwiGLU with silu, GEGLU with gelu")
-    scale_embeddings: bool = option(True, "embeddings times sqrt(d_model)")
-    embedding_norm: bool = option(False, "a norm on the embeddings, before the first block")
-    scale_logits: bool = option(False, "logits divided by sqrt(d_model): T5, whose tied embeddings are large")
-    head_bias: bool = option(False, "a bias for each piece of the vocabulary, added to its logit: Marian")
-    tie: str = option(
-        "all", "shared embeddings: none, decoder (input and output), inputs (encoder and decoder) or all of them"
+    """Sizes that parts share, and choices; the settings of the chosen parts are in `parts`, by the names of their tables."""
+
+    preset: str = setting("transformer-small", "sizes and style to start from; `regard cost` lists them")
+    architecture: str = setting("", "transformer, gpt, bert, vit, rnn, seq2seq, ...; empty = the preset's")
+    n_encoder_layers: int = setting(0, "encoder blocks", most=10_000)
+    n_decoder_layers: int = setting(0, "decoder blocks", most=10_000)
+    d_model: int = setting(0, "width of the model", most=1 << 20)
+    n_heads: int = setting(0, "attention heads; must divide d_model, unless d_head is given", most=1 << 16, of=BLOCKS)
+    n_kv_heads: int = setting(
+        0,
+        "heads of keys and values: 0 = n_heads, 1 = multi-query, between = grouped-query",
+        most=1 << 16,
+        of=BLOCKS,
     )
-    positions: str = option(
-        "sinusoidal",
-        "none, linear, sinusoidal, learned, shaw, t5, rope, yarn, alibi, kerple-log, kerple-power, fire or cope",
+    d_head: int = setting(0, "width of a head; 0 = d_model / n_heads", most=1 << 20, of=BLOCKS)
+    d_ff: int = setting(0, "inner width of the feed-forward layers", most=1 << 20, of=BLOCKS)
+    max_len: int = setting(1024, "longest input in tokens; longer ones are refused, never cut", least=1, most=1 << 24)
+    source_vocab: int = setting(0, "filled in from the tokenizer", most=1 << 24)
+    target_vocab: int = setting(0, "filled in from the tokenizer", most=1 << 24)
+    norm: str = setting(
+        "pre", "where LayerNorm stands: pre (today) or post (the 2017 paper)", choices=("pre", "post"), of=BLOCKS
     )
-    encoder_positions: str = option("", "another scheme for the encoder, or disentangled (DeBERTa); empty = the same")
-    cross_positions: str = option("none", "bias between target and source positions: none, t5, alibi or kerple-*")
-    position_base: float = option(10000.0, "base of the wavelengths of sinusoidal, rope and yarn")
-    rope_scaling: str = option("none", "rope beyond the trained length: none, linear or ntk")
-    rope_factor: float = option(1.0, "how many times the trained length rope scaling and yarn are for")
-    trained_len: int = option(1024, "yarn: the length the model was trained on")
-    yarn_slow: float = option(1.0, "yarn: hands turning less often than this in trained_len are interpolated")
-    yarn_fast: float = option(32.0, "yarn: hands turning more often than this are kept")
-    shaw_clip: int = option(16, "shaw: distances beyond this share one vector")
-    t5_buckets: int = option(32, "t5: buckets of distances")
-    t5_max_distance: int = option(128, "t5: distances beyond this share one bucket")
-    fire_width: int = option(32, "fire: hidden units of its network")
-    fire_threshold: float = option(512.0, "fire: L, below which positions are not stretched; its factor is learned")
-    cope_positions: int = option(0, "cope: learned positions; 0 = max_len")
-    disentangled_buckets: int = option(
-        256, "disentangled: buckets of distances on either side (DeBERTa 3); 0 = every distance its own (DeBERTa 1)"
+    parallel: bool = setting(
+        False, "attention and feed-forward side by side, x + attn(norm(x)) + ff(norm(x)): PaLM", of=BLOCKS
     )
-    disentangled_reach: int = option(512, "disentangled: distances from this on share a vector")
-    window: int = option(0, "self-attention sees this many tokens back (in an encoder also ahead); 0 = all")
-    mixer: str = option(
-        "attention", "what the blocks of a transformer or gpt mix tokens with: attention or convolution"
+    norm_kind: str = setting(
+        "layer", "layer (LayerNorm) or rms (RMSNorm: no mean, no bias)", choices=("layer", "rms"), of=BLOCKS
     )
-    kernel: int = option(3, "convolution: tokens it sees at once")
-    dilations: tuple[int, ...] = option((1,), "convolution: steps between those tokens, block by block, over and over")
-    cell: str = option("lstm", "rnn, lstm, gru, gru-cho (resets before its product), mut1, mut2 or mut3")
-    d_hidden: int = option(0, "width of recurrent layers")
-    bidirectional: bool = option(False, "recurrent layers that read: in both directions")
-    recurrent_norm: bool = option(False, "LayerNorm inside recurrent cells")
-    score: str = option(
+    norm_eps: float = setting(1e-5, "added to the variance", below=1, of=BLOCKS)
+    bias: bool = setting(True, "biases in projections, feed-forward layers and LayerNorm", of=BLOCKS)
+    activation: str = setting(
+        "relu",
+        "activation function of the feed-forward layers",
+        choices=("relu", "gelu", "gelu-tanh", "silu"),
+        of=BLOCKS,
+    )
+    scale_embeddings: bool = setting(True, "embeddings times sqrt(d_model)")
+    embedding_norm: bool = setting(False, "a norm on the embeddings, before the first block", of=BLOCKS)
+    scale_logits: bool = setting(False, "logits divided by sqrt(d_model): T5, whose tied embeddings are large")
+    head_bias: bool = setting(False, "a bias for each piece of the vocabulary, added to its logit: Marian")
+    tie: str = setting(
+        "all",
+        "shared embeddings: none, decoder (input and output), inputs (encoder and decoder) or all of them",
+        choices=("none", "decoder", "inputs", "all"),
+    )
+    positions: str = setting("sinusoidal", "how the model knows where a token stands", part="positions", of=BLOCKS)
+    encoder_positions: str = setting(
+        "", "another scheme for the encoder; empty = the same", choices=("",), part="positions", of=BLOCKS
+    )
+    cross_positions: str = setting(
+        "none", "bias between target and source positions: none, t5, alibi or kerple-*", part="positions", of=BLOCKS
+    )
+    mixer: tuple[str, ...] = setting(
+        ("attention",),
+        "what blocks mix tokens with: one part, or several that are repeated over the blocks",
+        part="mixer",
+        of=BLOCKS,
+    )
+    feedforward: str = setting("dense", "the feed-forward layer of a block", part="feedforward", of=BLOCKS)
+    cell: str = setting("lstm", "the cell of recurrent layers", part="cell", of=RECURRENT)
+    score: str = setting(
         "additive",
-        "seq2seq: how attention compares: additive, dot or general; without: none, or constant (a context for all steps)",
+        "how attention compares states with the source; without: none, or constant (one context for all steps)",
+        choices=("none", "constant"),
+        part="score",
+        of=ALIGNMENT,
     )
-    reverse_source: bool = option(False, "seq2seq: the source is read from its end")
-    patch_size: int = option(4, "pixels on a side of a patch")
-    image_channels: int = option(1, "1 = grey, 3 = colour")
-    answer: str = option(
-        "none", "what a head on top answers: none, row (a class or number a row) or token (a tag each)"
+    answer: str = setting(
+        "none",
+        "what a head on top answers: none, row (a class or number a row) or token (a tag each)",
+        choices=("none", "row", "token"),
     )
-    n_classes: int = option(0, "answers to choose from; filled in from the data")
-    absent: tuple[int, ...] = option((), "special tokens that an imported vocabulary does not have: never said")
-    token_types: int = option(0, "kinds of tokens with a vector each, such as BERT's two sentences; 0 = none")
-    max_len: int = option(1024, "longest input in tokens; longer ones are refused, never cut")
-    dropout: float = option(0.1, "on embeddings and on every sublayer's output")
-    attention_dropout: float = option(0.0, "on attention weights")
-    ff_dropout: float = option(0.0, "inside the feed-forward layers")
-    hidden_dropout: float = option(0.0, "between recurrent layers (dropout is on their embeddings)")
-    output_dropout: float = option(0.0, "on what the head of a recurrent model reads")
-    weight_dropout: float = option(0.0, "on the matrices from a recurrent layer to its next step: weight drop")
-    word_dropout: float = option(0.0, "recurrent models: on whole words of the vocabulary, a batch long")
-    variational: bool = option(True, "recurrent models: dropout takes the same numbers at all steps of a row")
-    source_vocab: int = option(0, "filled in from the tokenizer")
-    target_vocab: int = option(0, "filled in from the tokenizer")
+    n_classes: int = setting(0, "answers to choose from; filled in from the data", most=1 << 24)
+    absent: tuple[int, ...] = setting(
+        (), "special tokens that an imported vocabulary does not have: never said", most=1 << 24
+    )
+    token_types: int = setting(
+        0, "kinds of tokens with a vector each, such as BERT's two sentences; 0 = none", most=1 << 16, of=BLOCKS
+    )
+    dropout: float = setting(0.1, "on embeddings and on every sublayer's output", below=1)
+    attention_dropout: float = setting(0.0, "on attention weights", below=1, of=BLOCKS)
+    ff_dropout: float = setting(0.0, "inside the feed-forward layers", below=1, of=BLOCKS)
+    parts: Mapping[str, Any] = field(default=Tables())
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.parts, Tables):
+            object.__setattr__(self, "parts", Tables(self.parts))
+
+    def table(self, settings: type[S]) -> S:
+        """Return the settings of a table of architectures, such as RecurrentSettings; where there is none, its defaults."""
+        return self.named(settings.table)  # type: ignore[attr-defined,no-any-return]
+
+    def named(self, table: str) -> Any:
+        """Return the settings of the table `[model.TABLE]`, or its defaults where the configuration does not have it."""
+        found = self.parts.get(table)
+        return TABLES[table].settings() if found is None else found
+
+    def value(self, name: str) -> Any:
+        """Return a setting by its name in `[model]`, such as "d_model" or "rope.base"."""
+        table, _, key = name.rpartition(".")
+        return getattr(self.named(table) if table else self, key)
+
+    def positions_at(self, side: str) -> str:
+        """Return the position scheme of an encoder, a decoder, or the cross-attention between them."""
+        names = {"encoder": self.encoder_positions or self.positions, "cross": self.cross_positions}
+        return names.get(side, self.positions)
+
+
+TAKEN.update(f.name for f in fields(ModelConfig))
+
+
+@register_table("recurrent", RECURRENT)
+@dataclass(frozen=True)
+class RecurrentSettings:
+    """Layers of recurrent cells."""
+
+    d_hidden: int = setting(0, "width of recurrent layers; 0 = the preset's", most=1 << 20)
+    bidirectional: bool = setting(False, "layers that read: in both directions")
+    norm: bool = setting(False, "LayerNorm inside the cells")
+    variational: bool = setting(True, "dropout takes the same numbers at all steps of a row")
+    hidden_dropout: float = setting(0.0, "between layers (model.dropout is on their embeddings)", below=1)
+    output_dropout: float = setting(0.0, "on what the head reads", below=1)
+    weight_dropout: float = setting(0.0, "on the matrices from a layer to its next step: weight drop", below=1)
+    word_dropout: float = setting(0.0, "on whole words of the vocabulary, a batch long", below=1)
+
+
+@register_table("seq2seq", ALIGNMENT)
+@dataclass(frozen=True)
+class Seq2SeqSettings:
+    """Recurrent encoder-decoders."""
+
+    reverse_source: bool = setting(False, "the source is read from its end")
+
+
+@register_table("vit", IMAGES)
+@dataclass(frozen=True)
+class ViTSettings:
+    """Vision transformers."""
+
+    patch_size: int = setting(4, "pixels on a side of a patch", least=1, most=1 << 14)
+    image_channels: int = setting(1, "1 = grey, 3 = colour", least=1, most=1 << 14)
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    init: str = option("", "begin with the weights and vocabulary of this run or model folder (fine-tuning)")
-    vectors: str = option("", "begin the embeddings with these word vectors, a file or folder as wide as model.d_model")
-    auxiliary: float = option(0.0, "classification with gpt or rnn: weight of the language-model loss (GPT: 0.5)")
-    steps: int = option(10000, "optimizer steps")
-    batch_tokens: int = option(4096, "padded target tokens in a batch")
-    accumulate: int = option(1, "batches per optimizer step")
-    bptt: int = option(0, "rnn: tokens a batch goes on for, beyond which nothing is learned back; 0 = model.max_len")
-    carry: bool = option(True, "rnn on a stream of text: each batch goes on with the state that the one before left")
-    activity: float = option(0.0, "rnn: weight of the mean square of what the last layer gives (AR; AWD-LSTM: 2)")
-    slowness: float = option(0.0, "rnn: the same of its changes from step to step (TAR; AWD-LSTM: 1)")
-    lr: float = option(1e-3, "peak learning rate")
-    schedule: str = option("inverse-sqrt", "after warm-up: inverse-sqrt, cosine, linear or constant")
-    warmup: int = option(1000, "steps of linear warm-up")
-    optimizer: str = option(
-        "adamw", "adamw, or muon for the matrices inside blocks (AdamW for all else, at one train.lr)"
+    init: str = setting("", "begin with the weights and vocabulary of this run or model folder (fine-tuning)")
+    vectors: str = setting(
+        "", "begin the embeddings with these word vectors, a file or folder as wide as model.d_model"
     )
-    beta1: float = option(0.9, "AdamW's first momentum")
-    beta2: float = option(0.98, "AdamW's second momentum")
-    weight_decay: float = option(0.0, "on matrices; never on biases, norms and embeddings")
-    clip: float = option(1.0, "largest gradient norm; 0 = off")
-    label_smoothing: float = option(0.1, "probability mass spread over the whole vocabulary")
-    z_loss: float = option(0.0, "weight of (log Z)^2 of tokens, which keeps logits from drifting (PaLM: 1e-4); 0 = off")
-    r_drop: float = option(
+    auxiliary: float = setting(0.0, "classification with gpt or rnn: weight of the language-model loss (GPT: 0.5)")
+    steps: int = setting(10000, "optimizer steps", least=1)
+    batch_tokens: int = setting(4096, "padded target tokens in a batch", least=1)
+    accumulate: int = setting(1, "batches per optimizer step", least=1)
+    bptt: int = setting(0, "rnn: tokens a batch goes on for, beyond which nothing is learned back; 0 = model.max_len")
+    carry: bool = setting(True, "rnn on a stream of text: each batch goes on with the state that the one before left")
+    activity: float = setting(0.0, "rnn: weight of the mean square of what the last layer gives (AR; AWD-LSTM: 2)")
+    slowness: float = setting(0.0, "rnn: the same of its changes from step to step (TAR; AWD-LSTM: 1)")
+    lr: float = setting(1e-3, "peak learning rate", above=0)
+    schedule: str = setting(
+        "inverse-sqrt",
+        "after warm-up: inverse-sqrt, cosine, linear or constant",
+        choices=("inverse-sqrt", "cosine", "linear", "constant"),
+    )
+    warmup: int = setting(1000, "steps of linear warm-up")
+    optimizer: str = setting(
+        "adamw",
+        "adamw, or muon for the matrices inside blocks (AdamW for all else, at one train.lr)",
+        choices=("adamw", "muon"),
+    )
+    beta1: float = setting(0.9, "AdamW's first momentum", below=1)
+    beta2: float = setting(0.98, "AdamW's second momentum", below=1)
+    weight_decay: float = setting(0.0, "on matrices; never on biases, norms and embeddings")
+    clip: float = setting(1.0, "largest gradient norm; 0 = off")
+    label_smoothing: float = setting(0.1, "probability mass spread over the whole vocabulary", below=1)
+    z_loss: float = setting(
+        0.0, "weight of (log Z)^2 of tokens, which keeps logits from drifting (PaLM: 1e-4); 0 = off"
+    )
+    r_drop: float = setting(
         0.0, "weight of R-Drop, which trains two dropped-out readings to agree (5 is usual); 0 = off"
     )
-    seed: int = option(0, "of weights, dropout and data order")
-    log_every: int = option(50, "steps between lines of metrics")
-    valid_every: int = option(500, "steps between validations")
-    save_every: int = option(500, "steps between checkpoints")
-    keep: int = option(3, "checkpoints kept beside the best one")
-    average: int = option(1, "the final model is the mean of this many last checkpoints; 1 = the best checkpoint")
-    metric: str = option("loss", "what 'best' and early stopping look at: loss, bleu, accuracy, f1, ...")
-    patience: int = option(0, "stop after this many validations without a better one; 0 = never")
-    samples: int = option(3, "translations shown at each validation")
-    valid_sentences: int = option(0, "decode at most this many validation sentences of each direction; 0 = all")
-    device: str = option("auto", "auto, cpu, cuda or cuda:N")
-    precision: str = option("auto", "auto (bf16 on a GPU, else fp32), fp32 or bf16")
-    weights: str = option("fp32", "fp32, or bf16: weights, gradients and moments in half the memory, rounded at random")
-    recompute: bool = option(
+    seed: int = setting(0, "of weights, dropout and data order", most=1 << 62)
+    log_every: int = setting(50, "steps between lines of metrics", least=1)
+    valid_every: int = setting(500, "steps between validations", least=1)
+    save_every: int = setting(500, "steps between checkpoints", least=1)
+    keep: int = setting(3, "checkpoints kept beside the best one")
+    average: int = setting(
+        1, "the final model is the mean of this many last checkpoints; 1 = the best checkpoint", least=1
+    )
+    metric: str = setting(
+        "loss",
+        "what 'best' and early stopping look at: loss, bleu, accuracy, f1, ...",
+        choices=("loss", "bleu", "accuracy", "f1", "matthews", "pearson", "spearman"),
+    )
+    patience: int = setting(0, "stop after this many validations without a better one; 0 = never")
+    samples: int = setting(3, "translations shown at each validation")
+    valid_sentences: int = setting(0, "decode at most this many validation sentences of each direction; 0 = all")
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N")
+    precision: str = setting("auto", "auto (bf16 on a GPU, else fp32), fp32 or bf16", choices=("auto", "fp32", "bf16"))
+    weights: str = setting(
+        "fp32",
+        "fp32, or bf16: weights, gradients and moments in half the memory, rounded at random",
+        choices=("fp32", "bf16"),
+    )
+    recompute: bool = setting(
         False, "keep only what enters each block and compute the rest again: less memory, more time"
     )
-    compile: bool = option(True, "compile the training step on a GPU")
-    threads: int = option(0, "CPU threads; 0 = OMP_NUM_THREADS, or all cores")
+    compile: bool = setting(True, "compile the training step on a GPU")
+    threads: int = setting(0, "CPU threads; 0 = OMP_NUM_THREADS, or all cores")
 
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    beam: int = option(4, "beam width; 1 = greedy")
-    nbest: int = option(1, "translations returned for each sentence")
-    length_penalty: float = option(1.0, "a: a hypothesis y scores log p(y) / |y|^a, |y| counting its end token")
-    min_len: int = option(0, "tokens before the end token is allowed")
-    max_len_a: float = option(2.0, "at most a * source length + b tokens ...")
-    max_len_b: int = option(20, "... and never more than the model's max_len")
-    stop: str = option(
-        "likely", "end a sentence when no open hypothesis beats the kept ones: likely (now) or proven (ever)"
+    beam: int = setting(4, "beam width; 1 = greedy", most=1 << 16)
+    nbest: int = setting(1, "translations returned for each sentence", most=1 << 16)
+    length_penalty: float = setting(
+        1.0, "a: a hypothesis y scores log p(y) / |y|^a, |y| counting its end token", least=-math.inf
     )
-    temperature: float = option(0.0, "above 0: sample instead of searching")
-    top_k: int = option(0, "sample among the k likeliest tokens; 0 = all")
-    top_p: float = option(1.0, "sample among the likeliest tokens that hold this much probability")
-    min_p: float = option(0.0, "sample among tokens at least this many times as likely as the likeliest; 0 = all")
-    repetition_penalty: float = option(1.0, "above 1: tokens already said (or in the prompt) lose; no beam; 1 = off")
-    max_new_tokens: int = option(256, "language models: tokens written after a prompt, at most")
-    stop_strings: tuple[str, ...] = option((), "language models: end before the first of these in the text")
-    seed: int = option(0, "of the samples; sentence i uses seed + i, whatever its batch")
-    batch_tokens: int = option(0, "padded source tokens x beam decoded at a time; 0 = 8,192 on a CPU, 131,072 on a GPU")
-    shortlist: bool = option(False, "choose among the pieces that go with each source (`regard shortlist`); on a CPU")
+    min_len: int = setting(0, "tokens before the end token is allowed", most=1 << 24)
+    max_len_a: float = setting(2.0, "at most a * source length + b tokens ...")
+    max_len_b: int = setting(20, "... and never more than the model's max_len", most=1 << 24)
+    stop: str = setting(
+        "likely",
+        "end a sentence when no open hypothesis beats the kept ones: likely (now) or proven (ever)",
+        choices=("likely", "proven"),
+    )
+    temperature: float = setting(0.0, "above 0: sample instead of searching")
+    top_k: int = setting(0, "sample among the k likeliest tokens; 0 = all", most=1 << 24)
+    top_p: float = setting(1.0, "sample among the likeliest tokens that hold this much probability")
+    min_p: float = setting(0.0, "sample among tokens at least this many times as likely as the likeliest; 0 = all")
+    repetition_penalty: float = setting(1.0, "above 1: tokens already said (or in the prompt) lose; no beam; 1 = off")
+    max_new_tokens: int = setting(256, "language models: tokens written after a prompt, at most", most=1 << 24)
+    stop_strings: tuple[str, ...] = setting((), "language models: end before the first of these in the text")
+    seed: int = setting(0, "of the samples; sentence i uses seed + i, whatever its batch", most=1 << 62)
+    batch_tokens: int = setting(
+        0, "padded source tokens x beam decoded at a time; 0 = 8,192 on a CPU, 131,072 on a GPU"
+    )
+    shortlist: bool = setting(False, "choose among the pieces that go with each source (`regard shortlist`); on a CPU")
 
 
 @dataclass(frozen=True)
 class VectorsConfig:
     """Of `regard vectors train`, as its options; the defaults are those of the original word2vec program."""
 
-    model: str = option("skipgram", "skipgram, or cbow: one prediction from the mean of the window")
-    loss: str = option("negative", "negative (sampling), hierarchical (a Huffman tree) or softmax (small vocabularies)")
-    dim: int = option(100, "numbers in a vector")
-    window: int = option(5, "words on each side, at most")
-    shrink_windows: bool = option(True, "draw each window's reach from 1 to the window, so that near words weigh more")
-    negatives: int = option(5, "words drawn as noise for each prediction")
-    noise_power: float = option(0.75, "noise is drawn by count to this power")
-    min_count: int = option(5, "rarer words are taken out before windows are made")
-    max_vocab: int = option(0, "keep this many of the most frequent words; 0 = all")
-    lowercase: bool = option(False, "lower-case the text")
-    subsample: float = option(1e-3, "words above this share of the text are dropped at random; 0 = off")
-    subsample_rule: str = option("word2vec", "a word stays with sqrt(t/f) + t/f (word2vec) or sqrt(t/f) (paper)")
-    epochs: int = option(5, "times the text is read")
-    lr: float = option(0.0, "learning rate at the start; 0 = 0.025, and 0.05 for cbow")
-    min_lr_share: float = option(1e-4, "the learning rate falls in a line, never below this share of the first")
-    spread: float = option(
+    model: str = setting(
+        "skipgram", "skipgram, or cbow: one prediction from the mean of the window", choices=("skipgram", "cbow")
+    )
+    loss: str = setting(
+        "negative",
+        "negative (sampling), hierarchical (a Huffman tree) or softmax (small vocabularies)",
+        choices=("negative", "hierarchical", "softmax"),
+    )
+    dim: int = setting(100, "numbers in a vector", least=1, most=1 << 16)
+    window: int = setting(5, "words on each side, at most", least=1)
+    shrink_windows: bool = setting(True, "draw each window's reach from 1 to the window, so that near words weigh more")
+    negatives: int = setting(5, "words drawn as noise for each prediction")
+    noise_power: float = setting(0.75, "noise is drawn by count to this power")
+    min_count: int = setting(5, "rarer words are taken out before windows are made", least=1)
+    max_vocab: int = setting(0, "keep this many of the most frequent words; 0 = all")
+    lowercase: bool = setting(False, "lower-case the text")
+    subsample: float = setting(1e-3, "words above this share of the text are dropped at random; 0 = off")
+    subsample_rule: str = setting(
+        "word2vec", "a word stays with sqrt(t/f) + t/f (word2vec) or sqrt(t/f) (paper)", choices=("word2vec", "paper")
+    )
+    epochs: int = setting(5, "times the text is read", least=1)
+    lr: float = setting(0.0, "learning rate at the start; 0 = 0.025, and 0.05 for cbow")
+    min_lr_share: float = setting(1e-4, "the learning rate falls in a line, never below this share of the first")
+    spread: float = setting(
         0.5, "vectors begin evenly within +-spread / dim: 0.5 as in the original program, 1 in gensim"
     )
-    cbow_gradient: str = option("whole", "each word of a window gets the whole gradient, or it divided by their number")
-    threads: int = option(0, "CPU threads, which do not wait for each other; 0 = all cores")
-    seed: int = option(0, "of everything drawn; one thread with the same seed gives the same vectors")
-    device: str = option("auto", "cpu, or a GPU: cuda or cuda:N; auto = cpu")
-    batch: int = option(0, "on a GPU, windows that are worked on at once; 0 = 512, and 256 for hierarchical")
+    cbow_gradient: str = setting(
+        "whole",
+        "each word of a window gets the whole gradient, or it divided by their number",
+        choices=("whole", "divided"),
+    )
+    threads: int = setting(0, "CPU threads, which do not wait for each other; 0 = all cores")
+    seed: int = setting(0, "of everything drawn; one thread with the same seed gives the same vectors", most=1 << 62)
+    device: str = setting("auto", "cpu, or a GPU: cuda or cuda:N; auto = cpu")
+    batch: int = setting(0, "on a GPU, windows that are worked on at once; 0 = 512, and 256 for hierarchical")
 
 
 TASKS = (
@@ -255,8 +403,8 @@ TASKS = (
 
 @dataclass(frozen=True)
 class Config:
-    name: str = option("run", "the run's folder is runs/NAME")
-    task: str = option("translation", f"what is learned: {', '.join(TASKS)}")
+    name: str = setting("run", "the run's folder is runs/NAME")
+    task: str = setting("translation", f"what is learned: {', '.join(TASKS)}", choices=TASKS)
     data: DataConfig = field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -283,65 +431,7 @@ def name_fault(name: str) -> str | None:
     return None if len(name.encode()) <= NAME_BYTES else f"must have at most {NAME_BYTES} bytes in UTF-8"
 
 
-POSITIONS = (
-    *("none", "linear", "sinusoidal", "learned", "shaw", "t5", "rope", "yarn"),
-    *("alibi", "kerple-log", "kerple-power", "fire", "cope"),
-)
-CHOICES = {
-    "task": TASKS,
-    "tokenizer.kind": ("char", "word", "split", "wordpiece", "bpe", "byte-bpe", "unigram"),
-    "model.mixer": ("attention", "convolution"),
-    "model.cell": ("rnn", "lstm", "gru", "gru-cho", "mut1", "mut2", "mut3"),
-    "model.score": ("none", "constant", "additive", "dot", "general"),
-    "model.answer": ("none", "row", "token"),
-    "model.norm": ("pre", "post"),
-    "model.norm_kind": ("layer", "rms"),
-    "model.activation": ("relu", "gelu", "gelu-tanh", "silu"),
-    "model.tie": ("none", "decoder", "inputs", "all"),
-    "model.positions": POSITIONS,
-    "model.encoder_positions": ("", *POSITIONS, "disentangled"),
-    "model.cross_positions": POSITIONS,
-    "model.rope_scaling": ("none", "linear", "ntk"),
-    "train.schedule": ("inverse-sqrt", "cosine", "linear", "constant"),
-    "train.metric": ("loss", "bleu", "accuracy", "f1", "matthews", "pearson", "spearman"),
-    "data.documents": ("file", "line", "blank"),
-    "data.packing": ("stream", "documents"),
-    "train.precision": ("auto", "fp32", "bf16"),
-    "train.optimizer": ("adamw", "muon"),
-    "train.weights": ("fp32", "bf16"),
-    "decode.stop": ("likely", "proven"),
-    "vectors.model": ("skipgram", "cbow"),
-    "vectors.loss": ("negative", "hierarchical", "softmax"),
-    "vectors.subsample_rule": ("word2vec", "paper"),
-    "vectors.cbow_gradient": ("whole", "divided"),
-}
-
-# Ranges: every number is at least 0, except these.
-SIGNED = {"decode.length_penalty"}
-AT_LEAST_ONE = {f"train.{name}" for name in ("steps", "batch_tokens", "accumulate", "average")} | {
-    f"train.{name}_every" for name in ("log", "valid", "save")
-}
-AT_LEAST_ONE |= {f"vectors.{name}" for name in ("dim", "window", "min_count", "epochs")}
-BELOW_ONE = {"data.noise", "data.scale", "tokenizer.dropout", "train.beta1", "train.beta2", "train.label_smoothing"}
-BELOW_ONE |= {"model.norm_eps"}
-
-# Maxima of whole numbers, far above every model that exists: a larger value is a mistake, and would fill the memory before
-# anything else could say so. Numbers without one of their own are at most LARGEST.
+# Maxima of whole numbers are far above every model that exists: a larger value is a mistake, and would fill the memory
+# before anything else could say so. Numbers without a maximum of their own are at most LARGEST.
 LARGEST = (1 << 31) - 1
-AT_MOST: dict[str, int] = {
-    **{f"model.n_{side}_layers": 10_000 for side in ("encoder", "decoder")},
-    **{f"model.{name}": 1 << 20 for name in ("d_model", "d_ff", "d_head", "d_hidden", "fire_width")},
-    **{f"model.{name}": 1 << 16 for name in ("n_heads", "n_kv_heads", "token_types", "kernel", "dilations")},
-    **{f"model.{name}": 1 << 14 for name in ("patch_size", "image_channels")},
-    **{
-        f"model.{name}": 1 << 24
-        for name in ("source_vocab", "target_vocab", "n_classes", "absent", "max_len", "window")
-    },
-    **{f"model.{name}": 1 << 24 for name in ("trained_len", "cope_positions", "t5_max_distance", "disentangled_reach")},
-    **{f"model.{name}": 1 << 20 for name in ("shaw_clip", "t5_buckets", "disentangled_buckets")},
-    **{f"decode.{name}": 1 << 24 for name in ("min_len", "max_len_b", "max_new_tokens", "top_k")},
-    **{f"decode.{name}": 1 << 16 for name in ("beam", "nbest")},
-    **{f"{section}.seed": 1 << 62 for section in ("train", "decode", "vectors")},
-    **{"tokenizer.vocab_size": 1 << 22, "tokenizer.extra": 1 << 16, "data.image_size": 1 << 14, "vectors.dim": 1 << 16},
-}
 LARGEST_TABLE = 1 << 28  # numbers in a table that follows from sizes alone, such as that of sinusoidal positions: 1 GiB

@@ -17,7 +17,7 @@ from torch import nn
 import regard
 from regard import folder, pretrained, recipes
 from regard.api import ANSWERS, model_settings
-from regard.config import POSITIONS, Config, ModelConfig
+from regard.config import Config, ModelConfig
 from regard.data.shards import cache_folder
 from regard.device import cores, describe, peak_flops, pick_device, pick_precision
 from regard.errors import RegardError
@@ -26,11 +26,12 @@ from regard.layers.alignment import Attentive
 from regard.layers.cells import Cell
 from regard.layers.choice import Situation, choose
 from regard.layers.masks import FULL, window
+from regard.layers.positions import schemes_for
 from regard.layers.recurrent import Recurrent
-from regard.layers.schemes import scheme_at
 from regard.layers.stack import Stack
 from regard.models import gpt
 from regard.models.architectures import make_model
+from regard.registry import help_of
 
 LIBRARIES = (
     "torch",
@@ -101,7 +102,7 @@ def explain(target: Path | None, settings: Mapping[str, Any], device: str, lengt
             model = make_model(replace(config, n_classes=max(1, config.n_classes)))  # classes come with the data
             return explain_model(model, device, length or config.max_len)
         config = built({"model": {"preset": "gpt-small"}}, settings).model
-        names = [config.positions] if "model.positions" in settings else POSITIONS
+        names = [config.positions] if "model.positions" in settings else schemes_for(config, "decoder")
         models = (gpt.GPT(replace(config, positions=name)) for name in names)
         return [row for model in models for row in explain_model(model, device, length or 4096)]
 
@@ -126,12 +127,12 @@ def block_rows(stack: Stack, i: int, place: str, config: ModelConfig, device: st
     mixer = stack.mixers[i]
     mask = window(stack.mask, getattr(mixer, "window", 0))
     training = Situation(device, length, True, mask, scheme, stack.d_head, stack.attention_dropout, keys=length)  # type: ignore[arg-type]
-    rows = two_rows("self", scheme_at(config, place), training, place == "encoder")
+    rows = two_rows("self", config.positions_at(place), training, place == "encoder")
     if not mixer.attends:
-        rows = [replace(row, kernel="product", why=mixer.__doc__.split("\n")[0], fast=True) for row in rows]
+        rows = [replace(row, kernel="product", why=help_of(type(mixer)), fast=True) for row in rows]
     if "cross" in stack.blocks[i].sublayers:  # type: ignore[operator]
         cross = replace(training, own=False, mask=FULL, scheme=stack.cross_scheme)
-        rows += two_rows("cross", scheme_at(config, "cross"), cross, reads=False)
+        rows += two_rows("cross", config.positions_at("cross"), cross, reads=False)
     return rows
 
 
@@ -211,8 +212,7 @@ def recipe_of(target: Path, settings: Mapping[str, Any]) -> Config:
 
 def built(values: dict[str, Any], settings: Mapping[str, Any]) -> Config:
     """With the style of the preset where nothing is said, and the answers that its task asks for."""
-    values = recipes.override(values, settings)
-    config = recipes.build({**values, "model": model_settings(values)}, Config)
+    config = recipes.build({**recipes.override(values, settings), "model": model_settings(values, settings)}, Config)
     return replace(config, model=replace(config.model, answer=ANSWERS.get(config.task, config.model.answer)))
 
 

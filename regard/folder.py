@@ -43,13 +43,13 @@ from regard.models.weights import (
     shapes_in,
     weights_of,
 )
-from regard.recipes import build, shown
+from regard.recipes import build, fields_of, shown, to_dict
 from regard.text.detect import Profiles
 from regard.text.frame import OWN, Frame
 from regard.text.tokenizer import FILES as TOKENIZER_FILES
 from regard.text.tokenizer import Tokenizers
 
-FORMAT = 1
+FORMAT = 2
 LANGUAGES = "languages.json"
 FILES = (  # and the manifest
     *("config.json", "README.md", "model.safetensors", shortlist.FILE, LANGUAGES),
@@ -103,7 +103,7 @@ def save(folder: Path, bundle: Bundle, card: str, small: bool = False, own: Coll
         "pooling": bundle.pooling,
         "pixels": bundle.pixels,
         "origin": bundle.origin,
-        "model": asdict(bundle.config),
+        "model": to_dict(bundle.config),
         "decode": asdict(bundle.decode),
     }
     with new_folder(folder, own) as draft:
@@ -191,8 +191,8 @@ def _resolved(table: dict[str, Any], folder: Path) -> ModelConfig:
     """Return the sizes of a saved model, none of which may be left to its preset."""
     config = build(table, ModelConfig, "model.")
     sizes = resolve(config)
-    for name, value in table.items():
-        if value == 0 and getattr(sizes, name) != getattr(config, name) and name not in DERIVED:
+    for name in fields_of(ModelConfig):
+        if table.get(name) == 0 and getattr(sizes, name) != getattr(config, name) and name not in DERIVED:
             raise RegardError(f"{folder / 'config.json'} has model.{name} 0, which is no size: copy the folder anew")
     return sizes
 
@@ -228,7 +228,7 @@ def foreign(folder: Path) -> bool:
 def settings(path: Path) -> dict[str, Any]:
     """The `[model]` table of the model that a user means by `path`."""
     folder = find(path)
-    return asdict(load(folder, torch.device("cpu")).config) if foreign(folder) else dict(read_config(folder)["model"])
+    return to_dict(load(folder, torch.device("cpu")).config) if foreign(folder) else dict(read_config(folder)["model"])
 
 
 def _load_tokenizers(folder: Path, config: ModelConfig) -> Tokenizers | None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from regard import folder
+from regard.config import ViTSettings
 from regard.data.images import read_picture
 from regard.data.labelled import CONTINUES, tags_to_pieces
 from regard.device import pick_device
@@ -107,10 +108,10 @@ class Labeller:
         return answers
 
     def _pictures(self, paths: list[Path]) -> list[Answer]:
-        config = self.bundle.config
-        side = round((config.max_len - 1) ** 0.5) * config.patch_size  # of an imported model, whose images are square
+        config, own = self.bundle.config, self.bundle.config.table(ViTSettings)
+        side = round((config.max_len - 1) ** 0.5) * own.patch_size  # of an imported model, whose images are square
         height, width = map(int, self.bundle.pixels.get("size", (side, side)))
-        pixels = np.stack([read_picture(path, height, width, config.image_channels) for path in paths])
+        pixels = np.stack([read_picture(path, height, width, own.image_channels) for path in paths])
         logits = images.answers(self.model, pixels, self.bundle.pixels, self.device, torch.float32, lambda: None)
         return [self._chosen(row) for row in logits.numpy()]
 

@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from regard.config import AT_LEAST_ONE, AT_MOST, BELOW_ONE, CHOICES, LARGEST, SIGNED, Config
+from regard.config import LARGEST, Config, ModelConfig
 from regard.errors import RegardError
 from regard.files import read_text, shortened
+from regard.registry import PARTS, TABLES, choose, chosen
 
 C = TypeVar("C")
 
@@ -39,17 +40,68 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def build(values: Mapping[str, Any], cls: type[C], where: str = "") -> C:
-    """Nested dictionaries -> a checked dataclass. Missing keys keep their defaults."""
-    hints = get_type_hints(cls)
-    known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    built = {}
+    """Nested dictionaries -> a checked dataclass. Missing keys keep their defaults.
+
+    A table of a part, such as `[model.yarn]`, is refused where the model does not have that part.
+    """
+    hints, known = get_type_hints(cls), fields_of(cls)
+    built: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{where}{key}"
+        if cls is ModelConfig and key in TABLES:
+            continue
         if key not in known:
             raise RegardError(_unknown(name))
         table = isinstance(value, Mapping) and dataclasses.is_dataclass(hints[key])
-        built[key] = build(value, hints[key], f"{name}.") if table else _cast(value, hints[key], name)
+        built[key] = build(value, hints[key], f"{name}.") if table else _cast(value, hints[key], name, known[key])  # type: ignore[arg-type]
+    if cls is ModelConfig:
+        built["parts"] = _build_tables({k: v for k, v in values.items() if k in TABLES}, built, where)
     return cls(**built)
+
+
+def fields_of(cls: Any) -> dict[str, dataclasses.Field[Any]]:
+    """Return the settings that a dataclass declares, by name; the tables of a model's parts are none of its own."""
+    return {f.name: f for f in dataclasses.fields(cls) if not (f.name == "parts" and issubclass(cls, ModelConfig))}
+
+
+def _build_tables(given: Mapping[str, Any], built: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the tables of settings that were given for parts of a model, by name; those of other parts are refused."""
+    names = chosen({**MODEL_DEFAULTS, **built})
+    for name, table in given.items():
+        if not isinstance(table, Mapping):
+            raise RegardError(f"'{where}{name}' is a table of settings, [{where}{name}], not {shown(table)}")
+        if name not in names:
+            raise RegardError(f"[{where}{name}] would do nothing here: {choose(name, built.get('architecture', ''))}")
+    return {name: build(table, TABLES[name].settings, f"{where}{name}.") for name, table in given.items()}
+
+
+MODEL_DEFAULTS = {name: f.default for name, f in fields_of(ModelConfig).items()}
+
+
+def over(base: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `[model]` table that `model` makes of another, table by table.
+
+    A table that only `base` has is left out where `model` chooses another part in its place: nobody asks for it any more.
+    """
+    merged = {**base, **model}
+    for name in TABLES:
+        tables = [table.get(name, {}) for table in (base, model)]
+        if all(isinstance(table, Mapping) for table in tables) and (tables[0] or name in model):
+            merged[name] = {**tables[0], **tables[1]}
+    before, after = (chosen({**MODEL_DEFAULTS, **table}) for table in (base, merged))
+    gone = [name for name in before if name not in after and name not in model]
+    return {key: value for key, value in merged.items() if key not in gone}
+
+
+def check_values(config: Any, where: str = "") -> None:
+    """Refuse a value outside of its range, in a configuration that was not built from a recipe."""
+    for name, f in fields_of(type(config)).items():
+        value = getattr(config, name)
+        wrong = _outside(value, f)
+        if wrong:
+            raise RegardError(f"'{where}{name}' must be {wrong}, not {shown(value)}")
+    for name, table in getattr(config, "parts", {}).items():
+        check_values(table, f"{where}{name}.")
 
 
 def override(values: dict[str, Any], dotted: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,52 +121,87 @@ def override(values: dict[str, Any], dotted: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
+def nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"rope.base": 1e6}` -> `{"rope": {"base": 1e6}}`."""
+    return override({}, dotted)
+
+
 def flatten(config: Any, where: str = "") -> Iterator[tuple[str, Any, str]]:
-    """(dotted name, value, help) of every setting, in order of declaration."""
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
+    """(dotted name, value, help) of every setting, in order of declaration; those of a model's parts after its own."""
+    for name, f in fields_of(type(config)).items():
+        value = getattr(config, name)
         if dataclasses.is_dataclass(value):
-            yield from flatten(value, f"{where}{f.name}.")
+            yield from flatten(value, f"{where}{name}.")
         else:
-            yield f"{where}{f.name}", value, f.metadata["help"]
+            yield f"{where}{name}", value, f.metadata["help"]
+    for name, table in getattr(config, "parts", {}).items():
+        yield from flatten(table, f"{where}{name}.")
 
 
 def differences(a: Config, b: Config) -> list[str]:
-    """The dotted names of settings in which two configurations differ."""
-    return [name for (name, x, _), (_, y, _) in zip(flatten(a), flatten(b), strict=True) if x != y]
+    """The dotted names of settings in which two configurations differ, those that only one of them has included."""
+    old, new = ({name: value for name, value, _ in flatten(config)} for config in (a, b))
+    return [name for name in {**old, **new} if name not in old or name not in new or old[name] != new[name]]
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Return a configuration as nested dictionaries, as `build` reads them: the settings of parts are tables."""
+    made = {name: getattr(config, name) for name in fields_of(type(config))}
+    made |= getattr(config, "parts", {})
+    return {name: to_dict(value) if dataclasses.is_dataclass(value) else value for name, value in made.items()}
+
+
+def changed(config: ModelConfig, **settings: Any) -> ModelConfig:
+    """Return a model's configuration with other settings, those of its parts included: `changed(c, rope={"base": 5e5})`.
+
+    Names may be dotted: `changed(c, **{"rope.base": 5e5})`.
+    """
+    return build(over(to_dict(config), nested(settings)), ModelConfig, "model.")
 
 
 def to_toml(config: Config) -> str:
-    lines = [f"{name} = {_toml_value(getattr(config, name))}" for name in ("name", "task")]
-    for f in dataclasses.fields(config):
-        table = getattr(config, f.name)
-        if dataclasses.is_dataclass(table):
-            lines += ["", f"[{f.name}]"]
-            lines += [f"{g.name} = {_toml_value(getattr(table, g.name))}" for g in dataclasses.fields(table)]
-    return "\n".join(lines) + "\n"
+    return "\n".join(_toml_lines(to_dict(config))) + "\n"
+
+
+def _toml_lines(values: Mapping[str, Any], where: str = "") -> Iterator[str]:
+    yield from (f"{name} = {_toml_value(value)}" for name, value in values.items() if not isinstance(value, Mapping))
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from ("", f"[{where}{name}]")
+            yield from _toml_lines(value, f"{where}{name}.")
 
 
 def _toml_value(value: Any) -> str:
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
 
 
+def every_setting() -> Iterator[tuple[str, Any, str]]:
+    """(dotted name, default, help) of all settings there are, those of all tables of parts included."""
+    yield from flatten(Config())
+    for name, table in TABLES.items():
+        yield from flatten(table.settings(), f"model.{name}.")
+
+
 def _unknown(name: str) -> str:
-    valid = [known for known, _, _ in flatten(Config())]
+    valid = [known for known, _, _ in every_setting()]
     key = name.rsplit(".", 1)[-1]
     elsewhere = [known for known in valid if known.endswith(f".{key}")]
-    near = elsewhere or difflib.get_close_matches(name, valid, n=1)
+    near = difflib.get_close_matches(
+        name, elsewhere or [*valid, *(f"model.{table}" for table in TABLES)], n=1, cutoff=0.8
+    )
+    near = near or elsewhere
     hint = f"did you mean '{near[0]}'?" if near else "`regard settings` lists them all"
     return f"unknown setting '{name}': {hint}"
 
 
-def _cast(value: Any, hint: Any, name: str) -> Any:
+def _cast(value: Any, hint: Any, name: str, f: dataclasses.Field[Any]) -> Any:
     """A TOML value or a command-line string, as the declared type."""
     try:
         cast = _cast_to(value, hint)
     except (TypeError, ValueError, OverflowError, RecursionError):
         kind = getattr(hint, "__name__", str(hint))
         raise RegardError(f"'{name}' must be of type {kind}, not {shown(value)}") from None
-    wrong = _outside(cast, name)
+    wrong = _outside(cast, f)
     if wrong:
         raise RegardError(f"'{name}' must be {wrong}, not {shown(value)}")
     return cast
@@ -129,23 +216,42 @@ def shown(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:100]} ..."
 
 
-def _outside(value: Any, name: str) -> str | None:
+def _outside(value: Any, f: dataclasses.Field[Any]) -> str | None:
     """The range a value should be in, if it is not."""
-    if name in CHOICES:
-        return None if value in CHOICES[name] else f"one of {', '.join(CHOICES[name])}"
+    limits = f.metadata
     if isinstance(value, tuple):
-        return next((f"of numbers, each {wrong}" for item in value if (wrong := _outside(item, name))), None)
-    if not isinstance(value, (int, float)) or name in SIGNED:
+        wrong = next((wrong for item in value if (wrong := _outside(item, f))), None)
+        return f"of numbers, each {wrong}" if wrong and not isinstance(value[0], str) else wrong
+    choices = choices_of(f)
+    if choices:
+        hint = nearest(value, choices) if "part" in limits else ""
+        return None if value in choices else f"one of {', '.join(filter(None, choices))}{hint}"
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
-    if name in BELOW_ONE:
-        return None if 0 <= value < 1 else "from 0 to below 1"
-    if name == "train.lr" and value == 0:
-        return "above 0"
-    least = int(name in AT_LEAST_ONE)
-    most = AT_MOST.get(name, LARGEST)
-    if isinstance(value, int) and not isinstance(value, bool) and value > most:
+    least, most = limits.get("least", 0), limits.get("most", LARGEST)
+    if isinstance(value, int) and value > most:
         return f"at most {most:,}"
-    return None if least <= value < math.inf else f"a number from {least} up"
+    if "above" in limits:
+        return None if limits["above"] < value < math.inf else f"above {limits['above']:g}"
+    if "below" in limits:
+        return None if least <= value < limits["below"] else f"from {least:g} to below {limits['below']:g}"
+    return None if least == -math.inf or least <= value < math.inf else f"a number from {least:g} up"
+
+
+def choices_of(f: dataclasses.Field[Any]) -> tuple[str, ...]:
+    """Return the values that a setting may have, where they are few; parts are those of the registry."""
+    choices: tuple[str, ...] = f.metadata.get("choices", ())
+    kind = f.metadata.get("part")
+    if not kind:
+        return choices
+    if not PARTS[kind]:
+        raise RuntimeError("the registry of parts is empty: import regard.layers before settings of models are read")
+    return (*choices, *PARTS[kind])
+
+
+def nearest(value: Any, choices: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(str(value), choices, n=1)
+    return f" (did you mean '{near[0]}'?)" if near else ""
 
 
 def _cast_to(value: Any, hint: Any) -> Any:

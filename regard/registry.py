@@ -2,20 +2,61 @@
 
 A part is a position scheme, a token mixer, a feed-forward layer, a recurrent cell or an attention score: one class in one
 file, entered here by one line, `@register("name")`. Help texts, the command line, presets and everything that lists or
-builds parts read this registry, so nothing else has to know that a part exists.
+builds parts read this registry, so nothing else has to know that a part exists. `regard/layers/__init__.py` imports the
+files of the parts, so the registry is full once `regard.layers` is imported.
+
+A part that has settings has a table of them, `[model.NAME]`, which exists in a configuration where the part is chosen. An
+architecture may have such a table too (`register_table`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-from collections.abc import Callable
-from dataclasses import field
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
 from regard.errors import RegardError
 
-KINDS = ("positions", "mixer", "feedforward", "cell", "score")
+# What architectures are made of. A model class says which of these it has (models/model.py).
+BLOCKS, RECURRENT, ALIGNMENT, IMAGES = "blocks", "recurrent layers", "an alignment", "images"
+MADE_OF: dict[str, tuple[str, ...]] = {}  # architecture -> what it is made of; filled by models/architectures.py
+
+
+class Kind(NamedTuple):
+    """A kind of part: the settings of `[model]` that name one, and what architectures are made of that have such a part."""
+
+    fields: tuple[str, ...]
+    of: str
+
+
+KINDS = {
+    "positions": Kind(("positions", "encoder_positions", "cross_positions"), BLOCKS),
+    "mixer": Kind(("mixer",), BLOCKS),
+    "feedforward": Kind(("feedforward",), BLOCKS),
+    "cell": Kind(("cell",), RECURRENT),
+    "score": Kind(("score",), ALIGNMENT),
+}
 PARTS: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}  # kind -> name -> class
+
+
+@dataclass(frozen=True)
+class Table:
+    """`[model.NAME]`: the dataclass of its settings, and where it exists."""
+
+    settings: type
+    help: str
+    of: str  # what architectures are made of that have it
+    kind: str = ""  # the kind of part that the table belongs to; "" for a table of architectures
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        return made_of(self.of)
+
+
+TABLES: dict[str, Table] = {}  # by name; only tables that have settings
+TAKEN: set[str] = set()  # names that no table may have: the settings of `[model]` itself (config.py enters them)
 
 P = TypeVar("P", bound=type)
 
@@ -29,30 +70,79 @@ def setting(
     below: float | None = None,
     most: int | None = None,
     choices: tuple[str, ...] = (),
+    part: str = "",
+    of: str = "",
 ) -> Any:
     """Return a dataclass field with its help text and the range that its values must lie in.
 
     `least` and `most` are included in the range, `above` and `below` are not. Numbers without any of them are at least 0.
+    `part` is a kind: the setting names a registered part of that kind, or one of `choices`. `of` is what architectures
+    are made of that read the setting; it is refused elsewhere.
     """
     limits = {"least": least, "above": above, "below": below, "most": most}
     metadata: dict[str, Any] = {"help": help, **{name: value for name, value in limits.items() if value is not None}}
-    if choices:
-        metadata["choices"] = choices
-    return field(default=default, metadata=metadata)
+    rest = {"choices": choices, "part": part, "of": of}
+    return field(default=default, metadata=metadata | {name: value for name, value in rest.items() if value})
 
 
 def register(name: str) -> Callable[[P], P]:
     """Return a class decorator that enters a part under `name`; its kind comes from its base class."""
 
-    def enter(cls: P) -> P:
-        parts = PARTS[cls.kind]  # type: ignore[attr-defined]
+    def enter(cls: Any) -> Any:
+        parts = PARTS[cls.kind]
         if name in parts:
-            raise RegardError(f"two parts of kind {cls.kind} are called '{name}'")  # type: ignore[attr-defined]
-        cls.name = name  # type: ignore[attr-defined]
+            raise RegardError(f"two parts of kind {cls.kind} are called '{name}'")
+        if dataclasses.fields(cls.Settings):
+            _enter_table(name, Table(cls.Settings, help_of(cls), KINDS[cls.kind].of, cls.kind))
+        cls.name = name
         parts[name] = cls
         return cls
 
     return enter
+
+
+def made_of(what: str) -> tuple[str, ...]:
+    """Return the architectures that are made of `what`, among other things."""
+    return tuple(name for name, parts in MADE_OF.items() if what in parts)
+
+
+def register_table(name: str, of: str) -> Callable[[P], P]:
+    """Return a class decorator that enters a dataclass as the table `[model.NAME]` of architectures made of `of`."""
+
+    def enter(cls: Any) -> Any:
+        cls.table = name
+        _enter_table(name, Table(cls, help_of(cls), of))
+        return cls
+
+    return enter
+
+
+def _enter_table(name: str, table: Table) -> None:
+    if name in TABLES:
+        raise RegardError(f"two tables of settings would be called [model.{name}]: choose another name for the part")
+    if name in TAKEN:
+        raise RegardError(f"a table [model.{name}] cannot be told from the setting model.{name}: choose another name")
+    TABLES[name] = table
+
+
+def unregister(kind: str, name: str) -> None:
+    """Take a part out again, for tests that define their own."""
+    table = TABLES.get(name)
+    if table is not None and table.kind == kind:
+        del TABLES[name]
+    del PARTS[kind][name]
+
+
+def help_of(cls: type) -> str:
+    """Return the first sentence of a class's docstring, on one line."""
+    text = " ".join((cls.__doc__ or "").split())
+    end = next((i for i, c in enumerate(text) if c == "." and text[i + 1 : i + 2] in ("", " ") and ends(text, i)), None)
+    return text if end is None else text[:end]
+
+
+def ends(text: str, at: int) -> bool:
+    """Return whether the full stop at `at` ends a sentence; that of "et al." does not, nor does the dot of a product."""
+    return not text[: at + 1].endswith((" al.", "e.g.", "i.e.", " ."))
 
 
 def find(kind: str, name: str) -> Any:
@@ -63,3 +153,35 @@ def find(kind: str, name: str) -> Any:
         hint = f"did you mean '{near[0]}'? " if near else ""
         raise RegardError(f"unknown {kind} '{name}': {hint}there are {', '.join(parts)}")
     return parts[name]
+
+
+def chosen(model: Mapping[str, Any]) -> list[str]:
+    """Return the names of the tables that exist beside these values of all settings of `[model]`.
+
+    An architecture that is not known stands for any.
+    """
+    architecture = model["architecture"]
+    names = {
+        (kind, name) for kind, (fields, _) in KINDS.items() for field in fields for name in listed(model[field]) if name
+    }
+    return [
+        name
+        for name, table in TABLES.items()
+        if (architecture not in MADE_OF or table.of in MADE_OF[architecture])
+        and (not table.kind or (table.kind, name) in names)
+    ]
+
+
+def listed(value: Any) -> list[str]:
+    """Return the names in a value of a setting that names parts: one, several, or several with commas between them."""
+    if isinstance(value, str):
+        return [name.strip() for name in value.split(",")]
+    return [str(name) for name in value] if isinstance(value, (list, tuple)) else []
+
+
+def choose(name: str, architecture: str) -> str:
+    """Return what to do about a table `[model.NAME]` that does not exist in a model of this architecture."""
+    table = TABLES[name]
+    if architecture in MADE_OF and table.of not in MADE_OF[architecture]:
+        return f"it is for {', '.join(table.architectures)} models, and this is a {architecture}; leave it out"
+    return f"choose model.{KINDS[table.kind].fields[0]} {name} to use it, or leave it out"

@@ -39,7 +39,9 @@ def bundle(task: str, names: tuple[str, ...] = NAMES) -> Bundle:
 
 def picture_bundle() -> Bundle:
     torch.manual_seed(4)
-    model = make_model(preset("vit-tiny", **{**MODEL, "max_len": 5}, patch_size=4, n_classes=3, positions="learned"))
+    model = make_model(
+        preset("vit-tiny", **{**MODEL, "max_len": 5}, **{"vit.patch_size": 4}, n_classes=3, positions="learned")
+    )
     return Bundle(model.eval(), None, "images", labels=NAMES, pixels={"mean": [0.5], "std": [0.25]})
 
 

@@ -37,7 +37,6 @@ SIZES = {
     "n_kv_heads": 2,
     "d_head": 8,
     "d_ff": 16,
-    "d_hidden": 16,
 }
 TRAIN: dict[str, Any] = {
     "steps": 2,
@@ -132,6 +131,7 @@ def smaller(config: Config, given: dict[str, Any]) -> dict[str, Any]:
     if not config.train.init:
         preset = with_preset(given)
         shrunk = {name: value for name, value in SIZES.items() if preset.get(name, 0) > 1}  # one is small
+        shrunk |= {"recurrent.d_hidden": 16} if "recurrent" in preset else {}
         settings |= {f"model.{name}": value for name, value in shrunk.items()}
         settings |= {"tokenizer.vocab_size": 400, "model.max_len": min(64, config.model.max_len)}
     return settings
@@ -140,7 +140,9 @@ def smaller(config: Config, given: dict[str, Any]) -> dict[str, Any]:
 def config_of(name: str) -> tuple[Config, dict[str, Any]]:
     """A recipe before what it begins with is looked up, and its [model] table."""
     values = recipes.load(RECIPES[name])
-    return recipes.build(values, Config), values.get("model", {})
+    given = values.get("model", {})
+    plain = {key: value for key, value in given.items() if not isinstance(value, dict)}  # a preset may choose the parts
+    return recipes.build({**values, "model": plain}, Config), given
 
 
 def borrowed(config: Config) -> dict[str, str]:

@@ -31,7 +31,7 @@ def read_images(spec: str, root: Path, size: int = 0, channels: int = 1) -> tupl
     With a `size` each picture is scaled to size x size; without, all must have one size.
     """
     if channels not in MODES:
-        raise RegardError(f"images have 1 channel (grey) or 3 (colour), not {channels}; set model.image_channels")
+        raise RegardError(f"images have 1 channel (grey) or 3 (colour), not {channels}; set model.vit.image_channels")
     if "|" in spec:
         return _read_idx_pair(spec, root, size, channels)
     return _read_folder(root / spec, size, channels)

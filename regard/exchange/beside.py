@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from regard.config import DecodeConfig, ModelConfig
+from regard.config import DecodeConfig, ModelConfig, ViTSettings
 from regard.errors import RegardError
 from regard.exchange.checkpoint import Checkpoint
 from regard.exchange.family import Family, Kind, whole
@@ -115,9 +115,10 @@ def pixels(folder: Path, config: ModelConfig, notes: list[str]) -> dict[str, lis
 
 def channels(numbers: float | list[float], config: ModelConfig, largest: float) -> list[float]:
     """One number for all channels, or one for each."""
-    each = numbers if isinstance(numbers, list) else [numbers] * config.image_channels
-    if len(each) != config.image_channels:
-        raise RegardError(f"preprocessor_config.json has {len(each)} numbers for {config.image_channels} channels")
+    n = config.table(ViTSettings).image_channels
+    each = numbers if isinstance(numbers, list) else [numbers] * n
+    if len(each) != n:
+        raise RegardError(f"preprocessor_config.json has {len(each)} numbers for {n} channels")
     return [float(x) / largest for x in each]
 
 
@@ -134,4 +135,4 @@ def well_formed(path: Path) -> Iterator[None]:
 
 def image_side(config: ModelConfig) -> int:
     """Of the square images that a model reads."""
-    return math.isqrt(config.max_len - 1) * config.patch_size
+    return math.isqrt(config.max_len - 1) * config.table(ViTSettings).patch_size

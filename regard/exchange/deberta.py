@@ -50,11 +50,11 @@ def distances(their: Their) -> dict[str, Any]:
     if {kind.strip() for kind in kinds} != {"c2p", "p2c"}:
         raise RegardError(f"config.json asks for pos_att_type {kinds}: Regard's DeBERTa has c2p and p2c together")
     reach = int(their.get("max_relative_positions", -1))
-    return {"disentangled_reach": reach if reach >= 1 else whole(their, "max_position_embeddings", default=512)}
+    return {"disentangled.reach": reach if reach >= 1 else whole(their, "max_position_embeddings", default=512)}
 
 
 def write_distances(config: ModelConfig) -> dict[str, Any]:
-    return {"max_relative_positions": config.disentangled_reach, "pos_att_type": ["p2c", "c2p"]}
+    return {"max_relative_positions": config.value("disentangled.reach"), "pos_att_type": ["p2c", "c2p"]}
 
 
 def shared(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
@@ -78,7 +78,7 @@ DEBERTA2 = Family(
     architecture="bert",
     task="masked-lm",
     kinds={"DebertaV2ForMaskedLM": Kind(("body", "masked")), "DebertaV2Model": Kind(bare=True)},
-    settings=(*SETTINGS, Setting("position_buckets", "disentangled_buckets")),
+    settings=(*SETTINGS, Setting("position_buckets", "disentangled.buckets")),
     style=DISENTANGLED,
     demands={**ASKED, "share_att_key": (True,), "norm_rel_ebd": ("layer_norm",)},
     rules=rules_of_3,
@@ -88,6 +88,7 @@ DEBERTA2 = Family(
     ignored=IGNORED,
     read=distances,
     write=write_distances,
+    free=("disentangled.reach",),
     said={"legacy": True},
 )
 
@@ -109,8 +110,8 @@ def rules_of_1(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
         matrices = (Part(f"{theirs}.{name}.weight", rows=width) for name in ("pos_q_proj", "pos_proj"))
         by_head = (turns("by head", config.n_heads, 1, 1),)
         yield Rule(f"{own}.weight", tuple(matrices), steps=by_head)
-        bias = (Part(f"{theirs}.pos_q_proj.bias", rows=width), Part("", rows=width))
-        yield Rule(f"{own}.bias", bias, steps=by_head)
+        queries = (Part(f"{theirs}.pos_q_proj.bias", rows=width), Part("", rows=width))
+        yield Rule(f"{own}.bias", queries, steps=by_head)
 
 
 def settle_keys(config: ModelConfig, own: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -144,7 +145,7 @@ DEBERTA = Family(
     task="masked-lm",
     kinds={"DebertaForMaskedLM": Kind(("body", "masked")), "DebertaModel": Kind(bare=True)},
     settings=SETTINGS,
-    style={**DISENTANGLED, "disentangled_buckets": 0},
+    style={**DISENTANGLED, "disentangled.buckets": 0},
     demands={**ASKED, "talking_head": (False,), "share_att_key": (False,)},
     rules=rules_of_1,
     prefix="deberta.",
@@ -153,6 +154,7 @@ DEBERTA = Family(
     ignored=IGNORED,
     read=distances,
     write=write_distances,
+    free=("disentangled.reach",),
     said={"legacy": True},
     settle=settle_keys,
 )

@@ -145,7 +145,7 @@ def llama_extra(their: Their) -> dict[str, Any]:
     kind = rope.get("rope_type") or rope.get("type") or "default"
     base = rope.get("rope_theta") or their.get("rope_theta") or 10000.0
     heads = whole(their, "num_attention_heads")
-    ours: dict[str, Any] = {"dropout": 0.0, "position_base": base, **tie(their, False)}
+    ours: dict[str, Any] = {"dropout": 0.0, "rope.base": base, **tie(their, False)}
     ours["n_kv_heads"] = whole(their, "num_key_value_heads", default=heads)
     ours["d_head"] = whole(their, "head_dim", default=whole(their, "hidden_size") // heads)
     if kind == "linear":
@@ -153,7 +153,7 @@ def llama_extra(their: Their) -> dict[str, Any]:
             raise RegardError(
                 "config.json asks for rope_type 'linear' without a factor: add the one it was trained with"
             )
-        ours |= {"rope_scaling": "linear", "rope_factor": rope["factor"]}
+        ours |= {"rope.scaling": "linear", "rope.factor": rope["factor"]}
     elif kind != "default":
         raise RegardError(f"config.json asks for rope_type {kind!r}: Regard has default and linear")
     if their.get("attention_bias", False) != their.get("mlp_bias", False):
@@ -162,9 +162,9 @@ def llama_extra(their: Their) -> dict[str, Any]:
 
 
 def llama_write(config: ModelConfig) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.position_base}
-    if config.rope_scaling == "linear":
-        rope |= {"rope_type": "linear", "factor": config.rope_factor}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.value("rope.base")}
+    if config.value("rope.scaling") == "linear":
+        rope |= {"rope_type": "linear", "factor": config.value("rope.factor")}
     theirs = {"head_dim": config.d_head, "num_key_value_heads": config.n_kv_heads, "rope_parameters": rope}
     theirs |= {"attention_bias": config.bias, "mlp_bias": config.bias}
     return theirs | {"tie_word_embeddings": tied(config)}
@@ -189,7 +189,7 @@ LLAMA = Family(
     style={
         "norm": "pre",
         "norm_kind": "rms",
-        "gated": True,
+        "feedforward": "gated",
         "positions": "rope",
         "scale_embeddings": False,
     },
@@ -199,7 +199,7 @@ LLAMA = Family(
     ignored=((r"\.rotary_emb\.inv_freq$", "angles, which are worked out"),),
     read=llama_extra,
     write=llama_write,
-    free=("bias", "rope_scaling"),
+    free=("bias", "rope.base", "rope.scaling", "rope.factor"),
     wants=nothing,
 )
 

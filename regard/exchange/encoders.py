@@ -190,7 +190,7 @@ def one_size(their: Their) -> dict[str, Any]:
 
 
 def roformer_waves(config: ModelConfig, numbering: Numbering) -> dict[str, Tensor]:
-    table = sinusoids(config.max_len, config.d_head, config.position_base)
+    table = sinusoids(config.max_len, config.d_head, config.value("rope.base"))
     return {"roformer.encoder.embed_positions.weight": torch.cat([table[:, 0::2], table[:, 1::2]], 1)}
 
 
@@ -205,7 +205,7 @@ ROFORMER = Family(
         Setting("max_position_embeddings", "max_len", 1536),
         Setting("type_vocab_size", "token_types", 2),
     ),
-    style={**STYLE, "positions": "rope", "position_base": 10000.0},
+    style={**STYLE, "positions": "rope"},
     demands={**DEMANDS, "rotary_value": (False,)},
     rules=roformer_rules,
     prefix="roformer.",

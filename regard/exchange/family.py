@@ -19,7 +19,7 @@ from regard.exchange.numbering import Numbering
 from regard.exchange.rules import Rule
 from regard.models.architectures import ARCHITECTURES
 from regard.models.model import Model
-from regard.recipes import build, shown
+from regard.recipes import build, fields_of, nested, shown
 
 Their = Mapping[str, Any]  # a config.json
 
@@ -30,7 +30,7 @@ ACTIVATIONS |= {"swish": "silu", "gelu_pytorch_tanh": "gelu-tanh", "gelu_fast": 
 # Sizes of ours that no preset may fill in for a model from elsewhere.
 SIZES = (
     *("d_model", "n_encoder_layers", "n_decoder_layers", "n_heads", "d_head", "d_ff", "max_len"),
-    *("patch_size", "image_channels"),
+    *("vit.patch_size", "vit.image_channels"),
 )
 
 
@@ -72,13 +72,13 @@ class Setting:
 
     def write(self, config: ModelConfig, before: Their, family: str) -> Any:
         """In their words; as it was before where that means the same."""
-        value = getattr(config, self.ours)
+        value = config.value(self.ours)
         if before.get(self.theirs) is not None and self.read(before, family) == value:
             return before[self.theirs]
         return value if self.values is None else next(t for t, ours in self.values.items() if ours == value)
 
     def allows(self, config: ModelConfig) -> bool:
-        return self.values is None or getattr(config, self.ours) in self.values.values()
+        return self.values is None or config.value(self.ours) in self.values.values()
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Family:
     task: str
     kinds: Mapping[str, Kind]
     settings: tuple[Setting, ...]
-    style: Mapping[str, Any]  # settings of ours that are always so
+    style: Mapping[str, Any]  # settings of ours that are always so; those of parts are dotted, as in "rope.base"
     rules: Callable[[ModelConfig, Numbering], Iterator[Rule]]
     demands: Mapping[str, tuple[Any, ...]] = field(
         default_factory=dict
@@ -139,7 +139,7 @@ class Family:
                 )
         ours = {s.ours: s.read(their, self.name) for s in self.settings}
         ours |= {"preset": next(iter(self.model.presets)), "architecture": self.architecture, "answer": kind.answer}
-        return build({**ours, **self.style, **self.read(their), **more}, ModelConfig, "model.")
+        return build(nested({**ours, **self.style, **self.read(their), **more}), ModelConfig, "model.")
 
     def to_theirs(self, config: ModelConfig, before: Their) -> dict[str, Any]:
         theirs: dict[str, Any] = {name: allowed[0] for name, allowed in self.demands.items() if allowed[0] is not None}
@@ -157,15 +157,15 @@ class Family:
         if config.answer not in {kind.answer for kind in self.kinds.values()}:
             return [f"answer is {config.answer}"]
         free = {*self.free, *(s.ours for s in self.settings)}
-        theirs = {**NEUTRAL, **self.wants(config), **self.style}
+        theirs = {**NEUTRAL, **defaults(config), **self.wants(config), **self.style}
         different = [
-            f"{name} is {getattr(config, name)!r}, not {value!r}"
+            f"{name} is {config.value(name)!r}, not {value!r}"
             for name, value in theirs.items()
-            if name not in free and getattr(config, name) != value
+            if name not in free and config.value(name) != value
         ]
         if config.tie not in self.ties:
             different.append(f"tie is {config.tie!r}, not {' or '.join(map(repr, self.ties))}")
-        return different + [f"{s.ours} is {getattr(config, s.ours)!r}" for s in self.settings if not s.allows(config)]
+        return different + [f"{s.ours} is {config.value(s.ours)!r}" for s in self.settings if not s.allows(config)]
 
 
 def square(config: ModelConfig) -> dict[str, Any]:
@@ -173,13 +173,21 @@ def square(config: ModelConfig) -> dict[str, Any]:
     return {"d_head": config.d_model // config.n_heads, "n_kv_heads": config.n_heads}
 
 
-# What no family has unless it says so.
+# What no family has unless it says so; and the settings of the parts that a model has are their defaults.
 NEUTRAL: dict[str, Any] = {
-    "norm_eps": 1e-5, "norm_kind": "layer", "bias": True, "gated": False, "parallel": False, "scale_embeddings": False,
+    "norm_eps": 1e-5, "norm_kind": "layer", "bias": True, "parallel": False, "scale_embeddings": False,
     "embedding_norm": False, "scale_logits": False, "head_bias": False,
-    "encoder_positions": "", "cross_positions": "none", "window": 0,
-    "rope_scaling": "none", "mixer": "attention",
+    "encoder_positions": "", "cross_positions": "none", "mixer": ("attention",), "feedforward": "dense",
 }  # fmt: skip
+
+
+def defaults(config: ModelConfig) -> dict[str, Any]:
+    """The settings of the tables that a configuration has, by dotted names, as they are where nobody sets them."""
+    return {
+        f"{table}.{name}": field.default
+        for table, settings in config.parts.items()
+        for name, field in fields_of(type(settings)).items()
+    }
 
 
 def rules_of(family: Family, config: ModelConfig, numbering: Numbering) -> list[Rule]:

@@ -160,7 +160,9 @@ def write_huggingface(folder: Path, bundle: Bundle) -> Report:
 def refuse_oblong(bundle: Bundle) -> None:
     side, (height, width) = image_side(bundle.config), map(int, bundle.pixels.get("size", (1, 1)))
     images = of(bundle.config).sees_images
-    if images and (height != width or (side // bundle.config.patch_size) ** 2 + 1 != bundle.config.max_len):
+    if images and (
+        height != width or (side // bundle.config.value("vit.patch_size")) ** 2 + 1 != bundle.config.max_len
+    ):
         raise RegardError(
             "a ViT elsewhere reads square images, and this model learned others: train with data.image_size"
         )

@@ -33,6 +33,10 @@ from regard.exchange.rules import (
 BOTH_SIDES = {"encoder": ("self", "ff"), "decoder": ("self", "cross", "ff")}
 
 
+def gated(config: ModelConfig) -> bool:
+    return config.feedforward == "gated"
+
+
 def depth(config: ModelConfig, side: str) -> int:
     return config.n_encoder_layers if side == "encoder" else config.n_decoder_layers
 
@@ -57,7 +61,7 @@ def t5_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
 
 def t5_sublayer(part: str, mine: str, theirs: str, config: ModelConfig) -> Iterator[Rule]:
     """Its cross-attention is not scaled by 1/sqrt(D) either; ours is, so its queries are larger here."""
-    if part == "ff" and config.gated:
+    if part == "ff" and gated(config):
         inner = {f"{theirs}.DenseReluDense.{name}": config.d_ff for name in ("wi_0", "wi_1")}
         yield from joined(f"{mine}.inner", inner, gates(config), kinds=WEIGHT)
     elif part == "ff":
@@ -84,14 +88,14 @@ def t5_extra(their: Their) -> dict[str, Any]:
         raise RegardError(f"config.json asks for feed_forward_proj {their['feed_forward_proj']!r}, which Regard lacks")
     scale = their.get("scale_decoder_outputs", their.get("tie_word_embeddings", True) is not False)
     layers = {"n_decoder_layers": whole(their, "num_decoder_layers", "num_layers")}
-    return layers | {"gated": gate == "gated", "activation": ACTIVATIONS[act], "scale_logits": bool(scale)}
+    return layers | {"feedforward": gate or "dense", "activation": ACTIVATIONS[act], "scale_logits": bool(scale)}
 
 
 def t5_write(config: ModelConfig) -> dict[str, Any]:
     act = {"gelu-tanh": "gelu_new"}.get(config.activation, config.activation)
-    proj = f"gated-{act}".replace("gelu_new", "gelu") if config.gated else act
+    proj = f"gated-{act}".replace("gelu_new", "gelu") if gated(config) else act
     theirs = {"feed_forward_proj": proj, "num_decoder_layers": config.n_decoder_layers}
-    theirs |= {"is_gated_act": config.gated, "dense_act_fn": act}
+    theirs |= {"is_gated_act": gated(config), "dense_act_fn": act}
     return theirs | {"scale_decoder_outputs": config.scale_logits, "tie_word_embeddings": config.scale_logits}
 
 
@@ -113,8 +117,8 @@ T5 = Family(
         Setting("num_layers", "n_encoder_layers"),
         Setting("num_heads", "n_heads"),
         Setting("n_positions", "max_len", 512),
-        Setting("relative_attention_num_buckets", "t5_buckets", 32),
-        Setting("relative_attention_max_distance", "t5_max_distance", 128),
+        Setting("relative_attention_num_buckets", "t5.buckets", 32),
+        Setting("relative_attention_max_distance", "t5.max_distance", 128),
         Setting("dropout_rate", "dropout", 0.1),
         Setting("layer_norm_epsilon", "norm_eps", 1e-6),
     ),
@@ -125,7 +129,7 @@ T5 = Family(
     ignored=((r"EncDecAttention\.relative_attention_bias", "left over: its cross-attention has no positions"),),
     read=t5_extra,
     write=t5_write,
-    free=("gated", "scale_logits"),
+    free=("feedforward", "scale_logits"),
     ties=("all", "inputs"),
     wants=lambda config: {"n_kv_heads": config.n_heads},
 )
@@ -267,7 +271,7 @@ MARIAN = Family(
     task="translation",
     kinds={"MarianMTModel": Kind()},
     settings=FAIRSEQ,
-    style={"norm": "post", "positions": "sinusoidal", "position_base": 10000.0, "embedding_norm": False},
+    style={"norm": "post", "positions": "sinusoidal", "embedding_norm": False},
     demands={"tie_word_embeddings": (True,), "is_encoder_decoder": (True,), "static_position_embeddings": (True,),
              "normalize_before": (False,), "add_final_layer_norm": (False,), "normalize_embedding": (False,)},
     rules=marian_rules,

@@ -44,7 +44,7 @@ VIT = Family(
     architecture="vit",
     task="images",
     kinds={"ViTForImageClassification": Kind(("body", "classifier")), "ViTModel": Kind(bare=True)},
-    settings=(*SIZES, Setting("patch_size", "patch_size", 16), Setting("num_channels", "image_channels", 3)),
+    settings=(*SIZES, Setting("patch_size", "vit.patch_size", 16), Setting("num_channels", "vit.image_channels", 3)),
     style={**STYLE, "norm": "pre", "embedding_norm": False},
     demands={"qkv_bias": (True,)},
     rules=vit_rules,
@@ -54,5 +54,5 @@ VIT = Family(
         (r"embeddings\.mask_token$", "for learning by hidden patches, which Regard does not have"),
     ),
     read=vit_patches,
-    write=lambda config: {"image_size": round((config.max_len - 1) ** 0.5) * config.patch_size},
+    write=lambda config: {"image_size": round((config.max_len - 1) ** 0.5) * config.value("vit.patch_size")},
 )

@@ -39,8 +39,12 @@ def activated(x: Tensor, linear: nn.Module, activation: str, gated: bool) -> Ten
     """
     if x.is_cuda and torch.is_grad_enabled() and fits(x, linear):
         return fused(x, linear, activation, gated)
-    if x.dim() == 2 and x.is_cuda and cut_by_product(activation, gated) and fits(x, linear) and linear.bias is not None:
-        return torch._addmm_activation(linear.bias, x, linear.weight.t())  # a decoding step: the product adds and cuts
+    if x.dim() == 2 and x.is_cuda and cut_by_product(activation, gated) and fits(x, linear):
+        assert isinstance(linear, nn.Linear)
+        if linear.bias is not None and linear.weight.dtype == x.dtype:
+            return torch._addmm_activation(
+                linear.bias, x, linear.weight.t()
+            )  # a decoding step: the product adds and cuts
     y = linear(x)
     if not gated:
         return ACTIVATIONS[activation](y)

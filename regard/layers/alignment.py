@@ -21,25 +21,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.config import ModelConfig, RecurrentSettings
 from regard.errors import RegardError
 from regard.layers.attend import Plan
-from regard.layers.cells import CELLS, Cell, State
+from regard.layers.cells import Cell, State, cell_settings
+from regard.layers.part import Part, settings_of
 from regard.layers.recurrent import scan
 from regard.layers.stack import in_working_precision
+from regard.registry import find, register
 
 FAR_BELOW = -1e9  # its exponential is 0; finite, so that a row of padding alone is no NaN
 
 
-class Dot(nn.Module):
-    """Nothing to learn, so states and annotations must be of one width."""
+class Score(Part):
+    """How a state is compared with annotations: what `queries` makes of one with what `keys` makes of the others."""
 
-    def __init__(self, d_state: int, d_annotation: int) -> None:
-        super().__init__()
-        if d_state != d_annotation:
-            raise RegardError(
-                f"model.score dot compares vectors of one width, but those of the decoder have {d_state} numbers and those "
-                f"of the encoder {d_annotation}: choose model.score general, or model.bidirectional false"
-            )
+    kind = "score"
+
+    def __init__(self, settings: Any, d_state: int, d_annotation: int) -> None:
+        """Other than parts of a block, scores have sizes of their own: those of states and of annotations."""
+        nn.Module.__init__(self)
 
     def queries(self, states: Tensor) -> Tensor:
         return states
@@ -48,25 +49,16 @@ class Dot(nn.Module):
         return annotations
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        """The scores (..., T, S) of queries (..., T, A) and keys (..., S, A)."""
         return q @ k.transpose(-2, -1)
 
 
-class General(Dot):
-    """A matrix between the two."""
+@register("additive")
+class Additive(Score):
+    """A small network as wide as the state, v . tanh(W s + U h_j) (Bahdanau et al. 2015)."""
 
-    def __init__(self, d_state: int, d_annotation: int) -> None:
-        super().__init__(d_state, d_state)
-        self.U = nn.Linear(d_annotation, d_state, bias=False)
-
-    def keys(self, annotations: Tensor) -> Tensor:
-        return self.U(annotations)
-
-
-class Additive(nn.Module):
-    """A small network, as wide as the state."""
-
-    def __init__(self, d_state: int, d_annotation: int) -> None:
-        super().__init__()
+    def __init__(self, settings: Any, d_state: int, d_annotation: int) -> None:
+        super().__init__(settings, d_state, d_annotation)
         self.W = nn.Linear(d_state, d_state, bias=False)
         self.U = nn.Linear(d_annotation, d_state, bias=False)
         self.v = nn.Parameter(torch.empty(d_state))
@@ -89,8 +81,29 @@ class Additive(nn.Module):
         return (hidden * self.v).sum(-1)
 
 
-Score = Additive | Dot
-SCORES: dict[str, type[Score]] = {"additive": Additive, "dot": Dot, "general": General}
+@register("dot")
+class Dot(Score):
+    """The product s . h_j, with nothing to learn, so states and annotations must be of one width (Luong et al. 2015)."""
+
+    def __init__(self, settings: Any, d_state: int, d_annotation: int) -> None:
+        super().__init__(settings, d_state, d_annotation)
+        if d_state != d_annotation:
+            raise RegardError(
+                f"model.score dot compares vectors of one width, but those of the decoder have {d_state} numbers and those "
+                f"of the encoder {d_annotation}: choose model.score general, or model.recurrent.bidirectional false"
+            )
+
+
+@register("general")
+class General(Score):
+    """The product s . U h_j, with a matrix between the two (Luong et al. 2015)."""
+
+    def __init__(self, settings: Any, d_state: int, d_annotation: int) -> None:
+        super().__init__(settings, d_state, d_annotation)
+        self.U = nn.Linear(d_annotation, d_state, bias=False)
+
+    def keys(self, annotations: Tensor) -> Tensor:
+        return self.U(annotations)
 
 
 class Annotated(NamedTuple):
@@ -102,9 +115,10 @@ class Annotated(NamedTuple):
 
 
 class Alignment(nn.Module):
-    def __init__(self, score: str, d_state: int, d_annotation: int) -> None:
+    def __init__(self, config: ModelConfig, d_state: int, d_annotation: int) -> None:
         super().__init__()
-        self.score = SCORES[score](d_state, d_annotation)
+        kind: type[Score] = find("score", config.score)
+        self.score = kind(settings_of(kind, config), d_state, d_annotation)
 
     def forward(self, states: Tensor, keys: Tensor, padding: Tensor) -> Tensor:
         """The weights (B, K, S) of states (B*K, H): K of each sentence, one after the other."""
@@ -132,13 +146,12 @@ class Attentive(nn.Module):
     add their input itself, or normalise it, must see [y; c] as it is.
     """
 
-    def __init__(
-        self, score: str, cell: str, d_in: int, d_hidden: int, d_annotation: int, norm: bool, weight_dropout: float
-    ) -> None:
+    def __init__(self, config: ModelConfig, d_in: int, d_hidden: int, d_annotation: int) -> None:
         super().__init__()
-        self.cross = Alignment(score, d_hidden, d_annotation)
-        self.cell = CELLS[cell](d_in + d_annotation, d_hidden, norm)
-        self.d_in, self.weight_dropout, self.ahead = d_in, weight_dropout, not (self.cell.bare or norm)
+        self.cross = Alignment(config, d_hidden, d_annotation)
+        kind, s = find("cell", config.cell), config.table(RecurrentSettings)
+        self.cell: Cell = kind(cell_settings(config), d_in + d_annotation, d_hidden, s.norm)
+        self.d_in, self.weight_dropout, self.ahead = d_in, s.weight_dropout, not (self.cell.bare or s.norm)
         self.d_annotation = d_annotation
         self.d_keys = self.cross.score.keys(torch.empty(0, d_annotation)).shape[-1]
 

@@ -75,6 +75,7 @@ class SelfAttention(Attention, Mixer):
         )
 
     attends: ClassVar[bool] = True
+    ordered: ClassVar[bool] = False
     tensor_parallel: ClassVar[dict[str, str]] = {"qkv": "column", "out": "row"}
 
     def __init__(self, settings: Settings, config: ModelConfig, place: Place) -> None:

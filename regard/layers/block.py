@@ -8,11 +8,10 @@ applied.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torch import Tensor, nn
 
-import regard.layers.convolution
-import regard.layers.feedforward  # noqa: F401
 from regard.config import ModelConfig
 from regard.layers.attention import CrossAttention
 from regard.layers.context import Context
@@ -68,17 +67,17 @@ def make_block(config: ModelConfig, sublayers: dict[str, nn.Module]) -> Block:
 
 def make_blocks(config: ModelConfig, n: int, side: str, causal: bool, crosses: bool = False) -> Iterator[Block]:
     """Yield n blocks, whose mixers are those that the configuration lists, over and over."""
-    occurrences: dict[str, int] = {}  # of each mixer so far
     for i in range(n):
-        mixers = config.mixer if isinstance(config.mixer, tuple) else (config.mixer,)
-        name = mixers[i % len(mixers)]
-        place = Place(side, occurrences.get(name, 0), causal)
-        occurrences[name] = place.index + 1
-        sublayers = {"self": make_part("mixer", name, config, place)}
+        place = Place(side, i, causal)
+        sublayers = {"self": make_part("mixer", *mixer_at(config, place))}
         if crosses:
             sublayers["cross"] = CrossAttention(config)
         if config.d_ff:
-            sublayers["ff"] = make_part(
-                "feedforward", "gated" if config.gated else "dense", config, Place(side, i, causal)
-            )
+            sublayers["ff"] = make_part("feedforward", config.feedforward, config, place)
         yield make_block(config, sublayers)
+
+
+def mixer_at(config: ModelConfig, place: Place) -> tuple[str, ModelConfig, Place]:
+    """Return the name of the mixer of block `place.index`, and its place among those of its name."""
+    names = [config.mixer[i % len(config.mixer)] for i in range(place.index + 1)]
+    return names[-1], config, replace(place, index=names.count(names[-1]) - 1)

@@ -17,17 +17,25 @@ With norm there is a LayerNorm on W x, on each product with U, and on an LSTM's 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.config import ModelConfig
+from regard.layers.part import Part, settings_of
 from regard.layers.stack import in_working_precision
+from regard.registry import find, register
 
 State = tuple[Tensor, ...]  # h, and an LSTM's c, each (B, H)
 
 
-class Cell(nn.Module):
-    """Split in two, as a scan wants it: `project` is what depends on x alone, for all steps at once; `forward` is one step.
+class Cell(Part):
+    """A recurrent cell, of which a layer has one for each direction.
+
+    It is split in two, as a scan wants it: `project` is what depends on x alone, for all steps at once; `forward` is one
+    step.
 
     A step is given what `project` made of its x, (B, G*H); weight_hh, of which dropout may have taken something; zeros as
     a `tap` (B, rows of weight_hh), to be added to the products with it, which makes their gradients known (recurrent.py);
@@ -35,6 +43,7 @@ class Cell(nn.Module):
     first, which is with h, have multiplied.
     """
 
+    kind = "cell"
     states = 1  # tensors of its state
     gates = 1  # of the bias
     inputs = 1  # gates that weight_ih makes
@@ -43,8 +52,9 @@ class Cell(nn.Module):
     still: tuple[int, float] | None = None  # a gate, and what added to it leaves a state of zeros as it is
     fused = ""  # torch's name for all steps as one kernel
 
-    def __init__(self, d_in: int, d_hidden: int, norm: bool = False) -> None:
-        super().__init__()
+    def __init__(self, settings: Any, d_in: int, d_hidden: int, norm: bool = False) -> None:
+        """Other than parts of a block, cells have sizes of their own layer: d_in and d_hidden."""
+        nn.Module.__init__(self)
         through = self.bare and d_in != d_hidden
         self.weight_in = nn.Parameter(torch.empty(d_hidden, d_in)) if through else None
         self.weight_ih = nn.Parameter(torch.empty(self.inputs * d_hidden, d_hidden if through else d_in))
@@ -56,8 +66,9 @@ class Cell(nn.Module):
         self.hidden_norms = nn.ModuleList(norms) if norm else None
         self.cell_norm = nn.LayerNorm(d_hidden) if norm and self.states == 2 else None
 
+    @torch.no_grad()
     def init_weights(self) -> None:
-        """Gate by gate: Xavier uniform from the input, orthogonal from the state, so that it neither grows nor fades."""
+        """Gate by gate: Xavier from the input, orthogonal from the state, so that it neither grows nor fades; bias 0."""
         for weight in (self.weight_in, *self.weight_ih.split(self.d_hidden)):
             if weight is not None:
                 nn.init.xavier_uniform_(weight)
@@ -94,7 +105,10 @@ def held(real: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
     return new if real is None else torch.where(real, new, old)
 
 
+@register("rnn")
 class Vanilla(Cell):
+    """The vanilla recurrent cell: h = tanh(W x + U h + b)."""
+
     fused = "rnn_tanh"
 
     def forward(
@@ -103,17 +117,22 @@ class Vanilla(Cell):
         return (held(real, torch.tanh(x + self.times(0, h, weight, tap)), h),), ()
 
 
+@register("lstm")
 class LSTM(Cell):
-    """Without its norms and padding, dc_t / dc_{t-1} = f_t: what c remembers fades only as fast as f says."""
+    """LSTM, whose state c is changed by gates alone (Hochreiter & Schmidhuber 1997, with forget gates).
+
+    Without its norms and padding, dc_t / dc_{t-1} = f_t: what c remembers fades only as fast as f says.
+    """
 
     states, gates, inputs, hidden = 2, 4, 4, (4,)
     still = 0, -1e4  # nothing comes in
     fused = "lstm"
 
+    @torch.no_grad()
     def init_weights(self) -> None:
-        """The forget gate starts open."""
+        """The bias of the forget gate is 1, so that the cell remembers at first."""
         super().init_weights()
-        nn.init.ones_(self.bias[self.d_hidden : 2 * self.d_hidden])
+        self.bias[self.d_hidden : 2 * self.d_hidden] = 1.0
 
     def forward(
         self, x: Tensor, weight: Tensor, tap: Tensor | None, real: Tensor | None, h: Tensor, c: Tensor
@@ -126,7 +145,10 @@ class LSTM(Cell):
         return (held(real, out, h), held(real, new, c)), ()
 
 
+@register("gru")
 class GRU(Cell):
+    """GRU as torch and cuDNN have it, which resets after its product."""
+
     gates, inputs, hidden = 3, 3, (3,)
     still = 1, 1e4  # all of h stays
     fused = "gru"
@@ -140,7 +162,10 @@ class GRU(Cell):
         return (held(real, z * h + (1 - z) * n, h),), ()
 
 
+@register("gru-cho")
 class GRUCho(Cell):
+    """GRU that resets before its product (Cho et al. 2014)."""
+
     gates, inputs, hidden = 3, 3, (2, 1)
 
     def forward(
@@ -152,7 +177,10 @@ class GRUCho(Cell):
         return (held(real, z * h + (1 - z) * n, h),), (reset.detach(),)
 
 
+@register("mut1")
 class MUT1(Cell):
+    """MUT1, the first of three cells found by search (Jozefowicz et al. 2015)."""
+
     gates, inputs, hidden, bare = 3, 2, (1, 1), True
 
     def spread(self, y: Tensor, x: Tensor) -> Tensor:
@@ -167,7 +195,10 @@ class MUT1(Cell):
         return (held(real, n * z + h * (1 - z), h),), (reset.detach(),)
 
 
+@register("mut2")
 class MUT2(Cell):
+    """MUT2, the second of three cells found by search (Jozefowicz et al. 2015)."""
+
     gates, inputs, hidden, bare = 3, 2, (2, 1), True
 
     def spread(self, y: Tensor, x: Tensor) -> Tensor:
@@ -182,7 +213,10 @@ class MUT2(Cell):
         return (held(real, n * z + h * (1 - z), h),), (reset.detach(),)
 
 
+@register("mut3")
 class MUT3(Cell):
+    """MUT3, the third of three cells found by search (Jozefowicz et al. 2015)."""
+
     gates, inputs, hidden = 3, 3, (1, 1, 1)
 
     def forward(
@@ -195,12 +229,6 @@ class MUT3(Cell):
         return (held(real, n * z + h * (1 - z), h),), (squashed.detach(), reset.detach())
 
 
-CELLS: dict[str, type[Cell]] = {
-    "rnn": Vanilla,
-    "lstm": LSTM,
-    "gru": GRU,
-    "gru-cho": GRUCho,
-    "mut1": MUT1,
-    "mut2": MUT2,
-    "mut3": MUT3,
-}
+def cell_settings(config: ModelConfig) -> Any:
+    """Return the settings of the cell that a configuration names."""
+    return settings_of(find("cell", config.cell), config)

@@ -5,17 +5,27 @@ kernel allows, so they run on the reference kernel (layers/attend.py says so).
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.config import ModelConfig
+from regard.errors import RegardError
 from regard.layers.attend import repeated
-from regard.layers.positions import Positions
+from regard.layers.part import Curves, Matrix, Place
+from regard.layers.positions import DISTANCE, Positions
+from regard.registry import register, setting
+
+if TYPE_CHECKING:
+    from regard.layers.block import Block
 
 
 class Contextual(Positions):
+    """A scheme that reads queries, keys and weights."""
+
     contextual: ClassVar[bool] = True
     per_layer: ClassVar[bool] = True
 
@@ -29,19 +39,32 @@ class Contextual(Positions):
         return 0.0
 
 
+@register("shaw")
 class Shaw(Contextual):
-    """e_ij = q_i . (k_j + aK[j-i]) / sqrt(D),  z_i = sum_j a_ij (v_j + aV[j-i]), distances clipped to [-clip, clip]."""
+    """Learned vectors for distances, added to keys and to values (Shaw et al. 2018).
 
-    refuses: ClassVar = {
-        "cross": "Shaw's vectors stand for distances within one sentence; source and target have none between them"
-    }
+    e_ij = q_i . (k_j + aK[j-i]) / sqrt(D),  z_i = sum_j a_ij (v_j + aV[j-i]), distances clipped to [-clip, clip].
+    """
 
-    def __init__(self, d_head: int, clip: int) -> None:
-        super().__init__()
-        self.clip = clip
-        self.keys = nn.Parameter(torch.empty(2 * clip + 1, d_head))  # aK, shared by the heads
-        self.added = nn.Parameter(torch.empty(2 * clip + 1, d_head))  # aV
+    @dataclass(frozen=True)
+    class Settings:
+        clip: int = setting(16, "distances beyond this share one vector", least=1, most=1 << 20)
+
+    formula = r"$e_{ij} = q_i \cdot (k_j + a^K_{j-i})\,/\sqrt{D},\quad z_i = \sum_j \alpha_{ij}\,(v_j + a^V_{j-i})$"
+
+    def __init__(self, settings: Settings, config: ModelConfig, place: Place) -> None:
+        super().__init__(settings, config, place)
+        self.clip = settings.clip
+        self.keys = nn.Parameter(torch.empty(2 * self.clip + 1, config.d_head))  # aK, shared by the heads
+        self.added = nn.Parameter(torch.empty(2 * self.clip + 1, config.d_head))  # aV
         self.init_weights()
+
+    @classmethod
+    def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:
+        super().check(settings, config, place)
+        if place.side == "cross":
+            why = "Shaw's vectors stand for distances within one sentence; source and target have none between them"
+            cls.refuse(place, why)
 
     def init_weights(self) -> None:
         for vectors in (self.keys, self.added):
@@ -61,21 +84,41 @@ class Shaw(Contextual):
         by_distance = by_distance.scatter_add(-1, self.which(places).expand_as(weights), weights.float())
         return by_distance.to(weights.dtype) @ self.added.to(weights.dtype)  # (B, H, T, D)
 
+    def describe(self, n: int = 64) -> tuple[Curves | Matrix, ...]:
+        """The sizes of the entries of both tables, distances from -clip to clip."""
+        tables = {"|aK|": self.keys, "|aV|": self.added}
+        return tuple(Matrix(name, x.abs().T, DISTANCE, "dimension", start=-self.clip) for name, x in tables.items())
 
+
+@register("cope")
 class CoPE(Contextual):
-    """Contextual positions: p_ij = sum of the gates sigmoid(q_i . k_t / sqrt(D)) over t = j..i counts what the query finds
-    worth counting; the score gains q_i . e[p_ij], interpolated between whole positions.
+    """CoPE: positions that count only the tokens which the query finds worth counting (Golovneva et al. 2024).
+
+    p_ij = sum of the gates sigmoid(q_i . k_t / sqrt(D)) over t = j..i; the score gains q_i . e[p_ij], interpolated between
+    whole positions.
     """
 
-    refuses: ClassVar = dict.fromkeys(
-        ("encoder", "cross"),
-        "CoPE counts from a key up to a later query, so it needs a causal decoder's self-attention "
-        "(give the encoder another scheme: --model.encoder_positions rope)",
-    )
+    @dataclass(frozen=True)
+    class Settings:
+        positions: int = setting(0, "learned positions; 0 = max_len", most=1 << 24)
 
-    def __init__(self, d_head: int, n_positions: int) -> None:
-        super().__init__()
-        self.vectors = nn.Parameter(torch.zeros(n_positions, d_head))  # e, shared by the heads; zero: no positions
+    formula = r"$p_{ij} = \sum_{t=j}^{i} \sigma(q_i \cdot k_t / \sqrt{D}),\quad q_i \cdot (k_j + e[p_{ij}])\,/\sqrt{D}$"
+
+    def __init__(self, settings: Settings, config: ModelConfig, place: Place) -> None:
+        super().__init__(settings, config, place)
+        n = settings.positions or config.max_len
+        self.vectors = nn.Parameter(torch.empty(n, config.d_head))  # e, shared by the heads; zero: no positions
+        self.init_weights()
+
+    @classmethod
+    def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:
+        super().check(settings, config, place)
+        if not place.causal:
+            cls.refuse(
+                place,
+                "CoPE counts from a key up to a later query, so it needs a causal decoder's self-attention "
+                "(give the encoder another scheme: --model.encoder_positions rope)",
+            )
 
     def init_weights(self) -> None:
         nn.init.zeros_(self.vectors)
@@ -88,6 +131,27 @@ class CoPE(Contextual):
         products = (q @ self.vectors.T.to(q.dtype)).float() * q.shape[-1] ** -0.5  # (B, H, T, n_positions)
         part = counted - below
         return scores + products.gather(-1, above) * part + products.gather(-1, below) * (1 - part)
+
+    def describe(self, n: int = 64) -> tuple[Curves | Matrix, ...]:
+        """The vectors; as long as they are zero, a worked example: two queries at the last word of a text, one of which
+        finds only ends of sentences worth counting."""
+        if self.vectors.any():
+            return (Matrix("the vectors e", self.vectors, "dimension", "position"),)
+        wanted = torch.tensor([[6.0 if counts(word) else -6.0 for word in STORY] for counts in COUNTED.values()])
+        gates = wanted.sigmoid()  # (queries, keys)
+        counted = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=len(self.vectors) - 1)
+        at, key = torch.arange(len(STORY)), "key j; the query is the last word"
+        shown = (dict(zip(COUNTED, x, strict=True)) for x in (gates, counted))
+        return (
+            Curves("gates: what two queries find worth counting", at, next(shown), key, "gate", ticks=STORY),
+            Curves(
+                "positions: the gates, summed back from the query", at, next(shown), key, "position p_ij", ticks=STORY
+            ),
+        )
+
+
+STORY = ("The", "cat", "sat", "<eos>", "It", "slept", "<eos>", "Then", "it", "woke", "<eos>", "Who")
+COUNTED = {"counts sentences": lambda word: word == "<eos>", "counts every word": lambda word: True}
 
 
 class Distances(nn.Module):
@@ -104,11 +168,13 @@ class Distances(nn.Module):
         self.reach, self.buckets = reach, buckets
         self.table = nn.Parameter(torch.empty(2 * (buckets or reach), d_model))
         self.norm = nn.LayerNorm(d_model, eps=eps) if buckets else nn.Identity()
-        self.register_buffer("row", torch.empty(2 * reach + 1, dtype=torch.long), persistent=False)  # of each distance
-        self.init_weights()
+        row = torch.empty(2 * reach + 1, dtype=torch.long)
+        self.register_buffer("row", row, persistent=False)  # of each distance
 
     def init_weights(self) -> None:
         nn.init.normal_(self.table, std=0.02)
+        if isinstance(self.norm, nn.LayerNorm):
+            self.norm.reset_parameters()
         distance, side = torch.arange(-self.reach, self.reach + 1), self.buckets or self.reach
         rows = log_buckets(distance, self.buckets, self.reach) if self.buckets else distance
         self.row.copy_((rows + side).clamp(0, 2 * side - 1))
@@ -132,8 +198,11 @@ def log_buckets(distance: Tensor, buckets: int, reach: int) -> Tensor:
     return distance.where(distance.abs() <= near, distance.sign() * far.long())
 
 
+@register("disentangled")
 class Disentangled(Contextual):
-    """DeBERTa: a token is what it says and where it stands, two vectors, and three of their four products are scores:
+    """DeBERTa's attention, in which what a token says and where it stands are compared apart (He et al. 2021).
+
+    A token is what it says and where it stands, two vectors, and three of their four products are scores:
 
     e_ij = (q_i . k_j + q_i . K[i-j] + Q[i-j] . k_j) / sqrt(3 D), where K and Q are projections of the table P of distances.
 
@@ -143,26 +212,58 @@ class Disentangled(Contextual):
     the published ones do.
     """
 
-    refuses: ClassVar = {
-        "cross": "its table is of distances within one sentence; source and target have none between them",
-        "decoder": "disentangled attention reads a whole text at once, in an encoder (choose another for the decoder: "
-        "--model.positions rope --model.encoder_positions disentangled)",
-    }
+    @dataclass(frozen=True)
+    class Settings:
+        buckets: int = setting(
+            256,
+            "buckets of distances on either side (DeBERTa 3); 0 = every distance its own (DeBERTa 1)",
+            most=1 << 20,
+        )
+        reach: int = setting(512, "distances from this on share a vector", least=1, most=1 << 24)
 
-    def __init__(self, distances: Distances, d_model: int, d_head: int, heads: tuple[int, int], own: bool) -> None:
-        """`heads` are those of queries and of keys; `own` projections of positions are version 1's."""
-        super().__init__()
-        self.distances, self.d_head = distances, d_head
-        self.widths = heads[0] * d_head, heads[1] * d_head
-        self.projection = nn.Linear(d_model, sum(self.widths)) if own else None  # to Q and K, by head of keys
+    terms = 3
+
+    def __init__(self, settings: Settings, config: ModelConfig, place: Place) -> None:
+        super().__init__(settings, config, place)
+        self.distances = Distances(config.d_model, settings.reach, settings.buckets, config.norm_eps)
+        self.d_head = config.d_head
+        self.widths = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
+        own = not settings.buckets  # version 1 has projections of positions, to Q and K
+        self.projection = nn.Linear(config.d_model, sum(self.widths)) if own else None
         self.lent: tuple[nn.Linear, ...] = ()  # a tuple, because a module in it stays the layer's and is not ours
+        self.init_weights()
 
-    def attach(self, block: nn.Module, first: Positions) -> None:
+    @classmethod
+    def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:
+        super().check(settings, config, place)
+        if place.side == "cross":
+            cls.refuse(place, "its table is of distances within one sentence; source and target have none between them")
+        if place.side == "decoder":
+            cls.refuse(
+                place,
+                "disentangled attention reads a whole text at once, in an encoder (choose another for the decoder: "
+                "--model.positions rope --model.encoder_positions disentangled)",
+            )
+        near = settings.buckets // 2
+        if near and not 1 < near < settings.reach - 1:
+            raise RegardError(
+                f"model.disentangled.buckets {settings.buckets} must be 0, or at least 4 and half of it below "
+                f"model.disentangled.reach {settings.reach} - 1"
+            )
+
+    def init_weights(self) -> None:
+        self.distances.init_weights()
+        if self.projection is not None:
+            nn.init.xavier_uniform_(self.projection.weight)
+            nn.init.zeros_(self.projection.bias)
+
+    def attach(self, block: Block, first: Positions) -> None:
         """Read the table of the first layer, and, where positions have no projections, with those of this layer."""
         assert isinstance(first, Disentangled)
         self.distances = first.distances
         qkv = block.get_submodule("sublayers.self.sublayer.qkv")
-        self.lent = () if self.projection is not None else (qkv,)  # type: ignore[assignment]
+        assert isinstance(qkv, nn.Linear)
+        self.lent = () if self.projection is not None else (qkv,)
 
     def projected(self) -> list[Tensor]:
         """Q (1, H, rows, D) and K (1, G, rows, D)."""

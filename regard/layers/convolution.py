@@ -28,7 +28,7 @@ from regard.registry import register, setting
 
 @register("convolution")
 class Convolution(Mixer):
-    """A gated convolution over a few tokens, itself and earlier ones in a decoder (ConvS2S)."""
+    """A gated convolution over a few tokens, as in ConvS2S (Gehring et al. 2017)."""
 
     @dataclass(frozen=True)
     class Settings:
@@ -40,7 +40,7 @@ class Convolution(Mixer):
     @classmethod
     def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:
         if not settings.dilations:
-            raise RegardError("model.convolution.dilations must have at least one number")
+            raise RegardError("model.convolution.dilations must be numbers from 1 on, not []")
         if not place.causal and settings.kernel % 2 == 0:
             raise RegardError(
                 f"model.convolution.kernel must be odd, not {settings.kernel}: an encoder sees as far back as ahead"

@@ -65,9 +65,33 @@ class Part(nn.Module):
         its rows come, and how many rows each matrix has in a block. Muon treats them as a matrix each."""
         return {}
 
-    def describe(self) -> dict[str, Tensor]:
-        """Return named curves or matrices that show what the part does; `regard look` draws them."""
-        return {}
+    def describe(self, n: int = 64) -> tuple[Curves | Matrix, ...]:
+        """Return curves and matrices that show what the part does to n tokens; `regard look` draws them."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Named curves over one axis."""
+
+    title: str
+    x: Tensor  # (n,)
+    curves: dict[str, Tensor]  # (n,) each
+    across: str  # what the axes are
+    up: str
+    log: bool = False
+    ticks: tuple[str, ...] = ()  # names of the points on the axis, where they have any
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix (rows, columns) of numbers."""
+
+    title: str
+    values: Tensor
+    across: str
+    up: str
+    start: int = 0  # what the first column stands for
 
 
 class Mixer(Part):
@@ -78,7 +102,8 @@ class Mixer(Part):
     """
 
     kind = "mixer"
-    attends: ClassVar[bool] = False  # has attention scores, which a position scheme may act on
+    attends: ClassVar[bool] = False  # compares queries with keys, so that position schemes can act on its scores
+    ordered: ClassVar[bool] = True  # knows the order of its tokens without a position scheme
     share: Hashable = ()  # blocks whose mixers are of one class and have equal values share what `prepare` returns
 
     def prepare(self, request: Request) -> Any:
@@ -162,16 +187,18 @@ def fused_step_of(part: nn.Module) -> Callable[..., Tensor] | None:
 
 def make_part(kind: str, name: str, config: ModelConfig, place: Place) -> Any:
     """Build the part that a configuration names, after asking it whether it makes sense there."""
+    check_part(kind, name, config, place)
     cls = find(kind, name)
-    settings = settings_of(cls, config)
-    cls.check(settings, config, place)
-    return cls(settings, config, place)
+    return cls(settings_of(cls, config), config, place)
+
+
+def check_part(kind: str, name: str, config: ModelConfig, place: Place) -> None:
+    """Raise a RegardError where a part makes no sense, without building it."""
+    cls = find(kind, name)
+    cls.check(settings_of(cls, config), config, place)
 
 
 def settings_of(cls: type[Part], config: ModelConfig) -> Any:
     """Return the settings of a part in a configuration: those of its table, or its defaults."""
-    if not hasattr(config, "parts"):
-        flat = {"attention": ("window",), "convolution": ("kernel", "dilations")}
-        return cls.Settings(**{name: getattr(config, name) for name in flat.get(cls.name, ())})
     found = config.parts.get(cls.name)
     return cls.Settings() if found is None else found

@@ -10,32 +10,76 @@ A scheme tells it through any of these hooks, each of which does nothing by defa
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
 
+from regard.config import LARGEST_TABLE, ModelConfig
+from regard.errors import RegardError
+from regard.layers.part import Curves, Matrix, Mixer, Part, Place, check_part, make_part
+from regard.registry import PARTS, find, register, setting
+
+if TYPE_CHECKING:
+    from regard.layers.block import Block
+
 Rotation = tuple[Tensor, Tensor]  # cosines and sines, (B, 1, T, D/2) each
+SIDES = {"encoder": "an encoder", "decoder": "a decoder", "cross": "cross-attention"}
+DISTANCE = "distance j - i of the key from the query"
 
 
-class Positions(nn.Module):
-    """Nothing: the model sees a bag of tokens (in a causal decoder, the mask still tells it something)."""
+class Positions(Part):
+    """A position scheme: where a token stands, told to the model by one of the hooks below.
 
-    refuses: ClassVar[dict[str, str]] = {}  # place (encoder, decoder, cross) -> why it makes no sense there
+    Without any of them the model sees a bag of tokens (in a causal decoder, the mask still tells it something).
+    """
+
+    kind = "positions"
+    formula: ClassVar[str] = ""  # in LaTeX; i: the query's position, j: the key's, heads h from 0
     per_layer: ClassVar[bool] = False  # whether each layer has its own
     relative: ClassVar[bool] = False  # has a `bias`
     toeplitz: ClassVar[bool] = False  # ... which depends on k - q alone
     contextual: ClassVar[bool] = False  # has `scores` and `values`
+    terms: ClassVar[int] = 1  # products that are added to make one score
     scale: float | None = None  # of q k^T; None: 1/sqrt(D)
+
+    def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
+        super().__init__(settings, config, place)
+        self.d_model, self.causal = config.d_model, place.causal
+
+    @classmethod
+    def check(cls, settings: Any, config: ModelConfig, place: Place) -> None:
+        mixers = mixers_of(config)
+        if place.side != "cross" and cls.acts_in_attention() and not any(mixer.attends for mixer in mixers):
+            others = [name for name, scheme in PARTS["positions"].items() if not scheme.acts_in_attention()]
+            raise RegardError(
+                f"positions '{cls.name}' act inside self-attention, which a model with model.mixer "
+                f"{', '.join(config.mixer)} does not have: choose one of {', '.join(others)}"
+            )
+
+    @classmethod
+    def refuse(cls, place: Place, why: str) -> NoReturn:
+        raise RegardError(f"positions '{cls.name}' make no sense in {SIDES[place.side]}: {why}")
+
+    @classmethod
+    def hook(cls) -> str:
+        """Return by which hook the scheme acts: scores, bias, rotation, embed or none."""
+        if cls.contextual or cls.relative:
+            return "scores" if cls.contextual else "bias"
+        if cls.rotation is not Positions.rotation:
+            return "rotation"
+        return "none" if cls.embed is Positions.embed else "embed"
+
+    @classmethod
+    def acts_in_attention(cls) -> bool:
+        return cls.hook() not in ("embed", "none")
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return x
 
     def rotation(self, positions: Tensor) -> Rotation | None:
         return None
-
-    def attach(self, block: nn.Module, first: Positions) -> None:
-        """Called once a block where each has a scheme of its own, and for the first block; `first` is that block's."""
 
     def bias(self, q: Tensor, k: Tensor) -> Tensor:
         """What is added to the scores of queries at positions q and keys at positions k, (H, *their common shape)."""
@@ -45,28 +89,103 @@ class Positions(nn.Module):
         """The bias of every distance k - q from -(n-1) to n-1, (H, 2n-1); only where `toeplitz`."""
         return self.bias(torch.zeros(1, dtype=torch.long, device=device), torch.arange(1 - n, n, device=device))
 
+    def attach(self, block: Block, first: Positions) -> None:
+        """Share what a scheme with one instance a layer shares: with its block, and with the first layer's scheme."""
 
+    def describe(self, n: int = 64) -> tuple[Curves | Matrix, ...]:
+        """What the hooks say of n positions."""
+        if self.relative:
+            return (self.describe_bias(n),)
+        if self.hook() == "rotation":
+            return (self.describe_rotation({self.name: self.rotation(torch.arange(n)[None])}),)
+        if self.hook() == "embed":
+            added = self.embed(torch.zeros(1, n, self.d_model), torch.arange(n)[None])[0]  # (n, C)
+            return (Matrix("added to the embeddings", added, "dimension", "position"),)
+        return ()
+
+    def describe_bias(self, n: int) -> Curves:
+        """What a query at position n - 1 adds to the scores of the keys around it."""
+        at = self.reached(n)
+        bias = self.bias(torch.tensor([n - 1]), at + n - 1)  # (H, keys)
+        title = "bias" if self.toeplitz else f"bias of a query at position {n - 1}"
+        return Curves(title, at, {f"head {h}": row for h, row in enumerate(bias)}, DISTANCE, "added to the score")
+
+    def reached(self, n: int) -> Tensor:
+        """j - i of all the keys that a query can meet: in a decoder, only those before it."""
+        return torch.arange(1 - n, 1 if self.causal else n)
+
+    @staticmethod
+    def describe_rotation(rotations: dict[str, Rotation | None]) -> Curves:
+        """q . k of the same vector (all ones, of length 1) at two places: what the turning alone makes of a distance."""
+        tables = {name: [x[0, 0] for x in rotation] for name, rotation in rotations.items() if rotation is not None}
+        curves = {name: (cos * cos[0] + sin * sin[0]).mean(-1) for name, (cos, sin) in tables.items()}  # of (n, D/2)
+        distance = torch.arange(len(next(iter(curves.values()))))
+        return Curves("equal vectors, turned apart", distance, curves, "distance |i - j|", "q . k")
+
+
+def make_positions(config: ModelConfig, side: str, name: str | None = None) -> Positions:
+    """The scheme of one side of a model of resolved sizes, or the reason why it makes no sense there."""
+    place = Place(side, causal=side == "decoder")
+    scheme: Positions = make_part("positions", name or config.positions_at(side), config, place)
+    return scheme
+
+
+def schemes_for(config: ModelConfig, side: str) -> list[str]:
+    """The names of the schemes that make sense on one side of a model of resolved sizes."""
+    found = []
+    for name in PARTS["positions"]:
+        try:
+            check_part("positions", name, config, Place(side, causal=side == "decoder"))
+        except RegardError:
+            continue
+        found.append(name)
+    return found
+
+
+def mixers_of(config: ModelConfig) -> list[type[Mixer]]:
+    return [find("mixer", name) for name in config.mixer]
+
+
+@register("none")
 class NoPositions(Positions):
     """NoPE: in a causal decoder the mask alone breaks the symmetry, and the model can count what it sees."""
 
-    refuses: ClassVar = {
-        "encoder": "without positions an encoder sees a bag of tokens; only a causal decoder can do without "
-        "(give the decoder alone none: --model.positions none --model.encoder_positions sinusoidal)"
-    }
+    def __init__(self, settings: Any = None, config: ModelConfig | None = None, place: Place | None = None) -> None:
+        """It reads nothing, so it can be made of nothing."""
+        super().__init__(settings, config or ModelConfig(), place or Place("decoder", causal=True))
+
+    @classmethod
+    def check(cls, settings: Any, config: ModelConfig, place: Place) -> None:
+        if place.side == "encoder" and not any(mixer.ordered for mixer in mixers_of(config)):
+            cls.refuse(
+                place,
+                "without positions an encoder sees a bag of tokens; only a causal decoder can do without "
+                "(give the decoder alone none: --model.positions none --model.encoder_positions sinusoidal)",
+            )
 
 
-ABSOLUTE_IN_CROSS = "absolute positions are part of the vectors that cross-attention compares; it needs no others"
+class Absolute(Positions):
+    """Positions that are added to the embeddings."""
+
+    @classmethod
+    def check(cls, settings: Any, config: ModelConfig, place: Place) -> None:
+        super().check(settings, config, place)
+        if place.side == "cross":
+            why = "absolute positions are part of the vectors that cross-attention compares; it needs no others"
+            cls.refuse(place, why)
 
 
-class Linear(Positions):
+@register("linear")
+class Linear(Absolute):
     """PE[p] = a p + b, with learned vectors a and b: the counter-example, because it grows with length."""
 
-    refuses: ClassVar = {"cross": ABSOLUTE_IN_CROSS}
+    formula = r"$x_p \leftarrow x_p + a\,p + b$"
 
-    def __init__(self, d_model: int, max_len: int) -> None:
-        super().__init__()
-        self.a, self.b = (nn.Parameter(torch.empty(d_model)) for _ in range(2))
-        self.max_len = max_len
+    def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
+        super().__init__(settings, config, place)
+        self.max_len = config.max_len
+        self.a = nn.Parameter(torch.empty(config.d_model))
+        self.b = nn.Parameter(torch.empty(config.d_model))
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -77,36 +196,53 @@ class Linear(Positions):
         return x + (self.a * positions[..., None] + self.b).to(x.dtype)  # (B, T, C)
 
 
-class Sinusoidal(Positions):
+@register("sinusoidal")
+class Sinusoidal(Absolute):
     """PE[p, 2i] = sin(p / base^(2i/C)), PE[p, 2i+1] = cos(the same): a clock with C/2 hands.
 
     Bounded, unique, and a step of c positions is one rotation whatever the position: P(t+c) = M_c P(t).
     """
 
-    refuses: ClassVar = {"cross": ABSOLUTE_IN_CROSS}
+    @dataclass(frozen=True)
+    class Settings:
+        base: float = setting(10000.0, "base of the wavelengths, the longest of which is 2 pi base", above=1)
+
+    formula = r"$PE_{p,2m} = \sin(p\,/\,N^{2m/C}),\quad PE_{p,2m+1} = \cos(p\,/\,N^{2m/C})$"
     encoding: Tensor
 
-    def __init__(self, d_model: int, max_len: int, base: float) -> None:
-        super().__init__()
-        self.base = base
-        self.register_buffer("encoding", torch.empty(max_len, d_model), persistent=False)  # (max_len, C)
+    def __init__(self, settings: Settings, config: ModelConfig, place: Place) -> None:
+        super().__init__(settings, config, place)
+        self.base = settings.base
+        self.register_buffer("encoding", torch.empty(config.max_len, config.d_model), persistent=False)
         self.init_weights()
 
+    @classmethod
+    def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:
+        super().check(settings, config, place)
+        if config.max_len * config.d_model > LARGEST_TABLE:
+            raise RegardError(
+                f"sinusoidal positions are a table of model.max_len {config.max_len:,} x model.d_model "
+                f"{config.d_model:,} numbers, and at most {LARGEST_TABLE:,} are made: choose a smaller model.max_len, "
+                f"or rope"
+            )
+
     def init_weights(self) -> None:
-        self.encoding.copy_(sinusoids(*self.encoding.shape, self.base))
+        n, width = self.encoding.shape
+        self.encoding.copy_(sinusoids(n, width, self.base))  # (max_len, C)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + self.encoding[positions.clamp(min=0)].to(x.dtype)  # (B, T, C)
 
 
-class Learned(Positions):
-    """A vector for each position up to max_len."""
+@register("learned")
+class Learned(Absolute):
+    """A learned vector for each position up to max_len."""
 
-    refuses: ClassVar = {"cross": ABSOLUTE_IN_CROSS}
+    formula = r"$x_p \leftarrow x_p + E_p$"
 
-    def __init__(self, d_model: int, max_len: int) -> None:
-        super().__init__()
-        self.encoding = nn.Parameter(torch.empty(max_len, d_model))
+    def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
+        super().__init__(settings, config, place)
+        self.encoding = nn.Parameter(torch.empty(config.max_len, config.d_model))
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -118,7 +254,7 @@ class Learned(Positions):
 
 def sinusoids(n: int, d_model: int, base: float) -> Tensor:
     """The encoding of positions 0..n-1, (n, d_model) fp32, worked in fp64; odd widths end on a sine."""
-    position = torch.arange(n, dtype=torch.float64)[:, None]
-    even = torch.arange(0, d_model, 2, dtype=torch.float64)
+    position = torch.arange(n, dtype=torch.float64, device="cpu")[:, None]
+    even = torch.arange(0, d_model, 2, dtype=torch.float64, device="cpu")
     angle = position / base ** (even / d_model)  # (n, ceil(C/2))
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, :d_model].float()

@@ -26,11 +26,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.device import without_autocast
-from regard.layers.cells import CELLS, Cell, State
+from regard.layers.cells import Cell, State
 from regard.layers.locked import LockedDropout
 from regard.layers.repeated import repeating
 from regard.layers.stack import in_working_precision
 from regard.layers.state import PerRow, Storage
+from regard.registry import find
 
 Run = Callable[[list[Cell], Tensor, State, Tensor | None], tuple[Tensor, State]]
 MARKS = 8  # columns that say what is padding: one does, the others keep rows aligned for the tensor cores
@@ -50,13 +51,17 @@ class Recurrent(nn.Module):
         weight_dropout: float = 0.0,  # on weight_hh
         variational: bool = True,
         norm: bool = False,
+        settings: Any = None,  # of the cell; None: its defaults
     ) -> None:
         super().__init__()
-        kind, directions = CELLS[cell], ("forward_", "backward_") if bidirectional else ("forward_",)
+        kind: type[Cell] = find("cell", cell)
+        directions = ("forward_", "backward_") if bidirectional else ("forward_",)
+        settings = settings or kind.Settings()
         ins = (d_in, *(len(directions) * width for width in widths))
         self.d_out, self.bidirectional = ins[-1], bidirectional
         self.layers = nn.ModuleList(
-            nn.ModuleDict({name: kind(ins[i], width, norm) for name in directions}) for i, width in enumerate(widths)
+            nn.ModuleDict({name: kind(settings, ins[i], width, norm) for name in directions})
+            for i, width in enumerate(widths)
         )
         self.dropout = LockedDropout(dropout, variational)
         self.weight_dropout = weight_dropout

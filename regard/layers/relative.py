@@ -7,17 +7,24 @@ picture, one look-up in every kernel, and gradients through H x (2T-1) numbers i
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.config import ModelConfig
 from regard.device import without_autocast
-from regard.layers.positions import Positions
+from regard.errors import RegardError
+from regard.layers.part import Curves, Matrix, Place
+from regard.layers.positions import DISTANCE, Positions
+from regard.registry import register, setting
 
 
 class Relative(Positions):
+    """A bias that depends on the distance k - q alone."""
+
     relative: ClassVar[bool] = True
     toeplitz: ClassVar[bool] = True
     flat: int | None = None  # beyond this distance all biases on a side are one number
@@ -40,44 +47,68 @@ class Relative(Positions):
         return self.of(k - q)
 
 
+@register("alibi")
 class ALiBi(Relative):
-    """-m_h |q - k| with fixed slopes: each head has its own horizon."""
+    """ALiBi: -m_h |q - k| with fixed slopes, so that each head has its own horizon (Press et al. 2022)."""
 
+    @dataclass(frozen=True)
+    class Settings:
+        max_exponent: float = setting(8.0, "slopes are 2^(-max_exponent h / n_heads), h = 1 .. n_heads", above=0)
+
+    formula = r"$q_i \cdot k_j / \sqrt{D} - m_h\,|i - j|,\quad m_h = 2^{-8(h+1)/H}$"
     slopes: Tensor
 
-    def __init__(self, n_heads: int) -> None:
-        super().__init__()
-        self.register_buffer("slopes", torch.empty(n_heads), persistent=False)  # (H,)
+    def __init__(self, settings: Settings, config: ModelConfig, place: Place) -> None:
+        super().__init__(settings, config, place)
+        self.max_exponent = settings.max_exponent
+        self.register_buffer("slopes", torch.empty(config.n_heads), persistent=False)  # (H,)
         self.init_weights()
 
     def init_weights(self) -> None:
-        self.slopes.copy_(alibi_slopes(len(self.slopes)))
+        self.slopes.copy_(alibi_slopes(len(self.slopes), self.max_exponent))
 
     def of(self, distance: Tensor) -> Tensor:
         return -per_head(self.slopes, distance) * distance.abs()
 
 
-def alibi_slopes(n_heads: int) -> Tensor:
-    """2^(-8h/H), h = 1..H, for a power of two; otherwise the slopes of the power below, and every other of the one above."""
+def alibi_slopes(n_heads: int, most: float = 8.0) -> Tensor:
+    """2^(-most h/H), h = 1..H, for a power of two; otherwise the slopes of the power below, and every other of the one
+    above."""
     below = 2 ** math.floor(math.log2(n_heads))
-    slopes = [2 ** (-8 * h / below) for h in range(1, below + 1)]
-    slopes += [2 ** (-8 * h / (2 * below)) for h in range(1, 2 * below + 1, 2)]
+    slopes = [2 ** (-most * h / below) for h in range(1, below + 1)]
+    slopes += [2 ** (-most * h / (2 * below)) for h in range(1, 2 * below + 1, 2)]
     return torch.tensor(slopes[:n_heads])
 
 
+@register("t5")
 class T5Bias(Relative):
-    """A learned number for each head and bucket of distances: exact buckets near by, logarithmic ones to `max_distance`.
+    """T5: a learned number for each head and bucket of distances, buckets being exact near by and logarithmic further away.
 
     T5 does not divide the scores by sqrt(D); the queries start that much smaller instead (models/init.py).
     """
 
+    @dataclass(frozen=True)
+    class Settings:
+        buckets: int = setting(32, "buckets of distances", least=4, most=1 << 20)
+        max_distance: int = setting(128, "distances beyond this share one bucket", most=1 << 24)
+
+    formula = r"$q_i \cdot k_j + w_{h,\ \mathrm{bucket}(j-i)}$"
     scale = 1.0
 
-    def __init__(self, n_heads: int, buckets: int, max_distance: int, bidirectional: bool) -> None:
-        super().__init__()
-        self.buckets, self.max_distance, self.bidirectional = buckets, max_distance, bidirectional
-        self.flat = max_distance
-        self.weight = nn.Parameter(torch.zeros(n_heads, buckets))
+    def __init__(self, settings: Settings, config: ModelConfig, place: Place) -> None:
+        super().__init__(settings, config, place)
+        self.buckets, self.max_distance, self.bidirectional = settings.buckets, settings.max_distance, not place.causal
+        self.flat = settings.max_distance
+        self.weight = nn.Parameter(torch.empty(config.n_heads, settings.buckets))
+        self.init_weights()
+
+    @classmethod
+    def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:
+        super().check(settings, config, place)
+        if settings.max_distance <= settings.buckets // 2:
+            raise RegardError(
+                f"model.t5.max_distance {settings.max_distance} must be above half of model.t5.buckets {settings.buckets}"
+            )
 
     def init_weights(self) -> None:
         nn.init.zeros_(self.weight)
@@ -85,6 +116,13 @@ class T5Bias(Relative):
     def of(self, distance: Tensor) -> Tensor:
         bucket = t5_bucket(distance, self.buckets, self.max_distance, self.bidirectional)
         return self.weight.index_select(1, bucket.flatten()).unflatten(1, bucket.shape)
+
+    def describe(self, n: int = 64) -> tuple[Curves | Matrix, ...]:
+        """The bucket of each distance, and the bias where anything has been learned."""
+        at = self.reached(n)
+        bucket = {"bucket": t5_bucket(at, self.buckets, self.max_distance, self.bidirectional)}
+        buckets = Curves("bucket of each distance", at, bucket, DISTANCE, "bucket")
+        return (buckets, self.describe_bias(n)) if self.weight.any() else (buckets,)
 
 
 def t5_bucket(distance: Tensor, buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
@@ -111,12 +149,16 @@ def at_least(x: Tensor, most: float | None = None) -> Tensor:
     return x.detach().clamp(LEAST, most) + (x - x.detach())
 
 
+@register("kerple-log")
 class KerpleLog(Relative):
-    """-r1 ln(1 + r2 |q - k|), r1 and r2 learned per head."""
+    """KERPLE, logarithmic: -r1 ln(1 + r2 |q - k|), r1 and r2 learned per head (Chi et al. 2022)."""
 
-    def __init__(self, n_heads: int) -> None:
-        super().__init__()
-        self.r1, self.r2 = (nn.Parameter(torch.empty(n_heads)) for _ in range(2))
+    formula = r"$q_i \cdot k_j / \sqrt{D} - r_1 \ln(1 + r_2\,|i - j|)$"
+
+    def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
+        super().__init__(settings, config, place)
+        self.r1 = nn.Parameter(torch.empty(config.n_heads))
+        self.r2 = nn.Parameter(torch.empty(config.n_heads))
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -131,16 +173,20 @@ class KerpleLog(Relative):
         return -r1 * torch.log1p(r2 * distance.abs())
 
 
+@register("kerple-power")
 class KerplePower(Relative):
-    """-a |q - k|^p, 0 < p <= 2, a and p learned per head."""
+    """KERPLE, by a power: -a |q - k|^p, 0 < p <= 2, a and p learned per head (Chi et al. 2022)."""
 
-    def __init__(self, n_heads: int) -> None:
-        super().__init__()
-        self.a, self.p = (nn.Parameter(torch.empty(n_heads)) for _ in range(2))
+    formula = r"$q_i \cdot k_j / \sqrt{D} - a\,|i - j|^p,\quad 0 < p \leq 2$"
+
+    def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
+        super().__init__(settings, config, place)
+        self.a = nn.Parameter(torch.empty(config.n_heads))
+        self.p = nn.Parameter(torch.empty(config.n_heads))
         self.init_weights()
 
     def init_weights(self) -> None:
-        nn.init.uniform_(self.a)
+        nn.init.uniform_(self.a, 0, 1)
         nn.init.uniform_(self.p, 0, 2)
 
     def theta(self) -> Tensor:
@@ -153,26 +199,38 @@ class KerplePower(Relative):
         return -a * torch.where(apart > 0, apart.clamp(min=1) ** p, 0.0)
 
 
+@register("fire")
 class FIRE(Positions):
-    """f(psi(q - k) / psi(max(L, q))), psi(x) = ln(c x + 1), f a network 1 -> width -> H.
+    """FIRE: f(psi(q - k) / psi(max(L, q))), psi(x) = ln(c x + 1), f a network 1 -> width -> H (Li et al. 2023).
 
     Distances are seen relative to the query's own position, so all lengths fill the same interval [0, 1]; below the
     threshold L they are not stretched that far. c and L are learned. In an encoder, the later of the two positions takes
     q's place.
     """
 
+    @dataclass(frozen=True)
+    class Settings:
+        width: int = setting(32, "hidden units of its network", least=1, most=1 << 20)
+        threshold: float = setting(512.0, "L, below which positions are not stretched; its factor is learned", above=0)
+
+    formula = r"$q_i \cdot k_j / \sqrt{D} + f_h(\psi(i-j)\,/\,\psi(\max(L, i))),\quad \psi(x) = \ln(c\,x + 1)$"
     relative: ClassVar[bool] = True
     per_layer: ClassVar[bool] = True
-    refuses: ClassVar = {
-        "cross": "FIRE measures distances against the query's position, which says nothing of the source's length"
-    }
 
-    def __init__(self, n_heads: int, width: int, threshold: float) -> None:
-        super().__init__()
-        self.inner, self.outer = nn.Linear(1, width), nn.Linear(width, n_heads)
-        self.c, self.stretch = (nn.Parameter(torch.empty(())) for _ in range(2))  # stretch: a factor of the threshold
-        self.threshold = threshold
+    def __init__(self, settings: Settings, config: ModelConfig, place: Place) -> None:
+        super().__init__(settings, config, place)
+        self.inner, self.outer = nn.Linear(1, settings.width), nn.Linear(settings.width, config.n_heads)
+        self.c = nn.Parameter(torch.empty(()))
+        self.stretch = nn.Parameter(torch.empty(()))  # learned factor of the threshold
+        self.threshold = settings.threshold
         self.init_weights()
+
+    @classmethod
+    def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:
+        super().check(settings, config, place)
+        if place.side == "cross":
+            why = "FIRE measures distances against the query's position, which says nothing of the source's length"
+            cls.refuse(place, why)
 
     def init_weights(self) -> None:
         self.inner.reset_parameters()

@@ -19,9 +19,8 @@ from regard.layers.block import Block
 from regard.layers.context import Context, Request, apply_forward, apply_read, apply_step
 from regard.layers.masks import FULL, Mask
 from regard.layers.norm import make_norm
-from regard.layers.positions import NoPositions
+from regard.layers.positions import NoPositions, make_positions
 from regard.layers.residual import add_norm
-from regard.layers.schemes import make_positions
 from regard.layers.state import State
 
 

@@ -223,7 +223,8 @@ class StaticState:
     def _enter_sentences(place: Tensor, new: Tensor, slots: Tensor, which: Tensor) -> None:
         """Copy what was made of the sources; what lies beyond a source becomes zero."""
         place[slots] = 0
-        place[(slots, *(slice(0, size) for size in new.shape[1:]))] = new[which].to(place.dtype)
+        inside: tuple[Any, ...] = tuple(slice(0, size) for size in new.shape[1:])
+        place[(slots, *inside)] = new[which].to(place.dtype)
 
     def clear(self, slots: Tensor) -> None:
         """Slots (n,) begin with states of zeros: nothing was read before their first step."""

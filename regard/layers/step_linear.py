@@ -105,7 +105,7 @@ def one_row(
 ) -> Tensor:
     """activation(norm(x) W^T + bias) + residual for x (1, C) and W (N, C); (1, N).
 
-    Gated: W is (2N, C), and the result activation(gates) * values, as in GatedFeedForward.
+    Gated: W is (2N, C), and the result activation(gates) * values, as in feedforward.Gated.
     """
     if not runs_kernels(x):
         return one_row_reference(x, weight, bias, norm=norm, activation=activation, gated=gated, residual=residual)

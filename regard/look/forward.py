@@ -140,7 +140,7 @@ def text_read(sight: Sight, patterns: str | Sequence[str], stream: bool) -> Forw
 
 
 def picture_read(sight: Sight, patterns: str | Sequence[str], stream: bool) -> Forward:
-    bundle, size = sight.bundle, sight.bundle.config.patch_size
+    bundle, size = sight.bundle, sight.bundle.config.value("vit.patch_size")
     pixels = kinds_read.read_for(bundle, Path(sight.text))  # (H, W, channels)
     floats = normalise(to_floats(torch.from_numpy(pixels[None].copy())), bundle.pixels["mean"], bundle.pixels["std"])
     first = next(bundle.model.parameters())

@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,7 @@ def config_of(bundle: folder.Bundle | None, path: Path, settings: Mapping[str, A
             f"'{specs}@{bundle.directions[0]}'"
         )
     data = {"source": bundle.source, "target": bundle.target, "valid": settings["data.train"]}
-    values = {"task": bundle.task, "data": data, "model": asdict(bundle.config)}
+    values = {"task": bundle.task, "data": data, "model": recipes.to_dict(bundle.config)}
     if bundle.tokenizers:
         values["tokenizer"] = {"joint": bundle.tokenizers.source is bundle.tokenizers.target}
     return make_config(values, settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from torch import nn
@@ -18,7 +18,8 @@ from regard.models.rnn import RNN
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
 from regard.models.vit import ViT
-from regard.recipes import build
+from regard.recipes import build, nested, over
+from regard.registry import MADE_OF
 
 PRESETS: dict[str, dict[str, Any]] = {}  # of all architectures
 M = TypeVar("M", bound=type[Model])
@@ -36,6 +37,7 @@ def register(name: str) -> Callable[[M], M]:
         for settings in cls.presets.values():
             settings["architecture"] = name
         ARCHITECTURES[name] = cls
+        MADE_OF[name] = cls.made_of
         PRESETS.update(cls.presets)
         return cls
 
@@ -61,18 +63,22 @@ def of(config: ModelConfig) -> type[Model]:
 
 
 def preset(name: str, **settings: Any) -> ModelConfig:
-    """A published model's sizes and style, with some of them changed."""
-    return build(with_preset({"preset": name, **settings}), ModelConfig, "model.")
+    """A published model's sizes and style, with some of them changed: `preset("llama3-8b", rope={"base": 1e6})`.
+
+    Names may be dotted: `preset("llama3-8b", **{"rope.base": 1e6})`.
+    """
+    return build(with_preset({"preset": name, **nested(settings)}), ModelConfig, "model.")
 
 
-def with_preset(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a `[model]` table over those of the preset it names."""
-    name = settings.get("preset", ModelConfig.preset)
+def with_preset(settings: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The settings of a `[model]` table, and of what is written over it, over those of the preset that they name."""
+    overrides = overrides or {}
+    name = overrides.get("preset", settings.get("preset", ModelConfig.preset))
     if not isinstance(name, str) or name not in PRESETS:
         near = difflib.get_close_matches(str(name), PRESETS, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
         raise RegardError(f"unknown model.preset '{name}': {hint}there are {', '.join(PRESETS)}")
-    return {**PRESETS[name], **settings}
+    return over(over(PRESETS[name], settings), overrides)
 
 
 def resolve(config: ModelConfig) -> ModelConfig:

@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.config import ModelConfig
+from regard.config import ModelConfig, RecurrentSettings, ViTSettings
 from regard.device import PEAK_FLOPS
-from regard.layers.cells import CELLS
 from regard.layers.state import PerRow, declared
 from regard.models.architectures import of
 from regard.models.counting import Counting, Shape, count, meta_model
 from regard.models.rnn import widths
 from regard.models.seq2seq import attends, reads_again
+from regard.registry import find
 from regard.training.crossentropy import chunk_rows
 
 
@@ -117,12 +117,13 @@ def arguments(model: nn.Module) -> list[str]:
 def inputs(model: nn.Module, batch: int, s: int, t: int) -> tuple[Tensor, ...]:
     """Inputs of these lengths, without padding, on the meta device; those of an image are its patches and one more."""
     config: ModelConfig = model.config  # type: ignore[assignment]
+    images = config.table(ViTSettings)
 
     def image() -> Tensor:
         rows = isqrt(s - 1) if isqrt(s - 1) ** 2 == s - 1 else 1
-        size = config.patch_size * rows, config.patch_size * ((s - 1) // rows)
+        size = images.patch_size * rows, images.patch_size * ((s - 1) // rows)
         dtype = next(model.parameters()).dtype
-        return torch.empty(batch, config.image_channels, *size, dtype=dtype, device="meta")
+        return torch.empty(batch, images.image_channels, *size, dtype=dtype, device="meta")
 
     lengths = {"source": s, "target": t}
     return tuple(
@@ -173,11 +174,14 @@ def stack_activations(config: ModelConfig, s: int, t: int) -> int:
     c, f, queries, keys = config.d_model, config.d_ff, *head_widths(config)
     summed = 0 if config.parallel else 4 * c  # of the sublayers after the first
     turned = 4 * queries + 2 * keys if config.positions in ("rope", "yarn") else 0  # copies, by heads
-    if config.mixer == "convolution":  # the tokens seen, and both halves before the gate
-        mixer = 2 * c + (2 * c if config.parallel else 0) + 2 * config.kernel * c + 4 * c
-    else:  # q, k, v and what attention gives
-        mixer = 4 * c + 2 * (queries + 2 * keys) + 2 * queries + turned
-    kept = 3 if config.gated else 1 if config.activation == "relu" else 2  # relu is its own derivative's memory
+    # of self-attention q, k, v and what it gives; of a convolution the tokens seen, and both halves before the gate
+    attention = 4 * c + 2 * (queries + 2 * keys) + 2 * queries + turned
+    convolution = 2 * c + (2 * c if config.parallel else 0) + 2 * config.value("convolution.kernel") * c + 4 * c
+    each = [convolution if name == "convolution" else attention for name in config.mixer]
+    mixer = sum(each) // len(each)
+    kept = (
+        3 if config.feedforward == "gated" else 1 if config.activation == "relu" else 2
+    )  # relu is its own derivative's memory
     block = mixer + (summed + 2 * kept * f + (3 * f if config.ff_dropout else 0) if f else 0)
     normed = config.embedding_norm and not of(config).sees_images
     ends = (4 * c if normed else 0) + (c if config.dropout else 0)  # the embeddings in fp32; a mask
@@ -204,12 +208,13 @@ def head_widths(config: ModelConfig) -> tuple[int, int]:
 def recurrent_activations(config: ModelConfig, s: int, t: int) -> int:
     """Of recurrent models: of each layer what it reads, its gates and its states; what the head is given; in a translator
     what attention and the readout, a maxout, read and make."""
-    c, h, each = config.d_model, config.d_hidden, 1 + config.bidirectional
-    kept = CELLS[config.cell].gates + CELLS[config.cell].states
+    recurrent, cell = config.table(RecurrentSettings), find("cell", config.cell)
+    c, h, each = config.d_model, recurrent.d_hidden, 1 + recurrent.bidirectional
+    kept = cell.gates + cell.states
 
     def layers(d_in: int, sizes: list[int]) -> int:
         """Numbers of one token; with dropout between layers, what a layer reads is a copy."""
-        return d_in + kept * sum(sizes) + (sum(sizes[:-1]) if config.hidden_dropout else 0)
+        return d_in + kept * sum(sizes) + (sum(sizes[:-1]) if recurrent.hidden_dropout else 0)
 
     if not of(config).translates:
         sizes = [each * width for width in widths(config)]
@@ -219,7 +224,7 @@ def recurrent_activations(config: ModelConfig, s: int, t: int) -> int:
     source = s * 2 * layers(c, [each * h] * config.n_encoder_layers)
     target = t * 2 * (layers(c + again, [h] * config.n_decoder_layers) + c)
     if annotation:  # and the weights, in fp32 and in bf16
-        source += s * 2 * ((annotation if config.hidden_dropout else 0) + brought + key) + s * t * 6
+        source += s * 2 * ((annotation if recurrent.hidden_dropout else 0) + brought + key) + s * t * 6
     return source + target + (t * 2 * (h + c + again + 3 * c) if again else 0)
 
 
@@ -228,9 +233,9 @@ def annotated(config: ModelConfig) -> tuple[int, int, int]:
     key; 0 where there is none, or where it is the annotation itself."""
     if not of(config).translates or not attends(config):
         return 0, 0, 0
-    h, cell = config.d_hidden, CELLS[config.cell]
-    before = not (cell.bare or config.recurrent_norm)
-    return h * (1 + config.bidirectional), cell.inputs * h * before, h * (config.score != "dot")
+    recurrent, cell = config.table(RecurrentSettings), find("cell", config.cell)
+    h, before = recurrent.d_hidden, not (cell.bare or recurrent.norm)
+    return h * (1 + recurrent.bidirectional), cell.inputs * h * before, h * (config.score != "dot")
 
 
 def logit_bytes(config: ModelConfig, batch: int, s: int, t: int) -> int:

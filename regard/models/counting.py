@@ -143,7 +143,7 @@ def broadcast(*shapes: Shape) -> Shape:
 
 def ordered_as(x: Tensor, dtype: torch.dtype) -> Tensor:
     """A tensor of the same shape, its dimensions in the same order in memory."""
-    order = sorted(range(x.dim()), key=lambda i: -x.stride(i))
+    order = sorted(range(x.dim()), key=lambda i: -x.stride()[i])
     dense = torch.empty([x.shape[i] for i in order], dtype=dtype, device="meta")
     return dense.permute(sorted(range(x.dim()), key=order.__getitem__))
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.layers.schemes import check_positions
 from regard.models.presets import Table
-from regard.models.sizes import ALIGNMENT, BLOCKS, RECURRENT, resolve_sizes
+from regard.models.sizes import check_parts, resolve_sizes
+from regard.registry import BLOCKS
 from regard.text.tokenizer import PAD
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Model(nn.Module):
     tasks: ClassVar[tuple[str, ...]]  # what it can learn
     sides: ClassVar[tuple[str, ...]]  # which stacks of layers it has: encoder, decoder
     vocabularies: ClassVar[tuple[str, ...]]  # of which text it reads or writes tokens: source, target
-    own_settings: ClassVar[tuple[str, ...]] = BLOCKS  # which of the settings that only some models read it reads
+    made_of: ClassVar[tuple[str, ...]] = (BLOCKS,)  # which decides the parts and settings it has (registry.py)
 
     translates: ClassVar[bool] = False  # writes one text while reading another: a TranslationModel
     writes: ClassVar[bool] = False  # continues a text, every token seeing those before it: a LanguageModel
@@ -58,29 +58,15 @@ class Model(nn.Module):
     @classmethod
     def resolve(cls, config: ModelConfig) -> ModelConfig:
         """Return the sizes that a model will have; refuse impossible ones, and settings that would do nothing."""
-        if config.preset in cls.presets:
-            cls.check_own(config)
         config = resolve_sizes(config, cls.presets)
-        if not cls.is_recurrent:  # a recurrent model knows the order of its tokens by itself
-            for place in (*cls.sides, *(["cross"] if cls.translates else [])):
-                check_positions(config, place)
+        if BLOCKS in cls.made_of:
+            check_parts(config, (*cls.sides, *(["cross"] if cls.translates else [])))
         if cls.translates and config.tie in ("inputs", "all") and config.source_vocab != config.target_vocab:
             raise RegardError(
                 f"model.tie '{config.tie}' needs one vocabulary for both languages, but they have {config.source_vocab} "
                 f"and {config.target_vocab} pieces: set tokenizer.joint true, or model.tie decoder"
             )
         return config
-
-    @classmethod
-    def check_own(cls, config: ModelConfig) -> None:
-        """Refuse settings that only other architectures read."""
-        usual, own = ModelConfig(), cls.presets[config.preset]["architecture"]
-        for setting in (*RECURRENT, *ALIGNMENT, *BLOCKS):
-            if setting not in cls.own_settings and getattr(config, setting) != getattr(usual, setting):
-                kinds = ", ".join(name for name, model in ARCHITECTURES.items() if setting in model.own_settings)
-                raise RegardError(
-                    f"model.{setting} is for {kinds} models, and {config.preset} is a {own}: leave it out"
-                )
 
     @classmethod
     def output_vocabulary(cls, config: ModelConfig) -> int:

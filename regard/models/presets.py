@@ -1,4 +1,7 @@
-"""Models by name: sizes and style of the published ones, one table an architecture. Those of sizes alone have any style."""
+"""Models by name: sizes and style of the published ones, one table an architecture. Those of sizes alone have any style.
+
+A preset is what a recipe's `[model]` could say, nested in the same way: parts are named, and their settings are tables.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,27 @@ PLAIN = {"scale_embeddings": False}
 GPT2 = {**PLAIN, **DROPOUTS, "activation": "gelu-tanh", "positions": "learned", "target_vocab": 50257, "max_len": 1024}
 LLAMA = {
     **PLAIN,
-    **{"norm_kind": "rms", "norm_eps": 1e-6, "bias": False, "activation": "silu", "gated": True, "tie": "none"},
+    **{
+        "norm_kind": "rms",
+        "norm_eps": 1e-6,
+        "bias": False,
+        "activation": "silu",
+        "feedforward": "gated",
+        "tie": "none",
+    },
     **{"positions": "rope", "target_vocab": 32000, "max_len": 2048, "dropout": 0.0},
 }
-LLAMA3 = {**LLAMA, "norm_eps": 1e-5, "position_base": 500000.0, "target_vocab": 128256, "max_len": 8192}
+LLAMA3 = {**LLAMA, "norm_eps": 1e-5, "rope": {"base": 500000.0}, "target_vocab": 128256, "max_len": 8192}
 PALM = {
     **PLAIN,
-    **{"parallel": True, "bias": False, "activation": "silu", "gated": True, "scale_logits": True, "positions": "rope"},
+    **{
+        "parallel": True,
+        "bias": False,
+        "activation": "silu",
+        "feedforward": "gated",
+        "scale_logits": True,
+        "positions": "rope",
+    },
     **{"n_kv_heads": 1, "d_head": 256, "target_vocab": 256000, "max_len": 2048, "dropout": 0.0},
 }
 BLOOM = {
@@ -83,17 +100,32 @@ BERT: Table = {
     "roformer-base": {
         **encoder(12, 768, 12, 3072), **BERT_STYLE, "positions": "rope", "source_vocab": 50000, "max_len": 1536,
     },
-    "deberta-base": {**encoder(12, 768, 12, 3072), **DEBERTA, "disentangled_buckets": 0, "source_vocab": 50265},
+    "deberta-base": {**encoder(12, 768, 12, 3072), **DEBERTA, "disentangled": {"buckets": 0}, "source_vocab": 50265},
     "deberta-v3-base": {**encoder(12, 768, 12, 3072), **DEBERTA, "source_vocab": 128100},
 }  # fmt: skip
 
-VIT_STYLE = {"norm_eps": 1e-12, "activation": "gelu", "positions": "learned", "image_channels": 3, "n_classes": 1000}
+VIT_STYLE = {"norm_eps": 1e-12, "activation": "gelu", "positions": "learned", "n_classes": 1000}
 
 VIT: Table = {  # max_len: the patches of 224 x 224 pixels, and one
     "vit-tiny": encoder(6, 192, 3, 768),
-    "vit-base-16": {**encoder(12, 768, 12, 3072), **VIT_STYLE, "patch_size": 16, "max_len": 197},
-    "vit-large-16": {**encoder(24, 1024, 16, 4096), **VIT_STYLE, "patch_size": 16, "max_len": 197},
-    "vit-huge-14": {**encoder(32, 1280, 16, 5120), **VIT_STYLE, "patch_size": 14, "max_len": 257},
+    "vit-base-16": {
+        **encoder(12, 768, 12, 3072),
+        **VIT_STYLE,
+        "vit": {"patch_size": 16, "image_channels": 3},
+        "max_len": 197,
+    },
+    "vit-large-16": {
+        **encoder(24, 1024, 16, 4096),
+        **VIT_STYLE,
+        "vit": {"patch_size": 16, "image_channels": 3},
+        "max_len": 197,
+    },
+    "vit-huge-14": {
+        **encoder(32, 1280, 16, 5120),
+        **VIT_STYLE,
+        "vit": {"patch_size": 14, "image_channels": 3},
+        "max_len": 257,
+    },
 }
 
 # ---- encoder-decoders -------------------------------------------------------------------------------------------------
@@ -111,7 +143,7 @@ T5 = {
     **{"norm_kind": "rms", "norm_eps": 1e-6, "bias": False, "positions": "t5", "scale_logits": True, "d_head": 64},
     **{"ff_dropout": 0.1, "max_len": 512},
 }
-T5_1_1 = {**T5, "activation": "gelu-tanh", "gated": True, "scale_logits": False, "tie": "inputs"}
+T5_1_1 = {**T5, "activation": "gelu-tanh", "feedforward": "gated", "scale_logits": False, "tie": "inputs"}
 BART = {
     **PLAIN,
     **DROPOUTS,
@@ -140,43 +172,49 @@ CONVOLUTION = {"mixer": "convolution", "positions": "learned"}
 TRANSFORMER |= {
     "convs2s-small": {**both(6, 256, 4, 0), **CONVOLUTION},
     "convs2s": {**both(20, 512, 1, 0), **CONVOLUTION},
-    "bytenet-small": {**both(5, 256, 4, 0), **CONVOLUTION, "dilations": (1, 2, 4, 8, 16)},
+    "bytenet-small": {**both(5, 256, 4, 0), **CONVOLUTION, "convolution": {"dilations": (1, 2, 4, 8, 16)}},
 }
 GPT |= {
-    "conv-lm": {**decoder(8, 256, 1, 0), **CONVOLUTION, "positions": "none", "dilations": (1, 2, 4, 8, 16, 32)},
+    "conv-lm": {
+        **decoder(8, 256, 1, 0),
+        **CONVOLUTION,
+        "positions": "none",
+        "convolution": {"dilations": (1, 2, 4, 8, 16, 32)},
+    },
 }
 
 # ---- recurrent --------------------------------------------------------------------------------------------------------
 
 
-def recurrent(layers: int, d_model: int, d_hidden: int, cell: str = "lstm") -> dict[str, Any]:
-    return {"n_decoder_layers": layers, "d_model": d_model, "d_hidden": d_hidden, "cell": cell, **PLAIN}
+def recurrent(layers: int, d_model: int, d_hidden: int, cell: str = "lstm", **more: Any) -> dict[str, Any]:
+    """`more` are further settings of `[model.recurrent]`."""
+    table = {"d_hidden": d_hidden, **more}
+    return {"n_decoder_layers": layers, "d_model": d_model, "cell": cell, "recurrent": table, **PLAIN}
 
 
-def reading(layers: int, d_model: int, d_hidden: int, cell: str) -> dict[str, Any]:
+def reading(layers: int, d_model: int, d_hidden: int, cell: str, **more: Any) -> dict[str, Any]:
     """An encoder and a decoder."""
-    return {"n_encoder_layers": layers, **recurrent(layers, d_model, d_hidden, cell)}
+    return {"n_encoder_layers": layers, **recurrent(layers, d_model, d_hidden, cell, **more)}
 
 
-AWD = {
-    **{"dropout": 0.65, "hidden_dropout": 0.2, "output_dropout": 0.4, "weight_dropout": 0.5, "word_dropout": 0.1},
-    **{"head_bias": True, "target_vocab": 33278, "max_len": 4096},
-}
+AWD = {"dropout": 0.65, "head_bias": True, "target_vocab": 33278, "max_len": 4096}
+DROPPED = {"hidden_dropout": 0.2, "output_dropout": 0.4, "weight_dropout": 0.5, "word_dropout": 0.1}
+REVERSED = {"score": "none", "seq2seq": {"reverse_source": True}}
 
 RNN: Table = {
     "rnn-tiny": {**recurrent(1, 32, 32, "rnn"), "dropout": 0.0},
     "lstm-small": recurrent(2, 256, 256),
     "lstm-char": recurrent(3, 512, 512),
     "gru-small": recurrent(2, 256, 256, "gru"),
-    "awd-lstm": {**recurrent(3, 400, 1150), **AWD},
+    "awd-lstm": {**recurrent(3, 400, 1150, **DROPPED), **AWD},
 }
 SEQ2SEQ: Table = {
-    "sutskever-small": {**reading(2, 256, 512, "lstm"), "score": "none", "reverse_source": True},
-    "sutskever": {**reading(4, 1000, 1000, "lstm"), "score": "none", "reverse_source": True, "tie": "none"},
+    "sutskever-small": {**reading(2, 256, 512, "lstm"), **REVERSED},
+    "sutskever": {**reading(4, 1000, 1000, "lstm"), **REVERSED, "tie": "none"},
     "rnnenc-small": {**reading(1, 256, 512, "gru"), "score": "constant"},
     "rnnenc": {**reading(1, 620, 1000, "gru"), "score": "constant", "tie": "none"},
-    "rnnsearch-small": {**reading(1, 256, 512, "gru"), "bidirectional": True},
-    "rnnsearch": {**reading(1, 620, 1000, "gru"), "bidirectional": True, "tie": "none"},
+    "rnnsearch-small": {**reading(1, 256, 512, "gru", bidirectional=True)},
+    "rnnsearch": {**reading(1, 620, 1000, "gru", bidirectional=True), "tie": "none"},
 }
 
 TABLES = {"transformer": TRANSFORMER, "gpt": GPT, "bert": BERT, "vit": VIT, "rnn": RNN, "seq2seq": SEQ2SEQ}

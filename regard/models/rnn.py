@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.config import ModelConfig
+from regard.config import ModelConfig, RecurrentSettings
 from regard.errors import RegardError
 from regard.layers.cells import State as Hidden
+from regard.layers.cells import cell_settings
 from regard.layers.embedding import Embedding, Head
 from regard.layers.locked import LockedDropout, word_dropout
 from regard.layers.recurrent import Recurrent
@@ -19,46 +20,48 @@ from regard.layers.state import State, Storage
 from regard.models import presets as tables
 from regard.models.init import initialise, new_seed
 from regard.models.model import ANSWERS, StreamModel
-from regard.models.sizes import RECURRENT
+from regard.registry import RECURRENT
 from regard.text.tokenizer import PAD
 
 
 class RNN(StreamModel):
     presets = tables.RNN
     tasks = ("causal-lm", *ANSWERS)
-    own_settings = RECURRENT
+    made_of = (RECURRENT,)
     embeds = is_recurrent = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         seed = new_seed()
         self.config = config = self.resolve(config)
-        if config.bidirectional and config.answer == "none":
+        self.settings = s = config.table(RecurrentSettings)
+        if s.bidirectional and config.answer == "none":
             raise RegardError(
-                "a language model may not read what it is to predict: model.bidirectional is for models that answer "
-                "(classification, regression, tagging)"
+                "a language model may not read what it is to predict: model.recurrent.bidirectional is for models that "
+                "answer (classification, regression, tagging)"
             )
         self.embedding = Embedding(config.target_vocab, config.d_model, config.scale_embeddings)
-        self.dropout = LockedDropout(config.dropout, config.variational)
+        self.dropout = LockedDropout(config.dropout, s.variational)
         self.recurrent = Recurrent(
             config.cell,
             config.d_model,
             widths(config),
-            bidirectional=config.bidirectional,
-            dropout=config.hidden_dropout,
-            weight_dropout=config.weight_dropout,
-            variational=config.variational,
-            norm=config.recurrent_norm,
+            bidirectional=s.bidirectional,
+            dropout=s.hidden_dropout,
+            weight_dropout=s.weight_dropout,
+            variational=s.variational,
+            norm=s.norm,
+            settings=cell_settings(config),
         )
-        self.output_dropout = LockedDropout(config.output_dropout, config.variational)
-        if not config.bidirectional:
+        self.output_dropout = LockedDropout(s.output_dropout, s.variational)
+        if not s.bidirectional:
             matrix = nn.Parameter(torch.empty(config.target_vocab, self.recurrent.d_out))
             weight = self.embedding.weight if tied(config) else matrix
             self.head = Head(weight, config.scale_logits, config.absent, config.head_bias)
         initialise(self, seed)
 
     def embed(self, ids: Tensor) -> Tensor:
-        weight = word_dropout(self.embedding.weight, self.config.word_dropout, self.training)
+        weight = word_dropout(self.embedding.weight, self.settings.word_dropout, self.training)
         return self.dropout(F.embedding(ids, weight) * self.embedding.scale)  # (B, T, C)
 
     def start(self, rows: int) -> Hidden:
@@ -72,7 +75,7 @@ class RNN(StreamModel):
 
     def read(self, ids: Tensor) -> Tensor:
         """What the head is given (B, T, C) for the token after each token; rows are padded on the right."""
-        return self.output_dropout(self.hidden(ids, real=ids != PAD if self.config.bidirectional else None)[0])
+        return self.output_dropout(self.hidden(ids, real=ids != PAD if self.settings.bidirectional else None)[0])
 
     @property
     def width(self) -> int:
@@ -81,7 +84,7 @@ class RNN(StreamModel):
     def pooled(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """(B, C): the last token's; where it reads both ways, the half that reads backwards is the first token's."""
         at_end = super().pooled(hidden, ids)
-        if not self.config.bidirectional:
+        if not self.settings.bidirectional:
             return at_end
         way = hidden.shape[-1] // 2
         return torch.cat([at_end[:, :way], hidden[:, 0, way:]], -1)
@@ -122,10 +125,10 @@ class RNN(StreamModel):
 
 def tied(config: ModelConfig) -> bool:
     """Whether the head is the embedding matrix; what reads both ways has no head."""
-    return config.tie in ("decoder", "all") and not config.bidirectional
+    return config.tie in ("decoder", "all") and not config.table(RecurrentSettings).bidirectional
 
 
 def widths(config: ModelConfig) -> list[int]:
     """Of each layer; the last gives vectors as wide as the embeddings where these are the head."""
-    hidden = config.d_hidden
+    hidden = config.table(RecurrentSettings).d_hidden
     return [hidden] * (config.n_decoder_layers - 1) + [config.d_model if tied(config) else hidden]

@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.config import ModelConfig
+from regard.config import ModelConfig, RecurrentSettings, Seq2SeqSettings
 from regard.errors import RegardError
 from regard.layers.alignment import Annotated, Attentive
 from regard.layers.attend import Plan, reference
-from regard.layers.cells import CELLS
 from regard.layers.cells import State as Hidden
+from regard.layers.cells import cell_settings
 from regard.layers.embedding import Embedding, Head
 from regard.layers.locked import LockedDropout, word_dropout
 from regard.layers.masks import FULL
@@ -31,7 +31,7 @@ from regard.layers.state import LENGTH, PerRow, PerSentence, State, Storage
 from regard.models import presets as tables
 from regard.models.init import initialise, new_seed
 from regard.models.model import TranslationModel
-from regard.models.sizes import ALIGNMENT, RECURRENT
+from regard.registry import ALIGNMENT, RECURRENT, find
 from regard.text.tokenizer import PAD
 
 Memory = tuple[Tensor, ...]  # one row a sentence
@@ -40,7 +40,7 @@ Memory = tuple[Tensor, ...]  # one row a sentence
 class Seq2Seq(TranslationModel):
     presets = tables.SEQ2SEQ
     tasks = ("translation",)
-    own_settings = (*RECURRENT, *ALIGNMENT)
+    made_of = (RECURRENT, ALIGNMENT)
     is_recurrent = True
 
     def __init__(self, config: ModelConfig) -> None:
@@ -53,10 +53,12 @@ class Seq2Seq(TranslationModel):
             if config.tie in ("inputs", "all")
             else Embedding(config.target_vocab, config.d_model, config.scale_embeddings)
         )
-        self.dropout = LockedDropout(config.dropout, config.variational)
-        self.encoder = layers(config, config.d_model, config.n_encoder_layers, config.bidirectional)
+        self.settings = s = config.table(RecurrentSettings)
+        self.reverse_source = config.table(Seq2SeqSettings).reverse_source
+        self.dropout = LockedDropout(config.dropout, s.variational)
+        self.encoder = layers(config, config.d_model, config.n_encoder_layers, s.bidirectional)
         self.decoder = Searching(config, self.encoder.d_out) if attends(config) else OneContext(config)
-        self.output_dropout = LockedDropout(config.output_dropout, config.variational)
+        self.output_dropout = LockedDropout(s.output_dropout, s.variational)
         self.head = Head(
             nn.Parameter(torch.empty(config.target_vocab, config.d_model))
             if config.tie in ("none", "inputs")
@@ -74,12 +76,12 @@ class Seq2Seq(TranslationModel):
         return config
 
     def embed(self, embedding: Embedding, ids: Tensor) -> Tensor:
-        weight = word_dropout(embedding.weight, self.config.word_dropout, self.training)
+        weight = word_dropout(embedding.weight, self.settings.word_dropout, self.training)
         return self.dropout(F.embedding(ids, weight) * embedding.scale)  # (B, T, C)
 
     def encode(self, source: Tensor) -> tuple[Memory, Hidden]:
         """What the decoder reads at every step, and the state it begins with."""
-        if self.config.bidirectional:
+        if self.settings.bidirectional:
             annotations, end = self.encoder(self.embed(self.source_embedding, source), real=source != PAD)
             return self.decoder.begin(annotations, end, source == PAD)
         order = self.reading_order(source)
@@ -92,7 +94,7 @@ class Seq2Seq(TranslationModel):
     def reading_order(self, source: Tensor) -> Tensor:
         """Columns (B, S) with padding in front, so that one direction ends on a word: the last, or the first."""
         columns = torch.arange(source.shape[1], device=source.device).expand_as(source)
-        if self.config.reverse_source:
+        if self.reverse_source:
             return columns.flip(1)
         return (columns - (source == PAD).sum(1, keepdim=True)) % source.shape[1]
 
@@ -131,9 +133,9 @@ class OneContext(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.width = width = config.d_hidden
+        self.width = width = config.table(RecurrentSettings).d_hidden
         self.again = reads_again(config)
-        self.n = CELLS[config.cell].states
+        self.n = states_of(config)
         self.layers = layers(config, config.d_model + width * self.again, config.n_decoder_layers)
         if self.again:
             self.readout: nn.Module = Maxout(config.d_model + 2 * width, config.d_model)
@@ -171,14 +173,14 @@ class Searching(nn.Module):
 
     def __init__(self, config: ModelConfig, d_annotation: int) -> None:
         super().__init__()
-        self.width = width = config.d_hidden
-        self.n = CELLS[config.cell].states
-        sizes = (config.d_model, width, d_annotation, config.recurrent_norm, config.weight_dropout)
-        self.attentive = Attentive(config.score, config.cell, *sizes)
+        s = config.table(RecurrentSettings)
+        self.width = width = s.d_hidden
+        self.n = states_of(config)
+        self.attentive = Attentive(config, config.d_model, width, d_annotation)
         more = config.n_decoder_layers - 1
         self.above = layers(config, width, more) if more else None
         self.bridge = nn.Linear(width, self.n * width)
-        self.dropout = LockedDropout(config.hidden_dropout, config.variational)
+        self.dropout = LockedDropout(s.hidden_dropout, s.variational)
         self.readout = Maxout(width + config.d_model + d_annotation, config.d_model)
 
     def begin(self, annotations: Tensor, end: Hidden, padding: Tensor) -> tuple[Memory, Hidden]:
@@ -256,16 +258,24 @@ def through(recurrent: Recurrent, x: Tensor, state: Hidden) -> tuple[Tensor, Hid
 
 
 def layers(config: ModelConfig, d_in: int, n: int, bidirectional: bool = False) -> Recurrent:
+    s = config.table(RecurrentSettings)
     return Recurrent(
         config.cell,
         d_in,
-        [config.d_hidden] * n,
+        [s.d_hidden] * n,
         bidirectional=bidirectional,
-        dropout=config.hidden_dropout,
-        weight_dropout=config.weight_dropout,
-        variational=config.variational,
-        norm=config.recurrent_norm,
+        dropout=s.hidden_dropout,
+        weight_dropout=s.weight_dropout,
+        variational=s.variational,
+        norm=s.norm,
+        settings=cell_settings(config),
     )
+
+
+def states_of(config: ModelConfig) -> int:
+    """How many tensors the state of a cell has."""
+    states: int = find("cell", config.cell).states
+    return states
 
 
 def attends(config: ModelConfig) -> bool:
@@ -279,10 +289,11 @@ def reads_again(config: ModelConfig) -> bool:
 
 def check_sizes(config: ModelConfig) -> None:
     """Refuse settings that mean nothing together."""
-    if config.bidirectional and (not attends(config) or config.reverse_source):
+    reverse = config.table(Seq2SeqSettings).reverse_source
+    if config.table(RecurrentSettings).bidirectional and (not attends(config) or reverse):
         raise RegardError(
-            "model.bidirectional is for encoders that attention looks at: without it the decoder goes on from "
-            "where one direction ended, and there is nothing to reverse where both are read (model.reverse_source)"
+            "model.recurrent.bidirectional is for encoders that attention looks at: without it the decoder goes on from "
+            "where one direction ended, and there is nothing to reverse where both are read (model.seq2seq.reverse_source)"
         )
     if not attends(config) and config.n_encoder_layers != config.n_decoder_layers:
         raise RegardError(

@@ -9,33 +9,26 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from regard.config import ModelConfig
+from regard.config import ModelConfig, RecurrentSettings
 from regard.errors import RegardError
+from regard.layers.block import mixer_at
+from regard.layers.part import Place, check_part
+from regard.layers.positions import mixers_of
+from regard.recipes import check_values, fields_of
+from regard.registry import BLOCKS, MADE_OF, RECURRENT, TABLES, chosen, made_of
 
 SIZES = (
     *("n_encoder_layers", "n_decoder_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff"),
-    *("d_hidden", "source_vocab", "target_vocab"),
+    *("source_vocab", "target_vocab"),
 )
 DERIVED = ("n_kv_heads", "d_head")  # sizes that follow from others where they are 0
-# Settings that only some architectures read: those of recurrent layers, of Transformer blocks, of a recurrent decoder.
-RECURRENT = (
-    *("cell", "d_hidden", "bidirectional", "recurrent_norm", "variational"),
-    *("hidden_dropout", "output_dropout", "weight_dropout", "word_dropout"),
-)
-BLOCKS = (
-    *("n_heads", "n_kv_heads", "d_head", "d_ff", "norm", "parallel", "norm_kind", "norm_eps", "bias", "activation"),
-    *("gated", "embedding_norm", "positions", "encoder_positions", "cross_positions", "window", "mixer", "kernel"),
-    *("dilations", "token_types", "attention_dropout", "ff_dropout"),
-)
-ALIGNMENT = ("score", "reverse_source")
-RATES = (
-    *("dropout", "attention_dropout", "ff_dropout"),
-    *("hidden_dropout", "output_dropout", "weight_dropout", "word_dropout"),
-)
 
 
 def resolve_sizes(config: ModelConfig, presets: Mapping[str, Mapping[str, Any]]) -> ModelConfig:
-    """Sizes left at 0 are the preset's or follow from others; impossible ones are refused."""
+    """Sizes left at 0 are the preset's or follow from others; impossible ones are refused.
+
+    The tables of the configuration are then those of the parts that it names, and no others.
+    """
     if config.preset not in presets:
         raise RegardError(f"unknown model.preset '{config.preset}': choose one of {', '.join(presets)}")
     preset = presets[config.preset]
@@ -43,8 +36,18 @@ def resolve_sizes(config: ModelConfig, presets: Mapping[str, Mapping[str, Any]])
     if "n_heads" in preset:
         sizes |= heads(config, sizes)
     config = dataclasses.replace(config, architecture=preset["architecture"], **sizes)  # type: ignore[arg-type]
+    config = dataclasses.replace(config, parts=tables(config, preset))
     check(config, sizes, preset)
     return config
+
+
+def tables(config: ModelConfig, preset: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the parts that a configuration names, by the names of their tables."""
+    found = {name: config.named(name) for name in TABLES if name in chosen(vars(config))}
+    recurrent = found.get("recurrent")
+    if recurrent is not None and not recurrent.d_hidden:
+        found["recurrent"] = dataclasses.replace(recurrent, d_hidden=preset["recurrent"]["d_hidden"])
+    return found
 
 
 def heads(config: ModelConfig, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -62,52 +65,54 @@ def heads(config: ModelConfig, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def check(config: ModelConfig, sizes: Mapping[str, int], preset: Mapping[str, Any]) -> None:
-    for name in (*sizes, "max_len", "trained_len", "shaw_clip", "fire_width", "disentangled_reach", "kernel"):
-        least = 0 if name == "d_ff" and config.mixer == "convolution" else 1
+    if not config.mixer:
+        raise RegardError("model.mixer names no part: choose one, such as attention")
+    for name in sizes:
+        least = 0 if name == "d_ff" and not attends(config) else 1
         if getattr(config, name) < least:
             raise RegardError(f"model.{name} must be at least {least}, not {getattr(config, name)}")
-    for name in RATES:
-        if not 0 <= getattr(config, name) < 1:
-            raise RegardError(f"model.{name} must be from 0 to below 1, not {getattr(config, name)}")
-    for name in ("yarn_slow", "yarn_fast", "fire_threshold"):
-        if not getattr(config, name) > 0:
-            raise RegardError(f"model.{name} must be above 0, not {getattr(config, name)}")
-    if not config.position_base > 1:
-        raise RegardError(f"model.position_base must be above 1, not {config.position_base}: 10000 is usual")
-    if not config.rope_factor >= 1:
-        raise RegardError(
-            f"model.rope_factor must be at least 1, not {config.rope_factor}: it stretches, never squeezes"
-        )
-    check_convolution(config)
+    if RECURRENT in MADE_OF.get(config.architecture, ()) and config.table(RecurrentSettings).d_hidden < 1:
+        raise RegardError("model.recurrent.d_hidden must be at least 1, not 0")
+    check_values(config, "model.")
+    check_own(config)
     check_idle(config, preset)
     if config.n_kv_heads and config.n_heads % config.n_kv_heads:
         raise RegardError(
             f"model.n_heads {config.n_heads} cannot share model.n_kv_heads {config.n_kv_heads} evenly: "
             f"choose a divisor of the heads"
         )
-    if config.t5_buckets < 4:
-        raise RegardError(f"model.t5_buckets must be at least 4, not {config.t5_buckets}: 32 is usual")
-    if config.t5_max_distance <= config.t5_buckets // 2:
-        raise RegardError(
-            f"model.t5_max_distance {config.t5_max_distance} must be above half of model.t5_buckets {config.t5_buckets}"
-        )
-    near = config.disentangled_buckets // 2
-    if near and not 1 < near < config.disentangled_reach - 1:
-        raise RegardError(
-            f"model.disentangled_buckets {config.disentangled_buckets} must be 0, or at least 4 and half of it below "
-            f"model.disentangled_reach {config.disentangled_reach} - 1"
-        )
     if config.parallel and config.norm != "pre":
         raise RegardError("model.parallel adds sublayers that read one norm: it needs model.norm pre")
 
 
-def check_convolution(config: ModelConfig) -> None:
-    if not config.dilations or min(config.dilations) < 1:
-        raise RegardError(f"model.dilations must be numbers from 1 on, not {list(config.dilations)}")
-    if config.mixer == "convolution" and config.window:
-        raise RegardError("model.window is for self-attention: convolutions see what model.kernel and dilations say")
-    if config.mixer == "convolution" and config.n_encoder_layers and config.kernel % 2 == 0:
-        raise RegardError(f"model.kernel must be odd, not {config.kernel}: an encoder sees as far back as ahead")
+def check_own(config: ModelConfig) -> None:
+    """Refuse settings of other architectures, which would do nothing."""
+    for name, field in fields_of(ModelConfig).items():
+        of = field.metadata.get("of", "")
+        if of and of not in MADE_OF.get(config.architecture, (of,)) and getattr(config, name) != field.default:
+            raise RegardError(
+                f"model.{name} is for {', '.join(made_of(of))} models, and {config.preset} is a {config.architecture}: "
+                f"leave it out"
+            )
+
+
+def check_parts(config: ModelConfig, sides: tuple[str, ...]) -> None:
+    """Ask every part of a stack of blocks whether it makes sense on its side: encoder, decoder, or cross between them."""
+    for side in sides:
+        place = Place(side, causal=side == "decoder")
+        check_part("positions", config.positions_at(side), config, place)
+        if side == "cross":
+            continue
+        for i in range(len(config.mixer)):
+            name, _, own = mixer_at(config, dataclasses.replace(place, index=i))
+            check_part("mixer", name, config, own)
+        if config.d_ff:
+            check_part("feedforward", config.feedforward, config, place)
+
+
+def attends(config: ModelConfig) -> bool:
+    """Whether any of its blocks has self-attention, or another mixer that compares queries with keys."""
+    return any(mixer.attends for mixer in mixers_of(config))
 
 
 def check_idle(config: ModelConfig, preset: Mapping[str, Any]) -> None:
@@ -120,11 +125,11 @@ def check_idle(config: ModelConfig, preset: Mapping[str, Any]) -> None:
 
 def idle(config: ModelConfig) -> dict[str, str]:
     """Settings that nothing reads, and why."""
-    if config.mixer != "convolution":
-        return dict.fromkeys(("kernel", "dilations"), "without model.mixer convolution")
     found: dict[str, str] = {}
-    if not (config.n_encoder_layers and config.n_decoder_layers):  # there is no cross-attention
+    if BLOCKS not in MADE_OF.get(config.architecture, ()):
+        return found
+    if not (config.n_encoder_layers and config.n_decoder_layers) and not attends(config):  # no cross-attention either
         found |= dict.fromkeys(("n_heads", "attention_dropout"), "where nothing is left of attention")
     if not config.d_ff:
-        found |= dict.fromkeys(("activation", "gated", "ff_dropout"), "where model.d_ff is 0")
+        found |= dict.fromkeys(("activation", "feedforward", "ff_dropout"), "where model.d_ff is 0")
     return found

@@ -10,16 +10,18 @@ from math import isqrt
 import torch
 from torch import Tensor, nn
 
-from regard.config import ModelConfig
+from regard.config import ModelConfig, ViTSettings
 from regard.layers.block import make_blocks
 from regard.layers.masks import FULL
 from regard.layers.stack import Stack
 from regard.models import presets as tables
 from regard.models.init import initialise, new_seed
 from regard.models.model import Model
+from regard.registry import BLOCKS, IMAGES
 
 
 class ViT(Model):
+    made_of = (BLOCKS, IMAGES)
     presets = tables.VIT
     tasks = ("images",)
     sides = ("encoder",)
@@ -30,9 +32,10 @@ class ViT(Model):
         super().__init__()
         seed = new_seed()
         self.config = config = self.resolve(config)
-        size = config.patch_size
+        images = config.table(ViTSettings)
+        size = images.patch_size
         self.patches = nn.Conv2d(
-            config.image_channels, config.d_model, size, stride=size
+            images.image_channels, config.d_model, size, stride=size
         )  # each patch times one matrix
         self.summary = nn.Parameter(torch.zeros(config.d_model))  # a token of no patch, which the class is read from
         self.dropout = nn.Dropout(config.dropout)
@@ -57,12 +60,13 @@ class ViT(Model):
     @classmethod
     def lengths(cls, config: ModelConfig, *inputs: Tensor) -> tuple[int, int]:
         """Return how many tokens a picture (B, channels, height, width) has: its patches and the summary."""
-        height, width = inputs[0].shape[-2:]
-        return 1 + (height // config.patch_size) * (width // config.patch_size), 0
+        (height, width), size = inputs[0].shape[-2:], config.table(ViTSettings).patch_size
+        return 1 + (height // size) * (width // size), 0
 
     @classmethod
     def example_inputs(cls, config: ModelConfig, batch: int, s: int, t: int, like: Tensor) -> tuple[Tensor, ...]:
         """Return pictures of s - 1 patches, square ones where that is a square number."""
         rows = isqrt(s - 1) if isqrt(s - 1) ** 2 == s - 1 else 1
-        size = config.patch_size * rows, config.patch_size * ((s - 1) // rows)
-        return (like.new_zeros(batch, config.image_channels, *size),)
+        images = config.table(ViTSettings)
+        size = images.patch_size * rows, images.patch_size * ((s - 1) // rows)
+        return (like.new_zeros(batch, images.image_channels, *size),)

@@ -21,7 +21,7 @@ from torch import Tensor
 from regard.config import ModelConfig
 from regard.files import write_text
 from regard.layers.attend import make_plan
-from regard.layers.attention import Prepared, SelfAttention
+from regard.layers.attention import Attention, Prepared
 from regard.layers.context import Context
 from regard.layers.masks import CAUSAL
 from regard.layers.part import Place, make_part
@@ -169,14 +169,14 @@ def carousel(layer: Recurrent, x: Tensor) -> dict[str, float]:
 # ---- attention --------------------------------------------------------------------------------------------------------
 
 
-def attention(width: int) -> SelfAttention:
+def attention(width: int) -> Attention:
     config = ModelConfig(d_model=width, n_heads=HEADS, n_kv_heads=HEADS, d_head=width // HEADS)
-    layer = make_part("mixer", "attention", config, Place("decoder", causal=True)).double()
+    layer: Attention = make_part("mixer", "attention", config, Place("decoder", causal=True)).double()
     initialise(layer)
     return layer
 
 
-def attention_flow(layer: SelfAttention, x: Tensor) -> list[float]:
+def attention_flow(layer: Attention, x: Tensor) -> list[float]:
     """The same of what attention makes of the last token of x (N, T, C), by the token k places back."""
     n, length, width = x.shape
     rows = x.repeat_interleave(width, 0).requires_grad_()

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from regard import __version__
 from regard.config import ModelConfig, TrainConfig
 from regard.device import autocast, set_up
 from regard.files import write_text
+from regard.models.architectures import preset
 from regard.models.gpt import GPT
+from regard.recipes import changed
 from regard.studies.tasks import Copy, Settings, Task, Text, read_text
 from regard.text.tokenizer import PAD
 from regard.training.optim import Updater
@@ -27,16 +30,17 @@ TASKS = ("lm", "copy")
 
 # What a model trained with a scheme is tested as: the row's name -> what its configuration changes. RoPE's scalings and YaRN
 # are ways to read a longer text with the weights that plain RoPE learned.
-ROPE_ROWS: dict[str, dict[str, Any]] = {
-    "rope": {},
-    "rope + linear": {"rope_scaling": "linear"},
-    "rope + ntk": {"rope_scaling": "ntk"},
-    "yarn": {"positions": "yarn"},
+Changes = Callable[[float, int], dict[str, Any]]  # of a model's settings: factor and trained length -> other settings
+ROPE_ROWS: dict[str, Changes] = {
+    "rope": lambda factor, length: {},
+    "rope + linear": lambda factor, length: {"rope": {"scaling": "linear", "factor": factor}},
+    "rope + ntk": lambda factor, length: {"rope": {"scaling": "ntk", "factor": factor}},
+    "yarn": lambda factor, length: {"positions": "yarn", "yarn": {"factor": factor, "trained_len": length}},
 }
 
 
-def rows_of(scheme: str) -> dict[str, dict[str, Any]]:
-    return ROPE_ROWS if scheme == "rope" else {scheme: {}}
+def rows_of(scheme: str) -> dict[str, Changes]:
+    return ROPE_ROWS if scheme == "rope" else {scheme: lambda factor, length: {}}
 
 
 @dataclass(frozen=True)
@@ -98,8 +102,9 @@ def make_text(data: Path | None, s: Settings) -> Text:
 
 def model_config(scheme: str, vocab: int, s: Settings, task: str) -> ModelConfig:
     """The same model for every scheme. Learned positions reach as far as the tests go, but only the first L are trained."""
-    return ModelConfig(
-        preset="gpt-tiny",
+    tables = {"fire": {"threshold": float(s.length)}, "cope": {"positions": s.length}}
+    return preset(
+        "gpt-tiny",
         n_decoder_layers=s.layers,
         d_model=s.width,
         n_heads=s.heads,
@@ -108,9 +113,7 @@ def model_config(scheme: str, vocab: int, s: Settings, task: str) -> ModelConfig
         positions=scheme,
         target_vocab=vocab,
         max_len=max(s.multiples) * s.length,
-        trained_len=s.length,
-        fire_threshold=float(s.length),
-        cope_positions=s.length,
+        **{name: table for name, table in tables.items() if name == scheme},
     )
 
 
@@ -131,15 +134,15 @@ def train(model: GPT, task: Task, s: Settings, device: torch.device, dtype: torc
     return {"losses": curve, "first_bad_step": updater.first_bad_step(0)}
 
 
-def measure(model: GPT, task: Task, changes: dict[str, Any], s: Settings) -> dict[str, dict[str, Any]]:
+def measure(model: GPT, task: Task, changes: Changes, s: Settings) -> dict[str, dict[str, Any]]:
     """Scores by length, of the model as it is or read in another way."""
-    return {str(n * s.length): task.measure(read_as(model, changes, n), n) for n in s.multiples}
+    return {str(n * s.length): task.measure(read_as(model, changes(float(n), s.length)), n) for n in s.multiples}
 
 
-def read_as(model: GPT, changes: dict[str, Any], factor: float) -> GPT:
-    """The same weights in a model of another configuration, for a length `factor` times the trained one."""
+def read_as(model: GPT, changes: dict[str, Any]) -> GPT:
+    """The same weights in a model of another configuration."""
     if not changes:
         return model
-    other = GPT(dataclasses.replace(model.config, **changes, rope_factor=float(factor)))
+    other = GPT(changed(model.config, **changes))
     other.load_state_dict(model.state_dict())
     return other.to(next(model.parameters()).device)

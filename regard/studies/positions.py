@@ -15,10 +15,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from regard.config import POSITIONS
+from regard.config import ModelConfig
 from regard.device import cores, pick_device
 from regard.errors import RegardError
 from regard.files import write_text
+from regard.layers.positions import schemes_for
+from regard.models import presets
+from regard.models.sizes import resolve_sizes
 from regard.studies import report
 from regard.studies.job import ROPE_ROWS, TASKS, Job, machine, make_text, rows_of, run_job
 from regard.studies.pool import Outcome, result_of, run_missing
@@ -72,10 +75,11 @@ def setting_of(job: Job) -> dict[str, Any]:
 
 def to_train(schemes: Sequence[str] | None) -> list[str]:
     """The schemes to train. YaRN reads the weights that RoPE learned, so asking for it is asking for RoPE."""
-    wrong = [name for name in schemes or () if name not in (*POSITIONS, *ROPE_ROWS)]
+    known = schemes_for(resolve_sizes(ModelConfig(preset="gpt-tiny", target_vocab=1), presets.GPT), "decoder")
+    wrong = [name for name in schemes or () if name not in (*known, *ROPE_ROWS)]
     if wrong:
-        raise RegardError(f"unknown position scheme '{wrong[0]}': choose among {', '.join(POSITIONS)}")
-    return list(dict.fromkeys("rope" if name in ROPE_ROWS else name for name in schemes or POSITIONS))
+        raise RegardError(f"unknown position scheme '{wrong[0]}': choose among {', '.join(known)}")
+    return list(dict.fromkeys("rope" if name in ROPE_ROWS else name for name in schemes or known))
 
 
 def collect(todo: list[Job], failures: list[Outcome]) -> dict[str, Any]:

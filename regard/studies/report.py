@@ -11,29 +11,33 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from regard.files import disk_errors, write_text
+from regard.registry import PARTS, find
+from regard.studies.job import rows_of
 
 Scores = Mapping[str, Any]
 Rows = Mapping[str, Mapping[str, Scores]]  # row -> length -> scores
 
-# Colour: the row. Line: its family (added to the embeddings, rotation, bias, contextual).
-STYLES = {
-    "none": ("#000000", ":"),
-    "linear": ("#a6761d", "--"),
-    "sinusoidal": ("#e7298a", "--"),
-    "learned": ("#7f7f7f", "--"),
-    "rope": ("#08306b", "-"),
-    "rope + linear": ("#2b7bba", "-"),
-    "rope + ntk": ("#00a6c8", "-"),
-    "yarn": ("#7bb3e0", "-"),
-    "t5": ("#b30000", "-."),
-    "alibi": ("#ff7f00", "-."),
-    "kerple-log": ("#c7b000", "-."),
-    "kerple-power": ("#1b9e3e", "-."),
-    "fire": ("#8bc34a", "-."),
-    "shaw": ("#6a3d9a", (0, (5, 1, 1, 1, 1, 1))),
-    "cope": ("#c39bd3", (0, (5, 1, 1, 1, 1, 1))),
-}
+# Colour and marker: the row. Line: the hook by which its scheme acts.
+LINES: dict[str, Any] = {"none": ":", "embed": "--", "rotation": "-", "bias": "-.", "scores": (0, (5, 1, 1, 1, 1, 1))}
+COLOURS = (
+    *("#000000", "#a6761d", "#e7298a", "#7f7f7f", "#08306b", "#2b7bba", "#00a6c8", "#7bb3e0", "#b30000", "#ff7f00"),
+    *("#c7b000", "#1b9e3e", "#8bc34a", "#6a3d9a", "#c39bd3", "#5f9ea0", "#8b4513", "#ff69b4", "#556b2f", "#4b0082"),
+)
 MARKERS = "osD^vP*XhpdH<>8"
+
+
+def styles() -> dict[str, dict[str, Any]]:
+    """How each row of the study is drawn, for every scheme that there is."""
+    rows = {row: find("positions", name) for name in PARTS["positions"] for row in rows_of(name)}
+    return {
+        row: {
+            "color": COLOURS[i % len(COLOURS)],
+            "marker": MARKERS[i % len(MARKERS)],
+            "linestyle": LINES[scheme.hook()],
+            "label": row,
+        }
+        for i, (row, scheme) in enumerate(rows.items())
+    }
 
 
 def write(out: Path, results: Mapping[str, Any]) -> None:
@@ -98,22 +102,18 @@ def picture(results: Mapping[str, Any]) -> Figure:
     for axes in (lm, along):
         plain_log_axis(axes)
     legend.axis("off")
-    lines = {line.get_label(): line for axes in (lm, copy) for line in axes.get_lines() if line.get_label() in STYLES}
-    ordered = [row for row in STYLES if row in lines]
+    known = styles()
+    lines = {line.get_label(): line for axes in (lm, copy) for line in axes.get_lines() if line.get_label() in known}
+    ordered = [row for row in known if row in lines]
     legend.legend([lines[row] for row in ordered], ordered, ncols=2, loc="center", handlelength=4, fontsize=11)
     return figure
 
 
-def style(row: str) -> dict[str, Any]:
-    colour, line = STYLES[row]
-    return {"color": colour, "linestyle": line, "label": row, "linewidth": 1.7}
-
-
 def by_length(axes: Axes, rows: Rows, s: Mapping[str, Any], score: str) -> None:
     lengths = [n * s["length"] for n in s["multiples"]]
+    known = styles()
     for row, scores in rows.items():
-        marker = MARKERS[list(STYLES).index(row)]
-        axes.plot(lengths, [scores[str(n)][score] for n in lengths], marker=marker, markersize=6, **style(row))
+        axes.plot(lengths, [scores[str(n)][score] for n in lengths], markersize=6, linewidth=1.7, **known[row])
     axes.set_xscale("log", base=2)
     axes.xaxis.set(major_locator=FixedLocator(lengths), major_formatter=FuncFormatter(lambda x, _: f"{x:.0f}"))
     axes.set_xlabel(f"tested length (trained: {s['length']})")
@@ -124,8 +124,9 @@ def along_window(axes: Axes, rows: Rows, s: Mapping[str, Any]) -> None:
     """Bits per character against the place in the longest window; the trained length is marked."""
     longest, step = max(s["multiples"]) * s["length"], s["length"] // 4
     places = [step * i + step / 2 for i in range(longest // step)]
+    known = styles()
     for row, scores in rows.items():
-        axes.plot(places, scores[str(longest)]["along"], **style(row))
+        axes.plot(places, scores[str(longest)]["along"], linewidth=1.7, **{**known[row], "marker": ""})
     axes.axvline(s["length"], color="#999999", linewidth=1)
     axes.set(title=f"Text: along windows of {longest}", xlabel="position", ylabel="bits per character", yscale="log")
     axes.grid(alpha=0.3)

@@ -15,9 +15,10 @@ from regard.layers.part import Place, make_part
 from regard.layers.positions import NoPositions
 from regard.layers.recurrent import Recurrent
 from regard.models.init import initialise
+from regard.registry import find
 
 WAYS = ("LSTM", "convolution", "attention")
-KERNEL = 3
+KERNEL = 3  # the default of [model.convolution]
 
 
 def flops(way: str, n: int, d: int) -> int:
@@ -33,9 +34,11 @@ def flops(way: str, n: int, d: int) -> int:
 def make_layer(way: str, d: int, dilation: int = 1) -> nn.Module:
     heads = max(1, d // 64)
     config = ModelConfig(
-        d_model=d, n_heads=heads, n_kv_heads=heads, d_head=d // heads, kernel=KERNEL, dilations=(dilation,)
-    )
-    layer = Recurrent("lstm", d, [d]) if way == "LSTM" else make_part("mixer", way, config, Place("decoder", 0, True))
+        d_model=d, n_heads=heads, n_kv_heads=heads, d_head=d // heads, mixer=(way,),
+        parts={"convolution": find("mixer", "convolution").Settings(kernel=KERNEL, dilations=(dilation,))},
+    )  # fmt: skip
+    place = Place("decoder", causal=True)
+    layer: nn.Module = Recurrent("lstm", d, [d]) if way == "LSTM" else make_part("mixer", way, config, place)
     initialise(layer)
     return layer
 
@@ -45,7 +48,8 @@ def reader(layer: nn.Module, rows: int, n: int, device: torch.device) -> Callabl
     if isinstance(layer, Recurrent):
         return lambda x: layer(x)[0]
     positions = torch.arange(n, device=device).repeat(rows, 1)
-    ctx = Context(positions, layer.prepare(Request(positions, positions, CAUSAL, NoPositions(), None, layer.training)))
+    request = Request(positions, positions, CAUSAL, NoPositions(), None, layer.training)
+    ctx = Context(positions, layer.prepare(request))  # type: ignore[operator]
     return lambda x: layer(x, ctx)
 
 

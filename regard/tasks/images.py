@@ -111,7 +111,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> ImagesJob:
     same_size(size_of(valid_images), ", ".join(config.data.valid), size_of(images), ", ".join(config.data.train))
     pixels = start.kept.get("pixels") or dict(zip(("mean", "std"), map(list, mean_and_std(images)), strict=True))
     pixels = {**pixels, "size": list(size_of(images))}
-    rows, columns = (side // config.model.patch_size for side in size_of(images))
+    rows, columns = (side // config.model.value("vit.patch_size") for side in size_of(images))
     model = start.model(replace(config.model, max_len=1 + rows * columns, n_classes=len(names)))
     config = replace(config, model=model.config)  # type: ignore[arg-type]
     amount = f"{len(train):,} training images"
@@ -123,13 +123,13 @@ def read(config: Config, split: str) -> tuple[np.ndarray, list[str]]:
     specs = getattr(data, split)
     if not specs:
         raise RegardError(f"data.{split} names no images: set it in the recipe or with --data.{split} FILES")
-    parts = [read_part(spec, data, config.model.image_channels) for spec in specs]
-    side = config.model.patch_size
+    parts = [read_part(spec, data, config.model.value("vit.image_channels")) for spec in specs]
+    side = config.model.value("vit.patch_size")
     for spec, (images, _) in zip(specs, parts, strict=True):
         if images.shape[1] % side or images.shape[2] % side:
             raise RegardError(
                 f"the images of {spec} are {images.shape[2]} x {images.shape[1]} pixels, which patches of {side} x {side} "
-                f"do not fill: set model.patch_size to a divisor, or data.image_size to a multiple"
+                f"do not fill: set model.vit.patch_size to a divisor, or data.image_size to a multiple"
             )
         same_size(size_of(images), spec, size_of(parts[0][0]), specs[0])
     return np.concatenate([images for images, _ in parts]), [label for _, labels in parts for label in labels]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from regard.config import Config, DataConfig
+from regard.config import Config, DataConfig, RecurrentSettings
 from regard.data.batches import Batch, Bucketed
 from regard.data.corpus import part_of
 from regard.data.labelled import (
@@ -133,7 +133,7 @@ def plain_objective(model: nn.Module, task: str, label_smoothing: float = 0.0) -
 def prepare_job(folder: Path, config: Config, quiet: bool = False) -> LabellingJob:
     check_task(config)
     start = Start.of(folder, config, quiet)
-    forwards = of(config.model).writes and not config.model.bidirectional
+    forwards = of(config.model).writes and not config.model.table(RecurrentSettings).bidirectional
     if config.train.auxiliary and (not forwards or config.task == "regression"):
         kinds = names_where("writes")
         raise RegardError(

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
-from regard.config import CHOICES, TokenizerConfig
+from regard.config import TokenizerConfig
 from regard.errors import RegardError
 
 SPECIALS = ("<pad>", "<sos>", "<eos>", "<unk>", "<mask>")
 PAD, SOS, EOS, UNK, MASK = range(5)
-KINDS = CHOICES["tokenizer.kind"]
+KINDS: tuple[str, ...] = TokenizerConfig.__dataclass_fields__["kind"].metadata["choices"]
 SPACE = "▁"  # how a space looks inside a piece
 NAMED = rf"(?<!\S)(?:{'|'.join(SPECIALS)}|<to-\S+>|<extra-\d+>)(?!\S)"  # a word that is spelt like a special token
 

@@ -51,8 +51,9 @@ def _front_matter(job: Job) -> str:
 
 def _style(model: ModelConfig) -> str:
     if of(model).is_recurrent:
-        return f"{model.cell} of {model.d_hidden}"
-    mixer = f"{model.n_heads} heads" if model.mixer == "attention" else f"convolutions over {model.kernel} tokens"
+        return f"{model.cell} of {model.value('recurrent.d_hidden')}"
+    convolved = f"convolutions over {model.value('convolution.kernel')} tokens"
+    mixer = f"{model.n_heads} heads" if "attention" in model.mixer else convolved
     return f"{mixer}, {model.norm}-norm"
 
 

@@ -11,10 +11,10 @@ from functools import cache
 
 import numpy as np
 import torch
+from configured import model_config
 from fused_rows import fused, kv_rows, qkv_rows
 from torch import Tensor
 
-from regard.config import ModelConfig
 from regard.models.transformer import Transformer
 from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK
 
@@ -151,7 +151,7 @@ def tiny_transformer(seed: int, end: float = 2.0, **sizes: object) -> Transforme
         "max_len": 64,
         **sizes,
     }
-    config = ModelConfig(source_vocab=VOCAB, target_vocab=VOCAB, dropout=0.0, **chosen)  # type: ignore[arg-type]
+    config = model_config(source_vocab=VOCAB, target_vocab=VOCAB, dropout=0.0, **chosen)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(seed)
     model = Transformer(config).eval()
     h, g, d = model.config.n_heads, model.config.n_kv_heads, model.config.d_head

@@ -11,7 +11,7 @@ from regard.models.transformer import Transformer
 
 
 def convolutional(seed: int) -> Transformer:
-    return tiny_transformer(seed, mixer="convolution", dilations=(1, 2), positions="learned")
+    return tiny_transformer(seed, mixer="convolution", **{"convolution.dilations": (1, 2)}, positions="learned")
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from configured import model_config
 from torch import nn
 
 from regard.config import DecodeConfig, ModelConfig
@@ -52,9 +53,9 @@ STYLES: dict[str, dict[str, object]] = {
     "rotary": {"positions": "rope", "encoder_positions": "sinusoidal"},
     "alibi": {"positions": "alibi"},
     "t5": {"positions": "t5", "norm_kind": "rms", "bias": False, "scale_logits": True, "scale_embeddings": False},
-    "grouped": {"n_kv_heads": 1, "gated": True, "activation": "silu"},
+    "grouped": {"n_kv_heads": 1, "feedforward": "gated", "activation": "silu"},
     "parallel": {"parallel": True, "activation": "gelu-tanh"},
-    "window": {"window": 3},
+    "window": {"attention.window": 3},
     "more": {"embedding_norm": True, "head_bias": True, "activation": "gelu", "absent": (4,)},
 }
 
@@ -70,7 +71,7 @@ def transformer(device: str = "cpu", **style: object) -> Transformer:
     torch.manual_seed(3)
     sizes = {"preset": "transformer-tiny", "n_encoder_layers": 2, "n_decoder_layers": 2, "d_model": 32, "n_heads": 2}
     settings = {**sizes, "d_ff": 64, "max_len": 40, "source_vocab": VOCAB, "target_vocab": VOCAB, **style}
-    model = Transformer(ModelConfig(**settings)).eval()  # type: ignore[arg-type]
+    model = Transformer(model_config(**settings)).eval()  # type: ignore[arg-type]
     sharp(model)
     return model.to(device)
 
@@ -78,7 +79,7 @@ def transformer(device: str = "cpu", **style: object) -> Transformer:
 def gpt(device: str = "cpu", **style: object) -> GPT:
     torch.manual_seed(5)
     sizes = {"preset": "gpt-tiny", "n_decoder_layers": 2, "d_model": 32, "n_heads": 2, "d_ff": 64, "max_len": 48}
-    model = GPT(ModelConfig(**{**sizes, "target_vocab": VOCAB, **style})).eval()  # type: ignore[arg-type]
+    model = GPT(model_config(**{**sizes, "target_vocab": VOCAB, **style})).eval()  # type: ignore[arg-type]
     sharp(model)
     return model.to(device)
 

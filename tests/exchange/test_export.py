@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from configured import model_config
 from peers import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from regard.config import ModelConfig, TokenizerConfig
+from regard.config import TokenizerConfig
 from regard.errors import RegardError
 from regard.exchange.huggingface import read_huggingface, write_huggingface
 from regard.folder import Bundle
@@ -27,10 +28,16 @@ BERT |= {"positions": "learned", "activation": "gelu", "embedding_norm": True, "
 PAIR: dict[str, Any] = {"preset": "transformer-tiny", "n_encoder_layers": 2, "n_decoder_layers": 1, "max_len": 20}
 PAIR |= {"source_vocab": V, "target_vocab": V, "norm": "post"}
 T5: dict[str, Any] = {"norm": "pre", "norm_kind": "rms", "bias": False, "positions": "t5", "scale_embeddings": False}
-LLAMA: dict[str, Any] = {"norm_kind": "rms", "bias": False, "gated": True, "activation": "silu", "positions": "rope"}
+LLAMA: dict[str, Any] = {
+    "norm_kind": "rms",
+    "bias": False,
+    "feedforward": "gated",
+    "activation": "silu",
+    "positions": "rope",
+}
 
 DEBERTA: dict[str, Any] = {**BERT, "encoder_positions": "disentangled", "scale_embeddings": False, "token_types": 0}
-DEBERTA |= {"disentangled_reach": 10}
+DEBERTA |= {"disentangled.reach": 10}
 
 HOME: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", {**GPT, "positions": "learned", "activation": "gelu-tanh", "scale_embeddings": False}),
@@ -49,8 +56,8 @@ HOME: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bert": ("BertForMaskedLM", {**BERT, "scale_embeddings": False}),
     "roformer": ("RoFormerForMaskedLM", {**BERT, "positions": "rope", "scale_embeddings": False}),
-    "deberta-3": ("DebertaV2ForMaskedLM", {**DEBERTA, "disentangled_buckets": 6}),
-    "deberta-1": ("DebertaForMaskedLM", {**DEBERTA, "disentangled_buckets": 0}),
+    "deberta-3": ("DebertaV2ForMaskedLM", {**DEBERTA, "disentangled.buckets": 6}),
+    "deberta-1": ("DebertaForMaskedLM", {**DEBERTA, "disentangled.buckets": 0}),
     "bert-row": ("BertForSequenceClassification", {**BERT, "scale_embeddings": False, "answer": "row", "n_classes": 3}),
     "bert-token": ("BertForTokenClassification", {**BERT, "scale_embeddings": False, "answer": "token", "n_classes": 3}),
     "marian": ("MarianMTModel", {**PAIR, "activation": "silu"}),
@@ -59,7 +66,7 @@ HOME: dict[str, tuple[str, dict[str, Any]]] = {
     "t5": ("T5ForConditionalGeneration", {**PAIR, **T5, "scale_logits": True}),
     "t5-1.1": (
         "T5ForConditionalGeneration",
-        {**PAIR, **T5, "d_head": 16, "gated": True, "activation": "gelu-tanh", "tie": "inputs"},
+        {**PAIR, **T5, "d_head": 16, "feedforward": "gated", "activation": "gelu-tanh", "tie": "inputs"},
     ),
     "vit": (
         "ViTForImageClassification",
@@ -71,7 +78,7 @@ HOME: dict[str, tuple[str, dict[str, Any]]] = {
 
 def model_of(settings: dict[str, Any]) -> nn.Module:
     torch.manual_seed(0)
-    model = make_model(ModelConfig(**settings)).eval()
+    model = make_model(model_config(**settings)).eval()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.1 * torch.randn_like(p))
@@ -152,7 +159,7 @@ def test_a_tokenizer_goes_with_its_model(tmp_path: Path) -> None:
     ("name", "change", "said"),
     [
         ("gpt2", {"positions": "fire"}, r"nearest is GPT-2, but positions is 'fire', not 'learned'"),
-        ("gpt2", {"window": 8}, r"window is 8, not 0"),
+        ("gpt2", {"attention.window": 8}, r"attention.window is 8, not 0"),
         ("llama", {"scale_embeddings": True}, r"nearest is LLaMA, but scale_embeddings is True, not False"),
         ("marian", {"norm": "pre"}, r"nearest is Marian, but norm is 'pre', not 'post'"),
         ("bert", {"parallel": True, "norm": "pre"}, r"nearest is BERT"),
@@ -176,7 +183,7 @@ def test_settings_that_no_family_has_are_refused_by_name(
 
 @pytest.mark.parametrize("name", ["gru-small", "rnnsearch-small"])
 def test_an_architecture_that_no_family_has_is_refused(name: str, tmp_path: Path) -> None:
-    sizes = {"source_vocab": 9 * (name != "gru-small"), "target_vocab": 9, "d_model": 8, "d_hidden": 8}
+    sizes = {"source_vocab": 9 * (name != "gru-small"), "target_vocab": 9, "d_model": 8, "recurrent.d_hidden": 8}
     bundle = Bundle(make_model(preset(name, **sizes)), None, "translation")
     with pytest.raises(RegardError, match=r"no family of models elsewhere is a (rnn|seq2seq)"):
         write_huggingface(tmp_path / "out", bundle)

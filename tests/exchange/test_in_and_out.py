@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from regard.exchange.families import FAMILIES
 from regard.exchange.family import rules_of
 from regard.exchange.huggingface import read_huggingface, write_huggingface
 from regard.models.architectures import preset, resolve
+from regard.recipes import to_dict
 from regard.text.vocabulary import EOS, PAD, SOS
 
 every = pytest.mark.parametrize("name", EVERY)
@@ -66,7 +66,7 @@ SIZES = {
         "d_ff",
         "max_len",
     ),
-    *("t5_buckets", "t5_max_distance", "disentangled_buckets", "disentangled_reach", "patch_size", "n_classes"),
+    *("t5", "disentangled", "vit", "sinusoidal", "n_classes"),
     *("source_vocab", "target_vocab", "absent", "dropout", "attention_dropout", "ff_dropout"),
 }
 UNUSED = {"vit": {"scale_embeddings"}, "deberta-1": {"positions"}, "deberta-3": {"positions"}}
@@ -76,7 +76,7 @@ UNUSED = {"vit": {"scale_embeddings"}, "deberta-1": {"positions"}, "deberta-3": 
 def test_presets_are_the_architectures_that_have_their_logits(name: str, tmp_path: Path) -> None:
     """Settings of a preset that are no sizes are those read from a model of theirs, whose logits are compared above."""
     _, bundle, _ = imported(name, tmp_path)
-    found, expected = dataclasses.asdict(resolve(preset(PRESETS[name]))), dataclasses.asdict(bundle.config)
+    found, expected = to_dict(resolve(preset(PRESETS[name]))), to_dict(bundle.config)
     ignored = SIZES | UNUSED.get(name, set())
     assert {k: v for k, v in found.items() if k not in ignored} == {
         k: v for k, v in expected.items() if k not in ignored
@@ -272,4 +272,4 @@ def test_a_model_without_a_head_starts_one_and_says_so(tmp_path: Path) -> None:
 def test_a_folder_of_theirs_can_be_used_and_tuned_as_it_is(tmp_path: Path) -> None:
     _, bundle, _ = imported("bert", tmp_path)
     assert folders.load(tmp_path / "bert", CPU).config == bundle.config
-    assert folders.settings(tmp_path / "bert") == dataclasses.asdict(bundle.config)
+    assert folders.settings(tmp_path / "bert") == to_dict(bundle.config)

@@ -74,7 +74,7 @@ def model_bundle(kind: str) -> Bundle:
         )
         return replace(made, shortlist=lists, languages={"en": {" ab": -1.0}, "de": {"bc ": -2.0}})
     if kind == "gpt":
-        config = preset("gpt-tiny", n_decoder_layers=2, positions="rope", window=4, **SIZES)
+        config = preset("gpt-tiny", n_decoder_layers=2, positions="rope", **{"attention.window": 4}, **SIZES)
         return bundle_of(config, "causal-lm")
     config = preset("bert-tiny", n_encoder_layers=1, answer="row", n_classes=3, token_types=2, **SIZES)
     return bundle_of(config, "classification", labels=("a", "b", "c"))

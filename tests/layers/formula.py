@@ -10,31 +10,35 @@ from collections.abc import Callable, Sequence
 from itertools import product
 
 import torch
+from configured import model_config
 from torch import Tensor
-
-from regard.config import ModelConfig
 
 H, D = 4, 8
 # Small enough that short rows reach every corner: clipped distances, far buckets, queries beyond L, CoPE's last position.
-SETTINGS = ModelConfig(
+SETTINGS = model_config(
     d_model=H * D,
     n_heads=H,
     n_kv_heads=H,
     d_head=D,
     max_len=300,
-    position_base=100.0,
-    rope_factor=4.0,
-    rope_scaling="linear",
-    trained_len=64,
-    yarn_fast=8.0,
-    shaw_clip=2,
-    t5_buckets=8,
-    t5_max_distance=11,
-    fire_width=6,
-    fire_threshold=4.0,
-    cope_positions=4,
-    disentangled_buckets=0,
-    disentangled_reach=3,
+    **{
+        "rope.base": 100.0,
+        "yarn.base": 100.0,
+        "sinusoidal.base": 100.0,
+        "rope.factor": 4.0,
+        "yarn.factor": 4.0,
+        "rope.scaling": "linear",
+        "yarn.trained_len": 64,
+        "yarn.fast": 8.0,
+        "shaw.clip": 2,
+        "t5.buckets": 8,
+        "t5.max_distance": 11,
+        "fire.width": 6,
+        "fire.threshold": 4.0,
+        "cope.positions": 4,
+        "disentangled.buckets": 0,
+        "disentangled.reach": 3,
+    },
 )
 
 Places = Sequence[Sequence[int]]  # positions of a batch, row by row

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from configured import SCHEMES
 from formula import SETTINGS, H, packed, ragged
 from torch import Tensor
 
 from regard.config import ModelConfig
 from regard.layers.masks import CAUSAL, FULL, Mask, documents, prefix, window
-from regard.layers.positions import Positions
-from regard.layers.schemes import SCHEMES, make_positions
+from regard.layers.positions import Positions, make_positions
 
 ADDITIVE = ("alibi", "t5", "kerple-log", "kerple-power", "fire")
 CONTEXTUAL = ("shaw", "cope", "disentangled")
@@ -78,7 +78,7 @@ def scheme_of(name: str, place: str, config: ModelConfig = SETTINGS) -> Position
     return scheme
 
 
-def allowed(cases: dict[str, Case], names: tuple[str, ...] = tuple(SCHEMES)) -> Iterator[tuple[str, str]]:
+def allowed(cases: dict[str, Case], names: tuple[str, ...] = (*SCHEMES, "disentangled")) -> Iterator[tuple[str, str]]:
     """Schemes and names of cases that go together."""
     for case_name, case in cases.items():
         for name in names:

@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from configured import model_config
 from fused_rows import gate_rows
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from regard.config import ModelConfig
 from regard.layers import activated
-from regard.layers.feedforward import make_feedforward
 from regard.layers.packed import KINDS
+from regard.layers.part import Place, make_part
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # what such an exp divides is 0
 CUDA = torch.cuda.is_available()
@@ -138,8 +138,10 @@ def test_kernels_are_for_plain_matrices(monkeypatch: pytest.MonkeyPatch) -> None
 
 @all_kinds
 def test_a_feed_forward_layer_is_two_matrices_around_it(gated: bool) -> None:
-    config = ModelConfig(d_model=8, d_ff=12, gated=gated, activation="silu", ff_dropout=0.0)
-    layer = make_feedforward(config)
+    config = model_config(
+        d_model=8, d_ff=12, feedforward="gated" if gated else "dense", activation="silu", ff_dropout=0.0
+    )
+    layer = make_part("feedforward", config.feedforward, config, Place("encoder"))
     x = torch.randn(2, 3, 8)
     inner = by_formula(x, layer.inner.weight, layer.inner.bias, "silu", gated)
     expected = inner @ layer.outer.weight.t()

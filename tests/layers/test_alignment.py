@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from configured import model_config
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.layers.alignment import SCORES, Alignment, Annotated, Attentive
-from regard.layers.cells import CELLS
+from regard.layers.alignment import Alignment, Annotated, Attentive
 from regard.layers.recurrent import State
 from regard.models.init import initialise
+from regard.registry import PARTS, find
 
 H, M, C = 4, 6, 3
 every_score = pytest.mark.parametrize("score", ["additive", "dot", "general"])
@@ -32,7 +33,7 @@ def in_numpy(score: str, layer: torch.nn.Module, s: np.ndarray, h: np.ndarray) -
 
 def attentive(cell: str, score: str = "additive", norm: bool = False) -> Attentive:
     torch.manual_seed(0)
-    step = Attentive(score, cell, C, H, M, norm, weight_dropout=0.0).double()
+    step = Attentive(model_config(score=score, cell=cell, **{"recurrent.norm": norm}), C, H, M).double()
     initialise(step)
     with torch.no_grad():
         for p in step.parameters():
@@ -53,7 +54,7 @@ SHORT = torch.tensor([[False] * 5, [False, False, False, True, True]])
 @every_score
 def test_scores_are_the_formula(score: str) -> None:
     torch.manual_seed(0)
-    layer = SCORES[score](H, H if score == "dot" else M).double()
+    layer = find("score", score)(None, H, H if score == "dot" else M).double()
     states, annotations = torch.randn(2, 7, H).double(), torch.randn(2, 5, H if score == "dot" else M).double()
     q, k = layer.queries(states), layer.keys(annotations)
     found = layer(q, k)
@@ -66,13 +67,13 @@ def test_scores_are_the_formula(score: str) -> None:
 
 def test_a_dot_product_of_two_widths_is_refused() -> None:
     with pytest.raises(RegardError, match=r"4 numbers and those of the encoder 6.*general"):
-        Alignment("dot", H, M)
+        Alignment(model_config(score="dot"), H, M)
 
 
 @every_score
 def test_weights_sum_to_one_over_what_is_no_padding(score: str) -> None:
     torch.manual_seed(0)
-    layer = Alignment(score, M, M)
+    layer = Alignment(model_config(score=score), M, M)
     states, keys = torch.randn(6, M), layer.score.keys(torch.randn(2, 5, M))
     weights = layer(states, keys, SHORT)
     assert weights.shape == (2, 3, 5)
@@ -83,7 +84,7 @@ def test_weights_sum_to_one_over_what_is_no_padding(score: str) -> None:
 
 # ---- steps -----------------------------------------------------------------------------------------------------------
 
-CASES = [(cell, False) for cell in CELLS] + [("lstm", True), ("mut1", True)]
+CASES = [(cell, False) for cell in PARTS["cell"]] + [("lstm", True), ("mut1", True)]
 every_cell = pytest.mark.parametrize(("cell", "norm"), CASES)
 
 

@@ -10,17 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from configured import SCHEMES
 from formula import SETTINGS, D, ragged, visible
 from kernel_cases import allowed, cases, scheme_of
 from torch import Tensor
 
-from regard.config import POSITIONS
 from regard.layers import attend
 from regard.layers.attend import KERNELS, make_plan, reference, sdpa, weights
 from regard.layers.choice import Choice, Situation, choose
 from regard.layers.masks import CAUSAL, FULL, Mask, documents, prefix, window
-from regard.layers.positions import NoPositions
-from regard.layers.schemes import make_positions
+from regard.layers.positions import NoPositions, make_positions
 
 B, H = 3, 2
 ON_CPU = ["reference", "sdpa"]
@@ -205,7 +204,7 @@ def test_some_rows_of_a_plan_have_the_weights_they_have_in_the_whole(name: str, 
 
 # ---- which kernel ----------------------------------------------------------------------------------------------------
 
-SCHEME = {name: make_positions(SETTINGS, "decoder", name) for name in POSITIONS}
+SCHEME = {name: make_positions(SETTINGS, "decoder", name) for name in SCHEMES}
 WINDOW, BOTH_SIDES = window(CAUSAL, 64), window(FULL, 64)
 EACH = prefix(torch.tensor([[3], [0]]))
 S, F, T, R, ONE = "sdpa", "flex", "toeplitz", "reference", "short"

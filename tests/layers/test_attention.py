@@ -17,6 +17,7 @@ from regard.layers.attend import make_plan
 from regard.layers.attention import CrossAttention, SelfAttention, merge_heads, split_heads
 from regard.layers.context import Context
 from regard.layers.masks import CAUSAL, FULL, Mask
+from regard.layers.part import Place
 
 C, H = 24, 4
 D = C // H
@@ -48,7 +49,7 @@ def test_heads_are_neighbouring_slices_of_the_width() -> None:
 
 @pytest.mark.parametrize("mask", [FULL, CAUSAL])
 def test_self_attention_is_torchs(mask: Mask) -> None:
-    ours = SelfAttention(CONFIG)
+    ours = SelfAttention(SelfAttention.Settings(), CONFIG, Place("encoder"))
     rows = qkv_rows(H, H, D)
     theirs = peer(ours.qkv.weight[rows], ours.qkv.bias[rows], ours.out)
     positions = ragged(6, 4, 1)
@@ -79,7 +80,7 @@ def spread(rows: Tensor, groups: int) -> Tensor:
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("mask", [FULL, CAUSAL])
 def test_shared_keys_are_copies_for_each_head_that_reads_them(mask: Mask, groups: int) -> None:
-    ours = SelfAttention(dataclasses.replace(CONFIG, n_kv_heads=groups))
+    ours = SelfAttention(SelfAttention.Settings(), dataclasses.replace(CONFIG, n_kv_heads=groups), Place("encoder"))
     assert ours.qkv.out_features == C + 2 * groups * D
     rows = qkv_rows(H, groups, D)
     parts = [p[rows].split([C, groups * D, groups * D]) for p in (ours.qkv.weight, ours.qkv.bias)]
@@ -106,7 +107,9 @@ def test_cross_attention_shares_keys_as_well(groups: int) -> None:
 
 def test_heads_of_any_width() -> None:
     """Three heads of 5 in a model 24 wide, sharing one head of keys; by the formula, in NumPy."""
-    layer = SelfAttention(dataclasses.replace(CONFIG, n_heads=3, n_kv_heads=1, d_head=5))
+    layer = SelfAttention(
+        SelfAttention.Settings(), dataclasses.replace(CONFIG, n_heads=3, n_kv_heads=1, d_head=5), Place("encoder")
+    )
     x = torch.randn(4, C)
     w, b, w_out, b_out = (p.detach().double().numpy() for p in (*layer.qkv.parameters(), *layer.out.parameters()))
     qkv = x.double().numpy() @ w.T + b  # 15 of queries, 5 of keys, 5 of values
@@ -121,7 +124,9 @@ def test_heads_of_any_width() -> None:
 
 @pytest.mark.parametrize("name", ["rope", "yarn"])
 def test_a_rotation_turns_queries_and_keys_and_leaves_values(name: str) -> None:
-    layer = SelfAttention(dataclasses.replace(formula.SETTINGS, n_kv_heads=2))
+    layer = SelfAttention(
+        SelfAttention.Settings(), dataclasses.replace(formula.SETTINGS, n_kv_heads=2), Place("encoder")
+    )
     nn.init.eye_(layer.out.weight)
     nn.init.zeros_(layer.out.bias)
     positions = ragged(6, 3)
@@ -157,7 +162,7 @@ def test_attention_dropout_acts_in_training_alone() -> None:
     config = dataclasses.replace(CONFIG, attention_dropout=0.5)
     x, memory = torch.randn(2, 4, C), torch.randn(2, 5, C)
     ctx = context(ragged(4, 4), CAUSAL, memory, ragged(5, 5))
-    for layer in (SelfAttention(config), CrossAttention(config)):
+    for layer in (SelfAttention(SelfAttention.Settings(), config, Place("encoder")), CrossAttention(config)):
         assert not torch.equal(layer(x, ctx), layer(x, ctx))
         layer.eval()
         assert torch.equal(layer(x, ctx), layer(x, ctx))

@@ -1,30 +1,30 @@
 """Blocks and stacks against the formulas worked in float64 NumPy."""
 
-import dataclasses
 import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from configured import model_config, replaced
+from regard.layers.cache import NO_CACHE, Cache
 from torch import Tensor, nn
 
-from regard.config import ModelConfig
 from regard.layers import attend
 from regard.layers.attend import make_plan
 from regard.layers.block import Block, decoder_block, encoder_block
-from regard.layers.cache import NO_CACHE, Cache
 from regard.layers.choice import Choice, Situation
 from regard.layers.context import Context
-from regard.layers.feedforward import FeedForward
+from regard.layers.feedforward import Dense
 from regard.layers.masks import CAUSAL, FULL, prefix
 from regard.layers.norm import PLACEMENTS, PostNorm, PreNorm
+from regard.layers.part import Place
 from regard.layers.relative import ALiBi, T5Bias
 from regard.layers.rotary import Rotary
 from regard.layers.stack import Stack
 
 C = 8
-CONFIG = ModelConfig(d_model=C, n_heads=2, n_kv_heads=2, d_head=4, d_ff=20, dropout=0.0)
+CONFIG = model_config(d_model=C, n_heads=2, n_kv_heads=2, d_head=4, d_ff=20, dropout=0.0)
 THREE = torch.arange(3)[None]
 CTX = Context(THREE, make_plan(FULL, THREE, THREE), NO_CACHE)
 
@@ -61,7 +61,7 @@ def stirred(module: nn.Module) -> nn.Module:
     [("relu", lambda x: np.maximum(x, 0)), ("gelu", np.vectorize(lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2))],
 )
 def test_feed_forward_is_the_formula_at_each_position(name: str, f: np.ufunc) -> None:
-    layer = FeedForward(ModelConfig(d_model=C, d_ff=20, activation=name))
+    layer = Dense(None, model_config(d_model=C, d_ff=20, activation=name), Place("encoder"))
     x = torch.randn(2, 3, C)
     w1, b1, w2, b2 = (p.detach().double().numpy() for p in (*layer.inner.parameters(), *layer.outer.parameters()))
     expected = f(x.double().numpy() @ w1.T + b1) @ w2.T + b2
@@ -69,7 +69,7 @@ def test_feed_forward_is_the_formula_at_each_position(name: str, f: np.ufunc) ->
 
 
 def test_feed_forward_dropout_is_inside_and_in_training_alone() -> None:
-    layer = FeedForward(ModelConfig(d_model=C, d_ff=20, ff_dropout=0.5))
+    layer = Dense(None, model_config(d_model=C, d_ff=20, ff_dropout=0.5), Place("encoder"))
     nn.init.zeros_(layer.inner.weight)
     nn.init.ones_(layer.inner.bias)
     nn.init.eye_(layer.outer.weight)
@@ -101,7 +101,7 @@ def test_where_the_norm_stands(norm: str) -> None:
 
 def test_dropout_falls_on_the_sublayer_and_never_on_the_residual() -> None:
     """Of two sublayers in a row: the second one's norm adds what the first gave to the stream."""
-    config = ModelConfig(d_model=C, dropout=0.25)
+    config = model_config(d_model=C, dropout=0.25)
     x = torch.randn(50, 40, C)
     block = Block(config, {"a": Affine(0.0, 3.0), "b": Affine(0.0, 5.0)})
     gained = block(x, torch.zeros_like(x), CTX)[0] - x
@@ -113,7 +113,7 @@ def test_dropout_falls_on_the_sublayer_and_never_on_the_residual() -> None:
 
 def test_the_last_sublayer_is_dropped_too() -> None:
     """Its sum is the stack's own norm's: of rows (3, 0, 3, ...) / 0.75 and none, only the spread tells."""
-    config = ModelConfig(d_model=C, dropout=0.25)
+    config = model_config(d_model=C, dropout=0.25)
     stack = Stack(config, [Block(config, {"a": Affine(0.0, 3.0)})], FULL, "encoder")
     x, positions = torch.zeros(50, 40, C), torch.arange(40).expand(50, -1)
     assert stack.eval()(x, positions).abs().max() < 1e-3
@@ -122,7 +122,7 @@ def test_the_last_sublayer_is_dropped_too() -> None:
 
 
 def test_a_block_runs_its_sublayers_in_order() -> None:
-    block = Block(ModelConfig(d_model=C, norm="post", dropout=0.0), {"a": Affine(1.0, 1.0), "b": Affine(-3.0, 0.2)})
+    block = Block(model_config(d_model=C, norm="post", dropout=0.0), {"a": Affine(1.0, 1.0), "b": Affine(-3.0, 0.2)})
     x = torch.randn(1, 3, C)
     a, b = (block.sublayers[name] for name in "ab")
     assert isinstance(a, PostNorm)
@@ -144,7 +144,7 @@ class Counting(Cache):
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_a_stack_is_its_blocks_one_after_the_other_and_pre_norm_ends_on_a_norm(norm: str) -> None:
-    config = ModelConfig(d_model=C, norm=norm, dropout=0.0)
+    config = model_config(d_model=C, norm=norm, dropout=0.0)
     sublayers = [Affine(0.5, 1.0), Affine(-2.0, 0.0), Affine(1.5, 0.3)]
     stack = stirred(Stack(config, (Block(config, {"a": f}) for f in sublayers), FULL, "encoder"))
     assert isinstance(stack, Stack)
@@ -171,7 +171,7 @@ def test_a_stack_is_its_blocks_one_after_the_other_and_pre_norm_ends_on_a_norm(n
 def probed(place: str, n: int = 1, **changes: object) -> tuple[Stack, list[Affine]]:
     """A stack of n blocks that do nothing but write down what they were given."""
     probes = [Affine(1.0, 0.0) for _ in range(n)]
-    config = dataclasses.replace(CONFIG, **changes)  # type: ignore[arg-type]
+    config = replaced(CONFIG, **changes)  # type: ignore[arg-type]
     mask = CAUSAL if place == "decoder" else FULL
     return Stack(config, [Block(config, {"cross": f}) for f in probes], mask, place), probes
 
@@ -206,7 +206,7 @@ def test_one_scheme_for_all_blocks(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["fire", "shaw", "cope"])
 def test_a_scheme_for_each_block(name: str) -> None:
-    stack, probes = probed("decoder", 3, positions=name, cope_positions=4)
+    stack, probes = probed("decoder", 3, positions=name, **{"cope.positions": 4})
     assert len(set(stack.schemes)) == 3
     stack(torch.randn(1, 3, C), THREE)
     for probe, scheme in zip(probes, stack.schemes, strict=True):

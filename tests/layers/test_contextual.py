@@ -6,10 +6,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from configured import scheme as scheme_of
 from torch import Tensor
 
 from regard.layers.attend import make_plan, masked_scores, reference, weights
-from regard.layers.contextual import Contextual, CoPE, Disentangled, Distances, Shaw, log_buckets
+from regard.layers.contextual import Contextual, CoPE, Distances, Shaw, log_buckets
 from regard.layers.masks import CAUSAL, FULL, Mask, window
 
 B, H, T, D = 2, 3, 7, 4
@@ -78,13 +79,13 @@ def stirred(scheme: Contextual) -> Contextual:
 @pytest.mark.parametrize(
     ("scheme", "mask"),
     [
-        (Shaw(D, clip=2), FULL),
-        (Shaw(D, clip=2), CAUSAL),
-        (Shaw(D, clip=16), FULL),  # wider than the sentence
-        (Shaw(D, clip=1), window(FULL, 3)),
-        (CoPE(D, n_positions=T + 1), CAUSAL),
-        (CoPE(D, n_positions=3), CAUSAL),  # counts beyond 2 share a position
-        (CoPE(D, n_positions=T), window(CAUSAL, 3)),
+        (scheme_of("shaw", d_head=D, clip=2), FULL),
+        (scheme_of("shaw", d_head=D, clip=2), CAUSAL),
+        (scheme_of("shaw", d_head=D, clip=16), FULL),  # wider than the sentence
+        (scheme_of("shaw", d_head=D, clip=1), window(FULL, 3)),
+        (scheme_of("cope", d_head=D, **{"cope.positions": T + 1}), CAUSAL),
+        (scheme_of("cope", d_head=D, **{"cope.positions": 3}), CAUSAL),  # counts beyond 2 share a position
+        (scheme_of("cope", d_head=D, **{"cope.positions": T}), window(CAUSAL, 3)),
     ],
     ids=lambda x: type(x).__name__ if isinstance(x, Contextual) else str(x),
 )
@@ -99,7 +100,11 @@ def test_they_are_their_formula_in_a_slow_loop(scheme: Contextual, mask: Mask) -
         np.testing.assert_allclose(result[b, h].numpy()[real], expected[real], atol=5e-6)
 
 
-@pytest.mark.parametrize("scheme", [Shaw(D, 2), CoPE(D, T)], ids=["Shaw", "CoPE"])
+@pytest.mark.parametrize(
+    "scheme",
+    [scheme_of("shaw", d_head=D, clip=2), scheme_of("cope", d_head=D, **{"cope.positions": T})],
+    ids=["Shaw", "CoPE"],
+)
 def test_the_last_query_by_itself_over_a_cache_says_the_same(scheme: Contextual) -> None:
     stirred(scheme)
     q, k, v = random_case()
@@ -114,7 +119,7 @@ def test_the_last_query_by_itself_over_a_cache_says_the_same(scheme: Contextual)
 
 def test_shaws_vectors_by_hand() -> None:
     # Width 1, queries of 1, keys and values of 0: scores are aK[j-i], results are weighted aV[j-i].
-    scheme = Shaw(1, clip=1)
+    scheme = scheme_of("shaw", d_head=1, clip=1)
     with torch.no_grad():
         scheme.keys.copy_(torch.tensor([[10.0], [20.0], [30.0]]))
         scheme.added.copy_(torch.tensor([[1.0], [2.0], [4.0]]))
@@ -127,7 +132,7 @@ def test_shaws_vectors_by_hand() -> None:
 
 
 def test_shaw_without_vectors_is_plain_attention() -> None:
-    scheme = Shaw(D, 2)
+    scheme = scheme_of("shaw", d_head=D, clip=2)
     torch.nn.init.zeros_(scheme.keys)
     torch.nn.init.zeros_(scheme.added)
     q, k, v = random_case()
@@ -142,7 +147,7 @@ def test_shaw_without_vectors_is_plain_attention() -> None:
 def test_copes_counting_by_hand(n_positions: int, last_row: list[float]) -> None:
     # Width 1, keys of 0: every gate is 1/2, so key j stands (i - j + 1) / 2 before query i. With e[p] = p and queries
     # of 2 the score is 2 * (i - j + 1) / 2, at most 2 * 2 where there are but three positions.
-    scheme = CoPE(1, n_positions)
+    scheme = scheme_of("cope", d_head=1, **{"cope.positions": n_positions})
     with torch.no_grad():
         scheme.vectors.copy_(torch.arange(n_positions)[:, None])
     places, nothing = torch.arange(5)[None], torch.zeros(1, 1, 5, 1)
@@ -154,13 +159,16 @@ def test_copes_counting_by_hand(n_positions: int, last_row: list[float]) -> None
 @pytest.mark.parametrize("mask", [CAUSAL, window(CAUSAL, 3)], ids=str)
 def test_a_fresh_cope_is_no_position_at_all(mask: Mask) -> None:
     q, k, v = random_case()
-    cope, none = (make_plan(mask, PLACES, PLACES, s, kernel="reference") for s in (CoPE(D, 5), None))
+    cope, none = (
+        make_plan(mask, PLACES, PLACES, s, kernel="reference")
+        for s in (scheme_of("cope", d_head=D, **{"cope.positions": 5}), None)
+    )
     assert torch.equal(weights(q, k, cope), weights(q, k, none))
     assert torch.equal(cope(q, k, v, 0.0), none(q, k, v, 0.0))
 
 
 def test_cope_counts_nothing_that_the_query_cannot_see() -> None:
-    scheme, (q, k, v) = stirred(CoPE(D, T)), random_case()
+    scheme, (q, k, v) = stirred(scheme_of("cope", d_head=D, **{"cope.positions": T})), random_case()
     plan = make_plan(CAUSAL, PLACES, PLACES, scheme)
     before = plan(q, k, v, 0.0)
     k, v = k.clone(), v.clone()
@@ -174,7 +182,7 @@ def test_cope_counts_nothing_that_the_query_cannot_see() -> None:
 
 def test_disentangled_scores_by_hand() -> None:
     # Width 1; the distances i - j = -2, -1, 0, 1 have rows 1, 2, 3, 4 of a table, a 2 shares the last. Q = 10 P, K = P.
-    scheme = Disentangled(Distances(1, reach=2, buckets=0, eps=0.0), 1, 1, (1, 1), own=True)
+    scheme = scheme_of("disentangled", "encoder", d_model=1, d_head=1, n_heads=1, n_kv_heads=1, reach=2, buckets=0)
     assert scheme.projection is not None
     with torch.no_grad():
         scheme.distances.table.copy_(torch.tensor([[1.0], [2.0], [3.0], [4.0]]))
@@ -194,8 +202,11 @@ def test_buckets_by_hand() -> None:
 
 
 def test_vectors_in_buckets_are_normalised_and_others_are_not() -> None:
-    assert Distances(D, 5, 0, 1e-12)().std(-1).max() < 0.1
-    torch.testing.assert_close(Distances(D, 16, 8, 1e-12)().std(-1, correction=0), torch.ones(16))
+    each, bucketed = Distances(D, 5, 0, 1e-12), Distances(D, 16, 8, 1e-12)
+    each.init_weights()
+    bucketed.init_weights()
+    assert each().std(-1).max() < 0.1
+    torch.testing.assert_close(bucketed().std(-1, correction=0), torch.ones(16))
 
 
 # ---- all of them -----------------------------------------------------------------------------------------------------
@@ -203,7 +214,11 @@ def test_vectors_in_buckets_are_normalised_and_others_are_not() -> None:
 
 @pytest.mark.parametrize(
     "scheme",
-    [Shaw(D, 2), CoPE(D, T), Disentangled(Distances(H * D, 3, 0, 0.0), H * D, D, (H, H), own=True)],
+    [
+        scheme_of("shaw", d_head=D, clip=2),
+        scheme_of("cope", d_head=D, **{"cope.positions": T}),
+        scheme_of("disentangled", "encoder", d_model=H * D, d_head=D, n_heads=H, n_kv_heads=H, reach=3, buckets=0),
+    ],
     ids=lambda scheme: type(scheme).__name__,
 )
 def test_they_run_on_the_reference_kernel_with_fp32_scores(scheme: Contextual) -> None:

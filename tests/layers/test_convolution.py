@@ -8,15 +8,16 @@ import torch.nn.functional as F
 from formula import packed, ragged
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from regard.layers.cache import NO_CACHE
 from torch import Tensor
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.layers.attend import Plan, make_plan
-from regard.layers.cache import NO_CACHE
 from regard.layers.context import Context
 from regard.layers.convolution import Convolution, unfold
 from regard.layers.masks import CAUSAL, FULL, NOWHERE, Mask, documents, prefix
+from regard.layers.part import Place
 from regard.layers.reach import Reach, make_reach
 
 C = 4
@@ -35,7 +36,9 @@ def columns_of(reach: Reach) -> Tensor:
 
 def layer_of(kernel: int, bias: bool = True) -> Convolution:
     torch.manual_seed(kernel)
-    return Convolution(ModelConfig(d_model=C, kernel=kernel, bias=bias)).double()
+    return Convolution(
+        Convolution.Settings(kernel=kernel), ModelConfig(d_model=C, bias=bias), Place("decoder")
+    ).double()
 
 
 def run(layer: Convolution, x: Tensor, positions: Tensor, mask: Mask, dilation: int) -> Tensor:

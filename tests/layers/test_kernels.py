@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from configured import SCHEMES, replaced
 from formula import SETTINGS, D, H, attention, visible
 from kernel_cases import ADDITIVE, CONTEXTUAL, Case, allowed, cases, scheme_of
 from torch import Tensor
 
-from regard.config import POSITIONS, TrainConfig
+from regard.config import TrainConfig
 from regard.device import set_up
 from regard.layers.attend import make_plan, repeated, softmax_over
 from regard.layers.masks import FULL
@@ -185,7 +186,10 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ADDITIVE)
 def test_regards_own_kernels_are_the_formula_when_interpreted(name: str) -> None:
     """The interpreter is slow: two tiles of 16 tokens a side, the second not full, where three would show no more."""
-    some = {"bidirectional": 20, "causal window": 37 if name in ("t5", "fire") else 20}  # 37: a tile outside the window
+    some = {
+        "recurrent.bidirectional": 20,
+        "causal window": 37 if name in ("t5", "fire") else 20,
+    }  # 37: a tile outside the window
     if name not in ("alibi", "kerple-power"):  # to a kernel what T5 and KERPLE's other scheme are
         some |= {"causal, grouped queries": 20}
     if name == "t5":
@@ -195,7 +199,7 @@ def test_regards_own_kernels_are_the_formula_when_interpreted(name: str) -> None
         if (name, case_name) not in allowed(every, (name,)) or not can_run("toeplitz", name, every[case_name]):
             continue
         case = every[case_name]
-        scheme = scheme_of(name, case.place, dataclasses.replace(SETTINGS, d_model=16 * H, d_head=16))
+        scheme = scheme_of(name, case.place, replaced(SETTINGS, d_model=16 * H, d_head=16))
         qkv, g = inputs(name, case, 16)
         exact, found = (ours(kernel, scheme, case, qkv, g) for kernel in ("reference", "toeplitz"))
         assert_near(found, exact, 1e-5, 1e-5, where=f" ({case_name})")
@@ -203,7 +207,9 @@ def test_regards_own_kernels_are_the_formula_when_interpreted(name: str) -> None
 
 # ---- on a GPU --------------------------------------------------------------------------------------------------------
 
-WIDE = dataclasses.replace(SETTINGS, t5_buckets=32, t5_max_distance=128, fire_width=32, fire_threshold=64.0)
+WIDE = dataclasses.replace(
+    SETTINGS, **{"t5.buckets": 32, "t5.max_distance": 128, "fire.width": 32, "fire.threshold": 64.0}
+)
 # fp32: products may be rounded to TF32. Parameters sum what mostly cancels, over more pairs than above: twice as much again.
 GPU_TOLERANCE = {torch.float32: (1e-3, 6e-3), torch.bfloat16: (2e-2, 8e-2)}
 
@@ -212,7 +218,7 @@ RUNS = {  # which schemes are tried with each kernel; those left out are to a ke
     "sdpa": ("none", "rope", *ADDITIVE),
     "flex": ("none", "t5"),  # without a bias, and with one that is looked up
     "toeplitz": ADDITIVE,
-    "chosen": [name for name in POSITIONS if name not in CONTEXTUAL],
+    "chosen": [name for name in SCHEMES if name not in CONTEXTUAL],
 }
 
 

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from configured import scheme as make
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.layers.positions import Learned, Linear, NoPositions, Positions, Sinusoidal, sinusoids
+from regard.layers.positions import NoPositions, Positions, sinusoids
 
 PLACES = torch.tensor([[0, 1, 11], [7, 3, 0]])  # a cache's offset, any order
 
@@ -75,7 +76,7 @@ def test_any_base_follows_the_formula(base: float, p: int) -> None:
 
 
 def test_embed_adds_the_row_of_each_position() -> None:
-    scheme = Sinusoidal(6, max_len=12, base=100.0)
+    scheme = make("sinusoidal", d_model=6, max_len=12, base=100.0)
     x = torch.randn(2, 3, 6)
     even = np.array([0, 0, 2, 2, 4, 4])
     angle = PLACES[..., None].numpy() / 100.0 ** (even / 6)
@@ -84,13 +85,13 @@ def test_embed_adds_the_row_of_each_position() -> None:
 
 
 def test_the_table_is_neither_trained_nor_saved() -> None:
-    scheme = Sinusoidal(6, max_len=12, base=10000.0)
+    scheme = make("sinusoidal", d_model=6, max_len=12)
     assert not list(scheme.parameters())
     assert not scheme.state_dict()
 
 
 def test_linear_is_a_straight_line_that_grows() -> None:
-    scheme = Linear(2, max_len=10)
+    scheme = make("linear", d_model=2, max_len=10)
     with torch.no_grad():
         scheme.a.copy_(torch.tensor([0.5, -2.0]))
         scheme.b.copy_(torch.tensor([1.0, 3.0]))
@@ -101,13 +102,13 @@ def test_linear_is_a_straight_line_that_grows() -> None:
 
 def test_a_fresh_line_reaches_unit_size_at_the_longest_input() -> None:
     torch.manual_seed(0)
-    added = Linear(4096, max_len=50).embed(torch.zeros(1, 2, 4096), torch.tensor([[0, 50]]))[0]
+    added = make("linear", d_model=4096, max_len=50).embed(torch.zeros(1, 2, 4096), torch.tensor([[0, 50]]))[0]
     assert (added[0] == 0).all()
     assert added[1].std().item() == pytest.approx(1, rel=0.05)
 
 
 def test_learned_is_a_look_up() -> None:
-    scheme = Learned(4, max_len=12)
+    scheme = make("learned", d_model=4, max_len=12)
     x = torch.randn(2, 3, 4)
     result = scheme.embed(x, PLACES)
     for row, column in np.ndindex(2, 3):
@@ -117,7 +118,12 @@ def test_learned_is_a_look_up() -> None:
     assert scheme.encoding.grad[:, 0].tolist() == [2, 1, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1]  # how often each row was read
 
 
-SCHEMES = [NoPositions(), Linear(4, 8), Sinusoidal(4, 8, 10000.0), Learned(4, 8)]
+SCHEMES = [
+    NoPositions(),
+    make("linear", d_model=4, max_len=8),
+    make("sinusoidal", d_model=4, max_len=8),
+    make("learned", d_model=4, max_len=8),
+]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: type(s).__name__)

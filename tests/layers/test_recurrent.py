@@ -17,14 +17,15 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from regard.device import autocast
-from regard.layers.cells import CELLS, Cell
+from regard.layers.cells import Cell
 from regard.layers.recurrent import Recurrent
 from regard.models.init import initialise
+from regard.registry import PARTS
 from regard.replay import Replayed
 from regard.training.step import compile_blocks
 
 FUSED = ["rnn", "lstm", "gru"]
-SETTINGS = [(kind, norm, wide) for kind in CELLS for norm in (False, True) for wide in (False, True)]
+SETTINGS = [(kind, norm, wide) for kind in PARTS["cell"] for norm in (False, True) for wide in (False, True)]
 
 
 def layers(
@@ -258,7 +259,7 @@ def test_layers_that_are_read_at_once_do_what_they_do_one_by_one(kind: str) -> N
 
 @settings(max_examples=60)
 @given(
-    st.sampled_from([*CELLS]),
+    st.sampled_from([*PARTS["cell"]]),
     st.lists(st.integers(1, 5), min_size=1, max_size=3),
     st.integers(1, 4),
     st.lists(st.integers(1, 7), min_size=1, max_size=4),
@@ -289,7 +290,7 @@ def test_padding_before_a_row_leaves_a_fused_state_at_exactly_zero(kind: str) ->
         assert out[:, 5].any()
 
 
-@pytest.mark.parametrize("kind", [*CELLS])
+@pytest.mark.parametrize("kind", [*PARTS["cell"]])
 def test_padding_gets_no_gradient(kind: str) -> None:
     made, real = layers(kind, 5, [4, 4], bidirectional=True), ragged([6, 2, 5], 6, "left")
     x = inputs(3, 6, 5).requires_grad_()
@@ -300,7 +301,7 @@ def test_padding_gets_no_gradient(kind: str) -> None:
 
 
 @pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("kind", [*CELLS])
+@pytest.mark.parametrize("kind", [*PARTS["cell"]])
 def test_steps_one_by_one_are_the_whole(kind: str, norm: bool) -> None:
     made, x = layers(kind, 5, [4, 3], norm=norm), inputs(3, 6, 5)
     out, end = made(x)
@@ -312,7 +313,7 @@ def test_steps_one_by_one_are_the_whole(kind: str, norm: bool) -> None:
 
 
 @pytest.mark.parametrize("scanned", [False, True])
-@pytest.mark.parametrize("kind", [*CELLS])
+@pytest.mark.parametrize("kind", [*PARTS["cell"]])
 def test_two_halves_with_the_state_handed_over_are_one_long_row(kind: str, scanned: bool) -> None:
     made, x = layers(kind, 5, [4, 3]), inputs(3, 8, 5).requires_grad_()
     made = by_scan(made) if scanned else made
@@ -356,7 +357,7 @@ def test_parameters_have_the_names_and_shapes_that_are_promised() -> None:
     assert shapes("mut1", 5) == shapes("mut1", 4) | {at + "weight_in": (4, 5)}
 
 
-@pytest.mark.parametrize("kind", [*CELLS])
+@pytest.mark.parametrize("kind", [*PARTS["cell"]])
 def test_weights_start_gate_by_gate(kind: str) -> None:
     made = Recurrent(kind, 40, [32], norm=True)
     initialise(made)
@@ -421,7 +422,7 @@ def test_dropout_between_layers_is_not_before_the_first_nor_after_the_last() -> 
 # ---- precision, compiling, devices -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [*CELLS])
+@pytest.mark.parametrize("kind", [*PARTS["cell"]])
 @pytest.mark.parametrize("norm", [False, True])
 def test_under_autocast_products_are_in_bf16(kind: str, norm: bool) -> None:
     made, x = layers(kind, 32, [32, 32], torch.float32, 0.03, norm=norm), inputs(4, 6, 32, torch.float32)
@@ -495,7 +496,7 @@ class TestOnAGPU:
         for mine, theirs in zip(by_low, by_full, strict=True):
             assert (mine - theirs).norm() < 0.1 * theirs.norm()
 
-    @pytest.mark.parametrize("kind", [*CELLS])
+    @pytest.mark.parametrize("kind", [*PARTS["cell"]])
     def test_a_recorded_forward_and_backward_is_the_plain_one(self, kind: str) -> None:
         """Compiled too, where it is a scan."""
         torch.set_float32_matmul_precision("highest")

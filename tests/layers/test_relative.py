@@ -3,16 +3,23 @@
 import numpy as np
 import pytest
 import torch
+from configured import scheme as make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.layers.attend import make_plan, masked_scores
 from regard.layers.masks import FULL
 from regard.layers.positions import Positions
-from regard.layers.relative import FIRE, ALiBi, KerpleLog, KerplePower, Relative, T5Bias, alibi_slopes, t5_bucket
+from regard.layers.relative import FIRE, T5Bias, alibi_slopes, t5_bucket
 
 H, N = 3, 40
 DISTANCES = np.arange(1 - N, N)  # k - q, as tables have them
+
+
+def t5(n_heads: int, buckets: int, max_distance: int, bidirectional: bool) -> T5Bias:
+    side = "encoder" if bidirectional else "decoder"
+    found: T5Bias = make("t5", side, n_heads=n_heads, buckets=buckets, max_distance=max_distance)
+    return found
 
 
 def with_values(scheme: Positions, **values: object) -> Positions:
@@ -57,12 +64,12 @@ def test_the_slopes_of_alibi(n_heads: int, slopes: list[float]) -> None:
 
 
 def test_alibi_falls_in_a_straight_line_on_both_sides() -> None:
-    check_table(ALiBi(3), -np.array([[2**-4], [2**-8], [2**-2]]) * np.abs(DISTANCES))
+    check_table(make("alibi", n_heads=3), -np.array([[2**-4], [2**-8], [2**-2]]) * np.abs(DISTANCES))
 
 
 def test_alibi_is_neither_trained_nor_saved() -> None:
-    assert not list(ALiBi(8).parameters())
-    assert not ALiBi(8).state_dict()
+    assert not list(make("alibi", n_heads=8).parameters())
+    assert not make("alibi", n_heads=8).state_dict()
 
 
 # ---- T5 --------------------------------------------------------------------------------------------------------------
@@ -111,7 +118,7 @@ def test_no_distance_falls_into_its_neighbours_bucket_by_rounding(bidirectional:
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_t5_looks_its_numbers_up_by_bucket(bidirectional: bool) -> None:
-    scheme = T5Bias(H, 8, 30, bidirectional)
+    scheme = t5(H, 8, 30, bidirectional)
     assert (scheme.table(N) == 0).all()  # it starts without an opinion
     weight = np.random.default_rng(0).normal(size=(H, 8)).astype(np.float32)
     with_values(scheme, weight=weight)
@@ -120,7 +127,7 @@ def test_t5_looks_its_numbers_up_by_bucket(bidirectional: bool) -> None:
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_t5_is_flat_beyond_its_largest_distance(bidirectional: bool) -> None:
-    scheme = T5Bias(H, 8, 30, bidirectional)
+    scheme = t5(H, 8, 30, bidirectional)
     torch.nn.init.normal_(scheme.weight)
     assert scheme.flat == 30
     for side in (-1, 1):
@@ -131,7 +138,7 @@ def test_t5_is_flat_beyond_its_largest_distance(bidirectional: bool) -> None:
 def test_t5_scores_are_not_divided_by_the_root_of_the_width() -> None:
     q, k = torch.full((1, 1, 1, 4), 2.0), torch.full((1, 1, 1, 4), 3.0)
     place = torch.zeros(1, 1, dtype=torch.long)
-    for scheme, expected in ((T5Bias(1, 32, 128, True), 24.0), (ALiBi(1), 12.0)):
+    for scheme, expected in ((t5(1, 32, 128, True), 24.0), (make("alibi", n_heads=1), 12.0)):
         assert masked_scores(q, k, make_plan(FULL, place, place, scheme, kernel="reference")).item() == expected
 
 
@@ -139,11 +146,11 @@ def test_t5_scores_are_not_divided_by_the_root_of_the_width() -> None:
 
 
 def test_kerple_by_hand() -> None:
-    log = with_values(KerpleLog(2), r1=[1.0, 0.5], r2=[1.0, 2.0])
+    log = with_values(make("kerple-log", n_heads=2), r1=[1.0, 0.5], r2=[1.0, 2.0])
     three = torch.tensor([3, -3, 0])
     assert log.bias(torch.zeros(1), three)[0].tolist() == pytest.approx([-1.386294, -1.386294, 0])  # ln 4
     assert log.bias(torch.zeros(1), three)[1].tolist() == pytest.approx([-0.972955, -0.972955, 0])  # ln(7) / 2
-    power = with_values(KerplePower(2), a=[2.0, 0.25], p=[0.5, 2.0])
+    power = with_values(make("kerple-power", n_heads=2), a=[2.0, 0.25], p=[0.5, 2.0])
     assert power.bias(torch.zeros(1), three)[0].tolist() == pytest.approx([-3.464102, -3.464102, 0])  # 2 sqrt 3
     assert power.bias(torch.zeros(1), three)[1].tolist() == pytest.approx([-2.25, -2.25, 0])
 
@@ -151,16 +158,16 @@ def test_kerple_by_hand() -> None:
 def test_the_tables_of_kerple() -> None:
     one, two = np.array([[1.7], [0.3], [0.02]]), np.array([[0.9], [0.05], [1.6]])
     apart = np.abs(DISTANCES).astype(np.float64)
-    check_table(with_values(KerpleLog(H), r1=one[:, 0], r2=two[:, 0]), -one * np.log(1 + two * apart))
-    check_table(with_values(KerplePower(H), a=one[:, 0], p=two[:, 0]), -one * apart**two)
+    check_table(with_values(make("kerple-log", n_heads=H), r1=one[:, 0], r2=two[:, 0]), -one * np.log(1 + two * apart))
+    check_table(with_values(make("kerple-power", n_heads=H), a=one[:, 0], p=two[:, 0]), -one * apart**two)
 
 
 def test_kerples_parameters_stay_in_their_range() -> None:
-    beyond = with_values(KerpleLog(1), r1=[-1.0], r2=[0.0])
+    beyond = with_values(make("kerple-log", n_heads=1), r1=[-1.0], r2=[0.0])
     assert beyond.table(3)[0, -1].item() == pytest.approx(-0.01 * np.log(1 + 0.01 * 2))
-    beyond = with_values(KerplePower(1), a=[-1.0], p=[3.0])
+    beyond = with_values(make("kerple-power", n_heads=1), a=[-1.0], p=[3.0])
     assert beyond.table(3)[0, -1].item() == pytest.approx(-0.01 * 4)
-    beyond = with_values(KerplePower(1), a=[1.0], p=[-2.0])
+    beyond = with_values(make("kerple-power", n_heads=1), a=[1.0], p=[-2.0])
     assert beyond.table(3)[0, -1].item() == pytest.approx(-(2**0.01))
     beyond.table(3).sum().backward()
     assert beyond.p.grad is not None
@@ -169,17 +176,17 @@ def test_kerples_parameters_stay_in_their_range() -> None:
 
 def test_kerple_starts_as_its_paper_says() -> None:
     torch.manual_seed(0)
-    log, power = KerpleLog(20000), KerplePower(20000)
+    log, power = make("kerple-log", n_heads=20000), make("kerple-power", n_heads=20000)
     for values, top in ((log.r1, 2), (log.r2, 1), (power.a, 1), (power.p, 2)):  # uniform from 0
         assert 0 <= values.min().item() < 0.001
         assert 0.999 * top < values.max().item() <= top
         assert values.mean().item() == pytest.approx(top / 2, rel=0.02)
 
 
-@pytest.mark.parametrize("kind", [KerpleLog, KerplePower])
-def test_kerples_gradients_are_those_of_finite_differences(kind: type[Relative]) -> None:
+@pytest.mark.parametrize("kind", ["kerple-log", "kerple-power"])
+def test_kerples_gradients_are_those_of_finite_differences(kind: str) -> None:
     torch.manual_seed(0)
-    scheme, distances = kind(H).double(), torch.arange(-4, 5)
+    scheme, distances = make(kind, n_heads=H).double(), torch.arange(-4, 5)
     with torch.no_grad():
         for p in scheme.parameters():
             p.mul_(0.8).add_(0.1)  # clear of the edges of its range
@@ -198,7 +205,7 @@ def numpy_fire(scheme: FIRE, q: np.ndarray, k: np.ndarray, c: float, threshold: 
 
 
 def test_the_worked_arguments_of_fire() -> None:
-    scheme = FIRE(H, 32, 512.0)  # c = 0.1, L = 512
+    scheme = make("fire", n_heads=H, width=32, threshold=512.0)  # c = 0.1, L = 512
     q, k = torch.tensor([10, 1000, 300, 600]), torch.tensor([5, 500, 300, 0])
     assert scheme.share(q, k).tolist() == pytest.approx([0.1025175, 0.8519443, 0, 1], abs=1e-6)
     assert scheme.share(k, q).tolist() == pytest.approx([0.1025175, 0.8519443, 0, 1], abs=1e-6)  # an encoder's
@@ -207,7 +214,7 @@ def test_the_worked_arguments_of_fire() -> None:
 @pytest.mark.parametrize(("c", "stretch"), [(0.1, 1.0), (-0.7, 1.0), (0.1, -2.5)])
 def test_fire_is_its_network_of_the_relative_distance(c: float, stretch: float) -> None:
     torch.manual_seed(0)
-    scheme = FIRE(H, 32, 16.0)
+    scheme = make("fire", n_heads=H, width=32, threshold=16.0)
     with_values(scheme, c=c, stretch=stretch)
     places = np.arange(60)
     q, k = places[:, None], places[None]
@@ -219,7 +226,7 @@ def test_fire_is_its_network_of_the_relative_distance(c: float, stretch: float) 
 
 def increasing(threshold: float) -> FIRE:
     """A FIRE whose bias grows with its argument, whatever the head."""
-    scheme = FIRE(H, 4, threshold)
+    scheme = make("fire", n_heads=H, width=4, threshold=threshold)
     with torch.no_grad():
         for p in (*scheme.inner.parameters(), *scheme.outer.parameters()):
             p.uniform_(0.5, 1.5)
@@ -246,10 +253,16 @@ def test_beyond_the_threshold_fire_measures_against_the_query(q: int, back: int,
 
 def stirred_schemes(threshold: float = 512.0) -> list[Positions]:
     torch.manual_seed(0)
-    t5 = [T5Bias(H, 32, 128, bidirectional) for bidirectional in (True, False)]
-    for scheme in t5:
+    both = [t5(H, 32, 128, bidirectional) for bidirectional in (True, False)]
+    for scheme in both:
         torch.nn.init.normal_(scheme.weight)
-    return [ALiBi(H), *t5, KerpleLog(H), KerplePower(H), FIRE(H, 8, threshold)]
+    return [
+        make("alibi", n_heads=H),
+        *both,
+        make("kerple-log", n_heads=H),
+        make("kerple-power", n_heads=H),
+        make("fire", n_heads=H, width=8, threshold=threshold),
+    ]
 
 
 @settings(max_examples=40)

@@ -6,16 +6,35 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from configured import scheme as scheme_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.layers.attend import make_plan, masked_scores
 from regard.layers.masks import FULL
-from regard.layers.rotary import Rotary, rope, rotate, yarn
+from regard.layers.rotary import Rotary, rotate
 
 B, H, T, D = 2, 3, 5, 8
 PLACES = torch.tensor([[0, 1, 2, 3, 4], [7, 2, 90, 0, 31]])
+
+
+def rope(d_head: int, base: float, scaling: str = "none", factor: float = 1.0) -> Rotary:
+    found: Rotary = scheme_of("rope", d_head=d_head, base=base, scaling=scaling, factor=factor)
+    return found
+
+
+def yarn(d_head: int, base: float, factor: float, trained_len: int, slow: float = 1.0, fast: float = 32.0) -> Rotary:
+    settings = {"base": base, "factor": factor, "trained_len": trained_len, "slow": slow, "fast": fast}
+    found: Rotary = scheme_of("yarn", d_head=d_head, **settings)
+    return found
+
+
+def turned_by(turn: Tensor) -> Rotary:
+    """Plain rope with other angles."""
+    found = rope(2 * len(turn), 10000.0)
+    found.turn = turn.float()
+    return found
 
 
 def theta(d_head: int, base: float) -> np.ndarray:
@@ -42,7 +61,7 @@ def test_ntk_keeps_the_fastest_hand_and_slows_the_slowest_by_the_factor(half: in
 
 def test_quarter_turns_by_hand() -> None:
     # Two hands, the first turning by 90 degrees a position, the second by 180.
-    scheme = Rotary(torch.tensor([math.pi / 2, math.pi]))
+    scheme = turned_by(torch.tensor([math.pi / 2, math.pi]))
     x = torch.tensor([1.0, 2.0, 3.0, 4.0]).expand(1, 1, 4, 4)
     turned = rotate(x, scheme.rotation(torch.arange(4)[None]))[0, 0]
     expected = torch.tensor([[1.0, 2, 3, 4], [-2, 1, -3, -4], [-1, -2, 3, 4], [2, -1, -3, -4]])
@@ -102,7 +121,7 @@ def test_yarn_sharpens_scores_by_the_square_of_its_temperature(factor: float, te
     cos, sin = scheme.rotation(PLACES)
     torch.testing.assert_close(cos**2 + sin**2, torch.full_like(cos, temperature**2))
     q, k = torch.randn(2, B, H, T, D)
-    plain = Rotary(scheme.turn)
+    plain = turned_by(scheme.turn)
     sharp, calm = ((rotate(q, r) * rotate(k, r)).sum(-1) for r in (scheme.rotation(PLACES), plain.rotation(PLACES)))
     torch.testing.assert_close(sharp, calm * temperature**2, atol=1e-5, rtol=1e-5)
 

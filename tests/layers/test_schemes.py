@@ -1,29 +1,30 @@
 """Schemes by name: what each reads from the settings, where it is refused, how a stack uses it, and what order means."""
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from configured import SCHEMES, model_config, replaced
 from torch import Tensor, nn
 
-from regard.config import CHOICES, POSITIONS, ModelConfig
+from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.layers.block import decoder_block, encoder_block
 from regard.layers.contextual import CoPE, Disentangled, Shaw
 from regard.layers.masks import CAUSAL, FULL
-from regard.layers.positions import Learned, Linear, NoPositions, Sinusoidal
+from regard.layers.positions import Learned, Linear, NoPositions, Sinusoidal, make_positions, schemes_for
 from regard.layers.relative import FIRE, ALiBi, KerpleLog, KerplePower, T5Bias
-from regard.layers.rotary import Rotary
-from regard.layers.schemes import SCHEMES, make_positions
+from regard.layers.rotary import RoPE, Rotary, YaRN
 from regard.layers.stack import Stack
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
+from regard.recipes import choices_of, fields_of
+from regard.registry import PARTS
 
 C, H, T = 16, 2, 6
-CONFIG = ModelConfig(
+CONFIG = model_config(
     preset="transformer-tiny",
     n_encoder_layers=2,
     n_decoder_layers=3,
@@ -36,11 +37,11 @@ CONFIG = ModelConfig(
     max_len=32,
     source_vocab=20,
     target_vocab=20,
-    fire_threshold=4.0,
+    **{"fire.threshold": 4.0},
 )
 KINDS = {
     **{"none": NoPositions, "linear": Linear, "sinusoidal": Sinusoidal, "learned": Learned, "shaw": Shaw},
-    **{"t5": T5Bias, "rope": Rotary, "yarn": Rotary, "alibi": ALiBi, "kerple-log": KerpleLog},
+    **{"t5": T5Bias, "rope": RoPE, "yarn": YaRN, "alibi": ALiBi, "kerple-log": KerpleLog},
     **{"kerple-power": KerplePower, "fire": FIRE, "cope": CoPE},
 }
 IN_ENCODERS = {"disentangled": Disentangled}  # alone
@@ -48,7 +49,7 @@ PER_LAYER = {"shaw", "fire", "cope"}
 
 
 def having(**settings: object) -> ModelConfig:
-    return dataclasses.replace(CONFIG, **settings)  # type: ignore[arg-type]
+    return replaced(CONFIG, **settings)
 
 
 def stir(module: nn.Module) -> None:
@@ -62,15 +63,16 @@ def stir(module: nn.Module) -> None:
 @pytest.fixture
 def no_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (NoPositions, CoPE):
-        monkeypatch.setattr(kind, "refuses", {})
+        monkeypatch.setattr(kind, "check", lambda settings, config, place: None)
 
 
 # ---- by name ---------------------------------------------------------------------------------------------------------
 
 
 def test_every_name_is_a_scheme_and_a_choice_of_the_settings() -> None:
-    assert set(KINDS) == set(POSITIONS)
-    assert set(SCHEMES) == {*KINDS, *IN_ENCODERS} == set(CHOICES["model.encoder_positions"]) - {""}
+    assert set(KINDS) == set(SCHEMES) == set(schemes_for(CONFIG, "decoder"))
+    assert set(PARTS["positions"]) == {*KINDS, *IN_ENCODERS}
+    assert choices_of(fields_of(ModelConfig)["positions"]) == tuple(PARTS["positions"])
     for place, kinds in {"decoder": KINDS, "encoder": IN_ENCODERS}.items():
         for name, kind in kinds.items():
             assert type(make_positions(CONFIG, place, name)) is kind
@@ -90,23 +92,23 @@ def turn(name: str, **settings: object) -> Tensor:
 SETTINGS: list[tuple[str, dict[str, object], Callable[[Any], object], object]] = [
     ("linear", {"d_model": 6}, lambda s: tuple(s.a.shape), (6,)),
     ("sinusoidal", {"d_model": 6, "max_len": 9}, lambda s: tuple(s.encoding.shape), (9, 6)),
-    ("sinusoidal", {"d_model": 4, "position_base": 100.0}, lambda s: s.encoding[1, 2].item(), math.sin(0.1)),
+    ("sinusoidal", {"d_model": 4, "sinusoidal.base": 100.0}, lambda s: s.encoding[1, 2].item(), math.sin(0.1)),
     ("learned", {"d_model": 6, "max_len": 9}, lambda s: tuple(s.encoding.shape), (9, 6)),
-    ("shaw", {"d_head": 6, "shaw_clip": 3}, lambda s: {tuple(p.shape) for p in (s.keys, s.added)}, {(7, 6)}),
-    ("t5", {"n_heads": 4, "t5_buckets": 12}, lambda s: tuple(s.weight.shape), (4, 12)),
-    ("t5", {"t5_max_distance": 77}, lambda s: s.max_distance, 77),
-    ("rope", {"d_head": 4, "position_base": 100.0}, lambda s: s.turn.tolist(), [1, 0.1]),
-    ("rope", {"d_head": 4, "rope_scaling": "linear", "rope_factor": 8.0}, lambda s: s.turn.tolist(), [1 / 8, 1 / 800]),
-    ("rope", {"d_head": 4, "rope_scaling": "ntk", "rope_factor": 8.0}, lambda s: s.turn.tolist(), [1, 1 / 800]),
-    ("yarn", {"d_head": 4, "rope_factor": 8.0}, lambda s: s.temperature, 0.1 * math.log(8) + 1),
-    ("yarn", {"d_head": 4, "rope_factor": 8.0, "trained_len": 10**7}, lambda s: s.turn.tolist(), [1, 1 / 100]),
-    ("yarn", {"d_head": 4, "rope_factor": 8.0, "trained_len": 10}, lambda s: s.turn.tolist(), [1, 1 / 800]),
+    ("shaw", {"d_head": 6, "shaw.clip": 3}, lambda s: {tuple(p.shape) for p in (s.keys, s.added)}, {(7, 6)}),
+    ("t5", {"n_heads": 4, "t5.buckets": 12}, lambda s: tuple(s.weight.shape), (4, 12)),
+    ("t5", {"t5.max_distance": 77}, lambda s: s.max_distance, 77),
+    ("rope", {"d_head": 4, "rope.base": 100.0}, lambda s: s.turn.tolist(), [1, 0.1]),
+    ("rope", {"d_head": 4, "rope.scaling": "linear", "rope.factor": 8.0}, lambda s: s.turn.tolist(), [1 / 8, 1 / 800]),
+    ("rope", {"d_head": 4, "rope.scaling": "ntk", "rope.factor": 8.0}, lambda s: s.turn.tolist(), [1, 1 / 800]),
+    ("yarn", {"d_head": 4, "yarn.factor": 8.0}, lambda s: s.temperature, 0.1 * math.log(8) + 1),
+    ("yarn", {"d_head": 4, "yarn.factor": 8.0, "yarn.trained_len": 10**7}, lambda s: s.turn.tolist(), [1, 1 / 100]),
+    ("yarn", {"d_head": 4, "yarn.factor": 8.0, "yarn.trained_len": 10}, lambda s: s.turn.tolist(), [1, 1 / 800]),
     ("alibi", {"n_heads": 4}, lambda s: s.slopes.tolist(), [1 / 4, 1 / 16, 1 / 64, 1 / 256]),
     ("kerple-log", {"n_heads": 4}, lambda s: {tuple(p.shape) for p in (s.r1, s.r2)}, {(4,)}),
     ("kerple-power", {"n_heads": 4}, lambda s: {tuple(p.shape) for p in (s.a, s.p)}, {(4,)}),
-    ("fire", {"n_heads": 4, "fire_width": 5}, lambda s: tuple(s.outer.weight.shape), (4, 5)),
-    ("fire", {"fire_threshold": 9.0}, lambda s: s.share(torch.tensor([9]), torch.tensor([0])).item(), 1),
-    ("cope", {"d_head": 6, "cope_positions": 7}, lambda s: tuple(s.vectors.shape), (7, 6)),
+    ("fire", {"n_heads": 4, "fire.width": 5}, lambda s: tuple(s.outer.weight.shape), (4, 5)),
+    ("fire", {"fire.threshold": 9.0}, lambda s: s.share(torch.tensor([9]), torch.tensor([0])).item(), 1),
+    ("cope", {"d_head": 6, "cope.positions": 7}, lambda s: tuple(s.vectors.shape), (7, 6)),
     ("cope", {"d_head": 6, "max_len": 9}, lambda s: tuple(s.vectors.shape), (9, 6)),
 ]
 
@@ -121,16 +123,15 @@ def test_each_scheme_reads_its_settings(
 
 def test_a_factor_that_would_do_nothing_is_refused() -> None:
     with pytest.raises(
-        RegardError, match=r"rope_factor 8 does nothing without model\.rope_scaling: choose linear or ntk"
+        RegardError, match=r"rope\.factor 8 does nothing without model\.rope\.scaling: choose linear or ntk"
     ):
-        make_positions(having(rope_factor=8.0), "decoder", "rope")
+        make_positions(having(**{"rope.factor": 8.0}), "decoder", "rope")
 
 
 def test_yarn_reads_where_slow_ends_and_fast_begins() -> None:
     # Width 16, base 10,000, 200 tokens: hands 0 to 7 turn 31.8, 10.1, 3.2, 1.007, .3, ... times.
-    ratio = turn("yarn", d_head=16, rope_factor=4.0, trained_len=200, yarn_slow=1.005, yarn_fast=10.0) / turn(
-        "rope", d_head=16
-    )
+    yarn = {"yarn.factor": 4.0, "yarn.trained_len": 200, "yarn.slow": 1.005, "yarn.fast": 10.0}
+    ratio = turn("yarn", d_head=16, **yarn) / turn("rope", d_head=16)
     # Fast ones end between hands 1 and 2, so at 1; slow ones begin between 3 and 4, so at 4: a ramp of three steps.
     assert ratio.tolist() == pytest.approx([1, 1, 0.75, 0.5, 0.25, 0.25, 0.25, 0.25], rel=1e-5)
 
@@ -204,7 +205,7 @@ def test_rotary_positions_need_pairs(name: str) -> None:
 
 def test_disentangled_reads_its_settings() -> None:
     for buckets, rows in ((0, 10), (6, 12)):  # one for each distance, or for each bucket, on either side
-        settings = having(disentangled_buckets=buckets, disentangled_reach=5)
+        settings = having(**{"disentangled.buckets": buckets, "disentangled.reach": 5})
         scheme = make_positions(settings, "encoder", "disentangled")
         assert isinstance(scheme, Disentangled)
         assert tuple(scheme.distances.table.shape) == (rows, C)
@@ -212,10 +213,10 @@ def test_disentangled_reads_its_settings() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(RegardError, match=r"unknown position scheme 'clock': choose one of none, linear, .*, cope"):
+    with pytest.raises(RegardError, match=r"unknown positions 'clock': there are none, linear, .*, cope"):
         make_positions(CONFIG, "decoder", "clock")
     for field in ("positions", "encoder_positions", "cross_positions"):
-        with pytest.raises(RegardError, match="unknown position scheme 'clock'"):
+        with pytest.raises(RegardError, match=rf"'model\.{field}' must be one of none, linear, .*, not 'clock'"):
             Transformer(having(**{field: "clock"}))
 
 
@@ -226,7 +227,10 @@ def stack_of(name: str, place: str, n_blocks: int = 3) -> Stack:
     config = having(positions=name)
     torch.manual_seed(0)
     stack = Stack(
-        config, (encoder_block(config) for _ in range(n_blocks)), FULL if place == "encoder" else CAUSAL, place
+        config,
+        (encoder_block(config, i, place == "decoder") for i in range(n_blocks)),
+        FULL if place == "encoder" else CAUSAL,
+        place,
     )
     stir(stack.schemes)
     return stack

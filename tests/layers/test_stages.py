@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from configured import model_config
 from fused_rows import kv_rows, qkv_rows
 from hypothesis import given
 from hypothesis import strategies as st
 from regard.layers.cache import NO_CACHE
 from torch import Tensor, nn
 
-from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.layers.attend import make_plan
 from regard.layers.choice import Situation, choose
 from regard.layers.context import Context
 from regard.layers.masks import CAUSAL, FULL, Mask, dense, documents, prefix, window
-from regard.layers.schemes import make_positions
+from regard.layers.positions import make_positions
 from regard.layers.stages import (
     Additive,
     KeyValueHead,
@@ -409,7 +409,7 @@ def test_the_examples_of_the_page_run_and_say_what_it_says() -> None:
         assert printed.getvalue() in PAGE.read_text(encoding="utf-8")
 
 
-SETTINGS = ModelConfig(d_model=C, n_heads=H, d_head=4)
+SETTINGS = model_config(d_model=C, n_heads=H, d_head=4)
 
 
 def situation(positions: str, mask: Mask, device: str = "cuda", **changed: Any) -> Situation:

@@ -47,15 +47,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # preset and settings
     "hostile": ("transformer-tiny", BOTH),
     "gpt": (
         "gpt-tiny",
-        {**BOTH, "n_heads": 4, "n_kv_heads": 2, "positions": "rope", "norm_kind": "rms", "gated": True},
+        {**BOTH, "n_heads": 4, "n_kv_heads": 2, "positions": "rope", "norm_kind": "rms", "feedforward": "gated"},
     ),
     "bert": (
         "bert-tiny",
         {**ENCODER, "norm": "post", "token_types": 2, "embedding_norm": True, "positions": "learned"},
     ),
     "classifier": ("bert-tiny", {**ENCODER, "token_types": 2, "answer": "row", "n_classes": 3}),
-    "vit": ("vit-tiny", {**ENCODER, "positions": "learned", "n_classes": 3, "image_channels": 1, "max_len": 17}),
-    "rnnsearch": ("rnnsearch-small", {"d_model": 16, "d_hidden": 16}),
+    "vit": ("vit-tiny", {**ENCODER, "positions": "learned", "n_classes": 3, "vit.image_channels": 1, "max_len": 17}),
+    "rnnsearch": ("rnnsearch-small", {"d_model": 16, "recurrent.d_hidden": 16}),
 }
 TASKS = {"gpt": "causal-lm", "bert": "masked-lm", "classifier": "classification", "vit": "images"}
 FRAMES = {"gpt": Frame(before=(SOS,), after=()), "bert": CLASSIC, "classifier": CLASSIC}

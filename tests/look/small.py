@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from configured import model_config
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
@@ -28,8 +29,8 @@ def stirred(model: nn.Module) -> nn.Module:
 
 def config(**changes: object) -> ModelConfig:
     sizes: dict = {"n_encoder_layers": 2, "n_decoder_layers": 2, "d_model": C, "n_heads": H, "d_ff": 24}
-    sizes |= {"source_vocab": V, "target_vocab": V, "max_len": MAX_LEN, "dropout": 0.0, "cope_positions": 8}
-    return ModelConfig(**{**sizes, **changes})
+    sizes |= {"source_vocab": V, "target_vocab": V, "max_len": MAX_LEN, "dropout": 0.0, "cope.positions": 8}
+    return model_config(**{**sizes, **changes})
 
 
 def transformer(**changes: object) -> Transformer:
@@ -51,15 +52,21 @@ def bert(**changes: object) -> Bert:
 def vit(**changes: object) -> ViT:
     """Pictures of 12 by 12 pixels are nine patches."""
     torch.manual_seed(0)
-    pixels = {"patch_size": 4, "image_channels": 1, "n_classes": 3}
+    pixels = {"vit.patch_size": 4, "vit.image_channels": 1, "n_classes": 3}
     return stirred(ViT(config(preset="vit-tiny", **(pixels | changes))))  # type: ignore[return-value]
 
 
 def seq2seq(**changes: object) -> Seq2Seq:
     torch.manual_seed(0)
-    sizes = {"preset": "rnnsearch-small", "n_encoder_layers": 1, "n_decoder_layers": 1, "d_model": 6, "d_hidden": 8}
+    sizes = {
+        "preset": "rnnsearch-small",
+        "n_encoder_layers": 1,
+        "n_decoder_layers": 1,
+        "d_model": 6,
+        "recurrent.d_hidden": 8,
+    }
     vocabulary = {"source_vocab": V, "target_vocab": V, "max_len": MAX_LEN, "dropout": 0.0}
-    return stirred(Seq2Seq(ModelConfig(**{**sizes, **vocabulary, **changes})))  # type: ignore[arg-type,return-value]
+    return stirred(Seq2Seq(model_config(**{**sizes, **vocabulary, **changes})))  # type: ignore[arg-type,return-value]
 
 
 def ids(*lengths: int, seed: int = 1) -> Tensor:

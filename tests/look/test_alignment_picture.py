@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from configured import model_config
 from matplotlib.image import imread
 from torch import nn
 from typer.testing import CliRunner, Result
 
 from regard import folder
 from regard.cli_look import look_app
-from regard.config import ModelConfig, TokenizerConfig
+from regard.config import TokenizerConfig
 from regard.errors import RegardError
 from regard.look.alignment import Picture, by_words, picture, words
 from regard.look.record import record
@@ -41,10 +42,15 @@ def bundle(kind: str, **changes: object) -> folder.Bundle:
     model: nn.Module
     if kind == "transformer":
         layers = {"n_encoder_layers": 1, "n_decoder_layers": 2, "n_heads": 2, "d_ff": 32}
-        model = Transformer(ModelConfig(**(sizes | layers | changes)))  # type: ignore[arg-type]
+        model = Transformer(model_config(**(sizes | layers | changes)))  # type: ignore[arg-type]
     else:
-        recurrent = {"preset": "rnnsearch-small", "bidirectional": True, "cell": "gru", "d_hidden": 16}
-        model = Seq2Seq(ModelConfig(**(sizes | recurrent | changes)))  # type: ignore[arg-type]
+        recurrent = {
+            "preset": "rnnsearch-small",
+            "recurrent.bidirectional": True,
+            "cell": "gru",
+            "recurrent.d_hidden": 16,
+        }
+        model = Seq2Seq(model_config(**(sizes | recurrent | changes)))  # type: ignore[arg-type]
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.4 * torch.randn_like(p))
@@ -124,7 +130,7 @@ def test_a_layer_can_be_chosen_and_what_is_not_there_is_refused() -> None:
     with pytest.raises(RegardError, match="give a sentence"):
         picture(chosen, " ")
     with pytest.raises(RegardError, match="no attention over its source"):
-        picture(translator("rnnsearch", score="none", bidirectional=False), "der Mann")
+        picture(translator("rnnsearch", score="none", **{"recurrent.bidirectional": False}), "der Mann")
 
 
 def test_white_is_all_and_black_is_nothing(tmp_path: Path) -> None:

@@ -354,7 +354,7 @@ def test_what_cannot_be_drawn_is_said(bundles: Bundles) -> None:
         attention(bundles["gpt"], "the man", beam=2)
     with pytest.raises(RegardError, match="at most 64"):
         attention(bundles["gpt"], "the man " * 60)
-    recurrent = make_model(preset("rnn-tiny", d_model=8, d_hidden=8, source_vocab=9, target_vocab=9))
+    recurrent = make_model(preset("rnn-tiny", d_model=8, **{"recurrent.d_hidden": 8}, source_vocab=9, target_vocab=9))
     with pytest.raises(RegardError, match="has no attention"):
         attention(replace(bundles["gpt"], model=recurrent), "the man")
 

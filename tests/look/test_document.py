@@ -197,7 +197,7 @@ def shown_as_seen(spans: dict[str, Any], width: int) -> np.ndarray:
 SEEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
     "full": ("bert", {}, []),
     "causal": ("gpt", {}, []),
-    "window": ("gpt", {"window": 3}, []),
+    "window": ("gpt", {"attention.window": 3}, []),
     "forbidden": ("gpt", {}, [Forbid("decoder.1.self", None, (3, 4), 1)]),
     "forbidden to one head": ("translation", {}, [Forbid("decoder.*.cross", (1,), 2, (0, 3))]),
     "forced": ("bert", {}, [Force("encoder.0.self", None, 2, (0, 3)), Force("encoder.1.self", (0,), 1, 4)]),

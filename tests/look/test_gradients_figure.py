@@ -40,7 +40,7 @@ def translator(**settings: Any) -> nn.Module:
 
 def recurrent(cell: str, layers: int = 1) -> RNN:
     torch.manual_seed(0)
-    sizes = {"d_model": 6, "d_hidden": 6, "n_decoder_layers": layers, "tie": "none", **VOCABULARY}
+    sizes = {"d_model": 6, "recurrent.d_hidden": 6, "n_decoder_layers": layers, "tie": "none", **VOCABULARY}
     quiet = dict.fromkeys(("dropout", "hidden_dropout", "weight_dropout", "output_dropout", "word_dropout"), 0.0)
     model = make_model(preset("lstm-small", cell=cell, **sizes, **quiet)).double()
     assert isinstance(model, RNN)
@@ -187,7 +187,7 @@ def test_the_fused_kernel_and_the_steps_have_one_loss() -> None:
 
 def test_both_directions_of_an_encoder_are_shown_by_position() -> None:
     torch.manual_seed(0)
-    sizes = {"d_model": 6, "d_hidden": 6, "bidirectional": True, "dropout": 0.0, **VOCABULARY}
+    sizes = {"d_model": 6, "recurrent.d_hidden": 6, "recurrent.bidirectional": True, "dropout": 0.0, **VOCABULARY}
     model = make_model(preset("rnnsearch-small", **sizes)).double()
     x = torch.randn(2, 7, 6, dtype=torch.float64)
     with heard_states(model) as states:
@@ -369,7 +369,12 @@ def stopped(trainer: Any, stop: Any) -> None:
 
 
 def test_a_recurrent_language_model_is_shown_through_time(tmp_path: Path) -> None:
-    model = {"model.preset": "lstm-small", "model.d_hidden": "8", "model.n_decoder_layers": "2", "model.d_model": "8"}
+    model = {
+        "model.preset": "lstm-small",
+        "model.recurrent.d_hidden": "8",
+        "model.n_decoder_layers": "2",
+        "model.d_model": "8",
+    }
     text_data = {"task": "causal-lm", "data.train": "text.txt", "data.valid": "text.txt", "train.bptt": "12"}
     config(tmp_path)  # writes the text
     values = {

@@ -39,11 +39,11 @@ MODELS: dict[str, Any] = {
     "alibi": lambda: transformer(positions="alibi"),
     "t5": lambda: transformer(positions="t5", n_kv_heads=1),
     "shaw": lambda: transformer(positions="shaw"),
-    "window": lambda: transformer(window=3),
-    "convolutions": lambda: transformer(mixer="convolution", kernel=3),
-    "additive": lambda: seq2seq(bidirectional=True),
+    "window": lambda: transformer(**{"attention.window": 3}),
+    "convolutions": lambda: transformer(mixer="convolution", **{"convolution.kernel": 3}),
+    "additive": lambda: seq2seq(**{"recurrent.bidirectional": True}),
     "general, two layers": lambda: seq2seq(score="general", cell="gru", n_decoder_layers=2),
-    "dot": lambda: seq2seq(score="dot", cell="lstm", bidirectional=False),
+    "dot": lambda: seq2seq(score="dot", cell="lstm", **{"recurrent.bidirectional": False}),
 }
 every_model = pytest.mark.parametrize("name", MODELS)
 

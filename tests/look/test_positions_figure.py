@@ -1,6 +1,5 @@
 """Pictures of position schemes: the numbers in them worked by hand, and that something is really drawn."""
 
-import dataclasses
 import json
 import math
 import re
@@ -9,27 +8,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from configured import SCHEMES, model_config
 from matplotlib.image import imread
 
-from regard.config import POSITIONS, ModelConfig
+from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.layers.schemes import SCHEMES
+from regard.layers.positions import schemes_for
 from regard.look.figures import Image, Lines, draw
-from regard.look.positions import FORMULAS, Picture, trained, untrained
+from regard.look.positions import Picture, trained, untrained
 from regard.models.architectures import make_model, preset
 from regard.models.gpt import GPT
 from regard.models.sizes import resolve_sizes
 from regard.models.transformer import Transformer
+from regard.recipes import every_setting
 
-DRAWN = [name for name in POSITIONS if name != "none"]
+DRAWN = [name for name in SCHEMES if name != "none"]
 
 
 def config(**settings: object) -> ModelConfig:
-    return resolve_sizes(ModelConfig(preset="transformer-tiny", **settings), Transformer.presets)  # type: ignore[arg-type]
+    return resolve_sizes(model_config(preset="transformer-tiny", **settings), Transformer.presets)  # type: ignore[arg-type]
 
 
 def picture(name: str, n: int = 16, **settings: object) -> Picture:
-    return untrained(name, config(**settings), n)
+    return untrained(name, config(positions=name, encoder_positions="sinusoidal", **settings), n)
 
 
 def lines(shown: Picture, panel: int = 0) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -68,7 +69,7 @@ def test_alibi_falls_by_its_slope_for_each_key_further_back() -> None:
 
 
 def test_rope_shows_wavelengths_and_the_mean_of_its_cosines() -> None:
-    shown = picture("rope", 50, d_head=16, position_base=100.0)
+    shown = picture("rope", 50, d_head=16, **{"rope.base": 100.0})
     theta = 100.0 ** (-np.arange(8) / 8)
     m, wavelengths = lines(shown)
     assert m.tolist() == [*range(8)]
@@ -79,7 +80,7 @@ def test_rope_shows_wavelengths_and_the_mean_of_its_cosines() -> None:
 
 
 def test_yarn_keeps_fast_hands_and_slows_the_others_beside_plain_rope() -> None:
-    shown = picture("yarn", 8, d_head=64, rope_factor=8.0, trained_len=4096)
+    shown = picture("yarn", 8, d_head=64, **{"yarn.factor": 8.0, "yarn.trained_len": 4096})
     _, wavelengths = lines(shown)
     slower = wavelengths["yarn, s = 8"] / wavelengths["plain rope"]
     np.testing.assert_allclose(1 / slower[[0, 5, 15, 20, 25, 31]], [1, 1, 0.663, 0.327, 0.125, 0.125], atol=6e-4)
@@ -91,7 +92,7 @@ def test_yarn_keeps_fast_hands_and_slows_the_others_beside_plain_rope() -> None:
 
 
 def test_scaled_rope_is_named_by_its_scaling() -> None:
-    _, wavelengths = lines(picture("rope", rope_scaling="linear", rope_factor=4.0))
+    _, wavelengths = lines(picture("rope", **{"rope.scaling": "linear", "rope.factor": 4.0}))
     assert list(wavelengths) == ["rope, linear scaling, s = 4", "plain rope"]
     np.testing.assert_allclose(wavelengths["rope, linear scaling, s = 4"], 4 * wavelengths["plain rope"], rtol=1e-5)
 
@@ -115,8 +116,8 @@ def test_kerple_starts_at_zero_and_falls_with_distance(name: str) -> None:
 
 
 def test_fire_is_drawn_for_the_last_query() -> None:
-    sizes = {"preset": "gpt-tiny", "n_heads": 2, "target_vocab": 8, "fire_width": 1, "fire_threshold": 4.0}
-    model = GPT(ModelConfig(positions="fire", **sizes))  # type: ignore[arg-type]
+    sizes = {"preset": "gpt-tiny", "n_heads": 2, "target_vocab": 8, "fire.width": 1, "fire.threshold": 4.0}
+    model = GPT(model_config(positions="fire", **sizes))  # type: ignore[arg-type]
     with torch.no_grad():
         for scheme in model.decoder.schemes:  # f(x) = (x, -2 x)
             scheme.inner.weight.fill_(1)
@@ -132,7 +133,7 @@ def test_fire_is_drawn_for_the_last_query() -> None:
 
 
 def test_shaw_shows_sizes_by_distance_and_dimension() -> None:
-    shown = picture("shaw", shaw_clip=3)
+    shown = picture("shaw", **{"shaw.clip": 3})
     keys = shown.panels[0]
     assert isinstance(keys, Image)
     assert keys.values.shape == (32, 7)
@@ -148,7 +149,7 @@ def test_cope_counts_what_each_query_wants_back_from_itself() -> None:
     assert positions["counts sentences"].round().tolist() == [3, 3, 3, 3, 2, 2, 2, 1, 1, 1, 1, 0]
     summed = gates["counts every word"][::-1].cumsum()[::-1]
     np.testing.assert_allclose(positions["counts every word"], summed, rtol=1e-5)
-    assert lines(picture("cope", cope_positions=3), 1)[1]["counts every word"].max() == 2
+    assert lines(picture("cope", **{"cope.positions": 3}), 1)[1]["counts every word"].max() == 2
 
 
 def test_the_same_picture_twice_and_no_random_number_used() -> None:
@@ -165,7 +166,7 @@ def test_the_same_picture_twice_and_no_random_number_used() -> None:
 
 def translator(**settings: object) -> Transformer:
     sizes = {"preset": "transformer-tiny", "n_encoder_layers": 1, "n_decoder_layers": 2, "max_len": 32}
-    return Transformer(ModelConfig(**{**sizes, "source_vocab": 8, "target_vocab": 8, **settings}))  # type: ignore[arg-type]
+    return Transformer(model_config(**{**sizes, "source_vocab": 8, "target_vocab": 8, **settings}))  # type: ignore[arg-type]
 
 
 def test_a_trained_model_shows_each_of_its_places() -> None:
@@ -193,7 +194,7 @@ def test_what_is_not_learned_is_shown_once() -> None:
 
 
 def test_learned_vectors_of_cope_are_shown_layer_by_layer() -> None:
-    model = translator(positions="cope", encoder_positions="rope", cope_positions=5)
+    model = translator(positions="cope", encoder_positions="rope", **{"cope.positions": 5})
     with torch.no_grad():
         for scheme in model.decoder.schemes:
             scheme.vectors.normal_()
@@ -206,7 +207,7 @@ def test_learned_vectors_of_cope_are_shown_layer_by_layer() -> None:
 def test_what_cannot_be_drawn_is_said() -> None:
     with pytest.raises(RegardError, match="nothing to draw"):
         picture("none")
-    with pytest.raises(RegardError, match="unknown position scheme 'rotary'"):
+    with pytest.raises(RegardError, match=r"'model\.positions' must be one of none, .*, not 'rotary'"):
         picture("rotary")
     for name in ("sinusoidal", "learned", "linear"):
         with pytest.raises(RegardError, match="--length 33 is more than the 32 positions"):
@@ -214,7 +215,13 @@ def test_what_cannot_be_drawn_is_said() -> None:
     with pytest.raises(RegardError, match="no positions 'rope' to draw: it has sinusoidal, none"):
         trained("rope", translator(), 8)
     with pytest.raises(RegardError, match="no positions 'rope' to draw: it has no scheme at all"):
-        trained("rope", make_model(preset("rnnsearch-small", d_model=8, d_hidden=8, source_vocab=9, target_vocab=9)), 8)
+        trained(
+            "rope",
+            make_model(
+                preset("rnnsearch-small", d_model=8, **{"recurrent.d_hidden": 8}, source_vocab=9, target_vocab=9)
+            ),
+            8,
+        )
 
 
 # ---- the drawing -----------------------------------------------------------------------------------------------------
@@ -235,7 +242,7 @@ def test_every_scheme_becomes_a_png_and_numbers(name: str, tmp_path: Path) -> No
 
 
 def test_every_scheme_has_its_formula() -> None:
-    assert set(FORMULAS) == set(DRAWN)
+    assert all(picture(name, 4).formula for name in DRAWN)
 
 
 def test_panels_are_drawn_with_labels_titles_and_a_line_a_head() -> None:
@@ -272,18 +279,20 @@ PLACES = {"encoder": "encoders", "cross": "cross-attention"}
 def test_the_page_draws_every_scheme_and_names_only_settings_that_exist() -> None:
     for name in DRAWN:
         assert re.search(rf"regard look positions {name}\b", PAGE)
-    named = set(re.findall(r"\bmodel\.(\w+)", PAGE))
-    assert named <= {field.name for field in dataclasses.fields(ModelConfig)}
-    assert {"position_base", "rope_factor", "t5_buckets", "shaw_clip", "cope_positions", "fire_threshold"} <= named
+    named = set(re.findall(r"\bmodel\.\w+(?:\.\w+)?", PAGE))
+    known = {name for name, _, _ in every_setting()}
+    assert named <= known | {name.rsplit(".", 1)[0] for name in known}
+    tables = ("rope.base", "rope.factor", "t5.buckets", "shaw.clip", "cope.positions", "fire.threshold")
+    assert {f"model.{name}" for name in tables} <= named
 
 
-@pytest.mark.parametrize("name", POSITIONS)
+@pytest.mark.parametrize("name", SCHEMES)
 def test_the_page_says_where_each_scheme_is_refused(name: str) -> None:
     (row,) = [line for line in PAGE.splitlines() if line.startswith("|") and f"`{name}`" in line.split("|")[1]]
-    refused = SCHEMES[name](config(), "decoder").refuses
-    assert {place for place, words in PLACES.items() if words in row.split("|")[4]} == set(refused)
+    refused = {place for place in PLACES if name not in schemes_for(config(), place)}
+    assert {place for place, words in PLACES.items() if words in row.split("|")[4]} == refused
 
 
 def test_a_notebook_shows_the_picture_of_a_scheme() -> None:
-    config = resolve_sizes(ModelConfig(preset="transformer-tiny"), Transformer.presets)
+    config = resolve_sizes(model_config(preset="transformer-tiny"), Transformer.presets)
     assert untrained("rope", config, 8)._repr_png_()[:4] == b"\x89PNG"

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from configured import SCHEMES
 from fused_rows import kv_rows, qkv_rows
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.config import POSITIONS, DecodeConfig
+from regard.config import DecodeConfig
 from regard.decode.engine import decode
 from regard.decode.rules import Hypothesis
 from regard.errors import RegardError
@@ -33,7 +34,7 @@ from small import MAX_LEN, C, D, H, V, gpt, ids, transformer
 CPU = torch.device("cpu")
 close = {"atol": 1e-5, "rtol": 1e-5}
 NAMES = ["encoder.0.self", "encoder.1.self", "decoder.0.self", "decoder.0.cross", "decoder.1.self", "decoder.1.cross"]
-every_scheme = pytest.mark.parametrize("scheme", POSITIONS)
+every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 
 
 SOURCE, TARGET = ids(6, 3, 5), ids(4, 7, 5)
@@ -261,7 +262,7 @@ def test_one_row_of_4096_needs_nothing_quadratic() -> None:
 @every_scheme
 def test_records_and_rows_are_linear_in_length_whatever_the_scheme(scheme: str) -> None:
     """Also where the kernel itself was given a dense bias: the record does not keep it."""
-    n, model = 512, gpt(positions=scheme, n_decoder_layers=1, max_len=512, fire_width=8)
+    n, model = 512, gpt(positions=scheme, n_decoder_layers=1, max_len=512, **{"fire.width": 8})
     with torch.inference_mode(), record(model) as tape:
         model(ids(n))
     (kept,) = tape["decoder.0.self"]

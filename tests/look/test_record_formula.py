@@ -190,7 +190,7 @@ class InNumPy:
         return [z * state[0] + (1 - z) * np.tanh(x_n + sigma(x_r + h_r) * h_n)]
 
     def read(self, way: str, words: np.ndarray) -> np.ndarray:
-        state, states = [np.zeros(self.config.d_hidden)] * 2, []
+        state, states = [np.zeros(self.config.value("recurrent.d_hidden"))] * 2, []
         for x in words:
             state = self.cell(f"encoder.layers.0.{way}_", x, state)
             states.append(state[0])
@@ -210,7 +210,7 @@ class InNumPy:
         words = self.words[source]
         annotations = last = self.read("forward", words)
         end = last[-1]
-        if self.config.bidirectional:
+        if self.config.value("recurrent.bidirectional"):
             back = self.read("backward", words[::-1])[::-1]
             annotations, end = np.concatenate([annotations, back], 1), back[0]
         first = np.tanh(self.p["decoder.bridge.weight"] @ end + self.p["decoder.bridge.bias"])
@@ -228,7 +228,7 @@ class InNumPy:
     ("score", "bidirectional"), [("additive", True), ("additive", False), ("general", True), ("dot", False)]
 )
 def test_alignments_of_recurrent_models(score: str, bidirectional: bool, cell: str) -> None:
-    model = seq2seq(score=score, bidirectional=bidirectional, cell=cell)
+    model = seq2seq(score=score, **{"recurrent.bidirectional": bidirectional}, cell=cell)
     with record(model, stream=True) as tape:
         logits = model(SOURCE, TARGET)
     assert tape.names == ["decoder.cross"]

@@ -70,7 +70,7 @@ def check_stack(stack: Any, v: dict[str, np.ndarray], side: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("style", STYLES)
 def test_the_stream_obeys_the_equations(kind: str, style: str) -> None:
-    model, tape, there = run(kind, activation="relu", gated=False, **STYLES[style])
+    model, tape, there = run(kind, activation="relu", feedforward="dense", **STYLES[style])
     assert {len(kept) for kept in tape.vectors.values()} == {1}
     v = {name: kept[0].detach().double().numpy() for name, kept in tape.vectors.items()}
     body: Any = getattr(model, "body", model)
@@ -96,7 +96,7 @@ def test_embeddings_and_positions_are_those_of_the_model() -> None:
 
 
 def test_a_scheme_that_adds_nothing_has_no_positions_there_and_an_embedding_norm_stands_between() -> None:
-    model = bert(positions="rope", embedding_norm=True, token_types=2, gated=True, activation="silu")
+    model = bert(positions="rope", embedding_norm=True, token_types=2, feedforward="gated", activation="silu")
     with record(model, stream=True) as tape:
         model(SOURCE, torch.ones_like(SOURCE))
     v = {name: kept[0].detach().double().numpy() for name, kept in tape.vectors.items()}
@@ -111,7 +111,9 @@ def test_a_scheme_that_adds_nothing_has_no_positions_there_and_an_embedding_norm
     close(v["encoder.0.ff.inner"], gate / (1 + np.exp(-gate)) * value)
 
 
-@pytest.mark.parametrize("changes", [{}, {"norm": "post"}, {"parallel": True}, {"mixer": "convolution", "kernel": 3}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"norm": "post"}, {"parallel": True}, {"mixer": "convolution", "convolution.kernel": 3}]
+)
 def test_recording_the_stream_changes_no_bit_and_leaves_nothing_behind(changes: dict[str, Any]) -> None:
     model = transformer(**changes)
     before = {name: dict(m.__dict__) for name, m in model.named_modules()}

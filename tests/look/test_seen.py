@@ -120,7 +120,7 @@ STYLES: dict[str, tuple[str, dict[str, Any]]] = {
     "bart": ("post-norm", {"embedding_norm": True}),
     "convs2s": ("translation", {"mixer": "convolution", "positions": "none"}),
     "shaw": ("translation", {"positions": "shaw"}),
-    "window": ("gpt", {"positions": "alibi", "window": 3}),
+    "window": ("gpt", {"positions": "alibi", "attention.window": 3}),
     "cope": ("gpt", {"positions": "cope"}),
     "deberta": ("bert", {"encoder_positions": "disentangled"}),
     "palm": ("gpt", {"parallel": True}),
@@ -406,7 +406,7 @@ def test_a_word_of_a_text_that_is_only_read_can_be_another(bundles: Any) -> None
 
 def test_what_has_no_attention_is_refused_with_a_reason(make: Maker) -> None:
     with pytest.raises(RegardError, match=r"no attention \(model.score none\)"):
-        see(make("rnnsearch", score="none", bidirectional=False), "der Mann")
+        see(make("rnnsearch", score="none", **{"recurrent.bidirectional": False}), "der Mann")
     with pytest.raises(RegardError, match="attends to anything"):
         see(make("gpt", mixer="convolution", positions="none", n_kv_heads=4), "the man")
     with pytest.raises(RegardError, match="nothing to look into"):

@@ -42,7 +42,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], int]] = {  # preset, settings, step
         },
         350,
     ),
-    "rnnsearch": ("rnnsearch-small", {"d_model": 32, "d_hidden": 48}, 150),
+    "rnnsearch": ("rnnsearch-small", {"d_model": 32, "recurrent.d_hidden": 48}, 150),
 }
 
 

@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 import torch
+from configured import replaced
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from regard.decode.graphed.stack import why_not
 from torch import Tensor, nn
 
 from regard.config import ModelConfig, TrainConfig
-from regard.decode.graphed.stack import why_not
 from regard.errors import RegardError
 from regard.layers.masks import CAUSAL, documents, prefix
 from regard.look.record import record
 from regard.models.architectures import PRESETS, make_model, preset, resolve
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
+from regard.recipes import changed
 from regard.text.tokenizer import PAD, SOS
 from regard.training.objective import Objective
 from regard.training.optim import prepare
 
 V = 23
 SIZES: dict[str, Any] = {"d_model": 16, "max_len": 96, "dropout": 0.0}
-LM = preset("conv-lm", **SIZES, n_decoder_layers=3, target_vocab=V, dilations=(1, 2, 3))
+LM = preset("conv-lm", **SIZES, n_decoder_layers=3, target_vocab=V, **{"convolution.dilations": (1, 2, 3)})
 PAIR = preset("convs2s-small", **SIZES, n_encoder_layers=2, n_decoder_layers=2, source_vocab=V, target_vocab=V)
 close: dict[str, Any] = {"atol": 2e-5, "rtol": 1e-5}
 STYLES: dict[str, dict[str, Any]] = {
     "plain": {},
     "post-norm, learned positions": {"norm": "post", "positions": "learned"},
     "feed-forward layers, side by side": {"d_ff": 24, "parallel": True},
-    "wider, dilated": {"kernel": 5, "dilations": (2, 1)},
+    "wider, dilated": {"convolution.kernel": 5, "convolution.dilations": (2, 1)},
 }
 every_style = pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
 
@@ -40,7 +41,7 @@ every_style = pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
 def stirred(config: ModelConfig, **changes: Any) -> Any:
     """A model in evaluation mode, none of whose weights stands at a special value such as 0 or 1."""
     torch.manual_seed(0)
-    model = make_model(dataclasses.replace(config, **changes)).eval()
+    model = make_model(replaced(config, **changes)).eval()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.1 * torch.randn_like(p))
@@ -67,7 +68,10 @@ def test_a_language_model_sees_exactly_its_receptive_field(
     for i in range(layers):
         steps = {back + j * dilations[i % len(dilations)] for back in steps for j in range(kernel)}
     field = 1 + (kernel - 1) * sum(dilations[i % len(dilations)] for i in range(layers))
-    model, length = stirred(LM, kernel=kernel, dilations=dilations, n_decoder_layers=layers), field + 5
+    model, length = (
+        stirred(LM, **{"convolution.kernel": kernel, "convolution.dilations": dilations}, n_decoder_layers=layers),
+        field + 5,
+    )
     x = torch.randn(1, length, 16, requires_grad=True)
     hidden = model.decoder(x, torch.arange(length)[None])
     (gradient,) = torch.autograd.grad(hidden[:, -1].square().sum(), x)
@@ -78,7 +82,7 @@ def test_a_language_model_sees_exactly_its_receptive_field(
 
 @pytest.mark.parametrize(("kernel", "dilations"), [(3, (1,)), (5, (1, 2))])
 def test_an_encoder_sees_as_far_ahead_as_back(kernel: int, dilations: tuple[int, ...]) -> None:
-    model = stirred(PAIR, kernel=kernel, dilations=dilations)
+    model = stirred(PAIR, **{"convolution.kernel": kernel, "convolution.dilations": dilations})
     half = (kernel // 2) * sum(dilations[i % len(dilations)] for i in range(2))
     x = torch.randn(1, 25, 16, requires_grad=True)
     hidden = model.encoder(x, torch.arange(25)[None])
@@ -243,7 +247,7 @@ def test_positions_that_act_inside_self_attention_are_refused(name: str) -> None
         if name == "disentangled" and place == "positions":
             continue
         with pytest.raises(RegardError, match=f"positions '{name}' act inside self-attention"):
-            make_model(dataclasses.replace(config, **{place: name}))
+            make_model(replaced(config, **{place: name}))
 
 
 def test_an_encoder_of_convolutions_needs_no_positions() -> None:
@@ -258,8 +262,8 @@ def test_biases_between_target_and_source_are_as_good_as_ever() -> None:
 
 @pytest.mark.parametrize("config", [LM, PAIR])
 def test_windows_and_prefixes_are_refused(config: ModelConfig) -> None:
-    with pytest.raises(RegardError, match=r"model\.window is for self-attention"):
-        make_model(dataclasses.replace(config, window=4))
+    with pytest.raises(RegardError, match=r"\[model\.attention\] would do nothing here: choose model\.mixer attention"):
+        changed(config, **{"attention.window": 4})
     if config is LM:
         with pytest.raises(RegardError, match="a convolution sees no prefix"):
             stirred(LM)(ids(5), prefix(3))
@@ -268,19 +272,22 @@ def test_windows_and_prefixes_are_refused(config: ModelConfig) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("gpt-tiny", {"kernel": 5}, r"model\.kernel would do nothing here, without model\.mixer convolution"),
-        ("gpt-tiny", {"dilations": (1, 2)}, r"model\.dilations would do nothing"),
+        (
+            "gpt-tiny",
+            {"convolution.kernel": 5},
+            r"\[model\.convolution\] would do nothing here: choose model\.mixer convolution",
+        ),
         ("conv-lm", {"n_heads": 4}, r"model\.n_heads would do nothing here, where nothing is left of attention"),
         ("conv-lm", {"attention_dropout": 0.1}, r"model\.attention_dropout would do nothing"),
-        ("conv-lm", {"gated": True}, r"model\.gated would do nothing here, where model\.d_ff is 0"),
+        ("conv-lm", {"feedforward": "gated"}, r"model\.feedforward would do nothing here, where model\.d_ff is 0"),
         ("convs2s-small", {"activation": "gelu"}, r"model\.activation would do nothing"),
         ("convs2s-small", {"ff_dropout": 0.1}, r"model\.ff_dropout would do nothing"),
-        ("convs2s-small", {"d_ff": -1}, r"model\.d_ff must be at least 0, not -1"),
+        ("convs2s-small", {"d_ff": -1}, r"'model\.d_ff' must be a number from 0 up, not -1"),
     ],
 )
 def test_settings_that_nothing_reads_are_refused(name: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RegardError, match=message):
-        resolve(dataclasses.replace(preset(name), source_vocab=V, target_vocab=V, **changes))
+        resolve(preset(name, **{"source_vocab": V, "target_vocab": V, **changes}))
 
 
 @pytest.mark.parametrize(
@@ -288,12 +295,12 @@ def test_settings_that_nothing_reads_are_refused(name: str, changes: dict[str, A
     [
         ("gpt2", {"mixer": "convolution"}),  # whose preset has heads, and dropout of theirs
         ("bytenet-small", {"mixer": "attention", "d_ff": 8}),  # whose preset has dilations
-        ("conv-lm", {"d_ff": 8, "gated": True, "activation": "silu", "ff_dropout": 0.1}),
+        ("conv-lm", {"d_ff": 8, "feedforward": "gated", "activation": "silu", "ff_dropout": 0.1}),
         ("convs2s-small", {"n_heads": 2, "attention_dropout": 0.1}),  # of its attention to the source
     ],
 )
 def test_what_a_preset_says_is_no_question(name: str, changes: dict[str, Any]) -> None:
-    config = resolve(dataclasses.replace(preset(name), source_vocab=V, target_vocab=V, **changes))
+    config = resolve(preset(name, **{"source_vocab": V, "target_vocab": V, **changes}))
     assert resolve(config) == config  # as a saved model is read
 
 
@@ -325,7 +332,11 @@ def test_a_dilated_language_model_learns_to_look_eight_tokens_back() -> None:
 
     torch.manual_seed(0)
     found = {
-        dilations: learn(make_model(dataclasses.replace(LM, kernel=2, dilations=dilations)), texts, 150)
+        dilations: learn(
+            make_model(replaced(LM, **{"convolution.kernel": 2, "convolution.dilations": dilations})),
+            texts,
+            150,
+        )
         for dilations in ((1, 2, 4), (1,))
     }
     assert found[1, 2, 4] < 0.1
@@ -347,7 +358,7 @@ def test_computing_blocks_again_gives_the_same_gradients(config: ModelConfig) ->
     inputs = (rows, rows) if config is LM else (rows, rows, rows)
     for recompute in (False, True):
         torch.manual_seed(0)
-        model = make_model(dataclasses.replace(config, dropout=0.2))
+        model = make_model(replaced(config, dropout=0.2))
         prepare(model, TrainConfig(recompute=recompute))
         torch.manual_seed(1)
         Objective(model)(*inputs)[0].backward()

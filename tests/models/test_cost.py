@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+from configured import model_config
+from regard.layers.cache import StepCache
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.config import ModelConfig, TrainConfig
-from regard.layers.cache import StepCache
 from regard.models import architectures
 from regard.models.architectures import make_model, preset
 from regard.models.cost import (
@@ -30,7 +31,7 @@ from regard.training.optim import make_optimizer
 
 def model(n_encoder: int, n_decoder: int, vocab: int, n_kv_heads: int = 0, d_head: int = 0) -> Transformer:
     return Transformer(
-        ModelConfig(
+        model_config(
             preset="transformer-tiny",
             n_encoder_layers=n_encoder,
             n_decoder_layers=n_decoder,
@@ -87,7 +88,7 @@ def test_training_costs_three_forwards(shape: tuple[int, int, int]) -> None:
 
 def test_the_papers_base_model_by_hand() -> None:
     # One sentence pair of 1 + 1 tokens: 2 FLOPs for each weight of a matrix that a token meets, and attention over one key.
-    config = resolve(ModelConfig(preset="transformer-base", source_vocab=37_000, target_vocab=37_000))
+    config = resolve(model_config(preset="transformer-base", source_vocab=37_000, target_vocab=37_000))
     encoder = 2 * (4 * 512 * 512 + 2 * 512 * 2048) + 4 * 512
     decoder = 2 * (8 * 512 * 512 + 2 * 512 * 2048) + 8 * 512
     assert forward_flops(config, 1, 1, 1) == 6 * encoder + 6 * decoder + 2 * 512 * 37_000
@@ -96,7 +97,7 @@ def test_the_papers_base_model_by_hand() -> None:
 def test_multi_query_attention_by_hand() -> None:
     # Width 8, four heads of 3: queries 12 wide; one head of keys: 3 wide. One token on each side, one block each.
     config = resolve(
-        ModelConfig(
+        model_config(
             preset="transformer-tiny",
             n_encoder_layers=1,
             n_decoder_layers=1,
@@ -116,12 +117,16 @@ def test_multi_query_attention_by_hand() -> None:
 
 # ---- every architecture ------------------------------------------------------------------------------------------------
 
-B, L, PATCH = 3, 17, 4  # an image of 16 patches and the token of its class is as long as the texts
+B, L, PATCH = (
+    3,
+    17,
+    4,
+)  # the default of patches; an image of 16 patches and the token of its class is as long as the texts
 
 
 def small(architecture: str, **settings: Any) -> nn.Module:
     sizes = {"d_model": 32, "n_heads": 4, "d_ff": 40, "n_encoder_layers": 2, "n_decoder_layers": 3, "dropout": 0.0}
-    data = {"source_vocab": 50, "target_vocab": 50, "n_classes": 6, "patch_size": PATCH, "max_len": 64}
+    data = {"source_vocab": 50, "target_vocab": 50, "n_classes": 6, "max_len": 64}
     torch.manual_seed(0)
     return make_model(preset(f"{architecture}-tiny", **{**sizes, **data, **settings}))
 
@@ -135,7 +140,7 @@ def inputs_of(architecture: str) -> tuple[Tensor, ...]:
 STYLES: list[dict[str, Any]] = [
     {},
     {"n_kv_heads": 2, "d_head": 12, "positions": "rope"},
-    {"gated": True, "activation": "silu", "bias": False, "norm_kind": "rms", "tie": "decoder"},
+    {"feedforward": "gated", "activation": "silu", "bias": False, "norm_kind": "rms", "tie": "decoder"},
     {"norm": "post", "embedding_norm": True, "positions": "learned", "tie": "none"},
     {"parallel": True, "n_kv_heads": 1, "positions": "alibi"},
 ]
@@ -165,7 +170,7 @@ def test_a_head_that_answers_takes_the_place_of_the_logits(architecture: str, an
 
 def test_a_window_is_counted_in_full() -> None:
     at = (2, 0, 64)
-    assert forward_flops(small("gpt", window=4).config, *at) == forward_flops(small("gpt").config, *at)
+    assert forward_flops(small("gpt", **{"attention.window": 4}).config, *at) == forward_flops(small("gpt").config, *at)
 
 
 def test_gpt3_took_about_the_flops_that_its_paper_says() -> None:
@@ -229,7 +234,7 @@ MEMORY: list[dict[str, Any]] = [
     {"positions": "learned"},
     {"positions": "learned", "activation": "gelu", "n_kv_heads": 1},
     {"positions": "learned", "norm": "post", "embedding_norm": True},
-    {"positions": "rope", "gated": True, "activation": "silu"},
+    {"positions": "rope", "feedforward": "gated", "activation": "silu"},
     {"positions": "learned", "parallel": True},
 ]
 
@@ -243,7 +248,7 @@ def test_activations_are_what_autograd_keeps(architecture: str, style: dict[str,
     expected = nbytes(x for x in others if x.shape[-1] in (96, 160, 24))
     if architecture == "bert":  # on a GPU its head's norm reads a copy in fp32, beside what relu keeps of itself
         expected += B * L * 96 * (2 if net.config.activation in ("gelu", "silu") else 4)
-    if net.config.gated:  # there the activated gate is made again from the gate
+    if net.config.feedforward == "gated":  # there the activated gate is made again from the gate
         expected -= B * L * Cost(net.config).blocks * 2 * 160
     assert B * activations(net.config, *lengths(net.config, L)) == expected
     found = training_memory(net.config, B, *lengths(net.config, L))

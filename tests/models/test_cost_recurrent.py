@@ -23,7 +23,7 @@ from regard.training.meter import Meter
 
 S = 9  # tokens of a source; targets and texts have L
 H = 24
-SIZES = {"d_model": 20, "d_hidden": H, "n_encoder_layers": 2, "n_decoder_layers": 2, "dropout": 0.0}
+SIZES = {"d_model": 20, "recurrent.d_hidden": H, "n_encoder_layers": 2, "n_decoder_layers": 2, "dropout": 0.0}
 DATA = {"source_vocab": 50, "target_vocab": 50, "n_classes": 6}
 
 
@@ -45,7 +45,7 @@ def texts() -> tuple[Tensor, Tensor]:
 
 CELLS = ["rnn", "lstm", "gru", "gru-cho", "mut1", "mut2", "mut3"]
 LANGUAGE: list[dict[str, Any]] = [{"cell": cell} for cell in CELLS]
-LANGUAGE += [{"tie": "none", "recurrent_norm": True}, {"n_decoder_layers": 1, "cell": "mut2"}]
+LANGUAGE += [{"tie": "none", "recurrent.norm": True}, {"n_decoder_layers": 1, "cell": "mut2"}]
 
 
 @pytest.mark.parametrize("style", LANGUAGE)
@@ -64,20 +64,20 @@ def test_training_costs_three_forwards_but_for_the_gradient_of_the_first_state(c
 @pytest.mark.parametrize("answer", ["row", "token"])
 @pytest.mark.parametrize("both", [False, True])
 def test_recurrent_answers_cost_what_torch_counts(answer: str, both: bool) -> None:
-    net, ids = scanned("lstm-small", answer=answer, bidirectional=both), texts()[1]
+    net, ids = scanned("lstm-small", answer=answer, **{"recurrent.bidirectional": both}), texts()[1]
     expected = counted_on(net, ids, torch.zeros_like(ids), backward=False)
     assert forward_flops(net.config, B, *lengths(net.config, L)) == expected
 
 
 TRANSLATORS: list[tuple[str, dict[str, Any]]] = [
     ("sutskever-small", {}),
-    ("sutskever-small", {"d_hidden": 20}),
+    ("sutskever-small", {"recurrent.d_hidden": 20}),
     ("rnnenc-small", {}),
     ("rnnsearch-small", {}),
-    ("rnnsearch-small", {"bidirectional": False, "score": "dot"}),
+    ("rnnsearch-small", {"recurrent.bidirectional": False, "score": "dot"}),
     ("rnnsearch-small", {"score": "general", "n_decoder_layers": 3}),
     ("rnnsearch-small", {"cell": "mut1"}),
-    ("rnnsearch-small", {"cell": "lstm", "recurrent_norm": True}),
+    ("rnnsearch-small", {"cell": "lstm", "recurrent.norm": True}),
 ]
 
 
@@ -117,9 +117,11 @@ def test_a_meter_counts_the_batches_of_every_recurrent_task(task: str) -> None:
 
 def test_activations_of_a_language_model_by_hand() -> None:
     """Bytes a token: what the first layer reads, gates and states of both, and what the head is given, in bf16."""
-    lstm = preset_of("lstm-small", target_vocab=50, d_model=20, d_hidden=24)
+    lstm = preset_of("lstm-small", target_vocab=50, d_model=20, **{"recurrent.d_hidden": 24})
     assert activations(lstm, 0, L) == L * 2 * (20 + (4 + 2) * 24 + (4 + 2) * 20 + 20)
-    dropped = preset_of("gru-small", target_vocab=50, d_model=20, d_hidden=24, hidden_dropout=0.1)
+    dropped = preset_of(
+        "gru-small", target_vocab=50, d_model=20, **{"recurrent.d_hidden": 24, "recurrent.hidden_dropout": 0.1}
+    )
     assert activations(dropped, 0, L) == L * 2 * (20 + (3 + 1) * 24 + 24 + (3 + 1) * 20 + 20)
 
 
@@ -132,7 +134,7 @@ def test_activations_of_rnnsearch_by_hand() -> None:
 
 @pytest.mark.parametrize("name", ["lstm-small", "gru-small", "sutskever-small", "rnnenc-small", "rnnsearch-small"])
 def test_a_scan_that_is_not_compiled_keeps_at_most_twice_of_that(name: str) -> None:
-    net = scanned(name, d_model=96, d_hidden=112)
+    net = scanned(name, d_model=96, **{"recurrent.d_hidden": 112})
     inputs = texts() if net.config.architecture == "seq2seq" else texts()[1:]
     looked = B * S * L * 112 * 2 if net.config.score == "additive" and len(inputs) == 2 else 0  # is not there, compiled
     expected = B * activations(net.config, *((S, L) if len(inputs) == 2 else (0, L)))
@@ -167,7 +169,7 @@ def test_a_state_is_as_large_after_a_thousand_tokens_as_after_one() -> None:
 CONVOLUTIONS: list[dict[str, Any]] = [
     {},
     {"norm": "post"},
-    {"kernel": 5},
+    {"convolution.kernel": 5},
     {"d_ff": 160},
     {"d_ff": 160, "parallel": True},
 ]
@@ -188,7 +190,7 @@ def test_convolutions_cost_what_torch_counts_and_keep_what_autograd_keeps(
     at = lengths(net.config, L)
     assert forward_flops(net.config, B, *at) == counted_on(net, *inputs, backward=False)
     assert training_flops(net.config, B, *at) == counted_on(net, *inputs, backward=True)
-    widths = (96, 160, 24, 2 * 96, net.config.kernel * 96)
+    widths = (96, 160, 24, 2 * 96, net.config.value("convolution.kernel") * 96)
     expected = nbytes(x for x in saved(net, *inputs)[1] if x.shape[-1] in widths)
     assert B * activations(net.config, *at) == expected
 

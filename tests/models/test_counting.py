@@ -62,7 +62,10 @@ def test_a_mixture_of_experts_costs_a_token_one_of_them() -> None:
     model = Switched(4)
     ran = on_meta(model, B, T, C)
     assert ran.flops().total() == 2 * B * T * C * (4 + 4 * C)
-    assert set(ran.weights().values()) == {2 * B * T * C * 4, 2 * B * T * C * 4 * C}  # also where a weight is cast first
+    assert set(ran.weights().values()) == {
+        2 * B * T * C * 4,
+        2 * B * T * C * 4 * C,
+    }  # also where a weight is cast first
 
 
 def test_blocks_that_are_alike_run_once_and_all_have_their_lines() -> None:

@@ -26,7 +26,7 @@ IDS = torch.randint(5, V, (3, T), generator=torch.Generator().manual_seed(1)) * 
 def bert(version: int, **settings: Any) -> Bert:
     """Thirteen tokens reach buckets that distances share (3), and distances beyond the table (1)."""
     sizes = {"n_encoder_layers": LAYERS, "d_model": C, "n_heads": H, "d_ff": 48, "source_vocab": V}
-    small = {1: {"disentangled_reach": 5}, 3: {"disentangled_buckets": 6, "disentangled_reach": 10}}[version]
+    small = {1: {"disentangled.reach": 5}, 3: {"disentangled.buckets": 6, "disentangled.reach": 10}}[version]
     name = {1: "deberta-base", 3: "deberta-v3-base"}[version]
     return Bert(preset(name, **{**sizes, **small, **settings})).eval()
 
@@ -221,9 +221,12 @@ def test_shared_keys() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"disentangled_buckets": 2}, r"disentangled_buckets 2 must be 0, or at least 4"),
-        ({"disentangled_buckets": 20, "disentangled_reach": 11}, r"half of it below model\.disentangled_reach 11 - 1"),
-        ({"disentangled_buckets": 0, "disentangled_reach": 0}, r"disentangled_reach must be at least 1, not 0"),
+        ({"disentangled.buckets": 2}, r"disentangled\.buckets 2 must be 0, or at least 4"),
+        ({"disentangled.buckets": 20, "disentangled.reach": 11}, r"half of it below model\.disentangled\.reach 11 - 1"),
+        (
+            {"disentangled.buckets": 0, "disentangled.reach": 0},
+            r"disentangled\.reach' must be a number from 1 up, not 0",
+        ),
     ],
 )
 def test_impossible_tables_are_refused(settings: dict[str, int], message: str) -> None:
@@ -233,4 +236,4 @@ def test_impossible_tables_are_refused(settings: dict[str, int], message: str) -
 
 def test_the_smallest_tables_that_are_possible() -> None:
     for buckets, reach in ((4, 4), (20, 12), (0, 1)):
-        assert bert(1, disentangled_buckets=buckets, disentangled_reach=reach)(IDS)[REAL].isfinite().all()
+        assert bert(1, **{"disentangled.buckets": buckets, "disentangled.reach": reach})(IDS)[REAL].isfinite().all()

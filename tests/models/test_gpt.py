@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 import torch
+from configured import SCHEMES, model_config, replaced
 from fused_rows import qkv_rows
 from torch import Tensor
 
-from regard.config import POSITIONS, ModelConfig
 from regard.errors import RegardError
 from regard.layers.masks import CAUSAL, FULL, Mask, documents, prefix, window
 from regard.models.architectures import preset as named
@@ -20,7 +19,7 @@ from regard.text.tokenizer import PAD
 
 V = 23
 # A dozen tokens reach far buckets, clipped distances, queries beyond FIRE's threshold, CoPE's last position.
-TINY = ModelConfig(
+TINY = model_config(
     preset="gpt-tiny",
     n_decoder_layers=2,
     d_model=16,
@@ -28,24 +27,26 @@ TINY = ModelConfig(
     d_ff=24,
     max_len=64,
     target_vocab=V,
-    shaw_clip=3,
-    t5_buckets=8,
-    t5_max_distance=11,
-    fire_width=5,
-    fire_threshold=4.0,
-    cope_positions=5,
-    trained_len=16,
-    rope_factor=2.0,
-    rope_scaling="linear",
+    **{
+        "shaw.clip": 3,
+        "t5.buckets": 8,
+        "t5.max_distance": 11,
+        "fire.width": 5,
+        "fire.threshold": 4.0,
+        "cope.positions": 5,
+        "yarn.trained_len": 16,
+        "rope.factor": 2.0,
+        "rope.scaling": "linear",
+    },
 )
 close: dict[str, Any] = {"atol": 2e-5, "rtol": 1e-5}
-every_scheme = pytest.mark.parametrize("name", POSITIONS)
+every_scheme = pytest.mark.parametrize("name", SCHEMES)
 
 
 def make(name: str = "sinusoidal", **changes: object) -> GPT:
     """A model in evaluation mode, none of whose weights stands at a special value such as 0 or 1."""
     torch.manual_seed(0)
-    model = GPT(dataclasses.replace(TINY, positions=name, **changes)).eval()  # type: ignore[arg-type]
+    model = GPT(replaced(TINY, positions=name, **changes)).eval()  # type: ignore[arg-type]
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.1 * torch.randn_like(p))
@@ -119,7 +120,7 @@ def assert_cached_equals_full(model: GPT, lengths: tuple[int, ...], steps: int) 
 @pytest.mark.parametrize("width", [0, 3], ids=["all", "window"])
 @pytest.mark.parametrize("groups", [4, 1], ids=["heads", "multi-query"])
 def test_cached_equals_full_forward_at_every_step(name: str, width: int, groups: int) -> None:
-    model = make(name, window=width, n_kv_heads=groups)
+    model = make(name, **{"attention.window": width}, n_kv_heads=groups)
     assert_cached_equals_full(
         model, (7, 2, 5), 12
     )  # a window shorter than the prompts, and past the cache's first room
@@ -157,7 +158,7 @@ def test_shared_keys_make_a_smaller_cache() -> None:
 @pytest.mark.parametrize("width", [1, 4])
 def test_a_window_sees_its_last_tokens_alone(name: str, width: int) -> None:
     """Two layers of a window of w reach 2(w - 1) tokens back, and not one more."""
-    model, row = make(name, window=width), ids(14)
+    model, row = make(name, **{"attention.window": width}), ids(14)
     reach = 2 * (width - 1)
     for t in (0, 3):
         changed = row.clone()
@@ -217,7 +218,7 @@ def test_a_prompt_can_be_read_as_a_prefix(name: str) -> None:
 
 
 def test_another_mask_keeps_the_models_window() -> None:
-    model, row = make(window=3), ids(9)
+    model, row = make(**{"attention.window": 3}), ids(9)
     torch.testing.assert_close(model(row, documents(CAUSAL)), model(row), **close)
     with pytest.raises(ValueError, match="two spans"):
         model(row, prefix(4))
@@ -240,7 +241,7 @@ def test_parameters_by_hand() -> None:
     # A block of 16 wide, 4 heads of 4 and one head of keys: qkv 16 x (16 + 2*4) + 24, out 272, feed-forward 808, two norms.
     block = 408 + 272 + 808 + 2 * 32
     for tie, matrices in (("all", 1), ("decoder", 1), ("none", 2)):
-        model = GPT(dataclasses.replace(TINY, n_kv_heads=1, tie=tie))
+        model = GPT(replaced(TINY, n_kv_heads=1, tie=tie))
         assert sum(p.numel() for p in model.parameters()) == matrices * V * 16 + 2 * block + 32
         assert (model.head.weight is model.embedding.weight) == (matrices == 1)
 
@@ -255,7 +256,7 @@ def test_presets(preset: str) -> None:
 
 def test_presets_of_other_models_are_refused() -> None:
     with pytest.raises(RegardError, match=r"unknown model\.preset 'transformer-tiny'.*gpt-tiny"):
-        GPT(ModelConfig(preset="transformer-tiny", target_vocab=V))
+        GPT(model_config(preset="transformer-tiny", target_vocab=V))
 
 
 # ---- Hugging Face GPT-2 ----------------------------------------------------------------------------------------------

@@ -1,14 +1,13 @@
 """Fresh weights have the sizes that models/init.py states."""
 
-import dataclasses
 import math
 from typing import Any
 
 import pytest
 import torch
+from configured import SCHEMES, model_config, replaced
 from torch import Tensor, nn
 
-from regard.config import POSITIONS, ModelConfig
 from regard.errors import RegardError
 from regard.layers.attention import CrossAttention, SelfAttention
 from regard.layers.cells import GRU
@@ -19,12 +18,12 @@ from regard.models.init import initialise, materialise
 from regard.models.transformer import Transformer
 
 C, H, V = 64, 4, 500
-CONFIG = ModelConfig(preset="transformer-tiny", d_model=C, n_heads=H, d_ff=128, source_vocab=V, target_vocab=V)
+CONFIG = model_config(preset="transformer-tiny", d_model=C, n_heads=H, d_ff=128, source_vocab=V, target_vocab=V)
 
 
 def fresh(tie: str = "none", seed: int = 0, **settings: Any) -> Transformer:
     torch.manual_seed(seed)
-    return Transformer(dataclasses.replace(CONFIG, tie=tie, **settings))
+    return Transformer(replaced(CONFIG, tie=tie, **settings))
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -113,13 +112,11 @@ def test_t5_queries_start_smaller_by_the_root_of_the_head_width(positions: str, 
 
 
 def test_only_the_queries_shrink_where_heads_share_keys() -> None:
-    config = dataclasses.replace(CONFIG, preset="gpt-tiny", n_kv_heads=1, d_head=9)
+    config = replaced(CONFIG, preset="gpt-tiny", n_kv_heads=1, d_head=9)
     weights = []
     for positions in ("none", "t5"):
         torch.manual_seed(0)
-        layer = next(
-            m for m in GPT(dataclasses.replace(config, positions=positions)).modules() if isinstance(m, SelfAttention)
-        )
+        layer = next(m for m in GPT(replaced(config, positions=positions)).modules() if isinstance(m, SelfAttention))
         weights.append(layer.qkv.weight)
     plain, ours = weights
     assert ours.shape == (9 * (H + 2), C)
@@ -127,10 +124,10 @@ def test_only_the_queries_shrink_where_heads_share_keys() -> None:
     assert torch.equal(ours[9 * H :], plain[9 * H :])
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("positions", SCHEMES)
 def test_schemes_draw_their_own_initial_values(positions: str) -> None:
     try:
-        model = GPT(dataclasses.replace(CONFIG, preset="gpt-tiny", positions=positions))
+        model = GPT(replaced(CONFIG, preset="gpt-tiny", positions=positions))
     except RegardError:
         pytest.skip("not for a decoder")
     before = {name: x.clone() for name, x in tensors(model).items()}
@@ -156,7 +153,10 @@ def test_what_is_added_before_a_norm_weighs_the_same() -> None:
 
 def test_a_block_keeps_its_weights_whatever_stands_before_it() -> None:
     """Two blocks or five, with a wider vocabulary and other positions: the second block starts the same."""
-    few, many = fresh(n_encoder_layers=2), fresh(n_encoder_layers=5, positions="learned", source_vocab=V + 7, target_vocab=9)
+    few, many = (
+        fresh(n_encoder_layers=2),
+        fresh(n_encoder_layers=5, positions="learned", source_vocab=V + 7, target_vocab=9),
+    )
     ours = tensors(many.encoder.blocks[1])
     assert ours
     for name, x in tensors(few.encoder.blocks[1]).items():
@@ -186,7 +186,10 @@ def test_a_block_of_a_hybrid_keeps_its_weights_if_another_changes_its_kind() -> 
 
 def test_weights_do_not_depend_on_the_order_of_construction() -> None:
     torch.manual_seed(0)
-    one, two = nn.ModuleDict({"a": nn.Linear(3, 3), "b": GRU(3, 4)}), nn.ModuleDict({"b": GRU(3, 4), "a": nn.Linear(3, 3)})
+    one, two = (
+        nn.ModuleDict({"a": nn.Linear(3, 3), "b": GRU(3, 4)}),
+        nn.ModuleDict({"b": GRU(3, 4), "a": nn.Linear(3, 3)}),
+    )
     for model in (one, two):
         initialise(model, 1)
     for name, x in tensors(one).items():

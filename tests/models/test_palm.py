@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
+from configured import replaced
 from fused_rows import gate_rows, qkv_rows
 from torch import Tensor, nn
 
@@ -17,7 +16,7 @@ from regard.models.gpt import GPT
 
 V, C, H, D, LAYERS = 41, 32, 4, 8, 2
 SIZES = {"n_decoder_layers": LAYERS, "d_model": C, "n_heads": H, "d_head": D, "target_vocab": V, "d_ff": 48}
-CONFIG = preset("palm-8b", **SIZES, position_base=500.0)
+CONFIG = preset("palm-8b", **SIZES, **{"rope.base": 500.0})
 
 
 def palm() -> GPT:
@@ -105,7 +104,7 @@ def test_a_model_is_its_formula() -> None:
 
 def test_a_parallel_block_has_one_norm_and_the_names_of_any_other() -> None:
     config = palm().config
-    sequential = dataclasses.replace(config, parallel=False)
+    sequential = replaced(config, parallel=False)
     for make in (encoder_block, decoder_block):
         together, apart = make(config), make(sequential)
         assert type(together) is ParallelBlock
@@ -142,4 +141,4 @@ def test_decoding_with_a_cache_is_reading_again() -> None:
 
 def test_parallel_blocks_cannot_be_post_norm() -> None:
     with pytest.raises(RegardError, match=r"model\.parallel .* needs model\.norm pre"):
-        GPT(dataclasses.replace(CONFIG, norm="post"))
+        GPT(replaced(CONFIG, norm="post"))

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from configured import replaced
 from hypothesis import strategies as st
 from torch import nn
 
@@ -35,7 +36,7 @@ def configs(draw: st.DrawFn) -> ModelConfig:
     settings: dict[str, Any] = {
         "n_encoder_layers": draw(st.integers(1, 3)),
         "n_decoder_layers": draw(st.integers(1, 3)),
-        **{"d_model": 20, "max_len": 52, "fire_width": 11},
+        **{"d_model": 20, "max_len": 52, "fire.width": 11},
         "d_ff": draw(st.sampled_from([0, 28])) if convolution else 28,
         "norm": draw(st.sampled_from(["pre", "post"])),
         "norm_kind": draw(st.sampled_from(["layer", "rms"])),
@@ -43,19 +44,19 @@ def configs(draw: st.DrawFn) -> ModelConfig:
         "positions": draw(st.sampled_from(schemes)),
         "encoder_positions": draw(st.sampled_from(reading)) if encodes else "",
         "cross_positions": draw(st.sampled_from(["none", "t5", "kerple-log"])),
-        "disentangled_buckets": draw(st.sampled_from([0, 8])),
-        "disentangled_reach": 30,
+        "disentangled.buckets": draw(st.sampled_from([0, 8])),
+        "disentangled.reach": 30,
         "token_types": draw(st.integers(0, 2)),
         "answer": draw(st.sampled_from(["none", "row", "token"])) if name[0] in "gb" else "none",
         **{field: draw(st.booleans()) for field in ("bias", "embedding_norm")},
     }
-    settings["gated"] = settings["d_ff"] > 0 and draw(st.booleans())
+    settings["feedforward"] = "gated" if settings["d_ff"] > 0 and draw(st.booleans()) else "dense"
     if convolution:
-        settings["kernel"] = draw(st.sampled_from([1, 3, 5]))
+        settings["convolution.kernel"] = draw(st.sampled_from([1, 3, 5]))
     if name != "conv-lm":
         settings |= {"n_heads": 4, "d_head": 6, "n_kv_heads": draw(st.sampled_from([1, 2, 4]))}
     settings["parallel"] = settings["norm"] == "pre" and draw(st.booleans())
-    return resolve(preset(name, **settings, **DATA))
+    return resolve(replaced(preset(name, **DATA), **settings))
 
 
 @st.composite
@@ -65,17 +66,19 @@ def recurrent_configs(draw: st.DrawFn) -> ModelConfig:
     n = draw(st.integers(1, 3))
     settings = {
         **{"d_model": 12, "n_encoder_layers": n, "n_decoder_layers": n, "answer": draw(st.sampled_from(answers))},
-        "d_hidden": draw(st.sampled_from([12, 15])),
+        "recurrent.d_hidden": draw(st.sampled_from([12, 15])),
         "cell": draw(st.sampled_from(["rnn", "lstm", "gru", "gru-cho", "mut1", "mut2", "mut3"])),
         "tie": draw(st.sampled_from(["none", "decoder", "inputs", "all"])),
-        **{field: draw(st.booleans()) for field in ("recurrent_norm", "head_bias")},
+        **{field: draw(st.booleans()) for field in ("recurrent.norm", "head_bias")},
     }
     if name == "rnnsearch-small":
         settings |= {
             "score": draw(st.sampled_from(["additive", "general"])),
             "n_decoder_layers": draw(st.integers(1, 3)),
         }
-    settings["bidirectional"] = (settings["answer"] != "none" or name == "rnnsearch-small") and draw(st.booleans())
+    settings["recurrent.bidirectional"] = (settings["answer"] != "none" or name == "rnnsearch-small") and draw(
+        st.booleans()
+    )
     return resolve(preset(name, **settings, **DATA))
 
 
@@ -91,13 +94,14 @@ CELLS = {  # d inputs, h wide: its matrices by the equations of the lecture, and
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_cells_have_what_their_equations_have(cell: str) -> None:
-    n = trained("lstm-small", cell=cell, n_decoder_layers=1, d_model=7, d_hidden=10, tie="none")
+    n = trained("lstm-small", cell=cell, n_decoder_layers=1, d_model=7, tie="none", **{"recurrent.d_hidden": 10})
     assert n == 40 * 7 + CELLS[cell](7, 10) + 40 * 10
 
 
 @pytest.mark.parametrize(("score", "weights"), [("dot", 0), ("general", 8 * 8), ("additive", 2 * 8 * 8 + 8)])
 def test_dot_scores_have_no_matrix_and_general_ones_have_one(score: str, weights: int) -> None:
-    model = Cost(known("rnnsearch-small", score=score, bidirectional=False, d_hidden=8)).model
+    small = {"recurrent.bidirectional": False, "recurrent.d_hidden": 8}
+    model = Cost(known("rnnsearch-small", score=score, **small)).model
     assert sum(p.numel() for name, p in model.named_parameters() if ".score." in name) == weights
 
 
@@ -178,7 +182,7 @@ def test_blocks_that_are_alike_are_one_line_of_the_table() -> None:
     """Width 8, 4 heads of 3, one of keys and values, gated: q, k and v lie in one tensor, gate and up in another."""
     model = make_model(
         preset(
-            *("gpt-tiny",), n_decoder_layers=2, d_model=8, n_heads=4, n_kv_heads=1, d_head=3, d_ff=10, gated=True,
+            *("gpt-tiny",), n_decoder_layers=2, d_model=8, n_heads=4, n_kv_heads=1, d_head=3, d_ff=10, feedforward="gated",
             bias=False, tie="decoder", target_vocab=7, positions="learned", max_len=5,
         )
     )  # fmt: skip

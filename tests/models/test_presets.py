@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from configured import model_config
 from torch import nn
 
 from regard.config import ModelConfig
 from regard.models.architectures import PRESETS, make_model, preset
 from regard.models.sizes import SIZES
+from regard.recipes import to_dict
+from regard.registry import TABLES
 
 OURS_ALONE = {"vit-tiny", "bert-tiny", "gpt-tiny", "gpt-small"}
 OURS_ALONE |= {
@@ -137,20 +140,26 @@ def test_no_published_model_is_left_uncounted() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_sets_every_setting_that_it_names_and_no_other(name: str) -> None:
-    config, default = preset(name), vars(ModelConfig(preset=name))
-    assert {key: getattr(config, key) for key in PRESETS[name]} == PRESETS[name]
-    others = default.keys() - PRESETS[name].keys()
-    assert {key: getattr(config, key) for key in others} == {key: default[key] for key in others}
+    found, default = to_dict(preset(name)), to_dict(model_config(preset=name))
+    expected = {key: (value,) if key == "mixer" else value for key, value in PRESETS[name].items()}
+    for table in TABLES.keys() & expected.keys():
+        expected[table] = to_dict(TABLES[table].settings(**expected[table]))
+    assert found == {**default, **expected}
 
 
 def test_a_configuration_that_names_a_preset_has_its_sizes_alone() -> None:
     with torch.device("meta"):
-        config = make_model(ModelConfig(preset="palm-8b", n_decoder_layers=2)).config
+        config = make_model(model_config(preset="palm-8b", n_decoder_layers=2)).config
     assert isinstance(config, ModelConfig)
     expected = {"d_model": 4096, "n_heads": 16, "n_kv_heads": 1, "d_head": 256, "d_ff": 16384, "target_vocab": 256000}
     found = {key: getattr(config, key) for key in SIZES}
-    assert found == {**expected, "n_decoder_layers": 2, "n_encoder_layers": 0, "d_hidden": 0, "source_vocab": 0}
-    assert (config.parallel, config.gated, config.bias, config.positions) == (False, False, True, "sinusoidal")
+    assert found == {
+        **expected,
+        "n_decoder_layers": 2,
+        "n_encoder_layers": 0,
+        "source_vocab": 0,
+    }
+    assert (config.parallel, config.feedforward, config.bias, config.positions) == (False, "dense", True, "sinusoidal")
 
 
 def test_what_is_given_stands_over_the_preset() -> None:

@@ -20,7 +20,13 @@ from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK
 
 V = 23
 CELLS = ["rnn", "lstm", "gru", "gru-cho", "mut1", "mut2", "mut3"]
-SMALL: dict[str, Any] = {"d_model": 8, "d_hidden": 12, "n_decoder_layers": 3, "target_vocab": V, "dropout": 0.0}
+SMALL: dict[str, Any] = {
+    "d_model": 8,
+    "recurrent.d_hidden": 12,
+    "n_decoder_layers": 3,
+    "target_vocab": V,
+    "dropout": 0.0,
+}
 close: dict[str, Any] = {"atol": 1e-10, "rtol": 1e-8}
 
 
@@ -201,10 +207,13 @@ def test_texts_of_any_length_are_scored() -> None:
 # ---- dropout ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rate", ["dropout", "hidden_dropout", "output_dropout", "weight_dropout", "word_dropout"])
+RATES = ["dropout", *(f"recurrent.{rate}_dropout" for rate in ("hidden", "output", "weight", "word"))]
+
+
+@pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("variational", [True, False])
 def test_each_kind_of_dropout_is_there_in_training_alone(rate: str, variational: bool) -> None:
-    model, rows = make(**{rate: 0.5, "variational": variational}), ids(6, 6)
+    model, rows = make(**{rate: 0.5, "recurrent.variational": variational}), ids(6, 6)
     plain = make()(rows)
     torch.testing.assert_close(model(rows), plain, **close)
     model.train()
@@ -215,8 +224,8 @@ def test_each_kind_of_dropout_is_there_in_training_alone(rate: str, variational:
 
 
 def test_a_language_model_reads_in_one_direction() -> None:
-    with pytest.raises(RegardError, match=r"model\.bidirectional is for models that answer"):
-        make(bidirectional=True)
+    with pytest.raises(RegardError, match=r"model\.recurrent\.bidirectional is for models that answer"):
+        make(**{"recurrent.bidirectional": True})
 
 
 def classifier(**changes: Any) -> Classifier:
@@ -231,7 +240,7 @@ def classifier(**changes: Any) -> Classifier:
 @pytest.mark.parametrize("answer", ["row", "token"])
 @pytest.mark.parametrize("cell", ["lstm", "gru", "rnn", "mut3"])
 def test_padding_and_other_rows_change_no_answer(cell: str, answer: str, bidirectional: bool) -> None:
-    model, lengths = classifier(cell=cell, answer=answer, bidirectional=bidirectional), (6, 2, 4)
+    model, lengths = classifier(cell=cell, answer=answer, **{"recurrent.bidirectional": bidirectional}), (6, 2, 4)
     rows = ids(*lengths)
     together = model(rows, torch.zeros_like(rows))
     for i, n in enumerate(lengths):
@@ -242,7 +251,7 @@ def test_padding_and_other_rows_change_no_answer(cell: str, answer: str, bidirec
 
 def test_both_directions_answer_where_they_end() -> None:
     """torch's bidirectional LSTM gives its final states: the forward one after the last token, the other after the first."""
-    model = classifier(bidirectional=True, n_decoder_layers=1)
+    model = classifier(**{"recurrent.bidirectional": True}, n_decoder_layers=1)
     body, row = model.body, ids(7)
     assert isinstance(body, RNN)
     peer = nn.LSTM(8, 12, batch_first=True, bidirectional=True).double()

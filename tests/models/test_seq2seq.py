@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from functools import partial
 from pathlib import Path
@@ -11,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from configured import model_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from regard.config import DecodeConfig, ModelConfig, TrainConfig
+from regard.config import DecodeConfig, TrainConfig
 from regard.data.batches import Batch
 from regard.decode.beam import beam_search
 from regard.decode.engine import decode
@@ -23,9 +23,8 @@ from regard.decode.shortlist import Shortlist
 from regard.errors import RegardError
 from regard.layers.packed import laid_out
 from regard.look.record import record
-from regard.models.architectures import PRESETS, make_model, with_preset
+from regard.models.architectures import PRESETS, make_model, preset
 from regard.models.seq2seq import Seq2Seq
-from regard.recipes import build
 from regard.text.tokenizer import EOS, PAD, SOS
 from regard.training.objective import Objective
 from regard.training.step import TrainingStep
@@ -36,19 +35,25 @@ from oracle import every_sequence, log_softmax, padded
 V, C, H, MAX_LEN = 19, 6, 8, 64
 CPU = torch.device("cpu")
 exact: dict[str, Any] = {"atol": 1e-12, "rtol": 0}
-SUTSKEVER = {"score": "none", "reverse_source": True, "cell": "lstm", "n_encoder_layers": 2, "n_decoder_layers": 2}
+SUTSKEVER = {
+    "score": "none",
+    "seq2seq.reverse_source": True,
+    "cell": "lstm",
+    "n_encoder_layers": 2,
+    "n_decoder_layers": 2,
+}
 RNNENC = {"score": "constant", "cell": "gru"}
-RNNSEARCH = {"bidirectional": True, "cell": "gru"}
+RNNSEARCH = {"recurrent.bidirectional": True, "cell": "gru"}
 KINDS: dict[str, dict[str, Any]] = {
     "sutskever": SUTSKEVER,
-    "as wide as its embeddings": {**SUTSKEVER, "d_hidden": C, "cell": "gru"},
+    "as wide as its embeddings": {**SUTSKEVER, "recurrent.d_hidden": C, "cell": "gru"},
     "rnnenc": RNNENC,
     "rnnenc, two LSTM layers": {**RNNENC, "cell": "lstm", "n_encoder_layers": 2, "n_decoder_layers": 2},
     "rnnsearch": RNNSEARCH,
     "rnnsearch, LSTM, three layers": {**RNNSEARCH, "cell": "lstm", "n_encoder_layers": 2, "n_decoder_layers": 3},
     "general, one direction": {"score": "general", "cell": "gru-cho"},
-    "dot, reversed": {"score": "dot", "cell": "lstm", "reverse_source": True},
-    "normed": {**RNNSEARCH, "cell": "lstm", "recurrent_norm": True},
+    "dot, reversed": {"score": "dot", "cell": "lstm", "seq2seq.reverse_source": True},
+    "normed": {**RNNSEARCH, "cell": "lstm", "recurrent.norm": True},
     "mut1": {**RNNSEARCH, "cell": "mut1"},
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -56,7 +61,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 def make(kind: str = "", **changes: object) -> Seq2Seq:
     """In float64, in evaluation mode, and none of its weights at a special value."""
-    sizes = {"d_model": C, "d_hidden": H, "n_encoder_layers": 1, "n_decoder_layers": 1, "max_len": MAX_LEN}
+    sizes = {"d_model": C, "recurrent.d_hidden": H, "n_encoder_layers": 1, "n_decoder_layers": 1, "max_len": MAX_LEN}
     sizes |= {
         "preset": "rnnsearch-small",
         "source_vocab": V,
@@ -65,7 +70,7 @@ def make(kind: str = "", **changes: object) -> Seq2Seq:
         "scale_embeddings": False,
     }
     torch.manual_seed(0)
-    model = Seq2Seq(ModelConfig(**(sizes | KINDS.get(kind, {}) | changes))).double().eval()  # type: ignore[arg-type]
+    model = Seq2Seq(model_config(**(sizes | KINDS.get(kind, {}) | changes))).double().eval()  # type: ignore[arg-type]
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.3 * torch.randn_like(p))
@@ -195,7 +200,7 @@ def test_rnnenc_gives_its_context_to_every_step_and_to_the_output() -> None:
 
 @pytest.mark.parametrize("score", ["none", "constant", "additive"])
 def test_reading_from_the_end_is_reading_the_words_in_reverse(score: str) -> None:
-    backwards = make("rnnenc", score=score, reverse_source=True, n_decoder_layers=1)
+    backwards = make("rnnenc", score=score, **{"seq2seq.reverse_source": True}, n_decoder_layers=1)
     forwards = make("rnnenc", score=score)
     turned = torch.stack([torch.cat([row[row != PAD].flip(0), row[row == PAD]]) for row in SOURCE])
     torch.testing.assert_close(backwards(SOURCE, TARGET), forwards(turned, TARGET), **exact)
@@ -397,7 +402,11 @@ def test_rounded_weights_say_nearly_the_same(kind: str, weights: str) -> None:
     "kind", [kind for kind, chosen in KINDS.items() if chosen.get("score") not in ("none", "constant")]
 )
 def test_recording_changes_no_bit_and_keeps_what_was(kind: str) -> None:
-    model = make(kind, dropout=0.2, hidden_dropout=0.1, output_dropout=0.3, weight_dropout=0.2).train()
+    model = make(
+        kind,
+        dropout=0.2,
+        **{"recurrent.hidden_dropout": 0.1, "recurrent.output_dropout": 0.3, "recurrent.weight_dropout": 0.2},
+    ).train()
 
     def gradients() -> list[Tensor]:
         torch.manual_seed(3)
@@ -459,7 +468,7 @@ def test_a_model_without_attention_has_nothing_to_record() -> None:
 
 # ---- dropout, sharing, refusals --------------------------------------------------------------------------------------
 
-RATES = ("dropout", "hidden_dropout", "output_dropout", "weight_dropout", "word_dropout")
+RATES = ("dropout", *(f"recurrent.{rate}_dropout" for rate in ("hidden", "output", "weight", "word")))
 
 
 @pytest.mark.parametrize("rate", RATES)
@@ -482,10 +491,13 @@ def test_embeddings_and_head_are_shared_as_a_transformer_shares_them(tie: str, m
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"score": "none", "bidirectional": True}, "model.bidirectional is for encoders that attention looks at"),
-        ({"reverse_source": True, "bidirectional": True}, "nothing to reverse"),
+        (
+            {"score": "none", "recurrent.bidirectional": True},
+            "model.recurrent.bidirectional is for encoders that attention looks at",
+        ),
+        ({"seq2seq.reverse_source": True, "recurrent.bidirectional": True}, "nothing to reverse"),
         ({"score": "none", "n_encoder_layers": 2}, "2 and 1 layers"),
-        ({"score": "dot", "bidirectional": True}, "model.score general"),
+        ({"score": "dot", "recurrent.bidirectional": True}, "model.score general"),
         ({"target_vocab": V + 1}, "tokenizer.joint true"),
     ],
 )
@@ -498,10 +510,9 @@ def test_settings_that_do_not_go_together_are_refused(changes: dict[str, Any], m
     ("name", "value"),
     [
         *[("n_heads", 2), ("n_kv_heads", 1), ("d_head", 4), ("d_ff", 8), ("norm", "post"), ("parallel", True)],
-        *[("norm_kind", "rms"), ("norm_eps", 1e-6), ("bias", False), ("activation", "gelu"), ("gated", True)],
+        *[("norm_kind", "rms"), ("norm_eps", 1e-6), ("bias", False), ("activation", "gelu"), ("feedforward", "gated")],
         *[("embedding_norm", True), ("positions", "rope"), ("encoder_positions", "rope"), ("cross_positions", "t5")],
-        *[("window", 3), ("mixer", "convolution"), ("kernel", 5), ("dilations", (1, 2)), ("token_types", 2)],
-        *[("attention_dropout", 0.1), ("ff_dropout", 0.1)],
+        *[("mixer", "convolution"), ("token_types", 2), ("attention_dropout", 0.1), ("ff_dropout", 0.1)],
     ],
 )
 def test_settings_of_blocks_are_refused_where_there_are_none(name: str, value: Any) -> None:
@@ -509,26 +520,32 @@ def test_settings_of_blocks_are_refused_where_there_are_none(name: str, value: A
         make(**{name: value})
 
 
-@pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if preset["architecture"] == "seq2seq"])
+@pytest.mark.parametrize("name", ["attention.window", "convolution.kernel", "sinusoidal.base"])
+def test_tables_of_blocks_are_refused_where_there_are_none(name: str) -> None:
+    with pytest.raises(RegardError, match=r"would do nothing here: it is for transformer, gpt, bert, vit models"):
+        preset("rnnsearch-small", **{name: 5})
+
+
+@pytest.mark.parametrize("name", [name for name, sizes in PRESETS.items() if sizes["architecture"] == "seq2seq"])
 def test_every_preset_is_a_model(name: str) -> None:
-    chosen = with_preset({"preset": name, "source_vocab": V, "target_vocab": V, "d_model": C, "d_hidden": H})
-    model = make_model(build(chosen, ModelConfig, "model."))
+    sizes = {"source_vocab": V, "target_vocab": V, "d_model": C, "recurrent.d_hidden": H}
+    model = make_model(preset(name, **sizes))
     assert isinstance(model, Seq2Seq)
     assert model(SOURCE, TARGET).shape == (3, 7, V)
-    assert dataclasses.asdict(model.config)["d_hidden"] == H
+    assert model.config.value("recurrent.d_hidden") == H
 
 
 def test_initial_scores_are_soft_and_all_is_learned() -> None:
     torch.manual_seed(0)
     sizes = {
         "d_model": 64,
-        "d_hidden": 64,
+        "recurrent.d_hidden": 64,
         "source_vocab": V,
         "target_vocab": V,
         "dropout": 0.0,
         "scale_embeddings": False,
     }
-    model = Seq2Seq(ModelConfig(preset="rnnsearch-small", bidirectional=True, cell="gru", **sizes))  # type: ignore[arg-type]
+    model = Seq2Seq(model_config(preset="rnnsearch-small", **{"recurrent.bidirectional": True}, cell="gru", **sizes))  # type: ignore[arg-type]
     with record(model) as tape:
         Objective(model)(SOURCE, TARGET, TARGET)[0].backward()
     assert tape.weights("decoder.cross")[0].max() < 0.5
@@ -540,10 +557,17 @@ def test_initial_scores_are_soft_and_all_is_learned() -> None:
 
 @pytest.mark.parametrize("kind", ["rnnsearch", "sutskever"])
 def test_it_learns_to_write_words_in_reverse(kind: str) -> None:
-    sizes = {"d_model": 32, "d_hidden": 48, "source_vocab": 13, "target_vocab": 13, "dropout": 0.0, "max_len": 16}
+    sizes = {
+        "d_model": 32,
+        "recurrent.d_hidden": 48,
+        "source_vocab": 13,
+        "target_vocab": 13,
+        "dropout": 0.0,
+        "max_len": 16,
+    }
     layers = {"n_encoder_layers": 1, "n_decoder_layers": 1}
     torch.manual_seed(0)
-    model = Seq2Seq(ModelConfig(preset="rnnsearch-small", **{**sizes, **KINDS[kind], **layers}))
+    model = Seq2Seq(model_config(preset="rnnsearch-small", **{**sizes, **KINDS[kind], **layers}))
     optimizer, objective = torch.optim.Adam(model.parameters(), lr=1e-2), Objective(model)
     rng = np.random.default_rng(0)
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from configured import model_config
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
@@ -15,13 +16,13 @@ PRESETS = {
 
 
 def resolved(**sizes: Any) -> ModelConfig:
-    return resolve_sizes(ModelConfig(**{"preset": "a", **sizes}), PRESETS)
+    return resolve_sizes(model_config(**{"preset": "a", **sizes}), PRESETS)
 
 
 def test_what_is_left_open_comes_from_the_preset_and_what_is_given_stays() -> None:
-    config = resolved(d_ff=7, window=5, positions="alibi")
+    config = resolved(d_ff=7, **{"attention.window": 5}, positions="alibi")
     assert (config.n_decoder_layers, config.d_model, config.n_heads, config.d_ff) == (3, 24, 4, 7)
-    assert (config.window, config.positions) == (5, "alibi")
+    assert (config.value("attention.window"), config.positions) == (5, "alibi")
     assert config.n_encoder_layers == 0  # this preset has none
     assert resolved(preset="b").d_model == 10
     assert resolve_sizes(config, PRESETS) == config
@@ -54,18 +55,21 @@ def test_heads(given: dict[str, int], expected: tuple[int, ...]) -> None:
         ({"n_heads": -4}, r"model\.n_heads must be at least 1, not -4"),
         ({"d_head": -6}, r"model\.d_head must be at least 1, not -6"),
         ({"d_ff": -1}, r"model\.d_ff must be at least 1, not -1"),
-        ({"trained_len": 0}, r"model\.trained_len must be at least 1, not 0"),
-        ({"shaw_clip": 0}, r"model\.shaw_clip must be at least 1, not 0"),
-        ({"fire_width": 0}, r"model\.fire_width must be at least 1, not 0"),
-        ({"t5_buckets": 3}, r"model\.t5_buckets must be at least 4, not 3"),
-        ({"t5_max_distance": 16}, r"model\.t5_max_distance 16 must be above half of model\.t5_buckets 32"),
-        ({"rope_factor": 0.5}, r"model\.rope_factor must be at least 1, not 0\.5"),
-        ({"yarn_slow": -1.0}, r"model\.yarn_slow must be above 0, not -1\.0"),
-        ({"yarn_fast": 0.0}, r"model\.yarn_fast must be above 0, not 0\.0"),
-        ({"fire_threshold": 0.0}, r"model\.fire_threshold must be above 0, not 0\.0"),
-        ({"position_base": 1.0}, r"model\.position_base must be above 1, not 1\.0"),
-        ({"position_base": float("nan")}, r"model\.position_base must be above 1, not nan"),
-        ({"attention_dropout": 1.0}, r"model\.attention_dropout must be from 0 to below 1, not 1\.0"),
+        ({"positions": "yarn", "yarn.trained_len": 0}, r"'model\.yarn\.trained_len' must be a number from 1 up, not 0"),
+        ({"positions": "shaw", "shaw.clip": 0}, r"'model\.shaw\.clip' must be a number from 1 up, not 0"),
+        ({"positions": "fire", "fire.width": 0}, r"'model\.fire\.width' must be a number from 1 up, not 0"),
+        ({"positions": "t5", "t5.buckets": 3}, r"'model\.t5\.buckets' must be a number from 4 up, not 3"),
+        ({"positions": "rope", "rope.factor": 0.5}, r"'model\.rope\.factor' must be a number from 1 up, not 0\.5"),
+        ({"positions": "yarn", "yarn.slow": -1.0}, r"'model\.yarn\.slow' must be above 0, not -1\.0"),
+        ({"positions": "yarn", "yarn.fast": 0.0}, r"'model\.yarn\.fast' must be above 0, not 0\.0"),
+        ({"positions": "fire", "fire.threshold": 0.0}, r"'model\.fire\.threshold' must be above 0, not 0\.0"),
+        ({"positions": "rope", "rope.base": 1.0}, r"'model\.rope\.base' must be above 1, not 1\.0"),
+        ({"positions": "rope", "rope.base": float("nan")}, r"'model\.rope\.base' must be above 1, not nan"),
+        (
+            {"positions": "t5", "t5.max_distance": 16},
+            r"model\.t5\.max_distance 16 must be above half of model\.t5\.buckets 32",
+        ),
+        ({"attention_dropout": 1.0}, r"'model\.attention_dropout' must be from 0 to below 1, not 1\.0"),
     ],
 )
 def test_impossible_sizes_are_refused_in_one_line(wrong: dict[str, Any], message: str) -> None:
@@ -74,14 +78,24 @@ def test_impossible_sizes_are_refused_in_one_line(wrong: dict[str, Any], message
     assert "\n" not in str(caught.value)
 
 
-def test_the_edges_of_what_is_possible() -> None:
-    least = {
-        "t5_max_distance": 17,
-        "shaw_clip": 1,
-        "fire_width": 1,
-        "trained_len": 1,
-        "n_kv_heads": 4,
-        "rope_factor": 1.0,
-    }
-    for edge in (least, {"t5_buckets": 4, "t5_max_distance": 3}):
-        assert vars(resolved(**edge)).items() >= edge.items()
+@pytest.mark.parametrize(
+    ("positions", "edge"),
+    [
+        ("t5", {"max_distance": 17}),
+        ("t5", {"buckets": 4, "max_distance": 3}),
+        ("shaw", {"clip": 1}),
+        ("fire", {"width": 1}),
+        ("yarn", {"trained_len": 1}),
+        ("rope", {"factor": 1.0}),
+    ],
+)
+def test_the_edges_of_what_is_possible(positions: str, edge: dict[str, Any]) -> None:
+    config = resolved(positions=positions, n_kv_heads=4, **{f"{positions}.{name}": x for name, x in edge.items()})
+    assert vars(config.parts[positions]).items() >= edge.items()
+
+
+def test_tables_are_those_of_the_parts_that_a_model_has() -> None:
+    config = resolved(positions="yarn", **{"rope.base": 7.0, "yarn.factor": 2.0})
+    assert list(config.parts) == ["yarn", "attention"]
+    assert config.value("yarn.factor") == 2.0
+    assert config.value("rope.base") == 10000.0  # a table that is not there has its defaults

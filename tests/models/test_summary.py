@@ -25,7 +25,7 @@ from regard.models.summary import Line, Summary, summary
 B, S, T = 3, 9, 7
 C, H, D, F, V = 32, 4, 8, 40, 50  # width, heads and theirs, feed-forward, vocabulary
 SIZES = {"d_model": C, "n_heads": H, "d_ff": F, "n_encoder_layers": 2, "n_decoder_layers": 3}
-DATA = {"source_vocab": V, "target_vocab": V, "n_classes": 6, "patch_size": 4, "max_len": 64}
+DATA = {"source_vocab": V, "target_vocab": V, "n_classes": 6, "max_len": 64}
 
 
 def small(name: str, **style: Any) -> nn.Module:
@@ -34,8 +34,8 @@ def small(name: str, **style: Any) -> nn.Module:
 
 
 def recurrent(name: str, **style: Any) -> nn.Module:
-    sizes = {"d_model": 20, "d_hidden": 24, "n_encoder_layers": 2, "n_decoder_layers": 2}
-    return make_model(preset(name, **{**sizes, **{k: v for k, v in DATA.items() if k != "patch_size"}, **style}))
+    sizes = {"d_model": 20, "recurrent.d_hidden": 24, "n_encoder_layers": 2, "n_decoder_layers": 2}
+    return make_model(preset(name, **{**sizes, **DATA, **style}))
 
 
 def found(model: nn.Module, depth: int = 3) -> Summary:
@@ -91,7 +91,7 @@ def test_a_picture_by_hand() -> None:
 
 
 def test_a_convolution_by_hand() -> None:
-    result = found(small("conv-lm", n_heads=1, d_ff=0, kernel=5))
+    result = found(small("conv-lm", n_heads=1, d_ff=0, **{"convolution.kernel": 5}))
     assert at(result, "decoder.blocks.0.", "self").flops == B * T * 2 * (5 * C) * (2 * C)
     assert not any(name.endswith("ff") for name in lines(result))
 
@@ -116,11 +116,11 @@ def test_additive_attention_by_hand() -> None:
     assert lines(result)["decoder"].output == (B, T, 20)
 
 
-DEBERTA = {"encoder_positions": "disentangled", "disentangled_buckets": 0, "disentangled_reach": 6}
+DEBERTA = {"encoder_positions": "disentangled", "disentangled.buckets": 0, "disentangled.reach": 6}
 POSITIONS: list[tuple[str, dict[str, Any], int]] = [
-    ("gpt-tiny", {"positions": "shaw", "shaw_clip": 5}, B * T * 2 * 2 * H * D * 11),
-    ("gpt-tiny", {"positions": "cope", "cope_positions": 12}, B * T * 2 * H * D * 12),
-    ("gpt-tiny", {"positions": "fire", "fire_width": 11}, T * T * 2 * (11 + 11 * H)),  # once for all rows
+    ("gpt-tiny", {"positions": "shaw", "shaw.clip": 5}, B * T * 2 * 2 * H * D * 11),
+    ("gpt-tiny", {"positions": "cope", "cope.positions": 12}, B * T * 2 * H * D * 12),
+    ("gpt-tiny", {"positions": "fire", "fire.width": 11}, T * T * 2 * (11 + 11 * H)),  # once for all rows
     ("gpt-tiny", {"positions": "alibi"}, 0),
     ("bert-tiny", DEBERTA, 12 * 2 * C * 2 * C),
 ]
@@ -148,7 +148,7 @@ def torch_counts(model: nn.Module) -> int:
 
 STYLES: list[tuple[str, dict[str, Any]]] = [
     ("transformer-tiny", {"positions": "t5", "norm": "post", "tie": "none"}),
-    ("transformer-tiny", {"parallel": True, "gated": True, "embedding_norm": True, "window": 3}),
+    ("transformer-tiny", {"parallel": True, "feedforward": "gated", "embedding_norm": True, "attention.window": 3}),
     ("convs2s-small", {"d_ff": 0}),
     ("gpt-tiny", {"positions": "shaw", "n_kv_heads": 1}),
     ("gpt-tiny", {"answer": "token"}),
@@ -169,7 +169,7 @@ def test_the_count_is_torchs_where_attention_is_made_of_plain_products(name: str
     ("name", "style"),
     [
         ("lstm-small", {}),
-        ("gru-small", {"answer": "row", "bidirectional": True}),
+        ("gru-small", {"answer": "row", "recurrent.bidirectional": True}),
         ("sutskever-small", {"n_decoder_layers": 2}),
         ("rnnenc-small", {"n_encoder_layers": 1, "n_decoder_layers": 1}),
         ("rnnsearch-small", {"score": "general", "n_decoder_layers": 3}),

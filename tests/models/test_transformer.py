@@ -1,17 +1,18 @@
 """The encoder-decoder's properties: causality, padding, batches, permutations, caches, sharing, sizes, refusals."""
 
-import dataclasses
 from typing import Any
 
 import pytest
 import torch
+from configured import SCHEMES as DECODER_SCHEMES
+from configured import model_config, replaced
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from regard.layers.cache import StepCache
 from torch import Tensor
 
 from regard.api import make_config
-from regard.config import POSITIONS, ModelConfig
+from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.layers.masks import positions_of
 from regard.layers.positions import NoPositions
@@ -21,7 +22,7 @@ from regard.models.transformer import Transformer
 from regard.text.tokenizer import PAD, SOS
 
 V = 23
-TINY = ModelConfig(
+TINY = model_config(
     preset="transformer-tiny",
     n_encoder_layers=2,
     n_decoder_layers=2,
@@ -31,14 +32,16 @@ TINY = ModelConfig(
     max_len=64,
     source_vocab=V,
     target_vocab=V,
-    shaw_clip=3,  # these are small enough that a dozen tokens reach every corner of every position scheme
-    t5_buckets=8,
-    t5_max_distance=11,
-    fire_threshold=4.0,
-    cope_positions=5,
-    trained_len=16,
-    rope_factor=2.0,
-    rope_scaling="linear",
+    **{
+        "shaw.clip": 3,  # these are small enough that a dozen tokens reach every corner of every position scheme
+        "t5.buckets": 8,
+        "t5.max_distance": 11,
+        "fire.threshold": 4.0,
+        "cope.positions": 5,
+        "yarn.trained_len": 16,
+        "rope.factor": 2.0,
+        "rope.scaling": "linear",
+    },
 )
 close: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
 
@@ -46,7 +49,7 @@ close: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
 def make(**changes: object) -> Transformer:
     """A model in evaluation mode, none of whose weights stands at a special value such as 0 or 1."""
     torch.manual_seed(0)
-    model = Transformer(dataclasses.replace(TINY, **changes)).eval()  # type: ignore[arg-type]
+    model = Transformer(replaced(TINY, **changes)).eval()  # type: ignore[arg-type]
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.1 * torch.randn_like(p))
@@ -241,7 +244,7 @@ def test_hypotheses_multiply_move_and_leave_with_their_sentences(model: Transfor
 # ---- every position scheme -------------------------------------------------------------------------------------------
 
 IN_CROSS = ("none", "t5", "alibi", "kerple-log", "kerple-power")
-SCHEMES = [(name, "none") for name in POSITIONS] + [("rope", name) for name in IN_CROSS[1:]] + [("t5", "t5")]
+SCHEMES = [(name, "none") for name in DECODER_SCHEMES] + [("rope", name) for name in IN_CROSS[1:]] + [("t5", "t5")]
 every_scheme = pytest.mark.parametrize(("name", "cross"), SCHEMES)
 
 
@@ -257,7 +260,7 @@ def with_scheme(name: str, cross: str, **changes: object) -> Transformer:
 
 @every_scheme
 @pytest.mark.parametrize(
-    "sizes", [{}, {"window": 3, "n_kv_heads": 1, "d_head": 6}], ids=["plain", "window, multi-query"]
+    "sizes", [{}, {"attention.window": 3, "n_kv_heads": 1, "d_head": 6}], ids=["plain", "window, multi-query"]
 )
 def test_every_scheme_decodes_as_it_trains(name: str, cross: str, sizes: dict[str, int]) -> None:
     """Step by step, two hypotheses a sentence that change places: the logits of teacher forcing."""
@@ -299,7 +302,11 @@ def test_with_every_scheme_the_encoder_knows_the_order(name: str, cross: str) ->
 @pytest.mark.parametrize("name", ["sinusoidal", "t5", "shaw"])
 def test_a_window_reaches_both_ways_in_the_encoder_and_back_in_the_decoder(name: str) -> None:
     """Two layers of a window of 3 reach 4 tokens, and not one more."""
-    model, x, positions = make(positions=name, window=3), torch.randn(1, 12, 16), torch.arange(12)[None]
+    model, x, positions = (
+        make(positions=name, **{"attention.window": 3}),
+        torch.randn(1, 12, 16),
+        torch.arange(12)[None],
+    )
     spoilt = x.clone()
     spoilt[:, 5] = torch.randn(16)
     memory = (torch.randn(1, 1, 16), torch.zeros(1, 1, dtype=torch.long))
@@ -319,7 +326,7 @@ def test_a_bias_in_cross_attention_tells_the_order_of_the_memory(cross: str) -> 
     torch.testing.assert_close(model.decode(target, positions, memory.flip(1), places.flip(1)), before, **close)
 
 
-@pytest.mark.parametrize("name", [name for name in POSITIONS if name not in IN_CROSS])
+@pytest.mark.parametrize("name", [name for name in DECODER_SCHEMES if name not in IN_CROSS])
 def test_schemes_that_mean_nothing_between_two_texts_are_refused(name: str) -> None:
     with pytest.raises(RegardError, match=f"positions '{name}' make no sense in cross-attention"):
         make(cross_positions=name)
@@ -350,7 +357,7 @@ def test_dropout_is_for_training() -> None:
     ("tie", "shared"), [("all", {"source", "target", "head"}), ("decoder", {"target", "head"}), ("none", set())]
 )
 def test_which_matrices_are_one(tie: str, shared: set[str]) -> None:
-    model = Transformer(dataclasses.replace(TINY, tie=tie))
+    model = Transformer(replaced(TINY, tie=tie))
     places = {
         "source": model.source_embedding.weight.data_ptr(),
         "target": model.target_embedding.weight.data_ptr(),
@@ -373,7 +380,7 @@ def test_parameters_of_a_small_model_by_hand(tie: str, matrices: int) -> None:
     decoder = 2 * attention + feed_forward + 3 * 32  # 3,080 with three
     by_hand = matrices * 23 * 16 + 2 * encoder + 2 * decoder + 2 * 32  # 2 * 32: the norms after the stacks
     assert by_hand == {1: 10_512, 2: 10_880, 3: 11_248}[matrices]
-    assert count(dataclasses.replace(TINY, tie=tie)) == by_hand
+    assert count(replaced(TINY, tie=tie)) == by_hand
 
 
 @pytest.mark.parametrize(
@@ -387,13 +394,13 @@ def test_parameters_of_a_small_model_by_hand(tie: str, matrices: int) -> None:
     ],
 )
 def test_parameters_of_the_papers_models(preset: str, by_hand: int, paper: float) -> None:
-    config = ModelConfig(preset=preset, norm="post", source_vocab=37_000, target_vocab=37_000)
+    config = model_config(preset=preset, norm="post", source_vocab=37_000, target_vocab=37_000)
     assert count(config) == by_hand
     assert by_hand == pytest.approx(paper, rel=0.03)  # the paper rounds, and counts its vocabulary roughly
 
 
 def test_the_papers_sizes() -> None:
-    base, big = (Transformer.resolve(ModelConfig(preset=f"transformer-{size}")) for size in ("base", "big"))
+    base, big = (Transformer.resolve(model_config(preset=f"transformer-{size}")) for size in ("base", "big"))
     assert (base.n_encoder_layers, base.n_decoder_layers, base.d_model, base.n_heads, base.d_ff) == (6, 6, 512, 8, 2048)
     assert (big.n_encoder_layers, big.n_decoder_layers, big.d_model, big.n_heads, big.d_ff) == (6, 6, 1024, 16, 4096)
 
@@ -416,24 +423,24 @@ def test_sizes_left_open_are_the_presets_and_others_stay(preset: str) -> None:
         ({"d_model": 30, "n_heads": 4}, r"model\.d_model 30 cannot be split into model\.n_heads 4"),
         ({"preset": "transformer-huge"}, r"unknown model\.preset 'transformer-huge'.*transformer-base"),
         ({"source_vocab": 10, "target_vocab": 12}, r"model\.tie 'all'.*10 and 12 pieces.*tokenizer\.joint"),
-        ({"dropout": 1.0}, r"model\.dropout must be from 0 to below 1, not 1\.0"),
-        ({"attention_dropout": -0.1}, r"model\.attention_dropout must be from 0 to below 1, not -0\.1"),
-        ({"ff_dropout": float("nan")}, r"model\.ff_dropout must be from 0 to below 1, not nan"),
+        ({"dropout": 1.0}, r"'model\.dropout' must be from 0 to below 1, not 1\.0"),
+        ({"attention_dropout": -0.1}, r"'model\.attention_dropout' must be from 0 to below 1, not -0\.1"),
+        ({"ff_dropout": float("nan")}, r"'model\.ff_dropout' must be from 0 to below 1, not nan"),
         ({"n_heads": -2}, r"model\.n_heads must be at least 1, not -2"),
         ({"n_encoder_layers": -1}, r"model\.n_encoder_layers must be at least 1, not -1"),
-        ({"max_len": 0}, r"model\.max_len must be at least 1, not 0"),
-        ({"position_base": 0.0}, r"model\.position_base must be above 1, not 0\.0"),
-        ({"position_base": -10.0}, r"model\.position_base must be above 1, not -10\.0"),
+        ({"max_len": 0}, r"'model\.max_len' must be a number from 1 up, not 0"),
+        ({"positions": "rope", "rope.base": 0.0}, r"\'model\.rope\.base\' must be above 1, not 0\.0"),
+        ({"positions": "rope", "rope.base": -10.0}, r"\'model\.rope\.base\' must be above 1, not -10\.0"),
     ],
 )
 def test_impossible_models_are_refused_in_one_line(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(RegardError, match=message) as caught:
-        Transformer(dataclasses.replace(TINY, **wrong))  # type: ignore[arg-type]
+        Transformer(replaced(TINY, **wrong))  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 
 
 def test_vocabularies_of_two_sizes_are_fine_when_the_encoder_has_its_own() -> None:
-    model = Transformer(dataclasses.replace(TINY, source_vocab=10, target_vocab=12, tie="decoder"))
+    model = Transformer(replaced(TINY, source_vocab=10, target_vocab=12, tie="decoder"))
     assert model(torch.tensor([[9, 5]]), torch.tensor([[SOS, 11, 7]])).shape == (1, 3, 12)
 
 

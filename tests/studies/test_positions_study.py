@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from configured import SCHEMES, replaced
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from regard.config import POSITIONS
 from regard.errors import RegardError
 from regard.files import read_json
 from regard.models.gpt import GPT
@@ -58,7 +58,7 @@ def test_a_string_stands_before_and_after_the_separator_and_only_the_second_is_s
 
 
 def test_training_strings_have_every_length_that_fits_the_trained_one() -> None:
-    settings = dataclasses.replace(TINY, length=16, batch=64)
+    settings = replaced(TINY, length=16, batch=64)
     lengths = [m for x, _ in Copy(settings).batches(3, CPU) for m in (x == SEPARATOR).int().argmax(1).tolist()]
     assert set(lengths) == {4, 5, 6, 7}
 
@@ -79,7 +79,7 @@ class Copier(nn.Module):
 
 
 def test_copied_symbols_and_strings_are_counted() -> None:
-    settings = dataclasses.replace(TINY, batch=100)  # all six strings in one batch
+    settings = replaced(TINY, batch=100)  # all six strings in one batch
     perfect = Copy(settings).measure(Copier(), 2)  # type: ignore[arg-type]
     assert perfect == {"symbols": 1.0, "strings": 1.0}
     some = Copy(settings).measure(Copier(((0, 0), (0, 6), (4, 3))), 2)  # type: ignore[arg-type]
@@ -91,7 +91,7 @@ def test_copied_symbols_and_strings_are_counted() -> None:
 
 @given(st.integers(65, 400), st.integers(1, 40))
 def test_windows_of_every_length_end_at_the_same_places_and_their_last_blocks_do_not_overlap(n: int, most: int) -> None:
-    settings = dataclasses.replace(TINY, windows=most)
+    settings = replaced(TINY, windows=most)
     task, places = Text(random_text(2000), settings), torch.arange(n)  # a text that says where each character stands
     ends = []
     for multiple in TINY.multiples:
@@ -166,9 +166,9 @@ def test_bits_are_those_of_the_logits() -> None:
 # ---- one job ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", [name for name in POSITIONS if name != "yarn"])
+@pytest.mark.parametrize("scheme", [name for name in SCHEMES if name != "yarn"])
 def test_every_scheme_learns_a_text_that_repeats_itself(scheme: str) -> None:
-    settings = dataclasses.replace(TINY, width=32, d_ff=64, steps=60, lr=1e-2, lm_dropout=0.0)
+    settings = replaced(TINY, width=32, d_ff=64, steps=60, lr=1e-2, lm_dropout=0.0)
     task = Text("abc" * 600, settings)
     model = tiny_model(scheme, task.vocab, settings)
     training = train(model, task, settings, CPU, torch.float32)
@@ -184,7 +184,8 @@ def test_other_ways_to_read_rope_have_its_weights_and_a_factor_by_length(monkeyp
 
     def note(other: GPT, multiple: int) -> dict[str, Any]:
         assert all(torch.equal(p, q) for p, q in zip(other.parameters(), model.parameters(), strict=True))
-        read.append((other.config.positions, other.config.rope_scaling, other.config.rope_factor))
+        name = other.config.positions
+        read.append((name, other.config.value("rope.scaling"), other.config.value(f"{name}.factor")))
         return {}
 
     monkeypatch.setattr(task, "measure", note)
@@ -199,7 +200,7 @@ def test_other_ways_to_read_rope_have_its_weights_and_a_factor_by_length(monkeyp
 
 def test_rope_read_with_linear_scaling_sees_twice_the_length_at_half_the_angles() -> None:
     model = tiny_model("rope", 7)
-    other = read_as(model, ROPE_ROWS["rope + linear"], 2).eval()
+    other = read_as(model, ROPE_ROWS["rope + linear"](2.0, 8)).eval()
     ids, places = torch.randint(1, 7, (2, 9)), torch.arange(9).expand(2, 9)
     expected = model.hidden(ids, places)
     torch.testing.assert_close(other.hidden(ids, 2 * places), expected)
@@ -276,8 +277,9 @@ def test_the_picture_has_a_line_for_every_row_with_its_numbers(finished: Path) -
 
 def test_every_row_has_a_look_of_its_own() -> None:
     rows = [row for scheme in positions.to_train(None) for row in rows_of(scheme)]
-    assert sorted(rows) == sorted(report.STYLES)
-    assert len({colour for colour, _ in report.STYLES.values()}) == len(rows) == len(set(report.MARKERS))
+    styles = report.styles()
+    assert set(rows) <= set(styles)
+    assert len({styles[row]["color"] for row in rows}) == len(rows)
 
 
 def test_a_rerun_does_nothing_twice_and_says_so(
@@ -353,4 +355,4 @@ def test_what_cannot_be_studied_is_refused_before_anything_runs(
 
 def test_yarn_is_rope_read_otherwise_so_it_is_not_trained() -> None:
     assert positions.to_train(("yarn", "alibi", "rope")) == ["rope", "alibi"]
-    assert positions.to_train(None) == [name for name in POSITIONS if name != "yarn"]
+    assert sorted(positions.to_train(None)) == sorted(name for name in SCHEMES if name != "yarn")

@@ -25,7 +25,7 @@ from regard.text.vocabulary import EOS, PAD, SOS
 from regard.writer import load_writer
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-RNN: dict[str, Any] = {"model.preset": "lstm-small", "model.d_hidden": 32, "model.n_decoder_layers": 1}
+RNN: dict[str, Any] = {"model.preset": "lstm-small", "model.recurrent.d_hidden": 32, "model.n_decoder_layers": 1}
 RNN |= {"model.n_heads": 0, "model.d_ff": 0, "model.token_types": 0, "model.positions": "sinusoidal"}
 CPU = pick_device("cpu")
 
@@ -111,7 +111,7 @@ def test_a_recurrent_model_learns_a_text(corpora: Path, tmp_path: Path, carry: b
 def test_answers_are_learned_by_models_that_read_one_way_and_both(
     corpora: Path, tmp_path: Path, task: str, bidirectional: bool
 ) -> None:
-    settings = {**RNN, "model.bidirectional": bidirectional, "train.lr": 1e-2}
+    settings = {**RNN, "model.recurrent.bidirectional": bidirectional, "train.lr": 1e-2}
     run = learn(config_of(corpora, task, **settings), tmp_path / "run")
     labeller = regard.load(run)
     if task == "classification":
@@ -150,13 +150,16 @@ def test_what_is_written_begins_with_a_word_that_is_known(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model.bidirectional": True}, r"model\.bidirectional is for models that answer"),
+        ({"model.recurrent.bidirectional": True}, r"model\.recurrent\.bidirectional is for models that answer"),
         ({"data.packing": "documents"}, r"data\.packing documents hides"),
         ({"train.r_drop": 1.0}, r"train\.r_drop is not for this kind of causal-lm"),
         ({"train.recompute": True}, r"train\.recompute is for models of blocks"),
         ({"train.optimizer": "muon"}, r"train\.optimizer muon is for the matrices inside blocks"),
         ({"model.mixer": "convolution"}, r"model\.mixer is for transformer, gpt, bert, vit models, and lstm-small is"),
-        ({"model.window": 4}, r"model\.window is for transformer"),
+        (
+            {"model.attention.window": 4},
+            r"\[model\.attention\] would do nothing here: it is for transformer",
+        ),
         ({"model.attention_dropout": 0.1}, r"model\.attention_dropout is for transformer"),
         ({"model.score": "dot"}, r"model\.score is for seq2seq models"),
     ],

@@ -120,7 +120,7 @@ def test_a_picture_that_cannot_be_read(corpora: Path) -> None:
 
 def test_pictures_that_patches_do_not_fill(corpora: Path) -> None:
     picture_folder(corpora / "animals", 10)
-    words = r"images of animals are 10 x 10 pixels, which patches of 4 x 4 do not fill: set model\.patch_size"
+    words = r"images of animals are 10 x 10 pixels, which patches of 4 x 4 do not fill: set model\.vit\.patch_size"
     refused(corpora, "images", words, **{"data.train": ["animals"]})
 
 
@@ -167,14 +167,17 @@ def test_settings_that_would_do_nothing(corpora: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *[("cell", "gru"), ("d_hidden", 8), ("bidirectional", True), ("recurrent_norm", True), ("variational", False)],
-        *[(f"{part}_dropout", 0.1) for part in ("hidden", "output", "weight", "word")],
-        *[("score", "dot"), ("reverse_source", True)],
+        *[("cell", "gru"), ("score", "dot"), ("recurrent.d_hidden", 8), ("recurrent.variational", False)],
+        ("seq2seq.reverse_source", True),
     ],
 )
 @pytest.mark.parametrize("task", ["causal-lm", "masked-lm", "images", "denoising"])
 def test_settings_of_recurrent_models_elsewhere(corpora: Path, task: str, name: str, value: Any) -> None:
-    with pytest.raises(RegardError, match=rf"model\.{name} is for (rnn, )?seq2seq models, and \S+-tiny is a"):
+    table = name.split(".")[0]
+    words = rf"model\.{name} is for (rnn, )?seq2seq models, and \S+-tiny is a"
+    if table != name:
+        words = rf"\[model\.{table}\] would do nothing here: it is for (rnn, )?seq2seq models, and this is a"
+    with pytest.raises(RegardError, match=words):
         config_of(corpora, task, **{f"model.{name}": value})
 
 

@@ -31,7 +31,13 @@ close: dict[str, Any] = {"atol": 1e-9, "rtol": 1e-7}
 
 def make(**changes: Any) -> RNN:
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"d_model": 8, "d_hidden": 10, "n_decoder_layers": 2, "target_vocab": V, "dropout": 0.0}
+    sizes: dict[str, Any] = {
+        "d_model": 8,
+        "recurrent.d_hidden": 10,
+        "n_decoder_layers": 2,
+        "target_vocab": V,
+        "dropout": 0.0,
+    }
     return RNN(preset("lstm-small", **{**sizes, **changes})).double()
 
 
@@ -131,7 +137,7 @@ def test_steps_carry_the_state_whether_or_not_batches_are_accumulated(accumulate
 @pytest.mark.parametrize("output_dropout", [0.0, 0.5])
 def test_activity_and_slowness_by_their_formulas(output_dropout: float) -> None:
     """Means over the batch times its labels, so that they weigh as in loss + a mean(dropped h^2) + b mean(dh^2)."""
-    model, ids = make(output_dropout=output_dropout).train(), text(3, 8)
+    model, ids = make(**{"recurrent.output_dropout": output_dropout}).train(), text(3, 8)
     hidden = model.hidden(ids[:, :-1])[0]
     torch.manual_seed(5)
     dropped = model.output_dropout(hidden)
@@ -209,10 +215,20 @@ def test_streams_without_a_lead_would_be_worse() -> None:
 
 RUN: dict[str, Any] = {
     **{"task": "causal-lm", "data.train": ["text.txt[:80%]"], "data.valid": ["text.txt[80%:]"]},
-    **{"model.preset": "lstm-small", "model.d_hidden": 20, "model.n_decoder_layers": 2, "model.tie": "all"},
-    **{"model.weight_dropout": 0.2, "model.word_dropout": 0.1, "model.hidden_dropout": 0.1, "train.bptt": 8},
-    **{"model.attention_dropout": 0.0, "model.n_heads": 0, "model.d_ff": 0},
-    **{"train.activity": 1.0, "train.slowness": 0.5},
+    **{"model.preset": "lstm-small", "model.recurrent.d_hidden": 20, "model.n_decoder_layers": 2, "model.tie": "all"},
+    **{
+        "model.recurrent.weight_dropout": 0.2,
+        "model.recurrent.word_dropout": 0.1,
+        "model.recurrent.hidden_dropout": 0.1,
+        "train.bptt": 8,
+    },
+    **{
+        "model.attention_dropout": 0.0,
+        "model.n_heads": 0,
+        "model.d_ff": 0,
+        "train.activity": 1.0,
+        "train.slowness": 0.5,
+    },
 }
 
 
@@ -261,7 +277,7 @@ def test_without_carrying_windows_are_shuffled_and_nothing_is_kept(corpus: Path,
 
 
 def descended(compile: bool, accumulate: int, cell: str) -> tuple[TrainingStep, RNN]:
-    net = make(cell=cell, d_model=16, d_hidden=32).float().cuda().train()
+    net = make(cell=cell, d_model=16, **{"recurrent.d_hidden": 32}).float().cuda().train()
     config = TrainConfig(compile=compile, accumulate=accumulate, label_smoothing=0.0, activity=1.0, slowness=1.0)
     step = TrainingStep(recurrent_objective(net, config, 6), config, torch.device("cuda"), torch.float32)
     batches = [Batch(inputs, inputs[0].numel()) for inputs in parts(text(6, 81), 8, fresh=(0, 5))]

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from configured import model_config
 
-from regard.config import DecodeConfig, ModelConfig, TrainConfig
+from regard.config import DecodeConfig, TrainConfig
 from regard.data.batches import Batch
 from regard.decode.engine import decode
 from regard.device import set_up
@@ -20,16 +21,16 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-SIZES = ModelConfig(preset="transformer-tiny", n_encoder_layers=2, n_decoder_layers=2, dropout=0.0, max_len=64)
+SIZES = model_config(preset="transformer-tiny", n_encoder_layers=2, n_decoder_layers=2, dropout=0.0, max_len=64)
 VOCAB = 200
-CONVOLUTIONS: dict[str, object] = {"mixer": "convolution", "dilations": (1, 2, 4)}
+CONVOLUTIONS: dict[str, object] = {"mixer": "convolution", "convolution.dilations": (1, 2, 4)}
 SHAPES = [(8, 16), (16, 8), (5, 24), (8, 16), (16, 8), (5, 24), (8, 16), (5, 24)]
 
 
 def model(**changes: object) -> Transformer:
     torch.manual_seed(0)
     values = {**vars(SIZES), "source_vocab": VOCAB, "target_vocab": VOCAB, **changes}
-    return Transformer(ModelConfig(**values)).cuda().train()  # type: ignore[arg-type]
+    return Transformer(model_config(**values)).cuda().train()  # type: ignore[arg-type]
 
 
 def batch(rows: int, width: int, seed: int) -> Batch:
@@ -71,7 +72,11 @@ def test_recorded_steps_equal_plain_ones(r_drop: float, accumulate: int) -> None
 
 @pytest.mark.parametrize(
     "changes",
-    [*({"positions": name} for name in ("rope", "alibi", "t5", "kerple-log", "fire")), {"window": 40}, CONVOLUTIONS],
+    [
+        *({"positions": name} for name in ("rope", "alibi", "t5", "kerple-log", "fire")),
+        {"attention.window": 40},
+        CONVOLUTIONS,
+    ],
 )
 def test_long_rows_learn_the_same_on_every_kernel(changes: dict[str, object]) -> None:
     """From 128 tokens on, biases and windows have kernels of their own, inside compiled blocks and recorded steps."""

@@ -62,7 +62,7 @@ def rows_of(piece: Piece) -> list[int]:
 
 def test_joined_matrices_are_taken_apart() -> None:
     """8 wide, 2 heads of queries 4 wide but one of keys, 16 inner units with gates."""
-    model = transformer(n_kv_heads=1, gated=True, activation="silu")
+    model = transformer(n_kv_heads=1, feedforward="gated", activation="silu")
     shapes = [(len(rows_of(piece)), piece.weight.shape[1]) for piece in pieces_of(model)]
     attention, gated = (
         [(8, 8), (8, 8), (4, 8), (4, 8)],
@@ -104,7 +104,7 @@ def test_a_model_without_blocks_is_refused() -> None:
 
 def test_five_steps_of_muon() -> None:
     """Nesterov's momentum, the size of a step and the decoupled decay by hand, with clipping, in float64."""
-    model = transformer(gated=True, n_kv_heads=1)
+    model = transformer(feedforward="gated", n_kv_heads=1)
     updater = Updater(model, TrainConfig(optimizer="muon", weight_decay=0.1, clip=1.0))
     names = {id(p): name for name, p in model.named_parameters()}
     pieces = [(names[id(piece.weight)], rows_of(piece)) for piece in pieces_of(model)]

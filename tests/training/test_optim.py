@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from configured import model_config
 
-from regard.config import ModelConfig, TrainConfig
+from regard.config import TrainConfig
 from regard.data.batches import Batch
 from regard.models.transformer import Transformer
 from regard.text.tokenizer import EOS, PAD, SOS
@@ -21,7 +22,7 @@ SIZES = {"n_encoder_layers": 1, "n_decoder_layers": 1, "d_model": 8, "n_heads": 
 
 def transformer(**changes: Any) -> Transformer:
     torch.manual_seed(0)
-    return Transformer(ModelConfig(**{**SIZES, "source_vocab": 20, "target_vocab": 20, "dropout": 0.0, **changes}))
+    return Transformer(model_config(**{**SIZES, "source_vocab": 20, "target_vocab": 20, "dropout": 0.0, **changes}))
 
 
 def set_gradients(model: torch.nn.Module, seed: int, scale: float = 1.0) -> None:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.config import CHOICES, TrainConfig
+from regard.config import TrainConfig
 from regard.training.schedule import learning_rate
 
-SCHEDULES = CHOICES["train.schedule"]
+SCHEDULES = TrainConfig.__dataclass_fields__["schedule"].metadata["choices"]
 every = pytest.mark.parametrize("schedule", SCHEDULES)
 
 

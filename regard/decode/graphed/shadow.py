@@ -44,8 +44,8 @@ class Shadow:
         for module in self.model.modules():
             _without_observers(module)
             if type(module) is LargeLinear:  # laid out for a CPU
-                module.__class__ = nn.Linear
-        self.model.head = self.head = StepHead(self.model.head, model.head, self)
+                module.__class__ = nn.Linear  # type: ignore[assignment]
+        self.model.head = self.head = StepHead(self.model.head, model.head, self)  # type: ignore[arg-type]
         for _, part in self.model.named_modules():
             if isinstance(part, Stack):
                 part.recompute = False
@@ -76,10 +76,12 @@ class StepHead(nn.Module):
 
     What only fills up has a bias of minus infinity, and so have tokens that the head never gives."""
 
-    def __init__(self, head: nn.Module, original: nn.Module, shadow: Shadow) -> None:
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, head: Head, original: Head, shadow: Shadow) -> None:
         super().__init__()
         weight, bias = head.weight, head.bias
-        assert isinstance(weight, Tensor)
         self.scale, self.absent, self.size = head.scale, head.absent, len(weight)
         more = -self.size % TILE
         self.padded = bool(more or self.absent)
@@ -96,11 +98,12 @@ class StepHead(nn.Module):
     def refresh(self) -> None:
         if self.padded:
             weight, bias = self.original[0].weight, self.original[0].bias
-            self.weight[: self.size].copy_(weight)  # type: ignore[arg-type]
+            assert self.bias is not None
+            self.weight[: self.size].copy_(weight)
             if bias is None:
                 self.bias[: self.size] = 0.0
             else:
-                self.bias[: self.size].copy_(bias)  # type: ignore[arg-type]
+                self.bias[: self.size].copy_(bias)
             for i in self.absent:
                 self.bias[i] = -torch.inf
 

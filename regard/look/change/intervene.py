@@ -37,9 +37,8 @@ from regard.layers.attention import Attention
 from regard.layers.cells import State
 from regard.layers.context import Context
 from regard.layers.masks import FULL, NOWHERE
-from regard.layers.positions import NoPositions
+from regard.layers.positions import NoPositions, make_positions
 from regard.layers.positions import Positions as Scheme
-from regard.layers.schemes import make_positions
 from regard.layers.stack import Stack
 from regard.look.change.changes import (
     Change,
@@ -108,7 +107,7 @@ class Attending:
         self.inner, self.edits = layer.plan, edits  # type: ignore[attr-defined]  # or that of a `changed` around this one
 
     def __call__(self, ctx: Context) -> Plan:
-        return changed_plan(self.inner(ctx), self.edits)
+        return changed_plan(self.inner(ctx), self.edits)  # type: ignore[operator]
 
 
 # ---- alignments -------------------------------------------------------------------------------------------------------

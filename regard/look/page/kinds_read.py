@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from regard.config import ViTSettings
 from regard.data.images import normalise, read_picture, to_floats
 from regard.data.labelled import CONTINUES, tags_to_pieces
 from regard.errors import RegardError
@@ -141,7 +142,7 @@ def picture(sight: Sight) -> Seen:
     check_asked(sight)
     if tokens := [change for change in sight.changes if isinstance(change, Replace)]:
         raise RegardError(f"'{tokens[0]}': a picture has no words that could be replaced; change the file instead")
-    bundle, size = sight.bundle, sight.bundle.config.patch_size
+    bundle, size = sight.bundle, sight.bundle.config.value("vit.patch_size")
     pixels = read_for(bundle, Path(sight.text))  # (H, W, channels)
     floats = normalise(to_floats(torch.from_numpy(np.stack([pixels]))), bundle.pixels["mean"], bundle.pixels["std"])
     first = next(bundle.model.parameters())
@@ -161,10 +162,10 @@ def picture(sight: Sight) -> Seen:
 
 def read_for(bundle: Bundle, path: Path) -> np.ndarray:
     """A picture in the size that the model learned, (H, W, channels) bytes."""
-    config = bundle.config
-    side = round((config.max_len - 1) ** 0.5) * config.patch_size  # of an imported model, whose images are square
+    config, own = bundle.config, bundle.config.table(ViTSettings)
+    side = round((config.max_len - 1) ** 0.5) * own.patch_size  # of an imported model, whose images are square
     height, width = map(int, bundle.pixels.get("size", (side, side)))
-    return read_picture(path, height, width, config.image_channels)
+    return read_picture(path, height, width, own.image_channels)
 
 
 def patches(rows: int, columns: int) -> Strip:

@@ -17,7 +17,6 @@ from unicodedata import category
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
-from regard.layers.contextual import Disentangled
 from regard.look.alignment import words
 from regard.look.page.chain import Stage
 from regard.look.record import Record
@@ -82,8 +81,7 @@ class Attention:
             return 1.0
         scheme = self.record.plan.scheme
         scheme = getattr(scheme, "inner", scheme)  # where changes made the scores of other heads alike
-        shares = 3 if isinstance(scheme, Disentangled) else 1  # one of the products that are added
-        return (scheme.scale or self.record.q.shape[-1] ** -0.5) * shares**-0.5
+        return (scheme.scale or self.record.q.shape[-1] ** -0.5) * scheme.terms**-0.5
 
     def difference(self) -> float | None:
         """Between these weights times the values and what the layer's own kernel gave; None where it has none."""
@@ -277,7 +275,7 @@ def described(model: nn.Module, config: ModelConfig) -> dict[str, Any]:
     kind = of(config)
     table: dict[str, Any] = {"architecture": config.architecture}
     if kind.is_recurrent:
-        table |= {"cell": config.cell, "score": config.score, "d_hidden": config.d_hidden}
+        table |= {"cell": config.cell, "score": config.score, "d_hidden": config.value("recurrent.d_hidden")}
     else:
         table |= {"positions": config.positions, "norm": "parallel" if config.parallel else config.norm}
         table |= {"heads": config.n_heads, "key heads": config.n_kv_heads, "d_ff": config.d_ff}
