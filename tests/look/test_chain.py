@@ -36,9 +36,10 @@ class Chain:
 
     def __init__(self, bundle: Bundle, text: str) -> None:
         self.model: Any = bundle.model.double()
-        self.config, self.seen = bundle.config, see(bundle, text)
-        assert isinstance(self.seen, Seen)
         self.stacks = [name for name in ("encoder", "decoder") if hasattr(self.model, name)]
+        written = {"min_len": 3} if len(self.stacks) == 2 else {}  # a causal mask hides nothing in a row of one token
+        self.config, self.seen = bundle.config, see(bundle, text, **written)
+        assert isinstance(self.seen, Seen)
         self.strips = {"encoder": "source", "decoder": "target"} if len(self.stacks) == 2 else {}
 
     def reads(self, stack: str) -> str:
