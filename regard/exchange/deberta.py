@@ -109,8 +109,8 @@ def rules_of_1(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
         matrices = (Part(f"{theirs}.{name}.weight", rows=width) for name in ("pos_q_proj", "pos_proj"))
         by_head = (turns("by head", config.n_heads, 1, 1),)
         yield Rule(f"{own}.weight", tuple(matrices), steps=by_head)
-        bias = (Part(f"{theirs}.pos_q_proj.bias", rows=width), Part("", rows=width))
-        yield Rule(f"{own}.bias", bias, steps=by_head)
+        biases = (Part(f"{theirs}.pos_q_proj.bias", rows=width), Part("", rows=width))
+        yield Rule(f"{own}.bias", biases, steps=by_head)
 
 
 def settle_keys(config: ModelConfig, own: dict[str, Tensor]) -> dict[str, Tensor]:
