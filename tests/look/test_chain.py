@@ -37,8 +37,7 @@ class Chain:
     def __init__(self, bundle: Bundle, text: str) -> None:
         self.model: Any = bundle.model.double()
         self.stacks = [name for name in ("encoder", "decoder") if hasattr(self.model, name)]
-        written = {"min_len": 3} if len(self.stacks) == 2 else {}  # a causal mask hides nothing in a row of one token
-        self.config, self.seen = bundle.config, see(bundle, text, **written)
+        self.config, self.seen = bundle.config, see(bundle, text)
         assert isinstance(self.seen, Seen)
         self.strips = {"encoder": "source", "decoder": "target"} if len(self.stacks) == 2 else {}
 
