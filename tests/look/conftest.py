@@ -84,7 +84,7 @@ def tiny(kind: str, **changes: Any) -> Bundle:
         model.eval(),
         Tokenizers(pieces, pieces) if pieces else None,
         TASKS.get(kind, "translation"),
-        DecodeConfig(beam=3, max_len_a=0.0, max_len_b=7, max_new_tokens=6),
+        DecodeConfig(beam=3, min_len=3, max_len_a=0.0, max_len_b=7, max_new_tokens=6),  # some tokens, whatever is drawn
         source="en",
         target="de",
         labels=labels,

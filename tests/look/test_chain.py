@@ -36,9 +36,9 @@ class Chain:
 
     def __init__(self, bundle: Bundle, text: str) -> None:
         self.model: Any = bundle.model.double()
+        self.stacks = [name for name in ("encoder", "decoder") if hasattr(self.model, name)]
         self.config, self.seen = bundle.config, see(bundle, text)
         assert isinstance(self.seen, Seen)
-        self.stacks = [name for name in ("encoder", "decoder") if hasattr(self.model, name)]
         self.strips = {"encoder": "source", "decoder": "target"} if len(self.stacks) == 2 else {}
 
     def reads(self, stack: str) -> str:
