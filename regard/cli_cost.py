@@ -70,7 +70,12 @@ def presets() -> list[dict[str, Any]]:
         config, assumed = config_of(name, {})
         cost = Cost(config)
         rows.append({"preset": name, "architecture": config.architecture, "blocks": cost.blocks})
-        rows[-1] |= {"d_model": config.d_model, "n_heads": config.n_heads, "parameters": cost.parameters, "assumed": assumed}
+        rows[-1] |= {
+            "d_model": config.d_model,
+            "n_heads": config.n_heads,
+            "parameters": cost.parameters,
+            "assumed": assumed,
+        }
     return rows
 
 
@@ -99,15 +104,17 @@ def show_parameters(result: dict[str, Any]) -> list[str]:
     rows: list[tuple[str, ...]] = [("parameters", "shape", "number", "total")]
     for row in found["rows"]:
         shape = " x ".join(f"{n:,}" for n in row["shape"]) or "1"
-        rows.append((row["name"] + (" (tied)" if row["tied"] else ""), shape, f"{row['number']:,}", f"{row['total']:,}"))
+        rows.append(
+            (row["name"] + (" (tied)" if row["tied"] else ""), shape, f"{row['number']:,}", f"{row['total']:,}")
+        )
     rows.append(("trained", "", "", f"{found['trained']:,}"))
     rows.append(("active", "", "", f"{found['active']:,}"))
     return [*table(rows, 2), *PARAMETERS]
 
 
 PARAMETERS = (
-    "Counted on the model, which is built without numbers. Trained: all of them, what is tied once. Active: weights that one",
-    "token is multiplied with; a look-up in an embedding is no product.",
+    "Counted on the model, which is built without numbers. Trained: all of them, what is tied once. Active: weights that",
+    "one token is multiplied with; a look-up in an embedding is no product.",
 )
 
 

@@ -14,9 +14,7 @@ def summary(
         str, typer.Argument(help="A run or model folder, a preset or a recipe; `regard cost` lists presets.")
     ],
     depth: Annotated[int, typer.Option(help="1 for stacks, 2 for their blocks, 3 for the sublayers of those.")] = 2,
-    length: Annotated[
-        int | None, typer.Option(help="Tokens in a row; by default the model's longest.")
-    ] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens in a row; by default the model's longest.")] = None,
     source_length: Annotated[int | None, typer.Option(help="Tokens of a source; by default as many.")] = None,
     batch: Annotated[int, typer.Option(help="Rows at a time.")] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

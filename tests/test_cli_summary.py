@@ -60,7 +60,9 @@ def test_a_run_is_shown_block_by_block(run: Path) -> None:
 def test_json_has_every_number(run: Path) -> None:
     found = json.loads(call(str(run), "--json", "--depth", "3", "--batch", "2", "--length", "5").stdout)
     assert (found["batch"], found["source_length"], found["target_length"]) == (2, 5, 5)
-    line = next(line for line in found["lines"] if line["name"].startswith("decoder.blocks.0.") and line["name"].endswith("ff"))
+    line = next(
+        line for line in found["lines"] if line["name"].startswith("decoder.blocks.0.") and line["name"].endswith("ff")
+    )
     assert line["output"] == [2, 5, 16]
     assert line["flops"] == 20480  # 2 x 5 tokens, 2 x 2 x 16 x 32
     loaded = folder.load(run, torch.device("cpu")).model

@@ -157,6 +157,12 @@ class Disentangled(Contextual):
         self.widths = heads[0] * d_head, heads[1] * d_head
         self.projection = nn.Linear(d_model, sum(self.widths)) if own else None  # to Q and K
         self.lent: tuple[nn.Linear, ...] = ()  # a tuple, because a module in it stays the layer's and is not ours
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        if self.projection is not None:
+            nn.init.xavier_uniform_(self.projection.weight)
+            nn.init.zeros_(self.projection.bias)
 
     def join(self, first: Disentangled, qkv: nn.Linear) -> None:
         """Read the table of the first layer, and, where positions have no projections, with those of this layer."""

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.config import ModelConfig
 from regard.device import working_dtype
-from regard.layers.attention import Attention, CrossAttention
 from regard.layers.attend import Plan, make_plan, runnable, settled
+from regard.layers.attention import Attention, CrossAttention
 from regard.layers.block import Block
 from regard.layers.cache import NO_CACHE, Cache
 from regard.layers.context import Context

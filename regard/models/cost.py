@@ -76,9 +76,7 @@ class Cost:
             self.counted[at] = count(self.model, *inputs(self.model, 1, *at)).flops().total()
         return batch * self.counted[at]
 
-    def training_flops(
-        self, batch: int, source_len: int = 0, target_len: int = 0, checkpointing: bool = False
-    ) -> int:
+    def training_flops(self, batch: int, source_len: int = 0, target_len: int = 0, checkpointing: bool = False) -> int:
         """A backward pass is two forwards; with activation checkpointing there is one more forward."""
         return (4 if checkpointing else 3) * self.forward_flops(batch, source_len, target_len)
 
@@ -245,8 +243,8 @@ def logit_bytes(config: ModelConfig, batch: int, s: int, t: int) -> int:
 
 
 def decoding_bytes(config: ModelConfig, source_len: int, target_len: int, each: int = 2) -> dict[str, int]:
-    """Bytes that decoding keeps of one row, in numbers of `each` bytes: `state`, however long the row is, and `cache`, keys and
-    values of each decoder block, own and of the memory, what went into a convolution, what attention reads of a
+    """Bytes that decoding keeps of one row, in numbers of `each` bytes: `state`, however long the row is, and `cache`: keys
+    and values of each decoder block, own and of the memory, what went into a convolution, what attention reads of a
     recurrent encoder."""
     if config.architecture in RECURRENT:
         context = config.d_hidden if config.architecture == "seq2seq" and not attends(config) else 0

@@ -156,7 +156,10 @@ def test_what_is_added_before_a_norm_weighs_the_same() -> None:
 
 def test_a_block_keeps_its_weights_whatever_stands_before_it() -> None:
     """Two blocks or five, with a wider vocabulary and other positions: the second block starts the same."""
-    few, many = fresh(n_encoder_layers=2), fresh(n_encoder_layers=5, positions="learned", source_vocab=V + 7, target_vocab=9)
+    few, many = (
+        fresh(n_encoder_layers=2),
+        fresh(n_encoder_layers=5, positions="learned", source_vocab=V + 7, target_vocab=9),
+    )
     ours = tensors(many.encoder.blocks[1])
     assert ours
     for name, x in tensors(few.encoder.blocks[1]).items():
@@ -186,7 +189,10 @@ def test_a_block_of_a_hybrid_keeps_its_weights_if_another_changes_its_kind() -> 
 
 def test_weights_do_not_depend_on_the_order_of_construction() -> None:
     torch.manual_seed(0)
-    one, two = nn.ModuleDict({"a": nn.Linear(3, 3), "b": GRU(3, 4)}), nn.ModuleDict({"b": GRU(3, 4), "a": nn.Linear(3, 3)})
+    one, two = (
+        nn.ModuleDict({"a": nn.Linear(3, 3), "b": GRU(3, 4)}),
+        nn.ModuleDict({"b": GRU(3, 4), "a": nn.Linear(3, 3)}),
+    )
     for model in (one, two):
         initialise(model, 1)
     for name, x in tensors(one).items():
