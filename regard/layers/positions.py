@@ -90,7 +90,8 @@ class Sinusoidal(Positions):
         self.init_weights()
 
     def init_weights(self) -> None:
-        self.encoding.copy_(sinusoids(*self.encoding.shape, self.base))
+        n, width = self.encoding.shape
+        self.encoding.copy_(sinusoids(n, width, self.base))
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + self.encoding[positions.clamp(min=0)].to(x.dtype)  # (B, T, C)

@@ -68,7 +68,7 @@ def alibi_slopes(n_heads: int) -> Tensor:
 class T5Bias(Relative):
     """A learned number for each head and bucket of distances: exact buckets near by, logarithmic ones to `max_distance`.
 
-    T5 does not divide the scores by sqrt(D); the queries start that much smaller instead (models/init.py).
+    T5 does not divide the scores by sqrt(D); the queries start that much smaller instead (layers/stack.py).
     """
 
     scale = 1.0
