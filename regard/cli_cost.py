@@ -113,8 +113,8 @@ def show_parameters(result: dict[str, Any]) -> list[str]:
 
 
 PARAMETERS = (
-    "Counted on the model, which is built without numbers. Trained: all of them, what is tied once. Active: weights that one",
-    "token is multiplied with; a look-up in an embedding is no product.",
+    "Counted on the model, which is built without numbers. Trained: all of them, what is tied once. Active: weights that",
+    "one token is multiplied with; a look-up in an embedding is no product.",
 )
 
 

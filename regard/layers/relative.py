@@ -84,7 +84,7 @@ def alibi_slopes(n_heads: int, most: float = 8.0) -> Tensor:
 class T5Bias(Relative):
     """T5: a learned number for each head and bucket of distances, buckets being exact near by and logarithmic further away.
 
-    T5 does not divide the scores by sqrt(D); the queries start that much smaller instead (models/init.py).
+    T5 does not divide the scores by sqrt(D); the queries start that much smaller instead (layers/stack.py).
     """
 
     @dataclass(frozen=True)

@@ -293,7 +293,7 @@ def count_memory(cost: Cost, batch: int, length: int) -> dict[str, Any]:
     decoding = {"weights_bf16": 2 * cost.parameters, "weights_fp32": 4 * cost.parameters}
     one, all_of_it = (decoding_bytes(cost.model, *lengths(cost.config, n), torch.bfloat16) for n in (1, length))
     if one["state"]:
-        decoding["state_bf16_per_row"] = one["state"]
+        decoding["state_per_row"] = one["state"]
     if one["cache"]:
         decoding["cache_bf16_per_token"] = one["cache"]
         decoding["cache_bf16"] = batch * all_of_it["cache"]

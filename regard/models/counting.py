@@ -1,21 +1,22 @@
 """Counts a model by running it on the meta device, where tensors have shapes and no numbers.
 
-Nothing here knows what a model is made of. Parameters are those of its modules, FLOPs are those of the matrix products that a
-forward pass makes, each by its shapes, and a product belongs to the module whose weight is in it, else to the module that
-runs. So a part that nobody has seen before is counted like all others.
+Nothing here knows what a model is made of. Parameters are those of its modules, FLOPs are those of the matrix products
+that a forward pass makes, each by its shapes, and a product belongs to the module whose weight is in it, else to the
+module that runs. So a part that nobody has seen before is counted like all others.
 
-A stack of blocks that are alike is counted once: a module of an nn.ModuleList that has the structure of an earlier one, and is
-called with arguments of the same shapes, is not run again; what the earlier one did is noted for it.
+Of blocks that are alike one is run: a module of an nn.ModuleList that has the structure of an earlier one, and is called
+with arguments of the same shapes, is not run again; what the earlier one did is noted for it.
 
-torch counts products by `torch.utils.flop_counter`, whose formulas are used here. A part with an operator of its own enters
-its formula there, by `torch.utils.flop_counter.register_flop_formula`. What is no matrix product (norms, softmax, sums) counts
-nothing.
+An operator of a part that multiplies matrices gets its formula where torch's own counter looks for it, by
+`torch.utils.flop_counter.register_flop_formula`. What is no matrix product (norms, softmax, sums) counts nothing.
 """
 
 from __future__ import annotations
 
 import copy
+import importlib
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,14 +27,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.flop_counter import flop_registry
 
 from regard.config import ModelConfig
 from regard.layers import repeated
 from regard.models.architectures import make_model
+from regard.models.weights import Unfilled
 
 Shape = tuple[int, ...]
 
@@ -50,7 +50,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> int:
     return 2 * math.prod(q.shape[:3]) * k.shape[2] * (q.shape[3] + v.shape[3])
 
 
-FORMULAS: dict[str, Callable[..., int]] = {  # of operators that torch has no formula for
+FORMULAS: dict[str, Callable[..., int]] = {
+    "aten::mm": product,
+    "aten::bmm": product,
+    "aten::addmm": lambda bias, a, b, **_: product(a, b),
+    "aten::baddbmm": lambda bias, a, b, **_: product(a, b),
+    # what torch has no formula for
     "aten::mv": lambda matrix, vector: 2 * matrix.numel(),
     "aten::addmv": lambda bias, matrix, vector, **_: 2 * matrix.numel(),
     "aten::dot": lambda a, b: 2 * a.numel(),
@@ -66,14 +71,35 @@ FORMULAS: dict[str, Callable[..., int]] = {  # of operators that torch has no fo
 }
 
 
+RARE = tuple(
+    f"aten::{name}" for name in ("_scaled", "_flash", "_efficient", "_cudnn", "cudnn", "conv", "_conv", "_slow")
+)
+
+
+def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> int | None:
+    """The FLOPs of an operation, or None where it is no product.
+
+    torch's formulas are asked for rare products, and for operators whose authors have registered one with torch. Its module
+    imports Triton: it is not imported for what all models do."""
+    name = func._schema.name
+    if name in FORMULAS:
+        return FORMULAS[name](*args, **kwargs)
+    if name.startswith(RARE):
+        importlib.import_module("torch.utils.flop_counter")
+    torchs = sys.modules.get("torch.utils.flop_counter")
+    formula = torchs and torchs.flop_registry.get(func._overloadpacket)
+    return formula(*args, **kwargs, out_val=out) if formula else None
+
+
 # ---- tensors without numbers -------------------------------------------------------------------------------------------
 
 
 class MetaShapes(TorchDispatchMode):
     """Answers operations on meta tensors by their shapes.
 
-    torch can do that itself, but it works out the shapes of most operations in Python, and loads its compiler before the first
-    of them, which takes longer than counting a model. The few rules here do for nearly all operations; the others are torch's.
+    torch can do that itself, but it works out the shapes of most operations in Python, and loads its compiler before the
+    first of them, which takes longer than counting a model. The few rules here do for nearly all operations; the others
+    are torch's.
     """
 
     @classmethod
@@ -143,7 +169,7 @@ def broadcast(*shapes: Shape) -> Shape:
 
 def ordered_as(x: Tensor, dtype: torch.dtype) -> Tensor:
     """A tensor of the same shape, its dimensions in the same order in memory."""
-    order = sorted(range(x.dim()), key=lambda i: -x.stride()[i])
+    order = sorted(range(x.dim()), key=x.stride, reverse=True)
     dense = torch.empty([x.shape[i] for i in order], dtype=dtype, device="meta")
     return dense.permute(sorted(range(x.dim()), key=order.__getitem__))
 
@@ -189,21 +215,6 @@ def joined(stacked: bool, parts: list[Tensor], dim: int = 0) -> Tensor:
         shape = list(parts[0].shape)
         shape[dim] = sum(part.shape[dim] for part in parts)
     return torch.empty(shape, dtype=dtype, device="meta")
-
-
-FILLS = {"constant_", "fill_", "kaiming_uniform_", "normal_", "trunc_normal_", "uniform_", "zero_"}
-
-
-class Unfilled(TorchFunctionMode):
-    """Leaves meta tensors unfilled, which have no numbers that could be set. Most of building a model is that."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__name__", "") in FILLS:
-            tensor = args[0] if args else kwargs["tensor"]
-            if tensor.is_meta:
-                return tensor
-        return func(*args, **kwargs)
 
 
 def meta_model(config: ModelConfig) -> nn.Module:
@@ -283,10 +294,8 @@ class Counting(MetaShapes):
         if name == "aten::embedding":
             module, _ = self._owner(args)
             self.log.append(Output(module, tuple(out.shape)))
-        elif name in FORMULAS:
-            self._note(FORMULAS[name](*args, **kwargs), args)
-        elif formula := flop_registry.get(func._overloadpacket):
-            self._note(formula(*args, **kwargs, out_val=out), args)
+        elif flops := flops_of(func, args, kwargs, out):
+            self._note(flops, args)
         return out
 
     def _note(self, flops: int, args: Any) -> None:
@@ -332,7 +341,7 @@ class Counting(MetaShapes):
             self.done[key] = out, mine, self.log[start:]
             return out
 
-        module.forward = forward  # type: ignore[method-assign]
+        module.forward = forward
         try:
             yield
         finally:
@@ -371,7 +380,7 @@ OWN = set(vars(nn.Module()))  # what every module has
 
 
 def likeness(x: Any) -> Any:
-    """A value that is equal for what does the same with tensors of the same shapes: numbers do not matter, structure does."""
+    """A value that is equal for what does the same with tensors of the same shapes: structure matters, numbers do not."""
     if isinstance(x, Tensor):
         return tuple(x.shape), x.dtype, x.device.type
     if isinstance(x, nn.Module):

@@ -12,9 +12,9 @@
 | LayerNorm, RMSNorm           | gain 1, bias 0                                                     |
 | others                       | as the `init_weights` of their modules say                         |
 
-Every module draws from a generator of its own, seeded by the model's seed and the module's path. So a weight does not depend
-on what was built before it: many GPUs can make the same weights shard by shard, and a block of a hybrid keeps its weights when
-another block becomes one of another kind. The model's seed is one number of torch's global generator.
+Every module draws from a generator of its own, seeded by the model's seed and the module's path. So a weight does not
+depend on what was built before it: many GPUs can make the same weights shard by shard, and a block of a hybrid keeps its
+weights when another block becomes one of another kind. The model's seed is one number of torch's global generator.
 
 A module with a method `init_weights` fills its own parameters and buffers there, and may change those of its children, which
 have been filled by then. A model that was built on the meta device becomes a real one by `materialise`.
@@ -25,6 +25,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -69,17 +70,18 @@ def materialise(model: nn.Module, device: torch.device | str) -> None:
 
 def init_module(module: nn.Module, seed: int, path: str, mine: dict[str, nn.Parameter], normed: bool = False) -> None:
     """Fill what belongs to one module, not to its children. `normed`: a norm follows the embeddings."""
-    tensor = next((x for x in (*module.parameters(), *module.buffers())), None)
-    if tensor is None or tensor.is_meta:
+    has_own = getattr(type(module), "init_weights", Part.init_weights) is not Part.init_weights
+    tensor = next(chain(module.parameters(), module.buffers()), None)
+    if tensor is None or tensor.is_meta or not (has_own or mine):
         return
     path = path.removeprefix("body.")  # that of a classifier starts as it would by itself
     with torch.no_grad(), seeded(seed, path, tensor.device):
-        if getattr(type(module), "init_weights", Part.init_weights) is not Part.init_weights:
+        if has_own:
             module.init_weights()  # type: ignore[operator]
         elif isinstance(module, KNOWN):
             for name, p in mine.items():
                 fill(module, name, p, normed)
-        elif hasattr(module, "reset_parameters") and mine:
+        elif hasattr(module, "reset_parameters"):
             module.reset_parameters()  # type: ignore[operator]
         else:
             for name, p in mine.items():

@@ -108,7 +108,8 @@ def summary(
     """Of a model, of what holds one (such as a Translator), or of a preset, a recipe or a folder by name.
 
     `length` is that of the rows, by default the model's longest; `source_length` that of a translator's source, if it is
-    another. `depth` 1 shows stacks, 2 their blocks, 3 the sublayers of those. `settings` change a model that is not there yet.
+    another. `depth` 1 shows stacks, 2 their blocks, 3 the sublayers of those. `settings` change a model that is not there
+    yet.
     """
     if depth < 1:
         raise RegardError(f"--depth must be at least 1, not {depth}: 1 for stacks, 2 for blocks, 3 for sublayers")
@@ -180,8 +181,8 @@ def counted(model: nn.Module, batch: int, s: int, t: int, depth: int) -> list[Li
 
 
 def above(path: str, depth: int, containers: set[str]) -> str:
-    """The first `depth` modules on a path; a list or dictionary of modules is no level of its own, but its members are, and the
-    body of a classifier is none."""
+    """The first `depth` modules on a path; a list or dictionary of modules is no level of its own, but its members are, and
+    the body of a classifier is none."""
     steps = path.split(".")
     levels, end = 0, 0
     for i in range(len(steps)):

@@ -1,4 +1,4 @@
-"""Parameters counted on models without numbers, against published totals, the lectures' formulas and numbers worked by hand."""
+"""Parameters counted on models without numbers, against published totals, the lectures' formulas and hand-made numbers."""
 
 from typing import Any
 
