@@ -126,7 +126,8 @@ class ModelConfig:
         "none", "what a head on top answers: none, row (a class or number a row) or token (a tag each)"
     )
     n_classes: int = option(0, "answers to choose from; filled in from the data")
-    absent: tuple[int, ...] = option((), "special tokens that an imported vocabulary does not have: never said")
+    eos_token_id: int = option(-1, "the token that ends a text, -1 = none; filled in from the tokenizer")
+    suppress_tokens: tuple[int, ...] = option((), "tokens that are never generated; filled in from the tokenizer")
     token_types: int = option(0, "kinds of tokens with a vector each, such as BERT's two sentences; 0 = none")
     max_len: int = option(1024, "longest input in tokens; longer ones are refused, never cut")
     dropout: float = option(0.1, "on embeddings and on every sublayer's output")
@@ -318,7 +319,7 @@ CHOICES = {
 }
 
 # Ranges: every number is at least 0, except these.
-SIGNED = {"decode.length_penalty"}
+SIGNED = {"decode.length_penalty", "model.eos_token_id"}
 AT_LEAST_ONE = {f"train.{name}" for name in ("steps", "batch_tokens", "accumulate", "average")} | {
     f"train.{name}_every" for name in ("log", "valid", "save")
 }
@@ -336,7 +337,15 @@ AT_MOST: dict[str, int] = {
     **{f"model.{name}": 1 << 14 for name in ("patch_size", "image_channels")},
     **{
         f"model.{name}": 1 << 24
-        for name in ("source_vocab", "target_vocab", "n_classes", "absent", "max_len", "window")
+        for name in (
+            "source_vocab",
+            "target_vocab",
+            "n_classes",
+            "suppress_tokens",
+            "eos_token_id",
+            "max_len",
+            "window",
+        )
     },
     **{f"model.{name}": 1 << 24 for name in ("trained_len", "cope_positions", "t5_max_distance", "disentangled_reach")},
     **{f"model.{name}": 1 << 20 for name in ("shaw_clip", "t5_buckets", "disentangled_buckets")},

@@ -21,7 +21,7 @@ from regard.models.gpt import GPT
 from regard.models.rnn import RNN
 from regard.models.transformer import Transformer
 from regard.text.frame import Frame
-from regard.text.tokenizer import PAD
+from regard.text.special import PAD
 
 POOLINGS = ("mean", "first")
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokens import EOS, SOS
 
 from regard.config import DecodeConfig, ModelConfig, TokenizerConfig
 from regard.decode.rules import pad
@@ -25,7 +26,8 @@ from regard.models.transformer import Transformer
 from regard.models.vit import ViT
 from regard.text.chat import Turn
 from regard.text.frame import CLASSIC, Frame
-from regard.text.tokenizer import EOS, PAD, SOS, Tokenizer, Tokenizers
+from regard.text.special import PAD
+from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.writer import Writer
 
 LINES = [

@@ -18,7 +18,6 @@ from regard.models import presets
 from regard.models.heads import MaskedHead, Pooler
 from regard.models.init import initialise
 from regard.models.sizes import resolve_sizes
-from regard.text.tokenizer import PAD
 
 PRESETS = presets.BERT
 
@@ -40,7 +39,7 @@ class Bert(nn.Module):
 
     def hidden(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
         """(B, T, C); rows are padded on the right."""
-        positions = positions_of(ids, PAD)
+        positions = positions_of(ids)
         x = self.embedding(ids)
         if self.types is not None:
             x = x + self.types(torch.zeros_like(ids) if types is None else types)

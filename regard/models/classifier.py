@@ -14,7 +14,6 @@ from regard.layers.masks import positions_of
 from regard.models.bert import Bert
 from regard.models.gpt import GPT
 from regard.models.rnn import RNN
-from regard.text.tokenizer import PAD
 
 
 class Classifier(nn.Module):
@@ -41,7 +40,7 @@ class Classifier(nn.Module):
             return self.body.hidden(ids, types if self.config.token_types > 1 else None)
         if isinstance(self.body, RNN):
             return self.body.read(ids)
-        return self.body.hidden(ids, positions_of(ids, PAD))
+        return self.body.hidden(ids, positions_of(ids))
 
     def answer(self, hidden: Tensor, ids: Tensor) -> Tensor:
         return self.answers(self.dropout(hidden if self.by_token else self.pooled(hidden, ids)))
@@ -50,7 +49,7 @@ class Classifier(nn.Module):
         """(B, C)"""
         if isinstance(self.body, Bert):
             return self.body.pooler(hidden)
-        last = (ids != PAD).sum(1) - 1
+        last = (ids >= 0).sum(1) - 1
         at_end = hidden[torch.arange(len(ids), device=ids.device), last]
         if not (isinstance(self.body, RNN) and self.config.bidirectional):
             return at_end

@@ -19,7 +19,6 @@ from regard.layers.stack import Stack
 from regard.models import presets
 from regard.models.init import initialise
 from regard.models.sizes import resolve_sizes
-from regard.text.tokenizer import PAD
 
 PRESETS = presets.GPT
 
@@ -38,7 +37,6 @@ class GPT(nn.Module):
         self.head = Head(
             self.embedding.weight if tied else nn.Parameter(torch.empty(config.target_vocab, config.d_model)),
             config.scale_logits,
-            config.absent,
             config.head_bias,
         )
         initialise(self, config.embedding_norm)
@@ -57,7 +55,7 @@ class GPT(nn.Module):
 
     def read(self, ids: Tensor, mask: Mask | None = None) -> Tensor:
         """What the head is given (B, T, C) for the token after each token; rows are padded on the right."""
-        return self.hidden(ids, positions_of(ids, PAD), mask=mask)
+        return self.hidden(ids, positions_of(ids), mask=mask)
 
     def read_packed(self, ids: Tensor, positions: Tensor) -> Tensor:
         """The same for rows of several documents, whose positions (B, T) begin again with each; none sees another."""
@@ -72,7 +70,7 @@ class GPT(nn.Module):
 
     def begin(self, prompt: Tensor, mask: Mask | None = None) -> tuple[Tensor, StepCache]:
         """Read prompts (B, T) of any lengths at once: the logits (B, V) after each, and the state `step` goes on from."""
-        cache, positions = StepCache(), positions_of(prompt, PAD)
+        cache, positions = StepCache(), positions_of(prompt)
         hidden = self.hidden(prompt, positions, cache, mask)
         last = positions.argmax(1)
         return self.head(hidden[torch.arange(len(prompt), device=prompt.device), last]), cache

@@ -17,7 +17,6 @@ from regard.layers.recurrent import Recurrent, State
 from regard.models import presets
 from regard.models.init import initialise
 from regard.models.sizes import resolve_sizes
-from regard.text.tokenizer import PAD
 
 PRESETS = presets.RNN
 
@@ -60,12 +59,12 @@ class RNN(nn.Module):
         if not config.bidirectional:
             matrix = nn.Parameter(torch.empty(config.target_vocab, self.recurrent.d_out))
             weight = self.embedding.weight if tied(config) else matrix
-            self.head = Head(weight, config.scale_logits, config.absent, config.head_bias)
+            self.head = Head(weight, config.scale_logits, config.head_bias)
         initialise(self)
 
     def embed(self, ids: Tensor) -> Tensor:
         weight = word_dropout(self.embedding.weight, self.config.word_dropout, self.training)
-        return self.dropout(F.embedding(ids, weight) * self.embedding.scale)  # (B, T, C)
+        return self.dropout(F.embedding(ids.clamp(min=0), weight) * self.embedding.scale)  # (B, T, C)
 
     def hidden(self, ids: Tensor, state: State | None = None, real: Tensor | None = None) -> tuple[Tensor, State]:
         """What the last layer gives at each token (B, T, C), going on from a state, and the state after the last one.
@@ -75,7 +74,7 @@ class RNN(nn.Module):
 
     def read(self, ids: Tensor) -> Tensor:
         """What the head is given (B, T, C) for the token after each token; rows are padded on the right."""
-        return self.output_dropout(self.hidden(ids, real=ids != PAD if self.config.bidirectional else None)[0])
+        return self.output_dropout(self.hidden(ids, real=ids >= 0 if self.config.bidirectional else None)[0])
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits (B, T, V) of the token after each token."""
@@ -86,7 +85,7 @@ class RNN(nn.Module):
 
         Rows move to the right, so that all end together: padding that comes first leaves a state of zeros as it is."""
         n = prompt.shape[1]
-        empty = (prompt == PAD).sum(1, keepdim=True)  # (B, 1)
+        empty = (prompt < 0).sum(1, keepdim=True)  # (B, 1)
         places = torch.arange(n, device=prompt.device) - empty  # (B, T), negative for padding
         real = None if not empty.any() else places >= 0
         hidden, state = self.hidden(prompt.gather(1, places % n), real=real)

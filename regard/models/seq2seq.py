@@ -28,7 +28,6 @@ from regard.models import presets
 from regard.models.init import initialise
 from regard.models.sizes import resolve_sizes
 from regard.models.transformer import Transformer
-from regard.text.tokenizer import PAD
 
 PRESETS = presets.SEQ2SEQ
 Memory = tuple[Tensor, ...]  # one row a sentence
@@ -53,33 +52,32 @@ class Seq2Seq(nn.Module):
             if config.tie in ("none", "inputs")
             else self.target_embedding.weight,
             config.scale_logits,
-            config.absent,
             config.head_bias,
         )
         initialise(self)
 
     def embed(self, embedding: Embedding, ids: Tensor) -> Tensor:
         weight = word_dropout(embedding.weight, self.config.word_dropout, self.training)
-        return self.dropout(F.embedding(ids, weight) * embedding.scale)  # (B, T, C)
+        return self.dropout(F.embedding(ids.clamp(min=0), weight) * embedding.scale)  # (B, T, C)
 
     def encode(self, source: Tensor) -> tuple[Memory, State]:
         """What the decoder reads at every step, and the state it begins with."""
         if self.config.bidirectional:
-            annotations, end = self.encoder(self.embed(self.source_embedding, source), real=source != PAD)
-            return self.decoder.begin(annotations, end, source == PAD)
+            annotations, end = self.encoder(self.embed(self.source_embedding, source), real=source >= 0)
+            return self.decoder.begin(annotations, end, source < 0)
         order = self.reading_order(source)
         read = source.gather(1, order)
-        annotations, end = self.encoder(self.embed(self.source_embedding, read), real=read != PAD)
+        annotations, end = self.encoder(self.embed(self.source_embedding, read), real=read >= 0)
         if attends(self.config):
             annotations = annotations.gather(1, order.argsort(1)[..., None].expand_as(annotations))
-        return self.decoder.begin(annotations, end, source == PAD)
+        return self.decoder.begin(annotations, end, source < 0)
 
     def reading_order(self, source: Tensor) -> Tensor:
         """Columns (B, S) with padding in front, so that one direction ends on a word: the last, or the first."""
         columns = torch.arange(source.shape[1], device=source.device).expand_as(source)
         if self.config.reverse_source:
             return columns.flip(1)
-        return (columns - (source == PAD).sum(1, keepdim=True)) % source.shape[1]
+        return (columns - (source < 0).sum(1, keepdim=True)) % source.shape[1]
 
     def read(self, source: Tensor, target: Tensor) -> Tensor:
         """Teacher forcing: what the head is given (B, T, C) for the token after each target token."""

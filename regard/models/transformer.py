@@ -20,7 +20,6 @@ from regard.layers.stack import Stack
 from regard.models import presets
 from regard.models.init import initialise
 from regard.models.sizes import resolve_sizes
-from regard.text.tokenizer import PAD
 
 PRESETS = presets.TRANSFORMER
 
@@ -47,14 +46,13 @@ class Transformer(nn.Module):
             if config.tie in ("none", "inputs")
             else self.target_embedding.weight,
             config.scale_logits,
-            config.absent,
             config.head_bias,
         )
         initialise(self, config.embedding_norm)
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """The memory (B, S, C) that the decoder reads, and the positions of its tokens (B, S)."""
-        positions = positions_of(source, PAD)
+        positions = positions_of(source)
         x = self.dropout(self.source_norm(self.encoder.embed(self.source_embedding(source), positions)))
         return self.encoder(x, positions), positions
 
@@ -68,7 +66,7 @@ class Transformer(nn.Module):
     def read(self, source: Tensor, target: Tensor) -> Tensor:
         """Teacher forcing: what the head is given (B, T, C) for the token after each target token."""
         memory, memory_positions = self.encode(source)
-        return self.decode(target, positions_of(target, PAD), memory, memory_positions)
+        return self.decode(target, positions_of(target), memory, memory_positions)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Logits (B, T, V) of the token after each target token."""

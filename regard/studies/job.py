@@ -19,7 +19,7 @@ from regard.device import autocast, set_up
 from regard.files import write_text
 from regard.models.gpt import GPT
 from regard.studies.tasks import Copy, Settings, Task, Text, read_text
-from regard.text.tokenizer import PAD
+from regard.text.special import PAD
 from regard.training.optim import Updater
 from regard.training.schedule import learning_rate
 

@@ -37,14 +37,14 @@ from regard.folder import Bundle
 from regard.tasks.job import Job, Poll, Validation
 from regard.tasks.start import Start
 from regard.tasks.texts import with_vocabulary
-from regard.text.frame import CLASSIC, Frame
-from regard.text.tokenizer import PAD, SOS, Tokenizer, Tokenizers
+from regard.text.frame import Frame, classic
+from regard.text.special import PAD
+from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.log import say
 from regard.training.objective import AuxiliaryObjective, ClassObjective, Objective, RegressionObjective
 
 UNSCORED = {"classification": -1, "regression": np.nan, "tagging": CONTINUES}
-AT_END = Frame(before=(SOS,), start=())  # what reads forwards answers at the end token
-FRAMES = {"bert": CLASSIC, "gpt": AT_END, "rnn": AT_END}
+READERS = ("bert", "gpt", "rnn")
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def plain_objective(model: nn.Module, task: str, label_smoothing: float = 0.0) -
 
 
 def prepare_job(folder: Path, config: Config, quiet: bool = False) -> LabellingJob:
-    if config.model.architecture not in FRAMES:
+    if config.model.architecture not in READERS:
         raise RegardError(
             f"the task {config.task} trains a bert, a gpt or an rnn, but model.preset {config.model.preset} is a "
             f"{config.model.architecture}: choose another preset"
@@ -140,7 +140,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> LabellingJ
         raise RegardError("train.auxiliary is GPT's: it needs a gpt model and a task with classes")
     examples = {split: read(config.task, config.data, split) for split in ("train", "valid")}
     tokenizer = start.text_tokenizer(lambda: chain.from_iterable(example.texts for example in examples["train"]))
-    frame = start.frame(FRAMES[config.model.architecture]).ended()
+    frame = start.frame(classic(tokenizer.special)).ended(tokenizer.special)
     names = answer_names(config.task, examples["train"])
     longest, where = config.model.max_len, {split: ", ".join(getattr(config.data, split)) for split in examples}
     encoded = partial(

@@ -54,7 +54,7 @@ def demand(config: Config, *architectures: str) -> None:
 
 
 def with_vocabulary(sizes: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
-    """The vocabulary's size, on the sides that this architecture has."""
+    """The vocabulary's size, on the sides that this architecture has, and its special tokens."""
     n, kind = len(tokenizer), sizes.architecture
     reads, says = kind in ("transformer", "seq2seq", "bert"), kind in ("transformer", "seq2seq", "gpt", "rnn")
-    return replace(sizes, source_vocab=n if reads else 0, target_vocab=n if says else 0)
+    return replace(sizes, source_vocab=n if reads else 0, target_vocab=n if says else 0, **tokenizer.special.settings())

@@ -10,7 +10,7 @@ from regard.config import ModelConfig
 from regard.data.batches import Batch
 from regard.device import peak_flops
 from regard.models.cost import training_flops
-from regard.text.tokenizer import PAD
+from regard.text.special import PAD
 
 
 class Meter:

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokens import EOS, MASK, SOS, UNK
 
 from regard.config import TokenizerConfig
 from regard.data.noise import corrupt_spans, denoise, infill, mask_tokens, permute_sentences, word_numbers
 from regard.errors import RegardError
-from regard.text.tokenizer import EOS, KINDS, MASK, PAD, SOS, UNK, Tokenizer
+from regard.text.special import PAD
+from regard.text.tokenizer import KINDS, Tokenizer
 
 VOCAB = 1000
 SENTINELS = range(900, 1000)

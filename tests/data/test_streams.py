@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokens import EOS, MASK, SOS
 
 from regard.data.batches import Batches, Cursor
 from regard.data.noise import corrupt_spans, denoise, mask_tokens
@@ -25,7 +26,7 @@ from regard.data.streams import (
     windows,
 )
 from regard.text.frame import CLASSIC, OWN, Frame
-from regard.text.tokenizer import EOS, MASK, PAD, SOS
+from regard.text.special import PAD
 
 FIRST = 100  # token i of the stream is FIRST + i, so that every token says where it stood
 

@@ -11,11 +11,12 @@ from functools import cache
 
 import numpy as np
 import torch
+from tokens import EOS, MASK, SOS, UNK
 from torch import Tensor
 
 from regard.config import ModelConfig
 from regard.models.transformer import Transformer
-from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK
+from regard.text.special import PAD
 
 BANNED = (PAD, SOS, UNK, MASK)
 FIRST_WORD = 5

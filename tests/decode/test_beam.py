@@ -23,13 +23,14 @@ from oracle import (
     slow_beam,
     tiny_transformer,
 )
+from tokens import EOS, SOS
 
 from regard.config import DecodeConfig
 from regard.decode.beam import beam_search, best_extensions
 from regard.decode.engine import decode
 from regard.decode.rules import Hypothesis
 from regard.models.transformer import Transformer
-from regard.text.tokenizer import EOS, PAD, SOS
+from regard.text.special import PAD
 
 CPU = torch.device("cpu")
 PENALTIES = (0.0, 0.6, 1.0, 1.5, -0.5)

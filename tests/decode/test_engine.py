@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from oracle import BANNED, FIRST_WORD, VOCAB, padded, random_sources, tiny_transformer
+from tokens import EOS, SOS
 from torch import Tensor
 
 from regard.config import DecodeConfig
@@ -16,7 +17,6 @@ from regard.decode.rules import Hypothesis, length_limits, log_probabilities
 from regard.errors import RegardError
 from regard.layers.attention import CrossAttention
 from regard.models.transformer import DecodeState, Transformer
-from regard.text.tokenizer import EOS, SOS
 
 CPU = torch.device("cpu")
 MAX_LEN = 64

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tokens import EOS, SOS
 from torch import nn
 
 from regard.config import DecodeConfig, ModelConfig
@@ -33,7 +34,6 @@ from regard.models.presets import GPT as PRESETS_OF_GPT
 from regard.models.presets import TRANSFORMER as PRESETS_OF_TRANSFORMER
 from regard.models.transformer import Transformer
 from regard.text.frame import Frame
-from regard.text.tokenizer import EOS, SOS
 
 
 @pytest.fixture(autouse=True)

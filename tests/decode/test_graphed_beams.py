@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import BANNED, FIRST_WORD, Prefix, TableModel, padded, random_table, slow_beam
+from tokens import EOS, SOS
 from torch import Tensor
 
 from regard.config import DecodeConfig
@@ -29,7 +30,7 @@ from regard.decode.graphed.beams import (
 )
 from regard.decode.rules import Hypothesis
 from regard.decode.sampling import sample
-from regard.text.tokenizer import EOS, PAD, SOS
+from regard.text.special import PAD
 
 Table = Callable[[int, Prefix], np.ndarray]
 Step = Callable[[Slots, Tensor, Tensor, Tensor, DecodeConfig], None]

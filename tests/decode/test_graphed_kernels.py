@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import triton
+from tokens import EOS, MASK, SOS, UNK
 from torch import Tensor
 
 from regard.decode.graphed import attend, linear
@@ -20,7 +21,7 @@ from regard.decode.graphed import candidates as choosing
 from regard.decode.graphed.attend import cross_attend, cross_attend_reference, self_attend, self_attend_reference
 from regard.decode.graphed.candidates import best_of, candidates, likeliest
 from regard.decode.graphed.linear import Norm, add_norm, add_norm_reference, one_row, one_row_reference
-from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK
+from regard.text.special import PAD
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import BANNED, VOCAB, padded, random_sources, tiny_transformer
 from test_engine import CPU, WAYS, assert_same
+from tokens import EOS
 from torch import Tensor
 
 from regard import cli, folder
@@ -35,7 +36,8 @@ from regard.layers.packed import packed
 from regard.models.architectures import make_model, preset
 from regard.models.transformer import Transformer
 from regard.text.frame import OWN, Frame
-from regard.text.tokenizer import EOS, PAD, Tokenizer, Tokenizers
+from regard.text.special import PAD
+from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.translator import Translator, load
 
 Pair = tuple[list[int], list[int]]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokens import EOS, MASK, SOS, UNK
 from torch import Tensor
 
 from regard.config import DecodeConfig, ModelConfig, TokenizerConfig
@@ -17,7 +18,8 @@ from regard.decode.write import Row, Teller, token_log_probs, write
 from regard.errors import RegardError
 from regard.look.record import record
 from regard.models.gpt import GPT
-from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK, Tokenizer
+from regard.text.special import PAD
+from regard.text.tokenizer import Tokenizer
 
 V = 23
 BANNED = [PAD, SOS, UNK, MASK]

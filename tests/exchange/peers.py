@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from regard.exchange.numbering import Numbering
 from torch import Tensor, nn
 
 from regard.exchange.huggingface import read_huggingface
-from regard.exchange.numbering import Numbering
 from regard.exchange.report import Report
 from regard.folder import Bundle
-from regard.text.vocabulary import PAD
+from regard.text.special import PAD
 
 transformers: Any = pytest.importorskip("transformers")
 V, C, H, LAYERS = 41, 32, 4, 2

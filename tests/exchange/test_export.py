@@ -10,6 +10,7 @@ import pytest
 import torch
 from peers import transformers
 from safetensors.torch import load_file
+from tokens import EOS, SOS
 from torch import Tensor, nn
 
 from regard.config import ModelConfig, TokenizerConfig
@@ -18,7 +19,8 @@ from regard.exchange.huggingface import read_huggingface, write_huggingface
 from regard.folder import Bundle
 from regard.models.architectures import make_model, preset
 from regard.text.frame import CLASSIC, Frame
-from regard.text.tokenizer import EOS, PAD, SOS, Tokenizer, Tokenizers
+from regard.text.special import PAD
+from regard.text.tokenizer import Tokenizer, Tokenizers
 
 V = 60
 GPT: dict[str, Any] = {"preset": "gpt-tiny", "n_decoder_layers": 2, "target_vocab": V, "max_len": 20}

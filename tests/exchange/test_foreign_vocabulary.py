@@ -12,14 +12,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from peers import CPU, make, transformers
+from regard.exchange.numbering import Numbering, own
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokens import EOS, MASK, SOS, UNK
 
 from regard.exchange import renumber
 from regard.exchange.huggingface import read_huggingface, write_huggingface
-from regard.exchange.numbering import Numbering, own
 from regard.exchange.vocabulary import Foreign, read, template
 from regard.text.frame import CLASSIC, Frame
-from regard.text.vocabulary import EOS, MASK, PAD, SOS, SPECIALS, UNK
+from regard.text.special import PAD
+from regard.text.vocabulary import SPECIALS
 
 TEXTS = [
     "the cat sat on the mat",

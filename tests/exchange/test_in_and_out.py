@@ -28,6 +28,7 @@ from peers import (
     transformers,
 )
 from safetensors.torch import load_file, save_file
+from tokens import EOS, SOS
 from torch.func import functional_call
 
 from regard import folder as folders
@@ -35,7 +36,7 @@ from regard.exchange.families import FAMILIES
 from regard.exchange.family import rules_of
 from regard.exchange.huggingface import read_huggingface, write_huggingface
 from regard.models.architectures import preset, resolve
-from regard.text.vocabulary import EOS, PAD, SOS
+from regard.text.special import PAD
 
 every = pytest.mark.parametrize("name", EVERY)
 close: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 from peers import CPU, transformers
+from regard.exchange.numbering import Numbering
 
 from regard.data.corpus import read_lines
 from regard.embedder import Embedder
 from regard.evaluate.classification import spearman
 from regard.exchange.huggingface import read_huggingface
-from regard.exchange.numbering import Numbering
 from regard.text.frame import CLASSIC
-from regard.text.tokenizer import PAD
+from regard.text.special import PAD
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from peers import CPU, PAIR, make
+from regard.exchange.numbering import Numbering
+from tokens import EOS, SOS, UNK
 
 from regard.errors import RegardError
 from regard.exchange.huggingface import read_huggingface, write_huggingface
-from regard.exchange.numbering import Numbering
 from regard.exchange.spm import read_spm
 from regard.text.frame import Frame
-from regard.text.vocabulary import EOS, SOS, UNK
 
 SOURCE = {
     "▁the": -2.0,

@@ -10,11 +10,11 @@ import pytest
 import torch
 from conftest import FAMILIES, exported_bundle
 from faults import EVERY, FLIPS, TYPES, WRONG, as_nobody, cases, change_json, content, copied, outcome
+from regard.exchange.numbering import own
 from safetensors.torch import load_file, save_file
 
 from regard.exchange.families import FAMILIES as KNOWN
 from regard.exchange.huggingface import read_huggingface, their_config
-from regard.exchange.numbering import own
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 2], [9, 8, 7, 2, 0, 0, 0]])

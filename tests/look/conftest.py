@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tokens import SOS
 
 from regard import folder
 from regard.config import DecodeConfig, TokenizerConfig
 from regard.folder import Bundle
 from regard.models.architectures import make_model, preset
 from regard.text.frame import CLASSIC, OWN, Frame
-from regard.text.tokenizer import SOS, Tokenizer, Tokenizers
+from regard.text.tokenizer import Tokenizer, Tokenizers
 
 LINES = ["der Mann hat einen roten Apfel gegessen.", "the man has eaten a red apple.", "don't, say I!"]
 HOSTILE = (

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
+from tokens import EOS, SOS
 from torch import nn
 from typer.testing import CliRunner, Result
 
@@ -22,7 +23,7 @@ from regard.look.alignment import Picture, by_words, picture, words
 from regard.look.record import record
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
-from regard.text.tokenizer import EOS, SOS, Tokenizer, Tokenizers
+from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.translator import Translator
 
 LINES = ["der Mann hat einen roten Apfel gegessen.", "the man has eaten a red apple.", "don't, say I!"] * 3

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokens import EOS, MASK, SOS, UNK
 from torch import Tensor
 
 from regard.config import DecodeConfig
@@ -22,7 +23,7 @@ from regard.look.live import Live, Node, Search, continued, searched
 from regard.look.record import listening, record
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
-from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK
+from regard.text.special import PAD
 from regard.translator import Translator
 from regard.writer import Writer
 

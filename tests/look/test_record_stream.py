@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 from test_record_formula import SOURCE, STYLES, TARGET, classifier, linear, run
+from tokens import EOS
 from torch import Tensor, nn
 
 from regard.config import DecodeConfig
 from regard.decode.engine import decode
 from regard.look.record import record
-from regard.text.tokenizer import EOS, PAD
+from regard.text.special import PAD
 
 sys.path.append(str(Path(__file__).parent))
 from small import C, bert, gpt, transformer

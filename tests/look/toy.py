@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tokens import EOS, SOS
 
 from regard.config import DecodeConfig, TokenizerConfig
 from regard.decode.rules import pad
 from regard.folder import Bundle
 from regard.models.architectures import make_model, preset
-from regard.text.tokenizer import EOS, PAD, SOS, Tokenizer, Tokenizers
+from regard.text.special import PAD
+from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.translator import Translator
 
 WORDS = {

@@ -15,7 +15,7 @@ from regard.layers.masks import CAUSAL, FULL, Mask, documents, prefix, window
 from regard.models.architectures import preset as named
 from regard.models.gpt import GPT, PRESETS
 from regard.models.sizes import SIZES
-from regard.text.tokenizer import PAD
+from regard.text.special import PAD
 
 V = 23
 # A dozen tokens reach far buckets, clipped distances, queries beyond FIRE's threshold, CoPE's last position.

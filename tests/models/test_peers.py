@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from tokens import EOS, SOS
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.models.architectures import preset
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
-from regard.text.tokenizer import EOS, PAD, SOS
+from regard.text.special import PAD
 
 V, C, H, FF, N_ENCODER, N_DECODER, MAX_LEN = 29, 24, 4, 40, 2, 3, 32
 LENGTHS = [(7, 6), (3, 9), (1, 1)]  # source and target, in tokens

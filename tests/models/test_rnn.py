@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokens import EOS, MASK, SOS, UNK
 from torch import Tensor, nn
 
 from regard.config import DecodeConfig
@@ -16,7 +17,7 @@ from regard.models.architectures import make_model, preset
 from regard.models.classifier import Classifier
 from regard.models.rnn import RNN
 from regard.models.weights import Unfilled, load_weights, weights_of
-from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK
+from regard.text.special import PAD
 
 V = 23
 CELLS = ["rnn", "lstm", "gru", "gru-cho", "mut1", "mut2", "mut3"]

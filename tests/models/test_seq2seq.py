@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokens import EOS, SOS
 from torch import Tensor, nn
 
 from regard.config import DecodeConfig, ModelConfig, TrainConfig
@@ -26,7 +27,7 @@ from regard.look.record import record
 from regard.models.architectures import PRESETS, make_model, with_preset
 from regard.models.seq2seq import Seq2Seq
 from regard.recipes import build
-from regard.text.tokenizer import EOS, PAD, SOS
+from regard.text.special import PAD
 from regard.training.objective import Objective
 from regard.training.step import TrainingStep
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokens import SOS
 from torch import Tensor
 
 from regard.api import make_config
@@ -18,7 +19,7 @@ from regard.layers.positions import NoPositions
 from regard.models.architectures import preset as named
 from regard.models.sizes import SIZES
 from regard.models.transformer import PRESETS, Transformer, resolve
-from regard.text.tokenizer import PAD, SOS
+from regard.text.special import PAD
 
 V = 23
 TINY = ModelConfig(

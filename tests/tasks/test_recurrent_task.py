@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from little import config_of, learn, tuning, write_all
+from tokens import EOS, SOS, UNK
 
 import regard
 from regard import api, recipes
@@ -20,8 +21,8 @@ from regard.errors import RegardError
 from regard.folder import load
 from regard.tasks import prepare_job
 from regard.tasks.texts import text_corpus
-from regard.text.tokenizer import UNK, Tokenizer
-from regard.text.vocabulary import EOS, PAD, SOS
+from regard.text.special import PAD
+from regard.text.tokenizer import Tokenizer
 from regard.writer import load_writer
 
 RECIPES = Path(__file__).parents[2] / "recipes"

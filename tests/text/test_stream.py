@@ -5,9 +5,11 @@ from functools import cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokens import EOS, SOS, UNK
 
+from regard.text.special import PAD
 from regard.text.stream import Detokenizer
-from regard.text.tokenizer import EOS, KINDS, PAD, SOS, UNK, Tokenizer, TokenizerConfig
+from regard.text.tokenizer import KINDS, Tokenizer, TokenizerConfig
 
 CORPUS = [
     "The animal didn't cross the street, because it was too tired.",

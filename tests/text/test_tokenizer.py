@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokens import EOS, MASK, SOS, UNK
 
 from regard.errors import RegardError
-from regard.text.tokenizer import EOS, KINDS, MASK, PAD, SOS, SPECIALS, UNK, Tokenizer, TokenizerConfig
+from regard.text.special import PAD
+from regard.text.tokenizer import KINDS, SPECIALS, Tokenizer, TokenizerConfig
 
 CLASSIC = ["low low low low low", "lower lower", "newest newest newest newest newest newest", "widest widest widest"]
 CORPUS = [

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from regard.text.tokenizer import PAD
+from regard.text.special import PAD
 from regard.training import crossentropy
 from regard.training.crossentropy import linear_cross_entropy
 

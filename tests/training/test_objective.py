@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokens import EOS, MASK, SOS, UNK
 from torch import Tensor, nn
 
 from regard.config import ModelConfig, TrainConfig
@@ -19,7 +20,7 @@ from regard.data.streams import PackedBatches
 from regard.layers.packed import packed
 from regard.models.architectures import make_model, preset
 from regard.models.gpt import GPT
-from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK
+from regard.text.special import PAD
 from regard.training.objective import (
     AuxiliaryObjective,
     ClassObjective,

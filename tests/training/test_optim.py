@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokens import EOS, SOS
 
 from regard.config import ModelConfig, TrainConfig
 from regard.data.batches import Batch
 from regard.models.transformer import Transformer
-from regard.text.tokenizer import EOS, PAD, SOS
+from regard.text.special import PAD
 from regard.training.objective import Objective
 from regard.training.optim import Updater, make_optimizer
 from regard.training.step import TrainingStep

@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.config import DecodeConfig
 from regard.decode.draw import draw
 from regard.decode.graphed.beams import Slots, advance, beam_step
-from regard.decode.graphed.candidates import NEVER, candidates, likeliest
+from regard.decode.graphed.candidates import candidates, likeliest
 from regard.decode.graphed.model import StepModel, Writing
 from regard.decode.rules import budget
 from regard.replay import Replayed
@@ -53,7 +53,9 @@ class Engine:
         device = next(model.parameters()).device
         self.options, self.k = options, k
         self.model = StepModel(model, dtype, columns)
-        self.slots = Slots.make(b, k, room, device, columns - room)
+        self.config = model.config
+        self.special = (self.config.suppress_tokens, self.config.eos_token_id)
+        self.slots = Slots.make(b, k, room, device, columns - room, self.config.eos_token_id)
         self.memory = self.model.memory(b * k, columns, device)
         self.memory.owner = self.slots.owner if k > 1 else None
         self.gained = torch.zeros((b * k, room + 1), device=device)  # the last column: of rows that rest
@@ -76,7 +78,7 @@ class Engine:
     def _search(self) -> None:
         slots = self.slots
         logits = self.model(slots.last, slots.position, self.memory)
-        beam_step(slots, *candidates(logits, 2 * self.k, slots.no_end, NEVER), self.options)
+        beam_step(slots, *candidates(logits, 2 * self.k, slots.no_end, *self.special), self.options)
 
     def _write(self) -> None:
         """One token more in every row, the likeliest or one drawn at random."""
@@ -85,9 +87,9 @@ class Engine:
             self.seen.scatter_(1, slots.last[:, None], True)
         logits = self.model(slots.last, slots.position, self.memory)
         if options.temperature == 0 and self.seen is None:
-            token, log_prob = likeliest(logits, slots.no_end)
+            token, log_prob = likeliest(logits, slots.no_end, *self.special)
         else:
-            token, log_prob = draw(logits, self.seen, slots.no_end, self.seeds, slots.step, options)
+            token, log_prob = draw(logits, self.seen, slots.no_end, self.seeds, slots.step, options, self.config)
         self.gained.scatter_(1, slots.step[:, None].long(), log_prob[:, None])
         advance(slots, token, log_prob, options)
 

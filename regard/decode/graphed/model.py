@@ -38,7 +38,7 @@ class StepModel:
         norm = model.target_norm if isinstance(model, Transformer) else model.embedding_norm
         self.norm = None if isinstance(norm, nn.Identity) else norm_of(norm)
         head = model.head
-        self.head, self.scale = self.weights.head(head.weight, head.bias, head.absent), head.scale
+        self.head, self.scale = self.weights.head(head.weight, head.bias), head.scale
 
     def __call__(self, tokens: Tensor, position: Tensor, memory: Memory) -> Tensor:
         """Logits (N, V or a few more at -inf) after one more token (N,) of each row, which stands at `position` (N,)."""

@@ -145,7 +145,6 @@ class Weights:
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.copies: dict[Tensor, Tensor] = {}
-        self.never: tuple[Tensor | None, tuple[int, ...]] = (None, ())  # added to logits, and which stay at -inf there
 
     def of(self, parameter: Tensor) -> Tensor:
         if parameter.dtype == self.dtype and parameter.is_contiguous():
@@ -154,12 +153,12 @@ class Weights:
             self.copies[parameter] = parameter.detach().to(self.dtype, copy=True).contiguous()
         return self.copies[parameter]
 
-    def head(self, weight: Tensor, bias: Tensor | None, absent: tuple[int, ...]) -> Matrix:
-        """A vocabulary of whole tiles: products with others are several times slower. What only fills up, and what is
-        never said, has a bias of minus infinity."""
+    def head(self, weight: Tensor, bias: Tensor | None) -> Matrix:
+        """A vocabulary of whole tiles: products with others are several times slower. What only fills up has a
+        bias of minus infinity."""
         v = len(weight)
         more = -v % TILE
-        if not more and not absent:
+        if not more:
             return Matrix(self.of(weight), None if bias is None else self.of(bias))
         filled = weight.new_zeros(v + more, weight.shape[1], dtype=self.dtype)
         added = weight.new_full((v + more,), -torch.inf, dtype=self.dtype)
@@ -167,7 +166,6 @@ class Weights:
         self.copies[weight] = filled[:v]
         if bias is not None:
             self.copies[bias] = added[:v]
-        self.never = (added, absent)
         self.refresh()
         return Matrix(filled, added)
 
@@ -178,10 +176,6 @@ class Weights:
         """What training has changed since. The copies stay where they are, so recorded graphs read the new numbers."""
         if self.copies:
             torch._foreach_copy_(list(self.copies.values()), [p.detach() for p in self.copies])
-        added, absent = self.never
-        for i in absent:
-            assert added is not None
-            added[i] = -torch.inf
 
 
 @dataclass(frozen=True)

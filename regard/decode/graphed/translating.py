@@ -14,7 +14,6 @@ from regard.decode.graphed.engine import Engine, Job, Snapshot, engine_for, roun
 from regard.decode.graphed.model import cross_layers, fill
 from regard.decode.rules import Hypothesis, length_limits, opened, pad
 from regard.models.transformer import Transformer
-from regard.text.tokenizer import PAD
 
 Sample = tuple[int, int]  # which sentence, and which of its samples
 
@@ -95,7 +94,7 @@ class Translation(Job[Sample]):
             for place, new in zip(places, found, strict=True):
                 place[which, :, : source.shape[1]] = new.to(place.dtype)
         assert memory.length is not None
-        memory.length[which] = (source != PAD).sum(1, dtype=torch.int32)
+        memory.length[which] = (source >= 0).sum(1, dtype=torch.int32)
         sentence = torch.arange(len(which), device=which.device)
         fill(memory, self.model, state.cache, rows, sentence.repeat_interleave(self.engine.k))
 
@@ -107,7 +106,9 @@ class Translation(Job[Sample]):
         if not ended:
             return 0
         done = [self.end(slot) for slot in ended]
-        self.found.update(zip(done, collect(snapshot.packed, ended, self.engine.k, self.options), strict=True))
+        self.found.update(
+            zip(done, collect(snapshot.packed, ended, self.engine.k, self.options, self.engine.slots.eos), strict=True)
+        )
         return sum(number == 0 for _, number in done)
 
     def results(self) -> list[list[Hypothesis]]:

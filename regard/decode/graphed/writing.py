@@ -15,7 +15,6 @@ from regard.decode.rules import pad
 from regard.layers.cache import StepCache
 from regard.layers.masks import positions_of
 from regard.models.gpt import GPT
-from regard.text.tokenizer import PAD
 
 
 @torch.inference_mode()
@@ -62,7 +61,7 @@ class Continuation(Job[Row]):
         if ids.shape[1] == 0:
             return
         cache = StepCache()
-        self.model.hidden(ids, positions_of(ids, PAD), cache)
+        self.model.hidden(ids, positions_of(ids), cache)
         fill(self.engine.memory, self.model, cache, which, torch.tensor(copies, device=ids.device))
 
     def hear(self, snapshot: Snapshot) -> list[Row]:
