@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokens import EOS, MASK, SOS, UNK
+from tokens import EOS, MASK, SETTINGS, SOS, UNK
 from torch import Tensor, nn
 
 from regard.config import DecodeConfig
@@ -21,7 +21,14 @@ from regard.text.special import PAD
 
 V = 23
 CELLS = ["rnn", "lstm", "gru", "gru-cho", "mut1", "mut2", "mut3"]
-SMALL: dict[str, Any] = {"d_model": 8, "d_hidden": 12, "n_decoder_layers": 3, "target_vocab": V, "dropout": 0.0}
+SMALL: dict[str, Any] = {
+    "d_model": 8,
+    "d_hidden": 12,
+    "n_decoder_layers": 3,
+    "target_vocab": V,
+    "dropout": 0.0,
+    **SETTINGS,
+}
 close: dict[str, Any] = {"atol": 1e-10, "rtol": 1e-8}
 
 
@@ -169,7 +176,7 @@ def naive(model: RNN, prompt: list[int], n: int) -> list[int]:
     row = list(prompt)
     for _ in range(n):
         logits = model(torch.tensor([row]))[0, -1]
-        logits[[PAD, SOS, UNK, MASK]] = -torch.inf
+        logits[[0, SOS, UNK, MASK]] = -torch.inf
         token = int(logits.argmax())
         if token == EOS:
             break
