@@ -77,11 +77,10 @@ def frame_of(family: Family, foreign: Foreign | None, their: Mapping[str, Any], 
     if family.architecture == "vit":
         return NOTHING
     start, end = start_of(their, special, family.architecture), () if special.eos is None else (special.eos,)
-    if foreign is not None:
-        return foreign.frame(start, end)
-    first = () if special.bos is None else (special.bos,)
-    before = {"bert": first, "gpt": start}.get(family.architecture, ())
-    return Frame(before, end, end, start, end)
+    before, after = () if family.architecture == "transformer" else start, end
+    if family.architecture == "bert":  # no decoder
+        start, end = (), ()
+    return Frame(before, after, after, start, end) if foreign is None else foreign.frame(start, end)
 
 
 def pooling(folder: Path) -> str:

@@ -115,7 +115,7 @@ def wanted_id(
 def start_of(their: Mapping[str, Any], special: SpecialTokens, architecture: str) -> tuple[int, ...]:
     """What a decoder reads before its first word: T5's and Marian's their padding, which is a token like any other there."""
     if architecture != "transformer":
-        first = special.eos if special.bos is None else special.bos
+        first = special.eos if special.bos is None and architecture != "bert" else special.bos
         return () if first is None else (first,)
     first, forced = their.get("decoder_start_token_id"), their.get("forced_bos_token_id")
     first = special.pad if first is None else first
