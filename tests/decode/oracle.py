@@ -11,14 +11,14 @@ from functools import cache
 
 import numpy as np
 import torch
-from tokens import EOS, MASK, SOS, UNK
+from tokens import EOS, MASK, PADDING, SETTINGS, SOS, UNK
 from torch import Tensor
 
 from regard.config import ModelConfig
 from regard.models.transformer import Transformer
 from regard.text.special import PAD
 
-BANNED = (PAD, SOS, UNK, MASK)
+BANNED = (PADDING, SOS, UNK, MASK)
 FIRST_WORD = 5
 VOCAB = 23  # of the tiny Transformer
 Prefix = tuple[int, ...]
@@ -44,6 +44,7 @@ class TableModel:
 
     table: Callable[[int, Prefix], np.ndarray]
     steps: int = field(default=0)  # how often it was asked
+    config: ModelConfig = ModelConfig(**SETTINGS)
 
     def begin(self, source: Tensor) -> TableState:
         return TableState(source[:, 0].tolist(), [()] * len(source))
@@ -144,7 +145,7 @@ def tiny_transformer(seed: int, end: float = 2.0, **sizes: object) -> Transforme
         "max_len": 64,
         **sizes,
     }
-    config = ModelConfig(source_vocab=VOCAB, target_vocab=VOCAB, dropout=0.0, **chosen)  # type: ignore[arg-type]
+    config = ModelConfig(**{**SETTINGS, "source_vocab": VOCAB, "target_vocab": VOCAB, "dropout": 0.0, **chosen})  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(seed)
     model = Transformer(config).eval()
     with torch.no_grad():
