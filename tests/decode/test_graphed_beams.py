@@ -308,6 +308,8 @@ def test_a_slot_that_rests_is_left_alone(step: Step) -> None:
     before = clone(slots)
     step(slots, *drawn(6, 9, 4, seed=2, levels=99), options)
     for name, x in vars(before).items():
+        if name == "eos":
+            continue
         rows = 1 if name == "fresh" else len(x) // 3
         np.testing.assert_array_equal(getattr(slots, name)[rows:].numpy(), x[rows:].numpy(), err_msg=name)
     assert slots.step.tolist() == [2, 1, 0]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokens import EOS, SOS
+from tokens import EOS, SETTINGS, SOS
 from torch import Tensor, nn
 
 from regard.config import DecodeConfig, ModelConfig, TrainConfig
@@ -66,7 +66,7 @@ def make(kind: str = "", **changes: object) -> Seq2Seq:
         "scale_embeddings": False,
     }
     torch.manual_seed(0)
-    model = Seq2Seq(ModelConfig(**(sizes | KINDS.get(kind, {}) | changes))).double().eval()  # type: ignore[arg-type]
+    model = Seq2Seq(ModelConfig(**(SETTINGS | sizes | KINDS.get(kind, {}) | changes))).double().eval()  # type: ignore[arg-type]
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.3 * torch.randn_like(p))
@@ -529,7 +529,7 @@ def test_initial_scores_are_soft_and_all_is_learned() -> None:
         "dropout": 0.0,
         "scale_embeddings": False,
     }
-    model = Seq2Seq(ModelConfig(preset="rnnsearch-small", bidirectional=True, cell="gru", **sizes))  # type: ignore[arg-type]
+    model = Seq2Seq(ModelConfig(preset="rnnsearch-small", bidirectional=True, cell="gru", **SETTINGS, **sizes))  # type: ignore[arg-type]
     with record(model) as tape:
         Objective(model)(SOURCE, TARGET, TARGET)[0].backward()
     assert tape.weights("decoder.cross")[0].max() < 0.5
@@ -544,7 +544,7 @@ def test_it_learns_to_write_words_in_reverse(kind: str) -> None:
     sizes = {"d_model": 32, "d_hidden": 48, "source_vocab": 13, "target_vocab": 13, "dropout": 0.0, "max_len": 16}
     layers = {"n_encoder_layers": 1, "n_decoder_layers": 1}
     torch.manual_seed(0)
-    model = Seq2Seq(ModelConfig(preset="rnnsearch-small", **{**sizes, **KINDS[kind], **layers}))
+    model = Seq2Seq(ModelConfig(preset="rnnsearch-small", **{**SETTINGS, **sizes, **KINDS[kind], **layers}))
     optimizer, objective = torch.optim.Adam(model.parameters(), lr=1e-2), Objective(model)
     rng = np.random.default_rng(0)
 
