@@ -77,10 +77,8 @@ def frame_of(family: Family, foreign: Foreign | None, their: Mapping[str, Any], 
     if family.architecture == "vit":
         return NOTHING
     start, end = start_of(their, special, family.architecture), () if special.eos is None else (special.eos,)
-    before, after = () if family.architecture == "transformer" else start, end
-    if family.architecture == "bert":  # no decoder
-        start, end = (), ()
-    return Frame(before, after, after, start, end) if foreign is None else foreign.frame(start, end)
+    before = () if family.architecture == "transformer" else start
+    return Frame(before, end, end, start, end) if foreign is None else foreign.frame(start, end)
 
 
 def pooling(folder: Path) -> str:

@@ -45,7 +45,7 @@ class Frame:
 
 
 OWN = Frame()
-CLASSIC = Frame(before=(BOS,), start=(), end=())  # BERT's: one token in front, one after each text; no decoder
+CLASSIC = Frame(before=(BOS,))  # BERT's: one token in front, one after each text
 NOTHING = Frame((), (), (), (), ())
 
 
@@ -59,4 +59,4 @@ def plain(special: SpecialTokens) -> Frame:
 def classic(special: SpecialTokens) -> Frame:
     """BERT's: the token that begins a text in front, the end token after each text."""
     frame = plain(special)
-    return replace(frame, before=frame.start, start=(), end=())
+    return replace(frame, before=frame.start)

@@ -185,7 +185,7 @@ def test_roles_and_frames(tmp_path: Path) -> None:
     assert found["gpt2"].frame == Frame((), (), (), (290,), (290,))
     assert (found["gpt2"].config.eos_token_id, found["gpt2"].config.suppress_tokens) == (290, ())
     assert special["roberta"] == SpecialTokens(bos=0, eos=2, unk=3, mask=300, pad=1)
-    assert found["roberta"].frame == Frame((0,), (2, 2), (2,), (), ())
+    assert found["roberta"].frame == Frame((0,), (2, 2), (2,), (0,), (2,))
     assert found["roberta"].config.suppress_tokens == (0, 1, 3, 300)
     assert special["t5"] == SpecialTokens(eos=1, unk=2, pad=0)
     assert found["t5"].frame == Frame((), (1,), (1,), (0,), (1,))
@@ -280,7 +280,7 @@ def test_a_word_list_alone_has_the_special_tokens_of_bert(tmp_path: Path) -> Non
     theirs = transformers.BertTokenizer.from_pretrained(tmp_path / "words")
     theirs.save_pretrained(tmp_path / "whole")  # with a tokenizer.json, and files that name them
     alone, whole = (read_huggingface(tmp_path / place, CPU)[0] for place in ("words", "whole"))
-    assert alone.frame == whole.frame == Frame((2,), (3,), (3,), (), ())
+    assert alone.frame == whole.frame == Frame((2,), (3,), (3,), (2,), (3,))
     foreign = read(tmp_path / "words")
     assert foreign is not None
     backend = tokenizers.Tokenizer.from_str(foreign.text)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tokens import SOS
+from tokens import SETTINGS, SOS
 
 from regard import folder
 from regard.config import DecodeConfig, TokenizerConfig
@@ -75,7 +75,7 @@ def tiny(kind: str, **changes: Any) -> Bundle:
     pieces = None if kind == "vit" else tokenizer(kind)
     sizes = {} if pieces is None else {"source_vocab": len(pieces), "target_vocab": len(pieces)}
     torch.manual_seed(1)
-    model = make_model(preset(changes.pop("preset", name), **{**PLAIN, **sizes, **settings, **changes}))
+    model = make_model(preset(changes.pop("preset", name), **{**PLAIN, **SETTINGS, **sizes, **settings, **changes}))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))

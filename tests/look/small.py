@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from tokens import SETTINGS
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
@@ -28,7 +29,7 @@ def stirred(model: nn.Module) -> nn.Module:
 
 def config(**changes: object) -> ModelConfig:
     sizes: dict = {"n_encoder_layers": 2, "n_decoder_layers": 2, "d_model": C, "n_heads": H, "d_ff": 24}
-    sizes |= {"source_vocab": V, "target_vocab": V, "max_len": MAX_LEN, "dropout": 0.0, "cope_positions": 8}
+    sizes |= {"source_vocab": V, "target_vocab": V, "max_len": MAX_LEN, "dropout": 0.0, "cope_positions": 8, **SETTINGS}
     return ModelConfig(**{**sizes, **changes})
 
 
@@ -58,7 +59,7 @@ def vit(**changes: object) -> ViT:
 def seq2seq(**changes: object) -> Seq2Seq:
     torch.manual_seed(0)
     sizes = {"preset": "rnnsearch-small", "n_encoder_layers": 1, "n_decoder_layers": 1, "d_model": 6, "d_hidden": 8}
-    vocabulary = {"source_vocab": V, "target_vocab": V, "max_len": MAX_LEN, "dropout": 0.0}
+    vocabulary = {"source_vocab": V, "target_vocab": V, "max_len": MAX_LEN, "dropout": 0.0, **SETTINGS}
     return stirred(Seq2Seq(ModelConfig(**{**sizes, **vocabulary, **changes})))  # type: ignore[arg-type,return-value]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
-from tokens import EOS, SOS
+from tokens import EOS, SETTINGS, SOS
 from torch import nn
 from typer.testing import CliRunner, Result
 
@@ -37,7 +37,14 @@ def tokenizer(kind: str = "bpe", size: int = 60) -> Tokenizer:
 def bundle(kind: str, **changes: object) -> folder.Bundle:
     """An untrained model of either architecture, with weights that look somewhere."""
     tokens = tokenizer()
-    sizes = {"d_model": 16, "source_vocab": len(tokens), "target_vocab": len(tokens), "max_len": 64, "dropout": 0.0}
+    sizes = {
+        "d_model": 16,
+        "source_vocab": len(tokens),
+        "target_vocab": len(tokens),
+        "max_len": 64,
+        "dropout": 0.0,
+        **SETTINGS,
+    }
     torch.manual_seed(0)
     model: nn.Module
     if kind == "transformer":

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tokens import EOS, SOS
+from tokens import EOS, SETTINGS, SOS
 
 from regard.config import DecodeConfig, TokenizerConfig
 from regard.decode.rules import pad
@@ -69,7 +69,7 @@ def taught(kind: str) -> Bundle:
     depends on the processor."""
     name, settings, steps = MODELS[kind]
     cut = tokens()
-    sizes = {"source_vocab": len(cut), "target_vocab": len(cut), "max_len": 16, "dropout": 0.0}
+    sizes = {"source_vocab": len(cut), "target_vocab": len(cut), "max_len": 16, "dropout": 0.0, **SETTINGS}
     torch.manual_seed(0)
     model = make_model(preset(name, **sizes, **settings))
     bundle = Bundle(model, Tokenizers(cut, cut), "translation", DecodeConfig(beam=3), source="en", target="de")
