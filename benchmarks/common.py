@@ -26,6 +26,7 @@ from torch import nn
 from regard.config import ModelConfig
 from regard.device import describe
 from regard.models.architectures import make_model, preset, resolve
+from regard.text.vocabulary import LEARNED
 
 LOWER_IS_BETTER = {"s", "ms", "GiB"}
 TINY = {"n_decoder_layers": 2, "d_model": 32, "n_heads": 2, "d_ff": 64, "max_len": 64}
@@ -122,7 +123,7 @@ def sizes(name: str, tiny: bool = False, **settings: Any) -> ModelConfig:
     if tiny:
         settings |= TINY | ({"n_encoder_layers": 2} if name.startswith("transformer") else {})
         settings |= {key: 97 for key in settings if key.endswith("_vocab")}
-    return resolve(preset(name, **settings))
+    return resolve(preset(name, **{**LEARNED.settings(), **settings}))
 
 
 def joint(size: int) -> dict[str, int]:

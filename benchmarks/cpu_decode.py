@@ -37,7 +37,7 @@ from regard.layers.layout import taken_apart
 from regard.layers.packed import laid_out
 from regard.models.architectures import make_model, preset
 from regard.models.transformer import Transformer
-from regard.text.tokenizer import EOS
+from regard.text.vocabulary import LEARNED
 
 V, STEPS, LENGTH, HEADS = 32000, 48, 32, 8
 CASES = ((1, 1), (1, 4), (16, 1), (16, 4))  # sentences, beam
@@ -48,7 +48,8 @@ Run = Callable[[int, int], list[list[int]]]  # sentences, beam -> the best hypot
 
 def random_model() -> Transformer:
     torch.manual_seed(0)
-    model = make_model(preset("transformer-base", source_vocab=V, target_vocab=V, dropout=0.0, max_len=512)).eval()
+    sizes = {"source_vocab": V, "target_vocab": V, "dropout": 0.0, "max_len": 512, **LEARNED.settings()}
+    model = make_model(preset("transformer-base", **sizes)).eval()
     assert isinstance(model, Transformer)
     for module in model.decoder.modules():
         if isinstance(
@@ -80,7 +81,7 @@ def huggingface() -> Run:
 
     @torch.inference_mode()
     def run(n: int, beam: int) -> list[list[int]]:
-        ids = torch.tensor([[*row, EOS] for row in sources(n)])
+        ids = torch.tensor([[*row, LEARNED.eos] for row in sources(n)])
         length = {"min_new_tokens": STEPS, "max_new_tokens": STEPS}
         return theirs.generate(input_ids=ids, num_beams=beam, do_sample=False, **length)[:, 1:].tolist()  # type: ignore[operator]
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from common import Report, fresh, parser, wall
 from others import foreign
+from regard.exchange.numbering import own
 from torch import nn
 
 from regard.config import ModelConfig
@@ -25,10 +26,9 @@ from regard.decode.rules import pad
 from regard.device import pick_device, pick_precision
 from regard.evaluate.translation import score
 from regard.exchange.matching import theirs_of
-from regard.exchange.numbering import own
 from regard.exchange.pairs import MARIAN
 from regard.exchange.rules import Rule, same, waves
-from regard.text.tokenizer import PAD
+from regard.text.special import PAD
 from regard.translator import Translator, load
 
 BATCH, BEAM = 128, 5
@@ -74,14 +74,14 @@ def peer_translate(model: Any, translator: Translator) -> Translate:
             ids = pad([sources[i] for i in rows], model.device)
             limit = int(options.max_len_a * ids.shape[1] + options.max_len_b)
             written = model.generate(
-                input_ids=ids,
+                input_ids=ids.clamp(min=0),
                 attention_mask=(ids != PAD).long(),
                 num_beams=BEAM,
                 do_sample=False,
                 length_penalty=options.length_penalty,
                 max_new_tokens=min(limit, model.config.max_position_embeddings - 1),
             )
-            said = [[id for id in row if id > 4] for row in written.tolist()]  # 0 to 4 are special
+            said = [[id for id in row if id not in tokenizers.target.special_ids] for row in written.tolist()]
             found.update(zip(rows, tokenizers.target.decode_batch(said), strict=True))
         return [found[i] for i in range(len(texts))]
 

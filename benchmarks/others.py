@@ -12,7 +12,8 @@ from regard.config import ModelConfig
 from regard.data.batches import Batch
 from regard.device import autocast
 from regard.exchange.families import FAMILIES
-from regard.text.tokenizer import EOS, PAD, SOS
+from regard.text.special import PAD
+from regard.text.vocabulary import LEARNED
 
 Step = Callable[[Batch], None]
 
@@ -23,10 +24,11 @@ def foreign(config: ModelConfig, kind: str, device: torch.device, dtype: torch.d
 
     pairs = config.architecture == "transformer"
     theirs = FAMILIES["marian" if pairs else kind].to_theirs(config, {})
-    theirs |= {"vocab_size": config.target_vocab, "pad_token_id": PAD, "bos_token_id": SOS, "eos_token_id": EOS}
+    theirs |= {"vocab_size": config.target_vocab, "pad_token_id": LEARNED.pad}
+    theirs |= {"bos_token_id": LEARNED.bos, "eos_token_id": LEARNED.eos}
     theirs |= {"embd_pdrop": config.dropout} if kind == "gpt2" else {}
     if pairs:
-        theirs |= {"decoder_vocab_size": config.target_vocab, "decoder_start_token_id": SOS}
+        theirs |= {"decoder_vocab_size": config.target_vocab, "decoder_start_token_id": LEARNED.bos}
         theirs |= {"forced_eos_token_id": None}
     del theirs["model_type"]
     maker = AutoModelForSeq2SeqLM if pairs else AutoModelForCausalLM
@@ -69,7 +71,9 @@ class TorchTransformer(nn.Module):
         self.body = nn.Transformer(c.d_model, c.n_heads, *layers, c.d_ff, c.dropout, batch_first=True)
 
     def forward(self, source: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-        x = self.body(self.embedding(source), self.embedding(target), tgt_mask=mask, tgt_is_causal=True)
+        x = self.body(
+            self.embedding(source.clamp(min=0)), self.embedding(target.clamp(min=0)), tgt_mask=mask, tgt_is_causal=True
+        )
         return F.linear(x, self.embedding.weight)
 
 
@@ -77,7 +81,7 @@ def marian_step(model: nn.Module, device: torch.device, compiled: bool) -> Step:
     called = torch.compile(model, dynamic=True) if compiled else model
 
     def loss(source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
-        mask = (source != PAD).long()
+        mask, source, target = (source != PAD).long(), source.clamp(min=0), target.clamp(min=0)
         return smoothed(called(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits, labels)
 
     return peer_step(model, loss, device, clip=1.0)

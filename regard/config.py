@@ -181,8 +181,11 @@ class ModelConfig:
         choices=("none", "row", "token"),
     )
     n_classes: int = setting(0, "answers to choose from; filled in from the data", most=1 << 24)
-    absent: tuple[int, ...] = setting(
-        (), "special tokens that an imported vocabulary does not have: never said", most=1 << 24
+    eos_token_id: int = setting(
+        -1, "the token that ends a text, -1 = none; filled in from the tokenizer", least=-1, most=1 << 24
+    )
+    suppress_tokens: tuple[int, ...] = setting(
+        (), "tokens that are never generated; filled in from the tokenizer", most=1 << 24
     )
     token_types: int = setting(
         0, "kinds of tokens with a vector each, such as BERT's two sentences; 0 = none", most=1 << 16, of=BLOCKS
@@ -198,7 +201,7 @@ class ModelConfig:
 
     def table(self, settings: type[S]) -> S:
         """Return the settings of a table of architectures, such as RecurrentSettings; where there is none, its defaults."""
-        return self.named(settings.table)  # type: ignore[attr-defined,no-any-return]
+        return self.named(settings.table)
 
     def named(self, table: str) -> Any:
         """Return the settings of the table `[model.TABLE]`, or its defaults where the configuration does not have it."""

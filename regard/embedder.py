@@ -18,7 +18,7 @@ from regard.errors import RegardError
 from regard.models.classifier import Classifier
 from regard.models.model import Model, names_where
 from regard.text.frame import Frame
-from regard.text.tokenizer import PAD
+from regard.text.special import PAD
 
 POOLINGS = ("mean", "first")
 

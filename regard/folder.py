@@ -2,6 +2,7 @@
 
     config.json   model.safetensors   README.md   manifest.json
     tokenizer.json, or tokenizer.source.json and tokenizer.target.json; none for images
+    vocabulary.json, where the vocabulary is from elsewhere: which tokens are special, and how many ids there are
     shortlist.safetensors, where `regard shortlist` made one
     languages.json, of a model of several directions: by which a text's language is told (text/detect.py)
 
@@ -47,13 +48,13 @@ from regard.recipes import build, fields_of, shown, to_dict
 from regard.text.detect import Profiles
 from regard.text.frame import OWN, Frame
 from regard.text.tokenizer import FILES as TOKENIZER_FILES
-from regard.text.tokenizer import Tokenizers
+from regard.text.tokenizer import VOCABULARY, Tokenizers
 
 FORMAT = 2
 LANGUAGES = "languages.json"
 FILES = (  # and the manifest
     *("config.json", "README.md", "model.safetensors", shortlist.FILE, LANGUAGES),
-    *TOKENIZER_FILES,
+    *(*TOKENIZER_FILES, VOCABULARY),
 )
 
 
@@ -200,7 +201,11 @@ def _resolved(table: dict[str, Any], folder: Path) -> ModelConfig:
 def _check_ids(config: dict[str, Any], sizes: ModelConfig, folder: Path) -> None:
     """Refuse special tokens that are not in the vocabulary, and names of classes that are not as many as the classes."""
     pieces = max(sizes.source_vocab, sizes.target_vocab)
-    ids = [*sizes.absent, *(i for part in config["frame"].values() for i in part)]
+    ids = [
+        *sizes.suppress_tokens,
+        *[sizes.eos_token_id] * (sizes.eos_token_id != -1),
+        *(i for part in config["frame"].values() for i in part),
+    ]
     if not all(0 <= i < pieces for i in ids) and of(sizes).vocabularies:
         raise RegardError(f"{folder / 'config.json'} names a special token outside its vocabulary of {pieces} pieces")
     if of(sizes).gives_classes(sizes) and config["labels"] and len(config["labels"]) != sizes.n_classes:

@@ -104,7 +104,7 @@ class Writer:
             raise RegardError(f"one text can be streamed at a time, not {chosen.nbest}: leave out n")
         check_writing(chosen)
         ids = self.framed(prompt)
-        row = make_row(ids, chosen.seed, chosen, longest(self.model))
+        row = make_row(ids, chosen.seed, chosen, self.model)
         return self._pieces(row, self._teller(ids, chosen), chosen)
 
     def _pieces(self, row: Row, teller: Teller, options: DecodeConfig) -> Iterator[str]:

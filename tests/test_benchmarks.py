@@ -21,7 +21,8 @@ from regard import folder
 from regard.config import DecodeConfig, TokenizerConfig
 from regard.data.corpus import Corpus
 from regard.models.architectures import make_model, preset, resolve
-from regard.text.tokenizer import PAD, Tokenizer, Tokenizers
+from regard.text.special import PAD
+from regard.text.tokenizer import Tokenizer, Tokenizers
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 CPU = torch.device("cpu")

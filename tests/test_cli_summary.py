@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from tokens import SETTINGS
 from typer.testing import CliRunner, Result
 
 from regard import folder
@@ -14,7 +15,15 @@ from regard.config import TokenizerConfig
 from regard.models.architectures import make_model, preset
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
-SIZES = {"n_encoder_layers": 2, "n_decoder_layers": 1, "d_model": 16, "n_heads": 2, "d_ff": 32, "max_len": 64}
+SIZES = {
+    "n_encoder_layers": 2,
+    "n_decoder_layers": 1,
+    "d_model": 16,
+    "n_heads": 2,
+    "d_ff": 32,
+    "max_len": 64,
+    **SETTINGS,
+}
 
 
 def call(*words: str, **settings: str) -> Result:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokens import SETTINGS
 from torch import nn
 
 from regard import cli, folder
@@ -27,7 +28,7 @@ from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.log import Screen, say
 
 TITLE = "\x1b]0;owned\x07"  # sets the title of a terminal's window
-SIZES = {"n_decoder_layers": 1, "d_model": 8, "n_heads": 2, "d_ff": 8, "max_len": 32, "head_bias": True}
+SIZES = {"n_decoder_layers": 1, "d_model": 8, "n_heads": 2, "d_ff": 8, "max_len": 32, "head_bias": True, **SETTINGS}
 
 
 @pytest.fixture(scope="module")

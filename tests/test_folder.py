@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokens import SETTINGS
 
 from regard import folder
 from regard.config import DecodeConfig, ModelConfig, TokenizerConfig
@@ -21,7 +22,7 @@ from regard.models.transformer import Transformer
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 CPU = torch.device("cpu")
-SIZES = ModelConfig(n_encoder_layers=1, n_decoder_layers=2, d_model=8, n_heads=2, d_ff=16, max_len=32)
+SIZES = ModelConfig(n_encoder_layers=1, n_decoder_layers=2, d_model=8, n_heads=2, d_ff=16, max_len=32, **SETTINGS)
 
 
 def tokenizer(letters: str) -> Tokenizer:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tokens import EOS, SOS
 
 import regard
 from regard import folder
@@ -19,7 +20,7 @@ from regard.labeller import Labeller
 from regard.models.architectures import make_model, preset
 from regard.models.classifier import Classifier
 from regard.text.frame import CLASSIC
-from regard.text.tokenizer import EOS, SOS, Tokenizer, Tokenizers
+from regard.text.tokenizer import Tokenizer, Tokenizers
 
 TOKENIZER = Tokenizer.train(["the cat sat on a mat and a dog ran"], TokenizerConfig(kind="word", vocab_size=40))
 NAMES = ("bad", "fair", "good")

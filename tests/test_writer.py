@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokens import EOS, SETTINGS, SOS
 
 from regard.config import DecodeConfig, ModelConfig, TokenizerConfig
 from regard.decode.rules import pad
@@ -25,7 +26,8 @@ from regard.models.transformer import Transformer
 from regard.models.vit import ViT
 from regard.text.chat import Turn
 from regard.text.frame import CLASSIC, Frame
-from regard.text.tokenizer import EOS, PAD, SOS, Tokenizer, Tokenizers
+from regard.text.special import PAD
+from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.writer import Writer
 
 LINES = [
@@ -50,7 +52,9 @@ def taught() -> Bundle:
     tokenizer = tokenizers().target
     torch.manual_seed(0)
     sizes = {"n_decoder_layers": 2, "d_model": 32, "n_heads": 4, "d_ff": 64, "max_len": 96}
-    config = ModelConfig(preset="gpt-tiny", architecture="gpt", target_vocab=len(tokenizer), dropout=0.0, **sizes)  # type: ignore[arg-type]
+    config = ModelConfig(
+        preset="gpt-tiny", architecture="gpt", target_vocab=len(tokenizer), dropout=0.0, **SETTINGS, **sizes
+    )  # type: ignore[arg-type]
     model = GPT(config)
     rows = pad([[SOS, *tokenizer.encode(line), EOS] for line in LINES], torch.device("cpu"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -299,7 +303,7 @@ def transformer_bundle() -> Bundle:
     torch.manual_seed(1)
     size = len(tokenizers().source)
     sizes = {"n_encoder_layers": 1, "n_decoder_layers": 1, "d_model": 16, "n_heads": 2, "d_ff": 16, "max_len": 40}
-    config = ModelConfig(architecture="transformer", source_vocab=size, target_vocab=size, **sizes)  # type: ignore[arg-type]
+    config = ModelConfig(architecture="transformer", source_vocab=size, target_vocab=size, **SETTINGS, **sizes)  # type: ignore[arg-type]
     return Bundle(Transformer(config).eval(), tokenizers(), "translation")
 
 

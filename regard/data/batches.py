@@ -22,7 +22,7 @@ from regard.data.shards import ANY_LENGTH, Joined, Store
 from regard.errors import RegardError
 from regard.text.dropout import Dropout
 from regard.text.frame import OWN, Frame
-from regard.text.tokenizer import EOS, PAD
+from regard.text.special import PAD
 
 SMALLEST_WIDTH = 4
 Rows = tuple[int, np.ndarray]  # a batch before it is made: its width, and which rows it holds
@@ -140,8 +140,8 @@ class Bucketed(Batches):
 
 
 class PairBatches(Bucketed):
-    """(source, target, labels), (B, W) each: what is read, what the decoder reads (SOS y1 ... yn), and what it should say
-    (y1 ... yn EOS; PAD = not scored)."""
+    """(source, target, labels), (B, W) each: what is read, what the decoder reads (start y1 ... yn), and what it should say
+    (y1 ... yn end; PAD = not scored)."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class PairBatches(Bucketed):
             targets = self.dropout[1](*targets, room - len(frame.start), rng)
         source = padded(sources, width, frame.before, frame.after)
         target = padded(targets, width, frame.start)
-        labels = padded(targets, width, frame.start[1:], (EOS,))
+        labels = padded(targets, width, frame.start[1:], frame.end)
         labels[len(rows) :] = PAD
         return make_batch(source, target, labels)
 

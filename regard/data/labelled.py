@@ -15,7 +15,7 @@ from typing import Any
 
 from regard.data.corpus import COMPRESSIONS, read_lines
 from regard.errors import RegardError
-from regard.text.tokenizer import UNK, Tokenizer
+from regard.text.tokenizer import Tokenizer
 
 CONTINUES = -1  # the tag of a piece that is not the first of its word
 SHOWN = 20  # labels listed in a message
@@ -166,7 +166,8 @@ def tags_to_pieces(words: Sequence[str], tags: Sequence[int], tokenizer: Tokeniz
     """
     twice = tokenizer.encode_batch(["a", "a a"])
     space = "" if twice[0] * 2 == twice[1] else " "  # byte-level vocabularies know no space in front of a first word
-    pieces = [found or [UNK] for found in tokenizer.encode_batch([*words[:1], *(space + word for word in words[1:])])]
+    found = tokenizer.encode_batch([*words[:1], *(space + word for word in words[1:])])
+    pieces = [part or [tokenizer.special.need("unk", "a word that the tokenizer drops")] for part in found]
     ids = [i for word in pieces for i in word]
     aligned = zip(pieces, tags, strict=True)
     return ids, [tag if first else CONTINUES for word, tag in aligned for first in (True, *[False] * (len(word) - 1))]

@@ -11,17 +11,22 @@ from collections.abc import Sequence
 import numpy as np
 
 from regard.errors import RegardError
-from regard.text.vocabulary import MASK, PAD, SPACE, SPECIALS, UNK
+from regard.text.special import PAD, SpecialTokens
+from regard.text.vocabulary import SPACE
 
-KEPT, RANDOM = 0.1, 0.1  # of the chosen tokens: what is not kept and not random becomes MASK
-PIECES = len(SPECIALS)  # the first id that is text
+KEPT, RANDOM = 0.1, 0.1  # of the chosen tokens: what is not kept and not random becomes the mask token
 
 
 # ---- BERT --------------------------------------------------------------------------------------------------------
 
 
 def mask_tokens(
-    ids: np.ndarray, rng: np.random.Generator, vocab_size: int, rate: float = 0.15, words: np.ndarray | None = None
+    ids: np.ndarray,
+    rng: np.random.Generator,
+    vocab_size: int,
+    special: SpecialTokens,
+    rate: float = 0.15,
+    words: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and labels (T,) of masked language modelling; a label is PAD where nothing is to be guessed.
 
@@ -30,13 +35,15 @@ def mask_tokens(
     """
     _check(rate)
     if words is None:
-        words = np.where(ids >= PIECES, np.arange(len(ids)), -1)
+        words = np.where(np.isin(ids, special.ids), -1, np.arange(len(ids)))
     chosen = _choose_words(words, rng, rate)
-    inputs, labels = ids.copy(), np.full_like(ids, PAD)
+    inputs, labels = ids.copy(), np.full(len(ids), PAD, np.int64)
     labels[chosen] = ids[chosen]
     draw = rng.random(len(chosen))
-    pieces = rng.integers(PIECES, vocab_size, len(chosen))
-    fate = np.where(draw < RANDOM, pieces, MASK)  # (chosen,)
+    pieces = rng.integers(0, vocab_size - len(special.ids), len(chosen))
+    for id in special.ids:  # in order: each one that is passed moves those above it
+        pieces += pieces >= id
+    fate = np.where(draw < RANDOM, pieces, special.need("mask", "masked language modelling"))  # (chosen,)
     inputs[chosen] = np.where(draw < 1 - KEPT, fate, ids[chosen])
     return inputs, labels
 
@@ -52,18 +59,18 @@ def _choose_words(words: np.ndarray, rng: np.random.Generator, rate: float) -> n
     return at[np.isin(word, order[:enough])]
 
 
-def word_numbers(pieces: Sequence[str]) -> np.ndarray:
-    """The word number of each piece that `Tokenizer.pieces` gives, -1 for special tokens.
+def word_numbers(ids: Sequence[int] | np.ndarray, pieces: Sequence[str], special: SpecialTokens) -> np.ndarray:
+    """The word number of each id, of which `Tokenizer.pieces` gives `pieces`, -1 for special tokens.
 
     A row with a "▁" in it marks where words begin, and a space belongs to the word after it. Any other row is
     WordPiece's, which marks with "##" what goes on. An unknown token is no word, but a word may go on after it.
     """
     marked = any(piece.startswith(SPACE) for piece in pieces)
     numbers, word, begins = [], -1, True
-    for piece in pieces:
-        if piece in SPECIALS:
+    for id, piece in zip(ids, pieces, strict=True):
+        if id in special.ids:
             numbers.append(-1)
-            begins = begins or piece != SPECIALS[UNK]
+            begins = begins or id != special.unk
             continue
         word += begins or (piece.startswith(SPACE) if marked else not piece.startswith("##"))
         numbers.append(word)
@@ -114,26 +121,33 @@ def _enough(sentinels: Sequence[int], n_spans: int, length: int) -> Sequence[int
 
 
 def denoise(
-    ids: np.ndarray, rng: np.random.Generator, ends: Sequence[int] = (), rate: float = 0.3, mean_span: float = 3.0
+    ids: np.ndarray,
+    rng: np.random.Generator,
+    mask: int,
+    ends: Sequence[int] = (),
+    rate: float = 0.3,
+    mean_span: float = 3.0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """BART's source and target: sentences in another order and spans hidden, and the text as it was."""
-    return infill(permute_sentences(ids, rng, ends), rng, rate, mean_span), ids.copy()
+    return infill(permute_sentences(ids, rng, ends), rng, mask, rate, mean_span), ids.copy()
 
 
-def infill(ids: np.ndarray, rng: np.random.Generator, rate: float = 0.3, mean_span: float = 3.0) -> np.ndarray:
-    """Hide `rate` of the tokens in spans, each behind a single MASK that does not tell how many there were.
+def infill(
+    ids: np.ndarray, rng: np.random.Generator, mask: int, rate: float = 0.3, mean_span: float = 3.0
+) -> np.ndarray:
+    """Hide `rate` of the tokens in spans, each behind a single `mask` that does not tell how many there were.
 
-    Lengths are Poisson's; a span of length 0 is a MASK put in where nothing is missing. All orders of spans and kept
+    Lengths are Poisson's; a span of length 0 is a mask put in where nothing is missing. All orders of spans and kept
     tokens are equally likely.
     """
     _check(rate, mean_span)
     n_hidden = _share(len(ids), rate)
     lengths = _poisson_lengths(n_hidden, mean_span, rng)
-    n_slots = len(ids) - n_hidden + len(lengths)  # each becomes one token: a kept one or a MASK
+    n_slots = len(ids) - n_hidden + len(lengths)  # each becomes one token: a kept one or a mask
     spans = rng.choice(n_slots, len(lengths), replace=False)  # in random order: the cut span may stand anywhere
     widths = np.ones(n_slots, np.int64)
     widths[spans] = lengths
-    source = np.full(n_slots, MASK, ids.dtype)
+    source = np.full(n_slots, mask, ids.dtype)
     kept = np.ones(n_slots, bool)
     kept[spans] = False
     source[kept] = ids[(np.cumsum(widths) - 1)[kept]]

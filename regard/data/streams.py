@@ -13,7 +13,7 @@ import numpy as np
 from regard.data.batches import Batch, Batches, Rows, batch_size, bucket_widths, buckets, make_batch
 from regard.data.shards import TokenStore
 from regard.text.frame import OWN, Frame
-from regard.text.tokenizer import EOS, PAD
+from regard.text.special import PAD
 
 Spans = np.ndarray  # (N, 2)
 Rewrite = Callable[[np.ndarray, np.random.Generator], tuple[np.ndarray, np.ndarray]]
@@ -195,7 +195,7 @@ class MendingBatches(NoisedBatches):
         # spans of no tokens make a text longer, maybe by more than the model reads
         source = [frame.one(text[: self.length].tolist()) for text, _ in pairs]
         target = [[*frame.start, *mended] for _, mended in pairs]
-        labels = [[*frame.start[1:], *mended, EOS] for _, mended in pairs[: len(rows)]] + [[]] * (
+        labels = [[*frame.start[1:], *mended, *frame.end] for _, mended in pairs[: len(rows)]] + [[]] * (
             len(pairs) - len(rows)
         )
         widths = [int(bucket_widths(np.array(max(map(len, side))))) for side in (source, target)]

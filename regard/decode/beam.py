@@ -20,7 +20,7 @@ from torch import Tensor
 
 from regard.config import DecodeConfig
 from regard.decode.rules import Decoder, Hypothesis, log_probabilities, opened
-from regard.text.tokenizer import EOS, PAD, SOS
+from regard.text.frame import OWN
 
 BLOCK = 128  # tokens
 
@@ -42,7 +42,7 @@ class Beams:
     def start(cls, limits: Tensor, k: int) -> Beams:
         b, room = len(limits), int(limits.max())
         device = limits.device
-        tokens = torch.full((b, k, room), PAD, device=device)
+        tokens = torch.zeros((b, k, room), dtype=torch.long, device=device)  # a row that is not there reads token 0
         log_prob = torch.full((b, k), -torch.inf, device=device)
         log_prob[:, 0] = 0.0
         empty = torch.full_like(log_prob, -torch.inf)
@@ -58,19 +58,19 @@ class Beams:
 
 @torch.inference_mode()
 def beam_search(
-    model: Decoder, source: Tensor, limits: Tensor, options: DecodeConfig, start: tuple[int, ...] = (SOS,)
+    model: Decoder, source: Tensor, limits: Tensor, options: DecodeConfig, start: tuple[int, ...] = OWN.start
 ) -> list[list[Hypothesis]]:
     """The `nbest` best translations of each source row (B, S), best first."""
-    k = options.beam
+    k, end = options.beam, model.config.eos_token_id
     state, last = opened(model, source, start)  # one hypothesis each, multiplied by the first reordering
     beams = Beams.start(limits, k)
     found: dict[int, list[Hypothesis]] = {}
     for step in range(int(limits.max())):
-        log_p = log_probabilities(model.step(last, state), step, options)  # (B*K or B, V)
-        parents = extend(beams, log_p, step, options)  # (B, K) hypotheses that live on
+        log_p = log_probabilities(model.step(last, state), step, options, model.config)  # (B*K or B, V)
+        parents = extend(beams, log_p, step, options, end)  # (B, K) hypotheses that live on
         stopped = has_stopped(beams, step, options)
         if stopped.any():
-            collect(beams, stopped, options, found)
+            collect(beams, stopped, options, found, end)
             going = (~stopped).nonzero().squeeze(1)
             if len(going) == 0:
                 break
@@ -82,12 +82,12 @@ def beam_search(
     return [found[i] for i in range(len(source))]
 
 
-def extend(beams: Beams, log_p: Tensor, step: int, options: DecodeConfig) -> Tensor:
+def extend(beams: Beams, log_p: Tensor, step: int, options: DecodeConfig, end: int) -> Tensor:
     """Add one token to every hypothesis; return which hypothesis of its sentence each open one now continues, (B, K)."""
     b, k = beams.log_prob.shape
     rows = log_p.shape[0] // b  # 1 at the first step, else K
     value, parent, token = best_extensions(log_p.view(b, rows, -1), beams.log_prob[:, :rows], 2 * k)
-    ends = (token == EOS) | (step + 1 >= beams.limit)[:, None]
+    ends = (token == end) | (step + 1 >= beams.limit)[:, None]
     if ends.any():
         candidates = beams.tokens.gather(1, parent[:, :, None].expand(-1, -1, beams.tokens.shape[2]))
         candidates[:, :, step] = token
@@ -99,7 +99,7 @@ def extend(beams: Beams, log_p: Tensor, step: int, options: DecodeConfig) -> Ten
     parent = _pad(parent[:, :k], k, 0)
     beams.log_prob = _pad(value[:, :k], k, -torch.inf)
     beams.tokens = beams.tokens.gather(1, parent[:, :, None].expand(-1, -1, beams.tokens.shape[2]))
-    beams.tokens[:, :, step] = _pad(token[:, :k], k, PAD)
+    beams.tokens[:, :, step] = _pad(token[:, :k], k, 0)
     return parent
 
 
@@ -152,13 +152,13 @@ def has_stopped(beams: Beams, step: int, options: DecodeConfig) -> Tensor:
     return (beams.done_score[:, -1] >= hope) | (step + 1 >= beams.limit)
 
 
-def collect(beams: Beams, stopped: Tensor, options: DecodeConfig, found: dict[int, list[Hypothesis]]) -> None:
+def collect(beams: Beams, stopped: Tensor, options: DecodeConfig, found: dict[int, list[Hypothesis]], end: int) -> None:
     rows = stopped.nonzero().squeeze(1)
     fields = (beams.sentence, beams.done, beams.done_score, beams.done_log_prob, beams.done_length)
     for sentence, tokens, scores, log_probs, lengths in zip(*(x[rows].tolist() for x in fields), strict=True):
         ranked = zip(tokens, scores, log_probs, lengths, strict=True)
         found[sentence] = [
-            Hypothesis(ids[: n - (ids[n - 1] == EOS)], score, log_prob, ids[n - 1] == EOS)
+            Hypothesis(ids[: n - (ids[n - 1] == end)], score, log_prob, ids[n - 1] == end)
             for ids, score, log_prob, n in ranked
             if n > 0 and score > -torch.inf
         ][: options.nbest]

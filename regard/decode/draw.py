@@ -13,22 +13,28 @@ import torch
 from torch import Tensor
 
 from regard.bits import WORD, mixed
-from regard.config import DecodeConfig
+from regard.config import DecodeConfig, ModelConfig
 from regard.decode.rules import forbid
 
 
 def draw(
-    logits: Tensor, seen: Tensor | None, no_end: Tensor | bool, seeds: Tensor, steps: Tensor, options: DecodeConfig
+    logits: Tensor,
+    seen: Tensor | None,
+    no_end: Tensor | bool,
+    seeds: Tensor,
+    steps: Tensor,
+    options: DecodeConfig,
+    config: ModelConfig,
 ) -> tuple[Tensor, Tensor]:
     """The next token of each row (N,), and its log p (N,) under the model itself, whatever shaped the choice.
 
     logits (N, V); seen (N, V): tokens that were read or written; no_end (N,): rows that may not end yet; seeds, steps (N,),
-    which are not looked at when the temperature is 0.
+    which are not looked at when the temperature is 0; config: the model's, which says what is never generated.
     """
     logits = logits.float()
     log_z = log_normaliser(logits)
     wanted = logits if seen is None else penalise(logits, seen, options.repetition_penalty)
-    token = choose(forbid(wanted, no_end), seeds, steps, options)
+    token = choose(forbid(wanted, no_end, config), seeds, steps, options)
     return token, logits.gather(1, token[:, None]).squeeze(1) - log_z
 
 
@@ -36,7 +42,7 @@ def log_normaliser(logits: Tensor) -> Tensor:
     """Return log sum exp of each row (N, V) -> (N,). On a CPU torch is faster at log_softmax, from which it follows."""
     if logits.is_cuda:
         return logits.logsumexp(-1)
-    return logits[:, 0] - logits.log_softmax(-1)[:, 0]
+    return logits.amax(-1) - logits.log_softmax(-1).amax(-1)  # of the likeliest: no other is sure to be above -inf
 
 
 def choose(logits: Tensor, seeds: Tensor, steps: Tensor, options: DecodeConfig) -> Tensor:

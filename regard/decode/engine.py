@@ -11,7 +11,7 @@ from dataclasses import astuple
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.config import DecodeConfig
 from regard.cores import CAN_FORK, fork_map, idle_cores, one_thread
@@ -23,7 +23,6 @@ from regard.errors import RegardError
 from regard.layers.packed import numbers
 from regard.look.record import labelled, listening, paused
 from regard.text.frame import OWN, Frame
-from regard.text.tokenizer import EOS, PAD
 
 
 def decode(
@@ -147,7 +146,7 @@ def decode_batch(
 def search(
     model: Decoder, source: Tensor, rows: list[int], options: DecodeConfig, max_len: int, start: tuple[int, ...]
 ) -> list[list[Hypothesis]]:
-    limits = length_limits((source != PAD).sum(1), options, max_len - len(start) + 1)
+    limits = length_limits((source >= 0).sum(1), options, max_len - len(start) + 1)
     if options.temperature == 0 and options.beam > 1:
         return beam_search(model, source, limits, options, start)
     n = options.nbest  # samples of each sentence
@@ -158,9 +157,9 @@ def search(
 
 
 @torch.no_grad()
-def reread(model: nn.Module, source: Tensor, rows: list[int], best: list[Hypothesis], start: tuple[int, ...]) -> None:
+def reread(model: Any, source: Tensor, rows: list[int], best: list[Hypothesis], start: tuple[int, ...]) -> None:
     """One forced forward over the best hypotheses, for whoever records: the same weights as during the search."""
-    written = [[*start, *h.tokens, *([EOS] if h.ended else [])] for h in best]
+    written = [[*start, *h.tokens, *([model.config.eos_token_id] if h.ended else [])] for h in best]
     with labelled(model, rows, written):
         model(source, pad([ids[:-1] for ids in written], source.device))  # the last token is said, never read
 

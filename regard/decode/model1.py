@@ -20,7 +20,8 @@ import torch
 
 from regard.data.shards import Store, TokenStore
 from regard.decode.shortlist import Shortlist
-from regard.text.tokenizer import PAD, Tokenizers
+from regard.text.special import PAD
+from regard.text.tokenizer import Tokenizers
 
 MOST_PAIRS = 1_000_000  # of a larger corpus, that many pairs, evenly spread
 CHUNK = 1 << 22  # places of e and f looked at together

@@ -11,7 +11,6 @@ from torch import nn
 from regard.config import DecodeConfig
 from regard.errors import RegardError
 from regard.models.model import StreamModel
-from regard.text.tokenizer import EOS
 
 
 @dataclass
@@ -22,6 +21,7 @@ class Row:
     limit: int  # most tokens
     at_limit: str  # why it would end there
     seed: int
+    eos: int = -1  # the token that ends it
     hear: Callable[[int], bool] = lambda token: False  # told every token; True: enough
     ids: list[int] = field(default_factory=list)  # the prompt and what was written, without the end token
     log_probs: list[float] = field(default_factory=list)  # of what was written, the end token included
@@ -36,7 +36,7 @@ class Row:
 
     def add(self, token: int, log_prob: float) -> None:
         self.log_probs.append(log_prob)
-        if token == EOS:
+        if token == self.eos:
             self.end = "end"
             return
         self.ids.append(token)
@@ -51,8 +51,11 @@ def longest(model: nn.Module) -> int:
     return sys.maxsize if isinstance(model, StreamModel) else model.config.max_len  # type: ignore[union-attr,return-value]
 
 
-def make_row(prompt: Sequence[int], seed: int, options: DecodeConfig, max_len: int, name: str = "the prompt") -> Row:
+def make_row(
+    prompt: Sequence[int], seed: int, options: DecodeConfig, model: nn.Module, name: str = "the prompt"
+) -> Row:
     """Refuses a prompt that leaves no room for a single token."""
+    max_len = longest(model)
     room = max_len - len(prompt)
     if not prompt:
         raise RegardError(f"{name} is empty, and this model has no token that begins a text: give it a word")
@@ -62,7 +65,8 @@ def make_row(prompt: Sequence[int], seed: int, options: DecodeConfig, max_len: i
             f"those it writes included: shorten it to {max_len - 1} at most"
         )
     new = options.max_new_tokens
-    return Row(list(prompt), min(new, room), "length" if new <= room else "context", seed)
+    eos: int = model.config.eos_token_id  # type: ignore[union-attr,assignment]
+    return Row(list(prompt), min(new, room), "length" if new <= room else "context", seed, eos)
 
 
 def distinct(rows: Sequence[list[int]]) -> tuple[list[list[int]], list[int]]:

@@ -15,17 +15,20 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from regard.config import DecodeConfig
+from regard.config import DecodeConfig, ModelConfig
 from regard.errors import RegardError
-from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK
+from regard.text.special import PAD
 
 log = logging.getLogger("regard")
-NEVER = torch.tensor([PAD, SOS, UNK, MASK])
 WIDEST = 16  # beams that recorded steps have room for
 
 
 class Decoder(Protocol):
-    """A model that reads a source once and then writes token by token. `step` takes and returns N rows."""
+    """A model that reads a source once and then writes token by token. `step` takes and returns N rows. Which token ends a
+    text, and which are never generated, its configuration says."""
+
+    @property
+    def config(self) -> ModelConfig: ...
 
     def begin(self, source: Tensor) -> Any: ...
     def step(self, tokens: Tensor, state: Any) -> Tensor: ...
@@ -33,7 +36,7 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One translation in ids, without SOS and EOS."""
+    """One translation in ids, without start and end tokens."""
 
     tokens: list[int]
     score: float  # what hypotheses are ranked by
@@ -125,22 +128,31 @@ def opened(model: Decoder, source: Tensor, start: tuple[int, ...]) -> tuple[Any,
     return state, last
 
 
-def log_probabilities(logits: Tensor, step: int, options: DecodeConfig) -> Tensor:
+def log_probabilities(logits: Tensor, step: int, options: DecodeConfig, config: ModelConfig) -> Tensor:
     """log p of each next token (N, V) in fp32, with what may not be said at -inf."""
-    return forbid(logits.float().log_softmax(-1), step < options.min_len)
+    return forbid(logits.float().log_softmax(-1), step < options.min_len, config)
 
 
-def forbid(scores: Tensor, no_end: Tensor | bool) -> Tensor:
-    """-inf, in place, for padding, start, unknown and mask, and for the end token in rows (N,) that may not end yet.
+def forbid(scores: Tensor, no_end: Tensor | bool, config: ModelConfig) -> Tensor:
+    """-inf, in place, for the tokens that are never generated, and for the end token in rows (N,) that may not end yet.
 
     On a GPU one by one, since a recorded step cannot look them up by a list."""
+    end = config.eos_token_id
     if scores.is_cuda:
-        for id in (PAD, SOS, UNK, MASK):
+        for id in config.suppress_tokens:
             scores[:, id] = -torch.inf
-    else:
-        scores.index_fill_(1, NEVER, -torch.inf)
+    elif config.suppress_tokens:
+        scores.index_fill_(1, ids_of(config.suppress_tokens), -torch.inf)
+    if end < 0:
+        return scores
     if isinstance(no_end, Tensor):
-        scores[:, EOS].masked_fill_(no_end, -torch.inf)
+        scores[:, end].masked_fill_(no_end, -torch.inf)
     elif no_end:
-        scores[:, EOS] = -torch.inf
+        scores[:, end] = -torch.inf
     return scores
+
+
+@functools.cache
+def ids_of(tokens: tuple[int, ...]) -> Tensor:
+    """Made once: it takes as long as filling their columns."""
+    return torch.tensor(tokens)

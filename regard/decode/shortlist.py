@@ -24,23 +24,30 @@ from regard.errors import RegardError
 from regard.files import add_file, check_regular, exists, manifest_of
 from regard.layers.embedding import Head
 from regard.models.model import TranslationModel
-from regard.text.tokenizer import PAD, SPECIALS
+from regard.text.special import PAD
 
 FILE = "shortlist.safetensors"
 
 
 @dataclass(frozen=True)
 class Shortlist:
-    always: Tensor  # (F,) int32 pieces for any translation, beside the five special tokens: the most frequent
+    always: Tensor  # (F,) int32 pieces for any translation, beside the special tokens: the most frequent
     lists: Tensor  # (source pieces, n) int32 those that go with each source piece; PAD fills up
 
-    def allowed(self, source: Tensor, vocab: int) -> Tensor:
+    def allowed(self, source: Tensor, config: ModelConfig) -> Tensor:
         """(B, V) which pieces the translation of each source row (B, S) may be made of."""
-        allowed = torch.zeros(len(source), vocab, dtype=torch.bool)
-        allowed[:, : len(SPECIALS)] = True
+        vocab = config.target_vocab
+        allowed = torch.zeros(len(source), vocab + 1, dtype=torch.bool)  # the last column is for padding
+        allowed[:, special_of(config)] = True
         allowed[:, self.always.long()] = True
-        listed = self.lists[source].masked_fill_((source == PAD)[:, :, None], PAD)  # (B, S, n)
-        return allowed.scatter_(1, listed.flatten(1).long(), True)
+        listed = self.lists[source.clamp(min=0)].masked_fill_((source < 0)[:, :, None], PAD)  # (B, S, n)
+        listed = listed.masked_fill_(listed == PAD, vocab)
+        return allowed.scatter_(1, listed.flatten(1).long(), True)[:, :vocab]
+
+
+def special_of(config: ModelConfig) -> list[int]:
+    """The special tokens, which the search treats by their ids: the end token, and those that are never generated."""
+    return [i for i in (config.eos_token_id, *config.suppress_tokens) if i >= 0]
 
 
 # ---- in a model folder -----------------------------------------------------------------------------------------------
@@ -66,7 +73,7 @@ def load(folder: Path, config: ModelConfig) -> Shortlist | None:
         tensors = load_file(check_regular(path))
         always, lists = tensors["always"], tensors["lists"]
         fits = always.ndim == 1 and lists.ndim == 2 and len(lists) == config.source_vocab
-        fits &= all(0 <= int(x.min()) <= int(x.max()) < config.target_vocab for x in (always, lists))
+        fits &= all(PAD <= int(x.min()) <= int(x.max()) < config.target_vocab for x in (always, lists))
     except (SafetensorError, OSError, KeyError, RuntimeError) as error:
         raise RegardError(f"cannot read {path}: {error}; make it again with `regard shortlist {folder}`") from None
     if not fits:
@@ -93,8 +100,9 @@ class NarrowState:
 class Narrow:
     """A `Decoder` that writes one batch with the U pieces on the lists of its sources.
 
-    They are numbered anew, in their old order and the special tokens as ever, so that the softmax and the search are smaller
-    too. Sampling draws a number for every piece of the vocabulary: then logits are `wide`, with -inf for all others.
+    They are numbered anew, in their old order, so that the softmax and the search are smaller too; `config` has the special
+    tokens by these numbers. Sampling draws a number for every piece of the vocabulary: then logits are `wide`, with -inf for
+    all others.
     """
 
     def __init__(
@@ -104,15 +112,24 @@ class Narrow:
         if type(model.head) is not Head:
             raise RegardError("decode.shortlist takes rows of the output matrix as they are: leave out --weights")
         self.model, self.shortlist, self.wide = model, shortlist, wide
-        self.vocab = len(model.head.weight)
-        used = shortlist.allowed(source, self.vocab).any(0)  # (V,)
+        self.vocab, config = model.config.target_vocab, model.config
+        used = shortlist.allowed(source, config).any(0)  # (V,)
         used[list(start)] = True  # read, not said
         self.ids = used.nonzero().squeeze(1)  # (U,)
         self.head = rows_of(model.head, self.ids)
-        self.start = start if wide else tuple(torch.searchsorted(self.ids, torch.tensor(start)).tolist())
+        self.start, self.config = start, config
+        if not wide:
+            self.start = self.numbers(start)
+            end = self.numbers((config.eos_token_id,))[0] if config.eos_token_id >= 0 else -1
+            suppressed = self.numbers(config.suppress_tokens)
+            self.config = replace(config, eos_token_id=end, suppress_tokens=suppressed)
+
+    def numbers(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Of pieces that are among the U."""
+        return tuple(torch.searchsorted(self.ids, torch.tensor(tokens, dtype=torch.long)).tolist())
 
     def begin(self, source: Tensor) -> NarrowState:
-        return NarrowState(self.model.begin(source), ~self.shortlist.allowed(source, self.vocab)[:, self.ids])
+        return NarrowState(self.model.begin(source), ~self.shortlist.allowed(source, self.model.config)[:, self.ids])
 
     def step(self, tokens: Tensor, state: NarrowState) -> Tensor:
         """Logits (N, U), or (N, V) if wide."""
@@ -133,7 +150,6 @@ class Narrow:
 @torch.no_grad()
 def rows_of(head: Head, ids: Tensor) -> Head:
     """The head of some pieces alone."""
-    absent = torch.isin(ids, torch.tensor(head.absent, dtype=ids.dtype)).nonzero().squeeze(1)
-    small = Head(head.weight[ids], head.scale != 1.0, tuple(absent.tolist()))
+    small = Head(head.weight[ids], head.scale != 1.0)
     small.bias = None if head.bias is None else nn.Parameter(head.bias[ids])
     return small

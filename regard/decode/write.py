@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.config import DecodeConfig
+from regard.config import DecodeConfig, ModelConfig
 from regard.cores import one_thread
 from regard.decode.draw import draw
 from regard.decode.row import Row, distinct, longest, make_row
@@ -26,8 +26,9 @@ from regard.decode.sampling import seeds_of, seen_of
 from regard.errors import RegardError
 from regard.look.record import labelled, listening, paused
 from regard.models.model import LanguageModel
+from regard.text.special import PAD
 from regard.text.stream import Detokenizer
-from regard.text.tokenizer import EOS, Tokenizer
+from regard.text.tokenizer import Tokenizer
 
 CHUNK = 1024  # tokens whose logits are in memory at a time when text is scored
 
@@ -43,7 +44,7 @@ def write(
     check_writing(options)
     n = options.nbest
     rows = [
-        make_row(prompt, (options.seed + i) * n + j, options, longest(model), f"prompt {i + 1}")
+        make_row(prompt, (options.seed + i) * n + j, options, model, f"prompt {i + 1}")
         for i, prompt in enumerate(prompts)
         for j in range(n)
     ]
@@ -108,7 +109,7 @@ def plain_steps(model: LanguageModel, rows: list[Row], options: DecodeConfig) ->
     logits, state = begin(model, rows)
     on_cpu = logits.device.type == "cpu"
     for step in count():
-        tokens, gained = chosen(logits, rows, step, options)
+        tokens, gained = chosen(logits, rows, step, options, model.config)
         for row, token, log_prob in zip(rows, tokens.tolist(), gained.tolist(), strict=True):
             row.add(token, log_prob)
         yield rows
@@ -126,13 +127,15 @@ def plain_steps(model: LanguageModel, rows: list[Row], options: DecodeConfig) ->
                 logits = model.step(tokens, state)
 
 
-def chosen(logits: Tensor, rows: list[Row], step: int, options: DecodeConfig) -> tuple[Tensor, Tensor]:
+def chosen(
+    logits: Tensor, rows: list[Row], step: int, options: DecodeConfig, config: ModelConfig
+) -> tuple[Tensor, Tensor]:
     """The next token of each row and its log p."""
     device = logits.device
     seen = seen_of([row.ids for row in rows], logits) if options.repetition_penalty != 1 else None
     early = torch.full((len(rows),), step < options.min_len, device=device)
     seeds, steps = seeds_of([row.seed for row in rows], device), torch.full((len(rows),), step, device=device)
-    return draw(logits, seen, early, seeds, steps, options)
+    return draw(logits, seen, early, seeds, steps, options, config)
 
 
 def begin(model: LanguageModel, rows: list[Row]) -> tuple[Tensor, Any]:
@@ -150,7 +153,7 @@ def begin(model: LanguageModel, rows: list[Row]) -> tuple[Tensor, Any]:
 @torch.no_grad()
 def reread(model: LanguageModel, prompts: list[int], rows: list[Row]) -> None:
     """One forward over what was written, for whoever records."""
-    written = [[*row.ids, *([EOS] if row.end == "end" else [])] for row in rows]
+    written = [[*row.ids, *([row.eos] if row.end == "end" else [])] for row in rows]
     with labelled(model, prompts, written):
         model(pad([ids[:-1] for ids in written], model.embedding.weight.device))
 
@@ -164,7 +167,10 @@ def token_log_probs(model: LanguageModel, texts: Sequence[Sequence[int]], option
         ids = pad([texts[i] for i in group], device)  # (B, T)
         hidden = model.read(ids)[:, :-1].flatten(0, 1)  # (B*(T-1), C)
         pieces = zip(hidden.split(CHUNK), ids[:, 1:].flatten().split(CHUNK), strict=True)
-        scored = [-torch.nn.functional.cross_entropy(model.head(h).float(), t, reduction="none") for h, t in pieces]
+        scored = [
+            -torch.nn.functional.cross_entropy(model.head(h).float(), t, ignore_index=PAD, reduction="none")
+            for h, t in pieces
+        ]
         for i, row in zip(group, torch.cat(scored).view(len(group), -1).tolist(), strict=True):
             found[i] = row[: len(texts[i]) - 1]
     return [found[i] for i in range(len(texts))]

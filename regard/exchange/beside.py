@@ -12,12 +12,11 @@ from regard.config import DecodeConfig, ModelConfig, ViTSettings
 from regard.errors import RegardError
 from regard.exchange.checkpoint import Checkpoint
 from regard.exchange.family import Family, Kind, whole
-from regard.exchange.numbering import Numbering
-from regard.exchange.roles import start_of
-from regard.exchange.vocabulary import Foreign
+from regard.exchange.vocabulary import Foreign, start_of
 from regard.files import json_object
 from regard.recipes import build
-from regard.text.frame import CLASSIC, Frame
+from regard.text.frame import NOTHING, Frame
+from regard.text.special import SpecialTokens
 
 
 class Watched(dict[str, Any]):
@@ -73,18 +72,13 @@ def decoding(their: Mapping[str, Any]) -> DecodeConfig:
     return build(chosen, DecodeConfig, "decode.")
 
 
-def frame_of(family: Family, foreign: Foreign | None, their: Mapping[str, Any], numbering: Numbering) -> Frame:
+def frame_of(family: Family, foreign: Foreign | None, their: Mapping[str, Any], special: SpecialTokens) -> Frame:
     """What the tokenizer puts around a text; without one, the family's usual frame of those tokens that are there."""
     if family.model.sees_images:
-        return Frame()
-    start = start_of(their, numbering, family.architecture)
-    if foreign is not None:
-        return foreign.frame(numbering, start)
-    usual = CLASSIC if family.model.fills_blanks else Frame(before=start if family.model.writes else ())
-    before, between, after = (
-        tuple(i for i in ids if i not in numbering.absent) for ids in (usual.before, usual.between, usual.after)
-    )
-    return Frame(before, between, after, start)
+        return NOTHING
+    start, end = start_of(their, special, family.model), () if special.eos is None else (special.eos,)
+    before = () if family.model.translates else start
+    return Frame(before, end, end, start, end) if foreign is None else foreign.frame(start, end)
 
 
 def pooling(folder: Path) -> str:

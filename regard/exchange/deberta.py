@@ -13,7 +13,6 @@ from regard.errors import RegardError
 from regard.exchange.encoders import DEMANDS, SIZES, STYLE, bert_head, embeddings, head_copies, layers
 from regard.exchange.encoders import IGNORED as BERT_IGNORED
 from regard.exchange.family import Family, Kind, Setting, Their, whole
-from regard.exchange.numbering import Numbering
 from regard.exchange.rules import Part, Rule, by_group, check_moved, same, turns
 from regard.layers.layout import in_turns, taken_apart
 
@@ -57,17 +56,17 @@ def write_distances(config: ModelConfig) -> dict[str, Any]:
     return {"max_relative_positions": config.value("disentangled.reach"), "pos_att_type": ["p2c", "c2p"]}
 
 
-def shared(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
-    yield from embeddings("deberta", numbering, config)
+def shared(config: ModelConfig) -> Iterator[Rule]:
+    yield from embeddings("deberta", config)
     yield Rule("encoder.schemes.0.distances.table", (Part("deberta.encoder.rel_embeddings.weight"),))
-    yield from bert_head(numbering)
+    yield from bert_head()
 
 
 # ---- version 3 --------------------------------------------------------------------------------------------------------
 
 
-def rules_of_3(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
-    yield from shared(config, numbering)
+def rules_of_3(config: ModelConfig) -> Iterator[Rule]:
+    yield from shared(config)
     yield from same("encoder.schemes.0.distances.norm", "deberta.encoder.LayerNorm")
     yield from layers("deberta", config, ("query_proj", "key_proj", "value_proj"))
 
@@ -96,9 +95,9 @@ DEBERTA2 = Family(
 # ---- version 1 --------------------------------------------------------------------------------------------------------
 
 
-def rules_of_1(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
+def rules_of_1(config: ModelConfig) -> Iterator[Rule]:
     """Queries, keys and values are head by head in one matrix, as here; keys have no bias (see `settle_keys`)."""
-    yield from shared(config, numbering)
+    yield from shared(config)
     yield from layers("deberta", config, ())
     width = config.d_model
     for i in range(config.n_encoder_layers):

@@ -11,7 +11,6 @@ from torch import Tensor
 from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.exchange.family import ACTIVATIONS, Family, Kind, Setting, Their, nothing, square, whole
-from regard.exchange.numbering import Numbering
 from regard.exchange.rules import (
     BOTH,
     TRANSPOSED,
@@ -40,18 +39,18 @@ def head_copy(config: ModelConfig, embedding: str) -> dict[str, str]:
     return {"lm_head.weight": embedding} if tied(config) else {}
 
 
-def ends(config: ModelConfig, numbering: Numbering, embedding: str) -> Iterator[Rule]:
+def ends(config: ModelConfig, embedding: str) -> Iterator[Rule]:
     """The embedding, and a head of its own where it is not tied."""
-    yield Rule("embedding.weight", (Part(embedding, (numbering.inputs(),)),))
+    yield Rule("embedding.weight", (Part(embedding),))
     if not tied(config) and config.answer == "none":
-        yield Rule("head.weight", (Part("lm_head.weight", (numbering.outputs(),)),))
+        yield Rule("head.weight", (Part("lm_head.weight"),))
 
 
 # ---- GPT-2 ------------------------------------------------------------------------------------------------------------
 
 
-def gpt2_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
-    yield from ends(config, numbering, "transformer.wte.weight")
+def gpt2_rules(config: ModelConfig) -> Iterator[Rule]:
+    yield from ends(config, "transformer.wte.weight")
     yield Rule("decoder.schemes.0.encoding", (Part("transformer.wpe.weight"),))
     yield from same("decoder.norm", "transformer.ln_f")
     for i in range(config.n_decoder_layers):
@@ -117,8 +116,8 @@ GPT2 = Family(
 # ---- LLaMA ------------------------------------------------------------------------------------------------------------
 
 
-def llama_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
-    yield from ends(config, numbering, "model.embed_tokens.weight")
+def llama_rules(config: ModelConfig) -> Iterator[Rule]:
+    yield from ends(config, "model.embed_tokens.weight")
     yield from same("decoder.norm", "model.norm", kinds=WEIGHT)
     kinds = BOTH if config.bias else WEIGHT
     queries, keys = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
@@ -207,8 +206,8 @@ LLAMA = Family(
 # ---- BLOOM ------------------------------------------------------------------------------------------------------------
 
 
-def bloom_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
-    yield from ends(config, numbering, "transformer.word_embeddings.weight")
+def bloom_rules(config: ModelConfig) -> Iterator[Rule]:
+    yield from ends(config, "transformer.word_embeddings.weight")
     yield from same("embedding_norm", "transformer.word_embeddings_layernorm")
     yield from same("decoder.norm", "transformer.ln_f")
     for i in range(config.n_decoder_layers):

@@ -11,7 +11,6 @@ from torch import Tensor
 from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.exchange.family import ACTIVATIONS, Family, Kind, Setting, Their, whole
-from regard.exchange.numbering import Numbering
 from regard.exchange.rules import Part, Rule, Steps, by_group, joined, same, without_first
 from regard.layers.positions import sinusoids
 
@@ -34,8 +33,8 @@ DEMANDS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def embeddings(their: str, numbering: Numbering, config: ModelConfig) -> Iterator[Rule]:
-    yield Rule("embedding.weight", (Part(f"{their}.embeddings.word_embeddings.weight", (numbering.inputs(),)),))
+def embeddings(their: str, config: ModelConfig) -> Iterator[Rule]:
+    yield Rule("embedding.weight", (Part(f"{their}.embeddings.word_embeddings.weight"),))
     if config.token_types:
         yield Rule("types.weight", (Part(f"{their}.embeddings.token_type_embeddings.weight"),))
     yield from same("embedding_norm", f"{their}.embeddings.LayerNorm")
@@ -61,16 +60,16 @@ def layers(their: str, config: ModelConfig, names: tuple[str, ...] = NAMES) -> I
         yield from same(f"{mine}.ff.norm", f"{theirs}.output.LayerNorm")
 
 
-def masked_head(inner: str, norm: str, bias: str, numbering: Numbering) -> Iterator[Rule]:
+def masked_head(inner: str, norm: str, bias: str) -> Iterator[Rule]:
     yield from same("head.inner", inner, group="masked")
     yield from same("head.norm", norm, group="masked")
-    yield Rule("head.bias", (Part(bias, (numbering.outputs(),)),), "masked")
+    yield Rule("head.bias", (Part(bias),), "masked")
 
 
-def bert_head(numbering: Numbering) -> Iterator[Rule]:
+def bert_head() -> Iterator[Rule]:
     predictions = "cls.predictions"
     transform = f"{predictions}.transform"
-    yield from masked_head(f"{transform}.dense", f"{transform}.LayerNorm", f"{predictions}.bias", numbering)
+    yield from masked_head(f"{transform}.dense", f"{transform}.LayerNorm", f"{predictions}.bias")
 
 
 def head_copies(their: str, head: str) -> dict[str, str]:
@@ -89,12 +88,12 @@ IGNORED = (
 # ---- BERT -------------------------------------------------------------------------------------------------------------
 
 
-def bert_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
-    yield from embeddings("bert", numbering, config)
+def bert_rules(config: ModelConfig) -> Iterator[Rule]:
+    yield from embeddings("bert", config)
     yield from positions("bert")
     yield from layers("bert", config)
     yield from same("pooler.inner", "bert.pooler.dense", group="pooler")
-    yield from bert_head(numbering)
+    yield from bert_head()
     if config.answer != "none":
         yield from same("answers", "classifier", group="answers")
 
@@ -128,16 +127,14 @@ BERT = Family(
 # ---- RoBERTa ----------------------------------------------------------------------------------------------------------
 
 
-def first_position(numbering: Numbering) -> int:
-    """RoBERTa counts positions from the id of its padding on, plus one: the rows below are never read."""
-    return (numbering.special[0] or 0) + 1
+FIRST_POSITION = 2  # RoBERTa counts positions from the id of its padding, 1, plus one: the rows below are never read
 
 
-def roberta_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
-    yield from embeddings("roberta", numbering, config)
-    yield from positions("roberta", (without_first(first_position(numbering)),))
+def roberta_rules(config: ModelConfig) -> Iterator[Rule]:
+    yield from embeddings("roberta", config)
+    yield from positions("roberta", (without_first(FIRST_POSITION),))
     yield from layers("roberta", config)
-    yield from masked_head("lm_head.dense", "lm_head.layer_norm", "lm_head.bias", numbering)
+    yield from masked_head("lm_head.dense", "lm_head.layer_norm", "lm_head.bias")
     if config.answer == "row":  # its classes are read through a layer that is our pooler
         yield from same("pooler.inner", "classifier.dense", group="answers-pooler")
         yield from same("answers", "classifier.out_proj", group="answers")
@@ -148,8 +145,7 @@ def roberta_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
 
 
 def roberta_positions(their: Their) -> dict[str, Any]:
-    first = int(1 if their.get("pad_token_id") is None else their["pad_token_id"]) + 1
-    return {"max_len": whole(their, "max_position_embeddings", default=512) - first}
+    return {"max_len": whole(their, "max_position_embeddings", default=512) - FIRST_POSITION}
 
 
 ROBERTA = Family(
@@ -165,7 +161,7 @@ ROBERTA = Family(
     },
     settings=(*SIZES, Setting("type_vocab_size", "token_types", 2)),
     style=STYLE,
-    demands=DEMANDS,
+    demands={**DEMANDS, "pad_token_id": (FIRST_POSITION - 1,)},
     rules=roberta_rules,
     prefix="roberta.",
     copies=lambda config: head_copies("roberta", "lm_head"),
@@ -177,10 +173,10 @@ ROBERTA = Family(
 # ---- RoFormer ---------------------------------------------------------------------------------------------------------
 
 
-def roformer_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
-    yield from embeddings("roformer", numbering, config)
+def roformer_rules(config: ModelConfig) -> Iterator[Rule]:
+    yield from embeddings("roformer", config)
     yield from layers("roformer", config)
-    yield from bert_head(numbering)
+    yield from bert_head()
 
 
 def one_size(their: Their) -> dict[str, Any]:
@@ -189,7 +185,7 @@ def one_size(their: Their) -> dict[str, Any]:
     return {}
 
 
-def roformer_waves(config: ModelConfig, numbering: Numbering) -> dict[str, Tensor]:
+def roformer_waves(config: ModelConfig) -> dict[str, Tensor]:
     table = sinusoids(config.max_len, config.d_head, config.value("rope.base"))
     return {"roformer.encoder.embed_positions.weight": torch.cat([table[:, 0::2], table[:, 1::2]], 1)}
 

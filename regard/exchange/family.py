@@ -15,7 +15,6 @@ from torch import Tensor
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.exchange.numbering import Numbering
 from regard.exchange.rules import Rule
 from regard.models.architectures import ARCHITECTURES
 from regard.models.model import Model
@@ -104,7 +103,7 @@ class Family:
     kinds: Mapping[str, Kind]
     settings: tuple[Setting, ...]
     style: Mapping[str, Any]  # settings of ours that are always so; those of parts are dotted, as in "rope.base"
-    rules: Callable[[ModelConfig, Numbering], Iterator[Rule]]
+    rules: Callable[[ModelConfig], Iterator[Rule]]
     demands: Mapping[str, tuple[Any, ...]] = field(
         default_factory=dict
     )  # theirs -> what we can honour, the usual first
@@ -112,9 +111,7 @@ class Family:
     copies: Callable[[ModelConfig], dict[str, str]] = nothing  # tensors of theirs that are others of theirs
     older: tuple[tuple[str, str], ...] = ()  # other names of theirs (regular expressions), and those of the rules
     ignored: tuple[tuple[str, str], ...] = ()  # names of theirs (regular expressions), and why we need them not
-    constants: Callable[[ModelConfig, Numbering], dict[str, Tensor]] = (
-        nothing  # tensors of theirs that follow from sizes
-    )
+    constants: Callable[[ModelConfig], dict[str, Tensor]] = nothing  # tensors of theirs that follow from sizes
     read: Callable[[Their], dict[str, Any]] = nothing  # settings of ours that are not one of theirs
     write: Callable[[ModelConfig], dict[str, Any]] = nothing
     said: Mapping[str, Any] = field(default_factory=dict)  # settings of theirs that go with the names of the rules
@@ -190,9 +187,9 @@ def defaults(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def rules_of(family: Family, config: ModelConfig, numbering: Numbering) -> list[Rule]:
+def rules_of(family: Family, config: ModelConfig) -> list[Rule]:
     """The rules of a model as it is here: under a head that answers, the rest is its body."""
-    rules = list(family.rules(config, numbering))
+    rules = list(family.rules(config))
     if config.answer == "none":
         return rules
     return [r if r.group == "answers" else dataclasses.replace(r, ours=f"body.{r.ours}") for r in rules]

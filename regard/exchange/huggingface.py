@@ -18,15 +18,13 @@ from regard.exchange.checkpoint import SINGLE, Checkpoint
 from regard.exchange.families import FAMILIES, find, fitting, kind_for
 from regard.exchange.family import Family, Kind, rules_of, whole
 from regard.exchange.matching import account, fill, match, theirs_of
-from regard.exchange.numbering import Numbering, own
 from regard.exchange.report import Report
-from regard.exchange.roles import numbering_of
 from regard.exchange.rules import Rule
 from regard.files import exists, json_object, new_folder
 from regard.folder import Bundle
 from regard.models.architectures import make_model, of
 from regard.models.weights import Bounded
-from regard.text.vocabulary import EOS, PAD, SOS
+from regard.text.special import SpecialTokens
 
 # Small files beside the model that go out again as they came in.
 KEPT = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "preprocessor_config.json")
@@ -46,23 +44,23 @@ def read_huggingface(folder: Path, device: torch.device) -> tuple[Bundle, Report
     words = not family.model.sees_images
     foreign = vocabulary.read(folder) if words else None
     with well_formed(folder / "config.json"):
-        pieces = foreign.pieces if foreign else {}
+        pieces, special, size = foreign.pieces if foreign else {}, SpecialTokens(), 0
         if words:
-            checkpoint.check_rows(whole(their, "vocab_size"), "vocab_size")
-        numbering = numbering_of(their, folder, pieces, family.architecture) if words else own(0)
+            size = whole(their, "vocab_size")
+            checkpoint.check_rows(size, "vocab_size")
+            special = vocabulary.special_tokens(their, folder, pieces, family.model)
         labels, task = answers(family, family.kinds[name], their, checkpoint)
-        sizes = vocabulary_sizes(family, numbering) | ({"n_classes": len(labels)} if labels else {})
-        config = family.to_ours(
-            their, family.kinds[name], absent=numbering.absent, **sizes, **head_of(family, checkpoint)
-        )
-        frame, decode = frame_of(family, foreign, their, numbering), decoding(their)
+        sizes = vocabulary_sizes(family, size) | ({"n_classes": len(labels)} if labels else {})
+        sizes |= special.settings()
+        config = family.to_ours(their, family.kinds[name], **sizes, **head_of(family, checkpoint))
+        frame, decode = frame_of(family, foreign, their, special), decoding(their)
     report = Report(family.name, name)
-    model, groups = filled(family, family.kinds[name], config, numbering, checkpoint, report)
+    model, groups = filled(family, family.kinds[name], config, checkpoint, report)
     if words and foreign is None:
         report.notes.append("no tokenizer in the folder: this model reads and writes ids alone")
     bundle = Bundle(
         model.to(device).eval(),
-        foreign.ours(numbering) if foreign else None,
+        foreign.ours(special, size) if foreign else None,
         task,
         decode=decode,
         labels=labels,
@@ -74,8 +72,6 @@ def read_huggingface(folder: Path, device: torch.device) -> tuple[Bundle, Report
             "kind": name,
             "groups": groups,
             "config": raw,
-            "numbering": numbering.to_dict(),
-            "tokenizer": foreign.memory(numbering) if foreign else None,
             "files": {file: json_object(folder / file) for file in KEPT if exists(folder / file)},
         },
     )
@@ -84,19 +80,19 @@ def read_huggingface(folder: Path, device: torch.device) -> tuple[Bundle, Report
 
 
 def filled(
-    family: Family, kind: Kind, config: ModelConfig, numbering: Numbering, checkpoint: Checkpoint, report: Report
+    family: Family, kind: Kind, config: ModelConfig, checkpoint: Checkpoint, report: Report
 ) -> tuple[torch.nn.Module, list[str]]:
     with Bounded(config, checkpoint.shapes, checkpoint.folder):
         model = make_model(config)
     own_config: ModelConfig = model.config  # type: ignore[assignment]
-    found = match(family, kind, rules_of(family, own_config, numbering), model, checkpoint)
+    found = match(family, kind, rules_of(family, own_config), model, checkpoint)
     account(family, found, model, checkpoint, report)
     fill(model, found, checkpoint, report, checkpoint.folder)
     return model, found.groups
 
 
-def vocabulary_sizes(family: Family, numbering: Numbering) -> dict[str, int]:
-    return {f"{side}_vocab": len(numbering) for side in family.model.vocabularies}
+def vocabulary_sizes(family: Family, size: int) -> dict[str, Any]:
+    return {f"{side}_vocab": size for side in family.model.vocabularies}
 
 
 BIAS = "final_logits_bias"
@@ -127,15 +123,13 @@ def write_huggingface(folder: Path, bundle: Bundle) -> Report:
     if wrong:
         raise RegardError(f"this model came from {family.name} but is none any more: {'; '.join(wrong)}")
     refuse_oblong(bundle)
-    size = config.source_vocab or config.target_vocab
-    numbering = Numbering.from_dict(origin["numbering"]) if origin else own(size)
     name, kind = kind_for(family, config, origin.get("kind", ""))
     groups = {*kind.groups, *(origin.get("groups", ()) if config.answer == came_as(origin) else ())}
-    every = list(rules_of(family, config, numbering))
+    every = list(rules_of(family, config))
     rules = [rule for rule in every if rule.group in groups]
     report = written_report(family, name, rules, every, bundle.model)
     own_tensors = {n: p.detach().cpu() for n, p in bundle.model.named_parameters()}
-    tensors = theirs_of(rules, own_tensors | family.settle(config, own_tensors)) | family.constants(config, numbering)
+    tensors = theirs_of(rules, own_tensors | family.settle(config, own_tensors)) | family.constants(config)
     if kind.bare:
         tensors = {n.removeprefix(family.prefix): x for n, x in tensors.items()}
     if family.model.writes and kind.answer == "row":
@@ -144,12 +138,12 @@ def write_huggingface(folder: Path, bundle: Bundle) -> Report:
         )
     with new_folder(folder) as draft:
         save_file(tensors, draft / SINGLE, metadata={"format": "pt"})
-        write_json(draft / "config.json", their_config(family, name, bundle, numbering))
+        write_json(draft / "config.json", their_config(family, name, bundle))
         files = {file: values for file, values in origin.get("files", {}).items() if file in KEPT}
         if bundle.tokenizers and bundle.tokenizers.source is not bundle.tokenizers.target:
             report.notes.append("without tokenizers: transformers has no form for two of them but Marian's own files")
         elif bundle.tokenizers:
-            files = {**vocabulary.write(draft, bundle, numbering), **files}
+            files = {**vocabulary.write(draft, bundle), **files}
         if bundle.pixels:
             files = {"preprocessor_config.json": their_pixels(bundle), **files}
         for file, values in files.items():
@@ -186,12 +180,12 @@ def written_report(family: Family, name: str, rules: list[Rule], every: list[Rul
     return report
 
 
-def their_config(family: Family, kind: str, bundle: Bundle, numbering: Numbering) -> dict[str, Any]:
+def their_config(family: Family, kind: str, bundle: Bundle) -> dict[str, Any]:
     theirs = family.to_theirs(bundle.config, bundle.origin.get("config", {}))
     theirs |= {"architectures": [kind], "dtype": "float32"}
     theirs.pop("torch_dtype", None)
     if not family.model.sees_images:
-        theirs["vocab_size"] = numbering.size
+        theirs["vocab_size"] = bundle.config.source_vocab or bundle.config.target_vocab
         if not bundle.origin:
             theirs |= own_ids(bundle)
     labels = bundle.labels or [f"LABEL_{i}" for i in range(bundle.config.n_classes)]
@@ -211,7 +205,10 @@ def their_pixels(bundle: Bundle) -> dict[str, Any]:
 
 
 def own_ids(bundle: Bundle) -> dict[str, Any]:
-    ids: dict[str, Any] = {"pad_token_id": PAD, "bos_token_id": SOS, "eos_token_id": EOS}
+    """Those of the special tokens; of a model without a tokenizer the end token alone is known."""
+    eos = bundle.config.eos_token_id
+    special = bundle.tokenizers.source.special if bundle.tokenizers else SpecialTokens(eos=None if eos < 0 else eos)
+    ids: dict[str, Any] = {f"{role}_token_id": getattr(special, role) for role in ("pad", "bos", "eos")}
     if not of(bundle.config).translates:
         return ids
     start = bundle.frame.start

@@ -11,7 +11,6 @@ from torch import Tensor
 from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.exchange.family import ACTIVATIONS, Family, Kind, Setting, Their, whole
-from regard.exchange.numbering import Numbering
 from regard.exchange.rules import (
     TRANSPOSED,
     WEIGHT,
@@ -44,10 +43,10 @@ def depth(config: ModelConfig, side: str) -> int:
 # ---- T5 ---------------------------------------------------------------------------------------------------------------
 
 
-def t5_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
-    yield Rule("source_embedding.weight", (Part("shared.weight", (numbering.inputs(),)),))
+def t5_rules(config: ModelConfig) -> Iterator[Rule]:
+    yield Rule("source_embedding.weight", (Part("shared.weight"),))
     if config.tie == "inputs":
-        yield Rule("head.weight", (Part("lm_head.weight", (numbering.outputs(),)),))
+        yield Rule("head.weight", (Part("lm_head.weight"),))
     for side, parts in BOTH_SIDES.items():
         bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         yield Rule(f"{side}.schemes.0.weight", (Part(bias, (TRANSPOSED,)),))
@@ -195,13 +194,13 @@ def reading(mine: str, theirs: dict[str, int], columns: Steps, *together: Step) 
         yield Rule(f"{mine}.{kind}", tuple(parts), steps=together)
 
 
-def bart_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
-    yield Rule("source_embedding.weight", (Part("model.shared.weight", (numbering.inputs(),)),))
+def bart_rules(config: ModelConfig) -> Iterator[Rule]:
+    yield Rule("source_embedding.weight", (Part("model.shared.weight"),))
     for side, norm in {"encoder": "source_norm", "decoder": "target_norm"}.items():
         table = f"model.{side}.embed_positions.weight"
         yield Rule(f"{side}.schemes.0.encoding", (Part(table, (without_first(2),)),))
         yield from same(norm, f"model.{side}.layernorm_embedding")
-    yield from logit_bias(config, numbering)
+    yield from logit_bias(config)
     yield from layers(config)
 
 
@@ -212,14 +211,14 @@ def shared_copies(config: ModelConfig) -> dict[str, str]:
     return {"lm_head.weight": names[1], "model.shared.weight": names[0]}
 
 
-def logit_bias(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
+def logit_bias(config: ModelConfig) -> Iterator[Rule]:
     """Theirs is always there; ours where it is not all zero."""
     if config.head_bias:
-        yield Rule("head.bias", (Part("final_logits_bias", (bare(1), numbering.outputs())),))
+        yield Rule("head.bias", (Part("final_logits_bias", (bare(1),)),))
 
 
-def no_bias(config: ModelConfig, numbering: Numbering) -> dict[str, Tensor]:
-    return {} if config.head_bias else {"final_logits_bias": torch.zeros(1, numbering.size)}
+def no_bias(config: ModelConfig) -> dict[str, Tensor]:
+    return {} if config.head_bias else {"final_logits_bias": torch.zeros(1, config.target_vocab)}
 
 
 BART = Family(
@@ -243,17 +242,17 @@ BART = Family(
 )  # fmt: skip
 
 
-def marian_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
+def marian_rules(config: ModelConfig) -> Iterator[Rule]:
     """Its positions are the same waves in another order, all sines before all cosines. The channels of the whole residual
     stream change places instead: every sum and every norm stays what it was."""
     columns, rows = (waves(config.d_model, 1),), (waves(config.d_model, 0),)
-    words = (numbering.inputs(), *columns)
+    words = columns
     if config.tie == "all":
         yield Rule("source_embedding.weight", (Part("model.shared.weight", words),))
     else:
         yield Rule("source_embedding.weight", (Part("model.encoder.embed_tokens.weight", words),))
         yield Rule("target_embedding.weight", (Part("model.decoder.embed_tokens.weight", words),))
-    yield from logit_bias(config, numbering)
+    yield from logit_bias(config)
     yield from layers(config, columns, rows)
 
 

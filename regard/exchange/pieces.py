@@ -11,10 +11,27 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from regard.errors import RegardError
-from regard.exchange.roles import names_in
 from regard.exchange.spm import read_spm, unigram
-from regard.files import check_regular, json_object, read_text
+from regard.files import check_regular, exists, json_object, read_text
 from regard.text.vocabulary import library_errors
+
+BERT_NAMES = {f"{key}_token": f"[{key.upper()}]" for key in ("pad", "unk", "cls", "sep", "mask")}
+
+
+def names_in(folder: Path) -> dict[str, str]:
+    """pad_token, cls_token, ... as the files beside a tokenizer name them."""
+    names = dict(BERT_NAMES) if is_word_list(folder) else {}
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        for key, value in json_object(folder / file).items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if key.endswith("_token") and isinstance(text, str):
+                names[key] = text
+    return names
+
+
+def is_word_list(folder: Path) -> bool:
+    """Return whether the vocabulary of a folder is BERT's list of words, whose special tokens need not be named."""
+    return exists(folder / "vocab.txt") and not any(exists(folder / name) for name in ("tokenizer.json", "source.spm"))
 
 
 def from_word_list(path: Path, settings: Mapping[str, Any], names: Mapping[str, str]) -> tokenizers.Tokenizer:

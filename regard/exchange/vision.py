@@ -9,11 +9,10 @@ from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.exchange.encoders import SIZES, STYLE
 from regard.exchange.family import Family, Kind, Setting, Their, whole
-from regard.exchange.numbering import Numbering
 from regard.exchange.rules import Part, Rule, bare, by_group, joined, same
 
 
-def vit_rules(config: ModelConfig, numbering: Numbering) -> Iterator[Rule]:
+def vit_rules(config: ModelConfig) -> Iterator[Rule]:
     yield Rule("summary", (Part("vit.embeddings.cls_token", (bare(2),)),))
     yield Rule("encoder.schemes.0.encoding", (Part("vit.embeddings.position_embeddings", (bare(1),)),))
     yield from same("patches", "vit.embeddings.patch_embeddings.projection")

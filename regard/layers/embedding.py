@@ -21,21 +21,19 @@ class Embedding(nn.Embedding):
         self.scale = d_model**0.5 if scaled else 1.0
 
     def forward(self, ids: Tensor) -> Tensor:
-        return super().forward(ids) * self.scale  # (B, T, C)
+        """Padding, which is below 0, gets the vector of some token: nothing looks at it. The tokens of a step (N,) have none."""
+        return super().forward(ids if ids.dim() == 1 else ids.clamp(min=0)) * self.scale  # (B, T, C)
 
 
 class Head(nn.Module):
     """Hidden vectors to logits, (..., C) -> (..., V). `weight` may be an embedding's own matrix, as large as its use below
     wants it; T5 then makes its logits smaller by sqrt(C)."""
 
-    def __init__(
-        self, weight: Tensor, scaled: bool = False, absent: tuple[int, ...] = (), biased: bool = False
-    ) -> None:
+    def __init__(self, weight: Tensor, scaled: bool = False, biased: bool = False) -> None:
         super().__init__()
         self.weight = weight  # (V, C)
         self.bias = nn.Parameter(torch.zeros(len(weight))) if biased else None
         self.scale = weight.shape[1] ** -0.5 if scaled else 1.0
-        self.absent = absent  # tokens that are in no text: impossible
 
     def features(self, x: Tensor) -> Tensor:
         """What the matrix multiplies."""
@@ -46,11 +44,4 @@ class Head(nn.Module):
         return large_product(self.multiply, x) if large else self.multiply(x)
 
     def multiply(self, x: Tensor) -> Tensor:
-        return logits(self.features(x), self.weight, self.bias, self.absent)
-
-
-def logits(features: Tensor, weight: Tensor, bias: Tensor | None, absent: tuple[int, ...]) -> Tensor:
-    result = F.linear(features, weight, bias)  # (..., V)
-    for i in absent:
-        result[..., i] = -torch.inf
-    return result
+        return F.linear(self.features(x), self.weight, self.bias)  # (..., V)

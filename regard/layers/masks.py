@@ -18,10 +18,10 @@ from torch import Tensor
 NOWHERE = -1  # the position of padding
 
 
-def positions_of(ids: Tensor, pad: int) -> Tensor:
-    """0, 1, 2, ... along each row, `NOWHERE` on padding, which stands at the end."""
+def positions_of(ids: Tensor) -> Tensor:
+    """0, 1, 2, ... along each row, `NOWHERE` on padding (ids below 0), which stands at the end."""
     steps = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)  # (B, T)
-    return steps.masked_fill(ids == pad, NOWHERE)
+    return steps.masked_fill(ids < 0, NOWHERE)
 
 
 @dataclass(frozen=True)

@@ -121,13 +121,10 @@ class PackedHead(Head):
     def __init__(self, head: Head, kind: Callable[[Tensor, Tensor | None], nn.Module]) -> None:
         nn.Module.__init__(self)
         self.product = kind(*_parts(head))
-        self.scale, self.absent = head.scale, head.absent
+        self.scale = head.scale
 
     def forward(self, x: Tensor) -> Tensor:
-        logits = self.product(self.features(x))
-        for i in self.absent:
-            logits[..., i] = -torch.inf
-        return logits
+        return self.product(self.features(x))
 
 
 def laid_out(model: nn.Module, weights: str, device: torch.device) -> nn.Module:

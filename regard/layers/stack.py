@@ -151,12 +151,12 @@ class Stack(nn.Module):
             key = (type(mixer), mixer.share, number)
             if key not in made:
                 own = replace(request, scheme=self.schemes[i]) if number else request  # type: ignore[arg-type]
-                made[key] = replace(ctx, ready=mixer.prepare(own))  # type: ignore[operator]
+                made[key] = replace(ctx, ready=mixer.prepare(own))
             found.append(made[key])
         return found
 
     def _memory_plan(self, q: Tensor, k: Tensor) -> Plan:
         """Return the plan of cross-attention for queries at q (B, T) and source tokens at k (B, S)."""
         dropout = self.attention_dropout if self.training else 0.0
-        plan = make_plan(FULL, q, k, self.cross_scheme, d_head=self.d_head, dropout=dropout)  # type: ignore[arg-type]
+        plan = make_plan(FULL, q, k, self.cross_scheme, d_head=self.d_head, dropout=dropout)
         return plan if self.training else settled(plan)

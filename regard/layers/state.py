@@ -90,7 +90,7 @@ def declared(model: nn.Module) -> list[tuple[str, nn.Module, dict[str, Storage]]
         never = {part for stack in encoders for part in stack.modules()}  # they read whole rows, and never step
         stepped = ((path, part) for path, part in model.named_modules() if hasattr(part, "state") and part not in never)
         found = ((path, part, part.state()) for path, part in stepped)
-        _DECLARED[model] = [(path, part, storage) for path, part, storage in found if storage]  # type: ignore[misc]
+        _DECLARED[model] = [(path, part, storage) for path, part, storage in found if storage]
     return _DECLARED[model]
 
 

@@ -102,11 +102,11 @@ class StaticState:
                 scheme: Any = stack.schemes[which]
                 even = stack.d_head % 2 == 0 and stack.d_head <= 128
                 kernel = even and not scheme.contextual and (scheme.toeplitz or not scheme.relative)
-                kernel = kernel and type(mixer).attend is Attention.attend  # type: ignore[attr-defined]
-                mask = window(stack.mask, mixer.window)  # type: ignore[arg-type]
+                kernel = kernel and type(mixer).attend is Attention.attend
+                mask = window(stack.mask, mixer.window)
                 self.layers[mixer] = Layer(scheme, tables[which], mask, kernel)
             if "cross" in block.sublayers:  # type: ignore[operator]
-                self.cross[block.get_submodule("sublayers.cross.sublayer")] = stack.cross_scheme  # type: ignore[assignment]
+                self.cross[block.get_submodule("sublayers.cross.sublayer")] = stack.cross_scheme
 
     @torch.no_grad()
     def refresh(self) -> None:

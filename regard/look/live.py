@@ -28,7 +28,6 @@ from regard.look.record import Record, layers_of, paused, record
 from regard.look.tree import Node as Node
 from regard.look.tree import Search as Search
 from regard.look.tree import Step, Tree, along
-from regard.text.tokenizer import EOS, PAD
 from regard.translator import Translation, Translator
 from regard.writer import Generation, Writer
 
@@ -41,7 +40,7 @@ def searched(translator: Translator, text: str, to: str | None = None, **options
     following, given = Following(translator, live), {} if to is None else {"to": to}
     translation = following.translate(text, **{**options, **given, "shortlist": False})
     best = following.found[0]
-    return translation, live.search([*best.tokens, *[EOS] * best.ended])
+    return translation, live.search([*best.tokens, *[live.config.eos_token_id] * best.ended])
 
 
 class Following(Translator):
@@ -71,7 +70,7 @@ def continued(writer: Writer, prompt: str, **options: Any) -> tuple[Generation, 
 
     (row,) = write(cast(Any, live), [ids], chosen, hear)
     generation = writer._generation(prompt, "".join(texts) + teller.flush(), row)
-    return generation, live.search([*row.tokens, *[EOS] * (row.end == "end")])
+    return generation, live.search([*row.tokens, *[live.config.eos_token_id] * (row.end == "end")])
 
 
 class Live:
@@ -93,7 +92,7 @@ class Live:
         self.lengths: list[int] = []  # how many they are
 
     def begin(self, source: Tensor) -> Any:
-        self.steps, self.final, self.lengths = [], {}, (source != PAD).sum(1).tolist()
+        self.steps, self.final, self.lengths = [], {}, (source >= 0).sum(1).tolist()
         with paused(self.model), record(self.model) as tape:
             begun = self.model.begin(source)
         self.read = {name: tape.weights(name).cpu() for name in tape if tape[name]}
@@ -101,7 +100,7 @@ class Live:
         if not isinstance(begun, tuple):
             return LiveState(begun, rows)
         logits, state = begun[0], LiveState(begun[1], rows)
-        last = source.gather(1, (source != PAD).sum(1, keepdim=True) - 1)[:, 0]
+        last = source.gather(1, (source >= 0).sum(1, keepdim=True) - 1)[:, 0]
         self._remember(last, state, {}, logits)
         return logits, state
 
@@ -114,22 +113,22 @@ class Live:
 
     def search(self, tokens: Sequence[int], sentence: int = 0) -> Search:
         """The search for one of the sources, and the weights along these tokens, the end token among them if they ended."""
-        tree = Tree(self.steps[self.start - 1 :], sentence, self.final[sentence], self.beam)
+        tree = Tree(self.steps[self.start - 1 :], sentence, self.final[sentence], self.beam, self.config.eos_token_id)
         steps, path = tree.grown(list(tokens))
         before = [(step, int((step.sentences == sentence).nonzero()[0])) for step in self.steps[: self.start - 1]]
         return Search(steps, along([*before, *path], self.read, sentence, self.lengths[sentence]))
 
     def _remember(self, tokens: Tensor, state: LiveState, looked: dict[str, Tensor], logits: Tensor) -> None:
-        parents, log_prob = state.arrived(tokens)
+        parents, log_prob = state.arrived(tokens, self.config.eos_token_id)
         ended = torch.full_like(log_prob, -torch.inf)
         written = len(self.steps) + 1 - self.start
         if written >= 0:  # else it is a token of the start, after which another one comes anyway
-            log_p = log_probabilities(logits, written, self.options)
+            log_p = log_probabilities(logits, written, self.options, self.config)
             state.log_p, state.log_prob = log_p, log_prob
             by_sentence = log_p.view(len(state.sentences), -1, log_p.shape[1])  # (B, K, V)
             self.final.update(zip(state.sentences.tolist(), by_sentence, strict=True))
             if self.beam > 1:
-                ended = endings(by_sentence, log_prob, self.beam)
+                ended = endings(by_sentence, log_prob, self.beam, self.config.eos_token_id)
         sentences = state.sentences.repeat_interleave(len(tokens) // len(state.sentences))
         kept = [x.cpu() for x in (tokens, parents, sentences, log_prob, ended)]
         self.steps.append(Step(looked, *kept))
@@ -167,7 +166,7 @@ class LiveState:
         n = len(self.sentences) if self.log_prob is None else len(self.log_prob)
         return torch.arange(n, device=self.sentences.device)
 
-    def arrived(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def arrived(self, tokens: Tensor, eos: int) -> tuple[Tensor, Tensor]:
         """Whom these tokens (N,) follow, and log p of all up to them, -inf for a row that only fills its place in the beam:
         one that ended, or the copy of another."""
         parents, self.parents = self.parents, None
@@ -178,14 +177,14 @@ class LiveState:
         same = (parents * self.log_p.shape[1] + tokens).view(len(self.sentences), -1)
         copies = (same[:, :, None] == same[:, None, :]).tril(-1).any(-1).flatten()
         log_prob = self.log_prob[parents] + self.log_p[parents, tokens]
-        return parents, log_prob.masked_fill(copies | (tokens == EOS), -torch.inf)
+        return parents, log_prob.masked_fill(copies | (tokens == eos), -torch.inf)
 
 
-def endings(log_p: Tensor, log_prob: Tensor, beam: int) -> Tensor:
+def endings(log_p: Tensor, log_prob: Tensor, beam: int, eos: int) -> Tensor:
     """What hypotheses (N,) are worth that end here, as beam search finds them: among the best; -inf for the others."""
     b, rows, _ = log_p.shape
     value, parent, token = best_extensions(log_p, log_prob.view(b, rows), 2 * beam)
-    value = value.masked_fill(token != EOS, -torch.inf)[:, :beam]
+    value = value.masked_fill(token != eos, -torch.inf)[:, :beam]
     found = log_prob.new_full((b, rows), -torch.inf)
     return found.scatter_reduce(1, parent[:, :beam], value, "amax").flatten()
 

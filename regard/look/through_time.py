@@ -18,6 +18,7 @@ from regard.layers.cells import Cell
 from regard.layers.recurrent import Recurrent
 from regard.look.record import swapped
 from regard.look.stream import short_name
+from regard.text.special import PAD
 from regard.training.objective import Objective
 
 LAST = ", loss at the last step"
@@ -36,10 +37,10 @@ def through_time(objective: Objective, batch: Batch, seed: int) -> dict[str, dic
         return {}
     found = states_norms(objective, batch.inputs, batch.tokens, seed, "")
     labels = batch.labels
-    if labels.dim() == 2 and (scored := (labels != objective.unscored).any(0).nonzero()).numel() > 1:
-        last = torch.full_like(labels, objective.unscored)
+    if labels.dim() == 2 and (scored := (labels != PAD).any(0).nonzero()).numel() > 1:
+        last = torch.full_like(labels, PAD)
         last[:, scored[-1]] = labels[:, scored[-1]]
-        answers = max(1, int((last != objective.unscored).sum()))
+        answers = max(1, int((last != PAD).sum()))
         for name, lines in states_norms(objective, (*batch.inputs[:-1], last), answers, seed, LAST).items():
             found[name] |= lines
     return found

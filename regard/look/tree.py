@@ -14,7 +14,6 @@ from torch import Tensor
 
 from regard.decode.beam import best_extensions
 from regard.errors import RegardError
-from regard.text.tokenizer import EOS
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,8 @@ Path = list[tuple[Step, int]]  # the row that is a hypothesis, in one step after
 class Tree:
     """`steps` from the one after which the first token was written; `final` (K, V) is log p of what the last could say."""
 
-    def __init__(self, steps: list[Step], sentence: int, final: Tensor, beam: int) -> None:
-        self.sentence, self.final, self.beam = sentence, final.cpu(), beam
+    def __init__(self, steps: list[Step], sentence: int, final: Tensor, beam: int, eos: int) -> None:
+        self.sentence, self.final, self.beam, self.eos = sentence, final.cpu(), beam, eos
         self.steps = [step for step in steps if (step.sentences == sentence).any()]
 
     def grown(self, tokens: list[int]) -> tuple[list[list[Node]], Path]:
@@ -86,7 +85,7 @@ class Tree:
 
     def ended(self, step: Step, places: dict[int, int | None]) -> Level:
         rows = (row for row in step.of(self.sentence) if step.ended[row] > -torch.inf)
-        return [(Node(EOS, places[row], float(step.ended[row]), True, False), None) for row in rows]
+        return [(Node(self.eos, places[row], float(step.ended[row]), True, False), None) for row in rows]
 
     def last(self, tokens: list[int], places: dict[int, int | None]) -> Level:
         """What was open when the search stopped; of one hypothesis alone, what it said last."""
@@ -96,9 +95,9 @@ class Tree:
         if self.beam == 1:
             token = tokens[-1]
             value = float(log_prob[0] + self.final[0, token])
-            return [(Node(token, places[rows[0]], value, token == EOS, False), None)]
+            return [(Node(token, places[rows[0]], value, token == self.eos, False), None)]
         best = (x[0].tolist() for x in best_extensions(self.final[None], log_prob[None], 2 * self.beam))
-        open_ = [(v, p, token) for v, p, token in zip(*best, strict=True) if token != EOS and v > -torch.inf]
+        open_ = [(v, p, token) for v, p, token in zip(*best, strict=True) if token != self.eos and v > -torch.inf]
         return [(Node(token, places[rows[p]], v, False, False), None) for v, p, token in open_[: self.beam]]
 
 

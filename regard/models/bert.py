@@ -18,7 +18,6 @@ from regard.models import presets as tables
 from regard.models.heads import MaskedHead, Pooler
 from regard.models.init import initialise, new_seed
 from regard.models.model import ANSWERS, Model
-from regard.text.tokenizer import PAD
 
 
 class Bert(Model):
@@ -45,7 +44,7 @@ class Bert(Model):
 
     def hidden(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
         """(B, T, C); rows are padded on the right."""
-        positions = positions_of(ids, PAD)
+        positions = positions_of(ids)
         x = self.embedding(ids)
         if self.types is not None:
             x = x + self.types(torch.zeros_like(ids) if types is None else types)

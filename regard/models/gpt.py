@@ -19,7 +19,6 @@ from regard.layers.state import State
 from regard.models import presets as tables
 from regard.models.init import initialise, new_seed
 from regard.models.model import ANSWERS, LanguageModel
-from regard.text.tokenizer import PAD
 
 
 class GPT(LanguageModel):
@@ -41,7 +40,6 @@ class GPT(LanguageModel):
         self.head = Head(
             self.embedding.weight if tied else nn.Parameter(torch.empty(config.target_vocab, config.d_model)),
             config.scale_logits,
-            config.absent,
             config.head_bias,
         )
         initialise(self, seed)
@@ -60,7 +58,7 @@ class GPT(LanguageModel):
 
     def read(self, ids: Tensor, mask: Mask | None = None) -> Tensor:
         """What the head is given (B, T, C) for the token after each token; rows are padded on the right."""
-        return self.hidden(ids, positions_of(ids, PAD), mask=mask)
+        return self.hidden(ids, positions_of(ids), mask=mask)
 
     def read_packed(self, ids: Tensor, positions: Tensor) -> Tensor:
         """The same for rows of several documents, whose positions (B, T) begin again with each; none sees another."""
@@ -76,13 +74,13 @@ class GPT(LanguageModel):
     def begin(self, prompt: Tensor, mask: Mask | None = None) -> tuple[Tensor, State]:
         """Read prompts (B, T) of any lengths at once; return the logits (B, V) after each, and the state to step from."""
         hidden, state = self.read_prompt(prompt, mask)
-        last = positions_of(prompt, PAD).argmax(1)
+        last = positions_of(prompt).argmax(1)
         return self.head(hidden[torch.arange(len(prompt), device=prompt.device), last]), state
 
     def read_prompt(self, prompt: Tensor, mask: Mask | None = None) -> tuple[Tensor, State]:
         """Return the hidden vectors (B, T, C) of prompts, and the state after each one's last token."""
         state = State(self, len(prompt), prompt.device, self.embedding.weight.dtype)
-        return self.hidden(prompt, positions_of(prompt, PAD), state, mask), state
+        return self.hidden(prompt, positions_of(prompt), state, mask), state
 
     def step(self, tokens: Tensor, state: State) -> Tensor:
         """Return logits (N, V) after one more token (N,) of each row."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
-from regard.layers.embedding import logits
 from regard.layers.feedforward import ACTIVATIONS
 from regard.layers.norm import make_norm
 
@@ -21,14 +21,13 @@ class MaskedHead(nn.Module):
         self.norm = make_norm(config)
         self.weight = weight  # (V, C)
         self.bias = nn.Parameter(torch.zeros(len(weight)))
-        self.absent = config.absent
 
     def features(self, x: Tensor) -> Tensor:
         """What the matrix multiplies."""
         return self.norm(self.activation(self.inner(x)))
 
     def forward(self, x: Tensor) -> Tensor:
-        return logits(self.features(x), self.weight, self.bias, self.absent)
+        return F.linear(self.features(x), self.weight, self.bias)
 
 
 class Pooler(nn.Module):

@@ -16,7 +16,6 @@ from regard.errors import RegardError
 from regard.models.presets import Table
 from regard.models.sizes import check_parts, resolve_sizes
 from regard.registry import BLOCKS
-from regard.text.tokenizer import PAD
 
 if TYPE_CHECKING:
     from regard.layers.embedding import Embedding, Head
@@ -104,7 +103,7 @@ class Model(nn.Module):
 
     def pooled(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Return one vector (B, C) for each row of `vectors`: that of its last token, the only one to have seen them all."""
-        last = (ids != PAD).sum(1) - 1
+        last = (ids >= 0).sum(1) - 1
         return hidden[torch.arange(len(ids), device=ids.device), last]
 
 

@@ -206,7 +206,7 @@ RNN: Table = {
     "lstm-small": recurrent(2, 256, 256),
     "lstm-char": recurrent(3, 512, 512),
     "gru-small": recurrent(2, 256, 256, "gru"),
-    "awd-lstm": {**recurrent(3, 400, 1150, **DROPPED), **AWD},
+    "awd-lstm": {**recurrent(3, 400, 1150, **DROPPED), **AWD},  # type: ignore[arg-type]
 }
 SEQ2SEQ: Table = {
     "sutskever-small": {**reading(2, 256, 512, "lstm"), **REVERSED},

@@ -21,7 +21,6 @@ from regard.models import presets as tables
 from regard.models.init import initialise, new_seed
 from regard.models.model import ANSWERS, StreamModel
 from regard.registry import RECURRENT
-from regard.text.tokenizer import PAD
 
 
 class RNN(StreamModel):
@@ -57,12 +56,12 @@ class RNN(StreamModel):
         if not s.bidirectional:
             matrix = nn.Parameter(torch.empty(config.target_vocab, self.recurrent.d_out))
             weight = self.embedding.weight if tied(config) else matrix
-            self.head = Head(weight, config.scale_logits, config.absent, config.head_bias)
+            self.head = Head(weight, config.scale_logits, config.head_bias)
         initialise(self, seed)
 
     def embed(self, ids: Tensor) -> Tensor:
         weight = word_dropout(self.embedding.weight, self.settings.word_dropout, self.training)
-        return self.dropout(F.embedding(ids, weight) * self.embedding.scale)  # (B, T, C)
+        return self.dropout(F.embedding(ids.clamp(min=0), weight) * self.embedding.scale)  # (B, T, C)
 
     def start(self, rows: int) -> Hidden:
         return self.recurrent.start(rows, self.embedding.weight.detach())
@@ -75,7 +74,7 @@ class RNN(StreamModel):
 
     def read(self, ids: Tensor) -> Tensor:
         """What the head is given (B, T, C) for the token after each token; rows are padded on the right."""
-        return self.output_dropout(self.hidden(ids, real=ids != PAD if self.settings.bidirectional else None)[0])
+        return self.output_dropout(self.hidden(ids, real=ids >= 0 if self.settings.bidirectional else None)[0])
 
     @property
     def width(self) -> int:
@@ -103,7 +102,7 @@ class RNN(StreamModel):
 
         Rows move to the right, so that all end together: padding that comes first leaves a state of zeros as it is."""
         n = prompt.shape[1]
-        empty = (prompt == PAD).sum(1, keepdim=True)  # (B, 1)
+        empty = (prompt < 0).sum(1, keepdim=True)  # (B, 1)
         places = torch.arange(n, device=prompt.device) - empty  # (B, T), negative for padding
         real = None if not empty.any() else places >= 0
         hidden, after = self.hidden(prompt.gather(1, places % n), real=real)

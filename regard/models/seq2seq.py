@@ -32,7 +32,6 @@ from regard.models import presets as tables
 from regard.models.init import initialise, new_seed
 from regard.models.model import TranslationModel
 from regard.registry import ALIGNMENT, RECURRENT, find
-from regard.text.tokenizer import PAD
 
 Memory = tuple[Tensor, ...]  # one row a sentence
 
@@ -64,7 +63,6 @@ class Seq2Seq(TranslationModel):
             if config.tie in ("none", "inputs")
             else self.target_embedding.weight,
             config.scale_logits,
-            config.absent,
             config.head_bias,
         )
         initialise(self, seed)
@@ -77,26 +75,26 @@ class Seq2Seq(TranslationModel):
 
     def embed(self, embedding: Embedding, ids: Tensor) -> Tensor:
         weight = word_dropout(embedding.weight, self.settings.word_dropout, self.training)
-        return self.dropout(F.embedding(ids, weight) * embedding.scale)  # (B, T, C)
+        return self.dropout(F.embedding(ids.clamp(min=0), weight) * embedding.scale)  # (B, T, C)
 
     def encode(self, source: Tensor) -> tuple[Memory, Hidden]:
         """What the decoder reads at every step, and the state it begins with."""
         if self.settings.bidirectional:
-            annotations, end = self.encoder(self.embed(self.source_embedding, source), real=source != PAD)
-            return self.decoder.begin(annotations, end, source == PAD)
+            annotations, end = self.encoder(self.embed(self.source_embedding, source), real=source >= 0)
+            return self.decoder.begin(annotations, end, source < 0)
         order = self.reading_order(source)
         read = source.gather(1, order)
-        annotations, end = self.encoder(self.embed(self.source_embedding, read), real=read != PAD)
+        annotations, end = self.encoder(self.embed(self.source_embedding, read), real=read >= 0)
         if attends(self.config):
             annotations = annotations.gather(1, order.argsort(1)[..., None].expand_as(annotations))
-        return self.decoder.begin(annotations, end, source == PAD)
+        return self.decoder.begin(annotations, end, source < 0)
 
     def reading_order(self, source: Tensor) -> Tensor:
         """Columns (B, S) with padding in front, so that one direction ends on a word: the last, or the first."""
         columns = torch.arange(source.shape[1], device=source.device).expand_as(source)
         if self.reverse_source:
             return columns.flip(1)
-        return (columns - (source == PAD).sum(1, keepdim=True)) % source.shape[1]
+        return (columns - (source < 0).sum(1, keepdim=True)) % source.shape[1]
 
     def read_target(self, encoded: tuple[Memory, Hidden], target: Tensor) -> Tensor:
         memory, state = encoded

@@ -18,7 +18,6 @@ from regard.layers.state import State
 from regard.models import presets as tables
 from regard.models.init import initialise, new_seed
 from regard.models.model import TranslationModel
-from regard.text.tokenizer import PAD
 
 
 class Transformer(TranslationModel):
@@ -48,14 +47,13 @@ class Transformer(TranslationModel):
             if config.tie in ("none", "inputs")
             else self.target_embedding.weight,
             config.scale_logits,
-            config.absent,
             config.head_bias,
         )
         initialise(self, seed)
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """The memory (B, S, C) that the decoder reads, and the positions of its tokens (B, S)."""
-        positions = positions_of(source, PAD)
+        positions = positions_of(source)
         x = self.dropout(self.source_norm(self.encoder.embed(self.source_embedding(source), positions)))
         return self.encoder(x, positions), positions
 
@@ -65,7 +63,7 @@ class Transformer(TranslationModel):
         return self.decoder(x, positions, memory, memory_positions)
 
     def read_target(self, encoded: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
-        return self.decode(target, positions_of(target, PAD), *encoded)
+        return self.decode(target, positions_of(target), *encoded)
 
     def vectors(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
         return self.encode(ids)[0]

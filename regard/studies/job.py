@@ -22,7 +22,7 @@ from regard.models.architectures import preset
 from regard.models.gpt import GPT
 from regard.recipes import changed
 from regard.studies.tasks import Copy, Settings, Task, Text, read_text
-from regard.text.tokenizer import PAD
+from regard.text.special import PAD
 from regard.training.optim import Updater
 from regard.training.schedule import learning_rate
 

@@ -23,7 +23,7 @@ from regard.data.corpus import read_lines
 from regard.device import autocast, pick_precision
 from regard.errors import RegardError
 from regard.models.gpt import GPT
-from regard.text.tokenizer import PAD
+from regard.text.special import PAD
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from regard.folder import Bundle
 from regard.tasks.job import Job, Poll, Validation
 from regard.tasks.start import Start
 from regard.tasks.texts import check_task, text_corpus, text_store, with_vocabulary
-from regard.text.frame import CLASSIC, OWN, Frame
+from regard.text.frame import Frame, classic, plain
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.objective import Objective, token_objective
 
@@ -90,7 +90,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> FillingJob
     train, valid = (text_store(corpora[split], tokenizer, quiet) for split in ("train", "valid"))
     model = start.model(with_vocabulary(config.model, tokenizer))
     config = replace(config, model=model.config)  # type: ignore[arg-type]
-    frame = start.frame(CLASSIC if config.task == "masked-lm" else OWN)
+    frame = start.frame((classic if config.task == "masked-lm" else plain)(tokenizer.special))
     amount = f"{len(train.source.ids):,} training tokens"
     both, rewrite = Tokenizers(tokenizer, tokenizer), damage(config, tokenizer)
     return FillingJob(folder, config, model, both, frame, train.key, amount, train, valid, rewrite)
@@ -100,6 +100,7 @@ def damage(config: Config, tokenizer: Tokenizer) -> Rewrite:
     """The damage this task does: (ids, chance) -> (what is read, what should be said)."""
     data, rate = config.data, config.data.noise or USUAL[config.task]
     if config.task == "masked-lm":
+        tokenizer.special.need("mask", "the task masked-lm")
         return partial(masked_words if data.whole_words else masked, tokenizer=tokenizer, rate=rate)
     if config.task == "spans":
         sentinels = tokenizer.sentinels()
@@ -107,19 +108,21 @@ def damage(config: Config, tokenizer: Tokenizer) -> Rewrite:
             raise RegardError("spans need special tokens for the gaps: set tokenizer.extra 100, or begin with a T5")
         return partial(corrupt_spans, sentinels=sentinels, rate=rate, mean_span=data.mean_span)
     ends = sentence_ends(tokenizer) if data.permute else ()
-    return partial(denoise, ends=ends, rate=rate, mean_span=data.mean_span)
+    mask = tokenizer.special.need("mask", "the task denoising")
+    return partial(denoise, mask=mask, ends=ends, rate=rate, mean_span=data.mean_span)
 
 
 def masked(
     ids: np.ndarray, rng: np.random.Generator, tokenizer: Tokenizer, rate: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    return mask_tokens(ids, rng, len(tokenizer), rate)
+    return mask_tokens(ids, rng, len(tokenizer), tokenizer.special, rate)
 
 
 def masked_words(
     ids: np.ndarray, rng: np.random.Generator, tokenizer: Tokenizer, rate: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    return mask_tokens(ids, rng, len(tokenizer), rate, word_numbers(tokenizer.pieces(ids)))
+    words = word_numbers(ids, tokenizer.pieces(ids), tokenizer.special)
+    return mask_tokens(ids, rng, len(tokenizer), tokenizer.special, rate, words)
 
 
 def sentence_ends(tokenizer: Tokenizer) -> list[int]:

@@ -25,7 +25,7 @@ from regard.folder import Bundle
 from regard.tasks.job import Job, Poll, Validation
 from regard.tasks.start import Start
 from regard.tasks.texts import check_task
-from regard.text.frame import OWN
+from regard.text.frame import NOTHING
 from regard.training.objective import ClassObjective, Objective
 
 Pixels = dict[str, list[float]]  # mean and std of each channel; size: height and width
@@ -115,7 +115,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> ImagesJob:
     model = start.model(replace(config.model, max_len=1 + rows * columns, n_classes=len(names)))
     config = replace(config, model=model.config)  # type: ignore[arg-type]
     amount = f"{len(train):,} training images"
-    return ImagesJob(folder, config, model, None, OWN, train.key(), amount, train, valid, names, pixels)
+    return ImagesJob(folder, config, model, None, NOTHING, train.key(), amount, train, valid, names, pixels)
 
 
 def read(config: Config, split: str) -> tuple[np.ndarray, list[str]]:

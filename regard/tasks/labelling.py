@@ -39,13 +39,13 @@ from regard.models.model import names_where
 from regard.tasks.job import Job, Poll, Validation
 from regard.tasks.start import Start
 from regard.tasks.texts import check_task, with_vocabulary
-from regard.text.frame import CLASSIC, Frame
-from regard.text.tokenizer import PAD, SOS, Tokenizer, Tokenizers
+from regard.text.frame import Frame, classic
+from regard.text.special import PAD
+from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.log import say
 from regard.training.objective import AuxiliaryObjective, ClassObjective, Objective, RegressionObjective
 
 UNSCORED = {"classification": -1, "regression": np.nan, "tagging": CONTINUES}
-AT_END = Frame(before=(SOS,), start=())  # what reads forwards answers at the end token
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> LabellingJ
         )
     examples = {split: read(config.task, config.data, split) for split in ("train", "valid")}
     tokenizer = start.text_tokenizer(lambda: chain.from_iterable(example.texts for example in examples["train"]))
-    frame = start.frame(AT_END if of(config.model).writes else CLASSIC).ended()
+    frame = start.frame(classic(tokenizer.special)).ended(tokenizer.special)
     names = answer_names(config.task, examples["train"])
     longest, where = config.model.max_len, {split: ", ".join(getattr(config.data, split)) for split in examples}
     encoded = partial(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -25,13 +26,12 @@ from regard.models.model import StreamModel
 from regard.tasks.job import Job, Poll, Validation
 from regard.tasks.start import Start
 from regard.tasks.texts import Framed, check_task, text_corpus, text_store, with_vocabulary
-from regard.text.frame import Frame
-from regard.text.tokenizer import EOS, SOS, UNK, Tokenizer, Tokenizers
+from regard.text.frame import NOTHING, Frame, classic
+from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.carried import Carried, recurrent_objective
 from regard.training.objective import Objective, PackedObjective, token_objective
 
-STREAM = Frame(before=(), between=(), after=(), start=())  # a file is one document: nothing marks its ends
-DOCUMENTS = Frame(before=(SOS,), between=(EOS,), after=(EOS,), start=())
+STREAM = NOTHING  # a file is one document: nothing marks its ends
 
 # How a recurrent model is scored: in at most so many streams, each ENOUGH times as long as the LEAD batches of WIDTH tokens
 # that it reads before its own part begins. A short text is one stream.
@@ -79,7 +79,7 @@ class LanguageJob(Job):
         if self.frame.before or tokenizer.encode("\n"):
             return "\n"
         known = (id for id in self.valid.source.ids if id not in tokenizer.special_ids)
-        return tokenizer.decode([next(known, UNK)])
+        return tokenizer.decode(islice(known, 1))
 
     def next_steps(self) -> list[str]:
         return [*super().next_steps(), f'regard generate {self.folder} "..."']
@@ -95,7 +95,8 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> LanguageJo
     start = Start.of(folder, config, quiet)
     corpora = {split: text_corpus(config, split) for split in ("train", "valid")}
     tokenizer = start.text_tokenizer(lambda: (text for (text,) in corpora["train"].rows()))
-    frame = start.frame(DOCUMENTS).ended() if apart(config) else start.frame(STREAM)
+    special = tokenizer.special
+    frame = start.frame(classic(special)).ended(special) if apart(config) else start.frame(STREAM)
     train, valid = (store_of(corpora[split], tokenizer, frame, config, quiet) for split in ("train", "valid"))
     model = start.model(with_vocabulary(config.model, tokenizer))
     config = replace(config, model=model.config)  # type: ignore[arg-type]

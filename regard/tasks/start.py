@@ -19,7 +19,7 @@ from regard.models.architectures import make_model
 from regard.models.classifier import Classifier
 from regard.models.weights import weights_of
 from regard.progress import counted, progress_bar
-from regard.text.frame import OWN, Frame
+from regard.text.frame import Frame
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.checkpoint import Checkpoints
 from regard.training.log import say
@@ -77,7 +77,7 @@ class Start:
 
         return self.tokenizers(learn).source
 
-    def frame(self, own: Frame = OWN) -> Frame:
+    def frame(self, own: Frame) -> Frame:
         """That of an imported model, which is used to it; else the task's."""
         return Frame.from_dict(self.kept["frame"]) if self.kept.get("origin") else own
 

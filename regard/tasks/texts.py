@@ -57,7 +57,7 @@ def check_task(config: Config) -> None:
 
 
 def with_vocabulary(sizes: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
-    """The vocabulary's size, on the sides that this architecture has."""
+    """The vocabulary's size, on the sides that this architecture has, and its special tokens."""
     own = of(sizes).vocabularies
     n = {side: len(tokenizer) if side in own else 0 for side in ("source", "target")}
-    return replace(sizes, source_vocab=n["source"], target_vocab=n["target"])
+    return replace(sizes, source_vocab=n["source"], target_vocab=n["target"], **tokenizer.special.settings())

@@ -27,6 +27,7 @@ from regard.tasks.start import Start
 from regard.tasks.texts import check_task
 from regard.text.detect import Profiles
 from regard.text.dropout import Dropout
+from regard.text.frame import plain
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.log import say
 from regard.training.objective import Objective, token_objective
@@ -115,7 +116,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Translatio
             f"this vocabulary is of a model that is told which language to translate to ({', '.join(tags)}): write "
             f"'...@{config.data.source}>{config.data.target}' behind each corpus of data.train and data.valid"
         )
-    frame = start.frame()
+    frame = start.frame(plain(tokenizers.target.special))
     longest = config.model.max_len - max(len(frame.before) + len(frame.after), len(frame.start))
     filters = Filters(min(config.data.max_len, longest), config.data.max_ratio)
     train = _store(corpora["train"], tokenizers, filters, "training", quiet)
@@ -126,6 +127,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Translatio
             f"raise model.max_len or shorten them"
         )
     sizes = replace(config.model, source_vocab=len(tokenizers.source), target_vocab=len(tokenizers.target))
+    sizes = replace(sizes, **tokenizers.target.special.settings())
     model = start.model(sizes)
     config = replace(config, model=model.config)  # type: ignore[arg-type]
     amount = f"{len(train):,} training pairs"

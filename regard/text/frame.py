@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from regard.text.vocabulary import EOS, SOS
+from regard.text.special import SpecialTokens
+from regard.text.vocabulary import LEARNED
+
+BOS, EOS = LEARNED.bos or 0, LEARNED.eos or 0
 
 
 @dataclass(frozen=True)
 class Frame:
+    """The ids of those tokens; by default those of a vocabulary that Regard learned, for an encoder-decoder."""
+
     before: tuple[int, ...] = ()  # in front of a text
     between: tuple[int, ...] = (EOS,)  # between the two texts of a pair
     after: tuple[int, ...] = (EOS,)
-    start: tuple[int, ...] = (SOS,)  # what a decoder reads before its first word
+    start: tuple[int, ...] = (BOS,)  # what a decoder reads before its first word
+    end: tuple[int, ...] = (EOS,)  # what a decoder says after its last word
 
     def one(self, ids: Sequence[int]) -> list[int]:
         return [*self.before, *ids, *self.after]
@@ -23,9 +29,12 @@ class Frame:
         a, b = [*self.before, *first, *self.between], [*second, *self.after]
         return a + b, [0] * len(a) + [1] * len(b)
 
-    def ended(self) -> Frame:
+    def ended(self, special: SpecialTokens) -> Frame:
         """The same, with an end token after each text where there was none."""
-        return replace(self, between=self.between or (EOS,), after=self.after or (EOS,))
+        if self.between and self.after:
+            return self
+        end = (special.need("eos", "the end of a text"),)
+        return replace(self, between=self.between or end, after=self.after or end)
 
     def to_dict(self) -> dict[str, list[int]]:
         return {name: list(ids) for name, ids in asdict(self).items()}
@@ -36,4 +45,18 @@ class Frame:
 
 
 OWN = Frame()
-CLASSIC = Frame(before=(SOS,))  # BERT's: one token in front, one after each text
+CLASSIC = Frame(before=(BOS,))  # BERT's: one token in front, one after each text
+NOTHING = Frame((), (), (), (), ())
+
+
+def plain(special: SpecialTokens) -> Frame:
+    """An encoder-decoder's: the end token after every text; its decoder starts with the token that begins a text, or
+    with the end token where there is none."""
+    end = (special.need("eos", "the end of a text"),)
+    return Frame((), end, end, end if special.bos is None else (special.bos,), end)
+
+
+def classic(special: SpecialTokens) -> Frame:
+    """BERT's: the token that begins a text in front, the end token after each text."""
+    frame = plain(special)
+    return replace(frame, before=frame.start)

@@ -1,8 +1,8 @@
-"""Text <-> token ids: seven ways to cut text into pieces, one interface, one vocabulary layout.
+"""Text <-> token ids: seven ways to cut text into pieces, and whatever a vocabulary from elsewhere does, in one interface.
 
-The work is done by the `tokenizers` library; this file chooses its parts so that every kind
+The work is done by the `tokenizers` library. A tokenizer knows which of its tokens are special (`Tokenizer.special`): a
+vocabulary that Regard learned by their names, one from elsewhere by vocabulary.json beside it. Every kind
 
-* has the special tokens at the same ids (`PAD` ... `MASK`, 0 to 4), followed by the pieces without a gap,
 * never takes text for a special token: a user who types "<eos>" gets the five characters, not the end of the sentence,
 * learns the same vocabulary from the same lines, in every process and with any number of threads.
 
@@ -18,46 +18,46 @@ What comes back from `decode(encode(text))`:
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import tokenizers
-from tokenizers import decoders
+from tokenizers import Regex, decoders, pre_tokenizers
 
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
-from regard.files import exists, read_text, shortened, write_text
-from regard.text.vocabulary import (
-    EOS,
-    KINDS,
-    MASK,
-    PAD,
-    SOS,
-    SPACE,
-    SPECIALS,
-    UNK,
-    check_text,
-    learn,
-    library_errors,
-)
+from regard.files import exists, read_json, read_text, shortened, write_text
+from regard.text.special import SpecialTokens
+from regard.text.vocabulary import KINDS, NAMES, SPACE, check_text, learn, library_errors
 
-__all__ = ["EOS", "KINDS", "MASK", "PAD", "SOS", "SPECIALS", "UNK", "Tokenizer", "TokenizerConfig", "Tokenizers"]
+__all__ = ["KINDS", "Tokenizer", "TokenizerConfig", "Tokenizers"]
 
 
 class Tokenizer:
     """A trained vocabulary with its rules; make one with `train` or `load`."""
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        """Wrap a `tokenizers` object, after checking that its vocabulary is laid out as ours is."""
-        _check_layout(backend)
+    def __init__(
+        self, backend: tokenizers.Tokenizer, special: SpecialTokens | None = None, size: int | None = None
+    ) -> None:
+        """Wrap a `tokenizers` object.
+
+        `special`: its special tokens; None: those that bear Regard's names. `size`: how many ids the vocabulary has, of
+        which some may stand for nothing; None: one for each piece, without a gap.
+        """
+        self.special = named(backend) if special is None else special
+        self._size = checked_size(backend, self.special, size)
+        self._text: str | None = None  # what `save` writes, where the backend is not that any more
+        if special is not None:
+            self._text = backend.to_str(pretty=True)
+            guard(backend, special.unk)
         # None of these three may depend on a file: the first is not saved in it, the others would cut or pad sentences.
         backend.encode_special_tokens = True
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._size: int = backend.get_vocab_size()
         self.special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
 
     @classmethod
@@ -66,8 +66,8 @@ class Tokenizer:
         return cls(learn(lines, config))
 
     @classmethod
-    def load(cls, path: Path) -> "Tokenizer":
-        """Read a tokenizer.json; any file that is not one, or not laid out as ours are, is a `RegardError`."""
+    def load(cls, path: Path, special: SpecialTokens | None = None, size: int | None = None) -> "Tokenizer":
+        """Read a tokenizer.json; any file that is not one, or lacks its special tokens, is a `RegardError`."""
         try:
             text = read_text(Path(path))
         except OSError as error:
@@ -75,11 +75,15 @@ class Tokenizer:
         except ValueError as error:
             raise RegardError(f"cannot read the tokenizer {path}: {error}") from error
         with library_errors(f"{path} is not a usable tokenizer.json (train one with `regard tokenizer train`)"):
-            return cls(tokenizers.Tokenizer.from_str(text))
+            return cls(tokenizers.Tokenizer.from_str(text), special, size)
 
     def save(self, path: Path) -> None:
         """Write a tokenizer.json in the format of the `tokenizers` library; the file appears whole or not at all."""
-        write_text(Path(path), self._backend.to_str(pretty=True))
+        write_text(Path(path), self.to_str())
+
+    def to_str(self) -> str:
+        """What `save` writes: one from elsewhere as it came."""
+        return self._backend.to_str(pretty=True) if self._text is None else self._text
 
     def encode(self, text: str) -> list[int]:
         """The ids of one text, without any special token but `<unk>`."""
@@ -108,9 +112,13 @@ class Tokenizer:
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Each token as a person reads it: spaces as "▁", bytes that are only a part of a character as \\xNN."""
-        tokens = [self._backend.id_to_token(i) or "" for i in self._known(ids)]
+        tokens = [self.token(i) for i in self._known(ids)]
         byte_level = isinstance(self._backend.decoder, decoders.ByteLevel)
         return [_readable(token) for token in tokens] if byte_level else tokens
+
+    def token(self, id: int) -> str:
+        """The name of a token in tokenizer.json; nothing for an id that no piece stands for."""
+        return self._backend.id_to_token(id) or ""
 
     def sentinels(self) -> list[int]:
         """The ids of <extra-0>, <extra-1>, ...: special tokens that stand for gaps in a text."""
@@ -128,8 +136,9 @@ class Tokenizer:
         return self._size
 
     def fingerprint(self) -> str:
-        """SHA-256 of everything that decides how text is cut: equal fingerprints, equal ids."""
-        return hashlib.sha256(self._backend.to_str().encode()).hexdigest()
+        """SHA-256 of how text is cut and of which tokens are special: equal fingerprints, equal ids."""
+        roles = json.dumps([asdict(self.special), self._size])
+        return hashlib.sha256((self._backend.to_str() + roles).encode()).hexdigest()
 
     def _known(self, ids: Iterable[int]) -> list[int]:
         known = [int(i) for i in ids]
@@ -140,6 +149,7 @@ class Tokenizer:
 
 
 FILES = ("tokenizer.json", "tokenizer.source.json", "tokenizer.target.json")  # a joint vocabulary, or one for each side
+VOCABULARY = "vocabulary.json"  # beside those of a vocabulary from elsewhere: its special tokens and its size
 
 
 @dataclass(frozen=True)
@@ -155,25 +165,66 @@ class Tokenizers:
         else:
             self.source.save(folder / "tokenizer.source.json")
             self.target.save(folder / "tokenizer.target.json")
+        if self.source._text is not None:  # no name of a token says what it is for
+            values = {"size": len(self.source), "special_tokens": asdict(self.source.special)}
+            write_text(folder / VOCABULARY, json.dumps(values, indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizers":
         joint_file, *files = (folder / name for name in FILES)
+        roles = read_roles(folder / VOCABULARY) if exists(folder / VOCABULARY) else (None, None)
         if exists(files[0]):
-            return cls(*(Tokenizer.load(file) for file in files))
-        joint = Tokenizer.load(joint_file)
+            return cls(*(Tokenizer.load(file, *roles) for file in files))
+        joint = Tokenizer.load(joint_file, *roles)
         return cls(joint, joint)
 
 
-def _check_layout(backend: tokenizers.Tokenizer) -> None:
-    """The special tokens are ours, at our ids and marked as special, and the ids have no gap."""
+def read_roles(path: Path) -> tuple[SpecialTokens, int]:
+    """The special tokens and the size of a vocabulary from elsewhere."""
+    try:
+        values = read_json(path)
+        special, size = SpecialTokens(**values["special_tokens"]), values["size"]
+        ids = [size, *(i for i in asdict(special).values() if i is not None)]
+        if not all(type(i) is int and 0 <= i <= size for i in ids):
+            raise ValueError(f"ids {ids[1:]} of a vocabulary of {size!r}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RegardError(f"cannot read {path} ({type(error).__name__}: {error}); copy the folder anew") from None
+    return special, size
+
+
+def named(backend: tokenizers.Tokenizer) -> SpecialTokens:
+    """The special tokens that bear Regard's names; without an end token a vocabulary is not one of Regard's."""
     added = backend.get_added_tokens_decoder()
-    for i, special in enumerate(SPECIALS):
-        if backend.token_to_id(special) != i or i not in added or not added[i].special:
-            raise ValueError(f"its token {i} is not the special token {special}")
-    vocab = backend.get_vocab()
-    if set(vocab.values()) != set(range(len(vocab))):
-        raise ValueError(f"its {len(vocab)} tokens do not have the ids 0 to {len(vocab) - 1}")
+    by_name = {token.content: i for i, token in added.items() if token.special}
+    if NAMES["eos"] not in by_name:
+        raise ValueError(f"it has no special token {NAMES['eos']}: import the model it belongs to with `regard import`")
+    return SpecialTokens(**{role: by_name.get(name) for role, name in NAMES.items()})
+
+
+def checked_size(backend: tokenizers.Tokenizer, special: SpecialTokens, size: int | None) -> int:
+    """How many ids a vocabulary has, which all its pieces and special tokens must lie below."""
+    ids = set(backend.get_vocab().values())
+    if size is None and ids != set(range(len(ids))):
+        raise ValueError(f"its {len(ids)} tokens do not have the ids 0 to {len(ids) - 1}")
+    size = len(ids) if size is None else size
+    if max((*ids, *special.ids), default=0) >= size:
+        raise ValueError(f"it has the id {max(*ids, *special.ids)}, outside a vocabulary of {size}")
+    return size
+
+
+def guard(backend: tokenizers.Tokenizer, unknown: int | None) -> None:
+    """Keep a text that reads "</s>" four characters. Where the model of a vocabulary would find the piece of that name in
+    it, the text is cut after its first character."""
+    special = {token.content: i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+    backend.encode_special_tokens = True
+    text = " ".join(f"a {name} b{name}" for name in special)
+    said = set(backend.encode(text, add_special_tokens=False).ids)
+    found = [name for name, i in special.items() if i in said and i != unknown and len(name) > 1]
+    if found:
+        cuts = (f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in found)
+        cut = pre_tokenizers.Split(Regex("|".join(cuts)), "merged_with_previous")
+        first = [] if backend.pre_tokenizer is None else [backend.pre_tokenizer]
+        backend.pre_tokenizer = pre_tokenizers.Sequence([*first, cut])
 
 
 def _byte_of_char() -> dict[str, int]:

@@ -1,6 +1,6 @@
 """Learning a vocabulary: seven ways to cut text, one layout of ids, the same result in every process.
 
-The special tokens stand at the same ids in every vocabulary, and the learnt pieces follow without a gap.
+The special tokens stand at the same ids in every vocabulary that is learned here; the pieces follow without a gap.
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
+from regard.text.special import SpecialTokens
 
-SPECIALS = ("<pad>", "<sos>", "<eos>", "<unk>", "<mask>")
-PAD, SOS, EOS, UNK, MASK = range(5)
+NAMES = {"pad": "<pad>", "bos": "<sos>", "eos": "<eos>", "unk": "<unk>", "mask": "<mask>"}  # in the order of their ids
+LEARNED = SpecialTokens(**{role: i for i, role in enumerate(NAMES)})  # where they stand in a vocabulary that is learned
+UNKNOWN = NAMES["unk"]
 KINDS: tuple[str, ...] = TokenizerConfig.__dataclass_fields__["kind"].metadata["choices"]
 SPACE = "▁"  # how a space looks inside a piece
-NAMED = rf"(?<!\S)(?:{'|'.join(SPECIALS)}|<to-\S+>|<extra-\d+>)(?!\S)"  # a word that is spelt like a special token
+NAMED = (
+    rf"(?<!\S)(?:{'|'.join(NAMES.values())}|<to-\S+>|<extra-\d+>)(?!\S)"  # a word that is spelt like a special token
+)
 
 
 def specials_of(config: TokenizerConfig) -> list[str]:
     return [
-        *SPECIALS,
+        *NAMES.values(),
         *(f"<to-{language}>" for language in config.tags),
         *(f"<extra-{i}>" for i in range(config.extra)),
     ]
@@ -49,11 +53,11 @@ def _untrained(config: TokenizerConfig) -> tokenizers.Tokenizer:
     """An empty tokenizer of the asked kind: normalizer, cutting rules, model and decoder."""
     model: models.Model
     if config.kind in ("word", "split"):
-        model = models.WordLevel(unk_token=SPECIALS[UNK])
+        model = models.WordLevel(unk_token=UNKNOWN)
     elif config.kind == "unigram":
         model = models.Unigram()
     else:
-        model = models.BPE(unk_token=None if config.kind == "byte-bpe" else SPECIALS[UNK])
+        model = models.BPE(unk_token=None if config.kind == "byte-bpe" else UNKNOWN)
     backend = tokenizers.Tokenizer(model)
     steps: list[normalizers.Normalizer] = []
     if config.lowercase:
@@ -65,7 +69,7 @@ def _untrained(config: TokenizerConfig) -> tokenizers.Tokenizer:
         backend.decoder = decoders.ByteLevel()
     elif config.kind == "split":
         # Published texts say <unk> themselves; other names of special tokens are words nobody knows.
-        steps.append(normalizers.Replace(Regex(NAMED), SPECIALS[UNK]))
+        steps.append(normalizers.Replace(Regex(NAMED), UNKNOWN))
         ends, spaces = Regex(r"\n"), Regex(r"[^\S\n]+")
         cuts = [pre_tokenizers.Split(ends, "isolated"), pre_tokenizers.Split(spaces, "removed")]
         backend.pre_tokenizer = pre_tokenizers.Sequence(cuts)
@@ -100,9 +104,7 @@ def _trainer(config: TokenizerConfig) -> trainers.Trainer:
     if config.kind in ("word", "split"):
         return trainers.WordLevelTrainer(vocab_size=size, special_tokens=specials, show_progress=False)
     if config.kind == "unigram":
-        return trainers.UnigramTrainer(
-            vocab_size=size, special_tokens=specials, unk_token=SPECIALS[UNK], show_progress=False
-        )
+        return trainers.UnigramTrainer(vocab_size=size, special_tokens=specials, unk_token=UNKNOWN, show_progress=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet() if config.kind == "byte-bpe" else []
     if config.kind == "wordpiece":
         size += 1  # the mark of a word's beginning, which the finished vocabulary does not hold
@@ -152,7 +154,7 @@ def _finish_wordpiece(backend: tokenizers.Tokenizer, config: TokenizerConfig) ->
     merged = [piece[1:] if piece[0] == " " else f"##{piece}" for piece in learnt if len(piece) > 1]
     kept = dict.fromkeys([*specials, *alphabet, *(f"##{char}" for char in alphabet), *merged])
     numbered = {piece: i for i, piece in enumerate(list(kept)[: config.vocab_size])}
-    backend.model = models.WordPiece(numbered, unk_token=SPECIALS[UNK])
+    backend.model = models.WordPiece(numbered, unk_token=UNKNOWN)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
 
 
@@ -173,7 +175,7 @@ def _finish_unigram(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> N
         : config.vocab_size - len(specials)
     ]
     pieces = [(special, 0.0) for special in specials] + [(piece, scores[piece]) for piece in best]
-    backend.model = models.Unigram(pieces, unk_id=UNK, byte_fallback=False)
+    backend.model = models.Unigram(pieces, unk_id=LEARNED.unk, byte_fallback=False)
 
 
 def check_text(text: str, where: str) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.config import TrainConfig
 from regard.models.model import StreamModel
+from regard.text.special import PAD
 from regard.training.objective import Objective
 
 
@@ -38,7 +39,7 @@ class RecurrentObjective(Objective):
         sums = self.score(dropped, labels)
         if not (self.activity or self.slowness):
             return sums
-        scored = labels != self.unscored
+        scored = labels != PAD
         size = dropped.float().square().mean(-1)  # (B, T)
         change = hidden.float().diff(dim=1).square().mean(-1)  # (B, T - 1)
         asked = self.activity * mean(size, scored) + self.slowness * mean(change, scored[:, 1:])

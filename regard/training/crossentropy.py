@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.text.tokenizer import PAD
+from regard.text.special import PAD
 
 CHUNK_BYTES = {"cuda": 800 << 20, "cpu": 32 << 20}  # of logits at a time: on a GPU large enough for fast products
 TILE = {"cuda": 64, "cpu": 1}  # products with a vocabulary of whole tiles are several times faster on a GPU
@@ -29,8 +29,7 @@ class Terms:
 
     smoothing: float
     z_loss: float
-    absent: tuple[int, ...]  # answers that are never given
-    answers: int  # those that are
+    answers: int  # how many there are
     dtype: torch.dtype  # of the products
 
 
@@ -42,20 +41,18 @@ def linear_cross_entropy(
     *,
     smoothing: float = 0.0,
     z_loss: float = 0.0,
-    absent: tuple[int, ...] = (),
-    unscored: int = PAD,
     shares: Tensor | None = None,
 ) -> Tensor:
     """x (M, C), weight (V, C), labels (M,) -> three sums, (3,): the loss to descend, the plain one, and how many are scored.
 
     `shares` (M,) is how much each answer weighs in the loss to descend, which alone has a gradient.
     """
-    scored = labels != unscored
+    scored = labels != PAD
     low = torch.is_autocast_enabled(x.device.type)
     dtype = torch.get_autocast_dtype(x.device.type) if low else x.dtype
     exact = torch.promote_types(dtype, torch.float32)
     weights = scored.to(exact) if shares is None else (shares * scored).to(exact)
-    terms = Terms(smoothing, z_loss, absent, len(weight) - len(absent), dtype)
+    terms = Terms(smoothing, z_loss, len(weight), dtype)
     given = (x, weight, bias, labels.clamp(min=0), weights, terms)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
         return LinearCrossEntropy.apply(*given)
@@ -121,19 +118,17 @@ def in_chunks(
 def prepare(weight: Tensor, bias: Tensor | None, terms: Terms) -> tuple[Tensor, Tensor | None]:
     """The matrix in the precision of the product, filled up with rows to whole tiles, and what is added to its logits.
 
-    An answer that is never given, and one that only fills up, has a bias of minus infinity.
+    An answer that only fills up has a bias of minus infinity.
     """
     v = len(weight)
     more = -v % TILE.get(weight.device.type, 1)
     matrix = weight.to(terms.dtype)
     if more:
         matrix = torch.nn.functional.pad(matrix, (0, 0, 0, more))
-    if bias is None and not terms.absent and not more:
+    if bias is None and not more:
         return matrix, None
     added = matrix.new_full((v + more,), -torch.inf)
     added[:v] = 0.0 if bias is None else bias
-    for i in terms.absent:
-        added[i] = -torch.inf
     return matrix, added
 
 
@@ -180,7 +175,7 @@ def row_losses(
     given = scores > -torch.inf if n < scores.shape[1] else None
     log_z = scores.logsumexp(1)
     nll = log_z - scores.gather(1, labels[:, None]).squeeze(1)
-    nll = nll.where(shares != 0, 0)  # not `* shares`: the label of what is not scored may be never given
+    nll = nll.where(shares != 0, 0)
     loss = nll
     if e:
         mean = (scores if given is None else scores.where(given, 0)).sum(1) / n

@@ -11,7 +11,7 @@ from regard.data.batches import Batch
 from regard.device import peak_flops
 from regard.models.architectures import of
 from regard.models.cost import Cost
-from regard.text.tokenizer import PAD
+from regard.text.special import PAD
 
 
 class Meter:

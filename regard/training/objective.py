@@ -11,9 +11,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from regard.config import ModelConfig, TrainConfig
+from regard.config import TrainConfig
 from regard.models.classifier import Classifier
-from regard.text.tokenizer import PAD
+from regard.text.special import PAD
 from regard.training.crossentropy import linear_cross_entropy
 
 
@@ -25,12 +25,10 @@ class Objective(nn.Module):
     """
 
     passes = 1  # through the model, for each batch
-    unscored: int = PAD  # the label of what is not
 
     def __init__(self, model: nn.Module, label_smoothing: float = 0.0, z_loss: float = 0.0) -> None:
         super().__init__()
         self.model, self.label_smoothing, self.z_loss = model, label_smoothing, z_loss
-        self.absent = len(getattr(model, "config", ModelConfig()).absent)  # answers that are never given: -inf
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return self.score(cast(Any, self.model).read(*inputs[:-1]), inputs[-1])
@@ -46,22 +44,16 @@ class Objective(nn.Module):
         """The same of logits (..., V) that are there as a whole, labels (...)."""
         logits = logits.float()
         log_z = logits.logsumexp(-1)
-        scored = labels != self.unscored
+        scored = labels != PAD
         nll = log_z - logits.gather(-1, labels.clamp(min=0)[..., None]).squeeze(-1)
-        nll = nll.where(scored, 0)  # not `* scored`: where PAD is never said, its logit is -inf
+        nll = nll.where(scored, 0)
         loss = nll.sum()
         if self.label_smoothing:
-            even = (log_z - self.mean(logits)) * scored
+            even = (log_z - logits.mean(-1)) * scored
             loss = (1 - self.label_smoothing) * loss + self.label_smoothing * even.sum()
         if self.z_loss:
             loss = loss + self.z_loss * (log_z**2 * scored).sum()
         return torch.stack([loss, nll.sum(), scored.sum()])
-
-    def mean(self, logits: Tensor) -> Tensor:
-        """Over the answers that can be given. Nothing is picked out by a list, which a CUDA graph could not replay."""
-        if not self.absent:
-            return logits.mean(-1)
-        return logits.masked_fill(logits == -torch.inf, 0).sum(-1) / (logits.shape[-1] - self.absent)
 
 
 class RDropObjective(Objective):
@@ -86,9 +78,8 @@ class RDropObjective(Objective):
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         sums = super().losses(logits, labels) / 2
         p, q = logits.float().log_softmax(-1).chunk(2)  # (B, T, V) each
-        apart = (p - q).masked_fill(p == -torch.inf, 0) if self.absent else p - q
-        divergence = ((p.exp() - q.exp()) * apart).sum(-1)  # (B, T), KL(p||q) + KL(q||p)
-        scored = (labels != self.unscored).chunk(2)[0]
+        divergence = ((p.exp() - q.exp()) * (p - q)).sum(-1)  # (B, T), KL(p||q) + KL(q||p)
+        scored = (labels != PAD).chunk(2)[0]
         nothing = sums.new_zeros(())
         return sums + torch.stack([self.weight / 4 * (divergence * scored).sum(), nothing, nothing])
 
@@ -102,7 +93,7 @@ def token_objective(model: nn.Module, config: TrainConfig) -> Objective:
 def token_losses(head: Any, hidden: Tensor, labels: Tensor, **options: Any) -> Tensor:
     """Hidden vectors (B, T, C) and labels (B, T) to the three sums, by a head's matrix in chunks."""
     x = head.features(hidden).flatten(0, -2)
-    return linear_cross_entropy(x, head.weight, head.bias, labels.flatten(), absent=head.absent, **options)
+    return linear_cross_entropy(x, head.weight, head.bias, labels.flatten(), **options)
 
 
 class PackedObjective(Objective):
@@ -121,13 +112,7 @@ class AnswerObjective(Objective):
 
 
 class ClassObjective(AnswerObjective):
-    """The right class of each row, or the right tag of each token; -1 is not scored."""
-
-    unscored = -1
-
-    def __init__(self, model: nn.Module, label_smoothing: float = 0.0) -> None:
-        super().__init__(model, label_smoothing)
-        self.absent = 0  # a class is no token
+    """The right class of each row, or the right tag of each token; PAD is not scored."""
 
 
 class AuxiliaryObjective(ClassObjective):
@@ -144,7 +129,7 @@ class AuxiliaryObjective(ClassObjective):
         assert isinstance(model, Classifier)
         hidden = model.hidden(ids, types)
         sums = self.losses(model.answer(hidden, ids), labels)
-        scored = (labels if labels.dim() == 1 else labels.amax(1)) != self.unscored
+        scored = (labels if labels.dim() == 1 else labels.amax(1)) != PAD
         nothing = sums.new_zeros(())
         return sums + torch.stack(
             [self.weight * self.text_loss(model.body.head, hidden, ids, scored), nothing, nothing]

@@ -10,10 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokens import EOS, SOS
 
 from regard.data.batches import Batch, Batches, Cursor, PairBatches, ahead, bucket_widths, padded
 from regard.data.shards import FilterReport, Filters, Store, TokenStore
-from regard.text.tokenizer import EOS, PAD, SOS
+from regard.text.special import PAD
 
 Lengths = list[tuple[int, int]]
 some_lengths = st.lists(st.tuples(st.integers(1, 70), st.integers(1, 70)), min_size=1, max_size=60)
@@ -165,10 +166,14 @@ def test_the_cursor_turns_over_at_the_end_of_an_epoch() -> None:
 def test_a_batch_by_hand() -> None:
     batches = PairBatches(pairs([[5, 6], [7]], [[8], [9, 10, 11]]), batch_tokens=15, seed=0)
     batch = batches.collate(4, np.array([0, 1]), np.random.default_rng(0))
-    assert (PAD, SOS, EOS) == (0, 1, 2)
-    assert batch.inputs[0].tolist() == [[5, 6, 2, 0], [7, 2, 0, 0], [5, 6, 2, 0]]
-    assert batch.inputs[1].tolist() == [[1, 8, 0, 0], [1, 9, 10, 11], [1, 8, 0, 0]]
-    assert batch.labels.tolist() == [[8, 2, 0, 0], [9, 10, 11, 2], [0, 0, 0, 0]]  # the filled-up row is not scored
+    assert (PAD, SOS, EOS) == (-1, 1, 2)
+    assert batch.inputs[0].tolist() == [[5, 6, 2, -1], [7, 2, -1, -1], [5, 6, 2, -1]]
+    assert batch.inputs[1].tolist() == [[1, 8, -1, -1], [1, 9, 10, 11], [1, 8, -1, -1]]
+    assert batch.labels.tolist() == [
+        [8, 2, -1, -1],
+        [9, 10, 11, 2],
+        [-1, -1, -1, -1],
+    ]  # the filled-up row is not scored
     assert batch.tokens == 6
     assert batch.inputs[0].dtype == batch.inputs[1].dtype == batch.labels.dtype == torch.int64
 
@@ -176,8 +181,8 @@ def test_a_batch_by_hand() -> None:
 def test_padding_between_special_tokens() -> None:
     store = tokens([[5, 6], []])
     rows = np.array([1, 0])
-    assert padded(store.together(rows), 4).tolist() == [[0, 0, 0, 0], [5, 6, 0, 0]]
-    assert padded(store.together(rows), 4, (SOS,), (EOS,)).tolist() == [[1, 2, 0, 0], [1, 5, 6, 2]]
+    assert padded(store.together(rows), 4).tolist() == [[-1, -1, -1, -1], [5, 6, -1, -1]]
+    assert padded(store.together(rows), 4, (SOS,), (EOS,)).tolist() == [[1, 2, -1, -1], [1, 5, 6, 2]]
 
 
 def test_moving_a_batch_keeps_it() -> None:

@@ -12,6 +12,7 @@ import pytest
 import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokens import UNK
 
 from regard.config import TokenizerConfig
 from regard.data.labelled import (
@@ -26,7 +27,7 @@ from regard.data.labelled import (
     tags_to_pieces,
 )
 from regard.errors import RegardError
-from regard.text.tokenizer import KINDS, UNK, Tokenizer
+from regard.text.tokenizer import KINDS, Tokenizer
 
 CELL = st.text(st.characters(exclude_characters="\n\0\t", exclude_categories=("Cs",)), max_size=12)
 LABEL = CELL.map(str.strip).filter(bool)

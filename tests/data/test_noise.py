@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokens import EOS, MASK, SOS, UNK
 
 from regard.config import TokenizerConfig
 from regard.data.noise import corrupt_spans, denoise, infill, mask_tokens, permute_sentences, word_numbers
 from regard.errors import RegardError
-from regard.text.tokenizer import EOS, KINDS, MASK, PAD, SOS, UNK, Tokenizer
+from regard.text.special import PAD, SpecialTokens
+from regard.text.tokenizer import KINDS, Tokenizer
+from regard.text.vocabulary import LEARNED, NAMES
 
 VOCAB = 1000
 SENTINELS = range(900, 1000)
@@ -47,12 +50,12 @@ def test_masking_chooses_the_rounded_share_and_labels_exactly_the_chosen(
     n: int, seed: int, rate: float, d: type
 ) -> None:
     ids = text(n, d)
-    inputs, labels = mask_tokens(ids, np.random.default_rng(seed), VOCAB, rate)
+    inputs, labels = mask_tokens(ids, np.random.default_rng(seed), VOCAB, LEARNED, rate)
     chosen = labels != PAD
     assert chosen.sum() == min(n, max(1, round(rate * n)))
     assert (labels[chosen] == ids[chosen]).all()
     assert (inputs[~chosen] == ids[~chosen]).all()
-    assert inputs.dtype == labels.dtype == d
+    assert (inputs.dtype, labels.dtype) == (d, np.int64)
     assert (ids == text(n, d)).all()  # the caller's array is not written to
 
 
@@ -62,7 +65,7 @@ def test_eighty_ten_ten() -> None:
     pieces: list[int] = []
     for _ in range(200):
         ids = text(400)
-        inputs, labels = mask_tokens(ids, rng, VOCAB)
+        inputs, labels = mask_tokens(ids, rng, VOCAB, LEARNED)
         chosen, n = labels != PAD, n + 60  # 15% of 400
         fates["mask"] += (inputs[chosen] == MASK).sum()
         fates["kept"] += (inputs[chosen] == ids[chosen]).sum()
@@ -74,7 +77,7 @@ def test_eighty_ten_ten() -> None:
 
 def test_random_pieces_are_all_pieces_equally_often() -> None:
     rng, row = np.random.default_rng(9), np.full(400, 5)
-    inputs = np.concatenate([mask_tokens(row, rng, vocab_size=9)[0] for _ in range(100)])
+    inputs = np.concatenate([mask_tokens(row, rng, vocab_size=9, special=LEARNED)[0] for _ in range(100)])
     others = inputs[(inputs != 5) & (inputs != MASK)].tolist()
     assert set(others) == {6, 7, 8}
     assert equally_likely(others, 3)
@@ -82,25 +85,43 @@ def test_random_pieces_are_all_pieces_equally_often() -> None:
 
 def test_every_position_is_chosen_equally_often() -> None:
     rng = np.random.default_rng(1)
-    counts = sum((mask_tokens(text(20), rng, VOCAB)[1] != PAD).astype(int) for _ in range(2000))
+    counts = sum((mask_tokens(text(20), rng, VOCAB, LEARNED)[1] != PAD).astype(int) for _ in range(2000))
     assert all(near(count, 2000, 3 / 20) for count in counts)
 
 
-@given(st.lists(st.sampled_from([PAD, SOS, EOS, UNK, MASK, 5, 6, 7]), max_size=30), SEEDS)
+@given(st.lists(st.sampled_from([0, SOS, EOS, UNK, MASK, 5, 6, 7]), max_size=30), SEEDS)
 def test_special_tokens_are_never_chosen(ids: list[int], seed: int) -> None:
     row = np.array(ids, np.int64)
-    inputs, labels = mask_tokens(row, np.random.default_rng(seed), VOCAB)
+    inputs, labels = mask_tokens(row, np.random.default_rng(seed), VOCAB, LEARNED)
     special = row < 5
     assert (labels[special] == PAD).all()
     assert (inputs[special] == row[special]).all()
     assert (labels != PAD).sum() >= (not special.all())
 
 
+def test_special_tokens_may_stand_anywhere() -> None:
+    """BERT's ids: what is drawn at random is every other id equally often, and the mask is theirs."""
+    special = SpecialTokens(bos=4, eos=5, unk=2, mask=7, pad=0)
+    rng, row = np.random.default_rng(10), np.array([4, *[1] * 400, 2, 5])
+    pairs = [mask_tokens(row, rng, 9, special) for _ in range(100)]
+    assert all((labels[[0, 401, 402]] == PAD).all() for _, labels in pairs)
+    inputs = np.concatenate([inputs[1:-2] for inputs, _ in pairs])
+    assert (inputs == 7).sum() > 0
+    others = inputs[(inputs != 1) & (inputs != 7)].tolist()
+    assert set(others) == {3, 6, 8}
+    assert equally_likely(others, 3)
+
+
+def test_a_vocabulary_without_a_mask_hides_nothing() -> None:
+    with pytest.raises(RegardError, match="no mask token"):
+        mask_tokens(text(4), np.random.default_rng(0), VOCAB, SpecialTokens(eos=0))
+
+
 @given(st.lists(st.tuples(st.integers(-1, 8), st.integers(1, 4)), max_size=12), SEEDS, RATES)
 def test_words_are_chosen_whole_and_no_more_than_needed(runs: list[tuple[int, int]], seed: int, rate: float) -> None:
     words = np.array([word for word, size in runs for _ in range(size)], np.int64)
     ids = text(len(words))
-    _, labels = mask_tokens(ids, np.random.default_rng(seed), VOCAB, rate, words)
+    _, labels = mask_tokens(ids, np.random.default_rng(seed), VOCAB, LEARNED, rate, words)
     chosen = set(words[labels != PAD].tolist())
     sizes = [int((words == word).sum()) for word in chosen]
     n = int((words >= 0).sum())
@@ -115,7 +136,7 @@ def test_words_are_chosen_whole_and_no_more_than_needed(runs: list[tuple[int, in
 def test_words_of_all_lengths_are_chosen_equally_often() -> None:
     """Two words, one of three tokens and one of one: one of them is enough for 15% of four tokens."""
     rng, words = np.random.default_rng(2), np.array([0, 0, 0, 1])
-    rows = [tuple(mask_tokens(text(4), rng, VOCAB, words=words)[1] != PAD) for _ in range(2000)]
+    rows = [tuple(mask_tokens(text(4), rng, VOCAB, LEARNED, words=words)[1] != PAD) for _ in range(2000)]
     assert equally_likely(rows, 2)
 
 
@@ -134,7 +155,8 @@ def test_words_of_all_lengths_are_chosen_equally_often() -> None:
     ],
 )
 def test_word_numbers_by_hand(pieces: list[str], numbers: list[int]) -> None:
-    assert word_numbers(pieces).tolist() == numbers
+    named = {name: i for i, name in enumerate(NAMES.values())}
+    assert word_numbers([named.get(piece, 5) for piece in pieces], pieces, LEARNED).tolist() == numbers
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -142,7 +164,7 @@ def test_words_are_what_stands_between_spaces_for_every_tokenizer(kind: str) -> 
     lines = ["the animal did not cross the wide street", "nobody crosses streets that are too wide"]
     tokenizer = Tokenizer.train(lines, TokenizerConfig(kind=kind, vocab_size=300))
     ids = np.array(tokenizer.encode(lines[0]))
-    words = word_numbers(tokenizer.pieces(ids))
+    words = word_numbers(ids, tokenizer.pieces(ids), tokenizer.special)
     spelt = [tokenizer.decode(ids[words == word]).strip() for word in range(words.max() + 1)]
     assert spelt == lines[0].split()
 
@@ -202,7 +224,7 @@ def test_infilling_hides_its_share_and_nothing_outside_a_mask(
     n: int, seed: int, rate: float, span: float, d: type
 ) -> None:
     ids = text(n, d)
-    source = infill(ids, np.random.default_rng(seed), rate, span)
+    source = infill(ids, np.random.default_rng(seed), MASK, rate, span)
     kept = source[source != MASK]
     assert n - len(kept) == min(n, max(1, round(rate * n)))
     assert (np.diff(kept.astype(int)) > 0).all()  # in order, none twice
@@ -216,7 +238,7 @@ def test_infilling_hides_its_share_and_nothing_outside_a_mask(
 def test_spans_are_as_long_as_poisson_says() -> None:
     """Of two tokens one is hidden: the draws before the first that is not 0 are insertions, a geometric number."""
     rng, p = np.random.default_rng(5), math.exp(-1)
-    rows = [infill(text(2), rng, 0.5, 1.0) for _ in range(4000)]
+    rows = [infill(text(2), rng, MASK, 0.5, 1.0) for _ in range(4000)]
     masks = Counter(int((row == MASK).sum()) for row in rows)
     assert all(near(masks[k], 4000, p ** (k - 1) * (1 - p)) for k in (1, 2, 3))
     assert equally_likely([tuple(row) for row in rows if len(row) == 2], 2)
@@ -230,7 +252,7 @@ def test_spans_are_as_long_as_poisson_says() -> None:
 def test_a_long_text_has_a_mask_for_every_three_hidden_tokens() -> None:
     """900 hidden tokens take about 300 draws, with a standard deviation of sqrt(300 * 3 / 9) = 10; here the mean of 25."""
     rng = np.random.default_rng(6)
-    masks = [(infill(text(3000), rng) == MASK).sum() for _ in range(25)]
+    masks = [(infill(text(3000), rng, MASK) == MASK).sum() for _ in range(25)]
     assert abs(np.mean(masks) - 300) < 5 * 10 / 5
 
 
@@ -253,20 +275,20 @@ def test_permuting_sentences_loses_nothing(ids: list[int], seed: int) -> None:
 
 def test_denoising_permutes_and_hides_and_asks_for_the_text() -> None:
     ids = text(100)
-    source, target = denoise(ids, np.random.default_rng(8), ends=[54])
+    source, target = denoise(ids, np.random.default_rng(8), MASK, ends=[54])
     assert (target == ids).all()
     kept = source[source != MASK]
     assert len(kept) == 70
-    swapped = [denoise(ids, np.random.default_rng(seed), ends=[54])[0] for seed in range(200)]
+    swapped = [denoise(ids, np.random.default_rng(seed), MASK, ends=[54])[0] for seed in range(200)]
     assert near(sum(row[row != MASK][0] > 54 for row in swapped), 200, 0.5)  # the second half comes first
 
 
 # ---- all of them -------------------------------------------------------------------------------------------------
 
 NOISE: dict[str, Callable[..., object]] = {
-    "mask": lambda rng, **s: mask_tokens(text(50), rng, VOCAB, **s),
+    "mask": lambda rng, **s: mask_tokens(text(50), rng, VOCAB, LEARNED, **s),
     "spans": lambda rng, **s: corrupt_spans(text(50), rng, SENTINELS, **s),
-    "denoise": lambda rng, **s: denoise(text(50), rng, ends=[20, 40], **s),
+    "denoise": lambda rng, **s: denoise(text(50), rng, MASK, ends=[20, 40], **s),
 }
 
 

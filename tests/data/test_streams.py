@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokens import EOS, MASK, SOS
 
 from regard.data.batches import Batches, Cursor
 from regard.data.noise import corrupt_spans, denoise, mask_tokens
@@ -25,7 +26,8 @@ from regard.data.streams import (
     windows,
 )
 from regard.text.frame import CLASSIC, OWN, Frame
-from regard.text.tokenizer import EOS, MASK, PAD, SOS
+from regard.text.special import PAD
+from regard.text.vocabulary import LEARNED
 
 FIRST = 100  # token i of the stream is FIRST + i, so that every token says where it stood
 
@@ -217,9 +219,9 @@ def test_rows_are_filled_as_far_as_documents_go() -> None:
 
 VOCAB = 2000
 SENTINELS = list(range(1000, 1100))
-MASKING = partial(mask_tokens, vocab_size=VOCAB, rate=0.3)
+MASKING = partial(mask_tokens, vocab_size=VOCAB, special=LEARNED, rate=0.3)
 SPANS = partial(corrupt_spans, sentinels=SENTINELS, rate=0.3)
-MENDING = partial(denoise, rate=0.3)
+MENDING = partial(denoise, mask=MASK, rate=0.3)
 
 
 @given(lengths=LENGTHS, packing=st.sampled_from(["stream", "documents"]), **SIZES)
@@ -282,7 +284,7 @@ def test_a_denoised_text_is_the_whole_one(lengths: list[int], width: int, tokens
 def test_a_text_with_blanks_put_in_grows_no_longer_than_is_read(
     lengths: list[int], width: int, tokens: int, seed: int
 ) -> None:
-    many = partial(denoise, rate=0.3, mean_span=0.2)
+    many = partial(denoise, mask=MASK, rate=0.3, mean_span=0.2)
     for source, _, _ in rows_of(MendingBatches(store_of(lengths), "stream", width, tokens, seed, many)):
         assert len(source) <= width + 1
         assert source[-1] == EOS
@@ -294,7 +296,7 @@ def rows_of(batches: MendingBatches) -> list[tuple[list[int], list[int], list[in
     for batch in batches.once():
         assert batch.tokens == (batch.labels != PAD).sum()
         for source, target, labels in zip(*(x.numpy() for x in batch.inputs), strict=True):
-            if labels.any():
+            if (labels != PAD).any():
                 found.append(tuple(x[x != PAD].tolist() for x in (source, target, labels)))
     return found
 

@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from configured import model_config
 from fused_rows import fused, kv_rows, qkv_rows
+from tokens import EOS, MASK, PADDING, SETTINGS, SOS, UNK
 from torch import Tensor
 
 from regard.models.transformer import Transformer
-from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK
+from regard.text.special import PAD
 
-BANNED = (PAD, SOS, UNK, MASK)
+BANNED = (PADDING, SOS, UNK, MASK)
 FIRST_WORD = 5
 VOCAB = 23  # of the tiny Transformer
 Prefix = tuple[int, ...]
@@ -51,6 +52,7 @@ class TableModel:
 
     table: Callable[[int, Prefix], np.ndarray]
     steps: int = field(default=0)  # how often it was asked
+    config: ModelConfig = field(default_factory=lambda: ModelConfig(**SETTINGS))
 
     def begin(self, source: Tensor) -> TableState:
         return TableState(source[:, 0].tolist(), [()] * len(source))
@@ -151,7 +153,7 @@ def tiny_transformer(seed: int, end: float = 2.0, **sizes: object) -> Transforme
         "max_len": 64,
         **sizes,
     }
-    config = model_config(source_vocab=VOCAB, target_vocab=VOCAB, dropout=0.0, **chosen)  # type: ignore[arg-type]
+    config = model_config(**{**SETTINGS, "source_vocab": VOCAB, "target_vocab": VOCAB, "dropout": 0.0, **chosen})  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(seed)
     model = Transformer(config).eval()
     h, g, d = model.config.n_heads, model.config.n_kv_heads, model.config.d_head

@@ -24,13 +24,14 @@ from oracle import (
     slow_beam,
     tiny_transformer,
 )
+from tokens import EOS, PADDING, SOS
 
 from regard.config import DecodeConfig
 from regard.decode.beam import beam_search, best_extensions
 from regard.decode.engine import decode
 from regard.decode.rules import Hypothesis
 from regard.models.transformer import Transformer
-from regard.text.tokenizer import EOS, PAD, SOS
+from regard.text.special import PAD
 
 CPU = torch.device("cpu")
 PENALTIES = (0.0, 0.6, 1.0, 1.5, -0.5)
@@ -265,7 +266,7 @@ def marian() -> tuple[Transformer, object]:
         max_position_embeddings=c.max_len,
         scale_embedding=True,
         dropout=0.0,
-        pad_token_id=PAD,
+        pad_token_id=PADDING,
         eos_token_id=EOS,
         bos_token_id=SOS,
         decoder_start_token_id=SOS,
@@ -324,7 +325,7 @@ def hugging_face(model: object, sources: list[list[int]], beams: int, **options:
     """What `generate` finds for each source; it does not tell log p."""
     ids = padded(sources)
     out = model.generate(  # type: ignore[attr-defined]
-        input_ids=ids,
+        input_ids=ids.clamp(min=0),
         attention_mask=(ids != PAD).long(),
         num_beams=beams,
         num_return_sequences=beams,
@@ -338,7 +339,7 @@ def hugging_face(model: object, sources: list[list[int]], beams: int, **options:
     scores = out.sequences_scores.tolist() if beams > 1 else [0.0] * len(sources)
     said = []
     for row, score in zip(out.sequences.tolist(), scores, strict=True):
-        tokens = [token for token in row[1:] if token not in (PAD, EOS)]
+        tokens = [token for token in row[1:] if token not in (PADDING, EOS)]
         said.append((tokens, score, 0.0, EOS in row))
     return [said[i : i + beams] for i in range(0, len(said), beams)]
 
@@ -347,7 +348,8 @@ def test_marian_gives_the_same_logits(marian: tuple[Transformer, object]) -> Non
     ours, theirs = marian
     source, target = padded(random_sources(4, 20)), torch.tensor(random_targets(5, 20))
     with torch.no_grad():
-        expected = theirs(input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=target).logits  # type: ignore[operator]
+        mask = (source != PAD).long()
+        expected = theirs(input_ids=source.clamp(min=0), attention_mask=mask, decoder_input_ids=target).logits  # type: ignore[operator]
         torch.testing.assert_close(ours(source, target), expected, atol=1e-4, rtol=0)
     assert expected.std() > 0.5
 

@@ -8,16 +8,16 @@ import math
 import pytest
 import torch
 from oracle import BANNED, FIRST_WORD, VOCAB, padded, random_sources, tiny_transformer
+from tokens import EOS, SETTINGS, SOS
 from torch import Tensor
 
-from regard.config import DecodeConfig
+from regard.config import DecodeConfig, ModelConfig
 from regard.decode.engine import decode
 from regard.decode.rules import Hypothesis, length_limits, log_probabilities
 from regard.errors import RegardError
 from regard.layers.attention import CrossAttention
 from regard.layers.state import State
 from regard.models.transformer import Transformer
-from regard.text.tokenizer import EOS, SOS
 
 CPU = torch.device("cpu")
 MAX_LEN = 64
@@ -159,6 +159,8 @@ def test_in_another_order(way: dict) -> None:
 class Echo:
     """Says its source again, word by word: what a result belongs to can be seen."""
 
+    config = ModelConfig(**SETTINGS)
+
     def __init__(self) -> None:
         self.shapes: list[tuple[int, ...]] = []
 
@@ -168,7 +170,7 @@ class Echo:
 
     def step(self, tokens: Tensor, state: Echo.State) -> Tensor:
         due = state.source[:, state.time] if state.time < state.source.shape[1] else torch.tensor([EOS])
-        due = due.expand(len(state.source)).repeat_interleave(len(tokens) // len(state.source))
+        due = due.clamp(min=0).expand(len(state.source)).repeat_interleave(len(tokens) // len(state.source))
         state.time += 1
         return torch.nn.functional.one_hot(due, VOCAB) * 20.0
 
@@ -252,7 +254,7 @@ def test_what_may_be_said() -> None:
     options = DecodeConfig(min_len=2)
     total = sum(math.exp(x) for x in logits[0].tolist())
     for step, banned in ((0, {*BANNED, EOS}), (1, {*BANNED, EOS}), (2, {*BANNED})):
-        found = log_probabilities(logits, step, options)[0].tolist()
+        found = log_probabilities(logits, step, options, ModelConfig(**SETTINGS))[0].tolist()
         expected = [-math.inf if i in banned else x - math.log(total) for i, x in enumerate(logits[0].tolist())]
         assert found == pytest.approx(expected, abs=1e-6)
     assert logits[0, 0] == 1.0  # the model's own logits are left alone

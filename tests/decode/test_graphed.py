@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from configured import model_config
+from tokens import EOS, SETTINGS, SOS
 from torch import nn
 
 from regard.config import DecodeConfig, ModelConfig
@@ -35,7 +36,6 @@ from regard.models.rnn import RNN
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
 from regard.text.frame import Frame
-from regard.text.tokenizer import EOS, SOS
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ STYLES: dict[str, dict[str, object]] = {
     "grouped": {"n_kv_heads": 1, "feedforward": "gated", "activation": "silu"},
     "parallel": {"parallel": True, "activation": "gelu-tanh"},
     "window": {"attention.window": 3},
-    "more": {"embedding_norm": True, "head_bias": True, "activation": "gelu", "absent": (4,)},
+    "more": {"embedding_norm": True, "head_bias": True, "activation": "gelu"},
 }
 
 
@@ -70,7 +70,7 @@ def sharp(model: torch.nn.Module) -> None:
 def transformer(device: str = "cpu", **style: object) -> Transformer:
     torch.manual_seed(3)
     sizes = {"preset": "transformer-tiny", "n_encoder_layers": 2, "n_decoder_layers": 2, "d_model": 32, "n_heads": 2}
-    settings = {**sizes, "d_ff": 64, "max_len": 40, "source_vocab": VOCAB, "target_vocab": VOCAB, **style}
+    settings = {**sizes, "d_ff": 64, "max_len": 40, "source_vocab": VOCAB, "target_vocab": VOCAB, **SETTINGS, **style}
     model = Transformer(model_config(**settings)).eval()  # type: ignore[arg-type]
     sharp(model)
     return model.to(device)
@@ -79,7 +79,7 @@ def transformer(device: str = "cpu", **style: object) -> Transformer:
 def gpt(device: str = "cpu", **style: object) -> GPT:
     torch.manual_seed(5)
     sizes = {"preset": "gpt-tiny", "n_decoder_layers": 2, "d_model": 32, "n_heads": 2, "d_ff": 64, "max_len": 48}
-    model = GPT(model_config(**{**sizes, "target_vocab": VOCAB, **style})).eval()  # type: ignore[arg-type]
+    model = GPT(model_config(**{**sizes, "target_vocab": VOCAB, **SETTINGS, **style})).eval()  # type: ignore[arg-type]
     sharp(model)
     return model.to(device)
 
@@ -152,7 +152,8 @@ def test_what_is_learned_meanwhile_counts(device: str) -> None:
 
 def rows(options: DecodeConfig, n: int) -> list[Row]:
     prompts = [ids for ids in sentences(n) for _ in range(options.nbest)]
-    return [make_row(ids, 11 * i, options, 48) for i, ids in enumerate(prompts)]
+    model = gpt()
+    return [make_row(ids, 11 * i, options, model) for i, ids in enumerate(prompts)]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -14,6 +14,7 @@ import pytest
 import torch
 import triton
 from fused_rows import gate_rows, qkv_rows
+from tokens import EOS, MASK, PADDING, SOS, UNK
 from torch import Tensor
 
 from regard.decode.graphed import candidates as choosing
@@ -22,12 +23,11 @@ from regard.layers import step_attention as attend
 from regard.layers import step_linear as linear
 from regard.layers.step_attention import cross_attend, cross_attend_reference, self_attend, self_attend_reference
 from regard.layers.step_linear import Norm, add_norm, add_norm_reference, one_row, one_row_reference
-from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
 FP32, BF16 = torch.float32, torch.bfloat16
-FORBIDDEN = (PAD, SOS, UNK, MASK)
+FORBIDDEN = (PADDING, SOS, UNK, MASK)
 
 
 def draw(*shape: int, dtype: torch.dtype = FP32, seed: int = 0, size: float = 1.0, shift: float = 0.0) -> Tensor:
@@ -323,22 +323,24 @@ def logits_with_ties(n: int, v: int, dtype: torch.dtype) -> Tensor:
     return x.masked_fill(torch.rand(n, v, generator=generator) < 0.2, -torch.inf).to(DEVICE)
 
 
-def ranked(row: np.ndarray, no_end: bool, begin: int, width: int, best: int) -> tuple[list[float], list[int]]:
+def ranked(row: np.ndarray, hidden: set[int], begin: int, width: int, best: int) -> tuple[list[float], list[int]]:
     """The best of a part, by a stable sort."""
-    hidden = {*FORBIDDEN, EOS} if no_end else {*FORBIDDEN}
     allowed = [i for i in range(begin, min(begin + width, len(row))) if i not in hidden and row[i] > -math.inf]
     order = sorted(allowed, key=lambda i: -row[i])[:best]
     empty = best - len(order)
     return [row[i] for i in order] + [-math.inf] * empty, order + [0] * empty
 
 
-def check_candidates(logits: Tensor, best: int, no_end: Tensor) -> None:
+def check_candidates(
+    logits: Tensor, best: int, no_end: Tensor, forbidden: tuple[int, ...] = FORBIDDEN, end: int = EOS
+) -> None:
     (n, v), x = logits.shape, exact(logits)
-    value, index, log_z = candidates(logits, best, no_end, FORBIDDEN)
+    value, index, log_z = candidates(logits, best, no_end, forbidden, end)
     assert (value.dtype, index.dtype, log_z.dtype) == (FP32, torch.int32, FP32)
     width = choosing.part_width(n, v, 2048 if n >= 64 else 1024)
     for row in range(n):
-        parts = [ranked(x[row], bool(no_end[row]), begin, width, best) for begin in range(0, v, width)]
+        hidden = {*forbidden, *([end] if no_end[row] else [])}
+        parts = [ranked(x[row], hidden, begin, width, best) for begin in range(0, v, width)]
         assert value[row].tolist() == [one for values, _ in parts for one in values]
         assert index[row].tolist() == [one for _, ids in parts for one in ids]
     top = x.max(1)
@@ -376,11 +378,23 @@ def test_candidates_are_kept_from_block_to_block(monkeypatch: pytest.MonkeyPatch
     check_candidates(draw(64, 2100, dtype=BF16), 3, flags(64))
 
 
+@pytest.mark.parametrize(("forbidden", "end"), [((), -1), ((), 2999), ((0, 1500, 2998), 1023), ((1024,), 0)])
+@pytest.mark.usefixtures("either")
+def test_special_tokens_may_stand_anywhere(
+    forbidden: tuple[int, ...], end: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_candidates(logits_with_ties(2, 3000, FP32), 4, flags(2), forbidden, end)
+    monkeypatch.setattr(choosing, "MACHINE", 1)
+    logits = logits_with_ties(4, 3000, FP32)
+    logits[:, [*forbidden, max(end, 0)]] = 30.0
+    check_candidates(logits, 2, flags(4), forbidden, end)
+
+
 @pytest.mark.usefixtures("either")
 def test_the_end_token_is_a_candidate_only_where_a_row_may_end() -> None:
     logits = torch.zeros(2, 1003, device=DEVICE)
     logits[:, :6] = torch.tensor([9.0, 9, 8, 9, 9, 7], device=DEVICE)
-    value, index, _ = candidates(logits, 2, flags(2), FORBIDDEN)
+    value, index, _ = candidates(logits, 2, flags(2), FORBIDDEN, EOS)
     assert (value.tolist(), index.tolist()) == ([[7, 0], [8, 7]], [[5, 6], [EOS, 5]])
 
 
@@ -389,7 +403,7 @@ def test_greedy_says_the_likeliest_token_of_the_lowest_id() -> None:
     logits = draw(5, 3000, dtype=BF16)
     logits[0, 2500], logits[0, 700], logits[1, EOS], logits[2, EOS], logits[3] = 9.0, 9.0, 20.0, 20.0, -torch.inf
     logits[3, 2999] = 4.0
-    logits[4, PAD] = 30.0
+    logits[4, PADDING] = 30.0
     x, no_end = exact(logits), flags(5)
     log_p = x - np.log(np.exp(x).sum(1, keepdims=True))
     allowed = x.copy()
@@ -397,9 +411,9 @@ def test_greedy_says_the_likeliest_token_of_the_lowest_id() -> None:
     allowed[::2, EOS] = -np.inf
     expected = allowed.argmax(1)
     for token, log_prob in (
-        likeliest(logits, no_end, FORBIDDEN),
-        best_of(*candidates(logits, 1, no_end, FORBIDDEN)),
-        best_of(*candidates(logits, 3, no_end, FORBIDDEN)),
+        likeliest(logits, no_end, FORBIDDEN, EOS),
+        best_of(*candidates(logits, 1, no_end, FORBIDDEN, EOS)),
+        best_of(*candidates(logits, 3, no_end, FORBIDDEN, EOS)),
     ):
         assert token.dtype == torch.int64
         assert token.tolist() == expected.tolist()

@@ -21,6 +21,7 @@ from oracle import (
     score,
     tiny_transformer,
 )
+from tokens import EOS, SOS
 
 from regard.config import DecodeConfig
 from regard.decode.beam import beam_search
@@ -30,7 +31,6 @@ from regard.decode.rules import Hypothesis
 from regard.decode.sampling import sample, seen_of
 from regard.errors import RegardError
 from regard.text.frame import Frame
-from regard.text.tokenizer import EOS, SOS
 
 CPU = torch.device("cpu")
 

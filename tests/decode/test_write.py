@@ -11,6 +11,7 @@ import torch
 from fused_rows import fused, qkv_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokens import EOS, MASK, PADDING, SETTINGS, SOS, UNK
 from torch import Tensor
 
 from regard.config import DecodeConfig, ModelConfig, TokenizerConfig
@@ -18,16 +19,16 @@ from regard.decode.write import Row, Teller, token_log_probs, write
 from regard.errors import RegardError
 from regard.look.record import record
 from regard.models.gpt import GPT
-from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK, Tokenizer
+from regard.text.tokenizer import Tokenizer
 
 V = 23
-BANNED = [PAD, SOS, UNK, MASK]
+BANNED = [PADDING, SOS, UNK, MASK]
 
 
 def tiny_gpt(seed: int = 2, end: float = 0.0, **sizes: object) -> GPT:
     """A random model with a mind of its own: it ends at different lengths and repeats itself now and then."""
     chosen = {"n_decoder_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 32, "max_len": 48, **sizes}
-    model = GPT(ModelConfig(preset="gpt-tiny", target_vocab=V, dropout=0.0, **chosen)).eval()  # type: ignore[arg-type]
+    model = GPT(ModelConfig(**{"preset": "gpt-tiny", "target_vocab": V, "dropout": 0.0, **SETTINGS, **chosen})).eval()  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(seed)
     rows = qkv_rows(model.config.n_heads, model.config.n_kv_heads, model.config.d_head)
     with torch.no_grad():
@@ -78,7 +79,7 @@ def their_generate(model: GPT, prompt: list[int], **settings: object) -> list[in
 
     peer = Peer(transformers.GPT2Config(vocab_size=V, bos_token_id=SOS, eos_token_id=EOS)).eval()
     how = transformers.GenerationConfig(
-        eos_token_id=EOS, pad_token_id=PAD, suppress_tokens=BANNED, use_cache=False, do_sample=False, **settings
+        eos_token_id=EOS, pad_token_id=PADDING, suppress_tokens=BANNED, use_cache=False, do_sample=False, **settings
     )
     ids = torch.tensor([prompt])
     found = peer.generate(ids, attention_mask=torch.ones_like(ids), generation_config=how)

@@ -1,4 +1,4 @@
-"""Tiny models of transformers with random weights, and the same texts in their ids and in ours."""
+"""Tiny models of transformers with random weights, and texts for both."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.exchange.huggingface import read_huggingface
-from regard.exchange.numbering import Numbering
 from regard.exchange.report import Report
 from regard.folder import Bundle
-from regard.text.vocabulary import PAD
+from regard.text.special import PAD
 
 transformers: Any = pytest.importorskip("transformers")
 V, C, H, LAYERS = 41, 32, 4, 2
@@ -119,46 +118,39 @@ def imported(name: str, folder: Path) -> tuple[Any, Bundle, Report]:
     return peer, *read_huggingface(folder / name, CPU)
 
 
-def numbering_of(bundle: Bundle) -> Numbering:
-    return Numbering.from_dict(bundle.origin["numbering"])
-
-
 LENGTHS = (11, 4, 8)
 
 
-def texts(numbering: Numbering, lengths: tuple[int, ...] = LENGTHS) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of random tokens in their ids and in ours, and which are real; padding is token 40 there, PAD here."""
+def texts(peer: Any, lengths: tuple[int, ...] = LENGTHS) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of random tokens as they and as we read them, and which are real; padding is a token there, PAD here."""
     generator = torch.Generator().manual_seed(1)
     theirs = torch.randint(10, V - 1, (len(lengths), max(lengths)), generator=generator)
     real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    ours = torch.tensor(numbering.ours)[theirs].where(real, torch.tensor(PAD))
-    padding = numbering.special[PAD]
+    ours, padding = theirs.where(real, torch.tensor(PAD)), peer.config.pad_token_id
     return theirs.where(real, torch.tensor(V - 1 if padding is None else padding)), ours, real
 
 
 def logits(name: str, peer: Any, bundle: Bundle) -> tuple[Tensor, Tensor]:
-    """Theirs and ours of the same input, in the order of their vocabulary, real tokens alone."""
-    numbering = numbering_of(bundle)
-    order = torch.tensor(numbering.ours)
+    """Theirs and ours of the same input, real tokens alone."""
     if name in VIT:
         images = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(1))
         return peer(pixel_values=images).logits, bundle.model(images)
-    theirs, ours, real = texts(numbering)
+    theirs, ours, real = texts(peer)
     if name in PAIRS:
         start = torch.tensor([[peer.config.decoder_start_token_id]] * len(theirs))
         first = torch.tensor([bundle.frame.start[:1]] * len(theirs))
         said = peer(
             input_ids=theirs, attention_mask=real.long(), decoder_input_ids=torch.cat([start, theirs[:, :3]], 1)
         )
-        return said.logits, bundle.model(ours, torch.cat([first, ours[:, :3]], 1))[..., order]
+        return said.logits, bundle.model(ours, torch.cat([first, ours[:, :3]], 1))
     if name in DECODERS:
-        return peer(input_ids=theirs, attention_mask=real.long()).logits[real], bundle.model(ours)[real][:, order]
+        return peer(input_ids=theirs, attention_mask=real.long()).logits[real], bundle.model(ours)[real]
     types = (torch.arange(theirs.shape[1]) > 5).long().expand_as(theirs) * (bundle.config.token_types > 1)
     kinds = {} if name == "gpt2-row" else {"token_type_ids": types}  # to GPT-2 they are words
     said = peer(input_ids=theirs, attention_mask=real.long(), **kinds)
     if name in ENCODERS:
         found = said.prediction_logits if "prediction_logits" in said else said.logits
-        return found[real], bundle.model(ours, types)[real][:, order]
+        return found[real], bundle.model(ours, types)[real]
     if name in BARE:
         return said.last_hidden_state[real], bundle.model.hidden(ours, types)[real]
     per_token = name.endswith("-token")

@@ -86,7 +86,7 @@ def test_everything_that_does_not_fit_is_listed_at_once(peer_folder: Callable[[s
         ("llama", {"rope_parameters": "x"}, r"rope_parameters 'x', which must be an object"),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, r"'linear' without a factor"),
         ("t5", {"num_layers": 0}, r"num_layers 0, which must be"),
-        ("bart", {"decoder_start_token_id": 400}, r"config.json has a value that cannot be"),
+        ("bart", {"decoder_start_token_id": 400}, r"config.json does not say what its decoder starts with"),
         ("vit", {"image_size": [12, 16]}, r"image_size \[12, 16\], which must be"),
         ("vit", {"image_size": 13}, r"image_size 13, which patches of patch_size 4 do not fill"),
         ("bert", {"vocab_size": 40}, r"word_embeddings.weight is \[41, 32\], not \[40, 32\]"),

@@ -11,6 +11,7 @@ import torch
 from configured import model_config
 from peers import transformers
 from safetensors.torch import load_file
+from tokens import EOS, SOS
 from torch import Tensor, nn
 
 from regard.config import TokenizerConfig
@@ -19,7 +20,8 @@ from regard.exchange.huggingface import read_huggingface, write_huggingface
 from regard.folder import Bundle
 from regard.models.architectures import make_model, preset
 from regard.text.frame import CLASSIC, Frame
-from regard.text.tokenizer import EOS, PAD, SOS, Tokenizer, Tokenizers
+from regard.text.special import PAD
+from regard.text.tokenizer import Tokenizer, Tokenizers
 
 V = 60
 GPT: dict[str, Any] = {"preset": "gpt-tiny", "n_decoder_layers": 2, "target_vocab": V, "max_len": 20}
@@ -100,11 +102,11 @@ def both(name: str, model: nn.Module, peer: Any) -> tuple[Tensor, Tensor]:
         return model(images), peer(pixel_values=images).logits
     ids, target = torch.randint(5, V, (3, 9)), torch.randint(5, V, (3, 6))
     ids[1, 5:] = PAD
-    real = ids != PAD
+    real, theirs = ids != PAD, ids.clamp(min=0)
     if "encoder_layers" in peer.config or "num_decoder_layers" in peer.config:
         target[:, 0] = SOS
-        return model(ids, target), peer(input_ids=ids, attention_mask=real.long(), decoder_input_ids=target).logits
-    said = peer(input_ids=ids, attention_mask=real.long()).logits
+        return model(ids, target), peer(input_ids=theirs, attention_mask=real.long(), decoder_input_ids=target).logits
+    said = peer(input_ids=theirs, attention_mask=real.long()).logits
     if name.endswith(("-row", "-token")):
         found = model(ids, torch.zeros_like(ids))
         return (found, said) if name.endswith("-row") else (found[real], said[real])
@@ -119,6 +121,7 @@ def test_a_model_made_here_says_the_same_there(name: str, tmp_path: Path) -> Non
     peer, info = getattr(transformers, report.kind).from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
+    peer.config.pad_token_id = 0  # a model without a tokenizer says none
     with torch.no_grad():
         ours, theirs = both(name, bundle.model, peer.eval())
     torch.testing.assert_close(theirs, ours, atol=1e-4, rtol=1e-4)
@@ -148,7 +151,7 @@ def test_a_tokenizer_goes_with_its_model(tmp_path: Path) -> None:
         pair = theirs(text, lines[0])
         assert (pair["input_ids"], pair["token_type_ids"]) == frame.pair(ids, tokenizer.encode(lines[0]))
         assert theirs.decode(ids) == text
-    assert (theirs.pad_token_id, theirs.cls_token_id, theirs.sep_token_id) == (PAD, SOS, EOS)
+    assert (theirs.pad_token_id, theirs.cls_token_id, theirs.sep_token_id) == (0, SOS, EOS)
     again, _ = read_huggingface(tmp_path / "out", torch.device("cpu"))
     assert again.frame == frame
     assert again.tokenizers is not None
@@ -199,18 +202,19 @@ def test_a_model_that_left_its_family_is_refused(tmp_path: Path) -> None:
         write_huggingface(tmp_path / "again", changed)
 
 
-def test_what_a_decoder_starts_with_goes_back_to_padding(tmp_path: Path) -> None:
-    """T5 starts with padding, for which SOS stands here; what SOS has learned is then the row of padding there."""
-    write_huggingface(tmp_path / "out", dataclasses.replace(bundle_of("t5"), frame=Frame(start=(PAD,))))
+def test_what_a_decoder_starts_with_may_be_token_0(tmp_path: Path) -> None:
+    """T5 starts with its padding, which is a token like any other here: it is read, and learns."""
+    write_huggingface(tmp_path / "out", dataclasses.replace(bundle_of("t5"), frame=Frame(start=(0,))))
     bundle, _ = read_huggingface(tmp_path / "out", torch.device("cpu"))
-    assert (bundle.config.absent[:1], bundle.frame.start) == ((SOS,), (SOS,))
+    assert bundle.frame.start == (0,)
     words: Any = bundle.model.source_embedding.weight  # type: ignore[union-attr]
+    source = torch.tensor([[5, 6]])
+    before = bundle.model(source, torch.tensor([[0]]))
     with torch.no_grad():
-        words[SOS] += 1
+        words[0] += torch.randn(words.shape[1])
+    assert not torch.allclose(bundle.model(source, torch.tensor([[0]])), before)
     write_huggingface(tmp_path / "again", bundle)
-    before, after = (load_file(tmp_path / at / "model.safetensors")["shared.weight"] for at in ("out", "again"))
-    assert torch.equal(after[PAD], before[PAD] + 1)
-    assert torch.equal(after[1:], before[1:])
+    assert torch.equal(load_file(tmp_path / "again" / "model.safetensors")["shared.weight"], words)
 
 
 def test_a_bias_that_nothing_can_take_over_is_refused(tmp_path: Path) -> None:

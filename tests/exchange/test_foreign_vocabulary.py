@@ -1,4 +1,4 @@
-"""Vocabularies from elsewhere with our ids: the same pieces as transformers finds, frames, and the way back."""
+"""Vocabularies from elsewhere keep their ids: the pieces that transformers finds, special tokens, frames, the way back."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from peers import CPU, make, transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokens import EOS, SOS
 
-from regard.exchange import renumber
+from regard import folder as folders
+from regard.config import DecodeConfig
+from regard.decode.write import write
+from regard.errors import RegardError
 from regard.exchange.huggingface import read_huggingface, write_huggingface
-from regard.exchange.numbering import Numbering, own
 from regard.exchange.vocabulary import Foreign, read, template
 from regard.text.frame import CLASSIC, Frame
-from regard.text.vocabulary import EOS, MASK, PAD, SOS, SPECIALS, UNK
+from regard.text.special import SpecialTokens
+from regard.text.tokenizer import VOCABULARY, Tokenizer, Tokenizers
+from regard.text.vocabulary import NAMES
 
 TEXTS = [
     "the cat sat on the mat",
@@ -105,16 +108,19 @@ def folder_of(form: str, path: Path, spare: int = 3) -> Any:
 def test_the_pieces_are_theirs(form: str, tmp_path: Path) -> None:
     theirs = folder_of(form, tmp_path)
     bundle, _ = read_huggingface(tmp_path, CPU)
-    numbering, ours = Numbering.from_dict(bundle.origin["numbering"]), bundle.tokenizers
+    ours = bundle.tokenizers
     assert ours is not None
-    assert len(ours.source) == len(numbering) == max(bundle.config.source_vocab, bundle.config.target_vocab)
+    assert len(ours.source) == len(theirs) + 3 == max(bundle.config.source_vocab, bundle.config.target_vocab)
     for text in TEXTS[:5] + TEXTS[6:]:
         ids = ours.source.encode(text)
-        assert [numbering.theirs[i] for i in ids] == theirs(text, add_special_tokens=False)["input_ids"]
-        assert [numbering.theirs[i] for i in bundle.frame.one(ids)] == theirs(text)["input_ids"]
+        assert ids == theirs(text, add_special_tokens=False)["input_ids"]
+        assert bundle.frame.one(ids) == theirs(text)["input_ids"]
         pair, _ = bundle.frame.pair(ids, ids)
-        assert [numbering.theirs[i] for i in pair] == theirs(text, text)["input_ids"]
+        assert pair == theirs(text, text)["input_ids"]
         assert ours.source.decode(ids) == theirs.decode(theirs(text)["input_ids"], skip_special_tokens=True)
+    spare = range(len(theirs), len(ours.source))  # rows that no piece stands for say nothing
+    assert ours.source.decode(spare) == ""
+    assert ours.source.pieces(spare) == [""] * 3
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -122,9 +128,9 @@ def test_no_text_is_a_special_token(form: str, tmp_path: Path) -> None:
     folder_of(form, tmp_path)
     tokenizers_of = read_huggingface(tmp_path, CPU)[0].tokenizers
     assert tokenizers_of is not None
-    for text in [*SPECIALS, "</s>", "<s>", "<|endoftext|>", "a<eos>b </s>", "<extra_id_0>", "<unused-26>"]:
+    for text in [*NAMES.values(), "</s>", "<s>", "<|endoftext|>", "a<eos>b </s>", "<extra_id_0>"]:
         said = set(tokenizers_of.source.encode(text)) & tokenizers_of.source.special_ids
-        assert said <= {UNK}, text
+        assert said <= {tokenizers_of.source.special.unk}, text
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -139,22 +145,73 @@ def test_the_file_comes_back_as_it_was(form: str, tmp_path: Path) -> None:
         assert again(text, text)["input_ids"] == theirs(text, text)["input_ids"]
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_folder_of_ours_keeps_the_tokenizer(form: str, tmp_path: Path) -> None:
+    """Which tokens are special is no more than data there: their file stays as it was, and vocabulary.json says it."""
+    folder_of(form, tmp_path / "in")
+    bundle, _ = read_huggingface(tmp_path / "in", CPU)
+    folders.save(tmp_path / "ours", bundle, "")
+    again = folders.load(tmp_path / "ours", CPU)
+    before, after = (json.loads((tmp_path / at / "tokenizer.json").read_text()) for at in ("in", "ours"))
+    assert before == after
+    assert again.tokenizers is not None
+    assert bundle.tokenizers is not None
+    assert again.tokenizers.source.special == bundle.tokenizers.source.special
+    assert again.tokenizers.source.fingerprint() == bundle.tokenizers.source.fingerprint()
+    assert [again.tokenizers.source.encode(text) for text in TEXTS] == [
+        bundle.tokenizers.source.encode(text) for text in TEXTS
+    ]
+
+
+@pytest.mark.parametrize(
+    "values",
+    ["[]", "{}", '{"size": 290, "special_tokens": {"eos": 290}}', '{"size": 291, "special_tokens": {"eos": "x"}}',
+     '{"size": 291, "special_tokens": {"end": 290}}', '{"size": 100, "special_tokens": {}}', '{"size": null}'],
+)  # fmt: skip
+def test_a_broken_vocabulary_json_is_refused(values: str, tmp_path: Path) -> None:
+    backend, _ = gpt2()
+    Tokenizer(backend, SpecialTokens(eos=290), 291).save(tmp_path / "tokenizer.json")
+    (tmp_path / VOCABULARY).write_text(values)
+    with pytest.raises(RegardError):
+        Tokenizers.load(tmp_path)
+
+
 def test_roles_and_frames(tmp_path: Path) -> None:
     for form in FORMS:
         folder_of(form, tmp_path / form)
     found = {form: read_huggingface(tmp_path / form, CPU)[0] for form in FORMS}
-    assert found["gpt2"].frame == Frame((), (), (), (EOS,))
-    assert found["gpt2"].config.absent == (PAD, SOS, UNK, MASK)
-    assert found["roberta"].frame == Frame((SOS,), (EOS, EOS), (EOS,), (SOS,))
-    assert found["roberta"].config.absent == ()
-    assert found["t5"].frame == Frame((), (EOS,), (EOS,), (SOS,))
-    assert found["t5"].config.absent == (SOS, MASK)
-    words = found["t5"].model.source_embedding.weight  # type: ignore[union-attr]
-    assert torch.equal(words[SOS], words[PAD])  # type: ignore[index]
-    words = found["gpt2"].model.embedding.weight  # type: ignore[union-attr]
-    assert torch.equal(words[SOS], words[EOS])  # type: ignore[index]
+    special = {form: bundle.tokenizers.target.special for form, bundle in found.items() if bundle.tokenizers}
+    assert special["gpt2"] == SpecialTokens(bos=290, eos=290, unk=290)
+    assert found["gpt2"].frame == Frame((), (), (), (290,), (290,))
+    assert (found["gpt2"].config.eos_token_id, found["gpt2"].config.suppress_tokens) == (290, ())
+    assert special["roberta"] == SpecialTokens(bos=0, eos=2, unk=3, mask=300, pad=1)
+    assert found["roberta"].frame == Frame((0,), (2, 2), (2,), (0,), (2,))
+    assert found["roberta"].config.suppress_tokens == (0, 1, 3, 300)
+    assert special["t5"] == SpecialTokens(eos=1, unk=2, pad=0)
+    assert found["t5"].frame == Frame((), (1,), (1,), (0,), (1,))
+    assert (found["t5"].config.eos_token_id, found["t5"].config.suppress_tokens) == (1, (0, 2))
     pieces = found["t5"].tokenizers.target  # type: ignore[union-attr]
     assert [pieces.pieces([i]) for i in pieces.sentinels()] == [["<extra_id_0>"], ["<extra_id_1>"], ["<extra_id_2>"]]
+
+
+def test_a_language_model_whose_token_0_is_a_piece_writes_and_ends(tmp_path: Path) -> None:
+    """GPT-2's vocabulary: no padding, no mask, one token that begins and ends texts, which stands last."""
+    folder_of("gpt2", tmp_path, spare=0)
+    bundle, _ = read_huggingface(tmp_path, CPU)
+    assert bundle.tokenizers is not None
+    tokenizer = bundle.tokenizers.target
+    assert tokenizer.encode("!") == [0]
+    with pytest.raises(RegardError, match="no mask token"):
+        tokenizer.special.need("mask", "a test")
+    prompts = [[0, 5], [0, 0, 7, 0], [9]]
+    together = write(bundle.model, prompts, DecodeConfig(beam=1, max_new_tokens=3))  # type: ignore[arg-type]
+    for prompt, row in zip(prompts, together, strict=True):
+        (alone,) = write(bundle.model, [prompt], DecodeConfig(beam=1, max_new_tokens=3))  # type: ignore[arg-type]
+        assert (row.tokens, row.end) == (alone.tokens, alone.end)
+    with torch.no_grad():  # every direction leads to the end
+        bundle.model.decoder.norm.weight.zero_()  # type: ignore[union-attr]
+        bundle.model.decoder.norm.bias.copy_(bundle.model.embedding.weight[290] * 100)  # type: ignore[union-attr]
+    assert [row.end for row in write(bundle.model, prompts, DecodeConfig(beam=1))] == ["end"] * 3  # type: ignore[arg-type]
 
 
 def test_a_word_list_and_merges_are_tokenizers_too(tmp_path: Path) -> None:
@@ -162,13 +219,13 @@ def test_a_word_list_and_merges_are_tokenizers_too(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
     found = read(tmp_path)
     assert found is not None
-    numbering = Numbering(11, (0, 2, 3, 1, 4))
-    assert found.frame(numbering, ()) == Frame((SOS,), (EOS,), (EOS,), ())
-    joint = found.ours(numbering).source
+    frame = found.frame((), ())
+    assert frame == Frame((2,), (3,), (3,), (), ())
+    joint = found.ours(SpecialTokens(bos=2, eos=3, unk=1, mask=4, pad=0), 11).source
     theirs = transformers.BertTokenizer(str(tmp_path / "vocab.txt"))
     for text in ("The cats, a dog", "CAFÉ", "[MASK] a"):
         expected = theirs(text.replace("[MASK]", "[ MASK ]"))["input_ids"]
-        assert [numbering.theirs[i] for i in CLASSIC.one(joint.encode(text))] == expected
+        assert frame.one(joint.encode(text)) == expected
     backend, names = roberta()
     folder = tmp_path / "merges"
     folder.mkdir()
@@ -179,49 +236,32 @@ def test_a_word_list_and_merges_are_tokenizers_too(tmp_path: Path) -> None:
     merged = read(folder)
     assert merged is not None
     assert merged.pieces == backend.get_vocab()
-    again = tokenizers.Tokenizer.from_str(json.dumps(merged.data))
+    again = tokenizers.Tokenizer.from_str(merged.text)
     for text in TEXTS:
         assert again.encode(text, text).ids == backend.encode(text, text).ids
 
 
-@given(size=st.integers(5, 12), data=st.data())
-def test_every_row_has_one_place_and_comes_back(size: int, data: st.DataObject) -> None:
-    special = data.draw(st.lists(st.none() | st.integers(0, size - 1), min_size=5, max_size=5).filter(distinct))
-    numbering = Numbering(size, tuple(special))
-    rows = torch.arange(size * 2.0).view(size, 2) + 1
-    step = numbering.inputs()
-    ours = step.to_ours(rows)
-    assert len(ours) == len(numbering) == size + special.count(None)
-    assert torch.equal(step.to_theirs(ours), rows)
-    for i, old in enumerate(special):
-        assert torch.equal(ours[i], torch.zeros(2) if old is None else rows[old])
-    others = [numbering.theirs[i] for i in range(5, len(numbering))]
-    assert others == sorted(others)  # type: ignore[type-var]
-    assert [numbering.theirs[i] for i in numbering.ours] == list(range(size))
-    assert Numbering.from_dict(json.loads(json.dumps(numbering.to_dict()))) == numbering
-
-
-def distinct(ids: list[int | None]) -> bool:
-    there = [i for i in ids if i is not None]
-    return len(there) == len(set(there))
-
-
 @pytest.mark.parametrize("frame", [Frame(), CLASSIC, Frame((SOS,), (EOS, EOS), (EOS,), (EOS, SOS))])
 def test_a_frame_as_a_template_is_read_as_that_frame(frame: Frame) -> None:
-    backend = tokenizers.Tokenizer(models.WordLevel({**{s: i for i, s in enumerate(SPECIALS)}, "a": 5}, "<unk>"))
-    backend.add_special_tokens(list(SPECIALS))
-    data = json.loads(backend.to_str()) | {"post_processor": template(frame)}
-    assert Foreign(data).frame(own(6), frame.start) == frame
+    names = list(NAMES.values())
+    backend = tokenizers.Tokenizer(models.WordLevel({**{s: i for i, s in enumerate(names)}, "a": 5}, "<unk>"))
+    backend.add_special_tokens(names)
+    data = json.loads(backend.to_str()) | {"post_processor": template(frame, Tokenizer(backend))}
+    assert Foreign(json.dumps(data)).frame(frame.start, frame.end) == frame
 
 
-def test_a_hole_in_a_vocabulary_gets_a_piece_that_no_text_has() -> None:
-    data = json.loads(tokenizers.Tokenizer(models.WordLevel({"[U]": 0, "a": 1, "b": 3}, "[U]")).to_str())
-    numbering = Numbering(6, (None, None, None, 0, None))
-    ours = renumber.to_ours(data, numbering)
-    assert renumber.pieces_of(ours) == {
-        **{name: i for i, name in enumerate(SPECIALS)}, "a": 5, "<unused-2>": 6, "b": 7, "<unused-4>": 8, "<unused-5>": 9,
-    }  # fmt: skip
-    assert renumber.to_theirs(ours, numbering, renumber.memory(data, numbering))["model"] == data["model"]
+def test_a_hole_in_a_vocabulary_stands_for_nothing() -> None:
+    backend = tokenizers.Tokenizer(models.WordLevel({"[U]": 0, "a": 1, "b": 3}, "[U]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    with pytest.raises(ValueError, match="do not have the ids 0 to 2"):
+        Tokenizer(backend, SpecialTokens(unk=0))
+    ours = Tokenizer(backend, SpecialTokens(unk=0), 6)
+    assert len(ours) == 6
+    assert ours.encode("a b c") == [1, 3, 0]
+    assert ours.pieces(range(6)) == ["[U]", "a", "", "b", "", ""]
+    assert ours.decode([1, 2, 3, 5]) == "a b"
+    with pytest.raises(RegardError, match="outside the vocabulary of 6"):
+        ours.decode([6])
 
 
 # ---- a list of words and nothing else ---------------------------------------------------------------------------------
@@ -240,19 +280,18 @@ def test_a_word_list_alone_has_the_special_tokens_of_bert(tmp_path: Path) -> Non
     theirs = transformers.BertTokenizer.from_pretrained(tmp_path / "words")
     theirs.save_pretrained(tmp_path / "whole")  # with a tokenizer.json, and files that name them
     alone, whole = (read_huggingface(tmp_path / place, CPU)[0] for place in ("words", "whole"))
-    numbering = Numbering.from_dict(alone.origin["numbering"])
-    assert numbering.special == (0, 2, 3, 1, 4)  # of PAD, SOS, EOS, UNK and MASK
-    assert alone.origin["numbering"] == whole.origin["numbering"]
-    assert alone.frame == whole.frame == CLASSIC
+    assert alone.frame == whole.frame == Frame((2,), (3,), (3,), (2,), (3,))
     foreign = read(tmp_path / "words")
     assert foreign is not None
-    backend = tokenizers.Tokenizer.from_str(json.dumps(foreign.data))
+    backend = tokenizers.Tokenizer.from_str(foreign.text)
     assert alone.tokenizers is not None
     assert whole.tokenizers is not None
+    special = SpecialTokens(bos=2, eos=3, unk=1, mask=4, pad=0)
+    assert alone.tokenizers.source.special == whole.tokenizers.source.special == special
     for text in WITH_SPECIALS:
         assert backend.encode(text).ids == theirs(text)["input_ids"]
         ids = alone.tokenizers.source.encode(text)
         assert ids == whole.tokenizers.source.encode(text)
-        assert not set(ids) & {PAD, SOS, EOS, MASK}  # in Regard no text is a special token, whatever it says
+        assert not set(ids) & {0, 2, 3, 4}  # in Regard no text is a special token, whatever it says
     ids = alone.frame.one(alone.tokenizers.source.encode("the cats sat"))
-    assert [numbering.theirs[i] for i in ids] == theirs("the cats sat")["input_ids"]
+    assert ids == theirs("the cats sat")["input_ids"]

@@ -21,7 +21,6 @@ from peers import (
     imported,
     logits,
     make,
-    numbering_of,
     stirred,
     texts,
     transformers,
@@ -35,7 +34,6 @@ from regard.exchange.family import rules_of
 from regard.exchange.huggingface import read_huggingface, write_huggingface
 from regard.models.architectures import preset, resolve
 from regard.recipes import to_dict
-from regard.text.vocabulary import EOS, PAD, SOS
 
 every = pytest.mark.parametrize("name", EVERY)
 close: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
@@ -67,7 +65,7 @@ SIZES = {
         "max_len",
     ),
     *("t5", "disentangled", "vit", "sinusoidal", "n_classes"),
-    *("source_vocab", "target_vocab", "absent", "dropout", "attention_dropout", "ff_dropout"),
+    *("source_vocab", "target_vocab", "eos_token_id", "suppress_tokens", "dropout", "attention_dropout", "ff_dropout"),
 }
 UNUSED = {"vit": {"scale_embeddings"}, "deberta-1": {"positions"}, "deberta-3": {"positions"}}
 
@@ -106,14 +104,18 @@ def test_there_and_back_nothing_has_changed(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*DECODERS, *ENCODERS, *PAIRS])
-def test_tokens_that_they_lack_are_never_said(name: str, tmp_path: Path) -> None:
-    _, bundle, _ = imported(name, tmp_path)
-    _, ours, _ = texts(numbering_of(bundle))
-    inputs = (ours, ours) if name in PAIRS else (ours,)
-    said = bundle.model(*inputs)
-    assert bundle.config.absent
-    assert (said[..., list(bundle.config.absent)] == -torch.inf).all()
-    assert said[..., list(numbering_of(bundle).ours)].isfinite().all()
+def test_the_embedding_and_the_special_tokens_are_theirs(name: str, tmp_path: Path) -> None:
+    """Row for row, and the end token and those that are never generated at their ids."""
+    peer, bundle, _ = imported(name, tmp_path)
+    ours: Any = bundle.model
+    mine = ours.source_embedding if name in PAIRS else ours.embedding
+    assert len(mine.weight) == peer.config.vocab_size
+    if not name.startswith("marian"):  # whose channels change places
+        assert torch.equal(mine.weight, peer.get_input_embeddings().weight)
+    config = peer.config
+    eos = -1 if name.startswith(("bert", "roformer", "deberta")) else config.eos_token_id
+    known = {getattr(config, f"{role}_token_id", None) for role in ("bos", "pad")} - {None, eos}
+    assert (bundle.config.eos_token_id, bundle.config.suppress_tokens) == (eos, tuple(sorted(known)))
 
 
 # ---- generation -------------------------------------------------------------------------------------------------------
@@ -122,24 +124,22 @@ def test_tokens_that_they_lack_are_never_said(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", DECODERS)
 def test_greedy_continuations_are_theirs(name: str, tmp_path: Path) -> None:
     peer, bundle, _ = imported(name, tmp_path)
-    numbering = numbering_of(bundle)
-    theirs, ours, _ = texts(numbering, (5,))
+    theirs, ours, _ = texts(peer, (5,))
     expected = peer.generate(theirs, attention_mask=torch.ones_like(theirs), do_sample=False, max_new_tokens=12)
     with torch.no_grad():
         scores, state = bundle.model.begin(ours)  # type: ignore[operator]
         said: list[int] = []
-        while len(said) < 12 and EOS not in said:
+        while len(said) < 12 and bundle.config.eos_token_id not in said:
             said.append(int(scores.argmax(-1)))
             scores = bundle.model.step(torch.tensor(said[-1:]), state)  # type: ignore[operator]
-    assert [numbering.theirs[i] for i in said] == expected[0, 5:].tolist()
+    assert said == expected[0, 5:].tolist()
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_greedy_translations_are_theirs(name: str, tmp_path: Path) -> None:
     """From the start that the frame says: BART's is its end token, and then <s>, which it is forced to say."""
     peer, bundle, _ = imported(name, tmp_path)
-    numbering = numbering_of(bundle)
-    theirs, ours, _ = texts(numbering, (7,))
+    theirs, ours, _ = texts(peer, (7,))
     padding = peer.config.pad_token_id
     settings = {
         "do_sample": False,
@@ -149,16 +149,16 @@ def test_greedy_translations_are_theirs(name: str, tmp_path: Path) -> None:
         "use_cache": False,
     }
     expected = peer.generate(theirs, attention_mask=torch.ones_like(theirs), **settings)[0]
-    assert bundle.frame.start == ((EOS, SOS) if name == "bart" else (SOS,))
+    assert bundle.frame.start == ((2, 0) if name == "bart" else (peer.config.decoder_start_token_id,))
     with torch.no_grad():
         state, said = bundle.model.begin(ours), []  # type: ignore[operator]
         for token in bundle.frame.start:
             scores = bundle.model.step(torch.tensor([token]), state)  # type: ignore[operator]
-        while len(said) < 13 - len(bundle.frame.start) and EOS not in said:
-            scores[:, PAD] = -torch.inf
+        while len(said) < 13 - len(bundle.frame.start) and bundle.config.eos_token_id not in said:
+            scores[:, padding] = -torch.inf
             said.append(int(scores.argmax(-1)))
             scores = bundle.model.step(torch.tensor(said[-1:]), state)  # type: ignore[operator]
-    assert [numbering.theirs[i] for i in said] == expected[len(bundle.frame.start) :].tolist()
+    assert said == expected[len(bundle.frame.start) :].tolist()
 
 
 # ---- learning ---------------------------------------------------------------------------------------------------------
@@ -173,23 +173,23 @@ def test_loss_and_gradients_are_theirs(name: str, tmp_path: Path) -> None:
     is multiplied by the size of the score, here about ten: a thousand eps in all, of each gradient's own norm.
     """
     peer, bundle, _ = imported(name, tmp_path)
-    numbering, model = numbering_of(bundle), bundle.model.double()
+    model = bundle.model.double()
     peer = peer.double()
-    rules = rules_of(FAMILIES[bundle.origin["family"]], bundle.config, numbering)
+    rules = rules_of(FAMILIES[bundle.origin["family"]], bundle.config)
     leaves = {k: p.detach().clone().requires_grad_() for k, p in peer.named_parameters() if p.requires_grad}
     rules = [rule for rule in rules if all(part.name in leaves for part in rule.parts)]
-    theirs, ours, real = texts(numbering)
+    theirs, ours, real = texts(peer)
     weights = {rule.ours: rule.to_ours(leaves) for rule in rules}
     if name in PAIRS:
         start = torch.full((3, 1), peer.config.decoder_start_token_id)
-        target, first = torch.cat([start, theirs[:, :3]], 1), torch.cat([torch.full((3, 1), SOS), ours[:, :3]], 1)
+        target, first = torch.cat([start, theirs[:, :3]], 1), torch.cat([start, ours[:, :3]], 1)
         said = peer(input_ids=theirs, attention_mask=real.long(), decoder_input_ids=target).logits.flatten(0, 1)
         found = functional_call(model, weights, (ours, first)).flatten(0, 1)
         wanted = theirs[:, :4].flatten(), ours[:, :4].flatten()
     else:
         said = peer(input_ids=theirs, attention_mask=real.long()).logits[real]
         found = functional_call(model, weights, (ours,))[real]
-        wanted = theirs.roll(1, 1)[real], torch.tensor(numbering.ours)[theirs.roll(1, 1)[real]]
+        wanted = (theirs.roll(1, 1)[real],) * 2
     losses = F.cross_entropy(said, wanted[0]), F.cross_entropy(found, wanted[1])
     rounding = 1024 * torch.finfo(torch.float32).eps if name.startswith("t5") else 0.0
     torch.testing.assert_close(losses[1], losses[0], atol=1e-12, rtol=rounding)

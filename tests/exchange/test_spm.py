@@ -13,10 +13,9 @@ from peers import CPU, PAIR, make
 
 from regard.errors import RegardError
 from regard.exchange.huggingface import read_huggingface, write_huggingface
-from regard.exchange.numbering import Numbering
 from regard.exchange.spm import read_spm
 from regard.text.frame import Frame
-from regard.text.vocabulary import EOS, SOS, UNK
+from regard.text.special import SpecialTokens
 
 SOURCE = {
     "▁the": -2.0,
@@ -97,7 +96,7 @@ def test_pieces_and_scores_are_read(tmp_path: Path) -> None:
 
 def test_each_language_is_cut_by_its_own_model_with_joint_ids(folder: Path) -> None:
     bundle, _ = read_huggingface(folder, CPU)
-    numbering, both = Numbering.from_dict(bundle.origin["numbering"]), bundle.tokenizers
+    both = bundle.tokenizers
     assert both is not None
     ids = json.loads((folder / "vocab.json").read_text())
     for tokenizer, scores, texts in (
@@ -106,12 +105,18 @@ def test_each_language_is_cut_by_its_own_model_with_joint_ids(folder: Path) -> N
     ):
         for text in texts:
             expected = [ids[piece] for word in text.split() for piece in best(f"▁{word}", scores)]
-            assert [numbering.theirs[i] for i in tokenizer.encode(text)] == expected
+            assert tokenizer.encode(text) == expected
             assert tokenizer.decode(tokenizer.encode(text)) == " ".join(text.split())
-    assert bundle.frame == Frame((), (), (EOS,), (SOS,))
+    end, pad, unknown = (ids[name] for name in ("</s>", "<pad>", "<unk>"))
+    assert bundle.frame == Frame((), (), (end,), (pad,), (end,))
+    assert (
+        both.source.special
+        == both.target.special
+        == SpecialTokens(eos=end, unk=unknown, pad=pad, bos=both.source.special.bos)
+    )
     assert both.source.pieces(both.source.encode(">>deu<< the cat")) == [">>deu<<", "▁the", "▁c", "at"]
-    assert UNK in both.source.encode("the 漢")
-    assert not {EOS, SOS} & set(both.source.encode("the </s> <eos> <pad>"))
+    assert unknown in both.source.encode("the 漢")
+    assert not {end, pad} & set(both.source.encode("the </s> <eos> <pad>"))
 
 
 def test_two_tokenizers_stay_here(folder: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokens import SETTINGS
 
 from regard import folder as folders
 from regard.config import DecodeConfig, ModelConfig, TokenizerConfig
@@ -22,7 +23,7 @@ from regard.folder import Bundle
 from regard.models.architectures import make_model, preset
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
-SIZES: dict[str, Any] = {"d_model": 8, "n_heads": 2, "d_ff": 16, "max_len": 32, "dropout": 0.0}
+SIZES: dict[str, Any] = {"d_model": 8, "n_heads": 2, "d_ff": 16, "max_len": 32, "dropout": 0.0, **SETTINGS}
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 
 from regard.exchange.families import FAMILIES as KNOWN
 from regard.exchange.huggingface import read_huggingface, their_config
-from regard.exchange.numbering import own
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 2], [9, 8, 7, 2, 0, 0, 0]])
@@ -57,9 +56,8 @@ def sizes() -> list[tuple[str, str]]:
     found = []
     for family in FAMILIES:
         bundle = exported_bundle(family)
-        size = bundle.config.source_vocab or bundle.config.target_vocab
         known = KNOWN[family]
-        values = their_config(known, next(iter(known.kinds)), bundle, own(size))
+        values = their_config(known, next(iter(known.kinds)), bundle)
         found += [(family, name) for name, value in values.items() if type(value) is int and not name.endswith("_id")]
         found += [(family, f"{name}_token_id") for name in ("pad", "eos", "decoder_start")]
         found += [(family, "num_labels")]

@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tokens import SETTINGS, SOS
 
 from regard import folder
 from regard.config import DecodeConfig, TokenizerConfig
 from regard.folder import Bundle
 from regard.models.architectures import make_model, preset
 from regard.text.frame import CLASSIC, OWN, Frame
-from regard.text.tokenizer import SOS, Tokenizer, Tokenizers
+from regard.text.tokenizer import Tokenizer, Tokenizers
 
 LINES = ["der Mann hat einen roten Apfel gegessen.", "the man has eaten a red apple.", "don't, say I!"]
 HOSTILE = (
@@ -74,7 +75,7 @@ def tiny(kind: str, **changes: Any) -> Bundle:
     pieces = None if kind == "vit" else tokenizer(kind)
     sizes = {} if pieces is None else {"source_vocab": len(pieces), "target_vocab": len(pieces)}
     torch.manual_seed(1)
-    model = make_model(preset(changes.pop("preset", name), **{**PLAIN, **sizes, **settings, **changes}))
+    model = make_model(preset(changes.pop("preset", name), **{**PLAIN, **SETTINGS, **sizes, **settings, **changes}))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))

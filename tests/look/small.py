@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from configured import model_config
+from tokens import SETTINGS
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
@@ -13,7 +14,7 @@ from regard.models.gpt import GPT
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
 from regard.models.vit import ViT
-from regard.text.tokenizer import PAD
+from regard.text.special import PAD
 
 V, C, H, D, MAX_LEN = 23, 16, 4, 4, 64
 
@@ -29,7 +30,7 @@ def stirred(model: nn.Module) -> nn.Module:
 
 def config(**changes: object) -> ModelConfig:
     sizes: dict = {"n_encoder_layers": 2, "n_decoder_layers": 2, "d_model": C, "n_heads": H, "d_ff": 24}
-    sizes |= {"source_vocab": V, "target_vocab": V, "max_len": MAX_LEN, "dropout": 0.0, "cope.positions": 8}
+    sizes |= {"source_vocab": V, "target_vocab": V, "max_len": MAX_LEN, "dropout": 0.0, "cope.positions": 8, **SETTINGS}
     return model_config(**{**sizes, **changes})
 
 
@@ -58,15 +59,9 @@ def vit(**changes: object) -> ViT:
 
 def seq2seq(**changes: object) -> Seq2Seq:
     torch.manual_seed(0)
-    sizes = {
-        "preset": "rnnsearch-small",
-        "n_encoder_layers": 1,
-        "n_decoder_layers": 1,
-        "d_model": 6,
-        "recurrent.d_hidden": 8,
-    }
-    vocabulary = {"source_vocab": V, "target_vocab": V, "max_len": MAX_LEN, "dropout": 0.0}
-    return stirred(Seq2Seq(model_config(**{**sizes, **vocabulary, **changes})))  # type: ignore[arg-type,return-value]
+    sizes = {"preset": "rnnsearch-small", "n_encoder_layers": 1, "n_decoder_layers": 1, "d_model": 6}
+    vocabulary = {"source_vocab": V, "target_vocab": V, "max_len": MAX_LEN, "dropout": 0.0, **SETTINGS}
+    return stirred(Seq2Seq(model_config(**{**sizes, "recurrent.d_hidden": 8, **vocabulary, **changes})))  # type: ignore[arg-type,return-value]
 
 
 def ids(*lengths: int, seed: int = 1) -> Tensor:

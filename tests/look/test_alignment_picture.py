@@ -12,6 +12,7 @@ import pytest
 import torch
 from configured import model_config
 from matplotlib.image import imread
+from tokens import EOS, SETTINGS, SOS
 from torch import nn
 from typer.testing import CliRunner, Result
 
@@ -23,7 +24,7 @@ from regard.look.alignment import Picture, by_words, picture, words
 from regard.look.record import record
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
-from regard.text.tokenizer import EOS, SOS, Tokenizer, Tokenizers
+from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.translator import Translator
 
 LINES = ["der Mann hat einen roten Apfel gegessen.", "the man has eaten a red apple.", "don't, say I!"] * 3
@@ -37,7 +38,14 @@ def tokenizer(kind: str = "bpe", size: int = 60) -> Tokenizer:
 def bundle(kind: str, **changes: object) -> folder.Bundle:
     """An untrained model of either architecture, with weights that look somewhere."""
     tokens = tokenizer()
-    sizes = {"d_model": 16, "source_vocab": len(tokens), "target_vocab": len(tokens), "max_len": 64, "dropout": 0.0}
+    sizes = {
+        "d_model": 16,
+        "source_vocab": len(tokens),
+        "target_vocab": len(tokens),
+        "max_len": 64,
+        "dropout": 0.0,
+        **SETTINGS,
+    }
     torch.manual_seed(0)
     model: nn.Module
     if kind == "transformer":

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from tokens import EOS, MASK, SOS
 from typer.testing import CliRunner, Result
 
 from regard.cli_look_figures import look_attention
@@ -31,7 +32,6 @@ from regard.look.page import seen
 from regard.look.page.kinds import reader_of
 from regard.look.record import Record, layers_of, record
 from regard.models.architectures import make_model, preset
-from regard.text.tokenizer import EOS, MASK, SOS
 
 Bundles = dict[str, Bundle]
 KINDS = ["translation", "post-norm", "rope", "gpt", "bert", "classifier", "rnnsearch", "vit"]

@@ -11,6 +11,7 @@ import pytest
 import torch
 import toy
 import typer
+from tokens import EOS, SOS
 from typer.testing import CliRunner, Result
 
 from regard import folder
@@ -19,7 +20,6 @@ from regard.errors import RegardError
 from regard.folder import Bundle
 from regard.look.change.compare import Difference, Output, compare
 from regard.look.change.intervene import Change, Forbid, Pin, Replace, Zero, changed, parse
-from regard.text.tokenizer import EOS, SOS
 from regard.translator import Translator
 from regard.writer import Writer
 

@@ -24,7 +24,7 @@ from regard.look.through_time import LAST, arriving, heard_states
 from regard.models.architectures import make_model, preset
 from regard.models.rnn import RNN
 from regard.signals import Interrupted
-from regard.text.tokenizer import PAD
+from regard.text.special import PAD
 from regard.training.carried import RecurrentObjective
 from regard.training.loop import train
 from regard.training.objective import Objective

@@ -14,6 +14,7 @@ import torch
 import toy
 import typer
 from sacrebleu.metrics import BLEU
+from tokens import EOS, SOS
 from typer.testing import CliRunner, Result
 
 from regard import folder
@@ -23,7 +24,7 @@ from regard.folder import Bundle
 from regard.look.change.heads import Bleu, Effect, Scan, heads_of, ratio, scan
 from regard.look.change.scored import rows_of
 from regard.look.record import layers_of
-from regard.text.tokenizer import EOS, PAD, SOS
+from regard.text.special import PAD
 from regard.translator import Translator
 
 RNG = random.Random(3)

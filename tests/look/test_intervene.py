@@ -13,6 +13,7 @@ import pytest
 import torch
 import toy
 from small import MAX_LEN, gpt, seq2seq, transformer
+from tokens import EOS, SOS
 from torch import Tensor, nn
 
 from regard.config import DecodeConfig
@@ -27,7 +28,6 @@ from regard.look.live import searched
 from regard.look.record import layers_of, record
 from regard.models.gpt import GPT
 from regard.models.seq2seq import Seq2Seq
-from regard.text.tokenizer import EOS, SOS
 from regard.translator import Translator
 
 SCHEMES = ["sinusoidal", "rope", "alibi", "t5", "shaw", "fire"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokens import EOS, MASK, PADDING, SOS, UNK
 from torch import Tensor
 
 from regard.config import DecodeConfig
@@ -22,7 +23,7 @@ from regard.look.live import Live, Node, Search, continued, searched
 from regard.look.record import listening, record
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
-from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK
+from regard.text.special import PAD
 from regard.translator import Translator
 from regard.writer import Writer
 
@@ -213,7 +214,7 @@ def test_rows_that_only_fill_the_beam_are_no_hypotheses() -> None:
         texts = [(node.token, node.ended) for node in level]
         assert sorted(texts) == sorted({(5, False), (EOS, True)}), t
     check_weights(seen, forced(model, source[0].tolist(), said(ranked[0]), (SOS,)))
-    assert not {PAD, SOS, UNK, MASK} & {node.token for level in seen.steps for node in level}
+    assert not {PADDING, SOS, UNK, MASK} & {node.token for level in seen.steps for node in level}
 
 
 def test_the_end_token_is_no_node_before_it_may_be_said() -> None:
@@ -241,7 +242,7 @@ def test_a_recording_around_it_hears_nothing_of_the_steps() -> None:
 def test_what_the_search_never_followed_is_refused_and_so_is_a_model_without_attention() -> None:
     live, _ = run(transformer(), BEAM)
     with pytest.raises(RegardError, match="no such hypothesis"):
-        live.search([PAD, PAD])
+        live.search([0, 0])
     with pytest.raises(RegardError, match="no attention"):
         Live(seq2seq(score="none"))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokens import EOS, SOS
 from typer.testing import CliRunner, Result
 
 from regard import folder
@@ -24,7 +25,7 @@ from regard.look.forward import run
 from regard.look.gradients import gradients
 from regard.look.record import record
 from regard.look.statistics import statistics
-from regard.text.tokenizer import EOS, SOS, Tokenizer, Tokenizers
+from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.translator import Translator
 
 LINES = ["der Mann hat einen roten Apfel gegessen.", "the man has eaten a red apple."]

@@ -14,6 +14,7 @@ import pytest
 import torch
 from configured import SCHEMES
 from fused_rows import kv_rows, qkv_rows
+from tokens import EOS, SOS
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -26,7 +27,7 @@ from regard.layers.attention import Attention
 from regard.layers.masks import CAUSAL, Mask, documents, prefix, window
 from regard.look.record import Record, layers_of, listening, paused, record
 from regard.models.transformer import Transformer
-from regard.text.tokenizer import EOS, PAD, SOS
+from regard.text.special import PAD
 
 sys.path.append(str(Path(__file__).parent))
 from small import MAX_LEN, C, D, H, V, gpt, ids, transformer

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tokens import EOS, MASK, SOS
 
 from regard.config import TokenizerConfig
 from regard.embedder import Embedder
@@ -25,7 +26,7 @@ from regard.look.page.kinds_read import with_masks
 from regard.look.page.seen import Seen, is_mark, see
 from regard.look.record import record
 from regard.text.frame import CLASSIC
-from regard.text.tokenizer import EOS, MASK, SOS, Tokenizer, Tokenizers
+from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.translator import Translator
 from regard.writer import Writer
 

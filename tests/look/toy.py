@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tokens import EOS, SETTINGS, SOS
 
 from regard.config import DecodeConfig, TokenizerConfig
 from regard.decode.rules import pad
 from regard.folder import Bundle
 from regard.models.architectures import make_model, preset
-from regard.text.tokenizer import EOS, PAD, SOS, Tokenizer, Tokenizers
+from regard.text.special import PAD
+from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.translator import Translator
 
 WORDS = {
@@ -67,7 +69,7 @@ def taught(kind: str) -> Bundle:
     depends on the processor."""
     name, settings, steps = MODELS[kind]
     cut = tokens()
-    sizes = {"source_vocab": len(cut), "target_vocab": len(cut), "max_len": 16, "dropout": 0.0}
+    sizes = {"source_vocab": len(cut), "target_vocab": len(cut), "max_len": 16, "dropout": 0.0, **SETTINGS}
     torch.manual_seed(0)
     model = make_model(preset(name, **sizes, **settings))
     bundle = Bundle(model, Tokenizers(cut, cut), "translation", DecodeConfig(beam=3), source="en", target="de")

@@ -9,7 +9,7 @@ import torch
 from configured import replaced
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from regard.decode.graphed.stack import why_not
+from tokens import SOS
 from torch import Tensor, nn
 
 from regard.config import ModelConfig, TrainConfig
@@ -20,7 +20,7 @@ from regard.models.architectures import PRESETS, make_model, preset, resolve
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
 from regard.recipes import changed
-from regard.text.tokenizer import PAD, SOS
+from regard.text.special import PAD
 from regard.training.objective import Objective
 from regard.training.optim import prepare
 

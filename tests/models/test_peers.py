@@ -15,13 +15,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fused_rows import fused, kv_rows, qkv_rows
+from tokens import EOS, SOS
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.models.architectures import preset
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
-from regard.text.tokenizer import EOS, PAD, SOS
+from regard.text.special import PAD
 
 V, C, H, FF, N_ENCODER, N_DECODER, MAX_LEN = 29, 24, 4, 40, 2, 3, 32
 LENGTHS = [(7, 6), (3, 9), (1, 1)]  # source and target, in tokens
@@ -144,7 +145,7 @@ def torch_logits(peer: nn.Transformer, embedding: Tensor, source: Tensor, target
             for p in range(max(source.shape[1], target.shape[1]))
         ]
     )
-    x, y = (F.embedding(ids, embedding) * math.sqrt(C) + table[: ids.shape[1]] for ids in (source, target))
+    x, y = (F.embedding(ids.clamp(min=0), embedding) * math.sqrt(C) + table[: ids.shape[1]] for ids in (source, target))
     hidden = peer(
         x,
         y,
@@ -231,7 +232,7 @@ def marian(tie: str, activation: str) -> Any:
             activation_function=activation,
             scale_embedding=True,
             share_encoder_decoder_embeddings=tie == "all",
-            pad_token_id=PAD,
+            pad_token_id=0,
             eos_token_id=EOS,
             bos_token_id=SOS,
             decoder_start_token_id=SOS,
@@ -263,7 +264,8 @@ def test_marian(tie: str, activation: str, to_theirs: bool) -> None:
 
     source, target = sentences()
     real = target != PAD
-    theirs = peer(input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=target, use_cache=False)
+    read, begun = source.clamp(min=0), target.clamp(min=0)
+    theirs = peer(input_ids=read, attention_mask=(source != PAD).long(), decoder_input_ids=begun, use_cache=False)
     logits = model(source, target)
     torch.testing.assert_close(logits[real], theirs.logits[real], atol=1e-4, rtol=1e-4)
 

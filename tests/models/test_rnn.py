@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokens import EOS, MASK, SETTINGS, SOS, UNK
 from torch import Tensor, nn
 
 from regard.config import DecodeConfig
@@ -16,7 +17,7 @@ from regard.models.architectures import make_model, preset
 from regard.models.classifier import Classifier
 from regard.models.rnn import RNN
 from regard.models.weights import Unfilled, load_weights, weights_of
-from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK
+from regard.text.special import PAD
 
 V = 23
 CELLS = ["rnn", "lstm", "gru", "gru-cho", "mut1", "mut2", "mut3"]
@@ -26,6 +27,7 @@ SMALL: dict[str, Any] = {
     "n_decoder_layers": 3,
     "target_vocab": V,
     "dropout": 0.0,
+    **SETTINGS,
 }
 close: dict[str, Any] = {"atol": 1e-10, "rtol": 1e-8}
 
@@ -174,7 +176,7 @@ def naive(model: RNN, prompt: list[int], n: int) -> list[int]:
     row = list(prompt)
     for _ in range(n):
         logits = model(torch.tensor([row]))[0, -1]
-        logits[[PAD, SOS, UNK, MASK]] = -torch.inf
+        logits[[0, SOS, UNK, MASK]] = -torch.inf
         token = int(logits.argmax())
         if token == EOS:
             break

@@ -13,6 +13,7 @@ import torch
 from configured import model_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokens import EOS, SETTINGS, SOS
 from torch import Tensor, nn
 
 from regard.config import DecodeConfig, TrainConfig
@@ -25,7 +26,7 @@ from regard.layers.packed import laid_out
 from regard.look.record import record
 from regard.models.architectures import PRESETS, make_model, preset
 from regard.models.seq2seq import Seq2Seq
-from regard.text.tokenizer import EOS, PAD, SOS
+from regard.text.special import PAD
 from regard.training.objective import Objective
 from regard.training.step import TrainingStep
 
@@ -70,7 +71,7 @@ def make(kind: str = "", **changes: object) -> Seq2Seq:
         "scale_embeddings": False,
     }
     torch.manual_seed(0)
-    model = Seq2Seq(model_config(**(sizes | KINDS.get(kind, {}) | changes))).double().eval()  # type: ignore[arg-type]
+    model = Seq2Seq(model_config(**(SETTINGS | sizes | KINDS.get(kind, {}) | changes))).double().eval()  # type: ignore[arg-type]
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.3 * torch.randn_like(p))
@@ -545,7 +546,8 @@ def test_initial_scores_are_soft_and_all_is_learned() -> None:
         "dropout": 0.0,
         "scale_embeddings": False,
     }
-    model = Seq2Seq(model_config(preset="rnnsearch-small", **{"recurrent.bidirectional": True}, cell="gru", **sizes))  # type: ignore[arg-type]
+    both = {"recurrent.bidirectional": True}
+    model = Seq2Seq(model_config(preset="rnnsearch-small", **both, cell="gru", **SETTINGS, **sizes))  # type: ignore[arg-type]
     with record(model) as tape:
         Objective(model)(SOURCE, TARGET, TARGET)[0].backward()
     assert tape.weights("decoder.cross")[0].max() < 0.5
@@ -567,7 +569,7 @@ def test_it_learns_to_write_words_in_reverse(kind: str) -> None:
     }
     layers = {"n_encoder_layers": 1, "n_decoder_layers": 1}
     torch.manual_seed(0)
-    model = Seq2Seq(model_config(preset="rnnsearch-small", **{**sizes, **KINDS[kind], **layers}))
+    model = Seq2Seq(model_config(preset="rnnsearch-small", **{**SETTINGS, **sizes, **KINDS[kind], **layers}))
     optimizer, objective = torch.optim.Adam(model.parameters(), lr=1e-2), Objective(model)
     rng = np.random.default_rng(0)
 

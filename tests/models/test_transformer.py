@@ -8,7 +8,7 @@ from configured import SCHEMES as DECODER_SCHEMES
 from configured import model_config, replaced
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from regard.layers.cache import StepCache
+from tokens import SOS
 from torch import Tensor
 
 from regard.api import make_config
@@ -19,7 +19,7 @@ from regard.layers.positions import NoPositions
 from regard.models.architectures import preset as named
 from regard.models.sizes import SIZES
 from regard.models.transformer import Transformer
-from regard.text.tokenizer import PAD, SOS
+from regard.text.special import PAD
 
 V = 23
 TINY = model_config(
@@ -129,7 +129,7 @@ def test_neither_padding_nor_neighbours_change_a_row(
 @both
 def test_what_stands_in_padding_is_never_read(model: Transformer) -> None:
     """However large the vectors of padded positions, no real one changes."""
-    positions = positions_of(ids(3, 5), PAD)
+    positions = positions_of(ids(3, 5))
     x = torch.randn(2, 5, 16)
     spoilt = x.clone()
     spoilt[0, 3:] = 1e4
@@ -204,7 +204,7 @@ def test_prompts_of_different_lengths_go_on_from_where_each_ended(model: Transfo
     source, prompts, lengths = ids(4, 6), ids(2, 5), torch.tensor([2, 5])
     memory, places = model.encode(source)
     cache = StepCache()
-    model.decode(prompts, positions_of(prompts, PAD), memory, places, cache)
+    model.decode(prompts, positions_of(prompts), memory, places, cache)
     rows = [prompts[0, :2], prompts[1]]
     for i in range(3):
         token = ids(1, 1)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokens import SETTINGS
 
 import regard
 from regard import cli, folder, pretrained
@@ -24,7 +25,15 @@ from regard.text.detect import learned
 from regard.text.tokenizer import EOS, Tokenizer, Tokenizers
 from regard.translator import Translator
 
-SIZES = {"n_encoder_layers": 1, "n_decoder_layers": 1, "d_model": 16, "n_heads": 2, "d_ff": 32, "max_len": 64}
+SIZES = {
+    "n_encoder_layers": 1,
+    "n_decoder_layers": 1,
+    "d_model": 16,
+    "n_heads": 2,
+    "d_ff": 32,
+    "max_len": 64,
+    **SETTINGS,
+}
 DIRECTIONS = ("en>de", "de>en", "en>fr")
 TEXTS = {"en": "the man went to the house", "de": "der Mann und die Frau gehen nicht in das Haus"}
 Call = Callable[..., tuple[int, str, str]]

@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers import after_step, assert_same_run, checkpoint
 from little import CYCLE, config_of, learn, tuning, write_all
+from tokens import EOS, MASK, SOS
 
 from regard import api
 from regard import folder as folders
@@ -22,7 +23,7 @@ from regard.models.weights import weights_of
 from regard.signals import Interrupted
 from regard.tasks import prepare_job
 from regard.text.frame import Frame
-from regard.text.tokenizer import EOS, MASK, SOS, Tokenizers
+from regard.text.tokenizer import Tokenizers
 
 CPU = torch.device("cpu")
 SHORT = {"train.steps": 6, "train.valid_every": 3, "train.save_every": 2, "train.log_every": 1}

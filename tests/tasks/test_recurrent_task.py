@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from little import config_of, learn, tuning, write_all
+from tokens import EOS, PADDING, SOS, UNK
 
 import regard
 from regard import api, recipes
@@ -20,8 +21,7 @@ from regard.errors import RegardError
 from regard.folder import load
 from regard.tasks import prepare_job
 from regard.tasks.texts import text_corpus
-from regard.text.tokenizer import UNK, Tokenizer
-from regard.text.vocabulary import EOS, PAD, SOS
+from regard.text.tokenizer import Tokenizer
 from regard.writer import load_writer
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -78,7 +78,7 @@ def test_wikitext2_has_the_words_that_are_published(data_folder: Path) -> None:
     assert [len(found) for found in ids.values()] == [2_088_628, 217_646, 245_569]
     assert len(np.unique(ids["train"])) == 33_278
     assert set(np.unique(ids["valid"])) | set(np.unique(ids["test"])) <= set(np.unique(ids["train"]))
-    assert not np.isin([PAD, SOS, EOS], ids["train"]).any()
+    assert not np.isin([PADDING, SOS, EOS], ids["train"]).any()
     said = "".join(texts["test"]).split(" ").count("<unk>")
     assert (ids["test"] == UNK).sum() == said > 15_000  # and the likelihood of each is counted
     lines = sum(text.count("\n") for text in texts["test"])

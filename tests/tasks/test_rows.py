@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokens import EOS, SOS
 
 from regard.config import DataConfig, TokenizerConfig
 from regard.data.batches import Cursor
@@ -17,7 +18,8 @@ from regard.data.labelled import CONTINUES, Example
 from regard.tasks.images import ImageBatches, Pictures
 from regard.tasks.labelling import RowBatches, Rows, encode, fitted, framed, read
 from regard.text.frame import CLASSIC, Frame
-from regard.text.tokenizer import EOS, PAD, SOS, Tokenizer
+from regard.text.special import PAD
+from regard.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.train(["a b c"], TokenizerConfig(kind="word", vocab_size=20))
 A, B, C = TOKENIZER.encode("a b c")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tokens import EOS, MASK, SOS
 
 from regard.text.frame import CLASSIC, OWN, Frame
-from regard.text.tokenizer import EOS, MASK, SOS
 
 IDS = st.lists(st.integers(5, 20), max_size=5)
 SPECIALS = st.lists(st.integers(1, 4), max_size=3).map(tuple)

@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokens import EOS, MASK, SOS, UNK
 
 from regard.errors import RegardError
-from regard.text.tokenizer import EOS, KINDS, MASK, PAD, SOS, SPECIALS, UNK, Tokenizer, TokenizerConfig
+from regard.text.special import SpecialTokens
+from regard.text.tokenizer import KINDS, Tokenizer, TokenizerConfig
+from regard.text.vocabulary import LEARNED, NAMES
 
 CLASSIC = ["low low low low low", "lower lower", "newest newest newest newest newest newest", "widest widest widest"]
 CORPUS = [
@@ -44,7 +47,7 @@ def test_bpe_merges_by_hand() -> None:
     # Of equals the pair with the lower ids wins, and the alphabet is numbered by code point (d e i l n o r s t w ▁).
     tokenizer = Tokenizer.train(CLASSIC, TokenizerConfig("bpe", vocab_size=5 + 11 + 9))
     merges = ["es", "est", "lo", "▁lo", "▁low", "ew", "new", "▁new", "▁newest"]
-    assert tokenizer.pieces(range(len(tokenizer))) == [*SPECIALS, *"deilnorstw▁", *merges]
+    assert tokenizer.pieces(range(len(tokenizer))) == [*NAMES.values(), *"deilnorstw▁", *merges]
     assert tokenizer.pieces(tokenizer.encode("lowest newer newest")) == ["▁low", "est", "▁new", "e", "r", "▁newest"]
 
 
@@ -53,7 +56,12 @@ def test_wordpiece_vocabulary_by_hand() -> None:
     tokenizer = Tokenizer.train(CLASSIC, TokenizerConfig("wordpiece", vocab_size=5 + 20 + 7))
     merges = ["##es", "##est", "##ow", "low", "##ew", "new", "newest"]
     alphabet = "deilnorstw"
-    assert tokenizer.pieces(range(len(tokenizer))) == [*SPECIALS, *alphabet, *(f"##{c}" for c in alphabet), *merges]
+    assert tokenizer.pieces(range(len(tokenizer))) == [
+        *NAMES.values(),
+        *alphabet,
+        *(f"##{c}" for c in alphabet),
+        *merges,
+    ]
     assert tokenizer.pieces(tokenizer.encode("lowest  newer, ")) == ["low", "##est", "new", "##e", "##r", "<unk>"]
     assert tokenizer.decode(tokenizer.encode("lowest  newer, newest")) == "lowest newer newest"
 
@@ -67,14 +75,14 @@ def test_wordpiece_spacing_is_by_rule() -> None:
 def test_word_vocabulary_by_hand() -> None:
     # By count, then by code point: "newest" 6, "low" 5, "widest" 3, and no room for "lower".
     tokenizer = Tokenizer.train(CLASSIC, TokenizerConfig("word", vocab_size=8))
-    assert tokenizer.pieces(range(8)) == [*SPECIALS, "▁newest", "▁low", "▁widest"]
+    assert tokenizer.pieces(range(8)) == [*NAMES.values(), "▁newest", "▁low", "▁widest"]
     assert tokenizer.encode("low lower newest") == [6, UNK, 5]
     assert tokenizer.decode([6, UNK, 5]) == "low newest"
 
 
 def test_char_is_one_character_a_piece() -> None:
     tokenizer = Tokenizer.train(["ab é", "b\na"], TokenizerConfig("char", vocab_size=10))
-    assert tokenizer.pieces(range(len(tokenizer))) == [*SPECIALS, "\n", "a", "b", "é", "▁"]
+    assert tokenizer.pieces(range(len(tokenizer))) == [*NAMES.values(), "\n", "a", "b", "é", "▁"]
     assert tokenizer.pieces(tokenizer.encode("bé  a\n")) == ["▁", "b", "é", "▁", "▁", "a", "\n"]
 
 
@@ -103,7 +111,7 @@ def test_punctuation_is_a_piece_of_its_own(kind: str) -> None:
 def test_byte_pieces_are_readable() -> None:
     tokenizer = Tokenizer.train(["low low low"], TokenizerConfig("byte-bpe", vocab_size=261 + 3))
     assert tokenizer.pieces(tokenizer.encode("low low é\n")) == ["low", "▁low", "▁", "\\xc3", "\\xa9", "\n"]
-    assert tokenizer.pieces([PAD, UNK]) == ["<pad>", "<unk>"]
+    assert tokenizer.pieces([0, UNK]) == ["<pad>", "<unk>"]
 
 
 # ---- layout ----
@@ -112,12 +120,12 @@ def test_byte_pieces_are_readable() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_special_ids_come_first(kind: str) -> None:
     tokenizer = trained(kind)
-    assert (PAD, SOS, EOS, UNK, MASK) == (0, 1, 2, 3, 4)
+    assert tokenizer.special == LEARNED == SpecialTokens(bos=1, eos=2, unk=3, mask=4, pad=0)
     pieces = tokenizer.pieces(range(len(tokenizer)))
-    assert tuple(pieces[:5]) == SPECIALS == ("<pad>", "<sos>", "<eos>", "<unk>", "<mask>")
+    assert tuple(pieces[:5]) == tuple(NAMES.values()) == ("<pad>", "<sos>", "<eos>", "<unk>", "<mask>")
     assert len(tokenizer) == len(set(pieces)) <= 400
     assert tokenizer.special_ids == {0, 1, 2, 3, 4}
-    assert tokenizer.decode([SOS, *tokenizer.encode("I ate"), EOS, PAD, PAD]) == "I ate"
+    assert tokenizer.decode([SOS, *tokenizer.encode("I ate"), EOS, 0, 0]) == "I ate"
 
 
 @pytest.mark.parametrize(
@@ -202,11 +210,11 @@ def test_lower_casing(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(parts=st.lists(st.sampled_from([*SPECIALS, " ", "a", "low", "<", ">", "pad", "<EOS>"]), max_size=10))
+@given(parts=st.lists(st.sampled_from([*NAMES.values(), " ", "a", "low", "<", ">", "pad", "<EOS>"]), max_size=10))
 def test_text_never_becomes_a_special_token(kind: str, parts: list[str]) -> None:
     for lowercase in (False, True):
         ids = trained(kind, lowercase=lowercase).encode("".join(parts))
-        assert not {PAD, SOS, EOS, MASK}.intersection(ids)
+        assert not {0, SOS, EOS, MASK}.intersection(ids)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "split"])
@@ -352,7 +360,7 @@ def split_by(pattern: str) -> dict[str, object]:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
-ORDERED = {special: i for i, special in enumerate(SPECIALS)}
+ORDERED = {special: i for i, special in enumerate(NAMES.values())}
 
 
 @pytest.mark.parametrize(
@@ -361,7 +369,7 @@ ORDERED = {special: i for i, special in enumerate(SPECIALS)}
         {"added_tokens": []},  # the specials are there, but not marked as such
         {"model": bpe(ORDERED | {"<pad>": 4, "<mask>": 0, "a": 5}), "added_tokens": []},
         {"model": bpe(ORDERED | {"a": 9})},
-        {"model": bpe({"a": 0, "b": 1})},
+        {"model": bpe({"a": 0, "b": 1}), "added_tokens": []},
         {"model": {"type": "Nonsense"}},
         {"pre_tokenizer": split_by("((((")},
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},  # the library panics on this one

@@ -21,7 +21,7 @@ from regard.data.streams import CarriedBatches
 from regard.models.architectures import preset
 from regard.models.rnn import RNN
 from regard.tasks import language
-from regard.text.tokenizer import PAD
+from regard.text.special import PAD
 from regard.training.carried import Carried, RecurrentObjective, recurrent_objective
 from regard.training.step import TrainingStep
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from regard.text.tokenizer import PAD
+from regard.text.special import PAD
 from regard.training import crossentropy
 from regard.training.crossentropy import linear_cross_entropy
 
@@ -42,25 +42,20 @@ class Case:
         return Case(x, weight, bias, self.labels)
 
 
-def case(m: int = M, biased: bool = True, absent: tuple[int, ...] = (), seed: int = 0, v: int = V) -> Case:
+def case(m: int = M, biased: bool = True, seed: int = 0, v: int = V) -> Case:
     """Numbers that bf16 holds exactly."""
     g = torch.Generator().manual_seed(seed)
     x, weight, bias = (
         torch.randn(size, generator=g).bfloat16().double().requires_grad_() for size in ((m, C), (v, C), (v,))
     )
-    there = torch.tensor([i for i in range(v) if i not in absent or i == PAD])
-    labels = there[torch.randint(0, len(there), (m,), generator=g)]  # PAD among them
+    labels = torch.randint(PAD, v, (m,), generator=g)
     return Case(x, weight, bias if biased else None, labels)
 
 
-def expected(
-    c: Case, smoothing: float = 0.0, z_loss: float = 0.0, absent: tuple[int, ...] = (), shares: Tensor | None = None
-) -> Tensor:
-    """torch's cross-entropy over the answers that there are, as if the vocabulary had no others."""
-    left = [i for i in range(len(c.weight)) if i not in absent]
+def expected(c: Case, smoothing: float = 0.0, z_loss: float = 0.0, shares: Tensor | None = None) -> Tensor:
+    """torch's cross-entropy."""
     scored = c.labels != PAD
-    labels = torch.tensor([left.index(i) for i in c.labels[scored].tolist()], dtype=torch.long)
-    logits = F.linear(c.x, c.weight, c.bias)[scored][:, left]
+    labels, logits = c.labels[scored], F.linear(c.x, c.weight, c.bias)[scored]
     weights = (torch.ones(len(c.labels)) if shares is None else shares).to(logits.dtype)[scored]
     loss = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none")
     plain = F.cross_entropy(logits, labels, reduction="sum")
@@ -100,20 +95,18 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(crossentropy.TILE, "cpu", 8)
 
 
-ABSENT = (0, 3, 17, V - 1)
 OPTIONS = [
     pytest.param({}, id="plain"),
     pytest.param({"smoothing": 0.1}, id="smoothed"),
     pytest.param({"z_loss": 0.01}, id="z-loss"),
-    pytest.param({"absent": ABSENT}, id="absent"),
-    pytest.param({"smoothing": 0.2, "z_loss": 0.02, "absent": ABSENT}, id="all"),
+    pytest.param({"smoothing": 0.2, "z_loss": 0.02}, id="all"),
 ]
 
 
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_it_is_torchs_cross_entropy_with_every_gradient(options: dict[str, object], biased: bool) -> None:
-    check(case(biased=biased, absent=options.get("absent", ())), **options)  # type: ignore[arg-type]
+    check(case(biased=biased), **options)
 
 
 @pytest.mark.parametrize("m", [1, 127, 128, 129, 256, 300, 512])
@@ -141,28 +134,24 @@ def test_chunks_are_few_and_of_one_size() -> None:
     m=st.integers(1, 200),
     smoothing=st.sampled_from([0.0, 0.1]),
     z_loss=st.sampled_from([0.0, 1e-2]),
-    absent=st.sets(st.integers(0, V - 1), max_size=6),
     seed=st.integers(0, 99),
 )
-def test_any_batch(m: int, smoothing: float, z_loss: float, absent: set[int], seed: int) -> None:
-    gone = tuple(sorted(absent))
-    check(case(m, absent=gone, seed=seed), smoothing=smoothing, z_loss=z_loss, absent=gone)
+def test_any_batch(m: int, smoothing: float, z_loss: float, seed: int) -> None:
+    check(case(m, seed=seed), smoothing=smoothing, z_loss=z_loss)
 
 
 @pytest.mark.parametrize("kind", ["torch", "kernel"])
 def test_what_is_not_scored_adds_exactly_nothing(kind: str, request: pytest.FixtureRequest) -> None:
     if kind == "kernel":
         request.getfixturevalue("fused")
-    c = case(30, absent=(PAD,)).to(torch.float32)  # where the label of the unscored is itself impossible
+    c = case(30).to(torch.float32)
     c.labels[:20] = PAD
-    options = {"smoothing": 0.1, "z_loss": 0.01, "absent": (PAD,)}
+    options = {"smoothing": 0.1, "z_loss": 0.01}
     sums = linear_cross_entropy(c.x, c.weight, c.bias, c.labels, **options)  # type: ignore[arg-type]
-    (dx, dw, db) = gradients(sums, c.leaves)
+    (dx, _, _) = gradients(sums, c.leaves)
     assert sums[2] == (c.labels[20:] != PAD).sum()
     assert (dx[c.labels == PAD] == 0).all()
     assert (dx[c.labels != PAD] != 0).any(1).all()
-    assert (dw[PAD] == 0).all()
-    assert db[PAD] == 0
     nothing = linear_cross_entropy(c.x, c.weight, c.bias, torch.full((30,), PAD), **options)  # type: ignore[arg-type]
     assert nothing.tolist() == [0, 0, 0]
     assert all((g == 0).all() for g in gradients(nothing, c.leaves))
@@ -173,16 +162,6 @@ def test_no_rows_at_all() -> None:
     sums = linear_cross_entropy(c.x, c.weight, c.bias, c.labels, smoothing=0.1)
     assert sums.tolist() == [0, 0, 0]
     assert all((g == 0).all() for g in gradients(sums, c.leaves))
-
-
-def test_another_label_may_be_the_one_that_is_not_scored() -> None:
-    c = case().to(torch.float64)
-    c.labels[::3] = -1
-    loss, plain, scored = linear_cross_entropy(c.x, c.weight, c.bias, c.labels, unscored=-1)
-    theirs = F.cross_entropy(F.linear(c.x, c.weight, c.bias), c.labels, ignore_index=-1, reduction="sum")
-    assert scored == 200
-    torch.testing.assert_close(loss, theirs)
-    torch.testing.assert_close(plain, theirs)
 
 
 @pytest.mark.parametrize("kind", ["torch", "kernel"])
@@ -239,7 +218,7 @@ def test_a_tied_matrix_learns_from_both_ends_and_from_every_batch() -> None:
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_kernel_is_the_formula(options: dict[str, object], fused: None, small_chunks: None) -> None:
-    c = case(130 if len(options) > 1 else 20, absent=options.get("absent", ()))  # type: ignore[arg-type]
+    c = case(130 if len(options) > 1 else 20)
     check(c.to(torch.float32), 1e-4, **options)
 
 
@@ -302,7 +281,7 @@ def test_on_a_gpu_it_is_the_same(
     torch.set_float32_matmul_precision("highest")
     vocabulary = 9001
     monkeypatch.setitem(crossentropy.CHUNK_BYTES, "cuda", 128 * vocabulary * 2)
-    c = case(500, absent=options.get("absent", ()), v=vocabulary)  # type: ignore[arg-type]
+    c = case(500, v=vocabulary)
     gpu = Case(*(t.detach().cuda().to(torch.float32).requires_grad_() for t in c.leaves), c.labels.cuda())
     with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
         ours = linear_cross_entropy(gpu.x, gpu.weight, gpu.bias, gpu.labels, **options)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from configured import model_config
+from tokens import EOS, SOS
 
 from regard.config import DecodeConfig, TrainConfig
 from regard.data.batches import Batch
@@ -12,7 +13,7 @@ from regard.layers.attend import make_plan
 from regard.layers.masks import FULL
 from regard.models.architectures import make_model, preset
 from regard.models.transformer import Transformer
-from regard.text.tokenizer import EOS, PAD, SOS
+from regard.text.special import PAD
 from regard.training.objective import ClassObjective, Objective, PackedObjective, token_objective
 from regard.training.step import TrainingStep
 

@@ -333,7 +333,7 @@ def test_training_in_a_thread(run: Path) -> None:
 
 def test_only_padding_is_left_out_of_the_useful_work() -> None:
     """Most tokens of a masked text are not scored, and yet all are read."""
-    ids, blanks = torch.tensor([[1, 7, 8, 2], [1, 9, 2, 0]]), torch.tensor([[0, 7, 0, 0], [0, 0, 0, 0]])
+    ids, blanks = torch.tensor([[1, 7, 8, 2], [1, 9, 2, -1]]), torch.tensor([[-1, 7, -1, -1], [-1, -1, -1, -1]])
     batch = Batch((ids, blanks), 1)
     shares = {name: meter.real_share(ModelConfig(architecture=name), batch) for name in ("bert", "gpt", "vit")}
     assert shares == {"bert": 7 / 8, "gpt": 1 / 8, "vit": 1.0}

@@ -1,7 +1,6 @@
 """The objective against torch's cross-entropy, and by hand."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokens import EOS
 from torch import Tensor, nn
 
 from regard.config import ModelConfig, TrainConfig
@@ -19,7 +19,7 @@ from regard.data.streams import PackedBatches
 from regard.layers.packed import packed
 from regard.models.architectures import make_model, preset
 from regard.models.gpt import GPT
-from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK
+from regard.text.special import PAD
 from regard.training.objective import (
     AuxiliaryObjective,
     ClassObjective,
@@ -65,7 +65,7 @@ def test_two_pieces_by_hand() -> None:
 )
 def test_it_is_torchs_cross_entropy_with_its_gradient(b: int, t: int, vocab: int, smoothing: float, seed: int) -> None:
     torch.manual_seed(seed)
-    labels = torch.randint(0, vocab, (b, t))  # PAD among them
+    labels = torch.randint(PAD, vocab, (b, t))  # PAD among them
     ours = (3 * torch.randn(b, t, vocab)).requires_grad_()
     theirs = ours.detach().double().requires_grad_()
     loss, nll, scored = objective(smoothing).losses(ours, labels)
@@ -135,7 +135,7 @@ def test_r_drop_by_hand() -> None:
 @settings(max_examples=30)
 @given(b=st.integers(1, 3), t=st.integers(1, 4), vocab=st.integers(2, 9), weight=st.sampled_from([0.5, 5.0]))
 def test_r_drop_is_two_cross_entropies_and_two_divergences(b: int, t: int, vocab: int, weight: float) -> None:
-    labels = torch.randint(0, vocab, (b, t))
+    labels = torch.randint(PAD, vocab, (b, t))
     ours = (2 * torch.randn(2 * b, t, vocab)).requires_grad_()
     theirs = ours.detach().double().requires_grad_()
     loss, nll, _ = RDropObjective(nn.Identity(), 0.1, weight).losses(ours, labels.repeat(2, 1))
@@ -197,77 +197,27 @@ def test_z_loss_by_hand() -> None:
     assert (with_z - without).tolist() == pytest.approx([0.5 * 1.921812, 0, 0], abs=1e-6)
 
 
-# ---- vocabularies that lack special tokens ---------------------------------------------------------------------------
-
-ABSENT = (PAD, SOS, UNK, MASK)  # as in GPT-2, which has an end token alone
+# ---- models -------------------------------------------------------------------------------------------------------------
 
 
-def foreign(**settings: object) -> ModelConfig:
+def tiny(**settings: object) -> ModelConfig:
     sizes = {"n_decoder_layers": 1, "d_model": 16, "n_heads": 2, "d_ff": 16, "max_len": 16, "target_vocab": 12}
-    return preset("gpt-tiny", **{**sizes, "absent": ABSENT, "dropout": 0.0, **settings})
+    return preset("gpt-tiny", **{**sizes, "dropout": 0.0, **settings})
 
 
 IDS = torch.tensor([[5, 6, 7, EOS], [8, 9, PAD, PAD]])
 NEXT = torch.tensor([[6, 7, EOS, PAD], [9, EOS, PAD, PAD]])
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_tokens_that_are_never_said_take_no_part(smoothing: float) -> None:
-    """As if the vocabulary were smaller: torch's cross-entropy over the eight tokens that there are."""
-    torch.manual_seed(0)
-    model = make_model(foreign())
-    loss, nll, scored = Objective(model, smoothing)(IDS, NEXT)
-    left = [i for i in range(12) if i not in ABSENT]
-    logits = model(IDS)[..., left][NEXT != PAD].double()
-    labels = torch.tensor([left.index(i) for i in NEXT[NEXT != PAD].tolist()])
-    assert scored == 5
-    torch.testing.assert_close(nll.double(), F.cross_entropy(logits, labels, reduction="sum"))
-    expected = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
-    torch.testing.assert_close(loss.double(), expected)
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        pytest.param(lambda m: Objective(m, 0.1), id="plain"),
-        pytest.param(lambda m: RDropObjective(m, 0.1, 5.0), id="r-drop"),
-    ],
-)
-def test_gradients_are_finite_where_tokens_are_never_said(made: Callable[[nn.Module], Objective]) -> None:
-    torch.manual_seed(0)
-    model = make_model(foreign(dropout=0.3))
-    made(model)(IDS, NEXT)[0].backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-
-
-def test_r_drop_over_tokens_that_can_be_said() -> None:
-    torch.manual_seed(0)
-    logits, labels = torch.randn(2, 3, 12), torch.tensor([[5, EOS, PAD]]).repeat(2, 1)
-    silent = logits.clone()
-    silent[..., list(ABSENT)] = -torch.inf
-    ours = RDropObjective(make_model(foreign()), 0.1, 5.0).losses(silent, labels)
-    left = [i for i in range(12) if i not in ABSENT]
-    small = torch.tensor([[1 + left.index(i) if i else PAD for i in row] for row in labels.tolist()])
-    padded = F.pad(logits[..., left], (1, 0), value=-1e9)  # PAD first, as `losses` wants it, and all but impossible
-    theirs = RDropObjective(nn.Identity(), 0.0, 5.0).losses(padded, small)
-    torch.testing.assert_close(ours[1:], theirs[1:])
-    smooth = 0.1 * sum(
-        F.cross_entropy(silent[i, :2][:, left], small[i, :2] - 1, reduction="sum", label_smoothing=1.0)
-        - F.cross_entropy(silent[i, :2][:, left], small[i, :2] - 1, reduction="sum")
-        for i in range(2)
-    )
-    torch.testing.assert_close(ours[0], theirs[0] + smooth / 2)
-
-
 # ---- in chunks, without all logits at once ---------------------------------------------------------------------------
 
 
-def old_formula(logits: Tensor, labels: Tensor, smoothing: float, z: float, absent: tuple[int, ...]) -> Tensor:
+def old_formula(logits: Tensor, labels: Tensor, smoothing: float, z: float) -> Tensor:
     """On all logits at once, in the open."""
-    scored, left = labels != PAD, [i for i in range(logits.shape[-1]) if i not in absent]
+    scored = labels != PAD
     log_z = logits.logsumexp(-1)
-    nll = (log_z - logits.gather(-1, labels[..., None]).squeeze(-1)).where(scored, 0)
-    even = (log_z - logits[..., left].mean(-1)) * scored
+    nll = (log_z - logits.gather(-1, labels.clamp(min=0)[..., None]).squeeze(-1)).where(scored, 0)
+    even = (log_z - logits.mean(-1)) * scored
     loss = (1 - smoothing) * nll + smoothing * even + z * log_z**2 * scored
     return torch.stack([loss.sum(), nll.sum(), scored.sum()])
 
@@ -278,11 +228,11 @@ def token_model(kind: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     ids = torch.randint(5, 12, (3, 6))
     if kind == "bert":
         sizes |= {"n_encoder_layers": 1, "source_vocab": 12}
-        return make_model(preset("bert-tiny", **sizes, absent=(SOS, UNK))), (ids, torch.zeros_like(ids))
+        return make_model(preset("bert-tiny", **sizes)), (ids, torch.zeros_like(ids))
     if kind == "transformer":
         changes = {"n_encoder_layers": 1, "n_decoder_layers": 1, "source_vocab": 12, "tie": "all", "scale_logits": True}
         return make_model(preset("transformer-tiny", **sizes, **changes)), (ids.flip(0), ids)
-    return make_model(foreign(head_bias=True, tie="decoder")), (ids,)
+    return make_model(tiny(head_bias=True, tie="decoder")), (ids,)
 
 
 @pytest.mark.parametrize("kind", ["gpt", "bert", "transformer", "documents"])
@@ -298,7 +248,7 @@ def test_every_model_loses_and_learns_what_all_its_logits_say(kind: str, smoothi
         ours, logits = PackedObjective(model, smoothing, z)(*given, labels), model.packed(*given)
     else:
         ours, logits = Objective(model, smoothing, z)(*given, labels), model(*given)
-    theirs = old_formula(logits, labels, smoothing, z, model.config.absent)  # type: ignore[union-attr, arg-type]
+    theirs = old_formula(logits, labels, smoothing, z)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     used = [p for n, p in model.named_parameters() if "pooler" not in n]
     for a, b in zip(*(torch.autograd.grad(sums[0] / 7, used) for sums in (ours, theirs)), strict=True):
@@ -307,7 +257,7 @@ def test_every_model_loses_and_learns_what_all_its_logits_say(kind: str, smoothi
 
 def test_a_model_packed_for_a_cpu_is_scored_as_well() -> None:
     torch.manual_seed(0)
-    model = make_model(foreign()).eval()
+    model = make_model(tiny()).eval()
     before = Objective(model)(IDS, NEXT)
     with torch.no_grad():
         after = Objective(packed(model, "fp16"))(IDS, NEXT)
@@ -319,7 +269,7 @@ def test_a_model_packed_for_a_cpu_is_scored_as_well() -> None:
 
 def gpt(positions: str) -> GPT:
     torch.manual_seed(1)
-    model = make_model(foreign(absent=(), positions=positions, n_decoder_layers=2))
+    model = make_model(tiny(positions=positions, n_decoder_layers=2))
     assert isinstance(model, GPT)
     return model.eval()
 
@@ -342,7 +292,7 @@ def test_packed_documents_lose_what_they_lose_alone(positions: str, lengths: lis
 def test_packed_logits_are_those_of_each_document_to_the_last_digits() -> None:
     model = gpt("rope").double()
     a, b = torch.tensor([[5, 6, 7]]), torch.tensor([[8, 9, 10, 11]])
-    ids = F.pad(torch.cat([a, b], 1), (0, 2))
+    ids = F.pad(torch.cat([a, b], 1), (0, 2), value=PAD)
     positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, -1, -1]])
     both = model.packed(ids, positions)[:, :7]
     torch.testing.assert_close(both, torch.cat([model(a), model(b)], 1), rtol=1e-12, atol=1e-12)
@@ -370,8 +320,8 @@ def test_tags_are_classes_of_tokens() -> None:
     assert (loss.item(), nll.item(), scored) == (pytest.approx(expected.item()), pytest.approx(expected.item()), 3)
 
 
-def test_classes_are_smoothed_over_classes_whatever_the_vocabulary_lacks() -> None:
-    model = make_model(foreign(answer="row", n_classes=3)).eval()
+def test_classes_are_smoothed_over_classes() -> None:
+    model = make_model(tiny(answer="row", n_classes=3)).eval()
     types, labels = torch.zeros_like(IDS), torch.tensor([2, 0])
     loss = ClassObjective(model, 0.1)(IDS, types, labels)[0]
     expected = F.cross_entropy(model(IDS, types), labels, reduction="sum", label_smoothing=0.1)
@@ -389,8 +339,8 @@ def test_numbers_by_hand() -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [foreign(absent=()), foreign(), preset("lstm-small", d_model=16, d_hidden=16, dropout=0.0, target_vocab=12)],
-    ids=["gpt", "absent", "lstm"],
+    [tiny(), preset("lstm-small", d_model=16, dropout=0.0, target_vocab=12, **{"recurrent.d_hidden": 16})],
+    ids=["gpt", "lstm"],
 )
 def test_the_auxiliary_loss_is_each_rows_mean_over_its_own_tokens(config: ModelConfig) -> None:
     """Row by row without padding, by torch; the third row only fills the batch."""
@@ -410,7 +360,7 @@ def test_the_auxiliary_loss_is_each_rows_mean_over_its_own_tokens(config: ModelC
 
 
 def test_the_auxiliary_loss_of_tagged_rows() -> None:
-    model = make_model(replace(foreign(), answer="token", n_classes=3)).eval()
+    model = make_model(replace(tiny(), answer="token", n_classes=3)).eval()
     ids, types = torch.tensor([[5, 6, EOS], [5, 6, EOS]]), torch.zeros(2, 3, dtype=torch.long)
     labels = torch.tensor([[0, 2, -1], [-1, -1, -1]])  # the second row only fills the batch
     plain = ClassObjective(model)(ids, types, labels)

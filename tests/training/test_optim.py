@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from configured import model_config
+from tokens import EOS, SOS
 
 from regard.config import TrainConfig
 from regard.data.batches import Batch
 from regard.models.transformer import Transformer
-from regard.text.tokenizer import EOS, PAD, SOS
+from regard.text.special import PAD
 from regard.training.objective import Objective
 from regard.training.optim import Updater, make_optimizer
 from regard.training.step import TrainingStep

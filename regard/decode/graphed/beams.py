@@ -19,7 +19,6 @@ from torch import Tensor
 
 from regard.config import DecodeConfig
 from regard.decode.rules import Hypothesis
-from regard.text.tokenizer import EOS, PAD
 
 COUNTERS = ("active", "step", "limit", "stopped")
 NUMBERS = ("log_prob", "done_score", "done_log_prob")
@@ -62,9 +61,10 @@ class Slots:
     no_end: Tensor  # (N,) bool: the end token is not allowed yet
     owner: Tensor  # (N, columns) int32, the row of the cache that holds each column of a row's past
     fresh: Tensor  # (1, 4 + 6K) int32, what a slot begins with
+    eos: int  # the token that ends a hypothesis, -1: none does
 
     @classmethod
-    def make(cls, b: int, k: int, room: int, device: torch.device | str, offset: int = 0) -> Slots:
+    def make(cls, b: int, k: int, room: int, device: torch.device | str, offset: int = 0, eos: int = -1) -> Slots:
         """Empty slots. `offset`: columns of the cache before that of the token that is read first, at most."""
         packed = torch.zeros((b, len(COUNTERS) + k * (HEAD + 2 * room)), dtype=torch.int32, device=device)
         fresh = torch.zeros((1, len(COUNTERS) + k * HEAD), dtype=torch.int32, device=device)
@@ -74,10 +74,10 @@ class Slots:
             fields[name].fill_(-torch.inf)
         fields["log_prob"][:, 0] = 0.0
         n = torch.arange(b * k, dtype=torch.int32, device=device)
-        last = torch.full((b * k,), PAD, dtype=torch.int64, device=device)
+        last = torch.zeros(b * k, dtype=torch.int64, device=device)  # slots that rest read token 0
         owner = n[:, None].repeat(1, offset + room)
         return cls(packed, **unpack(packed, k), last=last, position=torch.zeros_like(n),
-                   no_end=torch.zeros_like(n, dtype=torch.bool), owner=owner, fresh=fresh)  # fmt: skip
+                   no_end=torch.zeros_like(n, dtype=torch.bool), owner=owner, fresh=fresh, eos=eos)  # fmt: skip
 
     def enter(
         self, which: Tensor, limits: Tensor, start: int | Tensor, position: int | Tensor, options: DecodeConfig
@@ -124,7 +124,7 @@ def beam_step_reference(slots: Slots, value: Tensor, index: Tensor, log_z: Tenso
     total = slots.log_prob[:, :, None] + (value - log_z[:, None]).view(b, k, -1)  # (B, K, C)
     log_prob, row, token = _best(total, index.view(b, k, -1), 2 * k)  # (B, 2K), best first
     length = slots.step + 1
-    ends = (token == EOS) | (length >= slots.limit)[:, None]
+    ends = (token == slots.eos) | (length >= slots.limit)[:, None]
     new = _finished(slots, log_prob.masked_fill(~ends, -torch.inf), row, token, options)
 
     log_prob, place = log_prob.masked_fill(ends, -torch.inf).sort(dim=1, descending=True, stable=True)
@@ -216,7 +216,7 @@ def advance_reference(slots: Slots, token: Tensor, log_prob: Tensor, options: De
     token = token[:, None]  # (B, 1)
     total = slots.log_prob + log_prob[:, None]
     length = (slots.step + 1)[:, None]
-    stopped = (token == EOS) | (length >= slots.limit[:, None])
+    stopped = (token == slots.eos) | (length >= slots.limit[:, None])
     row = torch.zeros_like(token)
     done = {"done_score": total / _power(length, options), "done_log_prob": total, "done_length": length}
     done |= {"done_parent": row, "done_token": token}
@@ -227,14 +227,14 @@ def advance_reference(slots: Slots, token: Tensor, log_prob: Tensor, options: De
 # --- what came of it ---------------------------------------------------------------------------------------------------
 
 
-def collect(host: Tensor, which: Sequence[int], k: int, options: DecodeConfig) -> list[list[Hypothesis]]:
+def collect(host: Tensor, which: Sequence[int], k: int, options: DecodeConfig, eos: int) -> list[list[Hypothesis]]:
     """The finished hypotheses of slots `which`, best first, from a copy of `Slots.packed`."""
     slots, n = np.asarray(which, dtype=np.int64), options.nbest
     fields = {name: x.numpy()[slots] for name, x in unpack(host, k).items()}
     done = {name: fields[name][:, :n] for name in NUMBERS + ROWS}
     tokens = _walk_back(fields["said"], fields["parent"], done)
     flat, (count, width, longest) = tokens.ravel().tolist(), tokens.shape
-    columns = (done["done_score"], done["done_log_prob"], done["done_length"], done["done_token"] == EOS)
+    columns = (done["done_score"], done["done_log_prob"], done["done_length"], done["done_token"] == eos)
     found: list[list[Hypothesis]] = [[] for _ in range(count)]
     for i, (score, log_prob, length, ended) in enumerate(zip(*(x.ravel().tolist() for x in columns), strict=True)):
         if length > 0 and score > -np.inf:

@@ -15,11 +15,9 @@ from torch import Tensor
 
 from regard.config import DecodeConfig
 from regard.decode.graphed.beams import IDS, Slots
-from regard.text.tokenizer import EOS
 
 ID_BITS: tl.constexpr = tl.constexpr(IDS.bit_length() - 1)
 TOKEN: tl.constexpr = tl.constexpr(IDS - 1)  # those bits
-END: tl.constexpr = tl.constexpr(EOS)
 NONE: tl.constexpr = tl.constexpr(-(2**31))  # below the integer of any score
 LARGEST: tl.constexpr = tl.constexpr(2**31 - 1)
 
@@ -87,7 +85,7 @@ def beam_step(
     active, step, limit, stopped, log_prob, done_score, done_log_prob, done_length, done_parent, done_token, said, parent,
     last, position, no_end, owner, value, index, log_z, min_len, ROW, COLUMNS,
     K: tl.constexpr, C: tl.constexpr, M: tl.constexpr, W: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
-    PENALTY: tl.constexpr, PROVEN: tl.constexpr,
+    PENALTY: tl.constexpr, PROVEN: tl.constexpr, END: tl.constexpr,
 ):  # fmt: skip
     slot = tl.program_id(0).to(tl.int64)
     base, row0 = slot * ROW, slot * K
@@ -149,7 +147,7 @@ def beam_step(
 @triton.jit
 def advance(
     active, step, limit, stopped, log_prob, done_score, done_log_prob, done_length, done_token, said, last, position, no_end,
-    token, gained, min_len, ROW, N, PENALTY: tl.constexpr, BLOCK: tl.constexpr,
+    token, gained, min_len, ROW, N, PENALTY: tl.constexpr, BLOCK: tl.constexpr, END: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     base = n.to(tl.int64) * ROW
@@ -186,7 +184,7 @@ def launch_beam_step(slots: Slots, value: Tensor, index: Tensor, log_z: Tensor, 
         s.done_token, s.said, s.parent, s.last, s.position, s.no_end, s.owner, value, index, log_z,
         options.min_len, s.packed.stride(0), columns, K=k, C=c, M=m, W=2 * r, R=r, BLOCK=block,
         PENALTY=float(options.length_penalty), PROVEN=options.stop == "proven" and options.length_penalty > 0,
-        num_warps=warps(m),
+        END=s.eos, num_warps=warps(m),
     )  # fmt: skip
 
 
@@ -195,7 +193,7 @@ def launch_advance(slots: Slots, token: Tensor, log_prob: Tensor, options: Decod
     advance[(triton.cdiv(n, block),)](
         s.active, s.step, s.limit, s.stopped, s.log_prob, s.done_score, s.done_log_prob, s.done_length, s.done_token,
         s.said, s.last, s.position, s.no_end, token, log_prob,
-        options.min_len, s.packed.stride(0), n, PENALTY=float(options.length_penalty), BLOCK=block,
+        options.min_len, s.packed.stride(0), n, PENALTY=float(options.length_penalty), BLOCK=block, END=s.eos,
     )  # fmt: skip
 
 

@@ -17,29 +17,27 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.layers.step_linear import MACHINE, launch, let_next_start, runs_kernels, wait_for_past
-from regard.text.tokenizer import EOS, MASK, PAD, SOS, UNK
 
-NEVER = (PAD, SOS, UNK, MASK)
 LOG2E: tl.constexpr = tl.constexpr(1 / math.log(2))
 BEYOND: tl.constexpr = tl.constexpr(2**30)  # more than any id
 
 
 def candidates(
-    logits: Tensor, best: int, no_end: Tensor, forbidden: tuple[int, ...] = NEVER
+    logits: Tensor, best: int, no_end: Tensor, forbidden: tuple[int, ...], end: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of logits (N, V): the `best` largest of each of P parts of the vocabulary (N, P*best), best first, their ids, and the
     log-sum-exp of all (N,), so that log p = value - log_z.
 
-    No candidates are the forbidden ids, the end token in rows where `no_end` (N,), and logits of -inf. Places that are left
-    have -inf and id 0. Of equal logits the lower id comes first.
+    No candidates are the forbidden ids, the token `end` in rows where `no_end` (N,), and logits of -inf. Places that are
+    left have -inf and id 0. Of equal logits the lower id comes first.
     """
-    value, index, part_z = best_of_parts(logits, best, no_end, forbidden)
+    value, index, part_z = best_of_parts(logits, best, no_end, forbidden, end)
     return value, index, log_sum_exp(part_z)
 
 
-def likeliest(logits: Tensor, no_end: Tensor, forbidden: tuple[int, ...] = NEVER) -> tuple[Tensor, Tensor]:
+def likeliest(logits: Tensor, no_end: Tensor, forbidden: tuple[int, ...], end: int) -> tuple[Tensor, Tensor]:
     """The likeliest token that may be said (N,) and its log p (N,): what greedy decoding says."""
-    return best_of(*best_of_parts(logits, 1, no_end, forbidden))
+    return best_of(*best_of_parts(logits, 1, no_end, forbidden, end))
 
 
 def best_of(value: Tensor, index: Tensor, log_z: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,23 +55,22 @@ def best_of(value: Tensor, index: Tensor, log_z: Tensor) -> tuple[Tensor, Tensor
 
 
 def best_of_parts(
-    logits: Tensor, best: int, no_end: Tensor, forbidden: tuple[int, ...]
+    logits: Tensor, best: int, no_end: Tensor, forbidden: tuple[int, ...], end: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Values and ids as `candidates` gives them, and the log-sum-exp of each part (N, P)."""
     assert 1 <= best <= 32
-    assert max(forbidden, default=0) < 31, "special tokens come first in every vocabulary"
     (n, v), block = logits.shape, 2048 if len(logits) >= 64 else 1024
     width = part_width(n, v, block)
     if not runs_kernels(logits):
-        return best_of_parts_reference(logits, best, no_end, forbidden, width)
-    parts = triton.cdiv(v, width)
+        return best_of_parts_reference(logits, best, no_end, forbidden, end, width)
+    parts, ids = triton.cdiv(v, width), [i for i in (*forbidden, end) if i >= 0]
     value = logits.new_empty(n, parts * best, dtype=torch.float32)
     index, part_z = torch.empty_like(value, dtype=torch.int32), value.new_empty(n, parts)
     assert logits.stride(1) == 1, "the logits of a row must lie together"
     best_of_parts_kernel[(n, parts)](
         logits, no_end.view(torch.uint8), value, index, part_z, v, logits.stride(0), width,
-        HIDDEN=sum(1 << i for i in set(forbidden)), END=EOS, BEST=best, PLACES=triton.next_power_of_2(max(best, 2)),
-        BLOCK=block, num_warps=4, **launch(logits),
+        NEVER=forbidden, NEVERS=len(forbidden), LOW=min(ids, default=v), HIGH=max(ids, default=-1), END=end,
+        BEST=best, PLACES=triton.next_power_of_2(max(best, 2)), BLOCK=block, num_warps=4, **launch(logits),
     )  # fmt: skip
     return value, index, part_z
 
@@ -99,12 +96,14 @@ def log_sum_exp(part_z: Tensor) -> Tensor:
 
 
 def best_of_parts_reference(
-    logits: Tensor, best: int, no_end: Tensor, forbidden: tuple[int, ...], width: int
+    logits: Tensor, best: int, no_end: Tensor, forbidden: tuple[int, ...], end: int, width: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     x = F.pad(logits.float(), (0, -logits.shape[1] % width), value=-torch.inf)
     part_z = x.unflatten(1, (-1, width)).logsumexp(2)
     ids = torch.arange(x.shape[1], device=x.device)
-    hidden = torch.isin(ids, torch.tensor(forbidden, device=x.device)) | ((ids == EOS) & no_end[:, None])
+    hidden = torch.isin(ids, torch.tensor(forbidden, dtype=ids.dtype, device=x.device)) | (
+        (ids == end) & no_end[:, None]
+    )
     ranked, place = (
         x.masked_fill(hidden, -torch.inf).unflatten(1, (-1, width)).sort(dim=2, descending=True, stable=True)
     )
@@ -136,14 +135,15 @@ def insert(kept, ids, worst, value, id):
 @triton.jit
 def best_of_parts_kernel(
     logits, no_end, value, index, part_z, V, row, width,
-    HIDDEN: tl.constexpr, END: tl.constexpr, BEST: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    NEVER: tl.constexpr, NEVERS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, END: tl.constexpr,
+    BEST: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One part of one row. HIDDEN has a bit for each id that is never a candidate."""
+    """One part of one row. NEVER are the ids that are no candidates; they and END lie between LOW and HIGH, so that most
+    blocks need not look for them."""
     let_next_start(EARLY)
     wait_for_past(EARLY)
     n, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
-    hidden = HIDDEN | (tl.load(no_end + n).to(tl.int32) << END)
+    early = tl.load(no_end + n) != 0
     begin = part * width
     end = tl.minimum(begin + width, V)
     lane, place = tl.arange(0, BLOCK), tl.arange(0, PLACES)
@@ -162,8 +162,11 @@ def best_of_parts_kernel(
         new = tl.maximum(most, top)
         total = total * tl.exp2((top - new) * LOG2E) + tl.exp2((x - new) * LOG2E)
         top = new
-        if start == 0:
-            x = tl.where((id < 31) & (((hidden >> tl.minimum(id, 31)) & 1) == 1), -float("inf"), x)
+        if (start <= HIGH) & (start + BLOCK > LOW):
+            hidden = (id == END) & early
+            for i in tl.static_range(NEVERS):
+                hidden |= id == NEVER[i]
+            x = tl.where(hidden, -float("inf"), x)
             most = tl.max(x, 0)
         while most > worst:
             first = tl.min(tl.where(x == most, id, BEYOND), 0)

@@ -22,7 +22,7 @@ from torch import Tensor
 from regard.config import DecodeConfig
 from regard.decode.draw import draw
 from regard.decode.graphed.beams import Slots, advance, beam_step
-from regard.decode.graphed.candidates import NEVER, candidates, likeliest
+from regard.decode.graphed.candidates import candidates, likeliest
 from regard.decode.graphed.shadow import Shadow, stepped
 from regard.decode.rules import budget
 from regard.layers.part import Part
@@ -65,7 +65,9 @@ class Engine:
         device = next(model.parameters()).device
         self.options, self.k = options, k
         self.shadow = Shadow(model, dtype)
-        self.slots = Slots.make(b, k, room, device, columns - room)
+        self.config = model.config
+        self.special = (self.config.suppress_tokens, self.config.eos_token_id)
+        self.slots = Slots.make(b, k, room, device, columns - room, self.config.eos_token_id)
         self.state = StaticState(
             self.shadow.model, (b, k), columns, width, dtype, position=self.slots.position,
             owner=self.slots.owner if k > 1 else None, resting=self.slots.active,
@@ -113,7 +115,7 @@ class Engine:
         slots = self.slots
         logits = self.shadow.step(slots.last, self.state)
         before = slots.step.clone() if self.state.rows else None
-        beam_step(slots, *candidates(logits, 2 * self.k, slots.no_end, NEVER), self.options)
+        beam_step(slots, *candidates(logits, 2 * self.k, slots.no_end, *self.special), self.options)
         if before is not None:
             self.state.reorder(self._parents(before))
 
@@ -134,9 +136,9 @@ class Engine:
             self.seen.scatter_(1, slots.last[:, None], True)
         logits = self.shadow.step(slots.last, self.state)
         if options.temperature == 0 and self.seen is None:
-            token, log_prob = likeliest(logits, slots.no_end)
+            token, log_prob = likeliest(logits, slots.no_end, *self.special)
         else:
-            token, log_prob = draw(logits, self.seen, slots.no_end, self.seeds, slots.step, options)
+            token, log_prob = draw(logits, self.seen, slots.no_end, self.seeds, slots.step, options, self.config)
         self.gained.scatter_(1, slots.step[:, None].long(), log_prob[:, None])
         advance(slots, token, log_prob, options)
 

@@ -74,7 +74,7 @@ class Shadow:
 class StepHead(nn.Module):
     """The output layer with a vocabulary of whole tiles: products with others are several times slower.
 
-    What only fills up has a bias of minus infinity, and so have tokens that the head never gives."""
+    What only fills up has a bias of minus infinity."""
 
     weight: Tensor
     bias: Tensor | None
@@ -82,9 +82,9 @@ class StepHead(nn.Module):
     def __init__(self, head: Head, original: Head, shadow: Shadow) -> None:
         super().__init__()
         weight, bias = head.weight, head.bias
-        self.scale, self.absent, self.size = head.scale, head.absent, len(weight)
+        self.scale, self.size = head.scale, len(weight)
         more = -self.size % TILE
-        self.padded = bool(more or self.absent)
+        self.padded = more > 0
         self.original = (original,)  # a tuple, because the module stays the model's
         if self.padded:
             filled = weight.new_zeros(self.size + more, weight.shape[1], dtype=shadow.dtype)
@@ -104,8 +104,6 @@ class StepHead(nn.Module):
                 self.bias[: self.size] = 0.0
             else:
                 self.bias[: self.size].copy_(bias)
-            for i in self.absent:
-                self.bias[i] = -torch.inf
 
     def forward(self, x: Tensor) -> Tensor:
         from regard.layers.step_linear import one_row, runs_kernels

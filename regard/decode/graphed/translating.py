@@ -85,7 +85,9 @@ class Translation(Job[Sample]):
         if not ended:
             return 0
         done = [self.end(slot) for slot in ended]
-        self.found.update(zip(done, collect(snapshot.packed, ended, self.engine.k, self.options), strict=True))
+        self.found.update(
+            zip(done, collect(snapshot.packed, ended, self.engine.k, self.options, self.engine.slots.eos), strict=True)
+        )
         return sum(number == 0 for _, number in done)
 
     def results(self) -> list[list[Hypothesis]]:

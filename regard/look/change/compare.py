@@ -38,7 +38,7 @@ from regard.look.change.intervene import (
     resolved,
 )
 from regard.look.record import layers_of
-from regard.text.tokenizer import EOS, Tokenizer
+from regard.text.tokenizer import Tokenizer
 from regard.translator import Translator
 from regard.writer import Writer
 
@@ -239,7 +239,7 @@ class Translating(Writes):
         shortlist = self.user._shortlist(self.device) if self.options.shortlist else None
         model, longest = self.user.model, self.user.model.config.max_len
         ((best, *_),) = decode(model, [source], self.options, longest, self.device, frame=frame, shortlist=shortlist)
-        return [*best.tokens, *([EOS] if best.ended else [])]
+        return [*best.tokens, *([model.config.eos_token_id] if best.ended else [])]
 
     @torch.inference_mode()
     def log_probs(self, source: list[int], written: list[int]) -> list[float]:
@@ -274,7 +274,7 @@ class Writing(Writes):
             return teller.stopped
 
         (row,) = write(self.user.model, [prompt], self.options, hear)
-        return [*row.tokens, *([EOS] if row.end == "end" else [])]
+        return [*row.tokens, *([self.user.model.config.eos_token_id] if row.end == "end" else [])]
 
     def log_probs(self, source: list[int], written: list[int]) -> list[float]:
         """Of as many as there is room for: what was written after a short prompt may not fit after a longer one."""

@@ -28,7 +28,7 @@ from regard.look.forward import KINDS
 from regard.look.record import layers_of
 from regard.models.model import TranslationModel
 from regard.progress import progress_bar
-from regard.text.tokenizer import PAD
+from regard.text.special import PAD
 from regard.translator import Translator
 
 if TYPE_CHECKING:

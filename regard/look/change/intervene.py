@@ -104,7 +104,7 @@ class Attending:
     """Stands before the `plan` of an attention layer, and changes the plan that it attends by."""
 
     def __init__(self, layer: Attention, edits: Sequence[Edit]) -> None:
-        self.inner, self.edits = layer.plan, edits  # type: ignore[attr-defined]  # or that of a `changed` around this one
+        self.inner, self.edits = layer.plan, edits  # or that of a `changed` around this one
 
     def __call__(self, ctx: Context) -> Plan:
         return changed_plan(self.inner(ctx), self.edits)  # type: ignore[operator]

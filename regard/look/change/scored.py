@@ -17,7 +17,7 @@ from regard.errors import RegardError
 from regard.folder import Bundle
 from regard.models.architectures import of
 from regard.models.model import TranslationModel
-from regard.text.tokenizer import EOS, PAD
+from regard.text.special import PAD
 from regard.translator import Translator
 
 TOKENS = {"cpu": 2048, "cuda": 16384}  # read at a time
@@ -94,7 +94,7 @@ def pairs(user: Translator, source: Sequence[str], target: Sequence[str], to: st
     frame, most = user.frame, user.model.config.max_len
     sources = user._tagged(user.tokenizers.source.encode_batch(source), to)
     for read, said in zip(sources, user.tokenizers.target.encode_batch(target), strict=True):
-        text = [*frame.start, *said], [*[PAD] * (len(frame.start) - 1), *said, EOS], frame.one(read)
+        text = [*frame.start, *said], [*[PAD] * (len(frame.start) - 1), *said, *frame.end], frame.one(read)
         if read and said and max(map(len, text)) <= most:
             yield text
 
@@ -111,8 +111,9 @@ def going_on(bundle: Bundle, lines: Iterator[list[int]]) -> Iterator[Text]:
 
 def blanks(bundle: Bundle, lines: Iterator[list[int]]) -> Iterator[Text]:
     """The same blanks in every scan."""
+    assert bundle.tokenizers is not None
     rng, frame = np.random.default_rng(0), bundle.frame
     for ids in lines:
         framed = np.array(frame.one(ids[: bundle.config.max_len - len(frame.one(()))]))
-        read, wanted = mask_tokens(framed, rng, bundle.config.source_vocab)
+        read, wanted = mask_tokens(framed, rng, bundle.config.source_vocab, bundle.tokenizers.source.special)
         yield read.tolist(), wanted.tolist(), []

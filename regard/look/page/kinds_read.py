@@ -23,7 +23,7 @@ from regard.look.change.intervene import Replace, Strips, other_source
 from regard.look.page.kinds import ALONE, Sight, keep
 from regard.look.page.seen import Patches, Seen, Strip, predictions_of, strip_of
 from regard.tasks.labelling import framed
-from regard.text.tokenizer import MASK, Tokenizer
+from regard.text.tokenizer import Tokenizer
 
 
 def check_asked(sight: Sight) -> None:
@@ -61,8 +61,9 @@ def filling(sight: Sight) -> Seen:
     sight, ids = altered(sight, sight.checked(sight.bundle.frame.one(inside)), tokenizer)
     kept = keep(sight, sight.row(ids))
     best = kept.result.argmax(-1).tolist()
-    full = [best[i] if id == MASK else id for i, id in enumerate(ids)]
-    masked = [i for i, id in enumerate(ids) if id == MASK]
+    mask = tokenizer.special.mask
+    full = [best[i] if id == mask else id for i, id in enumerate(ids)]
+    masked = [i for i, id in enumerate(ids) if id == mask]
     places = masked or range(len(ids))
     given = range(0) if masked else places  # what it could see
     return sight.view(
@@ -79,7 +80,10 @@ def with_masks(tokenizer: Tokenizer, text: str) -> list[int]:
     first, *others = text.split("<mask>")
     ids = tokenizer.encode(first.rstrip() if others else first)
     for i, part in enumerate(others, 1):
-        ids += [MASK, *going_on(tokenizer, part if i == len(others) else part.rstrip())]
+        ids += [
+            tokenizer.special.need("mask", "<mask>"),
+            *going_on(tokenizer, part if i == len(others) else part.rstrip()),
+        ]
     return ids
 
 

@@ -19,7 +19,7 @@ from regard.look.page.kinds import ALONE, Kept, Sight, keep, kind_of
 from regard.look.page.seen import Prediction, Seen, Strip, Twig, attention_of, predictions_of, strip_of
 from regard.look.tree import Node, Search
 from regard.text.frame import Frame
-from regard.text.tokenizer import EOS, Tokenizer
+from regard.text.tokenizer import Tokenizer
 from regard.translator import Translator
 from regard.writer import Writer
 
@@ -95,7 +95,7 @@ def searched(hand: Translating, source: list[int], start: list[int]) -> tuple[li
     live = Live(hand.user.model, hand.options, len(start))
     frame = Frame(after=(), start=tuple(start))
     (found,) = decode(live, [source], hand.options, hand.user.model.config.max_len, hand.device, frame=frame)
-    written = [*found[0].tokens, *[EOS] * found[0].ended]
+    written = [*found[0].tokens, *[hand.user.model.config.eos_token_id] * found[0].ended]
     return written, live.search(written)
 
 
