@@ -18,7 +18,7 @@ from regard.config import ModelConfig
 
 FIELDS = {field.name for field in dataclasses.fields(ModelConfig)}
 NESTED = "parts" in FIELDS  # settings of parts have tables of their own
-PADDING = -1 if "bos_token_id" in FIELDS else 0  # the id that fills up a batch
+PADDING = -1 if "eos_token_id" in FIELDS else 0  # the id that fills up a batch
 GROUPED = True  # fused matrices are laid out so that they can be cut by heads
 
 BOS, EOS, SUPPRESSED = 1, 2, [0, 1, 3, 4]  # the special tokens that commit 0802df8 fixed for every vocabulary
@@ -65,7 +65,7 @@ def nested(old: Mapping[str, Any]) -> Settings:
         else:
             new[name] = value
     if "vocab" in " ".join(old):  # a model that reads images has no vocabulary
-        new |= {"bos_token_id": BOS, "eos_token_id": EOS, "suppress_tokens": SUPPRESSED}
+        new |= {"eos_token_id": EOS, "suppress_tokens": SUPPRESSED}
     return new
 
 
