@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import torch
 
@@ -21,13 +22,20 @@ class Meter:
         self.model, self.passes, self.peak = model, passes, peak_flops(device)
         self.cost = Cost(model)
         self.mark = time.perf_counter()
-        self.tokens, self.flops, self.seconds = 0, 0.0, 0.0
+        self.tokens, self.seconds = 0, 0.0
+        self.rows: Counter[tuple[int, int]] = Counter()  # of each pair of lengths, without padding
+
+    @property
+    def flops(self) -> float:
+        """Of what was counted since the last reading."""
+        forward = sum(rows * self.cost.fitted_flops(*at) for at, rows in self.rows.items())
+        return 3 * self.passes * forward
 
     def count(self, batch: Batch) -> None:
         """Padding is work too, but not useful work: it does not count."""
-        share = real_share(self.model, batch)
+        rows, *at = extent(self.model, batch)
         self.tokens += batch.tokens
-        self.flops += share * self.passes * self.cost.training_flops(*extent(self.model, batch))
+        self.rows[at[0], at[1]] += rows * real_share(self.model, batch)  # type: ignore[assignment]
 
     def lap(self) -> float:
         """Seconds of training since the last lap or start; the caller has waited for the device."""
@@ -46,7 +54,8 @@ class Meter:
         speed = {"tokens_per_s": self.tokens / seconds}
         if self.peak:
             speed["mfu"] = self.flops / seconds / self.peak
-        self.tokens, self.flops, self.seconds = 0, 0.0, 0.0
+        self.tokens, self.seconds = 0, 0.0
+        self.rows.clear()
         return speed
 
 

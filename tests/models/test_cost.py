@@ -168,6 +168,16 @@ def test_a_head_that_answers_takes_the_place_of_the_logits(architecture: str, an
     assert forward_flops(net.config, B, *lengths(net.config, L)) == expected
 
 
+@pytest.mark.parametrize(
+    "name", ["transformer-tiny", "gpt-tiny", "bert-tiny", "lstm-small", "rnnsearch-small", "conv-lm"]
+)
+def test_a_polynomial_through_short_rows_tells_the_flops_of_long_ones(name: str) -> None:
+    cost = Cost(preset_of(name, source_vocab=50, target_vocab=50))
+    for at in ((37, 52), (2, 90)):
+        s, t = (n * used for n, used in zip(at, lengths(cost.config, 1), strict=True))
+        assert cost.fitted_flops(s, t) == cost.forward_flops(1, s, t)
+
+
 def test_a_window_is_counted_in_full() -> None:
     at = (2, 0, 64)
     assert forward_flops(small("gpt", **{"attention.window": 4}).config, *at) == forward_flops(small("gpt").config, *at)
