@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from configured import model_config
-from regard.layers.schemes import SCHEMES
+from configured import SCHEMES, model_config
 from torch import nn
 
 from regard.config import DecodeConfig, ModelConfig
@@ -24,11 +23,13 @@ from regard.layers.attend import Plan
 from regard.layers.attention import SelfAttention
 from regard.layers.context import Context
 from regard.layers.embedding import Embedding, Head
-from regard.layers.feedforward import FeedForward
+from regard.layers.feedforward import Dense
 from regard.layers.masks import FULL
+from regard.layers.part import Part, Place
 from regard.layers.positions import Positions, Rotation
-from regard.layers.rotary import Rotary
+from regard.layers.rotary import RoPE
 from regard.look.record import record
+from regard.models.architectures import preset as named
 from regard.models.gpt import GPT
 from regard.models.presets import GPT as PRESETS_OF_GPT
 from regard.models.presets import TRANSFORMER as PRESETS_OF_TRANSFORMER
@@ -273,11 +274,11 @@ REASONS = dict.fromkeys((*TRANSFORMERS, *GPTS), "") | TOO_WIDE | CONVOLUTIONS
 
 @pytest.mark.parametrize("preset", [*PRESETS_OF_GPT, *PRESETS_OF_TRANSFORMER])
 def test_which_presets_are_decoded_by_graphs(preset: str) -> None:
-    kind, table = (GPT, PRESETS_OF_GPT) if preset in PRESETS_OF_GPT else (Transformer, PRESETS_OF_TRANSFORMER)
+    kind = GPT if preset in PRESETS_OF_GPT else Transformer
     sizes = {"n_decoder_layers": 1, "target_vocab": VOCAB}
     sizes |= {"n_encoder_layers": 1, "source_vocab": VOCAB} if kind is Transformer else {}
     with torch.device("meta"):
-        model = kind(model_config(preset=preset, **(table[preset] | sizes))).eval()
+        model = kind(named(preset, **sizes)).eval()
     assert cannot(model) == REASONS[preset]
 
 
@@ -285,8 +286,6 @@ def test_which_presets_are_decoded_by_graphs(preset: str) -> None:
 def test_which_position_schemes_are_decoded_by_graphs(positions: str) -> None:
     known = ("none", "linear", "sinusoidal", "learned", "t5", "rope", "yarn", "alibi", "kerple-log", "kerple-power")
     reasons = {"shaw": "Shaw positions", "cope": "CoPE positions", "fire": "FIRE positions"}
-    if positions == "disentangled":  # not for decoders
-        return
     assert cannot(transformer(positions=positions, encoder_positions="rope")) == reasons.get(positions, "")
     assert (positions in known) != (positions in reasons)
 
@@ -305,12 +304,12 @@ class Turned(Positions):
         return angle.cos(), angle.sin()
 
 
-class Reversed(Rotary):
+class Reversed(RoPE):
     def rotation(self, positions: torch.Tensor) -> Rotation:
         return super().rotation(-2 * positions)
 
 
-class Cubed(FeedForward):
+class Cubed(Dense):
     def forward(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
         return super().forward(x, ctx) ** 3
 
@@ -352,15 +351,21 @@ def replace(path: str, part: Callable[[ModelConfig], nn.Module]) -> Callable[[GP
     return change
 
 
+def made(kind: type[Part]) -> Callable[[ModelConfig], nn.Module]:
+    return lambda config: kind(kind.Settings(), config, Place("decoder", causal=True))
+
+
 FF, ATTENTION = "decoder.blocks.1.sublayers.ff.sublayer", "decoder.blocks.1.sublayers.self.sublayer"
 CHANGES: dict[str, Callable[[GPT], None]] = {
-    "Turned positions": lambda model: setattr(model.decoder, "schemes", nn.ModuleList([Turned()])),
-    "Reversed positions": lambda model: setattr(model.decoder, "schemes", nn.ModuleList([Reversed(torch.ones(8))])),
-    "Turned positions in cross-attention": replace("decoder.cross_scheme", lambda c: Turned()),
-    f"an unknown Cubed ({FF})": replace(FF, Cubed),
+    "Turned positions": lambda model: setattr(model.decoder, "schemes", nn.ModuleList([made(Turned)(model.config)])),
+    "Reversed positions": lambda model: setattr(
+        model.decoder, "schemes", nn.ModuleList([made(Reversed)(model.config)])
+    ),
+    "Turned positions in cross-attention": replace("decoder.cross_scheme", made(Turned)),
+    f"an unknown Cubed ({FF})": replace(FF, made(Cubed)),
     f"an unknown Sequential ({FF})": replace(FF, lambda c: nn.Sequential()),
     f"an unknown Doubled ({FF}.outer)": replace(f"{FF}.outer", lambda c: Doubled(c.d_ff, c.d_model)),
-    f"an unknown Blurred ({ATTENTION})": replace(ATTENTION, Blurred),
+    f"an unknown Blurred ({ATTENTION})": replace(ATTENTION, made(Blurred)),
     "an unknown Shifted (decoder.norm)": replace("decoder.norm", lambda c: Shifted(c.d_model)),
     "an unknown Halved (embedding)": replace("embedding", lambda c: Halved(c.target_vocab, c.d_model)),
     "an unknown Flat (head)": replace("head", lambda c: Flat(torch.zeros(c.target_vocab, c.d_model))),
@@ -370,7 +375,7 @@ CHANGES: dict[str, Callable[[GPT], None]] = {
     f"a replaced forward() of SelfAttention ({ATTENTION})": lambda model: setattr(
         model.get_submodule(ATTENTION), "forward", lambda x, ctx: x
     ),
-    f"a forward hook of FeedForward ({FF})": lambda model: model.get_submodule(FF).register_forward_hook(
+    f"a forward hook of Dense ({FF})": lambda model: model.get_submodule(FF).register_forward_hook(
         lambda module, given, result: 2 * result
     ),  # type: ignore[dict-item]
     "a replaced step() of GPT": lambda model: setattr(model, "step", model.step),
