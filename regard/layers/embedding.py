@@ -21,7 +21,7 @@ class Embedding(nn.Embedding):
         self.scale = d_model**0.5 if scaled else 1.0
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Padding, which is below 0, gets the vector of some token: nothing looks at it. The tokens of a step (N,) have none."""
+        """Padding, which is below 0, gets the vector of some token: nothing looks at it. A step (N,) has no padding."""
         return super().forward(ids if ids.dim() == 1 else ids.clamp(min=0)) * self.scale  # (B, T, C)
 
 

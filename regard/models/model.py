@@ -15,7 +15,7 @@ from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.models.presets import Table
 from regard.models.sizes import check_parts, resolve_sizes
-from regard.registry import BLOCKS
+from regard.registry import BLOCKS, MADE_OF
 
 if TYPE_CHECKING:
     from regard.layers.embedding import Embedding, Head
@@ -57,6 +57,8 @@ class Model(nn.Module):
     @classmethod
     def resolve(cls, config: ModelConfig) -> ModelConfig:
         """Return the sizes that a model will have; refuse impossible ones, and settings that would do nothing."""
+        if config.preset in cls.presets:  # a class may be used without architectures.py, which enters all of them
+            MADE_OF.setdefault(cls.presets[config.preset]["architecture"], cls.made_of)
         config = resolve_sizes(config, cls.presets)
         if BLOCKS in cls.made_of:
             check_parts(config, (*cls.sides, *(["cross"] if cls.translates else [])))

@@ -52,7 +52,7 @@ class TableModel:
 
     table: Callable[[int, Prefix], np.ndarray]
     steps: int = field(default=0)  # how often it was asked
-    config: ModelConfig = field(default_factory=lambda: ModelConfig(**SETTINGS))
+    config: ModelConfig = field(default_factory=lambda: model_config(**SETTINGS))
 
     def begin(self, source: Tensor) -> TableState:
         return TableState(source[:, 0].tolist(), [()] * len(source))

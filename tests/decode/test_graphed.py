@@ -29,7 +29,7 @@ from regard.layers.feedforward import Dense as FeedForward
 from regard.layers.masks import FULL
 from regard.layers.part import Place
 from regard.layers.positions import Positions, Rotation
-from regard.layers.rotary import Rotary
+from regard.layers.rotary import RoPE as Rotary
 from regard.look.record import record
 from regard.models.gpt import GPT
 from regard.models.rnn import RNN
@@ -250,7 +250,7 @@ def test_every_position_scheme_is_searched_alike(positions: str, device: str) ->
 @pytest.mark.parametrize(
     "style",
     [
-        {"mixer": "convolution", "kernel": 3, "dilations": (1, 2), "positions": "learned"},
+        {"mixer": "convolution", "convolution.dilations": (1, 2), "positions": "learned"},
         {"positions": "alibi", "cross_positions": "alibi"},
         {"d_model": 30, "d_head": 15},  # an odd width, which the kernels do not know
     ],
@@ -264,8 +264,8 @@ def test_what_the_kernels_do_not_know_is_searched_alike(style: dict[str, object]
 @pytest.mark.parametrize("cell", ["lstm", "gru", "mut1"])
 def test_recurrent_texts_go_on_alike(cell: str, device: str) -> None:
     torch.manual_seed(6)
-    sizes = {"preset": "rnn-tiny", "n_decoder_layers": 2, "d_model": 32, "d_hidden": 24, "target_vocab": VOCAB}
-    model = RNN(ModelConfig(**sizes, cell=cell)).eval()  # type: ignore[arg-type]
+    sizes = {"preset": "rnn-tiny", "n_decoder_layers": 2, "d_model": 32, "recurrent.d_hidden": 24, **SETTINGS}
+    model = RNN(model_config(**sizes, target_vocab=VOCAB, cell=cell)).eval()
     sharp(model)
     write_alike(model, device)
 
@@ -275,15 +275,8 @@ def test_recurrent_texts_go_on_alike(cell: str, device: str) -> None:
 @pytest.mark.parametrize("beam", [1, 3])
 def test_recurrent_translators_are_searched_alike(score: str, beam: int, device: str) -> None:
     torch.manual_seed(6)
-    sizes = {
-        "preset": "sutskever-small",
-        "reverse_source": False,
-        "d_model": 32,
-        "d_hidden": 24,
-        "source_vocab": VOCAB,
-        "target_vocab": VOCAB,
-    }
-    model = Seq2Seq(ModelConfig(**sizes, score=score)).eval()  # type: ignore[arg-type]
+    sizes = {"preset": "sutskever-small", "d_model": 32, "recurrent.d_hidden": 24, **SETTINGS}
+    model = Seq2Seq(model_config(**sizes, source_vocab=VOCAB, target_vocab=VOCAB, score=score)).eval()
     sharp(model)
     both(model.to(device), DecodeConfig(beam=beam))
 
@@ -306,6 +299,10 @@ def write_alike(model: nn.Module, device: str, **settings: object) -> None:
 def test_every_style_is_decoded_by_graphs(style: str) -> None:
     assert cannot(transformer(**STYLES[style])) == ""
     assert cannot(gpt(**STYLES[style] | {"encoder_positions": ""})) == ""
+
+
+def made(scheme: type[Positions], model: GPT) -> Positions:
+    return scheme(scheme.Settings(), model.config, Place("decoder", causal=True))
 
 
 class Turned(Positions):
@@ -361,8 +358,8 @@ def replace(path: str, part: Callable[[ModelConfig], nn.Module]) -> Callable[[GP
 
 FF, ATTENTION = "decoder.blocks.1.sublayers.ff.sublayer", "decoder.blocks.1.sublayers.self.sublayer"
 CHANGES: dict[str, Callable[[GPT], None]] = {
-    "Turned": lambda model: setattr(model.decoder, "schemes", nn.ModuleList([Turned()])),
-    "Reversed": lambda model: setattr(model.decoder, "schemes", nn.ModuleList([Reversed(torch.ones(8))])),
+    "Turned": lambda model: setattr(model.decoder, "schemes", nn.ModuleList([made(Turned, model)])),
+    "Reversed": lambda model: setattr(model.decoder, "schemes", nn.ModuleList([made(Reversed, model)])),
     "Cubed": replace(FF, lambda c: Cubed(None, c, Place("decoder"))),
     "Doubled": replace(f"{FF}.outer", lambda c: Doubled(c.d_ff, c.d_model)),
     "Blurred": replace(ATTENTION, lambda c: Blurred(Blurred.Settings(), c, Place("decoder", causal=True))),

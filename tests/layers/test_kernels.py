@@ -207,9 +207,7 @@ def test_regards_own_kernels_are_the_formula_when_interpreted(name: str) -> None
 
 # ---- on a GPU --------------------------------------------------------------------------------------------------------
 
-WIDE = dataclasses.replace(
-    SETTINGS, **{"t5.buckets": 32, "t5.max_distance": 128, "fire.width": 32, "fire.threshold": 64.0}
-)
+WIDE = replaced(SETTINGS, **{"t5.buckets": 32, "t5.max_distance": 128, "fire.width": 32, "fire.threshold": 64.0})
 # fp32: products may be rounded to TF32. Parameters sum what mostly cancels, over more pairs than above: twice as much again.
 GPU_TOLERANCE = {torch.float32: (1e-3, 6e-3), torch.bfloat16: (2e-2, 8e-2)}
 

@@ -41,8 +41,7 @@ def translator(**settings: Any) -> nn.Module:
 def recurrent(cell: str, layers: int = 1) -> RNN:
     torch.manual_seed(0)
     sizes = {"d_model": 6, "recurrent.d_hidden": 6, "n_decoder_layers": layers, "tie": "none", **VOCABULARY}
-    quiet = dict.fromkeys(("dropout", "hidden_dropout", "weight_dropout", "output_dropout", "word_dropout"), 0.0)
-    model = make_model(preset("lstm-small", cell=cell, **sizes, **quiet)).double()
+    model = make_model(preset("lstm-small", cell=cell, **sizes, dropout=0.0)).double()
     assert isinstance(model, RNN)
     return model
 

@@ -384,7 +384,7 @@ def test_what_must_be_learned_or_is_not_there_is_refused() -> None:
             pass
     with pytest.raises(RegardError, match="no position scheme"), changed(rnnsearch(), [Positions("none")]):
         pass
-    with pytest.raises(RegardError, match="unknown position scheme"), changed(transformer(), [Positions("nosuch")]):
+    with pytest.raises(RegardError, match="unknown positions 'nosuch'"), changed(transformer(), [Positions("nosuch")]):
         pass
 
 

@@ -116,7 +116,7 @@ class Level(Scheme):
     contextual: ClassVar[bool] = True
 
     def __init__(self, inner: Scheme, heads: Sequence[bool]) -> None:
-        nn.Module.__init__(self)
+        nn.Module.__init__(self)  # it is made of another scheme, not of settings
         self.inner, self.heads, self.scale = inner, tuple(heads), inner.scale
         vars(self).update(relative=inner.relative, toeplitz=inner.toeplitz)
 
