@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 import typer
-from tokens import SETTINGS
 from typer.testing import CliRunner, Result
 
 from regard import folder
@@ -15,15 +14,7 @@ from regard.config import TokenizerConfig
 from regard.models.architectures import make_model, preset
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
-SIZES = {
-    "n_encoder_layers": 2,
-    "n_decoder_layers": 1,
-    "d_model": 16,
-    "n_heads": 2,
-    "d_ff": 32,
-    "max_len": 64,
-    **SETTINGS,
-}
+SIZES = {"n_encoder_layers": 2, "n_decoder_layers": 1, "d_model": 16, "n_heads": 2, "d_ff": 32, "max_len": 64}
 
 
 def call(*words: str, **settings: str) -> Result:

@@ -307,3 +307,22 @@ def test_gpt2() -> None:
     with torch.no_grad():
         expected = gpt2(model)(input_ids=rows.clamp(min=0), attention_mask=real.long()).logits
     torch.testing.assert_close(model(rows)[real], expected[real], atol=1e-4, rtol=1e-4)
+
+
+# ---- padding is no token ---------------------------------------------------------------------------------------------
+
+
+@every_scheme
+def test_token_0_is_a_piece_like_any_other(name: str) -> None:
+    """Rows in which it stands anywhere, the ends included, say what they say alone; padding beside it says nothing."""
+    model = make(name)
+    rows = [torch.tensor(row) for row in ([0, 5, 0], [7, 0, 0, 0, 9, 0], [0])]
+    together = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+    logits = model(together)
+    for row, found in zip(rows, logits, strict=True):
+        torch.testing.assert_close(found[: len(row)], model(row[None])[0], **close)
+    other = model(torch.where(together == 0, 3, together))
+    assert not torch.allclose(other[0, :3], logits[0, :3])
+    begun, _ = model.begin(together)
+    for row, found in zip(rows, begun, strict=True):
+        torch.testing.assert_close(found, model(row[None])[0, -1], **close)

@@ -268,3 +268,14 @@ def test_both_directions_answer_where_they_end() -> None:
     expected = torch.cat([final[0], final[1]], -1) @ model.answers.weight.T + model.answers.bias
     torch.testing.assert_close(model(row, torch.zeros_like(row)), expected, **close)
     assert not any(name.startswith("body.head") for name, _ in model.named_parameters())
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_token_0_is_a_piece_like_any_other(cell: str) -> None:
+    """Also where a row ends with it and others are longer."""
+    model = make(cell=cell)
+    rows = [torch.tensor(row) for row in ([0, 5, 0], [7, 0, 0, 0, 9, 0], [0])]
+    together = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+    begun, _ = model.begin(together)
+    for row, found in zip(rows, begun, strict=True):
+        torch.testing.assert_close(found, model(row[None])[0, -1], **close)

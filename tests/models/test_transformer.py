@@ -447,3 +447,17 @@ def test_vocabularies_of_two_sizes_are_fine_when_the_encoder_has_its_own() -> No
 def test_a_scheme_is_refused_before_anything_is_read_or_written() -> None:
     with pytest.raises(RegardError, match="'none' make no sense in an encoder"):
         make_config({}, {"model.positions": "none"})
+
+
+@both
+def test_token_0_is_a_piece_like_any_other(model: Transformer) -> None:
+    """As T5's start token, and at the end of a source: whatever padding stands beside it."""
+    sources, targets = [[5, 0], [0, 6, 7, 0], [0]], [[0, 8], [0], [0, 9, 0]]
+    rows = [
+        torch.nn.utils.rnn.pad_sequence([torch.tensor(x) for x in side], batch_first=True, padding_value=PAD)
+        for side in (sources, targets)
+    ]
+    together = model(*rows)
+    for i, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        alone = model(torch.tensor([source]), torch.tensor([target]))[0]
+        torch.testing.assert_close(together[i, : len(target)], alone, **close)
