@@ -16,6 +16,7 @@ from fused_rows import fused, kv_rows, qkv_rows
 from tokens import EOS, MASK, PADDING, SETTINGS, SOS, UNK
 from torch import Tensor
 
+from regard.config import ModelConfig
 from regard.models.transformer import Transformer
 from regard.text.special import PAD
 
