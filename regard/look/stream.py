@@ -84,7 +84,12 @@ class Heard:
             before(self.entered, sublayer.out, lambda given: keep(f"{name}.mix", given[0]))
         if isinstance(sublayer, Dense):
             before(self.entered, sublayer.outer, lambda given: keep(f"{name}.inner", given[0]))
-        after(self.entered, sublayer, lambda result: keep(f"{name}.output", result))
+        # a part with an auxiliary loss gives both
+        after(
+            self.entered,
+            sublayer,
+            lambda result: keep(f"{name}.output", result[0] if type(result) is tuple else result),
+        )
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         self.keep(f"{self.name}.embedding", x)
