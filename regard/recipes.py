@@ -53,7 +53,7 @@ def build(values: Mapping[str, Any], cls: type[C], where: str = "") -> C:
         if key not in known:
             raise RegardError(_unknown(name))
         table = isinstance(value, Mapping) and dataclasses.is_dataclass(hints[key])
-        built[key] = build(value, hints[key], f"{name}.") if table else _cast(value, hints[key], name, known[key])  # type: ignore[arg-type]
+        built[key] = build(value, hints[key], f"{name}.") if table else _cast(value, hints[key], name, known[key])
     if cls is ModelConfig:
         built["parts"] = _build_tables({k: v for k, v in values.items() if k in TABLES}, built, where)
     return cls(**built)

@@ -198,7 +198,7 @@ def reading(layers: int, d_model: int, d_hidden: int, cell: str, **more: Any) ->
 
 
 AWD = {"dropout": 0.65, "head_bias": True, "target_vocab": 33278, "max_len": 4096}
-DROPPED = {"hidden_dropout": 0.2, "output_dropout": 0.4, "weight_dropout": 0.5, "word_dropout": 0.1}
+DROPPED: dict[str, Any] = {"hidden_dropout": 0.2, "output_dropout": 0.4, "weight_dropout": 0.5, "word_dropout": 0.1}
 REVERSED = {"score": "none", "seq2seq": {"reverse_source": True}}
 
 RNN: Table = {
