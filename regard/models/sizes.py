@@ -15,7 +15,7 @@ from regard.layers.block import mixer_at
 from regard.layers.part import Place, check_part
 from regard.layers.positions import mixers_of
 from regard.recipes import check_values, fields_of
-from regard.registry import TABLES, chosen
+from regard.registry import PARTS, chosen
 
 SIZES = (
     *("n_encoder_layers", "n_decoder_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff"),
@@ -44,7 +44,7 @@ def resolve_sizes(config: ModelConfig, presets: Mapping[str, Mapping[str, Any]])
 
 def tables(config: ModelConfig, preset: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the parts that a configuration names, by the names of their tables."""
-    found = {name: config.named(name) for name in TABLES if name in chosen(vars(config))}
+    found = {name: config.named(name) for name in chosen(vars(config))}
     recurrent = found.get("recurrent")
     if recurrent is not None and not recurrent.d_hidden:
         found["recurrent"] = dataclasses.replace(recurrent, d_hidden=preset["recurrent"]["d_hidden"])
@@ -100,7 +100,11 @@ def check_own(config: ModelConfig) -> None:
 
 
 def parts_of(config: ModelConfig) -> Iterator[tuple[str, str, Place]]:
-    """The kind, the name and the place of every part of a stack of blocks."""
+    """The kind, the name and the place of every part of a model; blocks with the same part in the same role are one."""
+    if config.architecture in ("rnn", "seq2seq"):
+        yield "cell", config.cell, Place("decoder", causal=True)
+    if config.architecture == "seq2seq" and config.score in PARTS["score"]:
+        yield "score", config.score, Place("cross")
     for side in SIDES.get(config.architecture, ()):
         place = Place(side, causal=side == "decoder")
         yield "positions", config.positions_at(side), place
