@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from regard.layers.attention import Attention
 from regard.layers.block import Block, ParallelBlock
-from regard.layers.feedforward import Dense
+from regard.layers.feedforward import FeedForward
 from regard.layers.stack import Stack
 
 Keep = Callable[[str, Tensor], None]
@@ -82,8 +82,9 @@ class Heard:
         before(self.entered, sublayer, lambda given: keep(f"{name}.input", given[0]))
         if isinstance(sublayer, Attention):
             before(self.entered, sublayer.out, lambda given: keep(f"{name}.mix", given[0]))
-        if isinstance(sublayer, Dense):
-            before(self.entered, sublayer.outer, lambda given: keep(f"{name}.inner", given[0]))
+        outer = getattr(sublayer, "outer", None)  # the last matrix of a feed-forward layer that has one
+        if isinstance(sublayer, FeedForward) and isinstance(outer, nn.Module):
+            before(self.entered, outer, lambda given: keep(f"{name}.inner", given[0]))
         # a part with an auxiliary loss gives both
         after(
             self.entered,
