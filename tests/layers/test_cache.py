@@ -3,9 +3,8 @@
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
-
 from regard.layers.cache import NO_CACHE, KeysValues, StepCache
+from torch import nn
 
 H, D = 2, 3
 LAYERS = [nn.Identity(), nn.Identity()]
