@@ -200,7 +200,7 @@ class State:
         self.length += new.shape[1] if new.shape[1] > self.width else 1
         self.past = self.own_past()
         self.positions = self.key_positions(new)
-        self.next = new.amax(1) + 1 if new.shape[1] > self.width else self.next + 1
+        self.next = self.next.maximum(new.amax(1) + 1) if new.shape[1] > self.width else self.next + 1
 
     # ---- selection ----------------------------------------------------------------------------------------------------
 
