@@ -89,7 +89,7 @@ def model_of(settings: dict[str, Any]) -> nn.Module:
 
 
 def make_keys_safe(model: Any) -> None:
-    """Make matrices of keys orthogonal: a random one may be near to singular, and DeBERTa's export solves for a bias by it."""
+    """Make matrices of keys orthogonal: a random one may be near to singular, and DeBERTa's export solves by it."""
     for block in model.encoder.blocks:
         attention = block.sublayers["self"].sublayer
         heads, width = attention.n_heads, model.config.d_model
