@@ -48,6 +48,7 @@ class Part(nn.Module):
         dict[str, str]
     ] = {}  # parameter or child -> "column", "row" or "expert"; others are replicated
     no_decay: ClassVar[tuple[str, ...]] = ()  # own parameters that weight decay leaves alone
+    observed: ClassVar[dict[str, str]] = {}  # name -> child; `look.record` keeps what enters that child under this name
 
     def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
         """Parts read what they need here and keep it as plain attributes: `forward` looks nothing up."""

@@ -37,8 +37,8 @@ from regard.layers.attention import Attention
 from regard.layers.cells import State
 from regard.layers.context import Context
 from regard.layers.masks import FULL, NOWHERE
-from regard.layers.positions import NoPositions, make_positions
 from regard.layers.positions import Positions as Scheme
+from regard.layers.positions import make_positions
 from regard.layers.stack import Stack
 from regard.look.change.changes import (
     Change,
@@ -58,6 +58,7 @@ from regard.look.change.changes import (
 from regard.look.change.edits import ChangedPlan, Edit, changed_plan, edits_of
 from regard.look.record import layers_of, swapped, uncompiled
 from regard.models.seq2seq import Searching
+from regard.registry import find
 
 __all__ = [
     "Change",
@@ -174,11 +175,11 @@ def swap_positions(model: nn.Module, name: str, stack: ExitStack) -> None:
                 scheme = other_scheme(owner.config, place, name).to(device_of(part))  # type: ignore[arg-type]
                 stack.enter_context(swapped({part: nn.ModuleList([scheme])}, "schemes"))
                 if name == "none":
-                    stack.enter_context(swapped({part: NoPositions()}, "cross_scheme"))
+                    stack.enter_context(swapped({part: find("positions", "none")()}, "cross_scheme"))
 
 
 def other_scheme(config: ModelConfig, place: str, name: str) -> Scheme:
-    scheme = NoPositions() if name == "none" else make_positions(config, place, name)
+    scheme = find("positions", "none")() if name == "none" else make_positions(config, place, name)
     if any(True for _ in scheme.parameters()):
         raise RegardError(
             f"positions '{name}' are learned, and this model has not learned them: choose none, sinusoidal, rope, yarn "
