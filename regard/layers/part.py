@@ -105,6 +105,7 @@ class Mixer(Part):
     kind = "mixer"
     attends: ClassVar[bool] = False  # compares queries with keys, so that position schemes can act on its scores
     ordered: ClassVar[bool] = True  # knows the order of its tokens without a position scheme
+    window: int = 0  # of a mixer that attends: how many tokens back it sees; 0: all
     share: Hashable = ()  # blocks whose mixers are of one class and have equal values share what `prepare` returns
 
     def prepare(self, request: Request) -> Any:
