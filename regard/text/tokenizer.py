@@ -165,7 +165,9 @@ class Tokenizers:
         else:
             self.source.save(folder / "tokenizer.source.json")
             self.target.save(folder / "tokenizer.target.json")
-        if self.source._text is not None:  # no name of a token says what it is for
+        if self.source._text is None:
+            (folder / VOCABULARY).unlink(missing_ok=True)
+        else:  # no name of a token says what it is for
             values = {"size": len(self.source), "special_tokens": asdict(self.source.special)}
             write_text(folder / VOCABULARY, json.dumps(values, indent=1) + "\n")
 

@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 from little import CYCLE, config_of, last_validation, learn, write_all
+from tokenizers import models, pre_tokenizers
 
 from regard import folder as folders
+from regard.errors import RegardError
 from regard.tasks import evaluate
+from regard.text.special import SpecialTokens
+from regard.text.tokenizer import Tokenizer, Tokenizers
 
 UNIGRAM = math.log(len(CYCLE))  # nats a word of the cycle, without looking at its neighbours
 
@@ -92,3 +97,24 @@ def test_names_that_are_always_names_are_tagged_without_a_fault(corpora: Path, t
 
 def test_two_kinds_of_pictures_are_told_apart(corpora: Path, tmp_path: Path) -> None:
     assert fit(corpora, tmp_path, "images", **{"train.metric": "accuracy", "data.shift": 1})["accuracy"] == 100
+
+
+def test_a_vocabulary_from_elsewhere_is_learned_with_as_it_is(corpora: Path, tmp_path: Path) -> None:
+    """Token 0 is a word, the end token is the last one and there is no other: documents begin and end with it."""
+    words = sorted(CYCLE)
+    backend = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, words[0]))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(["<|endoftext|>"])
+    end, rows = len(words), len(words) + 3
+    found = Tokenizer(backend, SpecialTokens(bos=end, eos=end, unk=end), rows)
+    (tmp_path / "words").mkdir()
+    Tokenizers(found, found).save(tmp_path / "words")
+    chosen = {"tokenizer.file": str(tmp_path / "words"), "data.documents": "line", "train.steps": 20}
+    fit(corpora, tmp_path, "causal-lm", **chosen)
+    with pytest.raises(RegardError, match="no mask token, which the task masked-lm needs"):
+        fit(corpora, tmp_path / "masked", "masked-lm", **chosen)
+    bundle = folders.load(next(path.parent for path in tmp_path.rglob("model/config.json")), torch.device("cpu"))
+    assert (bundle.config.target_vocab, bundle.config.eos_token_id, bundle.config.suppress_tokens) == (rows, end, ())
+    assert bundle.frame.one([0]) == [end, 0, end]
+    assert bundle.tokenizers is not None
+    assert bundle.tokenizers.target.special == found.special

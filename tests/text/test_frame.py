@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokens import EOS, MASK, SOS
 
-from regard.text.frame import CLASSIC, OWN, Frame
+from regard.errors import RegardError
+from regard.text.frame import CLASSIC, NOTHING, OWN, Frame, classic, plain
+from regard.text.special import SpecialTokens
+from regard.text.vocabulary import LEARNED
 
 IDS = st.lists(st.integers(5, 20), max_size=5)
 SPECIALS = st.lists(st.integers(1, 4), max_size=3).map(tuple)
@@ -41,3 +45,25 @@ def test_texts_stand_whole_in_their_frame(frame: Frame, first: list[int], second
 def test_a_frame_comes_back_from_its_dictionary(frame: Frame) -> None:
     assert Frame.from_dict(frame.to_dict()) == frame
     assert Frame.from_dict({}) == OWN  # models from before there were frames
+
+
+def test_frames_of_a_vocabulary_follow_its_special_tokens() -> None:
+    """By hand; a vocabulary that has no token to begin with begins with the one that ends, as GPT-2's."""
+    assert (plain(LEARNED), classic(LEARNED)) == (OWN, CLASSIC)
+    assert plain(SpecialTokens(bos=7, eos=3)) == Frame((), (3,), (3,), (7,), (3,))
+    assert classic(SpecialTokens(eos=50256)) == Frame((50256,), (50256,), (50256,), (50256,), (50256,))
+    with pytest.raises(RegardError, match="no eos token, which the end of a text needs"):
+        plain(SpecialTokens(bos=7))
+
+
+def test_a_text_is_ended_only_where_it_was_not() -> None:
+    assert NOTHING.ended(SpecialTokens(eos=9)) == Frame((), (9,), (9,), (), ())
+    assert OWN.ended(SpecialTokens()) == OWN
+
+
+def test_what_is_never_generated_is_every_special_token_but_the_end() -> None:
+    assert SpecialTokens(bos=5, eos=9, unk=2, mask=7, pad=0).settings() == {
+        "eos_token_id": 9, "suppress_tokens": (0, 2, 5, 7),
+    }  # fmt: skip
+    assert SpecialTokens(bos=9, eos=9, unk=9, pad=9).settings() == {"eos_token_id": 9, "suppress_tokens": ()}
+    assert SpecialTokens().settings() == {"eos_token_id": -1, "suppress_tokens": ()}

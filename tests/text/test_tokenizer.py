@@ -396,3 +396,16 @@ def test_a_file_cannot_make_it_cut_or_pad(tmp_path: Path) -> None:
     }  # fmt: skip
     tokenizer = Tokenizer.load(altered(tmp_path / "t.json", truncation=cut, padding=pad))
     assert tokenizer.encode(CORPUS[0]) == trained("bpe").encode(CORPUS[0])
+
+
+def test_a_vocabulary_may_lack_special_tokens(tmp_path: Path) -> None:
+    """An end token at any id is enough for one with Regard's names."""
+    marked = [{"id": 1, "content": "<eos>", "single_word": False, "lstrip": False, "rstrip": False,
+               "normalized": False, "special": True}]  # fmt: skip
+    tokenizer = Tokenizer.load(
+        altered(tmp_path / "t.json", model=bpe({"a": 0, "<eos>": 1, "b": 2}), added_tokens=marked)
+    )
+    assert tokenizer.special == SpecialTokens(eos=1)
+    assert tokenizer.encode("a<eos>b") == [0, 2]  # five characters that this vocabulary cannot write
+    with pytest.raises(RegardError, match="no mask token, which blanks needs"):
+        tokenizer.special.need("mask", "blanks")
