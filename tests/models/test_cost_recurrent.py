@@ -160,7 +160,7 @@ def test_what_a_recurrent_model_remembers_is_its_state_and_what_attention_reads(
 def test_a_state_is_as_large_after_a_thousand_tokens_as_after_one() -> None:
     short, long = (measured(preset_of("awd-lstm"), 3, n)["memory"]["decoding"] for n in (1, 1000))
     assert short == long
-    assert short["state_per_row"] == 4 * 2 * (1150 + 1150 + 400)  # h and c of each layer
+    assert short["state_bf16_per_row"] == 2 * 2 * (1150 + 1150 + 400)  # h and c of each layer
     assert "cache_bf16" not in short
 
 
