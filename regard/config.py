@@ -201,7 +201,7 @@ class ModelConfig:
 
     def table(self, settings: type[S]) -> S:
         """Return the settings of a table of architectures, such as RecurrentSettings; where there is none, its defaults."""
-        return self.named(settings.table)
+        return self.named(settings.table)  # type: ignore[attr-defined]
 
     def named(self, table: str) -> Any:
         """Return the settings of the table `[model.TABLE]`, or its defaults where the configuration does not have it."""

@@ -195,6 +195,9 @@ def _resolved(table: dict[str, Any], folder: Path) -> ModelConfig:
     for name in fields_of(ModelConfig):
         if table.get(name) == 0 and getattr(sizes, name) != getattr(config, name) and name not in DERIVED:
             raise RegardError(f"{folder / 'config.json'} has model.{name} 0, which is no size: copy the folder anew")
+    for name, settings in config.parts.items():
+        if settings != sizes.parts[name]:
+            raise RegardError(f"{folder / 'config.json'} has a size of 0 in [model.{name}]: copy the folder anew")
     return sizes
 
 

@@ -159,7 +159,7 @@ def search(
 @torch.no_grad()
 def reread(model: Any, source: Tensor, rows: list[int], best: list[Hypothesis], start: tuple[int, ...]) -> None:
     """One forced forward over the best hypotheses, for whoever records: the same weights as during the search."""
-    end: int = model.config.eos_token_id  # type: ignore[union-attr,assignment]
+    end: int = model.config.eos_token_id
     written = [[*start, *h.tokens, *([end] if h.ended else [])] for h in best]
     with labelled(model, rows, written):
         model(source, pad([ids[:-1] for ids in written], source.device))  # the last token is said, never read

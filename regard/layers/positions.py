@@ -227,8 +227,7 @@ class Sinusoidal(Absolute):
             )
 
     def init_weights(self) -> None:
-        n, width = self.encoding.shape
-        self.encoding.copy_(sinusoids(n, width, self.base))  # (max_len, C)
+        self.encoding.copy_(sinusoids(len(self.encoding), self.d_model, self.base))  # (max_len, C)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + self.encoding[positions.clamp(min=0)].to(x.dtype)  # (B, T, C)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.models.presets import Table
-from regard.models.sizes import check_parts, resolve_sizes
-from regard.registry import BLOCKS, MADE_OF
+from regard.models.sizes import check_parts, check_recurrent, resolve_sizes
+from regard.registry import BLOCKS, MADE_OF, RECURRENT
 
 if TYPE_CHECKING:
     from regard.layers.embedding import Embedding, Head
@@ -60,6 +60,8 @@ class Model(nn.Module):
         if config.preset in cls.presets:  # a class may be used without architectures.py, which enters all of them
             MADE_OF.setdefault(cls.presets[config.preset]["architecture"], cls.made_of)
         config = resolve_sizes(config, cls.presets)
+        if RECURRENT in cls.made_of:
+            check_recurrent(config)
         if BLOCKS in cls.made_of:
             check_parts(config, (*cls.sides, *(["cross"] if cls.translates else [])))
         if cls.translates and config.tie in ("inputs", "all") and config.source_vocab != config.target_vocab:

@@ -198,7 +198,7 @@ def reading(layers: int, d_model: int, d_hidden: int, cell: str, **more: Any) ->
 
 
 AWD = {"dropout": 0.65, "head_bias": True, "target_vocab": 33278, "max_len": 4096}
-DROPPED = {"hidden_dropout": 0.2, "output_dropout": 0.4, "weight_dropout": 0.5, "word_dropout": 0.1}
+DROPPED: dict[str, Any] = {"hidden_dropout": 0.2, "output_dropout": 0.4, "weight_dropout": 0.5, "word_dropout": 0.1}
 REVERSED = {"score": "none", "seq2seq": {"reverse_source": True}}
 
 RNN: Table = {
@@ -206,7 +206,7 @@ RNN: Table = {
     "lstm-small": recurrent(2, 256, 256),
     "lstm-char": recurrent(3, 512, 512),
     "gru-small": recurrent(2, 256, 256, "gru"),
-    "awd-lstm": {**recurrent(3, 400, 1150, **DROPPED), **AWD},  # type: ignore[arg-type]
+    "awd-lstm": {**recurrent(3, 400, 1150, **DROPPED), **AWD},
 }
 SEQ2SEQ: Table = {
     "sutskever-small": {**reading(2, 256, 512, "lstm"), **REVERSED},

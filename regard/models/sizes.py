@@ -15,7 +15,7 @@ from regard.layers.block import mixer_at
 from regard.layers.part import Place, check_part
 from regard.layers.positions import mixers_of
 from regard.recipes import check_values, fields_of
-from regard.registry import BLOCKS, MADE_OF, RECURRENT, TABLES, chosen, made_of
+from regard.registry import ALIGNMENT, BLOCKS, MADE_OF, PARTS, RECURRENT, chosen, made_of
 
 SIZES = (
     *("n_encoder_layers", "n_decoder_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff"),
@@ -43,7 +43,7 @@ def resolve_sizes(config: ModelConfig, presets: Mapping[str, Mapping[str, Any]])
 
 def tables(config: ModelConfig, preset: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the parts that a configuration names, by the names of their tables."""
-    found = {name: config.named(name) for name in TABLES if name in chosen(vars(config))}
+    found = {name: config.named(name) for name in chosen(vars(config))}
     recurrent = found.get("recurrent")
     if recurrent is not None and not recurrent.d_hidden:
         found["recurrent"] = dataclasses.replace(recurrent, d_hidden=preset["recurrent"]["d_hidden"])
@@ -94,6 +94,13 @@ def check_own(config: ModelConfig) -> None:
                 f"model.{name} is for {', '.join(made_of(of))} models, and {config.preset} is a {config.architecture}: "
                 f"leave it out"
             )
+
+
+def check_recurrent(config: ModelConfig) -> None:
+    """Ask the cell and the score of a recurrent model whether they make sense."""
+    check_part("cell", config.cell, config, Place("decoder", causal=True))
+    if ALIGNMENT in MADE_OF.get(config.architecture, ()) and config.score in PARTS["score"]:
+        check_part("score", config.score, config, Place("cross"))
 
 
 def check_parts(config: ModelConfig, sides: tuple[str, ...]) -> None:

@@ -103,7 +103,7 @@ def numbers() -> list[tuple[str, tuple[str, ...]]]:
         found += [(kind, ("model", name)) for name in own if kind == "translation" or name in CHANGED]
         if kind == "translation":  # the others read what follows in the same way
             found += [(kind, ("decode", f.name)) for f in fields(DecodeConfig) if f.type == "int" and f.name != "seed"]
-            found += [(kind, ("model", name)) for name in ("convolution.dilations", "suppress_tokens")]
+            found += [(kind, ("model", "attention", "window")), (kind, ("model", "suppress_tokens"))]
     return found
 
 
@@ -117,7 +117,7 @@ def test_a_size_in_config_json(
 ) -> None:
     folder = copied(models[kind], place / "model")
     value = WRONG[wrong]
-    if keys[-1] in ("convolution.dilations", "suppress_tokens"):
+    if keys[-1] == "suppress_tokens":
         value = f"json:[{value.removeprefix('json:')}]" if wrong == "1e30" else [value]
     change_json(folder / "config.json", keys, value)
     reseal(folder)
@@ -125,7 +125,7 @@ def test_a_size_in_config_json(
     how, found = outcome(lambda: load(folder))
     # settings that choose how to decode, or what attention sees, and are allowed to have that value
     chosen = keys[0] == "decode" and keys[-1] in FREE and wrong in ("zero", "1e9")
-    chosen |= keys[-1] in ("attention.window", "suppress_tokens", "eos_token_id") and wrong == "zero"
+    chosen |= keys[-1] in ("window", "suppress_tokens", "eos_token_id") and wrong == "zero"
     assert how == "line" or found == expected[kind] or chosen
     assert content(folder) == before
 
@@ -146,7 +146,7 @@ TOP = [
 ]
 NESTED = [("frame", "before"), ("frame", "start"), ("model", "preset"), ("model", "architecture"), ("model", "dropout")]
 NESTED += [("model", "bias"), ("model", "positions"), ("model", "d_model"), ("model", "norm_eps"), ("decode", "beam")]
-NESTED += [("decode", "stop_strings"), ("decode", "temperature"), ("model", "dilations"), ("model", "tie")]
+NESTED += [("decode", "stop_strings"), ("decode", "temperature"), ("model", "attention"), ("model", "tie")]
 
 
 @pytest.mark.parametrize("wrong", [*TYPES, "1e9", "text", "null"])
