@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from common import Report, fresh, parser, wall
 from others import foreign
-from regard.exchange.numbering import own
 from torch import nn
 
 from regard.config import ModelConfig
@@ -37,7 +36,7 @@ Translate = Callable[[list[str]], list[str]]
 
 def rules(config: ModelConfig) -> list[Rule]:
     """Marian's, and for a pre-norm model the two norms at the end that Pegasus has beside them."""
-    found = list(MARIAN.rules(config, own(config.target_vocab)))
+    found = list(MARIAN.rules(config))
     if config.norm == "pre":
         for side in ("encoder", "decoder"):
             found += same(f"{side}.norm", f"model.{side}.layer_norm", (waves(config.d_model, 0),))

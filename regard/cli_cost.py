@@ -156,8 +156,8 @@ TRAINING = (
 def show_decoding(result: dict[str, Any]) -> list[str]:
     found = result["memory"]["decoding"]
     rows = [("weights", f"{size(found['weights_bf16'])} in bf16, {size(found['weights_fp32'])} in fp32")]
-    if "state_bf16_per_row" in found:
-        rows.append(("state", f"{size(found['state_bf16_per_row'])} a row of any length, in bf16; twice in fp32"))
+    if "state_per_row" in found:
+        rows.append(("state", f"{size(found['state_per_row'])} a row of any length"))
     if "cache_bf16" in found:
         each, whole = size(found["cache_bf16_per_token"]), size(found["cache_bf16"])
         rows.append(

@@ -125,7 +125,7 @@ def block_rows(stack: Stack, i: int, place: str, config: ModelConfig, device: st
     """The rows of block i, whose layer is only `self` or `cross` yet."""
     scheme = stack.schemes[i % len(stack.schemes)]  # one for all blocks, or one each
     mixer = stack.mixers[i]
-    mask = window(stack.mask, getattr(mixer, "window", 0))
+    mask = window(stack.mask, mixer.window)
     training = Situation(device, length, True, mask, scheme, stack.d_head, stack.attention_dropout, keys=length)  # type: ignore[arg-type]
     rows = two_rows("self", config.positions_at(place), training, place == "encoder")
     if not mixer.attends:

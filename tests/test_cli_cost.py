@@ -56,7 +56,7 @@ def test_awd_lstm_prints_its_cells_and_a_state_in_the_place_of_a_cache() -> None
         "recurrent.layers.*.forward_.weight_ih 4,600 x 400 1 1,840,000",
         "recurrent.layers.*.forward_.weight_hh 4,600 x 1,150 2 10,580,000",
         "trained 33,545,278",
-        "state 10.8 kB a row of any length, in bf16; twice in fp32",
+        "state 21.6 kB a row of any length",
     ):
         assert line in lines
     assert not any(line.startswith("cache") for line in lines)
@@ -64,7 +64,7 @@ def test_awd_lstm_prints_its_cells_and_a_state_in_the_place_of_a_cache() -> None
 
 def test_rnnsearch_keeps_a_state_and_what_it_looks_at() -> None:
     out = " ".join(call("rnnsearch", "--length", "50").stdout.split())
-    assert "state 2.0 kB a row of any length" in out
+    assert "state 4.0 kB a row of any length" in out
     assert "cache 12.0 kB a token, 600.0 kB for 1 x 50" in out  # 2 x (1,000 each way + 1,000 to compare + 3 x 1,000)
     assert "A token is one of the target with one of the source" in out
 

@@ -52,6 +52,8 @@ class Prepared:
 class Attention(Part):
     """The members that self- and cross-attention share."""
 
+    observed: ClassVar[dict[str, str]] = {"mix": "out"}
+
     def __init__(self, config: ModelConfig) -> None:
         nn.Module.__init__(self)
         self.d_head, self.p_drop = config.d_head, config.attention_dropout

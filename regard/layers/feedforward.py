@@ -21,6 +21,7 @@ class Dense(FeedForward):
 
     gated: ClassVar[bool] = False
     tensor_parallel: ClassVar[dict[str, str]] = {"inner": "column", "outer": "row"}
+    observed: ClassVar[dict[str, str]] = {"inner": "outer"}
 
     def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
         super().__init__(settings, config, place)

@@ -48,6 +48,7 @@ class Part(nn.Module):
         dict[str, str]
     ] = {}  # parameter or child -> "column", "row" or "expert"; others are replicated
     no_decay: ClassVar[tuple[str, ...]] = ()  # own parameters that weight decay leaves alone
+    observed: ClassVar[dict[str, str]] = {}  # name -> child; `look.record` keeps what enters that child under this name
 
     def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
         """Parts read what they need here and keep it as plain attributes: `forward` looks nothing up."""
@@ -104,6 +105,7 @@ class Mixer(Part):
     kind = "mixer"
     attends: ClassVar[bool] = False  # compares queries with keys, so that position schemes can act on its scores
     ordered: ClassVar[bool] = True  # knows the order of its tokens without a position scheme
+    window: int = 0  # of a mixer that attends: how many tokens back it sees; 0: all
     share: Hashable = ()  # blocks whose mixers are of one class and have equal values share what `prepare` returns
 
     def prepare(self, request: Request) -> Any:

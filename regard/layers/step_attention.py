@@ -3,8 +3,8 @@
 Rows are never moved: `owner[n, j]` says in which row column j of row n's past lies, so that reordering hypotheses changes a
 few integers. How far a row has come is read from memory, so one recorded kernel serves every step.
 
-The kernels start before the one before them has ended (see linear.py) and read keys of earlier steps meanwhile: those, owner
-and position must not be the work of the same step.
+The kernels start before the one before them has ended (see step_linear.py) and read keys of earlier steps meanwhile: those,
+owner and position must not be the work of the same step.
 """
 
 from __future__ import annotations

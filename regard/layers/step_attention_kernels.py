@@ -1,4 +1,4 @@
-"""The kernels of attend.py.
+"""The kernels of step_attention.py.
 
 A single query does not fill a tensor core: it is multiplied key by key, and each lane keeps a softmax of its own until the
 end. Several queries (heads that share keys, hypotheses of one sentence) are one small matrix. Scores are in units of ln 2,

@@ -11,27 +11,28 @@
 | encoder.0.self.mix     | what the heads read, side by side, before the output projection; only of attention        |
 | encoder.0.self.output  | what the sublayer returned                                                                |
 | encoder.0.self.stream  | the stream after it: x + output, or the norm of that where norms come last                |
-| encoder.0.ff.inner     | of a feed-forward sublayer: what its second matrix multiplies                             |
+| encoder.0.ff.inner     | what a dense feed-forward layer's second matrix multiplies                                |
 | encoder.output         | what the stack returned, after its last norm                                              |
 | logits                 | what the model returned                                                                   |
 
 `self` is followed by `cross` in a decoder and by `ff`. A parallel block makes one sum of all its sublayers, which has the
-name of the last. Nothing is worked out twice: a sum is what the next norm made of it. The last one of a stack whose norms
-come first is added up here, without dropout. Recurrent models have logits alone.
+name of the last. Which vectors inside of a sublayer are kept (`mix`, `inner`) is declared by its part (`Part.observed`).
+Nothing is worked out twice: a sum is what the next norm made of it. The last one of a stack whose norms come first is added
+up here, without dropout. Recurrent models have logits alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.layers.attention import Attention
 from regard.layers.block import Block, ParallelBlock
-from regard.layers.feedforward import FeedForward
+from regard.layers.part import Part
 from regard.layers.stack import Stack
 
 Keep = Callable[[str, Tensor], None]
@@ -78,19 +79,17 @@ class Heard:
             after(self.entered, block, self.summed(f"{name}.{kind}.stream"))
 
     def add_sublayer(self, sublayer: nn.Module, name: str) -> None:
-        keep = self.keep
-        before(self.entered, sublayer, lambda given: keep(f"{name}.input", given[0]))
-        if isinstance(sublayer, Attention):
-            before(self.entered, sublayer.out, lambda given: keep(f"{name}.mix", given[0]))
-        outer = getattr(sublayer, "outer", None)  # the last matrix of a feed-forward layer that has one
-        if isinstance(sublayer, FeedForward) and isinstance(outer, nn.Module):
-            before(self.entered, outer, lambda given: keep(f"{name}.inner", given[0]))
-        # a part with an auxiliary loss gives both
-        after(
-            self.entered,
-            sublayer,
-            lambda result: keep(f"{name}.output", result[0] if type(result) is tuple else result),
-        )
+        assert isinstance(sublayer, Part)
+        before(self.entered, sublayer, partial(self.heard, f"{name}.input"))
+        for vectors, child in sublayer.observed.items():
+            before(self.entered, sublayer.get_submodule(child), partial(self.heard, f"{name}.{vectors}"))
+        after(self.entered, sublayer, partial(self.returned, f"{name}.output"))
+
+    def heard(self, name: str, given: tuple[Any, ...]) -> None:
+        self.keep(name, given[0])
+
+    def returned(self, name: str, result: Any) -> None:
+        self.keep(name, result[0] if isinstance(result, tuple) else result)  # beside it may be an auxiliary loss
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         self.keep(f"{self.name}.embedding", x)

@@ -20,14 +20,13 @@ from torch import Tensor
 
 from regard.config import ModelConfig
 from regard.files import write_text
-from regard.layers.attend import make_plan
-from regard.layers.attention import Attention, Prepared
-from regard.layers.context import Context
+from regard.layers.context import Context, Request
 from regard.layers.masks import CAUSAL
-from regard.layers.part import Place, make_part
+from regard.layers.part import Mixer, Place, make_part
 from regard.layers.recurrent import Recurrent, State
 from regard.look.figures import Lines, draw, save
 from regard.models.init import initialise
+from regard.registry import find
 from regard.studies.finetuning import setting
 
 HEADS, WARM_UP = 4, 50
@@ -169,20 +168,20 @@ def carousel(layer: Recurrent, x: Tensor) -> dict[str, float]:
 # ---- attention --------------------------------------------------------------------------------------------------------
 
 
-def attention(width: int) -> Attention:
+def attention(width: int) -> Mixer:
     config = ModelConfig(d_model=width, n_heads=HEADS, n_kv_heads=HEADS, d_head=width // HEADS)
-    layer: Attention = make_part("mixer", "attention", config, Place("decoder", causal=True)).double()
+    layer: Mixer = make_part("mixer", "attention", config, Place("decoder", causal=True)).double()
     initialise(layer)
     return layer
 
 
-def attention_flow(layer: Attention, x: Tensor) -> list[float]:
+def attention_flow(layer: Mixer, x: Tensor) -> list[float]:
     """The same of what attention makes of the last token of x (N, T, C), by the token k places back."""
     n, length, width = x.shape
     rows = x.repeat_interleave(width, 0).requires_grad_()
     positions = torch.arange(length).expand(len(rows), -1)
-    plan = make_plan(CAUSAL, positions, positions, d_head=layer.d_head)
-    last = layer(rows, Context(positions, Prepared(plan)))[:, -1].view(n, width, width)
+    request = Request(positions, positions, CAUSAL, find("positions", "none")(), None, layer.training)
+    last = layer(rows, Context(positions, layer.prepare(request)))[:, -1].view(n, width, width)
     gradient = torch.autograd.grad(last.diagonal(dim1=1, dim2=2).sum(), rows)[0]  # (N C, T, C)
     return (gradient.square().sum((0, 2)) / (n * width)).sqrt().flip(0)[1:].tolist()
 

@@ -48,7 +48,10 @@ ATTENTIVE: Values = {  # how ConvS2S and the Transformer are trained
     **{"valid_every": 4000, "save_every": 200, "average": 8},
 }
 RECURRENT: Values = {
-    "model": {"dropout": 0.4, "hidden_dropout": 0.4, "output_dropout": 0.4, "weight_dropout": 0.1, "max_len": 256},
+    "model": {
+        **{"dropout": 0.4, "max_len": 256},
+        "recurrent": {"hidden_dropout": 0.4, "output_dropout": 0.4, "weight_dropout": 0.1},
+    },
     "train": {
         **{"steps": 5000, "batch_tokens": 8192, "lr": 2e-3, "warmup": 500, "schedule": "cosine", "weight_decay": 1e-4},
         **{"valid_every": 1000, "save_every": 200, "average": 8, "metric": "bleu"},
@@ -60,7 +63,10 @@ MODELS: dict[str, Values] = {
     "rnnenc": merged(RECURRENT, {"model": {"preset": "rnnenc-small"}}),
     "rnnsearch": merged(RECURRENT, {"model": {"preset": "rnnsearch-small"}}),
     "convs2s": {
-        "model": {"preset": "convs2s-small", "kernel": 3, "dropout": 0.3, "attention_dropout": 0.1, "max_len": 256},
+        "model": {
+            **{"preset": "convs2s-small", "dropout": 0.3, "attention_dropout": 0.1, "max_len": 256},
+            "convolution": {"kernel": 3},
+        },
         "train": {**ATTENTIVE, "lr": 3e-3},
         "decode": {"beam": 5},
     },

@@ -12,7 +12,6 @@ from regard.config import ModelConfig
 from regard.layers.context import Context, Request
 from regard.layers.masks import CAUSAL
 from regard.layers.part import Place, make_part
-from regard.layers.positions import NoPositions
 from regard.layers.recurrent import Recurrent
 from regard.models.init import initialise
 from regard.registry import find
@@ -48,7 +47,7 @@ def reader(layer: nn.Module, rows: int, n: int, device: torch.device) -> Callabl
     if isinstance(layer, Recurrent):
         return lambda x: layer(x)[0]
     positions = torch.arange(n, device=device).repeat(rows, 1)
-    request = Request(positions, positions, CAUSAL, NoPositions(), None, layer.training)
+    request = Request(positions, positions, CAUSAL, find("positions", "none")(), None, layer.training)
     ctx = Context(positions, layer.prepare(request))  # type: ignore[operator]
     return lambda x: layer(x, ctx)
 

@@ -312,18 +312,16 @@ def test_training_goes_on_as_before_and_the_record_keeps_what_was(scheme: str) -
     assert not any(x.requires_grad for x in (kept.q, kept.k, kept.v, kept.weights(), kept.scores()))
 
 
-def test_keys_of_a_cache_are_copied() -> None:
+def test_keys_that_decoding_keeps_are_copied() -> None:
     model = transformer()
     state = model.requires_grad_(False).begin(SOURCE)
     with torch.no_grad(), record(model, "decoder.*") as tape:
-        for t in range(20):  # past the cache's first room of 16
+        for t in range(20):  # past the first room of 16 columns
             model.step(torch.full((3,), 5 + t % 9), state)
     before = [[kept.weights() for kept in tape[name]] for name in tape]
-    for store in (state.cache.keys, state.cache.values):
-        for x in store.values():
+    for _, held in state:
+        for x in vars(held).values():
             x.zero_()
-    for k, v in state.cache.crossed.values():
-        k.zero_(), v.zero_()
     for name, steps in zip(tape, before, strict=True):
         assert [w.shape[-1] for w in steps] == ([6] * 20 if name.endswith("cross") else list(range(1, 21)))
         assert all(torch.equal(kept.weights(), w) for kept, w in zip(tape[name], steps, strict=True))

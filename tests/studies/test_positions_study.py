@@ -25,6 +25,7 @@ from regard.studies import positions, report
 from regard.studies.job import ROPE_ROWS, Job, measure, model_config, read_as, rows_of, run_job, train
 from regard.studies.pool import Outcome, run_all
 from regard.studies.tasks import FIRST, FIRST_SYMBOL, SEPARATOR, UNKNOWN, Copy, Settings, Text, copies
+from regard.text.special import PAD
 
 CPU = torch.device("cpu")
 TINY = Settings(
@@ -53,8 +54,8 @@ def test_a_string_stands_before_and_after_the_separator_and_only_the_second_is_s
     for m, row, scored in zip(lengths, inputs.tolist(), labels.tolist(), strict=True):
         first = row[:m]
         assert all(FIRST_SYMBOL <= symbol < FIRST_SYMBOL + symbols for symbol in first)
-        assert row == [*first, SEPARATOR, *first, *[0] * (width - 2 * m - 1)]
-        assert scored == [*[0] * m, *first, *[0] * (width - 2 * m)]
+        assert row == [*first, SEPARATOR, *first, *[PAD] * (width - 2 * m - 1)]
+        assert scored == [*[PAD] * m, *first, *[PAD] * (width - 2 * m)]
 
 
 def test_training_strings_have_every_length_that_fits_the_trained_one() -> None:
@@ -75,7 +76,7 @@ class Copier(nn.Module):
         said = ids.roll(m, dims=1)  # at m + i, after the separator and i symbols: symbol i
         for row, symbol in self.mistakes:
             said[row, m + symbol] = SEPARATOR
-        return nn.functional.one_hot(said, FIRST_SYMBOL + TINY.symbols).float()
+        return nn.functional.one_hot(said.clamp(min=0), FIRST_SYMBOL + TINY.symbols).float()
 
 
 def test_copied_symbols_and_strings_are_counted() -> None:

@@ -81,7 +81,8 @@ def test_the_curve_is_the_validations_at_what_was_spent_until_then(tmp_path: Pat
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_job_trains_counts_and_translates(name: str, data: Path, tmp_path: Path) -> None:
-    widths = {"d_model": 32} | ({} if name in ("convs2s", "transformer") else {"recurrent.d_hidden": 32})
+    recurrent = {} if name in ("convs2s", "transformer") else {"recurrent": {"d_hidden": 32}}
+    widths = {"d_model": 32, **recurrent}
     small = {"model": widths, "tokenizer": {"vocab_size": 200}, "decode": {"max_len_a": 0.0, "max_len_b": 8}}
     job = plan([name], tmp_path / "out", data, 2, "cpu", True)[0]
     run_job(dataclasses.replace(job, values=translators.merged(job.values, small)))

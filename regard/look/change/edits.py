@@ -105,8 +105,8 @@ def changed_plan(plan: Plan, edits: Sequence[Edit]) -> ChangedPlan:
     level = [edit.heads for edit in edits if isinstance(edit.change, Mean)]
     if level:
         plan = replace(plan, scheme=Level(plan.scheme, [any(heads) for heads in zip(*level, strict=True)]))
-    if isinstance(plan, ChangedPlan):  # by a `changed` inside of this one, so by later changes
-        return replace(plan, edits=(*edits, *plan.edits))
+    if isinstance(plan, ChangedPlan):  # by a `changed` around this one, so by earlier changes
+        return replace(plan, edits=(*plan.edits, *edits))
     return ChangedPlan(**vars(plan), edits=tuple(edits))
 
 

@@ -38,7 +38,7 @@ from regard.layers.cells import State
 from regard.layers.context import Context
 from regard.layers.masks import FULL, NOWHERE
 from regard.layers.positions import Positions as Scheme
-from regard.layers.positions import make_positions
+from regard.layers.positions import make_positions, schemes_for
 from regard.layers.stack import Stack
 from regard.look.change.changes import (
     Change,
@@ -180,12 +180,18 @@ def swap_positions(model: nn.Module, name: str, stack: ExitStack) -> None:
 
 def other_scheme(config: ModelConfig, place: str, name: str) -> Scheme:
     scheme = find("positions", "none")() if name == "none" else make_positions(config, place, name)
-    if any(True for _ in scheme.parameters()):
+    if is_learned(scheme):
+        with torch.device("meta"):
+            there_are = {other: make_positions(config, place, other) for other in schemes_for(config, place)}
+        others = ["none", *(other for other, made in there_are.items() if other != "none" and not is_learned(made))]
         raise RegardError(
-            f"positions '{name}' are learned, and this model has not learned them: choose none, sinusoidal, rope, yarn "
-            f"or alibi"
+            f"positions '{name}' are learned, and this model has not learned them: choose one of {', '.join(others)}"
         )
     return scheme
+
+
+def is_learned(scheme: Scheme) -> bool:
+    return any(True for _ in scheme.parameters())
 
 
 def device_of(module: nn.Module) -> torch.device:
