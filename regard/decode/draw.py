@@ -32,17 +32,17 @@ def draw(
     which are not looked at when the temperature is 0; config: the model's, which says what is never generated.
     """
     logits = logits.float()
-    log_z = log_normaliser(logits)
+    scores, log_z = scores_and_normaliser(logits)  # before `forbid` writes into the logits
     wanted = logits if seen is None else penalise(logits, seen, options.repetition_penalty)
     token = choose(forbid(wanted, no_end, config), seeds, steps, options)
-    return token, logits.gather(1, token[:, None]).squeeze(1) - log_z
+    return token, scores.gather(1, token[:, None]).squeeze(1) - log_z
 
 
-def log_normaliser(logits: Tensor) -> Tensor:
-    """Return log sum exp of each row (N, V) -> (N,). On a CPU torch is faster at log_softmax, from which it follows."""
-    if logits.is_cuda:
-        return logits.logsumexp(-1)
-    return logits.amax(-1) - logits.log_softmax(-1).amax(-1)  # of the likeliest: no other is sure to be above -inf
+def scores_and_normaliser(logits: Tensor) -> tuple[Tensor, Tensor | float]:
+    """Return scores (N, V) and what is to be subtracted from them for log p, (N,) or 0.
+
+    On a CPU torch is faster at log_softmax, after which nothing is left to subtract, than at log sum exp."""
+    return (logits, logits.logsumexp(-1)) if logits.is_cuda else (logits.log_softmax(-1), 0.0)
 
 
 def choose(logits: Tensor, seeds: Tensor, steps: Tensor, options: DecodeConfig) -> Tensor:

@@ -128,7 +128,8 @@ class Mixer(Part):
     def read(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
         """Mix the tokens of prompts (B, T, C), which may end in padding, and leave the state after each row's last token.
 
-        The default takes one step after the other; a mixer with a parallel form that gives its state overrides it."""
+        The default takes one step after the other, for mixers that keep only states of fixed size (PerRow). A mixer with a
+        parallel form that gives its state overrides it."""
         found = []
         for t in range(x.shape[1]):
             ctx_t = ctx.at(t)

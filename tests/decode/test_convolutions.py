@@ -1,4 +1,4 @@
-"""Searches through a convolutional model, whose cache holds inputs instead of keys: brute force and a slow beam search."""
+"""Searches through a convolutional model, whose state holds inputs instead of keys: brute force and a slow beam search."""
 
 from __future__ import annotations
 

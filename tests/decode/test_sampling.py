@@ -23,7 +23,8 @@ from oracle import (
 )
 from tokens import EOS, SOS
 
-from regard.config import DecodeConfig
+from regard.config import DecodeConfig, ModelConfig
+from regard.decode import draw as drawing
 from regard.decode.beam import beam_search
 from regard.decode.draw import choose, exponential, penalise, truncate
 from regard.decode.engine import decode
@@ -49,6 +50,24 @@ def assert_frequencies(counts: Counter, p: dict, n: int) -> None:
     assert set(counts) <= {outcome for outcome, value in p.items() if value > 0}
     for outcome, value in p.items():
         assert abs(counts[outcome] - n * value) <= 4.5 * (n * value * (1 - value)) ** 0.5 + 1, outcome
+
+
+# --- log p -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("never", [[], [0], [0, 1, 2], [6], list(range(6))])
+def test_log_p_is_a_number_whichever_tokens_cannot_come(never: list[int], temperature: float) -> None:
+    """Logits of minus infinity, as of a vocabulary that is filled up, in the first column or any other."""
+    logits = 50 * torch.randn(40, 7)
+    logits[:, never] = -torch.inf
+    options, config = DecodeConfig(temperature=temperature), ModelConfig()
+    seeds = torch.arange(40)
+    token, log_p = drawing.draw(logits, None, False, seeds, torch.zeros_like(seeds), options, config)
+    expected = [log_softmax(row[np.isfinite(row)]) for row in logits.numpy()]
+    places = [np.flatnonzero(np.isfinite(row)).tolist() for row in logits.numpy()]
+    wanted = [p[at.index(i)] for p, at, i in zip(expected, places, token.tolist(), strict=True)]
+    np.testing.assert_allclose(log_p.numpy(), wanted, atol=1e-4)
 
 
 # --- truncation --------------------------------------------------------------------------------------------------------
