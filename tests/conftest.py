@@ -61,6 +61,7 @@ SLOW = (
     "tasks/test_learning.py",
     "tasks/test_recurrent_task.py::test_wikitext2",
     "training/test_carried.py::test_interrupted_and_resumed",
+    "training/test_compile.py::test_blocks_of_a_kind_share_a_graph_whatever_their_shapes[transformer",
     "training/test_kill.py::test_random_moments",
     "training/test_loop.py::test_the_mean_of_the_last",
     "training/test_rounding.py::test_a_resumed_run",

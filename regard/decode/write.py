@@ -120,7 +120,7 @@ def plain_steps(model: LanguageModel, rows: list[Row], options: DecodeConfig) ->
             kept = torch.tensor(open_, device=tokens.device)
             rows, tokens = [rows[i] for i in open_], tokens[kept]
             state.select(kept)
-        if state.filled == longest(model):
+        if state.length == longest(model):
             logits, state = begin(model, rows)
         else:
             with one_thread() if on_cpu else nullcontext():

@@ -72,6 +72,8 @@ class Convolution(Mixer):
         return {"inputs": PerRow((self.length, self.width))}
 
     def read(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
+        if ctx.ready is None:  # these tokens continue what was read before
+            return super().read(x, ctx, kept)
         last = ctx.positions.amax(1, keepdim=True)  # (B, 1), -1 in a row without tokens
         place = torch.arange(self.length, device=x.device)
         columns = last - (last - place) % self.length  # (B, length), the last position that stands in each place

@@ -29,6 +29,18 @@ def in_working_precision(x: Tensor) -> Tensor:
     return x.to(working_dtype(x))
 
 
+class Zeros(torch.autograd.Function):
+    """Zeros like x, which need a gradient where x does and pass none on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> None:
+        return None
+
+
 class Stack(nn.Module):
     """N blocks on one side of a model. `side` is encoder or decoder; it says which position schemes make sense."""
 
@@ -40,6 +52,7 @@ class Stack(nn.Module):
         self.side, self.mask, self.d_head = side, mask, config.d_head
         self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
         self.recompute = False  # activation checkpointing: training keeps only what enters a block
+        self.compiled = False  # its blocks are compiled for training (training/step.py)
         self.changed = False  # an intervention (look/change) is active: compiled and captured forms do not know of it
         chances = (config.dropout, config.attention_dropout, config.ff_dropout)
         self.random = max(chances) > 0  # then recomputing must draw the same dropout again
@@ -133,9 +146,9 @@ class Stack(nn.Module):
         return add_norm(x, y, self.norm, self.dropout if self.training else 0.0)[1]
 
     def _nothing(self, x: Tensor) -> Tensor | None:
-        """Return what is to be added to x before the first block. Where blocks may be compiled it is zeros and not None,
-        or the first would be compiled apart from the others."""
-        return torch.zeros_like(x) if self.norm is not None and x.is_cuda and torch.is_grad_enabled() else None
+        """Return what is to be added to x before the first block. Where blocks are compiled it is zeros that seem to have a
+        gradient, as what later blocks are given has, or the first would be compiled apart from the others."""
+        return Zeros.apply(x) if self.compiled and self.norm is not None and torch.is_grad_enabled() else None
 
     def _recomputed(self, block: nn.Module, x: Tensor, y: Tensor | None, ctx: Context) -> Any:
         return checkpoint(block, x, y, ctx, use_reentrant=False, preserve_rng_state=self.random)

@@ -133,6 +133,7 @@ class State:
                 else:
                     (self.columns if isinstance(storage, Columns) else self.sentences).append((kept, name))
                     setattr(kept, name, None)
+        self.length = 0  # the most tokens that a hypothesis can have so far; known to the host
         self.next = torch.zeros(rows, dtype=torch.long, device=device)  # (B,) where the next token of a sentence stands
         self.positions = torch.zeros((rows, 0), dtype=torch.long, device=device)  # (B, filled) of the columns
         self.past: Tensor | None = None  # (B, K, filled) which columns a hypothesis sees; None: rows that are one each
@@ -172,8 +173,9 @@ class State:
         return self.gapless and self.past is None
 
     def active(self, position: Tensor) -> Tensor:
-        """Return which rows of a step at `position` (N,) are being decoded: all of them, since others have left."""
-        return torch.ones_like(position, dtype=torch.bool)
+        """Return which rows of a step at `position` (N,) are being decoded: all of them, since others have left. Where a
+        prompt is read step by step, those that read no padding."""
+        return position > NOWHERE
 
     # ---- columns ------------------------------------------------------------------------------------------------------
 
@@ -195,9 +197,10 @@ class State:
         """Count the new columns at positions (B, T) as filled; called once a forward, after the last layer."""
         if new.shape[1] > self.width:  # a prompt; steps have no padding
             self.gapless = self.gapless and bool((new > NOWHERE).all())
+        self.length += new.shape[1] if new.shape[1] > self.width else 1
         self.past = self.own_past()
         self.positions = self.key_positions(new)
-        self.next = new.amax(1) + 1 if new.shape[1] > self.width else self.next + 1
+        self.next = self.next.maximum(new.amax(1) + 1) if new.shape[1] > self.width else self.next + 1
 
     # ---- selection ----------------------------------------------------------------------------------------------------
 
@@ -226,7 +229,7 @@ class State:
             for kept, name in self.rows:
                 setattr(kept, name, getattr(kept, name)[which])
         if self.past is None and parents.shape[1] > 1:
-            self.past = torch.ones(len(parents), 1, self.filled, dtype=torch.bool, device=parents.device)
+            self.past = (self.positions > NOWHERE)[:, None]
         if self.past is not None:
             self.past = self.past.gather(1, parents[:, :, None].expand(-1, -1, self.filled))
             self._drop_unseen()
@@ -235,7 +238,8 @@ class State:
         """Every eight steps, and before columns outgrow their room: drop those that no hypothesis sees, if these are a
         quarter."""
         assert self.past is not None
-        room = max((getattr(kept, name).shape[2] for kept, name in self.columns), default=0)
+        rooms = [getattr(kept, name) for kept, name in self.columns]  # None before the first step
+        room = max((x.shape[2] for x in rooms if x is not None), default=0)
         full = self.filled + self.width > room
         if not room or not (full or self.filled >= self.looked + 8 * self.width):
             return

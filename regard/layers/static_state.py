@@ -59,11 +59,11 @@ class StaticState:
         *,
         position: Tensor,
         owner: Tensor | None = None,
-        resting: Tensor | None = None,  # (B,) 0 in slots that rest
+        active: Tensor | None = None,  # (B,) 0 in slots that rest
     ) -> None:
         b, k = slots
         device = position.device
-        self.k, self.columns, self._position, self.owner, self._resting = k, columns, position, owner, resting
+        self.k, self.columns, self._position, self.owner, self._active = k, columns, position, owner, active
         self.fuse = b * k == 1 and _runs_kernels(position)
         self.parts: dict[nn.Module, SimpleNamespace] = {}
         self.paths: dict[str, SimpleNamespace] = {}
@@ -132,9 +132,9 @@ class StaticState:
 
     def active(self, position: Tensor) -> Tensor:
         """Return which rows are being decoded, (N,)."""
-        if self._resting is None:
+        if self._active is None:
             return torch.ones_like(position, dtype=torch.bool)
-        return self._resting.bool().repeat_interleave(self.k)
+        return self._active.bool()[:, None].expand(-1, self.k).flatten()
 
     # ---- attention ----------------------------------------------------------------------------------------------------
 

@@ -144,8 +144,8 @@ class LiveState:
         self.log_prob: Tensor | None = None  # ... and (N,) of what was said so far
 
     @property
-    def filled(self) -> int:
-        return self.inner.filled
+    def length(self) -> int:
+        return self.inner.length
 
     def reorder(self, parents: Tensor) -> None:
         """Hypothesis i of each sentence becomes what its hypothesis parents[:, i] was; parents (B, K)."""

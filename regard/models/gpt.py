@@ -85,6 +85,6 @@ class GPT(LanguageModel):
     def step(self, tokens: Tensor, state: State) -> Tensor:
         """Return logits (N, V) after one more token (N,) of each row."""
         if not state.static:
-            self.check_length(state.filled + 1)
+            self.check_length(state.length + 1)
         x = self.decoder.embed(self.embedding(tokens), state.position())
         return self.head(self.decoder.step(self.dropout(normalised(x, self.embedding_norm)), state))

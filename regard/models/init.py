@@ -12,10 +12,11 @@
 | LayerNorm, RMSNorm           | gain 1, bias 0                                                     |
 | others                       | as the `init_weights` of their modules say                         |
 
-Every parameter is drawn from a generator of its own, seeded by the model's seed and by the path of the module that holds it
-(of modules with several matrices, of the parameter); what a module fills by `init_weights`, by the module's path. So a weight
-does not depend on what was built before it: many GPUs can make the same weights shard by shard, and a block of a hybrid keeps
-its weights when another block becomes one of another kind. The model's seed is one number of torch's global generator.
+Every parameter is drawn from a generator of its own, seeded by the model's seed and by the path of the module that holds
+it (of modules with several matrices, of the parameter); what a module fills by `init_weights`, by the module's path. So a
+weight does not depend on what was built before it: many GPUs can make the same weights shard by shard, and a block of a
+hybrid keeps its weights when another block becomes one of another kind. The model's seed is one number of torch's global
+generator.
 
 A module with a method `init_weights` fills its own parameters and buffers there, and may change those of its children, which
 have been filled by then. A model that was built on the meta device becomes a real one by `materialise`.

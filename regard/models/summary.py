@@ -19,6 +19,7 @@ from torch import nn
 from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.layers.packed import is_packed
+from regard.models.architectures import of
 from regard.models.cost import inputs, lengths
 from regard.models.counting import Shape, count, meta_copy, meta_model
 from regard.named import check_lengths, config_of
@@ -131,8 +132,8 @@ def asked_lengths(config: ModelConfig, batch: int, length: int | None, source_le
             )
         s = source_length
     check_lengths(config, batch, *((s, t) if two_sides else (max(s, t),)))
-    if config.architecture == "vit" and s < 2:
-        raise RegardError("--length of a vit is its patches and one more: at least 2")
+    if of(config).sees_images and s < 2:
+        raise RegardError(f"--length of a {config.architecture} is its patches and one more: at least 2")
     return s, t
 
 

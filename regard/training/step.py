@@ -85,7 +85,10 @@ def compile_blocks(objective: Objective) -> None:
     Of recurrent layers it is the step of a scan."""
     torch._dynamo.config.specialize_float = True  # dropout rates and scales are constants: no second look at them
     modules = list(objective.modules())
-    blocks: list[nn.Module] = [block for stack in modules if isinstance(stack, Stack) for block in stack.blocks]
+    stacks = [module for module in modules if isinstance(module, Stack)]
+    for stack in stacks:
+        stack.compiled = True
+    blocks: list[nn.Module] = [block for stack in stacks for block in stack.blocks]
     attentive = [module for module in modules if isinstance(module, Attentive)]
     inside = {step.cell for step in attentive}
     cells = [module for module in modules if isinstance(module, Cell) and module not in inside]

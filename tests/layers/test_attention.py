@@ -9,12 +9,11 @@ import torch
 from formula import ragged
 from fused_rows import kv_rows, qkv_rows
 from kernel_cases import scheme_of
-from regard.layers.cache import NO_CACHE
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.layers.attend import make_plan
-from regard.layers.attention import CrossAttention, SelfAttention, merge_heads, split_heads
+from regard.layers.attention import CrossAttention, Prepared, SelfAttention, merge_heads, split_heads
 from regard.layers.context import Context
 from regard.layers.masks import CAUSAL, FULL, Mask
 from regard.layers.part import Place
@@ -26,8 +25,8 @@ CONFIG = ModelConfig(d_model=C, n_heads=H, n_kv_heads=H, d_head=D)
 
 def context(positions: Tensor, mask: Mask, memory: Tensor | None = None, places: Tensor | None = None) -> Context:
     memory_plan = None if places is None else make_plan(FULL, positions, places)
-    plan = make_plan(mask, positions, positions)
-    return Context(positions, plan, NO_CACHE, memory=memory, memory_plan=memory_plan)
+    ready = Prepared(make_plan(mask, positions, positions))
+    return Context(positions, ready, memory=memory, memory_plan=memory_plan)
 
 
 def peer(weight: Tensor, bias: Tensor, out: nn.Linear) -> nn.MultiheadAttention:
@@ -132,7 +131,7 @@ def test_a_rotation_turns_queries_and_keys_and_leaves_values(name: str) -> None:
     positions = ragged(6, 3)
     rotation = scheme_of(name, "encoder").rotation(positions)
     x, at = torch.randn(2, 6, formula.SETTINGS.d_model), positions.tolist()
-    ctx = dataclasses.replace(context(positions, FULL), rotation=rotation)
+    ctx = Context(positions, Prepared(make_plan(FULL, positions, positions), rotation))
     rows = qkv_rows(formula.SETTINGS.n_heads, 2, formula.D)
     q, k, v = (split_heads(part, formula.D).double() for part in layer.qkv(x)[..., rows].split([32, 16, 16], -1))
     expected = formula.attention(name, {}, q, k, v, formula.visible(at, at), at, at)

@@ -8,25 +8,20 @@ import torch.nn.functional as F
 from formula import packed, ragged
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from regard.layers.cache import NO_CACHE
 from torch import Tensor
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.layers.attend import Plan, make_plan
-from regard.layers.context import Context
+from regard.layers.context import Context, apply_step
 from regard.layers.convolution import Convolution, unfold
 from regard.layers.masks import CAUSAL, FULL, NOWHERE, Mask, documents, prefix
 from regard.layers.part import Place
 from regard.layers.reach import Reach, make_reach
+from regard.layers.state import State
 
 C = 4
 both_ways = pytest.mark.parametrize("mask", [CAUSAL, FULL], ids=["causal", "both sides"])
 sizes = pytest.mark.parametrize(("kernel", "dilation"), [(1, 1), (3, 1), (3, 2), (5, 3), (3, 9)])
-
-
-def plan_of(positions: Tensor, mask: Mask) -> Plan:
-    return make_plan(mask, positions, positions, kernel="reference")
 
 
 def columns_of(reach: Reach) -> Tensor:
@@ -34,17 +29,14 @@ def columns_of(reach: Reach) -> Tensor:
     return torch.stack(reach.columns, -1)
 
 
-def layer_of(kernel: int, bias: bool = True) -> Convolution:
+def layer_of(kernel: int, bias: bool = True, dilation: int = 1) -> Convolution:
     torch.manual_seed(kernel)
-    return Convolution(
-        Convolution.Settings(kernel=kernel), ModelConfig(d_model=C, bias=bias), Place("decoder")
-    ).double()
+    settings = Convolution.Settings(kernel=kernel, dilations=(dilation,))
+    return Convolution(settings, ModelConfig(d_model=C, bias=bias), Place("decoder")).double()
 
 
 def run(layer: Convolution, x: Tensor, positions: Tensor, mask: Mask, dilation: int) -> Tensor:
-    plan = plan_of(positions, mask)
-    kernel = layer.taps.in_features // C
-    return layer(x, Context(positions, plan, NO_CACHE, reach=make_reach(plan, kernel, dilation)))
+    return layer(x, Context(positions, make_reach(mask, positions, layer.kernel, dilation)))
 
 
 def expected(layer: Convolution, x: Tensor, causal: bool, dilation: int) -> Tensor:
@@ -103,7 +95,7 @@ def test_packed_documents_do_not_see_each_other(mask: Mask, kernel: int, dilatio
 @both_ways
 def test_the_gradient_of_unfolding_is_that_of_its_look_ups(mask: Mask) -> None:
     """By finite differences, and as torch works it out itself, with padding and packed documents."""
-    reach = make_reach(plan_of(packed((3, 4), (5,)), documents(mask)), 3, 2)
+    reach = make_reach(documents(mask), packed((3, 4), (5,)), 3, 2)
     x = torch.randn(2, 7, 2, dtype=torch.double, requires_grad=True)
     assert reach.seen_by is not None
     assert torch.autograd.gradcheck(lambda x: unfold(x, reach), x)
@@ -115,15 +107,15 @@ def test_the_gradient_of_unfolding_is_that_of_its_look_ups(mask: Mask) -> None:
 
 def test_where_nothing_is_learned_nobody_asks_who_sees_whom() -> None:
     with torch.no_grad():
-        assert make_reach(plan_of(ragged(4), CAUSAL), 3, 1).seen_by is None
+        assert make_reach(CAUSAL, ragged(4), 3, 1).seen_by is None
 
 
 def test_columns_by_hand() -> None:
     positions = packed((3, 2), (4,))  # the second row is padded
-    back = columns_of(make_reach(plan_of(positions, documents(CAUSAL)), 2, 1))
+    back = columns_of(make_reach(documents(CAUSAL), positions, 2, 1))
     assert back[0].tolist() == [[-1, 0], [0, 1], [1, 2], [-1, 3], [3, 4]]
     assert back[1].tolist() == [[-1, 0], [0, 1], [1, 2], [2, 3], [-1, -1]]
-    around = columns_of(make_reach(plan_of(positions, documents(FULL)), 3, 2))
+    around = columns_of(make_reach(documents(FULL), positions, 3, 2))
     assert around[0].tolist() == [[-1, 0, 2], [-1, 1, -1], [0, 2, -1], [-1, 3, -1], [-1, 4, -1]]
 
 
@@ -135,28 +127,35 @@ def test_columns_by_hand() -> None:
     dilation=st.integers(1, 4),
     seed=st.integers(0, 10**6),
 )
-def test_in_a_cache_each_hypothesis_finds_its_own_past(
+@torch.no_grad()
+def test_in_a_search_each_hypothesis_finds_its_own_past(
     lengths: list[int], hypotheses: int, kernel: int, dilation: int, seed: int
 ) -> None:
-    """Columns in any order, with gaps, each position once for every hypothesis; against lists."""
+    """A prompt with padding, then steps between which hypotheses change places; against torch's convolution over lists."""
     rng = torch.Generator().manual_seed(seed)
-    width = max(lengths) * hypotheses + 3
-    places, owner = torch.full((2, len(lengths), width), NOWHERE)
-    for b, n in enumerate(lengths):
-        where = torch.randperm(width, generator=rng)[: n * hypotheses]
-        places[b, where] = torch.arange(n).repeat_interleave(hypotheses)
-        owner[b, where] = torch.arange(hypotheses).repeat(n)
-    past = (owner[:, None] == torch.arange(hypotheses)[:, None]) | (owner[:, None] == NOWHERE)  # gaps are anybody's
-    queries = (torch.tensor(lengths)[:, None] - 1).expand(-1, hypotheses).contiguous()
-    plan = make_plan(CAUSAL, queries, places, kernel="reference", past=past)
-    found = columns_of(make_reach(plan, kernel, dilation))
-    for b, n in enumerate(lengths):
-        for i in range(hypotheses):
-            wanted = [n - 1 - j * dilation for j in reversed(range(kernel))]
-            own = {int(places[b, s]): s for s in range(width) if owner[b, s] == i}
-            assert found[b, i].tolist() == [own.get(p, NOWHERE) if p >= 0 else NOWHERE for p in wanted]
+    layer, b, positions = layer_of(kernel, dilation=dilation), len(lengths), ragged(*lengths)
+    x = torch.randn(b, max(lengths), C, dtype=torch.double, generator=rng)
+    state = State(layer, b, x.device, x.dtype)
+    kept = state.parts[layer]
+    found = layer.read(x, Context(positions, make_reach(CAUSAL, positions, kernel, dilation), state=state), kept)
+    state.advance(positions)
+    said = [[row[:n]] for row, n in zip(x, lengths, strict=True)]  # sentence, hypothesis -> its inputs (T, C)
+    for row, (inputs,) in zip(found, said, strict=True):
+        torch.testing.assert_close(row[: len(inputs)], expected(layer, inputs[None], True, dilation)[0])
+    for _ in range(kernel * dilation + 1):
+        parents = torch.randint(state.width, (b, hypotheses), generator=rng)
+        state.reorder(parents)
+        new = torch.randn(b, hypotheses, C, dtype=torch.double, generator=rng)
+        said = [
+            [torch.cat([row[parent], vector[None]]) for parent, vector in zip(of, vectors, strict=True)]
+            for row, of, vectors in zip(said, parents.tolist(), new, strict=True)
+        ]
+        stepped = layer.step(new.flatten(0, 1), Context(state.position(), apply=apply_step, state=state), kept)
+        state.advance(state.next[:, None].expand(-1, hypotheses))
+        for y, inputs in zip(stepped, [inputs for row in said for inputs in row], strict=True):
+            torch.testing.assert_close(y, expected(layer, inputs[None], True, dilation)[0, -1])
 
 
 def test_a_prefix_is_refused() -> None:
     with pytest.raises(RegardError, match="a convolution sees no prefix"):
-        make_reach(plan_of(ragged(4), prefix(2)), 3, 1)
+        make_reach(prefix(2), ragged(4), 3, 1)

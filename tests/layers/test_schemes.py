@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.layers.block import decoder_block, encoder_block
+from regard.layers.block import make_blocks
 from regard.layers.contextual import CoPE, Disentangled, Shaw
 from regard.layers.masks import CAUSAL, FULL
 from regard.layers.positions import Learned, Linear, NoPositions, Sinusoidal, make_positions, schemes_for
@@ -224,14 +224,9 @@ def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
 
 
 def stack_of(name: str, place: str, n_blocks: int = 3) -> Stack:
-    config = having(positions=name)
+    config, causal = having(positions=name), place == "decoder"
     torch.manual_seed(0)
-    stack = Stack(
-        config,
-        (encoder_block(config, i, place == "decoder") for i in range(n_blocks)),
-        FULL if place == "encoder" else CAUSAL,
-        place,
-    )
+    stack = Stack(config, make_blocks(config, n_blocks, place, causal), CAUSAL if causal else FULL, place)
     stir(stack.schemes)
     return stack
 
@@ -271,7 +266,7 @@ def test_cross_attention_has_no_bias_unless_it_is_given_one() -> None:
 @pytest.mark.parametrize("name", ["t5", "alibi", "kerple-log", "kerple-power"])
 def test_a_bias_between_target_and_source_depends_on_both_positions(name: str) -> None:
     config = having(positions="none", cross_positions=name)
-    stack = Stack(config, [decoder_block(config)], CAUSAL, "decoder")
+    stack = Stack(config, make_blocks(config, 1, "decoder", causal=True, crosses=True), CAUSAL, "decoder")
     stir(stack.cross_scheme)
     x, memory, zero = torch.randn(1, 1, C), torch.randn(1, 4, C), torch.zeros(1, 1, dtype=torch.long)
     places = torch.arange(4)[None]

@@ -15,11 +15,11 @@ from configured import model_config
 from fused_rows import kv_rows, qkv_rows
 from hypothesis import given
 from hypothesis import strategies as st
-from regard.layers.cache import NO_CACHE
 from torch import Tensor, nn
 
 from regard.errors import RegardError
 from regard.layers.attend import make_plan
+from regard.layers.attention import Prepared
 from regard.layers.choice import Situation, choose
 from regard.layers.context import Context
 from regard.layers.masks import CAUSAL, FULL, Mask, dense, documents, prefix, window
@@ -367,11 +367,10 @@ def test_cross_attention_is_torchs_contexts_and_weights() -> None:
 def test_the_fused_kernel_of_the_same_layer_gives_the_same_contexts(mask: Mask) -> None:
     self_stage, cross, x, y = MultiHead(C, H), MultiHeadCross(C, H), torch.randn(B, S, C), torch.randn(B, T, C)
     places, others = torch.arange(S).expand(B, S), torch.arange(T).expand(B, T)
-    ctx = Context(places, make_plan(mask, places, places), NO_CACHE)
+    ctx = Context(places, Prepared(make_plan(mask, places, places)))
     seen = dense(mask, places, places)[:, 0]
     torch.testing.assert_close(self_stage(x, x, x, seen)[0], self_stage.layer(x, ctx))
-    plan = make_plan(mask, others, places)
-    ctx = Context(others, plan, NO_CACHE, memory=x, memory_plan=plan)
+    ctx = Context(others, memory=x, memory_plan=make_plan(mask, others, places))
     torch.testing.assert_close(cross(y, x, x, dense(mask, others, places)[:, 0])[0], cross.layer(y, ctx))
 
 

@@ -8,16 +8,15 @@ import dataclasses
 import pytest
 import torch
 from fused_rows import gate_rows, kv_rows, qkv_rows
-from regard.layers.cache import NO_CACHE
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.layers.attend import make_plan
-from regard.layers.attention import CrossAttention, SelfAttention
+from regard.layers.attention import CrossAttention, Prepared
 from regard.layers.context import Context
-from regard.layers.feedforward import make_feedforward
 from regard.layers.layout import gate_block, in_turns, split_gates, taken_apart
 from regard.layers.masks import CAUSAL, FULL
+from regard.layers.part import Place, make_part
 
 C, H, D, FF = 24, 8, 4, 384
 CONFIG = ModelConfig(d_model=C, n_heads=H, n_kv_heads=H, d_head=D, d_ff=FF, activation="silu", ff_dropout=0.0)
@@ -28,7 +27,7 @@ def context() -> Context:
     positions = torch.arange(6).expand(3, -1)
     memory = torch.randn(3, 6, C, dtype=torch.float64)
     plans = (make_plan(mask, positions, positions) for mask in (CAUSAL, FULL))
-    return Context(positions, next(plans), NO_CACHE, memory=memory, memory_plan=next(plans))
+    return Context(positions, Prepared(next(plans)), memory=memory, memory_plan=next(plans))
 
 
 def part_of(whole: nn.Module, empty: nn.Module, rank: int, world: int) -> nn.Module:
@@ -50,14 +49,22 @@ def part_of(whole: nn.Module, empty: nn.Module, rank: int, world: int) -> nn.Mod
     return empty
 
 
+def mixer(config: ModelConfig) -> nn.Module:
+    return make_part("mixer", "attention", config, Place("decoder", causal=True))
+
+
+def feedforward(config: ModelConfig) -> nn.Module:
+    return make_part("feedforward", config.feedforward, config, Place("decoder", causal=True))
+
+
 LAYERS = {
-    "attention": (SelfAttention, {}),
-    "grouped queries": (SelfAttention, {"n_kv_heads": H // 2}),
+    "attention": (mixer, {}),
+    "grouped queries": (mixer, {"n_kv_heads": H // 2}),
     "cross-attention": (CrossAttention, {}),
     "cross-attention, grouped queries": (CrossAttention, {"n_kv_heads": H // 2}),
-    "dense feed-forward": (make_feedforward, {}),
-    "gated feed-forward": (make_feedforward, {"gated": True}),
-    "without biases": (SelfAttention, {"bias": False}),
+    "dense feed-forward": (feedforward, {}),
+    "gated feed-forward": (feedforward, {"feedforward": "gated"}),
+    "without biases": (mixer, {"bias": False}),
 }
 
 

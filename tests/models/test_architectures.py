@@ -19,6 +19,7 @@ from regard.look import see
 from regard.models.architectures import ARCHITECTURES, PRESETS, make_model, of, preset, register
 from regard.models.gpt import GPT
 from regard.models.model import LanguageModel, Model, TranslationModel, names_learning, names_where
+from regard.registry import MADE_OF
 from regard.tasks import TASKS
 
 PACKAGE = Path(regard.__file__).parent
@@ -134,6 +135,7 @@ class Registered:
     def __exit__(self, *_: object) -> None:
         for name in ARCHITECTURES.pop(self.name).presets:
             del PRESETS[name]
+        del MADE_OF[self.name]
 
 
 TRAINED = {
@@ -162,7 +164,7 @@ def test_a_new_architecture_is_trained_saved_loaded_and_used_by_declaring_itself
         assert len(writer.generate("the cat", max_new_tokens=5).tokens) <= 5
         assert writer.score("the cat").total < 0
         assert "A projected model for causal-lm" in (run / "model" / "README.md").read_text()
-        assert regard.summary(run).total.parameters.counted == sum(p.numel() for p in writer.model.parameters())
+        assert regard.summary(run).total.parameters == sum(p.numel() for p in writer.model.parameters())
         view = see(run, "the cat", max_new_tokens=3)
         assert (view.kind, view.model["architecture"], view.model["layers"]) == (
             "language",

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 from configured import model_config
-from regard.layers.cache import StepCache
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.config import ModelConfig, TrainConfig
+from regard.layers.layout import gate_block
 from regard.models import architectures
 from regard.models.architectures import make_model, preset
 from regard.models.cost import (
@@ -23,7 +23,7 @@ from regard.models.cost import (
     training_flops,
     training_memory,
 )
-from regard.models.transformer import Transformer, resolve
+from regard.models.transformer import Transformer
 from regard.training.crossentropy import CHUNK_BYTES
 from regard.training.objective import ClassObjective, Objective
 from regard.training.optim import make_optimizer
@@ -88,7 +88,7 @@ def test_training_costs_three_forwards(shape: tuple[int, int, int]) -> None:
 
 def test_the_papers_base_model_by_hand() -> None:
     # One sentence pair of 1 + 1 tokens: 2 FLOPs for each weight of a matrix that a token meets, and attention over one key.
-    config = resolve(model_config(preset="transformer-base", source_vocab=37_000, target_vocab=37_000))
+    config = Transformer.resolve(model_config(preset="transformer-base", source_vocab=37_000, target_vocab=37_000))
     encoder = 2 * (4 * 512 * 512 + 2 * 512 * 2048) + 4 * 512
     decoder = 2 * (8 * 512 * 512 + 2 * 512 * 2048) + 8 * 512
     assert forward_flops(config, 1, 1, 1) == 6 * encoder + 6 * decoder + 2 * 512 * 37_000
@@ -96,7 +96,7 @@ def test_the_papers_base_model_by_hand() -> None:
 
 def test_multi_query_attention_by_hand() -> None:
     # Width 8, four heads of 3: queries 12 wide; one head of keys: 3 wide. One token on each side, one block each.
-    config = resolve(
+    config = Transformer.resolve(
         model_config(
             preset="transformer-tiny",
             n_encoder_layers=1,
@@ -255,7 +255,8 @@ def test_activations_are_what_autograd_keeps(architecture: str, style: dict[str,
     """To the byte, but for ids and statistics: what is counted are vectors, as wide as the model, a layer or a head."""
     net = small(architecture, d_model=96, d_ff=160, **style)
     copies, others = saved(net, *inputs_of(architecture))
-    expected = nbytes(x for x in others if x.shape[-1] in (96, 160, 24))
+    widths = (96, 160, 24, gate_block(160))  # gates and values come in blocks
+    expected = nbytes(x for x in others if x.shape[-1] in widths)
     if architecture == "bert":  # on a GPU its head's norm reads a copy in fp32, beside what relu keeps of itself
         expected += B * L * 96 * (2 if net.config.activation in ("gelu", "silu") else 4)
     if net.config.feedforward == "gated":  # there the activated gate is made again from the gate
@@ -284,8 +285,10 @@ def test_logits_of_tokens_are_there_a_chunk_at_a_time() -> None:
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_the_cache_of_a_language_model_is_what_decoding_keeps(groups: int) -> None:
     net = small("gpt", n_kv_heads=groups, d_head=12)
-    _, cache = net.begin(torch.randint(5, 50, (B, 16)))  # the cache doubles: full at powers of two
-    assert 4 * B * decoding_bytes(net.config, 0, 16, 1)["cache"] == kept(cache) == 4 * B * 16 * 2 * 3 * groups * 12
+    _, state = net.begin(torch.randint(5, 50, (B, 16)))  # room doubles: it is full at powers of two
+    found = decoding_bytes(net, 0, 16, torch.float32)
+    assert B * found["cache"] == state.nbytes() == 4 * B * 16 * 2 * 3 * groups * 12
+    assert found["state"] == 0
 
 
 def test_the_cache_of_a_translator_also_keeps_the_memory() -> None:
@@ -293,12 +296,8 @@ def test_the_cache_of_a_translator_also_keeps_the_memory() -> None:
     state = net.begin(torch.randint(5, 50, (B, 9)))
     for _ in range(16):
         net.step(torch.full((B,), 7), state)
-    assert 4 * B * decoding_bytes(net.config, 9, 16, 1)["cache"] == kept(state.cache)
-
-
-def kept(cache: StepCache) -> int:
-    crossed = [x for pair in cache.crossed.values() for x in pair]
-    return nbytes([*cache.keys.values(), *cache.values.values()]) + sum(x.nbytes for x in crossed)
+    by_hand = 4 * B * (16 + 9) * 2 * 3 * 2 * 8  # both sides' keys and values of three blocks, two heads of 8
+    assert B * decoding_bytes(net, 9, 16, torch.float32)["cache"] == state.nbytes() == by_hand
 
 
 def test_llama_2_by_hand_its_cache_is_an_eighth_of_what_64_heads_would_keep() -> None:

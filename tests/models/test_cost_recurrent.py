@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_cost import B, L, counted_on, inputs_of, kept, nbytes, preset_of, saved
+from test_cost import B, L, counted_on, inputs_of, nbytes, preset_of, saved
 from torch import Tensor, nn
 
 from regard.data.batches import Batch
@@ -147,20 +147,14 @@ def test_what_a_recurrent_model_remembers_is_its_state_and_what_attention_reads(
 ) -> None:
     net = scanned(name, **style)
     source, target = texts()
-    if name == "lstm-small":
-        running, memory = net.begin(target)[1], ()
-    else:
-        running = net.begin(source)
-        net.step(target[:, 0], running)  # the state is not the memory any more
-        memory = running.memory
-    tensors = {x.data_ptr(): x.numel() for x in (*running.state, *memory) if x.is_floating_point()}
-    assert B * sum(decoding_bytes(net.config, S, L, 1).values()) == sum(tensors.values())
+    state = net.begin(target)[1] if name == "lstm-small" else net.begin(source)
+    assert B * sum(decoding_bytes(net, S, L, torch.float32).values()) == state.nbytes()
 
 
 def test_a_state_is_as_large_after_a_thousand_tokens_as_after_one() -> None:
     short, long = (measured(preset_of("awd-lstm"), 3, n)["memory"]["decoding"] for n in (1, 1000))
     assert short == long
-    assert short["state_bf16_per_row"] == 2 * 2 * (1150 + 1150 + 400)  # h and c of each layer
+    assert short["state_per_row"] == 4 * 2 * (1150 + 1150 + 400)  # h and c of each layer, in fp32 at least
     assert "cache_bf16" not in short
 
 
@@ -195,10 +189,14 @@ def test_convolutions_cost_what_torch_counts_and_keep_what_autograd_keeps(
     assert B * activations(net.config, *at) == expected
 
 
-def test_a_convolutional_cache_keeps_what_went_in() -> None:
-    net = convolutional("gpt")
-    _, cache = net.begin(torch.randint(5, 50, (B, 16)))
-    assert 4 * B * decoding_bytes(net.config, 0, 16, 1)["cache"] == kept(cache) == 4 * B * 16 * 3 * 96
+def test_a_convolution_keeps_the_inputs_that_it_still_sees() -> None:
+    """Three blocks whose taps stand 1, 2 and 3 apart: 3, 5 and 7 tokens, however many were read."""
+    net = convolutional("gpt", **{"convolution.dilations": (1, 2, 3)})
+    for n in (16, 40):
+        _, state = net.begin(torch.randint(5, 50, (B, n)))
+        found = decoding_bytes(net, 0, n, torch.float32)
+        assert B * found["state"] == state.nbytes() == 4 * B * (3 + 5 + 7) * 96
+        assert found["cache"] == 0
 
 
 @pytest.mark.parametrize("name", ["conv-lm", "lstm-small", "rnnsearch-small"])

@@ -16,11 +16,12 @@ from regard.layers.contextual import Disentangled, log_buckets
 from regard.look.record import record
 from regard.models.architectures import preset
 from regard.models.bert import Bert
+from regard.text.special import PAD
 from regard.training.optim import make_optimizer
 
 V, C, H, D, LAYERS, T = 41, 32, 4, 8, 2, 13
 REAL = torch.arange(T) < torch.tensor([[T], [4], [9]])
-IDS = torch.randint(5, V, (3, T), generator=torch.Generator().manual_seed(1)) * REAL
+IDS = torch.randint(5, V, (3, T), generator=torch.Generator().manual_seed(1)).where(REAL, PAD)
 
 
 def bert(version: int, **settings: Any) -> Bert:
@@ -121,7 +122,7 @@ def test_its_logits_are_hugging_faces(version: int, legacy: bool) -> None:
     with torch.no_grad():
         for name, p in own.items():
             p.copy_(weights[name])
-        expected = peer(input_ids=IDS, attention_mask=REAL.long()).logits
+        expected = peer(input_ids=IDS * REAL, attention_mask=REAL.long()).logits
         torch.testing.assert_close(model(IDS)[REAL], expected[REAL], atol=1e-4, rtol=1e-4)
 
 

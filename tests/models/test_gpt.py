@@ -148,7 +148,7 @@ def test_shared_keys_make_a_smaller_cache() -> None:
     for groups in (4, 2, 1):
         model = make(n_kv_heads=groups)
         _, state = model.begin(ids(5, 3))
-        assert {tuple(k.shape) for k in state.keys.values()} == {(2, groups, 16, 4)}
+        assert {tuple(kept.keys.shape) for _, kept in state} == {(2, groups, 16, 4)}
 
 
 # ---- masks -----------------------------------------------------------------------------------------------------------

@@ -1,11 +1,13 @@
 """Fresh weights have the sizes that models/init.py states."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from configured import SCHEMES, model_config, replaced
+from fused_rows import qkv_rows
 from torch import Tensor, nn
 
 from regard.errors import RegardError
@@ -103,8 +105,9 @@ def test_t5_queries_start_smaller_by_the_root_of_the_head_width(positions: str, 
         if isinstance(layer, SelfAttention):
             assert isinstance(ours, SelfAttention)
             shrink = 4.0 if positions == "t5" else 1.0
-            torch.testing.assert_close(ours.qkv.weight[:C] * shrink, layer.qkv.weight[:C])
-            assert torch.equal(ours.qkv.weight[C:], layer.qkv.weight[C:])
+            found, plainly = (x.qkv.weight[qkv_rows(H, H, C // H)] for x in (ours, layer))
+            torch.testing.assert_close(found[:C] * shrink, plainly[:C])
+            assert torch.equal(found[C:], plainly[C:])
         else:
             assert isinstance(ours, CrossAttention)
             torch.testing.assert_close(ours.q.weight * (4.0 if cross == "t5" else 1.0), layer.q.weight)
@@ -167,14 +170,18 @@ def test_a_block_keeps_its_weights_whatever_stands_before_it() -> None:
 class Hybrid(nn.Module):
     """Blocks of the kinds that are named."""
 
-    def __init__(self, *kinds: type[nn.Module]) -> None:
+    def __init__(self, *kinds: Callable[[int, int], nn.Module]) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(kind(6, 6) for kind in kinds)
 
 
+def gru(d_in: int, d_hidden: int) -> GRU:
+    return GRU(GRU.Settings(), d_in, d_hidden)
+
+
 def test_a_block_of_a_hybrid_keeps_its_weights_if_another_changes_its_kind() -> None:
     pair = []
-    for kinds in ((nn.Linear, nn.Linear, nn.Linear), (GRU, nn.Linear, nn.Linear)):
+    for kinds in ((nn.Linear, nn.Linear, nn.Linear), (gru, nn.Linear, nn.Linear)):
         model = Hybrid(*kinds)
         initialise(model, 5)
         pair.append(model)
@@ -187,8 +194,8 @@ def test_a_block_of_a_hybrid_keeps_its_weights_if_another_changes_its_kind() -> 
 def test_weights_do_not_depend_on_the_order_of_construction() -> None:
     torch.manual_seed(0)
     one, two = (
-        nn.ModuleDict({"a": nn.Linear(3, 3), "b": GRU(3, 4)}),
-        nn.ModuleDict({"b": GRU(3, 4), "a": nn.Linear(3, 3)}),
+        nn.ModuleDict({"a": nn.Linear(3, 3), "b": gru(3, 4)}),
+        nn.ModuleDict({"b": gru(3, 4), "a": nn.Linear(3, 3)}),
     )
     for model in (one, two):
         initialise(model, 1)
@@ -205,13 +212,13 @@ HEADS: dict[str, Any] = {"n_heads": 2, "d_ff": 48}
     [
         ("transformer-tiny", HEADS),
         ("transformer-tiny", {**HEADS, "positions": "t5", "cross_positions": "kerple-log", "tie": "none"}),
-        ("gpt-tiny", {**HEADS, "positions": "yarn", "trained_len": 64, "rope_factor": 2.0}),
+        ("gpt-tiny", {**HEADS, "positions": "yarn", "yarn.trained_len": 64, "yarn.factor": 2.0}),
         ("gpt-tiny", {**HEADS, "positions": "fire"}),
         ("gpt-tiny", {**HEADS, "positions": "alibi", "answer": "row"}),
         ("bert-tiny", {**HEADS, "encoder_positions": "disentangled", "answer": "token"}),
         ("vit-tiny", HEADS),
         ("lstm-small", {}),
-        ("rnnsearch-small", {"d_hidden": 16, "recurrent_norm": True}),
+        ("rnnsearch-small", {"recurrent.d_hidden": 16, "recurrent.norm": True}),
         ("conv-lm", {"n_heads": 1}),
     ],
 )

@@ -10,7 +10,7 @@ from fused_rows import gate_rows, qkv_rows
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.layers.block import Block, ParallelBlock, decoder_block, encoder_block
+from regard.layers.block import Block, ParallelBlock, make_blocks
 from regard.models.architectures import preset
 from regard.models.gpt import GPT
 
@@ -105,8 +105,8 @@ def test_a_model_is_its_formula() -> None:
 def test_a_parallel_block_has_one_norm_and_the_names_of_any_other() -> None:
     config = palm().config
     sequential = replaced(config, parallel=False)
-    for make in (encoder_block, decoder_block):
-        together, apart = make(config), make(sequential)
+    for side, crosses in (("encoder", False), ("decoder", True)):
+        (together,), (apart,) = (make_blocks(c, 1, side, side == "decoder", crosses) for c in (config, sequential))
         assert type(together) is ParallelBlock
         assert type(apart) is Block
         names, others = ({name for name, _ in block.named_parameters()} for block in (together, apart))
@@ -119,7 +119,7 @@ def test_sublayers_do_not_see_each_other() -> None:
     model, x = palm(), torch.randn(2, 5, C)
     seen: list[Tensor] = []
     for block in model.decoder.blocks:
-        block.get_submodule("sublayers.ff").register_forward_hook(lambda m, inputs, result: seen.append(result))
+        block.get_submodule("sublayers.ff").register_forward_hook(lambda m, inputs, result: seen.append(result[0]))
     places = torch.arange(5).expand(2, -1)
     model.decoder(x, places)
     with torch.no_grad():

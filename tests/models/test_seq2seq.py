@@ -297,18 +297,19 @@ def test_hypotheses_multiply_move_and_leave_with_their_sentences(kind: str) -> N
         prefixes = torch.cat([prefixes, tokens[:, None]], 1)
         torch.testing.assert_close(model.step(tokens, state), model(source[owner], prefixes)[:, -1], **exact)
 
-    def select(rows: list[int]) -> None:
+    def become(rows: list[int]) -> None:
         nonlocal prefixes, owner
-        state.select(torch.tensor(rows))
         prefixes, owner = prefixes[rows], owner[rows]
 
     say(torch.full((3,), SOS))
-    select([0, 0, 1, 1, 2, 2])  # two hypotheses each
+    state.reorder(torch.tensor([[0, 0], [0, 0], [0, 0]]))
+    become([0, 0, 1, 1, 2, 2])  # two hypotheses each
     say(torch.randint(5, V, (6,)))
-    select([1, 1, 2, 3, 5, 4])  # survivors, within their sentences
+    state.reorder(torch.tensor([[1, 1], [0, 1], [1, 0]]))
+    become([1, 1, 2, 3, 5, 4])  # survivors, within their sentences
     say(torch.randint(5, V, (6,)))
-    state.select_sentences(torch.tensor([0, 2]))  # the middle sentence has stopped
-    select([0, 1, 4, 5])
+    state.select(torch.tensor([0, 2]))  # the middle sentence has stopped
+    become([0, 1, 4, 5])
     say(torch.randint(5, V, (4,)))
     say(torch.randint(5, V, (4,)))
 

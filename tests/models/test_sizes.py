@@ -7,6 +7,7 @@ from configured import model_config
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
+from regard.models.gpt import GPT
 from regard.models.sizes import resolve_sizes
 
 PRESETS = {
@@ -65,10 +66,6 @@ def test_heads(given: dict[str, int], expected: tuple[int, ...]) -> None:
         ({"positions": "fire", "fire.threshold": 0.0}, r"'model\.fire\.threshold' must be above 0, not 0\.0"),
         ({"positions": "rope", "rope.base": 1.0}, r"'model\.rope\.base' must be above 1, not 1\.0"),
         ({"positions": "rope", "rope.base": float("nan")}, r"'model\.rope\.base' must be above 1, not nan"),
-        (
-            {"positions": "t5", "t5.max_distance": 16},
-            r"model\.t5\.max_distance 16 must be above half of model\.t5\.buckets 32",
-        ),
         ({"attention_dropout": 1.0}, r"'model\.attention_dropout' must be from 0 to below 1, not 1\.0"),
     ],
 )
@@ -76,6 +73,13 @@ def test_impossible_sizes_are_refused_in_one_line(wrong: dict[str, Any], message
     with pytest.raises(RegardError, match=message) as caught:
         resolved(**wrong)
     assert "\n" not in str(caught.value)
+
+
+def test_what_a_part_refuses_is_refused_before_a_model_is_built() -> None:
+    message = r"model\.t5\.max_distance 16 must be above half of model\.t5\.buckets 32"
+    with pytest.raises(RegardError, match=message):
+        GPT.resolve(model_config(preset="gpt-tiny", target_vocab=9, positions="t5", **{"t5.max_distance": 16}))
+    GPT.resolve(model_config(preset="gpt-tiny", target_vocab=9, positions="t5", **{"t5.max_distance": 17}))
 
 
 @pytest.mark.parametrize(

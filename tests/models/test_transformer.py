@@ -16,6 +16,7 @@ from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.layers.masks import positions_of
 from regard.layers.positions import NoPositions
+from regard.layers.state import State
 from regard.models.architectures import preset as named
 from regard.models.sizes import SIZES
 from regard.models.transformer import Transformer
@@ -185,16 +186,21 @@ def test_cached_equals_uncached_at_every_step(model: Transformer) -> None:
             torch.testing.assert_close(logits, model(source, target[:, : t + 1])[:, -1], **close)
 
 
+def read(model: Transformer, target: Tensor, positions: Tensor, state: State) -> Tensor:
+    """Hidden vectors (B, T, C) of several target tokens at once, which the state then holds."""
+    x = model.decoder.embed(model.target_embedding(target), positions)
+    return model.decoder(x, positions, None, state.memory_positions, state)
+
+
 @both
 @settings(max_examples=15)
 @given(pieces=st.lists(st.integers(1, 6), min_size=1, max_size=5))
-def test_the_cache_takes_pieces_of_any_length(model: Transformer, pieces: list[int]) -> None:
+def test_pieces_of_any_length_are_read_one_after_the_other(model: Transformer, pieces: list[int]) -> None:
     source, target = ids(4, 6), ids(sum(pieces), sum(pieces))
-    memory, places = model.encode(source)
-    cache, parts, start = StepCache(), [], 0
+    state, parts, start = model.begin(source), [], 0
     for n in pieces:
         positions = torch.arange(start, start + n).expand(2, n)
-        parts.append(model.decode(target[:, start : start + n], positions, memory, places, cache))
+        parts.append(read(model, target[:, start : start + n], positions, state))
         start += n
     torch.testing.assert_close(model.head(torch.cat(parts, 1)), model(source, target), **close)
 
@@ -202,16 +208,16 @@ def test_the_cache_takes_pieces_of_any_length(model: Transformer, pieces: list[i
 @both
 def test_prompts_of_different_lengths_go_on_from_where_each_ended(model: Transformer) -> None:
     source, prompts, lengths = ids(4, 6), ids(2, 5), torch.tensor([2, 5])
-    memory, places = model.encode(source)
-    cache = StepCache()
-    model.decode(prompts, positions_of(prompts), memory, places, cache)
+    state = model.begin(source)
+    read(model, prompts, positions_of(prompts), state)
     rows = [prompts[0, :2], prompts[1]]
     for i in range(3):
         token = ids(1, 1)
-        hidden = model.decode(token, (lengths + i)[:, None], memory, places, cache)
+        assert torch.equal(state.position(), lengths + i)
+        logits = model.step(token[:, 0], state)
         rows = [torch.cat([row, new]) for row, new in zip(rows, token, strict=True)]
         for b, row in enumerate(rows):
-            torch.testing.assert_close(model.head(hidden[b, -1]), model(source[b : b + 1], row[None])[0, -1], **close)
+            torch.testing.assert_close(logits[b], model(source[b : b + 1], row[None])[0, -1], **close)
 
 
 @both
@@ -225,18 +231,19 @@ def test_hypotheses_multiply_move_and_leave_with_their_sentences(model: Transfor
         prefixes = torch.cat([prefixes, tokens[:, None]], 1)
         torch.testing.assert_close(model.step(tokens, state), model(source[owner], prefixes)[:, -1], **close)
 
-    def select(rows: list[int]) -> None:
+    def become(rows: list[int]) -> None:
         nonlocal prefixes, owner
-        state.select(torch.tensor(rows))
         prefixes, owner = prefixes[rows], owner[rows]
 
     say(torch.full((3,), SOS))
-    select([0, 0, 1, 1, 2, 2])  # two hypotheses each
+    state.reorder(torch.tensor([[0, 0], [0, 0], [0, 0]]))
+    become([0, 0, 1, 1, 2, 2])  # two hypotheses each
     say(torch.randint(5, V, (6,)))
-    select([1, 1, 2, 3, 5, 4])  # survivors, within their sentences
+    state.reorder(torch.tensor([[1, 1], [0, 1], [1, 0]]))
+    become([1, 1, 2, 3, 5, 4])  # survivors, within their sentences
     say(torch.randint(5, V, (6,)))
-    state.select_sentences(torch.tensor([0, 2]))  # the middle sentence has stopped
-    select([0, 1, 4, 5])
+    state.select(torch.tensor([0, 2]))  # the middle sentence has stopped
+    become([0, 1, 4, 5])
     say(torch.randint(5, V, (4,)))
     say(torch.randint(5, V, (4,)))
 

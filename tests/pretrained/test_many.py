@@ -11,16 +11,19 @@ import sys
 import tomllib
 import unicodedata
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sacrebleu
+import torch
 
 import regard
-from regard import pretrained
+from regard import folder, pretrained
 from regard.interpreter import Interpreter
+from regard.recipes import to_dict
 
 MANY = pretrained.FOLDER / "many"
 EVERYDAY, FORMAL = (
@@ -99,6 +102,18 @@ def test_the_folder_is_whole_and_small_and_says_what_it_is() -> None:
     card = (MANY / "README.md").read_text(encoding="utf-8")
     for part in ("CC-BY 2.0 FR", "tatoeba.org", "FLOPs", "minutes", "tok:zh", "tok:13a", "## Weaknesses"):
         assert part in card
+
+
+def test_its_configuration_is_what_saving_it_would_write() -> None:
+    """No setting in an older form, and none left to a default that may change."""
+    bundle = folder.load(MANY, torch.device("cpu"), "int8")
+    written = json.loads((MANY / "config.json").read_text())
+    assert written["model"] == json.loads(json.dumps(to_dict(bundle.config)))
+    assert written["decode"] == json.loads(json.dumps(asdict(bundle.decode)))
+    assert written["frame"] == json.loads(json.dumps(bundle.frame.to_dict()))
+    assert bundle.tokenizers is not None
+    special = bundle.tokenizers.source.special
+    assert written["model"].items() >= {**special.settings(), "suppress_tokens": [*special.suppressed]}.items()
 
 
 def test_the_first_command() -> None:

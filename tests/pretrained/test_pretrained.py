@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokens import SETTINGS
+from tokens import EOS, SETTINGS
 
 import regard
 from regard import cli, folder, pretrained
@@ -22,7 +22,7 @@ from regard.interpreter import Interpreter
 from regard.layers.packed import is_packed
 from regard.models.architectures import make_model, preset
 from regard.text.detect import learned
-from regard.text.tokenizer import EOS, Tokenizer, Tokenizers
+from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.translator import Translator
 
 SIZES = {

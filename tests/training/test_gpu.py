@@ -140,6 +140,22 @@ def test_nothing_is_compiled_again_once_its_shape_was_seen() -> None:
     assert len(step.at_once.graphs) == len(set(SHAPES))  # type: ignore[attr-defined]
 
 
+def test_a_hybrid_model_has_a_graph_for_each_kind_of_block() -> None:
+    """Not for each block: dilations and the place in a stack make no kind of their own (test_compile.py)."""
+    import torch._dynamo
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    before = counters["stats"]["unique_graphs"]
+    mixers = {"mixer": ("convolution", "attention"), "convolution.dilations": (1, 3)}
+    net = model(n_encoder_layers=4, n_decoder_layers=4, norm="pre", dropout=0.1, **mixers)
+    step = TrainingStep(Objective(net, 0.1), TrainConfig(), torch.device("cuda"), torch.bfloat16)
+    for i, (rows, width) in enumerate(SHAPES):
+        step([batch(rows, width, i)], lr=1e-3)
+        assert counters["stats"]["unique_graphs"] == before + 4  # two in the encoder, two that look at the source too
+    assert len(step.at_once.graphs) == len(set(SHAPES))  # type: ignore[attr-defined]
+
+
 def test_dropout_differs_between_replays() -> None:
     net = model(dropout=0.5)
     step = TrainingStep(Objective(net, 0.1), TrainConfig(), torch.device("cuda"), torch.float32)

@@ -32,11 +32,11 @@ LAYERS = {"n_encoder_layers": 1, "n_decoder_layers": 1}
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {"task": "causal-lm", "model": {"preset": "gpt-tiny", **SIZES, "n_decoder_layers": 1}},
     "bert": {"task": "masked-lm", "model": {"preset": "bert-tiny", **SIZES, "n_encoder_layers": 1}},
-    "rnn": {"task": "causal-lm", "model": {"preset": "rnn-tiny", "d_model": DIM, "d_hidden": DIM}},
+    "rnn": {"task": "causal-lm", "model": {"preset": "rnn-tiny", "d_model": DIM, "recurrent": {"d_hidden": DIM}}},
     "transformer": {"task": "translation", "model": {"preset": "transformer-tiny", **SIZES, **LAYERS}},
     "seq2seq": {
         "task": "translation",
-        "model": {"preset": "rnnsearch-small", **LAYERS, "d_model": DIM, "d_hidden": DIM},
+        "model": {"preset": "rnnsearch-small", **LAYERS, "d_model": DIM, "recurrent": {"d_hidden": DIM}},
     },
     "classifier": {"task": "classification", "model": {"preset": "bert-tiny", **SIZES, "n_encoder_layers": 1}},
 }

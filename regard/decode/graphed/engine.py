@@ -70,7 +70,7 @@ class Engine:
         self.slots = Slots.make(b, k, room, device, columns - room, self.config.eos_token_id)
         self.state = StaticState(
             self.shadow.model, (b, k), columns, width, dtype, position=self.slots.position,
-            owner=self.slots.owner if k > 1 else None, resting=self.slots.active,
+            owner=self.slots.owner if k > 1 else None, active=self.slots.active,
         )  # fmt: skip
         self.gained = torch.zeros((b * k, room + 1), device=device)  # the last column: of rows that rest
         self.seeds = torch.zeros(b * k, dtype=torch.int64, device=device)
