@@ -199,8 +199,12 @@ def memory(n: int, h: int, g: int, length: int, d: int, dtype: torch.dtype) -> t
     )
 
 
-def owners(n: int, length: int) -> Tensor:
-    return torch.randint(n, (n, length), generator=torch.Generator().manual_seed(5), dtype=torch.int32).to(DEVICE)
+def owners(position: Tensor, length: int) -> Tensor:
+    """In which row each column of a row's past lies: any, but not one that its owner writes in the same step."""
+    n, mine = len(position), torch.arange(len(position), dtype=torch.int32)[:, None]
+    found = torch.randint(n, (n, length), generator=torch.Generator().manual_seed(5), dtype=torch.int32)
+    written = position.cpu()[found.long()] == torch.arange(length)
+    return torch.where(written, mine, found).to(DEVICE)
 
 
 def whole_numbers(*numbers: int) -> Tensor:
@@ -227,7 +231,7 @@ def test_a_new_token_looks_at_its_past_wherever_it_lies(
     skip_where_bits_are_multiplied(function, dtype, h // g)
     n, position = 4, whole_numbers(0, 17, length - 1, length // 2)
     every = {
-        "owner": owners(n, length),
+        "owner": owners(position, length),
         "bias": draw(h, length, seed=4),
         "back": length // 3,
     }
