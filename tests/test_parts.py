@@ -7,7 +7,9 @@ GPU, CUDA graphs decode it as the host does, and a step that asks the host for a
 """
 
 import copy
+import gc
 import logging
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +48,7 @@ from regard.models.architectures import make_model
 from regard.models.cost import Cost, measured
 from regard.registry import register, setting, unregister
 from regard.training.objective import Objective
+from regard.training.optim import make_optimizer
 from regard.training.step import TrainingStep
 
 # ---- a position scheme -----------------------------------------------------------------------------------------------
@@ -503,6 +506,119 @@ def test_settings_come_from_the_command_line_and_misspelt_ones_are_refused(name:
     )
     with pytest.raises(RegardError):  # out of the range that its field declares
         regard.train(path, tmp_path / "third", settings={**settings, f"model.{name}.{key}": "0"}, quiet=True)
+
+
+def test_a_language_model_is_freed_after_decoding() -> None:
+    for name in PARTS:
+        model = language_model(name)
+        write(model, words(2, 6), DecodeConfig(beam=1, max_new_tokens=3))
+        gone = weakref.ref(model)
+        del model
+        gc.collect()
+        assert gone() is None
+
+
+def test_a_model_that_was_trained_with_an_auxiliary_loss_can_be_copied() -> None:
+    model = language_model("mixture").train()
+    model(torch.full((1, 4), 6)).sum().backward()
+    assert model.decoder.auxiliary_loss is not None
+    assert copy.deepcopy(model).decoder.auxiliary_loss is None
+
+
+def test_forward_hooks_of_a_mixer_act_while_decoding() -> None:
+    model, options = language_model("fade"), DecodeConfig(beam=1, max_new_tokens=4, min_len=4)
+    part = next(module for module in model.modules() if isinstance(module, Fade))
+    seen: list[Any] = []
+    handle = part.register_forward_hook(lambda module, given, result: seen.append(result.shape))  # type: ignore[func-returns-value]
+    write(model, [[7, 8, 9]], options)
+    handle.remove()
+    assert len(seen) == 1 + 3  # the prompt, and a step for each token but the last
+    handle = part.register_forward_hook(lambda module, given, result: torch.zeros_like(result))
+    changed = model.begin(torch.tensor([[7, 8, 9]]))[0]
+    torch.testing.assert_close(changed, model(torch.tensor([[7, 8, 9]]))[:, -1], atol=1e-5, rtol=1e-5)
+    handle.remove()
+    part.forward = lambda x, ctx: x  # type: ignore[method-assign]
+    with pytest.raises(RegardError, match=r"forward\(\) of Fade is replaced"):
+        model.begin(torch.tensor([[7, 8, 9]]))
+
+
+def test_a_step_that_cannot_be_captured_is_decoded_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slots of a CUDA-graph decoder take more rows than a batch of the host does."""
+    model = language_model("fade")
+    options = DecodeConfig(beam=1, max_new_tokens=5, batch_tokens=64)
+    expected = [row.ids for row in write(model, words(20, 3), options)]
+    most: list[int] = []
+    begin = model.begin
+
+    def begun(prompt: Tensor) -> Any:
+        most.append(prompt.numel())
+        return begin(prompt)
+
+    monkeypatch.setattr(model, "begin", begun)
+    monkeypatch.setattr("regard.decode.write.in_graphs", lambda model, beam=1: True)
+    monkeypatch.setattr("regard.decode.graphed.engine.StaticState", lambda *_, **__: 1 / 0)
+    assert [row.ids for row in write(model, words(20, 3), options)] == expected
+    assert max(most) <= 64
+    assert "division" in NOT_CAPTURED.pop(model)
+
+
+def test_a_step_must_change_its_state_in_place() -> None:
+    from regard.decode.graphed.engine import Engine
+
+    engine = Engine(language_model("fade"), DecodeConfig(beam=1), torch.float32, (2, 1, 16, 32))
+    kept = next(iter(engine.state.parts.values()))
+    with pytest.raises(RuntimeError, match="in place"):
+        kept.mean = torch.zeros(1)
+
+
+class Bare(Mixer):
+    """Keeps nothing between tokens, and has a parameter that must not decay and dropout of its own."""
+
+    no_decay = ("scale",)
+
+    def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
+        super().__init__(settings, config, place)
+        self.scale, self.drop = nn.Parameter(torch.ones(1, config.d_model)), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        return self.drop(x * self.scale)
+
+
+@pytest.fixture
+def bare() -> Iterator[Any]:
+    register("bare")(Bare)
+    torch.manual_seed(0)
+    sizes = {"preset": "gpt-tiny", "n_heads": 2, "d_model": 16, "n_decoder_layers": 2, "max_len": 24, "dropout": 0.0}
+    yield make_model(model_config(**sizes, mixer=("bare", "attention"), target_vocab=VOCAB, **SETTINGS))
+    unregister("mixer", "bare")
+
+
+def test_a_mixer_without_a_state_decodes(bare: Any) -> None:
+    model = bare.eval()
+    _, state = model.begin(padded([[7, 8, 9], [6]]))
+    found = model.step(torch.tensor([5, 6]), state)
+    whole = model(padded([[7, 8, 9, 5], [6, 6]]))
+    torch.testing.assert_close(found, torch.stack([whole[0, 3], whole[1, 1]]), atol=1e-5, rtol=1e-5)
+
+
+def test_activation_checkpointing_draws_a_parts_own_dropout_again(bare: Any) -> None:
+    ids, gradients = torch.full((2, 6), 7), []
+    assert bare.decoder.random
+    for recompute in (False, True):
+        bare.train().zero_grad()
+        bare.decoder.recompute = recompute
+        torch.manual_seed(5)
+        bare(ids).square().sum().backward()
+        gradients.append(next(m for m in bare.modules() if isinstance(m, Bare)).scale.grad.clone())
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_weight_decay_leaves_alone_what_a_part_says(bare: Any) -> None:
+    optimizer = make_optimizer(bare, TrainConfig(device="cpu", weight_decay=0.1))
+    decayed = {id(p) for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]}
+    layers = [m for m in bare.modules() if isinstance(m, Bare)]
+    assert layers
+    assert not any(id(layer.scale) in decayed for layer in layers)
 
 
 def test_a_part_may_not_take_a_name_that_is_taken() -> None:

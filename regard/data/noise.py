@@ -65,10 +65,10 @@ def word_numbers(ids: Sequence[int] | np.ndarray, pieces: Sequence[str], special
     A row with a "▁" in it marks where words begin, and a space belongs to the word after it. Any other row is
     WordPiece's, which marks with "##" what goes on. An unknown token is no word, but a word may go on after it.
     """
-    marked = any(piece.startswith(SPACE) for piece in pieces)
+    marked, specials = any(piece.startswith(SPACE) for piece in pieces), set(special.ids)
     numbers, word, begins = [], -1, True
     for id, piece in zip(ids, pieces, strict=True):
-        if id in special.ids:
+        if id in specials:
             numbers.append(-1)
             begins = begins or id != special.unk
             continue

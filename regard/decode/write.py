@@ -101,7 +101,15 @@ def steps(model: LanguageModel, rows: list[Row], options: DecodeConfig) -> Itera
             return writing.steps(model, rows, options)
         except NotCapturable as error:
             not_captured(model, str(error))
+            return plain_groups(model, rows, options)  # slots take more rows than a batch does
     return plain_steps(model, rows, options)
+
+
+def plain_groups(model: LanguageModel, rows: list[Row], options: DecodeConfig) -> Iterator[list[Row]]:
+    """The steps of as many rows at a time as the budget of tokens allows."""
+    lengths = [len(row.prompt) + row.limit for row in rows]
+    for group in batches(lengths, budget(options, model.embedding.weight.device)):
+        yield from plain_steps(model, [rows[i] for i in group], options)
 
 
 @torch.inference_mode()

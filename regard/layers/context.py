@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from regard.errors import RegardError
 from regard.layers.masks import NOWHERE, Mask
+from regard.layers.part import FeedForward
 from regard.layers.positions import Positions
 
 if TYPE_CHECKING:
@@ -22,12 +24,34 @@ def apply_forward(part: Any, x: Tensor, ctx: Context) -> Any:
 
 def apply_read(part: Any, x: Tensor, ctx: Context) -> Any:
     """Run a part on prompts (B, T, C), leaving behind the state that its steps go on from."""
-    return part.read(x, ctx, ctx.state.parts.get(part))
+    return applied(part, part.read, x, ctx)
 
 
 def apply_step(part: Any, x: Tensor, ctx: Context) -> Any:
     """Run a part on one more token of each row (N, C)."""
-    return part.step(x, ctx, ctx.state.parts.get(part))
+    return applied(part, part.step, x, ctx)
+
+
+def applied(part: Any, run: Callable[..., Any], x: Tensor, ctx: Context) -> Any:
+    """Run one of a part's other forms with the forward hooks that it has, as calling the part would."""
+    own, kept = part.__dict__, ctx.state.parts.get(part)
+    if not own["_forward_pre_hooks"] and not own["_forward_hooks"] and "forward" not in own:
+        return run(x, ctx, kept)
+    if "forward" in own and not isinstance(part, FeedForward):
+        name = type(part).__name__
+        raise RegardError(
+            f"the forward() of {name} is replaced, but decoding runs its read() and step(): replace those too"
+        )
+    if isinstance(part, FeedForward):
+        return run(x, ctx, kept)  # it calls itself, with all of its hooks
+    for hook in own["_forward_pre_hooks"].values():
+        given = hook(part, (x, ctx))
+        x = x if given is None else given[0] if isinstance(given, tuple) else given
+    result = run(x, ctx, kept)
+    for hook in own["_forward_hooks"].values():
+        found = hook(part, (x, ctx), result)
+        result = result if found is None else found
+    return result
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ stand comes with the context (layers/reach.py), so blocks of all dilations share
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +52,8 @@ class Convolution(Mixer):
         self.dilation = settings.dilations[place.index % len(settings.dilations)]
         self.share = self.kernel, self.dilation
         self.taps = nn.Linear(settings.kernel * config.d_model, 2 * config.d_model, bias=config.bias)
+
+    has_heads: ClassVar[bool] = False
 
     def joined(self) -> dict[str, tuple[int, list[int]]]:
         return {"taps": (1, [self.width, self.width])}

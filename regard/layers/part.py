@@ -6,7 +6,7 @@ A part is a position scheme, a token mixer, a feed-forward layer, a recurrent ce
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -48,6 +48,7 @@ class Part(nn.Module):
         dict[str, str]
     ] = {}  # parameter or child -> "column", "row" or "expert"; others are replicated
     no_decay: ClassVar[tuple[str, ...]] = ()  # own parameters that weight decay leaves alone
+    random: ClassVar[bool] = False  # draws random numbers in training by something other than nn.Dropout
     observed: ClassVar[dict[str, str]] = {}  # name -> child; `look.record` keeps what enters that child under this name
 
     def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
@@ -104,6 +105,7 @@ class Mixer(Part):
 
     kind = "mixer"
     attends: ClassVar[bool] = False  # compares queries with keys, so that position schemes can act on its scores
+    has_heads: ClassVar[bool] = True  # reads model.n_heads
     ordered: ClassVar[bool] = True  # knows the order of its tokens without a position scheme
     window: int = 0  # of a mixer that attends: how many tokens back it sees; 0: all
     share: Hashable = ()  # blocks whose mixers are of one class and have equal values share what `prepare` returns
@@ -122,14 +124,20 @@ class Mixer(Part):
         return {}
 
     def step(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
-        """Mix one more token of each row with what was kept, (N, C) -> (N, C), and keep what later steps need."""
-        raise NotImplementedError
+        """Mix one more token of each row with what was kept, (N, C) -> (N, C), and keep what later steps need.
+
+        A mixer that keeps nothing mixes nothing between tokens: its step is its forward."""
+        if kept is not None:
+            raise NotImplementedError(f"{type(self).__name__} declares a state, but has no step")
+        return self.forward(x[:, None], replace(ctx, positions=ctx.positions[:, None]))[:, 0]
 
     def read(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
         """Mix the tokens of prompts (B, T, C), which may end in padding, and leave the state after each row's last token.
 
         The default takes one step after the other, for mixers that keep only states of fixed size (PerRow). A mixer with a
         parallel form that gives its state overrides it."""
+        if kept is None:  # nothing is kept between tokens
+            return self.forward(x, ctx)
         found = []
         for t in range(x.shape[1]):
             ctx_t = ctx.at(t)
@@ -157,10 +165,10 @@ class FeedForward(Part):
         raise NotImplementedError
 
     def read(self, x: Tensor, ctx: Context, kept: Any) -> Any:
-        return self.forward(x, ctx)
+        return self(x, ctx)
 
     def step(self, x: Tensor, ctx: Context, kept: Any) -> Any:
-        return self.forward(x, ctx)
+        return self(x, ctx)
 
 
 WRITTEN_FOR = (

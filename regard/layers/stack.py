@@ -41,6 +41,15 @@ class Zeros(torch.autograd.Function):
         return None
 
 
+class Latest:
+    """A tensor of the last forward, which copies of its module do not have."""
+
+    value: Tensor | None = None
+
+    def __deepcopy__(self, memo: Any) -> Latest:
+        return Latest()
+
+
 class Stack(nn.Module):
     """N blocks on one side of a model. `side` is encoder or decoder; it says which position schemes make sense."""
 
@@ -55,7 +64,10 @@ class Stack(nn.Module):
         self.compiled = False  # its blocks are compiled for training (training/step.py)
         self.changed = False  # an intervention (look/change) is active: compiled and captured forms do not know of it
         chances = (config.dropout, config.attention_dropout, config.ff_dropout)
-        self.random = max(chances) > 0  # then recomputing must draw the same dropout again
+        parts = [*self.blocks.modules()]
+        drops = any(isinstance(part, nn.Dropout) and part.p > 0 for part in parts)
+        declared = any(getattr(part, "random", False) for part in parts)
+        self.random = max(chances) > 0 or drops or declared  # then recomputing must draw the same numbers again
         first = make_positions(config, side)
         own = (make_positions(config, side) for _ in self.blocks[1:]) if first.per_layer else ()
         self.schemes = nn.ModuleList([first, *own])  # one for all blocks, or one each
@@ -63,7 +75,12 @@ class Stack(nn.Module):
             scheme.attach(block, first)  # type: ignore[operator]
         self.crosses = any("cross" in block.sublayers for block in self.blocks)  # type: ignore[operator]
         self.cross_scheme = make_positions(config, "cross") if self.crosses else NoPositions()
-        self.auxiliary_loss: Tensor | None = None  # the sum of the blocks' in the last forward, where they have any
+        self._auxiliary = Latest()
+
+    @property
+    def auxiliary_loss(self) -> Tensor | None:
+        """Return the sum of the blocks' auxiliary losses in the last forward, or None where they have none."""
+        return self._auxiliary.value
 
     @property
     def mixers(self) -> list[Any]:
@@ -139,8 +156,7 @@ class Stack(nn.Module):
             x, y, loss = block(x, y, own) if run is None else run(block, x, y, own)
             if loss is not None:
                 losses.append(loss)
-        if losses or self.auxiliary_loss is not None:
-            self.auxiliary_loss = sum(losses[1:], losses[0]) if losses else None
+        self._auxiliary.value = sum(losses[1:], losses[0]) if losses else None
         if self.norm is None:
             return x
         return add_norm(x, y, self.norm, self.dropout if self.training else 0.0)[1]

@@ -80,7 +80,8 @@ def _product(sizes: Any) -> int:
     return result
 
 
-_DECLARED: WeakKeyDictionary[nn.Module, list[tuple[str, nn.Module, dict[str, Storage]]]] = WeakKeyDictionary()
+# Of each model the paths and storage of its parts, not the parts: a value that holds its key would never be freed.
+_DECLARED: WeakKeyDictionary[nn.Module, list[tuple[str, dict[str, Storage]]]] = WeakKeyDictionary()
 
 
 def declared(model: nn.Module) -> list[tuple[str, nn.Module, dict[str, Storage]]]:
@@ -89,9 +90,8 @@ def declared(model: nn.Module) -> list[tuple[str, nn.Module, dict[str, Storage]]
         encoders = (stack for stack in model.modules() if getattr(stack, "side", "") == "encoder")
         never = {part for stack in encoders for part in stack.modules()}  # they read whole rows, and never step
         stepped = ((path, part) for path, part in model.named_modules() if hasattr(part, "state") and part not in never)
-        found = ((path, part, part.state()) for path, part in stepped)
-        _DECLARED[model] = [(path, part, storage) for path, part, storage in found if storage]
-    return _DECLARED[model]
+        _DECLARED[model] = [(path, part.state()) for path, part in stepped if part.state()]
+    return [(path, model.get_submodule(path), storage) for path, storage in _DECLARED[model]]
 
 
 def state_bytes(

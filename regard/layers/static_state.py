@@ -44,6 +44,13 @@ class Layer:
     kernel: bool  # the step kernel serves it; else the definition of attention, over gathered columns
 
 
+class Fixed(SimpleNamespace):
+    """The tensors that a part keeps. They stay where they are: a captured step reads and writes that memory."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise RuntimeError(f"a step must change '{name}' in place (copy_, add_, ...), not put another tensor there")
+
+
 class StaticState:
     """What the slots of a CUDA-graph decoder keep. `position` (N,) and `owner` (N, L) are the engine's own tensors."""
 
@@ -70,7 +77,7 @@ class StaticState:
         self.storages: dict[str, dict[str, Any]] = {}
         self.rows: list[Tensor] = []
         for path, part, storages in declared(model):
-            kept = self.parts[part] = self.paths[path] = SimpleNamespace()
+            kept = self.parts[part] = self.paths[path] = Fixed()
             self.storages[path] = storages
             for name, storage in storages.items():
                 if isinstance(storage, Columns):
@@ -81,7 +88,7 @@ class StaticState:
                 else:
                     shape = [source if size is LENGTH else size for size in storage.shape]
                     tensor = torch.zeros((b, *shape), dtype=storage.dtype or dtype, device=device)
-                setattr(kept, name, tensor)
+                vars(kept)[name] = tensor
         self.fused: dict[nn.Module, Any] = {}  # the fused steps of parts, where there is one row
         if self.fuse:
             found = ((part, fused_step_of(part)) for part in model.modules() if hasattr(part, "fused_step"))
@@ -102,7 +109,7 @@ class StaticState:
                 scheme: Any = stack.schemes[which]
                 even = stack.d_head % 2 == 0 and stack.d_head <= 128
                 kernel = even and not scheme.contextual and (scheme.toeplitz or not scheme.relative)
-                kernel = kernel and type(mixer).attend is Attention.attend
+                kernel = kernel and getattr(type(mixer), "attend", None) is Attention.attend
                 mask = window(stack.mask, mixer.window)
                 self.layers[mixer] = Layer(scheme, tables[which], mask, kernel)
             if "cross" in block.sublayers:  # type: ignore[operator]

@@ -180,9 +180,6 @@ def stream(at, inside):
     return tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first")
 
 
-KERNEL_ACTIVATIONS = ("relu", "gelu", "gelu-tanh", "silu")  # the names that `activate` knows
-
-
 @triton.jit
 def activate(z, NAME: tl.constexpr):
     if NAME == "relu":

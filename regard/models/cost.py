@@ -85,6 +85,8 @@ class Cost:
         """The forward FLOPs of one row by the polynomial through a few short rows, for those who ask of very many lengths.
 
         It is exact where a model multiplies at most pairs of tokens, as all of them do here."""
+        if max(source_len, target_len) <= max(FITTED):
+            return self.forward_flops(1, source_len, target_len)
         sides = [{0: 1} if n == 0 else {at: lagrange(n, at) for at in FITTED} for n in (source_len, target_len)]
         sums = (a * b * self.forward_flops(1, s, t) for s, a in sides[0].items() for t, b in sides[1].items())
         return round(sum(sums))
@@ -194,8 +196,9 @@ def stack_activations(config: ModelConfig, s: int, t: int) -> int:
     # of self-attention q, k, v and what it gives; of a convolution the tokens seen, and both halves before the gate
     attention = 4 * c + 2 * (queries + 2 * keys) + 2 * queries + turned
     convolution = 2 * c + (2 * c if config.parallel else 0) + 2 * config.value("convolution.kernel") * c + 4 * c
-    each = [convolution if name == "convolution" else attention for name in config.mixer]
-    mixer = sum(each) // len(each)
+    n = max(config.n_encoder_layers, config.n_decoder_layers)
+    names = [config.mixer[i % len(config.mixer)] for i in range(n)]
+    mixer = sum(convolution if name == "convolution" else attention for name in names) // n
     kept = (
         3 if config.feedforward == "gated" else 1 if config.activation == "relu" else 2
     )  # relu is its own derivative's memory

@@ -135,7 +135,8 @@ def idle(config: ModelConfig) -> dict[str, str]:
     found: dict[str, str] = {}
     if BLOCKS not in MADE_OF.get(config.architecture, ()):
         return found
-    if not (config.n_encoder_layers and config.n_decoder_layers) and not attends(config):  # no cross-attention either
+    crosses = config.n_encoder_layers and config.n_decoder_layers
+    if not crosses and not any(mixer.has_heads for mixer in mixers_of(config)):
         found |= dict.fromkeys(("n_heads", "attention_dropout"), "where nothing is left of attention")
     if not config.d_ff:
         found |= dict.fromkeys(("activation", "feedforward", "ff_dropout"), "where model.d_ff is 0")

@@ -52,8 +52,11 @@ def _front_matter(job: Job) -> str:
 def _style(model: ModelConfig) -> str:
     if of(model).is_recurrent:
         return f"{model.cell} of {model.value('recurrent.d_hidden')}"
-    convolved = f"convolutions over {model.value('convolution.kernel')} tokens"
-    mixer = f"{model.n_heads} heads" if "attention" in model.mixer else convolved
+    said = {
+        "attention": f"{model.n_heads} heads",
+        "convolution": f"convolutions over {model.value('convolution.kernel')} tokens",
+    }
+    mixer = " and ".join(said.get(name, name) for name in dict.fromkeys(model.mixer))
     return f"{mixer}, {model.norm}-norm"
 
 

@@ -17,6 +17,7 @@ from regard.config import TrainConfig
 from regard.device import pick_precision
 from regard.errors import RegardError
 from regard.layers.embedding import Embedding, Head
+from regard.layers.part import Part
 from regard.layers.positions import Positions
 from regard.layers.stack import Stack
 from regard.training.muon import Muon, pieces_of
@@ -75,6 +76,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> Together:
     theirs = {id(piece.weight) for piece in pieces}
     by_dtype = split_by_dtype(p for p in model.parameters() if id(p) not in theirs)
     free = {id(p) for m in model.modules() if isinstance(m, (Embedding, Head, Positions)) for p in m.parameters()}
+    free |= {id(getattr(m, name)) for m in model.modules() if isinstance(m, Part) for name in m.no_decay}
     parts: list[torch.optim.Optimizer] = []
     for dtype, parameters in by_dtype.items():
         decayed = [p for p in parameters if p.dim() >= 2 and id(p) not in free]

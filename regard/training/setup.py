@@ -30,7 +30,7 @@ from regard.models.architectures import resolve
 from regard.training.checkpoint import Checkpoints
 
 MARKER = "run.json"  # written first into every run: without it, a folder is not Regard's to use or to empty
-TOKENIZERS = ("tokenizer.json", "tokenizer.source.json", "tokenizer.target.json")
+TOKENIZERS = ("tokenizer.json", "tokenizer.source.json", "tokenizer.target.json", "vocabulary.json")
 FILES = ("metrics.jsonl", "start.json", *TOKENIZERS, "config.toml")
 EVENTS = "events.out.tfevents.*"
 

@@ -92,16 +92,14 @@ class Engine:
 
     @torch.inference_mode()
     def try_step(self) -> None:
-        """Run the first step, over slots that rest, with synchronisation forbidden; raise `NotCapturable` if it needs some.
-        It is also the run that warms up what the capture needs."""
+        """Run the first step, over slots that rest, with synchronisation forbidden: an error if it needs some. It is
+        also the run that warms up what the capture needs."""
         if self.tried:
             return
         before = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("error")
         try:
             self.step()
-        except (RuntimeError, NotImplementedError) as error:
-            raise NotCapturable(f"{part_in(error)} cannot be captured: {str(error).splitlines()[0]}") from error
         finally:
             torch.cuda.set_sync_debug_mode(before)
         self.tried = True
@@ -255,10 +253,16 @@ def engine_for(model: Writing, options: DecodeConfig, shape: tuple[int, int, int
     if engine is None:
         while len(shelf) >= KEPT:  # before the new one asks for memory
             shelf.popitem(last=False)[1].forget()
-        engine = Engine(model, options, dtype, shape, width)
+        try:
+            engine = Engine(model, options, dtype, shape, width)
+            engine.try_step()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a part's step may do that it may not
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise NotCapturable(f"{part_in(error)} cannot be captured: {reason}") from error
         engine.home = (shelf, key)
     engine.refresh()
-    engine.try_step()
     return engine
 
 

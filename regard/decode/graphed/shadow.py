@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from regard.layers.embedding import Head
+from regard.layers.locked import LockedDropout
 from regard.layers.packed import LargeLinear
 from regard.layers.positions import Positions
 from regard.layers.stack import Stack
 
 TILE = 64
+DROPS = "dropout, which is active in training mode"
 NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
@@ -33,11 +35,14 @@ class Shadow:
         self.copies: list[tuple[Tensor, Tensor]] = []  # (copy, parameter)
         kept = {p for m in model.modules() if isinstance(m, (*NORMS, Positions)) for p in m.parameters()}
         memo: dict[int, Any] = {}
-        for module in model.modules():
+        for module in stepped(model):
             for parameter in module.parameters(recurse=False):
                 if id(parameter) not in memo:
                     converts = isinstance(module, (nn.Linear, nn.Embedding, Head)) and parameter not in kept
                     memo[id(parameter)] = self._converted(parameter) if converts else parameter
+        for module in model.modules():
+            for parameter in module.parameters(recurse=False):
+                memo.setdefault(id(parameter), parameter)
             for buffer in module.buffers(recurse=False):
                 memo.setdefault(id(buffer), buffer)
         self.model: Any = copy.deepcopy(model, memo).eval()
@@ -128,9 +133,11 @@ def cannot(model: nn.Module) -> str:
             if module.changed:
                 return "what is changed in it for the time being"
             if module.training and module.random:
-                return "dropout, which is active in training mode"
+                return DROPS
             if not module.mask.causal:
                 return f"a mask that is not causal ({module.mask})"
+        if isinstance(module, (nn.Dropout, LockedDropout)) and module.training and module.p > 0:
+            return DROPS
         reason = altered_by(module)
         if reason:
             path = next(name for name, other in model.named_modules() if other is module)
