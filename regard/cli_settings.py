@@ -83,7 +83,10 @@ def print_setting(name: str, value: Any, help: str, indent: int = 0) -> None:
 def parts_named(name: str) -> str:
     """The parts that a setting may name, where it names any."""
     section, _, field = name.partition(".")
-    known = fields_of(type(getattr(Config(), section))) if section == "model" else {}
-    if field not in known or not known[field].metadata.get("part"):
+    if section != "model":
         return ""
-    return f": {', '.join(filter(None, choices_of(known[field])))}"
+    table, _, key = field.rpartition(".")
+    known = fields_of(TABLES[table].settings) if table else fields_of(type(Config().model))
+    if key not in known or not (known[key].metadata.get("part") or (table and known[key].metadata.get("choices"))):
+        return ""
+    return f": {', '.join(filter(None, choices_of(known[key])))}"

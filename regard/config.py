@@ -158,7 +158,7 @@ class ModelConfig:
         "", "another scheme for the encoder; empty = the same", choices=("",), part="positions", of=BLOCKS
     )
     cross_positions: str = setting(
-        "none", "bias between target and source positions: none, t5, alibi or kerple-*", part="positions", of=BLOCKS
+        "none", "a scheme that adds to scores between target and source", part="positions", of=BLOCKS
     )
     mixer: tuple[str, ...] = setting(
         ("attention",),

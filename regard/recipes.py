@@ -225,12 +225,16 @@ def _outside(value: Any, f: dataclasses.Field[Any]) -> str | None:
     choices = choices_of(f)
     if choices:
         hint = nearest(value, choices) if "part" in limits else ""
+        hint = hint or (" (a part of your own is known once its module is imported)" if "part" in limits else "")
         return None if value in choices else f"one of {', '.join(filter(None, choices))}{hint}"
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     least, most = limits.get("least", 0), limits.get("most", LARGEST)
     if isinstance(value, int) and value > most:
         return f"at most {most:,}"
+    if "above" in limits and "below" in limits:
+        low, high = limits["above"], limits["below"]
+        return None if low < value < high else f"above {low:g} and below {high:g}"
     if "above" in limits:
         return None if limits["above"] < value < math.inf else f"above {limits['above']:g}"
     if "below" in limits:

@@ -92,8 +92,14 @@ def register(name: str) -> Callable[[P], P]:
         parts = PARTS[cls.kind]
         if name in parts:
             raise RegardError(f"two parts of kind {cls.kind} are called '{name}'")
+        if not dataclasses.is_dataclass(cls.Settings):
+            raise RegardError(f"the Settings of the part '{name}' must be a dataclass: @dataclass(frozen=True)")
+        for declared in dataclasses.fields(cls.Settings):
+            if "help" not in declared.metadata:
+                raise RegardError(f"model.{name}.{declared.name} has no help: declare it by setting(default, help)")
         if dataclasses.fields(cls.Settings):
-            _enter_table(name, Table(cls.Settings, help_of(cls), KINDS[cls.kind].of, cls.kind))
+            settings: Any = cls.Settings
+            _enter_table(name, Table(settings, help_of(cls), KINDS[cls.kind].of, cls.kind))
         cls.name = name
         parts[name] = cls
         return cls

@@ -383,6 +383,7 @@ TRAINED = {
     "train.batch_tokens": "128",
     "train.valid_every": "12",
     "train.save_every": "12",
+    "train.log_every": "6",
     "train.device": "cpu",
 }
 
@@ -409,6 +410,8 @@ def test_a_model_trains_is_saved_loaded_used_and_shown(name: str, tmp_path: Path
     parts = [module for module in writer.model.modules() if type(module) is PARTS[name]]
     assert parts
     key, value = SETTING.get(name, ("", 0))
+    logged = (run / "metrics.jsonl").read_text()
+    assert ("auxiliary_loss" in logged) == (name == "mixture")
     if key:
         assert writer.model.config.value(f"{name}.{key}") == value
         assert f"{key} = {value}" in (run / "config.toml").read_text()
@@ -619,6 +622,56 @@ def test_weight_decay_leaves_alone_what_a_part_says(bare: Any) -> None:
     layers = [m for m in bare.modules() if isinstance(m, Bare)]
     assert layers
     assert not any(id(layer.scale) in decayed for layer in layers)
+
+
+class Half(Mixer):
+    """Fills one of its vectors itself."""
+
+    def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
+        super().__init__(settings, config, place)
+        self.scale = nn.Parameter(torch.full((config.d_model,), torch.nan))
+        self.matrix = nn.Parameter(torch.full((config.d_model, config.d_model), torch.nan))
+
+    def init_weights(self) -> None:
+        nn.init.ones_(self.scale)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        return (x * self.scale) @ self.matrix if x.sum().item() < 1e9 else x
+
+
+def test_a_part_that_fills_a_vector_itself_has_its_matrices_filled_and_says_that_it_cannot_be_counted() -> None:
+    register("half")(Half)
+    try:
+        model = make_model(model_config(preset="gpt-tiny", mixer=("half",), target_vocab=VOCAB, **SETTINGS))
+        assert all(p.isfinite().all() for p in model.parameters())
+        with pytest.raises(RegardError, match="'half' cannot be counted: its forward needs numbers"):
+            Cost(model.config).forward_flops(1, 0, 5)
+    finally:
+        unregister("mixer", "half")
+
+
+def test_declarations_that_cannot_be_are_refused() -> None:
+    class Loose(Mixer):
+        """Settings without help."""
+
+        @dataclass(frozen=True)
+        class Settings:
+            rate: float = 0.5
+
+    with pytest.raises(RegardError, match=r"model\.loose\.rate has no help"):
+        register("loose")(Loose)
+    Loose.Settings = dict  # type: ignore[assignment,misc]
+    with pytest.raises(RegardError, match="must be a dataclass"):
+        register("loose")(Loose)
+    with pytest.raises(RegardError, match="only a scheme that adds to scores"):
+        make_model(model_config(preset="transformer-tiny", cross_positions="spiral", source_vocab=9, target_vocab=9))
+
+
+@pytest.mark.parametrize("value", ["0", "1", "1.5"])
+def test_both_ends_of_a_range_are_checked(value: str, tmp_path: Path) -> None:
+    path, settings = recipe(tmp_path, "fade")
+    with pytest.raises(RegardError, match="above 0 and below 1"):
+        regard.train(path, tmp_path / "run", settings={**settings, "model.fade.rate": value}, quiet=True)
 
 
 def test_a_part_may_not_take_a_name_that_is_taken() -> None:

@@ -30,6 +30,14 @@ def normalised(x: Tensor, norm: nn.Module) -> Tensor:
     return x if isinstance(norm, nn.Identity) else add_norm(x, None, norm, 0.0)[1]
 
 
+def with_loss(result: Any, auxiliary: bool, sublayer: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Return what a sublayer gave, and its auxiliary loss or None."""
+    if isinstance(result, tuple) != auxiliary:
+        given, said = ("(y, loss)", "no") if not auxiliary else ("y alone", "an")
+        raise TypeError(f"{type(sublayer).__name__} returns {given}, but declares {said} auxiliary loss")
+    return result if auxiliary else (result, None)
+
+
 class Residual(nn.Module):
     """A sublayer with its norm and its residual connection."""
 
@@ -42,8 +50,7 @@ class Residual(nn.Module):
 
     def run(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor | None]:
         """Return what the sublayer makes of x, and its loss if it has one."""
-        result: Any = ctx.apply(self.sublayer, x, ctx)
-        return result if self.auxiliary else (result, None)
+        return with_loss(ctx.apply(self.sublayer, x, ctx), self.auxiliary, self.sublayer)
 
     def fused(self, ctx: Context) -> Any:
         """Return the sublayer's fused step for one row, where the context allows it and the sublayer has one."""
@@ -83,8 +90,7 @@ class Branch(nn.Module):
         self.auxiliary = bool(getattr(sublayer, "auxiliary", False))
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor | None]:
-        result: Any = ctx.apply(self.sublayer, x, ctx)
-        return result if self.auxiliary else (result, None)
+        return with_loss(ctx.apply(self.sublayer, x, ctx), self.auxiliary, self.sublayer)
 
 
 PLACEMENTS = {"pre": PreNorm, "post": PostNorm}

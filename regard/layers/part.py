@@ -196,6 +196,17 @@ def fused_step_of(part: nn.Module) -> Callable[..., Tensor] | None:
     return getattr(part, "fused_step", None) if plain else None
 
 
+def part_in(error: BaseException) -> str:
+    """Return the name of the innermost part of a model that an error comes from."""
+    trace, found = error.__traceback__, "the model"
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if isinstance(owner, Part):
+            found = f"'{getattr(owner, 'name', type(owner).__name__)}'"
+        trace = trace.tb_next
+    return found
+
+
 def make_part(kind: str, name: str, config: ModelConfig, place: Place) -> Any:
     """Build the part that a configuration names, after asking it whether it makes sense there."""
     check_part(kind, name, config, place)

@@ -42,6 +42,7 @@ class Positions(Part):
     toeplitz: ClassVar[bool] = False  # ... which depends on k - q alone
     contextual: ClassVar[bool] = False  # has `scores` and `values`
     terms: ClassVar[int] = 1  # products that are added to make one score
+    not_across: ClassVar[str] = "only a scheme that adds to scores can act between source and target"
     scale: float | None = None  # of q k^T; None: 1/sqrt(D)
 
     def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
@@ -50,6 +51,8 @@ class Positions(Part):
 
     @classmethod
     def check(cls, settings: Any, config: ModelConfig, place: Place) -> None:
+        if place.side == "cross" and cls.hook() in ("embed", "rotation"):
+            cls.refuse(place, cls.not_across)
         mixers = mixers_of(config)
         if place.side != "cross" and cls.acts_in_attention() and not any(mixer.attends for mixer in mixers):
             others = [name for name, scheme in PARTS["positions"].items() if not scheme.acts_in_attention()]
@@ -167,12 +170,7 @@ class NoPositions(Positions):
 class Absolute(Positions):
     """Positions that are added to the embeddings."""
 
-    @classmethod
-    def check(cls, settings: Any, config: ModelConfig, place: Place) -> None:
-        super().check(settings, config, place)
-        if place.side == "cross":
-            why = "absolute positions are part of the vectors that cross-attention compares; it needs no others"
-            cls.refuse(place, why)
+    not_across = "absolute positions are part of the vectors that cross-attention compares; it needs no others"
 
 
 @register("linear")

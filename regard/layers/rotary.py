@@ -29,6 +29,10 @@ class Rotary(Positions):
     turn: Tensor
     temperature = 1.0
 
+    not_across = (
+        "rotary positions compare a place in the target with a place in the source, whose difference means nothing"
+    )
+
     def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
         super().__init__(settings, config, place)
         self.settings, self.d_head = settings, config.d_head
@@ -38,9 +42,6 @@ class Rotary(Positions):
     @classmethod
     def check(cls, settings: Any, config: ModelConfig, place: Place) -> None:
         super().check(settings, config, place)
-        if place.side == "cross":
-            why = "rotary positions compare a place in the target with a place in the source, whose difference means nothing"
-            cls.refuse(place, why)
         if config.d_head % 2:
             raise RegardError(
                 f"{cls.name} turns pairs of numbers, but heads are {config.d_head} wide: choose an even width"

@@ -229,7 +229,7 @@ class StaticState:
     @staticmethod
     def _enter_sentences(place: Tensor, new: Tensor, slots: Tensor, which: Tensor) -> None:
         """Copy what was made of the sources; what lies beyond a source becomes zero."""
-        place[slots] = 0
+        place.index_fill_(0, slots, 0)  # not `place[slots] = 0`, for which the host would wait
         inside: tuple[Any, ...] = tuple(slice(0, size) for size in new.shape[1:])
         place[(slots, *inside)] = new[which].to(place.dtype)
 
@@ -237,7 +237,7 @@ class StaticState:
         """Slots (n,) begin with states of zeros: nothing was read before their first step."""
         rows = (slots[:, None] * self.k + torch.arange(self.k, device=slots.device)).flatten()
         for tensor in self.rows:
-            tensor[rows] = 0
+            tensor.index_fill_(0, rows, 0)
 
     def reorder(self, parents: Tensor) -> None:
         """Row n continues row parents[n] (N,): fixed-size states are copied, columns have their owners."""

@@ -31,7 +31,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from regard.config import ModelConfig
+from regard.errors import RegardError
 from regard.layers import repeated
+from regard.layers.part import part_in
 from regard.models.architectures import make_model
 from regard.models.weights import Unfilled
 
@@ -413,6 +415,12 @@ def modules_in(x: Any) -> Iterator[nn.Module]:
 def count(model: nn.Module, *inputs: Tensor) -> Counting:
     """Run a model of the meta device, and return what it did."""
     counting = Counting(model)
-    with torch.no_grad(), counting:
-        model(*inputs)
+    try:
+        with torch.no_grad(), counting:
+            model(*inputs)
+    except (NotImplementedError, RuntimeError) as error:
+        if "meta" not in str(error):
+            raise
+        part, why = part_in(error), str(error).split("\n", maxsplit=1)[0]
+        raise RegardError(f"{part} cannot be counted: its forward needs numbers, not shapes alone ({why})") from None
     return counting

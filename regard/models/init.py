@@ -18,8 +18,8 @@ weight does not depend on what was built before it: many GPUs can make the same 
 hybrid keeps its weights when another block becomes one of another kind. The model's seed is one number of torch's global
 generator.
 
-A module with a method `init_weights` fills its own parameters and buffers there, and may change those of its children, which
-have been filled by then. A model that was built on the meta device becomes a real one by `materialise`.
+A module with a method `init_weights` fills vectors and buffers of its own there. It may change its matrices and those of its
+children too, which have been filled by then. A model that was built on the meta device becomes a real one by `materialise`.
 """
 
 from __future__ import annotations
@@ -77,18 +77,21 @@ def init_module(module: nn.Module, seed: int, path: str, mine: dict[str, nn.Para
     if tensor is None or tensor.is_meta or not (has_own or mine):
         return
     path = path.removeprefix("body.")  # that of a classifier starts as it would by itself
-    with torch.no_grad(), seeded(seed, path, tensor.device):
-        if has_own:
-            module.init_weights()  # type: ignore[operator]
-        elif isinstance(module, KNOWN):
-            for name, p in mine.items():
-                fill(module, name, p, normed)
-        elif hasattr(module, "reset_parameters"):
-            module.reset_parameters()  # type: ignore[operator]
-        else:
-            for name, p in mine.items():
-                with seeded(seed, f"{path}.{name}", p.device):
+    known = isinstance(module, KNOWN)
+    with torch.no_grad():
+        if mine and not known and not has_own and hasattr(module, "reset_parameters"):
+            with seeded(seed, path, tensor.device):
+                module.reset_parameters()  # type: ignore[operator]
+            return
+        for name, p in mine.items():
+            with seeded(seed, path if known else f"{path}.{name}", p.device):
+                if known:
+                    fill(module, name, p, normed)
+                else:
                     fill_other(name, p)
+        if has_own:
+            with seeded(seed, path, tensor.device):
+                module.init_weights()  # type: ignore[operator]
 
 
 KNOWN = (nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.Linear, Head, MaskedHead)

@@ -149,6 +149,7 @@ class Trainer:
         progress.seconds += self.meter.lap()
         speed, norm = self.meter.read(), self.step.norm.item()
         values = {"loss": loss / tokens, "nll": nll / tokens, "lr": learning_rate(self.config, progress.step)}
+        values |= {"auxiliary_loss": self.step.auxiliary.item()} if self.step.has_auxiliary else {}
         values |= {"grad_norm": norm, "tokens": progress.tokens, "seconds": progress.seconds, **speed}
         self.metrics.write("train", progress.step, **values)
         mfu = f"  MFU {speed['mfu']:.1%}" if "mfu" in speed else ""

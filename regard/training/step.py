@@ -37,6 +37,8 @@ class TrainingStep:
         self.share = torch.zeros((), device=device)  # of one answer in the step's mean
         self.loss = torch.zeros((), device=device)  # of the step in progress
         self.norm = torch.zeros((), device=device)  # of the last gradient
+        self.has_auxiliary = any(getattr(module, "auxiliary", False) is True for module in objective.model.modules())
+        self.auxiliary = torch.zeros((), device=device)  # the auxiliary loss of the last batch
         self.accumulate: Callable[..., Any] = self._accumulate
         self.update: Callable[..., Any] = self._update
         self.at_once: Callable[..., Any] = self._at_once
@@ -70,7 +72,11 @@ class TrainingStep:
             sums = self.objective(*inputs)  # (3,)
         # Parts with an auxiliary loss add it for each scored answer, so that batches weigh right when accumulated.
         auxiliary = [stack.auxiliary_loss for stack in self.stacks if stack.auxiliary_loss is not None]
-        loss = (sums[0] + sum(auxiliary) * sums[2] if auxiliary else sums[0]) * self.share
+        loss = sums[0] * self.share
+        if auxiliary:
+            total = sum(auxiliary[1:], auxiliary[0])
+            loss = loss + total * sums[2] * self.share
+            self.auxiliary.copy_(total.detach())
         loss.backward()
         self.loss += loss.detach()
         self.sums += sums.detach()

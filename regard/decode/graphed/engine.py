@@ -25,7 +25,7 @@ from regard.decode.graphed.beams import Slots, advance, beam_step
 from regard.decode.graphed.candidates import candidates, likeliest
 from regard.decode.graphed.shadow import Shadow, stepped
 from regard.decode.rules import budget
-from regard.layers.part import Part
+from regard.layers.part import part_in
 from regard.layers.state import state_bytes
 from regard.layers.static_state import StaticState
 from regard.replay import Replayed
@@ -171,17 +171,6 @@ class Engine:
 
 class NotCapturable(Exception):
     """A step that cannot be captured in a CUDA graph; the message says which part it is and why."""
-
-
-def part_in(error: BaseException) -> str:
-    """Return the name of the innermost part of a model that an error comes from."""
-    trace, found = error.__traceback__, "the model's step"
-    while trace is not None:
-        owner = trace.tb_frame.f_locals.get("self")
-        if isinstance(owner, Part):
-            found = f"'{getattr(owner, 'name', type(owner).__name__)}'"
-        trace = trace.tb_next
-    return found
 
 
 Work = TypeVar("Work")
