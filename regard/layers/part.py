@@ -44,9 +44,7 @@ class Part(nn.Module):
     kind: ClassVar[str]
     name: ClassVar[str]
     Settings: ClassVar[type] = NoSettings  # a frozen dataclass whose fields are made with `registry.setting`
-    tensor_parallel: ClassVar[
-        dict[str, str]
-    ] = {}  # parameter or child -> "column", "row" or "expert"; others are replicated
+    tensor_parallel: ClassVar[dict[str, str]] = {}  # child or parameter -> "column", "row" or "expert"; else replicated
     no_decay: ClassVar[tuple[str, ...]] = ()  # own parameters that weight decay leaves alone
     random: ClassVar[bool] = False  # draws random numbers in training by something other than nn.Dropout
     observed: ClassVar[dict[str, str]] = {}  # name -> child; `look.record` keeps what enters that child under this name
@@ -171,21 +169,14 @@ class FeedForward(Part):
         return self(x, ctx)
 
 
-WRITTEN_FOR = (
-    "forward",
-    "step",
-    "read",
-    "attend",
-    "split",
-    "project",
-)  # methods that a fused step computes the result of
+WRITTEN_FOR = ("forward", "step", "read", "attend", "split", "project")  # whose result a fused step computes
 
 
 def fused_step_of(part: nn.Module) -> Callable[..., Tensor] | None:
     """Return a part's fused step if it computes what the part does, or None.
 
-    A subclass that overrides a method without the fused step, or a layer inside that is no plain nn.Linear, would not be
-    heard by it."""
+    It would not run the method of a subclass that overrides one without the fused step, nor a layer that is no plain
+    nn.Linear."""
     for cls in type(part).__mro__:
         own = vars(cls)
         if "fused_step" in own:
