@@ -55,6 +55,10 @@ SLOW = (
     "models/test_convolutional.py::test_a_convolutional_pair_learns",
     "models/test_convolutional.py::test_a_dilated_language_model_learns",
     "models/test_cost_recurrent.py::test_a_recurrent_translator",
+    *(
+        f"models/test_counting.py::test_counting_does_not_load_torchs_compiler[{name}]"
+        for name in ("transformer-base", "llama-7b", "awd-lstm", "rnnsearch")
+    ),
     "models/test_seq2seq.py::test_it_learns",
     "models/test_summary.py::test_models_that_fit_nowhere",
     "tasks/test_beginnings.py::test_a_run_that_was_stopped",
