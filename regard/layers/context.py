@@ -71,6 +71,10 @@ class Context:
             return self.state.active(self.positions)
         return self.positions > NOWHERE
 
+    def with_ready(self, ready: Any) -> Context:
+        """Return the context with what a mixer has prepared; `replace` would take longer, at every step."""
+        return Context(self.positions, ready, self.memory, self.memory_plan, self.apply, self.state, self.fuse)
+
     def at(self, t: int) -> Context:
         """Return the context of a step over the tokens in column t."""
         return replace(self, positions=self.positions[:, t], apply=apply_step)

@@ -180,7 +180,7 @@ class Stack(nn.Module):
             key = (type(mixer), mixer.share, number)
             if key not in made:
                 own = replace(request, scheme=self.schemes[i]) if number else request  # type: ignore[arg-type]
-                made[key] = replace(ctx, ready=mixer.prepare(own))
+                made[key] = ctx.with_ready(mixer.prepare(own))
             found.append(made[key])
         return found
 

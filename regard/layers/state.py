@@ -155,7 +155,7 @@ class State:
 
     def position(self) -> Tensor:
         """Return where one more token of each hypothesis stands, (N,)."""
-        return self.next if self.past is None else self.next.repeat_interleave(self.width)
+        return self.next if self.past is None else self.next[:, None].expand(-1, self.width).flatten()
 
     def key_positions(self, new: Tensor) -> Tensor:
         """Return the positions of all columns (B, filled + T), those of new tokens (B, T) last."""
