@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import convert
+import frozen_runs as runs
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-
-import runs
 
 DATA = Path(__file__).parent / "data"
 V = 40  # pieces of a vocabulary

@@ -14,12 +14,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import frozen_runs as runs
 import pytest
 import torch
 from safetensors import safe_open
 from torch import Tensor
-
-import runs
 
 DATA = Path(__file__).parent / "data"
 CASES: dict[str, Any] = json.loads((DATA / "models.json").read_text())
