@@ -20,7 +20,7 @@ demo: $(VENV)/.run
 	$(RUN) translate --to fr "How are you? I would like a cup of coffee."
 	$(RUN) translate --to zh "Where is the station?"
 	$(RUN) translate "Die Kinder spielen im Garten."
-	$(RUN) look many "I ate an apple." --to de --out runs/demo.html
+	$(RUN) look en-de-fr-zh "I ate an apple." --to de --out runs/demo.html
 	@echo "runs/demo.html shows every weight behind the first: open it in a browser. 'make toy' trains a model of your own."
 
 # From a corpus to a model: train a small English-German Transformer on embedded data, score it, translate with it.

@@ -2,7 +2,7 @@
 
     python benchmarks/startup.py [--peers hf] [--repeats 7] [--json FILE]
 
-Of `many`, the translator that Regard brings along, also a short sentence after the first (the median of twenty).
+Of `en-de-fr-zh`, the translator that Regard brings along, also a short sentence after the first (the median of twenty).
 
 Beside it, `import torch`, below which nothing that uses torch can be (the last column is its share), and transformers with a
 Marian of the same sizes and the same tokenizer from a folder. Both search with a beam of 4 and write 10 tokens. They take
@@ -34,7 +34,7 @@ from regard.text.tokenizer import Tokenizer, Tokenizers
 CPU = torch.device("cpu")
 SENTENCE, TOKENS, BEAM = "I ate an apple.", 10, 4
 MODELS = {"transformer-small": 1000, "transformer-base": 32000}  # preset -> pieces of its vocabulary
-SECTIONS = ("help", "many", *MODELS)
+SECTIONS = ("help", "en-de-fr-zh", *MODELS)
 THEIRS = f"""
 import sys
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
@@ -50,7 +50,7 @@ SHORT = ("How are you?", "Where is the station?", "I would like a cup of coffee.
 NEXT = f"""
 import statistics, time
 from regard import Interpreter, load
-ours, times = Interpreter(load("many", "cpu", "int8")), []
+ours, times = Interpreter(load("en-de-fr-zh", "cpu", "int8")), []
 ours.translate("{SENTENCE}")
 for text in {SHORT} * 5:
     begun = time.perf_counter()
@@ -141,7 +141,7 @@ def main() -> int:
     options.repeats = max(options.repeats, 5 if not options.tiny else 1)
     report = Report(options, CPU)
     report.section("help", measure_help)
-    report.section("many", measure_many)
+    report.section("en-de-fr-zh", measure_many)
     for name in MODELS:
         report.section(name, lambda report, name=name: measure_translate(report, name))
     return report.finish()

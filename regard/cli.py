@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from regard import cli_cost, cli_exchange, cli_label, cli_shortlist, cli_summary, cli_write
+from regard import cli_cost, cli_exchange, cli_label, cli_summary, cli_write
 from regard.cli_filter import filter_app
 from regard.cli_look import look_app
 from regard.cli_study import study_app
@@ -46,7 +46,6 @@ for command in (
     cli_label.classify,
     cli_cost.cost,
     cli_summary.summary,
-    cli_shortlist.shortlist,
 ):
     app.command()(command)
 app.command("import")(cli_exchange.import_model)

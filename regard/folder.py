@@ -3,7 +3,6 @@
     config.json   model.safetensors   README.md   manifest.json
     tokenizer.json, or tokenizer.source.json and tokenizer.target.json; none for images
     vocabulary.json, where the vocabulary is from elsewhere: which tokens are special, and how many ids there are
-    shortlist.safetensors, where `regard shortlist` made one
     languages.json, of a model of several directions: by which a text's language is told (text/detect.py)
 
 Configuration chooses sizes, never code; weights are safetensors, never pickle; checksums are verified on loading.
@@ -26,7 +25,6 @@ from torch import nn
 
 from regard import pretrained
 from regard.config import TASKS, DecodeConfig, ModelConfig
-from regard.decode import shortlist
 from regard.errors import RegardError
 from regard.files import check_regular, damage, exists, new_folder, read_json, refuse_pickle
 from regard.layers.packed import is_packed, laid_out
@@ -53,7 +51,7 @@ from regard.text.tokenizer import VOCABULARY, Tokenizers
 FORMAT = 2
 LANGUAGES = "languages.json"
 FILES = (  # and the manifest
-    *("config.json", "README.md", "model.safetensors", shortlist.FILE, LANGUAGES),
+    *("config.json", "README.md", "model.safetensors", LANGUAGES),
     *(*TOKENIZER_FILES, VOCABULARY),
 )
 
@@ -76,7 +74,6 @@ class Bundle:
         default_factory=dict
     )  # mean and std of each channel of the images it learned, and size
     origin: dict[str, Any] = field(default_factory=dict)  # of an imported model: what exporting it puts back
-    shortlist: shortlist.Shortlist | None = None  # which target pieces go with which source pieces
     languages: Profiles = field(default_factory=dict)  # what words of its languages look like
 
     @property
@@ -112,8 +109,6 @@ def save(folder: Path, bundle: Bundle, card: str, small: bool = False, own: Coll
         (draft / "README.md").write_text(card, encoding="utf-8")
         if bundle.tokenizers:
             bundle.tokenizers.save(draft)
-        if bundle.shortlist:
-            shortlist.write(draft / shortlist.FILE, bundle.shortlist)
         if bundle.languages:
             (draft / LANGUAGES).write_text(json.dumps(bundle.languages, ensure_ascii=False), encoding="utf-8")
         weights = {k: v.cpu() for k, v in weights_of(bundle.model).items()}
@@ -182,7 +177,6 @@ def _read(folder: Path, device: torch.device, in_int8: bool) -> Bundle:
     own = {name: config[name] for name in ("task", "source", "target", "pooling", "pixels", "origin")}
     own |= {"directions": tuple(config["directions"]), "labels": tuple(config["labels"])}
     own |= {"frame": Frame.from_dict(config["frame"])}
-    own["shortlist"] = shortlist.load(folder, sizes)
     own["languages"] = read_languages(folder / LANGUAGES)
     decode = build(config["decode"], DecodeConfig, "decode.")
     return Bundle(model.to(device).eval(), tokenizers, decode=decode, **own)

@@ -1,6 +1,6 @@
 """Texts of any length through a model that learned sentences, from whatever of its languages they are in.
 
-    regard.load("many") makes a Translator; Interpreter(translator).translate("Wie geht es dir?\\nGut.")
+    regard.load("en-de-fr-zh") makes a Translator; Interpreter(translator).translate("Wie geht es dir?\\nGut.")
 
 A text is cut into sentences, all of them are decoded together, and they are put together again between the white space
 that was there. The model is given them as sentences are written (text/typed.py). What must not change - links, addresses,

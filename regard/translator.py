@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
-import torch
-
 from regard import folder
 from regard.config import DecodeConfig
 from regard.data.directions import tag_of
 from regard.decode.engine import decode
 from regard.decode.rules import Hypothesis
-from regard.decode.shortlist import Shortlist
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.models.model import TranslationModel
@@ -49,7 +46,7 @@ class Translator:
         self.model, self.tokenizers, self.frame = bundle.model, bundle.tokenizers, bundle.frame
         self.source, self.target, self.options = bundle.source, bundle.target, bundle.decode
         self.directions = bundle.directions
-        self.shortlist, self.languages = bundle.shortlist, bundle.languages
+        self.languages = bundle.languages
 
     @overload
     def translate(self, texts: str, *, to: str | None = None, **options: Any) -> Translation: ...
@@ -71,8 +68,7 @@ class Translator:
         chosen = self.decode_options(**options)
         sources = self._tagged(self.tokenizers.source.encode_batch(list(texts)), to)
         device = next(self.model.parameters()).device
-        shortlist = self._shortlist(device) if chosen.shortlist else None
-        found = decode(self.model, sources, chosen, self.model.config.max_len, device, progress, self.frame, shortlist)
+        found = decode(self.model, sources, chosen, self.model.config.max_len, device, progress, self.frame)
         nothing = Translation("", 0.0, 0.0, ())  # the translation of an empty line, whatever a model makes of it
         return [
             self._translation(hypotheses) if ids and text.strip() else nothing
@@ -94,15 +90,6 @@ class Translator:
             raise RegardError(f"this model translates {known}: say which language to translate to (--to LANG, to=)")
         tag = tag_of(self.tokenizers.source, to)
         return [[tag, *ids] if ids else [] for ids in sources]
-
-    def _shortlist(self, device: torch.device) -> Shortlist:
-        if self.shortlist is None:
-            raise RegardError(
-                "decode.shortlist is on, but this model has no short-list: make one with `regard shortlist MODEL`"
-            )
-        if device.type != "cpu":
-            raise RegardError("decode.shortlist is for CPUs, a GPU does not need it: leave it out, or use device cpu")
-        return self.shortlist
 
     def decode_options(self, **options: Any) -> DecodeConfig:
         given = {k: v for k, v in options.items() if v is not None}

@@ -1,6 +1,6 @@
 """Pictures of pages of `regard look`, for the documentation: look-attention.png, look-chain.png, ...
 
-    regard look many "The old woman gave the children two red apples." --to de --out look.html
+    regard look en-de-fr-zh "The old woman gave the children two red apples." --to de --out look.html
     python docs/pictures/screenshots.py look.html [--picture vit.html] [--compare compare.html] [--gpt gpt.html]
                                         [--bert bert.html] [--alignment rnnsearch.html] [--into docs/pictures]
 

@@ -2,7 +2,7 @@
 
     python recipes/translator/pack.py RUN OUT
 
-The same model with its weights in bytes. OUT is regard/pretrained/many. It is scored next (score.py), and its card is
+The same model with its weights in bytes. OUT is regard/pretrained/en-de-fr-zh. It is scored next (score.py), and its card is
 written last (card.py): the scores are those of what is shipped.
 """
 

@@ -18,7 +18,6 @@ from regard.cores import CAN_FORK, fork_map, idle_cores, one_thread
 from regard.decode.beam import beam_search
 from regard.decode.rules import Decoder, Hypothesis, budget, check, in_graphs, length_limits, not_captured, pad
 from regard.decode.sampling import sample
-from regard.decode.shortlist import Narrow, Shortlist
 from regard.errors import RegardError
 from regard.layers.packed import numbers
 from regard.look.record import labelled, listening, paused
@@ -33,7 +32,6 @@ def decode(
     device: torch.device,
     progress: Callable[[int], None] = lambda done: None,
     frame: Frame = OWN,
-    shortlist: Shortlist | None = None,
 ) -> list[list[Hypothesis]]:
     """The translations (best first) of each source; `progress` hears how many sentences each batch finished."""
     check(options)
@@ -44,7 +42,7 @@ def decode(
                 f"sentence {i + 1} has {len(ids)} tokens, but the model was built for at most {max_len - around} "
                 f"(model.max_len): split it into shorter sentences"
             )
-    if shortlist is None and in_graphs(model, options.beam):
+    if in_graphs(model, options.beam):
         from regard.decode.graphed.engine import NotCapturable
 
         try:
@@ -55,7 +53,7 @@ def decode(
 
     def work(rows: list[int]) -> list[list[Hypothesis]]:
         source = pad([frame.one(sources[i]) for i in rows], device)
-        return decode_batch(model, source, rows, options, max_len, frame.start, shortlist)
+        return decode_batch(model, source, rows, options, max_len, frame.start)
 
     def done(rows: list[int], found: list[list[Hypothesis]]) -> None:
         results.update(zip(rows, found, strict=True))
@@ -130,14 +128,9 @@ def decode_batch(
     options: DecodeConfig,
     max_len: int,
     start: tuple[int, ...],
-    shortlist: Shortlist | None,
 ) -> list[list[Hypothesis]]:
     with paused(model):  # hypotheses change places at every step
-        if shortlist is None:
-            found = search(model, source, rows, options, max_len, start)
-        else:
-            narrow = Narrow(model, shortlist, source, start, wide=options.temperature > 0)
-            found = narrow.full(search(narrow, source, rows, options, max_len, narrow.start))
+        found = search(model, source, rows, options, max_len, start)
     if listening(model):
         reread(model, source, rows, [ranked[0] for ranked in found], start)
     return found

@@ -11,6 +11,7 @@ Shapes: q (B, H, T, D), k and v (B, G, S, D) with H a multiple of G, result (B, 
 
 from __future__ import annotations
 
+from regard.kernels.attention_functions import has_triton, repeated, softmax_over
 import functools
 import importlib.util
 import logging
@@ -79,19 +80,6 @@ def weights(q: Tensor, k: Tensor, plan: Plan) -> Tensor:
     return softmax_over(raw_scores(q, k, plan), plan.seen())
 
 
-def softmax_over(scores: Tensor, seen: Tensor | None) -> Tensor:
-    """exp(e_i) / sum exp(e_j), over the keys that may be seen. A query that may look nowhere gets zeros, not NaN."""
-    if seen is None:
-        return scores.softmax(-1)
-    nowhere = ~seen.any(-1, keepdim=True)
-    return scores.masked_fill(~seen & ~nowhere, -torch.inf).softmax(-1).masked_fill(nowhere, 0.0)
-
-
-def masked_scores(q: Tensor, k: Tensor, plan: Plan) -> Tensor:
-    """What the softmax is taken of, (B, H, T, S) in fp32, -inf where a query may not look."""
-    return raw_scores(q, k, plan).masked_fill(~plan.seen(), -torch.inf)
-
-
 def raw_scores(q: Tensor, k: Tensor, plan: Plan) -> Tensor:
     """q k^T * scale with whatever the positions add, also where a query may not look."""
     scheme = plan.scheme
@@ -110,11 +98,6 @@ def reference(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Te
     a = F.dropout(weights(q, k, plan), dropout).to(v.dtype)  # (B, H, T, S)
     result = a @ repeated(v, q)  # (B, H, T, D)
     return result + plan.scheme.values(a, (plan.q, plan.k)) if plan.scheme.contextual else result  # type: ignore[operator]
-
-
-def repeated(x: Tensor, q: Tensor) -> Tensor:
-    """Each of the G heads of keys or values stands before its H/G heads of queries."""
-    return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
 
 
 # ---- sdpa -------------------------------------------------------------------------------------------------------------
@@ -272,11 +255,6 @@ def runnable(kernel: str) -> Kernel:
     asked for when such a kernel is first chosen."""
     call = KERNELS[kernel]
     return torch.compiler.disable(call) if call in (flex, toeplitz) else call
-
-
-@functools.cache
-def has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 @functools.cache

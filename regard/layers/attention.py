@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from regard.kernels.attention_functions import Rotation, merge_heads, rotate, split_heads, split_qkv
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,32 +18,6 @@ from regard.layers.positions import Rotation
 from regard.layers.rotary import rotate
 from regard.layers.state import LENGTH, Columns, PerSentence, Storage
 from regard.registry import register, setting
-
-
-def split_heads(x: Tensor, d_head: int) -> Tensor:
-    """(B, T, H*D) -> (B, H, T, D)"""
-    return x.view(*x.shape[:2], -1, d_head).transpose(1, 2)
-
-
-def merge_heads(x: Tensor) -> Tensor:
-    """(B, H, T, D) -> (B, T, H*D)"""
-    return x.transpose(1, 2).flatten(2)
-
-
-def split_qkv(y: Tensor, heads: int, groups: int, d_head: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(B, T, (H+2G)*D) -> q (B, H, T, D), k and v (B, G, T, D).
-
-    The numbers come by head of keys: the H/G heads of queries that read it, its key, its value (layers/layout.py). With as
-    many heads of keys as of queries all three are views; with fewer, q alone is a copy. The backward pass is one
-    concatenation.
-    """
-    shared = heads // groups
-    if shared == 1 and not torch.is_grad_enabled():  # fewer operations; its gradient would be laid out otherwise
-        q, k, v = y.view(*y.shape[:2], groups, 3, d_head).permute(3, 0, 2, 1, 4).unbind()
-        return q, k, v
-    parts = y.view(*y.shape[:2], groups, shared + 2, d_head).split([shared, 1, 1], 3)
-    q, k, v = (part.flatten(2, 3).transpose(1, 2) for part in parts)
-    return q, k, v
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from regard.kernels.attention_functions import SHORT_TILE
 from dataclasses import dataclass
 
 from regard.layers.masks import Mask
 from regard.layers.positions import Positions
 
 SHORT = 128  # queries below which a dense mask costs nothing worth saving
-TILE = 128  # queries and keys up to which all of them are one tile
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def choose(s: Situation) -> Choice:
     if s.scheme.contextual:
         return Choice("reference", f"{scheme} looks at queries inside the softmax; no fused kernel can", fast=False)
     if simple and s.learning and in_one_tile(s) and (s.own or not s.mask.causal):
-        return Choice("short", f"training on rows of at most {TILE} tokens: one tile")
+        return Choice("short", f"training on rows of at most {SHORT_TILE} tokens: one tile")
     if simple and s.mask.triangle and s.own:
         return Choice("sdpa", "causal without a bias: the fused triangle")
     if simple:
@@ -75,4 +75,4 @@ def choose(s: Situation) -> Choice:
 def in_one_tile(s: Situation) -> bool:
     """Whether the kernel `short` could run, as far as sizes and the device go."""
     longest = max(s.queries, s.queries if s.keys is None else s.keys)
-    return s.device == "cuda" and s.triton and longest <= TILE and s.d_head in (16, 32, 64, 128)
+    return s.device == "cuda" and s.triton and longest <= SHORT_TILE and s.d_head in (16, 32, 64, 128)

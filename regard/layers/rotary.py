@@ -6,6 +6,7 @@ beyond them; the scalings squeeze a context s times as long into the angles it k
 
 from __future__ import annotations
 
+from regard.kernels.attention_functions import Rotation, rotate
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -74,15 +75,6 @@ class Rotary(Positions):
         m = torch.arange(len(plain))
         hands = Curves("wavelength of each hand", m, waves, "hand m", "tokens for a whole turn", log=True)
         return hands, self.describe_rotation({**rotations})
-
-
-def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
-    """Turn the pairs of x (B, H, T, D), in fp32."""
-    if rotation is None:
-        return x
-    cos, sin = rotation
-    a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)  # (B, H, T, D/2) each
-    return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2).to(x.dtype)
 
 
 def frequencies(d_head: int, base: float) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from regard.layers import short_kernels as kernels
-from regard.layers.choice import TILE
+from regard.kernels.attention_functions import SHORT_TILE
 from regard.layers.masks import NOWHERE
 from regard.layers.toeplitz import LOG2E, strides
 
@@ -158,7 +158,7 @@ def numbers(q: Tensor, scale: float | None, dropout: float) -> tuple[float, int,
     return (scale or q.shape[-1] ** -0.5) * LOG2E, min(round(dropout * 2**31), 2**31 - 1), 1 / (1 - dropout)
 
 
-def options(q: Tensor, k: Tensor, dropout: float, limit: int = TILE) -> dict[str, Any]:
+def options(q: Tensor, k: Tensor, dropout: float, limit: int = SHORT_TILE) -> dict[str, Any]:
     """The tile: N keys, and M queries at a time, at most `limit`; a warp for every 1024 scores.
 
     Two sizes, for queries and keys alike, and one kernel for both masks: rows are read no further than they go, and every

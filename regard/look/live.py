@@ -33,12 +33,12 @@ from regard.writer import Generation, Writer
 
 
 def searched(translator: Translator, text: str, to: str | None = None, **options: Any) -> tuple[Translation, Search]:
-    """Translate a sentence and keep the whole search. Options are those of `[decode]`; a short-list is not used."""
+    """Translate a sentence and keep the whole search. Options are those of `[decode]`."""
     if not text.strip():
         raise RegardError("there is nothing to translate: give a sentence")
     live = Live(translator.model, translator.decode_options(**options), len(translator.frame.start))
     following, given = Following(translator, live), {} if to is None else {"to": to}
-    translation = following.translate(text, **{**options, **given, "shortlist": False})
+    translation = following.translate(text, **{**options, **given})
     best = following.found[0]
     return translation, live.search([*best.tokens, *[live.config.eos_token_id] * best.ended])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-DEFAULT = "many"  # English to and from German, French and Chinese: what `regard translate` uses
+DEFAULT = "en-de-fr-zh"  # English to and from German, French and Chinese: what `regard translate` uses
 
 
 def embedded(name: str | Path) -> Path:

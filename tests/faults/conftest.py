@@ -17,7 +17,6 @@ from tokens import SETTINGS
 
 from regard import folder as folders
 from regard.config import DecodeConfig, ModelConfig, TokenizerConfig
-from regard.decode.shortlist import Shortlist
 from regard.exchange.huggingface import write_huggingface
 from regard.folder import Bundle
 from regard.models.architectures import make_model, preset
@@ -70,10 +69,7 @@ def model_bundle(kind: str) -> Bundle:
     if kind == "translation":
         config = preset("transformer-tiny", n_encoder_layers=1, n_decoder_layers=1, **SIZES)
         made = bundle_of(config, "translation", source="en", target="de")
-        lists = Shortlist(
-            torch.tensor([5, 6], dtype=torch.int32), torch.full((len(tokenizer()), 2), 7, dtype=torch.int32)
-        )
-        return replace(made, shortlist=lists, languages={"en": {" ab": -1.0}, "de": {"bc ": -2.0}})
+        return replace(made, languages={"en": {" ab": -1.0}, "de": {"bc ": -2.0}})
     if kind == "gpt":
         config = preset("gpt-tiny", n_decoder_layers=2, positions="rope", **{"attention.window": 4}, **SIZES)
         return bundle_of(config, "causal-lm")

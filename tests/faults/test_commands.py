@@ -45,7 +45,6 @@ COMMANDS = {
     "embed": ["embed", LONG, "x"],
     "cost": ["cost", LONG],
     "summary": ["summary", LONG],
-    "shortlist": ["shortlist", LONG],
     "doctor": ["doctor", "--explain", LONG],
     "tokenizer": ["tokenizer", "encode", LONG, "x"],
     "look-training": ["look", "training", LONG],

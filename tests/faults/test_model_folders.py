@@ -19,7 +19,7 @@ from regard.folder import Bundle
 CPU = torch.device("cpu")
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 2], [9, 8, 7, 2, 0, 0, 0]])
 FILES = ["config.json", "model.safetensors", "tokenizer.json", "README.md", "manifest.json"]
-KINDS = {"translation": [*FILES, "shortlist.safetensors", "languages.json"], "gpt": FILES, "classifier": FILES}
+KINDS = {"translation": [*FILES, "languages.json"], "gpt": FILES, "classifier": FILES}
 
 
 def result(bundle: Bundle) -> Any:
@@ -28,9 +28,8 @@ def result(bundle: Bundle) -> Any:
     with torch.inference_mode():
         answers = bundle.model(*two[bundle.task])
     kept = (bundle.labels, bundle.frame, bundle.decode, bundle.languages, bundle.source, bundle.target)
-    listed = bundle.shortlist and (bundle.shortlist.always.tolist(), bundle.shortlist.lists.tolist())
     pieces = bundle.tokenizers and bundle.tokenizers.source.fingerprint()
-    return answers.tolist(), pieces, kept, listed
+    return answers.tolist(), pieces, kept
 
 
 def load(folder: Path) -> Any:
@@ -76,7 +75,7 @@ def test_a_fault_that_the_checksums_allow(
         assert found == expected[kind]
 
 
-OPTIONAL = ("shortlist.safetensors", "languages.json", "tokenizer.json")  # a model folder may be without these
+OPTIONAL = ("languages.json", "tokenizer.json")  # a model folder may be without these
 
 
 # ---- config.json -----------------------------------------------------------------------------------------------------

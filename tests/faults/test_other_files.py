@@ -20,7 +20,6 @@ from regard import folder as folders
 from regard.config import Config
 from regard.data.corpus import Corpus
 from regard.data.text import TextCorpus
-from regard.decode import shortlist
 from regard.exchange.huggingface import write_huggingface
 from regard.exchange.vectors import read
 from regard.exchange.vectors_out import write_folder
@@ -213,8 +212,6 @@ def test_every_file_that_is_written_has_the_mode_of_the_umask(umask: int, place:
     try:
         made = model_bundle("translation")
         folders.save(place / "model", made, "# card\n")
-        assert made.shortlist is not None
-        shortlist.save(place / "model", made.shortlist)
         write_huggingface(place / "gpt2", exported_bundle("gpt2"))
         write_folder(WordVectors(["a"], np.ones((1, 3), np.float32)), place / "vectors")
         optimizer = torch.optim.AdamW(made.model.parameters())

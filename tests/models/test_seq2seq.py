@@ -20,7 +20,6 @@ from regard.config import DecodeConfig, TrainConfig
 from regard.data.batches import Batch
 from regard.decode.beam import beam_search
 from regard.decode.engine import decode
-from regard.decode.shortlist import Shortlist
 from regard.errors import RegardError
 from regard.layers.packed import laid_out
 from regard.look.record import record
@@ -347,16 +346,6 @@ def test_a_translation_does_not_depend_on_its_batch(kind: str, way: dict[str, An
         np.testing.assert_allclose([h.log_prob for h in a], [h.log_prob for h in b], atol=1e-5)
     with pytest.raises(RegardError, match="at most 63"):
         decode(model, [[5] * 64], DecodeConfig(), MAX_LEN, CPU)
-
-
-@pytest.mark.parametrize("kind", ["sutskever", "rnnsearch"])
-def test_a_short_list_of_everything_changes_nothing(kind: str) -> None:
-    model = make(kind).float()
-    sources = [x[x != PAD].tolist() for x in ids(5, 1, 12, 3, seed=4)]
-    options, everything = DecodeConfig(beam=3, max_len_b=3), torch.arange(V, dtype=torch.int32)
-    narrow = Shortlist(everything, everything[:, None])
-    plain, short = (decode(model, sources, options, MAX_LEN, CPU, shortlist=given) for given in (None, narrow))
-    assert [h.tokens for (h,) in plain] == [h.tokens for (h,) in short]
 
 
 # ---- other precisions ------------------------------------------------------------------------------------------------

@@ -57,9 +57,9 @@ def save_tiny(path: Path, directions: tuple[str, ...] = DIRECTIONS, endless: boo
 
 @pytest.fixture
 def along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    save_tiny(tmp_path / "along" / "many")
+    save_tiny(tmp_path / "along" / "en-de-fr-zh")
     monkeypatch.setattr(pretrained, "FOLDER", tmp_path / "along")
-    return tmp_path / "along" / "many"
+    return tmp_path / "along" / "en-de-fr-zh"
 
 
 @pytest.fixture
@@ -77,16 +77,16 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_model_is_found_by_its_name(along: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    translator = regard.load("many", "cpu")
+    translator = regard.load("en-de-fr-zh", "cpu")
     assert isinstance(translator, Translator)
     assert translator.directions == DIRECTIONS
-    assert pretrained.names() == ["many"]
-    assert examine()["models"] == "many"
+    assert pretrained.names() == ["en-de-fr-zh"]
+    assert examine()["models"] == "en-de-fr-zh"
     with pytest.raises(RegardError, match=r"no model at few: .* Regard brings along \(many\)"):
         regard.load("few", "cpu")
     monkeypatch.chdir(tmp_path)
-    save_tiny(tmp_path / "many", directions=())  # a folder of that name goes first
-    assert regard.load("many", "cpu").directions == ()
+    save_tiny(tmp_path / "en-de-fr-zh", directions=())  # a folder of that name goes first
+    assert regard.load("en-de-fr-zh", "cpu").directions == ()
 
 
 def test_without_any_the_list_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,9 +96,9 @@ def test_without_any_the_list_is_empty(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_translating_without_a_model_uses_it(along: Path, call: Call) -> None:
-    expected = Interpreter(regard.load("many", "cpu", "int8")).translate("the man went", to="de")
+    expected = Interpreter(regard.load("en-de-fr-zh", "cpu", "int8")).translate("the man went", to="de")
     assert call("translate", "the man went", "--device", "cpu")[:2] == (0, expected + "\n")
-    assert call("translate", "the man went", "--device", "cpu", "-m", "many", "--weights", "int8")[1] == expected + "\n"
+    assert call("translate", "the man went", "--device", "cpu", "-m", "en-de-fr-zh", "--weights", "int8")[1] == expected + "\n"
     assert call("translate", "--device", "cpu", stdin=b"the man went\n")[1] == expected + "\n"
 
 
@@ -117,14 +117,14 @@ def test_a_folder_of_its_name_is_not_taken_unasked(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     expected = call("translate", "--device", "cpu", "--to", "fr", "the man went")
-    save_tiny(tmp_path / "many", directions=())
+    save_tiny(tmp_path / "en-de-fr-zh", directions=())
     assert call("translate", "--device", "cpu", "--to", "fr", "the man went") == expected
     assert expected[0] == 0
 
 
 def test_languages_can_be_said(along: Path, call: Call) -> None:
     words = ["translate", "--device", "cpu", "--weights", "fp32", "--json"]
-    ours = Interpreter(regard.load("many", "cpu"))
+    ours = Interpreter(regard.load("en-de-fr-zh", "cpu"))
     for to, source, pair in (
         ("fr", None, ("en", "fr")),
         (None, None, ("en", "de")),

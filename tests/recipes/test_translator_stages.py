@@ -66,7 +66,7 @@ def test_all_stages(
     assert list(read_lines(work / "made-en-de-zh" / "train.en.xz")) == real
     assert check.main(data, work) == 0
 
-    out, scores = tmp_path / "many", tmp_path / "scores.json"
+    out, scores = tmp_path / "en-de-fr-zh", tmp_path / "scores.json"
     assert "MB" in run(pack, model, out)
     assert "Not scored yet" in (out / "README.md").read_text()
     assert "tok:zh" in run(score, out, data, "--beam", 2, "--out", scores, "--device", "cpu")

@@ -240,7 +240,7 @@ def without_own(own: dict[Path, str]) -> None:
 def test_overwrite_removes_what_regard_wrote_and_nothing_else(run: Path, reference: Path) -> None:
     (run / "hypotheses").mkdir()
     add_file(run / "hypotheses", "test.de", lambda draft: draft.write_text("Hallo\n"))
-    (run / "model" / ".shortlist.safetensors.draft-1").write_text("half")
+    (run / "model" / ".languages.json.draft-1").write_text("half")
     own, events = add_own(run), set((run / "tensorboard").glob("events*"))
     overwritten(run)
     check_own(own)

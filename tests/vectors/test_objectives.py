@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.config import VectorsConfig
 from regard.data.shards import TokenStore
-from regard.models import word2vec
+import word2vec_losses as word2vec
 from regard.vectors import gpu, training
 from regard.vectors.huffman import Tree, huffman
 from regard.vectors.vocabulary import Vocabulary

@@ -236,9 +236,8 @@ class Translating(Writes):
 
     def write(self, source: list[int], forced: list[int]) -> list[int]:
         frame = replace(self.user.frame, before=(), after=(), start=(*self.user.frame.start, *forced))
-        shortlist = self.user._shortlist(self.device) if self.options.shortlist else None
         model, longest = self.user.model, self.user.model.config.max_len
-        ((best, *_),) = decode(model, [source], self.options, longest, self.device, frame=frame, shortlist=shortlist)
+        ((best, *_),) = decode(model, [source], self.options, longest, self.device, frame=frame)
         return [*best.tokens, *([model.config.eos_token_id] if best.ended else [])]
 
     @torch.inference_mode()

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from regard.config import LARGEST, Config, ModelConfig
+from regard.config.schema import LARGEST, Config, ModelConfig
 from regard.errors import RegardError
 from regard.files import read_text, shortened
 from regard.registry import PARTS, TABLES, choose, chosen

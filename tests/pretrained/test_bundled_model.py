@@ -25,7 +25,7 @@ from regard import folder, pretrained
 from regard.interpreter import Interpreter
 from regard.recipes import to_dict
 
-MANY = pretrained.FOLDER / "many"
+MANY = pretrained.FOLDER / "en-de-fr-zh"
 EVERYDAY, FORMAL = (
     tomllib.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))["sentence"]
     for name in ("everyday.toml", "formal.toml")
@@ -46,7 +46,7 @@ AREA = {
 
 @pytest.fixture(scope="module")
 def many() -> Interpreter:
-    return Interpreter(regard.load("many", "cpu", "int8"))
+    return Interpreter(regard.load("en-de-fr-zh", "cpu", "int8"))
 
 
 def plain(text: str) -> str:

@@ -347,7 +347,6 @@ class DecodeConfig:
     batch_tokens: int = setting(
         0, "padded source tokens x beam decoded at a time; 0 = 8,192 on a CPU, 131,072 on a GPU"
     )
-    shortlist: bool = setting(False, "choose among the pieces that go with each source (`regard shortlist`); on a CPU")
 
 
 @dataclass(frozen=True)
