@@ -22,12 +22,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.config import ModelConfig
-from regard.layers.attend import make_plan
-from regard.layers.choice import Situation, choose
-from regard.layers.masks import CAUSAL
-from regard.layers.positions import make_positions
-from regard.layers.rotary import rotate
-from regard.layers.toeplitz import Table
+from regard.kernels.attention_functions import rotate
+from regard.kernels.masks import CAUSAL
+from regard.kernels.toeplitz_attention import Table
+from regard.layers.attention_kernels import make_plan
+from regard.layers.kernel_selection import Situation, choose
+from regard.layers.positions.scheme import make_positions
 
 SCHEMES = ("rope", "alibi", "t5", "kerple-log", "kerple-power", "fire")
 Step = Callable[[], None]

@@ -26,7 +26,7 @@ from torch import nn
 from regard.config import ModelConfig
 from regard.device import describe
 from regard.models.architectures import make_model, preset, resolve
-from regard.text.vocabulary import LEARNED
+from regard.text.tokenizer_training import LEARNED
 
 LOWER_IS_BETTER = {"s", "ms", "GiB"}
 TINY = {"n_decoder_layers": 2, "d_model": 32, "n_heads": 2, "d_ff": 64, "max_len": 64}

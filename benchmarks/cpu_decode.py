@@ -32,12 +32,12 @@ import numpy as np
 import torch
 
 from regard.config import DecodeConfig
-from regard.decode.engine import decode
-from regard.layers.layout import taken_apart
-from regard.layers.packed import laid_out
+from regard.decode.batch_decoding import decode
+from regard.kernels.weight_layout import taken_apart
+from regard.layers.quantization import laid_out
 from regard.models.architectures import make_model, preset
 from regard.models.transformer import Transformer
-from regard.text.vocabulary import LEARNED
+from regard.text.tokenizer_training import LEARNED
 
 V, STEPS, LENGTH, HEADS = 32000, 48, 32, 8
 CASES = ((1, 1), (1, 4), (16, 1), (16, 4))  # sentences, beam

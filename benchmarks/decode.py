@@ -21,9 +21,9 @@ from others import foreign
 from torch import Tensor, nn
 
 from regard.config import DecodeConfig, ModelConfig
-from regard.decode.engine import decode
-from regard.decode.rules import pad
-from regard.decode.write import write
+from regard.decode.batch_decoding import decode
+from regard.decode.constraints import pad
+from regard.decode.generation import write
 from regard.device import pick_device, pick_precision
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer

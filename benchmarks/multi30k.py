@@ -20,15 +20,15 @@ from others import foreign
 from torch import nn
 
 from regard.config import ModelConfig
-from regard.data.corpus import Corpus
-from regard.decode.rules import pad
+from regard.data.parallel_corpus import Corpus
+from regard.decode.constraints import pad
 from regard.device import pick_device, pick_precision
-from regard.evaluate.translation import score
 from regard.exchange.matching import theirs_of
 from regard.exchange.pairs import MARIAN
 from regard.exchange.rules import Rule, same, waves
-from regard.text.special import PAD
-from regard.translator import Translator, load
+from regard.inference.translator import Translator, load
+from regard.metrics.translation_scores import score
+from regard.text.special_tokens import PAD
 
 BATCH, BEAM = 128, 5
 Translate = Callable[[list[str]], list[str]]

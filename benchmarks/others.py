@@ -12,8 +12,8 @@ from regard.config import ModelConfig
 from regard.data.batches import Batch
 from regard.device import autocast
 from regard.exchange.families import FAMILIES
-from regard.text.special import PAD
-from regard.text.vocabulary import LEARNED
+from regard.text.special_tokens import PAD
+from regard.text.tokenizer_training import LEARNED
 
 Step = Callable[[Batch], None]
 

@@ -23,11 +23,11 @@ import torch
 from common import Report, parser
 
 from regard.config import DecodeConfig, TokenizerConfig
-from regard.folder import Bundle
 from regard.look.page.html import Page
 from regard.look.page.seen import see
+from regard.model_folder import Bundle
 from regard.models.architectures import make_model, preset
-from regard.text.frame import CLASSIC, OWN, Frame
+from regard.text.special_token_template import CLASSIC, OWN, Frame
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 CPU = torch.device("cpu")

@@ -29,7 +29,7 @@ from steps import OwnStep, random_batch
 from torch import nn
 
 from regard.config import DecodeConfig, ModelConfig, TrainConfig
-from regard.decode.engine import decode
+from regard.decode.batch_decoding import decode
 from regard.device import pick_device
 from regard.look.live import Live
 from regard.look.record import record

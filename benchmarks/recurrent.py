@@ -24,10 +24,10 @@ from train import EACH, WARM, measure
 from regard.config import TrainConfig
 from regard.data.batches import Batch
 from regard.device import autocast, pick_device
+from regard.kernels.cuda_graph import Replayed
 from regard.layers.cells import Cell
 from regard.layers.recurrent import Recurrent
-from regard.models.init import initialise
-from regard.replay import Replayed
+from regard.models.initialization import initialise
 
 Read = Callable[[Tensor], Tensor]  # (B, T, C) -> (B, T, C)
 SCANS = ("gru-cho", "mut1", "mut2", "mut3")

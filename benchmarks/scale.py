@@ -25,7 +25,7 @@ from steps import OwnStep, Step, random_batch
 from train import WARM
 
 from regard.config import DecodeConfig, ModelConfig, TrainConfig
-from regard.decode.write import write
+from regard.decode.generation import write
 from regard.device import pick_device
 from regard.look.figures import Lines, draw, save
 from regard.models.gpt import GPT

@@ -28,7 +28,7 @@ from others import foreign
 
 from regard.config import DecodeConfig, TokenizerConfig
 from regard.data.toy import pairs
-from regard.folder import Bundle, save
+from regard.model_folder import Bundle, save
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from regard.config import ModelConfig, TrainConfig
 from regard.data.batches import Batch, Batches, Cursor, ahead
 from regard.device import set_up
 from regard.training.objective import token_objective
-from regard.training.step import TrainingStep
+from regard.training.training_step import TrainingStep
 
 FIRST = 5  # the first id that is a word
 Step = Callable[[Batch], Any]

@@ -40,9 +40,9 @@ from regard.api import make_config
 from regard.config import ModelConfig, TrainConfig
 from regard.data.batches import Batch
 from regard.device import peak_flops, pick_device
-from regard.models.cost import training_flops
+from regard.models.analysis.cost import training_flops
 from regard.tasks import prepare_job
-from regard.tasks.job import Job
+from regard.training.job import Job
 
 WARM = 6  # calls before the clock: the first compiles, the second is recorded
 EACH = 3  # steps between two looks at the clock: they follow each other without a wait, as in training

@@ -26,13 +26,13 @@ from common import Report, parser
 
 from regard.config import VectorsConfig
 from regard.data import toy
-from regard.data.corpus import read_lines
+from regard.data.parallel_corpus import read_lines
 from regard.data.shards import TokenStore
 from regard.device import pick_device
-from regard.evaluate.vectors import analogies, similarity, total
-from regard.vectors.training import train_ids
-from regard.vectors.vocabulary import Vocabulary
-from regard.vectors.words import WordVectors
+from regard.evaluate.word_similarity import analogies, similarity, total
+from regard.vectors.word2vec import train_ids
+from regard.vectors.word_counts import Vocabulary
+from regard.vectors.word_vectors import WordVectors
 
 KINDS = {
     "sg-ns": VectorsConfig(spread=1.0),

@@ -15,14 +15,14 @@ from regard.errors import RegardError
 
 if TYPE_CHECKING:
     from regard.api import load, resume, train
-    from regard.embedder import Embedder
-    from regard.interpreter import Interpreter
-    from regard.labeller import Labeller
+    from regard.inference.classifier import Labeller
+    from regard.inference.document_translator import Interpreter
+    from regard.inference.embedder import Embedder
+    from regard.inference.generator import Writer
+    from regard.inference.translator import Translation, Translator, translate
     from regard.look.record import record
-    from regard.models.summary import summary
-    from regard.translator import Translation, Translator, translate
-    from regard.vectors.words import WordVectors
-    from regard.writer import Writer
+    from regard.models.analysis.summary import summary
+    from regard.vectors.word_vectors import WordVectors
 
 __version__ = "0.1.0"
 __all__ = [
@@ -44,18 +44,18 @@ __all__ = [
 
 _HOMES = {
     "load": "regard.api",
-    "Embedder": "regard.embedder",
-    "Interpreter": "regard.interpreter",
-    "Labeller": "regard.labeller",
-    "WordVectors": "regard.vectors.words",
-    "Writer": "regard.writer",
-    "translate": "regard.translator",
-    "Translator": "regard.translator",
-    "Translation": "regard.translator",
+    "Embedder": "regard.inference.embedder",
+    "Interpreter": "regard.inference.document_translator",
+    "Labeller": "regard.inference.classifier",
+    "WordVectors": "regard.vectors.word_vectors",
+    "Writer": "regard.inference.generator",
+    "translate": "regard.inference.translator",
+    "Translator": "regard.inference.translator",
+    "Translation": "regard.inference.translator",
     "train": "regard.api",
     "resume": "regard.api",
     "record": "regard.look.record",
-    "summary": "regard.models.summary",
+    "summary": "regard.models.analysis.summary",
 }
 
 

@@ -7,15 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from regard import recipes
-from regard.config import Config, TrainConfig
+from regard.config import Config, TrainConfig, recipes
 from regard.errors import RegardError
 from regard.files import exists
-from regard.folder import settings as settings_of
+from regard.model_folder import settings as settings_of
 from regard.models.architectures import of, resolve, with_preset
 from regard.models.model import names_where
 from regard.pretrained import place
-from regard.training.setup import MARKER, holds_run
+from regard.training.run_folder import MARKER, holds_run
 
 RUNS = Path("runs")
 
@@ -103,12 +102,12 @@ def load(path: str | Path, device: str = "auto", weights: str = "auto") -> Any:
 
     `weights`: auto, fp32 or bf16, on a CPU also int8 and fp16."""
     from regard.device import pick_device
-    from regard.embedder import Embedder
-    from regard.folder import load as load_bundle
-    from regard.labeller import TASKS, Labeller
-    from regard.translator import Translator
-    from regard.vectors.words import WordVectors, is_folder
-    from regard.writer import Writer
+    from regard.inference.classifier import TASKS, Labeller
+    from regard.inference.embedder import Embedder
+    from regard.inference.generator import Writer
+    from regard.inference.translator import Translator
+    from regard.model_folder import load as load_bundle
+    from regard.vectors.word_vectors import WordVectors, is_folder
 
     if (exists(Path(path)) and Path(path).is_file()) or is_folder(Path(path)):
         return WordVectors.load(path)
@@ -126,7 +125,7 @@ def load(path: str | Path, device: str = "auto", weights: str = "auto") -> Any:
 
 
 def _train(config: Config, run: Path, **how: bool) -> Path:
-    from regard.training.loop import train as run_training
+    from regard.training.trainer import train as run_training
 
     return run_training(config, run, **how)
 

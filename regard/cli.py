@@ -24,7 +24,7 @@ from regard.cli_study import study_app
 from regard.cli_tokenizer import tokenizer_app
 from regard.cli_vectors import vectors_app
 from regard.errors import RegardError
-from regard.text.escape import safe_terminal
+from regard.terminal import safe_terminal
 
 app = typer.Typer(
     name="regard",

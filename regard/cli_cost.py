@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from regard.errors import RegardError
-from regard.named import check_lengths, config_of
-from regard.tables import size, table
+from regard.inference.model_spec import check_lengths, config_of
+from regard.terminal import size, table
 
 
 def cost(
@@ -42,7 +42,7 @@ def cost_command(
     if name is None:
         result: dict[str, Any] = {"presets": presets()}
         return print(jsons.dumps(result) if as_json else show_presets(result["presets"]))
-    from regard.models.cost import measured
+    from regard.models.analysis.cost import measured
 
     config, assumed = config_of(name, settings)
     length = config.max_len if length is None else length
@@ -62,8 +62,8 @@ def parse_tokens(text: str) -> int:
 
 
 def presets() -> list[dict[str, Any]]:
+    from regard.models.analysis.cost import Cost
     from regard.models.architectures import PRESETS
-    from regard.models.cost import Cost
 
     rows = []
     for name in PRESETS:

@@ -36,7 +36,7 @@ def import_model(
     refuse_existing(target)
     import torch
 
-    from regard import folder as folders
+    from regard import model_folder as folders
     from regard.exchange.huggingface import read_huggingface
 
     bundle, found = read_huggingface(folder, torch.device("cpu"))
@@ -63,7 +63,7 @@ def export_model(
     refuse_existing(out)
     import torch
 
-    from regard import folder as folders
+    from regard import model_folder as folders
     from regard.exchange.huggingface import write_huggingface
 
     show(write_huggingface(out, folders.load(model, torch.device("cpu"))), out, report, json, verbose)

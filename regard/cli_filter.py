@@ -126,7 +126,7 @@ def run(
     if noisy.get("compare") and len(files) > 1:
         raise RegardError("--compare is for one picture: give one, or leave it out")
     from regard.device import pick_device
-    from regard.progress import progress_bar
+    from regard.terminal import progress_bar
 
     request = Request(one, given, pick_device(device), **noisy)
     with progress_bar(one.name, len(pairs), quiet) as advance:

@@ -24,9 +24,9 @@ def classify(
 ) -> None:
     """Say the class, number or tags of each text or picture: one line each, with its probability."""
     from regard.cli import no_settings, stdin_lines
-    from regard.data.corpus import read_lines
-    from regard.labeller import load_labeller
-    from regard.progress import progress_bar
+    from regard.data.parallel_corpus import read_lines
+    from regard.inference.classifier import load_labeller
+    from regard.terminal import progress_bar
 
     no_settings(context)
     if items and input:

@@ -120,8 +120,8 @@ def look_alignment(
 ) -> None:
     """Translate a sentence, and draw which of its words each word of the translation was written from."""
     from regard.cli import section_settings
+    from regard.inference.translator import load
     from regard.look.alignment import picture
-    from regard.translator import load
 
     options = section_settings(context, "decode") | ({"to": to} if to else {})
     drawn = picture(load(model, "cpu"), sentence, layer, **options)
@@ -139,16 +139,16 @@ def positions_picture(name: str, model: Path | None, settings: dict[str, str], l
     from regard.look.positions import trained, untrained
 
     if model is not None:
-        from regard import folder
+        from regard import model_folder
         from regard.device import pick_device
 
         if settings:
             raise RegardError(f"{model} has its own settings: leave out --model.{next(iter(settings))}")
-        return trained(name, folder.load(model, pick_device("cpu")).model, length)
+        return trained(name, model_folder.load(model, pick_device("cpu")).model, length)
     from regard.config import ModelConfig
+    from regard.config.recipes import build, nested
     from regard.models.architectures import ARCHITECTURES
     from regard.models.sizes import resolve_sizes
-    from regard.recipes import build, nested
 
     # the scheme is drawn as a decoder has it; an encoder may not be able to use it
     values = {"encoder_positions": "sinusoidal", **nested(settings), "positions": name}

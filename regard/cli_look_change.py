@@ -62,9 +62,9 @@ def look_change(
     """Change what a model looks at, and print what it writes before and after, side by side."""
     from regard.api import load
     from regard.cli import section_settings
+    from regard.inference.generator import Writer
+    from regard.inference.translator import Translator
     from regard.look.change.compare import compare
-    from regard.translator import Translator
-    from regard.writer import Writer
 
     changes = changes_of(zero, mean, force, forbid, pin, replace, positions)
     if not changes:
@@ -92,9 +92,9 @@ def look_heads(
     """Zero every head in turn, and say how much worse the model is without it."""
     from itertools import islice
 
-    from regard import folder
+    from regard import model_folder
     from regard.cli import no_settings
-    from regard.data.corpus import read_lines
+    from regard.data.parallel_corpus import read_lines
     from regard.device import pick_device
     from regard.look.change.heads import scan
 
@@ -102,7 +102,7 @@ def look_heads(
     if sentences < 2:
         raise RegardError(f"--sentences must be at least 2, not {sentences}: one alone has no error to tell")
     lines, other = (list(islice(read_lines(path), sentences)) if path else [] for path in (source, target))
-    found = scan(folder.load(model, pick_device(device), "fp32"), lines, other, metric, to)
+    found = scan(model_folder.load(model, pick_device(device), "fp32"), lines, other, metric, to)
     if not json:
         print(found)
     hand_out(found, json, png, {}, Path("heads.png"))

@@ -60,8 +60,8 @@ def look_attention(
     """Draw where heads look: one, all of a layer, or all of a kind. A translator translates; others read the sentence."""
     from regard.cli import section_settings
     from regard.device import pick_device
-    from regard.folder import load
     from regard.look.attention import attention
+    from regard.model_folder import load
 
     options = section_settings(context, "decode") | ({"to": to} if to else {})
     bundle = load(model, pick_device(device), "fp32")
@@ -84,11 +84,11 @@ def look_statistics(
 ) -> None:
     """Measure every head (entropy, distance, attention sinks) and the residual stream, on a text or on a file of them."""
     from regard.cli import section_settings
-    from regard.data.corpus import read_lines
+    from regard.data.parallel_corpus import read_lines
     from regard.device import pick_device
-    from regard.folder import load
     from regard.look.statistics import statistics
-    from regard.progress import progress_bar
+    from regard.model_folder import load
+    from regard.terminal import progress_bar
 
     if bool(text) == (file is not None):
         raise RegardError("give a text, or --file FILE with one on each line")

@@ -11,9 +11,9 @@ from typing import Any
 
 import regard.layers  # noqa: F401 (fills the registry of parts)
 from regard.config import Config
+from regard.config.recipes import choices_of, fields_of, flatten
+from regard.config.registry import KINDS, PARTS, TABLES, help_of
 from regard.errors import RegardError
-from regard.recipes import choices_of, fields_of, flatten
-from regard.registry import KINDS, PARTS, TABLES, help_of
 
 TITLES = {
     "positions": "position schemes",

@@ -24,7 +24,7 @@ def summary(
     The model runs without numbers, whatever its size. Model settings can be tried: --model.n_kv_heads 8, ...
     """
     from regard.cli import section_settings
-    from regard.models.summary import summary as summed
+    from regard.models.analysis.summary import summary as summed
 
     settings = section_settings(context, "model")
     found = summed(model, batch=batch, length=length, source_length=source_length, depth=depth, settings=settings)

@@ -26,9 +26,9 @@ def tokenizer_train(
     from itertools import chain
 
     from regard.config import TokenizerConfig
-    from regard.data.corpus import read_lines
-    from regard.progress import counted, progress_bar
-    from regard.recipes import build
+    from regard.config.recipes import build
+    from regard.data.parallel_corpus import read_lines
+    from regard.terminal import counted, progress_bar
     from regard.text.tokenizer import Tokenizer
 
     values = {"kind": kind, "vocab_size": vocab_size, "nfc": nfc, "lowercase": lowercase}

@@ -10,18 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from regard import folder, recipes
+from regard import model_folder
 from regard.cli import print_result, stdin_lines
-from regard.config import Config
-from regard.data.corpus import Corpus, read_lines
+from regard.config import Config, recipes
+from regard.data.parallel_corpus import Corpus, read_lines
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.files import add_file, write_text
-from regard.interpreter import Interpreted, Interpreter
+from regard.inference.document_translator import Interpreted, Interpreter
+from regard.inference.translator import Translation, Translator, load
 from regard.pretrained import DEFAULT, embedded, names
-from regard.progress import progress_bar
-from regard.text.sentences import fenced
-from regard.translator import Translation, Translator, load
+from regard.terminal import progress_bar
+from regard.text.sentence_splitting import fenced
 
 NAMED = 10  # lines, in a warning
 
@@ -136,10 +136,10 @@ def evaluate_command(
     settings: dict[str, str],
     weights: str,
 ) -> None:
-    from regard.evaluate.report import evaluate  # here, so that `translate` does not wait for it
+    from regard.evaluate.evaluation import evaluate  # here, so that `translate` does not wait for it
     from regard.tasks import evaluate as evaluate_task
 
-    bundle = folder.load(run, pick_device(device), weights)
+    bundle = model_folder.load(run, pick_device(device), weights)
     if bundle.tokenizers is None and bundle.task != "images":
         raise RegardError(
             f"the model in {run} has no tokenizer, so it can read no text: import it with its tokenizer.json"
@@ -173,7 +173,7 @@ def evaluate_command(
 
 
 def _test_config(
-    run: Path, data: str | None, root: Path | None, bundle: folder.Bundle, settings: dict[str, str]
+    run: Path, data: str | None, root: Path | None, bundle: model_folder.Bundle, settings: dict[str, str]
 ) -> Config:
     """The run's recipe, if there is one, with the corpus asked for; the model is the one that was loaded."""
     wrong = [name for name in settings if not name.startswith(("data.", "decode."))]

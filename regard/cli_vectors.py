@@ -13,7 +13,7 @@ from regard.config import VectorsConfig
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
-    from regard.vectors.words import WordVectors
+    from regard.vectors.word_vectors import WordVectors
 
 vectors_app = typer.Typer(help="Word vectors: train, ask, score, draw and convert them.", no_args_is_help=True)
 
@@ -64,9 +64,9 @@ def vectors_train(
     """Learn a vector for each word from plain text, words being what white space separates."""
     given = {name: value for name, value in locals().items() if name in HELP}
 
-    from regard.exchange.vectors_out import check_target
-    from regard.recipes import build
-    from regard.vectors.training import train
+    from regard.config.recipes import build
+    from regard.vectors.formats import check_target
+    from regard.vectors.word2vec import train
 
     check_target(output)  # before the training, which would be lost
     trained = train(files, build(given, VectorsConfig, "vectors."), quiet=quiet)
@@ -141,7 +141,7 @@ def vectors_evaluate(
     json: Json = False,
 ) -> None:
     """Accuracy on analogies and correlation with what people say, case folded; unknown words are counted."""
-    from regard.evaluate import vectors as score
+    from regard.evaluate import word_similarity as score
 
     if not analogies and not similarity:
         raise RegardError(
@@ -191,7 +191,7 @@ def vectors_convert(
     n: Annotated[int, typer.Option("--words", "-n", help="Only the first so many words; 0 = all.")] = 0,
 ) -> None:
     """Read word vectors of any kind and write them as another."""
-    from regard.vectors.words import WordVectors
+    from regard.vectors.word_vectors import WordVectors
 
     loaded = WordVectors.load(vectors, errors)
     chosen = loaded.first(n) if n else loaded
@@ -206,13 +206,13 @@ def vectors_project(
     n: Most = 10_000,
 ) -> None:
     """Write what TensorBoard's embedding projector shows."""
-    from regard.exchange.vectors_out import project
+    from regard.vectors.formats import project
 
     print(f"{output}: {project(load(vectors), output, n):,} words; see them with tensorboard --logdir {output}")
 
 
 def load(path: Path) -> WordVectors:
-    from regard.vectors.words import WordVectors
+    from regard.vectors.word_vectors import WordVectors
 
     return WordVectors.load(path)
 

@@ -15,7 +15,7 @@ import typer
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
-    from regard.writer import Conversation, Generation, Ranked, TextScore, Writer
+    from regard.inference.generator import Conversation, Generation, Ranked, TextScore, Writer
 
 Model = Annotated[Path, typer.Argument(help="A run or model folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
@@ -52,7 +52,7 @@ def generate(
 ) -> None:
     """Go on with a text. Several results have a line of --- between them; other settings: --decode.min_len 5, ..."""
     from regard.cli import stdin_lines
-    from regard.writer import load_writer
+    from regard.inference.generator import load_writer
 
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
     options |= {"repetition_penalty": repetition_penalty, "max_new_tokens": max_new_tokens}
@@ -90,7 +90,7 @@ def show(pieces: Iterator[str], before: str = "") -> None:
 
 
 def print_generations(writer: Writer, prompts: list[str], options: dict[str, Any], as_json: bool) -> None:
-    from regard.progress import progress_bar
+    from regard.terminal import progress_bar
 
     with progress_bar("writing", len(prompts)) as advance:
         found = writer.generate(prompts, progress=advance, **options)
@@ -126,7 +126,7 @@ def chat(
     device: Device = "auto",
 ) -> None:
     """Talk with a language model. Ctrl-C stops an answer, /reset begins again, Ctrl-D ends."""
-    from regard.writer import load_writer
+    from regard.inference.generator import load_writer
 
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
     options |= {"repetition_penalty": repetition_penalty, "max_new_tokens": max_new_tokens}
@@ -179,7 +179,7 @@ def score(
 ) -> None:
     """How likely texts are under a language model, token by token; or which of some ends is likeliest."""
     from regard.cli import no_settings, stdin_lines
-    from regard.writer import load_writer
+    from regard.inference.generator import load_writer
 
     no_settings(context)
     writer = load_writer(model, device)
@@ -221,9 +221,9 @@ def embed(
 ) -> None:
     """Texts as vectors, a line of numbers each, or all in one file."""
     from regard.cli import no_settings, stdin_lines
-    from regard.data.corpus import read_lines
-    from regard.embedder import load_embedder
-    from regard.progress import progress_bar
+    from regard.data.parallel_corpus import read_lines
+    from regard.inference.embedder import load_embedder
+    from regard.terminal import progress_bar
 
     no_settings(context)
     if texts and input:

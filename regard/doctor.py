@@ -15,23 +15,23 @@ import torch
 from torch import nn
 
 import regard
-from regard import folder, pretrained, recipes
+from regard import model_folder, pretrained
 from regard.api import ANSWERS, model_settings
-from regard.config import Config, ModelConfig
+from regard.config import Config, ModelConfig, recipes
+from regard.config.registry import help_of
 from regard.data.shards import cache_folder
 from regard.device import cores, describe, peak_flops, pick_device, pick_precision
 from regard.errors import RegardError
 from regard.files import exists, read_json
-from regard.layers.alignment import Attentive
+from regard.kernels.masks import FULL, window
 from regard.layers.cells import Cell
-from regard.layers.choice import Situation, choose
-from regard.layers.masks import FULL, window
-from regard.layers.positions import schemes_for
+from regard.layers.kernel_selection import Situation, choose
+from regard.layers.positions.scheme import schemes_for
 from regard.layers.recurrent import Recurrent
+from regard.layers.recurrent_attention import Attentive
 from regard.layers.stack import Stack
 from regard.models import gpt
 from regard.models.architectures import make_model
-from regard.registry import help_of
 
 LIBRARIES = (
     "torch",
@@ -203,7 +203,7 @@ def recipe_of(target: Path, settings: Mapping[str, Any]) -> Config:
     recipe = target / "config.toml" if exists(target / "config.toml") else target
     if (exists(recipe) and recipe.is_file()) or recipe.suffix == ".toml":
         return built(recipes.load(recipe), settings)
-    path = folder.find(target) / "config.json"
+    path = model_folder.find(target) / "config.json"
     try:
         return built({"model": read_json(path)["model"]}, settings)
     except (ValueError, KeyError, TypeError, OSError) as error:

@@ -10,8 +10,8 @@ from typing import Any
 
 import regard.layers  # noqa: F401 (fills the registry)
 from regard.config import ModelConfig
+from regard.config.registry import find
 from regard.layers.part import Place, settings_of
-from regard.registry import find
 
 
 def replaced(config: ModelConfig, **settings: Any) -> ModelConfig:

@@ -17,8 +17,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from regard.decode import rules
-from regard.layers import attend
+from regard.decode import constraints
+from regard.layers import attention_kernels
 
 # A busy machine is no reason to fail; the same examples every time, so that a red test stays red.
 settings.register_profile(
@@ -158,8 +158,8 @@ def _one_process_among_others(tmp_path_factory: pytest.TempPathFactory) -> Itera
 def _restored() -> Iterator[None]:
     """Restore what a test may change in its process, and forget the messages that are printed once in a process."""
     environment, folder = dict(os.environ), os.getcwd()
-    attend.say_once.cache_clear()
-    rules.say_once.cache_clear()
+    attention_kernels.say_once.cache_clear()
+    constraints.say_once.cache_clear()
     yield
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float32)

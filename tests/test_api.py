@@ -10,13 +10,13 @@ from test_labeller import bundle, picture_bundle
 from test_writer import bert_bundle, taught
 
 import regard
-from regard import folder
+from regard import model_folder
 from regard.api import make_config, train
-from regard.embedder import Embedder
 from regard.errors import RegardError
-from regard.labeller import Labeller
+from regard.inference.classifier import Labeller
+from regard.inference.embedder import Embedder
+from regard.inference.generator import Writer
 from regard.models.presets import TABLES
-from regard.writer import Writer
 
 ALL = [name for table in TABLES.values() for name in table]
 TASKS = {"gpt": "causal-lm", "bert": "masked-lm", "transformer": "translation", "vit": "images"}
@@ -28,7 +28,7 @@ def test_every_preset_makes_a_configuration_that_comes_back_from_its_own_setting
     """What `regard resume` does: read what was written."""
     from tomllib import loads
 
-    from regard.recipes import to_toml
+    from regard.config.recipes import to_toml
 
     architecture = next(a for a, table in TABLES.items() if name in table)
     config = make_config({"task": TASKS[architecture], "model": {"preset": name}}, {})
@@ -58,7 +58,7 @@ def test_spans_get_marks_for_gaps_unless_told_how_many() -> None:
 
 
 def test_a_tuned_model_has_the_sizes_it_begins_with_and_the_changes_asked_for(tmp_path: Path) -> None:
-    folder.save(tmp_path / "bert", bert_bundle(), "a card")
+    model_folder.save(tmp_path / "bert", bert_bundle(), "a card")
     values: dict[str, Any] = {"task": "classification", "train": {"init": str(tmp_path / "bert")}}
     config = make_config({**values, "model": {"dropout": 0.25}}, {})
     old = bert_bundle().config
@@ -97,5 +97,5 @@ def test_a_recipe_that_is_not_there(tmp_path: Path) -> None:
     ],
 )
 def test_load_gives_what_the_model_is_for(tmp_path: Path, made: Any, kind: type) -> None:
-    folder.save(tmp_path / "model", made(), "a card")
+    model_folder.save(tmp_path / "model", made(), "a card")
     assert type(regard.load(tmp_path / "model", device="cpu")) is kind

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import torch
 
-from regard import folder
+from regard import model_folder
 from regard.config import DecodeConfig, TokenizerConfig
-from regard.data.corpus import Corpus
+from regard.data.parallel_corpus import Corpus
 from regard.models.architectures import make_model, preset, resolve
-from regard.text.special import PAD
+from regard.text.special_tokens import PAD
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -144,7 +144,7 @@ def test_all_that_is_recorded_takes_turns_with_what_is_not(load: Load) -> None:
     assert all(one == (list(works) if i % 2 else list(works)[::-1]) for i, one in enumerate(rounds))
 
 
-def model_folder(path: Path, norm: str) -> Path:
+def tiny_folder(path: Path, norm: str) -> Path:
     """Random weights over the toy language."""
     corpus = Corpus(("toy:50",), "en", "de", Path(), "train")
     joint = Tokenizer.train((text for row in corpus.rows() for text in row), TokenizerConfig(vocab_size=120))
@@ -153,12 +153,14 @@ def model_folder(path: Path, norm: str) -> Path:
     model = make_model(preset("transformer-tiny", source_vocab=len(joint), target_vocab=len(joint), norm=norm, **sizes))
     options = DecodeConfig(max_len_a=0.0, max_len_b=6)
     both = Tokenizers(joint, joint)
-    folder.save(path, folder.Bundle(model, both, "translation", options, source="en", target="de"), "a card")
+    model_folder.save(
+        path, model_folder.Bundle(model, both, "translation", options, source="en", target="de"), "a card"
+    )
     return path
 
 
 def test_a_test_set_is_translated_and_scored(run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
-    path = model_folder(tmp_path / "model", "pre")
+    path = tiny_folder(tmp_path / "model", "pre")
     found = run("multi30k", "--run", str(path), "--test", "toy:12", "--sentences", "9", "--peers", "none")
     assert {row["what"] for row in found["rows"]} == {
         "test set",
@@ -294,7 +296,7 @@ def test_the_peer_of_a_translator_computes_the_same(load: Load, norm: str) -> No
 def test_the_peer_of_a_translator_finds_the_same_translations(load: Load, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     multi30k = load("multi30k")
-    translator = multi30k.load(model_folder(tmp_path / "model", "post"), "cpu")
+    translator = multi30k.load(tiny_folder(tmp_path / "model", "post"), "cpu")
     texts = [source for source, _ in Corpus(("toy:6",), "en", "de", Path(), "test").rows()]
     peer = multi30k.peer_of(translator.model, CPU, torch.float32)
     assert multi30k.peer_translate(peer, translator)(texts) == multi30k.own_translate(translator)(texts)

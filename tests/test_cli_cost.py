@@ -1,4 +1,4 @@
-"""`regard cost`: what it accepts, and that it prints the numbers of models/cost.py."""
+"""`regard cost`: what it accepts, and that it prints the numbers of models/analysis/cost.py."""
 
 import json
 from pathlib import Path
@@ -10,10 +10,10 @@ from typer.testing import CliRunner, Result
 from regard.cli_cost import cost, cost_command, parse_tokens
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
+from regard.inference.model_spec import config_of
+from regard.models.analysis.cost import measured
 from regard.models.architectures import PRESETS
-from regard.models.cost import measured
-from regard.named import config_of
-from regard.tables import short, size
+from regard.terminal import short, size
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 RECIPE = """

@@ -9,15 +9,15 @@ import pytest
 from test_cli import call
 from test_labeller import NAMES, TEXTS, bundle
 
-from regard import folder
-from regard.labeller import Answer, Labeller
+from regard import model_folder
+from regard.inference.classifier import Answer, Labeller
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("labellers")
     for task in ("classification", "regression", "tagging"):
-        folder.save(path / task, bundle(task, () if task == "regression" else NAMES), "a card")
+        model_folder.save(path / task, bundle(task, () if task == "regression" else NAMES), "a card")
     return path
 
 

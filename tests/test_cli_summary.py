@@ -8,7 +8,7 @@ import torch
 import typer
 from typer.testing import CliRunner, Result
 
-from regard import folder
+from regard import model_folder
 from regard.cli_summary import summary
 from regard.config import TokenizerConfig
 from regard.models.architectures import make_model, preset
@@ -29,7 +29,9 @@ def run(tmp_path: Path) -> Path:
     tokenizer = Tokenizer.train(["I ate an apple."], TokenizerConfig(kind="char", vocab_size=50))
     n = len(tokenizer)
     model = make_model(preset("transformer-tiny", source_vocab=n, target_vocab=n, **SIZES))
-    folder.save(tmp_path / "model", folder.Bundle(model, Tokenizers(tokenizer, tokenizer), "translation"), "")
+    model_folder.save(
+        tmp_path / "model", model_folder.Bundle(model, Tokenizers(tokenizer, tokenizer), "translation"), ""
+    )
     sizes = "\n".join(f"{name} = {value}" for name, value in SIZES.items())
     (tmp_path / "config.toml").write_text(f'[model]\npreset = "transformer-tiny"\n{sizes}\n')
     return tmp_path
@@ -65,7 +67,7 @@ def test_json_has_every_number(run: Path) -> None:
     )
     assert line["output"] == [2, 5, 16]
     assert line["flops"] == 20480  # 2 x 5 tokens, 2 x 2 x 16 x 32
-    loaded = folder.load(run, torch.device("cpu")).model
+    loaded = model_folder.load(run, torch.device("cpu")).model
     assert found["total"]["parameters"] == sum(p.numel() for p in loaded.parameters())
 
 

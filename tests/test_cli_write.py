@@ -14,9 +14,9 @@ import pytest
 import typer
 from test_writer import LINES, bert_bundle, taught
 
-from regard import cli, cli_write, folder
-from regard.embedder import Embedder
-from regard.writer import Writer
+from regard import cli, cli_write, model_folder
+from regard.inference.embedder import Embedder
+from regard.inference.generator import Writer
 
 APP = typer.Typer()
 for verb in (cli_write.generate, cli_write.chat, cli_write.score, cli_write.embed):
@@ -49,14 +49,14 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(scope="module")
 def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "gpt"
-    folder.save(path, taught(), "a card")
+    model_folder.save(path, taught(), "a card")
     return path
 
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "bert"
-    folder.save(path, bert_bundle(), "a card")
+    model_folder.save(path, bert_bundle(), "a card")
     return path
 
 

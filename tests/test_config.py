@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard import recipes
-from regard.config import Config, ModelConfig, TrainConfig
+from regard.config import Config, ModelConfig, TrainConfig, recipes
+from regard.config.recipes import build, differences, every_setting, override, to_toml
 from regard.errors import RegardError
-from regard.recipes import build, differences, every_setting, override, to_toml
 
 
 def test_defaults_survive_toml() -> None:

@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from regard import cores
 from regard.config import DecodeConfig
-from regard.cores import LARGE, LargeProducts, fork_map, idle_cores, large_product, one_thread
-from regard.decode import engine
-from regard.decode.engine import batches, decode, processes
-from regard.layers.packed import laid_out
+from regard.decode import batch_decoding
+from regard.decode.batch_decoding import batches, decode, processes
+from regard.decode.cpu_processes import fork_map, idle_cores
+from regard.kernels import cpu_threads
+from regard.kernels.cpu_threads import LARGE, LargeProducts, large_product, one_thread
+from regard.layers.quantization import laid_out
 from regard.models.architectures import make_model, preset
 
-pytestmark = pytest.mark.skipif(not cores.CAN_FORK, reason="processes are forked on Linux alone")
+pytestmark = pytest.mark.skipif(not cpu_threads.CAN_FORK, reason="processes are forked on Linux alone")
 CPU = torch.device("cpu")
 
 
@@ -55,7 +56,7 @@ def test_several_processes_do_take_part() -> None:
 
 
 def test_more_items_than_a_pipe_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "MOST", 7)
+    monkeypatch.setattr(cpu_threads, "MOST", 7)
     assert gathered(lambda x: -x, list(range(30)), 2) == {i: -i for i in range(30)}
 
 
@@ -135,9 +136,9 @@ def test_sentences_in_several_processes_are_translated_as_in_one(
 ) -> None:
     chosen = DecodeConfig(max_len_b=8, **options)
     done: list[int] = []
-    monkeypatch.setattr(engine, "processes", lambda *args: 1)
+    monkeypatch.setattr(batch_decoding, "processes", lambda *args: 1)
     alone = decode(model, SOURCES, chosen, 40, CPU)
-    monkeypatch.setattr(engine, "processes", lambda *args: 3)
+    monkeypatch.setattr(batch_decoding, "processes", lambda *args: 3)
     shared = decode(model, SOURCES, chosen, 40, CPU, done.append)
     assert sum(done) == len(SOURCES)
     assert torch.get_num_threads() == 2
@@ -148,18 +149,18 @@ def test_sentences_in_several_processes_are_translated_as_in_one(
 
 
 def test_small_work_is_for_one_process(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "idle_cores", lambda: 7)
+    monkeypatch.setattr(batch_decoding, "idle_cores", lambda: 7)
     greedy, wide = DecodeConfig(beam=1), DecodeConfig(beam=4)
     long = [list(range(5, 35))] * 4000
     assert processes(model, SOURCES, greedy, 8) == 1  # a model that takes no time
     assert processes(model, long, greedy, 8) == 8
     assert processes(model, long, greedy, 1) == 1
-    monkeypatch.setattr(engine, "FORKED_SECONDS", 0.0)
+    monkeypatch.setattr(batch_decoding, "FORKED_SECONDS", 0.0)
     assert processes(model, long[:7], greedy, 8) == 1  # seven rows cost little more than one
     assert processes(model, long[:16], greedy, 8) == 2
     assert processes(model, long[:16], wide, 8) == 8
     assert processes(model, long[:1], wide, 8) == 1
-    monkeypatch.setattr(engine, "idle_cores", lambda: 0)  # every other core is busy
+    monkeypatch.setattr(batch_decoding, "idle_cores", lambda: 0)  # every other core is busy
     assert processes(model, long, greedy, 8) == 1
 
 
@@ -181,7 +182,7 @@ def test_batches_for_several_processes_are_even_and_not_too_large(n: int, width:
     found = list(batches([[5] * 10] * n, DecodeConfig(beam=width), CPU, workers))
     sizes = [len(rows) for rows in found]
     assert sorted(i for rows in found for i in rows) == list(range(n))
-    assert max(sizes) * width <= max(engine.ROWS, width)
+    assert max(sizes) * width <= max(batch_decoding.ROWS, width)
     assert max(sizes) - min(sizes) <= max(1, max(sizes) - (n - (len(sizes) - 1) * max(sizes)))
     assert len(sizes) >= min(workers, n)
 
@@ -204,7 +205,7 @@ class Matrix:
 
 def test_a_product_that_is_late_is_done_in_one_thread_for_ever_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     team, matrix, x = LargeProducts(), Matrix(), torch.ones(1, 4)
-    monkeypatch.setattr(cores.time, "perf_counter", lambda: matrix.now)
+    monkeypatch.setattr(cpu_threads.time, "perf_counter", lambda: matrix.now)
     team.threads = 2
     for _ in range(3):
         team(matrix.multiply, x)

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokens import SETTINGS
 
-from regard import folder
+from regard import model_folder
 from regard.config import DecodeConfig, ModelConfig, TokenizerConfig
 from regard.errors import RegardError
 from regard.files import seal
-from regard.folder import Bundle
+from regard.model_folder import Bundle
 from regard.models.transformer import Transformer
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
@@ -42,7 +42,7 @@ def bundle(joint: bool = True, seed: int = 0, **changes: Any) -> Bundle:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    folder.save(tmp_path / "model", bundle(), "# card\n")
+    model_folder.save(tmp_path / "model", bundle(), "# card\n")
     return tmp_path / "model"
 
 
@@ -62,8 +62,8 @@ def reseal(path: Path) -> None:
 @pytest.mark.parametrize("joint", [True, False])
 def test_round_trip(tmp_path: Path, joint: bool) -> None:
     before = bundle(joint, norm="post", activation="gelu")
-    folder.save(tmp_path / "model", before, "# card\n")
-    after = folder.load(tmp_path / "model", CPU)
+    model_folder.save(tmp_path / "model", before, "# card\n")
+    after = model_folder.load(tmp_path / "model", CPU)
     assert (after.source, after.target, after.decode) == ("en", "de", before.decode)
     assert after.model.config == before.model.config
     assert (after.tokenizers.source is after.tokenizers.target) == joint
@@ -85,8 +85,8 @@ def test_a_loaded_model_computes_what_the_saved_one_did(tmp_path: Path, joint: b
     to numbers of the size of the logits.
     """
     before = bundle(joint, norm="post", activation="gelu")
-    folder.save(tmp_path / "model", before, "# card\n")
-    after = folder.load(tmp_path / "model", CPU)
+    model_folder.save(tmp_path / "model", before, "# card\n")
+    after = model_folder.load(tmp_path / "model", CPU)
     source, target = torch.randint(5, 13, (2, 3, 7), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         exact = copy.deepcopy(before.model).double()(source, target)
@@ -96,15 +96,15 @@ def test_a_loaded_model_computes_what_the_saved_one_did(tmp_path: Path, joint: b
 
 
 def test_a_run_folder_leads_to_its_model(saved: Path) -> None:
-    assert folder.find(saved.parent) == folder.find(saved) == saved
+    assert model_folder.find(saved.parent) == model_folder.find(saved) == saved
 
 
 def test_no_model(tmp_path: Path) -> None:
     with pytest.raises(RegardError, match=r"no model at .*nowhere"):
-        folder.find(tmp_path / "nowhere")
+        model_folder.find(tmp_path / "nowhere")
     (tmp_path / "config.toml").write_text("")
     with pytest.raises(RegardError, match=r"no finished model yet: go on with `regard resume"):
-        folder.find(tmp_path)
+        model_folder.find(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", "README.md", "manifest.json"])
@@ -117,7 +117,7 @@ def test_damage_is_refused(saved: Path, name: str, how: str) -> None:
     if how == "missing":
         file.unlink()
     with pytest.raises(RegardError) as error:
-        folder.load(saved, CPU)
+        model_folder.load(saved, CPU)
     assert "\n" not in str(error.value)
     assert name in str(error.value)
 
@@ -127,16 +127,16 @@ def test_a_tokenizer_of_another_vocabulary(saved: Path) -> None:
     reseal(saved)
     pieces = len(tokenizer("abcde"))
     with pytest.raises(RegardError, match=rf"source tokenizer .* has {pieces} pieces but the model was trained with"):
-        folder.load(saved, CPU)
+        model_folder.load(saved, CPU)
 
 
 @pytest.mark.parametrize("missing", ["tokenizer.source.json", "tokenizer.target.json"])
 def test_one_tokenizer_of_two(tmp_path: Path, missing: str) -> None:
-    folder.save(tmp_path / "model", bundle(joint=False), "")
+    model_folder.save(tmp_path / "model", bundle(joint=False), "")
     (tmp_path / "model" / missing).unlink()
     reseal(tmp_path / "model")
     with pytest.raises(RegardError, match="tokenizer"):
-        folder.load(tmp_path / "model", CPU)
+        model_folder.load(tmp_path / "model", CPU)
 
 
 def test_weights_of_another_model_are_listed(saved: Path) -> None:
@@ -148,7 +148,7 @@ def test_weights_of_another_model_are_listed(saved: Path) -> None:
     save_file(tensors, saved / "model.safetensors")
     reseal(saved)
     with pytest.raises(RegardError) as error:
-        folder.load(saved, CPU)
+        model_folder.load(saved, CPU)
     assert f"{name} is ({rows + 1}, {width}), the model has ({rows}, {width})" in str(error.value)
     assert "surplus is not in the model" in str(error.value)
 
@@ -158,14 +158,14 @@ def test_weights_that_are_no_safetensors(saved: Path, content: bytes) -> None:
     (saved / "model.safetensors").write_bytes(content)
     reseal(saved)
     with pytest.raises(RegardError, match="cannot read the weights"):
-        folder.load(saved, CPU)
+        model_folder.load(saved, CPU)
 
 
 def test_weights_that_the_manifest_forgot(saved: Path) -> None:
     (saved / "model.safetensors").unlink()
     reseal(saved)
     with pytest.raises(RegardError, match="cannot read the weights"):
-        folder.load(saved, CPU)
+        model_folder.load(saved, CPU)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_weights_that_the_manifest_forgot(saved: Path) -> None:
 def test_configurations_that_are_refused(saved: Path, edit: Any, words: str) -> None:
     change(saved, edit)
     with pytest.raises(RegardError, match=words) as error:
-        folder.load(saved, CPU)
+        model_folder.load(saved, CPU)
     assert "\n" not in str(error.value)
 
 
@@ -200,4 +200,4 @@ def test_pickles_are_refused(tmp_path: Path, name: str, config: bool) -> None:
     if config:
         (tmp_path / "config.json").write_text('{"model_type": "marian"}')
     with pytest.raises(RegardError, match=rf"pickled \({name}\).*safetensors alone"):
-        folder.load(tmp_path, CPU)
+        model_folder.load(tmp_path, CPU)

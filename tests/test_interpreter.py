@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import RegardError
-from regard.interpreter import Interpreter
-from regard.text.detect import learned
-from regard.text.frame import OWN
-from regard.text.keep import translatable
-from regard.translator import Translation
+from regard.inference.document_translator import Interpreter
+from regard.inference.translator import Translation
+from regard.text.language_identification import learned
+from regard.text.placeholders import translatable
+from regard.text.special_token_template import OWN
 
 PROFILES = {
     "en": learned(["the man who went to the house of his friend said that I would not come with them hello how are you"]),

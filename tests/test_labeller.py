@@ -12,14 +12,14 @@ from PIL import Image
 from tokens import EOS, SOS
 
 import regard
-from regard import folder
+from regard import model_folder
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
-from regard.folder import Bundle
-from regard.labeller import Labeller
+from regard.inference.classifier import Labeller
+from regard.model_folder import Bundle
 from regard.models.architectures import make_model, preset
-from regard.models.classifier import Classifier
-from regard.text.frame import CLASSIC
+from regard.models.heads import Classifier
+from regard.text.special_token_template import CLASSIC
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 TOKENIZER = Tokenizer.train(["the cat sat on a mat and a dog ran"], TokenizerConfig(kind="word", vocab_size=40))
@@ -163,7 +163,7 @@ def test_a_picture_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("task", ["classification", "regression", "tagging"])
 def test_load_gives_a_labeller_that_answers_the_same(tmp_path: Path, task: str) -> None:
     found = bundle(task, () if task == "regression" else NAMES)
-    folder.save(tmp_path / "model", found, "a card")
+    model_folder.save(tmp_path / "model", found, "a card")
     loaded = regard.load(tmp_path / "model", device="cpu")
     assert isinstance(loaded, Labeller)
     for ours, before in zip(loaded.classify(TEXTS), Labeller(found).classify(TEXTS), strict=True):

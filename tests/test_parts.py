@@ -25,31 +25,30 @@ from typer.testing import CliRunner
 import regard
 from regard.cli import app
 from regard.config import DecodeConfig, ModelConfig, TrainConfig
+from regard.config.registry import register, setting, unregister
 from regard.data.batches import Batch
-from regard.decode.engine import decode
-from regard.decode.graphed.engine import SHELVES
-from regard.decode.graphed.translating import translate
-from regard.decode.graphed.writing import steps
-from regard.decode.row import Row, make_row
-from regard.decode.rules import NOT_CAPTURED, in_graphs, say_once
-from regard.decode.write import plain_steps, write
+from regard.decode.batch_decoding import decode
+from regard.decode.constraints import NOT_CAPTURED, in_graphs, say_once
+from regard.decode.generation import Row, make_row, plain_steps, write
+from regard.decode.graphs.decoding import steps, translate
+from regard.decode.graphs.engine import SHELVES
 from regard.errors import RegardError
+from regard.kernels.attention_functions import Rotation
+from regard.kernels.masks import NOWHERE
 from regard.layers.cells import Cell, State, held
 from regard.layers.context import Context
-from regard.layers.masks import NOWHERE
+from regard.layers.decoding_state import PerRow, Storage
 from regard.layers.norm import Residual
 from regard.layers.part import FeedForward, Mixer, Place
-from regard.layers.positions import Positions, Rotation
+from regard.layers.positions.scheme import Positions
 from regard.layers.stack import Stack
-from regard.layers.state import PerRow, Storage
 from regard.look import see
 from regard.look.record import record
+from regard.models.analysis.cost import Cost, measured
 from regard.models.architectures import make_model
-from regard.models.cost import Cost, measured
-from regard.registry import register, setting, unregister
 from regard.training.objective import Objective
-from regard.training.optim import make_optimizer
-from regard.training.step import TrainingStep
+from regard.training.optimizer import make_optimizer
+from regard.training.training_step import TrainingStep
 
 # ---- a position scheme -----------------------------------------------------------------------------------------------
 
@@ -349,7 +348,7 @@ def test_a_step_does_the_same_operations_at_every_position(name: str) -> None:
     """What a captured step repeats: no Python counter, and no branch that the host chooses, may depend on how far it is."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from regard.decode.graphed.engine import Engine
+    from regard.decode.graphs.engine import Engine
 
     class Trace(TorchDispatchMode):
         def __init__(self) -> None:
@@ -558,15 +557,15 @@ def test_a_step_that_cannot_be_captured_is_decoded_within_the_budget(monkeypatch
         return begin(prompt)
 
     monkeypatch.setattr(model, "begin", begun)
-    monkeypatch.setattr("regard.decode.write.in_graphs", lambda model, beam=1: True)
-    monkeypatch.setattr("regard.decode.graphed.engine.StaticState", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("regard.decode.generation.in_graphs", lambda model, beam=1: True)
+    monkeypatch.setattr("regard.decode.graphs.engine.StaticState", lambda *_, **__: 1 / 0)
     assert [row.ids for row in write(model, words(20, 3), options)] == expected
     assert max(most) <= 64
     assert "division" in NOT_CAPTURED.pop(model)
 
 
 def test_a_step_must_change_its_state_in_place() -> None:
-    from regard.decode.graphed.engine import Engine
+    from regard.decode.graphs.engine import Engine
 
     engine = Engine(language_model("fade"), DecodeConfig(beam=1), torch.float32, (2, 1, 16, 32))
     kept = next(iter(engine.state.parts.values()))

@@ -18,9 +18,9 @@ from PIL import Image
 from test_cli import call
 
 import regard
-from regard import api, recipes
-from regard.config import Config, DataConfig
-from regard.data.corpus import part_of
+from regard import api
+from regard.config import Config, DataConfig, recipes
+from regard.data.parallel_corpus import part_of
 from regard.models.architectures import with_preset
 
 RECIPES = {path.stem: path for path in (Path(__file__).parents[1] / "recipes").glob("*.toml")}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import regard
 import regard.layers
-from regard.registry import PARTS
+from regard.config.registry import PARTS
 
 ROOT = Path(regard.__file__).parent
 CLASSES = {

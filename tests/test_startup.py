@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard import folder
+from regard import model_folder
 from regard.config import TokenizerConfig
 from regard.models.architectures import make_model, preset
 from regard.models.weights import Unfilled, finite
@@ -27,7 +27,13 @@ HEAVY = [
         "regard.exchange",
         "regard.studies",
     ),
-    *("regard.tasks", "regard.training", "regard.decode.graphed", "regard.decode.model1", "regard.layers.toeplitz"),
+    *(
+        "regard.tasks",
+        "regard.training",
+        "regard.decode.graphed",
+        "regard.decode.model1",
+        "regard.kernels.toeplitz_attention",
+    ),
 ]
 PROGRAM = """
 import json, sys
@@ -45,8 +51,8 @@ def saved(tmp_path: Path) -> Path:
     tokenizer = Tokenizer.train(["I ate an apple."], TokenizerConfig(kind="char", vocab_size=50))
     n = len(tokenizer)
     model = make_model(preset("transformer-tiny", source_vocab=n, target_vocab=n, **SIZES))
-    bundle = folder.Bundle(model, Tokenizers(tokenizer, tokenizer), "translation", source="en", target="de")
-    folder.save(tmp_path / "model", bundle, "")
+    bundle = model_folder.Bundle(model, Tokenizers(tokenizer, tokenizer), "translation", source="en", target="de")
+    model_folder.save(tmp_path / "model", bundle, "")
     return tmp_path / "model"
 
 
@@ -63,7 +69,7 @@ def test_loading_draws_no_random_numbers(saved: Path) -> None:
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    folder.load(saved, torch.device("cpu"))
+    model_folder.load(saved, torch.device("cpu"))
     assert torch.equal(torch.rand(3), expected)
 
 

@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 import torch
 
-from regard import api, cli_settings, folder
+from regard import api, cli_settings, model_folder
 from regard.config import Config, ModelConfig, RecurrentSettings
+from regard.config.recipes import MODEL_DEFAULTS, build, changed, differences, every_setting, over, to_dict, to_toml
+from regard.config.registry import PARTS, TABLES, chosen, help_of, register, register_table, setting, unregister
 from regard.errors import RegardError
 from regard.layers.part import NoSettings, Part
-from regard.layers.positions import Positions
-from regard.layers.relative import Relative
+from regard.layers.positions.relative import Relative
+from regard.layers.positions.scheme import Positions
 from regard.models.architectures import PRESETS, make_model, preset, resolve, with_preset
 from regard.models.presets import TABLES as PRESET_TABLES
-from regard.recipes import MODEL_DEFAULTS, build, changed, differences, every_setting, over, to_dict, to_toml
-from regard.registry import PARTS, TABLES, chosen, help_of, register, register_table, setting, unregister
 
 # ---- where a table exists --------------------------------------------------------------------------------------------
 
@@ -166,21 +166,21 @@ def test_configurations_are_keys_and_compared_with_their_tables() -> None:
 
 def test_a_model_folder_keeps_the_tables(tmp_path: Path) -> None:
     model = make_model(preset("gpt-tiny", n_decoder_layers=1, target_vocab=9, positions="yarn", **{"yarn.factor": 4}))
-    folder.save(tmp_path / "model", folder.Bundle(model, None, "causal-lm"), "")
+    model_folder.save(tmp_path / "model", model_folder.Bundle(model, None, "causal-lm"), "")
     saved = json.loads((tmp_path / "model" / "config.json").read_text())["model"]
     assert saved["yarn"]["factor"] == 4.0
     assert "rope" not in saved
-    assert folder.load(tmp_path / "model", torch.device("cpu")).config == model.config
+    assert model_folder.load(tmp_path / "model", torch.device("cpu")).config == model.config
 
 
 def test_a_flat_file_of_old_is_refused(tmp_path: Path) -> None:
     model = make_model(preset("gpt-tiny", n_decoder_layers=1, target_vocab=9))
-    folder.save(tmp_path / "model", folder.Bundle(model, None, "causal-lm"), "")
+    model_folder.save(tmp_path / "model", model_folder.Bundle(model, None, "causal-lm"), "")
     path = tmp_path / "model" / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps({**config, "format": 1}))
     with pytest.raises(RegardError, match=r"format 1 .*this Regard reads format 2"):
-        folder.read_config(tmp_path / "model")
+        model_folder.read_config(tmp_path / "model")
 
 
 # ---- several mixers --------------------------------------------------------------------------------------------------
@@ -285,5 +285,5 @@ def test_settings_are_listed_by_kind(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_declarations_import_no_torch() -> None:
-    code = "import sys, regard.config, regard.recipes, regard.registry; sys.exit('torch' in sys.modules)"
+    code = "import sys, regard.config, regard.config.recipes, regard.config.registry; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import regard
-from regard import api, folder
+from regard import api, model_folder
 from regard.config import DecodeConfig
 from regard.errors import RegardError
-from regard.translator import Translation, Translator, load, translate
+from regard.inference.translator import Translation, Translator, load, translate
 
 RECIPE = """
 [data]
@@ -193,8 +193,8 @@ def test_unknown_device(run: Path) -> None:
 
 def test_saving_again_translates_the_same(translator: Translator, tmp_path: Path) -> None:
     languages = (translator.source, translator.target)
-    bundle = folder.Bundle(translator.model, translator.tokenizers, "translation", translator.options, *languages)
-    folder.save(tmp_path / "copy", bundle, "")
+    bundle = model_folder.Bundle(translator.model, translator.tokenizers, "translation", translator.options, *languages)
+    model_folder.save(tmp_path / "copy", bundle, "")
     words = ["abc", "edcba", "aabb"]
     again = load(tmp_path / "copy", "cpu").translate(words, beam=4, nbest=2)
     assert again == translator.translate(words, beam=4, nbest=2)

@@ -16,19 +16,19 @@ from hypothesis import strategies as st
 from tokens import EOS, SETTINGS, SOS
 
 from regard.config import DecodeConfig, ModelConfig, TokenizerConfig
-from regard.decode.rules import pad
-from regard.embedder import Embedder, similarity
+from regard.decode.constraints import pad
 from regard.errors import RegardError
-from regard.folder import Bundle
+from regard.inference.embedder import Embedder, similarity
+from regard.inference.generator import Writer
+from regard.model_folder import Bundle
 from regard.models.bert import Bert
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
 from regard.models.vit import ViT
-from regard.text.chat import Turn
-from regard.text.frame import CLASSIC, Frame
-from regard.text.special import PAD
+from regard.text.chat_template import Turn
+from regard.text.special_token_template import CLASSIC, Frame
+from regard.text.special_tokens import PAD
 from regard.text.tokenizer import Tokenizer, Tokenizers
-from regard.writer import Writer
 
 LINES = [
     "I was eating an apple.",

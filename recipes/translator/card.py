@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from phrases import phrasebook
 
-from regard import folder, recipes
-from regard.data.corpus import direction_of
+from regard import model_folder
+from regard.config import recipes
+from regard.data.parallel_corpus import direction_of
 from regard.files import MANIFEST, new_folder, read_json, sha256
 
 Amounts = Mapping[str, int]  # pairs of each set
@@ -106,7 +107,7 @@ def main() -> None:
 
 
 def about(out: Path) -> dict[str, Any]:
-    bundle = folder.load(out, torch.device("cpu"), "fp32")
+    bundle = model_folder.load(out, torch.device("cpu"), "fp32")
     config = bundle.config
     return {
         "languages": ", ".join(dict.fromkeys(language for d in bundle.directions for language in d.split(">"))),

@@ -17,8 +17,8 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from regard import recipes
-from regard.data.corpus import Corpus, read_lines
+from regard.config import recipes
+from regard.data.parallel_corpus import Corpus, read_lines
 
 SHOWN = 20
 RECIPES = ("train.toml", "again.toml")

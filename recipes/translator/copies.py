@@ -1,6 +1,6 @@
 """Pairs once more, with a name or number that both sides share as another one, or as a placeholder.
 
-What should be copied is then learned as something to copy, whatever it says. `regard.text.keep` puts placeholders in place
+What should be copied is then learned as something to copy, whatever it says. `regard.text.placeholders` puts placeholders in place
 of links and the like.
 """
 

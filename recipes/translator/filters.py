@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from regard.text.detect import HAN, Profiles, learned, scores, script, trigrams
+from regard.text.language_identification import HAN, Profiles, learned, scores, script, trigrams
 
 Pair = tuple[str, str]
 LETTER = re.compile(r"[^\W\d_]")

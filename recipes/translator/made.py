@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.files import MANIFEST, damage, new_folder, read_json, sha256
-from regard.folder import find
+from regard.model_folder import find
 
 Pair = tuple[str, str]
 STEMS = {"en-de": "de", "en-fr": "fr", "en-zh": "zh", "en-zh-Hant": "zh-Hant"}

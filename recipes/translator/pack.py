@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from regard import folder
+from regard import model_folder
 
 MOST = 40e6  # bytes
 CARD = "# {}\n\nNot scored yet: `recipes/translator/score.py`, then `card.py` writes what belongs here.\n"
@@ -24,8 +24,8 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("out", type=Path)
     given = parser.parse_args()
-    bundle = folder.load(given.run, torch.device("cpu"), "fp32")
-    folder.save(given.out, bundle, CARD.format(given.out.name), small=True)
+    bundle = model_folder.load(given.run, torch.device("cpu"), "fp32")
+    model_folder.save(given.out, bundle, CARD.format(given.out.name), small=True)
     for file in given.out.iterdir():
         file.chmod(0o644)  # also for other users, wherever it is installed
     size = sum(file.stat().st_size for file in given.out.iterdir())

@@ -30,8 +30,8 @@ from phrases import formal
 from titled import titled
 from words import lexicon
 
-from regard.data.corpus import read_lines
-from regard.text.detect import learned
+from regard.data.parallel_corpus import read_lines
+from regard.text.language_identification import learned
 
 Pair = tuple[str, str]
 Sets = dict[str, list[Pair]]

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import regard
-from regard.data.corpus import read_lines
-from regard.evaluate.translation import score
+from regard.data.parallel_corpus import read_lines
 from regard.files import sha256, write_text
-from regard.folder import find
-from regard.tables import table
-from regard.translator import Translator
+from regard.inference.translator import Translator
+from regard.metrics.translation_scores import score
+from regard.model_folder import find
+from regard.terminal import table
 
 SCRIPTS = {"cmn_Hans": "zh", "cmn_Hant": "zh-Hant"}
 

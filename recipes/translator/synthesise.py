@@ -29,8 +29,8 @@ from made import Job, Pair, is_made, jobs, origin, save
 from sacrebleu.metrics import CHRF
 
 import regard
-from regard.data.corpus import read_lines
-from regard.translator import Translation, Translator
+from regard.data.parallel_corpus import read_lines
+from regard.inference.translator import Translation, Translator
 
 LONGEST = 160  # characters of a speech's sentence
 WORD = re.compile(r"[^\W\d_\u3400-\u9fff]+")

@@ -1,4 +1,4 @@
-"""What it does to a translator how a sentence is typed, and what writing it with care (regard/text/typed.py) gives back.
+"""What it does to a translator how a sentence is typed, and what writing it with care (regard/text/casing.py) gives back.
 
     python recipes/translator/typed.py MODEL WORK [--sentences 200]
 
@@ -15,8 +15,8 @@ from pathlib import Path
 from sacrebleu.metrics import BLEU
 
 import regard
-from regard.data.corpus import read_lines
-from regard.text.typed import careful, stopped
+from regard.data.parallel_corpus import read_lines
+from regard.text.casing import careful, stopped
 
 MARKS = ".?!。？！ "
 WAYS: dict[str, Callable[[str], str]] = {

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from regard.text.detect import HAN
+from regard.text.language_identification import HAN
 
 Pair = tuple[str, str]
 WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from regard.config.registry import PARTS, TABLES, choose, chosen
 from regard.config.schema import LARGEST, Config, ModelConfig
 from regard.errors import RegardError
 from regard.files import read_text, shortened
-from regard.registry import PARTS, TABLES, choose, chosen
 
 C = TypeVar("C")
 

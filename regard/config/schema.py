@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
+from regard.config.registry import ALIGNMENT, BLOCKS, IMAGES, RECURRENT, TABLES, TAKEN, register_table, setting
 from regard.errors import RegardError
-from regard.registry import ALIGNMENT, BLOCKS, IMAGES, RECURRENT, TABLES, TAKEN, register_table, setting
 
 
 @dataclass(frozen=True)

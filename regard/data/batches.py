@@ -20,9 +20,9 @@ from torch import Tensor
 
 from regard.data.shards import ANY_LENGTH, Joined, Store
 from regard.errors import RegardError
-from regard.text.dropout import Dropout
-from regard.text.frame import OWN, Frame
-from regard.text.special import PAD
+from regard.text.bpe_dropout import Dropout
+from regard.text.special_token_template import OWN, Frame
+from regard.text.special_tokens import PAD
 
 SMALLEST_WIDTH = 4
 Rows = tuple[int, np.ndarray]  # a batch before it is made: its width, and which rows it holds

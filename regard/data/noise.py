@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from regard.errors import RegardError
-from regard.text.special import PAD, SpecialTokens
-from regard.text.vocabulary import SPACE
+from regard.text.special_tokens import PAD, SpecialTokens
+from regard.text.tokenizer_training import SPACE
 
 KEPT, RANDOM = 0.1, 0.1  # of the chosen tokens: what is not kept and not random becomes the mask token
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from regard.config import DecodeConfig, ModelConfig, ViTSettings
+from regard.config.recipes import build
 from regard.errors import RegardError
 from regard.exchange.checkpoint import Checkpoint
 from regard.exchange.family import Family, Kind, whole
 from regard.exchange.vocabulary import Foreign, start_of
 from regard.files import json_object
-from regard.recipes import build
-from regard.text.frame import NOTHING, Frame
-from regard.text.special import SpecialTokens
+from regard.text.special_token_template import NOTHING, Frame
+from regard.text.special_tokens import SpecialTokens
 
 
 class Watched(dict[str, Any]):

@@ -10,9 +10,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from regard.config.recipes import shown
 from regard.errors import RegardError
 from regard.files import check_regular, exists, read_json, refuse_pickle
-from regard.recipes import shown
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 

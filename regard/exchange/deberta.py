@@ -14,7 +14,7 @@ from regard.exchange.encoders import DEMANDS, SIZES, STYLE, bert_head, embedding
 from regard.exchange.encoders import IGNORED as BERT_IGNORED
 from regard.exchange.family import Family, Kind, Setting, Their, whole
 from regard.exchange.rules import Part, Rule, by_group, check_moved, same, turns
-from regard.layers.layout import in_turns, taken_apart
+from regard.kernels.weight_layout import in_turns, taken_apart
 
 SETTINGS = (
     *(setting for setting in SIZES if setting.theirs != "layer_norm_eps"),

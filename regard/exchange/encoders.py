@@ -12,7 +12,7 @@ from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.exchange.family import ACTIVATIONS, Family, Kind, Setting, Their, whole
 from regard.exchange.rules import Part, Rule, Steps, by_group, joined, same, without_first
-from regard.layers.positions import sinusoids
+from regard.layers.positions.scheme.absolute import sinusoids
 
 SIZES = (
     Setting("hidden_size", "d_model"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from regard.config import ModelConfig
+from regard.config.recipes import shown
 from regard.errors import RegardError
 from regard.exchange.deberta import DEBERTA, DEBERTA2
 from regard.exchange.decoders import BLOOM, GPT2, LLAMA
@@ -12,7 +13,6 @@ from regard.exchange.encoders import BERT, ROBERTA, ROFORMER
 from regard.exchange.family import Family, Kind
 from regard.exchange.pairs import BART, MARIAN, T5
 from regard.exchange.vision import VIT
-from regard.recipes import shown
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family

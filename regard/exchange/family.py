@@ -14,11 +14,11 @@ from typing import Any
 from torch import Tensor
 
 from regard.config import ModelConfig
+from regard.config.recipes import build, fields_of, nested, shown
 from regard.errors import RegardError
 from regard.exchange.rules import Rule
 from regard.models.architectures import ARCHITECTURES
 from regard.models.model import Model
-from regard.recipes import build, fields_of, nested, shown
 
 Their = Mapping[str, Any]  # a config.json
 

@@ -21,10 +21,10 @@ from regard.exchange.matching import account, fill, match, theirs_of
 from regard.exchange.report import Report
 from regard.exchange.rules import Rule
 from regard.files import exists, json_object, new_folder
-from regard.folder import Bundle
+from regard.model_folder import Bundle
 from regard.models.architectures import make_model, of
 from regard.models.weights import Bounded
-from regard.text.special import SpecialTokens
+from regard.text.special_tokens import SpecialTokens
 
 # Small files beside the model that go out again as they came in.
 KEPT = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "preprocessor_config.json")

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from regard.errors import RegardError
 from regard.exchange.spm import read_spm, unigram
 from regard.files import check_regular, exists, json_object, read_text
-from regard.text.vocabulary import library_errors
+from regard.text.tokenizer_training import library_errors
 
 BERT_NAMES = {f"{key}_token": f"[{key.upper()}]" for key in ("pad", "unk", "cls", "sep", "mask")}
 

@@ -2,7 +2,7 @@
 
 A `Step` changes a tensor on its way to us and can be undone. A `Rule` takes one or more of their tensors, each through its
 own steps, lays them one under the other, and takes the whole through further steps: queries, keys and values, or gates and
-values, come in turns (layers/layout.py).
+values, come in turns (kernels/weight_layout.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.layers.layout import gate_block, in_turns, taken_apart
+from regard.kernels.weight_layout import gate_block, in_turns, taken_apart
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def pairs(heads: int) -> Step:
 
 
 def turns(name: str, blocks: int, *shares: int) -> Step:
-    """Matrices one under the other, whose heights are in the ratio `shares`, as one of so many blocks (layers/layout.py)."""
+    """Matrices one under the other, whose heights are in the ratio `shares`, as one of so many blocks (kernels/weight_layout.py)."""
 
     def to_ours(x: Tensor) -> Tensor:
         unit = len(x) // sum(shares)

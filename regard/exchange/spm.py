@@ -13,7 +13,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from regard.errors import RegardError
 from regard.files import read_bytes
-from regard.text.vocabulary import library_errors
+from regard.text.tokenizer_training import library_errors
 
 NORMAL, UNKNOWN, UNIGRAM = 1, 2, 1  # kinds of pieces; kind of model
 

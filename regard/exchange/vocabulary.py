@@ -18,12 +18,12 @@ from regard.errors import RegardError
 from regard.exchange.family import whole
 from regard.exchange.pieces import from_merges, from_word_list, marian, names_in
 from regard.files import exists, json_object
-from regard.folder import Bundle
+from regard.model_folder import Bundle
 from regard.models.model import Model
-from regard.text.frame import Frame
-from regard.text.special import SpecialTokens
+from regard.text.special_token_template import Frame
+from regard.text.special_tokens import SpecialTokens
 from regard.text.tokenizer import Tokenizer, Tokenizers
-from regard.text.vocabulary import NAMES, library_errors
+from regard.text.tokenizer_training import NAMES, library_errors
 
 # BERT calls its first token cls and its last sep; others have bos and eos.
 ROLES = {"pad": ("pad",), "bos": ("bos", "cls"), "eos": ("eos", "sep"), "unk": ("unk",), "mask": ("mask",)}

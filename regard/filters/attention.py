@@ -22,7 +22,7 @@ from torch import Tensor
 
 from regard.filters.images import pad
 from regard.filters.nonlocal_means import taps_of
-from regard.layers.stages import Look, many_queries
+from regard.layers.attention_stages import Look, many_queries
 
 # Tensors (B, C, H, W) in; a result of the same shape and the weights (B, H W, keys) out.
 

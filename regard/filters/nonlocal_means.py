@@ -32,7 +32,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.filters.images import apply, pad
-from regard.layers.attend import has_triton
+from regard.kernels.attention_functions import has_triton
 
 # Below this share of noise in a picture's deviation: patch, h / sigma. Chosen on six photographs, sigma 10 to 75 of 255.
 LEVELS = ((0.4, 5, 0.8), (0.6, 7, 0.65), (math.inf, 9, 0.5))

@@ -25,7 +25,7 @@ def merge_heads(x: Tensor) -> Tensor:
 def split_qkv(y: Tensor, heads: int, groups: int, d_head: int) -> tuple[Tensor, Tensor, Tensor]:
     """(B, T, (H+2G)*D) -> q (B, H, T, D), k and v (B, G, T, D).
 
-    The numbers come by head of keys: the H/G heads of queries that read it, its key, its value (layers/layout.py). With as
+    The numbers come by head of keys: the H/G heads of queries that read it, its key, its value (kernels/weight_layout.py). With as
     many heads of keys as of queries all three are views; with fewer, q alone is a copy. The backward pass is one
     concatenation.
     """

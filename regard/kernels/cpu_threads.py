@@ -8,17 +8,9 @@ in one thread, and a product that is large enough is given to all threads as lon
 from __future__ import annotations
 
 import contextlib
-import gc
-import json
 import logging
-import os
-import queue
-import signal
-import sys
-import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch

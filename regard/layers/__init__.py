@@ -1,14 +1,15 @@
 """Layers, and the parts that models are made of.
 
-A new part has a line here: importing its file enters it in the registry.
+A new part has a line here: importing its file enters it in the registry. The order is that of `regard settings`.
 """
 
-from regard.layers import alignment as alignment
-from regard.layers import attention as attention
-from regard.layers import cells as cells
-from regard.layers import contextual as contextual
-from regard.layers import convolution as convolution
+# isort: off
+from regard.layers.positions import absolute as absolute
+from regard.layers.positions import rotary as rotary
+from regard.layers.positions import contextual as contextual
+from regard.layers.positions import relative as relative
+from regard.layers.mixers import attention as attention
+from regard.layers.mixers import convolution as convolution
 from regard.layers import feedforward as feedforward
-from regard.layers import positions as positions
-from regard.layers import relative as relative
-from regard.layers import rotary as rotary
+from regard.layers import cells as cells
+from regard.layers import recurrent_attention as recurrent_attention

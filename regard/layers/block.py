@@ -13,11 +13,11 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
-from regard.layers.attention import CrossAttention
+from regard.kernels.residual_norm import add_norm, is_plain
 from regard.layers.context import Context
+from regard.layers.mixers.attention import CrossAttention
 from regard.layers.norm import PLACEMENTS, Branch, Stream, make_norm
 from regard.layers.part import Place, make_part
-from regard.layers.residual import add_norm, is_plain
 
 
 class Block(nn.Module):

@@ -24,9 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
+from regard.config.registry import find, register
 from regard.layers.part import Part, settings_of
 from regard.layers.stack import in_working_precision
-from regard.registry import find, register
 
 State = tuple[Tensor, ...]  # h, and an LSTM's c, each (B, H)
 

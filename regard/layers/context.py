@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.layers.masks import NOWHERE, Mask
+from regard.kernels.masks import NOWHERE, Mask
 from regard.layers.part import FeedForward
-from regard.layers.positions import Positions
+from regard.layers.positions.scheme import Positions
 
 if TYPE_CHECKING:
-    from regard.layers.attend import Plan
+    from regard.layers.attention_kernels import Plan
 
 
 def apply_forward(part: Any, x: Tensor, ctx: Context) -> Any:

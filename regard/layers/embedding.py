@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.cores import LARGE, large_product
+from regard.kernels.cpu_threads import LARGE, large_product
 
 
 class Embedding(nn.Embedding):

@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
-from regard.layers.activated import ACTIVATIONS as ACTIVATIONS
-from regard.layers.activated import activated
+from regard.config.registry import register
+from regard.kernels.linear_activation import ACTIVATIONS as ACTIVATIONS
+from regard.kernels.linear_activation import activated
+from regard.kernels.weight_layout import gate_block
 from regard.layers.context import Context
-from regard.layers.layout import gate_block
 from regard.layers.part import FeedForward, Place
-from regard.registry import register
 
 
 @register("dense")
@@ -34,7 +34,7 @@ class Dense(FeedForward):
         return self.outer(self.dropout(activated(x, self.inner, self.activation, self.gated)))
 
     def fused_step(self, x: Tensor, norm: nn.Module | None, residual: Tensor | None, ctx: Context, kept: Any) -> Tensor:
-        from regard.layers.step_linear import project
+        from regard.kernels.step_linear import project
 
         inner = project(x, self.inner, norm=norm, activation=self.activation, gated=self.gated)
         return project(inner, self.outer, residual=residual)
@@ -43,7 +43,7 @@ class Dense(FeedForward):
 @register("gated")
 class Gated(Dense):
     """A second projection opens and closes the first: SwiGLU with silu, GEGLU with gelu. Both are one matrix, whose rows
-    are gates and values in turns (layers/layout.py)."""
+    are gates and values in turns (kernels/weight_layout.py)."""
 
     gated: ClassVar[bool] = True
 

@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
+from regard.kernels.residual_norm import add_norm, is_plain
 from regard.layers.context import Context
-from regard.layers.residual import add_norm, is_plain
 
 Stream = tuple[Tensor, Tensor | None, Tensor | None]  # x, what is still to be added to it, an auxiliary loss
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
-from regard.layers.masks import NOWHERE
-from regard.registry import find
+from regard.config.registry import find
+from regard.kernels.masks import NOWHERE
 
 if TYPE_CHECKING:
     from regard.layers.context import Context, Request
-    from regard.layers.state import Storage
+    from regard.layers.decoding_state import Storage
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ class Part(nn.Module):
         """Raise a RegardError where the part makes no sense. It is called before anything is built."""
 
     def init_weights(self) -> None:
-        """Fill the part's own parameters and buffers. The default leaves matrices, biases and gains to models/init.py."""
+        """Fill the part's own parameters and buffers. The default leaves matrices, biases and gains to models/initialization.py."""
 
     def joined(self) -> dict[str, tuple[int, list[int]]]:
-        """Return, for each child layer whose weight holds several matrices in turns (layers/layout.py): in how many blocks
+        """Return, for each child layer whose weight holds several matrices in turns (kernels/weight_layout.py): in how many blocks
         its rows come, and how many rows each matrix has in a block. Muon treats them as a matrix each."""
         return {}
 
@@ -118,7 +118,7 @@ class Mixer(Part):
         raise NotImplementedError
 
     def state(self) -> dict[str, Storage]:
-        """Declare what is kept between two steps (layers/state.py)."""
+        """Declare what is kept between two steps (layers/decoding_state.py)."""
         return {}
 
     def step(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:

@@ -13,11 +13,16 @@ left for a step is as little as the equations allow; training compiles it, and r
 Padding: packed sequences would need lengths on the host, which a recorded graph cannot ask for. A scan keeps the state
 where there is padding. The fused kernels get more input columns, of which one is 1 on padding and shuts the input gate of an
 LSTM, or holds the state of a GRU, so that a state of zeros stays exactly that until a row begins.
+
+MERGED: Loops whose turns are all alike, on the meta device: one turn is run, and counts as many.
+
+A recurrent layer of 10,000 steps is counted by one step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import repeat
 from typing import Any
 
@@ -25,13 +30,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.config.registry import find
 from regard.device import without_autocast
 from regard.layers.cells import Cell, State
-from regard.layers.locked import LockedDropout
-from regard.layers.repeated import repeating
+from regard.layers.decoding_state import PerRow, Storage
 from regard.layers.stack import in_working_precision
-from regard.layers.state import PerRow, Storage
-from regard.registry import find
+from regard.layers.variational_dropout import LockedDropout
 
 Run = Callable[[list[Cell], Tensor, State, Tensor | None], tuple[Tensor, State]]
 MARKS = 8  # columns that say what is padding: one does, the others keep rows aligned for the tensor cores
@@ -222,3 +226,21 @@ class Together(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *by_views: Tensor) -> tuple[Tensor | None, ...]:
         return None, *(g.to(dtype) for g, dtype in zip(by_views, ctx.dtypes, strict=True))
+
+
+_times = [1]
+
+
+def times() -> int:
+    """How often what runs now would run."""
+    return _times[-1]
+
+
+@contextmanager
+def repeating(n: int) -> Iterator[None]:
+    """What runs inside stands for n turns."""
+    _times.append(n * _times[-1])
+    try:
+        yield
+    finally:
+        _times.pop()

@@ -13,15 +13,15 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.config import ModelConfig
 from regard.device import working_dtype
-from regard.layers.attend import Plan, make_plan, settled
-from regard.layers.attention import Attention, CrossAttention
+from regard.kernels.masks import FULL, Mask
+from regard.kernels.residual_norm import add_norm
+from regard.layers.attention_kernels import Plan, make_plan, settled
 from regard.layers.block import Block
 from regard.layers.context import Context, Request, apply_forward, apply_read, apply_step
-from regard.layers.masks import FULL, Mask
+from regard.layers.decoding_state import State
+from regard.layers.mixers.attention import Attention, CrossAttention
 from regard.layers.norm import make_norm
-from regard.layers.positions import NoPositions, make_positions
-from regard.layers.residual import add_norm
-from regard.layers.state import State
+from regard.layers.positions.scheme import NoPositions, make_positions
 
 
 def in_working_precision(x: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class Stack(nn.Module):
         self.side, self.mask, self.d_head = side, mask, config.d_head
         self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
         self.recompute = False  # activation checkpointing: training keeps only what enters a block
-        self.compiled = False  # its blocks are compiled for training (training/step.py)
+        self.compiled = False  # its blocks are compiled for training (training/training_step.py)
         self.changed = False  # an intervention (look/change) is active: compiled and captured forms do not know of it
         chances = (config.dropout, config.attention_dropout, config.ff_dropout)
         parts = [*self.blocks.modules()]

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.errors import RegardError
+from regard.inference.translator import Translator
 from regard.look.drawn import Drawn
 from regard.look.figures import short
 from regard.look.record import layers_of, record
 from regard.text.tokenizer import Tokenizer
-from regard.text.vocabulary import SPACE
-from regard.translator import Translator
+from regard.text.tokenizer_training import SPACE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

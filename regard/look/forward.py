@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.images import normalise, to_floats
+from regard.data.image_files import normalise, to_floats
 from regard.errors import RegardError
-from regard.folder import Bundle
+from regard.inference.translator import Translator
 from regard.look.alignment import Words
 from regard.look.change.changes import kind_of
 from regard.look.page import kinds_read, seen
 from regard.look.page.kinds import Sight, reader_of
 from regard.look.record import Record, layers_of, record
-from regard.models.classifier import Classifier
-from regard.translator import Translator
+from regard.model_folder import Bundle
+from regard.models.heads import Classifier
 
 KINDS = ("encoder", "decoder", "cross")
 

@@ -20,16 +20,16 @@ import torch
 from torch import Tensor
 
 from regard.config import DecodeConfig
-from regard.decode.beam import best_extensions
-from regard.decode.rules import Hypothesis, log_probabilities
-from regard.decode.write import write
+from regard.decode.beam_search import best_extensions
+from regard.decode.constraints import Hypothesis, log_probabilities
+from regard.decode.generation import write
 from regard.errors import RegardError
+from regard.inference.generator import Generation, Writer
+from regard.inference.translator import Translation, Translator
 from regard.look.record import Record, layers_of, paused, record
 from regard.look.tree import Node as Node
 from regard.look.tree import Search as Search
 from regard.look.tree import Step, Tree, along
-from regard.translator import Translation, Translator
-from regard.writer import Generation, Writer
 
 
 def searched(translator: Translator, text: str, to: str | None = None, **options: Any) -> tuple[Translation, Search]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.layers.part import Curves
-from regard.layers.positions import Positions, make_positions
+from regard.layers.positions.scheme import Positions, make_positions
 from regard.layers.stack import Stack
 from regard.look.drawn import Drawn
 from regard.look.figures import Image, Lines, Panel, draw

@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard import folder, recipes
+from regard import model_folder
 from regard.api import make_config
-from regard.config import Config
-from regard.data.corpus import direction_of
+from regard.config import Config, recipes
+from regard.data.parallel_corpus import direction_of
 from regard.errors import RegardError
 from regard.files import MANIFEST, write_text
 from regard.models.weights import load_weights, weights_of
 from regard.tasks import prepare_job
-from regard.tasks.job import Job
-from regard.tasks.start import keep
+from regard.tasks.initial_model import keep
 from regard.training.checkpoint import Checkpoints
-from regard.training.log import say
+from regard.training.job import Job
+from regard.training.metrics_log import say
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def prepared(path: Path, settings: Mapping[str, Any]) -> Iterator[Job]:
     """A run's data, objective and trained weights, without a change to its folder: a copy of what it began with is used."""
     begun = (path / "config.toml").exists()
     finished = not begun or (path / "model" / "config.json").exists()
-    bundle = folder.load(path, torch.device("cpu"), "fp32") if finished else None
+    bundle = model_folder.load(path, torch.device("cpu"), "fp32") if finished else None
     config = make_config(recipes.load(path / "config.toml"), settings) if begun else config_of(bundle, path, settings)
     with tempfile.TemporaryDirectory() as temporary:
         draft = Path(temporary)
@@ -55,7 +55,7 @@ def newest(run: Path) -> dict[str, Tensor]:
     return checkpoints.average([step])
 
 
-def config_of(bundle: folder.Bundle | None, path: Path, settings: Mapping[str, Any]) -> Config:
+def config_of(bundle: model_folder.Bundle | None, path: Path, settings: Mapping[str, Any]) -> Config:
     """That of a model without a run, whose data are given."""
     assert bundle is not None
     if "data.train" not in settings:

@@ -33,10 +33,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.layers.alignment import Alignment
-from regard.layers.attend import Plan, raw_scores, reference, repeated, softmax_over
-from regard.layers.attention import Attention
-from regard.layers.masks import NOWHERE
+from regard.kernels.attention_functions import masked_softmax, repeat_kv
+from regard.kernels.masks import NOWHERE
+from regard.layers.attention_kernels import Plan, raw_scores, reference
+from regard.layers.mixers.attention import Attention
+from regard.layers.recurrent_attention import Alignment
 from regard.look.stream import hearing, short_name
 from regard.look.stream import swapped as swapped
 
@@ -62,7 +63,7 @@ class Record:
     def weights(self, rows: Which = None, heads: Which = None) -> Tensor:
         """(B, H, T, S) fp32, or only these queries and heads; a query that may look nowhere has zeros."""
         q, plan = self._queries(rows)
-        return self._heads(softmax_over(self._raw(q, plan), plan.seen()), heads)
+        return self._heads(masked_softmax(self._raw(q, plan), plan.seen()), heads)
 
     def scores(self, rows: Which = None, heads: Which = None) -> Tensor:
         """What the softmax is taken of; -inf where a query may not look."""
@@ -84,7 +85,7 @@ class Record:
     def _mixed(self, rows: Tensor) -> Tensor:
         """What these queries read, by the formula, (B, H, rows, D)."""
         w = self.weights(rows)
-        found = w @ repeated(self.v.to(w.dtype), w)
+        found = w @ repeat_kv(self.v.to(w.dtype), w)
         if self.plan.scheme.contextual:
             found = found + self.plan.scheme.values(w, (self.plan.q[:, rows], self.plan.k))  # type: ignore[operator]
         return found
@@ -195,7 +196,7 @@ class Ear:
     parameters in it: they may have been trained further before anybody asks for the weights.
     """
 
-    observes: ClassVar[bool] = True  # CUDA-graph decoding may leave it out (decode/graphed/shadow.py)
+    observes: ClassVar[bool] = True  # CUDA-graph decoding may leave it out (decode/graphs/step_model.py)
     alive: ClassVar[WeakSet[Ear]] = WeakSet()  # while there are none, nobody need look for any
 
     def __init__(self, layer: Layer, tape: Tape, name: str) -> None:

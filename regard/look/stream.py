@@ -129,7 +129,7 @@ def before(entered: ExitStack, module: nn.Module, tell: Callable[[tuple[Any, ...
     def hook(module: nn.Module, given: tuple[Any, ...]) -> None:
         tell(given)
 
-    hook.observes = True  # type: ignore[attr-defined]  # CUDA-graph decoding may leave it out (decode/graphed/shadow.py)
+    hook.observes = True  # type: ignore[attr-defined]  # CUDA-graph decoding may leave it out (decode/graphs/step_model.py)
     entered.enter_context(module.register_forward_pre_hook(hook))
 
 

@@ -18,7 +18,7 @@ from regard.layers.cells import Cell
 from regard.layers.recurrent import Recurrent
 from regard.look.record import swapped
 from regard.look.stream import short_name
-from regard.text.special import PAD
+from regard.text.special_tokens import PAD
 from regard.training.objective import Objective
 
 LAST = ", loss at the last step"

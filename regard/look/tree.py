@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.decode.beam import best_extensions
+from regard.decode.beam_search import best_extensions
 from regard.errors import RegardError
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from regard.errors import RegardError
 from regard.look.drawn import Drawn
 from regard.look.figures import FEW, short
-from regard.vectors.words import WordVectors
+from regard.vectors.word_vectors import WordVectors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

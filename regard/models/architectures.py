@@ -9,17 +9,17 @@ from typing import Any, TypeVar
 from torch import nn
 
 from regard.config import ModelConfig
+from regard.config.recipes import build, nested, over
+from regard.config.registry import MADE_OF
 from regard.errors import RegardError
 from regard.models.bert import Bert
-from regard.models.classifier import Classifier
 from regard.models.gpt import GPT
+from regard.models.heads import Classifier
 from regard.models.model import ARCHITECTURES, Model
 from regard.models.rnn import RNN
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
 from regard.models.vit import ViT
-from regard.recipes import build, nested, over
-from regard.registry import MADE_OF
 
 PRESETS: dict[str, dict[str, Any]] = {}  # of all architectures
 M = TypeVar("M", bound=type[Model])

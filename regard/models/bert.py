@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
+from regard.kernels.masks import FULL, positions_of
 from regard.layers.block import make_blocks
 from regard.layers.embedding import Embedding
-from regard.layers.masks import FULL, positions_of
 from regard.layers.norm import make_norm
 from regard.layers.stack import Stack
 from regard.models import presets as tables
 from regard.models.heads import MaskedHead, Pooler
-from regard.models.init import initialise, new_seed
+from regard.models.initialization import initialise, new_seed
 from regard.models.model import ANSWERS, Model
 
 

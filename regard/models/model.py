@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
+from regard.config.registry import BLOCKS, MADE_OF, RECURRENT
 from regard.errors import RegardError
 from regard.models.presets import Table
 from regard.models.sizes import check_parts, check_recurrent, resolve_sizes
-from regard.registry import BLOCKS, MADE_OF, RECURRENT
 
 if TYPE_CHECKING:
+    from regard.layers.decoding_state import State
     from regard.layers.embedding import Embedding, Head
-    from regard.layers.state import State
 
 ANSWERS = ("classification", "regression", "tagging")  # tasks in which a Classifier stands on top of a model
 

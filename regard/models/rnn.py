@@ -10,17 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.config import ModelConfig, RecurrentSettings
+from regard.config.registry import RECURRENT
 from regard.errors import RegardError
 from regard.layers.cells import State as Hidden
 from regard.layers.cells import cell_settings
+from regard.layers.decoding_state import State, Storage
 from regard.layers.embedding import Embedding, Head
-from regard.layers.locked import LockedDropout, word_dropout
 from regard.layers.recurrent import Recurrent
-from regard.layers.state import State, Storage
+from regard.layers.variational_dropout import LockedDropout, word_dropout
 from regard.models import presets as tables
-from regard.models.init import initialise, new_seed
+from regard.models.initialization import initialise, new_seed
 from regard.models.model import ANSWERS, StreamModel
-from regard.registry import RECURRENT
 
 
 class RNN(StreamModel):

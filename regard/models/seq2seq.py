@@ -18,20 +18,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.config import ModelConfig, RecurrentSettings, Seq2SeqSettings
+from regard.config.registry import ALIGNMENT, RECURRENT, find
 from regard.errors import RegardError
-from regard.layers.alignment import Annotated, Attentive
-from regard.layers.attend import Plan, reference
+from regard.kernels.masks import FULL
+from regard.layers.attention_kernels import Plan, reference
 from regard.layers.cells import State as Hidden
 from regard.layers.cells import cell_settings
+from regard.layers.decoding_state import LENGTH, PerRow, PerSentence, State, Storage
 from regard.layers.embedding import Embedding, Head
-from regard.layers.locked import LockedDropout, word_dropout
-from regard.layers.masks import FULL
 from regard.layers.recurrent import Recurrent
-from regard.layers.state import LENGTH, PerRow, PerSentence, State, Storage
+from regard.layers.recurrent_attention import Annotated, Attentive
+from regard.layers.variational_dropout import LockedDropout, word_dropout
 from regard.models import presets as tables
-from regard.models.init import initialise, new_seed
+from regard.models.initialization import initialise, new_seed
 from regard.models.model import TranslationModel
-from regard.registry import ALIGNMENT, RECURRENT, find
 
 Memory = tuple[Tensor, ...]  # one row a sentence
 

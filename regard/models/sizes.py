@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from regard.config import ModelConfig, RecurrentSettings
+from regard.config.recipes import check_values, fields_of
+from regard.config.registry import ALIGNMENT, BLOCKS, MADE_OF, PARTS, RECURRENT, chosen, made_of
 from regard.errors import RegardError
 from regard.layers.block import mixer_at
 from regard.layers.part import Place, check_part
-from regard.layers.positions import mixers_of
-from regard.recipes import check_values, fields_of
-from regard.registry import ALIGNMENT, BLOCKS, MADE_OF, PARTS, RECURRENT, chosen, made_of
+from regard.layers.positions.scheme import mixers_of
 
 SIZES = (
     *("n_encoder_layers", "n_decoder_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff"),

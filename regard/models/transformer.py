@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
+from regard.kernels.masks import CAUSAL, FULL, positions_of
 from regard.layers.block import make_blocks
+from regard.layers.decoding_state import State
 from regard.layers.embedding import Embedding, Head
-from regard.layers.masks import CAUSAL, FULL, positions_of
 from regard.layers.norm import make_norm, normalised
 from regard.layers.stack import Stack
-from regard.layers.state import State
 from regard.models import presets as tables
-from regard.models.init import initialise, new_seed
+from regard.models.initialization import initialise, new_seed
 from regard.models.model import TranslationModel
 
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import ModelConfig, ViTSettings
+from regard.config.registry import BLOCKS, IMAGES
+from regard.kernels.masks import FULL
 from regard.layers.block import make_blocks
-from regard.layers.masks import FULL
 from regard.layers.stack import Stack
 from regard.models import presets as tables
-from regard.models.init import initialise, new_seed
+from regard.models.initialization import initialise, new_seed
 from regard.models.model import Model
-from regard.registry import BLOCKS, IMAGES
 
 
 class ViT(Model):

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.files import check_regular
-from regard.layers.packed import packed_bytes, products
+from regard.layers.quantization import packed_bytes, products
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
@@ -50,7 +50,7 @@ def are_bytes(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def load_bytes(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
-    """What `in_bytes` rounded, into a model whose products are then of bytes (layers/packed.py). No matrix becomes fp32 but
+    """What `in_bytes` rounded, into a model whose products are then of bytes (layers/quantization.py). No matrix becomes fp32 but
     those that rows are looked up in."""
     check(model, {name: x for name, x in tensors.items() if not name.endswith(STEP)}, where)
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.layers.stages import many_queries
+from regard.layers.attention_stages import many_queries
 
 STORE = {
     "order_100": 12.0,

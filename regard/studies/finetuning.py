@@ -67,14 +67,14 @@ class Job:
 
 def run_job(job: Job) -> None:
     """Train, score, and keep the model and the numbers alone."""
-    from regard import api, folder, tasks
+    from regard import api, model_folder, tasks
     from regard.device import set_up
     from regard.training.checkpoint import Checkpoints
-    from regard.training.loop import train
+    from regard.training.trainer import train
 
     config = api.make_config(job.values, {"train.device": job.device, "train.threads": job.threads})
     train(config, job.run, overwrite=True, quiet=True)
-    bundle = folder.load(job.run, set_up(config.train)[0])
+    bundle = model_folder.load(job.run, set_up(config.train)[0])
     test = TASKS[job.task].test_columns if job.task else None
     if test:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, **test))  # type: ignore[arg-type]

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from regard.config import ModelConfig
+from regard.config.registry import find
 from regard.files import write_text
+from regard.kernels.masks import CAUSAL
 from regard.layers.context import Context, Request
-from regard.layers.masks import CAUSAL
 from regard.layers.part import Mixer, Place, make_part
 from regard.layers.recurrent import Recurrent, State
 from regard.look.figures import Lines, draw, save
-from regard.models.init import initialise
-from regard.registry import find
+from regard.models.initialization import initialise
 from regard.studies.finetuning import setting
 
 HEADS, WARM_UP = 4, 50

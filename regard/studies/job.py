@@ -16,15 +16,14 @@ import torch.nn.functional as F
 
 from regard import __version__
 from regard.config import ModelConfig, TrainConfig
+from regard.config.recipes import changed
 from regard.device import autocast, set_up
 from regard.files import write_text
 from regard.models.architectures import preset
 from regard.models.gpt import GPT
-from regard.recipes import changed
 from regard.studies.tasks import Copy, Settings, Task, Text, read_text
-from regard.text.special import PAD
-from regard.training.optim import Updater
-from regard.training.schedule import learning_rate
+from regard.text.special_tokens import PAD
+from regard.training.optimizer import Updater, learning_rate
 
 TASKS = ("lm", "copy")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from regard.files import read_json, remove, write_text
-from regard.training.log import say
+from regard.training.metrics_log import say
 
 
 @dataclass(frozen=True)

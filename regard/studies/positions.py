@@ -19,7 +19,7 @@ from regard.config import ModelConfig
 from regard.device import cores, pick_device
 from regard.errors import RegardError
 from regard.files import write_text
-from regard.layers.positions import schemes_for
+from regard.layers.positions.scheme import schemes_for
 from regard.models import presets
 from regard.models.sizes import resolve_sizes
 from regard.studies import report

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from regard.config.registry import PARTS, find
 from regard.files import disk_errors, write_text
-from regard.registry import PARTS, find
 from regard.studies.job import rows_of
 
 Scores = Mapping[str, Any]

@@ -19,8 +19,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from regard.device import pick_device
-from regard.evaluate.translation import score, tokenised_lower
 from regard.files import disk_errors, write_text
+from regard.metrics.translation_scores import score, tokenised_lower
 from regard.studies.finetuning import setting
 from regard.studies.translators import COLOURS, JOINS, TESTS, TITLES, Pair, joined, read_tests, train_all
 

@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.data import toy
-from regard.data.corpus import read_lines
+from regard.data.parallel_corpus import read_lines
 from regard.device import autocast, pick_precision
 from regard.errors import RegardError
 from regard.models.gpt import GPT
-from regard.text.special import PAD
+from regard.text.special_tokens import PAD
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from regard.config import TrainConfig
 from regard.device import autocast, set_up
 from regard.files import write_text
+from regard.kernels.cuda_graph import Replayed
 from regard.look.figures import Lines, draw, save
-from regard.replay import Replayed
 from regard.studies.finetuning import setting
 from regard.studies.ways import WAYS, flops, make_layer, paths, reader
-from regard.training.log import say
+from regard.training.metrics_log import say
 
 UNITS = {"seconds": ("ms", 1e3), "flops": ("GFLOP", 1e-9), "bytes": ("MB", 1e-6)}
 

@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from regard.device import pick_device
-from regard.evaluate.translation import score
 from regard.files import disk_errors, write_text
+from regard.metrics.translation_scores import score
 from regard.studies.finetuning import setting
 from regard.studies.translators import COLOURS, TITLES, Pair, read_tests, train_all
 

@@ -18,19 +18,19 @@ from typing import Any
 from regard import api
 from regard.config import Config
 from regard.data.batches import PairBatches, batch_size
-from regard.data.corpus import Corpus
+from regard.data.parallel_corpus import Corpus
 from regard.device import cores, pick_device
 from regard.errors import RegardError
 from regard.files import read_json, write_text
-from regard.models.cost import Cost
+from regard.inference.translator import Translator, load
+from regard.models.analysis.cost import Cost
 from regard.studies.finetuning import Values, merged
 from regard.studies.job import machine
 from regard.studies.pool import result_of, run_missing
 from regard.tasks.translation import TranslationJob, prepare_job
 from regard.training.checkpoint import Checkpoints, Progress
-from regard.training.log import say
-from regard.training.loop import train
-from regard.translator import Translator, load
+from regard.training.metrics_log import say
+from regard.training.trainer import train
 
 Pair = tuple[str, ...]  # source, target
 

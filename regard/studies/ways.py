@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
+from regard.config.registry import find
+from regard.kernels.masks import CAUSAL
 from regard.layers.context import Context, Request
-from regard.layers.masks import CAUSAL
 from regard.layers.part import Place, make_part
 from regard.layers.recurrent import Recurrent
-from regard.models.init import initialise
-from regard.registry import find
+from regard.models.initialization import initialise
 
 WAYS = ("LSTM", "convolution", "attention")
 KERNEL = 3  # the default of [model.convolution]

@@ -12,8 +12,8 @@ from regard.config import Config
 if TYPE_CHECKING:
     import torch
 
-    from regard.folder import Bundle
-    from regard.tasks.job import Job, Validation
+    from regard.model_folder import Bundle
+    from regard.training.job import Job, Validation
 
 TASKS = {
     "translation": "translation",
@@ -34,7 +34,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Job:
 
 
 def evaluate(bundle: Bundle, config: Config, device: torch.device) -> Validation:
-    """Loss and scores on `data.test`, for every task but translation, whose report is evaluate/report.py."""
+    """Loss and scores on `data.test`, for every task but translation, whose report is evaluate/evaluation.py."""
     return _module(config.task).evaluate(bundle, config, device)
 
 

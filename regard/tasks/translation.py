@@ -11,26 +11,26 @@ from torch import nn
 
 from regard.config import Config
 from regard.data.batches import PairBatches
-from regard.data.corpus import Corpus
-from regard.data.directions import prepare_pairs, profiles, tag_of, targets
+from regard.data.multilingual import prepare_pairs, profiles, tag_of, targets
+from regard.data.parallel_corpus import Corpus
 from regard.data.shards import Filters, Store
-from regard.decode.engine import decode
+from regard.decode.batch_decoding import decode
 from regard.device import autocast
 from regard.errors import RegardError
-from regard.evaluate.likelihood import BATCH_TOKENS, total_loss
-from regard.evaluate.translation import corpus_bleu, perplexity
-from regard.folder import Bundle
+from regard.metrics.translation_scores import corpus_bleu, perplexity
+from regard.model_folder import Bundle
 from regard.models.model import TranslationModel
-from regard.progress import counted, progress_bar
-from regard.tasks.job import Job, Poll, Validation
-from regard.tasks.start import Start
-from regard.tasks.texts import check_task
-from regard.text.detect import Profiles
-from regard.text.dropout import Dropout
-from regard.text.frame import plain
+from regard.tasks.initial_model import Start
+from regard.tasks.text_data import check_task
+from regard.terminal import counted, progress_bar
+from regard.text.bpe_dropout import Dropout
+from regard.text.language_identification import Profiles
+from regard.text.special_token_template import plain
 from regard.text.tokenizer import Tokenizer, Tokenizers
-from regard.training.log import say
+from regard.training.job import Job, Poll, Validation
+from regard.training.metrics_log import say
 from regard.training.objective import Objective, token_objective
+from regard.training.validation import BATCH_TOKENS, total_loss
 
 
 @dataclass(frozen=True)

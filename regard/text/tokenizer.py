@@ -30,8 +30,8 @@ from tokenizers import Regex, decoders, pre_tokenizers
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
 from regard.files import exists, read_json, read_text, shortened, write_text
-from regard.text.special import SpecialTokens
-from regard.text.vocabulary import KINDS, NAMES, SPACE, check_text, learn, library_errors
+from regard.text.special_tokens import SpecialTokens
+from regard.text.tokenizer_training import KINDS, NAMES, SPACE, check_text, learn, library_errors
 
 __all__ = ["KINDS", "Tokenizer", "TokenizerConfig", "Tokenizers"]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.layers.part import Part
 from regard.layers.stack import Stack
-from regard.training.rounding import LOW, draw_seeds, fused, random_bits, write
+from regard.training.stochastic_rounding import LOW, draw_seeds, fused, random_bits, write
 
 SIZE = 0.2  # of AdamW's steps, root mean square
 
@@ -35,7 +35,7 @@ class Piece:
 
 def pieces_of(model: nn.Module) -> list[Piece]:
     """The matrices inside the blocks. Those that share a weight to be one product, queries, keys and values or the two of a
-    gated layer, have rows in it by turns (layers/layout.py) and are a matrix each."""
+    gated layer, have rows in it by turns (kernels/weight_layout.py) and are a matrix each."""
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     modules = [module for stack in stacks for module in stack.blocks.modules()]
     joined: dict[nn.Module, tuple[int, list[int]]] = {}  # blocks, and the rows that each matrix has in one

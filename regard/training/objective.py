@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import TrainConfig
-from regard.models.classifier import Classifier
-from regard.text.special import PAD
-from regard.training.crossentropy import linear_cross_entropy
+from regard.kernels.cross_entropy import linear_cross_entropy
+from regard.models.heads import Classifier
+from regard.text.special_tokens import PAD
 
 
 class Objective(nn.Module):

@@ -14,7 +14,7 @@ from tokens import EOS, SOS
 
 from regard.data.batches import Batch, Batches, Cursor, PairBatches, ahead, bucket_widths, padded
 from regard.data.shards import FilterReport, Filters, Store, TokenStore
-from regard.text.special import PAD
+from regard.text.special_tokens import PAD
 
 Lengths = list[tuple[int, int]]
 some_lengths = st.lists(st.tuples(st.integers(1, 70), st.integers(1, 70)), min_size=1, max_size=60)

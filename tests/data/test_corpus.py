@@ -14,8 +14,8 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from regard.data import corpus as corpus_module
-from regard.data.corpus import Corpus, read_lines
+from regard.data import parallel_corpus as corpus_module
+from regard.data.parallel_corpus import Corpus, read_lines
 from regard.errors import RegardError
 
 PACK: dict[str, Callable[[bytes], bytes]] = {

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 import regard
-from regard import folder, pretrained
+from regard import model_folder, pretrained
 from regard.config import TokenizerConfig
 from regard.data.batches import PairBatches
-from regard.data.corpus import Corpus, direction_of
-from regard.data.directions import Directed, Tagging, prepare_pairs, tag_of, targets
+from regard.data.multilingual import Directed, Tagging, prepare_pairs, tag_of, targets
+from regard.data.parallel_corpus import Corpus, direction_of
 from regard.data.shards import Filters, Store
 from regard.errors import RegardError
-from regard.evaluate.report import evaluate
-from regard.text.dropout import Dropout
-from regard.text.special import PAD
+from regard.evaluate.evaluation import evaluate
+from regard.inference.translator import Translator
+from regard.text.bpe_dropout import Dropout
+from regard.text.special_tokens import PAD
 from regard.text.tokenizer import Tokenizer, Tokenizers
-from regard.translator import Translator
 
 SPECS = ("p.{lang}@en>de", "p.{lang}@de>en", "q.tsv@en>zh-Hant")
 
@@ -213,7 +213,7 @@ def test_such_a_model_tells_its_languages_apart(learned: tuple[Translator, list[
 def test_such_a_model_learns_on_with_directions_alone(
     learned: tuple[Translator, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle = folder.Bundle(
+    bundle = model_folder.Bundle(
         learned[0].model,
         learned[0].tokenizers,
         "translation",
@@ -221,7 +221,7 @@ def test_such_a_model_learns_on_with_directions_alone(
         source="en",
         target="de",
     )
-    folder.save(tmp_path / "along" / "two", bundle, "")
+    model_folder.save(tmp_path / "along" / "two", bundle, "")
     monkeypatch.setattr(pretrained, "FOLDER", tmp_path / "along")
     for name in ("t.en", "t.de", "v.en", "v.de"):
         (tmp_path / name).write_text("abc\ncde\n")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
-from regard.data.images import augment, mean_and_std, normalise, read_images, to_floats, transform
+from regard.data.image_files import augment, mean_and_std, normalise, read_images, to_floats, transform
 from regard.errors import RegardError
 
 PACK: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokens import UNK
 
 from regard.config import TokenizerConfig
-from regard.data.labelled import (
+from regard.data.labelled_text import (
     Columns,
     Example,
     label_ids,

@@ -14,9 +14,9 @@ from tokens import EOS, MASK, SOS, UNK
 from regard.config import TokenizerConfig
 from regard.data.noise import corrupt_spans, denoise, infill, mask_tokens, permute_sentences, word_numbers
 from regard.errors import RegardError
-from regard.text.special import PAD, SpecialTokens
+from regard.text.special_tokens import PAD, SpecialTokens
 from regard.text.tokenizer import KINDS, Tokenizer
-from regard.text.vocabulary import LEARNED, NAMES
+from regard.text.tokenizer_training import LEARNED, NAMES
 
 VOCAB = 1000
 SENTINELS = range(900, 1000)

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from regard.data import shards
-from regard.data.corpus import Corpus
+from regard.data.parallel_corpus import Corpus
 from regard.data.shards import Filters, Store, TokenStore, cache_folder, prepare
 from regard.errors import RegardError
 from regard.files import damage
@@ -381,7 +381,7 @@ from pathlib import Path
 sys.path[:0] = [{tests!r}]
 from test_shards import ROOMY, Words, corpus_of, numbered, content, encoded
 from regard.data import shards
-from regard.data.corpus import Corpus
+from regard.data.parallel_corpus import Corpus
 
 class Noisy(Words):
     def encode_batch(self, texts):

@@ -16,7 +16,7 @@ from tokens import EOS, MASK, SOS
 from regard.data.batches import Batches, Cursor
 from regard.data.noise import corrupt_spans, denoise, mask_tokens
 from regard.data.shards import TokenStore
-from regard.data.streams import (
+from regard.data.text_batches import (
     CarriedBatches,
     FillingBatches,
     MendingBatches,
@@ -25,9 +25,9 @@ from regard.data.streams import (
     StreamBatches,
     windows,
 )
-from regard.text.frame import CLASSIC, OWN, Frame
-from regard.text.special import PAD
-from regard.text.vocabulary import LEARNED
+from regard.text.special_token_template import CLASSIC, OWN, Frame
+from regard.text.special_tokens import PAD
+from regard.text.tokenizer_training import LEARNED
 
 FIRST = 100  # token i of the stream is FIRST + i, so that every token says where it stood
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.data import text
-from regard.data.text import TextCorpus
+from regard.data import text_corpus
+from regard.data.text_corpus import TextCorpus
 from regard.errors import RegardError
 
 POEM = "one\ntwo words\n\n\n  \nthree\n\nfour\nfive\n"
@@ -88,7 +88,7 @@ def test_a_part_may_lie_in_the_middle(tmp_path: Path) -> None:
 
 def test_long_files_come_in_pieces_that_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "poem.txt").write_text(POEM)
-    monkeypatch.setattr(text, "PIECE", 10)
+    monkeypatch.setattr(text_corpus, "PIECE", 10)
     pieces = read(tmp_path, "poem.txt")
     assert "".join(pieces) == POEM
     assert len(pieces) > 1
@@ -103,7 +103,7 @@ def test_a_line_as_long_as_a_file_is_cut_between_words(
 ) -> None:
     line = "early working class radicals " * 40  # as text8 is
     (tmp_path / "line.txt").write_text(line)
-    monkeypatch.setattr(text, "PIECE", 50)
+    monkeypatch.setattr(text_corpus, "PIECE", 50)
     pieces = read(tmp_path, f"line.txt{part}")
     assert "".join(pieces) == (line + "\n")[-sum(map(len, pieces)) :]
     assert len(pieces) > 10
@@ -113,7 +113,7 @@ def test_a_line_as_long_as_a_file_is_cut_between_words(
 
 def test_a_long_line_without_a_space_is_cut_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "line.txt").write_text("x" * 100)
-    monkeypatch.setattr(text, "PIECE", 30)
+    monkeypatch.setattr(text_corpus, "PIECE", 30)
     assert [len(piece) for piece in read(tmp_path, "line.txt")] == [30, 30, 30, 11]
 
 

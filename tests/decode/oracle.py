@@ -18,7 +18,7 @@ from torch import Tensor
 
 from regard.config import ModelConfig
 from regard.models.transformer import Transformer
-from regard.text.special import PAD
+from regard.text.special_tokens import PAD
 
 BANNED = (PADDING, SOS, UNK, MASK)
 FIRST_WORD = 5

@@ -27,11 +27,11 @@ from oracle import (
 from tokens import EOS, PADDING, SOS
 
 from regard.config import DecodeConfig
-from regard.decode.beam import beam_search, best_extensions
-from regard.decode.engine import decode
-from regard.decode.rules import Hypothesis
+from regard.decode.batch_decoding import decode
+from regard.decode.beam_search import beam_search, best_extensions
+from regard.decode.constraints import Hypothesis
 from regard.models.transformer import Transformer
-from regard.text.special import PAD
+from regard.text.special_tokens import PAD
 
 CPU = torch.device("cpu")
 PENALTIES = (0.0, 0.6, 1.0, 1.5, -0.5)

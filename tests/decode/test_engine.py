@@ -12,11 +12,11 @@ from tokens import EOS, SETTINGS, SOS
 from torch import Tensor
 
 from regard.config import DecodeConfig, ModelConfig
-from regard.decode.engine import decode
-from regard.decode.rules import Hypothesis, length_limits, log_probabilities
+from regard.decode.batch_decoding import decode
+from regard.decode.constraints import Hypothesis, length_limits, log_probabilities
 from regard.errors import RegardError
-from regard.layers.attention import CrossAttention
-from regard.layers.state import State
+from regard.layers.decoding_state import State
+from regard.layers.mixers.attention import CrossAttention
 from regard.models.transformer import Transformer
 
 CPU = torch.device("cpu")

@@ -13,29 +13,28 @@ from tokens import EOS, SETTINGS, SOS
 from torch import nn
 
 from regard.config import DecodeConfig, ModelConfig
-from regard.decode.engine import decode
-from regard.decode.graphed.engine import KEPT, SHELVES
-from regard.decode.graphed.shadow import cannot
-from regard.decode.graphed.translating import Translation, translate
-from regard.decode.graphed.writing import steps
-from regard.decode.row import Row, make_row
-from regard.decode.rules import Hypothesis, release
-from regard.decode.write import plain_steps
-from regard.layers.attend import Plan
-from regard.layers.attention import SelfAttention
+from regard.decode.batch_decoding import decode
+from regard.decode.constraints import Hypothesis, release
+from regard.decode.generation import Row, make_row, plain_steps
+from regard.decode.graphs.decoding import Translation, steps, translate
+from regard.decode.graphs.engine import KEPT, SHELVES
+from regard.decode.graphs.step_model import cannot
+from regard.kernels.attention_functions import Rotation
+from regard.kernels.masks import FULL
+from regard.layers.attention_kernels import Plan
 from regard.layers.context import Context
 from regard.layers.embedding import Embedding, Head
 from regard.layers.feedforward import Dense as FeedForward
-from regard.layers.masks import FULL
+from regard.layers.mixers.attention import SelfAttention
 from regard.layers.part import Place
-from regard.layers.positions import Positions, Rotation
-from regard.layers.rotary import RoPE as Rotary
+from regard.layers.positions.rotary import RoPE as Rotary
+from regard.layers.positions.scheme import Positions
 from regard.look.record import record
 from regard.models.gpt import GPT
 from regard.models.rnn import RNN
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
-from regard.text.frame import Frame
+from regard.text.special_token_template import Frame
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Beam search in slots against decode/beam.py to the bit, against the slow beam search, and kernels against references.
+"""Beam search in slots against decode/beam_search.py to the bit, against the slow beam search, and kernels against references.
 
 The model is a table, whose rows are looked up by what the slots themselves say was written. A cache that holds a token where
 a real one holds keys checks `owner`. On a GPU the kernels run there: `pytest -m gpu` on this file.
@@ -19,16 +19,9 @@ from tokens import EOS, SOS
 from torch import Tensor
 
 from regard.config import DecodeConfig
-from regard.decode.beam import beam_search
-from regard.decode.graphed.beams import (
-    Slots,
-    advance,
-    advance_reference,
-    beam_step,
-    beam_step_reference,
-    collect,
-)
-from regard.decode.rules import Hypothesis
+from regard.decode.beam_search import beam_search
+from regard.decode.constraints import Hypothesis
+from regard.decode.graphs.slots import Slots, advance, advance_reference, beam_step, beam_step_reference, collect
 from regard.decode.sampling import sample
 
 Table = Callable[[int, Prefix], np.ndarray]

@@ -17,12 +17,12 @@ from fused_rows import gate_rows, qkv_rows
 from tokens import EOS, MASK, PADDING, SOS, UNK
 from torch import Tensor
 
-from regard.decode.graphed import candidates as choosing
-from regard.decode.graphed.candidates import best_of, candidates, likeliest
-from regard.layers import step_attention as attend
-from regard.layers import step_linear as linear
-from regard.layers.step_attention import cross_attend, cross_attend_reference, self_attend, self_attend_reference
-from regard.layers.step_linear import Norm, add_norm, add_norm_reference, one_row, one_row_reference
+from regard.decode.graphs import top_candidates as choosing
+from regard.decode.graphs.top_candidates import best_of, candidates, likeliest
+from regard.kernels import step_attention as attend
+from regard.kernels import step_linear as linear
+from regard.kernels.step_attention import cross_attend, cross_attend_reference, self_attend, self_attend_reference
+from regard.kernels.step_linear import Norm, add_norm, add_norm_reference, one_row, one_row_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}

@@ -24,14 +24,13 @@ from oracle import (
 from tokens import EOS, SOS
 
 from regard.config import DecodeConfig, ModelConfig
-from regard.decode import draw as drawing
-from regard.decode.beam import beam_search
-from regard.decode.draw import choose, exponential, penalise, truncate
-from regard.decode.engine import decode
-from regard.decode.rules import Hypothesis
-from regard.decode.sampling import sample, seen_of
+from regard.decode import sampling as drawing
+from regard.decode.batch_decoding import decode
+from regard.decode.beam_search import beam_search
+from regard.decode.constraints import Hypothesis
+from regard.decode.sampling import choose, exponential, penalise, sample, seen_of, truncate
 from regard.errors import RegardError
-from regard.text.frame import Frame
+from regard.text.special_token_template import Frame
 
 CPU = torch.device("cpu")
 

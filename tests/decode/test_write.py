@@ -15,7 +15,7 @@ from tokens import EOS, MASK, PADDING, SETTINGS, SOS, UNK
 from torch import Tensor
 
 from regard.config import DecodeConfig, ModelConfig, TokenizerConfig
-from regard.decode.write import Row, Teller, token_log_probs, write
+from regard.decode.generation import Row, Teller, token_log_probs, write
 from regard.errors import RegardError
 from regard.look.record import record
 from regard.models.gpt import GPT
@@ -249,7 +249,7 @@ def test_scoring_in_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     texts = random_prompts(2, 6)
     texts = [[*ids, 9, 8] for ids in texts]
     whole = token_log_probs(MODEL, texts, DecodeConfig())
-    monkeypatch.setattr("regard.decode.write.CHUNK", 3)
+    monkeypatch.setattr("regard.decode.generation.CHUNK", 3)
     for a, b in zip(token_log_probs(MODEL, texts, DecodeConfig()), whole, strict=True):
         assert a == pytest.approx(b, abs=1e-5)
 

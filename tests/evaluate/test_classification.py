@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import RegardError
-from regard.evaluate.classification import accuracy, confusion, entities, f1, matthews, pearson, scores, spearman
+from regard.metrics.classification_scores import accuracy, confusion, entities, f1, matthews, pearson, scores, spearman
 
 BIO = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
 NUMBERS = st.lists(st.tuples(st.integers(-5, 5), st.integers(-5, 5)), min_size=1, max_size=30)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.evaluate.moses import normalise_punctuation, tokenise
+from regard.metrics.moses_tokenizer import normalise_punctuation, tokenise
 
 DATA = Path(os.environ.get("REGARD_DATA", Path(__file__).parents[2].parent / "shared" / "data")) / "multi30k"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"Multi30k not found in {DATA} (set REGARD_DATA)")

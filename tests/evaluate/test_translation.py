@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from regard.errors import RegardError
-from regard.evaluate.translation import LengthScore, TranslationScores, perplexity, score, tokenised_lower
+from regard.metrics.translation_scores import LengthScore, TranslationScores, perplexity, score, tokenised_lower
 
 
 def ngrams(items: list[str] | str, n: int) -> Counter:
@@ -177,6 +177,8 @@ def test_perplexity() -> None:
 
 
 def test_import_is_light() -> None:
-    program = "import sys, regard.evaluate.translation; print([m for m in ('sacrebleu', 'torch') if m in sys.modules])"
+    program = (
+        "import sys, regard.metrics.translation_scores; print([m for m in ('sacrebleu', 'torch') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

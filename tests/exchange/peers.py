@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from regard.exchange.huggingface import read_huggingface
 from regard.exchange.report import Report
-from regard.folder import Bundle
-from regard.text.special import PAD
+from regard.model_folder import Bundle
+from regard.text.special_tokens import PAD
 
 transformers: Any = pytest.importorskip("transformers")
 V, C, H, LAYERS = 41, 32, 4, 2

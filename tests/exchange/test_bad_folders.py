@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from regard import cli_exchange
-from regard import folder as folders
-from regard.embedder import load_embedder
+from regard import model_folder as folders
 from regard.errors import RegardError
 from regard.exchange.huggingface import read_huggingface
-from regard.writer import load_writer
+from regard.inference.embedder import load_embedder
+from regard.inference.generator import load_writer
 
 
 @pytest.fixture

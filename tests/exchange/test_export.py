@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
 from regard.exchange.huggingface import read_huggingface, write_huggingface
-from regard.folder import Bundle
+from regard.model_folder import Bundle
 from regard.models.architectures import make_model, preset
-from regard.text.frame import CLASSIC, Frame
-from regard.text.special import PAD
+from regard.text.special_token_template import CLASSIC, Frame
+from regard.text.special_tokens import PAD
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 V = 60

@@ -13,16 +13,16 @@ from peers import CPU, make, transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokens import EOS, SOS
 
-from regard import folder as folders
+from regard import model_folder as folders
 from regard.config import DecodeConfig
-from regard.decode.write import write
+from regard.decode.generation import write
 from regard.errors import RegardError
 from regard.exchange.huggingface import read_huggingface, write_huggingface
 from regard.exchange.vocabulary import Foreign, read, template
-from regard.text.frame import CLASSIC, Frame
-from regard.text.special import SpecialTokens
+from regard.text.special_token_template import CLASSIC, Frame
+from regard.text.special_tokens import SpecialTokens
 from regard.text.tokenizer import VOCABULARY, Tokenizer, Tokenizers
-from regard.text.vocabulary import NAMES
+from regard.text.tokenizer_training import NAMES
 
 TEXTS = [
     "the cat sat on the mat",

@@ -28,12 +28,12 @@ from peers import (
 from safetensors.torch import load_file, save_file
 from torch.func import functional_call
 
-from regard import folder as folders
+from regard import model_folder as folders
+from regard.config.recipes import to_dict
 from regard.exchange.families import FAMILIES
 from regard.exchange.family import rules_of
 from regard.exchange.huggingface import read_huggingface, write_huggingface
 from regard.models.architectures import preset, resolve
-from regard.recipes import to_dict
 
 every = pytest.mark.parametrize("name", EVERY)
 close: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}

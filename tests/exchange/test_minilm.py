@@ -9,11 +9,11 @@ import pytest
 import torch
 from peers import CPU, transformers
 
-from regard.data.corpus import read_lines
-from regard.embedder import Embedder
-from regard.evaluate.classification import spearman
+from regard.data.parallel_corpus import read_lines
 from regard.exchange.huggingface import read_huggingface
-from regard.text.special import PAD
+from regard.inference.embedder import Embedder
+from regard.metrics.classification_scores import spearman
+from regard.text.special_tokens import PAD
 
 
 @pytest.fixture

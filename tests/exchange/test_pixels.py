@@ -12,10 +12,10 @@ import torch
 from peers import CPU, imported, transformers
 from PIL import Image
 
-from regard import folder as folders
+from regard import model_folder as folders
 from regard.errors import RegardError
 from regard.exchange.huggingface import read_huggingface
-from regard.labeller import load_labeller
+from regard.inference.classifier import load_labeller
 
 SAID: dict[str, Any] = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6], "do_resize": True}
 SAID |= {"size": {"height": 12, "width": 12}, "image_processor_type": "ViTImageProcessor"}

@@ -15,10 +15,10 @@ import pytest
 import torch
 from tokens import SETTINGS
 
-from regard import folder as folders
+from regard import model_folder as folders
 from regard.config import DecodeConfig, ModelConfig, TokenizerConfig
 from regard.exchange.huggingface import write_huggingface
-from regard.folder import Bundle
+from regard.model_folder import Bundle
 from regard.models.architectures import make_model, preset
 from regard.text.tokenizer import Tokenizer, Tokenizers
 

@@ -12,9 +12,9 @@ import torch
 from conftest import model_bundle
 from faults import EVERY, FLIPS, TYPES, WRONG, as_nobody, cases, change_json, content, copied, outcome, reseal
 
-from regard import folder as folders
+from regard import model_folder as folders
 from regard.config import DecodeConfig, ModelConfig
-from regard.folder import Bundle
+from regard.model_folder import Bundle
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 2], [9, 8, 7, 2, 0, 0, 0]])

@@ -15,17 +15,16 @@ from conftest import exported_bundle, model_bundle
 from faults import EVERY, FAULTS, FLIPS, as_nobody, cases, content, copied, outcome, unreadable
 
 import regard
-from regard import api, recipes
-from regard import folder as folders
-from regard.config import Config
-from regard.data.corpus import Corpus
-from regard.data.text import TextCorpus
+from regard import api
+from regard import model_folder as folders
+from regard.config import Config, recipes
+from regard.data.parallel_corpus import Corpus
+from regard.data.text_corpus import TextCorpus
 from regard.exchange.huggingface import write_huggingface
-from regard.exchange.vectors import read
-from regard.exchange.vectors_out import write_folder
 from regard.text.tokenizer import Tokenizer
 from regard.training.checkpoint import Checkpoints, Progress
-from regard.vectors.words import WordVectors
+from regard.vectors.formats import read, write_folder
+from regard.vectors.word_vectors import WordVectors
 
 CPU = torch.device("cpu")
 LONG = "a" * 300
@@ -151,7 +150,7 @@ USES: dict[str, Callable[[Path], Any]] = {
     "tokenizer": Tokenizer.load,
     "vectors": WordVectors.load,
     "doctor": lambda path: __import__("regard.doctor", fromlist=["explain"]).explain(path, {}, "cpu", None),
-    "cost": lambda path: __import__("regard.named", fromlist=["config_of"]).config_of(str(path), {}),
+    "cost": lambda path: __import__("regard.inference.model_spec", fromlist=["config_of"]).config_of(str(path), {}),
 }
 
 

@@ -12,10 +12,10 @@ from faults import EVERY, FLIPS, as_nobody, cases, change_json, content, copied,
 from safetensors.torch import load_file
 
 from regard import api
-from regard.data.corpus import Corpus
+from regard.data.parallel_corpus import Corpus
 from regard.data.shards import Filters, prepare
 from regard.text.tokenizer import Tokenizer
-from regard.training.loop import train
+from regard.training.trainer import train
 
 STEPS = 4
 STATE = ["state.json", "model.safetensors", "optimizer.safetensors", "manifest.json"]

@@ -9,8 +9,8 @@ from torch import Tensor
 from regard.filters.attention import as_products, bilateral_by_attention, nonlocal_means_by_attention
 from regard.filters.bilateral import bilateral
 from regard.filters.nonlocal_means import nonlocal_means
-from regard.layers.attend import Plan, reference
-from regard.layers.masks import FULL
+from regard.kernels.masks import FULL
+from regard.layers.attention_kernels import Plan, reference
 
 
 def pictures(channels: int) -> Tensor:

@@ -20,13 +20,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from regard import folder as folders
-from regard.embedder import Embedder
+from regard import model_folder as folders
 from regard.exchange.huggingface import read_huggingface, write_huggingface
-from regard.folder import Bundle
+from regard.inference.embedder import Embedder
+from regard.inference.generator import Writer
+from regard.inference.translator import Translator
+from regard.model_folder import Bundle
 from regard.models.architectures import make_model, preset
-from regard.translator import Translator
-from regard.writer import Writer
 
 CPU = torch.device("cpu")
 SPARE = 40  # the id of theirs that stands on padding

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.config import DecodeConfig
-from regard.decode.engine import decode
-from regard.decode.write import write
+from regard.decode.batch_decoding import decode
+from regard.decode.generation import write
 from regard.models.architectures import make_model, preset
-from regard.text.frame import Frame
+from regard.text.special_token_template import Frame
 
 Case = Mapping[str, Any]
 Inputs = Mapping[str, Tensor]

@@ -12,8 +12,8 @@ from formula import SETTINGS, H, packed, ragged
 from torch import Tensor
 
 from regard.config import ModelConfig
-from regard.layers.masks import CAUSAL, FULL, Mask, documents, prefix, window
-from regard.layers.positions import Positions, make_positions
+from regard.kernels.masks import CAUSAL, FULL, Mask, documents, prefix, window
+from regard.layers.positions.scheme import Positions, make_positions
 
 ADDITIVE = ("alibi", "t5", "kerple-log", "kerple-power", "fire")
 CONTEXTUAL = ("shaw", "cope", "disentangled")

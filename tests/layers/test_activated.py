@@ -14,9 +14,9 @@ from fused_rows import gate_rows
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from regard.layers import activated
-from regard.layers.packed import KINDS
+from regard.kernels import linear_activation
 from regard.layers.part import Place, make_part
+from regard.layers.quantization import KINDS
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # what such an exp divides is 0
 CUDA = torch.cuda.is_available()
@@ -82,7 +82,7 @@ def compare(x: Tensor, linear: nn.Linear, name: str, gated: bool, share: float) 
     """Result and gradients beside float64."""
     leaves = [x, *linear.parameters()]
     x64, weight, *bias = exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    result = activated.fused(x, linear, name, gated)
+    result = linear_activation.fused(x, linear, name, gated)
     g = torch.randn_like(result)
     expected = by_formula(x64, weight, bias[0] if bias else None, name, gated)
     pairs = zip(with_gradients(result, leaves, g), with_gradients(expected, exact, g.double()), strict=True)
@@ -101,15 +101,18 @@ def test_without_kernels_it_is_the_formula(name: str, gated: bool, bias: bool) -
     linear = make_linear(6, 5, gated, bias, torch.float64).cpu()
     x = torch.randn(2, 3, 6, dtype=torch.float64)
     expected = by_formula(x, linear.weight, linear.bias, name, gated)
-    torch.testing.assert_close(activated.activated(x, linear, name, gated), expected)
+    torch.testing.assert_close(linear_activation.activated(x, linear, name, gated), expected)
 
 
 def test_a_case_worked_by_hand() -> None:
     linear = nn.Linear(1, 4, bias=False)
     linear.weight.data = torch.tensor([[2.0], [-3.0], [5.0], [7.0]])
     x = torch.tensor([[1.0], [-1.0]])
-    assert activated.activated(x, linear, "relu", False).tolist() == [[2.0, 0.0, 5.0, 7.0], [0.0, 3.0, 0.0, 0.0]]
-    assert activated.activated(x, linear, "relu", True).tolist() == [[10.0, 0.0], [0.0, -21.0]]
+    assert linear_activation.activated(x, linear, "relu", False).tolist() == [
+        [2.0, 0.0, 5.0, 7.0],
+        [0.0, 3.0, 0.0, 0.0],
+    ]
+    assert linear_activation.activated(x, linear, "relu", True).tolist() == [[10.0, 0.0], [0.0, -21.0]]
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -119,21 +122,21 @@ def test_whatever_stands_for_a_matrix_is_called(kind: str, gated: bool) -> None:
     packed = KINDS[kind](linear.weight.detach(), linear.bias.detach())
     x = torch.randn(3, 16)
     expected = by_formula(x, linear.weight, linear.bias, "gelu", gated)
-    assert near(activated.activated(x, packed, "gelu", gated), expected.double(), 0.05)
+    assert near(linear_activation.activated(x, packed, "gelu", gated), expected.double(), 0.05)
 
 
 def test_kernels_are_for_plain_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activated, "TRITON", True)
+    monkeypatch.setattr(linear_activation, "TRITON", True)
     x, linear = torch.empty(2, 8), nn.Linear(8, 4)
-    assert activated.fits(x, linear)
-    assert activated.fits(x.to(HALF), linear)
-    assert not activated.fits(x.double(), linear)
-    assert not activated.fits(x, nn.Sequential(linear))
-    assert not activated.fits(x, nn.utils.parametrizations.weight_norm(nn.Linear(8, 4)))
+    assert linear_activation.fits(x, linear)
+    assert linear_activation.fits(x.to(HALF), linear)
+    assert not linear_activation.fits(x.double(), linear)
+    assert not linear_activation.fits(x, nn.Sequential(linear))
+    assert not linear_activation.fits(x, nn.utils.parametrizations.weight_norm(nn.Linear(8, 4)))
     with torch.autocast("cpu", HALF):
-        assert activated.fits(x.double(), linear)  # what is multiplied is in half precision
-    monkeypatch.setattr(activated, "TRITON", False)
-    assert not activated.fits(x, linear)
+        assert linear_activation.fits(x.double(), linear)  # what is multiplied is in half precision
+    monkeypatch.setattr(linear_activation, "TRITON", False)
+    assert not linear_activation.fits(x, linear)
 
 
 @all_kinds
@@ -186,7 +189,7 @@ def test_where_relu_gives_zero_it_has_no_slope_and_nothing_but_its_result_is_kep
     linear.weight.data = torch.tensor([[1.0], [0.0], [-1.0]], device=DEVICE)
     linear.bias.data.zero_()
     x = torch.ones(2, 1, device=DEVICE, requires_grad=True)
-    result, kept = activated.forward(x, linear.weight, linear.bias, "relu", False)
+    result, kept = linear_activation.forward(x, linear.weight, linear.bias, "relu", False)
     assert result.tolist() == [[1.0, 0.0, 0.0]] * 2
     assert kept.numel() == 0
     found = torch.autograd.grad(result.sum(), [x, linear.weight, linear.bias])
@@ -198,7 +201,7 @@ def test_where_relu_gives_zero_it_has_no_slope_and_nothing_but_its_result_is_kep
 def test_under_autocast_products_are_in_half_precision_and_gradients_as_their_parameters(gated: bool) -> None:
     linear, x = make_linear(8, 40, gated), inputs(2, 9, 8)
     with torch.autocast(DEVICE, HALF):
-        result = activated.fused(x, linear, "gelu", gated)
+        result = linear_activation.fused(x, linear, "gelu", gated)
         assert result.dtype == HALF
         z = linear(x)[..., gate_rows(40)] if gated else linear(x)
         expected = nn.functional.gelu(z[..., :40])
@@ -217,7 +220,7 @@ def test_the_bias_gradient_of_many_rows_is_not_rounded_on_the_way() -> None:
     x = torch.zeros(1001, 1, device=DEVICE, requires_grad=True)
     linear.bias.data.fill_(1.0)
     with torch.autocast(DEVICE, HALF):
-        result = activated.fused(x, linear, "relu", False)
+        result = linear_activation.fused(x, linear, "relu", False)
     g = torch.full_like(result, 2**-8)
     g[0] = 256
     assert torch.autograd.grad(result, linear.bias, g)[0].item() == 256 + 1000 / 256
@@ -231,7 +234,9 @@ def test_any_layout_of_its_inputs_will_do(gated: bool) -> None:
     linear.weight.data = linear.weight.data.t().contiguous().t()
     compare(inputs(4, 6), linear, "silu", gated, 1e-5)
     x = inputs(4, 6)
-    found = torch.autograd.grad(activated.fused(x, linear, "relu", gated).sum(), x)[0]  # a gradient without strides
+    found = torch.autograd.grad(linear_activation.fused(x, linear, "relu", gated).sum(), x)[
+        0
+    ]  # a gradient without strides
     expected = torch.autograd.grad(by_formula(x, linear.weight, linear.bias, "relu", gated).sum(), x)[0]
     torch.testing.assert_close(found, expected)
 
@@ -241,7 +246,7 @@ def test_any_layout_of_its_inputs_will_do(gated: bool) -> None:
 @all_kinds
 def test_no_rows_are_no_matter(name: str, gated: bool) -> None:
     linear, x = make_linear(6, 5, gated), inputs(2, 0, 6)
-    result = activated.fused(x, linear, name, gated)
+    result = linear_activation.fused(x, linear, name, gated)
     assert result.shape == (2, 0, 5)
     found = torch.autograd.grad(result.sum(), [x, *linear.parameters()])
     assert [part.shape for part in found] == [x.shape, linear.weight.shape, linear.bias.shape]
@@ -255,7 +260,7 @@ def test_what_has_no_gradient_gets_none(name: str, frozen: int) -> None:
     linear, x = make_linear(6, 5), inputs(3, 6)
     leaves = [x, linear.weight, linear.bias]
     leaves[frozen].requires_grad_(False)
-    activated.fused(x, linear, name, False).sum().backward()
+    linear_activation.fused(x, linear, name, False).sum().backward()
     assert [leaf.grad is None for leaf in leaves] == [i == frozen for i in range(3)]
 
 
@@ -270,9 +275,9 @@ def test_what_has_no_gradient_gets_none(name: str, frozen: int) -> None:
 def test_torch_accepts_the_operators(name: str, gated: bool, bias: bool) -> None:
     """Schemas, fake results, autograd and tracing with sizes that vary."""
     linear, x = make_linear(6, 5, gated, bias), inputs(3, 6)
-    torch.library.opcheck(activated.forward, (x, linear.weight, linear.bias, name, gated))
+    torch.library.opcheck(linear_activation.forward, (x, linear.weight, linear.bias, name, gated))
     kept = torch.randn(3, 5 * (1 + gated), device=DEVICE)
-    torch.library.opcheck(activated.backward, (torch.randn(3, 5, device=DEVICE), kept, name, gated, bias))
+    torch.library.opcheck(linear_activation.backward, (torch.randn(3, 5, device=DEVICE), kept, name, gated, bias))
 
 
 class Layer(nn.Module):
@@ -283,7 +288,7 @@ class Layer(nn.Module):
         self.linear, self.name, self.gated = make_linear(16, 24, gated), name, gated
 
     def forward(self, x: Tensor) -> Tensor:
-        project = activated.activated if x.is_cuda else activated.fused
+        project = linear_activation.activated if x.is_cuda else linear_activation.fused
         return project(x.sin(), self.linear, self.name, self.gated).cos()
 
 
@@ -334,7 +339,7 @@ def test_on_a_gpu_the_kernels_are_what_runs_in_training_and_not_elsewhere() -> N
 
     def runs() -> bool:
         with torch.profiler.profile() as profile:
-            activated.activated(x, linear, "relu", False)
+            linear_activation.activated(x, linear, "relu", False)
         return any(event.key == "regard::activated" for event in profile.key_averages())
 
     assert runs()

@@ -8,11 +8,11 @@ import torch
 from configured import model_config
 from torch import Tensor
 
+from regard.config.registry import PARTS, find
 from regard.errors import RegardError
-from regard.layers.alignment import Alignment, Annotated, Attentive
 from regard.layers.recurrent import State
-from regard.models.init import initialise
-from regard.registry import PARTS, find
+from regard.layers.recurrent_attention import Alignment, Annotated, Attentive
+from regard.models.initialization import initialise
 
 H, M, C = 4, 6, 3
 every_score = pytest.mark.parametrize("score", ["additive", "dot", "general"])

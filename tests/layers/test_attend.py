@@ -15,11 +15,11 @@ from formula import SETTINGS, D, ragged, visible
 from kernel_cases import allowed, cases, scheme_of
 from torch import Tensor
 
-from regard.layers import attend
-from regard.layers.attend import KERNELS, make_plan, reference, sdpa, weights
-from regard.layers.choice import Choice, Situation, choose
-from regard.layers.masks import CAUSAL, FULL, Mask, documents, prefix, window
-from regard.layers.positions import NoPositions, make_positions
+from regard.kernels.masks import CAUSAL, FULL, Mask, documents, prefix, window
+from regard.layers import attention_kernels
+from regard.layers.attention_kernels import KERNELS, make_plan, reference, sdpa, weights
+from regard.layers.kernel_selection import Choice, Situation, choose
+from regard.layers.positions.scheme import NoPositions, make_positions
 
 B, H = 3, 2
 ON_CPU = ["reference", "sdpa"]
@@ -301,11 +301,11 @@ def test_make_plan_asks_choose_with_the_situation_it_is_in(monkeypatch: pytest.M
         asked.append(situation)
         return Choice("reference", "for the test")
 
-    monkeypatch.setattr(attend, "choose", listen)
+    monkeypatch.setattr(attention_kernels, "choose", listen)
     at, scheme = torch.arange(6)[None], SCHEME["alibi"]
     assert make_plan(WINDOW, at, at, scheme, d_head=48, dropout=0.2).kernel is reference
     make_plan(FULL, at[:, :2], at)
-    assert asked[0] == Situation("cpu", 6, True, WINDOW, scheme, 48, 0.2, attend.has_triton(), 6)
+    assert asked[0] == Situation("cpu", 6, True, WINDOW, scheme, 48, 0.2, attention_kernels.has_triton(), 6)
     assert (asked[1].queries, asked[1].keys, asked[1].own, asked[1].dropout) == (2, 6, False, 0.0)
     assert isinstance(asked[1].scheme, NoPositions)
     make_plan(WINDOW, at, at, scheme, kernel="sdpa")
@@ -317,7 +317,7 @@ def test_every_choice_is_a_kernel() -> None:
 
 
 def test_a_slow_kernel_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    attend.say_once.cache_clear()
+    attention_kernels.say_once.cache_clear()
     at = torch.arange(3)[None]
     with caplog.at_level(logging.INFO, logger="regard"):
         for _ in range(3):

@@ -12,10 +12,11 @@ from kernel_cases import scheme_of
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
-from regard.layers.attend import make_plan
-from regard.layers.attention import CrossAttention, Prepared, SelfAttention, merge_heads, split_heads
+from regard.kernels.attention_functions import merge_heads, split_heads
+from regard.kernels.masks import CAUSAL, FULL, Mask
+from regard.layers.attention_kernels import make_plan
 from regard.layers.context import Context
-from regard.layers.masks import CAUSAL, FULL, Mask
+from regard.layers.mixers.attention import CrossAttention, Prepared, SelfAttention
 from regard.layers.part import Place
 
 C, H = 24, 4

@@ -9,20 +9,20 @@ import torch
 from configured import model_config, replaced
 from torch import Tensor, nn
 
-from regard.layers import attend
-from regard.layers.attend import make_plan
-from regard.layers.attention import Prepared, SelfAttention
+from regard.kernels.masks import CAUSAL, FULL, prefix
+from regard.layers import attention_kernels
+from regard.layers.attention_kernels import make_plan
 from regard.layers.block import Block, make_blocks
-from regard.layers.choice import Choice, Situation
 from regard.layers.context import Context
+from regard.layers.decoding_state import State
 from regard.layers.feedforward import Dense
-from regard.layers.masks import CAUSAL, FULL, prefix
+from regard.layers.kernel_selection import Choice, Situation
+from regard.layers.mixers.attention import Prepared, SelfAttention
 from regard.layers.norm import PLACEMENTS, PostNorm, PreNorm
 from regard.layers.part import Mixer, Place
-from regard.layers.relative import ALiBi, T5Bias
-from regard.layers.rotary import Rotary
+from regard.layers.positions.relative import ALiBi, T5Bias
+from regard.layers.positions.rotary import Rotary
 from regard.layers.stack import Stack
-from regard.layers.state import State
 
 C = 8
 CONFIG = model_config(d_model=C, n_heads=2, n_kv_heads=2, d_head=4, d_ff=20, dropout=0.0)
@@ -246,7 +246,7 @@ def test_plans_know_the_width_of_heads_and_dropout_in_training(training: bool, m
         asked.append(situation)
         return Choice("reference", "for the test")
 
-    monkeypatch.setattr(attend, "choose", listen)
+    monkeypatch.setattr(attention_kernels, "choose", listen)
     stack, _ = probed("decoder", attention_dropout=0.25)
     stack.train(training)(torch.randn(1, 3, C), THREE, torch.randn(1, 4, C), torch.arange(4)[None])
     dropout = 0.25 if training else 0.0

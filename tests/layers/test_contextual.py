@@ -9,9 +9,9 @@ import torch
 from configured import scheme as scheme_of
 from torch import Tensor
 
-from regard.layers.attend import make_plan, masked_scores, reference, weights
-from regard.layers.contextual import Contextual, CoPE, Distances, Shaw, log_buckets
-from regard.layers.masks import CAUSAL, FULL, Mask, window
+from regard.kernels.masks import CAUSAL, FULL, Mask, window
+from regard.layers.attention_kernels import make_plan, masked_scores, reference, weights
+from regard.layers.positions.contextual import Contextual, CoPE, Distances, Shaw, log_buckets
 
 B, H, T, D = 2, 3, 7, 4
 PLACES = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3, -1, -1, -1]])  # the second row is padded

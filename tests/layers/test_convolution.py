@@ -12,12 +12,11 @@ from torch import Tensor
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
+from regard.kernels.masks import CAUSAL, FULL, NOWHERE, Mask, documents, prefix
 from regard.layers.context import Context, apply_step
-from regard.layers.convolution import Convolution, unfold
-from regard.layers.masks import CAUSAL, FULL, NOWHERE, Mask, documents, prefix
+from regard.layers.decoding_state import State
+from regard.layers.mixers.convolution import Convolution, Reach, make_reach, unfold
 from regard.layers.part import Place
-from regard.layers.reach import Reach, make_reach
-from regard.layers.state import State
 
 C = 4
 both_ways = pytest.mark.parametrize("mask", [CAUSAL, FULL], ids=["causal", "both sides"])

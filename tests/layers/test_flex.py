@@ -7,15 +7,15 @@ import torch
 from kernel_cases import Case, cases
 from torch import Tensor
 
-from regard.layers import flex
-from regard.layers.masks import dense, intervals
+from regard.kernels import flex_attention
+from regard.kernels.masks import dense, intervals
 
 OWN = {name: case for name, case in cases(23).items() if case.k is None}
 
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flex, "BLOCK", 4)
+    monkeypatch.setattr(flex_attention, "BLOCK", 4)
 
 
 def in_blocks(case: Case) -> Tensor:
@@ -29,7 +29,7 @@ def in_blocks(case: Case) -> Tensor:
 
 @pytest.mark.parametrize("case", OWN.values(), ids=OWN)
 def test_no_block_that_somebody_sees_is_left_out_and_whole_ones_are_seen_by_all(case: Case) -> None:
-    some, every = (x[:, 0] for x in flex.block_spans(*intervals(case.mask, case.q)))
+    some, every = (x[:, 0] for x in flex_attention.block_spans(*intervals(case.mask, case.q)))
     seen = in_blocks(case)
     assert (some >= seen.any((-1, -2))).all()
     inside = seen[:, :-1]  # the last block of queries reaches over the end
@@ -40,10 +40,10 @@ def test_no_block_that_somebody_sees_is_left_out_and_whole_ones_are_seen_by_all(
 @pytest.mark.parametrize("name", ["causal", "causal window", "bidirectional window"])
 def test_what_a_mask_hides_is_skipped(name: str) -> None:
     case = OWN[name]
-    some, _ = flex.block_spans(*intervals(case.mask, case.q[:1]))
+    some, _ = flex_attention.block_spans(*intervals(case.mask, case.q[:1]))
     assert torch.equal(some[0, 0], in_blocks(case)[0].any((-1, -2)))
 
 
 def test_blocks_are_listed_before_those_that_are_not_visited() -> None:
-    count, order = flex.ordered(torch.tensor([[False, True, False, True]]))
+    count, order = flex_attention.ordered(torch.tensor([[False, True, False, True]]))
     assert (count.tolist(), order.tolist()) == ([2], [[1, 3, 0, 2]])

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from regard.config import TrainConfig
 from regard.device import set_up
-from regard.layers.attend import make_plan, repeated, softmax_over
-from regard.layers.masks import FULL
-from regard.layers.positions import Positions
-from regard.layers.rotary import rotate
+from regard.kernels.attention_functions import masked_softmax, repeat_kv, rotate
+from regard.kernels.masks import FULL
+from regard.layers.attention_kernels import make_plan
+from regard.layers.positions.scheme import Positions
 
 PLAIN = ("result", "q", "k", "v")
 Outcome = dict[str, Tensor]  # the result, and the gradients of q, k, v and of the scheme's parameters
@@ -103,8 +103,8 @@ def terms(scheme: Positions, case: Case, qkv: dict[str, Tensor], g: Tensor) -> d
     plan = make_plan(mask, q_at, q_at if case.k is None else k_at, scheme, d_head=g.shape[-1], kernel="reference")
     bias, seen = plan.bias(), plan.seen()
     leaf = bias.detach().expand(len(g), -1, -1, -1).clone().requires_grad_()
-    scores = qkv["q"] @ repeated(qkv["k"], qkv["q"]).transpose(-2, -1) * (scheme.scale or g.shape[-1] ** -0.5)
-    result = softmax_over(scores + leaf, seen) @ repeated(qkv["v"], qkv["q"])
+    scores = qkv["q"] @ repeat_kv(qkv["k"], qkv["q"]).transpose(-2, -1) * (scheme.scale or g.shape[-1] ** -0.5)
+    result = masked_softmax(scores + leaf, seen) @ repeat_kv(qkv["v"], qkv["q"])
     (by_score,) = torch.autograd.grad((result * g).sum(), leaf)
     largest = bias.masked_fill(~seen, -torch.inf).amax(-1, keepdim=True)
     size = by_score.abs() * (1 + (bias - largest).abs().where(by_score != 0, 0)).detach()
@@ -175,10 +175,10 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     if not os.environ.get("TRITON_INTERPRET"):
         pytest.skip("there is a GPU: the kernels themselves are tested here")
-    from regard.layers import fire, toeplitz
+    from regard.kernels import fire_attention, toeplitz_attention
 
-    monkeypatch.setattr(toeplitz, "TILE", 16)
-    monkeypatch.setattr(fire, "TILE", 16)
+    monkeypatch.setattr(toeplitz_attention, "TILE", 16)
+    monkeypatch.setattr(fire_attention, "TILE", 16)
 
 
 @pytest.mark.usefixtures("_interpreted")

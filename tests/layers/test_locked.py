@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.layers.locked import LockedDropout, word_dropout
+from regard.layers.variational_dropout import LockedDropout, word_dropout
 
 
 def test_one_mask_serves_all_steps_of_a_row_and_rows_have_their_own() -> None:

@@ -9,18 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.layers.masks import (
-    CAUSAL,
-    FULL,
-    NOWHERE,
-    Mask,
-    dense,
-    documents,
-    intervals,
-    positions_of,
-    prefix,
-    window,
-)
+from regard.kernels.masks import CAUSAL, FULL, NOWHERE, Mask, dense, documents, intervals, positions_of, prefix, window
 
 B = 2
 scattered = st.integers(1, 6).flatmap(  # in any order, with gaps, doubles and padding: what a cache may hold

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from regard import folder
+from regard import model_folder
 from regard.errors import RegardError
-from regard.folder import Bundle
 from regard.layers.embedding import Head
-from regard.layers.packed import KINDS, PackedHead, column_major, laid_out, packed
+from regard.layers.quantization import KINDS, PackedHead, column_major, laid_out, packed
+from regard.model_folder import Bundle
 from regard.models.architectures import make_model, preset
 
 CPU = torch.device("cpu")
@@ -41,10 +41,10 @@ def test_it_says_the_same_and_learns_the_same() -> None:
 
 
 def test_a_loaded_model_is_laid_out_and_saved_as_it_was(tmp_path: Path) -> None:
-    folder.save(tmp_path / "a", Bundle(model(), None, "translation"), "")
-    loaded = folder.load(tmp_path / "a", CPU)
+    model_folder.save(tmp_path / "a", Bundle(model(), None, "translation"), "")
+    loaded = model_folder.load(tmp_path / "a", CPU)
     assert all(m.weight.t().is_contiguous() for m in loaded.model.modules() if isinstance(m, torch.nn.Linear))
-    folder.save(tmp_path / "b", loaded, "")
+    model_folder.save(tmp_path / "b", loaded, "")
     a, b = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
@@ -127,11 +127,11 @@ def test_a_packed_head_keeps_its_scale(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_is_loaded_in_fewer_bytes_and_not_saved(kind: str, tmp_path: Path) -> None:
-    folder.save(tmp_path / "a", Bundle(model(), None, "translation"), "")
-    bundle = folder.load(tmp_path / "a", CPU, kind)
+    model_folder.save(tmp_path / "a", Bundle(model(), None, "translation"), "")
+    bundle = model_folder.load(tmp_path / "a", CPU, kind)
     assert any(isinstance(m, KINDS[kind]) for m in bundle.model.modules())
     with pytest.raises(RegardError, match="rounded weights"):
-        folder.save(tmp_path / "b", bundle, "")
+        model_folder.save(tmp_path / "b", bundle, "")
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from regard.config.registry import PARTS
 from regard.device import autocast
+from regard.kernels.cuda_graph import Replayed
 from regard.layers.cells import Cell
 from regard.layers.recurrent import Recurrent
-from regard.models.init import initialise
-from regard.registry import PARTS
-from regard.replay import Replayed
-from regard.training.step import compile_blocks
+from regard.models.initialization import initialise
+from regard.training.training_step import compile_blocks
 
 FUSED = ["rnn", "lstm", "gru"]
 SETTINGS = [(kind, norm, wide) for kind in PARTS["cell"] for norm in (False, True) for wide in (False, True)]

@@ -7,10 +7,10 @@ from configured import scheme as make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.layers.attend import make_plan, masked_scores
-from regard.layers.masks import FULL
-from regard.layers.positions import Positions
-from regard.layers.relative import FIRE, T5Bias, alibi_slopes, t5_bucket
+from regard.kernels.masks import FULL
+from regard.layers.attention_kernels import make_plan, masked_scores
+from regard.layers.positions.relative import FIRE, T5Bias, alibi_slopes, t5_bucket
+from regard.layers.positions.scheme import Positions
 
 H, N = 3, 40
 DISTANCES = np.arange(1 - N, N)  # k - q, as tables have them

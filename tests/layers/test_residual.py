@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from regard.layers import residual
+from regard.kernels import residual_norm
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -65,7 +65,7 @@ def compare(
     x: Tensor, y: Tensor, norm: nn.Module, p: float, share: float, dtype: torch.dtype, used: str = "both"
 ) -> None:
     """Results and gradients beside float64, where what was dropped is seen in the sum; `used`: what has a gradient."""
-    total, normal = residual.fused(x, y, norm, p, dtype)
+    total, normal = residual_norm.fused(x, y, norm, p, dtype)
     x64, y64 = (part.detach().double().requires_grad_() for part in (x, y))
     gone = ((total - x) == 0) if p else torch.zeros_like(y, dtype=torch.bool)
     exact = x64 + y64.masked_fill(gone, 0) / (1 - p)
@@ -95,7 +95,7 @@ def test_without_kernels_it_is_torch_one_after_the_other(kind: str) -> None:
     x, y = (part.detach().cpu() for part in inputs(2, 3, 8))
     norm = make_norm(kind, 8).cpu()
     torch.manual_seed(0)
-    total, normal = residual.add_norm(x, y, norm, P)
+    total, normal = residual_norm.add_norm(x, y, norm, P)
     torch.manual_seed(0)
     expected = x + F.dropout(y, P)
     assert torch.equal(total, expected)
@@ -107,16 +107,16 @@ def test_the_sum_is_of_the_residuals_dtype_and_its_norm_of_autocasts(kind: str) 
     norm = make_norm(kind, 8)
     for a, b in ((torch.float32, HALF), (HALF, torch.float32), (HALF, HALF)):
         x, y = inputs(3, 8, x=a, y=b)
-        assert [z.dtype for z in residual.add_norm(x, y, norm, 0.0)] == [a, a]
+        assert [z.dtype for z in residual_norm.add_norm(x, y, norm, 0.0)] == [a, a]
         with torch.autocast(DEVICE, torch.bfloat16):
-            assert [z.dtype for z in residual.add_norm(x, y, norm, 0.0)] == [a, HALF]
+            assert [z.dtype for z in residual_norm.add_norm(x, y, norm, 0.0)] == [a, HALF]
 
 
 def test_kernels_are_for_norms_of_whole_rows_that_fit_into_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(residual, "TRITON", True)
+    monkeypatch.setattr(residual_norm, "TRITON", True)
 
     def fits(norm: nn.Module, c: int = 8, dtype: torch.dtype = torch.float32) -> bool:
-        return residual.fits(torch.empty(2, c, dtype=dtype), torch.empty(2, c, dtype=HALF), norm)
+        return residual_norm.fits(torch.empty(2, c, dtype=dtype), torch.empty(2, c, dtype=HALF), norm)
 
     assert fits(nn.LayerNorm(8))
     assert fits(nn.LayerNorm(8, bias=False))
@@ -129,7 +129,7 @@ def test_kernels_are_for_norms_of_whole_rows_that_fit_into_a_program(monkeypatch
     assert not fits(nn.RMSNorm(8))  # its eps depends on the dtype
     assert not fits(nn.LayerNorm((2, 8)))
     assert not fits(nn.Identity())
-    monkeypatch.setattr(residual, "TRITON", False)
+    monkeypatch.setattr(residual_norm, "TRITON", False)
     assert not fits(nn.LayerNorm(8))
 
 
@@ -170,7 +170,7 @@ def test_the_norm_is_that_of_the_rounded_sum() -> None:
     """Where almost nothing of y is left after rounding, almost nothing of it is left in the norm."""
     x = torch.full((1, 4), 256.0, dtype=HALF, device=DEVICE)
     y = torch.tensor([[0.0, 0.25, 0.5, 4.0]], dtype=HALF, device=DEVICE)
-    total, normal = residual.fused(x, y, nn.LayerNorm(4, device=DEVICE), 0.0, torch.float32)
+    total, normal = residual_norm.fused(x, y, nn.LayerNorm(4, device=DEVICE), 0.0, torch.float32)
     assert total.tolist() == [[256.0, 256.0, 256.0, 260.0]]
     expected = torch.tensor([[-1.0, -1.0, -1.0, 3.0]], device=DEVICE) / 3**0.5
     torch.testing.assert_close(normal, expected, rtol=0, atol=1e-5)
@@ -182,7 +182,7 @@ def test_any_layout_of_its_inputs_will_do(p: float) -> None:
     norm = make_norm("layer", 6)
     x, y = inputs(6, 4, 3)
     compare(x.mT.transpose(0, 2), y.mT.transpose(0, 2), norm, p, 2e-5, torch.float32)
-    total, normal = residual.fused(x := inputs(5, 6)[0], y := inputs(5, 6)[1], norm, 0.0, torch.float32)
+    total, normal = residual_norm.fused(x := inputs(5, 6)[0], y := inputs(5, 6)[1], norm, 0.0, torch.float32)
     found = torch.autograd.grad(total.sum() + normal.sum(), [x, y])  # gradients without strides
     expected = torch.autograd.grad((x + y).sum() + norm(x + y).sum(), [x, y])
     torch.testing.assert_close(found, expected)
@@ -194,7 +194,7 @@ def test_without_dropout_x_and_y_share_one_gradient_and_nothing_is_drawn() -> No
     torch.manual_seed(0)
     first = torch.rand(1, device=DEVICE)
     torch.manual_seed(0)
-    total, normal = residual.fused(x, y, norm, 0.0, torch.float32)
+    total, normal = residual_norm.fused(x, y, norm, 0.0, torch.float32)
     assert torch.rand(1, device=DEVICE) == first
     by_x, by_y = torch.autograd.grad((total * normal).sum(), [x, y])
     assert by_x.data_ptr() == by_y.data_ptr()
@@ -203,14 +203,14 @@ def test_without_dropout_x_and_y_share_one_gradient_and_nothing_is_drawn() -> No
 @with_kernels
 def test_the_gradient_of_a_finer_y_is_no_coarser_than_y() -> None:
     norm, (x, y) = make_norm("layer", 64), inputs(3, 64, x=HALF)
-    by_y = torch.autograd.grad(residual.fused(x, y, norm, 0.0, torch.float32)[1].square().sum(), y)[0]
+    by_y = torch.autograd.grad(residual_norm.fused(x, y, norm, 0.0, torch.float32)[1].square().sum(), y)[0]
     assert not torch.equal(by_y, by_y.to(HALF).float())
 
 
 @with_kernels
 def test_no_rows_are_no_matter() -> None:
     norm, (x, y) = make_norm("layer", 8), inputs(0, 8)
-    total, normal = residual.fused(x, y, norm, P, torch.float32)
+    total, normal = residual_norm.fused(x, y, norm, P, torch.float32)
     found = torch.autograd.grad((total * normal).sum(), [x, y, *norm.parameters()])
     assert [part.shape for part in found] == [(0, 8), (0, 8), (8,), (8,)]
     assert not found[2].any()
@@ -223,7 +223,7 @@ def test_no_rows_are_no_matter() -> None:
 def multipliers(seed: int, rows: int, c: int) -> Tensor:
     y = torch.ones(rows, c, device=DEVICE)
     torch.manual_seed(seed)
-    return residual.fused(torch.zeros_like(y), y, make_norm("rms", c), P, torch.float32)[0]
+    return residual_norm.fused(torch.zeros_like(y), y, make_norm("rms", c), P, torch.float32)[0]
 
 
 @with_kernels
@@ -261,12 +261,12 @@ def test_torch_accepts_the_operators(kind: str, p: float) -> None:
     weight, *bias = norm.parameters()
     seed = torch.tensor([7], device=DEVICE) if p else None
     given = (x, y, weight, bias[0] if bias else None, seed, kind == "rms", 1e-5, p, torch.float32)
-    torch.library.opcheck(residual.forward, given)
-    total, _, stats = (part.detach() for part in residual.forward(*given))
+    torch.library.opcheck(residual_norm.forward, given)
+    total, _, stats = (part.detach() for part in residual_norm.forward(*given))
     for by_total in (None, torch.randn_like(total)):
         grads = by_total, torch.randn_like(total)
         settings = seed, bool(bias), p, torch.float32
-        torch.library.opcheck(residual.backward, (*grads, total, stats, weight.detach(), *settings))
+        torch.library.opcheck(residual_norm.backward, (*grads, total, stats, weight.detach(), *settings))
 
 
 class Layer(nn.Module):
@@ -283,9 +283,9 @@ class Layer(nn.Module):
     def add(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         p = self.dropout.p if self.training else 0.0
         if x.is_cuda:
-            return residual.add_norm(x, y, self.norm, p)
-        assert residual.fits(x, y, self.norm)
-        return residual.fused(x, y, self.norm, p, x.dtype)
+            return residual_norm.add_norm(x, y, self.norm, p)
+        assert residual_norm.fits(x, y, self.norm)
+        return residual_norm.fused(x, y, self.norm, p, x.dtype)
 
 
 def gradient(call: Callable[[Tensor], Tensor], layer: nn.Module, x: Tensor) -> list[Tensor]:
@@ -310,9 +310,9 @@ def test_a_compiled_layer_is_one_graph_for_all_shapes(kind: str, p: float) -> No
 
 def test_the_definition_compiles_too_under_autocast() -> None:
     norm, (x, y) = make_norm("layer", 8), inputs(3, 8)
-    call = torch.compile(residual.add_norm, dynamic=True, fullgraph=True, backend="aot_eager")
+    call = torch.compile(residual_norm.add_norm, dynamic=True, fullgraph=True, backend="aot_eager")
     with torch.autocast(DEVICE, torch.bfloat16):
-        torch.testing.assert_close(call(x, y, norm, 0.0), residual.add_norm(x, y, norm, 0.0))
+        torch.testing.assert_close(call(x, y, norm, 0.0), residual_norm.add_norm(x, y, norm, 0.0))
         assert [z.dtype for z in call(x, y, norm, 0.0)] == [torch.float32, HALF]
 
 
@@ -334,7 +334,7 @@ def test_on_a_gpu_many_rows_of_every_width_are_the_definition(rows: int, c: int,
 def test_on_a_gpu_the_kernels_are_what_runs() -> None:
     norm, (x, y) = make_norm("layer", 64), inputs(3, 64)
     with torch.profiler.profile() as profile:
-        residual.add_norm(x, y, norm, P)
+        residual_norm.add_norm(x, y, norm, P)
     assert any(event.key == "regard::add_norm" for event in profile.key_averages())
 
 

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.layers.attend import make_plan, masked_scores
-from regard.layers.masks import FULL
-from regard.layers.rotary import Rotary, rotate
+from regard.kernels.attention_functions import rotate
+from regard.kernels.masks import FULL
+from regard.layers.attention_kernels import make_plan, masked_scores
+from regard.layers.positions.rotary import Rotary
 
 B, H, T, D = 2, 3, 5, 8
 PLACES = torch.tensor([[0, 1, 2, 3, 4], [7, 2, 90, 0, 31]])

@@ -7,21 +7,22 @@ from typing import Any
 import pytest
 import torch
 from configured import SCHEMES, model_config, replaced
+from regard.layers.positions.scheme.absolute import Learned, Linear, Sinusoidal
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
+from regard.config.recipes import choices_of, fields_of
+from regard.config.registry import PARTS
 from regard.errors import RegardError
+from regard.kernels.masks import CAUSAL, FULL
 from regard.layers.block import make_blocks
-from regard.layers.contextual import CoPE, Disentangled, Shaw
-from regard.layers.masks import CAUSAL, FULL
-from regard.layers.positions import Learned, Linear, NoPositions, Sinusoidal, make_positions, schemes_for
-from regard.layers.relative import FIRE, ALiBi, KerpleLog, KerplePower, T5Bias
-from regard.layers.rotary import RoPE, Rotary, YaRN
+from regard.layers.positions.contextual import CoPE, Disentangled, Shaw
+from regard.layers.positions.relative import FIRE, ALiBi, KerpleLog, KerplePower, T5Bias
+from regard.layers.positions.rotary import RoPE, Rotary, YaRN
+from regard.layers.positions.scheme import NoPositions, make_positions, schemes_for
 from regard.layers.stack import Stack
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
-from regard.recipes import choices_of, fields_of
-from regard.registry import PARTS
 
 C, H, T = 16, 2, 6
 CONFIG = model_config(

@@ -10,15 +10,15 @@ from formula import ragged
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from regard.layers.attend import make_plan
-from regard.layers.masks import CAUSAL, FULL, Mask
+from regard.kernels.masks import CAUSAL, FULL, Mask
+from regard.layers.attention_kernels import make_plan
 
 pytest.importorskip("triton")
 CUDA = torch.cuda.is_available()
 if not CUDA and not os.environ.get("TRITON_INTERPRET"):
     pytest.skip("Triton has neither a GPU nor its interpreter", allow_module_level=True)
 
-from regard.layers import short  # noqa: E402 (it needs Triton)
+from regard.kernels import short_attention  # noqa: E402 (it needs Triton)
 
 DEVICE = "cuda" if CUDA else "cpu"
 HALF = torch.bfloat16 if CUDA else torch.float16  # the interpreter multiplies no bf16
@@ -115,9 +115,9 @@ def test_in_half_precision_it_is_the_formula_but_for_roundings(width: int, d: in
 
 def test_a_scheme_may_scale_the_scores() -> None:
     q, k, v = qkv(1, 5, 5, 16)
-    rows = short.Rows(torch.tensor([5], dtype=torch.int32, device=DEVICE), False)
+    rows = short_attention.Rows(torch.tensor([5], dtype=torch.int32, device=DEVICE), False)
     expected = ((q @ k.mT) * 0.7).softmax(-1) @ v
-    torch.testing.assert_close(short.attend(q, k, v, rows, 0.7, 0.0), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(short_attention.attend(q, k, v, rows, 0.7, 0.0), expected, rtol=0, atol=1e-5)
 
 
 # ---- padding ---------------------------------------------------------------------------------------------------------
@@ -189,11 +189,11 @@ def multipliers(seed: int, rows: int, n: int, groups: int = H) -> Tensor:
     k = torch.zeros(rows, groups, n, 64, device=DEVICE)
     v = torch.eye(n, 64, device=DEVICE).expand(rows, groups, n, 64)
     torch.manual_seed(seed)
-    return short.attend(q, k, v, whole(rows, n), None, P)[..., :n] * n
+    return short_attention.attend(q, k, v, whole(rows, n), None, P)[..., :n] * n
 
 
-def whole(rows: int, n: int, causal: bool = False) -> short.Rows:
-    return short.Rows(torch.full((rows,), n, dtype=torch.int32, device=DEVICE), causal)
+def whole(rows: int, n: int, causal: bool = False) -> short_attention.Rows:
+    return short_attention.Rows(torch.full((rows,), n, dtype=torch.int32, device=DEVICE), causal)
 
 
 def test_dropout_drops_its_share_and_scales_the_rest() -> None:
@@ -223,8 +223,10 @@ def test_dropout_changes_nothing_on_average() -> None:
     """Sixteen rows of two equal heads are dropped in 32 ways, by two seeds."""
     n = 16
     q, k, v = (x[:, :1].expand(n, H, 6, 16) for x in qkv(1, 6, 6, 16))
-    exact = short.attend(q[:1], k[:1], v[:1], whole(1, 6, True), None, 0.0)[0, 0]
-    found = torch.cat([short.attend(q, k, v, whole(n, 6, True), None, P).flatten(0, 1) for _ in range(2)])  # (64, T, D)
+    exact = short_attention.attend(q[:1], k[:1], v[:1], whole(1, 6, True), None, 0.0)[0, 0]
+    found = torch.cat(
+        [short_attention.attend(q, k, v, whole(n, 6, True), None, P).flatten(0, 1) for _ in range(2)]
+    )  # (64, T, D)
     assert (found.std(0) > 0).all()
     errors = (found.mean(0) - exact) / (
         found.std(0) / len(found) ** 0.5
@@ -239,7 +241,7 @@ def test_gradients_drop_what_the_result_dropped(n: int, groups: int, causal: boo
     drop = multipliers(5, 1, n, groups).double()
     given = [x.detach().requires_grad_() for x in qkv(1, n, n, 16, groups)]
     torch.manual_seed(5)
-    result = short.attend(*given, whole(1, n, causal), None, P)
+    result = short_attention.attend(*given, whole(1, n, causal), None, P)
     g = torch.randn(result.shape).to(result)
     exact = [x.detach().double().requires_grad_() for x in given]
     q, k, v = (x.repeat_interleave(H // x.shape[1], 1) for x in exact)
@@ -256,7 +258,7 @@ def test_gradients_with_dropout_are_the_slope_of_the_result() -> None:
 
     def loss(*moved: Tensor) -> Tensor:
         torch.manual_seed(5)
-        return (short.attend(*moved, rows, None, P) * g).double().sum()
+        return (short_attention.attend(*moved, rows, None, P) * g).double().sum()
 
     leaves = [x.detach().requires_grad_() for x in given]
     found = torch.autograd.grad(loss(*leaves), leaves)
@@ -271,7 +273,7 @@ def test_without_dropout_nothing_is_drawn() -> None:
     torch.manual_seed(0)
     first = torch.rand(1, device=DEVICE)
     torch.manual_seed(0)
-    short.attend(q, k, v, whole(1, 4), None, 0.0)
+    short_attention.attend(q, k, v, whole(1, 4), None, 0.0)
     assert torch.rand(1, device=DEVICE) == first
 
 
@@ -287,10 +289,10 @@ def test_torch_accepts_the_operators(dropout: float) -> None:
     lengths = torch.tensor([5, 3], dtype=torch.int32, device=DEVICE)
     seed = torch.tensor([7], device=DEVICE) if dropout else None
     settings = (True, None, dropout)
-    torch.library.opcheck(short.forward, (q, k, v, lengths, seed, *settings), test_utils=checks)
-    lse = short.forward(q, k, v, lengths, seed, *settings)[1]
+    torch.library.opcheck(short_attention.forward, (q, k, v, lengths, seed, *settings), test_utils=checks)
+    lse = short_attention.forward(q, k, v, lengths, seed, *settings)[1]
     plain = [x.detach() for x in (torch.randn_like(q), q, k, v, lengths, lse)]
-    torch.library.opcheck(short.backward, (*plain, seed, *settings), test_utils=checks)
+    torch.library.opcheck(short_attention.backward, (*plain, seed, *settings), test_utils=checks)
 
 
 class Layer(nn.Module):
@@ -300,12 +302,12 @@ class Layer(nn.Module):
         super().__init__()
         self.dropout = dropout
 
-    def forward(self, x: Tensor, rows: short.Rows) -> Tensor:
+    def forward(self, x: Tensor, rows: short_attention.Rows) -> Tensor:
         q, k, v = (part.unflatten(-1, (-1, 16)).transpose(1, 2) for part in (x * 2).split([32, 16, 16], -1))
-        return short.attend(q, k, v, rows, None, self.dropout).transpose(1, 2).flatten(2).sin()
+        return short_attention.attend(q, k, v, rows, None, self.dropout).transpose(1, 2).flatten(2).sin()
 
 
-def gradient(layer: nn.Module, x: Tensor, rows: short.Rows) -> tuple[Tensor, Tensor]:
+def gradient(layer: nn.Module, x: Tensor, rows: short_attention.Rows) -> tuple[Tensor, Tensor]:
     torch.manual_seed(3)
     x = x.detach().requires_grad_()
     result = layer(x, rows)

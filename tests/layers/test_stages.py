@@ -18,13 +18,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.layers.attend import make_plan
-from regard.layers.attention import Prepared
-from regard.layers.choice import Situation, choose
-from regard.layers.context import Context
-from regard.layers.masks import CAUSAL, FULL, Mask, dense, documents, prefix, window
-from regard.layers.positions import make_positions
-from regard.layers.stages import (
+from regard.kernels.masks import CAUSAL, FULL, Mask, dense, documents, prefix, window
+from regard.layers.attention_kernels import make_plan
+from regard.layers.attention_stages import (
     Additive,
     KeyValueHead,
     MaskedHead,
@@ -36,6 +32,10 @@ from regard.layers.stages import (
     no_look_ahead,
     scaled_dot_product,
 )
+from regard.layers.context import Context
+from regard.layers.kernel_selection import Situation, choose
+from regard.layers.mixers.attention import Prepared
+from regard.layers.positions.scheme import make_positions
 
 B, T, S, C, H = 2, 4, 5, 12, 3
 ONE_QUERY = {"dot": dot_product, "scaled": scaled_dot_product}

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from regard.kernels.masks import CAUSAL, NOWHERE
 from regard.layers.block import Block
 from regard.layers.context import Context
-from regard.layers.masks import CAUSAL, NOWHERE
+from regard.layers.decoding_state import LENGTH, Columns, PerRow, PerSentence, State, Storage, state_bytes
 from regard.layers.part import Mixer
 from regard.layers.stack import Stack
-from regard.layers.state import LENGTH, Columns, PerRow, PerSentence, State, Storage, state_bytes
-from regard.layers.static_state import StaticState
+from regard.layers.static_decoding_state import StaticState
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
 

@@ -11,11 +11,11 @@ from fused_rows import gate_rows, kv_rows, qkv_rows
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
-from regard.layers.attend import make_plan
-from regard.layers.attention import CrossAttention, Prepared
+from regard.kernels.masks import CAUSAL, FULL
+from regard.kernels.weight_layout import gate_block, in_turns, split_gates, taken_apart
+from regard.layers.attention_kernels import make_plan
 from regard.layers.context import Context
-from regard.layers.layout import gate_block, in_turns, split_gates, taken_apart
-from regard.layers.masks import CAUSAL, FULL
+from regard.layers.mixers.attention import CrossAttention, Prepared
 from regard.layers.part import Place, make_part
 
 C, H, D, FF = 24, 8, 4, 384

@@ -16,11 +16,11 @@ import torch
 from PIL import Image
 from tokens import SETTINGS, SOS
 
-from regard import folder
+from regard import model_folder
 from regard.config import DecodeConfig, TokenizerConfig
-from regard.folder import Bundle
+from regard.model_folder import Bundle
 from regard.models.architectures import make_model, preset
-from regard.text.frame import CLASSIC, OWN, Frame
+from regard.text.special_token_template import CLASSIC, OWN, Frame
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 LINES = ["der Mann hat einen roten Apfel gegessen.", "the man has eaten a red apple.", "don't, say I!"]
@@ -114,7 +114,7 @@ def folders(bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory
     """The same as model folders."""
     root = tmp_path_factory.mktemp("models")
     for kind, bundle in bundles.items():
-        folder.save(root / kind, bundle, "a card")
+        model_folder.save(root / kind, bundle, "a card")
     return {kind: root / kind for kind in bundles}
 
 

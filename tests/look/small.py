@@ -14,7 +14,7 @@ from regard.models.gpt import GPT
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
 from regard.models.vit import ViT
-from regard.text.special import PAD
+from regard.text.special_tokens import PAD
 
 V, C, H, D, MAX_LEN = 23, 16, 4, 4, 64
 

@@ -16,16 +16,16 @@ from tokens import EOS, SETTINGS, SOS
 from torch import nn
 from typer.testing import CliRunner, Result
 
-from regard import folder
+from regard import model_folder
 from regard.cli_look import look_app
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
+from regard.inference.translator import Translator
 from regard.look.alignment import Picture, by_words, picture, words
 from regard.look.record import record
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
 from regard.text.tokenizer import Tokenizer, Tokenizers
-from regard.translator import Translator
 
 LINES = ["der Mann hat einen roten Apfel gegessen.", "the man has eaten a red apple.", "don't, say I!"] * 3
 KINDS = [("bpe", 60), ("char", 60), ("word", 60), ("unigram", 60), ("wordpiece", 90), ("byte-bpe", 300)]
@@ -35,7 +35,7 @@ def tokenizer(kind: str = "bpe", size: int = 60) -> Tokenizer:
     return Tokenizer.train(LINES, TokenizerConfig(kind=kind, vocab_size=size))
 
 
-def bundle(kind: str, **changes: object) -> folder.Bundle:
+def bundle(kind: str, **changes: object) -> model_folder.Bundle:
     """An untrained model of either architecture, with weights that look somewhere."""
     tokens = tokenizer()
     sizes = {
@@ -62,7 +62,7 @@ def bundle(kind: str, **changes: object) -> folder.Bundle:
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.4 * torch.randn_like(p))
-    return folder.Bundle(model.eval(), Tokenizers(tokens, tokens), "translation")
+    return model_folder.Bundle(model.eval(), Tokenizers(tokens, tokens), "translation")
 
 
 def translator(kind: str, **changes: object) -> Translator:
@@ -163,7 +163,7 @@ def call(*words: str, **settings: str) -> Result:
 
 @pytest.mark.parametrize("kind", ["transformer", "rnnsearch"])
 def test_the_command_draws_and_prints(kind: str, tmp_path: Path) -> None:
-    folder.save(tmp_path / "model", bundle(kind), "a card")
+    model_folder.save(tmp_path / "model", bundle(kind), "a card")
     asked, png = (str(tmp_path / "model"), "der rote Mann."), tmp_path / "pictures" / "a.png"
     done = call(*asked, "--png", str(png), max_len_b="4")
     assert done.exit_code == 0, done.output

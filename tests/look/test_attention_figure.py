@@ -22,7 +22,6 @@ from typer.testing import CliRunner, Result
 
 from regard.cli_look_figures import look_attention
 from regard.errors import RegardError
-from regard.folder import Bundle
 from regard.look import forward
 from regard.look.alignment import by_words
 from regard.look.attention import Attention, Map, attention
@@ -31,6 +30,7 @@ from regard.look.forward import Strip, alone, run
 from regard.look.page import seen
 from regard.look.page.kinds import reader_of
 from regard.look.record import Record, layers_of, record
+from regard.model_folder import Bundle
 from regard.models.architectures import make_model, preset
 
 Bundles = dict[str, Bundle]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from browser import SIGNED, Sample, act, choose, click, colour, downloaded, hovered, press, rgb, translation
 
-from regard.folder import Bundle
 from regard.look.page.html import show
+from regard.model_folder import Bundle
 
 pytest_plugins = "chromium"
 Open = Callable[..., Any]

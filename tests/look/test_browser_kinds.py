@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from browser import choose, click, downloaded, hovered, press
 
-from regard.folder import Bundle
 from regard.look.page.html import Page, filled
 from regard.look.page.seen import Seen, see
+from regard.model_folder import Bundle
 
 pytest_plugins = "chromium"
 Open = Callable[..., Any]

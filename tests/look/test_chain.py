@@ -13,8 +13,8 @@ import torch
 from fused_rows import gate_rows, kv_rows, qkv_rows
 from torch import nn
 
-from regard.folder import Bundle
 from regard.look.page.seen import Attention, Seen, see
+from regard.model_folder import Bundle
 
 Maker = Callable[..., Bundle]
 Array = np.ndarray

@@ -14,14 +14,14 @@ import typer
 from tokens import EOS, SOS
 from typer.testing import CliRunner, Result
 
-from regard import folder
+from regard import model_folder
 from regard.cli_look_change import look_change
 from regard.errors import RegardError
-from regard.folder import Bundle
+from regard.inference.generator import Writer
+from regard.inference.translator import Translator
 from regard.look.change.compare import Difference, Output, compare
 from regard.look.change.intervene import Change, Forbid, Pin, Replace, Zero, changed, parse
-from regard.translator import Translator
-from regard.writer import Writer
+from regard.model_folder import Bundle
 
 KINDS = ("transformer", "rnnsearch")
 TEXT = "elk ape fox hen"
@@ -248,7 +248,7 @@ def call(*words: str, **settings: Any) -> Result:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("toy") / "model"
-    folder.save(path, toy.taught("transformer"), "a card")
+    model_folder.save(path, toy.taught("transformer"), "a card")
     return str(path)
 
 

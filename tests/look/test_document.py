@@ -22,9 +22,8 @@ from typer.testing import CliRunner, Result
 
 from regard.cli_look import look_app
 from regard.errors import RegardError
-from regard.folder import Bundle
-from regard.layers.attend import Plan, reference
-from regard.layers.masks import CAUSAL, FULL
+from regard.kernels.masks import CAUSAL, FULL
+from regard.layers.attention_kernels import Plan, reference
 from regard.look.change.intervene import Forbid, Force, Mean, Zero
 from regard.look.compact import Compact
 from regard.look.page import document as documents
@@ -33,6 +32,7 @@ from regard.look.page.document import Document, deflated, document_of, number
 from regard.look.page.html import Page, file, files, joined, show
 from regard.look.page.seen import Attention, Seen, Strip, see
 from regard.look.record import Record, record
+from regard.model_folder import Bundle
 
 Maker = Callable[..., Bundle]
 TYPES = {"f32": "<f4", "f16": "<f2", "u8": "u1"}

@@ -24,10 +24,10 @@ from regard.look.through_time import LAST, arriving, heard_states
 from regard.models.architectures import make_model, preset
 from regard.models.rnn import RNN
 from regard.signals import Interrupted
-from regard.text.special import PAD
-from regard.training.carried import RecurrentObjective
-from regard.training.loop import train
+from regard.text.special_tokens import PAD
 from regard.training.objective import Objective
+from regard.training.trainer import train
+from regard.training.truncated_bptt import RecurrentObjective
 
 PAIR = {"n_encoder_layers": 2, "n_decoder_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 24, "dropout": 0.0}
 VOCABULARY = {"source_vocab": 12, "target_vocab": 12}
@@ -352,7 +352,7 @@ def test_an_unfinished_run_has_the_weights_of_its_newest_checkpoint(
 ) -> None:
     chosen = config(tmp_path, **{"train.save_every": "1"})
     with monkeypatch.context() as patch:
-        patch.setattr("regard.training.loop.Trainer._finish", stopped)
+        patch.setattr("regard.training.trainer.Trainer._finish", stopped)
         with pytest.raises(Interrupted):
             train(chosen, tmp_path / "run", quiet=True)
     unfinished = gradients(tmp_path / "run", device="cpu")

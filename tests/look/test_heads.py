@@ -17,15 +17,15 @@ from sacrebleu.metrics import BLEU
 from tokens import EOS, SOS
 from typer.testing import CliRunner, Result
 
-from regard import folder
+from regard import model_folder
 from regard.cli_look_change import look_heads
 from regard.errors import RegardError
-from regard.folder import Bundle
+from regard.inference.translator import Translator
 from regard.look.change.heads import Bleu, Effect, Scan, heads_of, ratio, scan
 from regard.look.change.scored import rows_of
 from regard.look.record import layers_of
-from regard.text.special import PAD
-from regard.translator import Translator
+from regard.model_folder import Bundle
+from regard.text.special_tokens import PAD
 
 RNG = random.Random(3)
 SOURCE = [toy.sentence(RNG) for _ in range(12)]
@@ -251,7 +251,7 @@ def call(*words: str) -> Result:
 
 
 def test_the_command_prints_draws_and_gives_numbers(tmp_path: Path) -> None:
-    folder.save(tmp_path / "model", toy.taught("transformer"), "a card")
+    model_folder.save(tmp_path / "model", toy.taught("transformer"), "a card")
     for name, lines in (("a.en", SOURCE), ("a.de", TARGET)):
         (tmp_path / name).write_text("".join(line + "\n" for line in lines))
     files = [str(tmp_path / "model"), "--source", str(tmp_path / "a.en"), "--target", str(tmp_path / "a.de")]

@@ -17,18 +17,18 @@ from tokens import EOS, SOS
 from torch import Tensor, nn
 
 from regard.config import DecodeConfig
-from regard.decode.engine import decode
-from regard.decode.rules import Hypothesis, pad
-from regard.decode.write import token_log_probs, write
+from regard.decode.batch_decoding import decode
+from regard.decode.constraints import Hypothesis, pad
+from regard.decode.generation import token_log_probs, write
 from regard.errors import RegardError
-from regard.layers.attention import Attention
-from regard.layers.positions import NoPositions
+from regard.inference.translator import Translator
+from regard.layers.mixers.attention import Attention
+from regard.layers.positions.scheme import NoPositions
 from regard.look.change.intervene import Change, Forbid, Force, Mean, Pin, Positions, Replace, Zero, changed
 from regard.look.live import searched
 from regard.look.record import layers_of, record
 from regard.models.gpt import GPT
 from regard.models.seq2seq import Seq2Seq
-from regard.translator import Translator
 
 SCHEMES = ["sinusoidal", "rope", "alibi", "t5", "shaw", "fire"]
 SOURCES = [[5, 6, 7, 8, 9, 10], [11, 12, 13], [14, 15, 16, 17]]

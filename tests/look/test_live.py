@@ -14,18 +14,18 @@ from tokens import EOS, MASK, PADDING, SOS, UNK
 from torch import Tensor
 
 from regard.config import DecodeConfig
-from regard.decode.beam import beam_search
-from regard.decode.engine import search
-from regard.decode.rules import Hypothesis, length_limits, pad
-from regard.decode.write import write
+from regard.decode.batch_decoding import search
+from regard.decode.beam_search import beam_search
+from regard.decode.constraints import Hypothesis, length_limits, pad
+from regard.decode.generation import write
 from regard.errors import RegardError
+from regard.inference.generator import Writer
+from regard.inference.translator import Translator
 from regard.look.live import Live, Node, Search, continued, searched
 from regard.look.record import listening, record
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
-from regard.text.special import PAD
-from regard.translator import Translator
-from regard.writer import Writer
+from regard.text.special_tokens import PAD
 
 sys.path.append(str(Path(__file__).parent))
 from small import MAX_LEN, gpt, ids, seq2seq, transformer

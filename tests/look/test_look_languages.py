@@ -13,11 +13,11 @@ import torch
 from tokens import EOS, SOS
 from typer.testing import CliRunner, Result
 
-from regard import folder
+from regard import model_folder
 from regard.cli_look import look_app
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
-from regard.folder import Bundle
+from regard.inference.translator import Translator
 from regard.look.alignment import picture
 from regard.look.attention import attention
 from regard.look.change.heads import Bleu
@@ -25,8 +25,8 @@ from regard.look.forward import run
 from regard.look.gradients import gradients
 from regard.look.record import record
 from regard.look.statistics import statistics
+from regard.model_folder import Bundle
 from regard.text.tokenizer import Tokenizer, Tokenizers
-from regard.translator import Translator
 
 LINES = ["der Mann hat einen roten Apfel gegessen.", "the man has eaten a red apple."]
 TEXT = "the man has eaten."
@@ -45,7 +45,7 @@ def several(make: Callable[..., Bundle]) -> Bundle:
 @pytest.fixture(scope="module")
 def saved(several: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("several") / "model"
-    folder.save(path, several, "a card")
+    model_folder.save(path, several, "a card")
     return path
 
 

@@ -12,15 +12,15 @@ from configured import SCHEMES, model_config
 from matplotlib.image import imread
 
 from regard.config import ModelConfig
+from regard.config.recipes import every_setting
 from regard.errors import RegardError
-from regard.layers.positions import schemes_for
+from regard.layers.positions.scheme import schemes_for
 from regard.look.figures import Image, Lines, draw
 from regard.look.positions import Picture, trained, untrained
 from regard.models.architectures import make_model, preset
 from regard.models.gpt import GPT
 from regard.models.sizes import resolve_sizes
 from regard.models.transformer import Transformer
-from regard.recipes import every_setting
 
 DRAWN = [name for name in SCHEMES if name != "none"]
 

@@ -19,15 +19,15 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.config import DecodeConfig
-from regard.decode.engine import decode
-from regard.decode.rules import Hypothesis
+from regard.decode.batch_decoding import decode
+from regard.decode.constraints import Hypothesis
 from regard.errors import RegardError
-from regard.layers.attend import Plan
-from regard.layers.attention import Attention
-from regard.layers.masks import CAUSAL, Mask, documents, prefix, window
+from regard.kernels.masks import CAUSAL, Mask, documents, prefix, window
+from regard.layers.attention_kernels import Plan
+from regard.layers.mixers.attention import Attention
 from regard.look.record import Record, layers_of, listening, paused, record
 from regard.models.transformer import Transformer
-from regard.text.special import PAD
+from regard.text.special_tokens import PAD
 
 sys.path.append(str(Path(__file__).parent))
 from small import MAX_LEN, C, D, H, V, gpt, ids, transformer

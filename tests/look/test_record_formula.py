@@ -15,9 +15,9 @@ from fused_rows import kv_rows, qkv_rows
 from torch import Tensor, nn
 
 from regard.look.record import Tape, layers_of, record
-from regard.models.classifier import Classifier
+from regard.models.heads import Classifier
 from regard.models.seq2seq import Seq2Seq
-from regard.text.special import PAD
+from regard.text.special_tokens import PAD
 
 sys.path.append(str(Path(__file__).parent))
 from small import D, H, bert, config, gpt, ids, seq2seq, stirred, transformer, vit

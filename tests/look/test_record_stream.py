@@ -16,9 +16,9 @@ from tokens import EOS
 from torch import Tensor, nn
 
 from regard.config import DecodeConfig
-from regard.decode.engine import decode
+from regard.decode.batch_decoding import decode
 from regard.look.record import record
-from regard.text.special import PAD
+from regard.text.special_tokens import PAD
 
 sys.path.append(str(Path(__file__).parent))
 from small import C, bert, gpt, transformer

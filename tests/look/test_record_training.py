@@ -16,7 +16,7 @@ from regard.config import TrainConfig
 from regard.data.batches import Batch
 from regard.look.record import record
 from regard.training.objective import token_objective
-from regard.training.step import TrainingStep
+from regard.training.training_step import TrainingStep
 
 sys.path.append(str(Path(__file__).parent))
 from small import C, D, H, gpt, ids, seq2seq, transformer

@@ -16,19 +16,19 @@ from PIL import Image
 from tokens import EOS, MASK, SOS
 
 from regard.config import TokenizerConfig
-from regard.embedder import Embedder
 from regard.errors import RegardError
-from regard.folder import Bundle
-from regard.labeller import Labeller
+from regard.inference.classifier import Labeller
+from regard.inference.embedder import Embedder
+from regard.inference.generator import Writer
+from regard.inference.translator import Translator
 from regard.look.change.intervene import Forbid, Pin, Replace, Zero
 from regard.look.page.html import show
 from regard.look.page.kinds_read import with_masks
 from regard.look.page.seen import Seen, is_mark, see
 from regard.look.record import record
-from regard.text.frame import CLASSIC
+from regard.model_folder import Bundle
+from regard.text.special_token_template import CLASSIC
 from regard.text.tokenizer import Tokenizer, Tokenizers
-from regard.translator import Translator
-from regard.writer import Writer
 
 Maker = Callable[..., Bundle]
 KINDS = {

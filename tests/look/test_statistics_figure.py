@@ -17,13 +17,13 @@ from typer.testing import CliRunner, Result
 
 from regard.cli_look_figures import look_statistics
 from regard.errors import RegardError
-from regard.folder import Bundle
 from regard.look.drawn import table
 from regard.look.figures import Heat, Lines
 from regard.look.forward import Forward, Strip, alone, run
 from regard.look.page.kinds import reader_of
 from regard.look.record import layers_of
 from regard.look.statistics import MEASURES, Mean, Statistics, layer_of, measured, statistics, streamed, sublayer_of
+from regard.model_folder import Bundle
 
 Bundles = dict[str, Bundle]
 KINDS = ["translation", "post-norm", "gpt", "bert", "classifier", "rnnsearch", "vit"]

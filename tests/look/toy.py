@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from tokens import EOS, SETTINGS, SOS
 
 from regard.config import DecodeConfig, TokenizerConfig
-from regard.decode.rules import pad
-from regard.folder import Bundle
+from regard.decode.constraints import pad
+from regard.inference.translator import Translator
+from regard.model_folder import Bundle
 from regard.models.architectures import make_model, preset
-from regard.text.special import PAD
+from regard.text.special_tokens import PAD
 from regard.text.tokenizer import Tokenizer, Tokenizers
-from regard.translator import Translator
 
 WORDS = {
     "ape": "Affe",

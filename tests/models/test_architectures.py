@@ -11,15 +11,15 @@ import torch
 
 import regard
 from regard.config import ModelConfig
-from regard.embedder import load_embedder
+from regard.config.registry import MADE_OF
 from regard.errors import RegardError
 from regard.exchange.huggingface import write_huggingface
-from regard.folder import load
+from regard.inference.embedder import load_embedder
 from regard.look import see
+from regard.model_folder import load
 from regard.models.architectures import ARCHITECTURES, PRESETS, make_model, of, preset, register
 from regard.models.gpt import GPT
 from regard.models.model import LanguageModel, Model, TranslationModel, names_learning, names_where
-from regard.registry import MADE_OF
 from regard.tasks import TASKS
 
 PACKAGE = Path(regard.__file__).parent

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.models.architectures import make_model, preset
-from regard.models.classifier import Classifier
-from regard.text.special import PAD
+from regard.models.heads import Classifier
+from regard.text.special_tokens import PAD
 
 SIZES = {"d_model": 16, "n_heads": 2, "d_ff": 16, "max_len": 16, "dropout": 0.0}
 BERT = {"preset": "bert-tiny", "n_encoder_layers": 1, "source_vocab": 20, "token_types": 2}

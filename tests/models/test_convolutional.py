@@ -13,16 +13,16 @@ from tokens import SOS
 from torch import Tensor, nn
 
 from regard.config import ModelConfig, TrainConfig
+from regard.config.recipes import changed
 from regard.errors import RegardError
-from regard.layers.masks import CAUSAL, documents, prefix
+from regard.kernels.masks import CAUSAL, documents, prefix
 from regard.look.record import record
 from regard.models.architectures import PRESETS, make_model, preset, resolve
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
-from regard.recipes import changed
-from regard.text.special import PAD
+from regard.text.special_tokens import PAD
 from regard.training.objective import Objective
-from regard.training.optim import prepare
+from regard.training.optimizer import prepare
 
 V = 23
 SIZES: dict[str, Any] = {"d_model": 16, "max_len": 96, "dropout": 0.0}

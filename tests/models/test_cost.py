@@ -1,4 +1,4 @@
-"""What models/cost.py counts without numbers against torch's own counter on real passes, and the bytes of real tensors."""
+"""What models/analysis/cost.py counts without numbers against torch's own counter on real passes, and the bytes of real tensors."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.config import ModelConfig, TrainConfig
-from regard.layers.layout import gate_block
+from regard.kernels.cross_entropy import CHUNK_BYTES
+from regard.kernels.weight_layout import gate_block
 from regard.models import architectures
-from regard.models.architectures import make_model, preset
-from regard.models.cost import (
+from regard.models.analysis.cost import (
     Cost,
     activations,
     decoding_bytes,
@@ -23,10 +23,10 @@ from regard.models.cost import (
     training_flops,
     training_memory,
 )
+from regard.models.architectures import make_model, preset
 from regard.models.transformer import Transformer
-from regard.training.crossentropy import CHUNK_BYTES
 from regard.training.objective import ClassObjective, Objective
-from regard.training.optim import make_optimizer
+from regard.training.optimizer import make_optimizer
 
 
 def model(n_encoder: int, n_decoder: int, vocab: int, n_kv_heads: int = 0, d_head: int = 0) -> Transformer:

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from regard.data.batches import Batch
 from regard.layers.recurrent import Recurrent
-from regard.models.architectures import make_model, preset
-from regard.models.cost import (
+from regard.models.analysis.cost import (
     activations,
     decoding_bytes,
     forward_flops,
@@ -19,7 +18,8 @@ from regard.models.cost import (
     training_flops,
     training_memory,
 )
-from regard.training.meter import Meter
+from regard.models.architectures import make_model, preset
+from regard.training.throughput import Meter
 
 S = 9  # tokens of a source; targets and texts have L
 H = 24

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-import regard.layers.activated
-import regard.layers.residual  # noqa: F401 (registers its operators)
-from regard.layers.repeated import repeating
+import regard.kernels.linear_activation
+import regard.kernels.residual_norm  # noqa: F401 (registers its operators)
+from regard.layers.recurrent import repeating
+from regard.models.analysis.counting import FORMULAS, RARE, Counting, count, likeness, meta_copy, meta_model
 from regard.models.architectures import make_model, preset
-from regard.models.counting import FORMULAS, RARE, Counting, count, likeness, meta_copy, meta_model
 
 B, T, C = 2, 5, 8
 
@@ -156,11 +156,11 @@ def test_shapes_types_and_order_in_memory_are_those_of_a_cpu(operation: Any) -> 
 
 def test_every_operator_of_the_package_has_a_fake_form_and_a_formula() -> None:
     pytest.importorskip("triton")
-    import regard.layers.short  # noqa: F401
+    import regard.kernels.short_attention  # noqa: F401
 
     names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith("regard::")}
     assert names >= {"regard::activated", "regard::add_norm", "regard::short_attention"}
-    assert names <= set(FORMULAS), "a formula in models/counting.py"
+    assert names <= set(FORMULAS), "a formula in models/analysis/counting.py"
     for name in names:
         entry = torch._library.simple_registry.singleton.find(name)
         assert entry.fake_impl.kernel is not None, f"{name} has no fake form"
@@ -192,7 +192,7 @@ def test_the_formulas_of_operators_are_those_of_the_products_inside() -> None:
 def test_counting_does_not_load_torchs_compiler(name: str) -> None:
     """It takes about as long to import as torch itself, twice as long as counting GPT-3."""
     script = (
-        "import sys; from regard.models.cost import measured; from regard.named import config_of; "
+        "import sys; from regard.models.analysis.cost import measured; from regard.inference.model_spec import config_of; "
         f"measured(config_of('{name}', {{}})[0], 1, 64, None); print('torch._dynamo' in sys.modules, 'sympy' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

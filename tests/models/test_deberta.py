@@ -12,12 +12,12 @@ from torch import Tensor
 
 from regard.config import TrainConfig
 from regard.errors import RegardError
-from regard.layers.contextual import Disentangled, log_buckets
+from regard.layers.positions.contextual import Disentangled, log_buckets
 from regard.look.record import record
 from regard.models.architectures import preset
 from regard.models.bert import Bert
-from regard.text.special import PAD
-from regard.training.optim import make_optimizer
+from regard.text.special_tokens import PAD
+from regard.training.optimizer import make_optimizer
 
 V, C, H, D, LAYERS, T = 41, 32, 4, 8, 2, 13
 REAL = torch.arange(T) < torch.tensor([[T], [4], [9]])

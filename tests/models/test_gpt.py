@@ -11,11 +11,11 @@ from fused_rows import qkv_rows
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.layers.masks import CAUSAL, FULL, Mask, documents, prefix, window
+from regard.kernels.masks import CAUSAL, FULL, Mask, documents, prefix, window
 from regard.models.architectures import preset as named
 from regard.models.gpt import GPT
 from regard.models.sizes import SIZES
-from regard.text.special import PAD
+from regard.text.special_tokens import PAD
 
 V = 23
 # A dozen tokens reach far buckets, clipped distances, queries beyond FIRE's threshold, CoPE's last position.

@@ -1,4 +1,4 @@
-"""Fresh weights have the sizes that models/init.py states."""
+"""Fresh weights have the sizes that models/initialization.py states."""
 
 import math
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from fused_rows import qkv_rows
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.layers.attention import CrossAttention, SelfAttention
 from regard.layers.cells import GRU
 from regard.layers.embedding import Embedding
+from regard.layers.mixers.attention import CrossAttention, SelfAttention
 from regard.models.architectures import make_model, preset
 from regard.models.gpt import GPT
-from regard.models.init import initialise, materialise
+from regard.models.initialization import initialise, materialise
 from regard.models.transformer import Transformer
 
 C, H, V = 64, 4, 500

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from regard.config import ModelConfig
+from regard.models.analysis.cost import Cost, parameter_table
 from regard.models.architectures import PRESETS, make_model, preset, resolve
-from regard.models.cost import Cost, parameter_table
 
 DATA = {"source_vocab": 40, "target_vocab": 40, "n_classes": 7}  # what data would tell, where a preset does not
 

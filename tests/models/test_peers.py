@@ -22,7 +22,7 @@ from regard.config import ModelConfig
 from regard.models.architectures import preset
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
-from regard.text.special import PAD
+from regard.text.special_tokens import PAD
 
 V, C, H, FF, N_ENCODER, N_DECODER, MAX_LEN = 29, 24, 4, 40, 2, 3, 32
 LENGTHS = [(7, 6), (3, 9), (1, 1)]  # source and target, in tokens

@@ -10,10 +10,10 @@ from configured import model_config
 from torch import nn
 
 from regard.config import ModelConfig
+from regard.config.recipes import to_dict
+from regard.config.registry import TABLES
 from regard.models.architectures import PRESETS, make_model, preset
 from regard.models.sizes import SIZES
-from regard.recipes import to_dict
-from regard.registry import TABLES
 
 OURS_ALONE = {"vit-tiny", "bert-tiny", "gpt-tiny", "gpt-small"}
 OURS_ALONE |= {

@@ -11,13 +11,13 @@ from tokens import EOS, MASK, SETTINGS, SOS, UNK
 from torch import Tensor, nn
 
 from regard.config import DecodeConfig
-from regard.decode.write import token_log_probs, write
+from regard.decode.generation import token_log_probs, write
 from regard.errors import RegardError
 from regard.models.architectures import make_model, preset
-from regard.models.classifier import Classifier
+from regard.models.heads import Classifier
 from regard.models.rnn import RNN
 from regard.models.weights import Unfilled, load_weights, weights_of
-from regard.text.special import PAD
+from regard.text.special_tokens import PAD
 
 V = 23
 CELLS = ["rnn", "lstm", "gru", "gru-cho", "mut1", "mut2", "mut3"]

@@ -18,16 +18,16 @@ from torch import Tensor, nn
 
 from regard.config import DecodeConfig, TrainConfig
 from regard.data.batches import Batch
-from regard.decode.beam import beam_search
-from regard.decode.engine import decode
+from regard.decode.batch_decoding import decode
+from regard.decode.beam_search import beam_search
 from regard.errors import RegardError
-from regard.layers.packed import laid_out
+from regard.layers.quantization import laid_out
 from regard.look.record import record
 from regard.models.architectures import PRESETS, make_model, preset
 from regard.models.seq2seq import Seq2Seq
-from regard.text.special import PAD
+from regard.text.special_tokens import PAD
 from regard.training.objective import Objective
-from regard.training.step import TrainingStep
+from regard.training.training_step import TrainingStep
 
 sys.path.append(str(Path(__file__).parents[1] / "decode"))
 from oracle import every_sequence, log_softmax, padded

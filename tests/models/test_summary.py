@@ -16,11 +16,11 @@ from torch.utils.flop_counter import FlopCounterMode
 import regard
 from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.layers.packed import packed
+from regard.layers.quantization import packed
+from regard.models.analysis.cost import forward_flops
+from regard.models.analysis.cost import inputs as example
+from regard.models.analysis.summary import Line, Summary, summary
 from regard.models.architectures import make_model, preset
-from regard.models.cost import forward_flops
-from regard.models.cost import inputs as example
-from regard.models.summary import Line, Summary, summary
 
 B, S, T = 3, 9, 7
 C, H, D, F, V = 32, 4, 8, 40, 50  # width, heads and theirs, feed-forward, vocabulary

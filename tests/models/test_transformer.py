@@ -14,13 +14,13 @@ from torch import Tensor
 from regard.api import make_config
 from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.layers.masks import positions_of
-from regard.layers.positions import NoPositions
-from regard.layers.state import State
+from regard.kernels.masks import positions_of
+from regard.layers.decoding_state import State
+from regard.layers.positions.scheme import NoPositions
 from regard.models.architectures import preset as named
 from regard.models.sizes import SIZES
 from regard.models.transformer import Transformer
-from regard.text.special import PAD
+from regard.text.special_tokens import PAD
 
 V = 23
 TINY = model_config(

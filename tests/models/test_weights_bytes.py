@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from regard import folder
+from regard import model_folder
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
 from regard.files import seal
-from regard.layers.packed import Int8, is_packed
+from regard.layers.quantization import Int8, is_packed
 from regard.models.architectures import make_model, preset
 from regard.models.weights import STEP, are_bytes, in_bytes, out_of_bytes, weights_of
 from regard.text.tokenizer import Tokenizer, Tokenizers
@@ -44,14 +44,14 @@ def test_every_number_is_within_half_a_step_and_rounding_twice_changes_nothing()
     assert torch.equal(in_bytes({"x": back})["x"], made["x"])
 
 
-def bundle(**sizes: Any) -> folder.Bundle:
+def bundle(**sizes: Any) -> model_folder.Bundle:
     tokenizer = Tokenizer.train(["I ate an apple."], TokenizerConfig(kind="char", vocab_size=50))
     torch.manual_seed(3)
     config = preset("transformer-tiny", source_vocab=len(tokenizer), target_vocab=len(tokenizer), **(SIZES | sizes))
     model = make_model(config).eval()
     for p in model.parameters():
         p.data += torch.randn_like(p) * 0.1  # biases and norms that are not zeros and ones
-    return folder.Bundle(model, Tokenizers(tokenizer, tokenizer), "translation", source="en", target="de")
+    return model_folder.Bundle(model, Tokenizers(tokenizer, tokenizer), "translation", source="en", target="de")
 
 
 def logits(model: nn.Module) -> Tensor:
@@ -66,10 +66,10 @@ def logits(model: nn.Module) -> Tensor:
 )
 def test_bytes_from_the_disk_are_the_model_that_was_rounded_in_memory(tmp_path: Path, sizes: dict[str, Any]) -> None:
     """Oracle: the same folder loaded in fp32 and then rounded to int8, whose steps are the same."""
-    folder.save(tmp_path / "m", bundle(**sizes), "", small=True)
-    exact = folder.load(tmp_path / "m", torch.device("cpu"), "fp32").model
-    straight = folder.load(tmp_path / "m", torch.device("cpu"), "int8").model
-    from regard.layers.packed import packed
+    model_folder.save(tmp_path / "m", bundle(**sizes), "", small=True)
+    exact = model_folder.load(tmp_path / "m", torch.device("cpu"), "fp32").model
+    straight = model_folder.load(tmp_path / "m", torch.device("cpu"), "int8").model
+    from regard.layers.quantization import packed
 
     expected, found = logits(exact), logits(straight)
     assert is_packed(straight)
@@ -82,10 +82,10 @@ def test_bytes_from_the_disk_are_the_model_that_was_rounded_in_memory(tmp_path: 
 def test_a_small_folder_is_small_and_close_to_the_whole(tmp_path: Path) -> None:
     whole = bundle(d_model=64, d_ff=256)
     for name, small in (("big", False), ("small", True)):
-        folder.save(tmp_path / name, whole, "", small=small)
+        model_folder.save(tmp_path / name, whole, "", small=small)
     sizes = {name: (tmp_path / name / "model.safetensors").stat().st_size for name in ("big", "small")}
     assert sizes["small"] < 0.3 * sizes["big"]
-    again = folder.load(tmp_path / "small", torch.device("cpu"), "fp32").model
+    again = model_folder.load(tmp_path / "small", torch.device("cpu"), "fp32").model
     for name, x in weights_of(whole.model).items():
         mine = weights_of(again)[name]
         limit = x.abs().amax(-1, keepdim=True) / 250 if x.ndim == 2 else x.abs() / 1000 + 1e-6
@@ -103,14 +103,14 @@ def test_int8_of_given_bytes_is_int8_of_the_matrix() -> None:
 
 def load_harmed(path: Path, way: str, harm: Any) -> None:
     """Load a model whose tensors were changed by `harm(tensors, name of a quantized matrix)` and sealed again."""
-    folder.save(path, bundle(), "", small=True)
+    model_folder.save(path, bundle(), "", small=True)
     tensors = load_file(path / "model.safetensors")
     assert are_bytes(tensors)
     harm(tensors, next(name for name in tensors if name.endswith("weight") and name + STEP in tensors))
     save_file(tensors, path / "model.safetensors")
     (path / "manifest.json").unlink()
     seal(path)
-    folder.load(path, torch.device("cpu"), way)
+    model_folder.load(path, torch.device("cpu"), way)
 
 
 @pytest.mark.parametrize("way", ["int8", "fp32"])
@@ -136,22 +136,22 @@ def test_a_matrix_without_its_steps_is_refused(tmp_path: Path, way: str) -> None
 
 @pytest.mark.parametrize("text", ["{", "[1, 2]", '{"en": 5}', '{"en": {"the": "often"}}'])
 def test_broken_profiles_of_languages_are_named(tmp_path: Path, text: str) -> None:
-    folder.save(tmp_path / "m", bundle(), "")
+    model_folder.save(tmp_path / "m", bundle(), "")
     (tmp_path / "m" / "languages.json").write_text(text)
     (tmp_path / "m" / "manifest.json").unlink()
     seal(tmp_path / "m")
     with pytest.raises(RegardError, match=r"languages\.json has no profiles of languages"):
-        folder.load(tmp_path / "m", torch.device("cpu"))
+        model_folder.load(tmp_path / "m", torch.device("cpu"))
 
 
 def test_languages_come_with_the_folder(tmp_path: Path) -> None:
     from dataclasses import replace
 
     profiles = {"en": {" th": -1.5}, "zh": {"ü": -2.0}}
-    folder.save(tmp_path / "m", replace(bundle(), languages=profiles, directions=("en>de",)), "")
-    again = folder.load(tmp_path / "m", torch.device("cpu"))
+    model_folder.save(tmp_path / "m", replace(bundle(), languages=profiles, directions=("en>de",)), "")
+    again = model_folder.load(tmp_path / "m", torch.device("cpu"))
     assert again.languages == profiles
     assert again.directions == ("en>de",)
-    folder.save(tmp_path / "n", bundle(), "")
-    assert folder.load(tmp_path / "n", torch.device("cpu")).languages == {}
+    model_folder.save(tmp_path / "n", bundle(), "")
+    assert model_folder.load(tmp_path / "n", torch.device("cpu")).languages == {}
     assert not (tmp_path / "n" / "languages.json").exists()

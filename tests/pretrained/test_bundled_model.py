@@ -21,9 +21,9 @@ import sacrebleu
 import torch
 
 import regard
-from regard import folder, pretrained
-from regard.interpreter import Interpreter
-from regard.recipes import to_dict
+from regard import model_folder, pretrained
+from regard.config.recipes import to_dict
+from regard.inference.document_translator import Interpreter
 
 MANY = pretrained.FOLDER / "en-de-fr-zh"
 EVERYDAY, FORMAL = (
@@ -106,7 +106,7 @@ def test_the_folder_is_whole_and_small_and_says_what_it_is() -> None:
 
 def test_its_configuration_is_what_saving_it_would_write() -> None:
     """No setting in an older form, and none left to a default that may change."""
-    bundle = folder.load(MANY, torch.device("cpu"), "int8")
+    bundle = model_folder.load(MANY, torch.device("cpu"), "int8")
     written = json.loads((MANY / "config.json").read_text())
     assert written["model"] == json.loads(json.dumps(to_dict(bundle.config)))
     assert written["decode"] == json.loads(json.dumps(asdict(bundle.decode)))

@@ -13,17 +13,17 @@ import torch
 from tokens import EOS, SETTINGS
 
 import regard
-from regard import cli, folder, pretrained
+from regard import cli, model_folder, pretrained
 from regard.cli_translate import _chosen
 from regard.config import DecodeConfig, TokenizerConfig
 from regard.doctor import examine
 from regard.errors import RegardError
-from regard.interpreter import Interpreter
-from regard.layers.packed import is_packed
+from regard.inference.document_translator import Interpreter
+from regard.inference.translator import Translator
+from regard.layers.quantization import is_packed
 from regard.models.architectures import make_model, preset
-from regard.text.detect import learned
+from regard.text.language_identification import learned
 from regard.text.tokenizer import Tokenizer, Tokenizers
-from regard.translator import Translator
 
 SIZES = {
     "n_encoder_layers": 1,
@@ -49,10 +49,10 @@ def save_tiny(path: Path, directions: tuple[str, ...] = DIRECTIONS, endless: boo
         torch.nn.init.zeros_(model.target_embedding.weight.data[EOS])  # type: ignore[union-attr,index]
     profiles = {lang: learned([text]) for lang, text in TEXTS.items()}
     both, decode = Tokenizers(tokenizer, tokenizer), DecodeConfig(beam=2, max_len_a=0.0, max_len_b=6)
-    own = folder.Bundle(
+    own = model_folder.Bundle(
         model, both, "translation", decode, "en", "de", directions, languages=profiles if directions else {}
     )
-    folder.save(path, own, "# A card\n", small=True)
+    model_folder.save(path, own, "# A card\n", small=True)
 
 
 @pytest.fixture
@@ -98,7 +98,10 @@ def test_without_any_the_list_is_empty(tmp_path: Path, monkeypatch: pytest.Monke
 def test_translating_without_a_model_uses_it(along: Path, call: Call) -> None:
     expected = Interpreter(regard.load("en-de-fr-zh", "cpu", "int8")).translate("the man went", to="de")
     assert call("translate", "the man went", "--device", "cpu")[:2] == (0, expected + "\n")
-    assert call("translate", "the man went", "--device", "cpu", "-m", "en-de-fr-zh", "--weights", "int8")[1] == expected + "\n"
+    assert (
+        call("translate", "the man went", "--device", "cpu", "-m", "en-de-fr-zh", "--weights", "int8")[1]
+        == expected + "\n"
+    )
     assert call("translate", "--device", "cpu", stdin=b"the man went\n")[1] == expected + "\n"
 
 
@@ -223,5 +226,5 @@ def test_what_comes_along_is_in_the_package() -> None:
     packed = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert packed["package-data"]["regard.pretrained"] == ["*/*"]
     for name in pretrained.names():  # those that are really there
-        assert folder.damage(pretrained.FOLDER / name) is None
+        assert model_folder.damage(pretrained.FOLDER / name) is None
         assert sum(file.stat().st_size for file in (pretrained.FOLDER / name).iterdir()) <= 40e6

@@ -13,9 +13,9 @@ import prepare
 import pytest
 import titled
 
-from regard import recipes
-from regard.data.corpus import Corpus, read_lines
-from regard.text.detect import learned
+from regard.config import recipes
+from regard.data.parallel_corpus import Corpus, read_lines
+from regard.text.language_identification import learned
 
 FOLDER = Path(prepare.__file__).parent
 

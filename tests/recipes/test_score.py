@@ -6,7 +6,7 @@ from pathlib import Path
 
 import score
 
-from regard.translator import Translation
+from regard.inference.translator import Translation
 
 
 class Parrot:

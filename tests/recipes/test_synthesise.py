@@ -12,9 +12,9 @@ import pytest
 import synthesise
 from made import Job
 
-from regard import recipes
-from regard.data.corpus import read_lines
-from regard.translator import Translation
+from regard.config import recipes
+from regard.data.parallel_corpus import read_lines
+from regard.inference.translator import Translation
 
 FOLDER = Path(made.__file__).parent
 COUNTS = {"read": 1, "kept": 1}

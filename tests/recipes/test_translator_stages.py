@@ -17,9 +17,9 @@ import score
 import synthesise
 import torch
 
-from regard import folder
+from regard import model_folder
 from regard.config import DecodeConfig, TokenizerConfig
-from regard.data.corpus import read_lines
+from regard.data.parallel_corpus import read_lines
 from regard.files import sha256
 from regard.models.architectures import make_model, preset
 from regard.text.tokenizer import Tokenizer, Tokenizers
@@ -36,8 +36,8 @@ def model(tmp_path: Path) -> Path:
     network = make_model(preset("transformer-tiny", source_vocab=len(tokenizer), target_vocab=len(tokenizer), **SIZES))
     decode = DecodeConfig(max_len_a=0.0, max_len_b=4)
     both, profiles = Tokenizers(tokenizer, tokenizer), {lang: {" th": -1.0} for lang in ("en", "de", "fr")}
-    own = folder.Bundle(network, both, "translation", decode, "en", "de", directions, languages=profiles)
-    folder.save(tmp_path / "model", own, "")
+    own = model_folder.Bundle(network, both, "translation", decode, "en", "de", directions, languages=profiles)
+    model_folder.save(tmp_path / "model", own, "")
     return tmp_path / "model"
 
 
@@ -89,7 +89,7 @@ def test_all_stages(
     assert text.count("| en>zh | tatoeba") == 6
     assert set(json.loads((out / "languages.json").read_text())) == {"en", "de", "fr"}
     assert sha256(out / "model.safetensors") == weights
-    assert folder.damage(out) is None
+    assert model_folder.damage(out) is None
     assert {file.stat().st_mode & 0o777 for file in out.iterdir()} == {0o644}
 
 
@@ -101,8 +101,8 @@ def test_a_card_wants_scores_of_the_model_it_is_for(tmp_path: Path, model: Path,
 
 
 def test_a_model_without_a_test_is_not_scored(tmp_path: Path, data: Path, model: Path, run: Run) -> None:
-    bundle = folder.load(model, torch.device("cpu"), "fp32")
-    folder.save(tmp_path / "other", replace(bundle, directions=(), source="en", target="it"), "")
+    bundle = model_folder.load(model, torch.device("cpu"), "fp32")
+    model_folder.save(tmp_path / "other", replace(bundle, directions=(), source="en", target="it"), "")
     with pytest.raises(SystemExit, match="nothing was scored"):
         run(score, tmp_path / "other", data, "--device", "cpu")
 

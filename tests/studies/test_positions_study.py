@@ -25,7 +25,7 @@ from regard.studies import positions, report
 from regard.studies.job import ROPE_ROWS, Job, measure, model_config, read_as, rows_of, run_job, train
 from regard.studies.pool import Outcome, run_all
 from regard.studies.tasks import FIRST, FIRST_SYMBOL, SEPARATOR, UNKNOWN, Copy, Settings, Text, copies
-from regard.text.special import PAD
+from regard.text.special_tokens import PAD
 
 CPU = torch.device("cpu")
 TINY = Settings(

@@ -12,7 +12,8 @@ import pytest
 from safetensors.torch import load_file
 from tiny_translators import TINY, write_multi30k
 
-from regard import api, recipes
+from regard import api
+from regard.config import recipes
 from regard.data.batches import Cursor
 from regard.errors import RegardError
 from regard.studies import sentence_length, translation_cost, translators

@@ -13,7 +13,7 @@ import numpy as np
 
 from regard.api import make_config
 from regard.config import Config
-from regard.training.loop import train
+from regard.training.trainer import train
 
 CYCLE = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 FILLER = ["the", "a", "cat", "dog", "sat", "ran", "on", "mat", "hill", "saw", "red", "big"]

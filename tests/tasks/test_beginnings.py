@@ -16,13 +16,13 @@ from little import CYCLE, config_of, learn, tuning, write_all
 from tokens import EOS, MASK, SOS
 
 from regard import api
-from regard import folder as folders
+from regard import model_folder as folders
 from regard.config import Config
 from regard.errors import RegardError
 from regard.models.weights import weights_of
 from regard.signals import Interrupted
 from regard.tasks import prepare_job
-from regard.text.frame import Frame
+from regard.text.special_token_template import Frame
 from regard.text.tokenizer import Tokenizers
 
 CPU = torch.device("cpu")

@@ -11,10 +11,10 @@ import torch
 from little import config_of, learn, write_all
 from PIL import Image
 
-from regard import folder as folders
+from regard import model_folder as folders
 from regard.config import DataConfig
 from regard.errors import RegardError
-from regard.tasks.images import Pictures, evaluate, read_part
+from regard.tasks.image_classification import Pictures, evaluate, read_part
 
 CPU = torch.device("cpu")
 

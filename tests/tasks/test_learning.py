@@ -12,10 +12,10 @@ import torch
 from little import CYCLE, config_of, last_validation, learn, write_all
 from tokenizers import models, pre_tokenizers
 
-from regard import folder as folders
+from regard import model_folder as folders
 from regard.errors import RegardError
 from regard.tasks import evaluate
-from regard.text.special import SpecialTokens
+from regard.text.special_tokens import SpecialTokens
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 UNIGRAM = math.log(len(CYCLE))  # nats a word of the cycle, without looking at its neighbours

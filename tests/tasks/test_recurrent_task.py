@@ -13,16 +13,16 @@ from little import config_of, learn, tuning, write_all
 from tokens import EOS, PADDING, SOS, UNK
 
 import regard
-from regard import api, recipes
-from regard.config import Config
+from regard import api
+from regard.config import Config, recipes
 from regard.device import pick_device
-from regard.embedder import Embedder
 from regard.errors import RegardError
-from regard.folder import load
+from regard.inference.embedder import Embedder
+from regard.inference.generator import load_writer
+from regard.model_folder import load
 from regard.tasks import prepare_job
-from regard.tasks.texts import text_corpus
+from regard.tasks.text_data import text_corpus
 from regard.text.tokenizer import Tokenizer
-from regard.writer import load_writer
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 RNN: dict[str, Any] = {"model.preset": "lstm-small", "model.recurrent.d_hidden": 32, "model.n_decoder_layers": 1}

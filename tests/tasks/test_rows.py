@@ -13,12 +13,12 @@ from tokens import EOS, SOS
 
 from regard.config import DataConfig, TokenizerConfig
 from regard.data.batches import Cursor
-from regard.data.images import normalise, to_floats
-from regard.data.labelled import CONTINUES, Example
-from regard.tasks.images import ImageBatches, Pictures
-from regard.tasks.labelling import RowBatches, Rows, encode, fitted, framed, read
-from regard.text.frame import CLASSIC, Frame
-from regard.text.special import PAD
+from regard.data.image_files import normalise, to_floats
+from regard.data.labelled_text import CONTINUES, Example
+from regard.tasks.image_classification import ImageBatches, Pictures
+from regard.tasks.text_classification import RowBatches, Rows, encode, fitted, framed, read
+from regard.text.special_token_template import CLASSIC, Frame
+from regard.text.special_tokens import PAD
 from regard.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.train(["a b c"], TokenizerConfig(kind="word", vocab_size=20))

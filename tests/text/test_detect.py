@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.text.detect import Profiles, learned, scores, script, strange, trigrams
+from regard.text.language_identification import Profiles, learned, scores, script, strange, trigrams
 
 TEXTS = {
     "en": "the man who went to the house of his friend said that he would not come with them there",

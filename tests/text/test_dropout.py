@@ -9,7 +9,7 @@ import pytest
 
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
-from regard.text.dropout import Dropout, halves
+from regard.text.bpe_dropout import Dropout, halves
 from regard.text.tokenizer import Tokenizer
 
 WORDS = ["apple", "apples", "table", "tables", "able", "stable", "unstable", "苹果", "苹果树", "übermorgen", "morgen"]

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tokens import EOS, MASK, SOS
 
 from regard.errors import RegardError
-from regard.text.frame import CLASSIC, NOTHING, OWN, Frame, classic, plain
-from regard.text.special import SpecialTokens
-from regard.text.vocabulary import LEARNED
+from regard.text.special_token_template import CLASSIC, NOTHING, OWN, Frame, classic, plain
+from regard.text.special_tokens import SpecialTokens
+from regard.text.tokenizer_training import LEARNED
 
 IDS = st.lists(st.integers(5, 20), max_size=5)
 SPECIALS = st.lists(st.integers(1, 4), max_size=3).map(tuple)

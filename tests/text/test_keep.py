@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.text.keep import KEPT, between, kept_aside, kept_between, put_back, translatable
+from regard.text.placeholders import KEPT, between, kept_aside, kept_between, put_back, translatable
 
 
 @pytest.mark.parametrize(

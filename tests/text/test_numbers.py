@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from regard.text.keep import kept_aside
-from regard.text.numbers import kept_too, lost_numbers
+from regard.text.placeholders import kept_aside, kept_too, lost_numbers
 
 
 @pytest.mark.parametrize(

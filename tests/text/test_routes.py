@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from regard.errors import RegardError
-from regard.text.detect import learned
-from regard.text.routes import Routes
+from regard.text.language_identification import learned
+from regard.text.translation_direction import Routes
 
 TEXTS = {
     "en": "the man who went to the house of his friend said that he would not come with them hello how are you",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.text.sentences import Sentence, clauses, join, sentences
+from regard.text.sentence_splitting import Sentence, clauses, join, sentences
 
 PIECES = st.sampled_from(
     [

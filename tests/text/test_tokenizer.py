@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tokens import EOS, MASK, SOS, UNK
 
 from regard.errors import RegardError
-from regard.text.special import SpecialTokens
+from regard.text.special_tokens import SpecialTokens
 from regard.text.tokenizer import KINDS, Tokenizer, TokenizerConfig
-from regard.text.vocabulary import LEARNED, NAMES
+from regard.text.tokenizer_training import LEARNED, NAMES
 
 CLASSIC = ["low low low low low", "lower lower", "newest newest newest newest newest newest", "widest widest widest"]
 CORPUS = [

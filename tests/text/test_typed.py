@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.text.keep import KEPT
-from regard.text.typed import careful, loud, same_end, shouted, stopped
+from regard.text.casing import careful, loud, same_end, shouted, stopped
+from regard.text.placeholders import KEPT
 
 
 @pytest.mark.parametrize(

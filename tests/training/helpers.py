@@ -24,9 +24,9 @@ from regard.api import make_config
 from regard.config import Config
 from regard.files import read_json
 from regard.signals import Interrupted
-from regard.training.log import TIMES
-from regard.training.loop import train
-from regard.training.step import TrainingStep
+from regard.training.metrics_log import TIMES
+from regard.training.trainer import train
+from regard.training.training_step import TrainingStep
 
 STEPS_PER_EPOCH = 4
 

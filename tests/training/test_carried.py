@@ -17,13 +17,13 @@ from regard.api import make_config
 from regard.config import TrainConfig
 from regard.data.batches import Batch
 from regard.data.shards import FilterReport, Filters, Store, TokenStore
-from regard.data.streams import CarriedBatches
+from regard.data.text_batches import CarriedBatches
 from regard.models.architectures import preset
 from regard.models.rnn import RNN
-from regard.tasks import language
-from regard.text.special import PAD
-from regard.training.carried import Carried, RecurrentObjective, recurrent_objective
-from regard.training.step import TrainingStep
+from regard.tasks import language_modeling
+from regard.text.special_tokens import PAD
+from regard.training.training_step import TrainingStep
+from regard.training.truncated_bptt import Carried, RecurrentObjective, recurrent_objective
 
 V = 19
 close: dict[str, Any] = {"atol": 1e-9, "rtol": 1e-7}
@@ -189,11 +189,11 @@ def test_validation_reads_the_whole_text_as_one(streams: int, monkeypatch: pytes
     model, store = make().eval(), stored(1601)
     config = make_config({"task": "causal-lm", "model": {"preset": "lstm-small"}}, {})
     for name, value in {"WIDTH": 16, "LEAD": 12, "STREAMS": streams, "ENOUGH": 2}.items():
-        monkeypatch.setattr(language, name, value)
-    _, batches = language.scoring(model, store, config)
+        monkeypatch.setattr(language_modeling, name, value)
+    _, batches = language_modeling.scoring(model, store, config)
     assert isinstance(batches, CarriedBatches)
     assert (batches.streams, batches.lead) == (streams, 12 if streams > 1 else 0)
-    found = language.measure(model, store, 3200, config, torch.device("cpu"))
+    found = language_modeling.measure(model, store, 3200, config, torch.device("cpu"))
     assert found.loss == pytest.approx(unrolled(model, store), abs=1e-5 if streams > 1 else 1e-6)
     assert found.scores["perplexity"] == pytest.approx(math.exp(found.loss))
     assert found.scores["bits_per_character"] == pytest.approx(found.loss / 2 / math.log(2))

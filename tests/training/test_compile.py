@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.models.architectures import make_model, preset
 from regard.training.objective import Objective
-from regard.training.step import compile_blocks
+from regard.training.training_step import compile_blocks
 
 VOCAB = 50
 SIZES: dict[str, Any] = {"d_model": 16, "n_heads": 2, "n_kv_heads": 2, "d_head": 8, "d_ff": 32, "max_len": 64}

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from regard.text.special import PAD
-from regard.training import crossentropy
-from regard.training.crossentropy import linear_cross_entropy
+from regard.kernels import cross_entropy
+from regard.kernels.cross_entropy import linear_cross_entropy
+from regard.text.special_tokens import PAD
 
 M, C, V = 300, 8, 21
 SHARE = 0.37  # what comes in from above: never one
@@ -83,16 +83,16 @@ def check(c: Case, tolerance: float = 1e-12, **options: object) -> None:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """128 rows at a time."""
-    monkeypatch.setitem(crossentropy.CHUNK_BYTES, "cpu", 128 * V * 4)
+    monkeypatch.setitem(cross_entropy.CHUNK_BYTES, "cpu", 128 * V * 4)
 
 
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel, interpreted, over several blocks a row; vocabularies are filled up to whole tiles, as on a GPU."""
-    kernels = pytest.importorskip("regard.training.crossentropy_kernels")
+    kernels = pytest.importorskip("regard.kernels.cross_entropy_triton")
     monkeypatch.setattr(kernels, "BLOCK", 16)
-    monkeypatch.setattr(crossentropy, "worker", lambda x: kernels.row_losses)
-    monkeypatch.setitem(crossentropy.TILE, "cpu", 8)
+    monkeypatch.setattr(cross_entropy, "worker", lambda x: kernels.row_losses)
+    monkeypatch.setitem(cross_entropy.TILE, "cpu", 8)
 
 
 OPTIONS = [
@@ -112,9 +112,9 @@ def test_it_is_torchs_cross_entropy_with_every_gradient(options: dict[str, objec
 @pytest.mark.parametrize("m", [1, 127, 128, 129, 256, 300, 512])
 def test_rows_fall_into_chunks_of_any_number(m: int, monkeypatch: pytest.MonkeyPatch, small_chunks: None) -> None:
     sizes = []
-    plain = crossentropy.row_losses
+    plain = cross_entropy.row_losses
     monkeypatch.setattr(
-        crossentropy, "row_losses", lambda logits, *rest: (sizes.append(len(logits)), plain(logits, *rest))
+        cross_entropy, "row_losses", lambda logits, *rest: (sizes.append(len(logits)), plain(logits, *rest))
     )
     check(case(m, seed=m), smoothing=0.1, z_loss=0.01)
     # float64 rows are twice as long as `small_chunks` counts, but no chunk is shorter than a tile
@@ -123,10 +123,10 @@ def test_rows_fall_into_chunks_of_any_number(m: int, monkeypatch: pytest.MonkeyP
 
 def test_chunks_are_few_and_of_one_size() -> None:
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert crossentropy.chunk_rows(32768, 2 * 50304, gpu) == 8192  # GPT-2's, 32 rows of 1024 tokens
-    assert crossentropy.chunk_rows(8192, 2 * 10048, gpu) == 8192
-    assert crossentropy.chunk_rows(4000, 4 * 10000, cpu) == 896  # 5 x 896 rows hold 4,000 of them
-    assert crossentropy.chunk_rows(1, 4 * 10**9, cpu) == 128
+    assert cross_entropy.chunk_rows(32768, 2 * 50304, gpu) == 8192  # GPT-2's, 32 rows of 1024 tokens
+    assert cross_entropy.chunk_rows(8192, 2 * 10048, gpu) == 8192
+    assert cross_entropy.chunk_rows(4000, 4 * 10000, cpu) == 896  # 5 x 896 rows hold 4,000 of them
+    assert cross_entropy.chunk_rows(1, 4 * 10**9, cpu) == 128
 
 
 @settings(max_examples=30)
@@ -196,8 +196,8 @@ def test_what_needs_no_gradient_gets_none(frozen: int) -> None:
 def test_without_gradients_only_the_losses_are_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
     c, wanted = case(), []
     before = linear_cross_entropy(c.x, c.weight, c.bias, c.labels, smoothing=0.1)
-    plain = crossentropy.row_losses
-    monkeypatch.setattr(crossentropy, "row_losses", lambda *given: (wanted.append(given[-1]), plain(*given)))
+    plain = cross_entropy.row_losses
+    monkeypatch.setattr(cross_entropy, "row_losses", lambda *given: (wanted.append(given[-1]), plain(*given)))
     with torch.inference_mode():
         assert torch.equal(linear_cross_entropy(c.x, c.weight, c.bias, c.labels, smoothing=0.1), before)
     assert wanted == [False]
@@ -241,9 +241,9 @@ def test_products_in_bf16_are_as_good_as_bf16(kind: str, request: pytest.Fixture
 
 def test_products_are_in_bf16_under_autocast_and_sums_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    plain = crossentropy.row_losses
+    plain = cross_entropy.row_losses
     monkeypatch.setattr(
-        crossentropy,
+        cross_entropy,
         "row_losses",
         lambda logits, labels, shares, terms, losses, grad: (
             seen.append((logits.dtype, losses.dtype)),
@@ -280,7 +280,7 @@ def test_on_a_gpu_it_is_the_same(
     """Several chunks and blocks, a vocabulary of no whole tile."""
     torch.set_float32_matmul_precision("highest")
     vocabulary = 9001
-    monkeypatch.setitem(crossentropy.CHUNK_BYTES, "cuda", 128 * vocabulary * 2)
+    monkeypatch.setitem(cross_entropy.CHUNK_BYTES, "cuda", 128 * vocabulary * 2)
     c = case(500, v=vocabulary)
     gpu = Case(*(t.detach().cuda().to(torch.float32).requires_grad_() for t in c.leaves), c.labels.cuda())
     with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):

@@ -7,15 +7,15 @@ from tokens import EOS, SOS
 
 from regard.config import DecodeConfig, TrainConfig
 from regard.data.batches import Batch
-from regard.decode.engine import decode
+from regard.decode.batch_decoding import decode
 from regard.device import set_up
-from regard.layers.attend import make_plan
-from regard.layers.masks import FULL
+from regard.kernels.masks import FULL
+from regard.layers.attention_kernels import make_plan
 from regard.models.architectures import make_model, preset
 from regard.models.transformer import Transformer
-from regard.text.special import PAD
+from regard.text.special_tokens import PAD
 from regard.training.objective import ClassObjective, Objective, PackedObjective, token_objective
-from regard.training.step import TrainingStep
+from regard.training.training_step import TrainingStep
 
 pytestmark = [
     pytest.mark.gpu,

@@ -22,12 +22,12 @@ from regard.errors import RegardError
 from regard.models.weights import weights_of
 from regard.signals import PATIENCE, StopRequest
 from regard.tasks import prepare_job
-from regard.tasks.job import Validation
-from regard.training import meter
+from regard.training import throughput
 from regard.training.checkpoint import Checkpoints
-from regard.training.loop import Trainer
-from regard.training.optim import Updater
-from regard.training.step import TrainingStep
+from regard.training.job import Validation
+from regard.training.optimizer import Updater
+from regard.training.trainer import Trainer
+from regard.training.training_step import TrainingStep
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +216,7 @@ def test_a_bad_step_is_never_validated(run: Path, monkeypatch: pytest.MonkeyPatc
 def test_training_time_is_that_of_training(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step takes a second; validating and saving take thousands, and count for nothing."""
     now = [0.0]
-    monkeypatch.setattr(meter.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(throughput.time, "perf_counter", lambda: now[0])
     slow(monkeypatch, TrainingStep, "__call__", now, 1.0)
     slow(monkeypatch, Trainer, "_measure", now, 1e3)
     slow(monkeypatch, Checkpoints, "save", now, 1e6)
@@ -335,9 +335,9 @@ def test_only_padding_is_left_out_of_the_useful_work() -> None:
     """Most tokens of a masked text are not scored, and yet all are read."""
     ids, blanks = torch.tensor([[1, 7, 8, 2], [1, 9, 2, -1]]), torch.tensor([[-1, 7, -1, -1], [-1, -1, -1, -1]])
     batch = Batch((ids, blanks), 1)
-    shares = {name: meter.real_share(ModelConfig(architecture=name), batch) for name in ("bert", "gpt", "vit")}
+    shares = {name: throughput.real_share(ModelConfig(architecture=name), batch) for name in ("bert", "gpt", "vit")}
     assert shares == {"bert": 7 / 8, "gpt": 1 / 8, "vit": 1.0}
-    assert meter.real_share(ModelConfig(architecture="gpt"), Batch((ids, torch.tensor([1, 0])), 2)) == 7 / 8
+    assert throughput.real_share(ModelConfig(architecture="gpt"), Batch((ids, torch.tensor([1, 0])), 2)) == 7 / 8
 
 
 # ---- the cache of prepared data ----------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from regard.config import TrainConfig
 from regard.errors import RegardError
 from regard.training.muon import Piece, orthogonal, pieces_of
 from regard.training.objective import Objective
-from regard.training.optim import Updater, make_optimizer
-from regard.training.step import TrainingStep
+from regard.training.optimizer import Updater, make_optimizer
+from regard.training.training_step import TrainingStep
 
 
 def polished(x: np.ndarray) -> np.ndarray:

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from regard.config import ModelConfig, TrainConfig
 from regard.data.batches import Batch
 from regard.data.shards import TokenStore
-from regard.data.streams import PackedBatches
-from regard.layers.packed import packed
+from regard.data.text_batches import PackedBatches
+from regard.layers.quantization import packed
 from regard.models.architectures import make_model, preset
 from regard.models.gpt import GPT
-from regard.text.special import PAD
+from regard.text.special_tokens import PAD
 from regard.training.objective import (
     AuxiliaryObjective,
     ClassObjective,

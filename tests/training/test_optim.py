@@ -13,10 +13,10 @@ from tokens import EOS, SOS
 from regard.config import TrainConfig
 from regard.data.batches import Batch
 from regard.models.transformer import Transformer
-from regard.text.special import PAD
+from regard.text.special_tokens import PAD
 from regard.training.objective import Objective
-from regard.training.optim import Updater, make_optimizer
-from regard.training.step import TrainingStep
+from regard.training.optimizer import Updater, make_optimizer
+from regard.training.training_step import TrainingStep
 
 SIZES = {"n_encoder_layers": 1, "n_decoder_layers": 1, "d_model": 8, "n_heads": 2, "d_ff": 16, "max_len": 16}
 

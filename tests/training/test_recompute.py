@@ -17,7 +17,7 @@ from regard.errors import RegardError
 from regard.layers.block import Block
 from regard.models.transformer import Transformer
 from regard.training.objective import Objective
-from regard.training.optim import Updater, prepare
+from regard.training.optimizer import Updater, prepare
 
 
 def model(recompute: bool, **changes: Any) -> Transformer:

@@ -23,13 +23,14 @@ from helpers import (
     write_corpus,
 )
 
-from regard import api, recipes
+from regard import api
+from regard.config import recipes
 from regard.errors import RegardError
 from regard.files import read_json
 from regard.signals import Interrupted
 from regard.tasks import translation
 from regard.training.checkpoint import Checkpoints
-from regard.training.loop import train
+from regard.training.trainer import train
 
 
 @pytest.fixture(scope="module")

@@ -16,13 +16,13 @@ from test_muon import losses
 from test_optim import OPTIONS, transformer
 from torch import nn
 
-from regard.bits import mixed
 from regard.config import TrainConfig
 from regard.errors import RegardError
-from regard.training import rounding
+from regard.kernels.hashing import mixed
+from regard.training import stochastic_rounding
 from regard.training.checkpoint import Checkpoints, Progress
-from regard.training.optim import Updater
-from regard.training.rounding import draw_seeds, random_bits, rounded
+from regard.training.optimizer import Updater
+from regard.training.stochastic_rounding import draw_seeds, random_bits, rounded
 
 EVERY = torch.arange(2**16, dtype=torch.int32)  # all that chance may say
 
@@ -184,7 +184,7 @@ def test_bf16_weights_learn_what_fp32_weights_learn(optimizer: str, monkeypatch:
     """At a rate so low that weights rounded to the nearest are left behind: the mean loss over the whole way."""
     way: dict[str, Any] = {"steps": 100, "lr": 2.5e-4, "optimizer": optimizer}
     full, low = np.mean(losses(**way)), np.mean(losses(**way, weights="bf16"))
-    monkeypatch.setattr(rounding, "rounded", lambda x, bits: x.bfloat16())
+    monkeypatch.setattr(stochastic_rounding, "rounded", lambda x, bits: x.bfloat16())
     nearest = np.mean(losses(**way, weights="bf16"))
     assert low == pytest.approx(full, rel=0.005)
     assert nearest > 1.03 * full

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from helpers import assert_same_run, fit, fit_until, tiny, write_corpus
 
-from regard import api, cli, recipes
-from regard.config import Config
+from regard import api, cli
+from regard.config import Config, recipes
 from regard.errors import RegardError
 from regard.files import add_file, damage, read_json
 from regard.training.checkpoint import Checkpoints
-from regard.training.loop import train
+from regard.training.trainer import train
 
 SHORT = {"train.steps": 4, "train.valid_every": 4, "train.samples": 0, "train.average": 1}
 

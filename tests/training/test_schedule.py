@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.config import TrainConfig
-from regard.training.schedule import learning_rate
+from regard.training.optimizer import learning_rate
 
 SCHEDULES = TrainConfig.__dataclass_fields__["schedule"].metadata["choices"]
 every = pytest.mark.parametrize("schedule", SCHEDULES)

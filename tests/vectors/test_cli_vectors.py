@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from regard import cli
-from regard.vectors.words import WordVectors
+from regard.vectors.word_vectors import WordVectors
 
 PLANE = {"king": (2, 2), "man": (1, 2), "woman": (1, -2), "queen": (2, -2), "child": (-1, 0.2)}
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import RegardError
-from regard.evaluate import vectors as score
-from regard.evaluate.vectors import Pairs, Section
-from regard.vectors.words import WordVectors
+from regard.evaluate import word_similarity as score
+from regard.evaluate.word_similarity import Pairs, Section
+from regard.vectors.word_vectors import WordVectors
 
 # In this plane "queen" is exactly king - man + woman, and "Queen" is the same word in another case.
 PLANE = {"king": (2, 2), "man": (1, 2), "woman": (1, -2), "queen": (2, -2), "child": (-1, 0.2), "Queen": (-2, 2)}

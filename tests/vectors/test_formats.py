@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from regard.errors import RegardError
-from regard.exchange import vectors as files
-from regard.exchange.vectors_out import project
 from regard.files import seal
-from regard.vectors.words import WordVectors
+from regard.vectors import formats as files
+from regard.vectors.formats import project
+from regard.vectors.word_vectors import WordVectors
 
 ROWS = np.array([[0.5, -1.25], [3.0, 1e-8], [0.1, 2.0]], np.float32)
 WORDS = ["the", "naïve", "犬"]
@@ -102,7 +102,7 @@ def test_where_blocks_of_a_file_end_makes_no_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
     monkeypatch.setattr(files, "CHUNK", chunk)
-    monkeypatch.setattr("regard.data.corpus.BLOCK", chunk)
+    monkeypatch.setattr("regard.data.parallel_corpus.BLOCK", chunk)
     for content in (TEXT, b"3 2\n" + b"\n".join(RECORDS)):
         same(saved(tmp_path, content))
 

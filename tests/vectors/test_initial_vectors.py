@@ -15,11 +15,11 @@ from regard.api import make_config, resume
 from regard.config import Config, TokenizerConfig
 from regard.errors import RegardError
 from regard.tasks import prepare_job
-from regard.tasks.start import given_vectors
+from regard.tasks.initial_model import given_vectors
 from regard.text.tokenizer import Tokenizer
-from regard.training.loop import train
-from regard.vectors.embeddings import whole_words
-from regard.vectors.words import WordVectors
+from regard.training.trainer import train
+from regard.vectors.initial_embeddings import whole_words
+from regard.vectors.word_vectors import WordVectors
 
 sys.path.append(str(Path(__file__).parents[1] / "training"))
 from helpers import assert_same_run

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import word2vec_losses
 from torch import Tensor
 
 from regard.config import VectorsConfig
 from regard.data.shards import TokenStore
-import word2vec_losses as word2vec
-from regard.vectors import gpu, training
+from regard.vectors import word2vec, word2vec_gpu
 from regard.vectors.huffman import Tree, huffman
-from regard.vectors.vocabulary import Vocabulary
+from regard.vectors.word_counts import Vocabulary
 
 V, D = 7, 9
 COUNTS = np.array([40, 20, 12, 9, 7, 6, 5])
@@ -61,11 +61,11 @@ def by_hand(kind: str, h: np.ndarray, outputs: np.ndarray, target: int, negative
 
 def defined(kind: str, h: Tensor, outputs: Tensor, target: int, negatives: list[int]) -> Tensor:
     if kind == "softmax":
-        return word2vec.full_softmax(h, outputs, target)
+        return word2vec_losses.full_softmax(h, outputs, target)
     if kind == "hierarchical":
         nodes, bits = (torch.from_numpy(x) for x in way(huffman(COUNTS), target))
-        return word2vec.hierarchical_softmax(h, outputs, nodes, bits)
-    return word2vec.negative_sampling(h, outputs, target, torch.tensor(negatives))
+        return word2vec_losses.hierarchical_softmax(h, outputs, nodes, bits)
+    return word2vec_losses.negative_sampling(h, outputs, target, torch.tensor(negatives))
 
 
 @pytest.mark.parametrize("kind", ["negative", "hierarchical", "softmax"])
@@ -73,7 +73,7 @@ def defined(kind: str, h: Tensor, outputs: Tensor, target: int, negatives: list[
 def test_the_definitions_have_the_gradients_of_the_paper(kind: str, context: list[int]) -> None:
     v, u = (torch.from_numpy(x).requires_grad_() for x in matrices(V - (kind == "hierarchical")))
     negatives = [4, 1, 4, 2]  # 1 is the target: it does not count
-    loss = defined(kind, word2vec.hidden(v, torch.tensor(context)), u, 1, negatives)
+    loss = defined(kind, word2vec_losses.hidden(v, torch.tensor(context)), u, 1, negatives)
     loss.backward()
     expected, by_h, by_outputs = by_hand(kind, v.detach().numpy()[context].mean(0), u.detach().numpy(), 1, negatives)
     by_inputs = np.zeros((V, D))
@@ -85,9 +85,9 @@ def test_the_definitions_have_the_gradients_of_the_paper(kind: str, context: lis
     np.testing.assert_allclose(u.grad.numpy(), by_outputs, atol=1e-12)
 
 
-def started(ids: list[int], config: VectorsConfig) -> training.Work:
+def started(ids: list[int], config: VectorsConfig) -> word2vec.Work:
     """A training of one sentence in which chance has nothing to say, with vectors that are not small."""
-    work = training.begin(TokenStore(np.array(ids, np.uint16), np.array([0, len(ids)])), vocabulary(), config)
+    work = word2vec.begin(TokenStore(np.array(ids, np.uint16), np.array([0, len(ids)])), vocabulary(), config)
     inputs, outputs = matrices(len(work.outputs))
     work.inputs[:], work.outputs[:] = inputs, outputs
     share, other = np.zeros(V, np.float32), np.full(V, NOISE, np.int32)
@@ -145,7 +145,7 @@ def test_a_step_of_the_threads_is_the_learning_rate_times_the_gradient(model: st
     ids = [3, 1, 4, 1, 6, 0]
     config = settings(model=model, loss=loss, cbow_gradient=gradient)
     work = started(ids, config)
-    training.run_threads(work)
+    word2vec.run_threads(work)
     v, u, mean = step_by_hand(ids, config, shared=False)
     np.testing.assert_allclose(work.inputs, v, atol=3e-6)
     np.testing.assert_allclose(work.outputs, u, atol=3e-6)
@@ -163,9 +163,9 @@ def test_a_step_of_the_gpu_is_that_of_all_pairs_of_a_window(model: str, loss: st
     ids = [3, NOISE, 6]
     config = settings(model=model, loss=loss, cbow_gradient="divided", negatives=1, batch=1)
     work = started(ids, config)
-    held = gpu.Held.of(work, DEVICE)
+    held = word2vec_gpu.Held.of(work, DEVICE)
     for i in range(3):
-        gpu.launch(held, config, put(ids), put([0, 0, 0]), i, i + 1, LR, seed=1)
+        word2vec_gpu.launch(held, config, put(ids), put([0, 0, 0]), i, i + 1, LR, seed=1)
     v, u, mean = step_by_hand(ids, config, shared=True)
     np.testing.assert_allclose(held.inputs.cpu(), v, atol=3e-6)
     np.testing.assert_allclose(held.outputs.cpu(), u, atol=3e-6)
@@ -175,8 +175,8 @@ def test_a_step_of_the_gpu_is_that_of_all_pairs_of_a_window(model: str, loss: st
 def test_windows_on_the_gpu_end_with_their_sentence() -> None:
     config = settings(batch=1, negatives=1)
     work = started([3, 1, 6], config)
-    held = gpu.Held.of(work, DEVICE)
-    gpu.launch(held, config, put([3, 1, 6]), put([0, 1, 1]), 0, 2, LR, seed=1)
+    held = word2vec_gpu.Held.of(work, DEVICE)
+    word2vec_gpu.launch(held, config, put([3, 1, 6]), put([0, 1, 1]), 0, 2, LR, seed=1)
     assert held.totals[1] == 1  # of the first two centres one has a neighbour, and it is one
     assert torch.equal(held.inputs[3].cpu(), torch.from_numpy(work.inputs[3]))
 
@@ -190,11 +190,11 @@ def test_what_is_decided_beyond_doubt_teaches_nothing(on_gpu: bool, size: float,
     work.inputs[:], work.outputs[:] = 1.0, size / D
     before = work.outputs.copy()
     if on_gpu:
-        held = gpu.Held.of(work, DEVICE)
-        gpu.launch(held, config, put(ids), put([0, 0]), 0, 1, LR, seed=1)
+        held = word2vec_gpu.Held.of(work, DEVICE)
+        word2vec_gpu.launch(held, config, put(ids), put([0, 0]), 0, 1, LR, seed=1)
         after, loss = held.outputs.cpu().numpy(), held.totals[0].item()
     else:
-        training.run_threads(work)
+        word2vec.run_threads(work)
         after, loss = work.outputs, work.loss(0)
     assert (not np.array_equal(after, before)) == moves
     assert loss > 5  # the noise is thought likely

@@ -10,7 +10,7 @@ import pytest
 
 from regard.errors import RegardError
 from regard.look.vectors import overlap, picture, principal
-from regard.vectors.words import WordVectors
+from regard.vectors.word_vectors import WordVectors
 
 WORDS = ["man", "woman", "king", "queen", "3:1", "$x_1$", "犬"]
 

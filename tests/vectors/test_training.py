@@ -15,10 +15,10 @@ from regard.cli import app
 from regard.config import VectorsConfig
 from regard.data.shards import TokenStore
 from regard.errors import RegardError
-from regard.vectors import training
-from regard.vectors.training import Work, blocks, learning_rate, run_threads, train, train_ids
-from regard.vectors.vocabulary import Vocabulary
-from regard.vectors.words import WordVectors
+from regard.vectors import word2vec
+from regard.vectors.word2vec import Work, blocks, learning_rate, run_threads, train, train_ids
+from regard.vectors.word_counts import Vocabulary
+from regard.vectors.word_vectors import WordVectors
 
 FIRE, WATER = ("fire", "hot", "flame", "burn", "red"), ("water", "cold", "river", "swim", "blue")
 SMALL = VectorsConfig(dim=16, window=3, min_count=1, subsample=0.0, epochs=5, lr=0.05, threads=1)
@@ -97,7 +97,7 @@ def test_all_epochs_share_one_decay(topics: Path, monkeypatch: pytest.MonkeyPatc
     def note(work: Work, a: int, b: int, state: np.ndarray, totals: np.ndarray) -> None:
         seen.append((work.lr, a, b))
 
-    monkeypatch.setattr(training, "run_block", note)
+    monkeypatch.setattr(word2vec, "run_block", note)
     train([topics], replace(SMALL, epochs=2, lr=1.0), quiet=True)
     rates, read = [rate for rate, _, _ in seen], [8 * (b - a) for _, a, b in seen]
     expected = 1 - np.concatenate([[0], np.cumsum(read)[:-1]]) / 24000
@@ -123,7 +123,7 @@ def test_a_text_read_in_blocks_gives_the_pairs_of_one_in_memory(monkeypatch: pyt
     store = TokenStore(ids[: offsets[-1]].astype(np.uint16), offsets)
     config = replace(SMALL, epochs=1, min_lr_share=1.0, subsample=0.01)
     cut = train_ids(store, vocabulary, config)
-    monkeypatch.setattr(training, "blocks", lambda offsets, first, last, size: iter([(first, last)]))
+    monkeypatch.setattr(word2vec, "blocks", lambda offsets, first, last, size: iter([(first, last)]))
     whole = train_ids(store, vocabulary, config)
     assert np.array_equal(cut.inputs, whole.inputs)
     assert cut.loss == pytest.approx(whole.loss)
@@ -137,12 +137,12 @@ def test_more_threads_than_sentences_are_no_trouble() -> None:
 
 def test_an_error_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     store = TokenStore(np.array([0, 1, 0], np.uint16), np.array([0, 3]))
-    work = training.begin(store, Vocabulary(["a", "b"], np.array([2, 1])), SMALL)
+    work = word2vec.begin(store, Vocabulary(["a", "b"], np.array([2, 1])), SMALL)
 
     def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(training, "run_block", fail)
+    monkeypatch.setattr(word2vec, "run_block", fail)
     with pytest.raises(ZeroDivisionError):
         run_threads(work)
     assert work.stopped

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from numba import njit
 
-from regard.vectors import gpu
-from regard.vectors.kernels_numba import draw_noise, span, subsample
-from regard.vectors.vocabulary import Vocabulary, alias_table
+from regard.vectors import word2vec_gpu
+from regard.vectors.word2vec_numba import draw_noise, span, subsample
+from regard.vectors.word_counts import Vocabulary, alias_table
 
 DRAWS = 200_000
 VOCABULARY = Vocabulary([f"w{i}" for i in range(30)], (1000 / np.arange(1, 31)).astype(np.int64))
@@ -63,7 +63,7 @@ def kept_by_threads(text: np.ndarray, keep: np.ndarray) -> np.ndarray:
 def kept_by_gpu(text: np.ndarray, keep: np.ndarray) -> np.ndarray:
     generator = torch.Generator().manual_seed(4)
     lengths = torch.tensor([len(text)])
-    return gpu.subsample(torch.from_numpy(text), lengths, torch.from_numpy(keep).float(), generator)[0].numpy()
+    return word2vec_gpu.subsample(torch.from_numpy(text), lengths, torch.from_numpy(keep).float(), generator)[0].numpy()
 
 
 def test_frequent_words_stay_with_their_probability() -> None:
@@ -84,6 +84,6 @@ def test_frequent_words_stay_with_their_probability() -> None:
 def test_the_gpu_keeps_sentences_apart() -> None:
     ids, lengths = torch.arange(6, dtype=torch.int32), torch.tensor([1, 3, 2])
     keep = torch.tensor([1.0, 1, 0, 1, 1, 1])
-    left, sentence = gpu.subsample(ids, lengths, keep, torch.Generator())
+    left, sentence = word2vec_gpu.subsample(ids, lengths, keep, torch.Generator())
     assert left.tolist() == [0, 1, 3, 4, 5]
     assert sentence.tolist() == [0, 1, 1, 2, 2]

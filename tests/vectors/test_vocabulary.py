@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import RegardError
-from regard.vectors.vocabulary import LONGEST, Texts, Vocabulary, alias_table, sentences
+from regard.vectors.word_counts import LONGEST, Texts, Vocabulary, alias_table, sentences
 
 TEXT = "the cat and the dog\nthe end\n\nand the cat\n"
 

@@ -10,7 +10,7 @@ import pytest
 
 import regard
 from regard.errors import RegardError
-from regard.vectors.words import WordVectors, spellings, top
+from regard.vectors.word_vectors import WordVectors, spellings, top
 
 ROYAL = {
     "king": [1.0, 1.0, 0.1],

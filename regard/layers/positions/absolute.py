@@ -12,9 +12,8 @@ from regard.config import ModelConfig
 from regard.config.registry import register, setting
 from regard.config.schema import LARGEST_TABLE
 from regard.errors import RegardError
-from regard.layers.part import Curves, Matrix, Place
+from regard.layers.part import Place
 from regard.layers.positions.scheme import Positions
-
 
 
 class Absolute(Positions):

@@ -10,17 +10,16 @@ A scheme tells it through any of these hooks, each of which does nothing by defa
 
 from __future__ import annotations
 
-from regard.kernels.attention_functions import Rotation
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from regard.config import LARGEST_TABLE, ModelConfig
+from regard.config import ModelConfig
+from regard.config.registry import PARTS, find, register
 from regard.errors import RegardError
+from regard.kernels.attention_functions import Rotation
 from regard.layers.part import Curves, Matrix, Mixer, Part, Place, check_part, make_part
-from regard.registry import PARTS, find, register, setting
 
 if TYPE_CHECKING:
     from regard.layers.block import Block

@@ -19,10 +19,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from regard.decode.engine import decode
-from regard.decode.row import longest
-from regard.decode.write import token_log_probs, write
+from regard.decode.batch_decoding import decode
+from regard.decode.generation import longest, token_log_probs, write
 from regard.errors import RegardError
+from regard.inference.generator import Writer
+from regard.inference.translator import Translator
 from regard.look.alignment import words
 from regard.look.change.changes import positions
 from regard.look.change.intervene import (
@@ -39,8 +40,6 @@ from regard.look.change.intervene import (
 )
 from regard.look.record import layers_of
 from regard.text.tokenizer import Tokenizer
-from regard.translator import Translator
-from regard.writer import Writer
 
 HEAD = ("before", "log p", "changed", "after", "log p")
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.layers.attend import Plan, reference
-from regard.layers.attention import Attention
-from regard.layers.positions import Positions as Scheme
+from regard.layers.attention_kernels import Plan, reference
+from regard.layers.mixers.attention import Attention
+from regard.layers.positions.scheme import Positions as Scheme
 from regard.look.change.changes import CROSS, Change, Forbid, Force, Mean, Pin, Places, Zero, positions
 from regard.look.record import Layer, chosen, layers_of
 

@@ -16,8 +16,7 @@ import numpy as np
 from torch import nn
 
 from regard.errors import RegardError
-from regard.evaluate.translation import UNSPACED
-from regard.folder import Bundle
+from regard.inference.translator import Translator
 from regard.look.change.changes import Zero, kind_of
 from regard.look.change.edits import n_heads
 from regard.look.change.intervene import changed
@@ -26,10 +25,11 @@ from regard.look.drawn import Drawn
 from regard.look.figures import Image, draw
 from regard.look.forward import KINDS
 from regard.look.record import layers_of
+from regard.metrics.translation_scores import UNSPACED
+from regard.model_folder import Bundle
 from regard.models.model import TranslationModel
-from regard.progress import progress_bar
-from regard.text.special import PAD
-from regard.translator import Translator
+from regard.terminal import progress_bar
+from regard.text.special_tokens import PAD
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

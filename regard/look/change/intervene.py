@@ -30,15 +30,17 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
+from regard.config.registry import find
 from regard.errors import RegardError
-from regard.layers.alignment import Alignment, Annotated
-from regard.layers.attend import Plan, reference, softmax_over
-from regard.layers.attention import Attention
+from regard.kernels.attention_functions import masked_softmax
+from regard.kernels.masks import FULL, NOWHERE
+from regard.layers.attention_kernels import Plan, reference
 from regard.layers.cells import State
 from regard.layers.context import Context
-from regard.layers.masks import FULL, NOWHERE
-from regard.layers.positions import Positions as Scheme
-from regard.layers.positions import make_positions, schemes_for
+from regard.layers.mixers.attention import Attention
+from regard.layers.positions.scheme import Positions as Scheme
+from regard.layers.positions.scheme import make_positions, schemes_for
+from regard.layers.recurrent_attention import Alignment, Annotated
 from regard.layers.stack import Stack
 from regard.look.change.changes import (
     Change,
@@ -58,7 +60,6 @@ from regard.look.change.changes import (
 from regard.look.change.edits import ChangedPlan, Edit, changed_plan, edits_of
 from regard.look.record import layers_of, swapped, uncompiled
 from regard.models.seq2seq import Searching
-from regard.registry import find
 
 __all__ = [
     "Change",
@@ -138,7 +139,7 @@ class Aligning:
         plan, self.step = self.plan(padding, at), self.step + 1
         q = self.layer.score.queries(states).view(len(keys), -1, keys.shape[-1])  # (B, K, A)
         scores = self.layer.score(q, keys)[:, None]  # (B, 1, K, S)
-        weights = softmax_over(torch.zeros_like(scores) if self.level else scores, plan.seen())
+        weights = masked_softmax(torch.zeros_like(scores) if self.level else scores, plan.seen())
         usual = Alignment.forward(self.layer, states, keys, padding)
         return torch.where(plan.touched()[:, 0], weights[:, 0].to(usual.dtype), usual)
 

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.data.noise import mask_tokens
-from regard.decode.rules import pad
+from regard.decode.constraints import pad
 from regard.errors import RegardError
-from regard.folder import Bundle
+from regard.inference.translator import Translator
+from regard.model_folder import Bundle
 from regard.models.architectures import of
 from regard.models.model import TranslationModel
-from regard.text.special import PAD
-from regard.translator import Translator
+from regard.text.special_tokens import PAD
 
 TOKENS = {"cpu": 2048, "cuda": 16384}  # read at a time
 CHUNK = 1024  # tokens whose logits are in memory at a time

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from regard.layers.attention import merge_heads
+from regard.kernels.attention_functions import merge_heads
 from regard.look.record import Record
 
 Vectors = Mapping[str, Tensor]  # by the recorder's names, (T, C) each

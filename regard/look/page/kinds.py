@@ -23,12 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.folder import Bundle
 from regard.look.page.chain import chain_of
 from regard.look.page.seen import Seen, attention_of, described
 from regard.look.record import Record, layers_of, record
+from regard.model_folder import Bundle
 from regard.models.architectures import of
-from regard.models.classifier import Classifier
+from regard.models.heads import Classifier
 from regard.models.model import Model
 from regard.text.tokenizer import Tokenizers
 

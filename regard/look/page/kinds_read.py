@@ -13,16 +13,16 @@ from PIL import Image
 from torch import Tensor
 
 from regard.config import ViTSettings
-from regard.data.images import normalise, read_picture, to_floats
-from regard.data.labelled import CONTINUES, tags_to_pieces
+from regard.data.image_files import normalise, read_picture, to_floats
+from regard.data.labelled_text import CONTINUES, tags_to_pieces
 from regard.errors import RegardError
-from regard.folder import Bundle
 from regard.look.alignment import words
 from regard.look.change.compare import check_places
 from regard.look.change.intervene import Replace, Strips, other_source
 from regard.look.page.kinds import ALONE, Sight, keep
 from regard.look.page.seen import Patches, Seen, Strip, predictions_of, strip_of
-from regard.tasks.labelling import framed
+from regard.model_folder import Bundle
+from regard.tasks.text_classification import framed
 from regard.text.tokenizer import Tokenizer
 
 

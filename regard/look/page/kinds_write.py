@@ -9,8 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.decode.engine import decode
+from regard.decode.batch_decoding import decode
 from regard.errors import RegardError
+from regard.inference.generator import Writer
+from regard.inference.translator import Translator
 from regard.look.change.compare import Hand, Translating, Writing, check_places, check_room
 from regard.look.change.intervene import Replace, forced_target, other_source
 from regard.look.live import Live
@@ -18,10 +20,8 @@ from regard.look.page.chain import alignment_chain
 from regard.look.page.kinds import ALONE, Kept, Sight, keep, kind_of
 from regard.look.page.seen import Prediction, Seen, Strip, Twig, attention_of, predictions_of, strip_of
 from regard.look.tree import Node, Search
-from regard.text.frame import Frame
+from regard.text.special_token_template import Frame
 from regard.text.tokenizer import Tokenizer
-from regard.translator import Translator
-from regard.writer import Writer
 
 SIDES = ("source", "target")
 

@@ -22,10 +22,10 @@ from regard.look.page.chain import Stage
 from regard.look.record import Record
 from regard.models.architectures import of
 from regard.text.tokenizer import Tokenizer
-from regard.text.vocabulary import SPACE
+from regard.text.tokenizer_training import SPACE
 
 if TYPE_CHECKING:
-    from regard.folder import Bundle
+    from regard.model_folder import Bundle
 
 CANDIDATES = 10
 
@@ -182,7 +182,7 @@ def see(
 def bundle_of(model: Any) -> tuple[Bundle, str]:
     """Whatever stands for a model, and its name."""
     from regard.device import pick_device
-    from regard.folder import Bundle, load
+    from regard.model_folder import Bundle, load
 
     if isinstance(model, (str, Path)):
         return load(Path(model), pick_device("cpu")), Path(model).resolve().name
@@ -193,12 +193,12 @@ def bundle_of(model: Any) -> tuple[Bundle, str]:
 
 def rebuilt(user: Any) -> Bundle:
     """Of a Translator, Writer or Embedder, as much as looking asks for."""
-    from regard.embedder import Embedder
     from regard.errors import RegardError
-    from regard.folder import Bundle
+    from regard.inference.embedder import Embedder
+    from regard.inference.generator import Writer
+    from regard.inference.translator import Translator
+    from regard.model_folder import Bundle
     from regard.text.tokenizer import Tokenizers
-    from regard.translator import Translator
-    from regard.writer import Writer
 
     if isinstance(user, Translator):
         known: dict[str, Any] = {

@@ -1,0 +1,177 @@
+"""Many sentences of any length in, translations in the same order out.
+
+Sentences of similar length are decoded together, by a budget of tokens; each keeps its own length limit and seed, so its
+result does not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.config import DecodeConfig
+from regard.decode.beam_search import beam_search
+from regard.decode.constraints import Decoder, Hypothesis, budget, check, in_graphs, length_limits, not_captured, pad
+from regard.decode.cpu_processes import CAN_FORK, fork_map, idle_cores
+from regard.decode.sampling import sample
+from regard.errors import RegardError
+from regard.kernels.cpu_threads import one_thread
+from regard.layers.quantization import numbers
+from regard.look.record import labelled, listening, paused
+from regard.text.special_token_template import OWN, Frame
+
+
+def decode(
+    model: Decoder,
+    sources: Sequence[Sequence[int]],
+    options: DecodeConfig,
+    max_len: int,
+    device: torch.device,
+    progress: Callable[[int], None] = lambda done: None,
+    frame: Frame = OWN,
+) -> list[list[Hypothesis]]:
+    """The translations (best first) of each source; `progress` hears how many sentences each batch finished."""
+    check(options)
+    around = len(frame.one(()))
+    for i, ids in enumerate(sources):
+        if len(ids) + around > max_len:
+            raise RegardError(
+                f"sentence {i + 1} has {len(ids)} tokens, but the model was built for at most {max_len - around} "
+                f"(model.max_len): split it into shorter sentences"
+            )
+    if in_graphs(model, options.beam):
+        from regard.decode.graphs.engine import NotCapturable
+
+        try:
+            return decode_in_graphs(model, sources, options, device, frame, progress)
+        except NotCapturable as error:
+            not_captured(model, str(error))
+    results: dict[int, list[Hypothesis]] = {}
+
+    def work(rows: list[int]) -> list[list[Hypothesis]]:
+        source = pad([frame.one(sources[i]) for i in rows], device)
+        return decode_batch(model, source, rows, options, max_len, frame.start)
+
+    def done(rows: list[int], found: list[list[Hypothesis]]) -> None:
+        results.update(zip(rows, found, strict=True))
+        progress(len(rows))
+
+    if device.type != "cpu":
+        for rows in batches(sources, options, device):
+            done(rows, work(rows))
+        return [results[i] for i in range(len(sources))]
+    with one_thread() as threads:
+        n = processes(model, sources, options, threads)
+        together = list(batches(sources, options, device, n))
+        if n == 1:
+            for rows in together:
+                done(rows, work(rows))
+        else:
+            fork_map(
+                lambda rows: [[astuple(h) for h in ranked] for ranked in work(rows)],
+                together,
+                n,
+                lambda i, found: done(together[i], [[Hypothesis(*h) for h in ranked] for ranked in found]),
+            )
+    return [results[i] for i in range(len(sources))]
+
+
+FORKED_ROWS = 8  # hypotheses that cost little more than one: fewer are not worth a process
+FORKED_SECONDS = 0.2  # of decoding that are worth starting processes, which takes a tenth of that
+STEP_SECONDS, PRODUCTS_PER_SECOND = 3e-3, 5e10  # of one core: what a step takes at least, and multiplications
+ROWS = 64  # hypotheses from which a core multiplies as fast as it can
+
+
+def processes(model: Any, sources: Sequence[Sequence[int]], options: DecodeConfig, threads: int) -> int:
+    """Return how many processes share these sentences on a CPU: at most one a thread and one for each core that is idle,
+    and one where the work is small.
+
+    A model that is being recorded is decoded in this process, where the recorder is."""
+    width = max(options.beam, options.nbest)
+    most = min(threads, len(sources), len(sources) * width // FORKED_ROWS)
+    if most < 2 or not CAN_FORK or listening(model):
+        return 1
+    # A translation is taken to be as long as its source.
+    tokens = width * sum(map(len, sources))
+    steps = max(map(len, sources)) * -(-len(sources) * width // ROWS)
+    seconds = tokens * numbers(model) / PRODUCTS_PER_SECOND + steps * STEP_SECONDS
+    return min(most, 1 + idle_cores()) if seconds >= FORKED_SECONDS else 1
+
+
+def decode_in_graphs(
+    model: Any,
+    sources: Sequence[Sequence[int]],
+    options: DecodeConfig,
+    device: torch.device,
+    frame: Frame,
+    progress: Callable[[int], None],
+) -> list[list[Hypothesis]]:
+    from regard.decode.graphs.decoding import translate
+
+    framed = [frame.one(ids) for ids in sources]
+    with paused(model):
+        found = translate(model, framed, options, frame.start, progress) if framed else []
+    if listening(model):
+        for rows in batches(sources, options, device):
+            source = pad([framed[i] for i in rows], device)
+            reread(model, source, rows, [found[i][0] for i in rows], frame.start)
+    return found
+
+
+def decode_batch(
+    model: Decoder,
+    source: Tensor,
+    rows: list[int],
+    options: DecodeConfig,
+    max_len: int,
+    start: tuple[int, ...],
+) -> list[list[Hypothesis]]:
+    with paused(model):  # hypotheses change places at every step
+        found = search(model, source, rows, options, max_len, start)
+    if listening(model):
+        reread(model, source, rows, [ranked[0] for ranked in found], start)
+    return found
+
+
+def search(
+    model: Decoder, source: Tensor, rows: list[int], options: DecodeConfig, max_len: int, start: tuple[int, ...]
+) -> list[list[Hypothesis]]:
+    limits = length_limits((source >= 0).sum(1), options, max_len - len(start) + 1)
+    if options.temperature == 0 and options.beam > 1:
+        return beam_search(model, source, limits, options, start)
+    n = options.nbest  # samples of each sentence
+    seeds = [(options.seed + i) * n + j for i in rows for j in range(n)]
+    flat = sample(model, source.repeat_interleave(n, 0), limits.repeat_interleave(n), seeds, options, start)
+    ranked = (sorted(flat[i : i + n], key=lambda h: -h.score) for i in range(0, len(flat), n))
+    return list(ranked)
+
+
+@torch.no_grad()
+def reread(model: Any, source: Tensor, rows: list[int], best: list[Hypothesis], start: tuple[int, ...]) -> None:
+    """One forced forward over the best hypotheses, for whoever records: the same weights as during the search."""
+    end: int = model.config.eos_token_id
+    written = [[*start, *h.tokens, *([end] if h.ended else [])] for h in best]
+    with labelled(model, rows, written):
+        model(source, pad([ids[:-1] for ids in written], source.device))  # the last token is said, never read
+
+
+def batches(
+    sources: Sequence[Sequence[int]], options: DecodeConfig, device: torch.device, processes: int = 1
+) -> Iterator[list[int]]:
+    """Indices of sentences to decode together: longest first, so that memory troubles show at once.
+
+    For several processes there are as many batches, or a multiple of it, of at most `ROWS` hypotheses."""
+    width = max(options.beam, options.nbest)
+    order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
+    most, start = len(order), 0
+    if processes > 1:
+        rounds = -(-len(order) * width // (processes * ROWS))
+        most = -(-len(order) // (processes * rounds))
+    while start < len(order):
+        size = max(1, budget(options, device) // ((len(sources[order[start]]) + 1) * width))
+        yield order[start : start + min(size, most)]
+        start += min(size, most)

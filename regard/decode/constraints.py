@@ -1,0 +1,158 @@
+"""What a decoder may say next, and when it must stop: pure functions on logits, the same for search and sampling."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from regard.config import DecodeConfig, ModelConfig
+from regard.errors import RegardError
+from regard.text.special_tokens import PAD
+
+log = logging.getLogger("regard")
+WIDEST = 16  # beams that recorded steps have room for
+
+
+class Decoder(Protocol):
+    """A model that reads a source once and then writes token by token. `step` takes and returns N rows. Which token ends a
+    text, and which are never generated, its configuration says."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def begin(self, source: Tensor) -> Any: ...
+    def step(self, tokens: Tensor, state: Any) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One translation in ids, without start and end tokens."""
+
+    tokens: list[int]
+    score: float  # what hypotheses are ranked by
+    log_prob: float  # log p(y | x), the end token included where there is one
+    ended: bool  # False: cut off at the length limit
+
+
+def check(options: DecodeConfig) -> None:
+    """Refuse settings that mean nothing."""
+    if options.beam < 1 or options.nbest < 1:
+        raise RegardError(f"decode.beam and decode.nbest must be at least 1, not {options.beam} and {options.nbest}")
+    if options.temperature == 0 and options.nbest > options.beam:
+        raise RegardError(f"decode.nbest {options.nbest} is more than decode.beam {options.beam}: widen the beam")
+    if not 0 <= options.temperature < math.inf or options.top_k < 0 or not 0 < options.top_p <= 1:
+        raise RegardError(
+            "decode.temperature and decode.top_k must be finite and not negative, decode.top_p must be in (0, 1]"
+        )
+    if not 0 <= options.min_p <= 1 or not 0 < options.repetition_penalty < math.inf:
+        raise RegardError(
+            f"decode.min_p must be from 0 to 1 and decode.repetition_penalty above 0, "
+            f"not {options.min_p} and {options.repetition_penalty}: 0 and 1 switch them off"
+        )
+    if options.repetition_penalty != 1 and options.temperature == 0 and options.beam > 1:
+        raise RegardError("decode.repetition_penalty is not for beam search: set decode.beam 1 or a decode.temperature")
+    if not -10 <= options.length_penalty <= 10:  # beyond, |y|^a leaves the range of fp32
+        raise RegardError(f"decode.length_penalty must be from -10 to 10, not {options.length_penalty}: 1 is usual")
+
+
+def budget(options: DecodeConfig, device: torch.device) -> int:
+    """Tokens decoded at a time: a CPU gains nothing from more, a GPU is idle with less."""
+    return options.batch_tokens or (131072 if device.type == "cuda" else 8192)
+
+
+def in_graphs(model: Any, beam: int = 1) -> bool:
+    """Return whether a model is decoded by CUDA graphs (decode/graphed): on a GPU, unless something stands against it."""
+    weight = getattr(getattr(model, "head", None), "weight", None)
+    if weight is None or not weight.is_cuda or importlib.util.find_spec("triton") is None:
+        return False
+    from regard.decode.graphs.step_model import cannot
+
+    reason = (
+        cannot(model) or NOT_CAPTURED.get(model) or (f"a beam of {beam}, more than {WIDEST}" if beam > WIDEST else "")
+    )
+    if reason:
+        say_once(f"decoding goes token by token, not by CUDA graphs: {reason}")
+    return not reason
+
+
+NOT_CAPTURED: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # models whose step could not be captured, and why
+
+
+def not_captured(model: Any, reason: str) -> None:
+    """Remember that a model's step cannot be captured, and say so."""
+    NOT_CAPTURED[model] = reason
+    say_once(f"decoding goes token by token, not by CUDA graphs: {reason}")
+
+
+def release(model: Any) -> None:
+    """Give up the memory that recorded decoding of this model keeps, if it does."""
+    engines = sys.modules.get("regard.decode.graphs.engine")
+    if engines is not None:
+        for engine in engines.SHELVES.pop(model, {}).values():
+            engine.forget()
+
+
+@functools.cache
+def say_once(text: str) -> None:
+    log.warning(text)
+
+
+def length_limits(source_lengths: Tensor, options: DecodeConfig, max_len: int) -> Tensor:
+    """The most tokens (end token included) of each sentence's translation; its own, so no neighbour can change it."""
+    limit = options.max_len_a * source_lengths.double() + options.max_len_b
+    return limit.clamp(min=max(1, options.min_len + 1), max=max_len).long()
+
+
+def pad(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """(B, T) ids, padded on the right."""
+    width = max(map(len, rows))
+    return torch.tensor([[*ids, *[PAD] * (width - len(ids))] for ids in rows], device=device)
+
+
+def opened(model: Decoder, source: Tensor, start: tuple[int, ...]) -> tuple[Any, Tensor]:
+    """The sources (B, S) are read and all start tokens but the last, which is returned (B,) for the first step."""
+    state = model.begin(source)
+    *first, last = (torch.full((len(source),), id, device=source.device) for id in start)
+    for tokens in first:
+        model.step(tokens, state)
+    return state, last
+
+
+def log_probabilities(logits: Tensor, step: int, options: DecodeConfig, config: ModelConfig) -> Tensor:
+    """log p of each next token (N, V) in fp32, with what may not be said at -inf."""
+    return forbid(logits.float().log_softmax(-1), step < options.min_len, config)
+
+
+def forbid(scores: Tensor, no_end: Tensor | bool, config: ModelConfig) -> Tensor:
+    """-inf, in place, for the tokens that are never generated, and for the end token in rows (N,) that may not end yet.
+
+    On a GPU one by one, since a recorded step cannot look them up by a list."""
+    end = config.eos_token_id
+    if scores.is_cuda:
+        for id in config.suppress_tokens:
+            scores[:, id] = -torch.inf
+    elif config.suppress_tokens:
+        scores.index_fill_(1, ids_of(config.suppress_tokens), -torch.inf)
+    if end < 0:
+        return scores
+    if isinstance(no_end, Tensor):
+        scores[:, end].masked_fill_(no_end, -torch.inf)
+    elif no_end:
+        scores[:, end] = -torch.inf
+    return scores
+
+
+@functools.cache
+def ids_of(tokens: tuple[int, ...]) -> Tensor:
+    """Made once: it takes as long as filling their columns."""
+    return torch.tensor(tokens)

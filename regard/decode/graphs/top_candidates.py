@@ -1,0 +1,215 @@
+"""The likeliest next tokens of each row, in one pass over the logits: what search and greedy decoding look at.
+
+A row is cut into P parts where there are few rows, so that the whole machine takes part. A program goes through its part
+block by block with the best it has met so far, and looks closer at a block only while that holds something better: after
+the first few blocks hardly ever. The log-sum-exp of all logits is added up on the way.
+"""
+
+# mypy: allow-untyped-defs, no-check-untyped-defs
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from regard.kernels.step_linear import MACHINE, launch, let_next_start, runs_kernels, wait_for_past
+
+LOG2E: tl.constexpr = tl.constexpr(1 / math.log(2))
+BEYOND: tl.constexpr = tl.constexpr(2**30)  # more than any id
+
+
+def candidates(
+    logits: Tensor, best: int, no_end: Tensor, forbidden: tuple[int, ...], end: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of logits (N, V): the `best` largest of each of P parts of the vocabulary (N, P*best), best first, their ids, and the
+    log-sum-exp of all (N,), so that log p = value - log_z.
+
+    No candidates are the forbidden ids, the token `end` in rows where `no_end` (N,), and logits of -inf. Places that are
+    left have -inf and id 0. Of equal logits the lower id comes first.
+    """
+    value, index, part_z = best_of_parts(logits, best, no_end, forbidden, end)
+    return value, index, log_sum_exp(part_z)
+
+
+def likeliest(logits: Tensor, no_end: Tensor, forbidden: tuple[int, ...], end: int) -> tuple[Tensor, Tensor]:
+    """The likeliest token that may be said (N,) and its log p (N,): what greedy decoding says."""
+    return best_of(*best_of_parts(logits, 1, no_end, forbidden, end))
+
+
+def best_of(value: Tensor, index: Tensor, log_z: Tensor) -> tuple[Tensor, Tensor]:
+    """The likeliest of the candidates, (N,) int64, and its log p (N,). log_z (N,), or (N, P), of each part."""
+    log_z = log_z.view(len(value), -1)
+    if not runs_kernels(value):
+        return best_of_reference(value, index, log_z)
+    n, c = value.shape
+    token, log_prob = index.new_empty(n, dtype=torch.int64), torch.empty_like(value[:, 0])
+    width = triton.next_power_of_2(max(c, log_z.shape[1]))
+    best_of_kernel[(n,)](
+        value, index, log_z, token, log_prob, C=c, P=log_z.shape[1], BLOCK=width, num_warps=1, **launch(value)
+    )
+    return token, log_prob
+
+
+def best_of_parts(
+    logits: Tensor, best: int, no_end: Tensor, forbidden: tuple[int, ...], end: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Values and ids as `candidates` gives them, and the log-sum-exp of each part (N, P)."""
+    assert 1 <= best <= 32
+    (n, v), block = logits.shape, 2048 if len(logits) >= 64 else 1024
+    width = part_width(n, v, block)
+    if not runs_kernels(logits):
+        return best_of_parts_reference(logits, best, no_end, forbidden, end, width)
+    parts, ids = triton.cdiv(v, width), [i for i in (*forbidden, end) if i >= 0]
+    value = logits.new_empty(n, parts * best, dtype=torch.float32)
+    index, part_z = torch.empty_like(value, dtype=torch.int32), value.new_empty(n, parts)
+    assert logits.stride(1) == 1, "the logits of a row must lie together"
+    best_of_parts_kernel[(n, parts)](
+        logits, no_end.view(torch.uint8), value, index, part_z, v, logits.stride(0), width,
+        NEVER=forbidden, NEVERS=len(forbidden), LOW=min(ids, default=v), HIGH=max(ids, default=-1), END=end,
+        BEST=best, PLACES=triton.next_power_of_2(max(best, 2)), BLOCK=block, num_warps=4, **launch(logits),
+    )  # fmt: skip
+    return value, index, part_z
+
+
+def part_width(n: int, v: int, block: int) -> int:
+    """How much of the vocabulary one program goes through: whole blocks, enough parts to fill the machine."""
+    blocks = triton.cdiv(v, block)
+    return triton.cdiv(blocks, min(blocks, triton.cdiv(4 * MACHINE, n))) * block
+
+
+def log_sum_exp(part_z: Tensor) -> Tensor:
+    """(N, P) -> (N,)"""
+    (n, parts), out = part_z.shape, torch.empty_like(part_z[:, 0])
+    if parts == 1:
+        return part_z[:, 0]
+    if not runs_kernels(part_z):
+        return part_z.logsumexp(1)
+    log_sum_exp_kernel[(n,)](part_z, out, P=parts, BLOCK=triton.next_power_of_2(parts), num_warps=1, **launch(part_z))
+    return out
+
+
+# ---- references --------------------------------------------------------------------------------------------------------
+
+
+def best_of_parts_reference(
+    logits: Tensor, best: int, no_end: Tensor, forbidden: tuple[int, ...], end: int, width: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    x = F.pad(logits.float(), (0, -logits.shape[1] % width), value=-torch.inf)
+    part_z = x.unflatten(1, (-1, width)).logsumexp(2)
+    ids = torch.arange(x.shape[1], device=x.device)
+    hidden = torch.isin(ids, torch.tensor(forbidden, dtype=ids.dtype, device=x.device)) | (
+        (ids == end) & no_end[:, None]
+    )
+    ranked, place = (
+        x.masked_fill(hidden, -torch.inf).unflatten(1, (-1, width)).sort(dim=2, descending=True, stable=True)
+    )
+    value, index = (
+        ranked[:, :, :best],
+        place[:, :, :best] + torch.arange(0, x.shape[1], width, device=x.device)[:, None],
+    )
+    return value.flatten(1), index.masked_fill(value == -torch.inf, 0).flatten(1).int(), part_z
+
+
+def best_of_reference(value: Tensor, index: Tensor, log_z: Tensor) -> tuple[Tensor, Tensor]:
+    top = value.amax(1)
+    token = index.long().masked_fill(value < top[:, None], BEYOND.value).amin(1)
+    return token, top - log_z.logsumexp(1)
+
+
+# ---- kernels -----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def insert(kept, ids, worst, value, id):
+    """A better value takes the place of the worst, of equal ones the last; returns the list and its new worst."""
+    last = tl.max(tl.where(kept == worst, ids, -BEYOND), 0)
+    here = (kept == worst) & (ids == last)
+    kept, ids = tl.where(here, value, kept), tl.where(here, id, ids)
+    return kept, ids, tl.min(kept, 0)
+
+
+@triton.jit
+def best_of_parts_kernel(
+    logits, no_end, value, index, part_z, V, row, width,
+    NEVER: tl.constexpr, NEVERS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, END: tl.constexpr,
+    BEST: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """One part of one row. NEVER are the ids that are no candidates; they and END lie between LOW and HIGH, so that most
+    blocks need not look for them."""
+    let_next_start(EARLY)
+    wait_for_past(EARLY)
+    n, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    early = tl.load(no_end + n) != 0
+    begin = part * width
+    end = tl.minimum(begin + width, V)
+    lane, place = tl.arange(0, BLOCK), tl.arange(0, PLACES)
+    logits += n * row
+    kept = tl.where(place < BEST, -float("inf"), float("inf"))  # nothing is better than a place that is not there
+    ids = -1 - place
+    worst = tl.min(kept, 0)
+    top = -1e30
+    total = tl.zeros((BLOCK,), tl.float32)
+    ahead = tl.load(logits + begin + lane, mask=begin + lane < end, other=-float("inf"))
+    for start in range(begin, end, BLOCK):
+        id = start + lane
+        x = ahead.to(tl.float32)
+        ahead = tl.load(logits + id + BLOCK, mask=id + BLOCK < end, other=-float("inf"))
+        most = tl.max(x, 0)
+        new = tl.maximum(most, top)
+        total = total * tl.exp2((top - new) * LOG2E) + tl.exp2((x - new) * LOG2E)
+        top = new
+        if (start <= HIGH) & (start + BLOCK > LOW):
+            hidden = (id == END) & early
+            for i in tl.static_range(NEVERS):
+                hidden |= id == NEVER[i]
+            x = tl.where(hidden, -float("inf"), x)
+            most = tl.max(x, 0)
+        while most > worst:
+            first = tl.min(tl.where(x == most, id, BEYOND), 0)
+            kept, ids, worst = insert(kept, ids, worst, most, first)
+            x = tl.where(id == first, -float("inf"), x)
+            most = tl.max(x, 0)
+    tl.store(part_z + n * parts + part, top + tl.log(tl.sum(total, 0)))
+    # Each candidate goes where its rank is; places that are not there rank last.
+    kept = tl.where(place < BEST, kept, -float("inf"))
+    ids = tl.where(place < BEST, ids, BEYOND + place)
+    mine, other = kept[:, None], kept[None, :]
+    before = (other > mine) | ((other == mine) & (ids[None, :] < ids[:, None]))
+    to = (n * parts + part) * BEST + tl.sum(before.to(tl.int32), 1)
+    tl.store(value + to, kept, mask=place < BEST)
+    tl.store(index + to, tl.maximum(ids, 0), mask=place < BEST)
+
+
+@triton.jit
+def total_of(part_z, P: tl.constexpr, BLOCK: tl.constexpr):
+    """log(sum(exp(z))) of P numbers."""
+    p = tl.arange(0, BLOCK)
+    z = tl.load(part_z + p, mask=p < P, other=-float("inf"))
+    top = tl.max(z, 0)
+    return top + tl.log(tl.sum(tl.exp(z - top), 0))
+
+
+@triton.jit
+def log_sum_exp_kernel(part_z, out, P: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    let_next_start(EARLY)
+    wait_for_past(EARLY)
+    n = tl.program_id(0)
+    tl.store(out + n, total_of(part_z + n * P, P, BLOCK))
+
+
+@triton.jit
+def best_of_kernel(
+    value, index, log_z, token, log_prob, C: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
+    let_next_start(EARLY)
+    wait_for_past(EARLY)
+    n, c = tl.program_id(0), tl.arange(0, BLOCK)
+    x = tl.load(value + n * C + c, mask=c < C, other=-float("inf"))
+    ids = tl.load(index + n * C + c, mask=c < C, other=BEYOND)
+    top = tl.max(x, 0)
+    tl.store(token + n, tl.min(tl.where(x == top, ids, BEYOND), 0).to(tl.int64))
+    tl.store(log_prob + n, top - total_of(log_z + n * P, P, BLOCK))

@@ -1,0 +1,70 @@
+"""A trained model on a test set: translate it, score it, keep the hypotheses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from regard.data.batches import PairBatches
+from regard.data.multilingual import prepare_pairs
+from regard.data.parallel_corpus import Corpus
+from regard.data.shards import Filters
+from regard.errors import RegardError
+from regard.inference.translator import Translator
+from regard.metrics.translation_scores import TranslationScores, perplexity, score
+from regard.training.objective import Objective
+from regard.training.validation import BATCH_TOKENS, total_loss
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    scores: TranslationScores
+    perplexity: float
+    scored: int  # pairs that perplexity is over: those that fit the model's positions
+    hypotheses: list[str]
+    seconds: float  # of decoding
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **self.scores.to_dict(),
+            "perplexity": self.perplexity,
+            "perplexity_pairs": self.scored,
+            "decode_seconds": self.seconds,
+        }
+
+    def table(self) -> str:
+        n = len(self.hypotheses)
+        over = "" if self.scored == n else f" (over the {self.scored:,} pairs that fit the model)"
+        speed = f"{n:,} sentences decoded in {self.seconds:.1f} s"
+        return f"{self.scores.table()}\nperplexity {self.perplexity:.3f}{over}; {speed}"
+
+
+def evaluate(
+    translator: Translator, corpus: Corpus, progress: Callable[[int], None] = lambda done: None, **options: Any
+) -> Evaluation:
+    """Decode every source sentence of the corpus and compare with its references."""
+    directions, sources, references = map(list, zip(*corpus.directed_rows(), strict=True))
+    if len(set(directions)) > 1:
+        raise RegardError(f"one direction at a time can be scored, not {', '.join(corpus.directions)}")
+    if directions[0] and directions[0] not in (translator.directions or directions):
+        known = ", ".join(translator.directions)
+        raise RegardError(f"this model does not translate {directions[0]}: it knows {known}")
+    if translator.directions and not directions[0]:
+        known = translator.directions[0]
+        raise RegardError(f"this model has several directions: write the corpus's own behind it, as in '...@{known}'")
+    to = directions[0].split(">")[-1] or None
+    begun = time.perf_counter()
+    hypotheses = [t.text for t in translator.translate(sources, progress=progress, to=to, **options)]
+    seconds = time.perf_counter() - begun
+    tokenizers, model = translator.tokenizers, translator.model
+    frame = translator.frame
+    filters = Filters(model.config.max_len - max(len(frame.one(())), len(frame.start)))
+    pairs = prepare_pairs(corpus, tokenizers, filters)
+    device: torch.device = next(model.parameters()).device
+    total, tokens = total_loss(Objective(model), PairBatches(pairs, BATCH_TOKENS, 0, frame).once(), device)
+    scores = score(hypotheses, references, sources, to or translator.target)
+    return Evaluation(scores, perplexity(total, tokens), len(pairs), hypotheses, seconds)

@@ -1,0 +1,122 @@
+"""A trained classifier: texts, pairs or pictures in, answers out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+import torch
+
+from regard import model_folder
+from regard.config import ViTSettings
+from regard.data.image_files import read_picture
+from regard.data.labelled_text import CONTINUES, tags_to_pieces
+from regard.device import pick_device
+from regard.errors import RegardError
+from regard.tasks import image_classification, text_classification
+from regard.tasks.text_classification import Rows
+
+TASKS = ("classification", "regression", "tagging", "images")
+
+
+@dataclass(frozen=True)
+class Answer:
+    label: str  # the likeliest class; for numbers the number
+    probability: float  # of that class; 1 for numbers
+    probabilities: dict[str, float]  # of every class
+    value: float | None = None  # the number, where numbers were learned
+    tags: tuple[tuple[str, str], ...] = ()  # each word and its tag, where tags were learned
+
+    def __str__(self) -> str:
+        return " ".join(f"{word}/{tag}" for word, tag in self.tags) if self.tags else self.label
+
+
+class Labeller:
+    """`regard.load` makes one."""
+
+    def __init__(self, bundle: model_folder.Bundle) -> None:
+        if bundle.task not in TASKS:
+            raise RegardError(
+                f"this model learned {bundle.task}, not to give answers: fine-tune it on labelled data first"
+            )
+        if bundle.tokenizers is None and bundle.task != "images":
+            raise RegardError("this model has no tokenizer, so it can read no text: import it with its tokenizer.json")
+        self.bundle, self.model, self.labels = bundle, bundle.model, bundle.labels
+        self.device = next(bundle.model.parameters()).device
+
+    @overload
+    def classify(self, items: str) -> Answer: ...  # type: ignore[overload-overlap]  # a str is a sequence of str too
+    @overload
+    def classify(self, items: Sequence[str | tuple[str, str]]) -> list[Answer]: ...
+    def classify(self, items: str | Sequence[str | tuple[str, str]]) -> Answer | list[Answer]:
+        """One text, or several: texts, pairs of texts, or paths of pictures."""
+        if isinstance(items, str):
+            return self.classify([items])[0]
+        if not items:
+            return []
+        if self.bundle.task == "images":
+            return self._pictures([Path(str(item)) for item in items])
+        if self.bundle.task == "tagging":
+            return self._tagged([(item if isinstance(item, str) else " ".join(item)).split() for item in items])
+        found = self._outputs(self._rows([(item,) if isinstance(item, str) else tuple(item) for item in items]))
+        if self.bundle.task == "regression":
+            return [Answer(f"{float(a[0]):.4g}", 1.0, {}, value=float(a[0])) for a in found]
+        return [self._chosen(a) for a in found]
+
+    def _rows(self, texts: list[tuple[str, ...]]) -> Rows:
+        assert self.bundle.tokenizers is not None
+        ids, types = text_classification.framed(texts, self.bundle.tokenizers.source, self.bundle.frame)
+        self._check_length(ids)
+        return Rows(ids, types, [0.0 if self.bundle.task == "regression" else 0] * len(ids))
+
+    def _check_length(self, ids: list[list[int]]) -> None:
+        longest = self.bundle.config.max_len
+        for i, row in enumerate(ids):
+            if len(row) > longest:
+                raise RegardError(
+                    f"text {i + 1} has {len(row)} tokens, but the model reads at most {longest}: shorten it"
+                )
+
+    def _outputs(self, rows: Rows) -> list[np.ndarray]:
+        found, _ = text_classification.outputs(self.model, rows, self.bundle.task, self.device, torch.float32)
+        return found
+
+    def _chosen(self, logits: np.ndarray) -> Answer:
+        p = np.exp(logits - logits.max())
+        p /= p.sum()
+        best = int(p.argmax())
+        return Answer(self.labels[best], float(p[best]), dict(zip(self.labels, p.tolist(), strict=True)))
+
+    def _tagged(self, sentences: list[list[str]]) -> list[Answer]:
+        assert self.bundle.tokenizers is not None
+        tokenizer, frame = self.bundle.tokenizers.source, self.bundle.frame
+        ids, firsts = [], []
+        for words in sentences:
+            pieces, marks = tags_to_pieces(words, [0] * len(words), tokenizer)
+            ids.append(frame.one(pieces))
+            firsts.append([len(frame.before) + i for i, mark in enumerate(marks) if mark != CONTINUES])
+        self._check_length(ids)
+        rows = Rows(ids, [[0] * len(row) for row in ids], [[CONTINUES] * len(row) for row in ids])
+        answers = []
+        for words, at, logits in zip(sentences, firsts, self._outputs(rows), strict=True):
+            said = [self.labels[logits[i].argmax()] for i in at]
+            tags = tuple(zip(words, said, strict=True))
+            answers.append(Answer(" ".join(tag for _, tag in tags), 1.0, {}, tags=tags))
+        return answers
+
+    def _pictures(self, paths: list[Path]) -> list[Answer]:
+        config, own = self.bundle.config, self.bundle.config.table(ViTSettings)
+        side = round((config.max_len - 1) ** 0.5) * own.patch_size  # of an imported model, whose images are square
+        height, width = map(int, self.bundle.pixels.get("size", (side, side)))
+        pixels = np.stack([read_picture(path, height, width, own.image_channels) for path in paths])
+        logits = image_classification.answers(
+            self.model, pixels, self.bundle.pixels, self.device, torch.float32, lambda: None
+        )
+        return [self._chosen(row) for row in logits.numpy()]
+
+
+def load_labeller(path: str | Path, device: str = "auto") -> Labeller:
+    return Labeller(model_folder.load(Path(path), pick_device(device)))

@@ -1,0 +1,103 @@
+"""Texts as vectors, one each, whose directions can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard import model_folder
+from regard.decode.constraints import pad
+from regard.decode.generation import batches, longest
+from regard.device import pick_device
+from regard.errors import RegardError
+from regard.models.heads import Classifier
+from regard.models.model import Model, names_where
+from regard.text.special_token_template import Frame
+from regard.text.special_tokens import PAD
+
+POOLINGS = ("mean", "first")
+
+
+class Embedder:
+    """`load_embedder` makes one. An encoder's last layer, or a language model's, pooled over the tokens of a text."""
+
+    def __init__(self, bundle: model_folder.Bundle) -> None:
+        model = bundle.model.body if isinstance(bundle.model, Classifier) else bundle.model
+        if not (isinstance(model, Model) and model.embeds):
+            raise RegardError(
+                f"texts cannot be embedded by a {bundle.config.architecture} model: use a {names_where('embeds')}"
+            )
+        if bundle.tokenizers is None:
+            raise RegardError("this model has no tokenizer, so it can read no text: import it with its tokenizer.json")
+        self.model, self.pooling = model, bundle.pooling
+        self.tokenizer = getattr(bundle.tokenizers, model.vocabularies[0])
+        # a language model meets the end token as the sign to be silent: it is not read
+        self.frame = Frame(before=bundle.frame.before, after=()) if model.writes else bundle.frame
+
+    def embed(
+        self,
+        texts: Sequence[str],
+        pooling: str | None = None,
+        normalise: bool = True,
+        truncate: bool = False,
+        batch_tokens: int = 8192,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> np.ndarray:
+        """(N, C) fp32, by default of length 1. A text longer than the model's max_len is refused, or cut by `truncate`."""
+        pooling = self._pooling(pooling)
+        rows = [self._row(i, ids, truncate) for i, ids in enumerate(self.tokenizer.encode_batch(list(texts)))]
+        vectors = np.zeros((len(rows), self.model.width), np.float32)
+        for group in batches([len(row) for row in rows], batch_tokens):
+            vectors[group] = self._vectors([rows[i] for i in group], pooling).float().cpu().numpy()
+            progress(len(group))
+        return unit(vectors) if normalise else vectors
+
+    def _pooling(self, asked: str | None) -> str:
+        pooling = asked or self.pooling
+        if pooling not in POOLINGS:
+            raise RegardError(f"pooling must be one of {', '.join(POOLINGS)}, not '{pooling}'")
+        if pooling == "first" and self.model.writes:
+            raise RegardError("a language model's first token has seen nothing but itself: use pooling mean")
+        return pooling
+
+    def _row(self, number: int, ids: list[int], truncate: bool) -> list[int]:
+        room = longest(self.model) - len(self.frame.one(()))
+        if len(ids) > room and not truncate:
+            raise RegardError(
+                f"text {number + 1} has {len(ids)} tokens, but the model was built for at most {room} (model.max_len): "
+                f"split it, or cut it with truncate"
+            )
+        row = self.frame.one(ids[:room])
+        if not row:
+            raise RegardError(f"text {number + 1} is empty: there is no token to make a vector of")
+        return row
+
+    @torch.inference_mode()
+    def _vectors(self, rows: list[list[int]], pooling: str) -> Tensor:
+        """(B, C)"""
+        ids = pad(rows, next(self.model.parameters()).device)  # (B, T)
+        hidden = self.model.vectors(ids)  # (B, T, C)
+        if pooling == "first":
+            return hidden[:, 0]
+        real = (ids != PAD)[:, :, None]
+        return hidden.masked_fill(~real, 0).sum(1) / real.sum(1)
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    """Each row at length 1; a row of zeros stays."""
+    length = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.where(length == 0, 1, length)
+
+
+def similarity(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Cosines (N, M) between the rows of a (N, C) and those of b (M, C)."""
+    return unit(np.asarray(a)) @ unit(np.asarray(b)).T
+
+
+def load_embedder(path: str | Path, device: str = "auto") -> Embedder:
+    """An embedder from a run folder or a model folder."""
+    return Embedder(model_folder.load(Path(path), pick_device(device)))

@@ -1,0 +1,190 @@
+"""Attention, step by step: nine stages, each of which adds one thing to the one before, up to what the Transformer runs.
+
+All have one signature, `stage(query, keys, values, mask) -> (context, weights)`, and one ending: weights are a softmax of
+scores, and the context is the sum of the values so weighted. Where a stage does not tell keys from values (or, in
+self-attention, queries from keys), give it the same tensor again. `mask` is True where a query may look, None: everywhere;
+any boolean tensor that broadcasts to the weights (in stages 8 and 9: to one head's, (B, T, S)) will do.
+
+Shapes: stages 1 to 3 answer one query (B, D), with weights (B, S); 4 to 7 answer T queries (B, T, D), with weights
+(B, T, S); 8 and 9 have weights of H heads, (B, H, T, S). Keys and values are (B, S, D); a context is as wide as the values.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from regard.config import ModelConfig
+from regard.errors import RegardError
+from regard.kernels.attention_functions import masked_softmax, repeat_kv
+from regard.kernels.masks import FULL
+from regard.layers.attention_kernels import Plan
+from regard.layers.context import Context
+from regard.layers.mixers.attention import CrossAttention, Prepared
+from regard.layers.part import Place, make_part
+
+Look = tuple[Tensor, Tensor]  # context, weights
+
+
+# ---- one query --------------------------------------------------------------------------------------------------------
+
+
+def answer(scores: Tensor, values: Tensor, mask: Tensor | None) -> Look:
+    """c = sum_i a_i v_i, the context of one query with these scores (B, S)."""
+    weights = masked_softmax(scores, mask)  # (B, S)
+    return (weights[..., None, :] @ values)[..., 0, :], weights  # (B, D)
+
+
+class Additive(nn.Module):
+    """Stage 1 (Bahdanau): a small network scores each key, e_i = v . tanh(W q + U k_i).
+
+    The query is the state of a decoder, keys and values are the states of its encoder. Their widths may differ.
+    """
+
+    def __init__(self, d_query: int, d_key: int, d_hidden: int) -> None:
+        super().__init__()
+        self.W = nn.Linear(d_query, d_hidden, bias=False)
+        self.U = nn.Linear(d_key, d_hidden, bias=False)
+        self.v = nn.Linear(d_hidden, 1, bias=False)
+
+    def scores(self, query: Tensor, projected: Tensor) -> Tensor:
+        """(B, S), from keys already `U`-projected: a decoder does that once, and then asks at every step."""
+        return self.v((self.W(query)[..., None, :] + projected).tanh())[..., 0]
+
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
+        return answer(self.scores(query, self.U(keys)), values, mask)
+
+
+def dot_product(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
+    """Stage 2: no network, e_i = q . k_i. Nothing to learn here, and one matrix product in place of S small networks."""
+    return answer((keys @ query[..., None])[..., 0], values, mask)
+
+
+def scaled_dot_product(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
+    """Stage 3: e_i = q . k_i / sqrt(D).
+
+    A dot product of D numbers of unit variance has variance D. The wider the vectors, the harder the softmax and the smaller
+    its gradient would be; divided, scores have unit variance again.
+    """
+    return dot_product(query / math.sqrt(query.shape[-1]), keys, values, mask)
+
+
+# ---- many queries -----------------------------------------------------------------------------------------------------
+
+
+def many_queries(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
+    """Stage 4: softmax(Q K^T / sqrt(D)) V. Queries do not wait for each other, so all of them are one matrix product."""
+    scores = query @ keys.transpose(-2, -1) / math.sqrt(query.shape[-1])  # (B, T, S)
+    weights = masked_softmax(scores, mask)
+    return weights @ values, weights  # (B, T, D)
+
+
+class KeyValueHead(nn.Module):
+    """Stage 5: K = X W_K is what a token is found by, V = X W_V is what it has to say."""
+
+    def __init__(self, d_model: int, d_head: int) -> None:
+        super().__init__()
+        self.w_k = nn.Linear(d_model, d_head, bias=False)
+        self.w_v = nn.Linear(d_model, d_head, bias=False)
+
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
+        return many_queries(query, self.w_k(keys), self.w_v(values), mask)
+
+
+class SelfHead(KeyValueHead):
+    """Stage 6: Q = X W_Q, so that the tokens ask each other; give X three times."""
+
+    def __init__(self, d_model: int, d_head: int) -> None:
+        super().__init__(d_model, d_head)
+        self.w_q = nn.Linear(d_model, d_head, bias=False)
+
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
+        return super().forward(self.w_q(query), keys, values, mask)
+
+
+def no_look_ahead(n: int, device: torch.device | None = None) -> Tensor:
+    """(n, n): token t sees the tokens up to itself."""
+    return torch.ones(n, n, dtype=torch.bool, device=device).tril()
+
+
+class MaskedHead(SelfHead):
+    """Stage 7: no look-ahead. Scores of later tokens are -inf, so that each token can be trained to foretell the next."""
+
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
+        triangle = no_look_ahead(query.shape[-2], query.device)
+        return super().forward(query, keys, values, triangle if mask is None else mask & triangle)
+
+
+# ---- many heads: the layers of the Transformer itself -----------------------------------------------------------------
+
+
+class InEveryHead:
+    """Stage 4 as the kernel of a layer (layers/attention_kernels.py), which keeps its weights."""
+
+    weights: Tensor  # (B, H, T, S)
+
+    def __init__(self, mask: Tensor | None) -> None:
+        # (B, 1, T, S), the same for all heads
+        self.mask = None if mask is None else torch.atleast_2d(mask).unsqueeze(-3)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
+        context, self.weights = many_queries(q, repeat_kv(k, q), repeat_kv(v, q), self.mask)
+        return context  # (B, H, T, D)
+
+
+class MultiHead(nn.Module):
+    """Stage 8: H heads of width C/H, each a stage 6 or 7 of its own, side by side, times W_O. Give X three times.
+
+    Fewer heads of keys and values than of queries (`n_kv_heads`) make it grouped-query attention.
+    """
+
+    def __init__(self, d_model: int, n_heads: int, n_kv_heads: int = 0) -> None:
+        super().__init__()
+        self.layer = make_part("mixer", "attention", sizes(d_model, n_heads, n_kv_heads), Place("encoder"))
+
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
+        check_same(query, keys, values)
+        kernel, places = InEveryHead(mask), places_of(query)
+        ctx = Context(places, Prepared(Plan(kernel, FULL, places, places)))
+        return self.layer(query, ctx), kernel.weights
+
+
+class MultiHeadCross(nn.Module):
+    """Stage 9: queries from the decoder; keys and values are both made of the encoder's final output, given twice."""
+
+    def __init__(self, d_model: int, n_heads: int, n_kv_heads: int = 0) -> None:
+        super().__init__()
+        self.layer = CrossAttention(sizes(d_model, n_heads, n_kv_heads))
+
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
+        check_same(keys, values)
+        kernel, places = InEveryHead(mask), places_of(query)
+        plan = Plan(kernel, FULL, places, places_of(keys))
+        ctx = Context(places, memory=keys, memory_plan=plan)
+        return self.layer(query, ctx), kernel.weights
+
+
+def sizes(d_model: int, n_heads: int, n_kv_heads: int) -> ModelConfig:
+    n_kv_heads = n_kv_heads or n_heads
+    if min(d_model, n_heads, n_kv_heads) < 1 or d_model % n_heads or n_heads % n_kv_heads:
+        raise RegardError(
+            f"a width of {d_model} for {n_heads} heads, {n_kv_heads} of keys and values: "
+            f"choose a width that is a multiple of the heads, and heads that are a multiple of those of keys and values"
+        )
+    return ModelConfig(d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_model // n_heads)
+
+
+def check_same(*given: Tensor) -> None:
+    """The layers project one tensor themselves; another one would be passed over in silence."""
+    if any(x is not given[0] for x in given):
+        raise RegardError(
+            "the Transformer's layers make keys and values of one tensor, and in self-attention queries too: "
+            "give them the same tensor each time (stages 1 to 7 take different ones)"
+        )
+
+
+def places_of(x: Tensor) -> Tensor:
+    """Positions (B, T), all real."""
+    return torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])

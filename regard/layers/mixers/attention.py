@@ -1,0 +1,182 @@
+"""Multi-head attention: queries, keys and values by one or two projections, a kernel, an output projection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from regard.config import ModelConfig
+from regard.config.registry import register, setting
+from regard.kernels.attention_functions import Rotation, merge_heads, rotate, split_heads, split_qkv
+from regard.kernels.masks import window
+from regard.layers.attention_kernels import Plan, make_plan, runnable, settled
+from regard.layers.context import Context, Request
+from regard.layers.decoding_state import LENGTH, Columns, PerSentence, Storage
+from regard.layers.part import Mixer, Part, Place
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the self-attention layers of a forward share."""
+
+    plan: Plan
+    rotation: Rotation | None = None  # how queries and keys are rotated, if they are
+
+
+class Attention(Part):
+    """The members that self- and cross-attention share."""
+
+    observed: ClassVar[dict[str, str]] = {"mix": "out"}
+
+    def __init__(self, config: ModelConfig) -> None:
+        nn.Module.__init__(self)
+        self.d_head, self.p_drop = config.d_head, config.attention_dropout
+        self.n_heads, self.n_kv_heads = config.n_heads, config.n_kv_heads
+        self.d_queries, self.d_keys = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
+        self.out = nn.Linear(self.d_queries, config.d_model, bias=config.bias)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
+        """Return (B, H, T, D) by whichever kernel the plan names; `look.record` observes this call."""
+        return plan(q, k, v, self.p_drop if self.training else 0.0)
+
+
+@register("attention")
+class SelfAttention(Attention, Mixer):
+    """Multi-head self-attention, with fewer heads of keys and values where n_kv_heads says so."""
+
+    @dataclass(frozen=True)
+    class Settings:
+        window: int = setting(
+            0, "self-attention sees this many tokens back (in an encoder also ahead); 0 = all", most=1 << 24
+        )
+
+    attends: ClassVar[bool] = True
+    ordered: ClassVar[bool] = False
+    tensor_parallel: ClassVar[dict[str, str]] = {"qkv": "column", "out": "row"}
+
+    def __init__(self, settings: Settings, config: ModelConfig, place: Place) -> None:
+        Attention.__init__(self, config)
+        self.window = settings.window
+        self.share = settings.window
+        self.qkv = nn.Linear(config.d_model, self.d_queries + 2 * self.d_keys, bias=config.bias)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries (B, H, T, D), keys and values (B, G, T, D) of tokens (B, T, C)."""
+        return self.split(self.qkv(x))
+
+    def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries (B, H, T, D), keys and values (B, G, T, D) of what `qkv` gives (B, T, (H + 2G) * D)."""
+        return split_qkv(qkv, self.n_heads, self.n_kv_heads, self.d_head)
+
+    def joined(self) -> dict[str, tuple[int, list[int]]]:
+        queries = self.d_queries // self.n_kv_heads
+        return {"qkv": (self.n_kv_heads, [queries, self.d_head, self.d_head])}
+
+    def prepare(self, request: Request) -> Prepared:
+        scheme, mask = request.scheme, window(request.mask, self.window)
+        rotation = scheme.rotation(request.positions)
+        if request.sees_all and mask.triangle and not (scheme.relative or scheme.contextual):
+            plan = Plan(runnable("sdpa"), mask, request.positions, request.keys, scheme=scheme)
+            return Prepared(plan, rotation)
+        dropout = self.p_drop if request.training else 0.0
+        q, k, past = request.positions, request.keys, request.past
+        plan = make_plan(mask, q, k, scheme, d_head=self.d_head, dropout=dropout, past=past)
+        return Prepared(plan if request.training else settled(plan), rotation)
+
+    def plan(self, ctx: Context) -> Plan:
+        """Return the plan that this layer attends by; `look.change` replaces this method."""
+        return ctx.ready.plan
+
+    def scale_queries(self, factor: float) -> None:
+        """Start with queries that much larger; a stack whose scores are not divided by sqrt(D) makes them smaller."""
+        self.qkv.weight.unflatten(0, (self.n_kv_heads, -1))[:, : -2 * self.d_head] *= (
+            factor  # (kernels/weight_layout.py)
+        )
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        q, k, v = self.project(x)
+        q, k = rotate(q, ctx.ready.rotation), rotate(k, ctx.ready.rotation)
+        return self.out(merge_heads(self.attend(q, k, v, self.plan(ctx))))
+
+    def state(self) -> dict[str, Storage]:
+        return {"keys": Columns(self.n_kv_heads, self.d_head), "values": Columns(self.n_kv_heads, self.d_head)}
+
+    def read(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
+        q, k, v = self.project(x)
+        q, k = rotate(q, ctx.ready.rotation), rotate(k, ctx.ready.rotation)
+        k, v = ctx.state.extend(self, keys=k, values=v)  # (B, G, S, D)
+        return self.out(merge_heads(self.attend(q, k, v, self.plan(ctx))))
+
+    def step(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
+        if ctx.state.static:
+            return self.out(ctx.state.attend(self, self.qkv(x), kept))
+        # The K hypotheses of a sentence are K queries of its row: their keys are read once, not copied.
+        return self.read(x.view(len(ctx.state.next), -1, x.shape[-1]), ctx, kept).view_as(x)
+
+    def fused_step(self, x: Tensor, norm: nn.Module | None, residual: Tensor | None, ctx: Context, kept: Any) -> Tensor:
+        from regard.kernels.step_linear import project
+
+        mixed = ctx.state.attend(self, project(x, self.qkv, norm=norm), kept)
+        return project(mixed, self.out, residual=residual)
+
+
+class CrossAttention(Attention):
+    """Attention with queries from the decoder, and keys and values from the encoder's final output."""
+
+    tensor_parallel: ClassVar[dict[str, str]] = {"q": "column", "kv": "column", "out": "row"}
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.q = nn.Linear(config.d_model, self.d_queries, bias=config.bias)
+        self.kv = nn.Linear(config.d_model, 2 * self.d_keys, bias=config.bias)
+
+    def scale_queries(self, factor: float) -> None:
+        self.q.weight *= factor
+
+    def joined(self) -> dict[str, tuple[int, list[int]]]:
+        return {"kv": (self.n_kv_heads, [self.d_head, self.d_head])}
+
+    def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values (B', G, S, D) of the encoder's output (B', S, C)."""
+        k, v = self.kv(memory).view(*memory.shape[:2], -1, 2, self.d_head).unbind(3)  # by head: its key, its value
+        return k.transpose(1, 2), v.transpose(1, 2)
+
+    def plan(self, ctx: Context) -> Plan:
+        """Return the plan that this layer attends by; `look.change` replaces this method."""
+        assert ctx.memory_plan is not None
+        return ctx.memory_plan
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        assert ctx.memory is not None
+        return self.over(x, *self.keys_values(ctx.memory), ctx)
+
+    def over(self, x: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+        # The hypotheses of one sentence are that many queries of one memory row: its keys are read once, not copied.
+        grouped = x.reshape(k.shape[0], -1, x.shape[-1])  # (B', B/B' * T, C)
+        q = split_heads(self.q(grouped), self.d_head)
+        return self.out(merge_heads(self.attend(q, k, v, self.plan(ctx)))).view_as(x)
+
+    def state(self) -> dict[str, Storage]:
+        shape = (self.n_kv_heads, LENGTH, self.d_head)
+        return {"keys": PerSentence(shape), "values": PerSentence(shape)}
+
+    def remember(self, memory: Tensor, state: Any) -> None:
+        """Keep the keys and values of the encoder's output (B, S, C): they are the same in every step."""
+        k, v = self.keys_values(memory)
+        state.remember(self, keys=k.contiguous(), values=v.contiguous())  # one head after the other: read at every step
+
+    def read(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
+        return self.over(x, kept.keys, kept.values, ctx)
+
+    def step(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
+        if ctx.state.static:
+            return self.out(ctx.state.attend_to_memory(self, self.q(x), kept))
+        return self.over(x, kept.keys, kept.values, ctx)
+
+    def fused_step(self, x: Tensor, norm: nn.Module | None, residual: Tensor | None, ctx: Context, kept: Any) -> Tensor:
+        from regard.kernels.step_linear import project
+
+        mixed = ctx.state.attend_to_memory(self, project(x, self.q, norm=norm), kept)
+        return project(mixed, self.out, residual=residual)

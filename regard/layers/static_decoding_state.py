@@ -1,0 +1,264 @@
+"""The decoding state whose memory never moves: what a CUDA graph captures a step over.
+
+B slots of K rows are decoded side by side, each at its own position. Keys and values of row n lie in row n; `owner[n, j]`
+says in which row column j of its past lies, so that reordering hypotheses changes a few integers. Fixed-size states are
+gathered by parent at the end of a step. How far a row has come is read from memory on the device, so one captured step
+serves all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from regard.kernels.attention_functions import rotate
+from regard.kernels.masks import FULL, NOWHERE, Mask, window
+from regard.layers.attention_kernels import Plan, reference
+from regard.layers.decoding_state import LENGTH, Columns, PerRow, State, declared
+from regard.layers.mixers.attention import Attention
+from regard.layers.part import fused_step_of
+from regard.layers.positions.scheme import Positions
+from regard.layers.stack import Stack
+
+
+@dataclass
+class Tables:
+    """What a position scheme gives, for all positions that a slot has room for."""
+
+    cos: Tensor | None = None  # (L, D/2) fp32
+    sin: Tensor | None = None
+    bias: Tensor | None = None  # (H, L) fp32, by the distance back
+
+
+@dataclass
+class Layer:
+    """How one self-attention layer attends in a step."""
+
+    scheme: Positions
+    tables: Tables
+    mask: Mask
+    kernel: bool  # the step kernel serves it; else the definition of attention, over gathered columns
+
+
+class Fixed(SimpleNamespace):
+    """The tensors that a part keeps. They stay where they are: a captured step reads and writes that memory."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise RuntimeError(f"a step must change '{name}' in place (copy_, add_, ...), not put another tensor there")
+
+
+class StaticState:
+    """What the slots of a CUDA-graph decoder keep. `position` (N,) and `owner` (N, L) are the engine's own tensors."""
+
+    static: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        slots: tuple[int, int],  # B, K
+        columns: int,
+        source: int,
+        dtype: torch.dtype,
+        *,
+        position: Tensor,
+        owner: Tensor | None = None,
+        active: Tensor | None = None,  # (B,) 0 in slots that rest
+    ) -> None:
+        b, k = slots
+        device = position.device
+        self.k, self.columns, self._position, self.owner, self._active = k, columns, position, owner, active
+        self.fuse = b * k == 1 and _runs_kernels(position)
+        self.parts: dict[nn.Module, SimpleNamespace] = {}
+        self.paths: dict[str, SimpleNamespace] = {}
+        self.storages: dict[str, dict[str, Any]] = {}
+        self.rows: list[Tensor] = []
+        for path, part, storages in declared(model):
+            kept = self.parts[part] = self.paths[path] = Fixed()
+            self.storages[path] = storages
+            for name, storage in storages.items():
+                if isinstance(storage, Columns):
+                    tensor = torch.zeros((b * k, storage.heads, columns, storage.width), dtype=dtype, device=device)
+                elif isinstance(storage, PerRow):
+                    tensor = torch.zeros((b * k, *storage.shape), dtype=storage.dtype_for(dtype), device=device)
+                    self.rows.append(tensor)
+                else:
+                    shape = [source if size is LENGTH else size for size in storage.shape]
+                    tensor = torch.zeros((b, *shape), dtype=storage.dtype or dtype, device=device)
+                vars(kept)[name] = tensor
+        self.fused: dict[nn.Module, Any] = {}  # the fused steps of parts, where there is one row
+        if self.fuse:
+            found = ((part, fused_step_of(part)) for part in model.modules() if hasattr(part, "fused_step"))
+            self.fused = {part: step for part, step in found if step is not None}
+        self.memory_length = torch.zeros(b, dtype=torch.int32, device=device)
+        self.layers: dict[nn.Module, Layer] = {}
+        self.cross: dict[nn.Module, Positions] = {}
+        for stack in model.modules():
+            if isinstance(stack, Stack) and stack.side != "encoder":
+                self._add(stack)
+        self.refresh()
+
+    def _add(self, stack: Stack) -> None:
+        tables = [Tables() for _ in stack.schemes]
+        for i, (mixer, block) in enumerate(zip(stack.mixers, stack.blocks, strict=True)):
+            if mixer.attends:
+                which = i % len(tables)
+                scheme: Any = stack.schemes[which]
+                even = stack.d_head % 2 == 0 and stack.d_head <= 128
+                kernel = even and not scheme.contextual and (scheme.toeplitz or not scheme.relative)
+                kernel = kernel and getattr(type(mixer), "attend", None) is Attention.attend
+                mask = window(stack.mask, mixer.window)
+                self.layers[mixer] = Layer(scheme, tables[which], mask, kernel)
+            if "cross" in block.sublayers:  # type: ignore[operator]
+                self.cross[block.get_submodule("sublayers.cross.sublayer")] = stack.cross_scheme
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Tabulate what position schemes give; training may have changed it since."""
+        done: set[int] = set()
+        at = torch.arange(self.columns, device=self._position.device)
+        for layer in self.layers.values():
+            tables, scheme = layer.tables, layer.scheme
+            if id(tables) in done:
+                continue
+            done.add(id(tables))
+            rotation = scheme.rotation(at[None])  # (1, 1, L, D/2) twice
+            if rotation is not None:
+                tables.cos, tables.sin = (
+                    _kept(old, new[0, 0]) for old, new in zip((tables.cos, tables.sin), rotation, strict=True)
+                )
+            if scheme.relative and scheme.toeplitz:
+                tables.bias = _kept(tables.bias, scheme.bias(at, torch.zeros_like(at)))  # (H, L)
+
+    def position(self) -> Tensor:
+        """Return where the token that each row reads stands, (N,)."""
+        return self._position
+
+    def active(self, position: Tensor) -> Tensor:
+        """Return which rows are being decoded, (N,)."""
+        if self._active is None:
+            return torch.ones_like(position, dtype=torch.bool)
+        return self._active.bool()[:, None].expand(-1, self.k).flatten()
+
+    # ---- attention ----------------------------------------------------------------------------------------------------
+
+    def attend(self, part: Any, qkv: Tensor, kept: Any) -> Tensor:
+        """Enter the new tokens' keys and values at their positions and attend to all columns up to them.
+
+        qkv (N, rows of the projection) -> (N, H*D)."""
+        layer = self.layers[part]
+        scale = layer.scheme.scale or part.d_head**-0.5
+        if layer.kernel:
+            from regard.kernels.step_attention import self_attend
+
+            tables = layer.tables
+            return self_attend(
+                qkv, kept.keys, kept.values, self._position, owner=self.owner, cos=tables.cos, sin=tables.sin,
+                bias=tables.bias, back=layer.mask.back, scale=scale, heads=(part.n_heads, part.n_kv_heads),
+            )  # fmt: skip
+        return self._attend_gathered(part, qkv, kept, layer)
+
+    def _attend_gathered(self, part: Any, qkv: Tensor, kept: Any, layer: Layer) -> Tensor:
+        """Attend by the definition of attention, for schemes that the kernel does not know."""
+        n, device = len(qkv), qkv.device
+        at, rows = self._position.long(), torch.arange(n, device=device)
+        columns = torch.arange(self.columns, device=device)
+        q, k, v = part.split(qkv[:, None])  # (N, H, 1, D), (N, G, 1, D) twice
+        if layer.tables.cos is not None:
+            assert layer.tables.sin is not None
+            rotation = layer.tables.cos[at][:, None, None], layer.tables.sin[at][:, None, None]  # (N, 1, 1, D/2)
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        kept.keys[rows, :, at], kept.values[rows, :, at] = (
+            k[:, :, 0].to(kept.keys.dtype),
+            v[:, :, 0].to(kept.values.dtype),
+        )
+        where = rows[:, None].expand(n, self.columns) if self.owner is None else self.owner[:, : self.columns].long()
+        where = torch.where(columns == at[:, None], rows[:, None], where)  # (N, L)
+        keys, values = (
+            x[where, :, columns].transpose(1, 2).to(q.dtype) for x in (kept.keys, kept.values)
+        )  # (N, G, L, D)
+        places = columns.expand(n, -1).masked_fill(columns > at[:, None], NOWHERE)
+        values = values.masked_fill(
+            (places == NOWHERE)[:, None, :, None], 0
+        )  # what a slot held before may be no number
+        keys = keys.masked_fill((places == NOWHERE)[:, None, :, None], 0)
+        plan = Plan(reference, layer.mask, at[:, None], places, scheme=layer.scheme)
+        return part.attend(q, keys, values, plan).transpose(1, 2).flatten(1)
+
+    def attend_to_memory(self, part: Any, q: Tensor, kept: Any) -> Tensor:
+        """Attend to the source of each row's sentence, q (N, H*D) -> (N, H*D)."""
+        scheme = self.cross[part]
+        if not (scheme.relative or scheme.contextual) and type(part).attend is Attention.attend:
+            from regard.kernels.step_attention import cross_attend
+
+            scale = scheme.scale or part.d_head**-0.5
+            heads = part.n_heads, part.n_kv_heads
+            return cross_attend(q, kept.keys, kept.values, self.memory_length, scale=scale, heads=heads)
+        b, s = len(self.memory_length), kept.keys.shape[2]
+        places = torch.arange(s, device=q.device).expand(b, -1)
+        places = places.masked_fill(places >= self.memory_length[:, None], NOWHERE)
+        grouped = q.view(b, self.k, -1, part.d_head).transpose(1, 2)  # (B, H, K, D)
+        plan = Plan(reference, FULL, self._position.long().view(b, self.k), places, scheme=scheme)
+        found = part.attend(grouped, kept.keys.to(q.dtype), kept.values.to(q.dtype), plan)
+        return found.transpose(1, 2).reshape(q.shape)
+
+    # ---- slots --------------------------------------------------------------------------------------------------------
+
+    def enter(self, slots: Tensor, other: State, which: Tensor) -> None:
+        """Slots (n,) take what sentences `which` (n,) of a growing state hold, in each of their rows."""
+        rows = (slots[:, None] * self.k + torch.arange(self.k, device=slots.device)).flatten()
+        copies = which.repeat_interleave(self.k)
+        for path, held in other:
+            kept = self.paths[path]
+            for name, storage in self.storages[path].items():
+                place, new = getattr(kept, name), getattr(held, name)
+                if isinstance(storage, Columns):
+                    if new is not None:
+                        place[rows, :, : other.filled] = new[copies, :, : other.filled].to(place.dtype)
+                elif isinstance(storage, PerRow):
+                    place[rows] = new[copies].to(place.dtype)
+                else:
+                    self._enter_sentences(place, new, slots, which)
+        if other.memory_positions is not None:
+            lengths = (other.memory_positions > NOWHERE).sum(1, dtype=torch.int32)
+            self.memory_length[slots] = lengths[which]
+
+    @staticmethod
+    def _enter_sentences(place: Tensor, new: Tensor, slots: Tensor, which: Tensor) -> None:
+        """Copy what was made of the sources; what lies beyond a source becomes zero."""
+        place.index_fill_(0, slots, 0)  # not `place[slots] = 0`, for which the host would wait
+        inside: tuple[Any, ...] = tuple(slice(0, size) for size in new.shape[1:])
+        place[(slots, *inside)] = new[which].to(place.dtype)
+
+    def clear(self, slots: Tensor) -> None:
+        """Slots (n,) begin with states of zeros: nothing was read before their first step."""
+        rows = (slots[:, None] * self.k + torch.arange(self.k, device=slots.device)).flatten()
+        for tensor in self.rows:
+            tensor.index_fill_(0, rows, 0)
+
+    def reorder(self, parents: Tensor) -> None:
+        """Row n continues row parents[n] (N,): fixed-size states are copied, columns have their owners."""
+        for tensor in self.rows:
+            tensor.copy_(tensor[parents])
+
+    def nbytes(self) -> int:
+        return sum(x.nbytes for kept in self.parts.values() for x in vars(kept).values())
+
+
+def _kept(old: Tensor | None, new: Tensor) -> Tensor:
+    """Return new numbers in the memory of the old ones, where a captured step reads them."""
+    new = new.detach().float()
+    return new.contiguous() if old is None else old.copy_(new)
+
+
+def _runs_kernels(x: Tensor) -> bool:
+    if x.is_cuda:
+        return True
+    try:
+        import triton
+    except ImportError:
+        return False
+    return bool(triton.knobs.runtime.interpret)

@@ -1,0 +1,319 @@
+"""A model folder: what `load` and every command that uses a model take, and what a finished run leaves in `runs/NAME/model`.
+
+    config.json   model.safetensors   README.md   manifest.json
+    tokenizer.json, or tokenizer.source.json and tokenizer.target.json; none for images
+    vocabulary.json, where the vocabulary is from elsewhere: which tokens are special, and how many ids there are
+    languages.json, of a model of several directions: by which a text's language is told (text/language_identification.py)
+
+Configuration chooses sizes, never code; weights are safetensors, never pickle; checksums are verified on loading.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from regard import pretrained
+from regard.config import DecodeConfig, ModelConfig
+from regard.config.recipes import build, fields_of, shown, to_dict
+from regard.config.schema import TASKS
+from regard.errors import RegardError
+from regard.files import check_regular, damage, exists, new_folder, read_json, refuse_pickle
+from regard.layers.quantization import is_packed, laid_out
+from regard.models.architectures import make_model, of, resolve
+from regard.models.sizes import DERIVED
+from regard.models.weights import (
+    Bounded,
+    Unfilled,
+    are_bytes,
+    check_steps,
+    in_bytes,
+    load_bytes,
+    load_weights,
+    out_of_bytes,
+    shapes_in,
+    weights_of,
+)
+from regard.text.language_identification import Profiles
+from regard.text.special_token_template import OWN, Frame
+from regard.text.tokenizer import FILES as TOKENIZER_FILES
+from regard.text.tokenizer import VOCABULARY, Tokenizers
+
+FORMAT = 2
+LANGUAGES = "languages.json"
+FILES = (  # and the manifest
+    *("config.json", "README.md", "model.safetensors", LANGUAGES),
+    *(*TOKENIZER_FILES, VOCABULARY),
+)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """All that a model folder holds."""
+
+    model: nn.Module
+    tokenizers: Tokenizers | None
+    task: str  # what it learned last: one of config.TASKS
+    decode: DecodeConfig = field(default_factory=DecodeConfig)  # how this model is best decoded
+    source: str = ""  # languages
+    target: str = ""
+    directions: tuple[str, ...] = ()  # "en>de" ..., of a model that has several and is told which
+    labels: tuple[str, ...] = ()  # the names of its answers
+    frame: Frame = OWN  # what stands around every text
+    pooling: str = "mean"  # how the vectors of a text become one: mean or first
+    pixels: dict[str, list[float]] = field(
+        default_factory=dict
+    )  # mean and std of each channel of the images it learned, and size
+    origin: dict[str, Any] = field(default_factory=dict)  # of an imported model: what exporting it puts back
+    languages: Profiles = field(default_factory=dict)  # what words of its languages look like
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config  # type: ignore[return-value]
+
+
+def save(folder: Path, bundle: Bundle, card: str, small: bool = False, own: Collection[str] = ()) -> None:
+    """Write a model folder.
+
+    `small`: matrices in bytes (models/weights.py), a quarter of the size. `own`: as in `new_folder`.
+    """
+    if is_packed(bundle.model):
+        raise RegardError(
+            "this model was loaded with rounded weights, to be used and not saved: load it without weights="
+        )
+    config = {
+        "format": FORMAT,
+        "task": bundle.task,
+        "source": bundle.source,
+        "target": bundle.target,
+        "directions": list(bundle.directions),
+        "labels": list(bundle.labels),
+        "frame": bundle.frame.to_dict(),
+        "pooling": bundle.pooling,
+        "pixels": bundle.pixels,
+        "origin": bundle.origin,
+        "model": to_dict(bundle.config),
+        "decode": asdict(bundle.decode),
+    }
+    with new_folder(folder, own) as draft:
+        (draft / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+        (draft / "README.md").write_text(card, encoding="utf-8")
+        if bundle.tokenizers:
+            bundle.tokenizers.save(draft)
+        if bundle.languages:
+            (draft / LANGUAGES).write_text(json.dumps(bundle.languages, ensure_ascii=False), encoding="utf-8")
+        weights = {k: v.cpu() for k, v in weights_of(bundle.model).items()}
+        weights = in_bytes(weights) if small else weights
+        save_file({k: v.contiguous() for k, v in weights.items()}, draft / "model.safetensors")
+
+
+def load(path: Path, device: torch.device, weights: str = "auto") -> Bundle:
+    """A model folder, a run folder with a finished model in it, a folder of Hugging Face's, or the name of a model in
+    regard/pretrained.
+
+    `weights`: auto (bf16 for models that write on a GPU, else fp32), fp32 as they are, or rounded: bf16, on a CPU also
+    int8 and fp16 (layers/quantization.py).
+    """
+    bundle = _load(path, device, weights)
+    if not is_packed(bundle.model):
+        laid_out(bundle.model, weights, device)
+    return bundle
+
+
+def _load(path: Path, device: torch.device, weights: str) -> Bundle:
+    folder = find(path)
+    if foreign(folder):
+        from regard.exchange.huggingface import read_huggingface
+
+        return read_huggingface(folder, device)[0]
+    refuse_pickle(folder)
+    with whole(folder):
+        return _read(folder, device, weights == "int8" and device.type == "cpu")
+
+
+COPY_OR_RESUME = "copy it anew, or make it again with `regard resume`"
+
+
+@contextmanager
+def whole(folder: Path) -> Iterator[None]:
+    """Checksums are worked out beside whatever is done inside; a damaged folder is called that, whatever else goes wrong."""
+    with ThreadPoolExecutor(1) as other:
+        wrong = other.submit(damage, folder)
+        try:
+            yield
+        finally:
+            if what := wrong.result():
+                mend = "install Regard anew" if folder.parent == pretrained.FOLDER else COPY_OR_RESUME
+                raise RegardError(f"the model in {folder} is damaged: {what}; {mend}") from None
+
+
+def _read(folder: Path, device: torch.device, in_int8: bool) -> Bundle:
+    """`in_int8`: matrices that are in bytes on the disk stay so."""
+    config = read_config(folder)
+    sizes = _resolved(config["model"], folder)
+    _check_ids(config, sizes, folder)
+    try:
+        weights = check_regular(folder / "model.safetensors")
+        with Unfilled(), Bounded(sizes, shapes_in(weights), folder):
+            model = make_model(sizes)
+        tokenizers = _load_tokenizers(folder, sizes)
+        tensors = load_file(weights)
+        check_steps(tensors, folder)
+        if in_int8 and are_bytes(tensors):
+            load_bytes(model, tensors, folder)
+        else:
+            load_weights(model, out_of_bytes(tensors), folder)
+    except (SafetensorError, OSError) as error:
+        raise RegardError(f"cannot read the weights in {folder}: {error}; copy the folder anew") from None
+    own = {name: config[name] for name in ("task", "source", "target", "pooling", "pixels", "origin")}
+    own |= {"directions": tuple(config["directions"]), "labels": tuple(config["labels"])}
+    own |= {"frame": Frame.from_dict(config["frame"])}
+    own["languages"] = read_languages(folder / LANGUAGES)
+    decode = build(config["decode"], DecodeConfig, "decode.")
+    return Bundle(model.to(device).eval(), tokenizers, decode=decode, **own)
+
+
+def _resolved(table: dict[str, Any], folder: Path) -> ModelConfig:
+    """Return the sizes of a saved model, none of which may be left to its preset."""
+    config = build(table, ModelConfig, "model.")
+    sizes = resolve(config)
+    for name in fields_of(ModelConfig):
+        if table.get(name) == 0 and getattr(sizes, name) != getattr(config, name) and name not in DERIVED:
+            raise RegardError(f"{folder / 'config.json'} has model.{name} 0, which is no size: copy the folder anew")
+    for name, settings in config.parts.items():
+        if settings != sizes.parts[name]:
+            raise RegardError(f"{folder / 'config.json'} has a size of 0 in [model.{name}]: copy the folder anew")
+    return sizes
+
+
+def _check_ids(config: dict[str, Any], sizes: ModelConfig, folder: Path) -> None:
+    """Refuse special tokens that are not in the vocabulary, and names of classes that are not as many as the classes."""
+    pieces = max(sizes.source_vocab, sizes.target_vocab)
+    ids = [
+        *sizes.suppress_tokens,
+        *[sizes.eos_token_id] * (sizes.eos_token_id != -1),
+        *(i for part in config["frame"].values() for i in part),
+    ]
+    if not all(0 <= i < pieces for i in ids) and of(sizes).vocabularies:
+        raise RegardError(f"{folder / 'config.json'} names a special token outside its vocabulary of {pieces} pieces")
+    if of(sizes).gives_classes(sizes) and config["labels"] and len(config["labels"]) != sizes.n_classes:
+        raise RegardError(f"{folder / 'config.json'} has {len(config['labels'])} labels for {sizes.n_classes} classes")
+
+
+def read_languages(path: Path) -> Profiles:
+    try:
+        found = read_json(path) if exists(path) else {}
+        return {name: {t: float(value) for t, value in profile.items()} for name, profile in found.items()}
+    except (ValueError, TypeError, AttributeError, OSError) as error:
+        raise RegardError(f"{path} has no profiles of languages ({type(error).__name__}: {error})") from None
+
+
+def foreign(folder: Path) -> bool:
+    """Whether its configuration is one of Hugging Face's; `regard import` makes a folder of ours of it."""
+    try:
+        return bool(
+            {"model_type", "architectures", "vocab_size", "hidden_size"} & set(read_json(folder / "config.json"))
+        )
+    except (ValueError, TypeError, OSError):
+        return False
+
+
+def settings(path: Path) -> dict[str, Any]:
+    """The `[model]` table of the model that a user means by `path`."""
+    folder = find(path)
+    return to_dict(load(folder, torch.device("cpu")).config) if foreign(folder) else dict(read_config(folder)["model"])
+
+
+def _load_tokenizers(folder: Path, config: ModelConfig) -> Tokenizers | None:
+    if not any(exists(folder / name) for name in TOKENIZER_FILES):
+        return None
+    tokenizers = Tokenizers.load(folder)
+    for side, vocab in (("source", config.source_vocab), ("target", config.target_vocab)):
+        pieces = len(getattr(tokenizers, side))
+        if vocab and pieces != vocab:  # 0: a side that this model does not have
+            raise RegardError(
+                f"the {side} tokenizer in {folder} has {pieces} pieces but the model was trained with {vocab}: "
+                f"put back the tokenizer it was trained with"
+            )
+    return tokenizers
+
+
+def find(path: Path) -> Path:
+    """The model folder that a user means by `path`."""
+    for folder in (path, path / "model", pretrained.embedded(path)):
+        if exists(folder / "config.json"):
+            return folder
+    if exists(path / "config.toml"):
+        raise RegardError(f"the run {path} has no finished model yet: go on with `regard resume {path}`")
+    refuse_pickle(path)
+    raise RegardError(
+        f"no model at {path}: give a run folder such as runs/toy-en-de, a model folder with a config.json, or the name of a "
+        f"model that Regard brings along ({', '.join(pretrained.names()) or 'there is none'})"
+    )
+
+
+BEFORE_TASKS = {
+    "task": "translation",
+    "directions": [],
+    "labels": [],
+    "frame": {},
+    "pooling": "mean",
+    "pixels": {},
+    "origin": {},
+}  # what older ones lack
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The checked config.json of a model folder."""
+    path = folder / "config.json"
+    try:
+        config = {**BEFORE_TASKS, **read_json(path)}
+        wrong = [name for name, fits in FORM.items() if not fits(config[name])]
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        what = getattr(error, "strerror", None) or error
+        raise RegardError(f"{path} is not a model's configuration ({type(error).__name__}: {what})") from None
+    if config["format"] != FORMAT or config["task"] not in TASKS:
+        raise RegardError(
+            f"{path} has format {shown(config['format'])} and task {shown(config['task'])}; "
+            f"this Regard reads format {FORMAT} and the tasks {', '.join(TASKS)}"
+        )
+    if wrong:
+        raise RegardError(f"{path} is not a model's configuration: {wrong[0]} is {shown(config[wrong[0]])}")
+    return config
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _are_lists(value: Any, kinds: tuple[type, ...]) -> bool:
+    """Return whether a value is an object of lists of numbers."""
+    return _is_table(value) and all(isinstance(x, list) and all(type(y) in kinds for y in x) for x in value.values())
+
+
+FORM: dict[str, Callable[[Any], bool]] = {  # of what stands beside the model in config.json
+    **dict.fromkeys(("source", "target"), _is_text),
+    **dict.fromkeys(("directions", "labels"), _are_texts),
+    **dict.fromkeys(("model", "decode", "origin"), _is_table),
+    "frame": lambda value: _are_lists(value, (int,)) and value.keys() <= OWN.to_dict().keys(),
+    "pooling": ("mean", "first").__contains__,
+    "pixels": lambda value: _are_lists(value, (int, float)),
+}

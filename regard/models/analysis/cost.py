@@ -1,0 +1,320 @@
+"""What a model costs: parameters, arithmetic and memory. Sizes must be resolved.
+
+Parameters and FLOPs are counted on the model itself, on the meta device (models/analysis/counting.py); nothing of its architecture is
+written here once more. A product of (m, k) and (k, n) is 2mkn FLOPs. Attention is counted in full, S keys for each query,
+masked or not: the usual convention. What is no matrix product is not counted.
+
+Formulas are what no forward pass tells: a backward pass costs two forwards; what an optimizer keeps of every parameter; the
+activations that a backward pass needs, one formula for stacks of blocks and one for recurrent models.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from fractions import Fraction
+from functools import cached_property
+from math import isqrt, prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.config import ModelConfig, RecurrentSettings, ViTSettings
+from regard.config.registry import find
+from regard.device import PEAK_FLOPS
+from regard.kernels.cross_entropy import chunk_rows
+from regard.layers.decoding_state import PerRow, declared
+from regard.models.analysis.counting import Counting, Shape, count, meta_model
+from regard.models.architectures import of
+from regard.models.rnn import widths
+from regard.models.seq2seq import attends, reads_again
+
+
+class Cost:
+    """What models of a configuration cost. It is counted once for rows of the same lengths."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        self.counted: dict[tuple[int, int], int] = {}
+
+    @cached_property
+    def model(self) -> nn.Module:
+        return meta_model(self.config)
+
+    @cached_property
+    def parameters(self) -> int:
+        """How many numbers are learned, tied ones once."""
+        return sum(p.numel() for p in self.model.parameters())
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks, or recurrent layers, there are on both sides together."""
+        source, target = lengths(self.config, 1)
+        return source * self.config.n_encoder_layers + target * self.config.n_decoder_layers
+
+    @cached_property
+    def token(self) -> Counting:
+        """What happens in a row of one token, on each side that the model has; of an image, of one patch."""
+        side = 2 if "images" in arguments(self.model) else 1
+        return count(self.model, *inputs(self.model, 1, side, side))
+
+    @property
+    def active(self) -> int:
+        """How many weights a token is multiplied with: in a mixture of experts not all that there are."""
+        return sum(min(p.numel(), flops // 2) for p, flops in self.token.weights().items())
+
+    @property
+    def multiplied(self) -> int:
+        """How many numbers are in weights that are multiplied with anything."""
+        return sum(p.numel() for p in self.token.weights())
+
+    def forward_flops(self, batch: int, source_len: int = 0, target_len: int = 0) -> int:
+        """One forward pass over padded rows. An encoder reads (batch, source_len), for images 1 + patches; a decoder writes
+        (batch, target_len). Logits are counted for every token."""
+        at = source_len, target_len
+        if at not in self.counted:
+            self.counted[at] = count(self.model, *inputs(self.model, 1, *at)).flops().total()
+        return batch * self.counted[at]
+
+    def training_flops(self, batch: int, source_len: int = 0, target_len: int = 0, checkpointing: bool = False) -> int:
+        """A backward pass is two forwards; with activation checkpointing there is one more forward."""
+        return (4 if checkpointing else 3) * self.forward_flops(batch, source_len, target_len)
+
+    def fitted_flops(self, source_len: int, target_len: int) -> int:
+        """The forward FLOPs of one row by the polynomial through a few short rows, for those who ask of very many lengths.
+
+        It is exact where a model multiplies at most pairs of tokens, as all of them do here."""
+        if max(source_len, target_len) <= max(FITTED):
+            return self.forward_flops(1, source_len, target_len)
+        sides = [{0: 1} if n == 0 else {at: lagrange(n, at) for at in FITTED} for n in (source_len, target_len)]
+        sums = (a * b * self.forward_flops(1, s, t) for s, a in sides[0].items() for t, b in sides[1].items())
+        return round(sum(sums))
+
+    def training_memory(self, batch: int, source_len: int = 0, target_len: int = 0) -> dict[str, int]:
+        """Bytes of a training step in bf16: fp32 weights, products under autocast, attention that keeps no (T, S) matrix."""
+        n = self.parameters
+        return {
+            "weights": 4 * n,
+            "gradients": 4 * n,
+            "moments": 8 * n,  # AdamW's two
+            "bf16 copies": 2 * self.multiplied,
+            "activations": batch * activations(self.config, source_len, target_len),
+            "logits": logit_bytes(self.config, batch, source_len, target_len),
+        }
+
+
+def forward_flops(config: ModelConfig, batch: int, source_len: int = 0, target_len: int = 0) -> int:
+    return Cost(config).forward_flops(batch, source_len, target_len)
+
+
+def training_flops(config: ModelConfig, batch: int, source_len: int = 0, target_len: int = 0) -> int:
+    return Cost(config).training_flops(batch, source_len, target_len)
+
+
+def training_memory(config: ModelConfig, batch: int, source_len: int = 0, target_len: int = 0) -> dict[str, int]:
+    return Cost(config).training_memory(batch, source_len, target_len)
+
+
+FITTED = (4, 6, 9)  # lengths
+
+
+def lagrange(n: int, at: int) -> Fraction:
+    """The polynomial that is 1 at one of the fitted lengths and 0 at the others."""
+    return prod((Fraction(n - other, at - other) for other in FITTED if other != at), start=Fraction(1))
+
+
+# ---- inputs ------------------------------------------------------------------------------------------------------------
+
+
+def arguments(model: nn.Module) -> list[str]:
+    """The names of what a forward must be given."""
+    parameters = inspect.signature(type(model).forward).parameters.values()
+    return [p.name for p in parameters if p.default is p.empty and p.name != "self"]
+
+
+def inputs(model: nn.Module, batch: int, s: int, t: int) -> tuple[Tensor, ...]:
+    """Inputs of these lengths, without padding, on the meta device; those of an image are its patches and one more."""
+    config: ModelConfig = model.config  # type: ignore[assignment]
+    images = config.table(ViTSettings)
+
+    def image() -> Tensor:
+        rows = isqrt(s - 1) if isqrt(s - 1) ** 2 == s - 1 else 1
+        size = images.patch_size * rows, images.patch_size * ((s - 1) // rows)
+        dtype = next(model.parameters()).dtype
+        return torch.empty(batch, images.image_channels, *size, dtype=dtype, device="meta")
+
+    lengths = {"source": s, "target": t}
+    return tuple(
+        image()
+        if name == "images"
+        else torch.empty(batch, lengths.get(name, max(s, t)), dtype=torch.long, device="meta")
+        for name in arguments(model)
+    )
+
+
+def lengths(config: ModelConfig, length: int) -> tuple[int, int]:
+    """How long source and target are in rows of `length` tokens; 0 for a side that the model does not have."""
+    sides = of(config).sides
+    return length * ("encoder" in sides), length * ("decoder" in sides)
+
+
+# ---- parameters --------------------------------------------------------------------------------------------------------
+
+
+def parameter_table(model: nn.Module) -> list[dict[str, Any]]:
+    """Every parameter by its path, those of alike members of a list as one line: `blocks.*.ff.inner.weight`.
+
+    A parameter that has several paths is counted at the first; the others are tied."""
+    lists = {path for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    numbers: Counter[tuple[str, Shape, bool]] = Counter()
+    seen: set[int] = set()
+    for path, p in model.named_parameters(remove_duplicate=False):
+        steps = path.split(".")
+        name = ".".join("*" if ".".join(steps[:i]) in lists else step for i, step in enumerate(steps))
+        numbers[name, tuple(p.shape), id(p) in seen] += 1
+        seen.add(id(p))
+    return [
+        {"name": name, "shape": list(shape), "number": n, "total": n * torch.Size(shape).numel(), "tied": tied}
+        for (name, shape, tied), n in numbers.items()
+    ]
+
+
+# ---- memory ------------------------------------------------------------------------------------------------------------
+
+
+def activations(config: ModelConfig, s: int, t: int) -> int:
+    """Bytes that the backward pass of one row needs: what norms and products read, in bf16."""
+    return (recurrent_activations if of(config).is_recurrent else stack_activations)(config, s, t)
+
+
+def stack_activations(config: ModelConfig, s: int, t: int) -> int:
+    """Of stacks of blocks: of each sublayer the sum that its norm reads, the norm, and what its own products read."""
+    c, f, queries, keys = config.d_model, config.d_ff, *head_widths(config)
+    summed = 0 if config.parallel else 4 * c  # of the sublayers after the first
+    turned = 4 * queries + 2 * keys if config.positions in ("rope", "yarn") else 0  # copies, by heads
+    # of self-attention q, k, v and what it gives; of a convolution the tokens seen, and both halves before the gate
+    attention = 4 * c + 2 * (queries + 2 * keys) + 2 * queries + turned
+    convolution = 2 * c + (2 * c if config.parallel else 0) + 2 * config.value("convolution.kernel") * c + 4 * c
+    n = max(config.n_encoder_layers, config.n_decoder_layers)
+    names = [config.mixer[i % len(config.mixer)] for i in range(n)]
+    mixer = sum(convolution if name == "convolution" else attention for name in names) // n
+    kept = (
+        3 if config.feedforward == "gated" else 1 if config.activation == "relu" else 2
+    )  # relu is its own derivative's memory
+    block = mixer + (summed + 2 * kept * f + (3 * f if config.ff_dropout else 0) if f else 0)
+    normed = config.embedding_norm and not of(config).sees_images
+    ends = (4 * c if normed else 0) + (c if config.dropout else 0)  # the embeddings in fp32; a mask
+    ends += 4 * c if config.norm == "pre" else 2 * c  # what a stack gives, and the last sum
+    total = 0
+    for n_blocks, tokens, crosses in stacks(config, s, t):
+        total += tokens * (n_blocks * block + ends)
+        total += n_blocks * crosses * (t * (summed + 4 * queries) + s * 4 * keys)
+    return total + (s * 8 * c if of(config).fills_blanks else 0)  # its head has a layer of its own
+
+
+def stacks(config: ModelConfig, s: int, t: int) -> list[tuple[int, int, bool]]:
+    """Blocks, tokens, and whether they have cross-attention, of each stack."""
+    both = of(config).translates
+    encoder, decoder = (config.n_encoder_layers, s, False), (config.n_decoder_layers, t, both)
+    return [encoder, decoder] if both else [decoder if "decoder" in of(config).sides else encoder]
+
+
+def head_widths(config: ModelConfig) -> tuple[int, int]:
+    """Of the queries and of the keys of all heads together."""
+    return config.n_heads * config.d_head, config.n_kv_heads * config.d_head
+
+
+def recurrent_activations(config: ModelConfig, s: int, t: int) -> int:
+    """Of recurrent models: of each layer what it reads, its gates and its states; what the head is given; in a translator
+    what attention and the readout, a maxout, read and make."""
+    recurrent, cell = config.table(RecurrentSettings), find("cell", config.cell)
+    c, h, each = config.d_model, recurrent.d_hidden, 1 + recurrent.bidirectional
+    kept = cell.gates + cell.states
+
+    def layers(d_in: int, sizes: list[int]) -> int:
+        """Numbers of one token; with dropout between layers, what a layer reads is a copy."""
+        return d_in + kept * sum(sizes) + (sum(sizes[:-1]) if recurrent.hidden_dropout else 0)
+
+    if not of(config).translates:
+        sizes = [each * width for width in widths(config)]
+        return t * 2 * (layers(c, sizes) + sizes[-1])
+    annotation, brought, key = annotated(config)
+    again = annotation or h * reads_again(config)
+    source = s * 2 * layers(c, [each * h] * config.n_encoder_layers)
+    target = t * 2 * (layers(c + again, [h] * config.n_decoder_layers) + c)
+    if annotation:  # and the weights, in fp32 and in bf16
+        source += s * 2 * ((annotation if recurrent.hidden_dropout else 0) + brought + key) + s * t * 6
+    return source + target + (t * 2 * (h + c + again + 3 * c) if again else 0)
+
+
+def annotated(config: ModelConfig) -> tuple[int, int, int]:
+    """How many numbers attention keeps of a token of the source: its annotation, what that brings to the gates, and its
+    key; 0 where there is none, or where it is the annotation itself."""
+    if not of(config).translates or not attends(config):
+        return 0, 0, 0
+    recurrent, cell = config.table(RecurrentSettings), find("cell", config.cell)
+    h, before = recurrent.d_hidden, not (cell.bare or recurrent.norm)
+    return h * (1 + recurrent.bidirectional), cell.inputs * h * before, h * (config.score != "dot")
+
+
+def logit_bytes(config: ModelConfig, batch: int, s: int, t: int) -> int:
+    """Those of tokens are there in bf16, a chunk at a time, and become their gradient; classes in fp32 beside theirs."""
+    if of(config).gives_classes(config):
+        return batch * 8 * config.n_classes * (max(s, t) if config.answer == "token" else 1)
+    rows, vocab = batch * (t if "decoder" in of(config).sides else s), of(config).output_vocabulary(config)
+    return 2 * vocab * min(rows, chunk_rows(rows, 2 * vocab, torch.device("cuda")))
+
+
+def decoding_bytes(model: nn.Module, source_len: int, target_len: int, dtype: torch.dtype) -> dict[str, int]:
+    """Bytes that decoding keeps of one row: `state`, however long the row is, and `cache`, which grows with it. They are
+    what the parts of the model declare (layers/decoding_state.py)."""
+    found = {"state": 0, "cache": 0}
+    for _, _, storages in declared(model):
+        for storage in storages.values():
+            kind = "state" if isinstance(storage, PerRow) else "cache"
+            found[kind] += storage.nbytes(1, 1, target_len, source_len, dtype)
+    return found
+
+
+# ---- all of it ---------------------------------------------------------------------------------------------------------
+
+
+def measured(config: ModelConfig, batch: int, length: int, tokens: int | None = None) -> dict[str, Any]:
+    """All the numbers of a model, as `regard cost` prints them."""
+    cost = Cost(config)
+    return {
+        "architecture": config.architecture,
+        "batch": batch,
+        "length": length,
+        "parameters": {"rows": parameter_table(cost.model), "trained": cost.parameters, "active": cost.active},
+        "flops": count_flops(cost, length, tokens),
+        "memory": count_memory(cost, batch, length),
+    }
+
+
+def count_flops(cost: Cost, length: int, tokens: int | None) -> dict[str, Any]:
+    at = lengths(cost.config, length)
+    result: dict[str, Any] = {"forward_per_token": cost.forward_flops(1, *at) / length}
+    result["training_per_token"] = cost.training_flops(1, *at) / length
+    if tokens:
+        total = tokens * result["training_per_token"]
+        seconds = total / (MFU * PEAK_FLOPS[GPU])
+        result |= {"tokens": tokens, "training": total, "example": {"gpu": GPU, "mfu": MFU, "days": seconds / 86400}}
+    return result
+
+
+GPU, MFU = "H200", 0.4  # the example
+
+
+def count_memory(cost: Cost, batch: int, length: int) -> dict[str, Any]:
+    """Bytes."""
+    training = cost.training_memory(batch, *lengths(cost.config, length))
+    decoding = {"weights_bf16": 2 * cost.parameters, "weights_fp32": 4 * cost.parameters}
+    one, all_of_it = (decoding_bytes(cost.model, *lengths(cost.config, n), torch.bfloat16) for n in (1, length))
+    if one["state"]:
+        decoding["state_per_row"] = one["state"]
+    if one["cache"]:
+        decoding["cache_bf16_per_token"] = one["cache"]
+        decoding["cache_bf16"] = batch * all_of_it["cache"]
+    return {"training": {**training, "total": sum(training.values())}, "decoding": decoding}

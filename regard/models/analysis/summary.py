@@ -1,0 +1,201 @@
+"""A model layer by layer: what each gives, its parameters and FLOPs, and the bytes of its weights.
+
+    regard.summary("gpt2", length=128)                     # a preset, a recipe, or a run or model folder
+    regard.summary(regard.load("runs/toy-en-de"), depth=3)
+
+All of it is counted on the model (models/analysis/counting.py), and a line is a module, by its path. What is tied is counted once,
+where it stands first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from regard.config import ModelConfig
+from regard.errors import RegardError
+from regard.inference.model_spec import check_lengths, config_of
+from regard.layers.quantization import is_packed
+from regard.models.analysis.cost import inputs, lengths
+from regard.models.analysis.counting import Shape, count, meta_copy, meta_model
+from regard.models.architectures import of
+from regard.terminal import short, size, table
+
+
+@dataclass(frozen=True)
+class Line:
+    """One layer, or all of them."""
+
+    name: str
+    output: Shape  # of what it gives; () for what only lends its numbers
+    parameters: int
+    tied: int  # numbers of another line that it uses too
+    flops: int
+    weights: int  # bytes
+
+    def cells(self) -> tuple[str, ...]:
+        title = self.name + (" (tied)" if self.tied and self.name != "total" else "")
+        numbers = f"{self.parameters:,}", short(self.flops), size(self.weights)
+        return (title, " x ".join(f"{n:,}" for n in self.output), *numbers)
+
+
+HEADER = ("layer", "output", "parameters", "FLOPs", "weights")
+
+
+@dataclass(frozen=True)
+class Summary:
+    model: str
+    config: ModelConfig
+    batch: int
+    source_length: int  # 0 for a side that the model does not have
+    target_length: int
+    lines: list[Line]
+    total: Line
+    assumed: dict[str, int]
+
+    @property
+    def title(self) -> str:
+        sides = " and ".join(f"{n:,}" for n in (self.source_length, self.target_length) if n)
+        return f"{self.model} ({self.config.architecture}), {self.batch:,} x {sides} tokens"
+
+    @property
+    def notes(self) -> list[str]:
+        tied = any(line.tied for line in self.lines)
+        found = ["Tied: with numbers of a line above, which are counted once."] if tied else []
+        return found + [f"model.{field} comes from the data: {n:,} assumed" for field, n in self.assumed.items()]
+
+    def __str__(self) -> str:
+        rows = [HEADER, *(line.cells() for line in (*self.lines, self.total))]
+        return "\n".join([self.title, "", *table(rows, 2), *([""] if self.notes else []), *self.notes])
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        cell = '<td style="text-align:right">{}</td>'
+        head = "".join(f"<th>{name}</th>" for name in HEADER)
+        lines = (*self.lines, self.total)
+        body = [f"<tr>{''.join(cell.format(escape(text)) for text in line.cells())}</tr>" for line in lines]
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        return f"<p>{escape(self.title)}</p><table><tr>{head}</tr>{''.join(body)}</table>{notes}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **{"model": self.model, "architecture": self.config.architecture, "batch": self.batch},
+            **{"source_length": self.source_length, "target_length": self.target_length},
+            **{"lines": [line_dict(line) for line in self.lines], "total": line_dict(self.total)},
+            "assumed": self.assumed,
+        }
+
+
+def line_dict(line: Line) -> dict[str, Any]:
+    return {**vars(line), "output": list(line.output)}
+
+
+# ---- making one --------------------------------------------------------------------------------------------------------
+
+
+def summary(
+    model: Any,
+    *,
+    batch: int = 1,
+    length: int | None = None,
+    source_length: int | None = None,
+    depth: int = 2,
+    settings: dict[str, str] | None = None,
+) -> Summary:
+    """Of a model, of what holds one (such as a Translator), or of a preset, a recipe or a folder by name.
+
+    `length` is that of the rows, by default the model's longest; `source_length` that of a translator's source, if it is
+    another. `depth` 1 shows stacks, 2 their blocks, 3 the sublayers of those. `settings` change a model that is not there
+    yet.
+    """
+    if depth < 1:
+        raise RegardError(f"--depth must be at least 1, not {depth}: 1 for stacks, 2 for blocks, 3 for sublayers")
+    name, built, assumed = found_model(model, settings or {})
+    config: ModelConfig = built.config  # type: ignore[assignment]
+    s, t = asked_lengths(config, batch, length, source_length)
+    lines = counted(built, batch, s, t, depth)
+    return Summary(name, config, batch, s, t, lines, joined("total", lines, ()), assumed)
+
+
+def asked_lengths(config: ModelConfig, batch: int, length: int | None, source_length: int | None) -> tuple[int, int]:
+    """Of source and target; 0 for a side that the model does not have."""
+    s, t = lengths(config, config.max_len if length is None else length)
+    two_sides = s > 0 and t > 0
+    if source_length is not None:
+        if not two_sides:
+            raise RegardError(
+                f"--source-length is for translators, and a {config.architecture} has one length: --length"
+            )
+        s = source_length
+    check_lengths(config, batch, *((s, t) if two_sides else (max(s, t),)))
+    if of(config).sees_images and s < 2:
+        raise RegardError(f"--length of a {config.architecture} is its patches and one more: at least 2")
+    return s, t
+
+
+def found_model(model: Any, settings: dict[str, str]) -> tuple[str, nn.Module, dict[str, int]]:
+    """Return its name, the model, whose numbers do not matter, and what was assumed."""
+    if isinstance(model, (str, Path)):
+        there = any((Path(model) / place / "config.json").exists() for place in ("", "model"))
+        if settings or not there:
+            config, assumed = config_of(str(model), settings)
+            return str(model), meta_model(config), assumed
+        import torch
+
+        from regard import model_folder
+
+        return str(model), model_folder.load(Path(model), torch.device("cpu"), "fp32").model, {}
+    model = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    if not isinstance(getattr(model, "config", None), ModelConfig):
+        raise RegardError("a summary is of a model of Regard, of what holds one, or of a preset, a recipe or a folder")
+    if is_packed(model):
+        raise RegardError(
+            "this model was loaded with rounded weights, which are no parameters: load it without weights="
+        )
+    return type(model).__name__, model, {}
+
+
+def counted(model: nn.Module, batch: int, s: int, t: int, depth: int) -> list[Line]:
+    """Every layer, in the order of the modules."""
+    on_meta = model if next(model.parameters()).is_meta else meta_copy(model)
+    ran = count(on_meta, *inputs(on_meta, batch, s, t))
+    flops, shapes = ran.flops(), ran.shapes()
+    containers = {path for path, module in model.named_modules() if isinstance(module, (nn.ModuleList, nn.ModuleDict))}
+    groups: dict[str, list[Line]] = {}
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        numbers = tied = weights = 0
+        for p in module.parameters(recurse=False):
+            if id(p) in seen:
+                tied += p.numel()
+            else:
+                numbers, weights = numbers + p.numel(), weights + p.nbytes
+            seen.add(id(p))
+        group = above(path, depth, containers)
+        groups.setdefault(group, []).append(Line(path, shapes.get(path, ()), numbers, tied, flops[path], weights))
+    lines = (joined(name or "model", group, shapes.get(name, ())) for name, group in groups.items())
+    return [line for line in lines if any((line.parameters, line.tied, line.flops))]
+
+
+def above(path: str, depth: int, containers: set[str]) -> str:
+    """The first `depth` modules on a path; a list or dictionary of modules is no level of its own, but its members are, and
+    the body of a classifier is none."""
+    steps = path.split(".")
+    levels, end = 0, 0
+    for i in range(len(steps)):
+        here = ".".join(steps[: i + 1])
+        levels += (here not in containers or ".".join(steps[:i]) in containers) and here != "body"
+        end = i + 1
+        if levels == depth:
+            break
+    return ".".join(steps[:end])
+
+
+def joined(name: str, lines: list[Line], output: Shape) -> Line:
+    """Lines as one."""
+    sums = (sum(getattr(line, field) for line in lines) for field in ("parameters", "tied", "flops", "weights"))
+    return Line(name, output, *sums)

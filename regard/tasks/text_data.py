@@ -1,0 +1,63 @@
+"""What the tasks on plain text share: its files as token ids, cached, with one vocabulary."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from regard.config import Config, ModelConfig
+from regard.data.shards import ANY_LENGTH, Filters, Store, cache_folder, prepare
+from regard.data.text_corpus import TextCorpus
+from regard.errors import RegardError
+from regard.models.architectures import of
+from regard.models.model import names_learning
+from regard.terminal import progress_bar
+from regard.text.special_token_template import Frame
+from regard.text.tokenizer import Tokenizer
+from regard.training.metrics_log import say
+
+
+class Framed:
+    """A tokenizer that puts special tokens around each document."""
+
+    def __init__(self, tokenizer: Tokenizer, frame: Frame) -> None:
+        self.tokenizer, self.frame = tokenizer, frame
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        return [self.frame.one(ids) for ids in self.tokenizer.encode_batch(texts)]
+
+    def fingerprint(self) -> str:
+        return self.tokenizer.fingerprint() + json.dumps(self.frame.to_dict())
+
+    def __len__(self) -> int:
+        return len(self.tokenizer)
+
+
+def text_corpus(config: Config, split: str) -> TextCorpus:
+    data = config.data
+    return TextCorpus(getattr(data, split), Path(data.root), data.documents, split)
+
+
+def text_store(corpus: TextCorpus, encoder: Framed | Tokenizer, quiet: bool) -> Store:
+    with progress_bar("tokenising texts", quiet=quiet) as advance:
+        store = prepare(corpus, (encoder,), Filters(ANY_LENGTH), cache_folder(), advance)
+    say(f"{corpus.split} data: {store.report.describe('texts')}; {len(store.source.ids):,} tokens", quiet)
+    return store
+
+
+def check_task(config: Config) -> None:
+    """Refuse a model that cannot learn the task."""
+    if config.task not in of(config.model).tasks:
+        wanted = names_learning(config.task)
+        raise RegardError(
+            f"the task {config.task} trains a {wanted}, but model.preset {config.model.preset} is a "
+            f"{config.model.architecture}: choose a {wanted} preset"
+        )
+
+
+def with_vocabulary(sizes: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
+    """The vocabulary's size, on the sides that this architecture has, and its special tokens."""
+    own = of(sizes).vocabularies
+    n = {side: len(tokenizer) if side in own else 0 for side in ("source", "target")}
+    return replace(sizes, source_vocab=n["source"], target_vocab=n["target"], **tokenizer.special.settings())

@@ -1,0 +1,90 @@
+"""What training asks of a task: its data in batches, its objective, its score, and what the finished model is packed with.
+
+A task is one file of this folder; `tasks.TASKS` knows them all.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from regard.config import Config, ModelConfig
+from regard.data.batches import Batches
+from regard.model_folder import Bundle
+from regard.tasks.initial_model import kept
+from regard.text.special_token_template import Frame
+from regard.text.tokenizer import Tokenizers
+from regard.training.objective import Objective
+
+Poll = Callable[[], None]  # called often; may raise to break off
+
+
+@dataclass(frozen=True)
+class Validation:
+    loss: float  # per scored token, row or image; natural log
+    scores: dict[str, float] = field(default_factory=dict)  # by name; higher is better, but for perplexity
+    samples: list[str] = field(default_factory=list)  # something to read
+
+    def metric(self, name: str) -> float:
+        """Higher is better."""
+        return -self.loss if name == "loss" else self.scores[name]
+
+    def describe(self) -> str:
+        return "  ".join([f"loss {self.loss:.4f}", *(f"{name} {value:.4g}" for name, value in self.scores.items())])
+
+
+@dataclass(frozen=True)
+class Job(ABC):
+    """A run, ready to train."""
+
+    folder: Path
+    config: Config  # complete: preset sizes, vocabulary sizes and classes filled in
+    model: nn.Module
+    tokenizers: Tokenizers | None
+    frame: Frame
+    key: str  # of the training data: the same key, the same examples
+    amount: str  # of training data, in words
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What `train.metric` may name."""
+        return ("loss",)
+
+    @abstractmethod
+    def batches(self) -> Batches:
+        """What is trained on."""
+
+    @abstractmethod
+    def objective(self) -> Objective: ...
+
+    @abstractmethod
+    def validate(self, model: nn.Module, device: torch.device, dtype: torch.dtype, poll: Poll) -> Validation:
+        """How good the model is now; it is in evaluation mode."""
+
+    @property
+    def sizes(self) -> ModelConfig:
+        return self.config.model
+
+    def bundle(self) -> Bundle:
+        data = self.config.data
+        translates, old = self.config.task == "translation", kept(self.folder)
+        return Bundle(
+            self.model,
+            self.tokenizers,
+            self.config.task,
+            self.config.decode,
+            source=data.source if translates else "",
+            target=data.target if translates else "",
+            frame=self.frame,
+            pooling=old.get("pooling", "mean"),
+            origin=old.get("origin", {}),
+        )
+
+    def next_steps(self) -> list[str]:
+        """Commands for the finished run."""
+        return [f"regard evaluate {self.folder}"]

@@ -1,0 +1,270 @@
+"""The training loop: accumulate, check, clip, step; log, validate, save; stop early or on request; finish with a model.
+
+One iteration always stands at the same point, `progress.step` steps done, and what is due there (validation, a checkpoint)
+is decided from `progress` alone. So a run that resumes from any checkpoint does exactly what the uninterrupted run did.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+
+from regard import device as devices
+from regard import model_folder
+from regard.config import Config
+from regard.data.batches import Batch, Cursor, ahead
+from regard.decode.constraints import release
+from regard.errors import RegardError
+from regard.models.weights import load_weights
+from regard.signals import Interrupted, StopRequest
+from regard.tasks import prepare_job
+from regard.training.checkpoint import Checkpoints, Progress
+from regard.training.job import Job, Validation
+from regard.training.metrics_log import Metrics, Screen, say
+from regard.training.model_card import model_card
+from regard.training.optimizer import learning_rate
+from regard.training.run_folder import open_run
+from regard.training.throughput import Meter
+from regard.training.training_step import TrainingStep
+
+
+def train(config: Config, run: Path, *, overwrite: bool = False, resuming: bool = False, quiet: bool = False) -> Path:
+    """Train a run from where it stands to its end; returns its folder."""
+    with open_run(run, config, overwrite=overwrite, resuming=resuming):
+        trainer = Trainer(prepare_job(run, config, quiet), quiet)
+        try:
+            with StopRequest() as stop:
+                trainer.run(stop)
+        except torch.OutOfMemoryError as error:
+            raise RegardError(
+                "the device is out of memory: lower train.batch_tokens (and raise train.accumulate to keep the step's "
+                "size), or set train.recompute true"
+            ) from error
+        finally:
+            trainer.close()
+    return run
+
+
+class Trainer:
+    def __init__(self, job: Job, quiet: bool = False) -> None:
+        self.job, self.config = job, job.config.train
+        self.device, self.dtype = devices.set_up(self.config)
+        self.model = job.model.to(self.device).train()
+        if self.config.metric not in job.metrics:
+            raise RegardError(
+                f"train.metric {self.config.metric} is not measured by the task {job.config.task}: "
+                f"choose one of {', '.join(job.metrics)}"
+            )
+        objective = job.objective()
+        if self.config.r_drop and objective.passes == 1:
+            raise RegardError(f"train.r_drop is not for this kind of {job.config.task}: set it to 0")
+        if self.config.z_loss and not objective.z_loss:
+            raise RegardError(f"train.z_loss is not for {job.config.task}, which has no vocabulary: set it to 0")
+        self.step = TrainingStep(objective, self.config, self.device, self.dtype)
+        self.carried = dict(objective.named_buffers(recurse=False))  # what it keeps from batch to batch
+        self.checkpoints = Checkpoints(job.folder / "checkpoints")
+        self.progress = self._resume(quiet)
+        self.started = self.progress.step
+        self.saved = (self.progress.step, self.progress.validated)  # what the newest checkpoint holds
+        self.meter = Meter(job.sizes, self.step.objective.passes, self.device)
+        self.step.sums.copy_(torch.tensor(self.progress.running))
+        self.metrics = Metrics(job.folder, self.progress.step, self.progress.validated)
+        self.screen = Screen(self.progress.step, self.config.steps, quiet)
+
+    def _resume(self, quiet: bool) -> Progress:
+        step = self.checkpoints.newest(warn=say)
+        if step is None:
+            return Progress(data=self.job.key)
+        progress = self.checkpoints.load(step, self.model, self.step.updater.optimizer, self.carried)
+        if progress.cursor.epoch > progress.step * self.config.accumulate:  # an epoch has at least one batch
+            raise RegardError(
+                f"checkpoint {self.checkpoints.path(step)} is of epoch {progress.cursor.epoch + 1:,} after {step:,} steps, "
+                f"which cannot be: remove it, and the one before is used"
+            )
+        if progress.data != self.job.key:
+            raise RegardError(
+                f"the training data, as tokenised, is not what {self.job.folder} began with: "
+                f"put the old files back, or start over with --overwrite"
+            )
+        say(f"resuming at step {step}: epoch {progress.cursor.epoch + 1}, batch {progress.cursor.batch}", quiet)
+        return progress
+
+    # ---- the loop -------------------------------------------------------------------------------------------------
+
+    def run(self, stop: StopRequest) -> None:
+        self._announce()
+        stream = ahead(self.job.batches().follow(self.progress.cursor), pin=self.device.type == "cuda")
+        try:
+            while not self._at_rest(stop):
+                self._train_step([next(stream) for _ in range(self.config.accumulate)])
+        finally:
+            stream.close()  # type: ignore[attr-defined]
+        self._finish(stop)
+
+    def _at_rest(self, stop: StopRequest) -> bool:
+        """Between two steps: validate and save what is due. True when training is over."""
+        progress, config = self.progress, self.config
+        last = progress.step >= config.steps
+        validating, saving = last or _due(progress.step, config.valid_every), _due(progress.step, config.save_every)
+        if not (validating or saving or stop):
+            return False
+        self._check_finite()  # waits for the device, so the lap is whole; and nothing bad is ever saved
+        progress.seconds += self.meter.lap()
+        try:
+            improved = validating and self._validate(stop)
+        except Interrupted:  # the resumed run validates first
+            self._save()
+            raise
+        over = last or 0 < config.patience <= progress.without_gain
+        stopping = bool(stop)  # a signal from here on waits for the next rest
+        if over or improved or saving or stopping:
+            self._save()
+        if stopping:
+            self._heed(stop)
+        self.meter.start()
+        return over
+
+    def _train_step(self, items: list[tuple[Batch, Cursor]]) -> None:
+        progress = self.progress
+        progress.step += 1
+        batches = [batch for batch, _ in items]
+        self.step(batches, learning_rate(self.config, progress.step))
+        progress.cursor = items[-1][1]
+        for batch in batches:
+            progress.tokens += batch.tokens
+            self.meter.count(batch)
+        self.screen.step(progress.step)
+        if _due(progress.step, self.config.log_every):
+            self._log()
+
+    # ---- what happens between steps ---------------------------------------------------------------------------------
+
+    def _log(self) -> None:
+        loss, nll, tokens = self.step.sums.tolist()  # waits for the device
+        self._check_finite()
+        self.step.sums.zero_()
+        progress = self.progress
+        progress.seconds += self.meter.lap()
+        speed, norm = self.meter.read(), self.step.norm.item()
+        values = {"loss": loss / tokens, "nll": nll / tokens, "lr": learning_rate(self.config, progress.step)}
+        values |= {"auxiliary_loss": self.step.auxiliary.item()} if self.step.has_auxiliary else {}
+        values |= {"grad_norm": norm, "tokens": progress.tokens, "seconds": progress.seconds, **speed}
+        self.metrics.write("train", progress.step, **values)
+        mfu = f"  MFU {speed['mfu']:.1%}" if "mfu" in speed else ""
+        self.screen.status(
+            progress.step,
+            f"loss {values['loss']:.3f}  lr {values['lr']:.2e}  {speed['tokens_per_s']:,.0f} tokens/s{mfu}",
+        )
+
+    def _check_finite(self) -> None:
+        bad = self.step.updater.first_bad_step(self.started)
+        if bad is not None:
+            newest = self.checkpoints.newest(warn=say)
+            run = self.job.folder
+            advice = f"go on from step {newest} with `regard resume {run} --train.lr ...`" if newest else "start again"
+            raise RegardError(
+                f"the loss or its gradient is not finite at step {bad}; that step was not applied: "
+                f"{advice}, with a lower train.lr, a longer train.warmup or train.precision fp32"
+            )
+
+    def _validate(self, stop: StopRequest) -> bool:
+        """Validate once per step; True when the result is the best so far."""
+        progress = self.progress
+        if progress.validated == progress.step:
+            return False
+        result = self._measure(stop)
+        progress.validated = progress.step
+        value = result.metric(self.config.metric)
+        improved = math.isfinite(value) and (progress.best is None or value > progress.best)
+        if improved:
+            progress.best, progress.best_step, progress.without_gain = value, progress.step, 0
+        else:
+            progress.without_gain += 1
+        self._show(result, improved)
+        return improved
+
+    def _measure(self, stop: StopRequest) -> Validation:
+        self.model.eval()
+        try:
+            with torch.compiler.set_stance("force_eager"):  # blocks are compiled for training's shapes alone
+                return self.job.validate(self.model, self.device, self.dtype, lambda: self._heed(stop))
+        finally:
+            self.model.train()
+            release(self.model)  # what decoding keeps ready is memory that training may need
+
+    def _show(self, result: Validation, improved: bool) -> None:
+        self.metrics.write("valid", self.progress.step, loss=result.loss, **result.scores)
+        best = "  (best so far)" if improved else ""
+        self.screen.say(f"valid at step {self.progress.step}: {result.describe()}{best}")
+        for sample in result.samples:
+            self.screen.say(f"  {sample}")
+
+    def _save(self) -> None:
+        progress = self.progress
+        if (progress.step, progress.validated) != self.saved:
+            progress.running = self.step.sums.tolist()
+            self.metrics.sync()
+            self.checkpoints.save(self.model, self.step.updater.optimizer, progress, self.carried)
+            self.saved = (progress.step, progress.validated)
+        self.checkpoints.tidy([progress.step, progress.best_step, *self._scheduled()])
+
+    def _scheduled(self) -> list[int]:
+        """The last regular checkpoints; those of interruptions do not count, so that they change no average.
+
+        Nor do those ahead of this step, which are damaged: the run fell back behind them.
+        """
+        steps = [step for step in self.checkpoints.steps() if step <= self.progress.step]
+        regular = [step for step in steps if _due(step, self.config.save_every)]
+        return regular[-max(self.config.keep, self.config.average) :]
+
+    def _heed(self, stop: StopRequest) -> None:
+        if stop.signum:
+            raise Interrupted(stop.signum, self.job.folder)
+
+    # ---- first and last words -----------------------------------------------------------------------------------------
+
+    def _announce(self) -> None:
+        config = self.job.config
+        parameters = sum(p.numel() for p in self.model.parameters())
+        precision = "bf16" if self.dtype == torch.bfloat16 else "fp32"
+        self.screen.say(
+            f"{config.name}: {config.task} on {devices.describe(self.device)}, {precision}; "
+            f"{parameters:,} parameters; {self.job.amount}"
+        )
+
+    def _final_steps(self) -> list[int]:
+        """The best checkpoint, or the last regular ones; where they are damaged, what is left of them, saying so."""
+        progress, average = self.progress, self.config.average
+        steps = self._scheduled()[-average:] if average > 1 else []
+        whole = [s for s in steps or [progress.best_step] if self.checkpoints.whole(s, say, "going without it")]
+        return whole or [progress.step]
+
+    def _finish(self, stop: StopRequest) -> None:
+        """The final model and its score; a run that is stopped meanwhile does this again."""
+        progress, job, steps = self.progress, self.job, self._final_steps()
+        self.model.float()  # whatever it was trained in: a mean is finer than what it is of
+        load_weights(self.model, self.checkpoints.average(steps), self.checkpoints.folder)
+        result = self._measure(stop)
+        model_folder.save(
+            job.folder / "model", job.bundle(), model_card(job, result, steps, progress), own=model_folder.FILES
+        )
+        which = (
+            f"the checkpoint of step {steps[0]}"
+            if len(steps) == 1
+            else f"the mean of the last {len(steps)} checkpoints"
+        )
+        self.screen.say(
+            f"done: {which} has {result.describe()} "
+            f"(best {self.config.metric} during training: {abs(progress.best or 0):.4g} at step {progress.best_step})\n"
+            + "\n".join(["next:", *(f"  {command}" for command in job.next_steps())])
+        )
+
+    def close(self) -> None:
+        self.screen.close()
+        self.metrics.close()
+
+
+def _due(step: int, every: int) -> bool:
+    return step > 0 and step % every == 0

@@ -1,0 +1,192 @@
+"""Word vectors in use: nearest words, analogies and similarities, by the cosine of the angle between vectors.
+
+A word is looked up as it is written: "Paris" and "paris" are two words, each with its own vector or none. Only the test sets
+(evaluate/word_similarity.py) fold case. Vectors are kept as they came; a copy of length 1 is made once, when first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regard.errors import RegardError
+from regard.files import read_json
+
+EPSILON = 1e-3  # of 3CosMul, as Levy and Goldberg (2014) have it
+METHODS = ("add", "mul")
+FOLDER = "word-vectors"  # what config.json in their folder calls them
+SPELT = 200_000  # an unknown word is compared with this many of the first words, the most frequent ones
+
+Found = list[tuple[str, float]]  # words and how close they are, the closest first
+
+
+@dataclass(frozen=True)
+class WordVectors:
+    """Words, most frequent first where that is known, and one vector each; `outside` are the vectors they had as context."""
+
+    words: list[str]
+    vectors: np.ndarray  # (V, D) float32
+    counts: np.ndarray | None = None  # (V,)
+    outside: np.ndarray | None = None  # (V', D), one for each word, or for each inner node of a Huffman tree
+    about: dict[str, Any] = field(default_factory=dict)  # how they were made, kept in their folder
+
+    def __post_init__(self) -> None:
+        shape = self.vectors.shape
+        if not self.words or len(shape) != 2 or shape[0] != len(self.words) or not shape[1]:
+            raise RegardError(f"{len(self.words):,} words and vectors of shape {shape} do not go together")
+        if self.counts is not None and len(self.counts) != len(self.words):
+            raise RegardError(f"{len(self.words):,} words and {len(self.counts):,} counts do not go together")
+
+    @property
+    def dim(self) -> int:
+        return self.vectors.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __contains__(self, word: object) -> bool:
+        return word in self.index
+
+    def __getitem__(self, word: str) -> np.ndarray:
+        return self.vectors[self.row(word)]
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """The row of each word; of a word that is there twice, the first."""
+        return {word: row for row, word in zip(reversed(range(len(self))), reversed(self.words), strict=True)}
+
+    @cached_property
+    def unit(self) -> np.ndarray:
+        """(V, D), each of length 1; a vector of zeros stays one, and is close to nothing."""
+        lengths = np.linalg.norm(self.vectors, axis=1, keepdims=True)
+        return (self.vectors / np.maximum(lengths, np.finfo(np.float32).tiny)).astype(np.float32, copy=False)
+
+    def row(self, word: str) -> int:
+        found = self.index.get(word)
+        if found is None:
+            raise RegardError(f"{word!r} is not among the {len(self):,} words{_hint(spellings(word, self.words))}")
+        return found
+
+    def similarity(self, a: str, b: str) -> float:
+        """The cosine of two words: 1 = the same direction, 0 = nothing in common."""
+        return float(self.unit[self.row(a)] @ self.unit[self.row(b)])
+
+    def nearest(self, word: str | np.ndarray, n: int = 10) -> Found:
+        """The words closest to a word (itself left out), or to any vector."""
+        if isinstance(word, str):
+            row = self.row(word)
+            return self._best(self.unit @ self.unit[row], n, [row])
+        vector = np.asarray(word, np.float32)
+        if vector.shape != (self.dim,):
+            raise RegardError(f"a vector of shape {vector.shape} cannot be compared with vectors of {self.dim} numbers")
+        length = np.linalg.norm(vector)
+        return self._best(self.unit @ (vector / (length or 1.0)), n, [])
+
+    def analogy(self, a: str, b: str, c: str, n: int = 10, method: str = "add") -> Found:
+        """What is to c as b is to a, the three left out: `analogy("man", "king", "woman")`.
+
+        `add` (3CosAdd) looks for the words closest to b - a + c, all of length 1; `mul` (3CosMul) for the greatest
+        cos(b) cos(c) / cos(a), in which no one of them can outweigh the others.
+        """
+        rows = [self.row(word) for word in (a, b, c)]
+        va, vb, vc = self.unit[rows][:, None]  # (1, D) each
+        return self._best(analogy_scores(self.unit, va, vb, vc, method)[0], n, rows)
+
+    def rank(self, word: str, other: str) -> int:
+        """Which of the words nearest to `word` is `other`: 1 = the nearest."""
+        row, wanted = self.row(word), self.row(other)
+        if row == wanted:
+            raise RegardError(f"{word!r} has no rank among the words nearest to itself: give two words")
+        scores = self.unit @ self.unit[row]
+        scores[row] = -np.inf
+        return int((scores > scores[wanted]).sum()) + 1
+
+    def _best(self, scores: np.ndarray, n: int, without: list[int]) -> Found:
+        if n < 1:
+            raise RegardError(f"at least 1 word must be asked for, not {n}")
+        scores[without] = -np.inf
+        rows = top(scores, min(n, len(self) - len(set(without))))
+        return [(self.words[row], float(scores[row])) for row in rows]
+
+    def first(self, n: int) -> WordVectors:
+        """The first n words alone."""
+        counts = None if self.counts is None else self.counts[:n]
+        return WordVectors(self.words[:n], self.vectors[:n], counts, about=self.about)
+
+    def save(self, path: str | Path, kind: str = "") -> None:
+        """A file by its suffix (.txt, .vec: word2vec text; .bin: its binary; also with .gz, .xz, .zst), else a folder."""
+        from regard.vectors.formats import write
+
+        write(self, Path(path), kind)
+
+    @classmethod
+    def load(cls, path: str | Path, errors: str = "replace") -> WordVectors:
+        """A folder, or a word2vec or GloVe file; `errors` says what becomes of broken UTF-8: replace, ignore or strict."""
+        from regard.vectors.formats import read
+
+        return read(Path(path), errors)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder of word vectors."""
+    try:
+        return bool(read_json(path / "config.json").get("kind") == FOLDER)
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def analogy_scores(unit: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray, method: str = "add") -> np.ndarray:
+    """How well each word answers each question a : b :: c : ?; all of length 1, (V, D) and (Q, D) -> (Q, V).
+
+    3CosAdd's are cosines, for which b - a + c is brought to length 1; 3CosMul's are made of cosines moved to 0 ... 1.
+    """
+    if method == "add":
+        target = b - a + c
+        return target / np.maximum(np.linalg.norm(target, axis=1, keepdims=True), 1e-30) @ unit.T
+    if method == "mul":
+        near_a, near_b, near_c = ((1 + x @ unit.T) / 2 for x in (a, b, c))
+        return near_b * near_c / (near_a + EPSILON)
+    raise RegardError(f"unknown way to solve analogies {method!r}: choose {' or '.join(METHODS)}")
+
+
+def top(scores: np.ndarray, n: int) -> np.ndarray:
+    """Places of the n greatest, the greatest first; equal ones in their order."""
+    if n < len(scores):
+        least = np.partition(scores, -n)[-n] if n else np.inf
+        places = np.flatnonzero(scores >= least)
+    else:
+        places = np.arange(len(scores))
+    return places[np.argsort(-scores[places], kind="stable")][:n]
+
+
+def spellings(word: str, words: Sequence[str], n: int = 3) -> list[str]:
+    """Words that look like an unknown one. Only those with nearly its length and letters are looked at closely."""
+    likely = islice(_similar_letters(word.casefold(), words), 20_000)
+    matcher = SequenceMatcher(b=word.casefold(), autojunk=False)
+    found = []
+    for other in likely:
+        matcher.set_seq1(other.casefold())
+        if matcher.quick_ratio() >= 0.6 and (ratio := matcher.ratio()) >= 0.6:
+            found.append((ratio, other))
+    return [other for _, other in sorted(found, key=lambda pair: -pair[0])[:n]]
+
+
+def _similar_letters(word: str, words: Sequence[str]) -> Iterable[str]:
+    letters, size = set(word), len(word)
+    for other in islice(words, SPELT):
+        if abs(len(other) - size) <= 2 and len(letters.symmetric_difference(other.casefold())) <= 3:
+            yield other
+
+
+def _hint(found: list[str]) -> str:
+    if not found:
+        return "; words are looked up as they are written, case included"
+    *most, last = map(repr, found)
+    return f": did you mean {', '.join(most)}{' or ' if most else ''}{last}?"
