@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from regard.exchange.loader import load_model
 import json as jsons
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -102,7 +103,7 @@ def look_heads(
     if sentences < 2:
         raise RegardError(f"--sentences must be at least 2, not {sentences}: one alone has no error to tell")
     lines, other = (list(islice(read_lines(path), sentences)) if path else [] for path in (source, target))
-    found = scan(model_folder.load(model, pick_device(device), "fp32"), lines, other, metric, to)
+    found = scan(load_model(model, pick_device(device), "fp32"), lines, other, metric, to)
     if not json:
         print(found)
     hand_out(found, json, png, {}, Path("heads.png"))

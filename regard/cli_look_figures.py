@@ -61,7 +61,7 @@ def look_attention(
     from regard.cli import section_settings
     from regard.device import pick_device
     from regard.look.attention import attention
-    from regard.model_folder import load
+    from regard.exchange.loader import load_model as load
 
     options = section_settings(context, "decode") | ({"to": to} if to else {})
     bundle = load(model, pick_device(device), "fp32")
@@ -87,7 +87,7 @@ def look_statistics(
     from regard.data.parallel_corpus import read_lines
     from regard.device import pick_device
     from regard.look.statistics import statistics
-    from regard.model_folder import load
+    from regard.exchange.loader import load_model as load
     from regard.terminal import progress_bar
 
     if bool(text) == (file is not None):

@@ -118,27 +118,18 @@ def save(folder: Path, bundle: Bundle, card: str, small: bool = False, own: Coll
 
 
 def load(path: Path, device: torch.device, weights: str = "auto") -> Bundle:
-    """A model folder, a run folder with a finished model in it, a folder of Hugging Face's, or the name of a model in
-    regard/pretrained.
+    """Load a model folder, a run folder with a finished model in it, or a bundled model by its name.
 
     `weights`: auto (bf16 for models that write on a GPU, else fp32), fp32 as they are, or rounded: bf16, on a CPU also
     int8 and fp16 (layers/quantization.py).
     """
-    bundle = _load(path, device, weights)
+    folder = find(path)
+    refuse_pickle(folder)
+    with whole(folder):
+        bundle = _read(folder, device, weights == "int8" and device.type == "cpu")
     if not is_packed(bundle.model):
         laid_out(bundle.model, weights, device)
     return bundle
-
-
-def _load(path: Path, device: torch.device, weights: str) -> Bundle:
-    folder = find(path)
-    if foreign(folder):
-        from regard.exchange.huggingface import read_huggingface
-
-        return read_huggingface(folder, device)[0]
-    refuse_pickle(folder)
-    with whole(folder):
-        return _read(folder, device, weights == "int8" and device.type == "cpu")
 
 
 COPY_OR_RESUME = "copy it anew, or make it again with `regard resume`"
@@ -216,22 +207,6 @@ def read_languages(path: Path) -> Profiles:
         return {name: {t: float(value) for t, value in profile.items()} for name, profile in found.items()}
     except (ValueError, TypeError, AttributeError, OSError) as error:
         raise RegardError(f"{path} has no profiles of languages ({type(error).__name__}: {error})") from None
-
-
-def foreign(folder: Path) -> bool:
-    """Whether its configuration is one of Hugging Face's; `regard import` makes a folder of ours of it."""
-    try:
-        return bool(
-            {"model_type", "architectures", "vocab_size", "hidden_size"} & set(read_json(folder / "config.json"))
-        )
-    except (ValueError, TypeError, OSError):
-        return False
-
-
-def settings(path: Path) -> dict[str, Any]:
-    """The `[model]` table of the model that a user means by `path`."""
-    folder = find(path)
-    return to_dict(load(folder, torch.device("cpu")).config) if foreign(folder) else dict(read_config(folder)["model"])
 
 
 def _load_tokenizers(folder: Path, config: ModelConfig) -> Tokenizers | None:

@@ -11,7 +11,7 @@ from test_writer import bert_bundle, taught
 
 import regard
 from regard import model_folder
-from regard.api import make_config, train
+from regard import make_config, train
 from regard.errors import RegardError
 from regard.inference.classifier import Labeller
 from regard.inference.embedder import Embedder

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from regard import api, cli
+import regard
+from regard import cli
 from regard.errors import RegardError
 
 RECIPE = """
@@ -45,7 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished (hardly trained) run."""
     folder = tmp_path_factory.mktemp("cli")
     (folder / "tiny.toml").write_text(RECIPE)
-    return api.train(folder / "tiny.toml", folder / "run", quiet=True)
+    return regard.train(folder / "tiny.toml", folder / "run", quiet=True)
 
 
 def call(capfd, monkeypatch, *words: str, stdin: bytes = b"") -> tuple[int, str, str]:

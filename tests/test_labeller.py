@@ -18,7 +18,7 @@ from regard.errors import RegardError
 from regard.inference.classifier import Labeller
 from regard.model_folder import Bundle
 from regard.models.architectures import make_model, preset
-from regard.models.heads import Classifier
+from regard.models.classification_model import Classifier
 from regard.text.special_token_template import CLASSIC
 from regard.text.tokenizer import Tokenizer, Tokenizers
 

@@ -18,7 +18,7 @@ from PIL import Image
 from test_cli import call
 
 import regard
-from regard import api
+import regard
 from regard.config import Config, DataConfig, recipes
 from regard.data.parallel_corpus import part_of
 from regard.models.architectures import with_preset
@@ -159,7 +159,7 @@ def run_tiny(name: str, folder: Path) -> Path:
         settings[setting] = str(run_tiny(Path(other).name, folder))
     if not config.data.train[0].startswith("toy:"):
         write_corpora(config, folder / name)
-    return api.train(RECIPES[name], folder / "runs" / name, settings=settings, quiet=True)
+    return regard.train(RECIPES[name], folder / "runs" / name, settings=settings, quiet=True)
 
 
 def use(run: Path, config: Config) -> Any:

@@ -102,7 +102,7 @@ def test_a_misspelt_setting_of_a_part_on_the_command_line(tmp_path: Path) -> Non
     recipe = tmp_path / "a.toml"
     recipe.write_text('task = "causal-lm"\n[model]\npreset = "gpt-tiny"\npositions = "yarn"\n')
     with pytest.raises(RegardError, match=r"unknown setting 'model\.yarn\.facter': did you mean 'model\.yarn\.factor'"):
-        api.train(recipe, tmp_path / "run", settings={"model.yarn.facter": "4"})
+        regard.train(recipe, tmp_path / "run", settings={"model.yarn.facter": "4"})
     assert not (tmp_path / "run").exists()
 
 
@@ -124,13 +124,13 @@ def test_tables_are_merged_setting_by_setting() -> None:
 
 def test_an_override_of_the_choice_takes_the_recipes_table_with_it() -> None:
     recipe = {"task": "causal-lm", "model": {"preset": "gpt-tiny", "positions": "rope", "rope": {"base": 50.0}}}
-    assert api.make_config(recipe, {"model.rope.factor": 1.0}).model.value("rope.base") == 50.0
-    assert "rope" not in api.make_config(recipe, {"model.positions": "alibi"}).model.parts
+    assert make_config(recipe, {"model.rope.factor": 1.0}).model.value("rope.base") == 50.0
+    assert "rope" not in make_config(recipe, {"model.positions": "alibi"}).model.parts
     wrong = {"task": "causal-lm", "model": {"preset": "gpt-tiny", "rope": {"base": 50.0}}}
     for overrides in ({}, {"model.positions": "alibi"}):
         with pytest.raises(RegardError, match=r"choose model\.positions rope to use it"):
-            api.make_config(wrong, overrides)
-    assert api.make_config(wrong, {"model.positions": "rope"}).model.value("rope.base") == 50.0
+            make_config(wrong, overrides)
+    assert make_config(wrong, {"model.positions": "rope"}).model.value("rope.base") == 50.0
 
 
 def test_over_keeps_what_both_say() -> None:

@@ -83,7 +83,7 @@ def test_a_tiny_transformer_learns_to_reverse(translator: Translator, task: tupl
 def test_a_finished_run_says_what_comes_next(
     run: Path, task: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    api.resume(run)
+    regard.resume(run)
     said = capsys.readouterr().err
     assert f"regard evaluate {run}" in said
     assert "bleu" in said

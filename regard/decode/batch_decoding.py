@@ -20,8 +20,8 @@ from regard.decode.cpu_processes import CAN_FORK, fork_map, idle_cores
 from regard.decode.sampling import sample
 from regard.errors import RegardError
 from regard.kernels.cpu_threads import one_thread
+from regard.layers.hooks import is_observed, labelled, paused
 from regard.layers.quantization import numbers
-from regard.look.record import labelled, listening, paused
 from regard.text.special_token_template import OWN, Frame
 
 
@@ -93,7 +93,7 @@ def processes(model: Any, sources: Sequence[Sequence[int]], options: DecodeConfi
     A model that is being recorded is decoded in this process, where the recorder is."""
     width = max(options.beam, options.nbest)
     most = min(threads, len(sources), len(sources) * width // FORKED_ROWS)
-    if most < 2 or not CAN_FORK or listening(model):
+    if most < 2 or not CAN_FORK or is_observed(model):
         return 1
     # A translation is taken to be as long as its source.
     tokens = width * sum(map(len, sources))
@@ -115,7 +115,7 @@ def decode_in_graphs(
     framed = [frame.one(ids) for ids in sources]
     with paused(model):
         found = translate(model, framed, options, frame.start, progress) if framed else []
-    if listening(model):
+    if is_observed(model):
         for rows in batches(sources, options, device):
             source = pad([framed[i] for i in rows], device)
             reread(model, source, rows, [found[i][0] for i in rows], frame.start)
@@ -132,7 +132,7 @@ def decode_batch(
 ) -> list[list[Hypothesis]]:
     with paused(model):  # hypotheses change places at every step
         found = search(model, source, rows, options, max_len, start)
-    if listening(model):
+    if is_observed(model):
         reread(model, source, rows, [ranked[0] for ranked in found], start)
     return found
 

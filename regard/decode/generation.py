@@ -26,7 +26,7 @@ from regard.decode.constraints import budget, check, in_graphs, not_captured, pa
 from regard.decode.sampling import draw, seeds_of, seen_of
 from regard.errors import RegardError
 from regard.kernels.cpu_threads import one_thread
-from regard.look.record import labelled, listening, paused
+from regard.layers.hooks import is_observed, labelled, paused
 from regard.models.model import LanguageModel, StreamModel
 from regard.text.detokenizer import Detokenizer
 from regard.text.special_tokens import PAD
@@ -129,7 +129,7 @@ def write(
             for heard in steps(model, [row for i in group for row in rows[i * n : i * n + n]], options):
                 before, ended = ended, ended + sum(bool(row.end) for row in heard)
                 progress(ended // n - before // n)
-    if listening(model):
+    if is_observed(model):
         for group in batches(lengths, tokens):
             reread(model, group, [rows[i * n] for i in group])
     return rows
@@ -252,6 +252,25 @@ def token_log_probs(model: LanguageModel, texts: Sequence[Sequence[int]], option
         for i, row in zip(group, torch.cat(scored).view(len(group), -1).tolist(), strict=True):
             found[i] = row[: len(texts[i]) - 1]
     return [found[i] for i in range(len(texts))]
+
+
+def write_texts(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[int]],
+    options: DecodeConfig,
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[tuple[str, Row]]:
+    """Return the text and the row of each continuation that `write` makes, ended before the stop strings of the options."""
+    tellers = [Teller(tokenizer, ids, options.stop_strings) for ids in prompts for _ in range(options.nbest)]
+    texts = [""] * len(tellers)
+
+    def hear(row: int, token: int) -> bool:
+        texts[row] += tellers[row].push(token)
+        return tellers[row].stopped
+
+    rows = write(model, prompts, options, hear, progress)
+    return [(texts[i] + tellers[i].flush(), row) for i, row in enumerate(rows)]
 
 
 class Teller:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from regard.exchange.loader import load_model
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,4 +120,4 @@ class Labeller:
 
 
 def load_labeller(path: str | Path, device: str = "auto") -> Labeller:
-    return Labeller(model_folder.load(Path(path), pick_device(device)))
+    return Labeller(load_model(Path(path), pick_device(device)))

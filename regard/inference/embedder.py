@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from regard.exchange.loader import load_model
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from regard.decode.constraints import pad
 from regard.decode.generation import batches, longest
 from regard.device import pick_device
 from regard.errors import RegardError
-from regard.models.heads import Classifier
+from regard.models.classification_model import Classifier
 from regard.models.model import Model, names_where
 from regard.text.special_token_template import Frame
 from regard.text.special_tokens import PAD
@@ -100,4 +101,4 @@ def similarity(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def load_embedder(path: str | Path, device: str = "auto") -> Embedder:
     """An embedder from a run folder or a model folder."""
-    return Embedder(model_folder.load(Path(path), pick_device(device)))
+    return Embedder(load_model(Path(path), pick_device(device)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from regard.exchange.loader import load_model
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,13 +23,15 @@ from regard.decode.generation import (
     reread,
     steps,
     token_log_probs,
-    write,
+    write_texts,
 )
 from regard.device import pick_device
 from regard.errors import RegardError
-from regard.look.record import listening, paused
+from regard.layers.hooks import is_observed, paused
 from regard.models.model import LanguageModel, names_where
-from regard.text.chat_template import PLAIN, Conversation, Template
+from regard.text.chat_template import PLAIN, Template, Turn, newest
+
+log = logging.getLogger("regard")
 
 
 @dataclass(frozen=True)
@@ -92,17 +96,9 @@ class Writer:
         if isinstance(prompts, str):
             return self.generate([prompts], progress=progress, **options)[0]
         chosen = self.decode_options(**options)
-        framed = [self.framed(prompt) for prompt in prompts]
-        tellers = [self._teller(ids, chosen) for ids in framed for _ in range(chosen.nbest)]
-        texts = [""] * len(tellers)
-
-        def hear(row: int, token: int) -> bool:
-            texts[row] += tellers[row].push(token)
-            return tellers[row].stopped
-
-        rows = write(self.model, framed, chosen, hear, progress)
         n = chosen.nbest
-        found = [self._generation(prompts[i // n], texts[i] + tellers[i].flush(), row) for i, row in enumerate(rows)]
+        written = write_texts(self.model, self.tokenizer, [self.framed(prompt) for prompt in prompts], chosen, progress)
+        found = [self._generation(prompts[i // n], text, row) for i, (text, row) in enumerate(written)]
         groups = [tuple(found[i : i + n]) for i in range(0, len(found), n)]
         return [dataclasses.replace(group[0], samples=group) if n > 1 else group[0] for group in groups]
 
@@ -128,7 +124,7 @@ class Writer:
             for _ in steps(self.model, [row], options):
                 yield from filter(None, fresh)
                 fresh.clear()
-        if listening(self.model):
+        if is_observed(self.model):
             reread(self.model, [0], [row])
         yield from filter(None, [teller.flush()])
 
@@ -209,6 +205,56 @@ class Writer:
         return TextScore(text, tuple(self.tokenizer.pieces(ids)), tuple(log_probs), total, perplexity, bits)
 
 
+class Conversation:
+    """Turns and answers. Once it outgrows the model's context, the oldest turns are forgotten; never the system text."""
+
+    def __init__(self, writer: Writer, system: str, template: Template, options: dict[str, Any]) -> None:
+        self.writer, self.system, self.template = writer, system, template
+        given = options.get("stop", ())
+        self.options = {**options, "stop": (*template.stop, *([given] if isinstance(given, str) else given or ()))}
+        self.turns: list[Turn] = []
+        self.forgot = False  # whether turns were left out, ever
+
+    def say(self, text: str, **options: Any) -> str:
+        """The whole answer."""
+        return "".join(self.stream(text, **options))
+
+    def stream(self, text: str, **options: Any) -> Iterator[str]:
+        """The answer in pieces; one that is broken off stays in the conversation as far as it came."""
+        chosen = {**self.options, **options}
+        turns = self._fitting([*self.turns, Turn("user", text)], self.writer.decode_options(**chosen).max_new_tokens)
+        pieces = self.writer.stream(self.template.render(turns, self.system), **chosen)
+        said = waiting = ""
+        try:
+            for piece in pieces:
+                waiting += piece if said or waiting else piece.lstrip()
+                fresh = waiting.rstrip()  # white space is told once something follows it
+                said, waiting = said + fresh, waiting[len(fresh) :]
+                yield from filter(None, [fresh])
+        finally:
+            self.turns = [*turns, Turn("assistant", said)]
+
+    def reset(self) -> None:
+        """Begin again; the system text stays."""
+        self.turns, self.forgot = [], False
+
+    def _fitting(self, turns: list[Turn], new: int) -> list[Turn]:
+        """The newest turns that leave room for an answer of `new` tokens, or of half the context where that is less."""
+        most = longest(self.writer.model)
+        room = most - min(new, most // 2)
+
+        def fits(some: Sequence[Turn]) -> bool:
+            return len(self.writer.framed(self.template.render(some, self.system))) <= room
+
+        kept = newest(turns, fits)
+        if len(kept) < len(turns) and not self.forgot:
+            self.forgot = True
+            log.warning(
+                "the conversation outgrew the model's %d tokens (model.max_len): the oldest turns are forgotten", most
+            )
+        return kept
+
+
 def shared(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens two rows begin with in common."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
@@ -216,4 +262,4 @@ def shared(a: Sequence[int], b: Sequence[int]) -> int:
 
 def load_writer(path: str | Path, device: str = "auto", weights: str = "auto") -> Writer:
     """A writer from a run folder or a model folder."""
-    return Writer(model_folder.load(Path(path), pick_device(device), weights))
+    return Writer(load_model(Path(path), pick_device(device), weights))

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch import nn
+
+from regard.config import Config, ModelConfig, TokenizerConfig, recipes
+from regard.config.recipes import build
 from regard.errors import RegardError
+from regard.files import exists, json_object, read_json
+from regard.layers.quantization import is_packed
+from regard.models.analysis import summary as analysis
+from regard.models.analysis.counting import meta_model
+from regard.models.analysis.summary import Summary
+from regard.models.architectures import PRESETS, of, preset, resolve
 from regard.pretrained import place
-
-if TYPE_CHECKING:
-    from regard.config import ModelConfig
+from regard.tasks.run_config import ANSWERS, model_settings
+from regard.text.tokenizer import Tokenizers
 
 
 def config_of(name: str, settings: dict[str, str]) -> tuple[ModelConfig, dict[str, Any]]:
     """Its configuration, sizes resolved, and what had to be assumed because data would tell."""
-    import dataclasses
-
-    from regard.config import TokenizerConfig
-    from regard.doctor import recipe_of
-    from regard.files import exists
-    from regard.models.architectures import PRESETS, of, preset, resolve
-
     known, vocab, path = {}, TokenizerConfig.vocab_size, place(name)
     if name in PRESETS:
         config = preset(name, **settings)
@@ -33,15 +37,13 @@ def config_of(name: str, settings: dict[str, str]) -> tuple[ModelConfig, dict[st
         )
     missing = assumptions(config, vocab)
     if "max_len" not in settings and of(config).sees_images:  # as long as its pictures have patches
-        config = dataclasses.replace(config, max_len=known.get("max_len", config.max_len))
+        config = replace(config, max_len=known.get("max_len", config.max_len))
     assumed = {field: n for field, n in missing.items() if field not in known}
-    return resolve(dataclasses.replace(config, **{field: known.get(field, n) for field, n in missing.items()})), assumed
+    return resolve(replace(config, **{field: known.get(field, n) for field, n in missing.items()})), assumed
 
 
 def assumptions(config: ModelConfig, vocab: int) -> dict[str, Any]:
     """What data would fill in."""
-    from regard.models.architectures import of
-
     used = [f"{side}_vocab" for side in of(config).vocabularies]
     missing = {field: vocab for field in used if not getattr(config, field)}
     if not config.n_classes and of(config).gives_classes(config):
@@ -51,11 +53,6 @@ def assumptions(config: ModelConfig, vocab: int) -> dict[str, Any]:
 
 def told(run: Path) -> dict[str, int]:
     """What a run's data said: a finished model knows all of it, before that there is the vocabulary."""
-    from regard.config import ModelConfig
-    from regard.config.recipes import build
-    from regard.files import exists, json_object
-    from regard.text.tokenizer import Tokenizers
-
     finished = run / "model" / "config.json"
     if exists(finished):
         table = json_object(finished).get("model")
@@ -69,12 +66,63 @@ def told(run: Path) -> dict[str, int]:
     return {}
 
 
-def check_lengths(config: ModelConfig, batch: int, *lengths: int) -> None:
-    """Refuse rows that the model cannot have."""
-    from regard.models.architectures import of
+def recipe_of(target: Path, settings: Mapping[str, Any]) -> Config:
+    """The recipe of a run (finished or not), or what a model folder says in its place, with settings written over it."""
+    recipe = target / "config.toml" if exists(target / "config.toml") else target
+    if (exists(recipe) and recipe.is_file()) or recipe.suffix == ".toml":
+        return built(recipes.load(recipe), settings)
+    from regard import model_folder
 
-    endless = of(config).carries_state  # it reads texts of any length
-    for length in lengths:
-        if batch < 1 or length < 1 or (length > config.max_len and not endless):
-            most = "on" if endless else f"to model.max_len {config.max_len}"
-            raise RegardError(f"--batch {batch} must be at least 1, and --length {length} from 1 {most}")
+    path = model_folder.find(target) / "config.json"
+    try:
+        return built({"model": read_json(path)["model"]}, settings)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise RegardError(f"{path} is not a model's configuration ({type(error).__name__}: {error})") from None
+
+
+def built(values: dict[str, Any], settings: Mapping[str, Any]) -> Config:
+    """With the style of the preset where nothing is said, and the answers that its task asks for."""
+    config = recipes.build({**recipes.override(values, settings), "model": model_settings(values, settings)}, Config)
+    return replace(config, model=replace(config.model, answer=ANSWERS.get(config.task, config.model.answer)))
+
+
+def summary(
+    model: Any,
+    *,
+    batch: int = 1,
+    length: int | None = None,
+    source_length: int | None = None,
+    depth: int = 2,
+    settings: dict[str, str] | None = None,
+) -> Summary:
+    """Of a model, of what holds one (such as a Translator), or of a preset, a recipe or a folder by name.
+
+    `length` is that of the rows, by default the model's longest; `source_length` that of a translator's source, if it is
+    another. `depth` 1 shows stacks, 2 their blocks, 3 the sublayers of those. `settings` change a model that is not there
+    yet.
+    """
+    name, built, assumed = found_model(model, settings or {})
+    sizes = {"batch": batch, "length": length, "source_length": source_length, "depth": depth}
+    return analysis.summarize(built, name, assumed=assumed, **sizes)  # type: ignore[arg-type]
+
+
+def found_model(model: Any, settings: dict[str, str]) -> tuple[str, nn.Module, dict[str, int]]:
+    """Return its name, the model, whose numbers do not matter, and what was assumed."""
+    if isinstance(model, (str, Path)):
+        there = any((Path(model) / place / "config.json").exists() for place in ("", "model"))
+        if settings or not there:
+            config, assumed = config_of(str(model), settings)
+            return str(model), meta_model(config), assumed
+        import torch
+
+        from regard.exchange.loader import load_model
+
+        return str(model), load_model(Path(model), torch.device("cpu"), "fp32").model, {}
+    model = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    if not isinstance(getattr(model, "config", None), ModelConfig):
+        raise RegardError("a summary is of a model of Regard, of what holds one, or of a preset, a recipe or a folder")
+    if is_packed(model):
+        raise RegardError(
+            "this model was loaded with rounded weights, which are no parameters: load it without weights="
+        )
+    return type(model).__name__, model, {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from regard.exchange.loader import load_model
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -106,7 +107,7 @@ class Translator:
 
 def load(path: str | Path, device: str = "auto", weights: str = "auto") -> Translator:
     """A translator from a run folder or a model folder. `weights` are fp32 on a CPU and bf16 on a GPU, or as asked for."""
-    return Translator(model_folder.load(Path(path), pick_device(device), weights))
+    return Translator(load_model(Path(path), pick_device(device), weights))
 
 
 def translate(

@@ -21,7 +21,16 @@ from torch import Tensor
 
 from regard.kernels.masks import Mask
 from regard.kernels.toeplitz_attention import LOG2E, TILE, Launch, Spans, padded, spans
-from regard.layers.positions.relative import FIRE
+
+
+class FIREBias(Protocol):
+    """What the kernels ask of the position scheme FIRE (layers/positions/relative.py)."""
+
+    c: Tensor
+    threshold: Tensor
+    stretch: Any
+    inner: nn.Linear
+    outer: nn.Linear
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,7 @@ class BrokenLine:
     lines: Tensor  # (H, 3, K): slope and offset of each piece, jump of each knot
 
 
-def prepare(scheme: FIRE, mask: Mask, positions: Tensor) -> BrokenLine:
+def prepare(scheme: FIREBias, mask: Mask, positions: Tensor) -> BrokenLine:
     n, device = positions.shape[1], positions.device
     c = scheme.c.abs()
     index = torch.arange(n, device=device, dtype=torch.float32)
@@ -54,7 +63,7 @@ def prepare(scheme: FIRE, mask: Mask, positions: Tensor) -> BrokenLine:
     return BrokenLine(where, learned, padded(psi[None]), padded(by_c[None]), pieces, lines.contiguous())
 
 
-def broken_line(scheme: FIRE) -> tuple[Tensor, Tensor, Tensor]:
+def broken_line(scheme: FIREBias) -> tuple[Tensor, Tensor, Tensor]:
     """a (H,), jump (H, P) and the sorted knots (P,) of the network w2 relu(w x + b)."""
     w, b, w2 = scheme.inner.weight[:, 0], scheme.inner.bias, scheme.outer.weight
     w = torch.where(w.abs() < 1e-6, torch.copysign(torch.full_like(w, 1e-6), w), w)

@@ -21,10 +21,6 @@ from regard.kernels.attention_functions import SHORT_TILE
 from regard.kernels.masks import NOWHERE
 from regard.kernels.toeplitz_attention import LOG2E, strides
 
-if TYPE_CHECKING:
-    from regard.layers.attention_kernels import Plan
-
-
 @dataclass(frozen=True)
 class Rows:
     """Who sees whom, made once for all layers."""
@@ -33,7 +29,7 @@ class Rows:
     causal: bool  # a query sees the keys up to itself
 
 
-def prepare(plan: Plan) -> Rows:
+def prepare(plan: Any) -> Rows:
     assert plan.index is not None or not plan.mask.causal, "the triangle is one of queries and their own keys"
     return Rows((plan.k > NOWHERE).sum(1, dtype=torch.int32), plan.mask.causal)
 

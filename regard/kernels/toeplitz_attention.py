@@ -22,7 +22,6 @@ from torch import Tensor
 
 from regard.kernels import toeplitz_attention_triton as kernels
 from regard.kernels.masks import Mask, intervals
-from regard.layers.positions.relative import Relative
 
 LOG2E = 1 / math.log(2)
 ROOM = 128  # distances beyond the table that a tile may reach for
@@ -47,6 +46,16 @@ def spans(mask: Mask, positions: Tensor) -> Spans:
     return Spans(*intervals(mask, positions), back, ahead, mask.triangle)
 
 
+class DistanceBias(Protocol):
+    """What the kernels ask of a position scheme whose bias depends on the distance alone (layers/positions/relative.py)."""
+
+    flat: int | None  # from this distance on, the numbers of a side are one
+
+    def theta(self) -> Tensor | None: ...
+    def curve(self, theta: Tensor, distance: Tensor) -> Tensor: ...
+    def table(self, n: int, device: torch.device) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class Table:
     """A bias of distance, whose numbers are learned as they are, or made by two numbers of each head."""
@@ -58,7 +67,7 @@ class Table:
     flat: int | None  # from this distance on, the numbers of a side are one
 
 
-def prepare(scheme: Relative, mask: Mask, positions: Tensor) -> Table:
+def prepare(scheme: DistanceBias, mask: Mask, positions: Tensor) -> Table:
     n, device = positions.shape[1], positions.device
     theta = scheme.theta()
     if theta is None:

@@ -24,7 +24,7 @@ from regard.look.page import kinds_read, seen
 from regard.look.page.kinds import Sight, reader_of
 from regard.look.record import Record, layers_of, record
 from regard.model_folder import Bundle
-from regard.models.heads import Classifier
+from regard.models.classification_model import Classifier
 
 KINDS = ("encoder", "decoder", "cross")
 

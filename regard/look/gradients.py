@@ -26,7 +26,6 @@ from regard.look.figures import Curves, Lines, Panel, draw
 from regard.look.prepared import prepared
 from regard.look.stream import short_name
 from regard.look.through_time import arriving, mean_loss, through_time
-from regard.studies.gradient_flow import factor
 from regard.training.objective import Objective
 
 if TYPE_CHECKING:
@@ -186,3 +185,9 @@ def named(parameter: str) -> tuple[str, str]:
         if kind := next((known[part] for part in parts if part in known), ""):
             return layer, kind
     return layer, "embedding" if "embedding" in parts[0] or parts[0] in ("types", "patches", "summary") else "other"
+
+
+def factor(gains: Sequence[float]) -> float:
+    """The r of the line log G(k) = a + k log r that fits best."""
+    k = np.arange(1, len(gains) + 1)
+    return math.exp(np.polyfit(k, np.log(gains), 1)[0])

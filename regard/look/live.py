@@ -26,7 +26,8 @@ from regard.decode.generation import write
 from regard.errors import RegardError
 from regard.inference.generator import Generation, Writer
 from regard.inference.translator import Translation, Translator
-from regard.look.record import Record, layers_of, paused, record
+from regard.layers.hooks import paused
+from regard.look.record import Record, layers_of, record
 from regard.look.tree import Node as Node
 from regard.look.tree import Search as Search
 from regard.look.tree import Step, Tree, along

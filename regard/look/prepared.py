@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from regard.exchange.loader import load_model
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -13,14 +14,14 @@ import torch
 from torch import Tensor
 
 from regard import model_folder
-from regard.api import make_config
+from regard.tasks.run_config import make_config
 from regard.config import Config, recipes
 from regard.data.parallel_corpus import direction_of
 from regard.errors import RegardError
 from regard.files import MANIFEST, write_text
 from regard.models.weights import load_weights, weights_of
 from regard.tasks import prepare_job
-from regard.tasks.initial_model import keep
+from regard.training.run_folder import keep
 from regard.training.checkpoint import Checkpoints
 from regard.training.job import Job
 from regard.training.metrics_log import say
@@ -31,7 +32,7 @@ def prepared(path: Path, settings: Mapping[str, Any]) -> Iterator[Job]:
     """A run's data, objective and trained weights, without a change to its folder: a copy of what it began with is used."""
     begun = (path / "config.toml").exists()
     finished = not begun or (path / "model" / "config.json").exists()
-    bundle = model_folder.load(path, torch.device("cpu"), "fp32") if finished else None
+    bundle = load_model(path, torch.device("cpu"), "fp32") if finished else None
     config = make_config(recipes.load(path / "config.toml"), settings) if begun else config_of(bundle, path, settings)
     with tempfile.TemporaryDirectory() as temporary:
         draft = Path(temporary)

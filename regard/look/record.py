@@ -26,8 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, TypeGuard
-from weakref import WeakSet
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +35,7 @@ from regard.errors import RegardError
 from regard.kernels.attention_functions import masked_softmax, repeat_kv
 from regard.kernels.masks import NOWHERE
 from regard.layers.attention_kernels import Plan, raw_scores, reference
+from regard.layers.hooks import AttentionHook, Recording
 from regard.layers.mixers.attention import Attention
 from regard.layers.recurrent_attention import Alignment
 from regard.look.stream import hearing, short_name
@@ -114,30 +114,28 @@ def indices(which: Sequence[int] | Tensor, n: int, what: str) -> Tensor:
         raise RegardError(f"the record has {n} {what}, counted from 0: there is no such one ({error})") from None
 
 
-class Tape:
+class Tape(Recording):
     """The records of each layer, oldest first: `tape["decoder.0.cross"][-1]`. Iterates over names.
 
     `vectors` are those between the layers, by name (look/stream.py), one tensor a forward, if they were asked for.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
         self._records: dict[str, list[Record]] = {name: [] for name in names}
         self.vectors: dict[str, list[Tensor]] = {}
-        self.deaf = 0  # how many pauses it is in
-        self.sentences: list[int] | None = None  # of the hypotheses that are being read,
-        self.tokens: list[list[int]] | None = None  # ... and what they say
 
     @property
     def names(self) -> list[str]:
         return list(self._records)
 
     @property
-    def hears(self) -> bool:
-        """Blocks that are recomputed in the backward were heard before."""
-        return not self.deaf and torch._C._current_graph_task_id() == -1
+    def is_recording(self) -> bool:
+        """Whether it is not paused; blocks that are recomputed in the backward pass have been recorded before."""
+        return not self.pauses and torch._C._current_graph_task_id() == -1
 
     def keep(self, name: str, vectors: Tensor) -> None:
-        if self.hears:
+        if self.is_recording:
             self.vectors.setdefault(name, []).append(vectors.detach())
 
     def __getitem__(self, name: str) -> list[Record]:
@@ -165,10 +163,10 @@ def record(model: nn.Module, patterns: str | Sequence[str] = "*", stream: bool =
     With `stream`, also the vectors that go from layer to layer, of the whole model."""
     layers = chosen(layers_of(model), [patterns] if isinstance(patterns, str) else patterns)
     tape = Tape(list(layers))
-    ears = {layer: Ear(layer, tape, name) for name, layer in layers.items()}
-    concerned = None if stream else set[nn.Module](ears)
+    recorders = {layer: AttentionRecorder(layer, tape, name) for name, layer in layers.items()}
+    concerned = None if stream else set[nn.Module](recorders)
     vectors = hearing(model, tape.keep) if stream else nullcontext()
-    with swapped(ears, "attend"), uncompiled(model, concerned), vectors:
+    with swapped(recorders, "attend"), uncompiled(model, concerned), vectors:
         yield tape
 
 
@@ -186,32 +184,28 @@ def chosen(layers: dict[str, Layer], patterns: Sequence[str]) -> dict[str, Layer
     return {name: layer for name, layer in layers.items() if any(fnmatchcase(name, p) for p in patterns)}
 
 
-# ---- listening --------------------------------------------------------------------------------------------------------
+# ---- recording --------------------------------------------------------------------------------------------------------
 
 
-class Ear:
+class AttentionRecorder(AttentionHook):
     """Stands before a layer's `attend`, keeps a copy of what goes in and what comes out, and lets it through.
 
     A copy, because a cache writes its keys and values in place. The scheme too, or the layer's own score, where there are
     parameters in it: they may have been trained further before anybody asks for the weights.
     """
 
-    observes: ClassVar[bool] = True  # CUDA-graph decoding may leave it out (decode/graphs/step_model.py)
-    alive: ClassVar[WeakSet[Ear]] = WeakSet()  # while there are none, nobody need look for any
-
     def __init__(self, layer: Layer, tape: Tape, name: str) -> None:
-        self.alive.add(self)
-        self.inner: Callable[..., Any] = layer.attend  # the layer's own, or the ear of a recording around this one
+        super().__init__(layer, tape)
         self.score = layer.score if isinstance(layer, Alignment) else None
         self.tape, self.name = tape, name
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Any:
         out = self.inner(q, k, v, plan)
-        if self.tape.hears:
-            self.tape[self.name].append(self.heard(q, k, v, plan, out))
+        if self.tape.is_recording:
+            self.tape[self.name].append(self.recorded(q, k, v, plan, out))
         return out
 
-    def heard(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan, out: Tensor | None) -> Record:
+    def recorded(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan, out: Tensor | None) -> Record:
         scheme = plan.scheme
         if scheme.relative or scheme.contextual:
             scheme = copy.deepcopy(scheme).requires_grad_(False)
@@ -232,50 +226,3 @@ def uncompiled(model: nn.Module, layers: set[nn.Module] | None) -> AbstractConte
     compiled = (m for m in model.modules() if m._compiled_call_impl is not None)
     around = (m for m in compiled if layers is None or layers.intersection(m.modules()))
     return swapped(dict.fromkeys(around), "_compiled_call_impl")
-
-
-# ---- who listens ------------------------------------------------------------------------------------------------------
-
-
-def listeners(model: object) -> list[Tape]:
-    """Whoever records this model at the moment."""
-    modules = model.modules() if isinstance(model, nn.Module) and Ear.alive else ()
-    ears = (ear for m in modules for ear in chain_of(m.__dict__.get("attend")))
-    return [tape for tape in dict.fromkeys(ear.tape for ear in ears) if not tape.deaf]
-
-
-def chain_of(ear: object) -> Iterator[Ear]:
-    """The ears of nested recordings, one behind the other."""
-    while isinstance(ear, Ear):
-        yield ear
-        ear = ear.inner
-
-
-def listening(model: object) -> TypeGuard[nn.Module]:
-    return bool(listeners(model))
-
-
-@contextmanager
-def paused(model: object) -> Iterator[None]:
-    """Nothing is recorded inside."""
-    tapes = listeners(model)
-    for tape in tapes:
-        tape.deaf += 1
-    try:
-        yield
-    finally:
-        for tape in tapes:
-            tape.deaf -= 1
-
-
-@contextmanager
-def labelled(model: nn.Module, sentences: list[int], tokens: list[list[int]]) -> Iterator[None]:
-    """Records made inside are of these hypotheses."""
-    tapes = listeners(model)
-    for tape in tapes:
-        tape.sentences, tape.tokens = sentences, tokens
-    try:
-        yield
-    finally:
-        for tape in tapes:
-            tape.sentences = tape.tokens = None

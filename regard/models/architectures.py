@@ -13,8 +13,8 @@ from regard.config.recipes import build, nested, over
 from regard.config.registry import MADE_OF
 from regard.errors import RegardError
 from regard.models.bert import Bert
+from regard.models.classification_model import Classifier
 from regard.models.gpt import GPT
-from regard.models.heads import Classifier
 from regard.models.model import ARCHITECTURES, Model
 from regard.models.rnn import RNN
 from regard.models.seq2seq import Seq2Seq

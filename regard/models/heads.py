@@ -1,9 +1,4 @@
-"""What stands on top of a stack: hidden vectors (B, T, C) to answers.
-
-MERGED: A model that reads, and a head that answers: a class or a number for each row, or a tag for each token.
-
-Shapes: ids and types (B, T), hidden (B, T, C), answers (B, n_classes) or (B, T, n_classes).
-"""
+"""What stands on top of a stack: hidden vectors (B, T, C) to answers."""
 
 from __future__ import annotations
 
@@ -12,11 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
-from regard.errors import RegardError
 from regard.layers.feedforward import ACTIVATIONS
 from regard.layers.norm import make_norm
-from regard.models.initialization import init_module
-from regard.models.model import ANSWERS, Model, names_learning
 
 
 class MaskedHead(nn.Module):
@@ -47,34 +39,3 @@ class Pooler(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.inner(x[:, 0]).tanh()  # (B, C)
-
-
-class Classifier(nn.Module):
-    """A model that gives `vectors`, and a linear layer that turns them into answers: those of each token, or one vector of
-    each row, which the model's `pooled` chooses."""
-
-    def __init__(self, config: ModelConfig, body: Model) -> None:
-        super().__init__()
-        if not set(ANSWERS) & set(body.tasks):
-            kinds = names_learning(ANSWERS[0])
-            raise RegardError(f"a {config.architecture} model cannot be given a head for classes: use a {kinds} preset")
-        if config.n_classes < 1:
-            raise RegardError("model.n_classes must be at least 1 for a model that answers")
-        self.config, self.body, self.by_token = config, body, config.answer == "token"
-        self.dropout = nn.Dropout(config.dropout)
-        self.answers = nn.Linear(body.width, config.n_classes)
-        self.seed: int = body.seed  # type: ignore[assignment]
-        init_module(self, self.seed, "", {})
-
-    def init_weights(self) -> None:
-        nn.init.normal_(self.answers.weight, std=0.02)
-        nn.init.zeros_(self.answers.bias)
-
-    def hidden(self, ids: Tensor, types: Tensor) -> Tensor:
-        return self.body.vectors(ids, types)
-
-    def answer(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        return self.answers(self.dropout(hidden if self.by_token else self.body.pooled(hidden, ids)))
-
-    def forward(self, ids: Tensor, types: Tensor) -> Tensor:
-        return self.answer(self.hidden(ids, types), ids)

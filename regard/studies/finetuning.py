@@ -6,6 +6,7 @@ loops as `regard train`.
 
 from __future__ import annotations
 
+from regard.exchange.loader import load_model
 import dataclasses
 import json
 import shlex
@@ -67,14 +68,15 @@ class Job:
 
 def run_job(job: Job) -> None:
     """Train, score, and keep the model and the numbers alone."""
-    from regard import api, model_folder, tasks
+    from regard import tasks
+    from regard.tasks.run_config import make_config
     from regard.device import set_up
     from regard.training.checkpoint import Checkpoints
-    from regard.training.trainer import train
+    from regard.tasks.run import train_config as train
 
-    config = api.make_config(job.values, {"train.device": job.device, "train.threads": job.threads})
+    config = make_config(job.values, {"train.device": job.device, "train.threads": job.threads})
     train(config, job.run, overwrite=True, quiet=True)
-    bundle = model_folder.load(job.run, set_up(config.train)[0])
+    bundle = load_model(job.run, set_up(config.train)[0])
     test = TASKS[job.task].test_columns if job.task else None
     if test:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, **test))  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ to the next: h, and c in an LSTM. For attention, s_{T-k} is the token k places b
 
 from __future__ import annotations
 
+from regard.look.gradients import factor
 import json
 import math
 from collections.abc import Sequence
@@ -80,12 +81,6 @@ def measure(row: Row, x: Tensor, reach: int) -> dict[str, Any]:
 
 def measured(gains: Sequence[float], expected: float) -> dict[str, Any]:
     return {"gains": list(gains), "factor": factor(gains), "expected": expected}
-
-
-def factor(gains: Sequence[float]) -> float:
-    """The r of the line log G(k) = a + k log r that fits best."""
-    k = np.arange(1, len(gains) + 1)
-    return math.exp(np.polyfit(k, np.log(gains), 1)[0])
 
 
 # ---- recurrent layers -------------------------------------------------------------------------------------------------

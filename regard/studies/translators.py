@@ -15,7 +15,7 @@ from itertools import accumulate, count, islice
 from pathlib import Path
 from typing import Any
 
-from regard import api
+from regard.tasks.run_config import make_config
 from regard.config import Config
 from regard.data.batches import PairBatches, batch_size
 from regard.data.parallel_corpus import Corpus
@@ -30,7 +30,7 @@ from regard.studies.pool import result_of, run_missing
 from regard.tasks.translation import TranslationJob, prepare_job
 from regard.training.checkpoint import Checkpoints, Progress
 from regard.training.metrics_log import say
-from regard.training.trainer import train
+from regard.tasks.run import train_config as train
 
 Pair = tuple[str, ...]  # source, target
 
@@ -193,7 +193,7 @@ class Job:
 
     def config(self) -> Config:
         where = {"data.root": str(self.data), "train.device": self.device, "train.threads": self.threads}
-        return api.make_config(self.values, where)
+        return make_config(self.values, where)
 
 
 def run_job(job: Job) -> None:

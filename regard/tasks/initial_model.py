@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from regard.exchange.loader import load_model
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,13 +17,14 @@ from regard.config import Config, ModelConfig
 from regard.errors import RegardError
 from regard.files import exists, json_object, write_text
 from regard.models.architectures import make_model
-from regard.models.heads import Classifier
+from regard.models.classification_model import Classifier
 from regard.models.weights import weights_of
 from regard.terminal import counted, progress_bar
 from regard.text.special_token_template import Frame
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.checkpoint import Checkpoints
 from regard.training.metrics_log import say
+from regard.training.run_folder import keep, kept
 from regard.vectors.initial_embeddings import begin_with, load_for
 from regard.vectors.word_vectors import WordVectors
 
@@ -44,7 +46,7 @@ class Start:
     def of(cls, folder: Path, config: Config, quiet: bool = False) -> Start:
         begun = bool(Checkpoints(folder / "checkpoints").steps())
         given = Path(config.train.init) if config.train.init else None
-        loaded = folders.load(given, torch.device("cpu")) if given and not begun else None
+        loaded = load_model(given, torch.device("cpu")) if given and not begun else None
         if not begun:
             keep(folder, loaded)
         return cls(folder, config, quiet, loaded, None if begun else given_vectors(config), kept(folder))
@@ -92,20 +94,6 @@ class Start:
             found = begin_with(model, Tokenizers.load(self.folder), self.vectors)
             say(f"word vectors of {self.config.train.vectors} begin {found}", self.quiet)
         return model
-
-
-def keep(folder: Path, init: folders.Bundle | None) -> None:
-    """Put what a model knows beside its weights and vocabulary into start.json, for the day when that model is gone."""
-    path = folder / "start.json"
-    if init is None:
-        return path.unlink(missing_ok=True)
-    own = {"pooling": init.pooling, "pixels": init.pixels, "origin": init.origin}
-    write_text(path, json.dumps({"frame": init.frame.to_dict(), **own}, indent=1) + "\n")
-
-
-def kept(folder: Path) -> dict[str, Any]:
-    """The same, empty for a run that began by itself."""
-    return json_object(folder / "start.json")
 
 
 def given_tokenizers(path: Path) -> Tokenizers:

@@ -16,12 +16,12 @@ from regard.data.batches import Batches, batch_size
 from regard.data.shards import Store
 from regard.data.text_batches import CarriedBatches, PackedBatches, StreamBatches
 from regard.data.text_corpus import TextCorpus
-from regard.decode.generation import longest
+from regard.decode.generation import longest, write_texts
 from regard.errors import RegardError
 from regard.metrics.translation_scores import perplexity
 from regard.model_folder import Bundle
 from regard.models.architectures import of
-from regard.models.model import StreamModel
+from regard.models.model import LanguageModel, StreamModel
 from regard.tasks.initial_model import Start
 from regard.tasks.text_data import Framed, check_task, text_corpus, text_store, with_vocabulary
 from regard.text.special_token_template import NOTHING, Frame, classic
@@ -61,15 +61,16 @@ class LanguageJob(Job):
 
     def _written(self, poll: Poll) -> list[str]:
         """What the model writes by itself."""
-        from regard.inference.generator import Writer
-
         n, length = self.config.train.samples, min(100, longest(self.model) - 2)
         beginning = self._beginning() if n else ""
         if not beginning or length < 1:
             return []
         poll()
-        found = Writer(self.bundle()).generate(beginning, temperature=0.8, max_new_tokens=length, n=n)
-        return [str(text) for text in found.samples or (found,)]
+        assert self.tokenizers is not None and isinstance(self.model, LanguageModel)
+        tokenizer = self.tokenizers.target
+        options = replace(self.config.decode, beam=1, temperature=0.8, max_new_tokens=length, nbest=n)
+        prompt = [*self.frame.before, *tokenizer.encode(beginning)]
+        return [text for text, _ in write_texts(self.model, tokenizer, [prompt], options)]
 
     def _beginning(self) -> str:
         """A new line; where the vocabulary has no lines and nothing else begins a text, the first word of it that is known,

@@ -15,13 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from regard.decode.generation import longest
 from regard.errors import RegardError
 
-if TYPE_CHECKING:
-    from regard.inference.generator import Writer
-
-log = logging.getLogger("regard")
 
 
 @dataclass(frozen=True)
@@ -75,53 +70,3 @@ def newest(turns: Sequence[Turn], fits: Callable[[Sequence[Turn]], bool]) -> lis
         while len(kept) > 1 and kept[0].role != "user":
             kept = kept[1:]
     return kept
-
-
-class Conversation:
-    """Turns and answers. Once it outgrows the model's context, the oldest turns are forgotten; never the system text."""
-
-    def __init__(self, writer: Writer, system: str, template: Template, options: dict[str, Any]) -> None:
-        self.writer, self.system, self.template = writer, system, template
-        given = options.get("stop", ())
-        self.options = {**options, "stop": (*template.stop, *([given] if isinstance(given, str) else given or ()))}
-        self.turns: list[Turn] = []
-        self.forgot = False  # whether turns were left out, ever
-
-    def say(self, text: str, **options: Any) -> str:
-        """The whole answer."""
-        return "".join(self.stream(text, **options))
-
-    def stream(self, text: str, **options: Any) -> Iterator[str]:
-        """The answer in pieces; one that is broken off stays in the conversation as far as it came."""
-        chosen = {**self.options, **options}
-        turns = self._fitting([*self.turns, Turn("user", text)], self.writer.decode_options(**chosen).max_new_tokens)
-        pieces = self.writer.stream(self.template.render(turns, self.system), **chosen)
-        said = waiting = ""
-        try:
-            for piece in pieces:
-                waiting += piece if said or waiting else piece.lstrip()
-                fresh = waiting.rstrip()  # white space is told once something follows it
-                said, waiting = said + fresh, waiting[len(fresh) :]
-                yield from filter(None, [fresh])
-        finally:
-            self.turns = [*turns, Turn("assistant", said)]
-
-    def reset(self) -> None:
-        """Begin again; the system text stays."""
-        self.turns, self.forgot = [], False
-
-    def _fitting(self, turns: list[Turn], new: int) -> list[Turn]:
-        """The newest turns that leave room for an answer of `new` tokens, or of half the context where that is less."""
-        most = longest(self.writer.model)
-        room = most - min(new, most // 2)
-
-        def fits(some: Sequence[Turn]) -> bool:
-            return len(self.writer.framed(self.template.render(some, self.system))) <= room
-
-        kept = newest(turns, fits)
-        if len(kept) < len(turns) and not self.forgot:
-            self.forgot = True
-            log.warning(
-                "the conversation outgrew the model's %d tokens (model.max_len): the oldest turns are forgotten", most
-            )
-        return kept

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.config import TrainConfig
 from regard.kernels.cross_entropy import linear_cross_entropy
-from regard.models.heads import Classifier
+from regard.models.classification_model import Classifier
 from regard.text.special_tokens import PAD
 
 

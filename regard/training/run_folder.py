@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from regard import __version__
 from regard.config import Config, recipes
@@ -18,6 +19,7 @@ from regard.errors import RegardError
 from regard.files import (
     HIDDEN,
     disk_errors,
+    json_object,
     read_json,
     remove_drafts,
     remove_files,
@@ -26,6 +28,7 @@ from regard.files import (
     write_text,
 )
 from regard.model_folder import FILES as MODEL_FILES
+from regard.model_folder import Bundle
 from regard.models.architectures import resolve
 from regard.training.checkpoint import Checkpoints
 
@@ -160,3 +163,20 @@ def _check_same(folder: Path, old: Config, new: Config, free: tuple[str, ...]) -
             f"{folder} holds a run with other settings ({', '.join(changed)}): "
             f"choose another folder with --run, or start over with --overwrite"
         )
+
+
+# ---- what the initial model of a run leaves behind ------------------------------------------------------------
+
+
+def keep(folder: Path, init: Bundle | None) -> None:
+    """Put what a model knows beside its weights and vocabulary into start.json, for the day when that model is gone."""
+    path = folder / "start.json"
+    if init is None:
+        return path.unlink(missing_ok=True)
+    own = {"pooling": init.pooling, "pixels": init.pixels, "origin": init.origin}
+    write_text(path, json.dumps({"frame": init.frame.to_dict(), **own}, indent=1) + "\n")
+
+
+def kept(folder: Path) -> dict[str, Any]:
+    """The same, empty for a run that began by itself."""
+    return json_object(folder / "start.json")

@@ -19,7 +19,6 @@ from regard.decode.constraints import release
 from regard.errors import RegardError
 from regard.models.weights import load_weights
 from regard.signals import Interrupted, StopRequest
-from regard.tasks import prepare_job
 from regard.training.checkpoint import Checkpoints, Progress
 from regard.training.job import Job, Validation
 from regard.training.metrics_log import Metrics, Screen, say
@@ -28,23 +27,6 @@ from regard.training.optimizer import learning_rate
 from regard.training.run_folder import open_run
 from regard.training.throughput import Meter
 from regard.training.training_step import TrainingStep
-
-
-def train(config: Config, run: Path, *, overwrite: bool = False, resuming: bool = False, quiet: bool = False) -> Path:
-    """Train a run from where it stands to its end; returns its folder."""
-    with open_run(run, config, overwrite=overwrite, resuming=resuming):
-        trainer = Trainer(prepare_job(run, config, quiet), quiet)
-        try:
-            with StopRequest() as stop:
-                trainer.run(stop)
-        except torch.OutOfMemoryError as error:
-            raise RegardError(
-                "the device is out of memory: lower train.batch_tokens (and raise train.accumulate to keep the step's "
-                "size), or set train.recompute true"
-            ) from error
-        finally:
-            trainer.close()
-    return run
 
 
 class Trainer:
@@ -94,11 +76,23 @@ class Trainer:
     # ---- the loop -------------------------------------------------------------------------------------------------
 
     def run(self, stop: StopRequest) -> None:
+        """Train from the step where the run stands to its last one, then write the final model."""
         self._announce()
-        stream = ahead(self.job.batches().follow(self.progress.cursor), pin=self.device.type == "cuda")
+        progress, config = self.progress, self.config
+        stream = ahead(self.job.batches().follow(progress.cursor), pin=self.device.type == "cuda")
         try:
             while not self._at_rest(stop):
-                self._train_step([next(stream) for _ in range(self.config.accumulate)])
+                items = [next(stream) for _ in range(config.accumulate)]
+                batches = [batch for batch, _ in items]
+                progress.step += 1
+                self.step(batches, learning_rate(config, progress.step))
+                progress.cursor = items[-1][1]
+                for batch in batches:
+                    progress.tokens += batch.tokens
+                    self.meter.count(batch)
+                self.screen.step(progress.step)
+                if _due(progress.step, config.log_every):
+                    self._log()
         finally:
             stream.close()  # type: ignore[attr-defined]
         self._finish(stop)
@@ -125,19 +119,6 @@ class Trainer:
             self._heed(stop)
         self.meter.start()
         return over
-
-    def _train_step(self, items: list[tuple[Batch, Cursor]]) -> None:
-        progress = self.progress
-        progress.step += 1
-        batches = [batch for batch, _ in items]
-        self.step(batches, learning_rate(self.config, progress.step))
-        progress.cursor = items[-1][1]
-        for batch in batches:
-            progress.tokens += batch.tokens
-            self.meter.count(batch)
-        self.screen.step(progress.step)
-        if _due(progress.step, self.config.log_every):
-            self._log()
 
     # ---- what happens between steps ---------------------------------------------------------------------------------
 

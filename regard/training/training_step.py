@@ -18,9 +18,9 @@ from regard.data.batches import Batch
 from regard.device import autocast
 from regard.kernels.cuda_graph import Replayed
 from regard.layers.cells import Cell
+from regard.layers.hooks import is_observed
 from regard.layers.recurrent_attention import Attentive
 from regard.layers.stack import Stack
-from regard.look.record import listening
 from regard.training.objective import Objective
 from regard.training.optimizer import Updater
 
@@ -39,35 +39,34 @@ class TrainingStep:
         self.norm = torch.zeros((), device=device)  # of the last gradient
         self.has_auxiliary = any(getattr(module, "auxiliary", False) is True for module in objective.model.modules())
         self.auxiliary = torch.zeros((), device=device)  # the auxiliary loss of the last batch
-        self.accumulate: Callable[..., Any] = self._accumulate
-        self.update: Callable[..., Any] = self._update
-        self.at_once: Callable[..., Any] = self._at_once
         if self.recorded:
             compile_blocks(objective)
-            parts = (self._accumulate, self._update, self._at_once)
-            self.accumulate, self.update, self.at_once = (Replayed(part) for part in parts)
+            self.graphed_backward = Replayed(self._backward)
+            self.graphed_update = Replayed(self._update)
+            self.graphed_step = Replayed(self._backward_and_update)
 
     def __call__(self, batches: list[Batch], lr: float) -> None:
         """Descend the mean loss over all that is scored in `batches`."""
         self.share.fill_(1 / sum(batch.tokens for batch in batches))
         self.updater.set_lr(lr)
-        assert not self.recorded or len(batches) == self.size, "recorded for another number of batches"
-        parts: tuple[Callable[..., Any], ...] = (self.at_once, self.accumulate, self.update)
-        # a recorded step would be replayed without a word of Python: whoever listens, or changes the model, needs some
-        if listening(self.objective.model) or any(stack.changed for stack in self.stacks):
-            parts = (self._at_once, self._accumulate, self._update)
-        at_once, accumulate, update = parts
-        if not self.updater.in_place and len(batches) == 1:
-            return at_once(*batches[0].to(self.device).inputs)
+        backward: Callable[..., None] = self._backward
+        update: Callable[..., None] = self._update
+        # Replaying a CUDA graph runs no Python, so a model that is observed or changed from outside runs eagerly.
+        if self.recorded and not is_observed(self.objective.model) and not any(s.intervened for s in self.stacks):
+            assert len(batches) == self.size, "captured for another number of batches"
+            if self.size == 1:
+                return self.graphed_step(*batches[0].to(self.device).inputs)
+            backward, update = self.graphed_backward, self.graphed_update
         for batch in batches:
-            accumulate(*batch.to(self.device).inputs)
+            backward(*batch.to(self.device).inputs)
         update()
 
-    def _at_once(self, *inputs: Tensor) -> None:
-        self._accumulate(*inputs)
+    def _backward_and_update(self, *inputs: Tensor) -> None:
+        self._backward(*inputs)
         self._update()
 
-    def _accumulate(self, *inputs: Tensor) -> None:
+    def _backward(self, *inputs: Tensor) -> None:
+        """Run one batch forward and backward, and add its gradients to those of the step."""
         with autocast(self.device, self.dtype):
             sums = self.objective(*inputs)  # (3,)
         # Parts with an auxiliary loss add it for each scored answer, so that batches weigh right when accumulated.

@@ -15,7 +15,8 @@ from conftest import exported_bundle, model_bundle
 from faults import EVERY, FAULTS, FLIPS, as_nobody, cases, content, copied, outcome, unreadable
 
 import regard
-from regard import api
+from regard.tasks.run_config import make_config
+import regard
 from regard import model_folder as folders
 from regard.config import Config, recipes
 from regard.data.parallel_corpus import Corpus
@@ -64,7 +65,7 @@ LONG = "a" * 300
 )
 def test_a_recipe_that_cannot_be(text: str, place: Path) -> None:
     (place / "x.toml").write_text(text)
-    assert outcome(lambda: api.make_config(recipes.load(place / "x.toml"), {}))[0] == "line"
+    assert outcome(lambda: make_config(recipes.load(place / "x.toml"), {}))[0] == "line"
 
 
 @pytest.mark.parametrize("fault", [name for name in FAULTS if name not in FLIPS])
@@ -145,7 +146,7 @@ USES: dict[str, Callable[[Path], Any]] = {
     "load": regard.load,
     "folder.load": lambda path: folders.load(path, CPU),
     "folder.settings": folders.settings,
-    "train": lambda path: api.train(path, path.parent / "run"),
+    "train": lambda path: regard.train(path, path.parent / "run"),
     "resume": api.resume,
     "tokenizer": Tokenizer.load,
     "vectors": WordVectors.load,
@@ -165,7 +166,7 @@ def toy(folder: Path) -> Path:
 )
 def test_a_name_that_is_too_long(use: str, name: str, place: Path) -> None:
     if use == "train-run":
-        how, said = outcome(lambda: api.train(toy(place), place / name))
+        how, said = outcome(lambda: regard.train(toy(place), place / name))
     else:
         how, said = outcome(lambda: USES[use](place / name))
     assert how == "line"

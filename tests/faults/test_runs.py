@@ -11,11 +11,12 @@ import pytest
 from faults import EVERY, FLIPS, as_nobody, cases, change_json, content, copied, outcome, reseal
 from safetensors.torch import load_file
 
-from regard import api
+import regard
+from regard.tasks.run_config import make_config
 from regard.data.parallel_corpus import Corpus
 from regard.data.shards import Filters, prepare
 from regard.text.tokenizer import Tokenizer
-from regard.training.trainer import train
+from regard.tasks.run import train_config as train
 
 STEPS = 4
 STATE = ["state.json", "model.safetensors", "optimizer.safetensors", "manifest.json"]
@@ -42,15 +43,15 @@ def runs(open_place: Path) -> tuple[Path, dict[str, Any]]:
     rng = random.Random(1)
     words = ["".join(rng.choices("abcdefgh", k=4)) for _ in range(12)]
     (folder / "train.tsv").write_text("".join(f"{word}\t{word[::-1]}\n" for word in words))
-    train(api.make_config(values_of(folder, steps=2), {}), folder / "run", quiet=True)
+    train(make_config(values_of(folder, steps=2), {}), folder / "run", quiet=True)
     shutil.rmtree(folder / "run" / "model")
     whole = copied(folder / "run", folder / "whole")
-    api.resume(whole, train={"steps": STEPS}, quiet=True)
+    regard.resume(whole, train={"steps": STEPS}, quiet=True)
     return folder / "run", load_file(whole / "model" / "model.safetensors")
 
 
 def resumed(run: Path) -> dict[str, list[Any]]:
-    api.resume(run, train={"steps": STEPS}, quiet=True)
+    regard.resume(run, train={"steps": STEPS}, quiet=True)
     return {name: x.tolist() for name, x in load_file(run / "model" / "model.safetensors").items()}
 
 

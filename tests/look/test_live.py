@@ -21,8 +21,9 @@ from regard.decode.generation import write
 from regard.errors import RegardError
 from regard.inference.generator import Writer
 from regard.inference.translator import Translator
+from regard.layers.hooks import is_observed
 from regard.look.live import Live, Node, Search, continued, searched
-from regard.look.record import listening, record
+from regard.look.record import record
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
 from regard.text.special_tokens import PAD
@@ -128,7 +129,7 @@ def test_weights_recorded_during_beam_search_are_those_of_a_forced_forward(name:
                 check_weights(seen, forced(model, SOURCES[i], said(hypothesis), (SOS,)))
                 check_tree(seen, hypothesis, model, SOURCES[i])
                 everything.append(hypothesis)
-        assert not listening(model)
+        assert not is_observed(model)
     assert {hypothesis.ended for hypothesis in everything} == {True, False}
     assert len({len(hypothesis.tokens) for hypothesis in everything}) > 4
 
@@ -236,7 +237,7 @@ def test_a_recording_around_it_hears_nothing_of_the_steps() -> None:
         live = Live(model, BEAM)
         beam_search(live, pad(SOURCES, CPU), torch.full((7,), 4), BEAM)
         assert [len(tape[name]) for name in tape] == steps
-        assert listening(model)
+        assert is_observed(model)
 
 
 def test_what_the_search_never_followed_is_refused_and_so_is_a_model_without_attention() -> None:

@@ -24,8 +24,9 @@ from regard.decode.constraints import Hypothesis
 from regard.errors import RegardError
 from regard.kernels.masks import CAUSAL, Mask, documents, prefix, window
 from regard.layers.attention_kernels import Plan
+from regard.layers.hooks import is_observed, paused
 from regard.layers.mixers.attention import Attention
-from regard.look.record import Record, layers_of, listening, paused, record
+from regard.look.record import Record, layers_of, record
 from regard.models.transformer import Transformer
 from regard.text.special_tokens import PAD
 
@@ -366,8 +367,8 @@ def test_an_error_inside_restores_everything() -> None:
     with record(model) as tape:
         with pytest.raises(IndexError), paused(model):
             model(torch.tensor([[V]]), TARGET[:1])
-        assert listening(model)
-    assert not listening(model)
+        assert is_observed(model)
+    assert not is_observed(model)
     assert all(tape[name] == [] for name in tape)
 
 
@@ -375,9 +376,9 @@ def test_a_pause_ends() -> None:
     model = transformer()
     with record(model, "*.cross") as outer, record(model) as inner:
         with paused(model), paused(model):
-            assert not listening(model)
+            assert not is_observed(model)
             model(SOURCE, TARGET)
-        assert listening(model)
+        assert is_observed(model)
         model(SOURCE, TARGET)
     assert [len(inner[name]) for name in inner] == [1] * 6
     assert [len(outer[name]) for name in outer] == [1] * 2
@@ -537,7 +538,7 @@ def test_a_search_that_fails_leaves_the_recording_as_it_was() -> None:
     with record(model) as tape:
         with pytest.raises(IndexError):
             decode(model, [[V]], DecodeConfig(), MAX_LEN, CPU)  # no such token
-        assert listening(model)
+        assert is_observed(model)
         model(SOURCE, TARGET)
     assert [len(tape[name]) for name in tape] == [1] * 6
     assert tape["encoder.0.self"][0].tokens is None

@@ -15,7 +15,7 @@ from fused_rows import kv_rows, qkv_rows
 from torch import Tensor, nn
 
 from regard.look.record import Tape, layers_of, record
-from regard.models.heads import Classifier
+from regard.models.classification_model import Classifier
 from regard.models.seq2seq import Seq2Seq
 from regard.text.special_tokens import PAD
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.models.architectures import make_model, preset
-from regard.models.heads import Classifier
+from regard.models.classification_model import Classifier
 from regard.text.special_tokens import PAD
 
 SIZES = {"d_model": 16, "n_heads": 2, "d_ff": 16, "max_len": 16, "dropout": 0.0}

@@ -14,7 +14,7 @@ from regard.config import DecodeConfig
 from regard.decode.generation import token_log_probs, write
 from regard.errors import RegardError
 from regard.models.architectures import make_model, preset
-from regard.models.heads import Classifier
+from regard.models.classification_model import Classifier
 from regard.models.rnn import RNN
 from regard.models.weights import Unfilled, load_weights, weights_of
 from regard.text.special_tokens import PAD

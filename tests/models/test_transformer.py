@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokens import SOS
 from torch import Tensor
 
-from regard.api import make_config
+from regard.tasks.run_config import make_config
 from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.kernels.masks import positions_of

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from regard import api
+import regard
+from regard.tasks.run_config import make_config
 from regard.errors import RegardError
 from regard.studies import finetuning, pretraining, roformer
 from regard.studies.finetuning import Row, Study, merged, spread, study, table, tuning_jobs
@@ -54,12 +55,12 @@ def test_every_job_of_a_study_is_a_recipe(module: Any, tmp_path: Path, monkeypat
     where: dict[str, Any] = {"device": "cpu", "threads": 1}
     first = finetuning.pretraining_jobs(module.STUDY, tmp_path, tmp_path, False, **where)
     for job in first:
-        assert api.make_config(job.values, {}).task in ("causal-lm", "masked-lm")
+        assert make_config(job.values, {}).task in ("causal-lm", "masked-lm")
     monkeypatch.setattr(api, "settings_of", lambda init: {"preset": "gpt-small"})
     jobs = tuning_jobs(module.STUDY, tmp_path, list(module.TASKS), 2, tmp_path, False, **where)
     assert len({job.name for job in jobs}) == len(jobs) == 2 * len(module.TASKS) * len(module.STUDY.rows)
     for job in jobs:
-        config = api.make_config(job.values, {})
+        config = make_config(job.values, {})
         assert (config.task, config.train.metric) == (TASKS[job.task].task, TASKS[job.task].metric)
         assert bool(config.train.init) != bool(config.tokenizer.file)  # begins with a model, or with its vocabulary
 

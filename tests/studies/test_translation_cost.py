@@ -12,7 +12,8 @@ import pytest
 from safetensors.torch import load_file
 from tiny_translators import TINY, write_multi30k
 
-from regard import api
+import regard
+from regard.tasks.run_config import make_config
 from regard.config import recipes
 from regard.data.batches import Cursor
 from regard.errors import RegardError
@@ -31,22 +32,22 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_study_trains_by_the_recipe(name: str) -> None:
-    own = api.make_config(translators.merged(translators.COMMON, MODELS[name]), {})
-    there = api.make_config(recipes.load(RECIPES / f"{FILES[name]}.toml"), {})
+    own = make_config(translators.merged(translators.COMMON, MODELS[name]), {})
+    there = make_config(recipes.load(RECIPES / f"{FILES[name]}.toml"), {})
     shared = {"data.source", "data.target", "tokenizer.vocab_size"}  # one for all, so that models can be compared
     assert set(recipes.differences(own, there)) <= {"name", "data.root", *shared}
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_watching_a_run_changes_nothing_that_is_learned(name: str) -> None:
-    recipe = api.make_config(translators.merged(translators.COMMON, MODELS[name]), {})
-    watched = api.make_config(values_of(name), {})
+    recipe = make_config(translators.merged(translators.COMMON, MODELS[name]), {})
+    watched = make_config(values_of(name), {})
     assert set(recipes.differences(recipe, watched)) <= {"name", *(f"train.{x}" for x in translators.WATCHED["train"])}
     assert watched.train.average > 1  # not the best validation
 
 
 def test_all_models_read_the_same_batches() -> None:
-    configs = [api.make_config(values_of(name), {}) for name in MODELS]
+    configs = [make_config(values_of(name), {}) for name in MODELS]
     assert sorted(MODELS) == ["convs2s", "lstm", "rnnenc", "rnnsearch", "transformer"]
     for config in configs:
         assert (config.data, config.tokenizer) == (configs[0].data, configs[0].tokenizer)
@@ -58,7 +59,7 @@ def test_all_models_read_the_same_batches() -> None:
 @pytest.mark.parametrize("r_drop", [0.0, 5.0])
 def test_flops_are_those_of_the_batches_by_hand(data: Path, tmp_path: Path, r_drop: float) -> None:
     where = {"data.root": str(data), "train.batch_tokens": 200, "train.r_drop": r_drop, "tokenizer.vocab_size": 90}
-    job = prepare_job(tmp_path, api.make_config(translators.merged(translators.COMMON, TINY), where), quiet=True)
+    job = prepare_job(tmp_path, make_config(translators.merged(translators.COMMON, TINY), where), quiet=True)
     n, total = 40, 0  # more than an epoch
     expected = []
     for batch, _ in islice(job.batches().follow(Cursor()), n):

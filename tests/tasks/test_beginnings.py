@@ -15,7 +15,8 @@ from helpers import after_step, assert_same_run, checkpoint
 from little import CYCLE, config_of, learn, tuning, write_all
 from tokens import EOS, MASK, SOS
 
-from regard import api
+import regard
+from regard.tasks.run_config import make_config
 from regard import model_folder as folders
 from regard.config import Config
 from regard.errors import RegardError
@@ -65,7 +66,7 @@ def test_a_run_that_was_stopped_is_the_run_that_was_not(
     config = config_of(corpora, task, **SHORT, **changes)
     learn(config, tmp_path / "whole")
     stop_at(3, config, tmp_path / "stopped")
-    api.resume(tmp_path / "stopped", quiet=True)
+    regard.resume(tmp_path / "stopped", quiet=True)
     assert_same_run(tmp_path / "stopped", tmp_path / "whole")
 
 
@@ -78,7 +79,7 @@ def test_a_run_goes_on_when_the_model_it_began_with_is_gone(
     learn(config, tmp_path / "whole")
     stop_at(3, config, tmp_path / "stopped")
     shutil.rmtree(tmp_path / "init")
-    api.resume(tmp_path / "stopped", quiet=True)
+    regard.resume(tmp_path / "stopped", quiet=True)
     assert_same_run(tmp_path / "stopped", tmp_path / "whole")
 
 
@@ -100,7 +101,7 @@ def test_what_an_imported_model_knows_outlives_it_and_reaches_the_tuned_one(
     config = tuning(corpora, task, imported(corpora / init, tmp_path / "init"), **SHORT, **{"data.documents": "line"})
     stop_at(3, config, tmp_path / "run")
     shutil.rmtree(tmp_path / "init")
-    api.resume(tmp_path / "run", quiet=True)
+    regard.resume(tmp_path / "run", quiet=True)
     tuned = folders.load(tmp_path / "run", CPU)
     assert (tuned.frame, tuned.origin, tuned.pooling) == (ABROAD, ORIGIN, "first")
 
@@ -227,10 +228,10 @@ def test_a_model_of_two_vocabularies_is_tuned_and_gone_on_with(tmp_path: Path) -
     train = {"steps": 2, "valid_every": 2, "save_every": 1, "batch_tokens": 64, "device": "cpu", "threads": 1}
     tokenizer = {"kind": "char", "vocab_size": 40, "joint": False}
     first = {"name": "a", "data": data, "tokenizer": tokenizer, "train": train, "model": {**sizes, "tie": "decoder"}}
-    learn(api.make_config(first, {}), tmp_path / "a")
+    learn(make_config(first, {}), tmp_path / "a")
     second = {"name": "b", "data": data, "train": {**train, "init": str(tmp_path / "a")}}
-    learn(api.make_config(second, {}), tmp_path / "b")
-    api.resume(tmp_path / "b", quiet=True, train={"steps": 4})
+    learn(make_config(second, {}), tmp_path / "b")
+    regard.resume(tmp_path / "b", quiet=True, train={"steps": 4})
     assert not (tmp_path / "b" / "tokenizer.json").exists()
     assert (tmp_path / "b" / "tokenizer.source.json").exists()
 
@@ -253,9 +254,9 @@ device = "cpu"
 threads = 1
 """
     )
-    run = api.train(recipe, tmp_path / "run", quiet=True)
+    run = regard.train(recipe, tmp_path / "run", quiet=True)
     shutil.rmtree(tmp_path / "init")
-    assert api.train(recipe, tmp_path / "run", quiet=True, train={"steps": 3}) == run
+    assert regard.train(recipe, tmp_path / "run", quiet=True, train={"steps": 3}) == run
     assert (run / "checkpoints" / "step-00000003").is_dir()
 
 

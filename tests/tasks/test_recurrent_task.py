@@ -13,7 +13,8 @@ from little import config_of, learn, tuning, write_all
 from tokens import EOS, PADDING, SOS, UNK
 
 import regard
-from regard import api
+from regard.tasks.run_config import make_config
+import regard
 from regard.config import Config, recipes
 from regard.device import pick_device
 from regard.errors import RegardError
@@ -36,7 +37,7 @@ CPU = pick_device("cpu")
 @pytest.fixture(scope="module")
 def hello(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("hello") / "run"
-    return api.train(RECIPES / "hello.toml", run, settings={"data.root": str(RECIPES)}, quiet=True)
+    return regard.train(RECIPES / "hello.toml", run, settings={"data.root": str(RECIPES)}, quiet=True)
 
 
 def test_hello_is_learned_exactly(hello: Path) -> None:
@@ -66,7 +67,7 @@ def test_a_conversation_and_vectors_can_be_had_of_it(hello: Path) -> None:
 def wikitext(data_folder: Path) -> Config:
     if not (data_folder / "lm" / "wikitext2.train.txt.xz").exists():
         pytest.skip(f"no WikiText-2 in {data_folder / 'lm'}")
-    return api.make_config(recipes.load(RECIPES / "wikitext2-lstm.toml"), {"data.root": str(data_folder / "lm")})
+    return make_config(recipes.load(RECIPES / "wikitext2-lstm.toml"), {"data.root": str(data_folder / "lm")})
 
 
 def test_wikitext2_has_the_words_that_are_published(data_folder: Path) -> None:

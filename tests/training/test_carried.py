@@ -13,7 +13,7 @@ from helpers import assert_equal_tensors, assert_same_run, fit, fit_until, metri
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from regard.api import make_config
+from regard.tasks.run_config import make_config
 from regard.config import TrainConfig
 from regard.data.batches import Batch
 from regard.data.shards import FilterReport, Filters, Store, TokenStore

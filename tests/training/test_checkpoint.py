@@ -181,7 +181,7 @@ sys.path.insert(0, sys.argv[1])
 from helpers import tiny
 from regard.errors import RegardError
 from regard.training.checkpoint import Checkpoints
-from regard.training.trainer import train
+from regard.tasks.run import train_config as train
 folder = Path(sys.argv[2])
 changes = {"train.save_every": 1, "train.keep": 100}
 try:

@@ -23,14 +23,14 @@ from helpers import (
     write_corpus,
 )
 
-from regard import api
+import regard
 from regard.config import recipes
 from regard.errors import RegardError
 from regard.files import read_json
 from regard.signals import Interrupted
 from regard.tasks import translation
 from regard.training.checkpoint import Checkpoints
-from regard.training.trainer import train
+from regard.tasks.run import train_config as train
 
 
 @pytest.fixture(scope="module")
@@ -178,14 +178,14 @@ def test_the_last_line_of_a_killed_run_is_mended(run: Path, reference: Path) -> 
 
 def test_a_finished_run_resumes_to_itself(corpus: Path, run: Path, reference: Path) -> None:
     fit(run)
-    api.resume(run, quiet=True)
+    regard.resume(run, quiet=True)
     assert_same_run(run, reference)
 
 
 def test_more_steps(run: Path, reference: Path) -> None:
     """The weights go the same way (this schedule does not look at the end); only the extra validation at 8 differs."""
     fit(run, **{"train.steps": 8})
-    api.resume(run, quiet=True, train={"steps": 14})
+    regard.resume(run, quiet=True, train={"steps": 14})
     name = "step-00000014"
     assert_equal_tensors(*(checkpoint(r / "checkpoints" / name)[0] for r in (run, reference)))
     without = [line for line in metrics(run) if (line["kind"], line["step"]) != ("valid", 8)]
@@ -206,7 +206,7 @@ def test_a_run_from_before_a_setting_existed_goes_on(run: Path, reference: Path)
     path = run / "config.toml"
     lines = path.read_text().splitlines()
     path.write_text("\n".join(line for line in lines if not line.startswith(("d_head", "n_kv_heads", "window"))) + "\n")
-    api.resume(run, quiet=True)
+    regard.resume(run, quiet=True)
     assert_same_run(run, reference)
 
 
@@ -234,7 +234,7 @@ def test_a_run_in_use_is_left_alone(run: Path, overwrite: bool) -> None:
 
 def test_resume_needs_a_run(tmp_path: Path) -> None:
     with pytest.raises(RegardError, match=r"no run at .*regard train"):
-        api.resume(tmp_path)
+        regard.resume(tmp_path)
 
 
 def test_a_damaged_checkpoint_costs_time_and_nothing_else(

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from helpers import assert_same_run, fit, fit_until, tiny, write_corpus
 
-from regard import api, cli
+import regard
+from regard import cli
 from regard.config import Config, recipes
 from regard.errors import RegardError
 from regard.files import add_file, damage, read_json
 from regard.training.checkpoint import Checkpoints
-from regard.training.trainer import train
+from regard.tasks.run import train_config as train
 
 SHORT = {"train.steps": 4, "train.valid_every": 4, "train.samples": 0, "train.average": 1}
 
@@ -66,7 +67,7 @@ def overwritten(run: Path) -> Path:
 
 def by_python(recipe: Path, run: Path | None, overwrite: bool, settings: dict[str, str]) -> str:
     with pytest.raises(RegardError) as error:
-        api.train(recipe, run, overwrite=overwrite, quiet=True, settings=settings)
+        regard.train(recipe, run, overwrite=overwrite, quiet=True, settings=settings)
     return str(error.value)
 
 
@@ -116,9 +117,9 @@ def test_a_name_leads_nowhere_else(recipe: Path, refused: Refused, name: str, ov
 
 @pytest.mark.parametrize("name", ["n" * 223, "ü" * 109 + " 😀", "a..b-#%"])
 def test_an_allowed_name_works_to_the_end(recipe: Path, name: str) -> None:
-    run = api.train(recipe, quiet=True, name=name)
+    run = regard.train(recipe, quiet=True, name=name)
     assert run == Path("runs") / name
-    api.resume(run, quiet=True)
+    regard.resume(run, quiet=True)
     assert damage(run / "model") is None
     assert recipes.load(run / "config.toml")["name"] == name
 
@@ -191,9 +192,9 @@ def test_resume_needs_the_marker(run: Path) -> None:
     with pytest.raises(
         RegardError, match=r"has a config.toml but no run.json.*regard train .*config.toml --run FOLDER"
     ):
-        api.resume(run, quiet=True)
+        regard.resume(run, quiet=True)
     assert snapshot(run) == before
-    api.load(run, "cpu")  # reading needs no proof
+    regard.load(run, "cpu")  # reading needs no proof
 
 
 def test_what_a_killed_start_leaves_is_nothing(corpus: Path, reference: Path, tmp_path: Path) -> None:
@@ -272,7 +273,7 @@ def test_overwrite_of_another_kind_leaves_no_old_file(run: Path) -> None:
 def test_a_resumed_finish_keeps_a_users_files(run: Path, reference: Path) -> None:
     own = add_own(run)
     (run / "model" / "model.safetensors").write_bytes(b"damaged")
-    api.resume(run, quiet=True)
+    regard.resume(run, quiet=True)
     check_own(own)
     assert damage(run / "model") is None
     without_own(own)
@@ -283,7 +284,7 @@ def test_a_resumed_finish_keeps_a_users_files(run: Path, reference: Path) -> Non
 def test_a_model_without_its_manifest_is_made_again(run: Path, reference: Path, manifest: str) -> None:
     own = add_own(run)
     (run / "model" / "manifest.json").write_text(manifest)
-    api.resume(run, quiet=True)
+    regard.resume(run, quiet=True)
     check_own(own)
     assert damage(run / "model") is None
     without_own(own)

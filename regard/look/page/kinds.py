@@ -28,7 +28,7 @@ from regard.look.page.seen import Seen, attention_of, described
 from regard.look.record import Record, layers_of, record
 from regard.model_folder import Bundle
 from regard.models.architectures import of
-from regard.models.heads import Classifier
+from regard.models.classification_model import Classifier
 from regard.models.model import Model
 from regard.text.tokenizer import Tokenizers
 

@@ -18,7 +18,6 @@ from torch import nn
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.inference.model_spec import check_lengths, config_of
 from regard.layers.quantization import is_packed
 from regard.models.analysis.cost import inputs, lengths
 from regard.models.analysis.counting import Shape, count, meta_copy, meta_model
@@ -97,28 +96,23 @@ def line_dict(line: Line) -> dict[str, Any]:
 # ---- making one --------------------------------------------------------------------------------------------------------
 
 
-def summary(
-    model: Any,
+def summarize(
+    model: nn.Module,
+    name: str,
     *,
     batch: int = 1,
     length: int | None = None,
     source_length: int | None = None,
     depth: int = 2,
-    settings: dict[str, str] | None = None,
+    assumed: dict[str, int] | None = None,
 ) -> Summary:
-    """Of a model, of what holds one (such as a Translator), or of a preset, a recipe or a folder by name.
-
-    `length` is that of the rows, by default the model's longest; `source_length` that of a translator's source, if it is
-    another. `depth` 1 shows stacks, 2 their blocks, 3 the sublayers of those. `settings` change a model that is not there
-    yet.
-    """
+    """Return the summary of a model, which may stand on the meta device; `inference.model_spec.summary` explains the rest."""
     if depth < 1:
         raise RegardError(f"--depth must be at least 1, not {depth}: 1 for stacks, 2 for blocks, 3 for sublayers")
-    name, built, assumed = found_model(model, settings or {})
-    config: ModelConfig = built.config  # type: ignore[assignment]
+    config: ModelConfig = model.config  # type: ignore[assignment]
     s, t = asked_lengths(config, batch, length, source_length)
-    lines = counted(built, batch, s, t, depth)
-    return Summary(name, config, batch, s, t, lines, joined("total", lines, ()), assumed)
+    lines = counted(model, batch, s, t, depth)
+    return Summary(name, config, batch, s, t, lines, joined("total", lines, ()), assumed or {})
 
 
 def asked_lengths(config: ModelConfig, batch: int, length: int | None, source_length: int | None) -> tuple[int, int]:
@@ -137,26 +131,14 @@ def asked_lengths(config: ModelConfig, batch: int, length: int | None, source_le
     return s, t
 
 
-def found_model(model: Any, settings: dict[str, str]) -> tuple[str, nn.Module, dict[str, int]]:
-    """Return its name, the model, whose numbers do not matter, and what was assumed."""
-    if isinstance(model, (str, Path)):
-        there = any((Path(model) / place / "config.json").exists() for place in ("", "model"))
-        if settings or not there:
-            config, assumed = config_of(str(model), settings)
-            return str(model), meta_model(config), assumed
-        import torch
+def check_lengths(config: ModelConfig, batch: int, *lengths: int) -> None:
+    """Refuse rows that the model cannot have."""
 
-        from regard import model_folder
-
-        return str(model), model_folder.load(Path(model), torch.device("cpu"), "fp32").model, {}
-    model = model if isinstance(model, nn.Module) else getattr(model, "model", None)
-    if not isinstance(getattr(model, "config", None), ModelConfig):
-        raise RegardError("a summary is of a model of Regard, of what holds one, or of a preset, a recipe or a folder")
-    if is_packed(model):
-        raise RegardError(
-            "this model was loaded with rounded weights, which are no parameters: load it without weights="
-        )
-    return type(model).__name__, model, {}
+    endless = of(config).carries_state  # it reads texts of any length
+    for length in lengths:
+        if batch < 1 or length < 1 or (length > config.max_len and not endless):
+            most = "on" if endless else f"to model.max_len {config.max_len}"
+            raise RegardError(f"--batch {batch} must be at least 1, and --length {length} from 1 {most}")
 
 
 def counted(model: nn.Module, batch: int, s: int, t: int, depth: int) -> list[Line]:

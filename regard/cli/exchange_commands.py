@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from regard.exchange.loader import load_model
 import json as jsons
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -66,7 +67,7 @@ def export_model(
     from regard import model_folder as folders
     from regard.exchange.huggingface import write_huggingface
 
-    show(write_huggingface(out, folders.load(model, torch.device("cpu"))), out, report, json, verbose)
+    show(write_huggingface(out, load_model(model, torch.device("cpu"))), out, report, json, verbose)
 
 
 def refuse_existing(path: Path) -> None:

@@ -1,78 +1,21 @@
-"""What this machine has for Regard, and which kernel the attention of a model would run on."""
+"""Which kernel each attention layer of a model runs on, in training and in use, and why (`regard doctor --explain`)."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
-import platform
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
-import torch
 from torch import nn
 
-import regard
-from regard import model_folder, pretrained
-from regard.api import ANSWERS, model_settings
-from regard.config import Config, ModelConfig, recipes
+from regard.config import ModelConfig
 from regard.config.registry import help_of
-from regard.data.shards import cache_folder
-from regard.device import cores, describe, peak_flops, pick_device, pick_precision
-from regard.errors import RegardError
-from regard.files import exists, read_json
 from regard.kernels.masks import FULL, window
 from regard.layers.cells import Cell
 from regard.layers.kernel_selection import Situation, choose
-from regard.layers.positions.scheme import schemes_for
 from regard.layers.recurrent import Recurrent
 from regard.layers.recurrent_attention import Attentive
 from regard.layers.stack import Stack
-from regard.models import gpt
-from regard.models.architectures import make_model
-
-LIBRARIES = (
-    "torch",
-    "tokenizers",
-    "safetensors",
-    "sacrebleu",
-    "numpy",
-    "zstandard",
-    "matplotlib",
-    "triton",
-    "transformers",
-    "fastapi",
-)
-
-
-def examine() -> dict[str, str]:
-    device = pick_device("auto")
-    peak = peak_flops(device)
-    free = shutil.disk_usage(Path.cwd()).free
-    return {
-        "regard": regard.__version__,
-        "python": f"{platform.python_version()} on {platform.platform()}",
-        **{name: _version(name) for name in LIBRARIES},
-        "device": describe(device) + (f", {peak / 1e12:.0f} TFLOP/s bf16 by data sheet" if peak else ""),
-        "precision": str(pick_precision("auto", device)).removeprefix("torch."),
-        "cores": f"{cores()} usable, torch uses {torch.get_num_threads()} threads",
-        "CPU kernels": torch.backends.cpu.get_cpu_capability(),
-        "models": ", ".join(pretrained.names()) or "none brought along",
-        "cache": f"{cache_folder()} (set REGARD_CACHE to move it)",
-        "disk": f"{free / 1e9:,.0f} GB free here" + ("  <- little: checkpoints may fail" if free < 2e9 else ""),
-    }
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
-# ---- which kernel, and why -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -85,26 +28,6 @@ class Row:
     kernel: str
     why: str
     fast: bool
-
-
-def explain(target: Path | None, settings: Mapping[str, Any], device: str, length: int | None = None) -> list[Row]:
-    """For a run, a model folder or a recipe, or without any for a causal decoder with each of the position schemes.
-
-    `settings` are dotted, {"model.positions": "rope"}. The device need not be here, and no weight is ever made. `length` is
-    that of training rows; by default the model's longest, or 4096.
-    """
-    device = kind_of_device(device)
-    if length is not None and length < 1:
-        raise RegardError(f"--length must be at least 1, not {length}")
-    with torch.device("meta"):
-        if target is not None:
-            config = recipe_of(target, settings).model
-            model = make_model(replace(config, n_classes=max(1, config.n_classes)))  # classes come with the data
-            return explain_model(model, device, length or config.max_len)
-        config = built({"model": {"preset": "gpt-small"}}, settings).model
-        names = [config.positions] if "model.positions" in settings else schemes_for(config, "decoder")
-        models = (gpt.GPT(replace(config, positions=name)) for name in names)
-        return [row for model in models for row in explain_model(model, device, length or 4096)]
 
 
 def explain_model(model: nn.Module, device: str, length: int) -> list[Row]:
@@ -198,27 +121,3 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines + (["! not on the fast path"] if not all(row.fast for row in rows) else []))
 
 
-def recipe_of(target: Path, settings: Mapping[str, Any]) -> Config:
-    """The recipe of a run (finished or not), or what a model folder says in its place, with settings written over it."""
-    recipe = target / "config.toml" if exists(target / "config.toml") else target
-    if (exists(recipe) and recipe.is_file()) or recipe.suffix == ".toml":
-        return built(recipes.load(recipe), settings)
-    path = model_folder.find(target) / "config.json"
-    try:
-        return built({"model": read_json(path)["model"]}, settings)
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise RegardError(f"{path} is not a model's configuration ({type(error).__name__}: {error})") from None
-
-
-def built(values: dict[str, Any], settings: Mapping[str, Any]) -> Config:
-    """With the style of the preset where nothing is said, and the answers that its task asks for."""
-    config = recipes.build({**recipes.override(values, settings), "model": model_settings(values, settings)}, Config)
-    return replace(config, model=replace(config.model, answer=ANSWERS.get(config.task, config.model.answer)))
-
-
-def kind_of_device(name: str) -> str:
-    """cpu or cuda, whether it is here or not."""
-    kind = pick_device(name).type if name == "auto" else name.split(":")[0]
-    if kind not in ("cpu", "cuda"):
-        raise RegardError(f"unknown device '{name}': use auto, cpu, cuda or cuda:N")
-    return kind

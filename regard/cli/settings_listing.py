@@ -1,7 +1,4 @@
-"""`regard settings`: every setting with its default and meaning, and the parts of models by kind, with their tables.
-
-Parts are modules of torch, so listing them imports it.
-"""
+"""The listing that `regard settings` prints: every setting with its default and meaning, and the parts of models by kind."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from regard.exchange.loader import load_model
 import json as jsons
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -144,7 +145,7 @@ def positions_picture(name: str, model: Path | None, settings: dict[str, str], l
 
         if settings:
             raise RegardError(f"{model} has its own settings: leave out --model.{next(iter(settings))}")
-        return trained(name, model_folder.load(model, pick_device("cpu")).model, length)
+        return trained(name, load_model(model, pick_device("cpu")).model, length)
     from regard.config import ModelConfig
     from regard.config.recipes import build, nested
     from regard.models.architectures import ARCHITECTURES

@@ -1,0 +1,1 @@
+"""The command line: one module a group of commands, which imports nothing heavy until a command runs."""

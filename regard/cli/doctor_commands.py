@@ -1,0 +1,133 @@
+"""`regard doctor`: what this machine has, and which kernels the attention of a model would run on."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from regard.cli.options import Json, print_result, section_settings
+from regard.errors import RegardError
+
+if TYPE_CHECKING:
+    from regard.models.analysis.kernel_report import Row
+
+def doctor(
+    context: typer.Context,
+    target: Annotated[
+        Path | None, typer.Argument(help="With --explain: a run or model folder, or a recipe; without, every scheme.")
+    ] = None,
+    why: Annotated[
+        bool, typer.Option("--explain", help="Say which kernel each attention layer gets, and why.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="With --explain: auto, cpu or cuda, which need not be here.")] = "auto",
+    length: Annotated[
+        int | None, typer.Option(help="With --explain: tokens in training; by default the model's longest, or 4096.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say what this machine has: versions, device, precision, folders; and what is missing.
+
+    With --explain: which kernel attention runs on. Model settings can be tried: --model.positions rope, ...
+    """
+    from regard.models.analysis.kernel_report import table
+
+    if why:
+        section_settings(context, "model")
+        rows = explain(target, context.obj, device, length)
+        return print_result({"layers": [vars(row) for row in rows]}, True) if json else print(table(rows))
+    if target or length is not None or context.obj or device != "auto":
+        raise RegardError("a model, a device, a length and settings belong to `regard doctor --explain`: add --explain")
+    print_result(examine(), json)
+
+
+LIBRARIES = (
+    "torch",
+    "tokenizers",
+    "safetensors",
+    "sacrebleu",
+    "numpy",
+    "zstandard",
+    "matplotlib",
+    "triton",
+    "transformers",
+    "fastapi",
+)
+
+
+def examine() -> dict[str, str]:
+    import torch
+
+    import regard
+    from regard import pretrained
+    from regard.data.shards import cache_folder
+    from regard.device import cores, describe, peak_flops, pick_device, pick_precision
+
+    device = pick_device("auto")
+    peak = peak_flops(device)
+    free = shutil.disk_usage(Path.cwd()).free
+    return {
+        "regard": regard.__version__,
+        "python": f"{platform.python_version()} on {platform.platform()}",
+        **{name: _version(name) for name in LIBRARIES},
+        "device": describe(device) + (f", {peak / 1e12:.0f} TFLOP/s bf16 by data sheet" if peak else ""),
+        "precision": str(pick_precision("auto", device)).removeprefix("torch."),
+        "cores": f"{cores()} usable, torch uses {torch.get_num_threads()} threads",
+        "CPU kernels": torch.backends.cpu.get_cpu_capability(),
+        "models": ", ".join(pretrained.names()) or "none brought along",
+        "cache": f"{cache_folder()} (set REGARD_CACHE to move it)",
+        "disk": f"{free / 1e9:,.0f} GB free here" + ("  <- little: checkpoints may fail" if free < 2e9 else ""),
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+
+def explain(target: Path | None, settings: Mapping[str, Any], device: str, length: int | None = None) -> list[Row]:
+    """For a run, a model folder or a recipe, or without any for a causal decoder with each of the position schemes.
+
+    `settings` are dotted, {"model.positions": "rope"}. The device need not be here, and no weight is ever made. `length` is
+    that of training rows; by default the model's longest, or 4096.
+    """
+    import torch
+
+    from regard.inference.model_spec import built, recipe_of
+    from regard.layers.positions.scheme import schemes_for
+    from regard.models import gpt
+    from regard.models.analysis.kernel_report import explain_model
+    from regard.models.architectures import make_model
+
+    device = kind_of_device(device)
+    if length is not None and length < 1:
+        raise RegardError(f"--length must be at least 1, not {length}")
+    with torch.device("meta"):
+        if target is not None:
+            config = recipe_of(target, settings).model
+            model = make_model(replace(config, n_classes=max(1, config.n_classes)))  # classes come with the data
+            return explain_model(model, device, length or config.max_len)
+        config = built({"model": {"preset": "gpt-small"}}, settings).model
+        names = [config.positions] if "model.positions" in settings else schemes_for(config, "decoder")
+        models = (gpt.GPT(replace(config, positions=name)) for name in names)
+        return [row for model in models for row in explain_model(model, device, length or 4096)]
+
+
+
+def kind_of_device(name: str) -> str:
+    """cpu or cuda, whether it is here or not."""
+    from regard.device import pick_device
+
+    kind = pick_device(name).type if name == "auto" else name.split(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise RegardError(f"unknown device '{name}': use auto, cpu, cuda or cuda:N")
+    return kind

@@ -1,0 +1,102 @@
+"""Training a recipe: its configuration, its run folder and its trainer. The command line and Python both come through here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.config import Config, recipes
+from regard.errors import RegardError
+from regard.files import exists
+from regard.signals import StopRequest
+from regard.tasks import prepare_job
+from regard.tasks.run_config import make_config
+from regard.training.run_folder import MARKER, holds_run, open_run
+from regard.training.trainer import Trainer
+
+RUNS = Path("runs")
+
+
+def train(
+    recipe: str | Path,
+    run: str | Path | None = None,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    quiet: bool = False,
+    **sections: Any,
+) -> Path:
+    """Train a recipe, or go on with it if its run exists: `train("recipes/x.toml", train={"steps": 2000})`.
+
+    `run` is the folder (by default runs/NAME); `settings` are dotted names, as on the command line. Returns the folder.
+    """
+    values, dotted = recipes.load(Path(recipe)), {**_dotted(sections), **(settings or {})}
+    name = recipes.build({"name": dotted.get("name", values["name"])}, Config).name  # checked before it becomes a path
+    place = Path(run) if run else RUNS / name
+    begun = place / "config.toml"
+    if holds_run(place) and exists(begun) and not overwrite:  # the model it began with may be gone
+        values["model"] = recipes.over(recipes.load(begun).get("model", {}), values.get("model", {}))
+    config = make_config(values, dotted)
+    with trainer_of(config, place, overwrite=overwrite, quiet=quiet) as (trainer, stop):
+        trainer.run(stop)
+    return place
+
+
+def resume(run: str | Path, *, settings: Mapping[str, Any] | None = None, quiet: bool = False, **sections: Any) -> Path:
+    """Go on with a run from its newest valid checkpoint; `train={"steps": 4000}` makes it longer."""
+    path = Path(run) / "config.toml"
+    if not exists(path):
+        raise RegardError(f"no run at {run}: there is no config.toml in it; start one with `regard train RECIPE`")
+    if not (Path(run) / MARKER).exists():
+        raise RegardError(
+            f"{run} has a config.toml but no {MARKER}, so Regard did not begin a run there: "
+            f"start one elsewhere with `regard train {path} --run FOLDER`"
+        )
+    config = make_config(recipes.load(path), {**_dotted(sections), **(settings or {})})
+    with trainer_of(config, Path(run), resuming=True, quiet=quiet) as (trainer, stop):
+        trainer.run(stop)
+    return Path(run)
+
+
+def train_config(
+    config: Config, run: Path, *, overwrite: bool = False, resuming: bool = False, quiet: bool = False
+) -> Path:
+    """Train a complete configuration in the folder `run`, and return that folder."""
+    with trainer_of(config, run, overwrite=overwrite, resuming=resuming, quiet=quiet) as (trainer, stop):
+        trainer.run(stop)
+    return run
+
+
+@contextmanager
+def trainer_of(
+    config: Config, run: Path, *, overwrite: bool = False, resuming: bool = False, quiet: bool = False
+) -> Iterator[tuple[Trainer, StopRequest]]:
+    """Hold the folder of a run, prepare its task, and yield its trainer with the request to stop that signals make."""
+    with open_run(run, config, overwrite=overwrite, resuming=resuming):
+        trainer = Trainer(prepare_job(run, config, quiet), quiet)
+        try:
+            with StopRequest() as stop:
+                yield trainer, stop
+        except torch.OutOfMemoryError as error:
+            raise RegardError(
+                "the device is out of memory: lower train.batch_tokens (and raise train.accumulate to keep the step's "
+                "size), or set train.recompute true"
+            ) from error
+        finally:
+            trainer.close()
+
+
+def _dotted(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """{"model": {"rope": {"base": 1e6}}} -> {"model.rope.base": 1e6}; plain values and dotted names stay."""
+    dotted: dict[str, Any] = {}
+    for name, value in sections.items():
+        if isinstance(value, Mapping):
+            dotted.update({f"{name}.{key}": inner for key, inner in _dotted(value).items()})
+        else:
+            dotted[name] = value
+    return dotted

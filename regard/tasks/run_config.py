@@ -1,0 +1,64 @@
+"""The complete configuration of a run: a recipe, its overrides, its preset, and the model that it begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from regard.config import Config, TrainConfig, recipes
+from regard.errors import RegardError
+from regard.models.architectures import of, resolve, with_preset
+from regard.models.model import names_where
+from regard.pretrained import place
+
+
+def make_config(values: dict[str, Any], dotted: Mapping[str, Any]) -> Config:
+    """A recipe with overrides, checked; what it leaves open comes from its preset, or from the model it begins with."""
+    config = recipes.build({**recipes.override(values, dotted), "model": model_settings(values, dotted)}, Config)
+    if config.train.auxiliary and config.task not in ("classification", "tagging"):
+        raise RegardError(f"train.auxiliary is for classification and tagging, not for {config.task}: leave it out")
+    check_carried(config)
+    if config.model.tie == "all" and not config.tokenizer.joint:
+        raise RegardError("model.tie 'all' needs one vocabulary: set tokenizer.joint true, or model.tie decoder")
+    data = replace(config.data, root=str(Path(config.data.root).absolute()))
+    train = replace(config.train, init=_absolute(config.train.init), vectors=_absolute(config.train.vectors))
+    tokenizer = replace(config.tokenizer, extra=config.tokenizer.extra or (100 if config.task == "spans" else 0))
+    # the vocabulary and the classes are those of the data, whatever the recipe or its beginning says
+    fresh = replace(config.model, source_vocab=0, target_vocab=0, answer=ANSWERS.get(config.task, "none"), n_classes=1)
+    return replace(config, data=data, train=train, tokenizer=tokenizer, model=resolve(fresh))
+
+
+def check_carried(config: Config) -> None:
+    """Settings of recurrent language models are refused where they would do nothing."""
+    if config.task == "causal-lm" and of(config.model).carries_state:
+        return
+    usual = TrainConfig()
+    for name in ("bptt", "carry", "activity", "slowness"):
+        if getattr(config.train, name) != getattr(usual, name):
+            kinds = names_where("carries_state")
+            raise RegardError(f"train.{name} is for recurrent language models (causal-lm with {kinds}): leave it out")
+
+
+def model_settings(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> dict[str, Any]:
+    """The `[model]` table of a recipe with overrides, over that of its preset or of the model it begins with."""
+    own, more = values.get("model", {}), recipes.nested(dotted).get("model", {})
+    train = recipes.override(dict(values), dotted).get("train", {})
+    if not all(isinstance(table, Mapping) for table in (own, more, train)):
+        raise RegardError("model and train must be tables of settings, [model] and [train]")
+    if train.get("init") and "architecture" not in {**own, **more}:
+        from regard.exchange.loader import model_settings as settings_of_model
+
+        return recipes.over(recipes.over(settings_of_model(Path(train["init"])), own), more)
+    return with_preset(own, more)
+
+
+ANSWERS = {"classification": "row", "regression": "row", "tagging": "token"}
+
+
+def _absolute(path: str) -> str:
+    """Wherever the run is gone on with; the name of a model that comes along is a name everywhere."""
+    return path if not path or place(path) != Path(path) else str(Path(path).absolute())
+
+
