@@ -36,12 +36,12 @@ from others import TorchTransformer, foreign, marian_step, peer_step, smoothed
 from steps import OwnStep, Ran, Step, random_batch, run_through
 from torch import nn
 
-from regard.api import make_config
 from regard.config import ModelConfig, TrainConfig
 from regard.data.batches import Batch
 from regard.device import peak_flops, pick_device
 from regard.models.analysis.cost import training_flops
 from regard.tasks import prepare_job
+from regard.tasks.run import make_config
 from regard.training.job import Job
 
 WARM = 6  # calls before the clock: the first compiles, the second is recorded

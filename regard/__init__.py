@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
-    from regard.api import load, resume, train
     from regard.inference.classifier import Labeller
     from regard.inference.document_translator import Interpreter
     from regard.inference.embedder import Embedder
     from regard.inference.generator import Writer
+    from regard.inference.load import load
+    from regard.inference.model_spec import summary
     from regard.inference.translator import Translation, Translator, translate
     from regard.look.record import record
-    from regard.models.analysis.summary import summary
+    from regard.tasks.run import resume, train
     from regard.vectors.word_vectors import WordVectors
 
 __version__ = "0.1.0"
@@ -43,7 +44,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "load": "regard.api",
+    "load": "regard.inference.load",
     "Embedder": "regard.inference.embedder",
     "Interpreter": "regard.inference.document_translator",
     "Labeller": "regard.inference.classifier",
@@ -52,10 +53,10 @@ _HOMES = {
     "translate": "regard.inference.translator",
     "Translator": "regard.inference.translator",
     "Translation": "regard.inference.translator",
-    "train": "regard.api",
-    "resume": "regard.api",
+    "train": "regard.tasks.run",
+    "resume": "regard.tasks.run",
     "record": "regard.look.record",
-    "summary": "regard.models.analysis.summary",
+    "summary": "regard.inference.model_spec",
 }
 
 

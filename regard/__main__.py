@@ -1,3 +1,3 @@
-from regard.cli import main
+from regard.cli.main import main
 
 main()

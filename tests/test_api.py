@@ -10,8 +10,7 @@ from test_labeller import bundle, picture_bundle
 from test_writer import bert_bundle, taught
 
 import regard
-from regard import model_folder
-from regard import make_config, train
+from regard import make_config, model_folder, train
 from regard.errors import RegardError
 from regard.inference.classifier import Labeller
 from regard.inference.embedder import Embedder

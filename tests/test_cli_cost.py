@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from regard.cli_cost import cost, cost_command, parse_tokens
+from regard.cli.cost_commands import cost, cost_command, parse_tokens
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
 from regard.inference.model_spec import config_of

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from configured import SCHEMES
 
-from regard.doctor import Row, explain, table
+from regard.cli.doctor_commands import Row, explain, table
 from regard.errors import RegardError
 
 PLAIN = {"none", "linear", "sinusoidal", "learned", "rope", "yarn"}  # nothing is added to the scores

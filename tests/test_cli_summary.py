@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from regard import model_folder
-from regard.cli_summary import summary
+from regard.cli.cost_commands import summary
 from regard.config import TokenizerConfig
 from regard.models.architectures import make_model, preset
 from regard.text.tokenizer import Tokenizer, Tokenizers

@@ -14,12 +14,13 @@ import pytest
 import typer
 from test_writer import LINES, bert_bundle, taught
 
-from regard import cli, cli_write, model_folder
+from regard import cli, model_folder
+from regard.cli import text_commands
 from regard.inference.embedder import Embedder
 from regard.inference.generator import Writer
 
 APP = typer.Typer()
-for verb in (cli_write.generate, cli_write.chat, cli_write.score, cli_write.embed):
+for verb in (text_commands.generate, text_commands.chat, text_commands.score, text_commands.embed):
     APP.command()(verb)
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import regard
-from regard.cli import app
+from regard.cli.main import app
 from regard.config import DecodeConfig, ModelConfig, TrainConfig
 from regard.config.registry import register, setting, unregister
 from regard.data.batches import Batch

@@ -18,7 +18,6 @@ from PIL import Image
 from test_cli import call
 
 import regard
-import regard
 from regard.config import Config, DataConfig, recipes
 from regard.data.parallel_corpus import part_of
 from regard.models.architectures import with_preset

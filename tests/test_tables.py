@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from regard import api, cli_settings, model_folder
+import regard
+from regard import model_folder
+from regard.cli import settings_listing
 from regard.config import Config, ModelConfig, RecurrentSettings
 from regard.config.recipes import MODEL_DEFAULTS, build, changed, differences, every_setting, over, to_dict, to_toml
 from regard.config.registry import PARTS, TABLES, chosen, help_of, register, register_table, setting, unregister
@@ -25,6 +27,7 @@ from regard.layers.positions.relative import Relative
 from regard.layers.positions.scheme import Positions
 from regard.models.architectures import PRESETS, make_model, preset, resolve, with_preset
 from regard.models.presets import TABLES as PRESET_TABLES
+from regard.tasks.run_config import make_config
 
 # ---- where a table exists --------------------------------------------------------------------------------------------
 
@@ -229,7 +232,7 @@ def test_a_part_of_a_test_has_settings_help_and_a_model(capsys: pytest.CaptureFi
     assert model(torch.tensor([[5, 6, 7]])).shape == (1, 3, 9)
     with pytest.raises(RegardError, match=r"'model\.slope\.slop': did you mean 'model\.slope\.slope'"):
         preset("gpt-tiny", positions="slope", **{"slope.slop": "0.5"})
-    cli_settings.print_settings("slope")
+    settings_listing.print_settings("slope")
     shown = capsys.readouterr().out
     assert "slope         A bias that falls with distance (et al. and all), s . d\n" in shown
     assert "model.slope.slope" in shown
@@ -273,15 +276,15 @@ def test_presets_name_parts_that_there_are_and_tables_that_they_have() -> None:
 
 
 def test_settings_are_listed_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
-    cli_settings.print_settings("")
+    settings_listing.print_settings("")
     shown = capsys.readouterr().out
     assert "\nposition schemes (model.positions, model.encoder_positions, model.cross_positions)\n" in shown
     assert shown.index("model.yarn.factor") < shown.index("token mixers") < shown.index("model.attention.window")
     assert "[model.recurrent] Layers of recurrent cells (rnn, seq2seq)" in shown
-    cli_settings.print_settings("train")
+    settings_listing.print_settings("train")
     assert all(line.startswith("train.") for line in capsys.readouterr().out.splitlines())
     with pytest.raises(RegardError, match="no section, part or table 'yarm': did you mean 'yarn'"):
-        cli_settings.print_settings("yarm")
+        settings_listing.print_settings("yarm")
 
 
 def test_the_declarations_import_no_torch() -> None:

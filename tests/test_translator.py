@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import regard
-from regard import api, model_folder
+from regard import model_folder
 from regard.config import DecodeConfig
 from regard.errors import RegardError
 from regard.inference.translator import Translation, Translator, load, translate

@@ -18,6 +18,7 @@ from regard.errors import RegardError
 if TYPE_CHECKING:
     from regard.models.analysis.kernel_report import Row
 
+
 def doctor(
     context: typer.Context,
     target: Annotated[
@@ -93,7 +94,6 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-
 def explain(target: Path | None, settings: Mapping[str, Any], device: str, length: int | None = None) -> list[Row]:
     """For a run, a model folder or a recipe, or without any for a causal decoder with each of the position schemes.
 
@@ -120,7 +120,6 @@ def explain(target: Path | None, settings: Mapping[str, Any], device: str, lengt
         names = [config.positions] if "model.positions" in settings else schemes_for(config, "decoder")
         models = (gpt.GPT(replace(config, positions=name)) for name in names)
         return [row for model in models for row in explain_model(model, device, length or 4096)]
-
 
 
 def kind_of_device(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from regard.exchange.loader import load_model
 import json as jsons
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.errors import RegardError
+from regard.exchange.loader import load_model
 
 if TYPE_CHECKING:
     from regard.exchange.report import Report
@@ -30,7 +30,7 @@ def import_model(
     verbose: Verbose = False,
 ) -> None:
     """Make a Regard model of one from Hugging Face: GPT-2, LLaMA, BERT, T5, BART, ViT and their kin."""
-    from regard.cli import no_settings
+    from regard.cli.options import no_settings
 
     no_settings(context)
     target = out or Path(f"{folder.resolve().name}-regard")
@@ -56,7 +56,7 @@ def export_model(
     verbose: Verbose = False,
 ) -> None:
     """Write a model as a folder that Hugging Face's transformers loads."""
-    from regard.cli import no_settings
+    from regard.cli.options import no_settings
 
     no_settings(context)
     if to != "huggingface":
@@ -64,7 +64,6 @@ def export_model(
     refuse_existing(out)
     import torch
 
-    from regard import model_folder as folders
     from regard.exchange.huggingface import write_huggingface
 
     show(write_huggingface(out, load_model(model, torch.device("cpu"))), out, report, json, verbose)

@@ -1,8 +1,12 @@
-"""`regard look`: what a model does, as a page, as pictures or as numbers."""
+"""`regard look`: what a model does, as a page, as pictures or as numbers.
+
+MERGED: `regard look change` and `regard look heads`: what a model does if a part of it does otherwise.
+
+MERGED: `regard look attention`, `statistics`, `gradients` and `training`: pictures, and the numbers in them.
+"""
 
 from __future__ import annotations
 
-from regard.exchange.loader import load_model
 import json as jsons
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,11 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from regard.cli_look_change import look_change, look_heads
-from regard.cli_look_figures import look_attention, look_gradients, look_statistics, look_training
 from regard.errors import RegardError
+from regard.exchange.loader import load_model
 
 if TYPE_CHECKING:
+    from regard.look.change.changes import Change
+    from regard.look.drawn import Drawn
     from regard.look.positions import Picture
 
 
@@ -65,7 +70,7 @@ def look_page(
 
     With another model, or with changes to this one, both are in it to be compared. Settings: --decode.beam 1, ...
     """
-    from regard.cli import section_settings
+    from regard.cli.options import section_settings
     from regard.look.change.intervene import parse
     from regard.look.page.html import show
 
@@ -95,7 +100,7 @@ def look_positions(
     json: Json = False,
 ) -> None:
     """Draw a position scheme: as it starts, under any settings (--model.n_heads 8, ...), or as a model has learned it."""
-    from regard.cli import section_settings
+    from regard.cli.options import section_settings
 
     if length < 2:
         raise RegardError(f"--length must be at least 2, not {length}")
@@ -120,7 +125,7 @@ def look_alignment(
     ] = None,
 ) -> None:
     """Translate a sentence, and draw which of its words each word of the translation was written from."""
-    from regard.cli import section_settings
+    from regard.cli.options import section_settings
     from regard.inference.translator import load
     from regard.look.alignment import picture
 
@@ -132,15 +137,10 @@ def look_alignment(
     print(f"{drawn.translation}\n{png}")
 
 
-for command in (look_attention, look_statistics, look_gradients, look_training, look_change, look_heads):
-    look_app.command(command.__name__.removeprefix("look_"))(command)
-
-
 def positions_picture(name: str, model: Path | None, settings: dict[str, str], length: int) -> Picture:
     from regard.look.positions import trained, untrained
 
     if model is not None:
-        from regard import model_folder
         from regard.device import pick_device
 
         if settings:
@@ -157,3 +157,238 @@ def positions_picture(name: str, model: Path | None, settings: dict[str, str], l
     presets = {name: preset for table in tables for name, preset in table.items()}
     config = resolve_sizes(build(values, ModelConfig, "model."), presets)
     return untrained(name, config, length)
+
+
+Texts = list[str] | None
+Zeroed = Annotated[
+    Texts, typer.Option("--zero", help="Heads that say nothing: LAYER[:HEADS], as in decoder.2.cross:3.")
+]
+Levelled = Annotated[Texts, typer.Option("--mean", help="Heads that look alike at all they see: LAYER[:HEADS].")]
+Forced = Annotated[Texts, typer.Option("--force", help="Look at nothing else: [LAYER[:HEADS]@]QUERY>KEY.")]
+Forbidden = Annotated[
+    Texts,
+    typer.Option(
+        "--forbid", help="Do not look there: [LAYER[:HEADS]@]QUERY>KEY; places or words, as in 'Apfel>apple'."
+    ),
+]
+Pinned = Annotated[Texts, typer.Option("--pin", help="Force in all attention over the source: QUERY>KEY.")]
+Replaced = Annotated[Texts, typer.Option("--replace", help="Another word: source:PLACE=TEXT or target:PLACE=TEXT.")]
+Placed = Annotated[str | None, typer.Option("--positions", help="Another position scheme: none, rope, alibi, ...")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+
+
+def changes_of(
+    zero: Texts, mean: Texts, force: Texts, forbid: Texts, pin: Texts, replace: Texts, positions: str | None
+) -> list[Change]:
+    """What these options ask for."""
+    from regard.look.change.changes import parse
+
+    named = {"zero": zero, "mean": mean, "force": force, "forbid": forbid, "pin": pin, "replace": replace}
+    named["positions"] = [positions] if positions else None
+    return [parse(kind, text) for kind, texts in named.items() for text in texts or ()]
+
+
+def look_change(
+    context: typer.Context,
+    model: Annotated[Path, typer.Argument(help="A run or model folder that translates or writes.")],
+    sentence: Annotated[str, typer.Argument(help="A sentence to translate, or a prompt.")],
+    zero: Zeroed = None,
+    mean: Levelled = None,
+    force: Forced = None,
+    forbid: Forbidden = None,
+    pin: Pinned = None,
+    replace: Replaced = None,
+    positions: Placed = None,
+    to: Annotated[str | None, typer.Option(help="The language, for a model that translates to several.")] = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Change what a model looks at, and print what it writes before and after, side by side."""
+    from regard.cli.options import section_settings
+    from regard.inference.generator import Writer
+    from regard.inference.load import load
+    from regard.inference.translator import Translator
+    from regard.look.change.compare import compare
+
+    changes = changes_of(zero, mean, force, forbid, pin, replace, positions)
+    if not changes:
+        raise RegardError("nothing is changed: give --zero, --mean, --force, --forbid, --pin, --replace or --positions")
+    user = load(model, device)
+    if not isinstance(user, (Translator, Writer)):
+        raise RegardError(f"the model in {model} neither translates nor writes, so there is nothing to compare")
+    options = section_settings(context, "decode") | ({"to": to} if to else {})
+    found = compare(user, sentence, changes, **options)
+    print(jsons.dumps(found.numbers(), ensure_ascii=False) if json else found)
+
+
+def look_heads(
+    context: typer.Context,
+    model: Annotated[Path, typer.Argument(help="A run or model folder: one that translates, a GPT or a BERT.")],
+    source: Annotated[Path, typer.Option(help="Sentences, one a line; for a GPT or BERT any text.")],
+    target: Annotated[Path | None, typer.Option(help="Their translations.")] = None,
+    metric: Annotated[str, typer.Option(help="loss, or for translations bleu.")] = "loss",
+    sentences: Annotated[int, typer.Option(help="How many lines to read.")] = 500,
+    to: Annotated[str | None, typer.Option(help="The language, for a model that translates to several.")] = None,
+    png: Png = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Zero every head in turn, and say how much worse the model is without it."""
+    from itertools import islice
+
+    from regard.cli.options import no_settings
+    from regard.data.parallel_corpus import read_lines
+    from regard.device import pick_device
+    from regard.look.change.heads import scan
+
+    no_settings(context)
+    if sentences < 2:
+        raise RegardError(f"--sentences must be at least 2, not {sentences}: one alone has no error to tell")
+    lines, other = (list(islice(read_lines(path), sentences)) if path else [] for path in (source, target))
+    found = scan(load_model(model, pick_device(device), "fp32"), lines, other, metric, to)
+    if not json:
+        print(found)
+    hand_out(found, json, png, {}, Path("heads.png"))
+
+
+Model = Annotated[Path, typer.Argument(help="A run or model folder.")]
+
+
+def drawable(path: Path | None) -> Path | None:
+    """Said before the work is done, not after it."""
+    from regard.look.figures import kind_of
+
+    if path is not None:
+        kind_of(path)
+    return path
+
+
+Png = Annotated[
+    Path | None, typer.Option(help="Where the picture goes: PNG, or SVG if the name ends so.", callback=drawable)
+]
+Csv = Annotated[Path | None, typer.Option(help="Write the numbers as a table.")]
+To = Annotated[str | None, typer.Option(help="The language to translate to, for a model that knows several.")]
+
+
+def look_attention(
+    context: typer.Context,
+    model: Model,
+    sentence: Annotated[str, typer.Argument(help="What the model reads: a sentence; for a vision model a picture.")],
+    layer: Annotated[
+        str, typer.Option(help="Such as decoder.2.cross, or a pattern: 'encoder.*'. Default: the last.")
+    ] = "",
+    kind: Annotated[str, typer.Option(help="All layers of a kind: encoder, decoder or cross.")] = "",
+    head: Annotated[int | None, typer.Option(help="One head, counted from 0; by default all.")] = None,
+    words: Annotated[bool, typer.Option("--words", help="Put pieces together to words.")] = False,
+    hide_sinks: Annotated[
+        bool, typer.Option("--hide-sinks", help="Leave out keys that are special tokens or punctuation.")
+    ] = False,
+    renormalise: Annotated[
+        bool, typer.Option("--renormalise", help="With --hide-sinks: let rows sum to one again.")
+    ] = False,
+    png: Png = None,
+    csv: Csv = None,
+    npz: Annotated[Path | None, typer.Option(help="Write the weights as NumPy arrays, (heads, queries, keys).")] = None,
+    json: Json = False,
+    device: Device = "cpu",
+    to: To = None,
+) -> None:
+    """Draw where heads look: one, all of a layer, or all of a kind. A translator translates; others read the sentence."""
+    from regard.cli.options import section_settings
+    from regard.device import pick_device
+    from regard.exchange.loader import load_model as load
+    from regard.look.attention import attention
+
+    options = section_settings(context, "decode") | ({"to": to} if to else {})
+    bundle = load(model, pick_device(device), "fp32")
+    found = attention(bundle, sentence, layer, kind, head, words, hide_sinks, renormalise, **options)
+    if found.output and not json:
+        print(found.output)
+    hand_out(found, json, png, {csv: "save_csv", npz: "save_npz"}, Path("attention.png"))
+
+
+def look_statistics(
+    context: typer.Context,
+    model: Model,
+    text: Annotated[str, typer.Argument(help="What the model reads; or give --file.")] = "",
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read each line of this file.")] = None,
+    png: Png = None,
+    csv: Csv = None,
+    json: Json = False,
+    device: Device = "cpu",
+    to: To = None,
+) -> None:
+    """Measure every head (entropy, distance, attention sinks) and the residual stream, on a text or on a file of them."""
+    from regard.cli.options import section_settings
+    from regard.data.parallel_corpus import read_lines
+    from regard.device import pick_device
+    from regard.exchange.loader import load_model as load
+    from regard.look.statistics import statistics
+    from regard.terminal import progress_bar
+
+    if bool(text) == (file is not None):
+        raise RegardError("give a text, or --file FILE with one on each line")
+    texts = [text] if file is None else [line for line in read_lines(file) if line.strip()]
+    options = section_settings(context, "decode") | ({"to": to} if to else {})
+    bundle = load(model, pick_device(device), "fp32")
+    with progress_bar("reading", len(texts), quiet=len(texts) == 1) as advance:
+        found = statistics(bundle, texts, advance, **options)
+    if not json:
+        print(found)
+    hand_out(found, json, png, {csv: "save_csv"}, Path("statistics.png"))
+
+
+def look_gradients(
+    context: typer.Context,
+    run: Annotated[Path, typer.Argument(help="A run; or a model folder, with --data.train FILE.")],
+    png: Png = None,
+    csv: Csv = None,
+    json: Json = False,
+    device: Device = "auto",
+) -> None:
+    """Draw the gradient of one training batch by layer and kind, and by time step where a model is recurrent.
+
+    The run's settings hold; others can be given: --train.batch_tokens 1024, --data.train FILE, ...
+    """
+    from regard.look.gradients import gradients
+
+    found = gradients(run, context.obj or {}, device)
+    if not json:
+        print(found)
+    hand_out(found, json, png, {csv: "save_csv"}, Path("gradients.png"))
+
+
+def look_training(
+    context: typer.Context,
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, finished or not.")],
+    png: Png = None,
+    csv: Csv = None,
+    json: Json = False,
+) -> None:
+    """Draw how runs went: loss, validation, learning rate, gradient norm and speed, all runs in one picture."""
+    from regard.cli.options import no_settings
+    from regard.look.curves import training
+
+    no_settings(context)
+    found = training(runs)
+    if not json:
+        print(found)
+    hand_out(found, json, png, {csv: "save_csv"}, Path("training.png"))
+
+
+def hand_out(found: Drawn, json: bool, png: Path | None, tables: dict[Path | None, str], usual: Path) -> None:
+    """Numbers to stdout if asked for; whatever files were named, or the usual picture; their names to stdout."""
+    named = {path: way for path, way in tables.items() if path is not None}
+    files: dict[Path, Any] = {path: getattr(found, way) for path, way in named.items()}
+    if png is not None or not (files or json):
+        files[png or usual] = found.save
+    for path, write in files.items():
+        write(path)
+    if json:
+        return print(jsons.dumps(found.numbers(), ensure_ascii=False))
+    for path in files:
+        print(path)
+
+
+for command in (look_attention, look_statistics, look_gradients, look_training, look_change, look_heads):
+    look_app.command(command.__name__.removeprefix("look_"))(command)

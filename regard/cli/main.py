@@ -5,15 +5,12 @@ Exit codes: 0 done, 1 a failure of ours, 2 something the user can mend (said in 
 
 from __future__ import annotations
 
-import gc
-import json
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 

@@ -1,4 +1,7 @@
-"""The verbs of language models: `generate`, `chat`, `score`; and `embed`, for models of text of any kind."""
+"""The verbs of language models: `generate`, `chat`, `score`; and `embed`, for models of text of any kind.
+
+MERGED: `regard classify`: answers of a trained classifier.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from regard.errors import RegardError
 
 if TYPE_CHECKING:
     from regard.inference.generator import Conversation, Generation, Ranked, TextScore, Writer
+
 
 Model = Annotated[Path, typer.Argument(help="A run or model folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
@@ -51,7 +55,7 @@ def generate(
     device: Device = "auto",
 ) -> None:
     """Go on with a text. Several results have a line of --- between them; other settings: --decode.min_len 5, ..."""
-    from regard.cli import stdin_lines
+    from regard.cli.options import stdin_lines
     from regard.inference.generator import load_writer
 
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
@@ -72,7 +76,7 @@ def generate(
 
 def decode_settings(context: typer.Context, given: dict[str, Any]) -> dict[str, Any]:
     """The options that were given, by their own names or as --decode.NAME."""
-    from regard.cli import section_settings
+    from regard.cli.options import section_settings
 
     settings = section_settings(context, "decode")
     if "stop" in settings:
@@ -144,7 +148,7 @@ def chat(
 
 def questions() -> Iterator[str]:
     """Lines of stdin; at a terminal asked for one by one, where Ctrl-C only forgets the line."""
-    from regard.cli import stdin_lines
+    from regard.cli.options import stdin_lines
 
     if not sys.stdin.isatty():
         yield from stdin_lines()
@@ -178,7 +182,7 @@ def score(
     device: Device = "auto",
 ) -> None:
     """How likely texts are under a language model, token by token; or which of some ends is likeliest."""
-    from regard.cli import no_settings, stdin_lines
+    from regard.cli.options import no_settings, stdin_lines
     from regard.inference.generator import load_writer
 
     no_settings(context)
@@ -220,7 +224,7 @@ def embed(
     device: Device = "auto",
 ) -> None:
     """Texts as vectors, a line of numbers each, or all in one file."""
-    from regard.cli import no_settings, stdin_lines
+    from regard.cli.options import no_settings, stdin_lines
     from regard.data.parallel_corpus import read_lines
     from regard.inference.embedder import load_embedder
     from regard.terminal import progress_bar
@@ -247,3 +251,35 @@ def save_vectors(path: Path, vectors: Any) -> None:
     with disk_errors(path), path.open("wb") as file:
         np.save(file, vectors)
     print(path)
+
+
+def classify(
+    context: typer.Context,
+    model: Annotated[Path, typer.Argument(help="A run or model folder.")],
+    items: Annotated[
+        list[str] | None, typer.Argument(help="Texts (a tab between those of a pair) or pictures; without any, stdin.")
+    ] = None,
+    input: Annotated[Path | None, typer.Option("--input", "-i", help="Classify the lines of a file.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, with all probabilities.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+) -> None:
+    """Say the class, number or tags of each text or picture: one line each, with its probability."""
+    from regard.cli.options import no_settings, stdin_lines
+    from regard.data.parallel_corpus import read_lines
+    from regard.inference.classifier import load_labeller
+    from regard.terminal import progress_bar
+
+    no_settings(context)
+    if items and input:
+        raise RegardError("give texts or --input FILE, not both")
+    labeller = load_labeller(model, device)
+    lines = items or list(read_lines(input) if input else stdin_lines())
+    parts = [(first, second) if tab else first for first, tab, second in (line.partition("\t") for line in lines)]
+    with progress_bar("classifying", len(lines)) as advance:
+        answers = labeller.classify(parts)
+        advance(len(lines))
+    for line, answer in zip(lines, answers, strict=True):
+        if json:
+            print(jsons.dumps({"text": line, **dataclasses.asdict(answer)}, ensure_ascii=False))
+        else:
+            print(f"{answer}\t{answer.probability:.4f}" if answer.probabilities else answer)

@@ -45,7 +45,7 @@ def tokenizer_encode(
     texts: Annotated[list[str] | None, typer.Argument(help="Text; without any, lines of stdin.")] = None,
 ) -> None:
     """Text to ids, one line of numbers for each line of text."""
-    from regard.cli import stdin_lines
+    from regard.cli.options import stdin_lines
 
     loaded = load_tokenizer(tokenizer)
     for text in texts or stdin_lines():
@@ -58,7 +58,7 @@ def tokenizer_decode(
     ids: Annotated[list[int] | None, typer.Argument(help="Ids; without any, lines of numbers on stdin.")] = None,
 ) -> None:
     """Ids to text."""
-    from regard.cli import stdin_lines
+    from regard.cli.options import stdin_lines
 
     loaded = load_tokenizer(tokenizer)
     for line in [ids] if ids else stdin_lines():

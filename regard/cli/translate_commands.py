@@ -179,7 +179,9 @@ def evaluate_command(
     target = corpus.directions[0].split(">")[1] if corpus.directions else target
     kept = output or run / "hypotheses" / f"{Path(specs[0]).name.split('.')[0].replace(':', '-')}.{target}"
     if as_json:
-        print(json_format.dumps({**result.to_dict(), "corpus": list(specs), "hypotheses": str(kept)}, ensure_ascii=False))
+        print(
+            json_format.dumps({**result.to_dict(), "corpus": list(specs), "hypotheses": str(kept)}, ensure_ascii=False)
+        )
     else:
         print(result.table())
     lines = "".join(_one_line(text) + "\n" for text in result.hypotheses)
@@ -190,9 +192,7 @@ def evaluate_command(
     print(f"hypotheses in {kept}", file=sys.stderr)
 
 
-def _test_config(
-    run: Path, data: str | None, root: Path | None, bundle: Bundle, settings: dict[str, str]
-) -> Config:
+def _test_config(run: Path, data: str | None, root: Path | None, bundle: Bundle, settings: dict[str, str]) -> Config:
     """The run's recipe, if there is one, with the corpus asked for; the model is the one that was loaded."""
     from regard.config import Config, recipes
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from regard.exchange.loader import load_model
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from regard.data.image_files import read_picture
 from regard.data.labelled_text import CONTINUES, tags_to_pieces
 from regard.device import pick_device
 from regard.errors import RegardError
+from regard.exchange.loader import load_model
 from regard.tasks import image_classification, text_classification
 from regard.tasks.text_classification import Rows
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from regard.exchange.loader import load_model
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from regard.decode.constraints import pad
 from regard.decode.generation import batches, longest
 from regard.device import pick_device
 from regard.errors import RegardError
+from regard.exchange.loader import load_model
 from regard.models.classification_model import Classifier
 from regard.models.model import Model, names_where
 from regard.text.special_token_template import Frame

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from regard.exchange.loader import load_model
 import dataclasses
 import logging
 import math
@@ -27,6 +26,7 @@ from regard.decode.generation import (
 )
 from regard.device import pick_device
 from regard.errors import RegardError
+from regard.exchange.loader import load_model
 from regard.layers.hooks import is_observed, paused
 from regard.models.model import LanguageModel, names_where
 from regard.text.chat_template import PLAIN, Template, Turn, newest

@@ -36,5 +36,3 @@ def load(path: str | Path, device: str = "auto", weights: str = "auto") -> Any:
     if kind.embeds:
         return Embedder(bundle)
     raise RegardError(f"{path} holds a {bundle.config.architecture} that learned {bundle.task}; nothing here uses it")
-
-

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from regard.exchange.loader import load_model
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from regard.decode.batch_decoding import decode
 from regard.decode.constraints import Hypothesis
 from regard.device import pick_device
 from regard.errors import RegardError
+from regard.exchange.loader import load_model
 from regard.models.model import TranslationModel
 
 

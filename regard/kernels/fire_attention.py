@@ -13,11 +13,11 @@ tile.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.kernels.masks import Mask
 from regard.kernels.toeplitz_attention import LOG2E, TILE, Launch, Spans, padded, spans

@@ -11,7 +11,7 @@ The kernels are operators of torch, so a compiled block stays one graph.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from regard.kernels import short_attention_triton as kernels
 from regard.kernels.attention_functions import SHORT_TILE
 from regard.kernels.masks import NOWHERE
 from regard.kernels.toeplitz_attention import LOG2E, strides
+
 
 @dataclass(frozen=True)
 class Rows:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -51,9 +51,16 @@ class DistanceBias(Protocol):
 
     flat: int | None  # from this distance on, the numbers of a side are one
 
-    def theta(self) -> Tensor | None: ...
-    def curve(self, theta: Tensor, distance: Tensor) -> Tensor: ...
-    def table(self, n: int, device: torch.device) -> Tensor: ...
+    def theta(self) -> Tensor | None:
+        """Return (H, 2): what multiplies the curve, and what shapes it; None where every distance has its own number."""
+
+    def curve(self, theta: Tensor, distance: Tensor) -> Tensor:
+        """Return the bias (H, n) at these distances."""
+        ...
+
+    def table(self, n: int, device: torch.device) -> Tensor:
+        """Return the bias (H, 2n - 1) at the distances 1 - n to n - 1."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,9 @@ class Stack(nn.Module):
         self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
         self.recompute = False  # activation checkpointing: training keeps only what enters a block
         self.compiled = False  # its blocks are compiled for training (training/training_step.py)
-        self.intervened = False  # an intervention (look/change) is active: compiled and captured forms do not know of it
+        self.intervened = (
+            False  # an intervention (look/change) is active: compiled and captured forms do not know of it
+        )
         chances = (config.dropout, config.attention_dropout, config.ff_dropout)
         parts = [*self.blocks.modules()]
         drops = any(isinstance(part, nn.Dropout) and part.p > 0 for part in parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from regard.exchange.loader import load_model
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -14,17 +13,18 @@ import torch
 from torch import Tensor
 
 from regard import model_folder
-from regard.tasks.run_config import make_config
 from regard.config import Config, recipes
 from regard.data.parallel_corpus import direction_of
 from regard.errors import RegardError
+from regard.exchange.loader import load_model
 from regard.files import MANIFEST, write_text
 from regard.models.weights import load_weights, weights_of
 from regard.tasks import prepare_job
-from regard.training.run_folder import keep
+from regard.tasks.run_config import make_config
 from regard.training.checkpoint import Checkpoints
 from regard.training.job import Job
 from regard.training.metrics_log import say
+from regard.training.run_folder import keep
 
 
 @contextmanager

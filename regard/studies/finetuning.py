@@ -6,7 +6,6 @@ loops as `regard train`.
 
 from __future__ import annotations
 
-from regard.exchange.loader import load_model
 import dataclasses
 import json
 import shlex
@@ -19,6 +18,7 @@ from typing import Any
 
 from regard.device import cores, pick_device
 from regard.errors import RegardError
+from regard.exchange.loader import load_model
 from regard.files import write_text
 from regard.studies.glue import TASKS
 from regard.studies.job import machine
@@ -69,10 +69,10 @@ class Job:
 def run_job(job: Job) -> None:
     """Train, score, and keep the model and the numbers alone."""
     from regard import tasks
-    from regard.tasks.run_config import make_config
     from regard.device import set_up
-    from regard.training.checkpoint import Checkpoints
     from regard.tasks.run import train_config as train
+    from regard.tasks.run_config import make_config
+    from regard.training.checkpoint import Checkpoints
 
     config = make_config(job.values, {"train.device": job.device, "train.threads": job.threads})
     train(config, job.run, overwrite=True, quiet=True)

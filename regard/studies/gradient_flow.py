@@ -7,7 +7,6 @@ to the next: h, and c in an LSTM. For attention, s_{T-k} is the token k places b
 
 from __future__ import annotations
 
-from regard.look.gradients import factor
 import json
 import math
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from regard.layers.context import Context, Request
 from regard.layers.part import Mixer, Place, make_part
 from regard.layers.recurrent import Recurrent, State
 from regard.look.figures import Lines, draw, save
+from regard.look.gradients import factor
 from regard.models.initialization import initialise
 from regard.studies.finetuning import setting
 

@@ -15,7 +15,6 @@ from itertools import accumulate, count, islice
 from pathlib import Path
 from typing import Any
 
-from regard.tasks.run_config import make_config
 from regard.config import Config
 from regard.data.batches import PairBatches, batch_size
 from regard.data.parallel_corpus import Corpus
@@ -27,10 +26,11 @@ from regard.models.analysis.cost import Cost
 from regard.studies.finetuning import Values, merged
 from regard.studies.job import machine
 from regard.studies.pool import result_of, run_missing
+from regard.tasks.run import train_config as train
+from regard.tasks.run_config import make_config
 from regard.tasks.translation import TranslationJob, prepare_job
 from regard.training.checkpoint import Checkpoints, Progress
 from regard.training.metrics_log import say
-from regard.tasks.run import train_config as train
 
 Pair = tuple[str, ...]  # source, target
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from regard.exchange.loader import load_model
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +13,8 @@ from torch import nn
 from regard import model_folder as folders
 from regard.config import Config, ModelConfig
 from regard.errors import RegardError
-from regard.files import exists, json_object, write_text
+from regard.exchange.loader import load_model
+from regard.files import exists
 from regard.models.architectures import make_model
 from regard.models.classification_model import Classifier
 from regard.models.weights import weights_of

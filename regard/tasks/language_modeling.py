@@ -66,7 +66,8 @@ class LanguageJob(Job):
         if not beginning or length < 1:
             return []
         poll()
-        assert self.tokenizers is not None and isinstance(self.model, LanguageModel)
+        assert self.tokenizers is not None
+        assert isinstance(self.model, LanguageModel)
         tokenizer = self.tokenizers.target
         options = replace(self.config.decode, beam=1, temperature=0.8, max_new_tokens=length, nbest=n)
         prompt = [*self.frame.before, *tokenizer.encode(beginning)]

@@ -60,5 +60,3 @@ ANSWERS = {"classification": "row", "regression": "row", "tagging": "token"}
 def _absolute(path: str) -> str:
     """Wherever the run is gone on with; the name of a model that comes along is a name everywhere."""
     return path if not path or place(path) != Path(path) else str(Path(path).absolute())
-
-

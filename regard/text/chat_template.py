@@ -10,13 +10,10 @@ Assistant:
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from regard.errors import RegardError
-
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from torch import nn
 from regard.config import Config, ModelConfig
 from regard.data.batches import Batches
 from regard.model_folder import Bundle
-from regard.training.run_folder import kept
 from regard.text.special_token_template import Frame
 from regard.text.tokenizer import Tokenizers
 from regard.training.objective import Objective
+from regard.training.run_folder import kept
 
 Poll = Callable[[], None]  # called often; may raise to break off
 

@@ -7,14 +7,12 @@ is decided from `progress` alone. So a run that resumes from any checkpoint does
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import torch
 
 from regard import device as devices
 from regard import model_folder
-from regard.config import Config
-from regard.data.batches import Batch, Cursor, ahead
+from regard.data.batches import ahead
 from regard.decode.constraints import release
 from regard.errors import RegardError
 from regard.models.weights import load_weights
@@ -24,7 +22,6 @@ from regard.training.job import Job, Validation
 from regard.training.metrics_log import Metrics, Screen, say
 from regard.training.model_card import model_card
 from regard.training.optimizer import learning_rate
-from regard.training.run_folder import open_run
 from regard.training.throughput import Meter
 from regard.training.training_step import TrainingStep
 

@@ -8,7 +8,6 @@ Nothing here waits for the device. While somebody records the model (look/record
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn

@@ -14,8 +14,8 @@ from peers import CPU, stirred, transformers
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from regard import cli_exchange
 from regard import model_folder as folders
+from regard.cli import exchange_commands
 from regard.errors import RegardError
 from regard.exchange.huggingface import read_huggingface
 from regard.inference.embedder import load_embedder
@@ -164,8 +164,8 @@ def test_a_model_without_a_tokenizer_says_so_when_it_is_given_texts(
 # ---- the verbs --------------------------------------------------------------------------------------------------------
 
 app = typer.Typer()
-app.command("import")(cli_exchange.import_model)
-app.command("export")(cli_exchange.export_model)
+app.command("import")(exchange_commands.import_model)
+app.command("export")(exchange_commands.export_model)
 
 
 def run(*arguments: str) -> str:

@@ -15,13 +15,13 @@ from conftest import exported_bundle, model_bundle
 from faults import EVERY, FAULTS, FLIPS, as_nobody, cases, content, copied, outcome, unreadable
 
 import regard
-from regard.tasks.run_config import make_config
-import regard
 from regard import model_folder as folders
 from regard.config import Config, recipes
 from regard.data.parallel_corpus import Corpus
 from regard.data.text_corpus import TextCorpus
+from regard.exchange import loader
 from regard.exchange.huggingface import write_huggingface
+from regard.tasks.run_config import make_config
 from regard.text.tokenizer import Tokenizer
 from regard.training.checkpoint import Checkpoints, Progress
 from regard.vectors.formats import read, write_folder
@@ -144,13 +144,15 @@ def test_a_fault_in_a_folder_of_word_vectors(file: str, fault: str, place: Path)
 
 USES: dict[str, Callable[[Path], Any]] = {
     "load": regard.load,
-    "folder.load": lambda path: folders.load(path, CPU),
-    "folder.settings": folders.settings,
+    "folder.load": lambda path: loader.load_model(path, CPU),
+    "folder.settings": loader.model_settings,
     "train": lambda path: regard.train(path, path.parent / "run"),
-    "resume": api.resume,
+    "resume": regard.resume,
     "tokenizer": Tokenizer.load,
     "vectors": WordVectors.load,
-    "doctor": lambda path: __import__("regard.doctor", fromlist=["explain"]).explain(path, {}, "cpu", None),
+    "doctor": lambda path: __import__("regard.cli.doctor_commands", fromlist=["explain"]).explain(
+        path, {}, "cpu", None
+    ),
     "cost": lambda path: __import__("regard.inference.model_spec", fromlist=["config_of"]).config_of(str(path), {}),
 }
 

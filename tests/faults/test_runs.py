@@ -12,11 +12,11 @@ from faults import EVERY, FLIPS, as_nobody, cases, change_json, content, copied,
 from safetensors.torch import load_file
 
 import regard
-from regard.tasks.run_config import make_config
 from regard.data.parallel_corpus import Corpus
 from regard.data.shards import Filters, prepare
-from regard.text.tokenizer import Tokenizer
 from regard.tasks.run import train_config as train
+from regard.tasks.run_config import make_config
+from regard.text.tokenizer import Tokenizer
 
 STEPS = 4
 STATE = ["state.json", "model.safetensors", "optimizer.safetensors", "manifest.json"]

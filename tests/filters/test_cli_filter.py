@@ -14,7 +14,7 @@ from PIL import Image
 from scipy import ndimage
 from typer.testing import CliRunner
 
-from regard.cli import app
+from regard.cli.main import app
 from regard.errors import RegardError
 from regard.filters.catalogue import ALL, FILTERS, Filter
 from regard.filters.files import open_picture

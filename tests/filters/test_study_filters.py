@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from regard.cli_study import study_app
+from regard.cli.study_commands import study_app
 from regard.errors import RegardError
 from regard.filters.gaussian import gaussian
 from regard.studies.filters import ROWS, synthetic

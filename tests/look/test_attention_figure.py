@@ -20,7 +20,7 @@ from matplotlib.image import imread
 from tokens import EOS, MASK, SOS
 from typer.testing import CliRunner, Result
 
-from regard.cli_look_figures import look_attention
+from regard.cli.look_commands import look_attention
 from regard.errors import RegardError
 from regard.look import forward
 from regard.look.alignment import by_words

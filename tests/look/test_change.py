@@ -15,7 +15,7 @@ from tokens import EOS, SOS
 from typer.testing import CliRunner, Result
 
 from regard import model_folder
-from regard.cli_look_change import look_change
+from regard.cli.look_commands import look_change
 from regard.errors import RegardError
 from regard.inference.generator import Writer
 from regard.inference.translator import Translator

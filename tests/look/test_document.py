@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from regard.cli_look import look_app
+from regard.cli.look_commands import look_app
 from regard.errors import RegardError
 from regard.kernels.masks import CAUSAL, FULL
 from regard.layers.attention_kernels import Plan, reference

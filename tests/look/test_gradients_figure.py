@@ -15,8 +15,7 @@ import typer
 from torch import Tensor, nn
 from typer.testing import CliRunner, Result
 
-from regard.tasks.run_config import make_config
-from regard.cli_look_figures import look_gradients
+from regard.cli.look_commands import look_gradients
 from regard.data.batches import Batch
 from regard.errors import RegardError
 from regard.look.gradients import Flow, Part, gradients, measure, named, verdict
@@ -24,9 +23,10 @@ from regard.look.through_time import LAST, arriving, heard_states
 from regard.models.architectures import make_model, preset
 from regard.models.rnn import RNN
 from regard.signals import Interrupted
+from regard.tasks.run import train_config as train
+from regard.tasks.run_config import make_config
 from regard.text.special_tokens import PAD
 from regard.training.objective import Objective
-from regard.tasks.run import train_config as train
 from regard.training.truncated_bptt import RecurrentObjective
 
 PAIR = {"n_encoder_layers": 2, "n_decoder_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 24, "dropout": 0.0}

@@ -18,7 +18,7 @@ from tokens import EOS, SOS
 from typer.testing import CliRunner, Result
 
 from regard import model_folder
-from regard.cli_look_change import look_heads
+from regard.cli.look_commands import look_heads
 from regard.errors import RegardError
 from regard.inference.translator import Translator
 from regard.look.change.heads import Bleu, Effect, Scan, heads_of, ratio, scan

@@ -14,7 +14,7 @@ from tokens import EOS, SOS
 from typer.testing import CliRunner, Result
 
 from regard import model_folder
-from regard.cli_look import look_app
+from regard.cli.look_commands import look_app
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
 from regard.inference.translator import Translator

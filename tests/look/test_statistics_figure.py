@@ -15,7 +15,7 @@ import torch
 import typer
 from typer.testing import CliRunner, Result
 
-from regard.cli_look_figures import look_statistics
+from regard.cli.look_commands import look_statistics
 from regard.errors import RegardError
 from regard.look.drawn import table
 from regard.look.figures import Heat, Lines

@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from regard.cli_look_figures import look_training
+from regard.cli.look_commands import look_training
 from regard.errors import RegardError
 from regard.look.curves import Training, training
 from regard.look.figures import Curves, Lines, draw

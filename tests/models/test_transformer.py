@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tokens import SOS
 from torch import Tensor
 
-from regard.tasks.run_config import make_config
 from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.kernels.masks import positions_of
@@ -20,6 +19,7 @@ from regard.layers.positions.scheme import NoPositions
 from regard.models.architectures import preset as named
 from regard.models.sizes import SIZES
 from regard.models.transformer import Transformer
+from regard.tasks.run_config import make_config
 from regard.text.special_tokens import PAD
 
 V = 23

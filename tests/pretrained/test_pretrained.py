@@ -14,9 +14,9 @@ from tokens import EOS, SETTINGS
 
 import regard
 from regard import cli, model_folder, pretrained
-from regard.cli_translate import _chosen
+from regard.cli.doctor_commands import examine
+from regard.cli.translate_commands import _chosen
 from regard.config import DecodeConfig, TokenizerConfig
-from regard.doctor import examine
 from regard.errors import RegardError
 from regard.inference.document_translator import Interpreter
 from regard.inference.translator import Translator
@@ -107,11 +107,11 @@ def test_translating_without_a_model_uses_it(along: Path, call: Call) -> None:
 
 def test_its_weights_stay_in_bytes_on_a_cpu(along: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = []
-    monkeypatch.setattr("regard.cli_translate.load", lambda *a: loaded.append(regard.load(*a)) or loaded[-1])
+    monkeypatch.setattr("regard.cli.translate_commands.load", lambda *a: loaded.append(regard.load(*a)) or loaded[-1])
     call("translate", "the man went", "--device", "cpu")
     call("translate", "the man went", "--device", "cpu", "--weights", "fp32")
     assert [is_packed(translator.model) for translator in loaded] == [True, False]
-    monkeypatch.setattr("regard.cli_translate.pick_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr("regard.cli.translate_commands.pick_device", lambda name: torch.device("cuda"))
     assert _chosen(None, "auto", "auto")[2] == "auto"
 
 

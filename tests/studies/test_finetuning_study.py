@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-import regard
-from regard.tasks.run_config import make_config
 from regard.errors import RegardError
+from regard.exchange import loader
 from regard.studies import finetuning, pretraining, roformer
 from regard.studies.finetuning import Row, Study, merged, spread, study, table, tuning_jobs
 from regard.studies.glue import TASKS
+from regard.tasks.run_config import make_config
 
 TINY: dict[str, Any] = {
     "task": "causal-lm",
@@ -56,7 +56,7 @@ def test_every_job_of_a_study_is_a_recipe(module: Any, tmp_path: Path, monkeypat
     first = finetuning.pretraining_jobs(module.STUDY, tmp_path, tmp_path, False, **where)
     for job in first:
         assert make_config(job.values, {}).task in ("causal-lm", "masked-lm")
-    monkeypatch.setattr(api, "settings_of", lambda init: {"preset": "gpt-small"})
+    monkeypatch.setattr(loader, "model_settings", lambda init: {"preset": "gpt-small"})
     jobs = tuning_jobs(module.STUDY, tmp_path, list(module.TASKS), 2, tmp_path, False, **where)
     assert len({job.name for job in jobs}) == len(jobs) == 2 * len(module.TASKS) * len(module.STUDY.rows)
     for job in jobs:

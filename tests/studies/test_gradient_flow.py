@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from regard.cli_study import study_app
+from regard.cli.study_commands import study_app
 from regard.studies import gradient_flow
 from regard.studies.gradient_flow import (
     ATTENTION,

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
-from regard.cli_study import study_app
+from regard.cli.study_commands import study_app
 from regard.studies import three_ways
 from regard.studies.three_ways import Sizes, crossing, kept, table
 from regard.studies.ways import KERNEL, WAYS, flops, make_layer, paths, reader

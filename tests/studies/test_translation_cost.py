@@ -12,13 +12,12 @@ import pytest
 from safetensors.torch import load_file
 from tiny_translators import TINY, write_multi30k
 
-import regard
-from regard.tasks.run_config import make_config
 from regard.config import recipes
 from regard.data.batches import Cursor
 from regard.errors import RegardError
 from regard.studies import sentence_length, translation_cost, translators
 from regard.studies.translators import MODELS, curve, plan, run_job, spent, values_of
+from regard.tasks.run_config import make_config
 from regard.tasks.translation import prepare_job
 
 RECIPES = Path(__file__).parents[2] / "recipes"

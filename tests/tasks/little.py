@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from regard.tasks.run_config import make_config
 from regard.config import Config
 from regard.tasks.run import train_config as train
+from regard.tasks.run_config import make_config
 
 CYCLE = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 FILLER = ["the", "a", "cat", "dog", "sat", "ran", "on", "mat", "hill", "saw", "red", "big"]

@@ -16,13 +16,13 @@ from little import CYCLE, config_of, learn, tuning, write_all
 from tokens import EOS, MASK, SOS
 
 import regard
-from regard.tasks.run_config import make_config
 from regard import model_folder as folders
 from regard.config import Config
 from regard.errors import RegardError
 from regard.models.weights import weights_of
 from regard.signals import Interrupted
 from regard.tasks import prepare_job
+from regard.tasks.run_config import make_config
 from regard.text.special_token_template import Frame
 from regard.text.tokenizer import Tokenizers
 

@@ -13,8 +13,6 @@ from little import config_of, learn, tuning, write_all
 from tokens import EOS, PADDING, SOS, UNK
 
 import regard
-from regard.tasks.run_config import make_config
-import regard
 from regard.config import Config, recipes
 from regard.device import pick_device
 from regard.errors import RegardError
@@ -22,6 +20,7 @@ from regard.inference.embedder import Embedder
 from regard.inference.generator import load_writer
 from regard.model_folder import load
 from regard.tasks import prepare_job
+from regard.tasks.run_config import make_config
 from regard.tasks.text_data import text_corpus
 from regard.text.tokenizer import Tokenizer
 

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from regard.tasks.run_config import make_config
 from regard.config import Config
 from regard.files import read_json
 from regard.signals import Interrupted
-from regard.training.metrics_log import TIMES
 from regard.tasks.run import train_config as train
+from regard.tasks.run_config import make_config
+from regard.training.metrics_log import TIMES
 from regard.training.training_step import TrainingStep
 
 STEPS_PER_EPOCH = 4

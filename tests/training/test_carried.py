@@ -13,7 +13,6 @@ from helpers import assert_equal_tensors, assert_same_run, fit, fit_until, metri
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from regard.tasks.run_config import make_config
 from regard.config import TrainConfig
 from regard.data.batches import Batch
 from regard.data.shards import FilterReport, Filters, Store, TokenStore
@@ -21,6 +20,7 @@ from regard.data.text_batches import CarriedBatches
 from regard.models.architectures import preset
 from regard.models.rnn import RNN
 from regard.tasks import language_modeling
+from regard.tasks.run_config import make_config
 from regard.text.special_tokens import PAD
 from regard.training.training_step import TrainingStep
 from regard.training.truncated_bptt import Carried, RecurrentObjective, recurrent_objective

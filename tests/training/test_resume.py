@@ -29,8 +29,8 @@ from regard.errors import RegardError
 from regard.files import read_json
 from regard.signals import Interrupted
 from regard.tasks import translation
-from regard.training.checkpoint import Checkpoints
 from regard.tasks.run import train_config as train
+from regard.training.checkpoint import Checkpoints
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from regard import cli
 from regard.config import Config, recipes
 from regard.errors import RegardError
 from regard.files import add_file, damage, read_json
-from regard.training.checkpoint import Checkpoints
 from regard.tasks.run import train_config as train
+from regard.training.checkpoint import Checkpoints
 
 SHORT = {"train.steps": 4, "train.valid_every": 4, "train.samples": 0, "train.average": 1}
 

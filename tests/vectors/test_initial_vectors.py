@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from regard import resume
-from regard.tasks.run_config import make_config
 from regard.config import Config, TokenizerConfig
 from regard.errors import RegardError
 from regard.tasks import prepare_job
 from regard.tasks.initial_model import given_vectors
-from regard.text.tokenizer import Tokenizer
 from regard.tasks.run import train_config as train
+from regard.tasks.run_config import make_config
+from regard.text.tokenizer import Tokenizer
 from regard.vectors.initial_embeddings import whole_words
 from regard.vectors.word_vectors import WordVectors
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from regard.cli import app
+from regard.cli.main import app
 from regard.config import VectorsConfig
 from regard.data.shards import TokenStore
 from regard.errors import RegardError

@@ -95,7 +95,7 @@ def changed(model: nn.Module, changes: Sequence[Change]) -> Iterator[None]:
                 Aligning(decoder, edits[decoder.attentive.cross]).enter(stack)
         # what was compiled or recorded for decoding knows nothing of this
         stack.enter_context(uncompiled(model, set(layers_of(model).values())))
-        stack.enter_context(swapped({m: True for m in model.modules() if isinstance(m, Stack)}, "changed"))
+        stack.enter_context(swapped({m: True for m in model.modules() if isinstance(m, Stack)}, "intervened"))
         yield
 
 

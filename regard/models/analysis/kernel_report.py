@@ -119,5 +119,3 @@ def table(rows: Sequence[Row]) -> str:
         for mark, line in zip(marks, cells, strict=True)
     ]
     return "\n".join(lines + (["! not on the fast path"] if not all(row.fast for row in rows) else []))
-
-

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.layers.quantization import is_packed
 from regard.models.analysis.cost import inputs, lengths
-from regard.models.analysis.counting import Shape, count, meta_copy, meta_model
+from regard.models.analysis.counting import Shape, count, meta_copy
 from regard.models.architectures import of
 from regard.terminal import short, size, table
 
