@@ -134,17 +134,17 @@ def fill_stack(stack: Any, own: torch.nn.Module) -> None:
     for layer, block in zip(stack.layer, own.blocks, strict=True):  # type: ignore[arg-type]
         parts = block.sublayers
         attention = layer.self_attention
-        linear(attention.linear[0], parts["self"].sublayer.qkv, parts=3)
-        linear(attention.linear[1], parts["self"].sublayer.out)
-        norm(attention.layer_norm, parts["self"].norm)
+        linear(attention.linear[0], parts["self"].qkv, parts=3)
+        linear(attention.linear[1], parts["self"].out)
+        norm(attention.layer_norm, ours.norms["self"])
         if "cross" in parts:
-            linear(layer.attention.linear[0], parts["cross"].sublayer.q)
-            linear(layer.attention.linear[1], parts["cross"].sublayer.kv, parts=2)
-            linear(layer.attention.linear[2], parts["cross"].sublayer.out)
-            norm(layer.attention.layer_norm, parts["cross"].norm)
-        linear(layer.ffn.linear_0, parts["ff"].sublayer.inner)
-        linear(layer.ffn.linear_1, parts["ff"].sublayer.outer)
-        norm(layer.ffn.layer_norm, parts["ff"].norm)
+            linear(layer.attention.linear[0], parts["cross"].q)
+            linear(layer.attention.linear[1], parts["cross"].kv, parts=2)
+            linear(layer.attention.linear[2], parts["cross"].out)
+            norm(layer.attention.layer_norm, ours.norms["cross"])
+        linear(layer.ffn.linear_0, parts["ff"].inner)
+        linear(layer.ffn.linear_1, parts["ff"].outer)
+        norm(layer.ffn.layer_norm, ours.norms["ff"])
 
 
 def linear(theirs: Any, own: torch.nn.Linear, parts: int = 1) -> None:

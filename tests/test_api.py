@@ -10,12 +10,13 @@ from test_labeller import bundle, picture_bundle
 from test_writer import bert_bundle, taught
 
 import regard
-from regard import make_config, model_folder, train
+from regard import model_folder, train
 from regard.errors import RegardError
 from regard.inference.classifier import Labeller
 from regard.inference.embedder import Embedder
 from regard.inference.generator import Writer
 from regard.models.presets import TABLES
+from regard.tasks.run_config import make_config
 
 ALL = [name for table in TABLES.values() for name in table]
 TASKS = {"gpt": "causal-lm", "bert": "masked-lm", "transformer": "translation", "vit": "images"}

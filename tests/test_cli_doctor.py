@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from configured import SCHEMES
 
-from regard.cli.doctor_commands import Row, explain, table
+from regard.cli.doctor_commands import explain
 from regard.errors import RegardError
+from regard.models.analysis.kernel_report import Row, table
 
 PLAIN = {"none", "linear", "sinusoidal", "learned", "rope", "yarn"}  # nothing is added to the scores
 CONTEXTUAL = {"shaw", "cope"}

@@ -35,10 +35,10 @@ from regard.decode.graphs.engine import SHELVES
 from regard.errors import RegardError
 from regard.kernels.attention_functions import Rotation
 from regard.kernels.masks import NOWHERE
+from regard.layers.block import Block
 from regard.layers.cells import Cell, State, held
 from regard.layers.context import Context
 from regard.layers.decoding_state import PerRow, Storage
-from regard.layers.norm import Residual
 from regard.layers.part import FeedForward, Mixer, Place
 from regard.layers.positions.scheme import Positions
 from regard.layers.stack import Stack
@@ -443,7 +443,7 @@ def test_the_auxiliary_loss_is_learned_from_and_not_reported() -> None:
         if isinstance(stack, Stack):
             stack.dropout = 0.0
             for place in stack.blocks.modules():
-                if isinstance(place, Residual):
+                if isinstance(place, Block):
                     place.dropout = 0.0
     sums = objective(ids[:, :-1], labels)
     count = float((labels >= 0).sum())

@@ -101,7 +101,7 @@ def rules_of_1(config: ModelConfig) -> Iterator[Rule]:
     yield from layers("deberta", config, ())
     width = config.d_model
     for i in range(config.n_encoder_layers):
-        mine, theirs = f"encoder.blocks.{i}.sublayers.self.sublayer.qkv", f"deberta.encoder.layer.{i}.attention.self"
+        mine, theirs = f"encoder.blocks.{i}.sublayers.self.qkv", f"deberta.encoder.layer.{i}.attention.self"
         yield Rule(f"{mine}.weight", (Part(f"{theirs}.in_proj.weight"),))
         bias = (Part(f"{theirs}.q_bias", rows=width), Part("", rows=width), Part(f"{theirs}.v_bias", rows=width))
         yield Rule(f"{mine}.bias", bias, steps=(by_group(config),))
@@ -120,8 +120,8 @@ def settle_keys(config: ModelConfig, own: dict[str, Tensor]) -> dict[str, Tensor
     new, heads = dict(own), config.n_heads
     keys = torch.arange(3 * config.d_model).view(heads, 3, config.d_head)[:, 1].flatten()  # their rows
     for i in range(config.n_encoder_layers):
-        attention = f"encoder.blocks.{i}.sublayers.self.sublayer"
-        before = f"encoder.blocks.{i - 1}.sublayers.ff.norm.bias" if i else "embedding_norm.bias"
+        attention = f"encoder.blocks.{i}.sublayers.self"
+        before = f"encoder.blocks.{i - 1}.norms.ff.bias" if i else "embedding_norm.bias"
         weight, bias = own[f"{attention}.qkv.weight"].double(), own[f"{attention}.qkv.bias"].double()
         positions = f"encoder.schemes.{i}.projection.bias"
         by_query, by_key = taken_apart(own[positions], heads, (1, 1))

@@ -54,13 +54,13 @@ def gpt2_rules(config: ModelConfig) -> Iterator[Rule]:
     yield Rule("decoder.schemes.0.encoding", (Part("transformer.wpe.weight"),))
     yield from same("decoder.norm", "transformer.ln_f")
     for i in range(config.n_decoder_layers):
-        mine, theirs = f"decoder.blocks.{i}.sublayers", f"transformer.h.{i}"
-        yield from same(f"{mine}.self.norm", f"{theirs}.ln_1")
-        yield from same(f"{mine}.self.sublayer.qkv", f"{theirs}.attn.c_attn", (TRANSPOSED, by_group(config)))
-        yield from same(f"{mine}.self.sublayer.out", f"{theirs}.attn.c_proj", (TRANSPOSED,))
-        yield from same(f"{mine}.ff.norm", f"{theirs}.ln_2")
-        yield from same(f"{mine}.ff.sublayer.inner", f"{theirs}.mlp.c_fc", (TRANSPOSED,))
-        yield from same(f"{mine}.ff.sublayer.outer", f"{theirs}.mlp.c_proj", (TRANSPOSED,))
+        mine, theirs = f"decoder.blocks.{i}", f"transformer.h.{i}"
+        yield from same(f"{mine}.norms.self", f"{theirs}.ln_1")
+        yield from same(f"{mine}.sublayers.self.qkv", f"{theirs}.attn.c_attn", (TRANSPOSED, by_group(config)))
+        yield from same(f"{mine}.sublayers.self.out", f"{theirs}.attn.c_proj", (TRANSPOSED,))
+        yield from same(f"{mine}.norms.ff", f"{theirs}.ln_2")
+        yield from same(f"{mine}.sublayers.ff.inner", f"{theirs}.mlp.c_fc", (TRANSPOSED,))
+        yield from same(f"{mine}.sublayers.ff.outer", f"{theirs}.mlp.c_proj", (TRANSPOSED,))
     if config.answer == "row":
         yield from same("answers", "score", kinds=WEIGHT, group="answers")
         yield Rule("answers.bias", (Part("", rows=config.n_classes),), "answers")
@@ -123,15 +123,15 @@ def llama_rules(config: ModelConfig) -> Iterator[Rule]:
     queries, keys = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
     turned = ((pairs(config.n_heads),), (pairs(config.n_kv_heads),), ())
     for i in range(config.n_decoder_layers):
-        mine, theirs = f"decoder.blocks.{i}.sublayers", f"model.layers.{i}"
-        yield from same(f"{mine}.self.norm", f"{theirs}.input_layernorm", kinds=WEIGHT)
+        mine, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
+        yield from same(f"{mine}.norms.self", f"{theirs}.input_layernorm", kinds=WEIGHT)
         qkv = dict(zip((f"{theirs}.self_attn.{x}_proj" for x in "qkv"), (queries, keys, keys), strict=True))
-        yield from joined(f"{mine}.self.sublayer.qkv", qkv, by_group(config), turned, kinds)
-        yield from same(f"{mine}.self.sublayer.out", f"{theirs}.self_attn.o_proj", kinds=kinds)
-        yield from same(f"{mine}.ff.norm", f"{theirs}.post_attention_layernorm", kinds=WEIGHT)
+        yield from joined(f"{mine}.sublayers.self.qkv", qkv, by_group(config), turned, kinds)
+        yield from same(f"{mine}.sublayers.self.out", f"{theirs}.self_attn.o_proj", kinds=kinds)
+        yield from same(f"{mine}.norms.ff", f"{theirs}.post_attention_layernorm", kinds=WEIGHT)
         gate = {f"{theirs}.mlp.{x}_proj": config.d_ff for x in ("gate", "up")}
-        yield from joined(f"{mine}.ff.sublayer.inner", gate, gates(config), kinds=kinds)
-        yield from same(f"{mine}.ff.sublayer.outer", f"{theirs}.mlp.down_proj", kinds=kinds)
+        yield from joined(f"{mine}.sublayers.ff.inner", gate, gates(config), kinds=kinds)
+        yield from same(f"{mine}.sublayers.ff.outer", f"{theirs}.mlp.down_proj", kinds=kinds)
 
 
 def llama_extra(their: Their) -> dict[str, Any]:
@@ -211,15 +211,15 @@ def bloom_rules(config: ModelConfig) -> Iterator[Rule]:
     yield from same("embedding_norm", "transformer.word_embeddings_layernorm")
     yield from same("decoder.norm", "transformer.ln_f")
     for i in range(config.n_decoder_layers):
-        mine, theirs = f"decoder.blocks.{i}.sublayers", f"transformer.h.{i}"
-        yield from same(f"{mine}.self.norm", f"{theirs}.input_layernorm")
+        mine, theirs = f"decoder.blocks.{i}", f"transformer.h.{i}"
+        yield from same(f"{mine}.norms.self", f"{theirs}.input_layernorm")
         yield from same(
-            f"{mine}.self.sublayer.qkv", f"{theirs}.self_attention.query_key_value"
+            f"{mine}.sublayers.self.qkv", f"{theirs}.self_attention.query_key_value"
         )  # head by head there too
-        yield from same(f"{mine}.self.sublayer.out", f"{theirs}.self_attention.dense")
-        yield from same(f"{mine}.ff.norm", f"{theirs}.post_attention_layernorm")
-        yield from same(f"{mine}.ff.sublayer.inner", f"{theirs}.mlp.dense_h_to_4h")
-        yield from same(f"{mine}.ff.sublayer.outer", f"{theirs}.mlp.dense_4h_to_h")
+        yield from same(f"{mine}.sublayers.self.out", f"{theirs}.self_attention.dense")
+        yield from same(f"{mine}.norms.ff", f"{theirs}.post_attention_layernorm")
+        yield from same(f"{mine}.sublayers.ff.inner", f"{theirs}.mlp.dense_h_to_4h")
+        yield from same(f"{mine}.sublayers.ff.outer", f"{theirs}.mlp.dense_4h_to_h")
 
 
 def bloom_extra(their: Their) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.exchange.family import ACTIVATIONS, Family, Kind, Setting, Their, whole
 from regard.exchange.rules import Part, Rule, Steps, by_group, joined, same, without_first
-from regard.layers.positions.scheme.absolute import sinusoids
+from regard.layers.positions.absolute import sinusoids
 
 SIZES = (
     Setting("hidden_size", "d_model"),
@@ -49,15 +49,15 @@ NAMES = ("query", "key", "value")
 
 def layers(their: str, config: ModelConfig, names: tuple[str, ...] = NAMES) -> Iterator[Rule]:
     for i in range(config.n_encoder_layers):
-        mine, theirs = f"encoder.blocks.{i}.sublayers", f"{their}.encoder.layer.{i}"
+        mine, theirs = f"encoder.blocks.{i}", f"{their}.encoder.layer.{i}"
         if names:
             qkv = dict.fromkeys((f"{theirs}.attention.self.{name}" for name in names), config.d_model)
-            yield from joined(f"{mine}.self.sublayer.qkv", qkv, by_group(config))
-        yield from same(f"{mine}.self.sublayer.out", f"{theirs}.attention.output.dense")
-        yield from same(f"{mine}.self.norm", f"{theirs}.attention.output.LayerNorm")
-        yield from same(f"{mine}.ff.sublayer.inner", f"{theirs}.intermediate.dense")
-        yield from same(f"{mine}.ff.sublayer.outer", f"{theirs}.output.dense")
-        yield from same(f"{mine}.ff.norm", f"{theirs}.output.LayerNorm")
+            yield from joined(f"{mine}.sublayers.self.qkv", qkv, by_group(config))
+        yield from same(f"{mine}.sublayers.self.out", f"{theirs}.attention.output.dense")
+        yield from same(f"{mine}.norms.self", f"{theirs}.attention.output.LayerNorm")
+        yield from same(f"{mine}.sublayers.ff.inner", f"{theirs}.intermediate.dense")
+        yield from same(f"{mine}.sublayers.ff.outer", f"{theirs}.output.dense")
+        yield from same(f"{mine}.norms.ff", f"{theirs}.output.LayerNorm")
 
 
 def masked_head(inner: str, norm: str, bias: str) -> Iterator[Rule]:

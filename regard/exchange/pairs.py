@@ -53,9 +53,9 @@ def t5_rules(config: ModelConfig) -> Iterator[Rule]:
         yield from same(f"{side}.norm", f"{side}.final_layer_norm", kinds=WEIGHT)
         for i in range(depth(config, side)):
             for n, part in enumerate(parts):
-                mine, theirs = f"{side}.blocks.{i}.sublayers.{part}", f"{side}.block.{i}.layer.{n}"
-                yield from same(f"{mine}.norm", f"{theirs}.layer_norm", kinds=WEIGHT)
-                yield from t5_sublayer(part, f"{mine}.sublayer", theirs, config)
+                mine, theirs = f"{side}.blocks.{i}", f"{side}.block.{i}.layer.{n}"
+                yield from same(f"{mine}.norms.{part}", f"{theirs}.layer_norm", kinds=WEIGHT)
+                yield from t5_sublayer(part, f"{mine}.sublayers.{part}", theirs, config)
 
 
 def t5_sublayer(part: str, mine: str, theirs: str, config: ModelConfig) -> Iterator[Rule]:
@@ -167,11 +167,11 @@ def layers(config: ModelConfig, columns: Steps = (), rows: Steps = ()) -> Iterat
     """`columns` are the steps of whatever reads the residual stream, `rows` of whatever is written to it."""
     for side, parts in BOTH_SIDES.items():
         for i in range(depth(config, side)):
-            mine, theirs = f"{side}.blocks.{i}.sublayers", f"model.{side}.layers.{i}"
+            mine, theirs = f"{side}.blocks.{i}", f"model.{side}.layers.{i}"
             for part in parts:
                 norm = {"self": "self_attn_layer_norm", "cross": "encoder_attn_layer_norm", "ff": "final_layer_norm"}
-                yield from same(f"{mine}.{part}.norm", f"{theirs}.{norm[part]}", rows)
-                yield from sublayer(part, f"{mine}.{part}.sublayer", theirs, config, columns, rows)
+                yield from same(f"{mine}.norms.{part}", f"{theirs}.{norm[part]}", rows)
+                yield from sublayer(part, f"{mine}.sublayers.{part}", theirs, config, columns, rows)
 
 
 def sublayer(part: str, mine: str, theirs: str, config: ModelConfig, columns: Steps, rows: Steps) -> Iterator[Rule]:

@@ -17,14 +17,14 @@ def vit_rules(config: ModelConfig) -> Iterator[Rule]:
     yield Rule("encoder.schemes.0.encoding", (Part("vit.embeddings.position_embeddings", (bare(1),)),))
     yield from same("patches", "vit.embeddings.patch_embeddings.projection")
     for i in range(config.n_encoder_layers):
-        mine, theirs = f"encoder.blocks.{i}.sublayers", f"vit.encoder.layer.{i}"
+        mine, theirs = f"encoder.blocks.{i}", f"vit.encoder.layer.{i}"
         names = (f"{theirs}.attention.attention.{name}" for name in ("query", "key", "value"))
-        yield from joined(f"{mine}.self.sublayer.qkv", dict.fromkeys(names, config.d_model), by_group(config))
-        yield from same(f"{mine}.self.sublayer.out", f"{theirs}.attention.output.dense")
-        yield from same(f"{mine}.self.norm", f"{theirs}.layernorm_before")
-        yield from same(f"{mine}.ff.sublayer.inner", f"{theirs}.intermediate.dense")
-        yield from same(f"{mine}.ff.sublayer.outer", f"{theirs}.output.dense")
-        yield from same(f"{mine}.ff.norm", f"{theirs}.layernorm_after")
+        yield from joined(f"{mine}.sublayers.self.qkv", dict.fromkeys(names, config.d_model), by_group(config))
+        yield from same(f"{mine}.sublayers.self.out", f"{theirs}.attention.output.dense")
+        yield from same(f"{mine}.norms.self", f"{theirs}.layernorm_before")
+        yield from same(f"{mine}.sublayers.ff.inner", f"{theirs}.intermediate.dense")
+        yield from same(f"{mine}.sublayers.ff.outer", f"{theirs}.output.dense")
+        yield from same(f"{mine}.norms.ff", f"{theirs}.layernorm_after")
     yield from same("encoder.norm", "vit.layernorm")
     yield from same("head", "classifier", group="classifier")
 

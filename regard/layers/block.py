@@ -1,14 +1,18 @@
-"""A block: sublayers, each with dropout, a residual connection and a norm, one after the other or side by side.
+"""A Transformer block: sublayers, each with its norm, dropout and residual connection.
 
-Encoder blocks are [self, ff], decoder blocks [self, cross, ff]; `self` is the block's token mixer, after which there need
-not be a feed-forward layer. One code serves training, reading prompts and decoding steps: the context says how parts are
-applied.
+Encoder blocks have the sublayers [self, ff], decoder blocks [self, cross, ff]; `self` is the token mixer of the block, and the
+feed-forward layer may be missing. One code serves training, reading prompts and decoding steps: `ctx.apply` says how parts are
+run, or is None where they are simply called.
+
+The residual stream inside a stack is a pair: x, and y that has still to be added to it, or None. Each sum is computed by the
+norm that follows it, in this block or in the next one, so that both take one pass through memory (kernels/residual_norm.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -16,53 +20,117 @@ from regard.config import ModelConfig
 from regard.kernels.residual_norm import add_norm, is_plain
 from regard.layers.context import Context
 from regard.layers.mixers.attention import CrossAttention
-from regard.layers.norm import PLACEMENTS, Branch, Stream, make_norm
+from regard.layers.norm import make_norm
 from regard.layers.part import Place, make_part
+
+Stream = tuple[Tensor, Tensor | None, Tensor | None]  # x, what has still to be added to it, an auxiliary loss
 
 
 class Block(nn.Module):
-    """A block whose sublayers each read what the one before it made."""
+    """The sublayers of one block by name, and their norms by the same names; subclasses say where the norms stand."""
+
+    observe: Any = None  # called as observe(name, x, y) with the stream after each sublayer; a recorder sets it
 
     def __init__(self, config: ModelConfig, sublayers: dict[str, nn.Module]) -> None:
         super().__init__()
-        place = Branch if config.parallel else PLACEMENTS[config.norm]
-        self.sublayers = nn.ModuleDict({name: place(sublayer, config) for name, sublayer in sublayers.items()})
+        self.sublayers = nn.ModuleDict(sublayers)
+        self.norms = self.make_norms(config)
+        self.dropout = config.dropout
+        self.returns_loss = {name: bool(getattr(part, "auxiliary", False)) for name, part in sublayers.items()}
+
+    def make_norms(self, config: ModelConfig) -> nn.ModuleDict:
+        """Return a norm for each sublayer."""
+        return nn.ModuleDict({name: make_norm(config) for name in self.sublayers})
 
     def forward(self, x: Tensor, y: Tensor | None, ctx: Context) -> Stream:
-        """Return the stream after the block (layers/norm.py), and the sum of its auxiliary losses, or None."""
-        total = None
-        for sublayer in self.sublayers.values():
-            x, y, loss = sublayer(x, y, ctx)
-            if loss is not None:
-                total = loss if total is None else total + loss
+        """Return the stream after the block and the sum of its auxiliary losses, or None."""
+        raise NotImplementedError
+
+
+class PreNormBlock(Block):
+    """x + f(norm(x)): the usual order today. The residual path stays untouched, so deep stacks train without warm-up."""
+
+    def forward(self, x: Tensor, y: Tensor | None, ctx: Context) -> Stream:
+        dropout, total = self.dropout if self.training else 0.0, None
+        for name, part in self.sublayers.items():
+            norm = self.norms[name]
+            fused = ctx.state.fused.get(part) if ctx.fuse and is_plain(norm) else None
+            if fused is not None:
+                x = x if y is None else x + y
+                x, y = fused(x, norm, x, ctx, ctx.state.parts.get(part)), None
+                continue
+            x, normal = add_norm(x, y, norm, dropout)
+            result = part(normal, ctx) if ctx.apply is None else ctx.apply(part, normal, ctx)
+            y, total = split_loss(result, total, self.returns_loss[name], part)
+            if self.observe is not None:
+                self.observe(name, x, y)
+        return x, y, total
+
+
+class PostNormBlock(Block):
+    """norm(x + f(x)): the order of the 2017 paper. Nothing is left to be added: y stays None."""
+
+    def forward(self, x: Tensor, y: Tensor | None, ctx: Context) -> Stream:
+        dropout, total = self.dropout if self.training else 0.0, None
+        for name, part in self.sublayers.items():
+            norm = self.norms[name]
+            fused = ctx.state.fused.get(part) if ctx.fuse and is_plain(norm) else None
+            if fused is not None:
+                out = fused(x, None, None, ctx, ctx.state.parts.get(part))
+            else:
+                result = part(x, ctx) if ctx.apply is None else ctx.apply(part, x, ctx)
+                out, total = split_loss(result, total, self.returns_loss[name], part)
+            x = add_norm(x, out, norm, dropout)[1]
+            if self.observe is not None:
+                self.observe(name, x, None)
         return x, y, total
 
 
 class ParallelBlock(Block):
-    """x + attn(norm(x)) + ff(norm(x)), as in PaLM: one norm, and sublayers that need not wait for each other."""
+    """x + self(norm(x)) + ff(norm(x)), as in PaLM: one norm, and sublayers that do not wait for each other."""
 
     def __init__(self, config: ModelConfig, sublayers: dict[str, nn.Module]) -> None:
         super().__init__(config, sublayers)
-        self.norm, self.dropout = make_norm(config), config.dropout
+        self.norm = make_norm(config)
+
+    def make_norms(self, config: ModelConfig) -> nn.ModuleDict:
+        return nn.ModuleDict()
 
     def forward(self, x: Tensor, y: Tensor | None, ctx: Context) -> Stream:
-        parts = [branch.sublayer for branch in self.sublayers.values()] if ctx.fuse and is_plain(self.norm) else []
-        if parts and all(part in ctx.state.fused for part in parts):
+        parts = [*self.sublayers.values()]
+        if ctx.fuse and is_plain(self.norm) and all(part in ctx.state.fused for part in parts):
             before = x = x if y is None else x + y
             for part in parts:
                 x = ctx.state.fused[part](before, self.norm, x, ctx, ctx.state.parts.get(part))
             return x, None, None
         x, normal = add_norm(x, y, self.norm, self.dropout if self.training else 0.0)
-        (y, total), *others = (branch(normal, ctx) for branch in self.sublayers.values())
-        for out, loss in others:
-            y = y + out
-            if loss is not None:
-                total = loss if total is None else total + loss
-        return x, y, total
+        added, total = None, None
+        for name, part in self.sublayers.items():
+            result = part(normal, ctx) if ctx.apply is None else ctx.apply(part, normal, ctx)
+            out, total = split_loss(result, total, self.returns_loss[name], part)
+            added = out if added is None else added + out
+        if self.observe is not None:
+            self.observe(name, x, added)
+        return x, added, total
+
+
+def split_loss(result: Any, total: Tensor | None, returns_loss: bool, part: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Return the output of a part, and `total` with the auxiliary loss of the part added to it if it returns one."""
+    if isinstance(result, tuple) != returns_loss:
+        given, declared = ("(y, loss)", "no") if not returns_loss else ("y alone", "an")
+        raise TypeError(f"{type(part).__name__} returns {given}, but declares {declared} auxiliary loss")
+    if not returns_loss:
+        return result, total
+    y, loss = result
+    return y, loss if total is None else total + loss
+
+
+PLACEMENTS = {"pre": PreNormBlock, "post": PostNormBlock}
 
 
 def make_block(config: ModelConfig, sublayers: dict[str, nn.Module]) -> Block:
-    return ParallelBlock(config, sublayers) if config.parallel else Block(config, sublayers)
+    """Return the block of these sublayers whose norms stand where the configuration says."""
+    return (ParallelBlock if config.parallel else PLACEMENTS[config.norm])(config, sublayers)
 
 
 def make_blocks(config: ModelConfig, n: int, side: str, causal: bool, crosses: bool = False) -> Iterator[Block]:

@@ -17,33 +17,32 @@ if TYPE_CHECKING:
     from regard.layers.attention_kernels import Plan
 
 
-def apply_forward(part: Any, x: Tensor, ctx: Context) -> Any:
-    """Run a part on whole rows (B, T, C): training, and encoders."""
-    return part(x, ctx)
-
-
 def apply_read(part: Any, x: Tensor, ctx: Context) -> Any:
-    """Run a part on prompts (B, T, C), leaving behind the state that its steps go on from."""
-    return applied(part, part.read, x, ctx)
+    """Run a part on prompts (B, T, C), leaving behind the state that its steps continue from."""
+    return with_hooks(part, part.read, x, ctx) if has_hooks(part) else part.read(x, ctx, ctx.state.parts.get(part))
 
 
 def apply_step(part: Any, x: Tensor, ctx: Context) -> Any:
     """Run a part on one more token of each row (N, C)."""
-    return applied(part, part.step, x, ctx)
+    return with_hooks(part, part.step, x, ctx) if has_hooks(part) else part.step(x, ctx, ctx.state.parts.get(part))
 
 
-def applied(part: Any, run: Callable[..., Any], x: Tensor, ctx: Context) -> Any:
-    """Run one of a part's other forms with the forward hooks that it has, as calling the part would."""
+def has_hooks(part: nn.Module) -> bool:
+    """Return whether a part has forward hooks, or a `forward` of its own that replaces that of its class."""
+    own = part.__dict__
+    return bool(own["_forward_pre_hooks"] or own["_forward_hooks"]) or "forward" in own
+
+
+def with_hooks(part: Any, run: Callable[..., Any], x: Tensor, ctx: Context) -> Any:
+    """Run `read` or `step` of a part with the forward hooks that it has, as calling the part would."""
     own, kept = part.__dict__, ctx.state.parts.get(part)
-    if not own["_forward_pre_hooks"] and not own["_forward_hooks"] and "forward" not in own:
-        return run(x, ctx, kept)
-    if "forward" in own and not isinstance(part, FeedForward):
+    if isinstance(part, FeedForward):
+        return run(x, ctx, kept)  # it calls itself, with all of its hooks
+    if "forward" in own:
         name = type(part).__name__
         raise RegardError(
             f"the forward() of {name} is replaced, but decoding runs its read() and step(): replace those too"
         )
-    if isinstance(part, FeedForward):
-        return run(x, ctx, kept)  # it calls itself, with all of its hooks
     for hook in own["_forward_pre_hooks"].values():
         given = hook(part, (x, ctx))
         x = x if given is None else given[0] if isinstance(given, tuple) else given
@@ -60,7 +59,7 @@ class Context:
     ready: Any = None  # what the block's mixer has prepared, once for all blocks that share it
     memory: Tensor | None = None  # (B', S, C), the encoder's final output; B' divides B
     memory_plan: Plan | None = None  # how the tokens look at the memory
-    apply: Callable[[nn.Module, Tensor, Context], Any] = apply_forward  # forward, read or step, the same for all parts
+    apply: Callable[[nn.Module, Tensor, Context], Any] | None = None  # apply_read or apply_step; None: parts are called
     state: Any = None  # what decoding keeps: a State, or a StaticState
     fuse: bool = False  # one row, whose parts may run their fused step
 

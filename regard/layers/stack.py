@@ -17,7 +17,7 @@ from regard.kernels.masks import FULL, Mask
 from regard.kernels.residual_norm import add_norm
 from regard.layers.attention_kernels import Plan, make_plan, settled
 from regard.layers.block import Block
-from regard.layers.context import Context, Request, apply_forward, apply_read, apply_step
+from regard.layers.context import Context, Request, apply_read, apply_step
 from regard.layers.decoding_state import State
 from regard.layers.mixers.attention import Attention, CrossAttention
 from regard.layers.norm import make_norm
@@ -62,9 +62,7 @@ class Stack(nn.Module):
         self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
         self.recompute = False  # activation checkpointing: training keeps only what enters a block
         self.compiled = False  # its blocks are compiled for training (training/training_step.py)
-        self.intervened = (
-            False  # an intervention (look/change) is active: compiled and captured forms do not know of it
-        )
+        self.intervened = False  # look/change replaces parts of it: compiled and captured forms do not know of that
         chances = (config.dropout, config.attention_dropout, config.ff_dropout)
         parts = [*self.blocks.modules()]
         drops = any(isinstance(part, nn.Dropout) and part.p > 0 for part in parts)
@@ -87,7 +85,7 @@ class Stack(nn.Module):
     @property
     def mixers(self) -> list[Any]:
         """Return the token mixer of each block."""
-        return [block.sublayers["self"].sublayer for block in self.blocks]  # type: ignore[index,union-attr]
+        return [block.sublayers["self"] for block in self.blocks]  # type: ignore[index]
 
     def init_weights(self) -> None:
         """Where a scheme wants scores that are not divided by sqrt(D), as T5's, queries start smaller by as much."""
@@ -117,18 +115,40 @@ class Stack(nn.Module):
         if memory_positions is not None:
             grouped = positions.reshape(memory_positions.shape[0], -1)  # hypotheses of one sentence share its memory
             memory_plan = self._memory_plan(grouped, memory_positions)
-        ctx = Context(positions, None, memory, memory_plan, apply_forward if state is None else apply_read, state)
+        ctx = Context(positions, None, memory, memory_plan, None if state is None else apply_read, state)
         request = Request(positions, keys, mask or self.mask, self.schemes[0], None, self.training)  # type: ignore[arg-type]
-        result = self._through(x, ctx, request)
+        x = in_working_precision(x)
+        y = self._nothing(x)
+        losses: list[Tensor] = []
+        run = self._recomputed if self.recompute and self.training and torch.is_grad_enabled() else None
+        for block, own in zip(self.blocks, self._contexts(ctx, request), strict=True):
+            x, y, loss = block(x, y, own) if run is None else run(block, x, y, own)
+            if loss is not None:
+                losses.append(loss)
+        self._auxiliary.value = sum(losses[1:], losses[0]) if losses else None
         if state is not None:
             state.advance(positions)
-        return result
+        if self.norm is None:
+            return x
+        return add_norm(x, y, self.norm, self.dropout if self.training else 0.0)[1]
 
     def step(self, x: Tensor, state: Any) -> Tensor:
         """Run one more token of each row, (N, C) -> (N, C), the stack's last norm included."""
+        positions, contexts = self._step_contexts(state)
+        x, y = in_working_precision(x), None
+        for block, own in zip(self.blocks, contexts, strict=True):
+            x, y, _ = block(x, y, own)
+        if not state.static:
+            state.advance(positions)
+        if self.norm is None:
+            return x
+        return add_norm(x, y, self.norm, self.dropout if self.training else 0.0)[1]
+
+    def _step_contexts(self, state: Any) -> tuple[Tensor, list[Context]]:
+        """Return the positions (B, K) of the tokens of a step, and the context of each block."""
         if state.static:
             ctx = Context(state.position(), apply=apply_step, state=state, fuse=state.fuse)
-            return self._through(x, ctx, None)
+            return ctx.positions, [ctx] * len(self.blocks)  # a static state has prepared everything
         positions = state.next[:, None].expand(-1, state.width)  # (B, K)
         memory_plan = None
         if state.memory_positions is not None:
@@ -139,29 +159,13 @@ class Stack(nn.Module):
         keys, past = state.key_positions(positions), state.own_past()
         sees_all = state.sees_all()
         request = Request(positions, keys, self.mask, self.schemes[0], past, False, sees_all)  # type: ignore[arg-type]
-        result = self._through(x, ctx, request)
-        state.advance(positions)
-        return result
+        return positions, self._contexts(ctx, request)
 
     def remember(self, memory: Tensor, memory_positions: Tensor, state: State) -> None:
         """Keep what cross-attention makes of the encoder's output (B, S, C), with tokens at these positions (B, S)."""
         for block in self.blocks:
-            block.get_submodule("sublayers.cross.sublayer").remember(memory, state)  # type: ignore[operator]
+            block.get_submodule("sublayers.cross").remember(memory, state)  # type: ignore[operator]
         state.memory_positions = memory_positions
-
-    def _through(self, x: Tensor, ctx: Context, request: Request | None) -> Tensor:
-        x = in_working_precision(x)
-        y = self._nothing(x)
-        losses: list[Tensor] = []
-        run = self._recomputed if self.recompute and self.training and torch.is_grad_enabled() else None
-        for block, own in zip(self.blocks, self._contexts(ctx, request), strict=True):
-            x, y, loss = block(x, y, own) if run is None else run(block, x, y, own)
-            if loss is not None:
-                losses.append(loss)
-        self._auxiliary.value = sum(losses[1:], losses[0]) if losses else None
-        if self.norm is None:
-            return x
-        return add_norm(x, y, self.norm, self.dropout if self.training else 0.0)[1]
 
     def _nothing(self, x: Tensor) -> Tensor | None:
         """Return what is to be added to x before the first block. Where blocks are compiled it is zeros that seem to have a
@@ -171,10 +175,8 @@ class Stack(nn.Module):
     def _recomputed(self, block: nn.Module, x: Tensor, y: Tensor | None, ctx: Context) -> Any:
         return checkpoint(block, x, y, ctx, use_reentrant=False, preserve_rng_state=self.random)
 
-    def _contexts(self, ctx: Context, request: Request | None) -> list[Context]:
+    def _contexts(self, ctx: Context, request: Request) -> list[Context]:
         """Return the context of each block: what its mixer prepares is made once for all blocks that share it."""
-        if request is None:  # a static state has prepared everything
-            return [ctx] * len(self.blocks)
         made: dict[Hashable, Context] = {}
         found, several = [], len(self.schemes) > 1
         for i, mixer in enumerate(self.mixers):

@@ -113,7 +113,7 @@ class StaticState:
                 mask = window(stack.mask, mixer.window)
                 self.layers[mixer] = Layer(scheme, tables[which], mask, kernel)
             if "cross" in block.sublayers:  # type: ignore[operator]
-                self.cross[block.get_submodule("sublayers.cross.sublayer")] = stack.cross_scheme
+                self.cross[block.get_submodule("sublayers.cross")] = stack.cross_scheme
 
     @torch.no_grad()
     def refresh(self) -> None:

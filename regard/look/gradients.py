@@ -170,7 +170,7 @@ def parts_of(model: nn.Module) -> Iterator[Part]:
 
 
 def named(parameter: str) -> tuple[str, str]:
-    """The layer and the kind of a parameter: "encoder.blocks.0.sublayers.self.sublayer.qkv.weight" is encoder.0, self."""
+    """The layer and the kind of a parameter: "encoder.blocks.0.sublayers.self.qkv.weight" is encoder.0, self."""
     parts = [part for part in short_name(parameter).split(".") if part not in ("layers", "forward_", "backward_")]
     number = next((i for i, part in enumerate(parts) if part.isdigit()), None)
     if number is not None:

@@ -171,7 +171,7 @@ def record(model: nn.Module, patterns: str | Sequence[str] = "*", stream: bool =
 
 
 def layers_of(model: nn.Module) -> dict[str, Layer]:
-    """Every attention by its name: "decoder.blocks.3.sublayers.cross.sublayer" is "decoder.3.cross"."""
+    """Every attention by its name: "decoder.blocks.3.sublayers.cross" is "decoder.3.cross"."""
     paths = {path: layer for path, layer in model.named_modules() if isinstance(layer, (Attention, Alignment))}
     return {short_name(path): layer for path, layer in paths.items()}
 

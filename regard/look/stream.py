@@ -31,16 +31,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.layers.block import Block, ParallelBlock
+from regard.layers.block import Block
 from regard.layers.part import Part
 from regard.layers.stack import Stack
 
 Keep = Callable[[str, Tensor], None]
-INSIDE = ("blocks", "sublayers", "sublayer", "attentive", "body")  # parts of paths that no name needs
+INSIDE = ("blocks", "sublayers", "attentive", "body")  # parts of paths that no name needs
 
 
 def short_name(path: str) -> str:
-    """ "body.encoder.blocks.3.sublayers.self.sublayer" is "encoder.3.self"."""
+    """ "body.encoder.blocks.3.sublayers.self" is "encoder.3.self"."""
     return ".".join(part for part in path.split(".") if part not in INSIDE)
 
 
@@ -71,12 +71,9 @@ class Heard:
         after(entered, stack, self.end)
 
     def add_block(self, block: Block, name: str) -> None:
-        for kind, place in block.sublayers.items():
-            self.add_sublayer(place.get_submodule("sublayer"), f"{name}.{kind}")
-            if not isinstance(block, ParallelBlock):
-                after(self.entered, place, self.summed(f"{name}.{kind}.stream"))
-        if isinstance(block, ParallelBlock):
-            after(self.entered, block, self.summed(f"{name}.{kind}.stream"))
+        for kind, part in block.sublayers.items():
+            self.add_sublayer(part, f"{name}.{kind}")
+        self.entered.enter_context(swapped({block: partial(self.summed, name)}, "observe"))
 
     def add_sublayer(self, sublayer: nn.Module, name: str) -> None:
         assert isinstance(sublayer, Part)
@@ -104,18 +101,14 @@ class Heard:
         self.open = None
         self.keep(f"{self.name}.input", given[0])
 
-    def summed(self, name: str) -> Callable[[Any], None]:
-        """Of a sublayer, or block, that gives x and what is to be added to it: x is the sum that was open before."""
-
-        def hook(result: tuple[Tensor, Tensor | None, Tensor | None]) -> None:
-            x, y, _ = result
-            if self.open is not None:
-                self.keep(self.open[0], x)
-            if y is None:
-                self.keep(name, x)
-            self.open = None if y is None else (name, x, y)
-
-        return hook
+    def summed(self, block: str, sublayer: str, x: Tensor, y: Tensor | None) -> None:
+        """Keep the stream after a sublayer. Where y has still to be added to x, the sum is kept when the next one is made."""
+        name = f"{block}.{sublayer}.stream"
+        if self.open is not None:
+            self.keep(self.open[0], x)
+        if y is None:
+            self.keep(name, x)
+        self.open = None if y is None else (name, x, y)
 
     def end(self, result: Tensor) -> None:
         if self.open is not None:

@@ -13,7 +13,7 @@ from regard.kernels.masks import CAUSAL, FULL, positions_of
 from regard.layers.block import make_blocks
 from regard.layers.decoding_state import State
 from regard.layers.embedding import Embedding, Head
-from regard.layers.norm import make_norm, normalised
+from regard.layers.norm import make_norm, normalized
 from regard.layers.stack import Stack
 from regard.models import presets as tables
 from regard.models.initialization import initialise, new_seed
@@ -57,13 +57,10 @@ class Transformer(TranslationModel):
         x = self.dropout(self.source_norm(self.encoder.embed(self.source_embedding(source), positions)))
         return self.encoder(x, positions), positions
 
-    def decode(self, target: Tensor, positions: Tensor, memory: Tensor, memory_positions: Tensor) -> Tensor:
-        """Hidden vectors (B, T, C) of the target tokens."""
-        x = self.dropout(self.target_norm(self.decoder.embed(self.target_embedding(target), positions)))
-        return self.decoder(x, positions, memory, memory_positions)
-
     def read_target(self, encoded: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
-        return self.decode(target, positions_of(target), *encoded)
+        positions = positions_of(target)
+        x = self.dropout(self.target_norm(self.decoder.embed(self.target_embedding(target), positions)))
+        return self.decoder(x, positions, *encoded)
 
     def vectors(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
         return self.encode(ids)[0]
@@ -82,4 +79,4 @@ class Transformer(TranslationModel):
     def advance(self, tokens: Tensor, state: State) -> Tensor:
         """Return what the head is given (N, C) in a step."""
         x = self.decoder.embed(self.target_embedding(tokens), state.position())
-        return self.decoder.step(self.dropout(normalised(x, self.target_norm)), state)
+        return self.decoder.step(self.dropout(normalized(x, self.target_norm)), state)

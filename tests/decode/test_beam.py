@@ -311,7 +311,7 @@ def marian_weights(model: Transformer) -> dict[str, torch.Tensor]:
         positions = getattr(model, side).schemes[0]
         weights[f"model.{side}.embed_tokens.weight"] = embedding
         weights[f"model.{side}.embed_positions.weight"] = positions.encoding  # sines and cosines in our order
-    for name, value in model.named_parameters():  # such as decoder.blocks.0.sublayers.cross.sublayer.kv.weight
+    for name, value in model.named_parameters():  # such as decoder.blocks.0.sublayers.cross.kv.weight
         if ".blocks." in name:
             side, _, i, _, sublayer, *_, module, kind = name.split(".")
             theirs = MARIAN[sublayer, module]

@@ -356,7 +356,7 @@ def replace(path: str, part: Callable[[ModelConfig], nn.Module]) -> Callable[[GP
     return change
 
 
-FF, ATTENTION = "decoder.blocks.1.sublayers.ff.sublayer", "decoder.blocks.1.sublayers.self.sublayer"
+FF, ATTENTION = "decoder.blocks.1.sublayers.ff", "decoder.blocks.1.sublayers.self"
 CHANGES: dict[str, Callable[[GPT], None]] = {
     "Turned": lambda model: setattr(model.decoder, "schemes", nn.ModuleList([made(Turned, model)])),
     "Reversed": lambda model: setattr(model.decoder, "schemes", nn.ModuleList([made(Reversed, model)])),

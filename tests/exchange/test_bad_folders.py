@@ -184,8 +184,7 @@ def test_import_and_export_from_the_command_line(
     assert folders.load(Path("gpt2-regard"), CPU).task == "causal-lm"
     table = run("import", str(folder), "-o", "two", "--verbose", "--report", "report.json")
     assert (
-        "transformer.h.1.attn.c_attn.weight -> decoder.blocks.1.sublayers.self.sublayer.qkv.weight [96, 32], transposed"
-        in table
+        "transformer.h.1.attn.c_attn.weight -> decoder.blocks.1.sublayers.self.qkv.weight [96, 32], transposed" in table
     )
     assert len(json.loads(Path("report.json").read_text())["mapped"]) == 28
     found = json.loads(run("export", "two", "-o", "back", "--json"))

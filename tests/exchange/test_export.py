@@ -91,7 +91,7 @@ def model_of(settings: dict[str, Any]) -> nn.Module:
 def make_keys_safe(model: Any) -> None:
     """Make matrices of keys orthogonal: a random one may be near to singular, and DeBERTa's export solves by it."""
     for block in model.encoder.blocks:
-        attention = block.sublayers["self"].sublayer
+        attention = block.sublayers["self"]
         heads, width = attention.n_heads, model.config.d_model
         keys = qkv_rows(heads, heads, attention.d_head)[width : 2 * width]
         with torch.no_grad():
@@ -233,7 +233,7 @@ def test_what_a_decoder_starts_with_may_be_token_0(tmp_path: Path) -> None:
 def test_a_bias_that_nothing_can_take_over_is_refused(tmp_path: Path) -> None:
     bundle = bundle_of("deberta-1")
     with torch.no_grad():
-        bundle.model.encoder.blocks[1].sublayers["self"].sublayer.qkv.weight.zero_()  # type: ignore[union-attr,index]
+        bundle.model.encoder.blocks[1].sublayers["self"].qkv.weight.zero_()  # type: ignore[union-attr,index]
     with pytest.raises(RegardError, match=r"blocks\.1\..*qkv\.bias has learned what these models have no place for"):
         write_huggingface(tmp_path / "out", bundle)
     assert not list(tmp_path.iterdir())

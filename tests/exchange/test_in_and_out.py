@@ -257,7 +257,7 @@ def test_the_report_accounts_for_every_tensor(tmp_path: Path) -> None:
     mapped = {name for row in report.mapped for name in row.theirs}
     assert mapped | report.ignored.keys() == there
     assert {row.ours for row in report.mapped} | set(report.fresh) == dict(bundle.model.named_parameters()).keys()
-    qkv = next(row for row in report.mapped if row.ours == "encoder.blocks.1.sublayers.self.sublayer.qkv.weight")
+    qkv = next(row for row in report.mapped if row.ours == "encoder.blocks.1.sublayers.self.qkv.weight")
     assert (qkv.shape, qkv.how, len(qkv.theirs)) == ((96, 32), "joined, by head of keys", 3)
     assert "cls.seq_relationship.weight: ignored" in report.table()
 

@@ -79,7 +79,10 @@ def padded(ids: Tensor) -> Tensor:
 
 # ---- weights ----------------------------------------------------------------------------------------------------------
 
-RENAMED: tuple[tuple[str, str], ...] = ()  # (pattern, replacement) of parameter paths, tried one after the other
+RENAMED: tuple[tuple[str, str], ...] = (
+    (r"\.sublayers\.(\w+)\.sublayer\.", r".sublayers.\1."),
+    (r"\.sublayers\.(\w+)\.norm\.", r".norms.\1."),
+)  # (pattern, replacement) of parameter paths, tried one after the other
 
 
 def weights(old: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard.config import ModelConfig
 from regard.kernels.masks import CAUSAL, FULL, Mask, documents, prefix, window
+from regard.layers.attention_kernels import Plan, raw_scores
 from regard.layers.positions.scheme import Positions, make_positions
 
 ADDITIVE = ("alibi", "t5", "kerple-log", "kerple-power", "fire")
@@ -84,3 +85,8 @@ def allowed(cases: dict[str, Case], names: tuple[str, ...] = (*SCHEMES, "disenta
         for name in names:
             if name not in NOT_IN[case.place]:
                 yield name, case_name
+
+
+def masked_scores(q: Tensor, k: Tensor, plan: Plan) -> Tensor:
+    """Return what the softmax is taken of, (B, H, T, S) in fp32, -inf where a query may not attend."""
+    return raw_scores(q, k, plan).masked_fill(~plan.seen(), -torch.inf)

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from regard.kernels.masks import CAUSAL, FULL, prefix
 from regard.layers import attention_kernels
 from regard.layers.attention_kernels import make_plan
-from regard.layers.block import Block, make_blocks
+from regard.layers.block import PostNormBlock, PreNormBlock, make_block, make_blocks
 from regard.layers.context import Context
 from regard.layers.decoding_state import State
 from regard.layers.feedforward import Dense
 from regard.layers.kernel_selection import Choice, Situation
 from regard.layers.mixers.attention import Prepared, SelfAttention
-from regard.layers.norm import PLACEMENTS, PostNorm, PreNorm
 from regard.layers.part import Mixer, Place
 from regard.layers.positions.relative import ALiBi, T5Bias
 from regard.layers.positions.rotary import Rotary
@@ -84,18 +83,18 @@ def test_feed_forward_dropout_is_inside_and_in_training_alone() -> None:
 
 
 def through(module: nn.Module, x: Tensor) -> Tensor:
-    """x through a sublayer in its place, or a block, with the sum that it leaves to the next norm (no dropout)."""
-    kind = next(iter(module.sublayers.values())) if isinstance(module, Block) else module
-    x, y, _ = module(x, None if isinstance(kind, PostNorm) else torch.zeros_like(x), CTX)
+    """x through a block, with the sum that it leaves to the next norm (no dropout)."""
+    x, y, _ = module(x, None if isinstance(module, PostNormBlock) else torch.zeros_like(x), CTX)
     return x if y is None else x + y
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_where_the_norm_stands(norm: str) -> None:
-    layer = stirred(PLACEMENTS[norm](Affine(2.0, 0.5), CONFIG))
-    assert isinstance(layer, PreNorm if norm == "pre" else PostNorm)
+    layer = stirred(make_block(replaced(CONFIG, norm=norm), {"self": Affine(2.0, 0.5)}))
+    assert isinstance(layer, PreNormBlock if norm == "pre" else PostNormBlock)
     x = torch.randn(2, 3, C)
-    numbers, gain, bias = x.double().numpy(), layer.norm.weight, layer.norm.bias
+    own = layer.norms["self"]
+    numbers, gain, bias = x.double().numpy(), own.weight, own.bias
     if norm == "pre":
         expected = numbers + 2.0 * layer_norm(numbers, gain, bias) + 0.5
     else:
@@ -107,7 +106,7 @@ def test_dropout_falls_on_the_sublayer_and_never_on_the_residual() -> None:
     """Of two sublayers in a row: the second one's norm adds what the first gave to the stream."""
     config = model_config(d_model=C, dropout=0.25)
     x = torch.randn(50, 40, C)
-    block = Block(config, {"a": Affine(0.0, 3.0), "b": Affine(0.0, 5.0)})
+    block = make_block(config, {"a": Affine(0.0, 3.0), "b": Affine(0.0, 5.0)})
     gained = block(x, torch.zeros_like(x), CTX)[0] - x
     dropped = gained.abs() < 1e-4
     torch.testing.assert_close(gained[~dropped], torch.full_like(gained[~dropped], 4.0))  # 3 / (1 - 0.25)
@@ -118,7 +117,7 @@ def test_dropout_falls_on_the_sublayer_and_never_on_the_residual() -> None:
 def test_the_last_sublayer_is_dropped_too() -> None:
     """Its sum is the stack's own norm's: of rows (3, 0, 3, ...) / 0.75 and none, only the spread tells."""
     config = model_config(d_model=C, dropout=0.25)
-    stack = Stack(config, [Block(config, {"self": Affine(0.0, 3.0)})], FULL, "encoder")
+    stack = Stack(config, [make_block(config, {"self": Affine(0.0, 3.0)})], FULL, "encoder")
     x, positions = torch.zeros(50, 40, C), torch.arange(40).expand(50, -1)
     assert stack.eval()(x, positions).abs().max() < 1e-3
     values = stack.train()(x, positions).detach()
@@ -126,10 +125,11 @@ def test_the_last_sublayer_is_dropped_too() -> None:
 
 
 def test_a_block_runs_its_sublayers_in_order() -> None:
-    block = Block(model_config(d_model=C, norm="post", dropout=0.0), {"a": Affine(1.0, 1.0), "b": Affine(-3.0, 0.2)})
+    config, parts = model_config(d_model=C, norm="post", dropout=0.0), {"a": Affine(1.0, 1.0), "b": Affine(-3.0, 0.2)}
+    block = make_block(config, parts)
     x = torch.randn(1, 3, C)
-    a, b = (block.sublayers[name] for name in "ab")
-    assert isinstance(a, PostNorm)
+    a, b = (make_block(config, {name: part}) for name, part in parts.items())
+    a.norms["a"], b.norms["b"] = block.norms["a"], block.norms["b"]
     torch.testing.assert_close(through(block, x), through(b, through(a, x)))
 
 
@@ -145,7 +145,7 @@ def test_encoder_and_decoder_blocks() -> None:
 def test_a_stack_is_its_blocks_one_after_the_other_and_pre_norm_ends_on_a_norm(norm: str) -> None:
     config = model_config(d_model=C, norm=norm, dropout=0.0)
     sublayers = [Affine(0.5, 1.0), Affine(-2.0, 0.0), Affine(1.5, 0.3)]
-    stack = stirred(Stack(config, (Block(config, {"self": f}) for f in sublayers), FULL, "encoder"))
+    stack = stirred(Stack(config, (make_block(config, {"self": f}) for f in sublayers), FULL, "encoder"))
     assert isinstance(stack, Stack)
     x, positions = torch.randn(1, 3, C), torch.arange(3)[None]
     state = State(stack, 1, x.device, x.dtype)
@@ -181,7 +181,9 @@ def probed(side: str, n: int = 1, **changes: object) -> tuple[Stack, list[Probe]
     config, place = replaced(CONFIG, **changes), Place(side, causal=side == "decoder")
     probes = [Probe(SelfAttention.Settings(), config, place) for _ in range(n)]
     mask = CAUSAL if place.causal else FULL
-    return Stack(config, [Block(config, {"self": f, "cross": Affine(1.0, 0.0)}) for f in probes], mask, side), probes
+    return Stack(
+        config, [make_block(config, {"self": f, "cross": Affine(1.0, 0.0)}) for f in probes], mask, side
+    ), probes
 
 
 def test_a_stack_hands_on_its_mask_and_the_memory() -> None:

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 from configured import scheme as scheme_of
+from kernel_cases import masked_scores
 from torch import Tensor
 
 from regard.kernels.masks import CAUSAL, FULL, Mask, window
-from regard.layers.attention_kernels import make_plan, masked_scores, reference, weights
+from regard.layers.attention_kernels import make_plan, reference, weights
 from regard.layers.positions.contextual import Contextual, CoPE, Distances, Shaw, log_buckets
 
 B, H, T, D = 2, 3, 7, 4

@@ -6,8 +6,8 @@ import torch
 from configured import scheme as make
 from hypothesis import given
 from hypothesis import strategies as st
-from regard.layers.positions.scheme.absolute import sinusoids
 
+from regard.layers.positions.absolute import sinusoids
 from regard.layers.positions.scheme import NoPositions, Positions
 
 PLACES = torch.tensor([[0, 1, 11], [7, 3, 0]])  # a cache's offset, any order

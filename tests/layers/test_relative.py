@@ -6,9 +6,10 @@ import torch
 from configured import scheme as make
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_cases import masked_scores
 
 from regard.kernels.masks import FULL
-from regard.layers.attention_kernels import make_plan, masked_scores
+from regard.layers.attention_kernels import make_plan
 from regard.layers.positions.relative import FIRE, T5Bias, alibi_slopes, t5_bucket
 from regard.layers.positions.scheme import Positions
 

@@ -9,11 +9,12 @@ import torch
 from configured import scheme as scheme_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_cases import masked_scores
 from torch import Tensor
 
 from regard.kernels.attention_functions import rotate
 from regard.kernels.masks import FULL
-from regard.layers.attention_kernels import make_plan, masked_scores
+from regard.layers.attention_kernels import make_plan
 from regard.layers.positions.rotary import Rotary
 
 B, H, T, D = 2, 3, 5, 8

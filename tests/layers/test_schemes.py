@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from configured import SCHEMES, model_config, replaced
-from regard.layers.positions.scheme.absolute import Learned, Linear, Sinusoidal
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
@@ -16,6 +15,7 @@ from regard.config.registry import PARTS
 from regard.errors import RegardError
 from regard.kernels.masks import CAUSAL, FULL
 from regard.layers.block import make_blocks
+from regard.layers.positions.absolute import Learned, Linear, Sinusoidal
 from regard.layers.positions.contextual import CoPE, Disentangled, Shaw
 from regard.layers.positions.relative import FIRE, ALiBi, KerpleLog, KerplePower, T5Bias
 from regard.layers.positions.rotary import RoPE, Rotary, YaRN

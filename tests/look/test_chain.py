@@ -98,11 +98,11 @@ def chain(request: pytest.FixtureRequest, make: Maker) -> Chain:
 
 
 def blocks(chain: Chain) -> list[tuple[str, int, str, Any]]:
-    """(stack, layer, sublayer, what wraps the sublayer) of all that ran."""
+    """(stack, layer, sublayer, (the part, its norm)) of all that ran."""
     found = []
     for stack in chain.stacks:
         for layer, block in enumerate(getattr(chain.model, stack).blocks):
-            found += [(stack, layer, name, place) for name, place in block.sublayers.items()]
+            found += [(stack, layer, name, (part, block.norms[name])) for name, part in block.sublayers.items()]
     return found
 
 
@@ -135,7 +135,7 @@ def test_each_sublayer_adds_its_output_to_the_stream(chain: Chain) -> None:
         stream[stack] = total
         if post:
             stream[stack] = chain.get(stack, "norm", layer, sublayer)
-            np.testing.assert_allclose(stream[stack], normed(place.norm, total), **close)
+            np.testing.assert_allclose(stream[stack], normed(place[1], total), **close)
     for stack in chain.stacks:
         if not post:
             final = normed(getattr(chain.model, stack).norm, stream[stack])
@@ -148,7 +148,7 @@ def read_by(chain: Chain) -> dict[tuple[str, int, str], Array]:
     given, stream = {}, {stack: chain.get(stack, "input") for stack in chain.stacks}
     for stack, layer, sublayer, place in blocks(chain):
         if not parallel:
-            given[stack, layer, sublayer] = stream[stack] if post else normed(place.norm, stream[stack])
+            given[stack, layer, sublayer] = stream[stack] if post else normed(place[1], stream[stack])
             stream[stack] = chain.get(stack, "norm" if post else "residual", layer, sublayer)
         elif sublayer == "self":
             block = getattr(chain.model, stack).blocks[layer]
@@ -171,7 +171,7 @@ def test_queries_keys_and_values_are_products_and_scores_are_theirs(chain: Chain
     for stack, layer, sublayer, place in blocks(chain):
         if sublayer == "ff":
             continue
-        x, inner = given[stack, layer, sublayer], place.sublayer
+        x, inner = given[stack, layer, sublayer], place[0]
         seen = chain.attention(f"{stack}.{layer}.{sublayer}")
         d, groups = inner.d_head, inner.d_keys // inner.d_head
         if sublayer == "cross":
@@ -224,14 +224,14 @@ def test_the_feed_forward_layers_are_two_products_around_an_activation(chain: Ch
     for stack, layer, sublayer, place in blocks(chain):
         if sublayer != "ff":
             continue
-        inner = linear(place.sublayer.inner, given[stack, layer, sublayer])
+        inner = linear(place[0].inner, given[stack, layer, sublayer])
         if chain.config.feedforward == "gated":
             first, gate = np.split(inner[:, gate_rows(chain.config.d_ff)], 2, -1)
             inner = activated(chain.config.activation, first) * gate
         else:
             inner = activated(chain.config.activation, inner)
         np.testing.assert_allclose(chain.get(stack, "inner", layer, "ff"), inner, rtol=1e-7, atol=1e-9)
-        output = linear(place.sublayer.outer, chain.get(stack, "inner", layer, "ff"))
+        output = linear(place[0].outer, chain.get(stack, "inner", layer, "ff"))
         np.testing.assert_allclose(chain.get(stack, "output", layer, "ff"), output, **close)
 
 

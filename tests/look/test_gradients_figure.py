@@ -73,9 +73,9 @@ def test_norms_are_those_of_autograd_layer_by_layer() -> None:
     by_name = dict(zip(names, torch.autograd.grad(loss, list(model.parameters())), strict=True))
     own = dict(model.named_parameters())
     for layer, kind, prefix in [
-        ("encoder.0", "self", "encoder.blocks.0.sublayers.self.sublayer."),
-        ("decoder.1", "cross", "decoder.blocks.1.sublayers.cross.sublayer."),
-        ("decoder.0", "ff", "decoder.blocks.0.sublayers.ff.sublayer."),
+        ("encoder.0", "self", "encoder.blocks.0.sublayers.self."),
+        ("decoder.1", "cross", "decoder.blocks.1.sublayers.cross."),
+        ("decoder.0", "ff", "decoder.blocks.0.sublayers.ff."),
         ("decoder.norm", "norm", "decoder.norm."),
     ]:
         chosen = [name for name in names if name.startswith(prefix)]
@@ -110,9 +110,9 @@ def test_dropout_is_on_and_the_same_every_time() -> None:
 @pytest.mark.parametrize(
     ("parameter", "expected"),
     [
-        ("encoder.blocks.0.sublayers.self.sublayer.qkv.weight", ("encoder.0", "self")),
-        ("body.encoder.blocks.11.sublayers.ff.sublayer.outer.bias", ("encoder.11", "ff")),
-        ("decoder.blocks.3.sublayers.cross.norm.weight", ("decoder.3", "norm")),
+        ("encoder.blocks.0.sublayers.self.qkv.weight", ("encoder.0", "self")),
+        ("body.encoder.blocks.11.sublayers.ff.outer.bias", ("encoder.11", "ff")),
+        ("decoder.blocks.3.norms.cross.weight", ("decoder.3", "norm")),
         ("decoder.blocks.0.norm.weight", ("decoder.0", "norm")),
         ("decoder.norm.bias", ("decoder.norm", "norm")),
         ("decoder.schemes.2.inner.weight", ("decoder.2", "positions")),

@@ -87,18 +87,18 @@ class InNumPy:
 
     def stack(self, side: str, x: np.ndarray, memory: np.ndarray | None) -> np.ndarray:
         for i in range(self.layers):
-            at = f"{side}.blocks.{i}.sublayers"
-            qkv = self.linear(f"{at}.self.sublayer.qkv", self.norm(f"{at}.self.norm", x))
+            at = f"{side}.blocks.{i}"
+            qkv = self.linear(f"{at}.sublayers.self.qkv", self.norm(f"{at}.norms.self", x))
             qkv = qkv[:, qkv_rows(H, self.groups, D)]
             y = self.attend(f"{side}.{i}.self", qkv[:, : H * D], qkv[:, H * D :], causal=side == "decoder")
-            x = x + self.linear(f"{at}.self.sublayer.out", y)
+            x = x + self.linear(f"{at}.sublayers.self.out", y)
             if memory is not None:
-                q = self.linear(f"{at}.cross.sublayer.q", self.norm(f"{at}.cross.norm", x))
-                kv = self.linear(f"{at}.cross.sublayer.kv", memory)[:, kv_rows(self.groups, D)]
+                q = self.linear(f"{at}.sublayers.cross.q", self.norm(f"{at}.norms.cross", x))
+                kv = self.linear(f"{at}.sublayers.cross.kv", memory)[:, kv_rows(self.groups, D)]
                 y = self.attend(f"{side}.{i}.cross", q, kv)
-                x = x + self.linear(f"{at}.cross.sublayer.out", y)
-            y = np.maximum(self.linear(f"{at}.ff.sublayer.inner", self.norm(f"{at}.ff.norm", x)), 0)
-            x = x + self.linear(f"{at}.ff.sublayer.outer", y)
+                x = x + self.linear(f"{at}.sublayers.cross.out", y)
+            y = np.maximum(self.linear(f"{at}.sublayers.ff.inner", self.norm(f"{at}.norms.ff", x)), 0)
+            x = x + self.linear(f"{at}.sublayers.ff.outer", y)
         return self.norm(f"{side}.norm", x)
 
     def __call__(self, source: list[int], target: list[int]) -> dict[str, np.ndarray]:

@@ -52,7 +52,7 @@ def check_stack(stack: Any, v: dict[str, np.ndarray], side: str) -> None:
         if hasattr(block, "norm"):  # parallel: one norm and one sum
             for kind, place in block.sublayers.items():
                 close(v[f"{side}.{i}.{kind}.input"], normed(block.norm, x))
-                check_sublayer(v, f"{side}.{i}.{kind}", place.sublayer)
+                check_sublayer(v, f"{side}.{i}.{kind}", place)
             outputs = sum(v[f"{side}.{i}.{kind}.output"] for kind in block.sublayers)
             close(v[f"{side}.{i}.ff.stream"], x + outputs)
             assert f"{side}.{i}.self.stream" not in v
@@ -61,9 +61,9 @@ def check_stack(stack: Any, v: dict[str, np.ndarray], side: str) -> None:
         for kind, place in block.sublayers.items():
             name = f"{side}.{i}.{kind}"
             after = x + v[f"{name}.output"]
-            close(v[f"{name}.input"], x if stack.norm is None else normed(place.norm, x))
-            close(v[f"{name}.stream"], normed(place.norm, after) if stack.norm is None else after)
-            check_sublayer(v, name, place.sublayer)
+            close(v[f"{name}.input"], x if stack.norm is None else normed(block.norms[kind], x))
+            close(v[f"{name}.stream"], normed(block.norms[kind], after) if stack.norm is None else after)
+            check_sublayer(v, name, place)
             x = v[f"{name}.stream"]
     close(v[f"{side}.output"], x if stack.norm is None else normed(stack.norm, x))
 
@@ -107,7 +107,7 @@ def test_a_scheme_that_adds_nothing_has_no_positions_there_and_an_embedding_norm
     words = model.embedding.weight.detach().double().numpy()[SOURCE.clamp(min=0)] * model.embedding.scale
     close(v["encoder.embedding"], words + table[1])
     block: Any = model.encoder.blocks[0]
-    both = linear(block.sublayers["ff"].sublayer.inner, v["encoder.0.ff.input"])
+    both = linear(block.sublayers["ff"].inner, v["encoder.0.ff.input"])
     gate, value = np.split(both[..., gate_rows(both.shape[-1] // 2)], 2, -1)
     close(v["encoder.0.ff.inner"], gate / (1 + np.exp(-gate)) * value)
 

@@ -84,7 +84,7 @@ def test_records_of_steps_are_of_the_weights_at_that_step() -> None:
     """q k^T of the layer's own matrices before each update, in float64."""
     step = step_of("gpt", "cpu", False, 1)
     model: Any = step.objective.model
-    layer = model.decoder.blocks[0].sublayers["self"].sublayer
+    layer = model.decoder.blocks[0].sublayers["self"]
     matrices = []
     with record(model, "decoder.0.self", stream=True) as tape:
         for i in range(3):

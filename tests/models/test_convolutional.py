@@ -231,7 +231,7 @@ def test_presets_are_built_of_convolutions(name: str) -> None:
         model = make_model(preset(name, source_vocab=V, target_vocab=V))
     stacks = [model.encoder, model.decoder] if isinstance(model, Transformer) else [model.decoder]  # type: ignore[list-item]
     for stack in stacks:
-        assert {type(block.sublayers["self"].sublayer).__name__ for block in stack.blocks} == {"Convolution"}  # type: ignore[index, union-attr]
+        assert {type(block.sublayers["self"]).__name__ for block in stack.blocks} == {"Convolution"}  # type: ignore[index, union-attr]
 
 
 @pytest.mark.parametrize("name", ["rope", "t5", "alibi", "shaw", "cope", "fire", "disentangled"])

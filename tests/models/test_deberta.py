@@ -53,11 +53,11 @@ def peer_of(version: int, **settings: Any) -> torch.nn.Module:
 
 
 LAYER = {
-    "self.norm": "attention.output.LayerNorm",
-    "self.sublayer.out": "attention.output.dense",
-    "ff.norm": "output.LayerNorm",
-    "ff.sublayer.inner": "intermediate.dense",
-    "ff.sublayer.outer": "output.dense",
+    "norms.self": "attention.output.LayerNorm",
+    "sublayers.self.out": "attention.output.dense",
+    "norms.ff": "output.LayerNorm",
+    "sublayers.ff.inner": "intermediate.dense",
+    "sublayers.ff.outer": "output.dense",
 }
 
 
@@ -79,11 +79,11 @@ def weights_of(peer: torch.nn.Module, version: int, legacy: bool) -> dict[str, T
     for i in range(LAYERS):
         at = f"encoder.layer.{i}."
         layer = {k.removeprefix(at): p for k, p in theirs.items() if k.startswith(at)}
-        mine = f"encoder.blocks.{i}.sublayers"
+        mine = f"encoder.blocks.{i}"
         weights |= {f"{mine}.{a}.{kind}": layer[f"{b}.{kind}"] for a, b in LAYER.items() for kind in ("weight", "bias")}
         inside = {k.removeprefix("attention.self."): p for k, p in layer.items()}
         qkv, positions = projections_of_3(inside) if version == 3 else projections_of_1(inside)
-        weights |= {f"{mine}.self.sublayer.qkv.{kind}": p for kind, p in qkv.items()}
+        weights |= {f"{mine}.sublayers.self.qkv.{kind}": p for kind, p in qkv.items()}
         weights |= {f"encoder.schemes.{i}.projection.{kind}": p for kind, p in positions.items()}
     return weights
 
@@ -159,7 +159,7 @@ def test_all_layers_read_one_table(version: int) -> None:
 def test_the_third_version_projects_with_the_queries_and_keys_of_its_layer() -> None:
     model = bert(3)
     for block, scheme in zip(model.encoder.blocks, model.encoder.schemes, strict=True):
-        qkv = block.get_submodule("sublayers.self.sublayer.qkv")
+        qkv = block.get_submodule("sublayers.self.qkv")
         assert isinstance(scheme, Disentangled)
         expected = torch.nn.functional.linear(scheme.distances(), qkv.weight, qkv.bias)  # type: ignore[arg-type]
         expected = expected[:, qkv_rows(H, H, D)]
@@ -171,7 +171,7 @@ def test_lent_matrices_stay_matrices_of_the_layer() -> None:
     """They start as all projections do, they decay, and those of a copied model are lent to the copy."""
     torch.manual_seed(0)
     model = bert(3)
-    qkv = model.encoder.blocks[0].get_submodule("sublayers.self.sublayer.qkv").weight
+    qkv = model.encoder.blocks[0].get_submodule("sublayers.self.qkv").weight
     assert isinstance(qkv, Tensor)
     assert qkv.abs().max().item() == pytest.approx((6 / (4 * C)) ** 0.5, rel=0.02)  # Xavier: sqrt(6 / (C + 3C))
     decayed = make_optimizer(model, TrainConfig(weight_decay=0.1)).param_groups[0]["params"]

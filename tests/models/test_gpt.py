@@ -289,9 +289,9 @@ def gpt2(model: GPT) -> torch.nn.Module:
         for i, block in enumerate(model.decoder.blocks):
             for part, (norm, layers) in theirs.items():
                 sublayer = block.get_submodule(f"sublayers.{part}")
-                weights[f"transformer.h.{i}.{norm}.{kind}"] = getattr(sublayer.norm, kind)
+                weights[f"transformer.h.{i}.{norm}.{kind}"] = getattr(block.norms[part], kind)
                 for mine, name in layers.items():
-                    p = getattr(getattr(sublayer.sublayer, mine), kind)
+                    p = getattr(getattr(sublayer, mine), kind)
                     p = p[qkv_rows(c.n_heads, c.n_heads, c.d_head)] if mine == "qkv" else p
                     weights[f"transformer.h.{i}.{name}.{kind}"] = p.T
     peer = transformers.GPT2LMHeadModel(config).eval()

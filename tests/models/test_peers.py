@@ -109,20 +109,20 @@ def torch_pairs(a: Transformer, b: nn.Transformer) -> Iterator[Pair]:
         [*a.encoder.blocks, *a.decoder.blocks], [*b.encoder.layers, *b.decoder.layers], strict=True
     ):
         parts = ours.sublayers
-        attention, out = parts["self"].sublayer, theirs.self_attn.out_proj
+        attention, out = parts["self"], theirs.self_attn.out_proj
         yield Pair(attention.qkv.weight, QKV, theirs.self_attn.in_proj_weight, WHOLE)
         yield Pair(attention.qkv.bias, QKV, theirs.self_attn.in_proj_bias, WHOLE)
         yield from both(attention.out, out)
         if "cross" in parts:
-            cross, peer = parts["cross"].sublayer, theirs.multihead_attn
+            cross, peer = parts["cross"], theirs.multihead_attn
             for layer, mine, rows in ((cross.q, WHOLE, slice(C)), (cross.kv, KV, slice(C, 3 * C))):
                 yield Pair(layer.weight, mine, peer.in_proj_weight, rows)
                 yield Pair(layer.bias, mine, peer.in_proj_bias, rows)
             yield from both(cross.out, peer.out_proj)
-        yield from both(parts["ff"].sublayer.inner, theirs.linear1)
-        yield from both(parts["ff"].sublayer.outer, theirs.linear2)
+        yield from both(parts["ff"].inner, theirs.linear1)
+        yield from both(parts["ff"].outer, theirs.linear2)
         for i, name in enumerate(parts, 1):
-            yield from both(parts[name].norm, getattr(theirs, f"norm{i}"))
+            yield from both(ours.norms[name], getattr(theirs, f"norm{i}"))
     if isinstance(a.encoder.norm, nn.LayerNorm):
         yield from both(a.encoder.norm, b.encoder.norm)
         yield from both(a.decoder.norm, b.decoder.norm)
@@ -195,21 +195,21 @@ def marian_pairs(a: Transformer, b: Any) -> Iterator[Pair]:
         [*a.encoder.blocks, *a.decoder.blocks], [*b.model.encoder.layers, *b.model.decoder.layers], strict=True
     ):
         parts = ours.sublayers
-        attention = parts["self"].sublayer
+        attention = parts["self"]
         for i, name in enumerate("qkv"):
             yield from both(attention.qkv, getattr(theirs.self_attn, f"{name}_proj"), QKV[i * C : (i + 1) * C])
         yield from both(attention.out, theirs.self_attn.out_proj)
-        yield from both(parts["self"].norm, theirs.self_attn_layer_norm)
+        yield from both(ours.norms["self"], theirs.self_attn_layer_norm)
         if "cross" in parts:
-            cross, peer = parts["cross"].sublayer, theirs.encoder_attn
+            cross, peer = parts["cross"], theirs.encoder_attn
             yield from both(cross.q, peer.q_proj)
             yield from both(cross.kv, peer.k_proj, KV[:C])
             yield from both(cross.kv, peer.v_proj, KV[C:])
             yield from both(cross.out, peer.out_proj)
-            yield from both(parts["cross"].norm, theirs.encoder_attn_layer_norm)
-        yield from both(parts["ff"].sublayer.inner, theirs.fc1)
-        yield from both(parts["ff"].sublayer.outer, theirs.fc2)
-        yield from both(parts["ff"].norm, theirs.final_layer_norm)
+            yield from both(ours.norms["cross"], theirs.encoder_attn_layer_norm)
+        yield from both(parts["ff"].inner, theirs.fc1)
+        yield from both(parts["ff"].outer, theirs.fc2)
+        yield from both(ours.norms["ff"], theirs.final_layer_norm)
     yield Pair(a.target_embedding.weight, WHOLE, b.lm_head.weight, WHOLE)
     if a.source_embedding is not a.target_embedding:
         yield Pair(a.source_embedding.weight, WHOLE, b.model.encoder.embed_tokens.weight, WHOLE)
@@ -288,12 +288,12 @@ def test_the_first_gpt() -> None:
     peer = transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig(**sizes)).eval()
     stir(peer)
     theirs = {name.removeprefix("transformer."): p for name, p in peer.named_parameters()}
-    names = {"self.norm": "ln_1", "self.sublayer.qkv": "attn.c_attn", "self.sublayer.out": "attn.c_proj"}
-    names |= {"ff.norm": "ln_2", "ff.sublayer.inner": "mlp.c_fc", "ff.sublayer.outer": "mlp.c_proj"}
+    names = {"norms.self": "ln_1", "sublayers.self.qkv": "attn.c_attn", "sublayers.self.out": "attn.c_proj"}
+    names |= {"norms.ff": "ln_2", "sublayers.ff.inner": "mlp.c_fc", "sublayers.ff.outer": "mlp.c_proj"}
     weights = {"embedding.weight": theirs["tokens_embed.weight"]}
     weights["decoder.schemes.0.encoding"] = theirs["positions_embed.weight"]
     for i, part in product(range(2), ("weight", "bias")):
-        found = {f"decoder.blocks.{i}.sublayers.{a}.{part}": theirs[f"h.{i}.{b}.{part}"] for a, b in names.items()}
+        found = {f"decoder.blocks.{i}.{a}.{part}": theirs[f"h.{i}.{b}.{part}"] for a, b in names.items()}
         found = {key: p.T if p.dim() == 2 else p for key, p in found.items()}
         weights |= {key: fused(p, QKV) if ".qkv." in key else p for key, p in found.items()}
     settings = {"n_decoder_layers": 2, "d_model": C, "n_heads": H, "d_ff": 4 * C, "target_vocab": V, "max_len": 16}

@@ -16,10 +16,11 @@ from torch.utils.flop_counter import FlopCounterMode
 import regard
 from regard.config import ModelConfig
 from regard.errors import RegardError
+from regard.inference.model_spec import summary
 from regard.layers.quantization import packed
 from regard.models.analysis.cost import forward_flops
 from regard.models.analysis.cost import inputs as example
-from regard.models.analysis.summary import Line, Summary, summary
+from regard.models.analysis.summary import Line, Summary
 from regard.models.architectures import make_model, preset
 
 B, S, T = 3, 9, 7

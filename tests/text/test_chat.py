@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import RegardError
-from regard.text.chat_template import PLAIN, Conversation, Template, Turn, newest
+from regard.inference.generator import Conversation
+from regard.text.chat_template import PLAIN, Template, Turn, newest
 
 ASK, ANSWER, AGAIN = Turn("user", "Who are you?"), Turn("assistant", "A model."), Turn("user", "Since when?")
 

@@ -133,7 +133,7 @@ def test_queries_do_not_hear_of_the_size_of_values() -> None:
         model = transformer()
         updater = Updater(model, TrainConfig(optimizer="muon", clip=0.0))
         set_gradients(model, seed=1)
-        qkv = model.encoder.blocks[0].get_submodule("sublayers.self.sublayer.qkv").weight
+        qkv = model.encoder.blocks[0].get_submodule("sublayers.self.qkv").weight
         assert isinstance(qkv, torch.Tensor)
         qkv.grad[qkv_rows(2, 2, 4)[16:]] *= factor  # type: ignore[index]
         updater.step(torch.tensor(1.0))

@@ -130,7 +130,7 @@ def cannot(model: nn.Module) -> str:
         return f"a head of the class {type(head).__name__}"
     for module in stepped(model):
         if isinstance(module, Stack):
-            if module.changed:
+            if module.intervened:
                 return "what is changed in it for the time being"
             if module.training and module.random:
                 return DROPS
@@ -185,5 +185,6 @@ def _without_observers(module: nn.Module) -> None:
     own = vars(module)
     for name in methods(type(module)) & own.keys():  # type: ignore[arg-type]
         del own[name]
+    own.pop("observe", None)  # of a block
     module._forward_hooks.clear()
     module._forward_pre_hooks.clear()

@@ -62,10 +62,6 @@ class SelfAttention(Attention, Mixer):
         self.share = settings.window
         self.qkv = nn.Linear(config.d_model, self.d_queries + 2 * self.d_keys, bias=config.bias)
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries (B, H, T, D), keys and values (B, G, T, D) of tokens (B, T, C)."""
-        return self.split(self.qkv(x))
-
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (B, H, T, D), keys and values (B, G, T, D) of what `qkv` gives (B, T, (H + 2G) * D)."""
         return split_qkv(qkv, self.n_heads, self.n_kv_heads, self.d_head)
@@ -96,7 +92,7 @@ class SelfAttention(Attention, Mixer):
         )
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        q, k, v = self.project(x)
+        q, k, v = self.split(self.qkv(x))
         q, k = rotate(q, ctx.ready.rotation), rotate(k, ctx.ready.rotation)
         return self.out(merge_heads(self.attend(q, k, v, self.plan(ctx))))
 
@@ -104,7 +100,7 @@ class SelfAttention(Attention, Mixer):
         return {"keys": Columns(self.n_kv_heads, self.d_head), "values": Columns(self.n_kv_heads, self.d_head)}
 
     def read(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
-        q, k, v = self.project(x)
+        q, k, v = self.split(self.qkv(x))
         q, k = rotate(q, ctx.ready.rotation), rotate(k, ctx.ready.rotation)
         k, v = ctx.state.extend(self, keys=k, values=v)  # (B, G, S, D)
         return self.out(merge_heads(self.attend(q, k, v, self.plan(ctx))))

@@ -261,7 +261,7 @@ class Disentangled(Contextual):
         """Read the table of the first layer, and, where positions have no projections, with those of this layer."""
         assert isinstance(first, Disentangled)
         self.distances = first.distances
-        qkv = block.get_submodule("sublayers.self.sublayer.qkv")
+        qkv = block.get_submodule("sublayers.self.qkv")
         assert isinstance(qkv, nn.Linear)
         self.lent = () if self.projection is not None else (qkv,)
 
