@@ -33,8 +33,8 @@ import torch
 
 from regard.config import DecodeConfig
 from regard.decode.batch_decoding import decode
-from regard.kernels.weight_layout import taken_apart
-from regard.layers.quantization import laid_out
+from regard.kernels.weight_layout import deinterleave_rows
+from regard.layers.quantization import convert_weights
 from regard.models.architectures import make_model, preset
 from regard.models.transformer import Transformer
 from regard.text.tokenizer_training import LEARNED
@@ -64,7 +64,7 @@ def sources(n: int) -> list[list[int]]:
 
 
 def ours(weights: str) -> Run:
-    model = laid_out(random_model(), weights, CPU)
+    model = convert_weights(random_model(), weights, CPU)
 
     def run(n: int, beam: int) -> list[list[int]]:
         options = DecodeConfig(beam=beam, min_len=STEPS - 1, max_len_a=0.0, max_len_b=STEPS, batch_tokens=1 << 20)
@@ -149,7 +149,9 @@ def fill_stack(stack: Any, own: torch.nn.Module) -> None:
 
 def linear(theirs: Any, own: torch.nn.Linear, parts: int = 1) -> None:
     """`parts`: matrices that are head by head in one of ours, and one under the other in theirs."""
-    weight, bias = (torch.cat(taken_apart(p.detach(), HEADS, [1] * parts)).numpy() for p in (own.weight, own.bias))
+    weight, bias = (
+        torch.cat(deinterleave_rows(p.detach(), HEADS, [1] * parts)).numpy() for p in (own.weight, own.bias)
+    )
     theirs.weight, theirs.bias = weight, bias
 
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from regard.config import DecodeConfig, ModelConfig
 from regard.decode.batch_decoding import decode
-from regard.decode.constraints import pad
-from regard.decode.generation import write
+from regard.decode.constraints import pad_rows
+from regard.decode.generation import generate
 from regard.device import pick_device, pick_precision
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
@@ -69,7 +69,7 @@ def language_model(what: str, kind: str, peer: str, name: str, n: int, **setting
         options = DecodeConfig(beam=1, min_len=new, max_new_tokens=new, batch_tokens=ALL_AT_ONCE)
 
         def own() -> int:
-            return sum(len(row.tokens) for row in write(model, prompts, options))
+            return sum(len(row.tokens) for row in generate(model, prompts, options))
 
         read = weight_bytes(model, model.embedding.weight) if n == 1 else 0
         measure(report, what, "regard", own, read)
@@ -77,7 +77,7 @@ def language_model(what: str, kind: str, peer: str, name: str, n: int, **setting
             del model
             fresh(device)
             theirs = foreign(config, kind, device, pick_precision("auto", device)).eval()
-            measure(report, what, "hf", generate(theirs, pad(prompts, device), 1, new), read)
+            measure(report, what, "hf", hf_generate(theirs, pad_rows(prompts, device), 1, new), read)
 
     return run
 
@@ -104,13 +104,13 @@ def translation(what: str, n: int, beam: int) -> Callable[[Report], None]:
             del model
             fresh(device)
             theirs = foreign(config, "marian", device, pick_precision("auto", device)).eval()
-            source = pad([[*ids, 2] for ids in sources], device)
-            measure(report, what, "hf", generate(theirs, source, beam, steps))
+            source = pad_rows([[*ids, 2] for ids in sources], device)
+            measure(report, what, "hf", hf_generate(theirs, source, beam, steps))
 
     return run
 
 
-def generate(model: Any, ids: Tensor, beam: int, steps: int) -> Run:
+def hf_generate(model: Any, ids: Tensor, beam: int, steps: int) -> Run:
     """transformers, for exactly `steps` tokens."""
     mask = torch.ones_like(ids)
 

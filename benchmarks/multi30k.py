@@ -21,7 +21,7 @@ from torch import nn
 
 from regard.config import ModelConfig
 from regard.data.parallel_corpus import Corpus
-from regard.decode.constraints import pad
+from regard.decode.constraints import pad_rows
 from regard.device import pick_device, pick_precision
 from regard.exchange.matching import theirs_of
 from regard.exchange.pairs import MARIAN
@@ -61,16 +61,16 @@ def own_translate(translator: Translator) -> Translate:
 
 def peer_translate(model: Any, translator: Translator) -> Translate:
     """As its users do it: neighbours in length together."""
-    tokenizers, frame, options = translator.tokenizers, translator.frame, translator.options
+    tokenizers, token_template, options = translator.tokenizers, translator.token_template, translator.options
 
     @torch.inference_mode()
     def translate(texts: list[str]) -> list[str]:
-        sources = [frame.one(ids) for ids in tokenizers.source.encode_batch(texts)]
+        sources = [token_template.one(ids) for ids in tokenizers.source.encode_batch(texts)]
         order = sorted(range(len(texts)), key=lambda i: len(sources[i]))
         found: dict[int, str] = {}
         for start in range(0, len(order), BATCH):
             rows = order[start : start + BATCH]
-            ids = pad([sources[i] for i in rows], model.device)
+            ids = pad_rows([sources[i] for i in rows], model.device)
             limit = int(options.max_len_a * ids.shape[1] + options.max_len_b)
             written = model.generate(
                 input_ids=ids.clamp(min=0),

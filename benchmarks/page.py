@@ -25,15 +25,15 @@ from common import Report, parser
 from regard.config import DecodeConfig, TokenizerConfig
 from regard.look.page.html import Page
 from regard.look.page.seen import see
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 from regard.models.architectures import make_model, preset
-from regard.text.special_token_template import CLASSIC, OWN, Frame
+from regard.text.special_token_template import CLASSIC, OWN, SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 CPU = torch.device("cpu")
 MODELS = {"encoder": "bert-tiny", "decoder": "gpt-tiny", "both": "transformer-tiny"}
 TASKS = {"encoder": "masked-lm", "decoder": "causal-lm", "both": "translation"}
-FRAMES = {"encoder": CLASSIC, "decoder": Frame(before=OWN.start, after=()), "both": OWN}
+FRAMES = {"encoder": CLASSIC, "decoder": SpecialTokenTemplate(before=OWN.start, after=()), "both": OWN}
 SIZES = {"n_encoder_layers": 6, "n_decoder_layers": 6, "d_model": 128, "n_heads": 8, "d_ff": 256}
 TINY = {**SIZES, "n_encoder_layers": 1, "n_decoder_layers": 1, "d_model": 16, "n_heads": 2, "d_ff": 16}
 WORDS = [f"w{i}" for i in range(200)]
@@ -52,7 +52,7 @@ ANOTHER = """async () => {
 }"""
 
 
-def bundle_of(kind: str, tokens: int, tiny: bool) -> Bundle:
+def package_of(kind: str, tokens: int, tiny: bool) -> ModelPackage:
     """Weights large enough for heads to look somewhere; translations that go on until they are long."""
     tokenizer = Tokenizer.train([" ".join(WORDS)] * 2, TokenizerConfig(kind="split", vocab_size=len(WORDS) + 10))
     sizes = {"source_vocab": len(tokenizer), "target_vocab": len(tokenizer), "max_len": tokens, "dropout": 0.0}
@@ -63,11 +63,13 @@ def bundle_of(kind: str, tokens: int, tiny: bool) -> Bundle:
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
     options = DecodeConfig(beam=1, min_len=tokens - 2, max_len_a=0.0, max_len_b=tokens - 1, max_new_tokens=1)
-    return Bundle(model.eval(), Tokenizers(tokenizer, tokenizer), TASKS[kind], options, frame=FRAMES[kind])
+    return ModelPackage(
+        model.eval(), Tokenizers(tokenizer, tokenizer), TASKS[kind], options, token_template=FRAMES[kind]
+    )
 
 
 def text_of(tokens: int) -> str:
-    """With room for the special tokens of every frame."""
+    """With room for the special tokens of every token_template."""
     return " ".join(random.Random(0).choices(WORDS, k=tokens - 3))
 
 
@@ -94,9 +96,9 @@ def opened(window: Any, path: Path) -> tuple[float, float]:
 
 def measure(report: Report, kind: str) -> None:
     tokens = 70 if report.options.tiny else 512
-    bundle, text = bundle_of(kind, tokens, report.options.tiny), text_of(tokens)
+    package, text = package_of(kind, tokens, report.options.tiny), text_of(tokens)
     begun = time.perf_counter()
-    html = Page([see(bundle, text)]).html()
+    html = Page([see(package, text)]).html()
     report.put(f"{kind}, made", "regard", time.perf_counter() - begun, "s")
     report.put(f"{kind}, size", "regard", len(html.encode()) / 1e6, "MB")
     with tempfile.TemporaryDirectory() as place, browser() as window:

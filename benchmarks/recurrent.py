@@ -24,10 +24,10 @@ from train import EACH, WARM, measure
 from regard.config import TrainConfig
 from regard.data.batches import Batch
 from regard.device import autocast, pick_device
-from regard.kernels.cuda_graph import Replayed
+from regard.kernels.cuda_graph import GraphedCallable
 from regard.layers.cells import Cell
 from regard.layers.recurrent import Recurrent
-from regard.models.initialization import initialise
+from regard.models.initialization import initialize
 
 Read = Callable[[Tensor], Tensor]  # (B, T, C) -> (B, T, C)
 SCANS = ("gru-cho", "mut1", "mut2", "mut3")
@@ -71,7 +71,7 @@ def lstm(report: Report) -> None:
 def layer(kind: str, width: int, depth: int, device: torch.device) -> Recurrent:
     torch.manual_seed(0)
     made = Recurrent(kind, width, [width] * depth)
-    initialise(made)
+    initialize(made)
     return made.to(device)
 
 
@@ -93,7 +93,7 @@ def put(report: Report, what: str, who: str, work: Callable[..., None]) -> None:
 
 
 def recorded(work: Callable[..., None], device: torch.device) -> Callable[..., None]:
-    return Replayed(work) if device.type == "cuda" else work
+    return GraphedCallable(work) if device.type == "cuda" else work
 
 
 def ends(report: Report, rows: int, steps: int, width: int) -> tuple[Tensor, Tensor]:

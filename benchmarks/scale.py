@@ -25,7 +25,7 @@ from steps import OwnStep, Step, random_batch
 from train import WARM
 
 from regard.config import DecodeConfig, ModelConfig, TrainConfig
-from regard.decode.generation import write
+from regard.decode.generation import generate
 from regard.device import pick_device
 from regard.look.figures import Lines, draw, save
 from regard.models.gpt import GPT
@@ -119,9 +119,9 @@ def decoding(report: Report, axis: str, found: Iterable[tuple[int, Shape]]) -> N
 
         def clock(new: int, prompts: list[list[int]] = prompts) -> float:
             options = DecodeConfig(beam=1, min_len=new, max_new_tokens=new, batch_tokens=ALL_AT_ONCE)
-            wall(lambda: write(writer, prompts, options), report.device)  # records
+            wall(lambda: generate(writer, prompts, options), report.device)  # records
             runs = range(report.options.repeats)
-            return statistics.median(wall(lambda: write(writer, prompts, options), report.device) for _ in runs)
+            return statistics.median(wall(lambda: generate(writer, prompts, options), report.device) for _ in runs)
 
         report.put(f"decode {axis}={x}", "regard", 1e3 * (clock(2 * steps) - clock(steps)) / steps, "ms")
 

@@ -28,7 +28,7 @@ from others import foreign
 
 from regard.config import DecodeConfig, TokenizerConfig
 from regard.data.toy import pairs
-from regard.model_folder import Bundle, save
+from regard.model_folder import ModelPackage, save
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 CPU = torch.device("cpu")
@@ -75,8 +75,8 @@ def save_models(folder: Path, name: str, size: int, tiny: bool, peers: list[str]
     tokenizer = Tokenizer.train(lines(5 * size), TokenizerConfig(kind="bpe", vocab_size=size))
     model = fresh_model(replace(sizes(name, tiny), **joint(len(tokenizer))), CPU)
     options = DecodeConfig(beam=BEAM, min_len=TOKENS - 1, max_len_a=0.0, max_len_b=TOKENS)
-    bundle = Bundle(model, Tokenizers(tokenizer, tokenizer), "translation", options, "en", "de")
-    save(folder / "regard", bundle, "")
+    package = ModelPackage(model, Tokenizers(tokenizer, tokenizer), "translation", options, "en", "de")
+    save(folder / "regard", package, "")
     if "hf" in peers:
         from transformers import PreTrainedTokenizerFast
 

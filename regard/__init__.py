@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
-    from regard.inference.classifier import Labeller
+    from regard.inference.classifier import Classifier
     from regard.inference.document_translator import Interpreter
     from regard.inference.embedder import Embedder
-    from regard.inference.generator import Writer
+    from regard.inference.generator import Generator
     from regard.inference.load import load
     from regard.inference.model_spec import summary
     from regard.inference.translator import Translation, Translator, translate
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Classifier",
     "Embedder",
+    "Generator",
     "Interpreter",
-    "Labeller",
     "RegardError",
     "Translation",
     "Translator",
     "WordVectors",
-    "Writer",
     "load",
     "record",
     "resume",
@@ -47,9 +47,9 @@ _HOMES = {
     "load": "regard.inference.load",
     "Embedder": "regard.inference.embedder",
     "Interpreter": "regard.inference.document_translator",
-    "Labeller": "regard.inference.classifier",
+    "Classifier": "regard.inference.classifier",
     "WordVectors": "regard.vectors.word_vectors",
-    "Writer": "regard.inference.generator",
+    "Generator": "regard.inference.generator",
     "translate": "regard.inference.translator",
     "Translator": "regard.inference.translator",
     "Translation": "regard.inference.translator",

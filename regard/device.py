@@ -38,7 +38,7 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def cores() -> int:
+def cpu_cores() -> int:
     """CPU cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -70,10 +70,10 @@ def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 
-def set_up(config: TrainConfig) -> tuple[torch.device, torch.dtype]:
+def set_up_device(config: TrainConfig) -> tuple[torch.device, torch.dtype]:
     device = pick_device(config.device)
     if config.threads or not os.environ.get("OMP_NUM_THREADS"):  # which torch has read by itself
-        torch.set_num_threads(config.threads or cores())
+        torch.set_num_threads(config.threads or cpu_cores())
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
         # cuDNN's attention sometimes returns NaN gradients under a mask in bf16 (seen with cuDNN 9.19, torch 2.11).

@@ -42,7 +42,7 @@ def sync(path: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Replace a small file in one act."""
-    draft = draft_of(path)
+    draft = temporary_path(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -54,7 +54,7 @@ def write_text(path: Path, text: str) -> None:
             draft.unlink(missing_ok=True)
 
 
-def draft_of(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """Return the hidden name under which this process writes what will be renamed to `path`."""
     return path.with_name(f".{path.name}.draft-{os.getpid()}")
 
@@ -138,11 +138,13 @@ def disk_errors(path: Path) -> Iterator[None]:
         full = any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
         hint = "free some space" if full else "check the folder's permissions and disk"
         what = getattr(error, "strerror", None) or error
-        raise RegardError(f"cannot write {shortened(path)}: {what}; {hint} and run the same command again") from error
+        raise RegardError(
+            f"cannot write {shorten_path(path)}: {what}; {hint} and run the same command again"
+        ) from error
 
 
 @contextlib.contextmanager
-def new_folder(path: Path, own: Collection[str] = ()) -> Iterator[Path]:
+def atomic_folder(path: Path, own: Collection[str] = ()) -> Iterator[Path]:
     """Fill a draft folder; on success it gets its manifest and then its name, on any error it vanishes.
 
     The manifest is written last and names the SHA-256 of every other file: a folder without a matching one is not whole.
@@ -151,14 +153,14 @@ def new_folder(path: Path, own: Collection[str] = ()) -> Iterator[Path]:
     are a user's, and are moved into the new folder. Any other folder is refused, unless the caller knows it to be Regard's
     and gives the names `own` of the files that Regard writes there.
     """
-    draft, old = draft_of(path), _replaced(path)
+    draft, old = temporary_path(path), _replaced(path)
     with disk_errors(path):
         check_replaceable(path, own)
         remove(draft)
         try:
             draft.mkdir(parents=True)
             yield draft
-            seal(draft)
+            write_manifest(draft)
             check_replaceable(path, own)
             if old.exists():  # left by a killed process that had the same number
                 _retire(old, path, own) if path.exists() else old.rename(path)
@@ -210,7 +212,7 @@ def add_file(folder: Path, name: str, write: Callable[[Path], object]) -> None:
     The manifest is first written without the file and then with it, so the folder is whole at any moment in between.
     """
     path = folder / name
-    draft = draft_of(path)
+    draft = temporary_path(path)
     with disk_errors(path):
         folder.mkdir(parents=True, exist_ok=True)
         if (sums := manifest_of(folder)) is None and os.path.lexists(folder / MANIFEST):
@@ -228,7 +230,7 @@ def add_file(folder: Path, name: str, write: Callable[[Path], object]) -> None:
             draft.unlink(missing_ok=True)
 
 
-def seal(folder: Path) -> None:
+def write_manifest(folder: Path) -> None:
     """fsync every file, then write the manifest of their checksums.
 
     Every file gets the mode that the manifest has from `open` and the umask: safetensors creates its files with 0600.
@@ -278,7 +280,7 @@ class _Damaged(ValueError):
     """What is wrong with a sealed folder."""
 
 
-def damage(folder: Path) -> str | None:
+def find_damage(folder: Path) -> str | None:
     """Return what is wrong with a sealed folder, or None when every checksum holds."""
     try:
         for name, expected in _read_manifest(folder).items():
@@ -370,10 +372,12 @@ def exists(path: Path) -> bool:
     try:
         return path.exists()
     except OSError as error:
-        raise RegardError(f"cannot look at {shortened(path)}: {error.strerror or error}; give another path") from None
+        raise RegardError(
+            f"cannot look at {shorten_path(path)}: {error.strerror or error}; give another path"
+        ) from None
 
 
-def shortened(path: Path) -> str:
+def shorten_path(path: Path) -> str:
     """Return a path as text for an error message, its middle left out where it is very long."""
     text = str(path)
     return text if len(text) <= 200 else f"{text[:90]} ... {text[-90:]}"

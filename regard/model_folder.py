@@ -25,31 +25,31 @@ from torch import nn
 
 from regard import pretrained
 from regard.config import DecodeConfig, ModelConfig
-from regard.config.recipes import build, fields_of, shown, to_dict
+from regard.config.recipes import build, fields_of, format_value, to_dict
 from regard.config.schema import TASKS
 from regard.errors import RegardError
-from regard.files import check_regular, damage, exists, new_folder, read_json, refuse_pickle
-from regard.layers.quantization import is_packed, laid_out
-from regard.models.architectures import make_model, of, resolve
+from regard.files import atomic_folder, check_regular, exists, find_damage, read_json, refuse_pickle
+from regard.layers.quantization import convert_weights, is_quantized
+from regard.models.architectures import architecture_of, make_model, resolve
 from regard.models.sizes import DERIVED
 from regard.models.weights import (
-    Bounded,
-    Unfilled,
-    are_bytes,
-    check_steps,
-    in_bytes,
-    load_bytes,
+    SizeLimit,
+    SkipInit,
+    are_quantized,
+    check_scales,
+    dequantize_weights,
+    load_quantized,
     load_weights,
-    out_of_bytes,
+    quantize_weights,
     shapes_in,
     weights_of,
 )
 from regard.text.language_identification import Profiles
-from regard.text.special_token_template import OWN, Frame
+from regard.text.special_token_template import OWN, SpecialTokenTemplate
 from regard.text.tokenizer import FILES as TOKENIZER_FILES
 from regard.text.tokenizer import VOCABULARY, Tokenizers
 
-FORMAT = 2
+FORMAT = 3
 LANGUAGES = "languages.json"
 FILES = (  # and the manifest
     *("config.json", "README.md", "model.safetensors", LANGUAGES),
@@ -58,7 +58,7 @@ FILES = (  # and the manifest
 
 
 @dataclass(frozen=True)
-class Bundle:
+class ModelPackage:
     """All that a model folder holds."""
 
     model: nn.Module
@@ -69,7 +69,7 @@ class Bundle:
     target: str = ""
     directions: tuple[str, ...] = ()  # "en>de" ..., of a model that has several and is told which
     labels: tuple[str, ...] = ()  # the names of its answers
-    frame: Frame = OWN  # what stands around every text
+    token_template: SpecialTokenTemplate = OWN  # what stands around every text
     pooling: str = "mean"  # how the vectors of a text become one: mean or first
     pixels: dict[str, list[float]] = field(
         default_factory=dict
@@ -82,42 +82,42 @@ class Bundle:
         return self.model.config  # type: ignore[return-value]
 
 
-def save(folder: Path, bundle: Bundle, card: str, small: bool = False, own: Collection[str] = ()) -> None:
+def save(folder: Path, package: ModelPackage, card: str, small: bool = False, own: Collection[str] = ()) -> None:
     """Write a model folder.
 
     `small`: matrices in bytes (models/weights.py), a quarter of the size. `own`: as in `new_folder`.
     """
-    if is_packed(bundle.model):
+    if is_quantized(package.model):
         raise RegardError(
             "this model was loaded with rounded weights, to be used and not saved: load it without weights="
         )
     config = {
         "format": FORMAT,
-        "task": bundle.task,
-        "source": bundle.source,
-        "target": bundle.target,
-        "directions": list(bundle.directions),
-        "labels": list(bundle.labels),
-        "frame": bundle.frame.to_dict(),
-        "pooling": bundle.pooling,
-        "pixels": bundle.pixels,
-        "origin": bundle.origin,
-        "model": to_dict(bundle.config),
-        "decode": asdict(bundle.decode),
+        "task": package.task,
+        "source": package.source,
+        "target": package.target,
+        "directions": list(package.directions),
+        "labels": list(package.labels),
+        "token_template": package.token_template.to_dict(),
+        "pooling": package.pooling,
+        "pixels": package.pixels,
+        "origin": package.origin,
+        "model": to_dict(package.config),
+        "decode": asdict(package.decode),
     }
-    with new_folder(folder, own) as draft:
+    with atomic_folder(folder, own) as draft:
         (draft / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
         (draft / "README.md").write_text(card, encoding="utf-8")
-        if bundle.tokenizers:
-            bundle.tokenizers.save(draft)
-        if bundle.languages:
-            (draft / LANGUAGES).write_text(json.dumps(bundle.languages, ensure_ascii=False), encoding="utf-8")
-        weights = {k: v.cpu() for k, v in weights_of(bundle.model).items()}
-        weights = in_bytes(weights) if small else weights
+        if package.tokenizers:
+            package.tokenizers.save(draft)
+        if package.languages:
+            (draft / LANGUAGES).write_text(json.dumps(package.languages, ensure_ascii=False), encoding="utf-8")
+        weights = {k: v.cpu() for k, v in weights_of(package.model).items()}
+        weights = quantize_weights(weights) if small else weights
         save_file({k: v.contiguous() for k, v in weights.items()}, draft / "model.safetensors")
 
 
-def load(path: Path, device: torch.device, weights: str = "auto") -> Bundle:
+def load(path: Path, device: torch.device, weights: str = "auto") -> ModelPackage:
     """Load a model folder, a run folder with a finished model in it, or a bundled model by its name.
 
     `weights`: auto (bf16 for models that write on a GPU, else fp32), fp32 as they are, or rounded: bf16, on a CPU also
@@ -125,21 +125,21 @@ def load(path: Path, device: torch.device, weights: str = "auto") -> Bundle:
     """
     folder = find(path)
     refuse_pickle(folder)
-    with whole(folder):
-        bundle = _read(folder, device, weights == "int8" and device.type == "cpu")
-    if not is_packed(bundle.model):
-        laid_out(bundle.model, weights, device)
-    return bundle
+    with checksums_verified(folder):
+        package = _read(folder, device, weights == "int8" and device.type == "cpu")
+    if not is_quantized(package.model):
+        convert_weights(package.model, weights, device)
+    return package
 
 
 COPY_OR_RESUME = "copy it anew, or make it again with `regard resume`"
 
 
 @contextmanager
-def whole(folder: Path) -> Iterator[None]:
+def checksums_verified(folder: Path) -> Iterator[None]:
     """Checksums are worked out beside whatever is done inside; a damaged folder is called that, whatever else goes wrong."""
     with ThreadPoolExecutor(1) as other:
-        wrong = other.submit(damage, folder)
+        wrong = other.submit(find_damage, folder)
         try:
             yield
         finally:
@@ -148,30 +148,30 @@ def whole(folder: Path) -> Iterator[None]:
                 raise RegardError(f"the model in {folder} is damaged: {what}; {mend}") from None
 
 
-def _read(folder: Path, device: torch.device, in_int8: bool) -> Bundle:
+def _read(folder: Path, device: torch.device, in_int8: bool) -> ModelPackage:
     """`in_int8`: matrices that are in bytes on the disk stay so."""
     config = read_config(folder)
     sizes = _resolved(config["model"], folder)
     _check_ids(config, sizes, folder)
     try:
         weights = check_regular(folder / "model.safetensors")
-        with Unfilled(), Bounded(sizes, shapes_in(weights), folder):
+        with SkipInit(), SizeLimit(sizes, shapes_in(weights), folder):
             model = make_model(sizes)
         tokenizers = _load_tokenizers(folder, sizes)
         tensors = load_file(weights)
-        check_steps(tensors, folder)
-        if in_int8 and are_bytes(tensors):
-            load_bytes(model, tensors, folder)
+        check_scales(tensors, folder)
+        if in_int8 and are_quantized(tensors):
+            load_quantized(model, tensors, folder)
         else:
-            load_weights(model, out_of_bytes(tensors), folder)
+            load_weights(model, dequantize_weights(tensors), folder)
     except (SafetensorError, OSError) as error:
         raise RegardError(f"cannot read the weights in {folder}: {error}; copy the folder anew") from None
     own = {name: config[name] for name in ("task", "source", "target", "pooling", "pixels", "origin")}
     own |= {"directions": tuple(config["directions"]), "labels": tuple(config["labels"])}
-    own |= {"frame": Frame.from_dict(config["frame"])}
+    own |= {"token_template": SpecialTokenTemplate.from_dict(config["token_template"])}
     own["languages"] = read_languages(folder / LANGUAGES)
     decode = build(config["decode"], DecodeConfig, "decode.")
-    return Bundle(model.to(device).eval(), tokenizers, decode=decode, **own)
+    return ModelPackage(model.to(device).eval(), tokenizers, decode=decode, **own)
 
 
 def _resolved(table: dict[str, Any], folder: Path) -> ModelConfig:
@@ -193,11 +193,11 @@ def _check_ids(config: dict[str, Any], sizes: ModelConfig, folder: Path) -> None
     ids = [
         *sizes.suppress_tokens,
         *[sizes.eos_token_id] * (sizes.eos_token_id != -1),
-        *(i for part in config["frame"].values() for i in part),
+        *(i for part in config["token_template"].values() for i in part),
     ]
-    if not all(0 <= i < pieces for i in ids) and of(sizes).vocabularies:
+    if not all(0 <= i < pieces for i in ids) and architecture_of(sizes).vocabularies:
         raise RegardError(f"{folder / 'config.json'} names a special token outside its vocabulary of {pieces} pieces")
-    if of(sizes).gives_classes(sizes) and config["labels"] and len(config["labels"]) != sizes.n_classes:
+    if architecture_of(sizes).gives_classes(sizes) and config["labels"] and len(config["labels"]) != sizes.n_classes:
         raise RegardError(f"{folder / 'config.json'} has {len(config['labels'])} labels for {sizes.n_classes} classes")
 
 
@@ -225,7 +225,7 @@ def _load_tokenizers(folder: Path, config: ModelConfig) -> Tokenizers | None:
 
 def find(path: Path) -> Path:
     """The model folder that a user means by `path`."""
-    for folder in (path, path / "model", pretrained.embedded(path)):
+    for folder in (path, path / "model", pretrained.bundled_path(path)):
         if exists(folder / "config.json"):
             return folder
     if exists(path / "config.toml"):
@@ -233,7 +233,7 @@ def find(path: Path) -> Path:
     refuse_pickle(path)
     raise RegardError(
         f"no model at {path}: give a run folder such as runs/toy-en-de, a model folder with a config.json, or the name of a "
-        f"model that Regard brings along ({', '.join(pretrained.names()) or 'there is none'})"
+        f"model that Regard brings along ({', '.join(pretrained.bundled_models()) or 'there is none'})"
     )
 
 
@@ -241,7 +241,7 @@ BEFORE_TASKS = {
     "task": "translation",
     "directions": [],
     "labels": [],
-    "frame": {},
+    "token_template": {},
     "pooling": "mean",
     "pixels": {},
     "origin": {},
@@ -259,11 +259,11 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise RegardError(f"{path} is not a model's configuration ({type(error).__name__}: {what})") from None
     if config["format"] != FORMAT or config["task"] not in TASKS:
         raise RegardError(
-            f"{path} has format {shown(config['format'])} and task {shown(config['task'])}; "
+            f"{path} has format {format_value(config['format'])} and task {format_value(config['task'])}; "
             f"this Regard reads format {FORMAT} and the tasks {', '.join(TASKS)}"
         )
     if wrong:
-        raise RegardError(f"{path} is not a model's configuration: {wrong[0]} is {shown(config[wrong[0]])}")
+        raise RegardError(f"{path} is not a model's configuration: {wrong[0]} is {format_value(config[wrong[0]])}")
     return config
 
 
@@ -288,7 +288,7 @@ FORM: dict[str, Callable[[Any], bool]] = {  # of what stands beside the model in
     **dict.fromkeys(("source", "target"), _is_text),
     **dict.fromkeys(("directions", "labels"), _are_texts),
     **dict.fromkeys(("model", "decode", "origin"), _is_table),
-    "frame": lambda value: _are_lists(value, (int,)) and value.keys() <= OWN.to_dict().keys(),
+    "token_template": lambda value: _are_lists(value, (int,)) and value.keys() <= OWN.to_dict().keys(),
     "pooling": ("mean", "first").__contains__,
     "pixels": lambda value: _are_lists(value, (int, float)),
 }

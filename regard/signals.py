@@ -44,7 +44,7 @@ class StopRequest:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._restore()
 
-    def _note(self, signum: int, frame: FrameType | None) -> None:
+    def _note(self, signum: int, token_template: FrameType | None) -> None:
         now = time.monotonic()
         if self.signum is None:
             self.signum, self._noted = signum, now

@@ -44,7 +44,7 @@ def progress_bar(what: str, total: int | None = None, quiet: bool = False) -> It
         yield lambda done: bar.update(task, advance=done)
 
 
-def counted(items: Iterable[T], advance: Callable[[int], None], every: int = 1000) -> Iterator[T]:
+def count_progress(items: Iterable[T], advance: Callable[[int], None], every: int = 1000) -> Iterator[T]:
     """The same items; `advance` hears of each thousand that went by."""
     for number, item in enumerate(items, 1):
         yield item
@@ -52,7 +52,7 @@ def counted(items: Iterable[T], advance: Callable[[int], None], every: int = 100
             advance(every)
 
 
-def table(rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
+def format_table(rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
     """Columns side by side, those from `right` on flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -64,13 +64,13 @@ def table(rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
     return lines
 
 
-def size(n: int) -> str:
+def format_bytes(n: int) -> str:
     """Bytes in the unit that suits them."""
     power = min(max(0, (len(str(n)) - 1) // 3), 4)
     return f"{n / 1000**power:,.{1 if power else 0}f} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
-def short(n: int) -> str:
+def format_count(n: int) -> str:
     """Four digits and a unit: 79.05 G."""
     power = min(max(0, (len(str(n)) - 1) // 3), 5)
     return f"{n / 1000**power:.4g} {('', 'k', 'M', 'G', 'T', 'P')[power]}".strip()

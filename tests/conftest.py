@@ -159,7 +159,7 @@ def _restored() -> Iterator[None]:
     """Restore what a test may change in its process, and forget the messages that are printed once in a process."""
     environment, folder = dict(os.environ), os.getcwd()
     attention_kernels.say_once.cache_clear()
-    constraints.say_once.cache_clear()
+    constraints.warn_once.cache_clear()
     yield
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float32)

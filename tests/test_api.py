@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_labeller import bundle, picture_bundle
+from test_labeller import package, picture_bundle
 from test_writer import bert_bundle, taught
 
 import regard
 from regard import model_folder, train
 from regard.errors import RegardError
-from regard.inference.classifier import Labeller
+from regard.inference.classifier import Classifier
 from regard.inference.embedder import Embedder
-from regard.inference.generator import Writer
+from regard.inference.generator import Generator
 from regard.models.presets import TABLES
 from regard.tasks.run_config import make_config
 
@@ -90,10 +90,10 @@ def test_a_recipe_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("made", "kind"),
     [
-        (taught, Writer),
+        (taught, Generator),
         (bert_bundle, Embedder),
-        (picture_bundle, Labeller),
-        (lambda: bundle("classification"), Labeller),
+        (picture_bundle, Classifier),
+        (lambda: package("classification"), Classifier),
     ],
 )
 def test_load_gives_what_the_model_is_for(tmp_path: Path, made: Any, kind: type) -> None:

@@ -154,7 +154,7 @@ def tiny_folder(path: Path, norm: str) -> Path:
     options = DecodeConfig(max_len_a=0.0, max_len_b=6)
     both = Tokenizers(joint, joint)
     model_folder.save(
-        path, model_folder.Bundle(model, both, "translation", options, source="en", target="de"), "a card"
+        path, model_folder.ModelPackage(model, both, "translation", options, source="en", target="de"), "a card"
     )
     return path
 

@@ -13,7 +13,7 @@ from regard.errors import RegardError
 from regard.inference.model_spec import config_of
 from regard.models.analysis.cost import measured
 from regard.models.architectures import PRESETS
-from regard.terminal import short, size
+from regard.terminal import format_bytes, format_count
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 RECIPE = """
@@ -172,14 +172,14 @@ def test_other_tokens_are_refused(text: str) -> None:
     ],
 )
 def test_bytes_are_written_in_a_unit_that_suits_them(n: int, text: str) -> None:
-    assert size(n) == text
+    assert format_bytes(n) == text
 
 
 @pytest.mark.parametrize(
     ("n", "text"), [(0, "0"), (999, "999"), (20480, "20.48 k"), (79_047_426_048, "79.05 G"), (10**19, "1e+04 P")]
 )
 def test_flops_have_four_digits_and_a_unit(n: int, text: str) -> None:
-    assert short(n) == text
+    assert format_count(n) == text
 
 
 @pytest.mark.parametrize(

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 from test_cli import call
-from test_labeller import NAMES, TEXTS, bundle
+from test_labeller import NAMES, TEXTS, package
 
 from regard import model_folder
-from regard.inference.classifier import Answer, Labeller
+from regard.inference.classifier import Answer, Classifier
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("labellers")
     for task in ("classification", "regression", "tagging"):
-        model_folder.save(path / task, bundle(task, () if task == "regression" else NAMES), "a card")
+        model_folder.save(path / task, package(task, () if task == "regression" else NAMES), "a card")
     return path
 
 
 def expected(task: str, items: list[str | tuple[str, str]]) -> list[Answer]:
-    return Labeller(bundle(task, () if task == "regression" else NAMES)).classify(items)
+    return Classifier(package(task, () if task == "regression" else NAMES)).classify(items)
 
 
 def test_texts(models: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> Path:
     n = len(tokenizer)
     model = make_model(preset("transformer-tiny", source_vocab=n, target_vocab=n, **SIZES))
     model_folder.save(
-        tmp_path / "model", model_folder.Bundle(model, Tokenizers(tokenizer, tokenizer), "translation"), ""
+        tmp_path / "model", model_folder.ModelPackage(model, Tokenizers(tokenizer, tokenizer), "translation"), ""
     )
     sizes = "\n".join(f"{name} = {value}" for name, value in SIZES.items())
     (tmp_path / "config.toml").write_text(f'[model]\npreset = "transformer-tiny"\n{sizes}\n')

@@ -18,13 +18,13 @@ from torch import nn
 
 from regard import cli, model_folder
 from regard.config import DecodeConfig, ModelConfig, TokenizerConfig
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 from regard.models.architectures import make_model
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
 from regard.terminal import EscapingStream, escape_controls, progress_bar
 from regard.text.tokenizer import Tokenizer, Tokenizers
-from regard.training.metrics_log import Screen, say
+from regard.training.metrics_log import Screen, print_message
 
 TITLE = "\x1b]0;owned\x07"  # sets the title of a terminal's window
 SIZES = {"n_decoder_layers": 1, "d_model": 8, "n_heads": 2, "d_ff": 8, "max_len": 32, "head_bias": True, **SETTINGS}
@@ -53,14 +53,18 @@ def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
     pair = Transformer(ModelConfig(**SIZES, n_encoder_layers=1, source_vocab=v, target_vocab=v))  # type: ignore[arg-type]
     limits = DecodeConfig(beam=1, max_len_a=0, max_len_b=4, max_new_tokens=4)
     model_folder.save(
-        root / "pair", Bundle(saying(pair, tokenizer.encode("a\x9b")[-1]), both, "translation", limits, "en", "de"), ""
+        root / "pair",
+        ModelPackage(saying(pair, tokenizer.encode("a\x9b")[-1]), both, "translation", limits, "en", "de"),
+        "",
     )
     lm = GPT(ModelConfig(architecture="gpt", preset="gpt-tiny", **SIZES, target_vocab=v))  # type: ignore[arg-type]
-    model_folder.save(root / "lm", Bundle(saying(lm, tokenizer.encode("a\x1b")[-1]), both, "causal-lm", limits), "")
+    model_folder.save(
+        root / "lm", ModelPackage(saying(lm, tokenizer.encode("a\x1b")[-1]), both, "causal-lm", limits), ""
+    )
     labels = (f"{TITLE}one", f"{TITLE}two")
     sizes = SIZES | {"head_bias": False, "target_vocab": v, "answer": "row", "n_classes": 2}
     classes = make_model(ModelConfig(architecture="gpt", preset="gpt-tiny", **sizes)).eval()  # type: ignore[arg-type]
-    model_folder.save(root / "classes", Bundle(classes, both, "classification", labels=labels), "")
+    model_folder.save(root / "classes", ModelPackage(classes, both, "classification", labels=labels), "")
     tokenizer.save(root / "tokenizer.json")
     return root
 
@@ -164,7 +168,7 @@ def test_samples_of_training_are_always_escaped(kind: type[io.TextIOWrapper], mo
     screen = Screen(0, 10)
     screen.say(f"  a -> {TITLE}b")
     screen.close()
-    say(f"of {TITLE}")
+    print_message(f"of {TITLE}")
     stream.flush()
     shown = stream.buffer.getvalue().decode()  # type: ignore[attr-defined]
     assert "\x1b]" not in shown

@@ -17,7 +17,7 @@ from test_writer import LINES, bert_bundle, taught
 from regard import cli, model_folder
 from regard.cli import text_commands
 from regard.inference.embedder import Embedder
-from regard.inference.generator import Writer
+from regard.inference.generator import Generator
 
 APP = typer.Typer()
 for verb in (text_commands.generate, text_commands.chat, text_commands.score, text_commands.embed):
@@ -81,7 +81,7 @@ def test_samples_as_json_are_those_of_the_writer(call: Call, gpt: Path) -> None:
     words = ("-n", "3", "--temperature", "1.5", "--seed", "7", "--top-k", "9", "--top-p", "0.9", "--min-p", "0.01")
     said = call("generate", gpt, "I was", *words, "--repetition-penalty", "1.1", "--json")
     options = {"n": 3, "temperature": 1.5, "seed": 7, "top_k": 9, "top_p": 0.9, "min_p": 0.01}
-    found = Writer(taught()).generate("I was", repetition_penalty=1.1, **options)
+    found = Generator(taught()).generate("I was", repetition_penalty=1.1, **options)
     rows = [json.loads(line) for line in said.out.splitlines()]
     assert [row["text"] for row in rows] == [one.text for one in found.samples]
     assert [row["ended"] for row in rows] == [one.ended for one in found.samples]
@@ -162,9 +162,9 @@ def test_at_a_terminal_ctrl_c_stops_the_answer_and_not_the_program(
 
     monkeypatch.setattr("builtins.input", input_)
     monkeypatch.setattr(sys, "stdin", Terminal(io.BytesIO()))
-    stream, turns = Writer.stream, []
+    stream, turns = Generator.stream, []
 
-    def interrupted(writer: Writer, prompt: str, **options: object) -> Iterator[str]:
+    def interrupted(writer: Generator, prompt: str, **options: object) -> Iterator[str]:
         turns.append(prompt)
         if len(turns) > 1:  # whatever it would say to this
             yield "So long."
@@ -172,7 +172,7 @@ def test_at_a_terminal_ctrl_c_stops_the_answer_and_not_the_program(
         yield next(stream(writer, prompt, **options))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Writer, "stream", interrupted)
+    monkeypatch.setattr(Generator, "stream", interrupted)
     with pytest.raises(SystemExit) as stop, cli.readable_errors():
         APP(["chat", str(gpt)], obj={})
     out, err = capfd.readouterr()
@@ -189,7 +189,7 @@ def test_at_a_terminal_ctrl_c_stops_the_answer_and_not_the_program(
 
 
 def test_scores_token_by_token(call: Call, gpt: Path) -> None:
-    expected = Writer(taught()).score("I was eating")
+    expected = Generator(taught()).score("I was eating")
     lines = call("score", gpt, "I was eating").out.splitlines()
     assert len(lines) == len(expected.tokens) + 1
     for line, token, value in zip(lines, expected.tokens, expected.log_probs, strict=False):

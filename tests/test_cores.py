@@ -18,7 +18,7 @@ from regard.decode.batch_decoding import batches, decode, processes
 from regard.decode.cpu_processes import fork_map, idle_cores
 from regard.kernels import cpu_threads
 from regard.kernels.cpu_threads import LARGE, LargeProducts, large_product, one_thread
-from regard.layers.quantization import laid_out
+from regard.layers.quantization import convert_weights
 from regard.models.architectures import make_model, preset
 
 pytestmark = pytest.mark.skipif(not cpu_processes.CAN_FORK, reason="processes are forked on Linux alone")
@@ -246,7 +246,7 @@ def test_large_matrices_are_multiplied_in_several_threads_and_others_in_one(
     torch.manual_seed(0)
     sizes = {"source_vocab": 5000, "target_vocab": 5000, "d_model": 1024, "d_ff": 16, "n_heads": 2, "max_len": 16}
     model = make_model(preset("transformer-base", **sizes, n_encoder_layers=1, n_decoder_layers=1, dropout=0.0)).eval()
-    model = laid_out(model, weights, CPU)
+    model = convert_weights(model, weights, CPU)
     seen: list[int] = []
     judge = LargeProducts.judge
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.config import TrainConfig
-from regard.device import autocast, peak_flops, pick_device, pick_precision, set_up
+from regard.device import autocast, peak_flops, pick_device, pick_precision, set_up_device
 from regard.errors import RegardError
 
 
@@ -65,9 +65,9 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2, 3, 5, 7}, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    set_up(TrainConfig(device="cpu", threads=3))
-    set_up(TrainConfig(device="cpu"))
+    set_up_device(TrainConfig(device="cpu", threads=3))
+    set_up_device(TrainConfig(device="cpu"))
     assert asked == [3]
     monkeypatch.delenv("OMP_NUM_THREADS")
-    set_up(TrainConfig(device="cpu"))
+    set_up_device(TrainConfig(device="cpu"))
     assert asked == [3, 5]

@@ -20,12 +20,12 @@ from regard.errors import RegardError
 from regard.files import (
     MANIFEST,
     add_file,
-    damage,
+    atomic_folder,
     disk_errors,
-    new_folder,
+    find_damage,
     remove_drafts,
     remove_sealed,
-    seal,
+    write_manifest,
     write_text,
 )
 
@@ -36,7 +36,7 @@ def names(folder: Path) -> list[str]:
 
 @pytest.fixture
 def sealed(tmp_path: Path) -> Path:
-    with new_folder(tmp_path / "sealed") as draft:
+    with atomic_folder(tmp_path / "sealed") as draft:
         (draft / "a").write_bytes(b"first")
         (draft / "b").write_bytes(b"")
     return tmp_path / "sealed"
@@ -102,7 +102,7 @@ def test_a_read_only_folder(read_only: Path) -> None:
             write_text(path, "new")
     with (
         pytest.raises(RegardError, match="Permission denied; check the folder's permissions"),
-        new_folder(read_only / "x"),
+        atomic_folder(read_only / "x"),
     ):
         pass
     assert names(read_only) == ["old"]
@@ -126,22 +126,22 @@ def test_a_full_disk_in_the_words_of_safetensors(words: str) -> None:
 def test_a_new_folder_is_sealed_with_the_hashes_of_its_files(sealed: Path) -> None:
     sums = json.loads((sealed / MANIFEST).read_text())["sha256"]
     assert sums == {"a": hashlib.sha256(b"first").hexdigest(), "b": hashlib.sha256(b"").hexdigest()}
-    assert damage(sealed) is None
+    assert find_damage(sealed) is None
     assert names(sealed.parent) == ["sealed"]
 
 
 def test_a_new_folder_replaces_an_old_one(sealed: Path) -> None:
-    with new_folder(sealed) as draft:
+    with atomic_folder(sealed) as draft:
         (draft / "c").write_bytes(b"second")
-        assert damage(sealed) is None  # the old one, until the new one is whole
+        assert find_damage(sealed) is None  # the old one, until the new one is whole
     assert names(sealed) == ["c", MANIFEST]
-    assert damage(sealed) is None
+    assert find_damage(sealed) is None
     assert names(sealed.parent) == ["sealed"]
 
 
 @pytest.mark.parametrize("error", [RegardError("bad"), KeyboardInterrupt(), ValueError()])
 def test_an_error_leaves_the_old_folder(sealed: Path, error: BaseException) -> None:
-    with pytest.raises(type(error)), new_folder(sealed) as draft:  # noqa: PT012
+    with pytest.raises(type(error)), atomic_folder(sealed) as draft:  # noqa: PT012
         (draft / "a").write_bytes(b"half")
         raise error
     assert (sealed / "a").read_bytes() == b"first"
@@ -151,10 +151,10 @@ def test_an_error_leaves_the_old_folder(sealed: Path, error: BaseException) -> N
 @pytest.mark.parametrize("nth", [1, 2, 3, 4])  # two files, the manifest, the folder
 def test_a_full_disk_leaves_the_old_folder(sealed: Path, nth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     full_disk_at(monkeypatch, nth)
-    with pytest.raises(RegardError, match="No space left on device; free some space"), new_folder(sealed) as draft:  # noqa: PT012
+    with pytest.raises(RegardError, match="No space left on device; free some space"), atomic_folder(sealed) as draft:  # noqa: PT012
         (draft / "a").write_bytes(b"new")
         (draft / "b").write_bytes(b"new")
-    assert damage(sealed) is None
+    assert find_damage(sealed) is None
     assert (sealed / "a").read_bytes() == b"first"
     assert names(sealed.parent) == ["sealed"]
 
@@ -181,7 +181,7 @@ def test_drafts_of_killed_processes_are_removed_and_nothing_else(sealed: Path) -
 
 
 def fill(path: Path, own: tuple[str, ...] = ()) -> None:
-    with new_folder(path, own) as draft:
+    with atomic_folder(path, own) as draft:
         (draft / "c").write_bytes(b"second")
 
 
@@ -203,7 +203,7 @@ def test_files_that_the_manifest_does_not_name_are_carried_over(sealed: Path) ->
     add_own(sealed)
     fill(sealed)
     check_own(sealed)
-    assert damage(sealed) is None
+    assert find_damage(sealed) is None
     assert names(sealed.parent) == ["sealed"]
 
 
@@ -229,9 +229,9 @@ def test_files_links_and_empty_folders(tmp_path: Path, sealed: Path) -> None:
             fill(tmp_path / name, own=("a",))
     (tmp_path / "empty").mkdir()
     fill(tmp_path / "empty")
-    assert damage(tmp_path / "empty") is None
+    assert find_damage(tmp_path / "empty") is None
     assert (tmp_path / "file").read_text() == "mine"
-    assert damage(tmp_path / "link") is None
+    assert find_damage(tmp_path / "link") is None
     assert names(tmp_path) == ["empty", "file", "link", "sealed"]
 
 
@@ -260,12 +260,12 @@ def test_a_replacement_killed_at_any_moment_loses_nothing(
         fill(sealed)
     remove_drafts(folder, "sealed")
     assert names(folder) == ["sealed"]
-    assert damage(sealed) is None
+    assert find_damage(sealed) is None
     assert (sealed / "notes").read_text() == "mine"
     fill(sealed)
     assert {"mine", "mine, under the name of a new file"} <= {p.read_text() for p in sealed.glob("[cn]*")}
     assert (sealed / "more" / "notes").read_text() == "mine too"
-    assert damage(sealed) is None
+    assert find_damage(sealed) is None
 
 
 def test_an_interruption_between_the_two_renames_puts_the_old_folder_back(
@@ -281,7 +281,7 @@ def test_an_interruption_between_the_two_renames_puts_the_old_folder_back(
     monkeypatch.setattr(Path, "rename", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fill(sealed)
-    assert damage(sealed) is None
+    assert find_damage(sealed) is None
     assert (sealed / "a").read_bytes() == b"first"
     assert names(sealed.parent) == ["sealed"]
 
@@ -290,7 +290,7 @@ def test_a_file_is_added_to_the_manifest(sealed: Path) -> None:
     for text in ("one", "two"):
         add_file(sealed, "new", lambda draft, text=text: draft.write_text(text))
         assert (sealed / "new").read_text() == text
-        assert damage(sealed) is None
+        assert find_damage(sealed) is None
     assert names(sealed) == ["a", "b", MANIFEST, "new"]
     remove_sealed(sealed)
     assert not sealed.exists()
@@ -312,12 +312,12 @@ def test_removing_a_sealed_folder_leaves_what_is_not_named(sealed: Path) -> None
 @pytest.mark.parametrize("name", ["a", "b", MANIFEST])
 def test_a_missing_file_is_named(sealed: Path, name: str) -> None:
     (sealed / name).unlink()
-    assert damage(sealed) == f"{name} is missing"
+    assert find_damage(sealed) == f"{name} is missing"
 
 
 def test_a_changed_file_is_named(sealed: Path) -> None:
     (sealed / "b").write_bytes(b"\0")
-    assert damage(sealed) == "b does not match its checksum"
+    assert find_damage(sealed) == "b does not match its checksum"
 
 
 def test_every_byte_of_the_manifest_counts(sealed: Path) -> None:
@@ -326,14 +326,14 @@ def test_every_byte_of_the_manifest_counts(sealed: Path) -> None:
         flipped = bytearray(manifest)
         flipped[place] ^= 1 << place % 8
         (sealed / MANIFEST).write_bytes(flipped)
-        assert damage(sealed), f"byte {place}"
+        assert find_damage(sealed), f"byte {place}"
 
 
 def test_every_cut_of_the_manifest_counts(sealed: Path) -> None:
     manifest = (sealed / MANIFEST).read_bytes()
     for size in range(len(manifest)):
         (sealed / MANIFEST).write_bytes(manifest[:size])
-        assert damage(sealed), f"{size} bytes"
+        assert find_damage(sealed), f"{size} bytes"
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "sub/file", "", "..", "a/../a"])
@@ -341,17 +341,17 @@ def test_a_manifest_may_not_name_files_outside(sealed: Path, name: str) -> None:
     outside = sealed.parent / "outside"
     outside.write_bytes(b"x")
     (sealed / MANIFEST).write_text(json.dumps({"sha256": {name: hashlib.sha256(b"x").hexdigest()}}))
-    assert damage(sealed)
+    assert find_damage(sealed)
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "3", '{"sha256": []}', '{"sha256": {"a": null}}', '{"sha256": null}'])
 def test_a_manifest_of_another_shape(sealed: Path, text: str) -> None:
     (sealed / MANIFEST).write_text(text)
-    assert damage(sealed)
+    assert find_damage(sealed)
 
 
 def test_sealing_anew_makes_it_whole(sealed: Path) -> None:
     (sealed / "a").write_bytes(b"changed")
     (sealed / MANIFEST).unlink()
-    seal(sealed)
-    assert damage(sealed) is None
+    write_manifest(sealed)
+    assert find_damage(sealed) is None

@@ -16,8 +16,8 @@ from tokens import SETTINGS
 from regard import model_folder
 from regard.config import DecodeConfig, ModelConfig, TokenizerConfig
 from regard.errors import RegardError
-from regard.files import seal
-from regard.model_folder import Bundle
+from regard.files import write_manifest
+from regard.model_folder import ModelPackage
 from regard.models.transformer import Transformer
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
@@ -29,20 +29,20 @@ def tokenizer(letters: str) -> Tokenizer:
     return Tokenizer.train([letters], TokenizerConfig(kind="char", vocab_size=100))
 
 
-def bundle(joint: bool = True, seed: int = 0, **changes: Any) -> Bundle:
+def package(joint: bool = True, seed: int = 0, **changes: Any) -> ModelPackage:
     source = tokenizer("abcdefgh")
     target = source if joint else tokenizer("abcdefghijklm")
     torch.manual_seed(seed)
     sizes = replace(SIZES, source_vocab=len(source), target_vocab=len(target), tie="all" if joint else "none")
     model = Transformer(replace(sizes, **changes)).eval()
-    return Bundle(
+    return ModelPackage(
         model, Tokenizers(source, target), "translation", DecodeConfig(beam=3, length_penalty=0.7), "en", "de"
     )
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    model_folder.save(tmp_path / "model", bundle(), "# card\n")
+    model_folder.save(tmp_path / "model", package(), "# card\n")
     return tmp_path / "model"
 
 
@@ -56,12 +56,12 @@ def change(path: Path, change_config: Any) -> None:
 
 def reseal(path: Path) -> None:
     (path / "manifest.json").unlink()
-    seal(path)
+    write_manifest(path)
 
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_round_trip(tmp_path: Path, joint: bool) -> None:
-    before = bundle(joint, norm="post", activation="gelu")
+    before = package(joint, norm="post", activation="gelu")
     model_folder.save(tmp_path / "model", before, "# card\n")
     after = model_folder.load(tmp_path / "model", CPU)
     assert (after.source, after.target, after.decode) == ("en", "de", before.decode)
@@ -84,7 +84,7 @@ def test_a_loaded_model_computes_what_the_saved_one_did(tmp_path: Path, joint: b
     A logit passes through about 20 products, of at most 16 terms each; each term adds an error of eps/2 at most, relative
     to numbers of the size of the logits.
     """
-    before = bundle(joint, norm="post", activation="gelu")
+    before = package(joint, norm="post", activation="gelu")
     model_folder.save(tmp_path / "model", before, "# card\n")
     after = model_folder.load(tmp_path / "model", CPU)
     source, target = torch.randint(5, 13, (2, 3, 7), generator=torch.Generator().manual_seed(0))
@@ -132,7 +132,7 @@ def test_a_tokenizer_of_another_vocabulary(saved: Path) -> None:
 
 @pytest.mark.parametrize("missing", ["tokenizer.source.json", "tokenizer.target.json"])
 def test_one_tokenizer_of_two(tmp_path: Path, missing: str) -> None:
-    model_folder.save(tmp_path / "model", bundle(joint=False), "")
+    model_folder.save(tmp_path / "model", package(joint=False), "")
     (tmp_path / "model" / missing).unlink()
     reseal(tmp_path / "model")
     with pytest.raises(RegardError, match="tokenizer"):

@@ -15,10 +15,10 @@ import regard
 from regard import model_folder
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
-from regard.inference.classifier import Labeller
-from regard.model_folder import Bundle
+from regard.inference.classifier import Classifier
+from regard.model_folder import ModelPackage
 from regard.models.architectures import make_model, preset
-from regard.models.classification_model import Classifier
+from regard.models.classification_model import ClassificationModel
 from regard.text.special_token_template import CLASSIC
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
@@ -28,32 +28,32 @@ MODEL: dict[str, Any] = {"d_model": 16, "n_heads": 2, "d_ff": 16, "n_encoder_lay
 TEXTS = ["the cat sat", "a", "on a mat and a dog ran", "the dog ran", "cat"]
 
 
-def bundle(task: str, names: tuple[str, ...] = NAMES) -> Bundle:
+def package(task: str, names: tuple[str, ...] = NAMES) -> ModelPackage:
     torch.manual_seed(4)
     answer, size = "token" if task == "tagging" else "row", len(TOKENIZER)
     heads = {"answer": answer, "n_classes": len(names) or 1, "token_types": 2, "source_vocab": size}
     model = make_model(preset("bert-tiny", **MODEL, **heads))
     for parameter in model.parameters():  # answers that differ plainly
         torch.nn.init.normal_(parameter, std=0.5)
-    return Bundle(model.eval(), Tokenizers(TOKENIZER, TOKENIZER), task, labels=names, frame=CLASSIC)
+    return ModelPackage(model.eval(), Tokenizers(TOKENIZER, TOKENIZER), task, labels=names, token_template=CLASSIC)
 
 
-def picture_bundle() -> Bundle:
+def picture_bundle() -> ModelPackage:
     torch.manual_seed(4)
     model = make_model(
         preset("vit-tiny", **{**MODEL, "max_len": 5}, **{"vit.patch_size": 4}, n_classes=3, positions="learned")
     )
-    return Bundle(model.eval(), None, "images", labels=NAMES, pixels={"mean": [0.5], "std": [0.25]})
+    return ModelPackage(model.eval(), None, "images", labels=NAMES, pixels={"mean": [0.5], "std": [0.25]})
 
 
-def logits(model: Classifier, ids: list[int], types: list[int]) -> np.ndarray:
+def logits(model: ClassificationModel, ids: list[int], types: list[int]) -> np.ndarray:
     """Of one row alone."""
     with torch.inference_mode():
         return model(torch.tensor([ids]), torch.tensor([types]))[0].double().numpy()
 
 
-def body(found: Bundle) -> Classifier:
-    assert isinstance(found.model, Classifier)
+def body(found: ModelPackage) -> ClassificationModel:
+    assert isinstance(found.model, ClassificationModel)
     return found.model
 
 
@@ -61,8 +61,8 @@ def body(found: Bundle) -> Classifier:
 
 
 def test_probabilities_are_the_softmax_of_each_text_alone_in_the_order_given() -> None:
-    found = bundle("classification")
-    answers = Labeller(found).classify(TEXTS)
+    found = package("classification")
+    answers = Classifier(found).classify(TEXTS)
     assert len({answer.probability for answer in answers}) == len(TEXTS)
     for text, answer in zip(TEXTS, answers, strict=True):
         ids = [SOS, *TOKENIZER.encode(text), EOS]
@@ -75,19 +75,19 @@ def test_probabilities_are_the_softmax_of_each_text_alone_in_the_order_given() -
 
 
 def test_pairs_and_single_texts_may_be_mixed() -> None:
-    found = bundle("classification")
-    answers = Labeller(found).classify([("the cat", "a dog"), "the cat", ("a dog", "the cat")])
+    found = package("classification")
+    answers = Classifier(found).classify([("the cat", "a dog"), "the cat", ("a dog", "the cat")])
     first, second = TOKENIZER.encode("the cat"), TOKENIZER.encode("a dog")
     ids = [SOS, *first, EOS, *second, EOS]
     weights = np.exp(logits(body(found), ids, [0] * (len(first) + 2) + [1] * (len(second) + 1)))
     np.testing.assert_allclose(list(answers[0].probabilities.values()), weights / weights.sum(), atol=1e-5)
-    assert answers[1].probabilities == pytest.approx(Labeller(found).classify(["the cat"])[0].probabilities, abs=1e-6)
+    assert answers[1].probabilities == pytest.approx(Classifier(found).classify(["the cat"])[0].probabilities, abs=1e-6)
     assert answers[0].probability != pytest.approx(answers[2].probability, abs=1e-6)
 
 
 def test_a_number_is_the_answer_itself() -> None:
-    found = bundle("regression", ())
-    answers = Labeller(found).classify(TEXTS)
+    found = package("regression", ())
+    answers = Classifier(found).classify(TEXTS)
     for text, answer in zip(TEXTS, answers, strict=True):
         ids = [SOS, *TOKENIZER.encode(text), EOS]
         assert answer.value == pytest.approx(logits(body(found), ids, [0] * len(ids))[0], abs=1e-4)
@@ -97,29 +97,29 @@ def test_a_number_is_the_answer_itself() -> None:
 
 
 def test_one_text_has_one_answer() -> None:
-    labeller = Labeller(bundle("classification"))
+    labeller = Classifier(package("classification"))
     assert labeller.classify("the cat sat") == labeller.classify(["the cat sat"])[0]
 
 
 def test_nothing_to_classify() -> None:
-    assert Labeller(bundle("classification")).classify([]) == []
+    assert Classifier(package("classification")).classify([]) == []
 
 
 def test_a_text_that_is_too_long_is_refused_by_number() -> None:
     long = " ".join(["cat"] * 11)  # 13 tokens with what stands around
     for task in ("classification", "tagging"):
         with pytest.raises(RegardError, match="text 2 has 13 tokens, but the model reads at most 12: shorten it"):
-            Labeller(bundle(task)).classify(["cat", long])
+            Classifier(package(task)).classify(["cat", long])
     fitting = " ".join(["cat"] * 10)
-    assert Labeller(bundle("classification")).classify([fitting])[0].label in NAMES
+    assert Classifier(package("classification")).classify([fitting])[0].label in NAMES
 
 
 # ---- tags ------------------------------------------------------------------------------------------------------------
 
 
 def test_each_word_has_the_tag_of_its_first_piece() -> None:
-    found = bundle("tagging")
-    answers = Labeller(found).classify(["the cat  sat", "a zebra ran", "dog"])
+    found = package("tagging")
+    answers = Classifier(found).classify(["the cat  sat", "a zebra ran", "dog"])
     assert [[word for word, _ in answer.tags] for answer in answers] == [
         ["the", "cat", "sat"],
         ["a", "zebra", "ran"],  # a word that is not in the vocabulary is tagged too
@@ -132,7 +132,7 @@ def test_each_word_has_the_tag_of_its_first_piece() -> None:
 
 
 def test_an_empty_sentence_has_no_tags_and_a_pair_is_one_sentence() -> None:
-    empty, pair = Labeller(bundle("tagging")).classify(["", ("the cat", "sat")])
+    empty, pair = Classifier(package("tagging")).classify(["", ("the cat", "sat")])
     assert empty.tags == ()
     assert [word for word, _ in pair.tags] == ["the", "cat", "sat"]
 
@@ -144,7 +144,7 @@ def test_pictures_are_scaled_and_normalised_as_in_training(tmp_path: Path) -> No
     found = picture_bundle()
     Image.new("L", (8, 8), 255).save(tmp_path / "white.png")
     Image.new("RGB", (31, 17), (0, 0, 0)).save(tmp_path / "black.jpg")
-    answers = Labeller(found).classify([str(tmp_path / "white.png"), str(tmp_path / "black.jpg")])
+    answers = Classifier(found).classify([str(tmp_path / "white.png"), str(tmp_path / "black.jpg")])
     for answer, brightness in zip(answers, (1.0, 0.0), strict=True):
         with torch.inference_mode():
             weights = found.model(torch.full((1, 1, 8, 8), (brightness - 0.5) / 0.25))[0].double().exp().numpy()
@@ -154,7 +154,7 @@ def test_pictures_are_scaled_and_normalised_as_in_training(tmp_path: Path) -> No
 def test_a_picture_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.png").write_text("no picture")
     with pytest.raises(RegardError, match=r"x\.png cannot be read as an image"):
-        Labeller(picture_bundle()).classify([str(tmp_path / "x.png")])
+        Classifier(picture_bundle()).classify([str(tmp_path / "x.png")])
 
 
 # ---- from a folder ---------------------------------------------------------------------------------------------------
@@ -162,17 +162,17 @@ def test_a_picture_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("task", ["classification", "regression", "tagging"])
 def test_load_gives_a_labeller_that_answers_the_same(tmp_path: Path, task: str) -> None:
-    found = bundle(task, () if task == "regression" else NAMES)
+    found = package(task, () if task == "regression" else NAMES)
     model_folder.save(tmp_path / "model", found, "a card")
     loaded = regard.load(tmp_path / "model", device="cpu")
-    assert isinstance(loaded, Labeller)
-    for ours, before in zip(loaded.classify(TEXTS), Labeller(found).classify(TEXTS), strict=True):
+    assert isinstance(loaded, Classifier)
+    for ours, before in zip(loaded.classify(TEXTS), Classifier(found).classify(TEXTS), strict=True):
         # its weights lie in another order in memory, so the last digit may differ
         assert ours.value == pytest.approx(before.value) if task == "regression" else str(ours) == str(before)
         assert ours.probabilities == pytest.approx(before.probabilities)
 
 
 def test_a_model_that_learned_no_answers_is_refused() -> None:
-    found = Bundle(make_model(preset("bert-tiny", **MODEL, source_vocab=40)), None, "masked-lm")
+    found = ModelPackage(make_model(preset("bert-tiny", **MODEL, source_vocab=40)), None, "masked-lm")
     with pytest.raises(RegardError, match="learned masked-lm, not to give answers: fine-tune it"):
-        Labeller(found)
+        Classifier(found)

@@ -28,13 +28,13 @@ from regard.config import DecodeConfig, ModelConfig, TrainConfig
 from regard.config.registry import register, setting, unregister
 from regard.data.batches import Batch
 from regard.decode.batch_decoding import decode
-from regard.decode.constraints import NOT_CAPTURED, in_graphs, say_once
-from regard.decode.generation import Row, make_row, plain_steps, write
+from regard.decode.constraints import NOT_CAPTURED, uses_cuda_graphs, warn_once
+from regard.decode.generation import GenerationRequest, generate, make_request, plain_steps
 from regard.decode.graphs.decoding import steps, translate
 from regard.decode.graphs.engine import SHELVES
 from regard.errors import RegardError
 from regard.kernels.attention_functions import Rotation
-from regard.kernels.masks import NOWHERE
+from regard.kernels.masks import PAD_POSITION
 from regard.layers.block import Block
 from regard.layers.cells import Cell, State, held
 from regard.layers.context import Context
@@ -91,7 +91,7 @@ class Fade(Mixer):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         index = torch.arange(x.shape[1], device=x.device)
-        start, real = index - ctx.positions, ctx.positions > NOWHERE  # where a token's document begins
+        start, real = index - ctx.positions, ctx.positions > PAD_POSITION  # where a token's document begins
         apart = (index[:, None] - index).expand(len(x), -1, -1)  # (B, T, S)
         seen = (start[:, :, None] == start[:, None]) & real[:, None] & ((apart >= 0) | (not self.causal))
         weights = torch.where(seen, self.rate ** apart.abs().to(x.dtype), 0.0)
@@ -220,8 +220,8 @@ def words(n: int, seed: int, longest: int = 12) -> list[list[int]]:
     return [torch.randint(5, VOCAB, (length,), generator=generator).tolist() for length in lengths]
 
 
-def rows(model: Any, options: DecodeConfig, n: int) -> list[Row]:
-    return [make_row(ids, 11 * i, options, model) for i, ids in enumerate(words(n, 3))]
+def rows(model: Any, options: DecodeConfig, n: int) -> list[GenerationRequest]:
+    return [make_request(ids, 11 * i, options, model) for i, ids in enumerate(words(n, 3))]
 
 
 # ---- decoding --------------------------------------------------------------------------------------------------------
@@ -312,8 +312,8 @@ def test_slots_translate_what_the_search_translates(name: str, beam: int, device
 @ALL
 def test_a_part_that_nobody_knows_is_decoded_by_graphs(name: str) -> None:
     model = language_model(name).cuda()
-    assert in_graphs(model)
-    write(model, words(2, 6), DecodeConfig(beam=1, max_new_tokens=8))
+    assert uses_cuda_graphs(model)
+    generate(model, words(2, 6), DecodeConfig(beam=1, max_new_tokens=8))
     assert SHELVES[model]  # an engine was made, and rests
     assert model not in NOT_CAPTURED
 
@@ -332,15 +332,15 @@ class Asking(Fade):
 def test_a_step_that_reads_the_host_is_decoded_token_by_token(caplog: pytest.LogCaptureFixture) -> None:
     unregister("mixer", "fade")
     register("fade")(Asking)
-    say_once.cache_clear()
+    warn_once.cache_clear()
     model = language_model("fade")
     options = DecodeConfig(beam=1, max_new_tokens=9)
-    expected = [row.ids for row in write(copy.deepcopy(model), words(3, 7), options)]
+    expected = [row.ids for row in generate(copy.deepcopy(model), words(3, 7), options)]
     with caplog.at_level(logging.WARNING, "regard"):
-        found = [row.ids for row in write(model.cuda(), words(3, 7), options)]
+        found = [row.ids for row in generate(model.cuda(), words(3, 7), options)]
     assert found == expected
     assert "'fade' cannot be captured" in caplog.text
-    assert not in_graphs(model)
+    assert not uses_cuda_graphs(model)
 
 
 @ALL
@@ -513,7 +513,7 @@ def test_settings_come_from_the_command_line_and_misspelt_ones_are_refused(name:
 def test_a_language_model_is_freed_after_decoding() -> None:
     for name in PARTS:
         model = language_model(name)
-        write(model, words(2, 6), DecodeConfig(beam=1, max_new_tokens=3))
+        generate(model, words(2, 6), DecodeConfig(beam=1, max_new_tokens=3))
         gone = weakref.ref(model)
         del model
         gc.collect()
@@ -532,7 +532,7 @@ def test_forward_hooks_of_a_mixer_act_while_decoding() -> None:
     part = next(module for module in model.modules() if isinstance(module, Fade))
     seen: list[Any] = []
     handle = part.register_forward_hook(lambda module, given, result: seen.append(result.shape))  # type: ignore[func-returns-value]
-    write(model, [[7, 8, 9]], options)
+    generate(model, [[7, 8, 9]], options)
     handle.remove()
     assert len(seen) == 1 + 3  # the prompt, and a step for each token but the last
     handle = part.register_forward_hook(lambda module, given, result: torch.zeros_like(result))
@@ -548,7 +548,7 @@ def test_a_step_that_cannot_be_captured_is_decoded_within_the_budget(monkeypatch
     """The slots of a CUDA-graph decoder take more rows than a batch of the host does."""
     model = language_model("fade")
     options = DecodeConfig(beam=1, max_new_tokens=5, batch_tokens=64)
-    expected = [row.ids for row in write(model, words(20, 3), options)]
+    expected = [row.ids for row in generate(model, words(20, 3), options)]
     most: list[int] = []
     begin = model.begin
 
@@ -559,7 +559,7 @@ def test_a_step_that_cannot_be_captured_is_decoded_within_the_budget(monkeypatch
     monkeypatch.setattr(model, "begin", begun)
     monkeypatch.setattr("regard.decode.generation.in_graphs", lambda model, beam=1: True)
     monkeypatch.setattr("regard.decode.graphs.engine.StaticState", lambda *_, **__: 1 / 0)
-    assert [row.ids for row in write(model, words(20, 3), options)] == expected
+    assert [row.ids for row in generate(model, words(20, 3), options)] == expected
     assert max(most) <= 64
     assert "division" in NOT_CAPTURED.pop(model)
 
@@ -608,7 +608,7 @@ def test_activation_checkpointing_draws_a_parts_own_dropout_again(bare: Any) -> 
     assert bare.decoder.random
     for recompute in (False, True):
         bare.train().zero_grad()
-        bare.decoder.recompute = recompute
+        bare.decoder.activation_checkpointing = recompute
         torch.manual_seed(5)
         bare(ids).square().sum().backward()
         gradients.append(next(m for m in bare.modules() if isinstance(m, Bare)).scale.grad.clone())

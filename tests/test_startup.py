@@ -14,7 +14,7 @@ from torch import nn
 from regard import model_folder
 from regard.config import TokenizerConfig
 from regard.models.architectures import make_model, preset
-from regard.models.weights import Unfilled, finite
+from regard.models.weights import SkipInit, finite
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 HEAVY = [
@@ -51,8 +51,10 @@ def saved(tmp_path: Path) -> Path:
     tokenizer = Tokenizer.train(["I ate an apple."], TokenizerConfig(kind="char", vocab_size=50))
     n = len(tokenizer)
     model = make_model(preset("transformer-tiny", source_vocab=n, target_vocab=n, **SIZES))
-    bundle = model_folder.Bundle(model, Tokenizers(tokenizer, tokenizer), "translation", source="en", target="de")
-    model_folder.save(tmp_path / "model", bundle, "")
+    package = model_folder.ModelPackage(
+        model, Tokenizers(tokenizer, tokenizer), "translation", source="en", target="de"
+    )
+    model_folder.save(tmp_path / "model", package, "")
     return tmp_path / "model"
 
 
@@ -76,7 +78,7 @@ def test_loading_draws_no_random_numbers(saved: Path) -> None:
 def test_a_model_made_unfilled_has_all_that_is_not_drawn() -> None:
     """Zeros, ones and tables of positions are as ever."""
     config = preset("transformer-tiny", source_vocab=30, target_vocab=30, **SIZES)
-    with Unfilled():
+    with SkipInit():
         unfilled = make_model(config)
         layer = nn.Linear(3, 2)
     drawn = make_model(config)

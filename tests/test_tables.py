@@ -19,8 +19,17 @@ import regard
 from regard import model_folder
 from regard.cli import settings_listing
 from regard.config import Config, ModelConfig, RecurrentSettings
-from regard.config.recipes import MODEL_DEFAULTS, build, changed, differences, every_setting, over, to_dict, to_toml
-from regard.config.registry import PARTS, TABLES, chosen, help_of, register, register_table, setting, unregister
+from regard.config.recipes import (
+    MODEL_DEFAULTS,
+    build,
+    changed_settings,
+    differences,
+    every_setting,
+    merge_tables,
+    to_dict,
+    to_toml,
+)
+from regard.config.registry import PARTS, TABLES, chosen_parts, help_of, register, register_table, setting, unregister
 from regard.errors import RegardError
 from regard.layers.part import NoSettings, Part
 from regard.layers.positions.relative import Relative
@@ -138,9 +147,9 @@ def test_an_override_of_the_choice_takes_the_recipes_table_with_it() -> None:
 
 def test_over_keeps_what_both_say() -> None:
     base = {"architecture": "gpt", "positions": "rope", "rope": {"base": 5.0, "factor": 2.0}}
-    assert over(base, {"rope": {"base": 7.0}})["rope"] == {"base": 7.0, "factor": 2.0}
-    assert "rope" not in over(base, {"positions": "alibi"})
-    assert over(base, {"positions": "alibi", "rope": {"base": 7.0}})["rope"]["base"] == 7.0  # build refuses it
+    assert merge_tables(base, {"rope": {"base": 7.0}})["rope"] == {"base": 7.0, "factor": 2.0}
+    assert "rope" not in merge_tables(base, {"positions": "alibi"})
+    assert merge_tables(base, {"positions": "alibi", "rope": {"base": 7.0}})["rope"]["base"] == 7.0  # build refuses it
 
 
 # ---- out and in ------------------------------------------------------------------------------------------------------
@@ -160,7 +169,7 @@ def test_configurations_are_keys_and_compared_with_their_tables() -> None:
     assert a == b != c
     assert len({a: 1, b: 2, c: 3}) == 2
     assert differences(Config(model=a), Config(model=c)) == ["model.yarn.factor"]
-    rope = changed(a, positions="rope")
+    rope = changed_settings(a, positions="rope")
     named = differences(Config(model=a), Config(model=resolve(rope)))
     assert {"model.positions", "model.yarn.factor", "model.rope.base"} <= set(named)
     with pytest.raises(TypeError):
@@ -169,7 +178,7 @@ def test_configurations_are_keys_and_compared_with_their_tables() -> None:
 
 def test_a_model_folder_keeps_the_tables(tmp_path: Path) -> None:
     model = make_model(preset("gpt-tiny", n_decoder_layers=1, target_vocab=9, positions="yarn", **{"yarn.factor": 4}))
-    model_folder.save(tmp_path / "model", model_folder.Bundle(model, None, "causal-lm"), "")
+    model_folder.save(tmp_path / "model", model_folder.ModelPackage(model, None, "causal-lm"), "")
     saved = json.loads((tmp_path / "model" / "config.json").read_text())["model"]
     assert saved["yarn"]["factor"] == 4.0
     assert "rope" not in saved
@@ -178,7 +187,7 @@ def test_a_model_folder_keeps_the_tables(tmp_path: Path) -> None:
 
 def test_a_flat_file_of_old_is_refused(tmp_path: Path) -> None:
     model = make_model(preset("gpt-tiny", n_decoder_layers=1, target_vocab=9))
-    model_folder.save(tmp_path / "model", model_folder.Bundle(model, None, "causal-lm"), "")
+    model_folder.save(tmp_path / "model", model_folder.ModelPackage(model, None, "causal-lm"), "")
     path = tmp_path / "model" / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps({**config, "format": 1}))
@@ -272,7 +281,7 @@ def test_presets_name_parts_that_there_are_and_tables_that_they_have() -> None:
     for table in PRESET_TABLES.values():
         for name, settings in table.items():
             full = {**MODEL_DEFAULTS, **with_preset({"preset": name})}
-            assert (settings.keys() & TABLES.keys()) <= set(chosen(full)), name
+            assert (settings.keys() & TABLES.keys()) <= set(chosen_parts(full)), name
 
 
 def test_settings_are_listed_by_kind(capsys: pytest.CaptureFixture[str]) -> None:

@@ -193,8 +193,10 @@ def test_unknown_device(run: Path) -> None:
 
 def test_saving_again_translates_the_same(translator: Translator, tmp_path: Path) -> None:
     languages = (translator.source, translator.target)
-    bundle = model_folder.Bundle(translator.model, translator.tokenizers, "translation", translator.options, *languages)
-    model_folder.save(tmp_path / "copy", bundle, "")
+    package = model_folder.ModelPackage(
+        translator.model, translator.tokenizers, "translation", translator.options, *languages
+    )
+    model_folder.save(tmp_path / "copy", package, "")
     words = ["abc", "edcba", "aabb"]
     again = load(tmp_path / "copy", "cpu").translate(words, beam=4, nbest=2)
     assert again == translator.translate(words, beam=4, nbest=2)

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 from tokens import EOS, SETTINGS, SOS
 
 from regard.config import DecodeConfig, ModelConfig, TokenizerConfig
-from regard.decode.constraints import pad
+from regard.decode.constraints import pad_rows
 from regard.errors import RegardError
 from regard.inference.embedder import Embedder, similarity
-from regard.inference.generator import Writer
-from regard.model_folder import Bundle
+from regard.inference.generator import Generator
+from regard.model_folder import ModelPackage
 from regard.models.bert import Bert
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
 from regard.models.vit import ViT
 from regard.text.chat_template import Turn
-from regard.text.special_token_template import CLASSIC, Frame
+from regard.text.special_token_template import CLASSIC, SpecialTokenTemplate
 from regard.text.special_tokens import PAD
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
@@ -37,7 +37,7 @@ LINES = [
     "You were eating soup.",
     "User: Hello\nAssistant: Good day to you.\nUser: Bye\nAssistant: See you soon.",
 ]
-DOCUMENT = Frame(before=(SOS,))
+DOCUMENT = SpecialTokenTemplate(before=(SOS,))
 
 
 @cache
@@ -47,7 +47,7 @@ def tokenizers() -> Tokenizers:
 
 
 @cache
-def taught() -> Bundle:
+def taught() -> ModelPackage:
     """The sentences above by heart, more or less; trained by hand, in a second or two."""
     tokenizer = tokenizers().target
     torch.manual_seed(0)
@@ -56,7 +56,7 @@ def taught() -> Bundle:
         preset="gpt-tiny", architecture="gpt", target_vocab=len(tokenizer), dropout=0.0, **SETTINGS, **sizes
     )  # type: ignore[arg-type]
     model = GPT(config)
-    rows = pad([[SOS, *tokenizer.encode(line), EOS] for line in LINES], torch.device("cpu"))
+    rows = pad_rows([[SOS, *tokenizer.encode(line), EOS] for line in LINES], torch.device("cpu"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(120):
         logits = model(rows[:, :-1]).flatten(0, 1)
@@ -65,38 +65,38 @@ def taught() -> Bundle:
         loss.backward()
         optimizer.step()
     model.eval().requires_grad_(False)
-    return Bundle(model, tokenizers(), "causal-lm", DecodeConfig(max_new_tokens=60), frame=DOCUMENT)
+    return ModelPackage(model, tokenizers(), "causal-lm", DecodeConfig(max_new_tokens=60), token_template=DOCUMENT)
 
 
 @pytest.fixture(scope="module")
-def writer() -> Writer:
-    return Writer(taught())
+def writer() -> Generator:
+    return Generator(taught())
 
 
 # ---- generate and stream ---------------------------------------------------------------------------------------------
 
 
-def test_it_goes_on_with_what_it_knows(writer: Writer) -> None:
+def test_it_goes_on_with_what_it_knows(writer: Generator) -> None:
     found = writer.generate("You were")
     assert (found.prompt, found.text, found.end, found.ended) == ("You were", " eating soup.", "end", True)
     assert "".join(found.tokens).replace("▁", " ") == found.text
     assert [str(g) for g in writer.generate(["You were eating", "I was reading"])] == [" soup.", " a book."]
 
 
-def test_an_empty_prompt_begins_a_document(writer: Writer) -> None:
+def test_an_empty_prompt_begins_a_document(writer: Generator) -> None:
     found = writer.generate("", temperature=1.0, n=8)
     assert found.samples[0].text == found.text
     assert sum(g.text in LINES for g in found.samples) >= 4
 
 
-def test_a_stop_string_and_all_after_it_is_left_out(writer: Writer) -> None:
+def test_a_stop_string_and_all_after_it_is_left_out(writer: Generator) -> None:
     found = writer.generate("You were", stop="ing so")
     assert (found.text, found.end) == (" eat", "stop")
     assert writer.generate("You were", stop=["xyz", "soup", "eat"]).text == " "
     assert writer.generate("You were", stop_strings=["p."]).text == " eating sou"
 
 
-def test_what_is_cut_off_says_why(writer: Writer) -> None:
+def test_what_is_cut_off_says_why(writer: Generator) -> None:
     short = writer.generate("You were", max_new_tokens=2)
     assert (short.end, short.ended, len(short.tokens)) == ("length", False, 2)
     long = writer.generate("I was", max_new_tokens=1000, min_len=1000)
@@ -112,7 +112,7 @@ def test_what_is_cut_off_says_why(writer: Writer) -> None:
     temperature=st.sampled_from([0.0, 1.0, 4.0]),
 )
 def test_the_streamed_pieces_are_the_text(prompt: str, stops: list[str], seed: int, temperature: float) -> None:
-    writer = Writer(taught())
+    writer = Generator(taught())
     options: dict[str, Any] = {"stop": stops, "temperature": temperature, "max_new_tokens": 12}
     pieces = list(writer.stream(prompt, seed=seed, **options))
     whole = writer.generate(prompt, seed=seed, **options)
@@ -122,7 +122,7 @@ def test_the_streamed_pieces_are_the_text(prompt: str, stops: list[str], seed: i
     assert writer.generate(["I was", prompt, "You"], seed=seed - 1, **options)[1].text == whole.text
 
 
-def test_words_are_streamed_before_the_end(writer: Writer) -> None:
+def test_words_are_streamed_before_the_end(writer: Generator) -> None:
     pieces = writer.stream("You were")
     first = next(pieces)
     assert " eating soup.".startswith(first)
@@ -130,7 +130,7 @@ def test_words_are_streamed_before_the_end(writer: Writer) -> None:
     assert first + "".join(pieces) == " eating soup."
 
 
-def test_what_cannot_be_written_is_refused_at_once(writer: Writer) -> None:
+def test_what_cannot_be_written_is_refused_at_once(writer: Generator) -> None:
     long = "I was " * 60
     for call in (writer.generate, writer.stream):
         with pytest.raises(RegardError, match=r"prompt .* tokens, but the model was built for at most 96 .*shorten"):
@@ -144,9 +144,9 @@ def test_what_cannot_be_written_is_refused_at_once(writer: Writer) -> None:
 
 
 def test_other_models_do_not_write() -> None:
-    for bundle in (bert_bundle(), transformer_bundle()):
+    for package in (bert_bundle(), transformer_bundle()):
         with pytest.raises(RegardError, match="writing needs a language model"):
-            Writer(bundle)
+            Generator(package)
 
 
 # ---- score and rank --------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def log_softmax_rows(model: GPT, ids: list[int]) -> np.ndarray:
     return log_p[np.arange(len(ids) - 1), ids[1:]]
 
 
-def test_a_score_is_the_sum_of_the_models_log_probabilities(writer: Writer) -> None:
+def test_a_score_is_the_sum_of_the_models_log_probabilities(writer: Generator) -> None:
     text = "I was eating soup."
     ids = tokenizers().target.encode(text)
     expected = log_softmax_rows(writer.model, [SOS, *ids])
@@ -172,8 +172,8 @@ def test_a_score_is_the_sum_of_the_models_log_probabilities(writer: Writer) -> N
     assert score.bits_per_character == pytest.approx(-expected.sum() / np.log(2) / len(text), rel=1e-4)
 
 
-def test_without_a_start_token_the_first_token_is_given(writer: Writer) -> None:
-    bare = Writer(dataclasses.replace(taught(), frame=Frame()))
+def test_without_a_start_token_the_first_token_is_given(writer: Generator) -> None:
+    bare = Generator(dataclasses.replace(taught(), token_template=SpecialTokenTemplate()))
     ids = tokenizers().target.encode("I was eating")
     score = bare.score("I was eating")
     assert score.log_probs == pytest.approx(log_softmax_rows(bare.model, ids), abs=1e-4)
@@ -184,13 +184,13 @@ def test_without_a_start_token_the_first_token_is_given(writer: Writer) -> None:
         bare.rank("", ["I was", "You were"])
 
 
-def test_texts_are_scored_together_as_alone(writer: Writer) -> None:
+def test_texts_are_scored_together_as_alone(writer: Generator) -> None:
     together = writer.score(LINES[:4])
     for line, score in zip(LINES, together, strict=False):
         assert score.log_probs == pytest.approx(writer.score(line).log_probs, abs=1e-4)
 
 
-def test_what_it_was_eating(writer: Writer) -> None:
+def test_what_it_was_eating(writer: Generator) -> None:
     ranked = writer.rank("I was eating", [" a book.", " an apple.", " hands."])
     assert ranked[0].text == " an apple."
     assert sum(r.probability for r in ranked) == pytest.approx(1)
@@ -206,7 +206,7 @@ def test_what_it_was_eating(writer: Writer) -> None:
     assert a.probability / b.probability == pytest.approx(math.exp(a.log_prob - b.log_prob), rel=1e-6)
 
 
-def test_ranking_holds_where_the_vocabulary_joins_the_border(writer: Writer) -> None:
+def test_ranking_holds_where_the_vocabulary_joins_the_border(writer: Generator) -> None:
     """'eat' + 'ing' is one token or two: probabilities compare whole texts, however they are cut."""
     prefix, ends = "I was e", ["ating an apple.", "xyz"]
     encode = tokenizers().target.encode
@@ -216,7 +216,7 @@ def test_ranking_holds_where_the_vocabulary_joins_the_border(writer: Writer) -> 
     assert a.log_prob - b.log_prob == pytest.approx(totals[a.text] - totals[b.text], abs=1e-3)
 
 
-def test_what_cannot_be_scored_is_named(writer: Writer) -> None:
+def test_what_cannot_be_scored_is_named(writer: Generator) -> None:
     with pytest.raises(RegardError, match=r"text 2 \(''\) is too short"):
         writer.score(["I was", ""])
     with pytest.raises(RegardError, match=r"text 1 has \d+ tokens, but the model was built for at most 96"):
@@ -230,7 +230,7 @@ def test_what_cannot_be_scored_is_named(writer: Writer) -> None:
 # ---- conversations ---------------------------------------------------------------------------------------------------
 
 
-def test_a_conversation_has_turns(writer: Writer) -> None:
+def test_a_conversation_has_turns(writer: Generator) -> None:
     talk = writer.chat()
     assert talk.say("Hello") == "Good day to you."
     assert "".join(talk.stream("Bye")) == "See you soon."
@@ -244,16 +244,16 @@ def test_a_conversation_has_turns(writer: Writer) -> None:
     assert talk.turns == []
 
 
-def test_white_space_around_an_answer_is_left_out(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_white_space_around_an_answer_is_left_out(writer: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        Writer, "stream", lambda writer, prompt, **options: iter([" ", "\n", " a", " ", "\nb", "c ", "\n"])
+        Generator, "stream", lambda writer, prompt, **options: iter([" ", "\n", " a", " ", "\nb", "c ", "\n"])
     )
     talk = writer.chat()
     assert list(talk.stream("Hello")) == ["a", " \nb", "c"]
     assert talk.turns[-1] == Turn("assistant", "a \nbc")
 
 
-def test_an_answer_that_is_broken_off_is_remembered_as_far_as_it_came(writer: Writer) -> None:
+def test_an_answer_that_is_broken_off_is_remembered_as_far_as_it_came(writer: Generator) -> None:
     talk = writer.chat()
     pieces = talk.stream("Hello")
     first = next(pieces)
@@ -261,11 +261,13 @@ def test_an_answer_that_is_broken_off_is_remembered_as_far_as_it_came(writer: Wr
     assert talk.turns == [Turn("user", "Hello"), Turn("assistant", first.strip())]
 
 
-def test_old_turns_are_forgotten_and_the_system_text_is_not(writer: Writer, caplog: pytest.LogCaptureFixture) -> None:
+def test_old_turns_are_forgotten_and_the_system_text_is_not(
+    writer: Generator, caplog: pytest.LogCaptureFixture
+) -> None:
     talk = writer.chat("You were eating soup.", max_new_tokens=12, min_len=12)
     read: list[str] = []
     framed = writer.framed
-    talk.writer = Writer(taught())
+    talk.writer = Generator(taught())
     talk.writer.framed = lambda text: (read.append(text), framed(text))[1]  # type: ignore[method-assign]
     with caplog.at_level(logging.WARNING, "regard"):
         for i in range(9):
@@ -278,7 +280,7 @@ def test_old_turns_are_forgotten_and_the_system_text_is_not(writer: Writer, capl
     assert "outgrew the model's 96 tokens" in caplog.text
 
 
-def test_a_question_too_long_for_the_model_is_refused_and_forgotten(writer: Writer) -> None:
+def test_a_question_too_long_for_the_model_is_refused_and_forgotten(writer: Generator) -> None:
     talk = writer.chat()
     talk.say("Hello")
     before = list(talk.turns)
@@ -291,25 +293,25 @@ def test_a_question_too_long_for_the_model_is_refused_and_forgotten(writer: Writ
 
 
 @cache
-def bert_bundle(pooling: str = "mean") -> Bundle:
+def bert_bundle(pooling: str = "mean") -> ModelPackage:
     torch.manual_seed(1)
     size = len(tokenizers().source)
     config = ModelConfig(preset="bert-tiny", architecture="bert", source_vocab=size, max_len=40, positions="learned")
-    return Bundle(Bert(config).eval(), tokenizers(), "masked-lm", frame=CLASSIC, pooling=pooling)
+    return ModelPackage(Bert(config).eval(), tokenizers(), "masked-lm", token_template=CLASSIC, pooling=pooling)
 
 
 @cache
-def transformer_bundle() -> Bundle:
+def transformer_bundle() -> ModelPackage:
     torch.manual_seed(1)
     size = len(tokenizers().source)
     sizes = {"n_encoder_layers": 1, "n_decoder_layers": 1, "d_model": 16, "n_heads": 2, "d_ff": 16, "max_len": 40}
     config = ModelConfig(architecture="transformer", source_vocab=size, target_vocab=size, **SETTINGS, **sizes)  # type: ignore[arg-type]
-    return Bundle(Transformer(config).eval(), tokenizers(), "translation")
+    return ModelPackage(Transformer(config).eval(), tokenizers(), "translation")
 
 
-def mean_by_hand(bundle: Bundle, text: str) -> np.ndarray:
+def mean_by_hand(package: ModelPackage, text: str) -> np.ndarray:
     """One text alone, no padding: the mean of its vectors, at length 1."""
-    ids, model = tokenizers().source.encode(text), bundle.model
+    ids, model = tokenizers().source.encode(text), package.model
     with torch.no_grad():
         if isinstance(model, Bert):
             hidden = model.hidden(torch.tensor([[SOS, *ids, EOS]]))
@@ -358,10 +360,10 @@ def test_what_cannot_be_embedded_is_refused() -> None:
     with pytest.raises(RegardError, match="pooling must be one of mean, first, not 'max'"):
         Embedder(taught()).embed(["I"], pooling="max")
     with pytest.raises(RegardError, match="text 1 is empty"):
-        Embedder(dataclasses.replace(taught(), frame=Frame())).embed([""])
+        Embedder(dataclasses.replace(taught(), token_template=SpecialTokenTemplate())).embed([""])
     vit = ViT(ModelConfig(preset="vit-tiny", architecture="vit", n_classes=2))
     with pytest.raises(RegardError, match="use a transformer, gpt, bert or rnn"):
-        Embedder(Bundle(vit, None, "images"))
+        Embedder(ModelPackage(vit, None, "images"))
 
 
 def test_no_texts_make_no_vectors() -> None:

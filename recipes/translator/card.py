@@ -20,7 +20,7 @@ from phrases import phrasebook
 from regard import model_folder
 from regard.config import recipes
 from regard.data.parallel_corpus import direction_of
-from regard.files import MANIFEST, new_folder, read_json, sha256
+from regard.files import MANIFEST, atomic_folder, read_json, sha256
 
 Amounts = Mapping[str, int]  # pairs of each set
 SETS = ("en-de", "en-fr", "en-zh", "en-zh-Hant", "europarl")
@@ -98,7 +98,7 @@ def main() -> None:
         raise SystemExit(f"{given.scores} does not hold scores of {given.out} alone: score it with score.py")
     told = {"flops": given.flops, "minutes": given.minutes, "gpu": given.gpu}
     text = CARD.format(name=given.out.name, **about(given.out), **data(given.work), **table(scores), **told)
-    with new_folder(given.out) as draft:
+    with atomic_folder(given.out) as draft:
         for name in read_json(given.out / MANIFEST)["sha256"]:
             shutil.copy(given.out / name, draft)
         (draft / "README.md").write_text(text, encoding="utf-8")
@@ -107,12 +107,12 @@ def main() -> None:
 
 
 def about(out: Path) -> dict[str, Any]:
-    bundle = model_folder.load(out, torch.device("cpu"), "fp32")
-    config = bundle.config
+    package = model_folder.load(out, torch.device("cpu"), "fp32")
+    config = package.config
     return {
-        "languages": ", ".join(dict.fromkeys(language for d in bundle.directions for language in d.split(">"))),
-        "directions": ", ".join(bundle.directions),
-        "parameters": sum(p.numel() for p in bundle.model.parameters()),
+        "languages": ", ".join(dict.fromkeys(language for d in package.directions for language in d.split(">"))),
+        "directions": ", ".join(package.directions),
+        "parameters": sum(p.numel() for p in package.model.parameters()),
         "vocabulary": config.source_vocab,
         "encoder": config.n_encoder_layers,
         "decoder": config.n_decoder_layers,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from regard.text.language_identification import HAN, Profiles, learned, scores, script, trigrams
+from regard.text.language_identification import HAN, Profiles, learn_profiles, scores, script, trigrams
 
 Pair = tuple[str, str]
 LETTER = re.compile(r"[^\W\d_]")
@@ -59,9 +59,9 @@ def german(pairs: list[Pair], profiles: Profiles) -> list[Pair]:
     the German that they leave teaches how the other languages look, and a line must be likelier German than that.
     """
     nearest = [pair for pair in pairs if spoken(pair[1], "de", profiles)]
-    own = learned(pair[1] for pair in nearest)
+    own = learn_profiles(pair[1] for pair in nearest)
     unlikely = [pair[1] for pair in nearest if mean(pair[1], {"own": own})["own"] < UNLIKELY]
-    both = {"own": own, "foreign": learned(unlikely)} if unlikely else {"own": own}
+    both = {"own": own, "foreign": learn_profiles(unlikely)} if unlikely else {"own": own}
     return [pair for pair in nearest if lead(mean(pair[1], both)) >= LEAD]
 
 

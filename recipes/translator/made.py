@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regard.files import MANIFEST, damage, new_folder, read_json, sha256
+from regard.files import MANIFEST, atomic_folder, find_damage, read_json, sha256
 from regard.model_folder import find
 
 Pair = tuple[str, str]
@@ -60,11 +60,11 @@ def origin(work: Path, job: Job, model: str, options: dict[str, Any]) -> dict[st
 
 def is_made(work: Path, job: Job, made_with: dict[str, Any]) -> bool:
     folder = work / job.name
-    return damage(folder) is None and read_json(folder / "made.json")["made with"] == made_with
+    return find_damage(folder) is None and read_json(folder / "made.json")["made with"] == made_with
 
 
 def save(work: Path, job: Job, pairs: list[Pair], made_with: dict[str, Any], counts: dict[str, int]) -> None:
-    with new_folder(work / job.name) as draft:
+    with atomic_folder(work / job.name) as draft:
         for i, side in enumerate((job.real, job.to)):
             with lzma.open(draft / f"train.{side}.xz", "wt", encoding="utf-8", preset=1) as file:
                 file.writelines(pair[i] + "\n" for pair in pairs)

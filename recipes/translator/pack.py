@@ -24,8 +24,8 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("out", type=Path)
     given = parser.parse_args()
-    bundle = model_folder.load(given.run, torch.device("cpu"), "fp32")
-    model_folder.save(given.out, bundle, CARD.format(given.out.name), small=True)
+    package = model_folder.load(given.run, torch.device("cpu"), "fp32")
+    model_folder.save(given.out, package, CARD.format(given.out.name), small=True)
     for file in given.out.iterdir():
         file.chmod(0o644)  # also for other users, wherever it is installed
     size = sum(file.stat().st_size for file in given.out.iterdir())

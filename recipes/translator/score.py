@@ -24,7 +24,7 @@ from regard.files import sha256, write_text
 from regard.inference.translator import Translator
 from regard.metrics.translation_scores import score
 from regard.model_folder import find
-from regard.terminal import table
+from regard.terminal import format_table
 
 SCRIPTS = {"cmn_Hans": "zh", "cmn_Hant": "zh-Hant"}
 
@@ -57,7 +57,7 @@ def main() -> None:
             print(f"{test.direction} {test.name} beam {beam}: {rows[-1]['bleu']:.2f}", flush=True)
     if not rows:
         sys.exit(f"nothing was scored: {given.model} translates in no direction of the tests")
-    print("\n".join(table([HEADER, *map(cells, rows)], 2)))
+    print("\n".join(format_table([HEADER, *map(cells, rows)], 2)))
     print("\n".join(sorted({row[f"{metric}_signature"] for row in rows for metric in ("bleu", "chrf")})))
     if given.out:
         weights = sha256(find(Path(given.model)) / "model.safetensors")  # card.py asks whose scores these are

@@ -14,7 +14,7 @@ import typer
 from regard.errors import RegardError
 from regard.inference.model_spec import config_of
 from regard.models.analysis.summary import check_lengths
-from regard.terminal import size, table
+from regard.terminal import format_bytes, format_table
 
 
 def cost(
@@ -93,7 +93,7 @@ def show_presets(rows: list[dict[str, Any]]) -> str:
         cells.append((row["preset"], row["architecture"], *numbers))
     vocab = next((n for row in rows for field, n in row["assumed"].items() if "vocab" in field), None)
     note = [f"Where a vocabulary comes from the data, {vocab:,} pieces are counted."] if vocab else []
-    return "\n".join(table(cells, 2) + note)
+    return "\n".join(format_table(cells, 2) + note)
 
 
 def show(result: dict[str, Any]) -> str:
@@ -113,7 +113,7 @@ def show_parameters(result: dict[str, Any]) -> list[str]:
         )
     rows.append(("trained", "", "", f"{found['trained']:,}"))
     rows.append(("active", "", "", f"{found['active']:,}"))
-    return [*table(rows, 2), *PARAMETERS]
+    return [*format_table(rows, 2), *PARAMETERS]
 
 
 PARAMETERS = (
@@ -136,7 +136,7 @@ def show_flops(result: dict[str, Any]) -> list[str]:
 
     kind = ARCHITECTURES[result["architecture"]]
     meaning = [BOTH_SIDES] if kind.translates else [PATCHES] if kind.sees_images else []
-    return [f"FLOPs in rows of {result['length']:,} tokens", *table(rows, 2), *FLOPS, *meaning]
+    return [f"FLOPs in rows of {result['length']:,} tokens", *format_table(rows, 2), *FLOPS, *meaning]
 
 
 FLOPS = (
@@ -148,8 +148,8 @@ PATCHES = "A token is a patch, or the one that the class is read from."
 
 
 def show_training(result: dict[str, Any]) -> list[str]:
-    rows = [(name, size(n)) for name, n in result["memory"]["training"].items()]
-    return [f"memory to train {result['batch']:,} x {result['length']:,} tokens", *table(rows, 1), *TRAINING]
+    rows = [(name, format_bytes(n)) for name, n in result["memory"]["training"].items()]
+    return [f"memory to train {result['batch']:,} x {result['length']:,} tokens", *format_table(rows, 1), *TRAINING]
 
 
 TRAINING = (
@@ -159,15 +159,17 @@ TRAINING = (
 
 def show_decoding(result: dict[str, Any]) -> list[str]:
     found = result["memory"]["decoding"]
-    rows = [("weights", f"{size(found['weights_bf16'])} in bf16, {size(found['weights_fp32'])} in fp32")]
+    rows = [
+        ("weights", f"{format_bytes(found['weights_bf16'])} in bf16, {format_bytes(found['weights_fp32'])} in fp32")
+    ]
     if "state_per_row" in found:
-        rows.append(("state", f"{size(found['state_per_row'])} a row of any length"))
+        rows.append(("state", f"{format_bytes(found['state_per_row'])} a row of any length"))
     if "cache_bf16" in found:
-        each, whole = size(found["cache_bf16_per_token"]), size(found["cache_bf16"])
+        each, whole = format_bytes(found["cache_bf16_per_token"]), format_bytes(found["cache_bf16"])
         rows.append(
             ("cache", f"{each} a token, {whole} for {result['batch']:,} x {result['length']:,}, in bf16; twice in fp32")
         )
-    return ["memory to use it", *table(rows, 2)]
+    return ["memory to use it", *format_table(rows, 2)]
 
 
 def summary(

@@ -68,7 +68,7 @@ def examine() -> dict[str, str]:
     import regard
     from regard import pretrained
     from regard.data.shards import cache_folder
-    from regard.device import cores, describe, peak_flops, pick_device, pick_precision
+    from regard.device import cpu_cores, describe, peak_flops, pick_device, pick_precision
 
     device = pick_device("auto")
     peak = peak_flops(device)
@@ -79,9 +79,9 @@ def examine() -> dict[str, str]:
         **{name: _version(name) for name in LIBRARIES},
         "device": describe(device) + (f", {peak / 1e12:.0f} TFLOP/s bf16 by data sheet" if peak else ""),
         "precision": str(pick_precision("auto", device)).removeprefix("torch."),
-        "cores": f"{cores()} usable, torch uses {torch.get_num_threads()} threads",
+        "cores": f"{cpu_cores()} usable, torch uses {torch.get_num_threads()} threads",
         "CPU kernels": torch.backends.cpu.get_cpu_capability(),
-        "models": ", ".join(pretrained.names()) or "none brought along",
+        "models": ", ".join(pretrained.bundled_models()) or "none brought along",
         "cache": f"{cache_folder()} (set REGARD_CACHE to move it)",
         "disk": f"{free / 1e9:,.0f} GB free here" + ("  <- little: checkpoints may fail" if free < 2e9 else ""),
     }

@@ -40,9 +40,9 @@ def import_model(
     from regard import model_folder as folders
     from regard.exchange.huggingface import read_huggingface
 
-    bundle, found = read_huggingface(folder, torch.device("cpu"))
+    package, found = read_huggingface(folder, torch.device("cpu"))
     origin = f"# {target.name}\n\nImported from {folder.resolve().name}.\n\n{found.summary()}\n"
-    folders.save(target, bundle, f"---\nlibrary_name: regard\n---\n{origin}")
+    folders.save(target, package, f"---\nlibrary_name: regard\n---\n{origin}")
     show(found, target, report, json, verbose)
 
 

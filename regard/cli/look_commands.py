@@ -147,12 +147,12 @@ def positions_picture(name: str, model: Path | None, settings: dict[str, str], l
             raise RegardError(f"{model} has its own settings: leave out --model.{next(iter(settings))}")
         return trained(name, load_model(model, pick_device("cpu")).model, length)
     from regard.config import ModelConfig
-    from regard.config.recipes import build, nested
+    from regard.config.recipes import build, nest
     from regard.models.architectures import ARCHITECTURES
     from regard.models.sizes import resolve_sizes
 
     # the scheme is drawn as a decoder has it; an encoder may not be able to use it
-    values = {"encoder_positions": "sinusoidal", **nested(settings), "positions": name}
+    values = {"encoder_positions": "sinusoidal", **nest(settings), "positions": name}
     tables = [kind.presets for kind in ARCHITECTURES.values() if "decoder" in kind.sides and not kind.is_recurrent]
     presets = {name: preset for table in tables for name, preset in table.items()}
     config = resolve_sizes(build(values, ModelConfig, "model."), presets)
@@ -205,7 +205,7 @@ def look_change(
 ) -> None:
     """Change what a model looks at, and print what it writes before and after, side by side."""
     from regard.cli.options import section_settings
-    from regard.inference.generator import Writer
+    from regard.inference.generator import Generator
     from regard.inference.load import load
     from regard.inference.translator import Translator
     from regard.look.change.compare import compare
@@ -214,7 +214,7 @@ def look_change(
     if not changes:
         raise RegardError("nothing is changed: give --zero, --mean, --force, --forbid, --pin, --replace or --positions")
     user = load(model, device)
-    if not isinstance(user, (Translator, Writer)):
+    if not isinstance(user, (Translator, Generator)):
         raise RegardError(f"the model in {model} neither translates nor writes, so there is nothing to compare")
     options = section_settings(context, "decode") | ({"to": to} if to else {})
     found = compare(user, sentence, changes, **options)
@@ -300,8 +300,8 @@ def look_attention(
     from regard.look.attention import attention
 
     options = section_settings(context, "decode") | ({"to": to} if to else {})
-    bundle = load(model, pick_device(device), "fp32")
-    found = attention(bundle, sentence, layer, kind, head, words, hide_sinks, renormalise, **options)
+    package = load(model, pick_device(device), "fp32")
+    found = attention(package, sentence, layer, kind, head, words, hide_sinks, renormalise, **options)
     if found.output and not json:
         print(found.output)
     hand_out(found, json, png, {csv: "save_csv", npz: "save_npz"}, Path("attention.png"))
@@ -330,9 +330,9 @@ def look_statistics(
         raise RegardError("give a text, or --file FILE with one on each line")
     texts = [text] if file is None else [line for line in read_lines(file) if line.strip()]
     options = section_settings(context, "decode") | ({"to": to} if to else {})
-    bundle = load(model, pick_device(device), "fp32")
+    package = load(model, pick_device(device), "fp32")
     with progress_bar("reading", len(texts), quiet=len(texts) == 1) as advance:
-        found = statistics(bundle, texts, advance, **options)
+        found = statistics(package, texts, advance, **options)
     if not json:
         print(found)
     hand_out(found, json, png, {csv: "save_csv"}, Path("statistics.png"))

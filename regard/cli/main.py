@@ -98,9 +98,9 @@ def readable_errors() -> Iterator[None]:
     except OSError as error:
         if error.filename is None or os.environ.get("REGARD_DEBUG"):
             raise
-        from regard.files import shortened
+        from regard.files import shorten_path
 
-        print(f"regard: {shortened(Path(error.filename))}: {error.strerror}; give another path", file=sys.stderr)
+        print(f"regard: {shorten_path(Path(error.filename))}: {error.strerror}; give another path", file=sys.stderr)
         raise SystemExit(2) from None
     except Interrupted as stopped:
         print(f"regard: {stopped}", file=sys.stderr)

@@ -18,7 +18,7 @@ import typer
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
-    from regard.inference.generator import Conversation, Generation, Ranked, TextScore, Writer
+    from regard.inference.generator import Conversation, Generation, Generator, Ranked, TextScore
 
 
 Model = Annotated[Path, typer.Argument(help="A run or model folder.")]
@@ -56,12 +56,12 @@ def generate(
 ) -> None:
     """Go on with a text. Several results have a line of --- between them; other settings: --decode.min_len 5, ..."""
     from regard.cli.options import stdin_lines
-    from regard.inference.generator import load_writer
+    from regard.inference.generator import load_generator
 
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
     options |= {"repetition_penalty": repetition_penalty, "max_new_tokens": max_new_tokens}
     chosen = decode_settings(context, options | {"n": n, "stop": stop})
-    writer = load_writer(model, device)
+    writer = load_generator(model, device)
     texts = prompts or list(stdin_lines())
     if not texts:
         raise RegardError("no prompt given: pass a text, or lines on stdin")
@@ -93,7 +93,7 @@ def show(pieces: Iterator[str], before: str = "") -> None:
     print()
 
 
-def print_generations(writer: Writer, prompts: list[str], options: dict[str, Any], as_json: bool) -> None:
+def print_generations(writer: Generator, prompts: list[str], options: dict[str, Any], as_json: bool) -> None:
     from regard.terminal import progress_bar
 
     with progress_bar("writing", len(prompts)) as advance:
@@ -130,12 +130,12 @@ def chat(
     device: Device = "auto",
 ) -> None:
     """Talk with a language model. Ctrl-C stops an answer, /reset begins again, Ctrl-D ends."""
-    from regard.inference.generator import load_writer
+    from regard.inference.generator import load_generator
 
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
     options |= {"repetition_penalty": repetition_penalty, "max_new_tokens": max_new_tokens}
     chosen = decode_settings(context, options)
-    talk = load_writer(model, device).chat(system, **chosen)
+    talk = load_generator(model, device).chat(system, **chosen)
     talk.writer.decode_options(**chosen)  # wrong settings are said before the first question
     if sys.stdin.isatty():
         print("regard: Ctrl-C stops an answer, /reset begins again, Ctrl-D ends", file=sys.stderr)
@@ -183,10 +183,10 @@ def score(
 ) -> None:
     """How likely texts are under a language model, token by token; or which of some ends is likeliest."""
     from regard.cli.options import no_settings, stdin_lines
-    from regard.inference.generator import load_writer
+    from regard.inference.generator import load_generator
 
     no_settings(context)
-    writer = load_writer(model, device)
+    writer = load_generator(model, device)
     given = texts or list(stdin_lines())
     if continuations is None:
         return print_each(writer.score(given), score_table, json)
@@ -266,13 +266,13 @@ def classify(
     """Say the class, number or tags of each text or picture: one line each, with its probability."""
     from regard.cli.options import no_settings, stdin_lines
     from regard.data.parallel_corpus import read_lines
-    from regard.inference.classifier import load_labeller
+    from regard.inference.classifier import load_classifier
     from regard.terminal import progress_bar
 
     no_settings(context)
     if items and input:
         raise RegardError("give texts or --input FILE, not both")
-    labeller = load_labeller(model, device)
+    labeller = load_classifier(model, device)
     lines = items or list(read_lines(input) if input else stdin_lines())
     parts = [(first, second) if tab else first for first, tab, second in (line.partition("\t") for line in lines)]
     with progress_bar("classifying", len(lines)) as advance:

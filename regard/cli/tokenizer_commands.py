@@ -28,13 +28,13 @@ def tokenizer_train(
     from regard.config import TokenizerConfig
     from regard.config.recipes import build
     from regard.data.parallel_corpus import read_lines
-    from regard.terminal import counted, progress_bar
+    from regard.terminal import count_progress, progress_bar
     from regard.text.tokenizer import Tokenizer
 
     values = {"kind": kind, "vocab_size": vocab_size, "nfc": nfc, "lowercase": lowercase}
     config = build(values, TokenizerConfig, "tokenizer.")
     with progress_bar("reading lines") as advance:
-        tokenizer = Tokenizer.train(counted(chain.from_iterable(map(read_lines, files)), advance), config)
+        tokenizer = Tokenizer.train(count_progress(chain.from_iterable(map(read_lines, files)), advance), config)
     tokenizer.save(output)
     print(f"{output}: {len(tokenizer):,} pieces")
 
@@ -87,9 +87,9 @@ def tokenizer_show(
 
 
 def load_tokenizer(path: Path) -> Any:
-    from regard.pretrained import place
+    from regard.pretrained import resolve_name
     from regard.text.tokenizer import Tokenizer
 
-    path = place(path)
+    path = resolve_name(path)
     places = [path / "tokenizer.json", path / "model" / "tokenizer.json", path / "tokenizer.source.json"]
     return Tokenizer.load(next((p for p in places if p.exists()), path / "tokenizer.json") if path.is_dir() else path)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from regard.config import Config
     from regard.inference.document_translator import Interpreted, Interpreter
     from regard.inference.translator import Translation, Translator
-    from regard.model_folder import Bundle
+    from regard.model_folder import ModelPackage
 
 NAMED = 10  # lines, in a warning
 
@@ -58,14 +58,14 @@ def translate_command(
 def _chosen(model: Path | None, device: str, weights: str) -> tuple[Path, str, str]:
     """The model asked for, or the one that Regard brings along, whose weights are bytes on the disk and stay so on a CPU."""
     from regard.device import pick_device
-    from regard.pretrained import DEFAULT, embedded, names
+    from regard.pretrained import DEFAULT, bundled_models, bundled_path
 
     if model is not None:
         return model, device, weights
-    if DEFAULT not in names():
+    if DEFAULT not in bundled_models():
         raise RegardError("no model given: train one (`make toy` makes runs/toy-en-de) and pass it with --model FOLDER")
     on_cpu = pick_device(device).type == "cpu"
-    return embedded(DEFAULT), device, "int8" if weights == "auto" and on_cpu else weights
+    return bundled_path(DEFAULT), device, "int8" if weights == "auto" and on_cpu else weights
 
 
 def _way(
@@ -157,20 +157,20 @@ def evaluate_command(
     from regard.tasks import evaluate as evaluate_task
     from regard.terminal import progress_bar
 
-    bundle = load_model(run, pick_device(device), weights)
-    if bundle.tokenizers is None and bundle.task != "images":
+    package = load_model(run, pick_device(device), weights)
+    if package.tokenizers is None and package.task != "images":
         raise RegardError(
             f"the model in {run} has no tokenizer, so it can read no text: import it with its tokenizer.json"
         )
-    config = _test_config(run, data, root, bundle, settings)
-    if bundle.task != "translation":
+    config = _test_config(run, data, root, package, settings)
+    if package.task != "translation":
         if output or any(value is not None for value in options.values()):
             raise RegardError(
-                f"--output, --beam and --length-penalty are for translations; this is a model for {bundle.task}"
+                f"--output, --beam and --length-penalty are for translations; this is a model for {package.task}"
             )
-        found = evaluate_task(bundle, config, pick_device(device))
+        found = evaluate_task(package, config, pick_device(device))
         return print_result({"corpus": ", ".join(config.data.test), "loss": found.loss, **found.scores}, as_json)
-    translator = Translator(bundle)
+    translator = Translator(package)
     specs, target = config.data.test, translator.target
     corpus = Corpus(specs, translator.source, target, Path(config.data.root), "test")
     options = dataclasses.asdict(config.decode) | {name: value for name, value in options.items() if value is not None}
@@ -192,7 +192,9 @@ def evaluate_command(
     print(f"hypotheses in {kept}", file=sys.stderr)
 
 
-def _test_config(run: Path, data: str | None, root: Path | None, bundle: Bundle, settings: dict[str, str]) -> Config:
+def _test_config(
+    run: Path, data: str | None, root: Path | None, package: ModelPackage, settings: dict[str, str]
+) -> Config:
     """The run's recipe, if there is one, with the corpus asked for; the model is the one that was loaded."""
     from regard.config import Config, recipes
 
@@ -203,14 +205,14 @@ def _test_config(run: Path, data: str | None, root: Path | None, bundle: Bundle,
         )
     recipe = run / "config.toml"
     values = recipes.load(recipe) if recipe.exists() else {}
-    values["decode"] = dataclasses.asdict(bundle.decode)
+    values["decode"] = dataclasses.asdict(package.decode)
     config = recipes.build(recipes.override(values, settings), Config)
     specs = (data,) if data else config.data.test
     if not specs:
         raise RegardError(f"{run} names no test data: give some with --data, as a recipe's data.test would")
     place = root or Path(config.data.root)
     return replace(
-        config, task=bundle.task, model=bundle.config, data=replace(config.data, test=specs, root=str(place))
+        config, task=package.task, model=package.config, data=replace(config.data, test=specs, root=str(place))
     )
 
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from regard.config.registry import PARTS, TABLES, choose, chosen
+from regard.config.registry import PARTS, TABLES, choose, chosen_parts
 from regard.config.schema import LARGEST, Config, ModelConfig
 from regard.errors import RegardError
-from regard.files import read_text, shortened
+from regard.files import read_text, shorten_path
 
 C = TypeVar("C")
 
@@ -31,7 +31,7 @@ def load(path: Path) -> dict[str, Any]:
             f"no recipe at {path}: give the path of a TOML file, such as recipes/toy-en-de.toml"
         ) from None
     except OSError as error:
-        raise RegardError(f"cannot read the recipe {shortened(path)}: {error.strerror or error}") from None
+        raise RegardError(f"cannot read the recipe {shorten_path(path)}: {error.strerror or error}") from None
     except ValueError as error:
         raise RegardError(f"cannot read the recipe {path}: {error}") from None
     except RecursionError:
@@ -66,10 +66,10 @@ def fields_of(cls: Any) -> dict[str, dataclasses.Field[Any]]:
 
 def _build_tables(given: Mapping[str, Any], built: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the tables of settings that were given for parts of a model, by name; those of other parts are refused."""
-    names = chosen({**MODEL_DEFAULTS, **built})
+    names = chosen_parts({**MODEL_DEFAULTS, **built})
     for name, table in given.items():
         if not isinstance(table, Mapping):
-            raise RegardError(f"'{where}{name}' is a table of settings, [{where}{name}], not {shown(table)}")
+            raise RegardError(f"'{where}{name}' is a table of settings, [{where}{name}], not {format_value(table)}")
         if name not in names:
             raise RegardError(f"[{where}{name}] would do nothing here: {choose(name, built.get('architecture', ''))}")
     return {name: build(table, TABLES[name].settings, f"{where}{name}.") for name, table in given.items()}
@@ -78,7 +78,7 @@ def _build_tables(given: Mapping[str, Any], built: Mapping[str, Any], where: str
 MODEL_DEFAULTS = {name: f.default for name, f in fields_of(ModelConfig).items()}
 
 
-def over(base: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
+def merge_tables(base: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `[model]` table that `model` makes of another, table by table.
 
     A table that only `base` has is left out where `model` chooses another part in its place: nobody asks for it any more.
@@ -88,7 +88,7 @@ def over(base: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
         tables = [table.get(name, {}) for table in (base, model)]
         if all(isinstance(table, Mapping) for table in tables) and (tables[0] or name in model):
             merged[name] = {**tables[0], **tables[1]}
-    before, after = (chosen({**MODEL_DEFAULTS, **table}) for table in (base, merged))
+    before, after = (chosen_parts({**MODEL_DEFAULTS, **table}) for table in (base, merged))
     gone = [name for name in before if name not in after and name not in model]
     return {key: value for key, value in merged.items() if key not in gone}
 
@@ -99,7 +99,7 @@ def check_values(config: Any, where: str = "") -> None:
         value = getattr(config, name)
         wrong = _outside(value, f)
         if wrong:
-            raise RegardError(f"'{where}{name}' must be {wrong}, not {shown(value)}")
+            raise RegardError(f"'{where}{name}' must be {wrong}, not {format_value(value)}")
     for name, table in getattr(config, "parts", {}).items():
         check_values(table, f"{where}{name}.")
 
@@ -121,7 +121,7 @@ def override(values: dict[str, Any], dotted: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
+def nest(dotted: Mapping[str, Any]) -> dict[str, Any]:
     """`{"rope.base": 1e6}` -> `{"rope": {"base": 1e6}}`."""
     return override({}, dotted)
 
@@ -151,12 +151,12 @@ def to_dict(config: Any) -> dict[str, Any]:
     return {name: to_dict(value) if dataclasses.is_dataclass(value) else value for name, value in made.items()}
 
 
-def changed(config: ModelConfig, **settings: Any) -> ModelConfig:
+def changed_settings(config: ModelConfig, **settings: Any) -> ModelConfig:
     """Return a model's configuration with other settings, those of its parts included: `changed(c, rope={"base": 5e5})`.
 
     Names may be dotted: `changed(c, **{"rope.base": 5e5})`.
     """
-    return build(over(to_dict(config), nested(settings)), ModelConfig, "model.")
+    return build(merge_tables(to_dict(config), nest(settings)), ModelConfig, "model.")
 
 
 def to_toml(config: Config) -> str:
@@ -200,14 +200,14 @@ def _cast(value: Any, hint: Any, name: str, f: dataclasses.Field[Any]) -> Any:
         cast = _cast_to(value, hint)
     except (TypeError, ValueError, OverflowError, RecursionError):
         kind = getattr(hint, "__name__", str(hint))
-        raise RegardError(f"'{name}' must be of type {kind}, not {shown(value)}") from None
+        raise RegardError(f"'{name}' must be of type {kind}, not {format_value(value)}") from None
     wrong = _outside(cast, f)
     if wrong:
-        raise RegardError(f"'{name}' must be {wrong}, not {shown(value)}")
+        raise RegardError(f"'{name}' must be {wrong}, not {format_value(value)}")
     return cast
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value as a line of an error message shows it: on one line, its end left out where it is long."""
     try:
         text = repr(value)

@@ -161,7 +161,7 @@ def find(kind: str, name: str) -> Any:
     return parts[name]
 
 
-def chosen(model: Mapping[str, Any]) -> list[str]:
+def chosen_parts(model: Mapping[str, Any]) -> list[str]:
     """Return the names of the tables that exist beside these values of all settings of `[model]`.
 
     An architecture that is not known stands for any.

@@ -265,9 +265,11 @@ class TrainConfig:
     batch_tokens: int = setting(4096, "padded target tokens in a batch", least=1)
     accumulate: int = setting(1, "batches per optimizer step", least=1)
     bptt: int = setting(0, "rnn: tokens a batch goes on for, beyond which nothing is learned back; 0 = model.max_len")
-    carry: bool = setting(True, "rnn on a stream of text: each batch goes on with the state that the one before left")
-    activity: float = setting(0.0, "rnn: weight of the mean square of what the last layer gives (AR; AWD-LSTM: 2)")
-    slowness: float = setting(0.0, "rnn: the same of its changes from step to step (TAR; AWD-LSTM: 1)")
+    carry_state: bool = setting(
+        True, "rnn on a stream of text: each batch goes on with the state that the one before left"
+    )
+    ar_weight: float = setting(0.0, "rnn: weight of the mean square of what the last layer gives (AR; AWD-LSTM: 2)")
+    tar_weight: float = setting(0.0, "rnn: the same of its changes from step to step (TAR; AWD-LSTM: 1)")
     lr: float = setting(1e-3, "peak learning rate", above=0)
     schedule: str = setting(
         "inverse-sqrt",
@@ -314,7 +316,7 @@ class TrainConfig:
         "fp32, or bf16: weights, gradients and moments in half the memory, rounded at random",
         choices=("fp32", "bf16"),
     )
-    recompute: bool = setting(
+    activation_checkpointing: bool = setting(
         False, "keep only what enters each block and compute the rest again: less memory, more time"
     )
     compile: bool = setting(True, "compile the training step on a GPU")

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from regard.data.shards import ANY_LENGTH, Joined, Store
 from regard.errors import RegardError
-from regard.text.bpe_dropout import Dropout
-from regard.text.special_token_template import OWN, Frame
+from regard.text.bpe_dropout import BPEDropout
+from regard.text.special_token_template import OWN, SpecialTokenTemplate
 from regard.text.special_tokens import PAD
 
 SMALLEST_WIDTH = 4
@@ -148,27 +148,27 @@ class PairBatches(Bucketed):
         store: Store,
         batch_tokens: int,
         seed: int,
-        frame: Frame = OWN,
-        dropout: tuple[Dropout, Dropout] | None = None,  # of the source's vocabulary and the target's
+        token_template: SpecialTokenTemplate = OWN,
+        dropout: tuple[BPEDropout, BPEDropout] | None = None,  # of the source's vocabulary and the target's
         max_len: int = ANY_LENGTH,  # of the model: pieces that fall apart must not go beyond it
     ) -> None:
-        self.store, self.frame, self.dropout, self.max_len = store, frame, dropout, max_len
-        self.around = len(frame.before) + len(frame.after)
-        longest = np.maximum(store.source.lengths + self.around, store.target.lengths + len(frame.start))
+        self.store, self.token_template, self.dropout, self.max_len = store, token_template, dropout, max_len
+        self.around = len(token_template.before) + len(token_template.after)
+        longest = np.maximum(store.source.lengths + self.around, store.target.lengths + len(token_template.start))
         if dropout:  # room for pieces that fall apart
             longest = longest + np.ceil(dropout[0].chance * longest)
         super().__init__(longest.astype(np.int64), batch_tokens, seed)
 
     def collate(self, width: int, rows: np.ndarray, rng: np.random.Generator) -> Batch:
-        filled, frame = self.filled(width, rows), self.frame
+        filled, token_template = self.filled(width, rows), self.token_template
         room = min(width, self.max_len)
         sources, targets = self.store.source.together(filled), self.store.target.together(filled)
         if self.dropout:
             sources = self.dropout[0](*sources, room - self.around, rng)
-            targets = self.dropout[1](*targets, room - len(frame.start), rng)
-        source = padded(sources, width, frame.before, frame.after)
-        target = padded(targets, width, frame.start)
-        labels = padded(targets, width, frame.start[1:], frame.end)
+            targets = self.dropout[1](*targets, room - len(token_template.start), rng)
+        source = padded(sources, width, token_template.before, token_template.after)
+        target = padded(targets, width, token_template.start)
+        labels = padded(targets, width, token_template.start[1:], token_template.end)
         labels[len(rows) :] = PAD
         return make_batch(source, target, labels)
 
@@ -191,7 +191,7 @@ def padded(rows: Joined, width: int, before: tuple[int, ...] = (), after: tuple[
     return made
 
 
-def ahead(
+def prefetch(
     batches: Iterator[tuple[Batch, Cursor]], *, depth: int = 8, pin: bool = False
 ) -> Iterator[tuple[Batch, Cursor]]:
     """The same iterator, worked off by a thread `depth` batches ahead, so that the device never waits for the host."""

@@ -90,7 +90,7 @@ def _picture_files(folder: Path) -> Iterator[tuple[Path, str]]:
                 yield path, label.name
 
 
-def read_picture(path: Path, height: int, width: int, channels: int) -> np.ndarray:
+def read_image(path: Path, height: int, width: int, channels: int) -> np.ndarray:
     """One picture, (height, width, channels)."""
     if not path.is_file():
         raise RegardError(f"there is no image {path}; check its name")
@@ -134,7 +134,7 @@ def mean_and_std(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ..
     return tuple(means), tuple(stds)
 
 
-def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """(B, channels, H, W) with the mean and standard deviation of each channel taken out."""
     shift, scale = (images.new_tensor(numbers)[:, None, None] for numbers in (mean, std))
     return (images - shift) / scale

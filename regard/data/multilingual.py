@@ -12,20 +12,20 @@ from dataclasses import replace
 from itertools import islice
 
 from regard.data.parallel_corpus import Corpus, direction_of
-from regard.data.shards import Filters, Store, cache_folder, prepare
+from regard.data.shards import Filters, Store, cache_folder, prepare_store
 from regard.errors import RegardError
-from regard.text.language_identification import Profiles, learned
+from regard.text.language_identification import Profiles, learn_profiles
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 SAMPLED = 20_000  # lines of each language that its profile is learned from
 
 
-def targets(directions: tuple[str, ...]) -> tuple[str, ...]:
+def target_languages(directions: tuple[str, ...]) -> tuple[str, ...]:
     """The languages that there must be tokens for."""
     return tuple(dict.fromkeys(direction.split(">")[1] for direction in directions))
 
 
-def tag_of(tokenizer: Tokenizer, language: str) -> int:
+def language_token(tokenizer: Tokenizer, language: str) -> int:
     tags = tokenizer.tags()
     if language not in tags:
         known = ", ".join(tags) or "no language"
@@ -33,16 +33,18 @@ def tag_of(tokenizer: Tokenizer, language: str) -> int:
     return tags[language]
 
 
-def prepare_pairs(
+def prepare_pair_store(
     corpus: Corpus, tokenizers: Tokenizers, filters: Filters, progress: Callable[[int], None] = lambda done: None
 ) -> Store:
     """The corpus as token ids, with the tokens of its directions if it has any."""
     if not corpus.directions:
-        return prepare(corpus, (tokenizers.source, tokenizers.target), filters, cache_folder(), progress)
-    return prepare(Directed(corpus), (Tagging(tokenizers.source), tokenizers.target), filters, cache_folder(), progress)
+        return prepare_store(corpus, (tokenizers.source, tokenizers.target), filters, cache_folder(), progress)
+    return prepare_store(
+        Directed(corpus), (Tagging(tokenizers.source), tokenizers.target), filters, cache_folder(), progress
+    )
 
 
-def profiles(corpus: Corpus) -> Profiles:
+def language_profiles(corpus: Corpus) -> Profiles:
     """By which the languages of a corpus of several directions are told apart, where their script does not do it."""
     lines: defaultdict[str, list[str]] = defaultdict(list)
     for spec in corpus.specs if corpus.directions else ():
@@ -51,7 +53,7 @@ def profiles(corpus: Corpus) -> Profiles:
             for row in islice(replace(corpus, specs=(spec,)).rows(), SAMPLED):
                 for language, text in zip(languages, row, strict=True):
                     lines[language].append(text)
-    return {name: learned(islice(own, SAMPLED)) for name, own in lines.items() if not name.startswith("zh")}
+    return {name: learn_profiles(islice(own, SAMPLED)) for name, own in lines.items() if not name.startswith("zh")}
 
 
 class Directed:
@@ -77,7 +79,7 @@ class Tagging:
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         languages, bare = zip(*(text.split("\t", 1) for text in texts), strict=True)
         encoded = self.tokenizer.encode_batch(bare)
-        tags = {language: tag_of(self.tokenizer, language) for language in set(languages)}
+        tags = {language: language_token(self.tokenizer, language) for language in set(languages)}
         rows = zip(languages, bare, encoded, strict=True)
         return [[tags[language], *ids] if text.strip() else [] for language, text, ids in rows]
 

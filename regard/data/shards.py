@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from regard.errors import RegardError
-from regard.files import MANIFEST, damage, manifest_of, read_json, seal, sync
+from regard.files import MANIFEST, find_damage, manifest_of, read_json, sync, write_manifest
 
 FORMAT = 3  # raise it whenever the layout or the meaning of the files changes
 CHUNK, CHARACTERS = 4096, 1 << 22  # rows tokenised at a time, and characters: the memory `prepare` needs
@@ -161,7 +161,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "regard"
 
 
-def prepare(
+def prepare_store(
     corpus: Source,
     tokenizers: tuple[Encoder, ...],
     filters: Filters,
@@ -264,7 +264,7 @@ def _write(
         raise RegardError(f"{what}; check the files or loosen the filters")
     sides = [writer.meta() for writer in writers]
     (folder / META).write_text(json.dumps({"report": asdict(report), "sides": sides}, indent=2) + "\n")
-    seal(folder)
+    write_manifest(folder)
 
 
 def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
@@ -319,7 +319,7 @@ def _verify(folder: Path) -> None:
         stamps = _stamps(folder)
         if _verified.get(folder) == stamps:
             return
-        wrong = damage(folder)
+        wrong = find_damage(folder)
     except (OSError, RegardError) as error:
         raise _Unusable(str(error)) from error
     if wrong:

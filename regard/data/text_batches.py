@@ -12,11 +12,11 @@ import numpy as np
 
 from regard.data.batches import Batch, Batches, Rows, batch_size, bucket_widths, buckets, make_batch
 from regard.data.shards import TokenStore
-from regard.text.special_token_template import OWN, Frame
+from regard.text.special_token_template import OWN, SpecialTokenTemplate
 from regard.text.special_tokens import PAD
 
 Spans = np.ndarray  # (N, 2)
-Rewrite = Callable[[np.ndarray, np.random.Generator], tuple[np.ndarray, np.ndarray]]
+Corruption = Callable[[np.ndarray, np.random.Generator], tuple[np.ndarray, np.ndarray]]
 
 
 def windows(n: int, length: int, shift: int, overlap: int = 0) -> Spans:
@@ -59,7 +59,7 @@ class StreamBatches(Batches):
         return make_batch(padded[:, :-1].copy(), labels)
 
 
-class CarriedBatches(Batches):
+class StatefulBatches(Batches):
     """(ids, fresh, labels), (B, W), (B,) and (B, W): the text as B streams side by side, each of which goes on in a batch
     where it was in the one before; `fresh` says which of them begin.
 
@@ -144,7 +144,7 @@ def pack(spans: Spans, width: int) -> list[Spans]:
     return [*rows, np.array(row)] if row else rows
 
 
-class NoisedBatches(Batches):
+class CorruptedBatches(Batches):
     """Rows rewritten by chance, anew in each epoch; those of similar length together."""
 
     def __init__(
@@ -154,12 +154,12 @@ class NoisedBatches(Batches):
         length: int,
         batch_tokens: int,
         seed: int,
-        rewrite: Rewrite,
-        frame: Frame = OWN,
+        rewrite: Corruption,
+        token_template: SpecialTokenTemplate = OWN,
     ) -> None:
         super().__init__(seed)
         self.ids, self.length, self.batch_tokens = store.ids, length, batch_tokens
-        self.rewrite, self.frame = rewrite, frame
+        self.rewrite, self.token_template = rewrite, token_template
         self.documents = document_spans(store, length) if packing == "documents" else None
 
     def make_plan(self, rng: np.random.Generator) -> list[Rows]:
@@ -177,27 +177,29 @@ class NoisedBatches(Batches):
         )  # not scored
 
 
-class FillingBatches(NoisedBatches):
+class MaskedBatches(CorruptedBatches):
     """(ids, labels): a text with blanks, and what belongs there; PAD where nothing is asked."""
 
     def collate(self, width: int, rows: Spans, rng: np.random.Generator) -> Batch:
-        pairs, frame = self.rewritten(width, rows, rng), self.frame
-        width += len(frame.before) + len(frame.after)
-        ids = stacked([frame.one(text.tolist()) for text, _ in pairs], width)
-        return make_batch(ids, stacked([[*(PAD for _ in frame.before), *blanks] for _, blanks in pairs], width))
+        pairs, token_template = self.rewritten(width, rows, rng), self.token_template
+        width += len(token_template.before) + len(token_template.after)
+        ids = stacked([token_template.one(text.tolist()) for text, _ in pairs], width)
+        return make_batch(
+            ids, stacked([[*(PAD for _ in token_template.before), *blanks] for _, blanks in pairs], width)
+        )
 
 
-class MendingBatches(NoisedBatches):
+class DenoisingBatches(CorruptedBatches):
     """(source, target, labels): a damaged text, and what an encoder-decoder should make of it."""
 
     def collate(self, width: int, rows: Spans, rng: np.random.Generator) -> Batch:
-        pairs, frame = self.rewritten(width, rows, rng), self.frame
+        pairs, token_template = self.rewritten(width, rows, rng), self.token_template
         # spans of no tokens make a text longer, maybe by more than the model reads
-        source = [frame.one(text[: self.length].tolist()) for text, _ in pairs]
-        target = [[*frame.start, *mended] for _, mended in pairs]
-        labels = [[*frame.start[1:], *mended, *frame.end] for _, mended in pairs[: len(rows)]] + [[]] * (
-            len(pairs) - len(rows)
-        )
+        source = [token_template.one(text[: self.length].tolist()) for text, _ in pairs]
+        target = [[*token_template.start, *mended] for _, mended in pairs]
+        labels = [[*token_template.start[1:], *mended, *token_template.end] for _, mended in pairs[: len(rows)]] + [
+            []
+        ] * (len(pairs) - len(rows))
         widths = [int(bucket_widths(np.array(max(map(len, side))))) for side in (source, target)]
         return make_batch(stacked(source, widths[0]), stacked(target, widths[1]), stacked(labels, widths[1]))
 

@@ -15,14 +15,23 @@ from torch import Tensor
 
 from regard.config import DecodeConfig
 from regard.decode.beam_search import beam_search
-from regard.decode.constraints import Decoder, Hypothesis, budget, check, in_graphs, length_limits, not_captured, pad
+from regard.decode.constraints import (
+    Decoder,
+    Hypothesis,
+    budget,
+    check,
+    length_limits,
+    pad_rows,
+    uses_cuda_graphs,
+    warn_not_captured,
+)
 from regard.decode.cpu_processes import CAN_FORK, fork_map, idle_cores
 from regard.decode.sampling import sample
 from regard.errors import RegardError
 from regard.kernels.cpu_threads import one_thread
 from regard.layers.hooks import is_observed, labelled, paused
-from regard.layers.quantization import numbers
-from regard.text.special_token_template import OWN, Frame
+from regard.layers.quantization import count_weights
+from regard.text.special_token_template import OWN, SpecialTokenTemplate
 
 
 def decode(
@@ -32,29 +41,29 @@ def decode(
     max_len: int,
     device: torch.device,
     progress: Callable[[int], None] = lambda done: None,
-    frame: Frame = OWN,
+    token_template: SpecialTokenTemplate = OWN,
 ) -> list[list[Hypothesis]]:
     """The translations (best first) of each source; `progress` hears how many sentences each batch finished."""
     check(options)
-    around = len(frame.one(()))
+    around = len(token_template.one(()))
     for i, ids in enumerate(sources):
         if len(ids) + around > max_len:
             raise RegardError(
                 f"sentence {i + 1} has {len(ids)} tokens, but the model was built for at most {max_len - around} "
                 f"(model.max_len): split it into shorter sentences"
             )
-    if in_graphs(model, options.beam):
+    if uses_cuda_graphs(model, options.beam):
         from regard.decode.graphs.engine import NotCapturable
 
         try:
-            return decode_in_graphs(model, sources, options, device, frame, progress)
+            return decode_in_graphs(model, sources, options, device, token_template, progress)
         except NotCapturable as error:
-            not_captured(model, str(error))
+            warn_not_captured(model, str(error))
     results: dict[int, list[Hypothesis]] = {}
 
     def work(rows: list[int]) -> list[list[Hypothesis]]:
-        source = pad([frame.one(sources[i]) for i in rows], device)
-        return decode_batch(model, source, rows, options, max_len, frame.start)
+        source = pad_rows([token_template.one(sources[i]) for i in rows], device)
+        return decode_batch(model, source, rows, options, max_len, token_template.start)
 
     def done(rows: list[int], found: list[list[Hypothesis]]) -> None:
         results.update(zip(rows, found, strict=True))
@@ -98,7 +107,7 @@ def processes(model: Any, sources: Sequence[Sequence[int]], options: DecodeConfi
     # A translation is taken to be as long as its source.
     tokens = width * sum(map(len, sources))
     steps = max(map(len, sources)) * -(-len(sources) * width // ROWS)
-    seconds = tokens * numbers(model) / PRODUCTS_PER_SECOND + steps * STEP_SECONDS
+    seconds = tokens * count_weights(model) / PRODUCTS_PER_SECOND + steps * STEP_SECONDS
     return min(most, 1 + idle_cores()) if seconds >= FORKED_SECONDS else 1
 
 
@@ -107,18 +116,18 @@ def decode_in_graphs(
     sources: Sequence[Sequence[int]],
     options: DecodeConfig,
     device: torch.device,
-    frame: Frame,
+    token_template: SpecialTokenTemplate,
     progress: Callable[[int], None],
 ) -> list[list[Hypothesis]]:
     from regard.decode.graphs.decoding import translate
 
-    framed = [frame.one(ids) for ids in sources]
+    framed = [token_template.one(ids) for ids in sources]
     with paused(model):
-        found = translate(model, framed, options, frame.start, progress) if framed else []
+        found = translate(model, framed, options, token_template.start, progress) if framed else []
     if is_observed(model):
         for rows in batches(sources, options, device):
-            source = pad([framed[i] for i in rows], device)
-            reread(model, source, rows, [found[i][0] for i in rows], frame.start)
+            source = pad_rows([framed[i] for i in rows], device)
+            record_forced_forward(model, source, rows, [found[i][0] for i in rows], token_template.start)
     return found
 
 
@@ -133,7 +142,7 @@ def decode_batch(
     with paused(model):  # hypotheses change places at every step
         found = search(model, source, rows, options, max_len, start)
     if is_observed(model):
-        reread(model, source, rows, [ranked[0] for ranked in found], start)
+        record_forced_forward(model, source, rows, [ranked[0] for ranked in found], start)
     return found
 
 
@@ -151,12 +160,14 @@ def search(
 
 
 @torch.no_grad()
-def reread(model: Any, source: Tensor, rows: list[int], best: list[Hypothesis], start: tuple[int, ...]) -> None:
+def record_forced_forward(
+    model: Any, source: Tensor, rows: list[int], best: list[Hypothesis], start: tuple[int, ...]
+) -> None:
     """One forced forward over the best hypotheses, for whoever records: the same weights as during the search."""
     end: int = model.config.eos_token_id
     written = [[*start, *h.tokens, *([end] if h.ended else [])] for h in best]
     with labelled(model, rows, written):
-        model(source, pad([ids[:-1] for ids in written], source.device))  # the last token is said, never read
+        model(source, pad_rows([ids[:-1] for ids in written], source.device))  # the last token is said, never read
 
 
 def batches(

@@ -70,7 +70,7 @@ def budget(options: DecodeConfig, device: torch.device) -> int:
     return options.batch_tokens or (131072 if device.type == "cuda" else 8192)
 
 
-def in_graphs(model: Any, beam: int = 1) -> bool:
+def uses_cuda_graphs(model: Any, beam: int = 1) -> bool:
     """Return whether a model is decoded by CUDA graphs (decode/graphed): on a GPU, unless something stands against it."""
     weight = getattr(getattr(model, "head", None), "weight", None)
     if weight is None or not weight.is_cuda or importlib.util.find_spec("triton") is None:
@@ -81,20 +81,20 @@ def in_graphs(model: Any, beam: int = 1) -> bool:
         cannot(model) or NOT_CAPTURED.get(model) or (f"a beam of {beam}, more than {WIDEST}" if beam > WIDEST else "")
     )
     if reason:
-        say_once(f"decoding goes token by token, not by CUDA graphs: {reason}")
+        warn_once(f"decoding goes token by token, not by CUDA graphs: {reason}")
     return not reason
 
 
 NOT_CAPTURED: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # models whose step could not be captured, and why
 
 
-def not_captured(model: Any, reason: str) -> None:
+def warn_not_captured(model: Any, reason: str) -> None:
     """Remember that a model's step cannot be captured, and say so."""
     NOT_CAPTURED[model] = reason
-    say_once(f"decoding goes token by token, not by CUDA graphs: {reason}")
+    warn_once(f"decoding goes token by token, not by CUDA graphs: {reason}")
 
 
-def release(model: Any) -> None:
+def free_decode_graphs(model: Any) -> None:
     """Give up the memory that recorded decoding of this model keeps, if it does."""
     engines = sys.modules.get("regard.decode.graphs.engine")
     if engines is not None:
@@ -103,7 +103,7 @@ def release(model: Any) -> None:
 
 
 @functools.cache
-def say_once(text: str) -> None:
+def warn_once(text: str) -> None:
     log.warning(text)
 
 
@@ -113,7 +113,7 @@ def length_limits(source_lengths: Tensor, options: DecodeConfig, max_len: int) -
     return limit.clamp(min=max(1, options.min_len + 1), max=max_len).long()
 
 
-def pad(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+def pad_rows(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """(B, T) ids, padded on the right."""
     width = max(map(len, rows))
     return torch.tensor([[*ids, *[PAD] * (width - len(ids))] for ids in rows], device=device)
@@ -130,10 +130,10 @@ def opened(model: Decoder, source: Tensor, start: tuple[int, ...]) -> tuple[Any,
 
 def log_probabilities(logits: Tensor, step: int, options: DecodeConfig, config: ModelConfig) -> Tensor:
     """log p of each next token (N, V) in fp32, with what may not be said at -inf."""
-    return forbid(logits.float().log_softmax(-1), step < options.min_len, config)
+    return mask_disallowed(logits.float().log_softmax(-1), step < options.min_len, config)
 
 
-def forbid(scores: Tensor, no_end: Tensor | bool, config: ModelConfig) -> Tensor:
+def mask_disallowed(scores: Tensor, no_end: Tensor | bool, config: ModelConfig) -> Tensor:
     """-inf, in place, for the tokens that are never generated, and for the end token in rows (N,) that may not end yet.
 
     On a GPU one by one, since a recorded step cannot look them up by a list."""

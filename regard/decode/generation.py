@@ -22,19 +22,19 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import DecodeConfig, ModelConfig
-from regard.decode.constraints import budget, check, in_graphs, not_captured, pad
-from regard.decode.sampling import draw, seeds_of, seen_of
+from regard.decode.constraints import budget, check, pad_rows, uses_cuda_graphs, warn_not_captured
+from regard.decode.sampling import choose_next, seeds_of, seen_of
 from regard.errors import RegardError
 from regard.kernels.cpu_threads import one_thread
 from regard.layers.hooks import is_observed, labelled, paused
-from regard.models.model import LanguageModel, StreamModel
+from regard.models.model import LanguageModel, StatefulLanguageModel
 from regard.text.detokenizer import Detokenizer
 from regard.text.special_tokens import PAD
 from regard.text.tokenizer import Tokenizer
 
 
 @dataclass
-class Row:
+class GenerationRequest:
     """One continuation being written."""
 
     prompt: list[int]
@@ -66,16 +66,16 @@ class Row:
             self.end = self.at_limit
 
 
-def longest(model: nn.Module) -> int:
+def max_length_of(model: nn.Module) -> int:
     """The most tokens that a text may have; for a recurrent model, whose state does not grow, there is no most."""
-    return sys.maxsize if isinstance(model, StreamModel) else model.config.max_len  # type: ignore[union-attr,return-value]
+    return sys.maxsize if isinstance(model, StatefulLanguageModel) else model.config.max_len  # type: ignore[union-attr,return-value]
 
 
-def make_row(
+def make_request(
     prompt: Sequence[int], seed: int, options: DecodeConfig, model: nn.Module, name: str = "the prompt"
-) -> Row:
+) -> GenerationRequest:
     """Refuses a prompt that leaves no room for a single token."""
-    max_len = longest(model)
+    max_len = max_length_of(model)
     room = max_len - len(prompt)
     if not prompt:
         raise RegardError(f"{name} is empty, and this model has no token that begins a text: give it a word")
@@ -86,7 +86,7 @@ def make_row(
         )
     new = options.max_new_tokens
     eos: int = model.config.eos_token_id  # type: ignore[union-attr,assignment]
-    return Row(list(prompt), min(new, room), "length" if new <= room else "context", seed, eos)
+    return GenerationRequest(list(prompt), min(new, room), "length" if new <= room else "context", seed, eos)
 
 
 def distinct(rows: Sequence[list[int]]) -> tuple[list[list[int]], list[int]]:
@@ -103,18 +103,18 @@ def distinct(rows: Sequence[list[int]]) -> tuple[list[list[int]], list[int]]:
 CHUNK = 1024  # tokens whose logits are in memory at a time when text is scored
 
 
-def write(
+def generate(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     options: DecodeConfig,
     hear: Callable[[int, int], bool] = lambda row, token: False,
     progress: Callable[[int], None] = lambda done: None,
-) -> list[Row]:
+) -> list[GenerationRequest]:
     """`nbest` continuations of each prompt, one after the other; `hear` is told (row, token) and may say it is enough."""
-    check_writing(options)
+    check_generation(options)
     n = options.nbest
     rows = [
-        make_row(prompt, (options.seed + i) * n + j, options, model, f"prompt {i + 1}")
+        make_request(prompt, (options.seed + i) * n + j, options, model, f"prompt {i + 1}")
         for i, prompt in enumerate(prompts)
         for j in range(n)
     ]
@@ -122,20 +122,20 @@ def write(
         row.hear = partial(hear, number)
     lengths = [len(row.prompt) + row.limit for row in rows[::n]]
     tokens = budget(options, model.embedding.weight.device)
-    together = by_size(lengths) if in_graphs(model) else batches(lengths, tokens, n)
+    together = by_size(lengths) if uses_cuda_graphs(model) else length_batches(lengths, tokens, n)
     for group in together:
         ended = 0
         with paused(model):  # rows change places
-            for heard in steps(model, [row for i in group for row in rows[i * n : i * n + n]], options):
+            for heard in generation_steps(model, [row for i in group for row in rows[i * n : i * n + n]], options):
                 before, ended = ended, ended + sum(bool(row.end) for row in heard)
                 progress(ended // n - before // n)
     if is_observed(model):
-        for group in batches(lengths, tokens):
-            reread(model, group, [rows[i * n] for i in group])
+        for group in length_batches(lengths, tokens):
+            record_forced_forward(model, group, [rows[i * n] for i in group])
     return rows
 
 
-def check_writing(options: DecodeConfig) -> None:
+def check_generation(options: DecodeConfig) -> None:
     if options.nbest > 1 and options.temperature == 0:
         raise RegardError(f"{options.nbest} samples at temperature 0 are all the same: give a temperature above 0")
     if options.max_new_tokens < 1:
@@ -150,7 +150,7 @@ def by_size(lengths: Sequence[int]) -> Iterator[list[int]]:
         yield [i for i, found in enumerate(size) if found == wanted]
 
 
-def batches(lengths: Sequence[int], tokens: int, n: int = 1) -> Iterator[list[int]]:
+def length_batches(lengths: Sequence[int], tokens: int, n: int = 1) -> Iterator[list[int]]:
     """Indices of rows to read together, longest first, by a budget of padded tokens."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     while order:
@@ -159,31 +159,37 @@ def batches(lengths: Sequence[int], tokens: int, n: int = 1) -> Iterator[list[in
         order = order[size:]
 
 
-def steps(model: LanguageModel, rows: list[Row], options: DecodeConfig) -> Iterator[list[Row]]:
+def generation_steps(
+    model: LanguageModel, rows: list[GenerationRequest], options: DecodeConfig
+) -> Iterator[list[GenerationRequest]]:
     """A token more, or a few, for every open row at a time, until all have ended; samples of one prompt stand together.
 
     Yields the rows that got some, those that ended with them for the last time."""
-    if in_graphs(model):
+    if uses_cuda_graphs(model):
         from regard.decode.graphs import decoding
         from regard.decode.graphs.engine import NotCapturable
 
         try:
             return decoding.steps(model, rows, options)
         except NotCapturable as error:
-            not_captured(model, str(error))
+            warn_not_captured(model, str(error))
             return plain_groups(model, rows, options)  # slots take more rows than a batch does
     return plain_steps(model, rows, options)
 
 
-def plain_groups(model: LanguageModel, rows: list[Row], options: DecodeConfig) -> Iterator[list[Row]]:
+def plain_groups(
+    model: LanguageModel, rows: list[GenerationRequest], options: DecodeConfig
+) -> Iterator[list[GenerationRequest]]:
     """The steps of as many rows at a time as the budget of tokens allows."""
     lengths = [len(row.prompt) + row.limit for row in rows]
-    for group in batches(lengths, budget(options, model.embedding.weight.device)):
+    for group in length_batches(lengths, budget(options, model.embedding.weight.device)):
         yield from plain_steps(model, [rows[i] for i in group], options)
 
 
 @torch.inference_mode()
-def plain_steps(model: LanguageModel, rows: list[Row], options: DecodeConfig) -> Iterator[list[Row]]:
+def plain_steps(
+    model: LanguageModel, rows: list[GenerationRequest], options: DecodeConfig
+) -> Iterator[list[GenerationRequest]]:
     logits, state = begin(model, rows)
     on_cpu = logits.device.type == "cpu"
     for step in count():
@@ -198,7 +204,7 @@ def plain_steps(model: LanguageModel, rows: list[Row], options: DecodeConfig) ->
             kept = torch.tensor(open_, device=tokens.device)
             rows, tokens = [rows[i] for i in open_], tokens[kept]
             state.select(kept)
-        if state.length == longest(model):
+        if state.length == max_length_of(model):
             logits, state = begin(model, rows)
         else:
             with one_thread() if on_cpu else nullcontext():
@@ -206,21 +212,21 @@ def plain_steps(model: LanguageModel, rows: list[Row], options: DecodeConfig) ->
 
 
 def chosen(
-    logits: Tensor, rows: list[Row], step: int, options: DecodeConfig, config: ModelConfig
+    logits: Tensor, rows: list[GenerationRequest], step: int, options: DecodeConfig, config: ModelConfig
 ) -> tuple[Tensor, Tensor]:
     """The next token of each row and its log p."""
     device = logits.device
     seen = seen_of([row.ids for row in rows], logits) if options.repetition_penalty != 1 else None
     early = torch.full((len(rows),), step < options.min_len, device=device)
     seeds, steps = seeds_of([row.seed for row in rows], device), torch.full((len(rows),), step, device=device)
-    return draw(logits, seen, early, seeds, steps, options, config)
+    return choose_next(logits, seen, early, seeds, steps, options, config)
 
 
-def begin(model: LanguageModel, rows: list[Row]) -> tuple[Tensor, Any]:
+def begin(model: LanguageModel, rows: list[GenerationRequest]) -> tuple[Tensor, Any]:
     """Read what the rows hold; neighbours that hold the same are read once. Logits (N, V) and the state after it."""
     device = model.embedding.weight.device
     different, which = distinct([row.ids for row in rows])
-    logits, state = model.begin(pad(different, device))
+    logits, state = model.begin(pad_rows(different, device))
     if len(different) == len(rows):
         return logits, state
     copies = torch.tensor(which, device=device)
@@ -229,11 +235,11 @@ def begin(model: LanguageModel, rows: list[Row]) -> tuple[Tensor, Any]:
 
 
 @torch.no_grad()
-def reread(model: LanguageModel, prompts: list[int], rows: list[Row]) -> None:
+def record_forced_forward(model: LanguageModel, prompts: list[int], rows: list[GenerationRequest]) -> None:
     """One forward over what was written, for whoever records."""
     written = [[*row.ids, *([row.eos] if row.end == "end" else [])] for row in rows]
     with labelled(model, prompts, written):
-        model(pad([ids[:-1] for ids in written], model.embedding.weight.device))
+        model(pad_rows([ids[:-1] for ids in written], model.embedding.weight.device))
 
 
 @torch.inference_mode()
@@ -241,8 +247,8 @@ def token_log_probs(model: LanguageModel, texts: Sequence[Sequence[int]], option
     """log p(x_t | x_<t) of every token but the first, in each text."""
     found: dict[int, list[float]] = {}
     device = model.embedding.weight.device
-    for group in batches([len(ids) for ids in texts], budget(options, device)):
-        ids = pad([texts[i] for i in group], device)  # (B, T)
+    for group in length_batches([len(ids) for ids in texts], budget(options, device)):
+        ids = pad_rows([texts[i] for i in group], device)  # (B, T)
         hidden = model.read(ids)[:, :-1].flatten(0, 1)  # (B*(T-1), C)
         pieces = zip(hidden.split(CHUNK), ids[:, 1:].flatten().split(CHUNK), strict=True)
         scored = [
@@ -254,26 +260,26 @@ def token_log_probs(model: LanguageModel, texts: Sequence[Sequence[int]], option
     return [found[i] for i in range(len(texts))]
 
 
-def write_texts(
+def generate_texts(
     model: LanguageModel,
     tokenizer: Tokenizer,
     prompts: Sequence[Sequence[int]],
     options: DecodeConfig,
     progress: Callable[[int], None] = lambda done: None,
-) -> list[tuple[str, Row]]:
+) -> list[tuple[str, GenerationRequest]]:
     """Return the text and the row of each continuation that `write` makes, ended before the stop strings of the options."""
-    tellers = [Teller(tokenizer, ids, options.stop_strings) for ids in prompts for _ in range(options.nbest)]
+    tellers = [TextStreamer(tokenizer, ids, options.stop_strings) for ids in prompts for _ in range(options.nbest)]
     texts = [""] * len(tellers)
 
     def hear(row: int, token: int) -> bool:
         texts[row] += tellers[row].push(token)
         return tellers[row].stopped
 
-    rows = write(model, prompts, options, hear, progress)
+    rows = generate(model, prompts, options, hear, progress)
     return [(texts[i] + tellers[i].flush(), row) for i, row in enumerate(rows)]
 
 
-class Teller:
+class TextStreamer:
     """The text of one continuation while its tokens arrive, up to the stop string that is complete first.
 
     What may be the beginning of a stop string is held back, so nothing of one is ever told. The prompt is known, because

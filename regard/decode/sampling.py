@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from regard.config import DecodeConfig, ModelConfig
-from regard.decode.constraints import Decoder, Hypothesis, forbid, opened
-from regard.kernels.hashing import WORD, mixed
+from regard.decode.constraints import Decoder, Hypothesis, mask_disallowed, opened
+from regard.kernels.hashing import WORD, hash_bits
 from regard.text.special_token_template import OWN
 
 
-def draw(
+def choose_next(
     logits: Tensor,
     seen: Tensor | None,
     no_end: Tensor | bool,
@@ -37,7 +37,7 @@ def draw(
     logits = logits.float()
     scores, log_z = scores_and_normaliser(logits)  # before `forbid` writes into the logits
     wanted = logits if seen is None else penalise(logits, seen, options.repetition_penalty)
-    token = choose(forbid(wanted, no_end, config), seeds, steps, options)
+    token = choose(mask_disallowed(wanted, no_end, config), seeds, steps, options)
     return token, scores.gather(1, token[:, None]).squeeze(1) - log_z
 
 
@@ -93,9 +93,11 @@ def truncate(logits: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> Te
 
 def exponential(seeds: Tensor, steps: Tensor, n: int) -> Tensor:
     """Noise (N, n), distributed as Exp(1), by a hash of seed, step and column."""
-    key = mixed(mixed(seeds & WORD) ^ mixed((seeds >> 32) + 0x9E3779B9) ^ mixed(steps.long() + 0x7F4A7C15))[:, None]
+    key = hash_bits(
+        hash_bits(seeds & WORD) ^ hash_bits((seeds >> 32) + 0x9E3779B9) ^ hash_bits(steps.long() + 0x7F4A7C15)
+    )[:, None]
     column = torch.arange(n, device=seeds.device) * 0x9E3779B1 & WORD
-    bits = mixed(mixed(column ^ key) + key)
+    bits = hash_bits(hash_bits(column ^ key) + key)
     return -((bits >> 9).float() + 0.5).mul_(2.0**-23).log_()  # exact in fp32, never 0 or 1 before the logarithm
 
 
@@ -117,7 +119,7 @@ def sample(
         logits = model.step(last, state)
         seen = seen_of([said[i] for i in rows], logits) if options.repetition_penalty != 1 else None
         steps = torch.full_like(chance, step)
-        last, gained = draw(logits, seen, step < options.min_len, chance, steps, options, model.config)
+        last, gained = choose_next(logits, seen, step < options.min_len, chance, steps, options, model.config)
         tokens = last.tolist()
         for i, token, log_prob in zip(rows, tokens, gained.tolist(), strict=True):
             said[i].append(token)

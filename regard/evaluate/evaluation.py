@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from regard.data.batches import PairBatches
-from regard.data.multilingual import prepare_pairs
+from regard.data.multilingual import prepare_pair_store
 from regard.data.parallel_corpus import Corpus
 from regard.data.shards import Filters
 from regard.errors import RegardError
@@ -61,10 +61,10 @@ def evaluate(
     hypotheses = [t.text for t in translator.translate(sources, progress=progress, to=to, **options)]
     seconds = time.perf_counter() - begun
     tokenizers, model = translator.tokenizers, translator.model
-    frame = translator.frame
-    filters = Filters(model.config.max_len - max(len(frame.one(())), len(frame.start)))
-    pairs = prepare_pairs(corpus, tokenizers, filters)
+    token_template = translator.token_template
+    filters = Filters(model.config.max_len - max(len(token_template.one(())), len(token_template.start)))
+    pairs = prepare_pair_store(corpus, tokenizers, filters)
     device: torch.device = next(model.parameters()).device
-    total, tokens = total_loss(Objective(model), PairBatches(pairs, BATCH_TOKENS, 0, frame).once(), device)
+    total, tokens = total_loss(Objective(model), PairBatches(pairs, BATCH_TOKENS, 0, token_template).once(), device)
     scores = score(hypotheses, references, sources, to or translator.target)
     return Evaluation(scores, perplexity(total, tokens), len(pairs), hypotheses, seconds)

@@ -15,7 +15,7 @@ from regard.exchange.checkpoint import Checkpoint
 from regard.exchange.family import Family, Kind, whole
 from regard.exchange.vocabulary import Foreign, start_of
 from regard.files import json_object
-from regard.text.special_token_template import NOTHING, Frame
+from regard.text.special_token_template import NOTHING, SpecialTokenTemplate
 from regard.text.special_tokens import SpecialTokens
 
 
@@ -72,13 +72,15 @@ def decoding(their: Mapping[str, Any]) -> DecodeConfig:
     return build(chosen, DecodeConfig, "decode.")
 
 
-def frame_of(family: Family, foreign: Foreign | None, their: Mapping[str, Any], special: SpecialTokens) -> Frame:
-    """What the tokenizer puts around a text; without one, the family's usual frame of those tokens that are there."""
+def frame_of(
+    family: Family, foreign: Foreign | None, their: Mapping[str, Any], special: SpecialTokens
+) -> SpecialTokenTemplate:
+    """What the tokenizer puts around a text; without one, the family's usual token_template of those tokens that are there."""
     if family.model.sees_images:
         return NOTHING
     start, end = start_of(their, special, family.model), () if special.eos is None else (special.eos,)
     before = () if family.model.translates else start
-    return Frame(before, end, end, start, end) if foreign is None else foreign.frame(start, end)
+    return SpecialTokenTemplate(before, end, end, start, end) if foreign is None else foreign.token_template(start, end)
 
 
 def pooling(folder: Path) -> str:

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from regard.config.recipes import shown
+from regard.config.recipes import format_value
 from regard.errors import RegardError
 from regard.files import check_regular, exists, read_json, refuse_pickle
 
@@ -37,7 +37,9 @@ class Checkpoint:
         """Refuse a number of rows that is larger than every dimension of every tensor: no table can have so many."""
         largest = max((size for shape in self.shapes.values() for size in shape), default=0)
         if rows > largest:
-            raise RegardError(f"config.json has {what} {shown(rows)}, but no tensor in {self.folder} is that long")
+            raise RegardError(
+                f"config.json has {what} {format_value(rows)}, but no tensor in {self.folder} is that long"
+            )
 
     def tensor(self, name: str) -> Tensor:
         """In fp32, whatever it is stored in."""

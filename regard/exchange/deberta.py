@@ -14,7 +14,7 @@ from regard.exchange.encoders import DEMANDS, SIZES, STYLE, bert_head, embedding
 from regard.exchange.encoders import IGNORED as BERT_IGNORED
 from regard.exchange.family import Family, Kind, Setting, Their, whole
 from regard.exchange.rules import Part, Rule, by_group, check_moved, same, turns
-from regard.kernels.weight_layout import in_turns, taken_apart
+from regard.kernels.weight_layout import deinterleave_rows, interleave_rows
 
 SETTINGS = (
     *(setting for setting in SIZES if setting.theirs != "layer_norm_eps"),
@@ -124,8 +124,8 @@ def settle_keys(config: ModelConfig, own: dict[str, Tensor]) -> dict[str, Tensor
         before = f"encoder.blocks.{i - 1}.norms.ff.bias" if i else "embedding_norm.bias"
         weight, bias = own[f"{attention}.qkv.weight"].double(), own[f"{attention}.qkv.bias"].double()
         positions = f"encoder.schemes.{i}.projection.bias"
-        by_query, by_key = taken_apart(own[positions], heads, (1, 1))
-        new[positions] = in_turns((by_query, torch.zeros_like(by_key)), heads)
+        by_query, by_key = deinterleave_rows(own[positions], heads, (1, 1))
+        new[positions] = interleave_rows((by_query, torch.zeros_like(by_key)), heads)
         if not bias[keys].any():
             continue
         moved = torch.linalg.lstsq(weight[keys], bias[keys, None], driver="gelsd").solution[:, 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from regard.config import ModelConfig
-from regard.config.recipes import shown
+from regard.config.recipes import format_value
 from regard.errors import RegardError
 from regard.exchange.deberta import DEBERTA, DEBERTA2
 from regard.exchange.decoders import BLOOM, GPT2, LLAMA
@@ -30,17 +30,17 @@ def find(their: dict[str, Any]) -> tuple[Family, str]:
         )
     family = FAMILIES.get(str(their["model_type"]))
     if family is None:
-        raise RegardError(f"config.json is of a {shown(their['model_type'])} model: Regard reads {known}")
+        raise RegardError(f"config.json is of a {format_value(their['model_type'])} model: Regard reads {known}")
     bare = [name for name, kind in family.kinds.items() if kind.bare] or list(family.kinds)
     names = their.get("architectures") or bare
     if not isinstance(names, list) or not isinstance(names[0], str):
         raise RegardError(
-            f"config.json has architectures {shown(names)}, which must be a list with the name of a class"
+            f"config.json has architectures {format_value(names)}, which must be a list with the name of a class"
         )
     name = names[0]
     if name not in family.kinds:
         raise RegardError(
-            f"config.json is of a {shown(name)[1:-1]}: of {family.name}, Regard reads {', '.join(family.kinds)}"
+            f"config.json is of a {format_value(name)[1:-1]}: of {family.name}, Regard reads {', '.join(family.kinds)}"
         )
     return family, name
 

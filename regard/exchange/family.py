@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.config import ModelConfig
-from regard.config.recipes import build, fields_of, nested, shown
+from regard.config.recipes import build, fields_of, format_value, nest
 from regard.errors import RegardError
 from regard.exchange.rules import Rule
 from regard.models.architectures import ARCHITECTURES
@@ -41,7 +41,7 @@ def whole(their: Their, *names: str, default: int | None = None) -> int:
     if value is None:
         raise RegardError(f"config.json has no '{names[0]}', which says how large the model is")
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise RegardError(f"config.json has {name} {shown(value)}, which must be a whole number of at least 1")
+        raise RegardError(f"config.json has {name} {format_value(value)}, which must be a whole number of at least 1")
     return value
 
 
@@ -66,7 +66,7 @@ class Setting:
             return value
         if value not in self.values:
             known = ", ".join(map(str, self.values))
-            raise RegardError(f"config.json asks for {self.theirs} {shown(value)}: Regard has {known}")
+            raise RegardError(f"config.json asks for {self.theirs} {format_value(value)}: Regard has {known}")
         return self.values[value]
 
     def write(self, config: ModelConfig, before: Their, family: str) -> Any:
@@ -130,13 +130,13 @@ class Family:
     def to_ours(self, their: Their, kind: Kind, **more: Any) -> ModelConfig:
         for name, allowed in self.demands.items():
             if their.get(name, allowed[0]) not in allowed:
-                asked, said = shown(their[name]), " or ".join(map(repr, allowed))
+                asked, said = format_value(their[name]), " or ".join(map(repr, allowed))
                 raise RegardError(
                     f"config.json asks for {name} {asked}, which Regard's {self.name} does not have: only {said}"
                 )
         ours = {s.ours: s.read(their, self.name) for s in self.settings}
         ours |= {"preset": next(iter(self.model.presets)), "architecture": self.architecture, "answer": kind.answer}
-        return build(nested({**ours, **self.style, **self.read(their), **more}), ModelConfig, "model.")
+        return build(nest({**ours, **self.style, **self.read(their), **more}), ModelConfig, "model.")
 
     def to_theirs(self, config: ModelConfig, before: Their) -> dict[str, Any]:
         theirs: dict[str, Any] = {name: allowed[0] for name, allowed in self.demands.items() if allowed[0] is not None}

@@ -1,4 +1,4 @@
-"""Folders of Hugging Face's transformers: reading one as a `Bundle`, writing a `Bundle` as one."""
+"""Folders of Hugging Face's transformers: reading one as a `ModelPackage`, writing a `ModelPackage` as one."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from regard.exchange.family import Family, Kind, rules_of, whole
 from regard.exchange.matching import account, fill, match, theirs_of
 from regard.exchange.report import Report
 from regard.exchange.rules import Rule
-from regard.files import exists, json_object, new_folder
-from regard.model_folder import Bundle
-from regard.models.architectures import make_model, of
-from regard.models.weights import Bounded
+from regard.files import atomic_folder, exists, json_object
+from regard.model_folder import ModelPackage
+from regard.models.architectures import architecture_of, make_model
+from regard.models.weights import SizeLimit
 from regard.text.special_tokens import SpecialTokens
 
 # Small files beside the model that go out again as they came in.
@@ -33,7 +33,7 @@ KEPT = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.j
 # ---- in ---------------------------------------------------------------------------------------------------------------
 
 
-def read_huggingface(folder: Path, device: torch.device) -> tuple[Bundle, Report]:
+def read_huggingface(folder: Path, device: torch.device) -> tuple[ModelPackage, Report]:
     """A folder that transformers saved, as a model of ours; all that does not fit is listed in one error."""
     if not exists(folder / "config.json"):
         raise RegardError(f"no config.json in {folder}: give a folder that transformers' save_pretrained has written")
@@ -53,18 +53,18 @@ def read_huggingface(folder: Path, device: torch.device) -> tuple[Bundle, Report
         sizes = vocabulary_sizes(family, size) | ({"n_classes": len(labels)} if labels else {})
         sizes |= special.settings()
         config = family.to_ours(their, family.kinds[name], **sizes, **head_of(family, checkpoint))
-        frame, decode = frame_of(family, foreign, their, special), decoding(their)
+        token_template, decode = frame_of(family, foreign, their, special), decoding(their)
     report = Report(family.name, name)
     model, groups = filled(family, family.kinds[name], config, checkpoint, report)
     if words and foreign is None:
         report.notes.append("no tokenizer in the folder: this model reads and writes ids alone")
-    bundle = Bundle(
+    package = ModelPackage(
         model.to(device).eval(),
         foreign.ours(special, size) if foreign else None,
         task,
         decode=decode,
         labels=labels,
-        frame=frame,
+        token_template=token_template,
         pooling=pooling(folder),
         pixels={} if words else pixels(folder, model.config, report.notes),  # type: ignore[arg-type]
         origin={
@@ -76,13 +76,13 @@ def read_huggingface(folder: Path, device: torch.device) -> tuple[Bundle, Report
         },
     )
     report.unread = sorted(raw.keys() - their.asked)
-    return bundle, report
+    return package, report
 
 
 def filled(
     family: Family, kind: Kind, config: ModelConfig, checkpoint: Checkpoint, report: Report
 ) -> tuple[torch.nn.Module, list[str]]:
-    with Bounded(config, checkpoint.shapes, checkpoint.folder):
+    with SizeLimit(config, checkpoint.shapes, checkpoint.folder):
         model = make_model(config)
     own_config: ModelConfig = model.config  # type: ignore[assignment]
     found = match(family, kind, rules_of(family, own_config), model, checkpoint)
@@ -115,47 +115,47 @@ def head_of(family: Family, checkpoint: Checkpoint) -> dict[str, Any]:
 # ---- out --------------------------------------------------------------------------------------------------------------
 
 
-def write_huggingface(folder: Path, bundle: Bundle) -> Report:
+def write_huggingface(folder: Path, package: ModelPackage) -> Report:
     """A folder that transformers loads: of the family a model came from, or of the one that its settings are."""
-    config, origin = bundle.config, bundle.origin
+    config, origin = package.config, package.origin
     family = FAMILIES[origin["family"]] if origin else fitting(config)
     wrong = family.differences(config)
     if wrong:
         raise RegardError(f"this model came from {family.name} but is none any more: {'; '.join(wrong)}")
-    refuse_oblong(bundle)
+    refuse_oblong(package)
     name, kind = kind_for(family, config, origin.get("kind", ""))
     groups = {*kind.groups, *(origin.get("groups", ()) if config.answer == came_as(origin) else ())}
     every = list(rules_of(family, config))
     rules = [rule for rule in every if rule.group in groups]
-    report = written_report(family, name, rules, every, bundle.model)
-    own_tensors = {n: p.detach().cpu() for n, p in bundle.model.named_parameters()}
+    report = written_report(family, name, rules, every, package.model)
+    own_tensors = {n: p.detach().cpu() for n, p in package.model.named_parameters()}
     tensors = theirs_of(rules, own_tensors | family.settle(config, own_tensors)) | family.constants(config)
     if kind.bare:
         tensors = {n.removeprefix(family.prefix): x for n, x in tensors.items()}
-    if family.model.writes and kind.answer == "row":
+    if family.model.generates and kind.answer == "row":
         report.notes.append(
             "it answers at the end of a text: end each with the end token, and set pad_token_id for batches"
         )
-    with new_folder(folder) as draft:
+    with atomic_folder(folder) as draft:
         save_file(tensors, draft / SINGLE, metadata={"format": "pt"})
-        write_json(draft / "config.json", their_config(family, name, bundle))
+        write_json(draft / "config.json", their_config(family, name, package))
         files = {file: values for file, values in origin.get("files", {}).items() if file in KEPT}
-        if bundle.tokenizers and bundle.tokenizers.source is not bundle.tokenizers.target:
+        if package.tokenizers and package.tokenizers.source is not package.tokenizers.target:
             report.notes.append("without tokenizers: transformers has no form for two of them but Marian's own files")
-        elif bundle.tokenizers:
-            files = {**vocabulary.write(draft, bundle), **files}
-        if bundle.pixels:
-            files = {"preprocessor_config.json": their_pixels(bundle), **files}
+        elif package.tokenizers:
+            files = {**vocabulary.write(draft, package), **files}
+        if package.pixels:
+            files = {"preprocessor_config.json": their_pixels(package), **files}
         for file, values in files.items():
             write_json(draft / file, values)
     return report
 
 
-def refuse_oblong(bundle: Bundle) -> None:
-    side, (height, width) = image_side(bundle.config), map(int, bundle.pixels.get("size", (1, 1)))
-    images = of(bundle.config).sees_images
+def refuse_oblong(package: ModelPackage) -> None:
+    side, (height, width) = image_side(package.config), map(int, package.pixels.get("size", (1, 1)))
+    images = architecture_of(package.config).sees_images
     if images and (
-        height != width or (side // bundle.config.value("vit.patch_size")) ** 2 + 1 != bundle.config.max_len
+        height != width or (side // package.config.value("vit.patch_size")) ** 2 + 1 != package.config.max_len
     ):
         raise RegardError(
             "a ViT elsewhere reads square images, and this model learned others: train with data.image_size"
@@ -180,38 +180,38 @@ def written_report(family: Family, name: str, rules: list[Rule], every: list[Rul
     return report
 
 
-def their_config(family: Family, kind: str, bundle: Bundle) -> dict[str, Any]:
-    theirs = family.to_theirs(bundle.config, bundle.origin.get("config", {}))
+def their_config(family: Family, kind: str, package: ModelPackage) -> dict[str, Any]:
+    theirs = family.to_theirs(package.config, package.origin.get("config", {}))
     theirs |= {"architectures": [kind], "dtype": "float32"}
     theirs.pop("torch_dtype", None)
     if not family.model.sees_images:
-        theirs["vocab_size"] = bundle.config.source_vocab or bundle.config.target_vocab
-        if not bundle.origin:
-            theirs |= own_ids(bundle)
-    labels = bundle.labels or [f"LABEL_{i}" for i in range(bundle.config.n_classes)]
+        theirs["vocab_size"] = package.config.source_vocab or package.config.target_vocab
+        if not package.origin:
+            theirs |= own_ids(package)
+    labels = package.labels or [f"LABEL_{i}" for i in range(package.config.n_classes)]
     if labels:
         theirs["id2label"] = {str(i): name for i, name in enumerate(labels)}
         theirs["label2id"] = {name: i for i, name in enumerate(labels)}
-    if bundle.task == "regression":
+    if package.task == "regression":
         theirs["problem_type"] = "regression"
     return theirs
 
 
-def their_pixels(bundle: Bundle) -> dict[str, Any]:
-    side = image_side(bundle.config)
+def their_pixels(package: ModelPackage) -> dict[str, Any]:
+    side = image_side(package.config)
     said = {"image_processor_type": "ViTImageProcessor", "do_normalize": True, "do_rescale": True, "do_resize": True}
-    said |= {"image_mean": bundle.pixels["mean"], "image_std": bundle.pixels["std"], "rescale_factor": 1 / 255}
+    said |= {"image_mean": package.pixels["mean"], "image_std": package.pixels["std"], "rescale_factor": 1 / 255}
     return said | {"size": {"height": side, "width": side}}
 
 
-def own_ids(bundle: Bundle) -> dict[str, Any]:
+def own_ids(package: ModelPackage) -> dict[str, Any]:
     """Those of the special tokens; of a model without a tokenizer the end token alone is known."""
-    eos = bundle.config.eos_token_id
-    special = bundle.tokenizers.source.special if bundle.tokenizers else SpecialTokens(eos=None if eos < 0 else eos)
+    eos = package.config.eos_token_id
+    special = package.tokenizers.source.special if package.tokenizers else SpecialTokens(eos=None if eos < 0 else eos)
     ids: dict[str, Any] = {f"{role}_token_id": getattr(special, role) for role in ("pad", "bos", "eos")}
-    if not of(bundle.config).translates:
+    if not architecture_of(package.config).translates:
         return ids
-    start = bundle.frame.start
+    start = package.token_template.start
     ids |= {"decoder_start_token_id": start[0], "is_encoder_decoder": True, "forced_eos_token_id": None}
     return ids | ({"forced_bos_token_id": start[1]} if len(start) > 1 else {})
 

@@ -10,20 +10,20 @@ import torch
 from regard import model_folder
 from regard.config.recipes import to_dict
 from regard.files import read_json
-from regard.layers.quantization import laid_out
-from regard.model_folder import Bundle, find, read_config
+from regard.layers.quantization import convert_weights
+from regard.model_folder import ModelPackage, find, read_config
 
 
-def load_model(path: Path, device: torch.device, weights: str = "auto") -> Bundle:
+def load_model(path: Path, device: torch.device, weights: str = "auto") -> ModelPackage:
     """Load what `model_folder.load` loads, or a folder of Hugging Face transformers; `weights` are those of that function."""
     folder = find(path)
     if not is_huggingface(folder):
         return model_folder.load(path, device, weights)
     from regard.exchange.huggingface import read_huggingface
 
-    bundle = read_huggingface(folder, device)[0]
-    laid_out(bundle.model, weights, device)
-    return bundle
+    package = read_huggingface(folder, device)[0]
+    convert_weights(package.model, weights, device)
+    return package
 
 
 def model_settings(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.kernels.weight_layout import gate_block, in_turns, taken_apart
+from regard.kernels.weight_layout import deinterleave_rows, gate_block, interleave_rows
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,9 @@ def turns(name: str, blocks: int, *shares: int) -> Step:
 
     def to_ours(x: Tensor) -> Tensor:
         unit = len(x) // sum(shares)
-        return in_turns(x.split([unit * share for share in shares]), blocks)
+        return interleave_rows(x.split([unit * share for share in shares]), blocks)
 
-    return Step(name, to_ours, lambda x: torch.cat(taken_apart(x, blocks, shares)))
+    return Step(name, to_ours, lambda x: torch.cat(deinterleave_rows(x, blocks, shares)))
 
 
 def by_group(config: ModelConfig) -> Step:

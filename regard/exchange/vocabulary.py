@@ -18,9 +18,9 @@ from regard.errors import RegardError
 from regard.exchange.family import whole
 from regard.exchange.pieces import from_merges, from_word_list, marian, names_in
 from regard.files import exists, json_object
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 from regard.models.model import Model
-from regard.text.special_token_template import Frame
+from regard.text.special_token_template import SpecialTokenTemplate
 from regard.text.special_tokens import SpecialTokens
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.text.tokenizer_training import NAMES, library_errors
@@ -50,7 +50,7 @@ class Foreign:
     def texts(self) -> list[str]:
         return [self.text] if self.target is None else [self.text, self.target]
 
-    def frame(self, start: tuple[int, ...], end: tuple[int, ...]) -> Frame:
+    def token_template(self, start: tuple[int, ...], end: tuple[int, ...]) -> SpecialTokenTemplate:
         """What stands around a text and between two: the difference between encoding with special tokens and without."""
         backend = tokenizers.Tokenizer.from_str(self.text)
         backend.no_truncation()
@@ -60,7 +60,7 @@ class Foreign:
         at = next((i for i in range(len(one)) if one[i : i + len(text)] == text), 0)
         first, last = one[:at], one[at + len(text) :]
         middle = two[at + len(text) : len(two) - len(last) - len(text)]
-        return Frame(tuple(first), tuple(middle), tuple(last), start, end)
+        return SpecialTokenTemplate(tuple(first), tuple(middle), tuple(last), start, end)
 
 
 # ---- in ---------------------------------------------------------------------------------------------------------------
@@ -132,35 +132,35 @@ def start_of(their: Mapping[str, Any], special: SpecialTokens, model: type[Model
 # ---- out --------------------------------------------------------------------------------------------------------------
 
 
-def write(folder: Path, bundle: Bundle) -> dict[str, dict[str, Any]]:
+def write(folder: Path, package: ModelPackage) -> dict[str, dict[str, Any]]:
     """tokenizer.json as it came, or one of ours with its frame; and what belongs in the files beside it."""
-    assert bundle.tokenizers is not None
-    tokenizer, path = bundle.tokenizers.source, folder / "tokenizer.json"
+    assert package.tokenizers is not None
+    tokenizer, path = package.tokenizers.source, folder / "tokenizer.json"
     data = json.loads(tokenizer.to_str())
-    if bundle.origin:
+    if package.origin:
         path.write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
         return {}
-    data |= {"post_processor": template(bundle.frame, tokenizer), "truncation": None, "padding": None}
+    data |= {"post_processor": template(package.token_template, tokenizer), "truncation": None, "padding": None}
     path.write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
     found = {f"{key}_token": getattr(tokenizer.special, role) for role, keys in ROLES.items() for key in keys}
     names: dict[str, Any] = {name: tokenizer.token(i) for name, i in found.items() if i is not None}
-    inputs = ["input_ids", *(["token_type_ids"] if bundle.config.token_types > 1 else []), "attention_mask"]
-    names |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": bundle.config.max_len}
+    inputs = ["input_ids", *(["token_type_ids"] if package.config.token_types > 1 else []), "attention_mask"]
+    names |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": package.config.max_len}
     return {"tokenizer_config.json": {**names, "model_input_names": inputs}}
 
 
-def template(frame: Frame, tokenizer: Tokenizer) -> dict[str, Any]:
-    """A frame as a post-processor of the tokenizers library."""
+def template(token_template: SpecialTokenTemplate, tokenizer: Tokenizer) -> dict[str, Any]:
+    """A token_template as a post-processor of the tokenizers library."""
 
     def part(ids: tuple[int, ...], type_id: int) -> list[dict[str, Any]]:
         return [{"SpecialToken": {"id": tokenizer.token(i), "type_id": type_id}} for i in ids]
 
     a, b = ({"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB"))
-    first = [*part(frame.before, 0), a]
-    used = {i: tokenizer.token(i) for i in (*frame.before, *frame.between, *frame.after)}
+    first = [*part(token_template.before, 0), a]
+    used = {i: tokenizer.token(i) for i in (*token_template.before, *token_template.between, *token_template.after)}
     return {
         "type": "TemplateProcessing",
-        "single": [*first, *part(frame.after, 0)],
-        "pair": [*first, *part(frame.between, 0), b, *part(frame.after, 1)],
+        "single": [*first, *part(token_template.after, 0)],
+        "pair": [*first, *part(token_template.between, 0), b, *part(token_template.after, 1)],
         "special_tokens": {name: {"id": name, "ids": [i], "tokens": [name]} for i, name in used.items()},
     }

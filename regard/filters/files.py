@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard.errors import RegardError
-from regard.files import disk_errors, draft_of
+from regard.files import disk_errors, temporary_path
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -74,7 +74,7 @@ def save_picture(picture: Picture, path: Path) -> None:
     from PIL import Image
 
     kind = Image.registered_extensions()[path.suffix.lower()]
-    draft = draft_of(path)
+    draft = temporary_path(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

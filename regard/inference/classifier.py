@@ -12,7 +12,7 @@ import torch
 
 from regard import model_folder
 from regard.config import ViTSettings
-from regard.data.image_files import read_picture
+from regard.data.image_files import read_image
 from regard.data.labelled_text import CONTINUES, tags_to_pieces
 from regard.device import pick_device
 from regard.errors import RegardError
@@ -35,18 +35,18 @@ class Answer:
         return " ".join(f"{word}/{tag}" for word, tag in self.tags) if self.tags else self.label
 
 
-class Labeller:
+class Classifier:
     """`regard.load` makes one."""
 
-    def __init__(self, bundle: model_folder.Bundle) -> None:
-        if bundle.task not in TASKS:
+    def __init__(self, package: model_folder.ModelPackage) -> None:
+        if package.task not in TASKS:
             raise RegardError(
-                f"this model learned {bundle.task}, not to give answers: fine-tune it on labelled data first"
+                f"this model learned {package.task}, not to give answers: fine-tune it on labelled data first"
             )
-        if bundle.tokenizers is None and bundle.task != "images":
+        if package.tokenizers is None and package.task != "images":
             raise RegardError("this model has no tokenizer, so it can read no text: import it with its tokenizer.json")
-        self.bundle, self.model, self.labels = bundle, bundle.model, bundle.labels
-        self.device = next(bundle.model.parameters()).device
+        self.package, self.model, self.labels = package, package.model, package.labels
+        self.device = next(package.model.parameters()).device
 
     @overload
     def classify(self, items: str) -> Answer: ...  # type: ignore[overload-overlap]  # a str is a sequence of str too
@@ -58,23 +58,23 @@ class Labeller:
             return self.classify([items])[0]
         if not items:
             return []
-        if self.bundle.task == "images":
+        if self.package.task == "images":
             return self._pictures([Path(str(item)) for item in items])
-        if self.bundle.task == "tagging":
+        if self.package.task == "tagging":
             return self._tagged([(item if isinstance(item, str) else " ".join(item)).split() for item in items])
         found = self._outputs(self._rows([(item,) if isinstance(item, str) else tuple(item) for item in items]))
-        if self.bundle.task == "regression":
+        if self.package.task == "regression":
             return [Answer(f"{float(a[0]):.4g}", 1.0, {}, value=float(a[0])) for a in found]
         return [self._chosen(a) for a in found]
 
     def _rows(self, texts: list[tuple[str, ...]]) -> Rows:
-        assert self.bundle.tokenizers is not None
-        ids, types = text_classification.framed(texts, self.bundle.tokenizers.source, self.bundle.frame)
+        assert self.package.tokenizers is not None
+        ids, types = text_classification.framed(texts, self.package.tokenizers.source, self.package.token_template)
         self._check_length(ids)
-        return Rows(ids, types, [0.0 if self.bundle.task == "regression" else 0] * len(ids))
+        return Rows(ids, types, [0.0 if self.package.task == "regression" else 0] * len(ids))
 
     def _check_length(self, ids: list[list[int]]) -> None:
-        longest = self.bundle.config.max_len
+        longest = self.package.config.max_len
         for i, row in enumerate(ids):
             if len(row) > longest:
                 raise RegardError(
@@ -82,7 +82,7 @@ class Labeller:
                 )
 
     def _outputs(self, rows: Rows) -> list[np.ndarray]:
-        found, _ = text_classification.outputs(self.model, rows, self.bundle.task, self.device, torch.float32)
+        found, _ = text_classification.outputs(self.model, rows, self.package.task, self.device, torch.float32)
         return found
 
     def _chosen(self, logits: np.ndarray) -> Answer:
@@ -92,13 +92,13 @@ class Labeller:
         return Answer(self.labels[best], float(p[best]), dict(zip(self.labels, p.tolist(), strict=True)))
 
     def _tagged(self, sentences: list[list[str]]) -> list[Answer]:
-        assert self.bundle.tokenizers is not None
-        tokenizer, frame = self.bundle.tokenizers.source, self.bundle.frame
+        assert self.package.tokenizers is not None
+        tokenizer, token_template = self.package.tokenizers.source, self.package.token_template
         ids, firsts = [], []
         for words in sentences:
             pieces, marks = tags_to_pieces(words, [0] * len(words), tokenizer)
-            ids.append(frame.one(pieces))
-            firsts.append([len(frame.before) + i for i, mark in enumerate(marks) if mark != CONTINUES])
+            ids.append(token_template.one(pieces))
+            firsts.append([len(token_template.before) + i for i, mark in enumerate(marks) if mark != CONTINUES])
         self._check_length(ids)
         rows = Rows(ids, [[0] * len(row) for row in ids], [[CONTINUES] * len(row) for row in ids])
         answers = []
@@ -109,15 +109,15 @@ class Labeller:
         return answers
 
     def _pictures(self, paths: list[Path]) -> list[Answer]:
-        config, own = self.bundle.config, self.bundle.config.table(ViTSettings)
+        config, own = self.package.config, self.package.config.table(ViTSettings)
         side = round((config.max_len - 1) ** 0.5) * own.patch_size  # of an imported model, whose images are square
-        height, width = map(int, self.bundle.pixels.get("size", (side, side)))
-        pixels = np.stack([read_picture(path, height, width, own.image_channels) for path in paths])
+        height, width = map(int, self.package.pixels.get("size", (side, side)))
+        pixels = np.stack([read_image(path, height, width, own.image_channels) for path in paths])
         logits = image_classification.answers(
-            self.model, pixels, self.bundle.pixels, self.device, torch.float32, lambda: None
+            self.model, pixels, self.package.pixels, self.device, torch.float32, lambda: None
         )
         return [self._chosen(row) for row in logits.numpy()]
 
 
-def load_labeller(path: str | Path, device: str = "auto") -> Labeller:
-    return Labeller(load_model(Path(path), pick_device(device)))
+def load_classifier(path: str | Path, device: str = "auto") -> Classifier:
+    return Classifier(load_model(Path(path), pick_device(device)))

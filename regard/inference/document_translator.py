@@ -37,7 +37,7 @@ from regard.text.placeholders import (
     translatable,
 )
 from regard.text.sentence_splitting import Sentence, clauses, join, sentences
-from regard.text.translation_direction import Route, Routes
+from regard.text.translation_direction import Direction, DirectionDetector
 
 LONGEST = 64  # tokens: longer sentences are rare in what models learn from, and go better in parts
 FIRST = 0xF0000  # of the characters without a meaning
@@ -62,8 +62,8 @@ class Interpreter:
     def __init__(self, translator: Translator, longest: int = LONGEST) -> None:
         self.translator = translator
         directions = translator.directions or (f"{translator.source}>{translator.target}",)
-        self.routes = Routes(directions, translator.languages)
-        around = len(translator.frame.one(())) + bool(translator.directions) + 1  # ... and a full stop
+        self.routes = DirectionDetector(directions, translator.languages)
+        around = len(translator.token_template.one(())) + bool(translator.directions) + 1  # ... and a full stop
         room = translator.model.config.max_len - around
         self.longest = min(longest, room)
 
@@ -112,7 +112,7 @@ class Interpreter:
 
     # ---- sentences ---------------------------------------------------------------------------------------------------
 
-    def parts(self, text: str, route: Route) -> list[Sentence]:
+    def parts(self, text: str, route: Direction) -> list[Sentence]:
         """What the model is given of a text, and what is between."""
         if not route.source:
             return [Sentence(text, "", True)]
@@ -138,7 +138,7 @@ class Interpreter:
         return len(self.translator.tokenizers.source.encode(plain(text, ""))) <= self.longest
 
     def _by_route(
-        self, parts: list[list[Sentence]], routes: list[Route], advance: Callable[[int], None], options: Any
+        self, parts: list[list[Sentence]], routes: list[Direction], advance: Callable[[int], None], options: Any
     ) -> list[list[Translation]]:
         """The translation of every part: those to one language are decoded together."""
         made = [[unchanged(part.text) for part in own] for own in parts]
@@ -154,7 +154,7 @@ class Interpreter:
 # ---- one text --------------------------------------------------------------------------------------------------------
 
 
-def put_together(parts: list[Sentence], said: list[Translation], route: Route) -> Interpreted:
+def put_together(parts: list[Sentence], said: list[Translation], route: Direction) -> Interpreted:
     text = join(parts, [each.text for each in said], not route.target.startswith(UNSPACED))
     cut = "" if all(each.ended for each in said) else CUT
     return Interpreted(text, route.source, route.target, tuple(filter(None, (route.note, cut))))

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from regard import model_folder
-from regard.decode.constraints import pad
-from regard.decode.generation import batches, longest
+from regard.decode.constraints import pad_rows
+from regard.decode.generation import length_batches, max_length_of
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.exchange.loader import load_model
-from regard.models.classification_model import Classifier
+from regard.models.classification_model import ClassificationModel
 from regard.models.model import Model, names_where
-from regard.text.special_token_template import Frame
+from regard.text.special_token_template import SpecialTokenTemplate
 from regard.text.special_tokens import PAD
 
 POOLINGS = ("mean", "first")
@@ -26,18 +26,22 @@ POOLINGS = ("mean", "first")
 class Embedder:
     """`load_embedder` makes one. An encoder's last layer, or a language model's, pooled over the tokens of a text."""
 
-    def __init__(self, bundle: model_folder.Bundle) -> None:
-        model = bundle.model.body if isinstance(bundle.model, Classifier) else bundle.model
+    def __init__(self, package: model_folder.ModelPackage) -> None:
+        model = package.model.body if isinstance(package.model, ClassificationModel) else package.model
         if not (isinstance(model, Model) and model.embeds):
             raise RegardError(
-                f"texts cannot be embedded by a {bundle.config.architecture} model: use a {names_where('embeds')}"
+                f"texts cannot be embedded by a {package.config.architecture} model: use a {names_where('embeds')}"
             )
-        if bundle.tokenizers is None:
+        if package.tokenizers is None:
             raise RegardError("this model has no tokenizer, so it can read no text: import it with its tokenizer.json")
-        self.model, self.pooling = model, bundle.pooling
-        self.tokenizer = getattr(bundle.tokenizers, model.vocabularies[0])
+        self.model, self.pooling = model, package.pooling
+        self.tokenizer = getattr(package.tokenizers, model.vocabularies[0])
         # a language model meets the end token as the sign to be silent: it is not read
-        self.frame = Frame(before=bundle.frame.before, after=()) if model.writes else bundle.frame
+        self.token_template = (
+            SpecialTokenTemplate(before=package.token_template.before, after=())
+            if model.generates
+            else package.token_template
+        )
 
     def embed(
         self,
@@ -52,7 +56,7 @@ class Embedder:
         pooling = self._pooling(pooling)
         rows = [self._row(i, ids, truncate) for i, ids in enumerate(self.tokenizer.encode_batch(list(texts)))]
         vectors = np.zeros((len(rows), self.model.width), np.float32)
-        for group in batches([len(row) for row in rows], batch_tokens):
+        for group in length_batches([len(row) for row in rows], batch_tokens):
             vectors[group] = self._vectors([rows[i] for i in group], pooling).float().cpu().numpy()
             progress(len(group))
         return unit(vectors) if normalise else vectors
@@ -61,18 +65,18 @@ class Embedder:
         pooling = asked or self.pooling
         if pooling not in POOLINGS:
             raise RegardError(f"pooling must be one of {', '.join(POOLINGS)}, not '{pooling}'")
-        if pooling == "first" and self.model.writes:
+        if pooling == "first" and self.model.generates:
             raise RegardError("a language model's first token has seen nothing but itself: use pooling mean")
         return pooling
 
     def _row(self, number: int, ids: list[int], truncate: bool) -> list[int]:
-        room = longest(self.model) - len(self.frame.one(()))
+        room = max_length_of(self.model) - len(self.token_template.one(()))
         if len(ids) > room and not truncate:
             raise RegardError(
                 f"text {number + 1} has {len(ids)} tokens, but the model was built for at most {room} (model.max_len): "
                 f"split it, or cut it with truncate"
             )
-        row = self.frame.one(ids[:room])
+        row = self.token_template.one(ids[:room])
         if not row:
             raise RegardError(f"text {number + 1} is empty: there is no token to make a vector of")
         return row
@@ -80,7 +84,7 @@ class Embedder:
     @torch.inference_mode()
     def _vectors(self, rows: list[list[int]], pooling: str) -> Tensor:
         """(B, C)"""
-        ids = pad(rows, next(self.model.parameters()).device)  # (B, T)
+        ids = pad_rows(rows, next(self.model.parameters()).device)  # (B, T)
         hidden = self.model.vectors(ids)  # (B, T, C)
         if pooling == "first":
             return hidden[:, 0]

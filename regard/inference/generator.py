@@ -14,15 +14,15 @@ from regard import model_folder
 from regard.config import DecodeConfig
 from regard.config.recipes import build
 from regard.decode.generation import (
-    Row,
-    Teller,
-    check_writing,
-    longest,
-    make_row,
-    reread,
-    steps,
+    GenerationRequest,
+    TextStreamer,
+    check_generation,
+    generate_texts,
+    generation_steps,
+    make_request,
+    max_length_of,
+    record_forced_forward,
     token_log_probs,
-    write_texts,
 )
 from regard.device import pick_device
 from regard.errors import RegardError
@@ -70,19 +70,19 @@ class Ranked:
     per_token: float  # log_prob / tokens: long texts have more to lose
 
 
-class Writer:
+class Generator:
     """`load_writer` makes one."""
 
-    def __init__(self, bundle: model_folder.Bundle) -> None:
-        if not isinstance(bundle.model, LanguageModel):
+    def __init__(self, package: model_folder.ModelPackage) -> None:
+        if not isinstance(package.model, LanguageModel):
             raise RegardError(
-                f"writing needs a language model (architecture {names_where('writes')}), and this one is a "
-                f"{bundle.config.architecture} trained for {bundle.task}"
+                f"writing needs a language model (architecture {names_where('generates')}), and this one is a "
+                f"{package.config.architecture} trained for {package.task}"
             )
-        if bundle.tokenizers is None:
+        if package.tokenizers is None:
             raise RegardError("this model has no tokenizer, so it can read no text: import it with its tokenizer.json")
-        self.model, self.tokenizer = bundle.model, bundle.tokenizers.target
-        self.frame, self.options = bundle.frame, bundle.decode
+        self.model, self.tokenizer = package.model, package.tokenizers.target
+        self.token_template, self.options = package.token_template, package.decode
 
     @overload
     def generate(self, prompts: str, **options: Any) -> Generation: ...
@@ -97,7 +97,9 @@ class Writer:
             return self.generate([prompts], progress=progress, **options)[0]
         chosen = self.decode_options(**options)
         n = chosen.nbest
-        written = write_texts(self.model, self.tokenizer, [self.framed(prompt) for prompt in prompts], chosen, progress)
+        written = generate_texts(
+            self.model, self.tokenizer, [self.framed(prompt) for prompt in prompts], chosen, progress
+        )
         found = [self._generation(prompts[i // n], text, row) for i, (text, row) in enumerate(written)]
         groups = [tuple(found[i : i + n]) for i in range(0, len(found), n)]
         return [dataclasses.replace(group[0], samples=group) if n > 1 else group[0] for group in groups]
@@ -107,12 +109,12 @@ class Writer:
         chosen = self.decode_options(**options)
         if chosen.nbest > 1:
             raise RegardError(f"one text can be streamed at a time, not {chosen.nbest}: leave out n")
-        check_writing(chosen)
+        check_generation(chosen)
         ids = self.framed(prompt)
-        row = make_row(ids, chosen.seed, chosen, self.model)
+        row = make_request(ids, chosen.seed, chosen, self.model)
         return self._pieces(row, self._teller(ids, chosen), chosen)
 
-    def _pieces(self, row: Row, teller: Teller, options: DecodeConfig) -> Iterator[str]:
+    def _pieces(self, row: GenerationRequest, teller: TextStreamer, options: DecodeConfig) -> Iterator[str]:
         fresh: list[str] = []
 
         def hear(token: int) -> bool:
@@ -121,11 +123,11 @@ class Writer:
 
         row.hear = hear
         with paused(self.model):
-            for _ in steps(self.model, [row], options):
+            for _ in generation_steps(self.model, [row], options):
                 yield from filter(None, fresh)
                 fresh.clear()
         if is_observed(self.model):
-            reread(self.model, [0], [row])
+            record_forced_forward(self.model, [0], [row])
         yield from filter(None, [teller.flush()])
 
     def chat(self, system: str = "", template: Template = PLAIN, **options: Any) -> Conversation:
@@ -141,7 +143,7 @@ class Writer:
         if isinstance(texts, str):
             return self.score([texts])[0]
         framed = [self._fitting(text, i) for i, text in enumerate(texts)]
-        given = max(1, len(self.frame.before))
+        given = max(1, len(self.token_template.before))
         log_probs = token_log_probs(self.model, framed, self.options)
         parts = zip(texts, framed, log_probs, strict=True)
         return [self._score(text, ids[given:], scored[given - 1 :]) for text, ids, scored in parts]
@@ -177,12 +179,12 @@ class Writer:
 
     def framed(self, text: str) -> list[int]:
         """The ids the model reads for a text."""
-        return [*self.frame.before, *self.tokenizer.encode(text)]
+        return [*self.token_template.before, *self.tokenizer.encode(text)]
 
     def _fitting(self, text: str, number: int) -> list[int]:
         """A text to be scored."""
-        ids, most = self.framed(text), longest(self.model)
-        if len(ids) <= max(1, len(self.frame.before)):
+        ids, most = self.framed(text), max_length_of(self.model)
+        if len(ids) <= max(1, len(self.token_template.before)):
             raise RegardError(f"text {number + 1} ({text!r}) is too short: there is no token to score")
         if len(ids) > most:
             raise RegardError(
@@ -191,10 +193,10 @@ class Writer:
             )
         return ids
 
-    def _teller(self, ids: list[int], options: DecodeConfig) -> Teller:
-        return Teller(self.tokenizer, ids, options.stop_strings)
+    def _teller(self, ids: list[int], options: DecodeConfig) -> TextStreamer:
+        return TextStreamer(self.tokenizer, ids, options.stop_strings)
 
-    def _generation(self, prompt: str, text: str, row: Row) -> Generation:
+    def _generation(self, prompt: str, text: str, row: GenerationRequest) -> Generation:
         return Generation(prompt, text, sum(row.log_probs), tuple(self.tokenizer.pieces(row.tokens)), row.end)
 
     def _score(self, text: str, ids: list[int], log_probs: list[float]) -> TextScore:
@@ -208,7 +210,7 @@ class Writer:
 class Conversation:
     """Turns and answers. Once it outgrows the model's context, the oldest turns are forgotten; never the system text."""
 
-    def __init__(self, writer: Writer, system: str, template: Template, options: dict[str, Any]) -> None:
+    def __init__(self, writer: Generator, system: str, template: Template, options: dict[str, Any]) -> None:
         self.writer, self.system, self.template = writer, system, template
         given = options.get("stop", ())
         self.options = {**options, "stop": (*template.stop, *([given] if isinstance(given, str) else given or ()))}
@@ -240,7 +242,7 @@ class Conversation:
 
     def _fitting(self, turns: list[Turn], new: int) -> list[Turn]:
         """The newest turns that leave room for an answer of `new` tokens, or of half the context where that is less."""
-        most = longest(self.writer.model)
+        most = max_length_of(self.writer.model)
         room = most - min(new, most // 2)
 
         def fits(some: Sequence[Turn]) -> bool:
@@ -260,6 +262,6 @@ def shared(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def load_writer(path: str | Path, device: str = "auto", weights: str = "auto") -> Writer:
+def load_generator(path: str | Path, device: str = "auto", weights: str = "auto") -> Generator:
     """A writer from a run folder or a model folder."""
-    return Writer(load_model(Path(path), pick_device(device), weights))
+    return Generator(load_model(Path(path), pick_device(device), weights))

@@ -13,19 +13,19 @@ from regard.config import Config, ModelConfig, TokenizerConfig, recipes
 from regard.config.recipes import build
 from regard.errors import RegardError
 from regard.files import exists, json_object, read_json
-from regard.layers.quantization import is_packed
+from regard.layers.quantization import is_quantized
 from regard.models.analysis import summary as analysis
 from regard.models.analysis.counting import meta_model
 from regard.models.analysis.summary import Summary
-from regard.models.architectures import PRESETS, of, preset, resolve
-from regard.pretrained import place
+from regard.models.architectures import PRESETS, architecture_of, preset, resolve
+from regard.pretrained import resolve_name
 from regard.tasks.run_config import ANSWERS, model_settings
 from regard.text.tokenizer import Tokenizers
 
 
 def config_of(name: str, settings: dict[str, str]) -> tuple[ModelConfig, dict[str, Any]]:
     """Its configuration, sizes resolved, and what had to be assumed because data would tell."""
-    known, vocab, path = {}, TokenizerConfig.vocab_size, place(name)
+    known, vocab, path = {}, TokenizerConfig.vocab_size, resolve_name(name)
     if name in PRESETS:
         config = preset(name, **settings)
     elif name.endswith(".toml") or (exists(path) and path.is_dir()):
@@ -36,7 +36,7 @@ def config_of(name: str, settings: dict[str, str]) -> tuple[ModelConfig, dict[st
             f"'{name}' is no preset, recipe (.toml) or folder: `regard cost` without a name lists the presets"
         )
     missing = assumptions(config, vocab)
-    if "max_len" not in settings and of(config).sees_images:  # as long as its pictures have patches
+    if "max_len" not in settings and architecture_of(config).sees_images:  # as long as its pictures have patches
         config = replace(config, max_len=known.get("max_len", config.max_len))
     assumed = {field: n for field, n in missing.items() if field not in known}
     return resolve(replace(config, **{field: known.get(field, n) for field, n in missing.items()})), assumed
@@ -44,9 +44,9 @@ def config_of(name: str, settings: dict[str, str]) -> tuple[ModelConfig, dict[st
 
 def assumptions(config: ModelConfig, vocab: int) -> dict[str, Any]:
     """What data would fill in."""
-    used = [f"{side}_vocab" for side in of(config).vocabularies]
+    used = [f"{side}_vocab" for side in architecture_of(config).vocabularies]
     missing = {field: vocab for field in used if not getattr(config, field)}
-    if not config.n_classes and of(config).gives_classes(config):
+    if not config.n_classes and architecture_of(config).gives_classes(config):
         missing["n_classes"] = 10
     return missing
 
@@ -121,7 +121,7 @@ def found_model(model: Any, settings: dict[str, str]) -> tuple[str, nn.Module, d
     model = model if isinstance(model, nn.Module) else getattr(model, "model", None)
     if not isinstance(getattr(model, "config", None), ModelConfig):
         raise RegardError("a summary is of a model of Regard, of what holds one, or of a preset, a recipe or a folder")
-    if is_packed(model):
+    if is_quantized(model):
         raise RegardError(
             "this model was loaded with rounded weights, which are no parameters: load it without weights="
         )

@@ -11,7 +11,7 @@ from typing import Any, overload
 from regard import model_folder
 from regard.config import DecodeConfig
 from regard.config.recipes import build
-from regard.data.multilingual import tag_of
+from regard.data.multilingual import language_token
 from regard.decode.batch_decoding import decode
 from regard.decode.constraints import Hypothesis
 from regard.device import pick_device
@@ -36,18 +36,18 @@ class Translation:
 class Translator:
     """`load` makes one."""
 
-    def __init__(self, bundle: model_folder.Bundle) -> None:
-        if not isinstance(bundle.model, TranslationModel):
+    def __init__(self, package: model_folder.ModelPackage) -> None:
+        if not isinstance(package.model, TranslationModel):
             raise RegardError(
-                f"this model learned {bundle.task}; translating needs an encoder-decoder (generate, classify and embed are "
+                f"this model learned {package.task}; translating needs an encoder-decoder (generate, classify and embed are "
                 f"commands for others)"
             )
-        if bundle.tokenizers is None:
+        if package.tokenizers is None:
             raise RegardError("this model has no tokenizer, so it can read no text: import it with its tokenizer.json")
-        self.model, self.tokenizers, self.frame = bundle.model, bundle.tokenizers, bundle.frame
-        self.source, self.target, self.options = bundle.source, bundle.target, bundle.decode
-        self.directions = bundle.directions
-        self.languages = bundle.languages
+        self.model, self.tokenizers, self.token_template = package.model, package.tokenizers, package.token_template
+        self.source, self.target, self.options = package.source, package.target, package.decode
+        self.directions = package.directions
+        self.languages = package.languages
 
     @overload
     def translate(self, texts: str, *, to: str | None = None, **options: Any) -> Translation: ...
@@ -69,7 +69,7 @@ class Translator:
         chosen = self.decode_options(**options)
         sources = self._tagged(self.tokenizers.source.encode_batch(list(texts)), to)
         device = next(self.model.parameters()).device
-        found = decode(self.model, sources, chosen, self.model.config.max_len, device, progress, self.frame)
+        found = decode(self.model, sources, chosen, self.model.config.max_len, device, progress, self.token_template)
         nothing = Translation("", 0.0, 0.0, ())  # the translation of an empty line, whatever a model makes of it
         return [
             self._translation(hypotheses) if ids and text.strip() else nothing
@@ -78,7 +78,7 @@ class Translator:
 
     def read(self, text: str, to: str | None = None) -> list[int]:
         """The tokens that the model reads for a text, those around it included."""
-        return self.frame.one(self._tagged([self.tokenizers.source.encode(text)], to)[0])
+        return self.token_template.one(self._tagged([self.tokenizers.source.encode(text)], to)[0])
 
     def _tagged(self, sources: list[list[int]], to: str | None) -> list[list[int]]:
         """Sources that say which language they go to, where the model wants to be told."""
@@ -89,7 +89,7 @@ class Translator:
         if to is None:
             known = ", ".join(self.directions)
             raise RegardError(f"this model translates {known}: say which language to translate to (--to LANG, to=)")
-        tag = tag_of(self.tokenizers.source, to)
+        tag = language_token(self.tokenizers.source, to)
         return [[tag, *ids] if ids else [] for ids in sources]
 
     def decode_options(self, **options: Any) -> DecodeConfig:

@@ -16,7 +16,7 @@ def compilations() -> int:
     return dynamo.counters["stats"]["unique_graphs"] if dynamo else 0
 
 
-class Replayed:
+class GraphedCallable:
     """A function of tensors, without a result, that works on the same memory each time: recorded per input shape.
 
     Calls with a shape run as usual until one of them compiles nothing; the next is recorded, and from then on it is

@@ -7,7 +7,7 @@ from torch import Tensor
 WORD = 0xFFFFFFFF  # 32 bits
 
 
-def mixed(x: Tensor) -> Tensor:
+def hash_bits(x: Tensor) -> Tensor:
     """The lower 32 bits of int64 numbers, stirred so that each depends on all (MurmurHash3's last step)."""
     x = x & WORD
     x = (x ^ x >> 16) * 0x85EBCA6B & WORD

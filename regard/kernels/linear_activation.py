@@ -32,7 +32,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def activated(x: Tensor, linear: nn.Module, activation: str, gated: bool) -> Tensor:
+def linear_activation(x: Tensor, linear: nn.Module, activation: str, gated: bool) -> Tensor:
     """f(linear(x)), (..., C) -> (..., F). Gated, `linear` gives gates and values in turns (kernels/weight_layout.py), 2F numbers.
 
     It is an nn.Linear, or whatever stands for one.

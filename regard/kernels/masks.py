@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-NOWHERE = -1  # the position of padding
+PAD_POSITION = -1  # the position of padding
 
 
 def positions_of(ids: Tensor) -> Tensor:
     """0, 1, 2, ... along each row, `NOWHERE` on padding (ids below 0), which stands at the end."""
     steps = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)  # (B, T)
-    return steps.masked_fill(ids < 0, NOWHERE)
+    return steps.masked_fill(ids < 0, PAD_POSITION)
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Mask:
         if self.ahead is None:
             return first, None
         last = q + self.ahead
-        return first, torch.where(q > NOWHERE, last.clamp(min=self.prefix - 1), last)
+        return first, torch.where(q > PAD_POSITION, last.clamp(min=self.prefix - 1), last)
 
     def __str__(self) -> str:
         kind = {None: "every key", 0: "earlier keys"}.get(self.ahead, f"{self.ahead} keys ahead")
@@ -61,7 +61,7 @@ FULL = Mask()  # encoders and cross-attention
 CAUSAL = Mask(ahead=0)  # decoders: no look-ahead
 
 
-def window(mask: Mask, width: int) -> Mask:
+def with_window(mask: Mask, width: int) -> Mask:
     """At most `width` tokens in each direction that the mask allows, the query's own included; 0: no window."""
     if not width:
         return mask
@@ -77,17 +77,17 @@ def prefix(n: int | Tensor) -> Mask:
     return Mask(ahead=0, prefix=n)
 
 
-def documents(mask: Mask) -> Mask:
+def document_mask(mask: Mask) -> Mask:
     """The same, within each document of a packed row."""
     return replace(mask, packed=True)
 
 
-def dense(mask: Mask, q: Tensor, k: Tensor, index: Tensor | None = None) -> Tensor:
+def dense_mask(mask: Mask, q: Tensor, k: Tensor, index: Tensor | None = None) -> Tensor:
     """The mask for queries at positions q (B, T) and keys at k (B, S), (B, 1, T or 1, S): it broadcasts over heads.
 
     `index` (T,): where the queries stand among the keys, if they are the same tokens; packed rows need to know.
     """
-    seen = (k > NOWHERE)[:, None, :]  # (B, 1, S)
+    seen = (k > PAD_POSITION)[:, None, :]  # (B, 1, S)
     if mask.back is not None or mask.ahead is not None:  # not `mask != FULL`, which torch cannot compile
         first, last = mask.span(q)
         seen = seen & (k[:, None, :] >= first[:, :, None])
@@ -100,9 +100,9 @@ def dense(mask: Mask, q: Tensor, k: Tensor, index: Tensor | None = None) -> Tens
     return seen[:, None]
 
 
-def intervals(mask: Mask, positions: Tensor) -> tuple[Tensor, Tensor]:
+def key_intervals(mask: Mask, positions: Tensor) -> tuple[Tensor, Tensor]:
     """The same for the queries' own tokens, as the first and last *index* each may see, int32 (B, T); empty on padding."""
-    real = positions > NOWHERE
+    real = positions > PAD_POSITION
     index = torch.arange(positions.shape[1], device=positions.device)
     start = torch.where(real, index - positions, 0)  # (B, T), where the token's document begins
     length = torch.zeros_like(positions).scatter_add_(1, start, real.long()).gather(1, start)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from regard.kernels import short_attention_triton as kernels
 from regard.kernels.attention_functions import SHORT_TILE
-from regard.kernels.masks import NOWHERE
+from regard.kernels.masks import PAD_POSITION
 from regard.kernels.toeplitz_attention import LOG2E, strides
 
 
@@ -32,7 +32,7 @@ class Rows:
 
 def prepare(plan: Any) -> Rows:
     assert plan.index is not None or not plan.mask.causal, "the triangle is one of queries and their own keys"
-    return Rows((plan.k > NOWHERE).sum(1, dtype=torch.int32), plan.mask.causal)
+    return Rows((plan.k > PAD_POSITION).sum(1, dtype=torch.int32), plan.mask.causal)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, rows: Rows, scale: float | None, dropout: float) -> Tensor:

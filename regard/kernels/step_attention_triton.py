@@ -16,7 +16,7 @@ import math
 import triton
 import triton.language as tl
 
-from regard.kernels.step_linear import let_next_start, wait_for_past
+from regard.kernels.step_linear import launch_dependents, wait_for_previous
 
 LOG2E: tl.constexpr = tl.constexpr(1 / math.log(2))
 LEAST: tl.constexpr = tl.constexpr(-1e30)  # below every score; -inf minus itself would be no number
@@ -113,7 +113,7 @@ def self_kernel(
     WINDOW: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The queries of one row that share one head of keys, and one of SPLITS parts of its past."""
-    let_next_start(EARLY)
+    launch_dependents(EARLY)
     n, g, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     ONE: tl.constexpr = Q_BLOCK == 1
     Q: tl.constexpr = H // G
@@ -134,7 +134,7 @@ def self_kernel(
     if TURN:
         cos = tl.load(cos_table + at * (D // 2) + d // 2, mask=inside, other=0.0)
         sin = tl.load(sin_table + at * (D // 2) + d // 2, mask=inside, other=0.0)
-    wait_for_past(EARLY)
+    wait_for_previous(EARLY)
 
     qkv += n * qkv_row
     first = g * (Q + 2)  # by head of keys: its heads of queries, its key, its value
@@ -176,10 +176,10 @@ def combine_kernel(
     D: tl.constexpr, D_BLOCK: tl.constexpr, SPLITS: tl.constexpr, S_BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The parts of one head's keys, each by its share of the weights."""
-    let_next_start(EARLY)
+    launch_dependents(EARLY)
     nh = tl.program_id(0).to(tl.int64)
     s, d = tl.arange(0, S_BLOCK), tl.arange(0, D_BLOCK)
-    wait_for_past(EARLY)
+    wait_for_previous(EARLY)
     z = tl.load(lse + nh * SPLITS + s, mask=s < SPLITS, other=-float("inf"))
     at = part + (nh * SPLITS + s)[:, None] * D + d[None, :]
     x = tl.load(at, mask=(s < SPLITS)[:, None] & (d < D)[None, :], other=0.0)
@@ -195,7 +195,7 @@ def cross_kernel(
     BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The queries of EACH hypotheses of one sentence that share one head of keys, Q_BLOCK of them."""
-    let_next_start(EARLY)
+    launch_dependents(EARLY)
     b, g = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ONE: tl.constexpr = Q_BLOCK == 1
     Q: tl.constexpr = H // G
@@ -206,7 +206,7 @@ def cross_kernel(
     values += b * row + g.to(tl.int64) * group
     k, v = columns(keys, values, lane * column, lane < end, d, inside)
     n, h = b * EACH + i // Q, g * Q + i % Q
-    wait_for_past(EARLY)
+    wait_for_previous(EARLY)
 
     queries = tl.load(q + (n * q_row + h * D)[:, None] + d, mask=inside & real[:, None], other=0.0)
     queries = queries.to(keys.dtype.element_ty)

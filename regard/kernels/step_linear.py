@@ -57,13 +57,13 @@ def launch(x: Tensor) -> dict[str, Any]:
 
 
 @triton.jit
-def let_next_start(EARLY: tl.constexpr):
+def launch_dependents(EARLY: tl.constexpr):
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
-def wait_for_past(EARLY: tl.constexpr):
+def wait_for_previous(EARLY: tl.constexpr):
     if EARLY:
         tl.extra.cuda.gdc_wait()
 
@@ -90,10 +90,12 @@ def project(
     """Return activation(linear(norm(x))) + residual for one row x (1, C), in one kernel."""
     bias = None if linear.bias is None else linear.bias.detach()
     inner = None if norm is None else norm_of(norm)
-    return one_row(x, linear.weight.detach(), bias, norm=inner, activation=activation, gated=gated, residual=residual)
+    return linear_one_row(
+        x, linear.weight.detach(), bias, norm=inner, activation=activation, gated=gated, residual=residual
+    )
 
 
-def one_row(
+def linear_one_row(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -200,7 +202,7 @@ def one_row_kernel(
     BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GATES: tl.constexpr, RESIDUAL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows of W, whole and in registers. Tensors are (N, C), with 1 where an axis is missing."""
-    let_next_start(EARLY)
+    launch_dependents(EARLY)
     n = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     c = tl.arange(0, WIDTH)[None, :]
     here, inside = n < N, c < C
@@ -217,7 +219,7 @@ def one_row_kernel(
         g = read(gamma + c, inside)
         if SHIFT:
             shift = read(beta + c, inside)
-    wait_for_past(EARLY)
+    wait_for_previous(EARLY)
     y = read(x + c, inside)
     if RESIDUAL:
         past = read(residual + n, here)
@@ -265,14 +267,14 @@ def add_norm_kernel(
     x, y, gamma, beta, total, out, eps,
     C: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    let_next_start(EARLY)
+    launch_dependents(EARLY)
     row = tl.program_id(0).to(tl.int64) * C
     c = tl.arange(0, WIDTH)[None, :]
     inside = c < C
     g, shift = read(gamma + c, inside), 0.0
     if SHIFT:
         shift = read(beta + c, inside)
-    wait_for_past(EARLY)
+    wait_for_previous(EARLY)
     z = read(x + row + c, inside)
     if ADD:
         rounded = (z + read(y + row + c, inside)).to(total.dtype.element_ty)

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.kernels import toeplitz_attention_triton as kernels
-from regard.kernels.masks import Mask, intervals
+from regard.kernels.masks import Mask, key_intervals
 
 LOG2E = 1 / math.log(2)
 ROOM = 128  # distances beyond the table that a tile may reach for
@@ -43,7 +43,7 @@ def spans(mask: Mask, positions: Tensor) -> Spans:
     n = positions.shape[1]
     back = n if mask.back is None else mask.back
     ahead = 0 if mask.causal else mask.ahead or n  # a prefix is seen from before as well
-    return Spans(*intervals(mask, positions), back, ahead, mask.triangle)
+    return Spans(*key_intervals(mask, positions), back, ahead, mask.triangle)
 
 
 class DistanceBias(Protocol):

@@ -27,12 +27,12 @@ def split_gates(y: Tensor) -> tuple[Tensor, Tensor]:
     return gate, value
 
 
-def in_turns(parts: Sequence[Tensor], blocks: int) -> Tensor:
+def interleave_rows(parts: Sequence[Tensor], blocks: int) -> Tensor:
     """Return one matrix or bias of several, each cut by rows into as many blocks, with block i of all of them together."""
     return torch.cat([part.unflatten(0, (blocks, -1)) for part in parts], 1).flatten(0, 1)
 
 
-def taken_apart(x: Tensor, blocks: int, shares: Sequence[int]) -> list[Tensor]:
+def deinterleave_rows(x: Tensor, blocks: int, shares: Sequence[int]) -> list[Tensor]:
     """Return the parts that `in_turns` joined, whose rows in a block are in the ratio `shares`."""
     unit = len(x) // (blocks * sum(shares))
     parts = x.unflatten(0, (blocks, -1)).split([unit * share for share in shares], 1)

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.kernels.attention_functions import has_triton, masked_softmax, repeat_kv
-from regard.kernels.masks import Mask, dense, intervals
+from regard.kernels.masks import Mask, dense_mask, key_intervals
 from regard.layers.kernel_selection import Situation, choose
 from regard.layers.positions.scheme import NoPositions, Positions
 
@@ -50,9 +50,9 @@ class Plan:
     def seen(self) -> Tensor:
         """(B, 1, T or 1, S)"""
         if self.past is None:
-            return dense(self.mask, self.q, self.k, self.index)
+            return dense_mask(self.mask, self.q, self.k, self.index)
         own = self.past[:, None]
-        return own if self.mask.triangle else own & dense(self.mask, self.q, self.k)
+        return own if self.mask.triangle else own & dense_mask(self.mask, self.q, self.k)
 
     def bias(self) -> Tensor:
         """(B or 1, H, T, S) fp32"""
@@ -135,7 +135,7 @@ def has_fast_cudnn() -> bool:
     return torch.cuda.get_device_capability() >= (9, 0) and (torch.backends.cudnn.version() or 0) >= 90000
 
 
-def dense_mask(plan: Plan) -> Tensor | None:
+def prepare_dense_mask(plan: Plan) -> Tensor | None:
     """Mask and bias as one tensor; None for the triangle, which the kernel knows by itself.
 
     Padding stands at the end of a row, after every real query, so the triangle hides it already.
@@ -177,7 +177,7 @@ def blocks(plan: Plan) -> Any:
     from regard.kernels.flex_attention import prepare
 
     table = plan.scheme.table(plan.q.shape[1], plan.q.device) if plan.scheme.relative else None
-    return prepare(*intervals(plan.mask, plan.q), table)
+    return prepare(*key_intervals(plan.mask, plan.q), table)
 
 
 # ---- toeplitz ---------------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def lengths(plan: Plan) -> Any:
 # ---- plans -----------------------------------------------------------------------------------------------------------
 
 PREPARE: dict[Kernel, Callable[[Plan], Any]] = {
-    sdpa: dense_mask,
+    sdpa: prepare_dense_mask,
     flex: blocks,
     toeplitz: tables,
     short: lengths,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.kernels.masks import NOWHERE, Mask
+from regard.kernels.masks import PAD_POSITION, Mask
 from regard.layers.part import FeedForward
 from regard.layers.positions.scheme import Positions
 
@@ -68,7 +68,7 @@ class Context:
         """Return which tokens are no padding, with the shape of `positions`; in a step, which rows are being decoded."""
         if self.apply is apply_step:
             return self.state.active(self.positions)
-        return self.positions > NOWHERE
+        return self.positions > PAD_POSITION
 
     def with_ready(self, ready: Any) -> Context:
         """Return the context with what a mixer has prepared; `replace` would take longer, at every step."""

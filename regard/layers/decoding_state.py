@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from regard.kernels.masks import NOWHERE
+from regard.kernels.masks import PAD_POSITION
 from regard.layers.attention_kernels import Plan
 
 LENGTH = None  # in the shape of a PerSentence: the number of source tokens
@@ -175,7 +175,7 @@ class State:
     def active(self, position: Tensor) -> Tensor:
         """Return which rows of a step at `position` (N,) are being decoded: all of them, since others have left. Where a
         prompt is read step by step, those that read no padding."""
-        return position > NOWHERE
+        return position > PAD_POSITION
 
     # ---- columns ------------------------------------------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ class State:
     def advance(self, new: Tensor) -> None:
         """Count the new columns at positions (B, T) as filled; called once a forward, after the last layer."""
         if new.shape[1] > self.width:  # a prompt; steps have no padding
-            self.gapless = self.gapless and bool((new > NOWHERE).all())
+            self.gapless = self.gapless and bool((new > PAD_POSITION).all())
         self.length += new.shape[1] if new.shape[1] > self.width else 1
         self.past = self.own_past()
         self.positions = self.key_positions(new)
@@ -229,7 +229,7 @@ class State:
             for kept, name in self.rows:
                 setattr(kept, name, getattr(kept, name)[which])
         if self.past is None and parents.shape[1] > 1:
-            self.past = (self.positions > NOWHERE)[:, None]
+            self.past = (self.positions > PAD_POSITION)[:, None]
         if self.past is not None:
             self.past = self.past.gather(1, parents[:, :, None].expand(-1, -1, self.filled))
             self._drop_unseen()
@@ -253,7 +253,7 @@ class State:
         for kept, name in self.columns:
             x = getattr(kept, name)
             x[:, :, :count] = x.take_along_dim(kept_columns[:, None, :, None], 2)
-        self.positions = self.positions.where(alive, NOWHERE).gather(1, kept_columns)
+        self.positions = self.positions.where(alive, PAD_POSITION).gather(1, kept_columns)
         self.past = self.past.take_along_dim(kept_columns[:, None], 2)
 
     # ---- the source ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.config import ModelConfig
 from regard.config.registry import register
 from regard.kernels.linear_activation import ACTIVATIONS as ACTIVATIONS
-from regard.kernels.linear_activation import activated
+from regard.kernels.linear_activation import linear_activation
 from regard.kernels.weight_layout import gate_block
 from regard.layers.context import Context
 from regard.layers.part import FeedForward, Place
@@ -31,7 +31,7 @@ class Dense(FeedForward):
         self.dropout = nn.Dropout(config.ff_dropout)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        return self.outer(self.dropout(activated(x, self.inner, self.activation, self.gated)))
+        return self.outer(self.dropout(linear_activation(x, self.inner, self.activation, self.gated)))
 
     def fused_step(self, x: Tensor, norm: nn.Module | None, residual: Tensor | None, ctx: Context, kept: Any) -> Tensor:
         from regard.kernels.step_linear import project

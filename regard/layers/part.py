@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.config.registry import find
-from regard.kernels.masks import NOWHERE
+from regard.kernels.masks import PAD_POSITION
 
 if TYPE_CHECKING:
     from regard.layers.context import Context, Request
@@ -139,7 +139,7 @@ class Mixer(Part):
         found = []
         for t in range(x.shape[1]):
             ctx_t = ctx.at(t)
-            real = ctx_t.positions > NOWHERE
+            real = ctx_t.positions > PAD_POSITION
             before = {name: value.clone() for name, value in vars(kept).items()}
             found.append(self.step(x[:, t], ctx_t, kept))
             for name, value in before.items():

@@ -53,7 +53,7 @@ _int8_product = _direct(torch.ops.quantized.linear_with_input_q_dq_qweight_dq_ou
 _fp16_product = _direct(torch.ops.quantized.linear_dynamic_fp16.default)
 
 
-class Int8(nn.Module):
+class Int8Linear(nn.Module):
     """x W^T + b, (..., K) -> (..., N), with W in bytes."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, step: Tensor | None = None) -> None:
@@ -84,7 +84,7 @@ class Int8(nn.Module):
         return y if self.bias is None else y.add_(self.bias)
 
 
-class Fp16(nn.Module):
+class Fp16Linear(nn.Module):
     """The same with W in halves, multiplied in fp32."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -96,7 +96,7 @@ class Fp16(nn.Module):
         return _fp16_product(x, self.matrix)
 
 
-class Bf16(nn.Module):
+class Bf16Linear(nn.Module):
     """The same with everything in bf16, and fp32 around it."""
 
     weight: Tensor
@@ -112,10 +112,10 @@ class Bf16(nn.Module):
         return F.linear(x.bfloat16(), self.weight, self.bias).float()
 
 
-KINDS: dict[str, type[nn.Module]] = {"int8": Int8, "fp16": Fp16, "bf16": Bf16}
+KINDS: dict[str, type[nn.Module]] = {"int8": Int8Linear, "fp16": Fp16Linear, "bf16": Bf16Linear}
 
 
-class PackedHead(Head):
+class QuantizedHead(Head):
     """An embedding that is also the head stays as it is for looking up, and is packed for the head alone."""
 
     def __init__(self, head: Head, kind: Callable[[Tensor, Tensor | None], nn.Module]) -> None:
@@ -127,14 +127,14 @@ class PackedHead(Head):
         return self.product(self.features(x))
 
 
-def laid_out(model: nn.Module, weights: str, device: torch.device) -> nn.Module:
+def convert_weights(model: nn.Module, weights: str, device: torch.device) -> nn.Module:
     """A model that was just loaded, in place, as it is best used on this device. By itself that is fp32; on a GPU bf16 for
     models that write, since all their weights are read for every token."""
     if weights not in ("auto", "fp32", *KINDS):
         raise RegardError(f"unknown weights '{weights}': use auto, fp32 (exact), {', '.join(KINDS)}")
     if device.type == "cpu":
         if weights in KINDS:
-            return packed(model, weights)
+            return quantize_model(model, weights)
         column_major(model)
     elif weights == "bf16" or (weights == "auto" and hasattr(model, "step")):
         for parameter in model.parameters():  # not buffers: angles of rotations need every digit
@@ -144,31 +144,31 @@ def laid_out(model: nn.Module, weights: str, device: torch.device) -> nn.Module:
     return model
 
 
-def numbers(model: nn.Module) -> int:
+def count_weights(model: nn.Module) -> int:
     """Return how many weights a model has, packed ones included."""
-    packed = [module.size for module in model.modules() if isinstance(module, (Int8, Fp16, Bf16))]
+    packed = [module.size for module in model.modules() if isinstance(module, (Int8Linear, Fp16Linear, Bf16Linear))]
     return sum(p.numel() for p in model.parameters()) + sum(packed)
 
 
-def is_packed(model: nn.Module) -> bool:
+def is_quantized(model: nn.Module) -> bool:
     return any(isinstance(module, tuple(KINDS.values())) for module in model.modules())
 
 
-def packed(model: nn.Module, kind: str) -> nn.Module:
+def quantize_model(model: nn.Module, kind: str) -> nn.Module:
     """Every matrix of the model in this kind of number, in place; position schemes stay as they are."""
-    for module, name, layer in products(model):
-        put(module, name, layer, KINDS[kind])
+    for module, name, layer in linear_layers(model):
+        replace_module(module, name, layer, KINDS[kind])
     return model
 
 
-def packed_bytes(model: nn.Module, rows: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+def quantized_bytes(model: nn.Module, rows: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
     """The same from bytes: `rows` gives those of a weight (N, K), and their steps (N, 1). Biases are the model's."""
-    for module, name, layer in products(model):
+    for module, name, layer in linear_layers(model):
         values, step = rows(layer.weight)  # type: ignore[arg-type]
-        put(module, name, layer, lambda _, bias, w=values, s=step: Int8(w, bias, s.squeeze(1)))
+        replace_module(module, name, layer, lambda _, bias, w=values, s=step: Int8Linear(w, bias, s.squeeze(1)))
 
 
-def products(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
+def linear_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
     """Where the model multiplies with matrices: a module, and the name it has for a layer."""
     kept = {part for module in model.modules() if isinstance(module, Positions) for part in module.modules()}
     return [
@@ -176,12 +176,12 @@ def products(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
         for module in model.modules()
         if module not in kept
         for name, layer in module.named_children()
-        if isinstance(layer, (Head, nn.Linear)) and not isinstance(layer, PackedHead)
+        if isinstance(layer, (Head, nn.Linear)) and not isinstance(layer, QuantizedHead)
     ]
 
 
-def put(module: nn.Module, name: str, layer: nn.Module, kind: Callable[..., nn.Module]) -> None:
-    setattr(module, name, PackedHead(layer, kind) if isinstance(layer, Head) else kind(*_parts(layer)))
+def replace_module(module: nn.Module, name: str, layer: nn.Module, kind: Callable[..., nn.Module]) -> None:
+    setattr(module, name, QuantizedHead(layer, kind) if isinstance(layer, Head) else kind(*_parts(layer)))
 
 
 def _parts(layer: nn.Module) -> tuple[Tensor, Tensor | None]:

@@ -35,7 +35,7 @@ from regard.device import without_autocast
 from regard.layers.cells import Cell, State
 from regard.layers.decoding_state import PerRow, Storage
 from regard.layers.stack import in_working_precision
-from regard.layers.variational_dropout import LockedDropout
+from regard.layers.variational_dropout import VariationalDropout
 
 Run = Callable[[list[Cell], Tensor, State, Tensor | None], tuple[Tensor, State]]
 MARKS = 8  # columns that say what is padding: one does, the others keep rows aligned for the tensor cores
@@ -67,7 +67,7 @@ class Recurrent(nn.Module):
             nn.ModuleDict({name: kind(settings, ins[i], width, norm) for name in directions})
             for i, width in enumerate(widths)
         )
-        self.dropout = LockedDropout(dropout, variational)
+        self.dropout = VariationalDropout(dropout, variational)
         self.weight_dropout = weight_dropout
         self.fuses, self.fuses_padded = bool(kind.fused) and not norm, kind.still is not None and not norm
 
@@ -131,7 +131,9 @@ class Recurrent(nn.Module):
     def _fused(self, cells: list[Cell], x: Tensor, state: State, real: Tensor | None) -> tuple[Tensor, State]:
         if real is not None:
             x = torch.cat([x, F.pad(~real[..., None], (0, MARKS - 1)).to(x.dtype)], -1)
-        weights = Together.apply(x.dtype, *(w for cell in cells for w in self._weights(cell, real is not None)))
+        weights = FlattenedParameters.apply(
+            x.dtype, *(w for cell in cells for w in self._weights(cell, real is not None))
+        )
         kind, n = cells[0].fused, cells[0].states
         hx = tuple(torch.stack(state[i::n]).to(x.dtype) for i in range(n))  # h, c: (layers * directions, B, H)
         depth = len(cells) // (1 + self.bidirectional)
@@ -174,7 +176,9 @@ def scan(cell: Cell, weight_hh: Tensor, x: Tensor, state: State, real: Tensor | 
     learns = torch.is_grad_enabled() and weight_hh.requires_grad
     step = cell if learns else cell.forward  # what is compiled is for training
     factors: list[State] = []
-    taps: Iterable[Tensor | None] = Late.apply(weight_hh, cell, factors, x).unbind() if learns else repeat(None)
+    taps: Iterable[Tensor | None] = (
+        DeferredWeightGrad.apply(weight_hh, cell, factors, x).unbind() if learns else repeat(None)
+    )
     masks: Iterable[Tensor | None] = repeat(None) if real is None else real.T[..., None].contiguous().unbind()
     weight_hh, outs = weight_hh.detach().to(x.dtype), []
     projected = cell.project(x)
@@ -191,7 +195,7 @@ def scan(cell: Cell, weight_hh: Tensor, x: Tensor, state: State, real: Tensor | 
     return torch.stack(outs).transpose(0, 1), state
 
 
-class Late(torch.autograd.Function):
+class DeferredWeightGrad(torch.autograd.Function):
     """Zeros (T, B, rows of weight_hh), to be added to the products of a scan with weight_hh. Their gradient is that of the
     products, and with what was multiplied, which the scan leaves in `factors`, it makes that of weight_hh: one product
     for all steps instead of one, and a sum, for each."""
@@ -209,7 +213,7 @@ class Late(torch.autograd.Function):
         return torch.cat(found).to(ctx.dtype), None, None, None
 
 
-class Together(torch.autograd.Function):
+class FlattenedParameters(torch.autograd.Function):
     """Weights as views of one piece of memory in a dtype, first matrices and then biases: so cuDNN reads them where they
     are. It would copy them otherwise, and warn of it."""
 

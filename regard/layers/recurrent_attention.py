@@ -106,7 +106,7 @@ class General(Score):
         return self.U(annotations)
 
 
-class Annotated(NamedTuple):
+class SourceAnnotations(NamedTuple):
     """A source that was read, one row a sentence."""
 
     keys: Tensor  # (B, S, A)
@@ -138,7 +138,7 @@ class Alignment(nn.Module):
 # ---- steps ------------------------------------------------------------------------------------------------------------
 
 
-class Attentive(nn.Module):
+class AttentionCell(nn.Module):
     """A cell that looks before it moves: s_i = cell(s_{i-1}, [y_{i-1}; c_i]), and c_i is found with s_{i-1}.
 
     `forward` is one step, to be compiled. Of the product with [y; c], the part of y is made for all steps before the first,
@@ -156,7 +156,7 @@ class Attentive(nn.Module):
         self.d_keys = self.cross.score.keys(torch.empty(0, d_annotation)).shape[-1]
 
     def forward(
-        self, now: Tensor, weight_hh: Tensor, tap: Tensor | None, source: Annotated, *state: Tensor
+        self, now: Tensor, weight_hh: Tensor, tap: Tensor | None, source: SourceAnnotations, *state: Tensor
     ) -> tuple[tuple[State, State], Tensor]:
         """What the cell gives, and the weights (B, K, S)."""
         keys, entering, padding = source
@@ -170,9 +170,9 @@ class Attentive(nn.Module):
         entering = self.cell.weight_ih.shape[0] if self.ahead else self.d_annotation
         return self.d_keys, entering, self.d_annotation
 
-    def prepared(self, annotations: Tensor, padding: Tensor) -> Annotated:
+    def prepared(self, annotations: Tensor, padding: Tensor) -> SourceAnnotations:
         entering = F.linear(annotations, self.cell.weight_ih[:, self.d_in :]) if self.ahead else annotations
-        return Annotated(self.cross.score.keys(annotations), entering, padding)
+        return SourceAnnotations(self.cross.score.keys(annotations), entering, padding)
 
     def entered(self, y: Tensor) -> Tensor:
         """What depends on y alone."""
@@ -181,7 +181,7 @@ class Attentive(nn.Module):
         x = F.linear(y, self.cell.weight_ih[:, : self.d_in])
         return x + self.cell.bias.to(x.dtype)
 
-    def over(self, y: Tensor, source: Annotated, state: State) -> tuple[Tensor, State, Tensor]:
+    def over(self, y: Tensor, source: SourceAnnotations, state: State) -> tuple[Tensor, State, Tensor]:
         """All steps: y (B, T, C) -> states (B, T, H), the last of them as a whole, and the weights (B, T, S).
 
         Or one step of the K hypotheses that each sentence has: y (B*K, 1, C), and weights (B, K, S)."""
@@ -195,7 +195,7 @@ class Attentive(nn.Module):
 class Looking:
     """The step of one source in the place of a cell, as a scan calls it; it keeps the weights."""
 
-    def __init__(self, step: Attentive, source: Annotated) -> None:
+    def __init__(self, step: AttentionCell, source: SourceAnnotations) -> None:
         self.step, self.source = step, source
         self.by_product, self.d_hidden = step.cell.by_product, step.cell.d_hidden
         self.weights: list[Tensor] = []
@@ -205,7 +205,7 @@ class Looking:
         x, entering = self.step.entered(y), self.source.entering
         if self.step.ahead and entering.requires_grad:
             self.source = self.source._replace(entering=entering.detach())
-            return LateMean.apply(x, entering, self.given)
+            return DeferredMean.apply(x, entering, self.given)
         return x
 
     def __call__(self, *args: Any) -> tuple[State, State]:
@@ -221,7 +221,7 @@ class Looking:
         return result
 
 
-class LateMean(torch.autograd.Function):
+class DeferredMean(torch.autograd.Function):
     """Each step adds a weighted mean of `entering` to its x, as if nothing were learned by that; the gradient comes from
     here, for all steps in one product, with the weights that they leave in `given`."""
 

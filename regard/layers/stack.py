@@ -60,7 +60,7 @@ class Stack(nn.Module):
         self.norm = make_norm(config) if config.norm == "pre" else None
         self.side, self.mask, self.d_head = side, mask, config.d_head
         self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
-        self.recompute = False  # activation checkpointing: training keeps only what enters a block
+        self.activation_checkpointing = False  # activation checkpointing: training keeps only what enters a block
         self.compiled = False  # its blocks are compiled for training (training/training_step.py)
         self.intervened = False  # look/change replaces parts of it: compiled and captured forms do not know of that
         chances = (config.dropout, config.attention_dropout, config.ff_dropout)
@@ -120,7 +120,7 @@ class Stack(nn.Module):
         x = in_working_precision(x)
         y = self._nothing(x)
         losses: list[Tensor] = []
-        run = self._recomputed if self.recompute and self.training and torch.is_grad_enabled() else None
+        run = self._recomputed if self.activation_checkpointing and self.training and torch.is_grad_enabled() else None
         for block, own in zip(self.blocks, self._contexts(ctx, request), strict=True):
             x, y, loss = block(x, y, own) if run is None else run(block, x, y, own)
             if loss is not None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.kernels.attention_functions import rotate
-from regard.kernels.masks import FULL, NOWHERE, Mask, window
+from regard.kernels.masks import FULL, PAD_POSITION, Mask, with_window
 from regard.layers.attention_kernels import Plan, reference
 from regard.layers.decoding_state import LENGTH, Columns, PerRow, State, declared
 from regard.layers.mixers.attention import Attention
@@ -110,7 +110,7 @@ class StaticState:
                 even = stack.d_head % 2 == 0 and stack.d_head <= 128
                 kernel = even and not scheme.contextual and (scheme.toeplitz or not scheme.relative)
                 kernel = kernel and getattr(type(mixer), "attend", None) is Attention.attend
-                mask = window(stack.mask, mixer.window)
+                mask = with_window(stack.mask, mixer.window)
                 self.layers[mixer] = Layer(scheme, tables[which], mask, kernel)
             if "cross" in block.sublayers:  # type: ignore[operator]
                 self.cross[block.get_submodule("sublayers.cross")] = stack.cross_scheme
@@ -180,11 +180,11 @@ class StaticState:
         keys, values = (
             x[where, :, columns].transpose(1, 2).to(q.dtype) for x in (kept.keys, kept.values)
         )  # (N, G, L, D)
-        places = columns.expand(n, -1).masked_fill(columns > at[:, None], NOWHERE)
+        places = columns.expand(n, -1).masked_fill(columns > at[:, None], PAD_POSITION)
         values = values.masked_fill(
-            (places == NOWHERE)[:, None, :, None], 0
+            (places == PAD_POSITION)[:, None, :, None], 0
         )  # what a slot held before may be no number
-        keys = keys.masked_fill((places == NOWHERE)[:, None, :, None], 0)
+        keys = keys.masked_fill((places == PAD_POSITION)[:, None, :, None], 0)
         plan = Plan(reference, layer.mask, at[:, None], places, scheme=layer.scheme)
         return part.attend(q, keys, values, plan).transpose(1, 2).flatten(1)
 
@@ -199,7 +199,7 @@ class StaticState:
             return cross_attend(q, kept.keys, kept.values, self.memory_length, scale=scale, heads=heads)
         b, s = len(self.memory_length), kept.keys.shape[2]
         places = torch.arange(s, device=q.device).expand(b, -1)
-        places = places.masked_fill(places >= self.memory_length[:, None], NOWHERE)
+        places = places.masked_fill(places >= self.memory_length[:, None], PAD_POSITION)
         grouped = q.view(b, self.k, -1, part.d_head).transpose(1, 2)  # (B, H, K, D)
         plan = Plan(reference, FULL, self._position.long().view(b, self.k), places, scheme=scheme)
         found = part.attend(grouped, kept.keys.to(q.dtype), kept.values.to(q.dtype), plan)
@@ -223,7 +223,7 @@ class StaticState:
                 else:
                     self._enter_sentences(place, new, slots, which)
         if other.memory_positions is not None:
-            lengths = (other.memory_positions > NOWHERE).sum(1, dtype=torch.int32)
+            lengths = (other.memory_positions > PAD_POSITION).sum(1, dtype=torch.int32)
             self.memory_length[slots] = lengths[which]
 
     @staticmethod

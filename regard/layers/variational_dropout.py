@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class LockedDropout(nn.Module):
+class VariationalDropout(nn.Module):
     """Variational: one mask for all steps of a row, so that a state cannot recover at the next step what it lost at this
     one, nor average the noise away. Otherwise plain dropout."""
 

@@ -65,7 +65,7 @@ def picture(translator: Translator, text: str, layer: str = "", **options: Any) 
         translation = translator.translate(text, **options)
     (kept,) = tape[name]
     assert kept.tokens is not None
-    begun = len(translator.frame.start)
+    begun = len(translator.token_template.start)
     weights = kept.weights()[0].mean(0)[begun - 1 :]  # (T, S): a row for each token that was written
     source = words(translator.tokenizers.source, translator.read(text, options.get("to")))
     target = words(translator.tokenizers.target, kept.tokens[0][begun:])

@@ -23,7 +23,7 @@ from regard.look.drawn import Drawn, write_csv
 from regard.look.figures import Heat, grid, short
 from regard.look.forward import KINDS, Forward, Strip, kind_of, run
 from regard.look.page.kinds import reader_of
-from regard.look.page.seen import bundle_of
+from regard.look.page.seen import package_of
 from regard.look.record import indices, layers_of
 
 if TYPE_CHECKING:
@@ -179,9 +179,9 @@ def attention(
     are those of `[decode]`."""
     if renormalise and not hide_sinks:
         raise RegardError("--renormalise is for --hide-sinks: without it, rows sum to one as they are")
-    bundle, _ = bundle_of(model)
-    names = chosen(list(layers_of(reader_of(bundle.model))), layer, kind)
-    forward = run(bundle, text, names, **options)
+    package, _ = package_of(model)
+    names = chosen(list(layers_of(reader_of(package.model))), layer, kind)
+    forward = run(package, text, names, **options)
     maps = [map_of(forward, name, head) for name in names]
     if words:
         maps = [kept.merged() for kept in maps]

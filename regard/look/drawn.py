@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import RegardError
 from regard.files import disk_errors
 from regard.look.figures import any_letters, save
-from regard.terminal import table as columns
+from regard.terminal import format_table as columns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

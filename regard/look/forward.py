@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.image_files import normalise, to_floats
+from regard.data.image_files import normalize, to_floats
 from regard.errors import RegardError
 from regard.inference.translator import Translator
 from regard.look.alignment import Words
@@ -23,8 +23,8 @@ from regard.look.change.changes import kind_of
 from regard.look.page import kinds_read, seen
 from regard.look.page.kinds import Sight, reader_of
 from regard.look.record import Record, layers_of, record
-from regard.model_folder import Bundle
-from regard.models.classification_model import Classifier
+from regard.model_folder import ModelPackage
+from regard.models.classification_model import ClassificationModel
 
 KINDS = ("encoder", "decoder", "cross")
 
@@ -89,15 +89,15 @@ class Forward:
 
 
 def run(
-    bundle: Bundle, text: str, patterns: str | Sequence[str] = "*", stream: bool = False, **options: Any
+    package: ModelPackage, text: str, patterns: str | Sequence[str] = "*", stream: bool = False, **options: Any
 ) -> Forward:
     """Options are those of `[decode]` and `to`, for models that translate. With `stream`, there are vectors too."""
-    reader = reader_of(bundle.model)
+    reader = reader_of(package.model)
     if not layers_of(reader):
-        raise RegardError(f"this {bundle.config.architecture} has no attention: there is nothing to look at")
+        raise RegardError(f"this {package.config.architecture} has no attention: there is nothing to look at")
     if not text.strip():
         raise RegardError("there is nothing to read: give a sentence")
-    sight = Sight(bundle, "", text, (), None, options)
+    sight = Sight(package, "", text, (), None, options)
     if reader.translates:
         return translated(sight, patterns, stream)
     if options:
@@ -107,7 +107,7 @@ def run(
 
 
 def translated(sight: Sight, patterns: str | Sequence[str], stream: bool) -> Forward:
-    translator = Translator(sight.bundle)
+    translator = Translator(sight.package)
     with record(translator.model, patterns, stream=stream) as tape:
         translation = translator.translate(sight.text, **sight.options)
     records, vectors = {name: tape[name][-1] for name in tape}, tape.vectors
@@ -124,26 +124,26 @@ def translated(sight: Sight, patterns: str | Sequence[str], stream: bool) -> For
 
 
 def text_read(sight: Sight, patterns: str | Sequence[str], stream: bool) -> Forward:
-    bundle, reader = sight.bundle, sight.reader
+    package, reader = sight.package, sight.reader
     tokenizer = getattr(sight.tokenizers, reader.vocabularies[0])
     types: list[int] = []
-    if isinstance(bundle.model, Classifier):
-        ids, types, _ = kinds_read.tagged_row(sight) if bundle.task == "tagging" else kinds_read.text_row(sight)
+    if isinstance(package.model, ClassificationModel):
+        ids, types, _ = kinds_read.tagged_row(sight) if package.task == "tagging" else kinds_read.text_row(sight)
     elif reader.fills_blanks:
-        ids = bundle.frame.one(kinds_read.with_masks(tokenizer, sight.text))
+        ids = package.token_template.one(kinds_read.with_masks(tokenizer, sight.text))
     else:
-        ids = [*bundle.frame.before, *tokenizer.encode(sight.text)]
+        ids = [*package.token_template.before, *tokenizer.encode(sight.text)]
     inputs = [sight.row(row) for row in (sight.checked(ids), types) if row]
     records, vectors = recorded(sight, patterns, stream, *inputs)
-    both = strip("token", seen.strip_of("", tokenizer, ids), first=reader.writes)
+    both = strip("token", seen.strip_of("", tokenizer, ids), first=reader.generates)
     return Forward(records, vectors, dict.fromkeys(("encoder", "decoder"), (both, both)))
 
 
 def picture_read(sight: Sight, patterns: str | Sequence[str], stream: bool) -> Forward:
-    bundle, size = sight.bundle, sight.bundle.config.value("vit.patch_size")
-    pixels = kinds_read.read_for(bundle, Path(sight.text))  # (H, W, channels)
-    floats = normalise(to_floats(torch.from_numpy(pixels[None].copy())), bundle.pixels["mean"], bundle.pixels["std"])
-    first = next(bundle.model.parameters())
+    package, size = sight.package, sight.package.config.value("vit.patch_size")
+    pixels = kinds_read.read_for(package, Path(sight.text))  # (H, W, channels)
+    floats = normalize(to_floats(torch.from_numpy(pixels[None].copy())), package.pixels["mean"], package.pixels["std"])
+    first = next(package.model.parameters())
     records, vectors = recorded(sight, patterns, stream, floats.to(first))
     grid = pixels.shape[0] // size, pixels.shape[1] // size
     both = strip("patch (row, column)", kinds_read.patches(*grid))
@@ -155,7 +155,7 @@ def recorded(
     sight: Sight, patterns: str | Sequence[str], stream: bool, *inputs: Tensor
 ) -> tuple[dict[str, Record], dict[str, Tensor]]:
     with record(sight.reader, patterns, stream=stream) as tape:
-        sight.bundle.model(*inputs)
+        sight.package.model(*inputs)
     return {name: tape[name][-1] for name in tape}, rows_of(tape.vectors)
 
 

@@ -22,9 +22,9 @@ from torch import Tensor
 from regard.config import DecodeConfig
 from regard.decode.beam_search import best_extensions
 from regard.decode.constraints import Hypothesis, log_probabilities
-from regard.decode.generation import write
+from regard.decode.generation import generate
 from regard.errors import RegardError
-from regard.inference.generator import Generation, Writer
+from regard.inference.generator import Generation, Generator
 from regard.inference.translator import Translation, Translator
 from regard.layers.hooks import paused
 from regard.look.record import Record, layers_of, record
@@ -37,7 +37,7 @@ def searched(translator: Translator, text: str, to: str | None = None, **options
     """Translate a sentence and keep the whole search. Options are those of `[decode]`."""
     if not text.strip():
         raise RegardError("there is nothing to translate: give a sentence")
-    live = Live(translator.model, translator.decode_options(**options), len(translator.frame.start))
+    live = Live(translator.model, translator.decode_options(**options), len(translator.token_template.start))
     following, given = Following(translator, live), {} if to is None else {"to": to}
     translation = following.translate(text, **{**options, **given})
     best = following.found[0]
@@ -58,7 +58,7 @@ class Following(Translator):
         return super()._translation(hypotheses)
 
 
-def continued(writer: Writer, prompt: str, **options: Any) -> tuple[Generation, Search]:
+def continued(writer: Generator, prompt: str, **options: Any) -> tuple[Generation, Search]:
     """The same of a language model that goes on with a prompt: its tree is a line."""
     chosen, ids = writer.decode_options(**options), writer.framed(prompt)
     if chosen.nbest > 1:
@@ -69,7 +69,7 @@ def continued(writer: Writer, prompt: str, **options: Any) -> tuple[Generation, 
         texts.append(teller.push(token))
         return teller.stopped
 
-    (row,) = write(cast(Any, live), [ids], chosen, hear)
+    (row,) = generate(cast(Any, live), [ids], chosen, hear)
     generation = writer._generation(prompt, "".join(texts) + teller.flush(), row)
     return generation, live.search([*row.tokens, *[live.config.eos_token_id] * (row.end == "end")])
 

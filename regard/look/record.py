@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from regard.errors import RegardError
 from regard.kernels.attention_functions import masked_softmax, repeat_kv
-from regard.kernels.masks import NOWHERE
+from regard.kernels.masks import PAD_POSITION
 from regard.layers.attention_kernels import Plan, raw_scores, reference
 from regard.layers.hooks import AttentionHook, Recording
 from regard.layers.mixers.attention import Attention
@@ -79,7 +79,7 @@ class Record:
         worst = 0.0
         for rows in torch.arange(self.q.shape[2], device=self.q.device).split(ROWS):
             gap = (self._mixed(rows) - self.out[:, :, rows]).abs().amax((1, 3))  # (B, rows)
-            worst = max(worst, float(gap.where(self.plan.q[:, rows] != NOWHERE, 0.0).max()))
+            worst = max(worst, float(gap.where(self.plan.q[:, rows] != PAD_POSITION, 0.0).max()))
         return worst
 
     def _mixed(self, rows: Tensor) -> Tensor:

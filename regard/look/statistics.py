@@ -28,7 +28,7 @@ from regard.errors import RegardError
 from regard.look.drawn import Drawn, table, write_csv
 from regard.look.figures import Heat, Lines, Panel, draw, short
 from regard.look.forward import Forward, kind_of, run
-from regard.look.page.seen import bundle_of
+from regard.look.page.seen import package_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -135,10 +135,10 @@ def statistics(
     `[decode]`."""
     if not texts:
         raise RegardError("there is nothing to read: give a text, or a file with some")
-    bundle, _ = bundle_of(model)
+    package, _ = package_of(model)
     heads, stream, tokens = Mean(), Mean(), defaultdict[str, int](int)
     for text in texts:
-        forward = run(bundle, text, stream=True, **options)
+        forward = run(package, text, stream=True, **options)
         for kind, (queries, _) in forward.strips.items():
             tokens[kind] += len(queries) * any(kind_of(name) == kind for name in forward.records)
         for name in forward.records:

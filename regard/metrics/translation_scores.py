@@ -84,7 +84,7 @@ def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], language: 
     return _bleu("BLEU", hypotheses, references, tokenize=UNSPACED.get(_base(language), "13a")).value
 
 
-def tokenised_lower(text: str, language: str) -> str:
+def tokenize_lower(text: str, language: str) -> str:
     """`text` as `bleu_tokenised` sees it: lower-cased first, then normalised, then tokenised, in Multi30k's order."""
     language = _base(language)
     return tokenise(normalise_punctuation(text.lower(), language), language)
@@ -140,7 +140,7 @@ def _bleu_tokenised(hypotheses: Sequence[str], references: Sequence[str], langua
     name, base = "BLEU tokenised lower-cased", _base(language)
     if base in UNSPACED:
         return replace(lower, name=name)
-    prepared = [[tokenised_lower(text, base) for text in texts] for texts in (hypotheses, references)]
+    prepared = [[tokenize_lower(text, base) for text in texts] for texts in (hypotheses, references)]
     plain = _bleu(name, *prepared, tokenize="none", force=True, smooth_method="none")
     steps = f"lowercase,moses-normalise-{base},moses-tokenise-{base}(hyphens:whole,escape:no)"
     return replace(

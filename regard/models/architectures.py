@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 from torch import nn
 
 from regard.config import ModelConfig
-from regard.config.recipes import build, nested, over
+from regard.config.recipes import build, merge_tables, nest
 from regard.config.registry import MADE_OF
 from regard.errors import RegardError
 from regard.models.bert import Bert
-from regard.models.classification_model import Classifier
+from regard.models.classification_model import ClassificationModel
 from regard.models.gpt import GPT
 from regard.models.model import ARCHITECTURES, Model
 from regard.models.rnn import RNN
@@ -52,7 +52,7 @@ register("rnn")(RNN)
 register("seq2seq")(Seq2Seq)
 
 
-def of(config: ModelConfig) -> type[Model]:
+def architecture_of(config: ModelConfig) -> type[Model]:
     """Return the class of the model that a configuration describes: what is asked about an architecture is its attribute."""
     name = config.architecture or with_preset({"preset": config.preset})["architecture"]
     if name not in ARCHITECTURES:
@@ -67,7 +67,7 @@ def preset(name: str, **settings: Any) -> ModelConfig:
 
     Names may be dotted: `preset("llama3-8b", **{"rope.base": 1e6})`.
     """
-    return build(with_preset({"preset": name, **nested(settings)}), ModelConfig, "model.")
+    return build(with_preset({"preset": name, **nest(settings)}), ModelConfig, "model.")
 
 
 def with_preset(settings: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -78,20 +78,20 @@ def with_preset(settings: Mapping[str, Any], overrides: Mapping[str, Any] | None
         near = difflib.get_close_matches(str(name), PRESETS, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
         raise RegardError(f"unknown model.preset '{name}': {hint}there are {', '.join(PRESETS)}")
-    return over(over(PRESETS[name], settings), overrides)
+    return merge_tables(merge_tables(PRESETS[name], settings), overrides)
 
 
 def resolve(config: ModelConfig) -> ModelConfig:
     """The sizes this model will have; impossible ones are refused, and positions where they make no sense."""
-    return of(config).resolve(config)
+    return architecture_of(config).resolve(config)
 
 
 def make_model(config: ModelConfig) -> nn.Module:
     """Fresh weights; with answers to give, a head for them on top of the model that reads."""
     config = resolve(config)
     try:
-        body = of(config)(config)
-        return body if config.answer == "none" else Classifier(body.config, body)
+        body = architecture_of(config)(config)
+        return body if config.answer == "none" else ClassificationModel(body.config, body)
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
             raise RegardError("there is not enough memory for a model of these sizes: choose smaller ones") from None

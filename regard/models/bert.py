@@ -16,7 +16,7 @@ from regard.layers.norm import make_norm
 from regard.layers.stack import Stack
 from regard.models import presets as tables
 from regard.models.heads import MaskedHead, Pooler
-from regard.models.initialization import initialise, new_seed
+from regard.models.initialization import initialize, new_seed
 from regard.models.model import ANSWERS, Model
 
 
@@ -40,7 +40,7 @@ class Bert(Model):
         self.encoder = Stack(config, blocks, FULL, "encoder")
         self.pooler = Pooler(config)
         self.head = MaskedHead(config, self.embedding.weight)
-        initialise(self, seed)
+        initialize(self, seed)
 
     def hidden(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
         """(B, T, C); rows are padded on the right."""

@@ -13,7 +13,7 @@ from regard.models.initialization import init_module
 from regard.models.model import ANSWERS, Model, names_learning
 
 
-class Classifier(nn.Module):
+class ClassificationModel(nn.Module):
     """A model that gives `vectors`, and a linear layer that turns them into answers: those of each token, or one vector of
     each row, which the model's `pooled` chooses."""
 

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.kernels.masks import CAUSAL, Mask, documents, positions_of
+from regard.kernels.masks import CAUSAL, Mask, document_mask, positions_of
 from regard.layers.block import make_blocks
 from regard.layers.decoding_state import State
 from regard.layers.embedding import Embedding, Head
 from regard.layers.norm import make_norm, normalized
 from regard.layers.stack import Stack
 from regard.models import presets as tables
-from regard.models.initialization import initialise, new_seed
+from regard.models.initialization import initialize, new_seed
 from regard.models.model import ANSWERS, LanguageModel
 
 
@@ -42,7 +42,7 @@ class GPT(LanguageModel):
             config.scale_logits,
             config.head_bias,
         )
-        initialise(self, seed)
+        initialize(self, seed)
 
     def hidden(self, ids: Tensor, positions: Tensor, state: State | None = None, mask: Mask | None = None) -> Tensor:
         """Return hidden vectors (B, T, C); with a state, these are prompts, and it is filled."""
@@ -62,7 +62,7 @@ class GPT(LanguageModel):
 
     def read_packed(self, ids: Tensor, positions: Tensor) -> Tensor:
         """The same for rows of several documents, whose positions (B, T) begin again with each; none sees another."""
-        return self.hidden(ids, positions, mask=documents(CAUSAL))
+        return self.hidden(ids, positions, mask=document_mask(CAUSAL))
 
     def forward(self, ids: Tensor, mask: Mask | None = None) -> Tensor:
         """Logits (B, T, V) of the token after each token."""

@@ -42,7 +42,7 @@ def new_seed() -> int:
     return int(torch.randint(1 << 62, (), device="cpu"))
 
 
-def initialise(model: nn.Module, seed: int | None = None) -> None:
+def initialize(model: nn.Module, seed: int | None = None) -> None:
     """Fill all parameters and computed buffers of a model, or of a layer; without a seed, by a new one."""
     seed = new_seed() if seed is None else seed
     model.seed = seed  # type: ignore[assignment]
@@ -67,7 +67,7 @@ def materialise(model: nn.Module, device: torch.device | str) -> None:
             setattr(module, name, empty)
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, made.setdefault(id(buffer), torch.empty_like(buffer, device=device)))
-    initialise(model, model.seed)  # type: ignore[arg-type]
+    initialize(model, model.seed)  # type: ignore[arg-type]
 
 
 def init_module(module: nn.Module, seed: int, path: str, mine: dict[str, nn.Parameter], normed: bool = False) -> None:

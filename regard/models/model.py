@@ -41,7 +41,7 @@ class Model(nn.Module):
     made_of: ClassVar[tuple[str, ...]] = (BLOCKS,)  # which decides the parts and settings it has (registry.py)
 
     translates: ClassVar[bool] = False  # writes one text while reading another: a TranslationModel
-    writes: ClassVar[bool] = False  # continues a text, every token seeing those before it: a LanguageModel
+    generates: ClassVar[bool] = False  # continues a text, every token seeing those before it: a LanguageModel
     fills_blanks: ClassVar[bool] = False  # predicts the token of each place from those on both sides
     sees_images: ClassVar[bool] = False  # reads pictures cut into patches instead of text
     classifies: ClassVar[bool] = False  # its own head gives classes; others get one from a Classifier
@@ -156,7 +156,7 @@ class LanguageModel(Model):
 
     sides = ("decoder",)
     vocabularies = ("target",)
-    writes = True
+    generates = True
     embedding: Embedding
     head: Head
 
@@ -180,7 +180,7 @@ class LanguageModel(Model):
         raise NotImplementedError
 
 
-class StreamModel(LanguageModel):
+class StatefulLanguageModel(LanguageModel):
     """A language model with a state of fixed size, so that it reads a text of any length in pieces."""
 
     carries_state = True

@@ -17,13 +17,13 @@ from regard.layers.cells import cell_settings
 from regard.layers.decoding_state import State, Storage
 from regard.layers.embedding import Embedding, Head
 from regard.layers.recurrent import Recurrent
-from regard.layers.variational_dropout import LockedDropout, word_dropout
+from regard.layers.variational_dropout import VariationalDropout, word_dropout
 from regard.models import presets as tables
-from regard.models.initialization import initialise, new_seed
-from regard.models.model import ANSWERS, StreamModel
+from regard.models.initialization import initialize, new_seed
+from regard.models.model import ANSWERS, StatefulLanguageModel
 
 
-class RNN(StreamModel):
+class RNN(StatefulLanguageModel):
     presets = tables.RNN
     tasks = ("causal-lm", *ANSWERS)
     made_of = (RECURRENT,)
@@ -40,7 +40,7 @@ class RNN(StreamModel):
                 "answer (classification, regression, tagging)"
             )
         self.embedding = Embedding(config.target_vocab, config.d_model, config.scale_embeddings)
-        self.dropout = LockedDropout(config.dropout, s.variational)
+        self.dropout = VariationalDropout(config.dropout, s.variational)
         self.recurrent = Recurrent(
             config.cell,
             config.d_model,
@@ -52,12 +52,12 @@ class RNN(StreamModel):
             norm=s.norm,
             settings=cell_settings(config),
         )
-        self.output_dropout = LockedDropout(s.output_dropout, s.variational)
+        self.output_dropout = VariationalDropout(s.output_dropout, s.variational)
         if not s.bidirectional:
             matrix = nn.Parameter(torch.empty(config.target_vocab, self.recurrent.d_out))
             weight = self.embedding.weight if tied(config) else matrix
             self.head = Head(weight, config.scale_logits, config.head_bias)
-        initialise(self, seed)
+        initialize(self, seed)
 
     def embed(self, ids: Tensor) -> Tensor:
         weight = word_dropout(self.embedding.weight, self.settings.word_dropout, self.training)

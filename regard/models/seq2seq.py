@@ -27,10 +27,10 @@ from regard.layers.cells import cell_settings
 from regard.layers.decoding_state import LENGTH, PerRow, PerSentence, State, Storage
 from regard.layers.embedding import Embedding, Head
 from regard.layers.recurrent import Recurrent
-from regard.layers.recurrent_attention import Annotated, Attentive
-from regard.layers.variational_dropout import LockedDropout, word_dropout
+from regard.layers.recurrent_attention import AttentionCell, SourceAnnotations
+from regard.layers.variational_dropout import VariationalDropout, word_dropout
 from regard.models import presets as tables
-from regard.models.initialization import initialise, new_seed
+from regard.models.initialization import initialize, new_seed
 from regard.models.model import TranslationModel
 
 Memory = tuple[Tensor, ...]  # one row a sentence
@@ -54,10 +54,10 @@ class Seq2Seq(TranslationModel):
         )
         self.settings = s = config.table(RecurrentSettings)
         self.reverse_source = config.table(Seq2SeqSettings).reverse_source
-        self.dropout = LockedDropout(config.dropout, s.variational)
+        self.dropout = VariationalDropout(config.dropout, s.variational)
         self.encoder = layers(config, config.d_model, config.n_encoder_layers, s.bidirectional)
-        self.decoder = Searching(config, self.encoder.d_out) if attends(config) else OneContext(config)
-        self.output_dropout = LockedDropout(s.output_dropout, s.variational)
+        self.decoder = RNNSearchDecoder(config, self.encoder.d_out) if attends(config) else FixedContextDecoder(config)
+        self.output_dropout = VariationalDropout(s.output_dropout, s.variational)
         self.head = Head(
             nn.Parameter(torch.empty(config.target_vocab, config.d_model))
             if config.tie in ("none", "inputs")
@@ -65,7 +65,7 @@ class Seq2Seq(TranslationModel):
             config.scale_logits,
             config.head_bias,
         )
-        initialise(self, seed)
+        initialize(self, seed)
 
     @classmethod
     def resolve(cls, config: ModelConfig) -> ModelConfig:
@@ -125,7 +125,7 @@ class Seq2Seq(TranslationModel):
 # ---- decoders: the embedded target (N, T, C), memory and state -> what the head is given (N, T, C), and the next state ----
 
 
-class OneContext(nn.Module):
+class FixedContextDecoder(nn.Module):
     """All that is known of the source is the state that its encoder ended in. RNNenc (Cho et al. 2014) does not trust the
     decoder to remember it: the last layer's goes into every step, and into what the head is given."""
 
@@ -164,7 +164,7 @@ class OneContext(nn.Module):
         return self.readout(joined(s, y, c)), state
 
 
-class Searching(nn.Module):
+class RNNSearchDecoder(nn.Module):
     """RNNsearch (Bahdanau et al. 2015): s_0 = tanh(W_s h_1), where h_1 is what the encoder ended in, going backwards; then
     c_i by attention, s_i = cell(s_{i-1}, [y_{i-1}; c_i]), and the head is given a maxout of s_i, y_{i-1} and c_i. More
     layers stand on top of that one."""
@@ -174,11 +174,11 @@ class Searching(nn.Module):
         s = config.table(RecurrentSettings)
         self.width = width = s.d_hidden
         self.n = states_of(config)
-        self.attentive = Attentive(config, config.d_model, width, d_annotation)
+        self.attentive = AttentionCell(config, config.d_model, width, d_annotation)
         more = config.n_decoder_layers - 1
         self.above = layers(config, width, more) if more else None
         self.bridge = nn.Linear(width, self.n * width)
-        self.dropout = LockedDropout(s.hidden_dropout, s.variational)
+        self.dropout = VariationalDropout(s.hidden_dropout, s.variational)
         self.readout = Maxout(width + config.d_model + d_annotation, config.d_model)
 
     def begin(self, annotations: Tensor, end: Hidden, padding: Tensor) -> tuple[Memory, Hidden]:
@@ -209,7 +209,7 @@ class Searching(nn.Module):
         return kept.keys, kept.entering, ~kept.real, kept.annotations
 
     def forward(self, y: Tensor, memory: Memory, state: Hidden) -> tuple[Tensor, Hidden]:
-        source, annotations = Annotated(*memory[:-1]), memory[-1]
+        source, annotations = SourceAnnotations(*memory[:-1]), memory[-1]
         s, first, weights = self.attentive.over(y, source, state[: self.n])
         if self.attentive.cross.heard:
             self.tell(torch.cat([state[0][:, None].to(s.dtype), s[:, :-1]], 1), source, annotations)
@@ -219,7 +219,7 @@ class Searching(nn.Module):
             s, rest = through(self.above, self.dropout(s), state[self.n :])
         return self.readout(joined(s, y, c)), (*first, *rest)
 
-    def tell(self, states: Tensor, source: Annotated, annotations: Tensor) -> None:
+    def tell(self, states: Tensor, source: SourceAnnotations, annotations: Tensor) -> None:
         """Whoever listens hears what the steps looked with (N, T, H): T of a sentence, or one of each of its hypotheses."""
         cross = self.attentive.cross
         q = cross.score.queries(states).view(len(annotations), -1, source.keys.shape[-1])

@@ -16,7 +16,7 @@ from regard.layers.embedding import Embedding, Head
 from regard.layers.norm import make_norm, normalized
 from regard.layers.stack import Stack
 from regard.models import presets as tables
-from regard.models.initialization import initialise, new_seed
+from regard.models.initialization import initialize, new_seed
 from regard.models.model import TranslationModel
 
 
@@ -49,7 +49,7 @@ class Transformer(TranslationModel):
             config.scale_logits,
             config.head_bias,
         )
-        initialise(self, seed)
+        initialize(self, seed)
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """The memory (B, S, C) that the decoder reads, and the positions of its tokens (B, S)."""

@@ -16,7 +16,7 @@ from regard.kernels.masks import FULL
 from regard.layers.block import make_blocks
 from regard.layers.stack import Stack
 from regard.models import presets as tables
-from regard.models.initialization import initialise, new_seed
+from regard.models.initialization import initialize, new_seed
 from regard.models.model import Model
 
 
@@ -42,7 +42,7 @@ class ViT(Model):
         blocks = make_blocks(config, config.n_encoder_layers, "encoder", causal=False)
         self.encoder = Stack(config, blocks, FULL, "encoder")
         self.head = nn.Linear(config.d_model, config.n_classes)
-        initialise(self, seed)
+        initialize(self, seed)
 
     def init_weights(self) -> None:
         nn.init.zeros_(self.summary)

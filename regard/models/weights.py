@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.files import check_regular
-from regard.layers.quantization import packed_bytes, products
+from regard.layers.quantization import linear_layers, quantized_bytes
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
@@ -26,7 +26,7 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 STEP = ".step"  # a matrix in bytes has its steps beside it
 
 
-def in_bytes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def quantize_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same in a quarter of the room: of a matrix each row in 255 steps of its own, all else in halves."""
     made: dict[str, Tensor] = {}
     for name, x in tensors.items():
@@ -38,25 +38,25 @@ def in_bytes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return made
 
 
-def out_of_bytes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def dequantize_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Matrices that `in_bytes` rounded, in fp32; other tensors as they are."""
     steps = {name.removesuffix(STEP): step for name, step in tensors.items() if name.endswith(STEP)}
     kept = {name: x for name, x in tensors.items() if not name.endswith(STEP)}
     return {name: x.float() * steps[name] if name in steps else x for name, x in kept.items()}
 
 
-def are_bytes(tensors: Mapping[str, Tensor]) -> bool:
+def are_quantized(tensors: Mapping[str, Tensor]) -> bool:
     return any(name.endswith(STEP) for name in tensors)
 
 
-def load_bytes(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
+def load_quantized(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
     """What `in_bytes` rounded, into a model whose products are then of bytes (layers/quantization.py). No matrix becomes fp32 but
     those that rows are looked up in."""
     check(model, {name: x for name, x in tensors.items() if not name.endswith(STEP)}, where)
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-    multiplied = {names[layer.weight] for _, _, layer in products(model) if isinstance(layer, nn.Linear)}
-    fill(model, out_of_bytes({k: x for k, x in tensors.items() if k.removesuffix(STEP) not in multiplied}))
-    packed_bytes(model, lambda weight: (tensors[names[weight]], tensors[names[weight] + STEP]))
+    multiplied = {names[layer.weight] for _, _, layer in linear_layers(model) if isinstance(layer, nn.Linear)}
+    fill(model, dequantize_weights({k: x for k, x in tensors.items() if k.removesuffix(STEP) not in multiplied}))
+    quantized_bytes(model, lambda weight: (tensors[names[weight]], tensors[names[weight] + STEP]))
 
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
@@ -87,7 +87,7 @@ def check(model: nn.Module, tensors: Mapping[str, Tensor], where: Path) -> None:
         raise RegardError(f"the weights in {where} do not fit this model (another vocabulary or size?): {shown}")
 
 
-def check_steps(tensors: Mapping[str, Tensor], where: Path) -> None:
+def check_scales(tensors: Mapping[str, Tensor], where: Path) -> None:
     """Of matrices in bytes, which `check` sees none of."""
     for name, x in tensors.items():
         step = tensors.get(name + STEP)
@@ -114,7 +114,7 @@ def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
 SPARE = 1 << 24  # numbers that a model may have beside twice those in its file: heads that are new, computed tables
 
 
-class Bounded(TorchFunctionMode):
+class SizeLimit(TorchFunctionMode):
     """Limits the tensors that are made inside to a number of elements: sizes from a file are checked against its weights
     before any memory is taken.
 
@@ -151,7 +151,7 @@ FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.randn}
 DRAWS = {nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_, Tensor.uniform_, Tensor.normal_}
 
 
-class Unfilled(TorchFunctionMode):
+class SkipInit(TorchFunctionMode):
     """A model made inside draws no initial weights. Its own are about to be loaded, which takes less time than drawing."""
 
     def __torch_function__(

@@ -8,15 +8,15 @@ FOLDER = Path(__file__).parent
 DEFAULT = "en-de-fr-zh"  # English to and from German, French and Chinese: what `regard translate` uses
 
 
-def embedded(name: str | Path) -> Path:
+def bundled_path(name: str | Path) -> Path:
     """Where the model of this name is, if there is one."""
     return FOLDER / Path(name).name if len(Path(name).parts) == 1 else Path(name)
 
 
-def place(name: str | Path) -> Path:
+def resolve_name(name: str | Path) -> Path:
     """The folder or file of this name, or else the model that comes along under it."""
-    return embedded(name) if str(name) in names() and not Path(name).exists() else Path(name)
+    return bundled_path(name) if str(name) in bundled_models() and not Path(name).exists() else Path(name)
 
 
-def names() -> list[str]:
+def bundled_models() -> list[str]:
     return sorted(path.parent.name for path in FOLDER.glob("*/config.json"))

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from regard.device import cores, pick_device
+from regard.device import cpu_cores, pick_device
 from regard.errors import RegardError
 from regard.exchange.loader import load_model
 from regard.files import write_text
@@ -69,19 +69,19 @@ class Job:
 def run_job(job: Job) -> None:
     """Train, score, and keep the model and the numbers alone."""
     from regard import tasks
-    from regard.device import set_up
+    from regard.device import set_up_device
     from regard.tasks.run import train_config as train
     from regard.tasks.run_config import make_config
     from regard.training.checkpoint import Checkpoints
 
     config = make_config(job.values, {"train.device": job.device, "train.threads": job.threads})
     train(config, job.run, overwrite=True, quiet=True)
-    bundle = load_model(job.run, set_up(config.train)[0])
+    package = load_model(job.run, set_up_device(config.train)[0])
     test = TASKS[job.task].test_columns if job.task else None
     if test:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, **test))  # type: ignore[arg-type]
-    config = dataclasses.replace(config, model=bundle.config)
-    found = tasks.evaluate(bundle, config, set_up(config.train)[0])
+    config = dataclasses.replace(config, model=package.config)
+    found = tasks.evaluate(package, config, set_up_device(config.train)[0])
     Checkpoints(job.run / "checkpoints").remove()
     write_text(job.result, json.dumps({"of": job.identity(), "loss": found.loss, "scores": found.scores}, indent=1))
 
@@ -101,7 +101,7 @@ def study(
     wrong = [task for task in tasks if task not in TASKS]
     if wrong:
         raise RegardError(f"unknown task '{wrong[0]}': choose among {', '.join(TASKS)}")
-    where: dict[str, Any] = {"device": str(pick_device(device)), "threads": max(1, cores() // jobs)}
+    where: dict[str, Any] = {"device": str(pick_device(device)), "threads": max(1, cpu_cores() // jobs)}
     first = pretraining_jobs(plan, text, out, quick, **where)
     failures = run_missing(run_job, first, jobs)
     second = [] if failures else tuning_jobs(plan, glue, tasks, seeds, out, quick, **where)

@@ -27,7 +27,7 @@ from regard.layers.part import Mixer, Place, make_part
 from regard.layers.recurrent import Recurrent, State
 from regard.look.figures import Lines, draw, save
 from regard.look.gradients import factor
-from regard.models.initialization import initialise
+from regard.models.initialization import initialize
 from regard.studies.finetuning import setting
 
 HEADS, WARM_UP = 4, 50
@@ -88,7 +88,7 @@ def measured(gains: Sequence[float], expected: float) -> dict[str, Any]:
 
 def make_layer(row: Row, width: int) -> Recurrent:
     layer = Recurrent(row.cell, width, [width]).double()
-    initialise(layer)
+    initialize(layer)
     with torch.no_grad():
         if row.cell == "rnn":
             weights(layer).weight_hh.mul_(row.radius)
@@ -166,7 +166,7 @@ def carousel(layer: Recurrent, x: Tensor) -> dict[str, float]:
 def attention(width: int) -> Mixer:
     config = ModelConfig(d_model=width, n_heads=HEADS, n_kv_heads=HEADS, d_head=width // HEADS)
     layer: Mixer = make_part("mixer", "attention", config, Place("decoder", causal=True)).double()
-    initialise(layer)
+    initialize(layer)
     return layer
 
 

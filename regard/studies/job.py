@@ -16,8 +16,8 @@ import torch.nn.functional as F
 
 from regard import __version__
 from regard.config import ModelConfig, TrainConfig
-from regard.config.recipes import changed
-from regard.device import autocast, set_up
+from regard.config.recipes import changed_settings
+from regard.device import autocast, set_up_device
 from regard.files import write_text
 from regard.models.architectures import preset
 from regard.models.gpt import GPT
@@ -77,7 +77,7 @@ def machine(device: str) -> dict[str, str]:
 def run_job(job: Job) -> None:
     """Train, test, and write the result."""
     begun = time.perf_counter()
-    device, dtype = set_up(TrainConfig(device=job.device, threads=job.threads))
+    device, dtype = set_up_device(TrainConfig(device=job.device, threads=job.threads))
     task = make_task(job.task, job.data, job.settings)
     torch.manual_seed(job.settings.seed)
     model = GPT(model_config(job.scheme, task.vocab, job.settings, job.task)).to(device)
@@ -142,6 +142,6 @@ def read_as(model: GPT, changes: dict[str, Any]) -> GPT:
     """The same weights in a model of another configuration."""
     if not changes:
         return model
-    other = GPT(changed(model.config, **changes))
+    other = GPT(changed_settings(model.config, **changes))
     other.load_state_dict(model.state_dict())
     return other.to(next(model.parameters()).device)

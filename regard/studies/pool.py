@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from regard.files import read_json, remove, write_text
-from regard.training.metrics_log import say
+from regard.training.metrics_log import print_message
 
 
 @dataclass(frozen=True)
@@ -111,13 +111,13 @@ def run_missing(work: Callable[[Any], None], todo: Sequence[Job], at_once: int) 
     """Do the jobs whose results are not there yet; those that failed are returned."""
     done = [job.name for job in todo if result_of(job)]
     if done:
-        say(f"done before, with the same settings: {', '.join(done)}")
+        print_message(f"done before, with the same settings: {', '.join(done)}")
     missing = {job.name: job for job in todo if job.name not in done}
     failures = []
-    outcomes = run_all(work, missing, at_once, lambda name: say(f"{name}: started"))
+    outcomes = run_all(work, missing, at_once, lambda name: print_message(f"{name}: started"))
     for number, outcome in enumerate(outcomes, len(done) + 1):
         ended = f"failed ({outcome.reason})" if outcome.error else "done"
-        say(f"{outcome.name}: {ended} after {outcome.seconds:.0f} s, {number} of {len(todo)}")
+        print_message(f"{outcome.name}: {ended} after {outcome.seconds:.0f} s, {number} of {len(todo)}")
         trace = missing[outcome.name].result.with_suffix(".error")
         remove(trace)
         if outcome.error:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.config import ModelConfig
-from regard.device import cores, pick_device
+from regard.device import cpu_cores, pick_device
 from regard.errors import RegardError
 from regard.files import write_text
 from regard.layers.positions.scheme import schemes_for
@@ -42,7 +42,7 @@ def study(
         raise RegardError(f"a study needs at least 1 job at a time and 1 step, not {jobs} and {steps}")
     settings = QUICK if quick else Settings()
     settings = dataclasses.replace(settings, steps=steps or settings.steps)
-    todo = plan(out, data, settings, to_train(schemes), str(pick_device(device)), threads=max(1, cores() // jobs))
+    todo = plan(out, data, settings, to_train(schemes), str(pick_device(device)), threads=max(1, cpu_cores() // jobs))
     failures = run_missing(run_job, todo, jobs)
     results = {"setting": setting_of(todo[0])} | collect(todo, failures)
     write_text(out / "results.json", json.dumps(results, indent=1))

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from regard.device import pick_device
 from regard.files import disk_errors, write_text
-from regard.metrics.translation_scores import score, tokenised_lower
+from regard.metrics.translation_scores import score, tokenize_lower
 from regard.studies.finetuning import setting
 from regard.studies.translators import COLOURS, JOINS, TESTS, TITLES, Pair, joined, read_tests, train_all
 
@@ -87,7 +87,7 @@ def row(pairs: Sequence[Pair], said: Mapping[str, Sequence[str]]) -> Row:
 
 
 def words(texts: Sequence[str]) -> int:
-    return sum(len(tokenised_lower(text, "en").split()) for text in texts)
+    return sum(len(tokenize_lower(text, "en").split()) for text in texts)
 
 
 # ---- tables and picture -------------------------------------------------------------------------------------------------

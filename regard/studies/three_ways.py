@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import TrainConfig
-from regard.device import autocast, set_up
+from regard.device import autocast, set_up_device
 from regard.files import write_text
-from regard.kernels.cuda_graph import Replayed
+from regard.kernels.cuda_graph import GraphedCallable
 from regard.look.figures import Lines, draw, save
 from regard.studies.finetuning import setting
 from regard.studies.ways import WAYS, flops, make_layer, paths, reader
-from regard.training.metrics_log import say
+from regard.training.metrics_log import print_message
 
 UNITS = {"seconds": ("ms", 1e3), "flops": ("GFLOP", 1e-9), "bytes": ("MB", 1e-6)}
 
@@ -48,7 +48,7 @@ QUICK = Sizes((64, 128, 256, 512, 1024), (64, 256), tokens=1024)
 
 def study(out: Path, device: str = "auto", quick: bool = False) -> Path:
     """Write results.json, table.md and three-ways.png into `out`, which is returned."""
-    where, dtype = set_up(TrainConfig(device=device))
+    where, dtype = set_up_device(TrainConfig(device=device))
     sizes = QUICK if quick else ON_GPU if where.type == "cuda" else ON_CPU
     results: dict[str, Any] = {"setting": setting(str(where), quick), "sizes": vars(sizes)}
     results["precision"] = str(dtype).removeprefix("torch.")
@@ -73,7 +73,7 @@ def measure(d: int, sizes: Sizes, device: torch.device, dtype: torch.dtype) -> l
             layers[way].compile(dynamic=True)
     cells: list[dict[str, Any]] = []
     for n in sizes.lengths:
-        say(f"width {d}, length {n:,}")
+        print_message(f"width {d}, length {n:,}")
         rows = max(1, sizes.tokens // n)
         for way, layer in layers.items():
             work = make_work(layer, rows, n, d, device, dtype)
@@ -128,7 +128,7 @@ def seconds(work: Callable[[], None], device: torch.device, repeats: int) -> flo
     """The median."""
     if device.type != "cuda":
         return statistics.median(wall(work) for _ in range(repeats))
-    replayed, times = Replayed(work), []
+    replayed, times = GraphedCallable(work), []
     for _ in range(2):  # runs, then records
         replayed()
     for _ in range(repeats):

@@ -18,7 +18,7 @@ from typing import Any
 from regard.config import Config
 from regard.data.batches import PairBatches, batch_size
 from regard.data.parallel_corpus import Corpus
-from regard.device import cores, pick_device
+from regard.device import cpu_cores, pick_device
 from regard.errors import RegardError
 from regard.files import read_json, write_text
 from regard.inference.translator import Translator, load
@@ -30,7 +30,7 @@ from regard.tasks.run import train_config as train
 from regard.tasks.run_config import make_config
 from regard.tasks.translation import TranslationJob, prepare_job
 from regard.training.checkpoint import Checkpoints, Progress
-from regard.training.metrics_log import say
+from regard.training.metrics_log import print_message
 
 Pair = tuple[str, ...]  # source, target
 
@@ -220,7 +220,7 @@ def run_job(job: Job) -> None:
 def progress_of(run: Path) -> Progress:
     """Where a finished run stood at its end."""
     checkpoints = Checkpoints(run / "checkpoints")
-    newest = checkpoints.newest(warn=say)
+    newest = checkpoints.newest(warn=print_message)
     assert newest is not None  # training saves at its end
     return Progress.from_dict(read_json(checkpoints.path(newest) / "state.json")["progress"])
 
@@ -230,7 +230,7 @@ def plan(names: Sequence[str], out: Path, data: Path, jobs: int, device: str, qu
     prints = [corpus(data, split).fingerprint() for split in ("train", "val", *TESTS)]
     texts = hashlib.sha256("".join(prints).encode()).hexdigest()
     folder = out.absolute().parent / ("translators-quick" if quick else "translators")
-    where = (folder, data.absolute(), texts, str(pick_device(device)), max(1, cores() // jobs), quick)
+    where = (folder, data.absolute(), texts, str(pick_device(device)), max(1, cpu_cores() // jobs), quick)
     return [Job(name, values_of(name, quick), *where) for name in names]
 
 

@@ -14,7 +14,7 @@ from regard.kernels.masks import CAUSAL
 from regard.layers.context import Context, Request
 from regard.layers.part import Place, make_part
 from regard.layers.recurrent import Recurrent
-from regard.models.initialization import initialise
+from regard.models.initialization import initialize
 
 WAYS = ("LSTM", "convolution", "attention")
 KERNEL = 3  # the default of [model.convolution]
@@ -38,7 +38,7 @@ def make_layer(way: str, d: int, dilation: int = 1) -> nn.Module:
     )  # fmt: skip
     place = Place("decoder", causal=True)
     layer: nn.Module = Recurrent("lstm", d, [d]) if way == "LSTM" else make_part("mixer", way, config, place)
-    initialise(layer)
+    initialize(layer)
     return layer
 
 

@@ -12,7 +12,7 @@ from regard.config import Config
 if TYPE_CHECKING:
     import torch
 
-    from regard.model_folder import Bundle
+    from regard.model_folder import ModelPackage
     from regard.training.job import Job, Validation
 
 TASKS = {
@@ -33,9 +33,9 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Job:
     return _module(config.task).prepare_job(folder, config, quiet)
 
 
-def evaluate(bundle: Bundle, config: Config, device: torch.device) -> Validation:
+def evaluate(package: ModelPackage, config: Config, device: torch.device) -> Validation:
     """Loss and scores on `data.test`, for every task but translation, whose report is evaluate/evaluation.py."""
-    return _module(config.task).evaluate(bundle, config, device)
+    return _module(config.task).evaluate(package, config, device)
 
 
 def _module(task: str) -> ModuleType:

@@ -14,13 +14,13 @@ from torch import nn
 from regard.config import Config
 from regard.data.noise import corrupt_spans, denoise, mask_tokens, word_numbers
 from regard.data.shards import Store
-from regard.data.text_batches import FillingBatches, MendingBatches, NoisedBatches, Rewrite
+from regard.data.text_batches import CorruptedBatches, Corruption, DenoisingBatches, MaskedBatches
 from regard.errors import RegardError
 from regard.metrics.translation_scores import perplexity
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 from regard.tasks.initial_model import Start
 from regard.tasks.text_data import check_task, text_corpus, text_store, with_vocabulary
-from regard.text.special_token_template import Frame, classic, plain
+from regard.text.special_token_template import SpecialTokenTemplate, classic, plain
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.job import Job, Poll, Validation
 from regard.training.objective import Objective, token_objective
@@ -33,53 +33,58 @@ USUAL = {"masked-lm": 0.15, "spans": 0.15, "denoising": 0.3}  # shares of tokens
 class FillingJob(Job):
     train: Store
     valid: Store
-    rewrite: Rewrite
+    rewrite: Corruption
 
-    def batches(self) -> NoisedBatches:
+    def batches(self) -> CorruptedBatches:
         train = self.config.train
-        return batches_of(self.train, self.config, self.frame, self.rewrite, train.batch_tokens, train.seed)
+        return batches_of(self.train, self.config, self.token_template, self.rewrite, train.batch_tokens, train.seed)
 
     def objective(self) -> Objective:
         return token_objective(self.model, self.config.train)
 
     def validate(self, model: nn.Module, device: torch.device, dtype: torch.dtype, poll: Poll) -> Validation:
-        return measure(model, self.valid, self.config, self.frame, self.rewrite, device, dtype, poll)
+        return measure(model, self.valid, self.config, self.token_template, self.rewrite, device, dtype, poll)
 
 
 def batches_of(
-    store: Store, config: Config, frame: Frame, rewrite: Rewrite, batch_tokens: int, seed: int
-) -> NoisedBatches:
-    kind = FillingBatches if config.task == "masked-lm" else MendingBatches
-    around = max(len(frame.one(())), len(frame.start) + 1)
+    store: Store,
+    config: Config,
+    token_template: SpecialTokenTemplate,
+    rewrite: Corruption,
+    batch_tokens: int,
+    seed: int,
+) -> CorruptedBatches:
+    kind = MaskedBatches if config.task == "masked-lm" else DenoisingBatches
+    around = max(len(token_template.one(())), len(token_template.start) + 1)
     length = config.model.max_len - around
     if length < 1:
         raise RegardError(
             f"model.max_len {config.model.max_len} has no room beside the {around} tokens around a text: raise it"
         )
-    return kind(store.source, config.data.packing, length, batch_tokens, seed, rewrite, frame)
+    return kind(store.source, config.data.packing, length, batch_tokens, seed, rewrite, token_template)
 
 
 def measure(
     model: nn.Module,
     store: Store,
     config: Config,
-    frame: Frame,
-    rewrite: Rewrite,
+    token_template: SpecialTokenTemplate,
+    rewrite: Corruption,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
     poll: Poll = lambda: None,
 ) -> Validation:
     """Loss on what is hidden; always the same damage."""
-    batches = batches_of(store, config, frame, rewrite, BATCH_TOKENS, 0).once()
+    batches = batches_of(store, config, token_template, rewrite, BATCH_TOKENS, 0).once()
     total, tokens = total_loss(Objective(model), batches, device, dtype, poll)
     return Validation(total / tokens, {"perplexity": perplexity(total, tokens)})
 
 
-def evaluate(bundle: Bundle, config: Config, device: torch.device) -> Validation:
-    assert bundle.tokenizers is not None
-    tokenizer = bundle.tokenizers.source
+def evaluate(package: ModelPackage, config: Config, device: torch.device) -> Validation:
+    assert package.tokenizers is not None
+    tokenizer = package.tokenizers.source
     store = text_store(text_corpus(config, "test"), tokenizer, quiet=False)
-    return measure(bundle.model, store, config, bundle.frame, damage(config, tokenizer), device)
+    return measure(package.model, store, config, package.token_template, damage(config, tokenizer), device)
 
 
 def prepare_job(folder: Path, config: Config, quiet: bool = False) -> FillingJob:
@@ -90,13 +95,13 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> FillingJob
     train, valid = (text_store(corpora[split], tokenizer, quiet) for split in ("train", "valid"))
     model = start.model(with_vocabulary(config.model, tokenizer))
     config = replace(config, model=model.config)  # type: ignore[arg-type]
-    frame = start.frame((classic if config.task == "masked-lm" else plain)(tokenizer.special))
+    token_template = start.token_template((classic if config.task == "masked-lm" else plain)(tokenizer.special))
     amount = f"{len(train.source.ids):,} training tokens"
     both, rewrite = Tokenizers(tokenizer, tokenizer), damage(config, tokenizer)
-    return FillingJob(folder, config, model, both, frame, train.key, amount, train, valid, rewrite)
+    return FillingJob(folder, config, model, both, token_template, train.key, amount, train, valid, rewrite)
 
 
-def damage(config: Config, tokenizer: Tokenizer) -> Rewrite:
+def damage(config: Config, tokenizer: Tokenizer) -> Corruption:
     """The damage this task does: (ids, chance) -> (what is read, what should be said)."""
     data, rate = config.data, config.data.noise or USUAL[config.task]
     if config.task == "masked-lm":

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from regard.config import Config, DataConfig
 from regard.data.batches import Batch, Batches, Rows, batch_size
-from regard.data.image_files import augment, mean_and_std, normalise, read_images, to_floats
+from regard.data.image_files import augment, mean_and_std, normalize, read_images, to_floats
 from regard.data.parallel_corpus import part_of
 from regard.data.text_batches import in_batches
 from regard.device import autocast
 from regard.errors import RegardError
 from regard.metrics.classification_scores import scores
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 from regard.tasks.initial_model import Start
 from regard.tasks.text_data import check_task
 from regard.text.special_token_template import NOTHING
@@ -65,7 +65,7 @@ class ImageBatches(Batches):
         if self.moves is not None:
             generator, data = torch.Generator().manual_seed(int(rng.integers(1 << 62))), self.moves
             images = augment(images, generator, data.shift, data.rotate, data.scale, data.flip)
-        images = normalise(images, self.pixels["mean"], self.pixels["std"])
+        images = normalize(images, self.pixels["mean"], self.pixels["std"])
         return Batch((images.contiguous(), torch.from_numpy(labels)), len(rows))
 
 
@@ -93,8 +93,8 @@ class ImagesJob(Job):
     def validate(self, model: nn.Module, device: torch.device, dtype: torch.dtype, poll: Poll) -> Validation:
         return measure(model, self.valid, self.names, self.pixels, device, dtype, poll)
 
-    def bundle(self) -> Bundle:
-        return replace(super().bundle(), labels=self.names, pixels=self.pixels)
+    def package(self) -> ModelPackage:
+        return replace(super().package(), labels=self.names, pixels=self.pixels)
 
     def next_steps(self) -> list[str]:
         return [*super().next_steps(), f"regard classify {self.folder} picture.png"]
@@ -182,7 +182,7 @@ def answers(
     found = []
     size = batch_size(4 * BATCH_TOKENS, model.config.max_len)  # type: ignore[union-attr,arg-type]
     for i in range(0, len(images), size):
-        part = normalise(to_floats(torch.from_numpy(images[i : i + size])), pixels["mean"], pixels["std"])
+        part = normalize(to_floats(torch.from_numpy(images[i : i + size])), pixels["mean"], pixels["std"])
         with autocast(device, dtype):
             found.append(model(part.to(device)).float().cpu())
         poll()
@@ -204,8 +204,8 @@ def measure(
     return Validation(loss, scores("classification", logits.argmax(-1).tolist(), truths.tolist(), names))
 
 
-def evaluate(bundle: Bundle, config: Config, device: torch.device) -> Validation:
+def evaluate(package: ModelPackage, config: Config, device: torch.device) -> Validation:
     images, labels = read(config, "test")
-    pictures = Pictures(images, class_numbers(labels, bundle.labels, config.data.test))
-    same_size(size_of(images), ", ".join(config.data.test), bundle.pixels.get("size", size_of(images)), "training")
-    return measure(bundle.model, pictures, bundle.labels, bundle.pixels, device)
+    pictures = Pictures(images, class_numbers(labels, package.labels, config.data.test))
+    same_size(size_of(images), ", ".join(config.data.test), package.pixels.get("size", size_of(images)), "training")
+    return measure(package.model, pictures, package.labels, package.pixels, device)

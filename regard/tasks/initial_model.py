@@ -16,15 +16,15 @@ from regard.errors import RegardError
 from regard.exchange.loader import load_model
 from regard.files import exists
 from regard.models.architectures import make_model
-from regard.models.classification_model import Classifier
+from regard.models.classification_model import ClassificationModel
 from regard.models.weights import weights_of
-from regard.terminal import counted, progress_bar
-from regard.text.special_token_template import Frame
+from regard.terminal import count_progress, progress_bar
+from regard.text.special_token_template import SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.checkpoint import Checkpoints
-from regard.training.metrics_log import say
-from regard.training.run_folder import keep, kept
-from regard.vectors.initial_embeddings import begin_with, load_for
+from regard.training.metrics_log import print_message
+from regard.training.run_folder import initial_model_facts, save_initial_model_facts
+from regard.vectors.initial_embeddings import initialize_embeddings, load_vectors_for
 from regard.vectors.word_vectors import WordVectors
 
 HEADS = ("head.", "pooler.", "answers.")  # what a new task may leave behind, or begin anew
@@ -37,7 +37,7 @@ class Start:
     folder: Path
     config: Config
     quiet: bool = False
-    init: folders.Bundle | None = None
+    init: folders.ModelPackage | None = None
     vectors: WordVectors | None = None
     kept: dict[str, Any] = field(default_factory=dict)
 
@@ -47,8 +47,8 @@ class Start:
         given = Path(config.train.init) if config.train.init else None
         loaded = load_model(given, torch.device("cpu")) if given and not begun else None
         if not begun:
-            keep(folder, loaded)
-        return cls(folder, config, quiet, loaded, None if begun else given_vectors(config), kept(folder))
+            save_initial_model_facts(folder, loaded)
+        return cls(folder, config, quiet, loaded, None if begun else given_vectors(config), initial_model_facts(folder))
 
     def tokenizers(self, learn: Callable[[], Tokenizers]) -> Tokenizers:
         """Those in the run folder, those of the model it begins with, or new ones."""
@@ -63,7 +63,7 @@ class Start:
             found = given_tokenizers(Path(self.config.tokenizer.file))
         else:
             kind = self.config.tokenizer.kind
-            say(f"training a {kind} tokenizer of {self.config.tokenizer.vocab_size:,} pieces", self.quiet)
+            print_message(f"training a {kind} tokenizer of {self.config.tokenizer.vocab_size:,} pieces", self.quiet)
             found = learn()
         found.save(self.folder)
         return found
@@ -73,14 +73,14 @@ class Start:
 
         def learn() -> Tokenizers:
             with progress_bar("reading texts", quiet=self.quiet) as advance:
-                joint = Tokenizer.train(counted(texts(), advance), self.config.tokenizer)
+                joint = Tokenizer.train(count_progress(texts(), advance), self.config.tokenizer)
             return Tokenizers(joint, joint)
 
         return self.tokenizers(learn).source
 
-    def frame(self, own: Frame) -> Frame:
+    def token_template(self, own: SpecialTokenTemplate) -> SpecialTokenTemplate:
         """That of an imported model, which is used to it; else the task's."""
-        return Frame.from_dict(self.kept["frame"]) if self.kept.get("origin") else own
+        return SpecialTokenTemplate.from_dict(self.kept["token_template"]) if self.kept.get("origin") else own
 
     def model(self, sizes: ModelConfig) -> nn.Module:
         """Fresh weights, and those of the model the run begins with wherever it has them."""
@@ -88,10 +88,10 @@ class Start:
         model = make_model(sizes)
         if self.init is not None:
             fresh = transfer(self.init.model, model, self.config.train.init)
-            say(f"weights of {self.config.train.init}; fresh: {', '.join(fresh) or 'none'}", self.quiet)
+            print_message(f"weights of {self.config.train.init}; fresh: {', '.join(fresh) or 'none'}", self.quiet)
         if self.vectors is not None:
-            found = begin_with(model, Tokenizers.load(self.folder), self.vectors)
-            say(f"word vectors of {self.config.train.vectors} begin {found}", self.quiet)
+            found = initialize_embeddings(model, Tokenizers.load(self.folder), self.vectors)
+            print_message(f"word vectors of {self.config.train.vectors} begin {found}", self.quiet)
         return model
 
 
@@ -111,7 +111,7 @@ def given_vectors(config: Config) -> WordVectors | None:
         raise RegardError("train.vectors begins embeddings of words, and images have none: leave it out")
     if config.train.init:
         raise RegardError("train.vectors would replace what the model in train.init has learned: leave one of them out")
-    return load_for(Path(config.train.vectors), config.model.d_model)
+    return load_vectors_for(Path(config.train.vectors), config.model.d_model)
 
 
 @torch.no_grad()
@@ -131,5 +131,5 @@ def transfer(old: nn.Module, new: nn.Module, where: str) -> list[str]:
 
 def _by_name(model: nn.Module) -> dict[str, torch.Tensor]:
     """Weights under the names of the model that reads, without the head around it."""
-    prefix = "body." if isinstance(model, Classifier) else ""
+    prefix = "body." if isinstance(model, ClassificationModel) else ""
     return {name.removeprefix(prefix): p for name, p in weights_of(model).items()}

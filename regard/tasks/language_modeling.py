@@ -14,21 +14,21 @@ from torch import nn
 from regard.config import Config
 from regard.data.batches import Batches, batch_size
 from regard.data.shards import Store
-from regard.data.text_batches import CarriedBatches, PackedBatches, StreamBatches
+from regard.data.text_batches import PackedBatches, StatefulBatches, StreamBatches
 from regard.data.text_corpus import TextCorpus
-from regard.decode.generation import longest, write_texts
+from regard.decode.generation import generate_texts, max_length_of
 from regard.errors import RegardError
 from regard.metrics.translation_scores import perplexity
-from regard.model_folder import Bundle
-from regard.models.architectures import of
-from regard.models.model import LanguageModel, StreamModel
+from regard.model_folder import ModelPackage
+from regard.models.architectures import architecture_of
+from regard.models.model import LanguageModel, StatefulLanguageModel
 from regard.tasks.initial_model import Start
 from regard.tasks.text_data import Framed, check_task, text_corpus, text_store, with_vocabulary
-from regard.text.special_token_template import NOTHING, Frame, classic
+from regard.text.special_token_template import NOTHING, SpecialTokenTemplate, classic
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.job import Job, Poll, Validation
 from regard.training.objective import Objective, PackedObjective, token_objective
-from regard.training.truncated_bptt import Carried, recurrent_objective
+from regard.training.truncated_bptt import StatefulObjective, recurrent_objective
 from regard.training.validation import total_loss
 
 STREAM = NOTHING  # a file is one document: nothing marks its ends
@@ -51,7 +51,7 @@ class LanguageJob(Job):
         train = self.config.train
         if self.config.data.packing == "documents":
             return PackedObjective(self.model, train.label_smoothing, train.z_loss)
-        if isinstance(self.model, StreamModel):
+        if isinstance(self.model, StatefulLanguageModel):
             return recurrent_objective(self.model, train, streams(self.config))
         return token_objective(self.model, train)
 
@@ -61,7 +61,7 @@ class LanguageJob(Job):
 
     def _written(self, poll: Poll) -> list[str]:
         """What the model writes by itself."""
-        n, length = self.config.train.samples, min(100, longest(self.model) - 2)
+        n, length = self.config.train.samples, min(100, max_length_of(self.model) - 2)
         beginning = self._beginning() if n else ""
         if not beginning or length < 1:
             return []
@@ -70,15 +70,15 @@ class LanguageJob(Job):
         assert isinstance(self.model, LanguageModel)
         tokenizer = self.tokenizers.target
         options = replace(self.config.decode, beam=1, temperature=0.8, max_new_tokens=length, nbest=n)
-        prompt = [*self.frame.before, *tokenizer.encode(beginning)]
-        return [text for text, _ in write_texts(self.model, tokenizer, [prompt], options)]
+        prompt = [*self.token_template.before, *tokenizer.encode(beginning)]
+        return [text for text, _ in generate_texts(self.model, tokenizer, [prompt], options)]
 
     def _beginning(self) -> str:
         """A new line; where the vocabulary has no lines and nothing else begins a text, the first word of it that is known,
         if there is one."""
         assert self.tokenizers is not None
         tokenizer = self.tokenizers.target
-        if self.frame.before or tokenizer.encode("\n"):
+        if self.token_template.before or tokenizer.encode("\n"):
             return "\n"
         known = (id for id in self.valid.source.ids if id not in tokenizer.special_ids)
         return tokenizer.decode(islice(known, 1))
@@ -89,7 +89,7 @@ class LanguageJob(Job):
 
 def prepare_job(folder: Path, config: Config, quiet: bool = False) -> LanguageJob:
     check_task(config)
-    if config.data.packing == "documents" and not of(config.model).packs_documents:
+    if config.data.packing == "documents" and not architecture_of(config.model).packs_documents:
         raise RegardError(
             f"data.packing documents hides texts of a row from each other, which a {config.model.architecture} cannot: "
             f"use stream"
@@ -98,13 +98,15 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> LanguageJo
     corpora = {split: text_corpus(config, split) for split in ("train", "valid")}
     tokenizer = start.text_tokenizer(lambda: (text for (text,) in corpora["train"].rows()))
     special = tokenizer.special
-    frame = start.frame(classic(special)).ended(special) if apart(config) else start.frame(STREAM)
-    train, valid = (store_of(corpora[split], tokenizer, frame, config, quiet) for split in ("train", "valid"))
+    token_template = (
+        start.token_template(classic(special)).ended(special) if apart(config) else start.token_template(STREAM)
+    )
+    train, valid = (store_of(corpora[split], tokenizer, token_template, config, quiet) for split in ("train", "valid"))
     model = start.model(with_vocabulary(config.model, tokenizer))
     config = replace(config, model=model.config)  # type: ignore[arg-type]
     amount = f"{len(train.source.ids):,} training tokens"
     both, characters = Tokenizers(tokenizer, tokenizer), corpora["valid"].characters()
-    return LanguageJob(folder, config, model, both, frame, train.key, amount, train, valid, characters)
+    return LanguageJob(folder, config, model, both, token_template, train.key, amount, train, valid, characters)
 
 
 def apart(config: Config) -> bool:
@@ -114,8 +116,10 @@ def apart(config: Config) -> bool:
     return data.packing == "documents" or data.documents != "file" or objects
 
 
-def store_of(corpus: TextCorpus, tokenizer: Tokenizer, frame: Frame, config: Config, quiet: bool) -> Store:
-    store = text_store(corpus, Framed(tokenizer, frame if apart(config) else STREAM), quiet)
+def store_of(
+    corpus: TextCorpus, tokenizer: Tokenizer, token_template: SpecialTokenTemplate, config: Config, quiet: bool
+) -> Store:
+    store = text_store(corpus, Framed(tokenizer, token_template if apart(config) else STREAM), quiet)
     if store.source.lengths.sum() == 1:
         raise RegardError(f"{', '.join(corpus.specs)} is one token, and none comes after it; give a longer text")
     return store
@@ -125,10 +129,10 @@ def batches_of(store: Store, config: Config, shifting: bool = True) -> Batches:
     width, tokens, seed = config.model.max_len, config.train.batch_tokens, config.train.seed
     if config.data.packing == "documents":
         return PackedBatches(store.source, width, tokens, seed)
-    if not of(config.model).carries_state:
+    if not architecture_of(config.model).carries_state:
         return StreamBatches(store.source, width, tokens, seed, shifting)
-    if config.train.carry:
-        return CarriedBatches(store.source, bptt(config), streams(config), seed)
+    if config.train.carry_state:
+        return StatefulBatches(store.source, bptt(config), streams(config), seed)
     return StreamBatches(store.source, bptt(config), tokens, seed)
 
 
@@ -159,15 +163,17 @@ def measure(
 
 def scoring(model: nn.Module, store: Store, config: Config) -> tuple[Objective, Batches]:
     """In windows as long as the model reads, each begun anew; by a recurrent model in few streams, from end to end."""
-    if isinstance(model, StreamModel):
+    if isinstance(model, StatefulLanguageModel):
         n = min(STREAMS, max(1, len(store.source.ids) // (ENOUGH * LEAD * WIDTH)))
-        return Carried(model, n), CarriedBatches(store.source, WIDTH, n, 0, shifting=False, lead=LEAD if n > 1 else 0)
+        return StatefulObjective(model, n), StatefulBatches(
+            store.source, WIDTH, n, 0, shifting=False, lead=LEAD if n > 1 else 0
+        )
     objective = PackedObjective(model) if config.data.packing == "documents" else Objective(model)
     return objective, batches_of(store, config, shifting=False)
 
 
-def evaluate(bundle: Bundle, config: Config, device: torch.device) -> Validation:
+def evaluate(package: ModelPackage, config: Config, device: torch.device) -> Validation:
     corpus = text_corpus(config, "test")
-    assert bundle.tokenizers is not None
-    store = store_of(corpus, bundle.tokenizers.source, bundle.frame, config, quiet=False)
-    return measure(bundle.model, store, corpus.characters(), config, device)
+    assert package.tokenizers is not None
+    store = store_of(corpus, package.tokenizers.source, package.token_template, config, quiet=False)
+    return measure(package.model, store, corpus.characters(), config, device)

@@ -39,7 +39,7 @@ def train(
     place = Path(run) if run else RUNS / name
     begun = place / "config.toml"
     if holds_run(place) and exists(begun) and not overwrite:  # the model it began with may be gone
-        values["model"] = recipes.over(recipes.load(begun).get("model", {}), values.get("model", {}))
+        values["model"] = recipes.merge_tables(recipes.load(begun).get("model", {}), values.get("model", {}))
     config = make_config(values, dotted)
     with trainer_of(config, place, overwrite=overwrite, quiet=quiet) as (trainer, stop):
         trainer.run(stop)
@@ -84,7 +84,7 @@ def trainer_of(
         except torch.OutOfMemoryError as error:
             raise RegardError(
                 "the device is out of memory: lower train.batch_tokens (and raise train.accumulate to keep the step's "
-                "size), or set train.recompute true"
+                "size), or set train.activation_checkpointing true"
             ) from error
         finally:
             trainer.close()

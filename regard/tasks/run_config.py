@@ -9,9 +9,9 @@ from typing import Any
 
 from regard.config import Config, TrainConfig, recipes
 from regard.errors import RegardError
-from regard.models.architectures import of, resolve, with_preset
+from regard.models.architectures import architecture_of, resolve, with_preset
 from regard.models.model import names_where
-from regard.pretrained import place
+from regard.pretrained import resolve_name
 
 
 def make_config(values: dict[str, Any], dotted: Mapping[str, Any]) -> Config:
@@ -32,10 +32,10 @@ def make_config(values: dict[str, Any], dotted: Mapping[str, Any]) -> Config:
 
 def check_carried(config: Config) -> None:
     """Settings of recurrent language models are refused where they would do nothing."""
-    if config.task == "causal-lm" and of(config.model).carries_state:
+    if config.task == "causal-lm" and architecture_of(config.model).carries_state:
         return
     usual = TrainConfig()
-    for name in ("bptt", "carry", "activity", "slowness"):
+    for name in ("bptt", "carry_state", "ar_weight", "tar_weight"):
         if getattr(config.train, name) != getattr(usual, name):
             kinds = names_where("carries_state")
             raise RegardError(f"train.{name} is for recurrent language models (causal-lm with {kinds}): leave it out")
@@ -43,14 +43,14 @@ def check_carried(config: Config) -> None:
 
 def model_settings(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> dict[str, Any]:
     """The `[model]` table of a recipe with overrides, over that of its preset or of the model it begins with."""
-    own, more = values.get("model", {}), recipes.nested(dotted).get("model", {})
+    own, more = values.get("model", {}), recipes.nest(dotted).get("model", {})
     train = recipes.override(dict(values), dotted).get("train", {})
     if not all(isinstance(table, Mapping) for table in (own, more, train)):
         raise RegardError("model and train must be tables of settings, [model] and [train]")
     if train.get("init") and "architecture" not in {**own, **more}:
         from regard.exchange.loader import model_settings as settings_of_model
 
-        return recipes.over(recipes.over(settings_of_model(Path(train["init"])), own), more)
+        return recipes.merge_tables(recipes.merge_tables(settings_of_model(Path(train["init"])), own), more)
     return with_preset(own, more)
 
 
@@ -59,4 +59,4 @@ ANSWERS = {"classification": "row", "regression": "row", "tagging": "token"}
 
 def _absolute(path: str) -> str:
     """Wherever the run is gone on with; the name of a model that comes along is a name everywhere."""
-    return path if not path or place(path) != Path(path) else str(Path(path).absolute())
+    return path if not path or resolve_name(path) != Path(path) else str(Path(path).absolute())

@@ -32,16 +32,16 @@ from regard.data.parallel_corpus import part_of
 from regard.device import autocast
 from regard.errors import RegardError
 from regard.metrics.classification_scores import is_bio, scores
-from regard.model_folder import Bundle
-from regard.models.architectures import of
+from regard.model_folder import ModelPackage
+from regard.models.architectures import architecture_of
 from regard.models.model import names_where
 from regard.tasks.initial_model import Start
 from regard.tasks.text_data import check_task, with_vocabulary
-from regard.text.special_token_template import Frame, classic
+from regard.text.special_token_template import SpecialTokenTemplate, classic
 from regard.text.special_tokens import PAD
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.job import Job, Poll, Validation
-from regard.training.metrics_log import say
+from regard.training.metrics_log import print_message
 from regard.training.objective import AuxiliaryObjective, ClassObjective, Objective, RegressionObjective
 from regard.training.validation import BATCH_TOKENS
 
@@ -112,8 +112,8 @@ class LabellingJob(Job):
     def validate(self, model: nn.Module, device: torch.device, dtype: torch.dtype, poll: Poll) -> Validation:
         return measure(model, self.valid, self.config.task, self.names, device, dtype, poll)
 
-    def bundle(self) -> Bundle:
-        return replace(super().bundle(), labels=self.names)
+    def package(self) -> ModelPackage:
+        return replace(super().package(), labels=self.names)
 
     def next_steps(self) -> list[str]:
         return [*super().next_steps(), f'regard classify {self.folder} "..."']
@@ -133,26 +133,32 @@ def plain_objective(model: nn.Module, task: str, label_smoothing: float = 0.0) -
 def prepare_job(folder: Path, config: Config, quiet: bool = False) -> LabellingJob:
     check_task(config)
     start = Start.of(folder, config, quiet)
-    forwards = of(config.model).writes and not config.model.table(RecurrentSettings).bidirectional
+    forwards = architecture_of(config.model).generates and not config.model.table(RecurrentSettings).bidirectional
     if config.train.auxiliary and (not forwards or config.task == "regression"):
-        kinds = names_where("writes")
+        kinds = names_where("generates")
         raise RegardError(
             f"train.auxiliary adds the loss of a language model: it needs a {kinds} that reads forwards and classes to learn"
         )
     examples = {split: read(config.task, config.data, split) for split in ("train", "valid")}
     tokenizer = start.text_tokenizer(lambda: chain.from_iterable(example.texts for example in examples["train"]))
-    frame = start.frame(classic(tokenizer.special)).ended(tokenizer.special)
+    token_template = start.token_template(classic(tokenizer.special)).ended(tokenizer.special)
     names = answer_names(config.task, examples["train"])
     longest, where = config.model.max_len, {split: ", ".join(getattr(config.data, split)) for split in examples}
     encoded = partial(
-        encode, tokenizer=tokenizer, frame=frame, task=config.task, names=names, max_len=longest, quiet=quiet
+        encode,
+        tokenizer=tokenizer,
+        token_template=token_template,
+        task=config.task,
+        names=names,
+        max_len=longest,
+        quiet=quiet,
     )
     train, valid = (encoded(examples[split], where=where[split]) for split in ("train", "valid"))
     sizes = with_vocabulary(config.model, tokenizer)
     model = start.model(replace(sizes, n_classes=len(names) or 1))
     config = replace(config, model=model.config)  # type: ignore[arg-type]
     both, amount = Tokenizers(tokenizer, tokenizer), f"{len(train):,} training examples"
-    return LabellingJob(folder, config, model, both, frame, train.key(), amount, train, valid, names)
+    return LabellingJob(folder, config, model, both, token_template, train.key(), amount, train, valid, names)
 
 
 def read(task: str, data: DataConfig, split: str) -> list[Example]:
@@ -185,7 +191,7 @@ def answer_names(task: str, examples: list[Example]) -> tuple[str, ...]:
 def encode(
     examples: list[Example],
     tokenizer: Tokenizer,
-    frame: Frame,
+    token_template: SpecialTokenTemplate,
     task: str,
     names: tuple[str, ...],
     max_len: int,
@@ -194,18 +200,20 @@ def encode(
 ) -> Rows:
     """Examples as rows of tokens; what is longer than the model reads is cut, and counted."""
     if task == "tagging":
-        rows = tagged_rows(examples, tokenizer, frame, tag_ids(examples, names, where))
+        rows = tagged_rows(examples, tokenizer, token_template, tag_ids(examples, names, where))
     else:
         answers = label_numbers(examples, where) if task == "regression" else label_ids(examples, names, where)
         texts = [example.texts for example in examples]
-        rows = Rows(*framed(texts, tokenizer, frame), answers)
+        rows = Rows(*framed(texts, tokenizer, token_template), answers)
     long = sum(len(ids) > max_len for ids in rows.ids)
     if not long:
         return rows
-    say(f"{where}: {long:,} of {len(rows):,} texts are longer than model.max_len {max_len} and cut there", quiet)
+    print_message(
+        f"{where}: {long:,} of {len(rows):,} texts are longer than model.max_len {max_len} and cut there", quiet
+    )
     if task == "tagging":
-        return shortened(rows, max_len, list(frame.after))
-    return Rows(*framed(texts, tokenizer, frame, max_len), answers)
+        return shortened(rows, max_len, list(token_template.after))
+    return Rows(*framed(texts, tokenizer, token_template, max_len), answers)
 
 
 def shortened(rows: Rows, length: int, end: list[int]) -> Rows:
@@ -219,17 +227,20 @@ def cut(row: list[int], length: int, end: list[int]) -> list[int]:
 
 
 def framed(
-    texts: Sequence[tuple[str, ...]], tokenizer: Tokenizer, frame: Frame, max_len: int | None = None
+    texts: Sequence[tuple[str, ...]],
+    tokenizer: Tokenizer,
+    token_template: SpecialTokenTemplate,
+    max_len: int | None = None,
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Single texts or pairs as ids and types; with a `max_len`, what is longer is cut."""
     pieces = iter(tokenizer.encode_batch([text for row in texts for text in row]))
     rows = []
     for row in texts:
         parts = [next(pieces) for _ in row]
-        around = len(frame.one(())) if len(row) == 1 else len(frame.pair((), ())[0])
+        around = len(token_template.one(())) if len(row) == 1 else len(token_template.pair((), ())[0])
         if max_len is not None:
             parts = fitted(parts, max(0, max_len - around))
-        rows.append(alone(parts[0], frame) if len(row) == 1 else frame.pair(*parts))
+        rows.append(alone(parts[0], token_template) if len(row) == 1 else token_template.pair(*parts))
     return [ids for ids, _ in rows], [types for _, types in rows]
 
 
@@ -242,17 +253,19 @@ def fitted(parts: list[list[int]], room: int) -> list[list[int]]:
     return [parts[0][:kept], parts[1][: room - kept]]
 
 
-def alone(ids: list[int], frame: Frame) -> tuple[list[int], list[int]]:
-    row = frame.one(ids)
+def alone(ids: list[int], token_template: SpecialTokenTemplate) -> tuple[list[int], list[int]]:
+    row = token_template.one(ids)
     return row, [0] * len(row)
 
 
-def tagged_rows(examples: list[Example], tokenizer: Tokenizer, frame: Frame, tags: list[list[int]]) -> Rows:
+def tagged_rows(
+    examples: list[Example], tokenizer: Tokenizer, token_template: SpecialTokenTemplate, tags: list[list[int]]
+) -> Rows:
     ids, answers = [], []
     for example, numbers in zip(examples, tags, strict=True):
         pieces, marks = tags_to_pieces(example.words, numbers, tokenizer)
-        ids.append(frame.one(pieces))
-        answers.append([CONTINUES for _ in frame.before] + marks + [CONTINUES for _ in frame.after])
+        ids.append(token_template.one(pieces))
+        answers.append([CONTINUES for _ in token_template.before] + marks + [CONTINUES for _ in token_template.after])
     return Rows(ids, [[0] * len(row) for row in ids], answers)
 
 
@@ -295,9 +308,9 @@ def measure(
     return Validation(total / max(1, sum(map(len, right))), scores(task, said, right, names))
 
 
-def evaluate(bundle: Bundle, config: Config, device: torch.device) -> Validation:
-    assert bundle.tokenizers is not None
-    where, names = ", ".join(config.data.test), bundle.labels
-    examples, longest = read(config.task, config.data, "test"), bundle.config.max_len
-    rows = encode(examples, bundle.tokenizers.source, bundle.frame, config.task, names, longest, where)
-    return measure(bundle.model, rows, config.task, names, device)
+def evaluate(package: ModelPackage, config: Config, device: torch.device) -> Validation:
+    assert package.tokenizers is not None
+    where, names = ", ".join(config.data.test), package.labels
+    examples, longest = read(config.task, config.data, "test"), package.config.max_len
+    rows = encode(examples, package.tokenizers.source, package.token_template, config.task, names, longest, where)
+    return measure(package.model, rows, config.task, names, device)

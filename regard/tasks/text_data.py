@@ -7,28 +7,28 @@ from dataclasses import replace
 from pathlib import Path
 
 from regard.config import Config, ModelConfig
-from regard.data.shards import ANY_LENGTH, Filters, Store, cache_folder, prepare
+from regard.data.shards import ANY_LENGTH, Filters, Store, cache_folder, prepare_store
 from regard.data.text_corpus import TextCorpus
 from regard.errors import RegardError
-from regard.models.architectures import of
+from regard.models.architectures import architecture_of
 from regard.models.model import names_learning
 from regard.terminal import progress_bar
-from regard.text.special_token_template import Frame
+from regard.text.special_token_template import SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizer
-from regard.training.metrics_log import say
+from regard.training.metrics_log import print_message
 
 
 class Framed:
     """A tokenizer that puts special tokens around each document."""
 
-    def __init__(self, tokenizer: Tokenizer, frame: Frame) -> None:
-        self.tokenizer, self.frame = tokenizer, frame
+    def __init__(self, tokenizer: Tokenizer, token_template: SpecialTokenTemplate) -> None:
+        self.tokenizer, self.token_template = tokenizer, token_template
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        return [self.frame.one(ids) for ids in self.tokenizer.encode_batch(texts)]
+        return [self.token_template.one(ids) for ids in self.tokenizer.encode_batch(texts)]
 
     def fingerprint(self) -> str:
-        return self.tokenizer.fingerprint() + json.dumps(self.frame.to_dict())
+        return self.tokenizer.fingerprint() + json.dumps(self.token_template.to_dict())
 
     def __len__(self) -> int:
         return len(self.tokenizer)
@@ -41,14 +41,14 @@ def text_corpus(config: Config, split: str) -> TextCorpus:
 
 def text_store(corpus: TextCorpus, encoder: Framed | Tokenizer, quiet: bool) -> Store:
     with progress_bar("tokenising texts", quiet=quiet) as advance:
-        store = prepare(corpus, (encoder,), Filters(ANY_LENGTH), cache_folder(), advance)
-    say(f"{corpus.split} data: {store.report.describe('texts')}; {len(store.source.ids):,} tokens", quiet)
+        store = prepare_store(corpus, (encoder,), Filters(ANY_LENGTH), cache_folder(), advance)
+    print_message(f"{corpus.split} data: {store.report.describe('texts')}; {len(store.source.ids):,} tokens", quiet)
     return store
 
 
 def check_task(config: Config) -> None:
     """Refuse a model that cannot learn the task."""
-    if config.task not in of(config.model).tasks:
+    if config.task not in architecture_of(config.model).tasks:
         wanted = names_learning(config.task)
         raise RegardError(
             f"the task {config.task} trains a {wanted}, but model.preset {config.model.preset} is a "
@@ -58,6 +58,6 @@ def check_task(config: Config) -> None:
 
 def with_vocabulary(sizes: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
     """The vocabulary's size, on the sides that this architecture has, and its special tokens."""
-    own = of(sizes).vocabularies
+    own = architecture_of(sizes).vocabularies
     n = {side: len(tokenizer) if side in own else 0 for side in ("source", "target")}
     return replace(sizes, source_vocab=n["source"], target_vocab=n["target"], **tokenizer.special.settings())

@@ -11,24 +11,24 @@ from torch import nn
 
 from regard.config import Config
 from regard.data.batches import PairBatches
-from regard.data.multilingual import prepare_pairs, profiles, tag_of, targets
+from regard.data.multilingual import language_profiles, language_token, prepare_pair_store, target_languages
 from regard.data.parallel_corpus import Corpus
 from regard.data.shards import Filters, Store
 from regard.decode.batch_decoding import decode
 from regard.device import autocast
 from regard.errors import RegardError
 from regard.metrics.translation_scores import corpus_bleu, perplexity
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 from regard.models.model import TranslationModel
 from regard.tasks.initial_model import Start
 from regard.tasks.text_data import check_task
-from regard.terminal import counted, progress_bar
-from regard.text.bpe_dropout import Dropout
+from regard.terminal import count_progress, progress_bar
+from regard.text.bpe_dropout import BPEDropout
 from regard.text.language_identification import Profiles
 from regard.text.special_token_template import plain
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.job import Job, Poll, Validation
-from regard.training.metrics_log import say
+from regard.training.metrics_log import print_message
 from regard.training.objective import Objective, token_objective
 from regard.training.validation import BATCH_TOKENS, total_loss
 
@@ -48,15 +48,15 @@ class TranslationJob(Job):
     def batches(self) -> PairBatches:
         train, chance = self.config.train, self.config.tokenizer.dropout
         assert self.tokenizers is not None
-        dropout = Dropout.both(self.tokenizers, chance) if chance else None
+        dropout = BPEDropout.both(self.tokenizers, chance) if chance else None
         longest = self.config.model.max_len
-        return PairBatches(self.train, train.batch_tokens, train.seed, self.frame, dropout, longest)
+        return PairBatches(self.train, train.batch_tokens, train.seed, self.token_template, dropout, longest)
 
     def objective(self) -> Objective:
         return token_objective(self.model, self.config.train)
 
     def validate(self, model: nn.Module, device: torch.device, dtype: torch.dtype, poll: Poll) -> Validation:
-        batches = PairBatches(self.valid, BATCH_TOKENS, 0, self.frame).once()
+        batches = PairBatches(self.valid, BATCH_TOKENS, 0, self.token_template).once()
         total, tokens = total_loss(Objective(model), batches, device, dtype, poll)
         with autocast(device, dtype):
             scores, samples = self._translate(model, device, poll)
@@ -83,18 +83,18 @@ class TranslationJob(Job):
         sources = self.tokenizers.source.encode_batch([pair[0] for pair in pairs])
         language = direction.split(">")[-1] or self.config.data.target
         if direction:
-            sources = [[tag_of(self.tokenizers.source, language), *ids] for ids in sources]
+            sources = [[language_token(self.tokenizers.source, language), *ids] for ids in sources]
         # Greedy: the same ranking of checkpoints as a beam for a fraction of its time.
         options = dataclasses.replace(self.config.decode, beam=1, nbest=1, temperature=0.0)
-        found = decode(model, sources, options, model.config.max_len, device, lambda done: poll(), self.frame)
+        found = decode(model, sources, options, model.config.max_len, device, lambda done: poll(), self.token_template)
         texts = self.tokenizers.target.decode_batch(best[0].tokens for best in found)
         cased = (lambda text: text.lower()) if self.config.tokenizer.lowercase else str  # as the model can write it
         bleu = corpus_bleu(texts, [cased(pair[1]) for pair in pairs], language)
         rows = zip(pairs[: self.config.train.samples], texts, strict=False)
         return bleu, [f"{source}\n    ours {text}\n    ref. {reference}" for (source, reference), text in rows]
 
-    def bundle(self) -> Bundle:
-        return replace(super().bundle(), directions=self.directions, languages=self.languages)
+    def package(self) -> ModelPackage:
+        return replace(super().package(), directions=self.directions, languages=self.languages)
 
     def next_steps(self) -> list[str]:
         to = f" --to {self.directions[0].split('>')[1]}" if self.directions else ""
@@ -108,7 +108,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Translatio
     directions = corpora["train"].directions
     if directions:
         check_directions(config, directions, corpora["valid"].directions)
-        config = replace(config, tokenizer=replace(config.tokenizer, tags=targets(directions)))
+        config = replace(config, tokenizer=replace(config.tokenizer, tags=target_languages(directions)))
     valid_pairs = [row for row in corpora["valid"].directed_rows() if all(text.strip() for text in row[1:])]
     tokenizers = start.tokenizers(lambda: learn(corpora["train"], config, quiet))
     if not directions and (tags := tokenizers.source.tags()):
@@ -116,8 +116,10 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Translatio
             f"this vocabulary is of a model that is told which language to translate to ({', '.join(tags)}): write "
             f"'...@{config.data.source}>{config.data.target}' behind each corpus of data.train and data.valid"
         )
-    frame = start.frame(plain(tokenizers.target.special))
-    longest = config.model.max_len - max(len(frame.before) + len(frame.after), len(frame.start))
+    token_template = start.token_template(plain(tokenizers.target.special))
+    longest = config.model.max_len - max(
+        len(token_template.before) + len(token_template.after), len(token_template.start)
+    )
     filters = Filters(min(config.data.max_len, longest), config.data.max_ratio)
     train = _store(corpora["train"], tokenizers, filters, "training", quiet)
     valid = _store(corpora["valid"], tokenizers, Filters(longest), "validation", quiet)
@@ -131,8 +133,8 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Translatio
     model = start.model(sizes)
     config = replace(config, model=model.config)  # type: ignore[arg-type]
     amount = f"{len(train):,} training pairs"
-    own = (folder, config, model, tokenizers, frame, train.key, amount)
-    return TranslationJob(*own, train, valid, valid_pairs, directions, profiles(corpora["train"]))
+    own = (folder, config, model, tokenizers, token_template, train.key, amount)
+    return TranslationJob(*own, train, valid, valid_pairs, directions, language_profiles(corpora["train"]))
 
 
 def check_directions(config: Config, train: tuple[str, ...], valid: tuple[str, ...]) -> None:
@@ -158,7 +160,7 @@ def learn(corpus: Corpus, config: Config, quiet: bool) -> Tokenizers:
     with progress_bar("reading pairs", quiet=quiet) as advance:
 
         def side(*sides: int) -> Tokenizer:
-            rows = counted(corpus.rows(), advance)
+            rows = count_progress(corpus.rows(), advance)
             return Tokenizer.train((row[i] for row in rows for i in sides), settings)
 
         if settings.joint:
@@ -169,6 +171,6 @@ def learn(corpus: Corpus, config: Config, quiet: bool) -> Tokenizers:
 
 def _store(corpus: Corpus, tokenizers: Tokenizers, filters: Filters, what: str, quiet: bool) -> Store:
     with progress_bar("tokenising pairs", quiet=quiet) as advance:
-        store = prepare_pairs(corpus, tokenizers, filters, advance)
-    say(f"{what} data: {store.report.describe()}", quiet)
+        store = prepare_pair_store(corpus, tokenizers, filters, advance)
+    print_message(f"{what} data: {store.report.describe()}", quiet)
     return store

@@ -17,14 +17,14 @@ from regard.text.tokenizer import Tokenizer, Tokenizers
 DEEPEST = 4  # a quarter of a quarter ...: with a chance of 0.1 one piece in ten thousand would go deeper
 
 
-class Dropout:
+class BPEDropout:
     """The same texts in another cut. A text that would then be longer than its room stays as it was."""
 
     def __init__(self, tokenizer: Tokenizer, chance: float) -> None:
         self.halves, self.chance = halves(tokenizer), chance  # (V, 2), -1: not made by a merge
 
     @classmethod
-    def both(cls, tokenizers: Tokenizers, chance: float) -> tuple[Dropout, Dropout]:
+    def both(cls, tokenizers: Tokenizers, chance: float) -> tuple[BPEDropout, BPEDropout]:
         """Of either side's vocabulary."""
         source = cls(tokenizers.source, chance)
         return source, source if tokenizers.target is tokenizers.source else cls(tokenizers.target, chance)

@@ -27,7 +27,7 @@ def trigrams(text: str) -> list[str]:
     return [word[i : i + 3] for word in words for i in range(len(word) - 2)]
 
 
-def learned(texts: Iterable[str]) -> dict[str, float]:
+def learn_profiles(texts: Iterable[str]) -> dict[str, float]:
     """The profile of the language that these are in."""
     counts = Counter(t for text in texts for t in trigrams(text))
     total = sum(counts.values())

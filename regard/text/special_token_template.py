@@ -12,7 +12,7 @@ BOS, EOS = LEARNED.bos or 0, LEARNED.eos or 0
 
 
 @dataclass(frozen=True)
-class Frame:
+class SpecialTokenTemplate:
     """The ids of those tokens; by default those of a vocabulary that Regard learned, for an encoder-decoder."""
 
     before: tuple[int, ...] = ()  # in front of a text
@@ -29,7 +29,7 @@ class Frame:
         a, b = [*self.before, *first, *self.between], [*second, *self.after]
         return a + b, [0] * len(a) + [1] * len(b)
 
-    def ended(self, special: SpecialTokens) -> Frame:
+    def ended(self, special: SpecialTokens) -> SpecialTokenTemplate:
         """The same, with an end token after each text where there was none."""
         if self.between and self.after:
             return self
@@ -40,23 +40,23 @@ class Frame:
         return {name: list(ids) for name, ids in asdict(self).items()}
 
     @classmethod
-    def from_dict(cls, values: dict[str, list[int]]) -> Frame:
+    def from_dict(cls, values: dict[str, list[int]]) -> SpecialTokenTemplate:
         return cls(**{name: tuple(int(i) for i in ids) for name, ids in values.items()})
 
 
-OWN = Frame()
-CLASSIC = Frame(before=(BOS,))  # BERT's: one token in front, one after each text
-NOTHING = Frame((), (), (), (), ())
+OWN = SpecialTokenTemplate()
+CLASSIC = SpecialTokenTemplate(before=(BOS,))  # BERT's: one token in front, one after each text
+NOTHING = SpecialTokenTemplate((), (), (), (), ())
 
 
-def plain(special: SpecialTokens) -> Frame:
+def plain(special: SpecialTokens) -> SpecialTokenTemplate:
     """An encoder-decoder's: the end token after every text; its decoder starts with the token that begins a text, or
     with the end token where there is none."""
     end = (special.need("eos", "the end of a text"),)
-    return Frame((), end, end, end if special.bos is None else (special.bos,), end)
+    return SpecialTokenTemplate((), end, end, end if special.bos is None else (special.bos,), end)
 
 
-def classic(special: SpecialTokens) -> Frame:
+def classic(special: SpecialTokens) -> SpecialTokenTemplate:
     """BERT's: the token that begins a text in front, the end token after each text."""
-    frame = plain(special)
-    return replace(frame, before=frame.start)
+    token_template = plain(special)
+    return replace(token_template, before=token_template.start)

@@ -29,7 +29,7 @@ from tokenizers import Regex, decoders, pre_tokenizers
 
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
-from regard.files import exists, read_json, read_text, shortened, write_text
+from regard.files import exists, read_json, read_text, shorten_path, write_text
 from regard.text.special_tokens import SpecialTokens
 from regard.text.tokenizer_training import KINDS, NAMES, SPACE, check_text, learn, library_errors
 
@@ -71,7 +71,7 @@ class Tokenizer:
         try:
             text = read_text(Path(path))
         except OSError as error:
-            raise RegardError(f"cannot read the tokenizer {shortened(path)}: {error.strerror or error}") from error
+            raise RegardError(f"cannot read the tokenizer {shorten_path(path)}: {error.strerror or error}") from error
         except ValueError as error:
             raise RegardError(f"cannot read the tokenizer {path}: {error}") from error
         with library_errors(f"{path} is not a usable tokenizer.json (train one with `regard tokenizer train`)"):

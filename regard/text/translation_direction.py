@@ -18,7 +18,7 @@ CLEAR = 20.0  # e^20 times likelier: 24 sentences of 25 are that in their own la
 
 
 @dataclass(frozen=True)
-class Route:
+class Direction:
     source: str  # empty: there is nothing to translate
     target: str
     note: str = ""  # why it may be the wrong one
@@ -28,7 +28,7 @@ class Route:
         return self.source, self.target
 
 
-class Routes:
+class DirectionDetector:
     """Those of a model."""
 
     def __init__(self, directions: Sequence[str], profiles: Profiles) -> None:
@@ -37,12 +37,12 @@ class Routes:
             list(dict.fromkeys(direction.split(">")[side] for direction in directions)) for side in (0, 1)
         )
 
-    def of(self, texts: Sequence[str], to: str | None, source: str | None) -> list[Route]:
+    def of(self, texts: Sequence[str], to: str | None, source: str | None) -> list[Direction]:
         """One for each text; refused is what the model does not translate."""
         to = to and self.named("to", to, self.targets)
         source = source and self.named("from", source, self.sources)
         if source or len(self.sources) == 1:
-            found = [Route(source or self.sources[0], to or self.usual(source or self.sources[0]))] * len(texts)
+            found = [Direction(source or self.sources[0], to or self.usual(source or self.sources[0]))] * len(texts)
         else:
             evidence = [self.evidence(text) for text in texts]
             common = clear_ones(evidence) or {self.likeliest(total(evidence), to, {}): 1.0}
@@ -88,10 +88,10 @@ class Routes:
 
         return max(evidence, key=weight, default="")
 
-    def found(self, text: str, evidence: dict[str, float], to: str | None, common: dict[str, float]) -> Route:
+    def found(self, text: str, evidence: dict[str, float], to: str | None, common: dict[str, float]) -> Direction:
         if not evidence:
             words = LETTERS.search(MACHINE.sub(" ", text))
-            return Route("", to or "", f"left as it is, being in none of {self.known()}" if words else "")
+            return Direction("", to or "", f"left as it is, being in none of {self.known()}" if words else "")
         if "zh" in evidence:
             simple, traditional = script(text)
             source, note = "zh-Hant" if traditional > simple and "zh-Hant" in self.sources else "zh", ""
@@ -99,7 +99,7 @@ class Routes:
             source, note = self.likeliest(evidence, to, common), ""
             if strange(KEPT.sub(" ", text), self.profiles):
                 note = f"taken for {source}, but probably in none of {self.known()}"
-        return Route(source, to or self.usual(source), note)
+        return Direction(source, to or self.usual(source), note)
 
     def known(self) -> str:
         return ", ".join(dict.fromkeys([*self.profiles, *self.sources]))

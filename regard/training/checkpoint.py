@@ -26,9 +26,9 @@ from regard.data.batches import Cursor
 from regard.errors import RegardError
 from regard.files import (
     MANIFEST,
+    atomic_folder,
     check_regular,
-    damage,
-    new_folder,
+    find_damage,
     read_json,
     remove_drafts,
     remove_folder,
@@ -98,7 +98,7 @@ class Checkpoints:
         carried: Mapping[str, Tensor] | None = None,
     ) -> Path:
         path = self.path(progress.step)
-        with new_folder(path, FILES) as draft:
+        with atomic_folder(path, FILES) as draft:
             save_file({k: v.cpu() for k, v in weights_of(model).items()}, draft / "model.safetensors")
             save_file(_optimizer_tensors(model, optimizer), draft / "optimizer.safetensors")
             if carried:
@@ -146,7 +146,7 @@ class Checkpoints:
 
     def whole(self, step: int, warn: Callable[[str], None], instead: str) -> bool:
         """Whether every checksum holds; if not, `warn` hears what is wrong and what happens instead."""
-        wrong = damage(self.path(step))
+        wrong = find_damage(self.path(step))
         if wrong:
             warn(f"checkpoint {self.path(step)} is damaged ({wrong}): {instead}")
         return wrong is None

@@ -15,11 +15,11 @@ from torch import nn
 
 from regard.config import Config, ModelConfig
 from regard.data.batches import Batches
-from regard.model_folder import Bundle
-from regard.text.special_token_template import Frame
+from regard.model_folder import ModelPackage
+from regard.text.special_token_template import SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizers
 from regard.training.objective import Objective
-from regard.training.run_folder import kept
+from regard.training.run_folder import initial_model_facts
 
 Poll = Callable[[], None]  # called often; may raise to break off
 
@@ -46,7 +46,7 @@ class Job(ABC):
     config: Config  # complete: preset sizes, vocabulary sizes and classes filled in
     model: nn.Module
     tokenizers: Tokenizers | None
-    frame: Frame
+    token_template: SpecialTokenTemplate
     key: str  # of the training data: the same key, the same examples
     amount: str  # of training data, in words
 
@@ -70,17 +70,17 @@ class Job(ABC):
     def sizes(self) -> ModelConfig:
         return self.config.model
 
-    def bundle(self) -> Bundle:
+    def package(self) -> ModelPackage:
         data = self.config.data
-        translates, old = self.config.task == "translation", kept(self.folder)
-        return Bundle(
+        translates, old = self.config.task == "translation", initial_model_facts(self.folder)
+        return ModelPackage(
             self.model,
             self.tokenizers,
             self.config.task,
             self.config.decode,
             source=data.source if translates else "",
             target=data.target if translates else "",
-            frame=self.frame,
+            token_template=self.token_template,
             pooling=old.get("pooling", "mean"),
             origin=old.get("origin", {}),
         )

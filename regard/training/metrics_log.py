@@ -115,7 +115,7 @@ class Screen:
         self.bar.stop()
 
 
-def say(text: str, quiet: bool = False) -> None:
+def print_message(text: str, quiet: bool = False) -> None:
     """One line to the person at the terminal, outside the loop."""
     if not quiet:
         print(escape_controls(text), file=sys.stderr, flush=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from regard.config import ModelConfig
-from regard.models.architectures import of
+from regard.models.architectures import architecture_of
 from regard.training.checkpoint import Progress
 from regard.training.job import Job, Validation
 
@@ -50,7 +50,7 @@ def _front_matter(job: Job) -> str:
 
 
 def _style(model: ModelConfig) -> str:
-    if of(model).is_recurrent:
+    if architecture_of(model).is_recurrent:
         return f"{model.cell} of {model.value('recurrent.d_hidden')}"
     said = {
         "attention": f"{model.n_heads} heads",

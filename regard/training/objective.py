@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.config import TrainConfig
 from regard.kernels.cross_entropy import linear_cross_entropy
-from regard.models.classification_model import Classifier
+from regard.models.classification_model import ClassificationModel
 from regard.text.special_tokens import PAD
 
 
@@ -126,7 +126,7 @@ class AuxiliaryObjective(ClassObjective):
     def forward(self, *inputs: Tensor) -> Tensor:
         ids, types, labels = inputs
         model = self.model
-        assert isinstance(model, Classifier)
+        assert isinstance(model, ClassificationModel)
         hidden = model.hidden(ids, types)
         sums = self.losses(model.answer(hidden, ids), labels)
         scored = (labels if labels.dim() == 1 else labels.amax(1)) != PAD

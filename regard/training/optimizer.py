@@ -31,22 +31,29 @@ def prepare(model: nn.Module, config: TrainConfig) -> None:
     """The model as training wants it: which weights are bf16, and whether its blocks are recomputed."""
     device = next(model.parameters()).device
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
-    if config.recompute and not stacks:
-        raise RegardError("train.recompute is for models of blocks, and this one has none: set it to false")
-    if config.recompute and device.type == "cuda" and config.compile and any(stack.random for stack in stacks):
+    if config.activation_checkpointing and not stacks:
         raise RegardError(
-            "train.recompute with dropout cannot be recorded on a GPU, where a step's random numbers are drawn only once: "
+            "train.activation_checkpointing is for models of blocks, and this one has none: set it to false"
+        )
+    if (
+        config.activation_checkpointing
+        and device.type == "cuda"
+        and config.compile
+        and any(stack.random for stack in stacks)
+    ):
+        raise RegardError(
+            "train.activation_checkpointing with dropout cannot be recorded on a GPU, where a step's random numbers are drawn only once: "
             "set model.dropout, model.attention_dropout and model.ff_dropout to 0, or train.compile to false"
         )
     for stack in stacks:
-        stack.recompute = config.recompute
+        stack.activation_checkpointing = config.activation_checkpointing
     if config.weights == "bf16":
         if pick_precision(config.precision, device) != LOW:
             raise RegardError("train.weights bf16 are for products in bf16: set train.precision to bf16 too")
         weights_to_bf16(model)
 
 
-class Together(torch.optim.Optimizer):
+class CombinedOptimizer(torch.optim.Optimizer):
     """Several optimizers, each of its own parameters, as one: their groups in one list, their state in one place."""
 
     def __init__(self, parts: list[torch.optim.Optimizer]) -> None:
@@ -67,7 +74,7 @@ class Together(torch.optim.Optimizer):
                 part.grad_scale = grad_scale  # type: ignore[attr-defined]
 
 
-def make_optimizer(model: nn.Module, config: TrainConfig) -> Together:
+def make_optimizer(model: nn.Module, config: TrainConfig) -> CombinedOptimizer:
     """Weight decay on matrices alone: a bias, a norm, a position or a rare word's embedding has no reason to shrink."""
     device = next(model.parameters()).device
     compiled = device.type == "cuda" and config.compile
@@ -89,7 +96,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> Together:
             parts.append(RoundedAdamW(groups, **settings, compiled=compiled))
         else:  # capturable: may be recorded into a CUDA graph
             parts.append(torch.optim.AdamW(groups, **settings, fused=True, capturable=device.type == "cuda"))
-    return Together(parts + ([Muon(pieces, lr, config.weight_decay, compiled)] if pieces else []))
+    return CombinedOptimizer(parts + ([Muon(pieces, lr, config.weight_decay, compiled)] if pieces else []))
 
 
 def split_by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:

@@ -28,7 +28,7 @@ from regard.files import (
     write_text,
 )
 from regard.model_folder import FILES as MODEL_FILES
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 from regard.models.architectures import resolve
 from regard.training.checkpoint import Checkpoints
 
@@ -151,7 +151,7 @@ def _links(folder: Path, checkpoints: Checkpoints) -> list[Path]:
 
 # What a run may change: where it runs, how long, and what it shows; with `regard resume`, how it goes on learning too.
 FREE: tuple[str, ...] = ("name", "data.root", "data.test", "decode.", "train.steps", "train.patience", "train.samples")
-FREE += ("train.init", "train.vectors", "train.keep", "train.device", "train.threads", "train.recompute")
+FREE += ("train.init", "train.vectors", "train.keep", "train.device", "train.threads", "train.activation_checkpointing")
 FREE_ON_RESUME = (*FREE, "train.lr", "train.schedule", "train.warmup", "train.clip", "train.precision", "train.compile")
 
 
@@ -168,15 +168,15 @@ def _check_same(folder: Path, old: Config, new: Config, free: tuple[str, ...]) -
 # ---- what the initial model of a run leaves behind ------------------------------------------------------------
 
 
-def keep(folder: Path, init: Bundle | None) -> None:
+def save_initial_model_facts(folder: Path, init: ModelPackage | None) -> None:
     """Put what a model knows beside its weights and vocabulary into start.json, for the day when that model is gone."""
     path = folder / "start.json"
     if init is None:
         return path.unlink(missing_ok=True)
     own = {"pooling": init.pooling, "pixels": init.pixels, "origin": init.origin}
-    write_text(path, json.dumps({"frame": init.frame.to_dict(), **own}, indent=1) + "\n")
+    write_text(path, json.dumps({"token_template": init.token_template.to_dict(), **own}, indent=1) + "\n")
 
 
-def kept(folder: Path) -> dict[str, Any]:
+def initial_model_facts(folder: Path) -> dict[str, Any]:
     """The same, empty for a run that began by itself."""
     return json_object(folder / "start.json")

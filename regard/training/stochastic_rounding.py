@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.kernels.hashing import WORD, mixed
+from regard.kernels.hashing import WORD, hash_bits
 from regard.layers.positions.scheme import Positions
 
 LOW = torch.bfloat16
@@ -43,7 +43,7 @@ def draw_seeds(n: int, device: torch.device) -> list[Tensor]:
 def random_bits(seed: Tensor, like: Tensor) -> Tensor:
     """32 random bits for each number of `like`: its index, mixed with the seed twice. Far cheaper than torch's generator."""
     index = torch.arange(like.numel(), device=like.device).view(like.shape)
-    return mixed(mixed(index + seed[0]) ^ seed[1])
+    return hash_bits(hash_bits(index + seed[0]) ^ seed[1])
 
 
 def rounded(x: Tensor, bits: Tensor) -> Tensor:
@@ -129,4 +129,4 @@ def adamw(
     bits = random_bits(seed, p)
     write(p, weight, frozen, bits)
     write(m, mean, frozen, bits >> 16)
-    write(v, square, frozen, mixed(bits))
+    write(v, square, frozen, hash_bits(bits))

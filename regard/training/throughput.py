@@ -11,7 +11,7 @@ from regard.config import ModelConfig
 from regard.data.batches import Batch
 from regard.device import peak_flops
 from regard.models.analysis.cost import Cost
-from regard.models.architectures import of
+from regard.models.architectures import architecture_of
 from regard.text.special_tokens import PAD
 
 
@@ -61,13 +61,13 @@ class Meter:
 
 def extent(model: ModelConfig, batch: Batch) -> tuple[int, int, int]:
     """Rows, and how long what is read and what is written are."""
-    return len(batch.inputs[0]), *of(model).lengths(model, *batch.inputs)
+    return len(batch.inputs[0]), *architecture_of(model).lengths(model, *batch.inputs)
 
 
 def real_share(model: ModelConfig, batch: Batch) -> float:
     """How much of a batch is not padding: by what is scored where that is every token, else by what is read."""
-    if of(model).sees_images:
+    if architecture_of(model).sees_images:
         return 1.0
-    if of(model).fills_blanks or batch.labels.dim() == 1:
+    if architecture_of(model).fills_blanks or batch.labels.dim() == 1:
         return (batch.inputs[0] != PAD).double().mean().item()
     return batch.tokens / batch.labels.numel()

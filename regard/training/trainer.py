@@ -12,14 +12,14 @@ import torch
 
 from regard import device as devices
 from regard import model_folder
-from regard.data.batches import ahead
-from regard.decode.constraints import release
+from regard.data.batches import prefetch
+from regard.decode.constraints import free_decode_graphs
 from regard.errors import RegardError
 from regard.models.weights import load_weights
 from regard.signals import Interrupted, StopRequest
 from regard.training.checkpoint import Checkpoints, Progress
 from regard.training.job import Job, Validation
-from regard.training.metrics_log import Metrics, Screen, say
+from regard.training.metrics_log import Metrics, Screen, print_message
 from regard.training.model_card import model_card
 from regard.training.optimizer import learning_rate
 from regard.training.throughput import Meter
@@ -29,7 +29,7 @@ from regard.training.training_step import TrainingStep
 class Trainer:
     def __init__(self, job: Job, quiet: bool = False) -> None:
         self.job, self.config = job, job.config.train
-        self.device, self.dtype = devices.set_up(self.config)
+        self.device, self.dtype = devices.set_up_device(self.config)
         self.model = job.model.to(self.device).train()
         if self.config.metric not in job.metrics:
             raise RegardError(
@@ -53,7 +53,7 @@ class Trainer:
         self.screen = Screen(self.progress.step, self.config.steps, quiet)
 
     def _resume(self, quiet: bool) -> Progress:
-        step = self.checkpoints.newest(warn=say)
+        step = self.checkpoints.newest(warn=print_message)
         if step is None:
             return Progress(data=self.job.key)
         progress = self.checkpoints.load(step, self.model, self.step.updater.optimizer, self.carried)
@@ -67,7 +67,9 @@ class Trainer:
                 f"the training data, as tokenised, is not what {self.job.folder} began with: "
                 f"put the old files back, or start over with --overwrite"
             )
-        say(f"resuming at step {step}: epoch {progress.cursor.epoch + 1}, batch {progress.cursor.batch}", quiet)
+        print_message(
+            f"resuming at step {step}: epoch {progress.cursor.epoch + 1}, batch {progress.cursor.batch}", quiet
+        )
         return progress
 
     # ---- the loop -------------------------------------------------------------------------------------------------
@@ -76,7 +78,7 @@ class Trainer:
         """Train from the step where the run stands to its last one, then write the final model."""
         self._announce()
         progress, config = self.progress, self.config
-        stream = ahead(self.job.batches().follow(progress.cursor), pin=self.device.type == "cuda")
+        stream = prefetch(self.job.batches().follow(progress.cursor), pin=self.device.type == "cuda")
         try:
             while not self._at_rest(stop):
                 items = [next(stream) for _ in range(config.accumulate)]
@@ -139,7 +141,7 @@ class Trainer:
     def _check_finite(self) -> None:
         bad = self.step.updater.first_bad_step(self.started)
         if bad is not None:
-            newest = self.checkpoints.newest(warn=say)
+            newest = self.checkpoints.newest(warn=print_message)
             run = self.job.folder
             advice = f"go on from step {newest} with `regard resume {run} --train.lr ...`" if newest else "start again"
             raise RegardError(
@@ -170,7 +172,7 @@ class Trainer:
                 return self.job.validate(self.model, self.device, self.dtype, lambda: self._heed(stop))
         finally:
             self.model.train()
-            release(self.model)  # what decoding keeps ready is memory that training may need
+            free_decode_graphs(self.model)  # what decoding keeps ready is memory that training may need
 
     def _show(self, result: Validation, improved: bool) -> None:
         self.metrics.write("valid", self.progress.step, loss=result.loss, **result.scores)
@@ -216,7 +218,9 @@ class Trainer:
         """The best checkpoint, or the last regular ones; where they are damaged, what is left of them, saying so."""
         progress, average = self.progress, self.config.average
         steps = self._scheduled()[-average:] if average > 1 else []
-        whole = [s for s in steps or [progress.best_step] if self.checkpoints.whole(s, say, "going without it")]
+        whole = [
+            s for s in steps or [progress.best_step] if self.checkpoints.whole(s, print_message, "going without it")
+        ]
         return whole or [progress.step]
 
     def _finish(self, stop: StopRequest) -> None:
@@ -226,7 +230,7 @@ class Trainer:
         load_weights(self.model, self.checkpoints.average(steps), self.checkpoints.folder)
         result = self._measure(stop)
         model_folder.save(
-            job.folder / "model", job.bundle(), model_card(job, result, steps, progress), own=model_folder.FILES
+            job.folder / "model", job.package(), model_card(job, result, steps, progress), own=model_folder.FILES
         )
         which = (
             f"the checkpoint of step {steps[0]}"

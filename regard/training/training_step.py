@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from regard.config import TrainConfig
 from regard.data.batches import Batch
 from regard.device import autocast
-from regard.kernels.cuda_graph import Replayed
+from regard.kernels.cuda_graph import GraphedCallable
 from regard.layers.cells import Cell
 from regard.layers.hooks import is_observed
-from regard.layers.recurrent_attention import Attentive
+from regard.layers.recurrent_attention import AttentionCell
 from regard.layers.stack import Stack
 from regard.training.objective import Objective
 from regard.training.optimizer import Updater
@@ -40,9 +40,9 @@ class TrainingStep:
         self.auxiliary = torch.zeros((), device=device)  # the auxiliary loss of the last batch
         if self.recorded:
             compile_blocks(objective)
-            self.graphed_backward = Replayed(self._backward)
-            self.graphed_update = Replayed(self._update)
-            self.graphed_step = Replayed(self._backward_and_update)
+            self.graphed_backward = GraphedCallable(self._backward)
+            self.graphed_update = GraphedCallable(self._update)
+            self.graphed_step = GraphedCallable(self._backward_and_update)
 
     def __call__(self, batches: list[Batch], lr: float) -> None:
         """Descend the mean loss over all that is scored in `batches`."""
@@ -93,7 +93,7 @@ def compile_blocks(objective: Objective) -> None:
     for stack in stacks:
         stack.compiled = True
     blocks: list[nn.Module] = [block for stack in stacks for block in stack.blocks]
-    attentive = [module for module in modules if isinstance(module, Attentive)]
+    attentive = [module for module in modules if isinstance(module, AttentionCell)]
     inside = {step.cell for step in attentive}
     cells = [module for module in modules if isinstance(module, Cell) and module not in inside]
     for part in (*blocks, *attentive, *cells):

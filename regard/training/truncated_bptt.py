@@ -9,40 +9,40 @@ import torch
 from torch import Tensor
 
 from regard.config import TrainConfig
-from regard.models.model import StreamModel
+from regard.models.model import StatefulLanguageModel
 from regard.text.special_tokens import PAD
 from regard.training.objective import Objective
 
 
 class RecurrentObjective(Objective):
     """(ids, labels), each row from a state of zeros. What the last layer gives, h, may be asked to be small and to change
-    slowly: loss + activity * mean(dropped h^2) + slowness * mean((h_t - h_t-1)^2), AR and TAR of AWD-LSTM."""
+    slowly: loss + ar_weight * mean(dropped h^2) + tar_weight * mean((h_t - h_t-1)^2), AR and TAR of AWD-LSTM."""
 
     def __init__(
         self,
-        model: StreamModel,
+        model: StatefulLanguageModel,
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
-        activity: float = 0.0,
-        slowness: float = 0.0,
+        ar_weight: float = 0.0,
+        tar_weight: float = 0.0,
     ) -> None:
         super().__init__(model, label_smoothing, z_loss)
-        self.activity, self.slowness = activity, slowness
+        self.ar_weight, self.tar_weight = ar_weight, tar_weight
 
     def forward(self, *inputs: Tensor) -> Tensor:
         ids, labels = inputs
-        return self.regularised(cast(StreamModel, self.model).hidden(ids)[0], labels)
+        return self.regularised(cast(StatefulLanguageModel, self.model).hidden(ids)[0], labels)
 
     def regularised(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """hidden (B, T, C), labels (B, T)"""
-        dropped = cast(StreamModel, self.model).output_dropout(hidden)
+        dropped = cast(StatefulLanguageModel, self.model).output_dropout(hidden)
         sums = self.score(dropped, labels)
-        if not (self.activity or self.slowness):
+        if not (self.ar_weight or self.tar_weight):
             return sums
         scored = labels != PAD
         size = dropped.float().square().mean(-1)  # (B, T)
         change = hidden.float().diff(dim=1).square().mean(-1)  # (B, T - 1)
-        asked = self.activity * mean(size, scored) + self.slowness * mean(change, scored[:, 1:])
+        asked = self.ar_weight * mean(size, scored) + self.tar_weight * mean(change, scored[:, 1:])
         nothing = sums.new_zeros(())
         return sums + torch.stack([asked * scored.sum(), nothing, nothing])
 
@@ -51,12 +51,12 @@ def mean(x: Tensor, counted: Tensor) -> Tensor:
     return (x * counted).sum() / counted.sum().clamp(min=1)
 
 
-class Carried(RecurrentObjective):
+class StatefulObjective(RecurrentObjective):
     """(ids, fresh, labels): each stream goes on from the state that its last batch left, or from zeros where it is fresh.
 
     The states are buffers that are written in place, so that a recorded step finds them where they were."""
 
-    def __init__(self, model: StreamModel, streams: int, *weights: float) -> None:
+    def __init__(self, model: StatefulLanguageModel, streams: int, *weights: float) -> None:
         super().__init__(model, *weights)
         for i, x in enumerate(model.start(streams)):
             self.register_buffer(f"state{i}", x)
@@ -68,12 +68,12 @@ class Carried(RecurrentObjective):
     def forward(self, *inputs: Tensor) -> Tensor:
         ids, fresh, labels = inputs
         before = tuple(x.masked_fill(fresh[:, None], 0) for x in self.state)
-        hidden, after = cast(StreamModel, self.model).hidden(ids, before)
+        hidden, after = cast(StatefulLanguageModel, self.model).hidden(ids, before)
         for place, x in zip(self.state, after, strict=True):
             place.copy_(x.detach())
         return self.regularised(hidden, labels)
 
 
-def recurrent_objective(model: StreamModel, config: TrainConfig, streams: int) -> Objective:
-    weights = (config.label_smoothing, config.z_loss, config.activity, config.slowness)
-    return Carried(model, streams, *weights) if config.carry else RecurrentObjective(model, *weights)
+def recurrent_objective(model: StatefulLanguageModel, config: TrainConfig, streams: int) -> Objective:
+    weights = (config.label_smoothing, config.z_loss, config.ar_weight, config.tar_weight)
+    return StatefulObjective(model, streams, *weights) if config.carry_state else RecurrentObjective(model, *weights)

@@ -32,15 +32,15 @@ import numpy as np
 from regard.data.parallel_corpus import COMPRESSIONS, check_file, read_blocks
 from regard.errors import RegardError
 from regard.files import (
+    atomic_folder,
     check_regular,
     check_replaceable,
-    damage,
     disk_errors,
-    draft_of,
     exists,
-    new_folder,
+    find_damage,
     read_bytes,
     read_json,
+    temporary_path,
 )
 from regard.vectors.word_vectors import FOLDER, WordVectors, is_folder
 
@@ -273,7 +273,7 @@ def read_folder(path: Path) -> WordVectors:
 
     if not is_folder(path):
         raise RegardError(f"{path} is no folder of word vectors: its config.json should say so")
-    if wrong := damage(path):
+    if wrong := find_damage(path):
         raise RegardError(f"the word vectors in {path} are damaged: {wrong}; copy the folder again")
     try:
         tensors = load_file(check_regular(path / "vectors.safetensors"))
@@ -360,7 +360,7 @@ def binary_records(vectors: WordVectors) -> Iterator[bytes]:
 @contextmanager
 def new_file(path: Path) -> Iterator[IO[bytes]]:
     """Compressed by its suffix; it has its name only when all of it is written."""
-    draft = draft_of(path)
+    draft = temporary_path(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -387,7 +387,7 @@ def write_folder(vectors: WordVectors, path: Path) -> None:
     given = {"vectors": vectors.vectors, "counts": vectors.counts, "outside": vectors.outside}
     tensors = {name: np.ascontiguousarray(array) for name, array in given.items() if array is not None}
     about = {"kind": FOLDER, "words": len(vectors), "dim": vectors.dim, **vectors.about}
-    with new_folder(path) as folder:
+    with atomic_folder(path) as folder:
         save_file(tensors, folder / "vectors.safetensors")
         (folder / "words.txt").write_bytes("".join(f"{word}\n" for word in vectors.words).encode())
         (folder / "config.json").write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

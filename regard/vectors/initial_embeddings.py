@@ -22,7 +22,7 @@ from regard.text.tokenizer_training import SPACE
 from regard.vectors.word_vectors import WordVectors
 
 
-def load_for(path: Path, d_model: int) -> WordVectors:
+def load_vectors_for(path: Path, d_model: int) -> WordVectors:
     """Vectors as wide as the model."""
     vectors = WordVectors.load(path)
     if vectors.dim != d_model:
@@ -34,7 +34,7 @@ def load_for(path: Path, d_model: int) -> WordVectors:
 
 
 @torch.no_grad()
-def begin_with(model: nn.Module, tokenizers: Tokenizers, vectors: WordVectors) -> str:
+def initialize_embeddings(model: nn.Module, tokenizers: Tokenizers, vectors: WordVectors) -> str:
     """Put vectors where they belong; says how many pieces got one."""
     said, most = [], 0
     for side, embedding, tokenizer in embeddings_of(model, tokenizers):

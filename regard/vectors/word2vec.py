@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from regard.config import VectorsConfig
-from regard.data.shards import ANY_LENGTH, Filters, TokenStore, cache_folder, prepare
-from regard.device import cores
+from regard.data.shards import ANY_LENGTH, Filters, TokenStore, cache_folder, prepare_store
+from regard.device import cpu_cores
 from regard.errors import RegardError
 from regard.terminal import progress_bar
 from regard.vectors.huffman import Tree, huffman
@@ -55,7 +55,7 @@ def train(files: list[Path], config: VectorsConfig, quiet: bool = False) -> Trai
     with progress_bar("counting words, lines", quiet=quiet) as advance:
         vocabulary = configured(texts, config, advance)
     with progress_bar("numbering words, lines", quiet=quiet) as advance:
-        store = prepare(texts, (vocabulary,), Filters(ANY_LENGTH), cache_folder(), advance)
+        store = prepare_store(texts, (vocabulary,), Filters(ANY_LENGTH), cache_folder(), advance)
     return train_ids(store.source, vocabulary, config, quiet)
 
 
@@ -143,7 +143,7 @@ def begin(text: TokenStore, vocabulary: Vocabulary, config: VectorsConfig) -> Wo
         keep=vocabulary.keep_probability(config.subsample, config.subsample_rule).astype(np.float32),
         noise=alias_table(vocabulary.noise(config.noise_power)),
         tree=huffman(vocabulary.counts if hierarchical else vocabulary.counts[:1]),
-        totals=np.zeros((config.epochs, config.threads or cores(), 3)),
+        totals=np.zeros((config.epochs, config.threads or cpu_cores(), 3)),
     )
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokens import EOS, SOS
 
-from regard.data.batches import Batch, Batches, Cursor, PairBatches, ahead, bucket_widths, padded
+from regard.data.batches import Batch, Batches, Cursor, PairBatches, bucket_widths, padded, prefetch
 from regard.data.shards import FilterReport, Filters, Store, TokenStore
 from regard.text.special_tokens import PAD
 
@@ -212,7 +212,7 @@ def all_ended(started: set[threading.Thread]) -> bool:
 
 def test_ahead_yields_the_same_items_in_order() -> None:
     batches = PairBatches(numbered([(n % 9 + 1, 3) for n in range(50)]), 40, 0)
-    stream = ahead(batches.follow(Cursor()), depth=3)
+    stream = prefetch(batches.follow(Cursor()), depth=3)
     for (a, after_a), (b, after_b) in islice(zip(stream, batches.follow(Cursor()), strict=False), 40):
         assert same(a, b)
         assert after_a == after_b
@@ -223,7 +223,7 @@ def test_ahead_yields_the_same_items_in_order() -> None:
 @pytest.mark.parametrize("n", [0, 1, 5])
 def test_ahead_ends_where_its_source_ends(n: int) -> None:
     before = threads()
-    stream = ahead(cursors(n), depth=2)
+    stream = prefetch(cursors(n), depth=2)
     assert [cursor.batch for _, cursor in stream] == list(range(n))
     assert all_ended(threads() - before)
 
@@ -234,7 +234,7 @@ def test_ahead_hands_on_an_error_after_the_items_before_it() -> None:
         yield from cursors(3)
         raise OSError("the disk is gone")
 
-    stream = ahead(broken(), depth=2)
+    stream = prefetch(broken(), depth=2)
     assert [cursor.batch for _, cursor in islice(stream, 3)] == [0, 1, 2]
     with pytest.raises(OSError, match="the disk is gone"):
         next(stream)
@@ -244,7 +244,7 @@ def test_ahead_hands_on_an_error_after_the_items_before_it() -> None:
 @pytest.mark.parametrize("taken", [1, 3])
 def test_aheads_thread_ends_with_the_stream(taken: int) -> None:
     before = threads()
-    stream = ahead(((EMPTY, Cursor(0, i)) for i in count()), depth=2)
+    stream = prefetch(((EMPTY, Cursor(0, i)) for i in count()), depth=2)
     assert len(list(islice(stream, taken))) == taken
     started = threads() - before
     assert len(started) == 1
@@ -261,7 +261,7 @@ def test_aheads_thread_ends_even_with_an_error_nobody_waits_for() -> None:
         waiting.set()
         raise OSError("the disk is gone")
 
-    stream = ahead(broken(), depth=2)
+    stream = prefetch(broken(), depth=2)
     next(stream)
     started = threads() - before
     assert waiting.wait(5)
@@ -277,7 +277,7 @@ def test_ahead_stays_within_its_depth() -> None:
             made.append(item)
             yield item
 
-    stream = ahead(noted(), depth=4)
+    stream = prefetch(noted(), depth=4)
     next(stream)
     time.sleep(0.3)  # long enough for a thread that does not wait to make them all
     assert len(made) <= 1 + 4 + 1  # taken, waiting, in the hand

@@ -15,13 +15,13 @@ import regard
 from regard import model_folder, pretrained
 from regard.config import TokenizerConfig
 from regard.data.batches import PairBatches
-from regard.data.multilingual import Directed, Tagging, prepare_pairs, tag_of, targets
+from regard.data.multilingual import Directed, Tagging, language_token, prepare_pair_store, target_languages
 from regard.data.parallel_corpus import Corpus, direction_of
 from regard.data.shards import Filters, Store
 from regard.errors import RegardError
 from regard.evaluate.evaluation import evaluate
 from regard.inference.translator import Translator
-from regard.text.bpe_dropout import Dropout
+from regard.text.bpe_dropout import BPEDropout
 from regard.text.special_tokens import PAD
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
@@ -66,7 +66,7 @@ def test_rows_of_a_corpus_in_their_directions(root: Path) -> None:
     ]
     assert list(corpus.rows())[2] == ("eins", "one")
     assert list(Directed(corpus).rows())[4] == ("zh-Hant\tthree", "san")
-    assert targets(corpus.directions) == ("de", "en", "zh-Hant")
+    assert target_languages(corpus.directions) == ("de", "en", "zh-Hant")
 
 
 def test_directions_are_part_of_what_a_corpus_is(root: Path) -> None:
@@ -101,11 +101,11 @@ def test_tags_are_special_tokens(tokenizer: Tokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "t.json")
     assert Tokenizer.load(tmp_path / "t.json").tags() == tokenizer.tags()
     with pytest.raises(RegardError, match="no token for the language 'fr': it translates to de, en, zh-Hant"):
-        tag_of(tokenizer, "fr")
+        language_token(tokenizer, "fr")
 
 
 def test_sources_begin_with_the_token_of_their_target(tokenizer: Tokenizer, root: Path) -> None:
-    store = prepare_pairs(Corpus(SPECS, "en", "de", root), Tokenizers(tokenizer, tokenizer), Filters(100))
+    store = prepare_pair_store(Corpus(SPECS, "en", "de", root), Tokenizers(tokenizer, tokenizer), Filters(100))
     assert [store.source[i].tolist() for i in (0, 2, 4)] == [
         [5, *tokenizer.encode("one")],
         [6, *tokenizer.encode("eins")],
@@ -115,7 +115,7 @@ def test_sources_begin_with_the_token_of_their_target(tokenizer: Tokenizer, root
     assert len(store) == 5  # a source that is empty but for its token is left out
     assert Tagging(tokenizer).encode_batch(["de\t \u3000"]) == [[]]
     assert Tagging(tokenizer).encode_batch(["de\t", "en\ta\tb"]) == [[], [6, *tokenizer.encode("a\tb")]]
-    plain = prepare_pairs(Corpus(("q.tsv",), "en", "de", root), Tokenizers(tokenizer, tokenizer), Filters(100))
+    plain = prepare_pair_store(Corpus(("q.tsv",), "en", "de", root), Tokenizers(tokenizer, tokenizer), Filters(100))
     assert plain.source[0].tolist() == tokenizer.encode("three")
 
 
@@ -123,11 +123,11 @@ def test_batches_with_dropout_stay_within_the_model_and_say_the_same(tmp_path: P
     lines = [" ".join(random.Random(i).choices(["stable", "unstable", "table"], k=1 + i % 6)) for i in range(60)]
     (tmp_path / "p.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines))
     bpe = Tokenizer.train(lines, TokenizerConfig(kind="byte-bpe", vocab_size=290, tags=("de",)))
-    store: Store = prepare_pairs(
+    store: Store = prepare_pair_store(
         Corpus(("p.tsv@en>de",), "en", "de", tmp_path), Tokenizers(bpe, bpe), Filters(100)
     )  # fmt: skip
     longest = int(max(store.source.lengths.max() + 1, store.target.lengths.max() + 1))
-    dropout = Dropout.both(Tokenizers(bpe, bpe), 0.5)
+    dropout = BPEDropout.both(Tokenizers(bpe, bpe), 0.5)
     batches = PairBatches(store, 256, 3, dropout=dropout, max_len=longest)
     made = [batch for i in range(3) for batch in (batches.batch(i, j) for j in range(len(batches.plan(i))))]
     assert all(((x != PAD).sum(1) <= longest).all() for batch in made for x in batch.inputs)
@@ -146,8 +146,8 @@ def test_each_side_falls_apart_by_its_own_vocabulary(tmp_path: Path) -> None:
         Tokenizer.train(lines, TokenizerConfig(kind="bpe", vocab_size=v)) for lines, v in ((english, 24), (german, 40))
     ]
     both = Tokenizers(*sides)
-    store = prepare_pairs(Corpus(("p.tsv",), "en", "de", tmp_path), both, Filters(100))
-    batches = PairBatches(store, 512, 0, dropout=Dropout.both(both, 0.5))
+    store = prepare_pair_store(Corpus(("p.tsv",), "en", "de", tmp_path), both, Filters(100))
+    batches = PairBatches(store, 512, 0, dropout=BPEDropout.both(both, 0.5))
     made = [batches.batch(0, i) for i in range(len(batches.plan(0)))]
     pieces = {row: side.encode(row) for side, row in zip(sides, ("stable tables", "unstetige Unruhe"), strict=True)}
     read, said = (
@@ -213,7 +213,7 @@ def test_such_a_model_tells_its_languages_apart(learned: tuple[Translator, list[
 def test_such_a_model_learns_on_with_directions_alone(
     learned: tuple[Translator, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle = model_folder.Bundle(
+    package = model_folder.ModelPackage(
         learned[0].model,
         learned[0].tokenizers,
         "translation",
@@ -221,7 +221,7 @@ def test_such_a_model_learns_on_with_directions_alone(
         source="en",
         target="de",
     )
-    model_folder.save(tmp_path / "along" / "two", bundle, "")
+    model_folder.save(tmp_path / "along" / "two", package, "")
     monkeypatch.setattr(pretrained, "FOLDER", tmp_path / "along")
     for name in ("t.en", "t.de", "v.en", "v.de"):
         (tmp_path / name).write_text("abc\ncde\n")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
-from regard.data.image_files import augment, mean_and_std, normalise, read_images, to_floats, transform
+from regard.data.image_files import augment, mean_and_std, normalize, read_images, to_floats, transform
 from regard.errors import RegardError
 
 PACK: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
@@ -186,7 +186,7 @@ def test_bytes_become_floats_with_channels_first() -> None:
 
 def test_normalising_by_hand_and_back_to_mean_0_and_std_1() -> None:
     images = torch.tensor([[[[0.5, 1.0]], [[0.0, 2.0]]]])
-    assert normalise(images, (0.5, 1.0), (0.25, 2.0)).tolist() == [[[[0.0, 2.0]], [[-0.5, 0.5]]]]
+    assert normalize(images, (0.5, 1.0), (0.25, 2.0)).tolist() == [[[[0.0, 2.0]], [[-0.5, 0.5]]]]
     pictures = np.random.default_rng(1).integers(0, 256, (5, 4, 3, 2), np.uint8)
     mean, std = mean_and_std(pictures)
     doubles = pictures.astype(np.float64) / 255

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 from regard.data import shards
 from regard.data.parallel_corpus import Corpus
-from regard.data.shards import Filters, Store, TokenStore, cache_folder, prepare
+from regard.data.shards import Filters, Store, TokenStore, cache_folder, prepare_store
 from regard.errors import RegardError
-from regard.files import damage
+from regard.files import find_damage
 
 ROOMY = Filters(max_len=1000)
 
@@ -61,7 +61,7 @@ def corpus_of(root: Path, pairs: Iterable[tuple[str, str]], name: str = "x.tsv")
 
 def run(corpus: Corpus, cache: Path, tokenizer: Words | None = None, filters: Filters = ROOMY) -> Store:
     tokenizer = tokenizer or Words()
-    return prepare(corpus, (tokenizer, tokenizer), filters, cache)
+    return prepare_store(corpus, (tokenizer, tokenizer), filters, cache)
 
 
 def content(store: Store) -> list[tuple[list[int], list[int]]]:
@@ -106,14 +106,14 @@ def test_store_is_the_encoded_text(tmp_path: Path, pairs: list[tuple[str, str]],
 def test_many_chunks_and_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "CHUNK", 4)
     pairs, seen = numbered(10), []
-    store = prepare(corpus_of(tmp_path, pairs), (Words(), Words()), ROOMY, tmp_path / "cache", seen.append)
+    store = prepare_store(corpus_of(tmp_path, pairs), (Words(), Words()), ROOMY, tmp_path / "cache", seen.append)
     assert content(store) == encoded(pairs)
     assert seen == [4, 4, 2]
 
 
 def test_two_tokenizers_each_with_its_own_type(tmp_path: Path) -> None:
     small, large = Words(50), Words(100_000)
-    store = prepare(corpus_of(tmp_path, [("a b", "c")]), (small, large), ROOMY, tmp_path / "cache")
+    store = prepare_store(corpus_of(tmp_path, [("a b", "c")]), (small, large), ROOMY, tmp_path / "cache")
     assert content(store) == [(small.encode("a b"), large.encode("c"))]
     assert (store.source.dtype, store.target.dtype) == (np.uint16, np.uint32)
 
@@ -220,8 +220,8 @@ def test_anything_changed_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_source_and_target_tokenizer_are_not_interchangeable(tmp_path: Path) -> None:
     corpus, one, two = corpus_of(tmp_path, [("a", "a")]), Words(50), Words(60)
-    prepare(corpus, (one, two), ROOMY, tmp_path / "cache")
-    assert content(prepare(corpus, (two, one), ROOMY, tmp_path / "cache")) == [(two.encode("a"), one.encode("a"))]
+    prepare_store(corpus, (one, two), ROOMY, tmp_path / "cache")
+    assert content(prepare_store(corpus, (two, one), ROOMY, tmp_path / "cache")) == [(two.encode("a"), one.encode("a"))]
 
 
 FILES = ["manifest.json", "meta.json", "side-0.ids", "side-0.offsets", "side-1.ids", "side-1.offsets"]
@@ -310,7 +310,7 @@ def test_a_manifest_names_every_file(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_checksums_are_verified_once_in_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verified: list[Path] = []
-    monkeypatch.setattr(shards, "damage", lambda folder: verified.append(folder) or damage(folder))
+    monkeypatch.setattr(shards, "damage", lambda folder: verified.append(folder) or find_damage(folder))
     corpus = corpus_of(tmp_path, numbered(5))
     run(corpus, tmp_path / "cache")
     folder = only_folder(tmp_path / "cache")
@@ -509,6 +509,6 @@ def test_long_rows_are_tokenised_a_few_at_a_time(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(shards, "CHARACTERS", 20)
     pairs = [("a b c d e", "x")] * 7
     seen: list[int] = []
-    store = prepare(corpus_of(tmp_path, pairs), (Words(), Words()), ROOMY, tmp_path / "cache", seen.append)
+    store = prepare_store(corpus_of(tmp_path, pairs), (Words(), Words()), ROOMY, tmp_path / "cache", seen.append)
     assert seen == [2, 2, 2, 1]  # ten characters a pair
     assert len(store) == 7

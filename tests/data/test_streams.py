@@ -17,15 +17,15 @@ from regard.data.batches import Batches, Cursor
 from regard.data.noise import corrupt_spans, denoise, mask_tokens
 from regard.data.shards import TokenStore
 from regard.data.text_batches import (
-    CarriedBatches,
-    FillingBatches,
-    MendingBatches,
+    Corruption,
+    DenoisingBatches,
+    MaskedBatches,
     PackedBatches,
-    Rewrite,
+    StatefulBatches,
     StreamBatches,
     windows,
 )
-from regard.text.special_token_template import CLASSIC, OWN, Frame
+from regard.text.special_token_template import CLASSIC, OWN, SpecialTokenTemplate
 from regard.text.special_tokens import PAD
 from regard.text.tokenizer_training import LEARNED
 
@@ -95,7 +95,7 @@ def test_what_fills_a_short_batch_is_read_but_not_asked() -> None:
 # ---- streams that are carried on -------------------------------------------------------------------------------------
 
 
-def followed(batches: CarriedBatches, epoch: int) -> list[list[list[int]]]:
+def followed(batches: StatefulBatches, epoch: int) -> list[list[list[int]]]:
     """What each stream reads, cut where it is fresh."""
     read: list[list[list[int]]] = [[] for _ in range(batches.streams)]
     for i in range(len(batches.plan(epoch))):
@@ -123,7 +123,7 @@ CARRIED = {
 def test_carried_streams_ask_every_token_once_an_epoch(
     n: int, streams: int, epoch: int, shifting: bool, lead: int, width: int, seed: int
 ) -> None:
-    batches = CarriedBatches(store_of([n]), width, streams, seed, shifting, lead)
+    batches = StatefulBatches(store_of([n]), width, streams, seed, shifting, lead)
     asked: Counter[int] = Counter()
     for i in range(len(batches.plan(epoch))):
         batch = batches.batch(epoch, i)
@@ -143,7 +143,7 @@ def test_a_stream_reads_on_where_it_was(
     n: int, streams: int, epoch: int, shifting: bool, width: int, seed: int
 ) -> None:
     """Begun once, without a gap; one after the other the streams are the text."""
-    read = followed(CarriedBatches(store_of([n]), width, streams, seed, shifting), epoch)
+    read = followed(StatefulBatches(store_of([n]), width, streams, seed, shifting), epoch)
     assert all(len(stream) <= 1 for stream in read)
     text = [token for stream in read for part in stream for token in part]
     assert text == list(range(text[0], FIRST + n - 1))
@@ -153,7 +153,7 @@ def test_a_stream_reads_on_where_it_was(
 def test_a_lead_is_what_stands_before_a_streams_own_part(
     n: int, streams: int, lead: int, width: int, seed: int
 ) -> None:
-    batches = CarriedBatches(store_of([n]), width, streams, seed, shifting=False, lead=lead)
+    batches = StatefulBatches(store_of([n]), width, streams, seed, shifting=False, lead=lead)
     width, share = batches.width, -(-(n - 1) // streams)
     for i, stream in enumerate(followed(batches, 0)):
         start = i * share
@@ -164,7 +164,7 @@ def test_a_lead_is_what_stands_before_a_streams_own_part(
 
 
 def test_streams_begin_elsewhere_in_each_epoch() -> None:
-    batches = CarriedBatches(store_of([200]), 16, 3, seed=0)
+    batches = StatefulBatches(store_of([200]), 16, 3, seed=0)
     assert len({batches.batch(epoch, 0).inputs[0][0, 0].item() for epoch in range(8)}) > 3
 
 
@@ -226,7 +226,7 @@ MENDING = partial(denoise, mask=MASK, rate=0.3)
 
 @given(lengths=LENGTHS, packing=st.sampled_from(["stream", "documents"]), **SIZES)
 def test_blanks_are_asked_where_they_are(lengths: list[int], packing: str, width: int, tokens: int, seed: int) -> None:
-    batches = FillingBatches(store_of(lengths), packing, width, tokens, seed, MASKING, CLASSIC)
+    batches = MaskedBatches(store_of(lengths), packing, width, tokens, seed, MASKING, CLASSIC)
     read: list[int] = []
     for batch in batches.once():
         ids, labels = (x.numpy() for x in batch.inputs)
@@ -257,7 +257,7 @@ def put_back(source: list[int], said: list[int]) -> list[int]:
 
 @given(lengths=LENGTHS, packing=st.sampled_from(["stream", "documents"]), **SIZES)
 def test_spans_put_back_make_the_text(lengths: list[int], packing: str, width: int, tokens: int, seed: int) -> None:
-    batches = MendingBatches(store_of(lengths), packing, width, tokens, seed, SPANS)
+    batches = DenoisingBatches(store_of(lengths), packing, width, tokens, seed, SPANS)
     for source, target, labels in rows_of(batches):
         assert target == [SOS, *labels[:-1]]
         assert (source[-1], labels[-1]) == (EOS, EOS)
@@ -267,8 +267,10 @@ def test_spans_put_back_make_the_text(lengths: list[int], packing: str, width: i
 
 @given(lengths=LENGTHS, **SIZES)
 def test_a_denoised_text_is_the_whole_one(lengths: list[int], width: int, tokens: int, seed: int) -> None:
-    frame = Frame(before=(SOS,), start=(EOS, SOS))  # BART's: a decoder begins with two tokens, and says the second
-    batches = MendingBatches(store_of(lengths), "documents", width, tokens, seed, MENDING, frame)
+    token_template = SpecialTokenTemplate(
+        before=(SOS,), start=(EOS, SOS)
+    )  # BART's: a decoder begins with two tokens, and says the second
+    batches = DenoisingBatches(store_of(lengths), "documents", width, tokens, seed, MENDING, token_template)
     for source, target, labels in rows_of(batches):
         assert target[:2] == [EOS, SOS]
         assert labels == [*target[1:], EOS]
@@ -285,12 +287,12 @@ def test_a_text_with_blanks_put_in_grows_no_longer_than_is_read(
     lengths: list[int], width: int, tokens: int, seed: int
 ) -> None:
     many = partial(denoise, mask=MASK, rate=0.3, mean_span=0.2)
-    for source, _, _ in rows_of(MendingBatches(store_of(lengths), "stream", width, tokens, seed, many)):
+    for source, _, _ in rows_of(DenoisingBatches(store_of(lengths), "stream", width, tokens, seed, many)):
         assert len(source) <= width + 1
         assert source[-1] == EOS
 
 
-def rows_of(batches: MendingBatches) -> list[tuple[list[int], list[int], list[int]]]:
+def rows_of(batches: DenoisingBatches) -> list[tuple[list[int], list[int], list[int]]]:
     """(source, target, labels) of all rows that are asked for something, without padding."""
     found = []
     for batch in batches.once():
@@ -303,7 +305,7 @@ def rows_of(batches: MendingBatches) -> list[tuple[list[int], list[int], list[in
 
 @given(lengths=LENGTHS, **SIZES)
 def test_every_document_is_damaged_once_an_epoch(lengths: list[int], width: int, tokens: int, seed: int) -> None:
-    batches = MendingBatches(store_of(lengths), "documents", width, tokens, seed, MENDING)
+    batches = DenoisingBatches(store_of(lengths), "documents", width, tokens, seed, MENDING)
     texts = [token for _, target, _ in rows_of(batches) for token in target[1:]]
     assert sorted(texts) == list(range(FIRST, FIRST + sum(lengths)))
 
@@ -313,11 +315,11 @@ def test_every_document_is_damaged_once_an_epoch(lengths: list[int], width: int,
 STORE = store_of([9, 30, 4, 17, 25, 8])
 KINDS = [
     pytest.param(lambda: StreamBatches(STORE, 8, 24, 5), id="stream"),
-    pytest.param(lambda: CarriedBatches(STORE, 8, 3, 5), id="carried"),
+    pytest.param(lambda: StatefulBatches(STORE, 8, 3, 5), id="carried"),
     pytest.param(lambda: PackedBatches(STORE, 8, 24, 5), id="packed"),
-    pytest.param(lambda: FillingBatches(STORE, "stream", 8, 24, 5, MASKING, CLASSIC), id="masked"),
-    pytest.param(lambda: MendingBatches(STORE, "documents", 8, 24, 5, SPANS, OWN), id="spans"),
-    pytest.param(lambda: MendingBatches(STORE, "stream", 8, 24, 5, MENDING, OWN), id="denoising"),
+    pytest.param(lambda: MaskedBatches(STORE, "stream", 8, 24, 5, MASKING, CLASSIC), id="masked"),
+    pytest.param(lambda: DenoisingBatches(STORE, "documents", 8, 24, 5, SPANS, OWN), id="spans"),
+    pytest.param(lambda: DenoisingBatches(STORE, "stream", 8, 24, 5, MENDING, OWN), id="denoising"),
 ]
 
 
@@ -336,8 +338,8 @@ def test_a_cursor_brings_back_the_same_batches_with_the_same_damage(make: Callab
 
 
 @pytest.mark.parametrize("rewrite", [MASKING, SPANS, MENDING], ids=["masked", "spans", "denoising"])
-def test_each_epoch_damages_a_text_anew(rewrite: Rewrite) -> None:
+def test_each_epoch_damages_a_text_anew(rewrite: Corruption) -> None:
     """One text alone, so that the order of texts does not matter."""
-    batches = MendingBatches(store_of([40]), "documents", 40, 40, 5, rewrite)
+    batches = DenoisingBatches(store_of([40]), "documents", 40, 40, 5, rewrite)
     sources = {batches.batch(epoch, 0).inputs[0].numpy().tobytes() for epoch in range(4)}
     assert len(sources) == 4

@@ -14,8 +14,8 @@ from torch import nn
 
 from regard.config import DecodeConfig, ModelConfig
 from regard.decode.batch_decoding import decode
-from regard.decode.constraints import Hypothesis, release
-from regard.decode.generation import Row, make_row, plain_steps
+from regard.decode.constraints import Hypothesis, free_decode_graphs
+from regard.decode.generation import GenerationRequest, make_request, plain_steps
 from regard.decode.graphs.decoding import Translation, steps, translate
 from regard.decode.graphs.engine import KEPT, SHELVES
 from regard.decode.graphs.step_model import cannot
@@ -34,7 +34,7 @@ from regard.models.gpt import GPT
 from regard.models.rnn import RNN
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
-from regard.text.special_token_template import Frame
+from regard.text.special_token_template import SpecialTokenTemplate
 
 
 @pytest.fixture(autouse=True)
@@ -90,10 +90,10 @@ def sentences(n: int) -> list[list[int]]:
 
 
 def both(model: nn.Module, options: DecodeConfig, n: int = 9, start: tuple[int, ...] = (SOS,)) -> None:
-    frame, sources = Frame(start=start), sentences(n)
-    plain = decode(copy.deepcopy(model).cpu(), sources, options, 40, torch.device("cpu"), frame=frame)
+    token_template, sources = SpecialTokenTemplate(start=start), sentences(n)
+    plain = decode(copy.deepcopy(model).cpu(), sources, options, 40, torch.device("cpu"), token_template=token_template)
     with torch.backends.cudnn.flags(allow_tf32=False):  # recurrent layers round products to 10 bits otherwise
-        found = translate(model, [frame.one(ids) for ids in sources], options, start)
+        found = translate(model, [token_template.one(ids) for ids in sources], options, start)
     same(found, plain)
 
 
@@ -150,10 +150,10 @@ def test_what_is_learned_meanwhile_counts(device: str) -> None:
     both(model, DecodeConfig(beam=2))
 
 
-def rows(options: DecodeConfig, n: int) -> list[Row]:
+def rows(options: DecodeConfig, n: int) -> list[GenerationRequest]:
     prompts = [ids for ids in sentences(n) for _ in range(options.nbest)]
     model = gpt()
-    return [make_row(ids, 11 * i, options, model) for i, ids in enumerate(prompts)]
+    return [make_request(ids, 11 * i, options, model) for i, ids in enumerate(prompts)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -223,7 +223,7 @@ def test_engines_rest_with_their_model_and_no_more_than_a_few() -> None:
     for beam in range(2, 9):
         translate(model, sentences(2), DecodeConfig(beam=beam), (SOS,))
     assert len(SHELVES[model]) == KEPT
-    release(model)
+    free_decode_graphs(model)
     assert model not in SHELVES
 
 

@@ -22,7 +22,7 @@ from regard.decode.graphs.top_candidates import best_of, candidates, likeliest
 from regard.kernels import step_attention as attend
 from regard.kernels import step_linear as linear
 from regard.kernels.step_attention import cross_attend, cross_attend_reference, self_attend, self_attend_reference
-from regard.kernels.step_linear import Norm, add_norm, add_norm_reference, one_row, one_row_reference
+from regard.kernels.step_linear import Norm, add_norm, add_norm_reference, linear_one_row, one_row_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
@@ -78,7 +78,7 @@ def make_norm(kind: str, c: int, dtype: torch.dtype) -> Norm | None:
     return Norm("rms" if kind == "rms" else "layer", draw(c, dtype=dtype, seed=7, shift=1), bias, 1e-3)
 
 
-@pytest.mark.parametrize("function", [one_row, one_row_reference])
+@pytest.mark.parametrize("function", [linear_one_row, one_row_reference])
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize(
     ("n", "c", "norm", "activation", "gated"),
@@ -120,7 +120,7 @@ def test_a_matrix_times_one_row_is_the_formula(
 
 def test_the_row_may_be_part_of_a_longer_one() -> None:
     wide, weight, residual = draw(1, 200), draw(40, 96, seed=1, size=0.1), draw(1, 90, seed=2)
-    found = one_row(wide[:, 8:104], weight, residual=residual[:, 5:45])
+    found = linear_one_row(wide[:, 8:104], weight, residual=residual[:, 5:45])
     close(found, exact(wide)[:, 8:104] @ exact(weight).T + exact(residual)[:, 5:45])
 
 

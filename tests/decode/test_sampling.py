@@ -30,7 +30,7 @@ from regard.decode.beam_search import beam_search
 from regard.decode.constraints import Hypothesis
 from regard.decode.sampling import choose, exponential, penalise, sample, seen_of, truncate
 from regard.errors import RegardError
-from regard.text.special_token_template import Frame
+from regard.text.special_token_template import SpecialTokenTemplate
 
 CPU = torch.device("cpu")
 
@@ -62,7 +62,7 @@ def test_log_p_is_a_number_whichever_tokens_cannot_come(never: list[int], temper
     logits[:, never] = -torch.inf
     options, config = DecodeConfig(temperature=temperature), ModelConfig()
     seeds = torch.arange(40)
-    token, log_p = drawing.draw(logits, None, False, seeds, torch.zeros_like(seeds), options, config)
+    token, log_p = drawing.choose_next(logits, None, False, seeds, torch.zeros_like(seeds), options, config)
     expected = [log_softmax(row[np.isfinite(row)]) for row in logits.numpy()]
     places = [np.flatnonzero(np.isfinite(row)).tolist() for row in logits.numpy()]
     wanted = [p[at.index(i)] for p, at, i in zip(expected, places, token.tolist(), strict=True)]
@@ -381,15 +381,15 @@ def test_start_tokens_are_read_before_the_first_word(start: tuple[int, ...]) -> 
 
 def test_a_frame_stands_around_every_source_and_counts_in_its_length() -> None:
     model, sources = tiny_transformer(4), random_sources(4, 3, longest=8)
-    frame = Frame(before=(SOS, 9), after=(EOS, 8), start=(EOS, SOS))
+    token_template = SpecialTokenTemplate(before=(SOS, 9), after=(EOS, 8), start=(EOS, SOS))
     options = DecodeConfig(beam=2, max_len_a=0, max_len_b=7)
-    found = decode(model, sources, options, 64, CPU, frame=frame)
+    found = decode(model, sources, options, 64, CPU, token_template=token_template)
     for ids, ranked in zip(sources, found, strict=True):
         framed = torch.tensor([[SOS, 9, *ids, EOS, 8]])
         (alone,) = beam_search(model, framed, torch.tensor([7]), options, (EOS, SOS))
         assert [h.tokens for h in ranked] == [h.tokens for h in alone]
     with pytest.raises(RegardError, match="sentence 1 has 61 tokens, but the model was built for at most 60"):
-        decode(model, [[5] * 61], options, 64, CPU, frame=frame)
+        decode(model, [[5] * 61], options, 64, CPU, token_template=token_template)
 
 
 def test_the_start_tokens_take_room_from_the_translation() -> None:
@@ -397,5 +397,5 @@ def test_the_start_tokens_take_room_from_the_translation() -> None:
     model = tiny_transformer(5, end=-20.0, max_len=10)
     options = DecodeConfig(beam=1, max_len_a=0, max_len_b=50)
     for start, room in (((SOS,), 10), ((EOS, SOS), 9)):
-        ((found,),) = decode(model, [[5, 6]], options, 10, CPU, frame=Frame(start=start))
+        ((found,),) = decode(model, [[5, 6]], options, 10, CPU, token_template=SpecialTokenTemplate(start=start))
         assert (len(found.tokens), found.ended) == (room, False)

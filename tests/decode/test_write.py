@@ -15,7 +15,7 @@ from tokens import EOS, MASK, PADDING, SETTINGS, SOS, UNK
 from torch import Tensor
 
 from regard.config import DecodeConfig, ModelConfig, TokenizerConfig
-from regard.decode.generation import Row, Teller, token_log_probs, write
+from regard.decode.generation import GenerationRequest, TextStreamer, generate, token_log_probs
 from regard.errors import RegardError
 from regard.look.record import record
 from regard.models.gpt import GPT
@@ -50,13 +50,13 @@ def random_prompts(seed: int, count: int, longest: int = 12) -> list[list[int]]:
     return [[SOS, *rng.integers(5, V, size=rng.integers(0, longest + 1)).tolist()] for _ in range(count)]
 
 
-def told(row: Row) -> tuple[list[int], str]:
+def told(row: GenerationRequest) -> tuple[list[int], str]:
     return row.tokens, row.end
 
 
-def go_on(prompts: list[list[int]], model: GPT = MODEL, **options: object) -> list[Row]:
+def go_on(prompts: list[list[int]], model: GPT = MODEL, **options: object) -> list[GenerationRequest]:
     chosen = {"beam": 1, "max_new_tokens": 20, **options}
-    return write(model, prompts, DecodeConfig(**chosen))  # type: ignore[arg-type]
+    return generate(model, prompts, DecodeConfig(**chosen))  # type: ignore[arg-type]
 
 
 # ---- transformers ----------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_who_listens_hears_every_token_and_may_end_a_row() -> None:
     prompts = [[SOS, 5], [SOS, 6], [SOS, 7]]
     model = tiny_gpt(end=-9.0)
     free = go_on(prompts, model, max_new_tokens=6)
-    rows = write(model, prompts, DecodeConfig(max_new_tokens=6, beam=1), hear)
+    rows = generate(model, prompts, DecodeConfig(max_new_tokens=6, beam=1), hear)
     assert [heard[i] for i in range(3)] == [row.tokens for row in rows]
     assert [told(row) for row in rows] == [told(free[0]), (free[1].tokens[:2], "stop"), told(free[2])]
 
@@ -283,7 +283,7 @@ def test_nothing_of_a_stop_string_is_told_however_it_is_cut_into_tokens(text: st
         ids += BYTES.encode(text[:n])
         text = text[n:]
     whole, told_ = BYTES.decode(ids), ""
-    teller = Teller(BYTES, [], stops)
+    teller = TextStreamer(BYTES, [], stops)
     for id in ids:
         told_ += teller.push(id)
         assert cut(whole, stops).startswith(told_)
@@ -297,11 +297,11 @@ def test_of_stop_strings_in_one_token_the_one_that_is_complete_first_counts() ->
     (token,) = ids = BYTES.encode("User")
     assert BYTES.decode(ids) == "User"  # one token that holds both
     for stops in (["User", "se"], ["se", "User"]):
-        assert Teller(BYTES, [], stops).push(token) == "U"
+        assert TextStreamer(BYTES, [], stops).push(token) == "U"
 
 
 def test_text_is_told_as_soon_as_it_cannot_be_a_stop_string() -> None:
-    teller = Teller(BYTES, [], ["User:"])
+    teller = TextStreamer(BYTES, [], ["User:"])
     told_ = [teller.push(BYTES.encode(char)[0]) for char in "a Us b User"]
     assert told_ == ["a", " ", "", "", "Us ", "b", " ", "", "", "", ""]
     assert teller.flush() == "User"
@@ -311,5 +311,5 @@ def test_the_space_after_the_prompt_is_told() -> None:
     """A word alone decodes without the space in front of it; after a prompt the space counts."""
     prompt, rest = PIECES.encode("ab"), PIECES.encode("ab cab")[len(PIECES.encode("ab")) :]
     assert PIECES.decode(rest) == "cab"
-    teller = Teller(PIECES, [SOS, *prompt], [])
+    teller = TextStreamer(PIECES, [SOS, *prompt], [])
     assert "".join(map(teller.push, rest)) + teller.flush() == " cab"

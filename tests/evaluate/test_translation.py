@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from regard.errors import RegardError
-from regard.metrics.translation_scores import LengthScore, TranslationScores, perplexity, score, tokenised_lower
+from regard.metrics.translation_scores import LengthScore, TranslationScores, perplexity, score, tokenize_lower
 
 
 def ngrams(items: list[str] | str, n: int) -> Counter:
@@ -63,7 +63,7 @@ def test_bleu_counts_over_the_corpus_and_case() -> None:
 def test_tokenised_bleu_is_bleu_on_the_tokens_shown() -> None:
     hypotheses = ["Der Mann trägt ein T-Shirt, z.B. am Strand.", "„Nein,“ sagte die Frau dem Kind."]
     references = ["Ein Mann trägt ein T-Shirt, z.B. am See.", "„Nein“, sagte die Frau dem Kind."]
-    shown = [[tokenised_lower(text, "de") for text in texts] for texts in (hypotheses, references)]
+    shown = [[tokenize_lower(text, "de") for text in texts] for texts in (hypotheses, references)]
     assert shown[0] == ["der mann trägt ein t-shirt , z.b. am strand .", '" nein " , sagte die frau dem kind .']
     assert scored(hypotheses, references, "de").bleu_tokenised.value == pytest.approx(bleu_by_hand(*shown))
 
@@ -76,12 +76,12 @@ def test_tokenised_bleu_is_not_smoothed() -> None:
 
 def test_lower_case_comes_first() -> None:
     # A period before a lower-case word stays; tokenising before lower-casing would have split it.
-    assert tokenised_lower("Im Jahr 1999. Danach.", "de") == "im jahr 1999. danach ."
+    assert tokenize_lower("Im Jahr 1999. Danach.", "de") == "im jahr 1999. danach ."
 
 
 def test_tokenised_lower_keeps_hyphens_and_takes_regions() -> None:
-    assert tokenised_lower("Ein T-Shirt.", "de") == "ein t-shirt ."
-    assert tokenised_lower("It’s HERE.", "en-GB") == "it 's here ."
+    assert tokenize_lower("Ein T-Shirt.", "de") == "ein t-shirt ."
+    assert tokenize_lower("It’s HERE.", "en-GB") == "it 's here ."
 
 
 def test_chrf_worked_by_hand() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.exchange.huggingface import read_huggingface
 from regard.exchange.report import Report
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 from regard.text.special_tokens import PAD
 
 transformers: Any = pytest.importorskip("transformers")
@@ -112,7 +112,7 @@ def stirred(name: str) -> Any:
     return peer.eval()
 
 
-def imported(name: str, folder: Path) -> tuple[Any, Bundle, Report]:
+def imported(name: str, folder: Path) -> tuple[Any, ModelPackage, Report]:
     peer = stirred(name)
     peer.save_pretrained(folder / name)
     return peer, *read_huggingface(folder / name, CPU)
@@ -130,29 +130,29 @@ def texts(peer: Any, lengths: tuple[int, ...] = LENGTHS) -> tuple[Tensor, Tensor
     return theirs.where(real, torch.tensor(V - 1 if padding is None else padding)), ours, real
 
 
-def logits(name: str, peer: Any, bundle: Bundle) -> tuple[Tensor, Tensor]:
+def logits(name: str, peer: Any, package: ModelPackage) -> tuple[Tensor, Tensor]:
     """Theirs and ours of the same input, real tokens alone."""
     if name in VIT:
         images = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(1))
-        return peer(pixel_values=images).logits, bundle.model(images)
+        return peer(pixel_values=images).logits, package.model(images)
     theirs, ours, real = texts(peer)
     if name in PAIRS:
         start = torch.tensor([[peer.config.decoder_start_token_id]] * len(theirs))
-        first = torch.tensor([bundle.frame.start[:1]] * len(theirs))
+        first = torch.tensor([package.token_template.start[:1]] * len(theirs))
         said = peer(
             input_ids=theirs, attention_mask=real.long(), decoder_input_ids=torch.cat([start, theirs[:, :3]], 1)
         )
-        return said.logits, bundle.model(ours, torch.cat([first, ours[:, :3]], 1))
+        return said.logits, package.model(ours, torch.cat([first, ours[:, :3]], 1))
     if name in DECODERS:
-        return peer(input_ids=theirs, attention_mask=real.long()).logits[real], bundle.model(ours)[real]
-    types = (torch.arange(theirs.shape[1]) > 5).long().expand_as(theirs) * (bundle.config.token_types > 1)
+        return peer(input_ids=theirs, attention_mask=real.long()).logits[real], package.model(ours)[real]
+    types = (torch.arange(theirs.shape[1]) > 5).long().expand_as(theirs) * (package.config.token_types > 1)
     kinds = {} if name == "gpt2-row" else {"token_type_ids": types}  # to GPT-2 they are words
     said = peer(input_ids=theirs, attention_mask=real.long(), **kinds)
     if name in ENCODERS:
         found = said.prediction_logits if "prediction_logits" in said else said.logits
-        return found[real], bundle.model(ours, types)[real]
+        return found[real], package.model(ours, types)[real]
     if name in BARE:
-        return said.last_hidden_state[real], bundle.model.hidden(ours, types)[real]
+        return said.last_hidden_state[real], package.model.hidden(ours, types)[real]
     per_token = name.endswith("-token")
-    answers = bundle.model(ours, types)
+    answers = package.model(ours, types)
     return (said.logits[real], answers[real]) if per_token else (said.logits, answers)

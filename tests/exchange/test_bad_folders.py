@@ -19,7 +19,7 @@ from regard.cli import exchange_commands
 from regard.errors import RegardError
 from regard.exchange.huggingface import read_huggingface
 from regard.inference.embedder import load_embedder
-from regard.inference.generator import load_writer
+from regard.inference.generator import load_generator
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_numbers_that_are_not_finite_are_refused(peer_folder: Callable[[str], Pa
 def test_a_model_without_a_tokenizer_says_so_when_it_is_given_texts(
     task: str, name: str, peer_folder: Callable[[str], Path]
 ) -> None:
-    use: Any = load_writer if task == "generate" else load_embedder
+    use: Any = load_generator if task == "generate" else load_embedder
     with pytest.raises(RegardError, match=r"no tokenizer, so it can read no text: import it with its tokenizer\.json"):
         use(peer_folder(name), "cpu")
 
@@ -237,9 +237,9 @@ def test_labels_are_those_of_transformers(changes: dict[str, Any], peer_folder: 
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **changes}))
     theirs = transformers.AutoConfig.from_pretrained(folder)
-    bundle, _ = read_huggingface(folder, CPU)
-    assert bundle.labels == tuple(theirs.id2label[i] for i in range(theirs.num_labels))
-    assert bundle.config.n_classes == theirs.num_labels == 3
+    package, _ = read_huggingface(folder, CPU)
+    assert package.labels == tuple(theirs.id2label[i] for i in range(theirs.num_labels))
+    assert package.config.n_classes == theirs.num_labels == 3
 
 
 @pytest.mark.parametrize("change", [{"num_labels": 50}, {"num_labels": 10**9}, {"num_labels": "3"}, {"num_labels": -1}])

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
 from regard.exchange.huggingface import read_huggingface, write_huggingface
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 from regard.models.architectures import make_model, preset
-from regard.text.special_token_template import CLASSIC, Frame
+from regard.text.special_token_template import CLASSIC, SpecialTokenTemplate
 from regard.text.special_tokens import PAD
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
@@ -98,14 +98,21 @@ def make_keys_safe(model: Any) -> None:
             attention.qkv.weight[keys] = nn.init.orthogonal_(torch.empty(width, width))
 
 
-def bundle_of(name: str, **more: Any) -> Bundle:
+def package_of(name: str, **more: Any) -> ModelPackage:
     model = model_of(HOME[name][1])
     if name == "deberta-1":
         make_keys_safe(model)
     config: Any = model.config
     task = {"row": "classification", "token": "tagging"}.get(config.answer, "causal-lm")
     labels = tuple("abc") if config.answer != "none" else ()
-    return Bundle(model, None, task, labels=labels, frame=CLASSIC if name.startswith("bert") else Frame(), **more)
+    return ModelPackage(
+        model,
+        None,
+        task,
+        labels=labels,
+        token_template=CLASSIC if name.startswith("bert") else SpecialTokenTemplate(),
+        **more,
+    )
 
 
 def both(name: str, model: nn.Module, peer: Any) -> tuple[Tensor, Tensor]:
@@ -128,45 +135,47 @@ def both(name: str, model: nn.Module, peer: Any) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("name", HOME)
 def test_a_model_made_here_says_the_same_there(name: str, tmp_path: Path) -> None:
-    bundle = bundle_of(name)
-    report = write_huggingface(tmp_path / "out", bundle)
+    package = package_of(name)
+    report = write_huggingface(tmp_path / "out", package)
     assert report.kind == HOME[name][0]
     peer, info = getattr(transformers, report.kind).from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     peer.config.pad_token_id = 0  # a model without a tokenizer says none
     with torch.no_grad():
-        ours, theirs = both(name, bundle.model, peer.eval())
+        ours, theirs = both(name, package.model, peer.eval())
     torch.testing.assert_close(theirs, ours, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", HOME)
 def test_what_went_out_comes_in_and_goes_out_again(name: str, tmp_path: Path) -> None:
-    write_huggingface(tmp_path / "out", bundle_of(name))
+    write_huggingface(tmp_path / "out", package_of(name))
     back, _ = read_huggingface(tmp_path / "out", torch.device("cpu"))
     write_huggingface(tmp_path / "again", back)
     first, second = (load_file(tmp_path / at / "model.safetensors") for at in ("out", "again"))
     assert first.keys() == second.keys()
     assert all(torch.equal(x, second[key]) for key, x in first.items() if "EncDecAttention.q" not in key)
-    assert back.labels == {"vit": ("LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3")}.get(name, bundle_of(name).labels)
+    assert back.labels == {"vit": ("LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3")}.get(name, package_of(name).labels)
 
 
 def test_a_tokenizer_goes_with_its_model(tmp_path: Path) -> None:
     lines = ["the cat sat on the mat", "a dog and a cat", "no one is there"]
     tokenizer = Tokenizer.train(lines, TokenizerConfig(kind="bpe", vocab_size=V))
-    name, frame = "bert", CLASSIC
-    bundle = dataclasses.replace(bundle_of(name), tokenizers=Tokenizers(tokenizer, tokenizer), frame=frame)
-    write_huggingface(tmp_path / "out", bundle)
+    name, token_template = "bert", CLASSIC
+    package = dataclasses.replace(
+        package_of(name), tokenizers=Tokenizers(tokenizer, tokenizer), token_template=token_template
+    )
+    write_huggingface(tmp_path / "out", package)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in lines:
         ids = tokenizer.encode(text)
-        assert theirs(text)["input_ids"] == frame.one(ids)
+        assert theirs(text)["input_ids"] == token_template.one(ids)
         pair = theirs(text, lines[0])
-        assert (pair["input_ids"], pair["token_type_ids"]) == frame.pair(ids, tokenizer.encode(lines[0]))
+        assert (pair["input_ids"], pair["token_type_ids"]) == token_template.pair(ids, tokenizer.encode(lines[0]))
         assert theirs.decode(ids) == text
     assert (theirs.pad_token_id, theirs.cls_token_id, theirs.sep_token_id) == (0, SOS, EOS)
     again, _ = read_huggingface(tmp_path / "out", torch.device("cpu"))
-    assert again.frame == frame
+    assert again.token_template == token_template
     assert again.tokenizers is not None
     assert again.tokenizers.source.encode(lines[1]) == tokenizer.encode(lines[1])
 
@@ -191,68 +200,70 @@ def test_a_tokenizer_goes_with_its_model(tmp_path: Path) -> None:
 def test_settings_that_no_family_has_are_refused_by_name(
     name: str, change: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    bundle = Bundle(model_of({**HOME[name][1], **change}), None, "causal-lm")
+    package = ModelPackage(model_of({**HOME[name][1], **change}), None, "causal-lm")
     with pytest.raises(RegardError, match=said):
-        write_huggingface(tmp_path / "out", bundle)
+        write_huggingface(tmp_path / "out", package)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["gru-small", "rnnsearch-small"])
 def test_an_architecture_that_no_family_has_is_refused(name: str, tmp_path: Path) -> None:
     sizes = {"source_vocab": 9 * (name != "gru-small"), "target_vocab": 9, "d_model": 8, "recurrent.d_hidden": 8}
-    bundle = Bundle(make_model(preset(name, **sizes)), None, "translation")
+    package = ModelPackage(make_model(preset(name, **sizes)), None, "translation")
     with pytest.raises(RegardError, match=r"no family of models elsewhere is a (rnn|seq2seq)"):
-        write_huggingface(tmp_path / "out", bundle)
+        write_huggingface(tmp_path / "out", package)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_model_that_left_its_family_is_refused(tmp_path: Path) -> None:
-    write_huggingface(tmp_path / "out", bundle_of("gpt2"))
-    bundle, _ = read_huggingface(tmp_path / "out", torch.device("cpu"))
-    config = dataclasses.replace(bundle.config, positions="rope", preset="gpt-tiny")
-    changed = dataclasses.replace(bundle, model=make_model(config))
+    write_huggingface(tmp_path / "out", package_of("gpt2"))
+    package, _ = read_huggingface(tmp_path / "out", torch.device("cpu"))
+    config = dataclasses.replace(package.config, positions="rope", preset="gpt-tiny")
+    changed = dataclasses.replace(package, model=make_model(config))
     with pytest.raises(RegardError, match=r"came from GPT-2 but is none any more: positions is 'rope'"):
         write_huggingface(tmp_path / "again", changed)
 
 
 def test_what_a_decoder_starts_with_may_be_token_0(tmp_path: Path) -> None:
     """T5 starts with its padding, which is a token like any other here: it is read, and learns."""
-    write_huggingface(tmp_path / "out", dataclasses.replace(bundle_of("t5"), frame=Frame(start=(0,))))
-    bundle, _ = read_huggingface(tmp_path / "out", torch.device("cpu"))
-    assert bundle.frame.start == (0,)
-    words: Any = bundle.model.source_embedding.weight  # type: ignore[union-attr]
+    write_huggingface(
+        tmp_path / "out", dataclasses.replace(package_of("t5"), token_template=SpecialTokenTemplate(start=(0,)))
+    )
+    package, _ = read_huggingface(tmp_path / "out", torch.device("cpu"))
+    assert package.token_template.start == (0,)
+    words: Any = package.model.source_embedding.weight  # type: ignore[union-attr]
     source = torch.tensor([[5, 6]])
-    before = bundle.model(source, torch.tensor([[0]]))
+    before = package.model(source, torch.tensor([[0]]))
     with torch.no_grad():
         words[0] += torch.randn(words.shape[1])
-    assert not torch.allclose(bundle.model(source, torch.tensor([[0]])), before)
-    write_huggingface(tmp_path / "again", bundle)
+    assert not torch.allclose(package.model(source, torch.tensor([[0]])), before)
+    write_huggingface(tmp_path / "again", package)
     assert torch.equal(load_file(tmp_path / "again" / "model.safetensors")["shared.weight"], words)
 
 
 def test_a_bias_that_nothing_can_take_over_is_refused(tmp_path: Path) -> None:
-    bundle = bundle_of("deberta-1")
+    package = package_of("deberta-1")
     with torch.no_grad():
-        bundle.model.encoder.blocks[1].sublayers["self"].qkv.weight.zero_()  # type: ignore[union-attr,index]
+        package.model.encoder.blocks[1].sublayers["self"].qkv.weight.zero_()  # type: ignore[union-attr,index]
     with pytest.raises(RegardError, match=r"blocks\.1\..*qkv\.bias has learned what these models have no place for"):
-        write_huggingface(tmp_path / "out", bundle)
+        write_huggingface(tmp_path / "out", package)
     assert not list(tmp_path.iterdir())
 
 
 def test_what_no_rule_takes_out_is_refused(tmp_path: Path) -> None:
     """Whatever a model has that its family has no tensor for, it is not dropped in silence."""
-    bundle = bundle_of("gpt2")
-    bundle.model.register_parameter("more", nn.Parameter(torch.ones(3)))
+    package = package_of("gpt2")
+    package.model.register_parameter("more", nn.Parameter(torch.ones(3)))
     with pytest.raises(RegardError, match=r"a GPT2LMHeadModel has no place for more"):
-        write_huggingface(tmp_path / "out", bundle)
+        write_huggingface(tmp_path / "out", package)
 
 
 def test_only_known_files_are_written_beside_a_model(tmp_path: Path) -> None:
-    write_huggingface(tmp_path / "a" / "out", bundle_of("gpt2"))
-    bundle, _ = read_huggingface(tmp_path / "a" / "out", torch.device("cpu"))
+    write_huggingface(tmp_path / "a" / "out", package_of("gpt2"))
+    package, _ = read_huggingface(tmp_path / "a" / "out", torch.device("cpu"))
     files = {"../../escaped.json": {}, "config.json": {}, "generation_config.json": {"num_beams": 2}}
-    origin = {**bundle.origin, "files": files}
-    write_huggingface(tmp_path / "a" / "again", dataclasses.replace(bundle, origin=origin))
+    origin = {**package.origin, "files": files}
+    write_huggingface(tmp_path / "a" / "again", dataclasses.replace(package, origin=origin))
     written = {path.name for path in (tmp_path / "a" / "again").iterdir()}
     assert written >= {"config.json", "model.safetensors", "generation_config.json"}
     assert not list(tmp_path.rglob("escaped.json"))
@@ -261,21 +272,21 @@ def test_only_known_files_are_written_beside_a_model(tmp_path: Path) -> None:
 
 def test_images_that_are_not_square_are_refused(tmp_path: Path) -> None:
     for size in ([8, 18], [12, 12]):
-        bundle = dataclasses.replace(bundle_of("vit"), pixels={"mean": [0.1], "std": [0.3], "size": size})
+        package = dataclasses.replace(package_of("vit"), pixels={"mean": [0.1], "std": [0.3], "size": size})
         if size == [12, 12]:
-            write_huggingface(tmp_path / "out", bundle)
+            write_huggingface(tmp_path / "out", package)
             back, report = read_huggingface(tmp_path / "out", torch.device("cpu"))
-            assert (back.pixels, report.notes) == (bundle.pixels, [])
+            assert (back.pixels, report.notes) == (package.pixels, [])
         else:
             with pytest.raises(RegardError, match="square images"):
-                write_huggingface(tmp_path / "out", bundle)
+                write_huggingface(tmp_path / "out", package)
 
 
 def test_a_classifier_grown_on_an_imported_model_goes_out_as_one(tmp_path: Path) -> None:
-    write_huggingface(tmp_path / "out", bundle_of("bert"))
-    bundle, _ = read_huggingface(tmp_path / "out", torch.device("cpu"))
-    config = dataclasses.replace(bundle.config, answer="row", n_classes=2)
-    grown = dataclasses.replace(bundle, model=make_model(config).eval(), labels=("no", "yes"), task="classification")
+    write_huggingface(tmp_path / "out", package_of("bert"))
+    package, _ = read_huggingface(tmp_path / "out", torch.device("cpu"))
+    config = dataclasses.replace(package.config, answer="row", n_classes=2)
+    grown = dataclasses.replace(package, model=make_model(config).eval(), labels=("no", "yes"), task="classification")
     report = write_huggingface(tmp_path / "grown", grown)
     peer = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "grown")
     assert report.kind == "BertForSequenceClassification"

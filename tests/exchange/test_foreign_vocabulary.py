@@ -15,11 +15,11 @@ from tokens import EOS, SOS
 
 from regard import model_folder as folders
 from regard.config import DecodeConfig
-from regard.decode.generation import write
+from regard.decode.generation import generate
 from regard.errors import RegardError
 from regard.exchange.huggingface import read_huggingface, write_huggingface
 from regard.exchange.vocabulary import Foreign, read, template
-from regard.text.special_token_template import CLASSIC, Frame
+from regard.text.special_token_template import CLASSIC, SpecialTokenTemplate
 from regard.text.special_tokens import SpecialTokens
 from regard.text.tokenizer import VOCABULARY, Tokenizer, Tokenizers
 from regard.text.tokenizer_training import NAMES
@@ -107,15 +107,15 @@ def folder_of(form: str, path: Path, spare: int = 3) -> Any:
 @pytest.mark.parametrize("form", FORMS)
 def test_the_pieces_are_theirs(form: str, tmp_path: Path) -> None:
     theirs = folder_of(form, tmp_path)
-    bundle, _ = read_huggingface(tmp_path, CPU)
-    ours = bundle.tokenizers
+    package, _ = read_huggingface(tmp_path, CPU)
+    ours = package.tokenizers
     assert ours is not None
-    assert len(ours.source) == len(theirs) + 3 == max(bundle.config.source_vocab, bundle.config.target_vocab)
+    assert len(ours.source) == len(theirs) + 3 == max(package.config.source_vocab, package.config.target_vocab)
     for text in TEXTS[:5] + TEXTS[6:]:
         ids = ours.source.encode(text)
         assert ids == theirs(text, add_special_tokens=False)["input_ids"]
-        assert bundle.frame.one(ids) == theirs(text)["input_ids"]
-        pair, _ = bundle.frame.pair(ids, ids)
+        assert package.token_template.one(ids) == theirs(text)["input_ids"]
+        pair, _ = package.token_template.pair(ids, ids)
         assert pair == theirs(text, text)["input_ids"]
         assert ours.source.decode(ids) == theirs.decode(theirs(text)["input_ids"], skip_special_tokens=True)
     spare = range(len(theirs), len(ours.source))  # rows that no piece stands for say nothing
@@ -136,8 +136,8 @@ def test_no_text_is_a_special_token(form: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_the_file_comes_back_as_it_was(form: str, tmp_path: Path) -> None:
     theirs = folder_of(form, tmp_path / "in")
-    bundle, _ = read_huggingface(tmp_path / "in", CPU)
-    write_huggingface(tmp_path / "out", bundle)
+    package, _ = read_huggingface(tmp_path / "in", CPU)
+    write_huggingface(tmp_path / "out", package)
     before, after = (json.loads((tmp_path / at / "tokenizer.json").read_text()) for at in ("in", "out"))
     assert before == after
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -149,17 +149,17 @@ def test_the_file_comes_back_as_it_was(form: str, tmp_path: Path) -> None:
 def test_a_folder_of_ours_keeps_the_tokenizer(form: str, tmp_path: Path) -> None:
     """Which tokens are special is no more than data there: their file stays as it was, and vocabulary.json says it."""
     folder_of(form, tmp_path / "in")
-    bundle, _ = read_huggingface(tmp_path / "in", CPU)
-    folders.save(tmp_path / "ours", bundle, "")
+    package, _ = read_huggingface(tmp_path / "in", CPU)
+    folders.save(tmp_path / "ours", package, "")
     again = folders.load(tmp_path / "ours", CPU)
     before, after = (json.loads((tmp_path / at / "tokenizer.json").read_text()) for at in ("in", "ours"))
     assert before == after
     assert again.tokenizers is not None
-    assert bundle.tokenizers is not None
-    assert again.tokenizers.source.special == bundle.tokenizers.source.special
-    assert again.tokenizers.source.fingerprint() == bundle.tokenizers.source.fingerprint()
+    assert package.tokenizers is not None
+    assert again.tokenizers.source.special == package.tokenizers.source.special
+    assert again.tokenizers.source.fingerprint() == package.tokenizers.source.fingerprint()
     assert [again.tokenizers.source.encode(text) for text in TEXTS] == [
-        bundle.tokenizers.source.encode(text) for text in TEXTS
+        package.tokenizers.source.encode(text) for text in TEXTS
     ]
 
 
@@ -180,15 +180,15 @@ def test_roles_and_frames(tmp_path: Path) -> None:
     for form in FORMS:
         folder_of(form, tmp_path / form)
     found = {form: read_huggingface(tmp_path / form, CPU)[0] for form in FORMS}
-    special = {form: bundle.tokenizers.target.special for form, bundle in found.items() if bundle.tokenizers}
+    special = {form: package.tokenizers.target.special for form, package in found.items() if package.tokenizers}
     assert special["gpt2"] == SpecialTokens(bos=290, eos=290, unk=290)
-    assert found["gpt2"].frame == Frame((), (), (), (290,), (290,))
+    assert found["gpt2"].token_template == SpecialTokenTemplate((), (), (), (290,), (290,))
     assert (found["gpt2"].config.eos_token_id, found["gpt2"].config.suppress_tokens) == (290, ())
     assert special["roberta"] == SpecialTokens(bos=0, eos=2, unk=3, mask=300, pad=1)
-    assert found["roberta"].frame == Frame((0,), (2, 2), (2,), (0,), (2,))
+    assert found["roberta"].token_template == SpecialTokenTemplate((0,), (2, 2), (2,), (0,), (2,))
     assert found["roberta"].config.suppress_tokens == (0, 1, 3, 300)
     assert special["t5"] == SpecialTokens(eos=1, unk=2, pad=0)
-    assert found["t5"].frame == Frame((), (1,), (1,), (0,), (1,))
+    assert found["t5"].token_template == SpecialTokenTemplate((), (1,), (1,), (0,), (1,))
     assert (found["t5"].config.eos_token_id, found["t5"].config.suppress_tokens) == (1, (0, 2))
     pieces = found["t5"].tokenizers.target  # type: ignore[union-attr]
     assert [pieces.pieces([i]) for i in pieces.sentinels()] == [["<extra_id_0>"], ["<extra_id_1>"], ["<extra_id_2>"]]
@@ -197,21 +197,21 @@ def test_roles_and_frames(tmp_path: Path) -> None:
 def test_a_language_model_whose_token_0_is_a_piece_writes_and_ends(tmp_path: Path) -> None:
     """GPT-2's vocabulary: no padding, no mask, one token that begins and ends texts, which stands last."""
     folder_of("gpt2", tmp_path, spare=0)
-    bundle, _ = read_huggingface(tmp_path, CPU)
-    assert bundle.tokenizers is not None
-    tokenizer = bundle.tokenizers.target
+    package, _ = read_huggingface(tmp_path, CPU)
+    assert package.tokenizers is not None
+    tokenizer = package.tokenizers.target
     assert tokenizer.encode("!") == [0]
     with pytest.raises(RegardError, match="no mask token"):
         tokenizer.special.need("mask", "a test")
     prompts = [[0, 5], [0, 0, 7, 0], [9]]
-    together = write(bundle.model, prompts, DecodeConfig(beam=1, max_new_tokens=3))  # type: ignore[arg-type]
+    together = generate(package.model, prompts, DecodeConfig(beam=1, max_new_tokens=3))  # type: ignore[arg-type]
     for prompt, row in zip(prompts, together, strict=True):
-        (alone,) = write(bundle.model, [prompt], DecodeConfig(beam=1, max_new_tokens=3))  # type: ignore[arg-type]
+        (alone,) = generate(package.model, [prompt], DecodeConfig(beam=1, max_new_tokens=3))  # type: ignore[arg-type]
         assert (row.tokens, row.end) == (alone.tokens, alone.end)
     with torch.no_grad():  # every direction leads to the end
-        bundle.model.decoder.norm.weight.zero_()  # type: ignore[union-attr]
-        bundle.model.decoder.norm.bias.copy_(bundle.model.embedding.weight[290] * 100)  # type: ignore[union-attr]
-    assert [row.end for row in write(bundle.model, prompts, DecodeConfig(beam=1))] == ["end"] * 3  # type: ignore[arg-type]
+        package.model.decoder.norm.weight.zero_()  # type: ignore[union-attr]
+        package.model.decoder.norm.bias.copy_(package.model.embedding.weight[290] * 100)  # type: ignore[union-attr]
+    assert [row.end for row in generate(package.model, prompts, DecodeConfig(beam=1))] == ["end"] * 3  # type: ignore[arg-type]
 
 
 def test_a_word_list_and_merges_are_tokenizers_too(tmp_path: Path) -> None:
@@ -219,13 +219,13 @@ def test_a_word_list_and_merges_are_tokenizers_too(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
     found = read(tmp_path)
     assert found is not None
-    frame = found.frame((), ())
-    assert frame == Frame((2,), (3,), (3,), (), ())
+    token_template = found.token_template((), ())
+    assert token_template == SpecialTokenTemplate((2,), (3,), (3,), (), ())
     joint = found.ours(SpecialTokens(bos=2, eos=3, unk=1, mask=4, pad=0), 11).source
     theirs = transformers.BertTokenizer(str(tmp_path / "vocab.txt"))
     for text in ("The cats, a dog", "CAFÉ", "[MASK] a"):
         expected = theirs(text.replace("[MASK]", "[ MASK ]"))["input_ids"]
-        assert frame.one(joint.encode(text)) == expected
+        assert token_template.one(joint.encode(text)) == expected
     backend, names = roberta()
     folder = tmp_path / "merges"
     folder.mkdir()
@@ -241,13 +241,15 @@ def test_a_word_list_and_merges_are_tokenizers_too(tmp_path: Path) -> None:
         assert again.encode(text, text).ids == backend.encode(text, text).ids
 
 
-@pytest.mark.parametrize("frame", [Frame(), CLASSIC, Frame((SOS,), (EOS, EOS), (EOS,), (EOS, SOS))])
-def test_a_frame_as_a_template_is_read_as_that_frame(frame: Frame) -> None:
+@pytest.mark.parametrize(
+    "token_template", [SpecialTokenTemplate(), CLASSIC, SpecialTokenTemplate((SOS,), (EOS, EOS), (EOS,), (EOS, SOS))]
+)
+def test_a_frame_as_a_template_is_read_as_that_frame(token_template: SpecialTokenTemplate) -> None:
     names = list(NAMES.values())
     backend = tokenizers.Tokenizer(models.WordLevel({**{s: i for i, s in enumerate(names)}, "a": 5}, "<unk>"))
     backend.add_special_tokens(names)
-    data = json.loads(backend.to_str()) | {"post_processor": template(frame, Tokenizer(backend))}
-    assert Foreign(json.dumps(data)).frame(frame.start, frame.end) == frame
+    data = json.loads(backend.to_str()) | {"post_processor": template(token_template, Tokenizer(backend))}
+    assert Foreign(json.dumps(data)).token_template(token_template.start, token_template.end) == token_template
 
 
 def test_a_hole_in_a_vocabulary_stands_for_nothing() -> None:
@@ -280,7 +282,7 @@ def test_a_word_list_alone_has_the_special_tokens_of_bert(tmp_path: Path) -> Non
     theirs = transformers.BertTokenizer.from_pretrained(tmp_path / "words")
     theirs.save_pretrained(tmp_path / "whole")  # with a tokenizer.json, and files that name them
     alone, whole = (read_huggingface(tmp_path / place, CPU)[0] for place in ("words", "whole"))
-    assert alone.frame == whole.frame == Frame((2,), (3,), (3,), (2,), (3,))
+    assert alone.token_template == whole.token_template == SpecialTokenTemplate((2,), (3,), (3,), (2,), (3,))
     foreign = read(tmp_path / "words")
     assert foreign is not None
     backend = tokenizers.Tokenizer.from_str(foreign.text)
@@ -293,5 +295,5 @@ def test_a_word_list_alone_has_the_special_tokens_of_bert(tmp_path: Path) -> Non
         ids = alone.tokenizers.source.encode(text)
         assert ids == whole.tokenizers.source.encode(text)
         assert not set(ids) & {0, 2, 3, 4}  # in Regard no text is a special token, whatever it says
-    ids = alone.frame.one(alone.tokenizers.source.encode("the cats sat"))
+    ids = alone.token_template.one(alone.tokenizers.source.encode("the cats sat"))
     assert ids == theirs("the cats sat")["input_ids"]

@@ -41,9 +41,9 @@ close: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
 
 @every
 def test_logits_are_theirs(name: str, tmp_path: Path) -> None:
-    peer, bundle, _ = imported(name, tmp_path)
+    peer, package, _ = imported(name, tmp_path)
     with torch.no_grad():
-        theirs, ours = logits(name, peer, bundle)
+        theirs, ours = logits(name, peer, package)
     torch.testing.assert_close(ours, theirs, **close)
 
 
@@ -73,8 +73,8 @@ UNUSED = {"vit": {"scale_embeddings"}, "deberta-1": {"positions"}, "deberta-3": 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_the_architectures_that_have_their_logits(name: str, tmp_path: Path) -> None:
     """Settings of a preset that are no sizes are those read from a model of theirs, whose logits are compared above."""
-    _, bundle, _ = imported(name, tmp_path)
-    found, expected = to_dict(resolve(preset(PRESETS[name]))), to_dict(bundle.config)
+    _, package, _ = imported(name, tmp_path)
+    found, expected = to_dict(resolve(preset(PRESETS[name]))), to_dict(package.config)
     ignored = SIZES | UNUSED.get(name, set())
     assert {k: v for k, v in found.items() if k not in ignored} == {
         k: v for k, v in expected.items() if k not in ignored
@@ -84,10 +84,10 @@ def test_presets_are_the_architectures_that_have_their_logits(name: str, tmp_pat
 @every
 def test_there_and_back_nothing_has_changed(name: str, tmp_path: Path) -> None:
     """Through a folder of ours as well. Only the rows of a table of positions that nothing reads come back as zeros."""
-    peer, bundle, report = imported(name, tmp_path)
-    folders.save(tmp_path / "ours", bundle, "")
-    bundle = folders.load(tmp_path / "ours", CPU)
-    out = write_huggingface(tmp_path / "back", bundle)
+    peer, package, report = imported(name, tmp_path)
+    folders.save(tmp_path / "ours", package, "")
+    package = folders.load(tmp_path / "ours", CPU)
+    out = write_huggingface(tmp_path / "back", package)
     back = getattr(transformers, out.kind).from_pretrained(tmp_path / "back").eval()
     before, after = peer.state_dict(), back.state_dict()
     lost = {key for key in before if key.startswith("cls.seq_relationship.")}
@@ -106,8 +106,8 @@ def test_there_and_back_nothing_has_changed(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [*DECODERS, *ENCODERS, *PAIRS])
 def test_the_embedding_and_the_special_tokens_are_theirs(name: str, tmp_path: Path) -> None:
     """Row for row, and the end token and those that are never generated at their ids."""
-    peer, bundle, _ = imported(name, tmp_path)
-    ours: Any = bundle.model
+    peer, package, _ = imported(name, tmp_path)
+    ours: Any = package.model
     mine = ours.source_embedding if name in PAIRS else ours.embedding
     assert len(mine.weight) == peer.config.vocab_size
     if not name.startswith("marian"):  # whose channels change places
@@ -115,7 +115,7 @@ def test_the_embedding_and_the_special_tokens_are_theirs(name: str, tmp_path: Pa
     config = peer.config
     eos = -1 if name.startswith(("bert", "roformer", "deberta")) else config.eos_token_id
     known = {getattr(config, f"{role}_token_id", None) for role in ("bos", "pad")} - {None, eos}
-    assert (bundle.config.eos_token_id, bundle.config.suppress_tokens) == (eos, tuple(sorted(known)))
+    assert (package.config.eos_token_id, package.config.suppress_tokens) == (eos, tuple(sorted(known)))
 
 
 # ---- generation -------------------------------------------------------------------------------------------------------
@@ -123,22 +123,22 @@ def test_the_embedding_and_the_special_tokens_are_theirs(name: str, tmp_path: Pa
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_greedy_continuations_are_theirs(name: str, tmp_path: Path) -> None:
-    peer, bundle, _ = imported(name, tmp_path)
+    peer, package, _ = imported(name, tmp_path)
     theirs, ours, _ = texts(peer, (5,))
     expected = peer.generate(theirs, attention_mask=torch.ones_like(theirs), do_sample=False, max_new_tokens=12)
     with torch.no_grad():
-        scores, state = bundle.model.begin(ours)  # type: ignore[operator]
+        scores, state = package.model.begin(ours)  # type: ignore[operator]
         said: list[int] = []
-        while len(said) < 12 and bundle.config.eos_token_id not in said:
+        while len(said) < 12 and package.config.eos_token_id not in said:
             said.append(int(scores.argmax(-1)))
-            scores = bundle.model.step(torch.tensor(said[-1:]), state)  # type: ignore[operator]
+            scores = package.model.step(torch.tensor(said[-1:]), state)  # type: ignore[operator]
     assert said == expected[0, 5:].tolist()
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_greedy_translations_are_theirs(name: str, tmp_path: Path) -> None:
-    """From the start that the frame says: BART's is its end token, and then <s>, which it is forced to say."""
-    peer, bundle, _ = imported(name, tmp_path)
+    """From the start that the token_template says: BART's is its end token, and then <s>, which it is forced to say."""
+    peer, package, _ = imported(name, tmp_path)
     theirs, ours, _ = texts(peer, (7,))
     padding = peer.config.pad_token_id
     settings = {
@@ -149,16 +149,16 @@ def test_greedy_translations_are_theirs(name: str, tmp_path: Path) -> None:
         "use_cache": False,
     }
     expected = peer.generate(theirs, attention_mask=torch.ones_like(theirs), **settings)[0]
-    assert bundle.frame.start == ((2, 0) if name == "bart" else (peer.config.decoder_start_token_id,))
+    assert package.token_template.start == ((2, 0) if name == "bart" else (peer.config.decoder_start_token_id,))
     with torch.no_grad():
-        state, said = bundle.model.begin(ours), []  # type: ignore[operator]
-        for token in bundle.frame.start:
-            scores = bundle.model.step(torch.tensor([token]), state)  # type: ignore[operator]
-        while len(said) < 13 - len(bundle.frame.start) and bundle.config.eos_token_id not in said:
+        state, said = package.model.begin(ours), []  # type: ignore[operator]
+        for token in package.token_template.start:
+            scores = package.model.step(torch.tensor([token]), state)  # type: ignore[operator]
+        while len(said) < 13 - len(package.token_template.start) and package.config.eos_token_id not in said:
             scores[:, padding] = -torch.inf
             said.append(int(scores.argmax(-1)))
-            scores = bundle.model.step(torch.tensor(said[-1:]), state)  # type: ignore[operator]
-    assert said == expected[len(bundle.frame.start) :].tolist()
+            scores = package.model.step(torch.tensor(said[-1:]), state)  # type: ignore[operator]
+    assert said == expected[len(package.token_template.start) :].tolist()
 
 
 # ---- learning ---------------------------------------------------------------------------------------------------------
@@ -172,10 +172,10 @@ def test_loss_and_gradients_are_theirs(name: str, tmp_path: Path) -> None:
     computes its norms and softmaxes in fp32 (some 20 of them, each wrong by a few eps); an error in an unscaled score
     is multiplied by the size of the score, here about ten: a thousand eps in all, of each gradient's own norm.
     """
-    peer, bundle, _ = imported(name, tmp_path)
-    model = bundle.model.double()
+    peer, package, _ = imported(name, tmp_path)
+    model = package.model.double()
     peer = peer.double()
-    rules = rules_of(FAMILIES[bundle.origin["family"]], bundle.config)
+    rules = rules_of(FAMILIES[package.origin["family"]], package.config)
     leaves = {k: p.detach().clone().requires_grad_() for k, p in peer.named_parameters() if p.requires_grad}
     rules = [rule for rule in rules if all(part.name in leaves for part in rule.parts)]
     theirs, ours, real = texts(peer)
@@ -210,16 +210,16 @@ def test_shards_and_half_precision_are_read(tmp_path: Path) -> None:
     peer.save_pretrained(tmp_path / "peer", max_shard_size="8KB")
     assert len(list((tmp_path / "peer").glob("*.safetensors"))) > 2
     peer = type(peer).from_pretrained(tmp_path / "peer", dtype=torch.float32).eval()
-    bundle, _ = read_huggingface(tmp_path / "peer", CPU)
-    assert {p.dtype for p in bundle.model.parameters()} == {torch.float32}
+    package, _ = read_huggingface(tmp_path / "peer", CPU)
+    assert {p.dtype for p in package.model.parameters()} == {torch.float32}
     with torch.no_grad():
-        theirs, ours = logits("llama", peer, bundle)
+        theirs, ours = logits("llama", peer, package)
     torch.testing.assert_close(ours, theirs, **close)
 
 
 def test_older_names_and_written_out_copies_are_read(tmp_path: Path) -> None:
     """As in bert-base-uncased: gamma and beta, the tied matrix twice, and no prefix here and there."""
-    _, bundle, _ = imported("bert", tmp_path)
+    _, package, _ = imported("bert", tmp_path)
     path = tmp_path / "bert" / "model.safetensors"
     tensors = load_file(path)
     words = tensors["bert.embeddings.word_embeddings.weight"]
@@ -230,7 +230,7 @@ def test_older_names_and_written_out_copies_are_read(tmp_path: Path) -> None:
     }
     save_file({k.removeprefix("bert.") if "layer.0" in k else k: x for k, x in {**old, **new}.items()}, path)
     again, report = read_huggingface(tmp_path / "bert", CPU)
-    for (key, p), (_, q) in zip(bundle.model.named_parameters(), again.model.named_parameters(), strict=True):
+    for (key, p), (_, q) in zip(package.model.named_parameters(), again.model.named_parameters(), strict=True):
         assert torch.equal(p, q) or key.startswith("pooler."), key
     assert report.ignored["cls.predictions.decoder.weight"] == "the same as bert.embeddings.word_embeddings.weight"
     assert report.fresh == ["pooler.inner.weight", "pooler.inner.bias"]
@@ -241,22 +241,22 @@ def test_microsofts_names_of_debertas_head_are_read(version: str, tmp_path: Path
     settings = deberta3 if version == "DebertaV2" else deberta
     peer = make(f"{version}ForMaskedLM", f"{version}Config", **settings, legacy=False)().eval()
     peer.save_pretrained(tmp_path / "in")
-    bundle, report = read_huggingface(tmp_path / "in", CPU)
+    package, report = read_huggingface(tmp_path / "in", CPU)
     assert all(key.startswith("pooler.") for key in report.fresh)
     with torch.no_grad():
-        theirs, ours = logits("deberta-3", peer, bundle)
+        theirs, ours = logits("deberta-3", peer, package)
         torch.testing.assert_close(ours, theirs, **close)
-        write_huggingface(tmp_path / "out", bundle)
+        write_huggingface(tmp_path / "out", package)
         back = type(peer).from_pretrained(tmp_path / "out").eval()
-        torch.testing.assert_close(logits("deberta-3", back, bundle)[0], theirs, **close)
+        torch.testing.assert_close(logits("deberta-3", back, package)[0], theirs, **close)
 
 
 def test_the_report_accounts_for_every_tensor(tmp_path: Path) -> None:
-    _, bundle, report = imported("bert-pretraining", tmp_path)
+    _, package, report = imported("bert-pretraining", tmp_path)
     there = set(load_file(tmp_path / "bert-pretraining" / "model.safetensors"))
     mapped = {name for row in report.mapped for name in row.theirs}
     assert mapped | report.ignored.keys() == there
-    assert {row.ours for row in report.mapped} | set(report.fresh) == dict(bundle.model.named_parameters()).keys()
+    assert {row.ours for row in report.mapped} | set(report.fresh) == dict(package.model.named_parameters()).keys()
     qkv = next(row for row in report.mapped if row.ours == "encoder.blocks.1.sublayers.self.qkv.weight")
     assert (qkv.shape, qkv.how, len(qkv.theirs)) == ((96, 32), "joined, by head of keys", 3)
     assert "cls.seq_relationship.weight: ignored" in report.table()
@@ -264,12 +264,12 @@ def test_the_report_accounts_for_every_tensor(tmp_path: Path) -> None:
 
 def test_a_model_without_a_head_starts_one_and_says_so(tmp_path: Path) -> None:
     for name in BARE:
-        _, bundle, report = imported(name, tmp_path)
+        _, package, report = imported(name, tmp_path)
         assert {key.split(".")[0] for key in report.fresh} == {"head"}
-        assert bundle.task == "masked-lm"
+        assert package.task == "masked-lm"
 
 
 def test_a_folder_of_theirs_can_be_used_and_tuned_as_it_is(tmp_path: Path) -> None:
-    _, bundle, _ = imported("bert", tmp_path)
-    assert folders.load(tmp_path / "bert", CPU).config == bundle.config
-    assert folders.settings(tmp_path / "bert") == to_dict(bundle.config)
+    _, package, _ = imported("bert", tmp_path)
+    assert folders.load(tmp_path / "bert", CPU).config == package.config
+    assert folders.settings(tmp_path / "bert") == to_dict(package.config)

@@ -40,22 +40,22 @@ REAL += [
 
 
 def test_a_published_model_reads_and_says_the_same(minilm: Path) -> None:
-    bundle, report = read_huggingface(minilm, CPU)
-    tokenizer = bundle.tokenizers
+    package, report = read_huggingface(minilm, CPU)
+    tokenizer = package.tokenizers
     theirs, peer = (t.from_pretrained(minilm) for t in (transformers.AutoTokenizer, transformers.AutoModel))
     assert tokenizer is not None
-    assert (bundle.pooling, report.kind) == ("mean", "BertModel")
+    assert (package.pooling, report.kind) == ("mean", "BertModel")
     for text in REAL:
         for second in REAL:
             expected = theirs(text, second)
-            ids, types = bundle.frame.pair(tokenizer.source.encode(text), tokenizer.source.encode(second))
+            ids, types = package.token_template.pair(tokenizer.source.encode(text), tokenizer.source.encode(second))
             assert ids == expected["input_ids"]
             assert types == expected["token_type_ids"]
-    rows = [torch.tensor(bundle.frame.one(tokenizer.source.encode(text))) for text in REAL]
+    rows = [torch.tensor(package.token_template.one(tokenizer.source.encode(text))) for text in REAL]
     ours = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
     with torch.no_grad():
         expected = peer.eval()(**theirs(REAL, padding=True, return_tensors="pt")).last_hidden_state
-        torch.testing.assert_close(bundle.model.hidden(ours)[ours != PAD], expected[ours != PAD], atol=1e-4, rtol=1e-4)  # type: ignore[operator]
+        torch.testing.assert_close(package.model.hidden(ours)[ours != PAD], expected[ours != PAD], atol=1e-4, rtol=1e-4)  # type: ignore[operator]
 
 
 def test_sentence_embeddings_are_those_of_sentence_transformers(minilm: Path, data_folder: Path) -> None:

@@ -14,7 +14,7 @@ from peers import CPU, PAIR, make
 from regard.errors import RegardError
 from regard.exchange.huggingface import read_huggingface, write_huggingface
 from regard.exchange.spm import read_spm
-from regard.text.special_token_template import Frame
+from regard.text.special_token_template import SpecialTokenTemplate
 from regard.text.special_tokens import SpecialTokens
 
 SOURCE = {
@@ -95,8 +95,8 @@ def test_pieces_and_scores_are_read(tmp_path: Path) -> None:
 
 
 def test_each_language_is_cut_by_its_own_model_with_joint_ids(folder: Path) -> None:
-    bundle, _ = read_huggingface(folder, CPU)
-    both = bundle.tokenizers
+    package, _ = read_huggingface(folder, CPU)
+    both = package.tokenizers
     assert both is not None
     ids = json.loads((folder / "vocab.json").read_text())
     for tokenizer, scores, texts in (
@@ -108,7 +108,7 @@ def test_each_language_is_cut_by_its_own_model_with_joint_ids(folder: Path) -> N
             assert tokenizer.encode(text) == expected
             assert tokenizer.decode(tokenizer.encode(text)) == " ".join(text.split())
     end, pad, unknown = (ids[name] for name in ("</s>", "<pad>", "<unk>"))
-    assert bundle.frame == Frame((), (), (end,), (pad,), (end,))
+    assert package.token_template == SpecialTokenTemplate((), (), (end,), (pad,), (end,))
     assert (
         both.source.special
         == both.target.special
@@ -120,7 +120,7 @@ def test_each_language_is_cut_by_its_own_model_with_joint_ids(folder: Path) -> N
 
 
 def test_two_tokenizers_stay_here(folder: Path, tmp_path: Path) -> None:
-    bundle, _ = read_huggingface(folder, torch.device("cpu"))
-    report = write_huggingface(tmp_path / "out", bundle)
+    package, _ = read_huggingface(folder, torch.device("cpu"))
+    report = write_huggingface(tmp_path / "out", package)
     assert "without tokenizers" in report.summary()
     assert not (tmp_path / "out" / "tokenizer.json").exists()

@@ -18,7 +18,7 @@ from tokens import SETTINGS
 from regard import model_folder as folders
 from regard.config import DecodeConfig, ModelConfig, TokenizerConfig
 from regard.exchange.huggingface import write_huggingface
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 from regard.models.architectures import make_model, preset
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
@@ -56,36 +56,36 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train(["abcdefgh"], TokenizerConfig(kind="char", vocab_size=100))
 
 
-def bundle_of(config: ModelConfig, task: str, **more: Any) -> Bundle:
+def package_of(config: ModelConfig, task: str, **more: Any) -> ModelPackage:
     torch.manual_seed(0)
     one = tokenizer()
     sizes = {f"{side}_vocab": len(one) for side in ("source", "target")}
     own = {"gpt": ["target_vocab"], "bert": ["source_vocab"]}.get(config.architecture, list(sizes))
     model = make_model(replace(config, **{name: sizes[name] for name in own})).eval()
-    return Bundle(model, Tokenizers(one, one), task, DecodeConfig(beam=2), **more)
+    return ModelPackage(model, Tokenizers(one, one), task, DecodeConfig(beam=2), **more)
 
 
-def model_bundle(kind: str) -> Bundle:
+def model_package(kind: str) -> ModelPackage:
     if kind == "translation":
         config = preset("transformer-tiny", n_encoder_layers=1, n_decoder_layers=1, **SIZES)
-        made = bundle_of(config, "translation", source="en", target="de")
+        made = package_of(config, "translation", source="en", target="de")
         return replace(made, languages={"en": {" ab": -1.0}, "de": {"bc ": -2.0}})
     if kind == "gpt":
         config = preset("gpt-tiny", n_decoder_layers=2, positions="rope", **{"attention.window": 4}, **SIZES)
-        return bundle_of(config, "causal-lm")
+        return package_of(config, "causal-lm")
     config = preset("bert-tiny", n_encoder_layers=1, answer="row", n_classes=3, token_types=2, **SIZES)
-    return bundle_of(config, "classification", labels=("a", "b", "c"))
+    return package_of(config, "classification", labels=("a", "b", "c"))
 
 
 @pytest.fixture(scope="session")
 def models(open_place: Path) -> dict[str, Path]:
     """Model folders by kind."""
     for kind in ("translation", "gpt", "classifier"):
-        folders.save(open_place / kind, model_bundle(kind), "# card\n")
+        folders.save(open_place / kind, model_package(kind), "# card\n")
     return {kind: open_place / kind for kind in ("translation", "gpt", "classifier")}
 
 
-def exported_bundle(family: str) -> Bundle:
+def exported_package(family: str) -> ModelPackage:
     """A model of ours whose settings are those of a family elsewhere."""
     plain = {**SIZES, "scale_embeddings": False}
     depth = {"n_encoder_layers": 2, "n_decoder_layers": 1}
@@ -97,12 +97,12 @@ def exported_bundle(family: str) -> Bundle:
         config = preset("bloom-560m", **{**plain, "n_decoder_layers": 2, "d_ff": 32})
     elif family == "bert":
         sizes = {**plain, "n_encoder_layers": 2, "answer": "row", "n_classes": 3}
-        return bundle_of(preset("bert-base", **sizes), "classification", labels=("a", "b", "c"))
+        return package_of(preset("bert-base", **sizes), "classification", labels=("a", "b", "c"))
     elif family == "t5":
         config = preset("t5-small", **{**plain, **depth, "d_head": 4})
     else:
         config = preset("marian", **{**SIZES, **depth, "head_bias": False})
-    return bundle_of(config, {"gpt": "causal-lm"}.get(config.architecture, "translation"))
+    return package_of(config, {"gpt": "causal-lm"}.get(config.architecture, "translation"))
 
 
 FAMILIES = ("gpt2", "llama", "bloom", "bert", "t5", "marian")
@@ -112,5 +112,5 @@ FAMILIES = ("gpt2", "llama", "bloom", "bert", "t5", "marian")
 def foreign(open_place: Path) -> dict[str, Path]:
     """Folders of Hugging Face's form by family."""
     for family in FAMILIES:
-        write_huggingface(open_place / f"hf-{family}", exported_bundle(family))
+        write_huggingface(open_place / f"hf-{family}", exported_package(family))
     return {family: open_place / f"hf-{family}" for family in FAMILIES}

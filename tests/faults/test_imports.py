@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import FAMILIES, exported_bundle
+from conftest import FAMILIES, exported_package
 from faults import EVERY, FLIPS, TYPES, WRONG, as_nobody, cases, change_json, content, copied, outcome
 from safetensors.torch import load_file, save_file
 
@@ -22,12 +22,12 @@ FILES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config
 
 def load(folder: Path) -> Any:
     """Return what an imported model answers, and all else that its folder tells about it."""
-    bundle = read_huggingface(folder, CPU)[0]
-    given = {"gpt": (IDS,), "bert": (IDS, torch.zeros_like(IDS))}.get(bundle.config.architecture, (IDS, IDS))
+    package = read_huggingface(folder, CPU)[0]
+    given = {"gpt": (IDS,), "bert": (IDS, torch.zeros_like(IDS))}.get(package.config.architecture, (IDS, IDS))
     with torch.inference_mode():
-        answers = bundle.model(*given)
-    pieces = bundle.tokenizers and bundle.tokenizers.source.fingerprint()
-    return answers.tolist(), pieces, bundle.labels, bundle.frame, bundle.task
+        answers = package.model(*given)
+    pieces = package.tokenizers and package.tokenizers.source.fingerprint()
+    return answers.tolist(), pieces, package.labels, package.token_template, package.task
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +55,9 @@ def sizes() -> list[tuple[str, str]]:
     """Return every whole number in the configurations of the families, and one that none of them writes."""
     found = []
     for family in FAMILIES:
-        bundle = exported_bundle(family)
+        package = exported_package(family)
         known = KNOWN[family]
-        values = their_config(known, next(iter(known.kinds)), bundle)
+        values = their_config(known, next(iter(known.kinds)), package)
         found += [(family, name) for name, value in values.items() if type(value) is int and not name.endswith("_id")]
         found += [(family, f"{name}_token_id") for name in ("pad", "eos", "decoder_start")]
         found += [(family, "num_labels")]

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import model_bundle
+from conftest import model_package
 from faults import EVERY, FLIPS, TYPES, WRONG, as_nobody, cases, change_json, content, copied, outcome, reseal
 
 from regard import model_folder as folders
 from regard.config import DecodeConfig, ModelConfig
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 2], [9, 8, 7, 2, 0, 0, 0]])
@@ -22,13 +22,13 @@ FILES = ["config.json", "model.safetensors", "tokenizer.json", "README.md", "man
 KINDS = {"translation": [*FILES, "languages.json"], "gpt": FILES, "classifier": FILES}
 
 
-def result(bundle: Bundle) -> Any:
+def result(package: ModelPackage) -> Any:
     """Return what a model answers, and all else that a folder tells about it."""
     two = {"translation": (IDS, IDS), "causal-lm": (IDS,), "classification": (IDS, torch.zeros_like(IDS))}
     with torch.inference_mode():
-        answers = bundle.model(*two[bundle.task])
-    kept = (bundle.labels, bundle.frame, bundle.decode, bundle.languages, bundle.source, bundle.target)
-    pieces = bundle.tokenizers and bundle.tokenizers.source.fingerprint()
+        answers = package.model(*two[package.task])
+    kept = (package.labels, package.token_template, package.decode, package.languages, package.source, package.target)
+    pieces = package.tokenizers and package.tokenizers.source.fingerprint()
     return answers.tolist(), pieces, kept
 
 
@@ -97,7 +97,7 @@ def numbers() -> list[tuple[str, tuple[str, ...]]]:
     """Return the path of every whole number in the configurations of the three models."""
     found = []
     for kind in KINDS:
-        config = model_bundle(kind).config
+        config = model_package(kind).config
         own = [f.name for f in fields(ModelConfig) if type(getattr(config, f.name)) is int]
         found += [(kind, ("model", name)) for name in own if kind == "translation" or name in CHANGED]
         if kind == "translation":  # the others read what follows in the same way
@@ -136,14 +136,20 @@ TOP = [
     "target",
     "directions",
     "labels",
-    "frame",
+    "token_template",
     "pooling",
     "pixels",
     "origin",
     "model",
     "decode",
 ]
-NESTED = [("frame", "before"), ("frame", "start"), ("model", "preset"), ("model", "architecture"), ("model", "dropout")]
+NESTED = [
+    ("token_template", "before"),
+    ("token_template", "start"),
+    ("model", "preset"),
+    ("model", "architecture"),
+    ("model", "dropout"),
+]
 NESTED += [("model", "bias"), ("model", "positions"), ("model", "d_model"), ("model", "norm_eps"), ("decode", "beam")]
 NESTED += [("decode", "stop_strings"), ("decode", "temperature"), ("model", "attention"), ("model", "tie")]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import exported_bundle, model_bundle
+from conftest import exported_package, model_package
 from faults import EVERY, FAULTS, FLIPS, as_nobody, cases, content, copied, outcome, unreadable
 
 import regard
@@ -212,9 +212,9 @@ def test_a_folder_that_may_not_be_listed_or_entered(kind: str, mode: int, models
 def test_every_file_that_is_written_has_the_mode_of_the_umask(umask: int, place: Path) -> None:
     before = os.umask(umask)
     try:
-        made = model_bundle("translation")
+        made = model_package("translation")
         folders.save(place / "model", made, "# card\n")
-        write_huggingface(place / "gpt2", exported_bundle("gpt2"))
+        write_huggingface(place / "gpt2", exported_package("gpt2"))
         write_folder(WordVectors(["a"], np.ones((1, 3), np.float32)), place / "vectors")
         optimizer = torch.optim.AdamW(made.model.parameters())
         Checkpoints(place / "run").save(made.model, optimizer, Progress(step=1), {"x": torch.ones(2)})

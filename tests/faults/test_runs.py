@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import regard
 from regard.data.parallel_corpus import Corpus
-from regard.data.shards import Filters, prepare
+from regard.data.shards import Filters, prepare_store
 from regard.tasks.run import train_config as train
 from regard.tasks.run_config import make_config
 from regard.text.tokenizer import Tokenizer
@@ -125,7 +125,7 @@ def test_a_fault_in_prepared_data(file: str, fault: str, runs: tuple[Path, dict[
     corpus = Corpus(("train.tsv",), "en", "de", folder)
 
     def tokens() -> list[list[list[int]]]:
-        store = prepare(corpus, (one, one), Filters(), place / "cache")
+        store = prepare_store(corpus, (one, one), Filters(), place / "cache")
         return [[side[i].tolist() for i in range(len(side))] for side in store.sides]
 
     expected = tokens()

@@ -149,9 +149,9 @@ def clear(folder: Path, found: list[dict[str, Any]], must_end: bool) -> bool:
     if written and (len(said) < 6 or (must_end and not ended) or any("unused" in token for token in said)):
         return False
     for i in range(5):
-        bundle, _ = runs.read_huggingface(folder, runs.CPU)
-        shaken(bundle.model, 3e-4, i)
-        if tokens(runs.answers(bundle)) != tokens(found):
+        package, _ = runs.read_huggingface(folder, runs.CPU)
+        shaken(package.model, 3e-4, i)
+        if tokens(runs.answers(package)) != tokens(found):
             return False
     return True
 
@@ -169,7 +169,7 @@ def recorded(case: dict[str, Any], place: Path, text: bool, bare: bool) -> Tenso
             break
     else:
         raise SystemExit("no seed writes tokens that are clear of each other")
-    bundle, out, files = runs.exported(folder, place)
+    package, out, files = runs.exported(folder, place)
     for answer in case.get("answers", ()):
         if not math.isfinite(answer.get("log_prob", 0.0)):
             answer["log_prob"] = None  # a fault of that commit: on a CPU, a model without the token 0 has none
@@ -180,9 +180,9 @@ def recorded(case: dict[str, Any], place: Path, text: bool, bare: bool) -> Tenso
     case["written"] = {name: None if values == case["files"].get(name) else values for name, values in files.items()}
     if text:
         return None
-    logits = runs.logits(bundle, bare)
-    shaken(bundle.model, 2.0**-24, 0)
-    moved = (runs.logits(bundle, bare) - logits).abs().max() / logits.abs().max()
+    logits = runs.logits(package, bare)
+    shaken(package.model, 2.0**-24, 0)
+    moved = (runs.logits(package, bare) - logits).abs().max() / logits.abs().max()
     assert logits.isfinite().all()
     assert moved < 1.5e-6, moved
     print(f"  logits to {logits.abs().max():.1f}; one rounding moves them by {moved:.1e} of that")

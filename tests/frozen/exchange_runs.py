@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from regard import model_folder as folders
 from regard.exchange.huggingface import read_huggingface, write_huggingface
 from regard.inference.embedder import Embedder
-from regard.inference.generator import Writer
+from regard.inference.generator import Generator
 from regard.inference.translator import Translator
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 from regard.models.architectures import make_model, preset
 
 CPU = torch.device("cpu")
@@ -58,13 +58,13 @@ def digest(x: Tensor) -> str:
     return f"{x.dtype} {list(x.shape)} {hashlib.sha256(x.contiguous().numpy().tobytes()).hexdigest()[:24]}"
 
 
-def exported(folder: Path, out: Path) -> tuple[Bundle, dict[str, Tensor], dict[str, Any]]:
+def exported(folder: Path, out: Path) -> tuple[ModelPackage, dict[str, Tensor], dict[str, Any]]:
     """Import a folder, save it as a folder of Regard's, load and export that: the imported model, the tensors and the small
     files that went out."""
-    bundle, _ = read_huggingface(folder, CPU)
-    folders.save(out / "ours", bundle, "")
+    package, _ = read_huggingface(folder, CPU)
+    folders.save(out / "ours", package, "")
     write_huggingface(out / "back", folders.load(out / "ours", CPU))
-    return bundle, *contents(out / "back")
+    return package, *contents(out / "back")
 
 
 def contents(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -76,9 +76,9 @@ def contents(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 # ---- logits -----------------------------------------------------------------------------------------------------------
 
 
-def renumbered(bundle: Bundle) -> Tensor | None:
+def renumbered(package: ModelPackage) -> Tensor | None:
     """Return the id here of each id of theirs, if they differ."""
-    numbering = bundle.origin.get("numbering")
+    numbering = package.origin.get("numbering")
     if numbering is None:
         return None
     from regard.exchange.numbering import Numbering
@@ -86,20 +86,20 @@ def renumbered(bundle: Bundle) -> Tensor | None:
     return torch.tensor(Numbering.from_dict(numbering).ours)
 
 
-def logits(bundle: Bundle, bare: bool) -> Tensor:
+def logits(package: ModelPackage, bare: bool) -> Tensor:
     """Return the logits of fixed inputs, real tokens alone, in the order of their vocabulary.
 
     Of a `bare` model, which came without a head, they are the vectors that a head would read."""
-    config, model = bundle.config, bundle.model
+    config, model = package.config, package.model
     with torch.no_grad():
         if config.architecture == "vit":
             return model(drawn("images", [2, 3, 12, 12]))
         ids = torch.from_numpy(np.random.RandomState(1).randint(10, SPARE, (3, max(LENGTHS))))
         real = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
-        order = renumbered(bundle)
+        order = renumbered(package)
         ours = (ids if order is None else order[ids]).where(real, torch.tensor(convert.PADDING))
         if config.architecture == "transformer":
-            first = torch.tensor([bundle.frame.start[:1]] * len(ids))
+            first = torch.tensor([package.token_template.start[:1]] * len(ids))
             found = model(ours, torch.cat([first, ours[:, :3]], 1)).flatten(0, 1)
         else:
             types = (torch.arange(max(LENGTHS)) > 5).long().expand_as(ids) * (config.token_types > 1)
@@ -115,24 +115,24 @@ def logits(bundle: Bundle, bare: bool) -> Tensor:
 TEXTS = ["the cat sat on the mat", "the cat", "a cat sat"]
 
 
-def answers(bundle: Bundle) -> list[dict[str, Any]]:
+def answers(package: ModelPackage) -> list[dict[str, Any]]:
     """Return what a model with a tokenizer makes of texts: translations, continuations and their scores, or vectors."""
-    if bundle.config.architecture == "transformer":
-        several = Translator(bundle).translate(TEXTS, beam=4, nbest=2, max_len_a=1.0, max_len_b=4)
+    if package.config.architecture == "transformer":
+        several = Translator(package).translate(TEXTS, beam=4, nbest=2, max_len_a=1.0, max_len_b=4)
         return [
             {"text": found.text, "tokens": list(found.tokens), "score": found.score, "ended": found.ended}
             for best in several
             for found in best.nbest
         ]
-    if bundle.config.architecture == "gpt":
-        writer = Writer(bundle)
+    if package.config.architecture == "gpt":
+        writer = Generator(package)
         written = [
             {"text": found.text, "tokens": list(found.tokens), "log_prob": found.log_prob, "end": found.end}
             for found in writer.generate(TEXTS, max_new_tokens=8, temperature=0.0)
         ]
         scored = [{"tokens": list(found.tokens), "log_probs": list(found.log_probs)} for found in writer.score(TEXTS)]
         return written + scored
-    return [{"vector": row.tolist()} for row in Embedder(bundle).embed(TEXTS)]
+    return [{"vector": row.tolist()} for row in Embedder(package).embed(TEXTS)]
 
 
 # ---- models that were made here -------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def home(case: Mapping[str, Any], out: Path) -> tuple[dict[str, Tensor], dict[st
     fill(model, convert.weights(old, case["sizes"]))
     task = {"row": "classification", "token": "tagging"}.get(case["settings"].get("answer"), "causal-lm")
     labels = tuple("abc") if case["settings"].get("answer") else ()
-    write_huggingface(out, Bundle(model.eval(), None, task, labels=labels))
+    write_huggingface(out, ModelPackage(model.eval(), None, task, labels=labels))
     return contents(out)
 
 

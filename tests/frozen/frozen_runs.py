@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from regard.config import DecodeConfig
 from regard.decode.batch_decoding import decode
-from regard.decode.generation import write
+from regard.decode.generation import generate
 from regard.models.architectures import make_model, preset
-from regard.text.special_token_template import Frame
+from regard.text.special_token_template import SpecialTokenTemplate
 
 Case = Mapping[str, Any]
 Inputs = Mapping[str, Tensor]
-FRAME = Frame(before=(), between=(convert.EOS,), after=(convert.EOS,), start=(convert.BOS,))
+FRAME = SpecialTokenTemplate(before=(), between=(convert.EOS,), after=(convert.EOS,), start=(convert.BOS,))
 STEPS = 10
 
 
@@ -109,11 +109,11 @@ def one_way(model: nn.Module, case: Case, inputs: Inputs, options: Mapping[str, 
     config = DecodeConfig(**options)
     with torch.inference_mode():
         if case["kind"] == "pair":
-            found = decode(model, texts, config, case["max_len"], torch.device("cpu"), frame=FRAME)  # type: ignore[arg-type]
+            found = decode(model, texts, config, case["max_len"], torch.device("cpu"), token_template=FRAME)  # type: ignore[arg-type]
             return [
                 {"ids": h.tokens, "score": h.score, "log_prob": h.log_prob, "ended": h.ended, "text": i}
                 for i, ranked in enumerate(found)
                 for h in ranked
             ]
-        rows = write(model, texts, config)  # type: ignore[arg-type]
+        rows = generate(model, texts, config)  # type: ignore[arg-type]
         return [{"ids": row.tokens, "log_prob": sum(row.log_probs), "end": row.end} for row in rows]

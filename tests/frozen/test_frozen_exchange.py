@@ -24,7 +24,7 @@ SPECIAL = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_
 def test_a_folder_goes_out_as_it_did(name: str, tmp_path: Path) -> None:
     case = IMPORTED[name]
     tensors = runs.make_folder(tmp_path / "in", case)
-    bundle, out, files = runs.exported(tmp_path / "in", tmp_path)
+    package, out, files = runs.exported(tmp_path / "in", tmp_path)
     assert out.keys() == (tensors.keys() - set(case["lost"])) | case["changed"].keys()
     for key, x in out.items():
         assert runs.digest(x) == case["changed"].get(key, runs.digest(tensors.get(key, x))), key
@@ -34,10 +34,10 @@ def test_a_folder_goes_out_as_it_did(name: str, tmp_path: Path) -> None:
     if name in LOGITS:
         # The largest changes by 1.5e-6 of itself when every weight changes by one rounding (exchange_make.py measures it).
         tolerance = 1e-5 * LOGITS[name].abs().max().item()
-        found = runs.logits(bundle, bare=name.endswith("-bare"))
+        found = runs.logits(package, bare=name.endswith("-bare"))
         torch.testing.assert_close(found, LOGITS[name], atol=tolerance, rtol=0)
     if "answers" in case:
-        for found, expected in zip(runs.answers(bundle), case["answers"], strict=True):
+        for found, expected in zip(runs.answers(package), case["answers"], strict=True):
             known = {key: value for key, value in expected.items() if value is not None}
             assert {key: found[key] for key in known} == close(known)
 

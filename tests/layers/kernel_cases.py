@@ -12,7 +12,7 @@ from formula import SETTINGS, H, packed, ragged
 from torch import Tensor
 
 from regard.config import ModelConfig
-from regard.kernels.masks import CAUSAL, FULL, Mask, documents, prefix, window
+from regard.kernels.masks import CAUSAL, FULL, Mask, document_mask, prefix, with_window
 from regard.layers.attention_kernels import Plan, raw_scores
 from regard.layers.positions.scheme import Positions, make_positions
 
@@ -47,22 +47,26 @@ def cases(t: int) -> dict[str, Case]:
     past = torch.cat([rows, more], 1)
     return {
         "bidirectional": Case("encoder", FULL, {}, rows),
-        "bidirectional window": Case("encoder", window(FULL, w), {"back": w - 1, "ahead": w - 1}, rows, groups=2),
-        "bidirectional documents": Case("encoder", documents(FULL), {"documents": True}, docs, groups=1),
+        "bidirectional window": Case("encoder", with_window(FULL, w), {"back": w - 1, "ahead": w - 1}, rows, groups=2),
+        "bidirectional documents": Case("encoder", document_mask(FULL), {"documents": True}, docs, groups=1),
         "causal": Case("decoder", CAUSAL, {"ahead": 0}, rows),
         "causal, grouped queries": Case("decoder", CAUSAL, {"ahead": 0}, rows, groups=2),
         "causal, multi-query": Case("decoder", CAUSAL, {"ahead": 0}, rows, groups=1),
-        "causal window": Case("decoder", window(CAUSAL, w), {"back": w - 1, "ahead": 0}, rows),
+        "causal window": Case("decoder", with_window(CAUSAL, w), {"back": w - 1, "ahead": 0}, rows),
         "prefix": Case("decoder", prefix(w), {"ahead": 0, "prefix": w}, rows, groups=2),
         "prefix of each row": Case(
             "decoder", prefix(torch.tensor([[0], [t - 2]])), {"ahead": 0, "prefix": [0, t - 2]}, rows
         ),
-        "causal documents": Case("decoder", documents(CAUSAL), {"ahead": 0, "documents": True}, docs),
+        "causal documents": Case("decoder", document_mask(CAUSAL), {"ahead": 0, "documents": True}, docs),
         "causal documents, window": Case(
-            "decoder", documents(window(CAUSAL, w)), {"back": w - 1, "ahead": 0, "documents": True}, docs, groups=2
+            "decoder",
+            document_mask(with_window(CAUSAL, w)),
+            {"back": w - 1, "ahead": 0, "documents": True},
+            docs,
+            groups=2,
         ),
         "cache": Case("decoder", CAUSAL, {"ahead": 0}, more, past),
-        "cache, window": Case("decoder", window(CAUSAL, w), {"back": w - 1, "ahead": 0}, more, past, groups=2),
+        "cache, window": Case("decoder", with_window(CAUSAL, w), {"back": w - 1, "ahead": 0}, more, past, groups=2),
         "cross": Case("cross", FULL, {}, ragged(4, 3), ragged(t, t - 2)),
         "cross, multi-query": Case("cross", FULL, {}, ragged(t, t // 2), ragged(t - 3, t // 3), groups=1),
     }

@@ -101,18 +101,18 @@ def test_without_kernels_it_is_the_formula(name: str, gated: bool, bias: bool) -
     linear = make_linear(6, 5, gated, bias, torch.float64).cpu()
     x = torch.randn(2, 3, 6, dtype=torch.float64)
     expected = by_formula(x, linear.weight, linear.bias, name, gated)
-    torch.testing.assert_close(linear_activation.activated(x, linear, name, gated), expected)
+    torch.testing.assert_close(linear_activation.linear_activation(x, linear, name, gated), expected)
 
 
 def test_a_case_worked_by_hand() -> None:
     linear = nn.Linear(1, 4, bias=False)
     linear.weight.data = torch.tensor([[2.0], [-3.0], [5.0], [7.0]])
     x = torch.tensor([[1.0], [-1.0]])
-    assert linear_activation.activated(x, linear, "relu", False).tolist() == [
+    assert linear_activation.linear_activation(x, linear, "relu", False).tolist() == [
         [2.0, 0.0, 5.0, 7.0],
         [0.0, 3.0, 0.0, 0.0],
     ]
-    assert linear_activation.activated(x, linear, "relu", True).tolist() == [[10.0, 0.0], [0.0, -21.0]]
+    assert linear_activation.linear_activation(x, linear, "relu", True).tolist() == [[10.0, 0.0], [0.0, -21.0]]
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -122,7 +122,7 @@ def test_whatever_stands_for_a_matrix_is_called(kind: str, gated: bool) -> None:
     packed = KINDS[kind](linear.weight.detach(), linear.bias.detach())
     x = torch.randn(3, 16)
     expected = by_formula(x, linear.weight, linear.bias, "gelu", gated)
-    assert near(linear_activation.activated(x, packed, "gelu", gated), expected.double(), 0.05)
+    assert near(linear_activation.linear_activation(x, packed, "gelu", gated), expected.double(), 0.05)
 
 
 def test_kernels_are_for_plain_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +288,7 @@ class Layer(nn.Module):
         self.linear, self.name, self.gated = make_linear(16, 24, gated), name, gated
 
     def forward(self, x: Tensor) -> Tensor:
-        project = linear_activation.activated if x.is_cuda else linear_activation.fused
+        project = linear_activation.linear_activation if x.is_cuda else linear_activation.fused
         return project(x.sin(), self.linear, self.name, self.gated).cos()
 
 
@@ -339,7 +339,7 @@ def test_on_a_gpu_the_kernels_are_what_runs_in_training_and_not_elsewhere() -> N
 
     def runs() -> bool:
         with torch.profiler.profile() as profile:
-            linear_activation.activated(x, linear, "relu", False)
+            linear_activation.linear_activation(x, linear, "relu", False)
         return any(event.key == "regard::activated" for event in profile.key_averages())
 
     assert runs()

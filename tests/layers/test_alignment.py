@@ -11,8 +11,8 @@ from torch import Tensor
 from regard.config.registry import PARTS, find
 from regard.errors import RegardError
 from regard.layers.recurrent import State
-from regard.layers.recurrent_attention import Alignment, Annotated, Attentive
-from regard.models.initialization import initialise
+from regard.layers.recurrent_attention import Alignment, AttentionCell, SourceAnnotations
+from regard.models.initialization import initialize
 
 H, M, C = 4, 6, 3
 every_score = pytest.mark.parametrize("score", ["additive", "dot", "general"])
@@ -31,17 +31,17 @@ def in_numpy(score: str, layer: torch.nn.Module, s: np.ndarray, h: np.ndarray) -
     return e
 
 
-def attentive(cell: str, score: str = "additive", norm: bool = False) -> Attentive:
+def attentive(cell: str, score: str = "additive", norm: bool = False) -> AttentionCell:
     torch.manual_seed(0)
-    step = Attentive(model_config(score=score, cell=cell, **{"recurrent.norm": norm}), C, H, M).double()
-    initialise(step)
+    step = AttentionCell(model_config(score=score, cell=cell, **{"recurrent.norm": norm}), C, H, M).double()
+    initialize(step)
     with torch.no_grad():
         for p in step.parameters():
             p.add_(0.3 * torch.randn_like(p))
     return step
 
 
-def start(step: Attentive, rows: int) -> State:
+def start(step: AttentionCell, rows: int) -> State:
     return tuple((0.5 * torch.randn(rows, H).double()).requires_grad_() for _ in range(step.cell.states))
 
 
@@ -182,5 +182,5 @@ def test_weight_dropout_takes_the_same_numbers_at_all_steps_and_only_in_training
 def test_what_was_prepared_is_one_row_a_sentence() -> None:
     step = attentive("gru")
     source = step.prepared(torch.randn(2, 5, M).double(), SHORT)
-    assert isinstance(source, Annotated)
+    assert isinstance(source, SourceAnnotations)
     assert [tuple(x.shape) for x in source] == [(2, 5, H), (2, 5, 3 * H), (2, 5)]

@@ -15,7 +15,7 @@ from formula import SETTINGS, D, ragged, visible
 from kernel_cases import allowed, cases, scheme_of
 from torch import Tensor
 
-from regard.kernels.masks import CAUSAL, FULL, Mask, documents, prefix, window
+from regard.kernels.masks import CAUSAL, FULL, Mask, document_mask, prefix, with_window
 from regard.layers import attention_kernels
 from regard.layers.attention_kernels import KERNELS, make_plan, reference, sdpa, weights
 from regard.layers.kernel_selection import Choice, Situation, choose
@@ -56,7 +56,7 @@ SEEN: dict[str, tuple[Mask, Tensor, Tensor, dict[str, Any]]] = {  # mask, positi
     "cross": (FULL, ragged(3, 3, 3), ragged(6, 6, 6), {}),
     "causal": (CAUSAL, FIVE, FIVE, {"ahead": 0}),
     "padding": (FULL, ragged(3, 3, 3), ragged(6, 2, 1), {}),
-    "scattered": (window(FULL, 4), AT_RANDOM[0].clamp(min=0), AT_RANDOM[1], {"back": 3, "ahead": 3}),
+    "scattered": (with_window(FULL, 4), AT_RANDOM[0].clamp(min=0), AT_RANDOM[1], {"back": 3, "ahead": 3}),
 }
 every_mask = pytest.mark.parametrize("name", SEEN)
 
@@ -162,8 +162,8 @@ PLANS: list[tuple[str, Mask, Tensor, Tensor, object]] = [
     ("one step after a cache", CAUSAL, NEXT, torch.arange(5)[None], [[True] * 5]),
     ("two steps after a cache", CAUSAL, torch.tensor([[1, 2]]), torch.arange(3)[None], [[1, 1, 0], [1, 1, 1]]),
     ("a cache with padding in it", CAUSAL, torch.tensor([[2]]), torch.tensor([[0, 1, -1, 2]]), [[1, 1, 0, 1]]),
-    ("a window over a cache", window(CAUSAL, 2), NEXT, torch.arange(5)[None], [[0, 0, 0, 1, 1]]),
-    ("a window over its own keys", window(CAUSAL, 2), PROMPT[:, :2], PROMPT[:, :2], [[1, 0], [1, 1]]),
+    ("a window over a cache", with_window(CAUSAL, 2), NEXT, torch.arange(5)[None], [[0, 0, 0, 1, 1]]),
+    ("a window over its own keys", with_window(CAUSAL, 2), PROMPT[:, :2], PROMPT[:, :2], [[1, 0], [1, 1]]),
     ("an encoder's padding", FULL, ragged(2, 3)[:1], ragged(2, 3)[:1], [[True, True, False]]),
     ("memory of another length", FULL, NEXT, torch.tensor([[0, 1, -1]]), [[True, True, False]]),
 ]
@@ -205,7 +205,7 @@ def test_some_rows_of_a_plan_have_the_weights_they_have_in_the_whole(name: str, 
 # ---- which kernel ----------------------------------------------------------------------------------------------------
 
 SCHEME = {name: make_positions(SETTINGS, "decoder", name) for name in SCHEMES}
-WINDOW, BOTH_SIDES = window(CAUSAL, 64), window(FULL, 64)
+WINDOW, BOTH_SIDES = with_window(CAUSAL, 64), with_window(FULL, 64)
 EACH = prefix(torch.tensor([[3], [0]]))
 S, F, T, R, ONE = "sdpa", "flex", "toeplitz", "reference", "short"
 # kernel, whether it is as fast as can be, a piece of the reason; and what is unlike causal training of 512 tokens on a GPU
@@ -254,7 +254,7 @@ RULES: list[tuple[str, bool, str, dict[str, Any]]] = [
     # dropout on weights
     (S, False, "dropout on weights", {"scheme": "alibi", "dropout": 0.1}),
     (S, False, "dropout on weights", {"mask": WINDOW, "dropout": 0.1}),
-    (S, False, "dropout on weights", {"mask": documents(CAUSAL), "dropout": 0.1}),
+    (S, False, "dropout on weights", {"mask": document_mask(CAUSAL), "dropout": 0.1}),
     # without Triton
     (S, False, "Triton is not installed", {"scheme": "alibi", "triton": False}),
     (S, False, "Triton is not installed", {"mask": WINDOW, "triton": False}),
@@ -264,21 +264,21 @@ RULES: list[tuple[str, bool, str, dict[str, Any]]] = [
     (F, True, "63 back", {"mask": WINDOW, "d_head": 16}),
     (S, False, "only 8 wide", {"scheme": "alibi", "d_head": 8}),
     # masks without a bias
-    (F, True, "3 keys ahead", {"mask": window(FULL, 4)}),
-    (F, True, "own document", {"mask": documents(FULL)}),
-    (F, True, "own document", {"mask": documents(CAUSAL), "scheme": "yarn"}),
+    (F, True, "3 keys ahead", {"mask": with_window(FULL, 4)}),
+    (F, True, "own document", {"mask": document_mask(FULL)}),
+    (F, True, "own document", {"mask": document_mask(CAUSAL), "scheme": "yarn"}),
     (F, True, "the prefix", {"mask": prefix(8)}),
     (F, True, "the prefix", {"mask": EACH, "scheme": "sinusoidal"}),
     # biases of distance
     *((T, True, "inside the kernel", {"scheme": name}) for name in ("alibi", "t5", "kerple-log", "kerple-power")),
     *((T, True, "inside the kernel", {"scheme": "t5", "d_head": d}) for d in (16, 32, 128)),
     *((F, False, f"heads {d} wide", {"scheme": "t5", "d_head": d}) for d in (48, 96, 256)),
-    *((T, True, "T5Bias", {"scheme": "t5", "mask": m}) for m in (FULL, WINDOW, BOTH_SIDES, documents(FULL), EACH)),
+    *((T, True, "T5Bias", {"scheme": "t5", "mask": m}) for m in (FULL, WINDOW, BOTH_SIDES, document_mask(FULL), EACH)),
     # FIRE: inside the kernel where the query comes last, and nowhere else
     (T, True, "FIRE", {"scheme": "fire"}),
     (T, True, "FIRE", {"scheme": "fire", "mask": WINDOW}),
     (S, False, "FIRE where a query sees every key", {"scheme": "fire", "mask": FULL}),
-    (S, False, "FIRE", {"scheme": "fire", "mask": documents(CAUSAL)}),
+    (S, False, "FIRE", {"scheme": "fire", "mask": document_mask(CAUSAL)}),
     (S, False, "FIRE", {"scheme": "fire", "mask": prefix(8)}),
     (S, False, "FIRE", {"scheme": "fire", "mask": EACH}),
     (S, False, "FIRE with heads 48 wide", {"scheme": "fire", "d_head": 48}),

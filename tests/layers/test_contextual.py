@@ -10,7 +10,7 @@ from configured import scheme as scheme_of
 from kernel_cases import masked_scores
 from torch import Tensor
 
-from regard.kernels.masks import CAUSAL, FULL, Mask, window
+from regard.kernels.masks import CAUSAL, FULL, Mask, with_window
 from regard.layers.attention_kernels import make_plan, reference, weights
 from regard.layers.positions.contextual import Contextual, CoPE, Distances, Shaw, log_buckets
 
@@ -83,10 +83,10 @@ def stirred(scheme: Contextual) -> Contextual:
         (scheme_of("shaw", d_head=D, clip=2), FULL),
         (scheme_of("shaw", d_head=D, clip=2), CAUSAL),
         (scheme_of("shaw", d_head=D, clip=16), FULL),  # wider than the sentence
-        (scheme_of("shaw", d_head=D, clip=1), window(FULL, 3)),
+        (scheme_of("shaw", d_head=D, clip=1), with_window(FULL, 3)),
         (scheme_of("cope", d_head=D, **{"cope.positions": T + 1}), CAUSAL),
         (scheme_of("cope", d_head=D, **{"cope.positions": 3}), CAUSAL),  # counts beyond 2 share a position
-        (scheme_of("cope", d_head=D, **{"cope.positions": T}), window(CAUSAL, 3)),
+        (scheme_of("cope", d_head=D, **{"cope.positions": T}), with_window(CAUSAL, 3)),
     ],
     ids=lambda x: type(x).__name__ if isinstance(x, Contextual) else str(x),
 )
@@ -157,7 +157,7 @@ def test_copes_counting_by_hand(n_positions: int, last_row: list[float]) -> None
     assert scores == [row + [-math.inf] * (5 - len(row)) for row in rows]
 
 
-@pytest.mark.parametrize("mask", [CAUSAL, window(CAUSAL, 3)], ids=str)
+@pytest.mark.parametrize("mask", [CAUSAL, with_window(CAUSAL, 3)], ids=str)
 def test_a_fresh_cope_is_no_position_at_all(mask: Mask) -> None:
     q, k, v = random_case()
     cope, none = (

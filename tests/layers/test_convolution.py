@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.kernels.masks import CAUSAL, FULL, NOWHERE, Mask, documents, prefix
+from regard.kernels.masks import CAUSAL, FULL, PAD_POSITION, Mask, document_mask, prefix
 from regard.layers.context import Context, apply_step
 from regard.layers.decoding_state import State
 from regard.layers.mixers.convolution import Convolution, Reach, make_reach, unfold
@@ -68,14 +68,14 @@ def test_padding_and_neighbours_do_not_exist(mask: Mask, kernel: int, dilation: 
     layer, lengths = layer_of(kernel), (9, 1, 6, 12)
     positions = ragged(*lengths, width=14)
     x = torch.randn(4, 14, C, dtype=torch.double)
-    x[positions == NOWHERE] = 1e6
+    x[positions == PAD_POSITION] = 1e6
     x.requires_grad_()
     found = run(layer, x, positions, mask, dilation)
     for i, n in enumerate(lengths):
         torch.testing.assert_close(found[i, :n], expected(layer, x[i : i + 1, :n], mask.causal, dilation)[0])
-    (gradient,) = torch.autograd.grad(found[positions > NOWHERE].sum(), x)
-    assert (gradient[positions == NOWHERE] == 0).all()
-    assert (gradient[positions > NOWHERE] != 0).all()
+    (gradient,) = torch.autograd.grad(found[positions > PAD_POSITION].sum(), x)
+    assert (gradient[positions == PAD_POSITION] == 0).all()
+    assert (gradient[positions > PAD_POSITION] != 0).all()
 
 
 @both_ways
@@ -84,7 +84,7 @@ def test_packed_documents_do_not_see_each_other(mask: Mask, kernel: int, dilatio
     layer, lengths = layer_of(kernel), [(5, 1, 6), (8, 2), (1, 1, 1)]
     positions = packed(*lengths)
     x = torch.randn(3, 12, C, dtype=torch.double)
-    found = run(layer, x, positions, documents(mask), dilation)
+    found = run(layer, x, positions, document_mask(mask), dilation)
     for b, row in enumerate(lengths):
         for i, n in enumerate(row):
             here = slice(sum(row[:i]), sum(row[:i]) + n)
@@ -94,7 +94,7 @@ def test_packed_documents_do_not_see_each_other(mask: Mask, kernel: int, dilatio
 @both_ways
 def test_the_gradient_of_unfolding_is_that_of_its_look_ups(mask: Mask) -> None:
     """By finite differences, and as torch works it out itself, with padding and packed documents."""
-    reach = make_reach(documents(mask), packed((3, 4), (5,)), 3, 2)
+    reach = make_reach(document_mask(mask), packed((3, 4), (5,)), 3, 2)
     x = torch.randn(2, 7, 2, dtype=torch.double, requires_grad=True)
     assert reach.seen_by is not None
     assert torch.autograd.gradcheck(lambda x: unfold(x, reach), x)
@@ -111,10 +111,10 @@ def test_where_nothing_is_learned_nobody_asks_who_sees_whom() -> None:
 
 def test_columns_by_hand() -> None:
     positions = packed((3, 2), (4,))  # the second row is padded
-    back = columns_of(make_reach(documents(CAUSAL), positions, 2, 1))
+    back = columns_of(make_reach(document_mask(CAUSAL), positions, 2, 1))
     assert back[0].tolist() == [[-1, 0], [0, 1], [1, 2], [-1, 3], [3, 4]]
     assert back[1].tolist() == [[-1, 0], [0, 1], [1, 2], [2, 3], [-1, -1]]
-    around = columns_of(make_reach(documents(FULL), positions, 3, 2))
+    around = columns_of(make_reach(document_mask(FULL), positions, 3, 2))
     assert around[0].tolist() == [[-1, 0, 2], [-1, 1, -1], [0, 2, -1], [-1, 3, -1], [-1, 4, -1]]
 
 

@@ -8,7 +8,7 @@ from kernel_cases import Case, cases
 from torch import Tensor
 
 from regard.kernels import flex_attention
-from regard.kernels.masks import dense, intervals
+from regard.kernels.masks import dense_mask, key_intervals
 
 OWN = {name: case for name, case in cases(23).items() if case.k is None}
 
@@ -21,7 +21,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def in_blocks(case: Case) -> Tensor:
     """Who sees whom, (B, blocks of queries, blocks of keys, 4, 4); padding sees nobody, nor is anybody beyond the end."""
     index = torch.arange(case.q.shape[1])
-    seen = dense(case.mask, case.q, case.q, index)[:, 0] & (case.q >= 0)[:, :, None]
+    seen = dense_mask(case.mask, case.q, case.q, index)[:, 0] & (case.q >= 0)[:, :, None]
     short = -seen.shape[1] % 4
     seen = torch.nn.functional.pad(seen.expand(-1, len(index), -1), (0, short, 0, short))
     return seen.unflatten(2, (-1, 4)).unflatten(1, (-1, 4)).transpose(2, 3)
@@ -29,7 +29,7 @@ def in_blocks(case: Case) -> Tensor:
 
 @pytest.mark.parametrize("case", OWN.values(), ids=OWN)
 def test_no_block_that_somebody_sees_is_left_out_and_whole_ones_are_seen_by_all(case: Case) -> None:
-    some, every = (x[:, 0] for x in flex_attention.block_spans(*intervals(case.mask, case.q)))
+    some, every = (x[:, 0] for x in flex_attention.block_spans(*key_intervals(case.mask, case.q)))
     seen = in_blocks(case)
     assert (some >= seen.any((-1, -2))).all()
     inside = seen[:, :-1]  # the last block of queries reaches over the end
@@ -40,7 +40,7 @@ def test_no_block_that_somebody_sees_is_left_out_and_whole_ones_are_seen_by_all(
 @pytest.mark.parametrize("name", ["causal", "causal window", "bidirectional window"])
 def test_what_a_mask_hides_is_skipped(name: str) -> None:
     case = OWN[name]
-    some, _ = flex_attention.block_spans(*intervals(case.mask, case.q[:1]))
+    some, _ = flex_attention.block_spans(*key_intervals(case.mask, case.q[:1]))
     assert torch.equal(some[0, 0], in_blocks(case)[0].any((-1, -2)))
 
 

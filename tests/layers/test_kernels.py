@@ -19,7 +19,7 @@ from kernel_cases import ADDITIVE, CONTEXTUAL, Case, allowed, cases, scheme_of
 from torch import Tensor
 
 from regard.config import TrainConfig
-from regard.device import set_up
+from regard.device import set_up_device
 from regard.kernels.attention_functions import masked_softmax, repeat_kv, rotate
 from regard.kernels.masks import FULL
 from regard.layers.attention_kernels import make_plan
@@ -249,7 +249,7 @@ def on_gpu() -> Iterator[Any]:
 @pytest.fixture
 def _exact_products() -> Iterator[None]:
     """A GPU as training sets it up, but fp32 products in fp32: `reference` is the formula."""
-    set_up(TrainConfig(device="cuda", threads=1))
+    set_up_device(TrainConfig(device="cuda", threads=1))
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     yield

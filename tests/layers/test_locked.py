@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from regard.layers.variational_dropout import LockedDropout, word_dropout
+from regard.layers.variational_dropout import VariationalDropout, word_dropout
 
 
 def test_one_mask_serves_all_steps_of_a_row_and_rows_have_their_own() -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 9, 50) + 5
-    kept = LockedDropout(0.5)(x) / x
+    kept = VariationalDropout(0.5)(x) / x
     assert torch.equal(kept.round(), kept[:, :1].expand_as(x).round())
     assert not torch.equal(kept[0, 0].round(), kept[1, 0].round())
     assert set(kept.round().unique().tolist()) == {0.0, 2.0}
@@ -17,17 +17,17 @@ def test_one_mask_serves_all_steps_of_a_row_and_rows_have_their_own() -> None:
 
 def test_plain_dropout_takes_other_numbers_at_each_step() -> None:
     torch.manual_seed(0)
-    kept = LockedDropout(0.5, variational=False)(torch.ones(4, 9, 50))
+    kept = VariationalDropout(0.5, variational=False)(torch.ones(4, 9, 50))
     assert not torch.equal(kept[:, 0], kept[:, 1])
 
 
 @pytest.mark.parametrize("variational", [False, True])
 def test_the_mean_stays_and_evaluation_drops_nothing(variational: bool) -> None:
     torch.manual_seed(0)
-    dropout, x = LockedDropout(0.3, variational), torch.ones(300, 3, 300)
+    dropout, x = VariationalDropout(0.3, variational), torch.ones(300, 3, 300)
     assert dropout(x).mean() == pytest.approx(1, abs=0.01)
     assert dropout.eval()(x) is x
-    assert LockedDropout(0.0, variational)(x) is x
+    assert VariationalDropout(0.0, variational)(x) is x
 
 
 def test_word_dropout_takes_whole_words() -> None:

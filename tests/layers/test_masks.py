@@ -9,7 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.kernels.masks import CAUSAL, FULL, NOWHERE, Mask, dense, documents, intervals, positions_of, prefix, window
+from regard.kernels.masks import (
+    CAUSAL,
+    FULL,
+    PAD_POSITION,
+    Mask,
+    dense_mask,
+    document_mask,
+    key_intervals,
+    positions_of,
+    prefix,
+    with_window,
+)
 
 B = 2
 scattered = st.integers(1, 6).flatmap(  # in any order, with gaps, doubles and padding: what a cache may hold
@@ -29,34 +40,37 @@ def masks(draw: st.DrawFn) -> tuple[Mask, dict[str, Any]]:
         each = draw(st.lists(st.integers(0, 9), min_size=B, max_size=B))
         return prefix(torch.tensor(each)[:, None]), {"ahead": 0, "prefix": each}
     ahead = {"full": width - 1, "causal": 0}[kind] if width else {"full": None, "causal": 0}[kind]
-    return window({"full": FULL, "causal": CAUSAL}[kind], width), {"back": width - 1 if width else None, "ahead": ahead}
+    return with_window({"full": FULL, "causal": CAUSAL}[kind], width), {
+        "back": width - 1 if width else None,
+        "ahead": ahead,
+    }
 
 
 def real_rows(mask: Tensor, positions: Tensor, keys: Tensor) -> Tensor:
     """(B, T, S), nothing for padded queries."""
     full = mask.expand(B, 1, positions.shape[1], keys.shape[1])[:, 0]
-    return full & (positions > NOWHERE)[:, :, None]
+    return full & (positions > PAD_POSITION)[:, :, None]
 
 
 @given(ids=scattered)
 def test_positions_count_along_the_row_and_skip_padding(ids: list[list[int]]) -> None:
-    expected = [[NOWHERE if token == -1 else i for i, token in enumerate(row)] for row in ids]
+    expected = [[PAD_POSITION if token == -1 else i for i, token in enumerate(row)] for row in ids]
     assert positions_of(torch.tensor(ids)).tolist() == expected
 
 
 @given(q=scattered, k=scattered)
 def test_full_lets_everyone_see_every_real_key(q: list[list[int]], k: list[list[int]]) -> None:
-    mask = dense(FULL, torch.tensor(q), torch.tensor(k))
+    mask = dense_mask(FULL, torch.tensor(q), torch.tensor(k))
     allowed = mask.expand(B, 1, len(q[0]), len(k[0]))
     for b in range(B):
         for t in range(len(q[0])):
             for s in range(len(k[0])):
-                assert allowed[b, 0, t, s] == (k[b][s] != NOWHERE)
+                assert allowed[b, 0, t, s] == (k[b][s] != PAD_POSITION)
 
 
 @given(q=scattered, k=scattered)
 def test_causal_hides_what_comes_later_and_padding(q: list[list[int]], k: list[list[int]]) -> None:
-    mask = dense(CAUSAL, torch.tensor(q), torch.tensor(k))
+    mask = dense_mask(CAUSAL, torch.tensor(q), torch.tensor(k))
     assert mask.shape == (B, 1, len(q[0]), len(k[0]))
     for b in range(B):
         for t in range(len(q[0])):
@@ -68,14 +82,14 @@ def test_causal_hides_what_comes_later_and_padding(q: list[list[int]], k: list[l
 def test_every_mask_over_any_keys(mask: tuple[Mask, dict[str, Any]], q: list[list[int]], k: list[list[int]]) -> None:
     """Queries over a cache: keys in any order, some of its slots empty."""
     positions, keys = torch.tensor(q), torch.tensor(k)
-    assert torch.equal(real_rows(dense(mask[0], positions, keys), positions, keys), visible(q, k, **mask[1]))
+    assert torch.equal(real_rows(dense_mask(mask[0], positions, keys), positions, keys), visible(q, k, **mask[1]))
 
 
 def assert_spans(mask: Mask, positions: Tensor, expected: Tensor) -> None:
     """Dense mask and intervals say what is expected of queries among their own tokens."""
     index = torch.arange(positions.shape[1])
-    assert torch.equal(real_rows(dense(mask, positions, positions, index), positions, positions), expected)
-    first, last = intervals(mask, positions)
+    assert torch.equal(real_rows(dense_mask(mask, positions, positions, index), positions, positions), expected)
+    first, last = key_intervals(mask, positions)
     assert first.dtype == last.dtype == torch.int32
     assert first.shape == last.shape == positions.shape
     inside = (first[:, :, None] <= index) & (index <= last[:, :, None])  # (B, T, S); empty on padding
@@ -96,7 +110,7 @@ def test_documents_of_a_packed_row_do_not_see_each_other(
     positions = packed(*rows)
     at = positions.tolist()
     expected = visible(at, at, **mask[1], documents=True)
-    assert_spans(documents(mask[0]), positions, expected)
+    assert_spans(document_mask(mask[0]), positions, expected)
     for b, row in enumerate(rows):  # and each is what it would be alone
         ends = torch.tensor(row).cumsum(0).tolist()
         for start, end in zip([0, *ends], ends, strict=False):
@@ -106,7 +120,7 @@ def test_documents_of_a_packed_row_do_not_see_each_other(
 
 def test_packed_rows_cannot_be_read_through_a_cache() -> None:
     with pytest.raises(AssertionError, match="cache"):
-        dense(documents(CAUSAL), torch.tensor([[1]]), torch.tensor([[0, 1]]))
+        dense_mask(document_mask(CAUSAL), torch.tensor([[1]]), torch.tensor([[0, 1]]))
 
 
 # ---- by hand ---------------------------------------------------------------------------------------------------------
@@ -114,20 +128,20 @@ def test_packed_rows_cannot_be_read_through_a_cache() -> None:
 
 def drawn(mask: Mask, positions: Tensor) -> list[str]:
     """Row by row, x where the first sentence's query sees the key."""
-    allowed = dense(mask, positions, positions, torch.arange(positions.shape[1]))
+    allowed = dense_mask(mask, positions, positions, torch.arange(positions.shape[1]))
     return ["".join("x" if seen else "." for seen in row) for row in allowed[0, 0].tolist()]
 
 
 FIVE = torch.arange(5)[None]
 PICTURES = [
     ("causal", CAUSAL, FIVE, ["x....", "xx...", "xxx..", "xxxx.", "xxxxx"]),
-    ("window of two", window(CAUSAL, 2), FIVE, ["x....", "xx...", ".xx..", "..xx.", "...xx"]),
-    ("window of one", window(CAUSAL, 1), FIVE, ["x....", ".x...", "..x..", "...x.", "....x"]),
-    ("two-sided window of two", window(FULL, 2), FIVE, ["xx...", "xxx..", ".xxx.", "..xxx", "...xx"]),
+    ("window of two", with_window(CAUSAL, 2), FIVE, ["x....", "xx...", ".xx..", "..xx.", "...xx"]),
+    ("window of one", with_window(CAUSAL, 1), FIVE, ["x....", ".x...", "..x..", "...x.", "....x"]),
+    ("two-sided window of two", with_window(FULL, 2), FIVE, ["xx...", "xxx..", ".xxx.", "..xxx", "...xx"]),
     ("prefix of three", prefix(3), FIVE, ["xxx..", "xxx..", "xxx..", "xxxx.", "xxxxx"]),
-    ("two documents", documents(CAUSAL), packed([2, 3]), ["x....", "xx...", "..x..", "..xx.", "..xxx"]),
-    ("documents in an encoder", documents(FULL), packed([2, 3]), ["xx...", "xx...", "..xxx", "..xxx", "..xxx"]),
-    ("prefix in documents", documents(prefix(2)), packed([3, 2]), ["xx...", "xx...", "xxx..", "...xx", "...xx"]),
+    ("two documents", document_mask(CAUSAL), packed([2, 3]), ["x....", "xx...", "..x..", "..xx.", "..xxx"]),
+    ("documents in an encoder", document_mask(FULL), packed([2, 3]), ["xx...", "xx...", "..xxx", "..xxx", "..xxx"]),
+    ("prefix in documents", document_mask(prefix(2)), packed([3, 2]), ["xx...", "xx...", "xxx..", "...xx", "...xx"]),
 ]
 
 
@@ -138,7 +152,7 @@ def test_masks_by_hand(mask: Mask, positions: Tensor, picture: list[str]) -> Non
 
 def test_a_window_of_nothing_is_no_window() -> None:
     for mask in (FULL, CAUSAL):
-        assert window(mask, 0) is mask
+        assert with_window(mask, 0) is mask
 
 
 @pytest.mark.parametrize(
@@ -146,12 +160,12 @@ def test_a_window_of_nothing_is_no_window() -> None:
     [
         (FULL, False, False),
         (CAUSAL, True, True),
-        (window(CAUSAL, 3), True, False),
-        (documents(CAUSAL), True, False),
+        (with_window(CAUSAL, 3), True, False),
+        (document_mask(CAUSAL), True, False),
         (prefix(2), False, False),
         (prefix(torch.tensor([[2], [0]])), False, False),
-        (window(FULL, 3), False, False),
-        (window(FULL, 1), True, False),
+        (with_window(FULL, 3), False, False),
+        (with_window(FULL, 1), True, False),
     ],
 )
 def test_which_masks_are_causal_and_which_are_the_triangle(mask: Mask, causal: bool, triangle: bool) -> None:
@@ -164,10 +178,10 @@ def test_which_masks_are_causal_and_which_are_the_triangle(mask: Mask, causal: b
     [
         (FULL, "every key"),
         (CAUSAL, "earlier keys"),
-        (window(CAUSAL, 4), "earlier keys, 3 back"),
-        (window(FULL, 4), "3 keys ahead, 3 back"),
+        (with_window(CAUSAL, 4), "earlier keys, 3 back"),
+        (with_window(FULL, 4), "3 keys ahead, 3 back"),
         (prefix(2), "earlier keys, the prefix"),
-        (documents(CAUSAL), "earlier keys, own document"),
+        (document_mask(CAUSAL), "earlier keys, own document"),
     ],
 )
 def test_masks_say_what_they_are(mask: Mask, words: str) -> None:

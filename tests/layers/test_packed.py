@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from regard import model_folder
 from regard.errors import RegardError
 from regard.layers.embedding import Head
-from regard.layers.quantization import KINDS, PackedHead, column_major, laid_out, packed
-from regard.model_folder import Bundle
+from regard.layers.quantization import KINDS, QuantizedHead, column_major, convert_weights, quantize_model
+from regard.model_folder import ModelPackage
 from regard.models.architectures import make_model, preset
 
 CPU = torch.device("cpu")
@@ -41,7 +41,7 @@ def test_it_says_the_same_and_learns_the_same() -> None:
 
 
 def test_a_loaded_model_is_laid_out_and_saved_as_it_was(tmp_path: Path) -> None:
-    model_folder.save(tmp_path / "a", Bundle(model(), None, "translation"), "")
+    model_folder.save(tmp_path / "a", ModelPackage(model(), None, "translation"), "")
     loaded = model_folder.load(tmp_path / "a", CPU)
     assert all(m.weight.t().is_contiguous() for m in loaded.model.modules() if isinstance(m, torch.nn.Linear))
     model_folder.save(tmp_path / "b", loaded, "")
@@ -106,7 +106,7 @@ def test_one_huge_output_leaves_the_others_their_digits() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_packed_model_says_nearly_the_same(kind: str) -> None:
-    plain, other = model(), packed(model(), kind)
+    plain, other = model(), quantize_model(model(), kind)
     assert not any(isinstance(m, torch.nn.Linear) or type(m) is Head for m in other.modules())
     ids = torch.randint(5, 50, (3, 7), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -121,21 +121,21 @@ def test_a_packed_head_keeps_its_scale(kind: str) -> None:
     weight = torch.randn(20, 16, generator=torch.Generator().manual_seed(3))
     head = Head(weight, scaled=True)
     x = torch.randn(2, 16)
-    expected, found = head(x), PackedHead(head, KINDS[kind])(x)
+    expected, found = head(x), QuantizedHead(head, KINDS[kind])(x)
     torch.testing.assert_close(found, expected, atol=0.1, rtol=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_is_loaded_in_fewer_bytes_and_not_saved(kind: str, tmp_path: Path) -> None:
-    model_folder.save(tmp_path / "a", Bundle(model(), None, "translation"), "")
-    bundle = model_folder.load(tmp_path / "a", CPU, kind)
-    assert any(isinstance(m, KINDS[kind]) for m in bundle.model.modules())
+    model_folder.save(tmp_path / "a", ModelPackage(model(), None, "translation"), "")
+    package = model_folder.load(tmp_path / "a", CPU, kind)
+    assert any(isinstance(m, KINDS[kind]) for m in package.model.modules())
     with pytest.raises(RegardError, match="rounded weights"):
-        model_folder.save(tmp_path / "b", bundle, "")
+        model_folder.save(tmp_path / "b", package, "")
 
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(RegardError, match="unknown weights 'int3': use auto, fp32"):
-        laid_out(model(), "int3", CPU)
+        convert_weights(model(), "int3", CPU)
     with pytest.raises(RegardError, match="int8 are for CPUs"):
-        laid_out(model(), "int8", torch.device("cuda"))
+        convert_weights(model(), "int8", torch.device("cuda"))

@@ -18,10 +18,10 @@ from torch._dynamo.utils import counters
 
 from regard.config.registry import PARTS
 from regard.device import autocast
-from regard.kernels.cuda_graph import Replayed
+from regard.kernels.cuda_graph import GraphedCallable
 from regard.layers.cells import Cell
 from regard.layers.recurrent import Recurrent
-from regard.models.initialization import initialise
+from regard.models.initialization import initialize
 from regard.training.training_step import compile_blocks
 
 FUSED = ["rnn", "lstm", "gru"]
@@ -34,7 +34,7 @@ def layers(
     """Biases and norms are not left at 0 and 1, where mistakes would hide."""
     torch.manual_seed(0)
     made = Recurrent(kind, d_in, widths, **settings)
-    initialise(made)
+    initialize(made)
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(noise * torch.randn_like(parameter))
@@ -360,7 +360,7 @@ def test_parameters_have_the_names_and_shapes_that_are_promised() -> None:
 @pytest.mark.parametrize("kind", [*PARTS["cell"]])
 def test_weights_start_gate_by_gate(kind: str) -> None:
     made = Recurrent(kind, 40, [32], norm=True)
-    initialise(made)
+    initialize(made)
     cell = first(made)
     for weight in cell.weight_hh.split(32):
         torch.testing.assert_close(weight @ weight.T, torch.eye(32), atol=1e-5, rtol=0)
@@ -516,7 +516,7 @@ class TestOnAGPU:
         work(x)
         plain = learned()
         compile_blocks(compiled)
-        recorded = Replayed(work)
+        recorded = GraphedCallable(work)
         for _ in range(4):
             recorded(x)
             torch.cuda.synchronize()
@@ -529,7 +529,7 @@ class TestOnAGPU:
         def work(x: Tensor) -> None:
             kept.copy_(made(x)[0].detach())
 
-        recorded, seen = Replayed(work), []
+        recorded, seen = GraphedCallable(work), []
         for _ in range(5):
             recorded(x)
             seen.append(kept.clone())

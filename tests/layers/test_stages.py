@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.kernels.masks import CAUSAL, FULL, Mask, dense, documents, prefix, window
+from regard.kernels.masks import CAUSAL, FULL, Mask, dense_mask, document_mask, prefix, with_window
 from regard.layers.attention_kernels import make_plan
 from regard.layers.attention_stages import (
     Additive,
@@ -363,15 +363,15 @@ def test_cross_attention_is_torchs_contexts_and_weights() -> None:
     assert_look(stage(y, x, x, ~padding[:, None]), expected)
 
 
-@pytest.mark.parametrize("mask", [FULL, CAUSAL, window(CAUSAL, 2), prefix(3)], ids=str)
+@pytest.mark.parametrize("mask", [FULL, CAUSAL, with_window(CAUSAL, 2), prefix(3)], ids=str)
 def test_the_fused_kernel_of_the_same_layer_gives_the_same_contexts(mask: Mask) -> None:
     self_stage, cross, x, y = MultiHead(C, H), MultiHeadCross(C, H), torch.randn(B, S, C), torch.randn(B, T, C)
     places, others = torch.arange(S).expand(B, S), torch.arange(T).expand(B, T)
     ctx = Context(places, Prepared(make_plan(mask, places, places)))
-    seen = dense(mask, places, places)[:, 0]
+    seen = dense_mask(mask, places, places)[:, 0]
     torch.testing.assert_close(self_stage(x, x, x, seen)[0], self_stage.layer(x, ctx))
     ctx = Context(others, memory=x, memory_plan=make_plan(mask, others, places))
-    torch.testing.assert_close(cross(y, x, x, dense(mask, others, places)[:, 0])[0], cross.layer(y, ctx))
+    torch.testing.assert_close(cross(y, x, x, dense_mask(mask, others, places)[:, 0])[0], cross.layer(y, ctx))
 
 
 @pytest.mark.parametrize("sizes", [(12, 5, 0), (12, 4, 3), (12, 0, 0), (12, 4, 8), (-12, 4, 4)])
@@ -418,7 +418,7 @@ def situation(positions: str, mask: Mask, device: str = "cuda", **changed: Any) 
 
 BIASES = ["t5", "alibi", "kerple-log", "kerple-power"]
 FREE = ["none", "linear", "sinusoidal", "learned", "rope", "yarn"]
-WINDOW = window(CAUSAL, 8)
+WINDOW = with_window(CAUSAL, 8)
 ROWS: dict[int, list[Situation]] = {
     1: [situation(name, mask) for name in ("shaw", "cope") for mask in (CAUSAL, WINDOW)],
     2: [
@@ -441,14 +441,18 @@ ROWS: dict[int, list[Situation]] = {
     7: [situation(name, WINDOW, own=False) for name in [*FREE, *BIASES, "fire"]],
     8: [situation(name, WINDOW, dropout=0.1) for name in [*FREE, *BIASES, "fire"]],
     9: [situation(name, WINDOW, d_head=8) for name in [*FREE, *BIASES, "fire"]],
-    10: [situation(name, mask) for name in FREE for mask in (WINDOW, prefix(3), documents(CAUSAL), documents(FULL))],
+    10: [
+        situation(name, mask)
+        for name in FREE
+        for mask in (WINDOW, prefix(3), document_mask(CAUSAL), document_mask(FULL))
+    ],
     11: [situation(name, mask, d_head=d) for name in BIASES for mask in (FULL, WINDOW) for d in (16, 32, 64, 128)],
     12: [situation(name, CAUSAL, d_head=80) for name in BIASES],
     13: [situation("fire", mask) for mask in (CAUSAL, WINDOW)],
     14: [
         situation("fire", FULL),
         situation("fire", prefix(3)),
-        situation("fire", documents(CAUSAL)),
+        situation("fire", document_mask(CAUSAL)),
         situation("fire", CAUSAL, d_head=80),
     ],
 }

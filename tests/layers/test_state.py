@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from regard.kernels.masks import CAUSAL, NOWHERE
+from regard.kernels.masks import CAUSAL, PAD_POSITION
 from regard.layers.block import Block
 from regard.layers.context import Context
 from regard.layers.decoding_state import LENGTH, Columns, PerRow, PerSentence, State, Storage, state_bytes
@@ -278,8 +278,8 @@ def test_a_prompt_that_is_read_step_by_step_leaves_the_state_after_each_rows_las
     wanted = stack(x, torch.arange(x.shape[1]).expand(len(x), -1))  # a whole row: causal, so any beginning is the same
 
     state, positions = State(stack, len(lengths), DEVICE, x.dtype), ragged(*lengths)
-    prompt = x[:, : max(lengths)].masked_fill(positions[..., None] == NOWHERE, 1e6)
-    found, real = stack(prompt, positions, state=state), positions > NOWHERE
+    prompt = x[:, : max(lengths)].masked_fill(positions[..., None] == PAD_POSITION, 1e6)
+    found, real = stack(prompt, positions, state=state), positions > PAD_POSITION
     torch.testing.assert_close(found[real], wanted[:, : max(lengths)][real])
     assert mixers[0].real.tolist() == [False, False, True]  # of the last column
     rows = torch.arange(len(x))
@@ -329,7 +329,7 @@ def stirred(model: Any) -> Any:
 
 def prompts(*lengths: int) -> Tensor:
     ids = torch.randint(VOCAB, (len(lengths), max(lengths)))
-    return ids.where(ragged(*lengths) > NOWHERE, NOWHERE)
+    return ids.where(ragged(*lengths) > PAD_POSITION, PAD_POSITION)
 
 
 class Slots:

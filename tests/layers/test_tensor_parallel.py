@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.kernels.masks import CAUSAL, FULL
-from regard.kernels.weight_layout import gate_block, in_turns, split_gates, taken_apart
+from regard.kernels.weight_layout import deinterleave_rows, gate_block, interleave_rows, split_gates
 from regard.layers.attention_kernels import make_plan
 from regard.layers.context import Context
 from regard.layers.mixers.attention import CrossAttention, Prepared
@@ -96,16 +96,16 @@ def test_gates_and_values_are_where_they_are_counted_out(d_ff: int) -> None:
     y = torch.arange(2 * d_ff)
     both = torch.cat([part.flatten() for part in split_gates(y)])
     assert both.tolist() == gate_rows(d_ff)
-    assert torch.cat(taken_apart(y, d_ff // gate_block(d_ff), (1, 1))).tolist() == gate_rows(d_ff)
+    assert torch.cat(deinterleave_rows(y, d_ff // gate_block(d_ff), (1, 1))).tolist() == gate_rows(d_ff)
 
 
 @pytest.mark.parametrize(("heads", "groups"), [(1, 1), (4, 4), (6, 2), (4, 1)])
 def test_rows_taken_apart_are_those_that_came_in_turns(heads: int, groups: int) -> None:
     def check(rows: list[int], shares: tuple[int, ...]) -> None:
-        parts = taken_apart(torch.arange(len(rows)), groups, shares)
+        parts = deinterleave_rows(torch.arange(len(rows)), groups, shares)
         assert torch.cat(parts).tolist() == rows
         x: Tensor = torch.randn(len(rows), 2)
-        assert torch.equal(in_turns(taken_apart(x, groups, shares), groups), x)
+        assert torch.equal(interleave_rows(deinterleave_rows(x, groups, shares), groups), x)
 
     check(qkv_rows(heads, groups, 3), (heads // groups, 1, 1))
     check(kv_rows(groups, 3), (1, 1))

@@ -18,9 +18,9 @@ from tokens import SETTINGS, SOS
 
 from regard import model_folder
 from regard.config import DecodeConfig, TokenizerConfig
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 from regard.models.architectures import make_model, preset
-from regard.text.special_token_template import CLASSIC, OWN, Frame
+from regard.text.special_token_template import CLASSIC, OWN, SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 LINES = ["der Mann hat einen roten Apfel gegessen.", "the man has eaten a red apple.", "don't, say I!"]
@@ -59,7 +59,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # preset and settings
     "rnnsearch": ("rnnsearch-small", {"d_model": 16, "recurrent.d_hidden": 16}),
 }
 TASKS = {"gpt": "causal-lm", "bert": "masked-lm", "classifier": "classification", "vit": "images"}
-FRAMES = {"gpt": Frame(before=(SOS,), after=()), "bert": CLASSIC, "classifier": CLASSIC}
+FRAMES = {"gpt": SpecialTokenTemplate(before=(SOS,), after=()), "bert": CLASSIC, "classifier": CLASSIC}
 
 
 def tokenizer(kind: str) -> Tokenizer:
@@ -69,7 +69,7 @@ def tokenizer(kind: str) -> Tokenizer:
     return Tokenizer.train(LINES * 3, TokenizerConfig(kind="bpe", vocab_size=60))
 
 
-def tiny(kind: str, **changes: Any) -> Bundle:
+def tiny(kind: str, **changes: Any) -> ModelPackage:
     """Weights that look somewhere, the same in every session; `changes` are settings of the model."""
     name, settings = MODELS[kind]
     pieces = None if kind == "vit" else tokenizer(kind)
@@ -81,7 +81,7 @@ def tiny(kind: str, **changes: Any) -> Bundle:
             parameter.add_(0.3 * torch.randn_like(parameter))
     labels = ("bad", "fair", "good") if kind in ("classifier", "vit") else ()
     pixels = {"mean": [0.5], "std": [0.25], "size": [16.0, 16.0]} if kind == "vit" else {}
-    return Bundle(
+    return ModelPackage(
         model.eval(),
         Tokenizers(pieces, pieces) if pieces else None,
         TASKS.get(kind, "translation"),
@@ -89,12 +89,12 @@ def tiny(kind: str, **changes: Any) -> Bundle:
         source="en",
         target="de",
         labels=labels,
-        frame=FRAMES.get(kind, OWN),
+        token_template=FRAMES.get(kind, OWN),
         pixels=pixels,
     )
 
 
-Maker = Callable[..., Bundle]
+Maker = Callable[..., ModelPackage]
 
 
 @pytest.fixture(scope="session")
@@ -104,17 +104,17 @@ def make() -> Maker:
 
 
 @pytest.fixture(scope="session")
-def bundles() -> dict[str, Bundle]:
+def bundles() -> dict[str, ModelPackage]:
     """In memory, by kind; nobody may change them."""
     return {kind: tiny(kind) for kind in MODELS}
 
 
 @pytest.fixture(scope="session")
-def folders(bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(bundles: dict[str, ModelPackage], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same as model folders."""
     root = tmp_path_factory.mktemp("models")
-    for kind, bundle in bundles.items():
-        model_folder.save(root / kind, bundle, "a card")
+    for kind, package in bundles.items():
+        model_folder.save(root / kind, package, "a card")
     return {kind: root / kind for kind in bundles}
 
 

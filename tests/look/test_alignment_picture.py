@@ -35,7 +35,7 @@ def tokenizer(kind: str = "bpe", size: int = 60) -> Tokenizer:
     return Tokenizer.train(LINES, TokenizerConfig(kind=kind, vocab_size=size))
 
 
-def bundle(kind: str, **changes: object) -> model_folder.Bundle:
+def package(kind: str, **changes: object) -> model_folder.ModelPackage:
     """An untrained model of either architecture, with weights that look somewhere."""
     tokens = tokenizer()
     sizes = {
@@ -62,11 +62,11 @@ def bundle(kind: str, **changes: object) -> model_folder.Bundle:
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.4 * torch.randn_like(p))
-    return model_folder.Bundle(model.eval(), Tokenizers(tokens, tokens), "translation")
+    return model_folder.ModelPackage(model.eval(), Tokenizers(tokens, tokens), "translation")
 
 
 def translator(kind: str, **changes: object) -> Translator:
-    return Translator(bundle(kind, **changes))
+    return Translator(package(kind, **changes))
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def test_a_picture_is_where_the_last_layer_looked_along_the_translation(kind: st
 
 
 def test_a_decoder_that_begins_with_two_tokens_is_drawn_from_its_first_word_on() -> None:
-    given = bundle("rnnsearch")
+    given = package("rnnsearch")
     chosen, how = Translator(replace(given, frame=replace(given.frame, start=(EOS, SOS)))), {"max_len_b": 6, "beam": 1}
     drawn = picture(chosen, "der Mann", **how)
     tokens = chosen.tokenizers.target
@@ -163,7 +163,7 @@ def call(*words: str, **settings: str) -> Result:
 
 @pytest.mark.parametrize("kind", ["transformer", "rnnsearch"])
 def test_the_command_draws_and_prints(kind: str, tmp_path: Path) -> None:
-    model_folder.save(tmp_path / "model", bundle(kind), "a card")
+    model_folder.save(tmp_path / "model", package(kind), "a card")
     asked, png = (str(tmp_path / "model"), "der rote Mann."), tmp_path / "pictures" / "a.png"
     done = call(*asked, "--png", str(png), max_len_b="4")
     assert done.exit_code == 0, done.output

@@ -30,10 +30,10 @@ from regard.look.forward import Strip, alone, run
 from regard.look.page import seen
 from regard.look.page.kinds import reader_of
 from regard.look.record import Record, layers_of, record
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 from regard.models.architectures import make_model, preset
 
-Bundles = dict[str, Bundle]
+Bundles = dict[str, ModelPackage]
 KINDS = ["translation", "post-norm", "rope", "gpt", "bert", "classifier", "rnnsearch", "vit"]
 
 
@@ -79,16 +79,16 @@ def test_every_layer_of_every_kind_of_model_is_drawn_with_a_place_for_each_token
 def test_cross_attention_is_that_of_the_translation_by_what_was_written(
     kind: str, layer: str, bundles: Bundles, asked: dict[str, str]
 ) -> None:
-    bundle = bundles[kind]
-    assert bundle.tokenizers is not None
-    pieces = bundle.tokenizers.target
-    found = attention(bundle, asked[kind], layer)
+    package = bundles[kind]
+    assert package.tokenizers is not None
+    pieces = package.tokenizers.target
+    found = attention(package, asked[kind], layer)
     (kept,) = found.maps
     vocabulary = pieces.pieces(range(len(pieces)))
     written = [SOS, *(vocabulary.index(label) for label in kept.queries.labels)]
-    source = [*bundle.tokenizers.source.encode(asked[kind]), EOS]
-    with torch.no_grad(), record(bundle.model, layer) as tape:
-        bundle.model(torch.tensor([source]), torch.tensor([written[:-1]]))
+    source = [*package.tokenizers.source.encode(asked[kind]), EOS]
+    with torch.no_grad(), record(package.model, layer) as tape:
+        package.model(torch.tensor([source]), torch.tensor([written[:-1]]))
     np.testing.assert_allclose(kept.weights, tape.weights(layer)[0].numpy(), atol=1e-6)
     assert kept.keys.labels == tuple(pieces.pieces(source))
     assert pieces.decode(written) == found.output
@@ -107,13 +107,13 @@ def test_each_side_has_its_own_axes(bundles: Bundles, asked: dict[str, str]) -> 
 
 
 def test_a_language_model_reads_the_text_and_no_more(bundles: Bundles, asked: dict[str, str]) -> None:
-    bundle = bundles["gpt"]
-    assert bundle.tokenizers is not None
-    ids = [SOS, *bundle.tokenizers.target.encode(asked["gpt"])]
-    (kept,) = attention(bundle, asked["gpt"], "decoder.0.self").maps
-    assert kept.queries.labels == tuple(bundle.tokenizers.target.pieces(ids))
-    with torch.no_grad(), record(bundle.model, "decoder.0.self") as tape:
-        bundle.model(torch.tensor([ids]))
+    package = bundles["gpt"]
+    assert package.tokenizers is not None
+    ids = [SOS, *package.tokenizers.target.encode(asked["gpt"])]
+    (kept,) = attention(package, asked["gpt"], "decoder.0.self").maps
+    assert kept.queries.labels == tuple(package.tokenizers.target.pieces(ids))
+    with torch.no_grad(), record(package.model, "decoder.0.self") as tape:
+        package.model(torch.tensor([ids]))
     np.testing.assert_allclose(kept.weights, tape.weights("decoder.0.self")[0].numpy(), atol=1e-6)
 
 
@@ -198,7 +198,7 @@ def test_what_a_language_model_begins_with_is_a_sink_whatever_it_is(bundles: Bun
         made = forward.strip("token", given, first)
         assert made.special.tolist() == [False, True, False]
         assert made.sinks.tolist() == [first, True, False]
-    bare = replace(bundles["gpt"], frame=replace(bundles["gpt"].frame, before=()))
+    bare = replace(bundles["gpt"], token_template=replace(bundles["gpt"].token_template, before=()))
     assert run(bare, "the man").strips["decoder"][1].sinks[0]
     _, keys = run(bundles["bert"], "the man.").strips["encoder"]
     assert {keys.labels[i] for i in np.flatnonzero(keys.sinks)} >= {"<sos>", ".", "<eos>"}
@@ -332,7 +332,7 @@ def test_rows_that_do_not_sum_to_one_are_an_error_that_is_said(
 
 
 def test_what_cannot_be_drawn_is_said(bundles: Bundles) -> None:
-    bundle = bundles["translation"]
+    package = bundles["translation"]
     for asked, message in [
         ({"layer": "decoder.7.cross"}, r"no layer is called 'decoder\.7\.cross'.*encoder\.0\.self"),
         (
@@ -345,11 +345,11 @@ def test_what_cannot_be_drawn_is_said(bundles: Bundles) -> None:
         ({"renormalise": True}, "--renormalise is for --hide-sinks"),
     ]:
         with pytest.raises(RegardError, match=message):
-            attention(bundle, "the man", **asked)  # type: ignore[arg-type]
+            attention(package, "the man", **asked)  # type: ignore[arg-type]
     with pytest.raises(RegardError, match="no layer is of the kind cross"):
         attention(bundles["gpt"], "the man", kind="cross")
     with pytest.raises(RegardError, match="give a sentence"):
-        attention(bundle, " ")
+        attention(package, " ")
     with pytest.raises(RegardError, match=r"decode\.beam is for models that translate"):
         attention(bundles["gpt"], "the man", beam=2)
     with pytest.raises(RegardError, match="at most 64"):

@@ -12,7 +12,7 @@ import pytest
 from browser import SIGNED, Sample, act, choose, click, colour, downloaded, hovered, press, rgb, translation
 
 from regard.look.page.html import show
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 
 pytest_plugins = "chromium"
 Open = Callable[..., Any]
@@ -203,7 +203,7 @@ def test_other_tabs_show_one_of_the_two(open_page: Open) -> None:
     assert "other" in page.inner_text("h1")
 
 
-def test_two_models_on_one_sentence(open_page: Open, bundles: dict[str, Bundle], asked: dict[str, str]) -> None:
+def test_two_models_on_one_sentence(open_page: Open, bundles: dict[str, ModelPackage], asked: dict[str, str]) -> None:
     made = show(bundles["translation"], asked["translation"], bundles["rope"])
     page = open_page(made.html(), "tab=compare&words=1")
     assert page.locator("main .cells").count() == 3

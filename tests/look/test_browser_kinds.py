@@ -14,7 +14,7 @@ from browser import choose, click, downloaded, hovered, press
 
 from regard.look.page.html import Page, filled
 from regard.look.page.seen import Seen, see
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 
 pytest_plugins = "chromium"
 Open = Callable[..., Any]
@@ -37,7 +37,7 @@ TABS = {
 
 
 @pytest.fixture(scope="session")
-def seen(bundles: dict[str, Bundle], asked: dict[str, str]) -> See:
+def seen(bundles: dict[str, ModelPackage], asked: dict[str, str]) -> See:
     """What a tiny model of a kind did, looked at once."""
     known: dict[str, Seen] = {}
 
@@ -383,7 +383,7 @@ def test_a_notebook_shows_a_page_inside_its_own(open_page: Open, seen: See) -> N
     inside = Page([seen("gpt")])._repr_html_()
     html = f'<!doctype html><html data-drawn="1"><body>{inside}</body></html>'
     page = open_page(html)
-    frame = page.frame_locator("iframe")
-    frame.locator("main .cells rect").first.wait_for()
-    frame.locator('main [data-key="head 2"]').click()
-    frame.locator("main h2", has_text="head 2").wait_for()
+    token_template = page.frame_locator("iframe")
+    token_template.locator("main .cells rect").first.wait_for()
+    token_template.locator('main [data-key="head 2"]').click()
+    token_template.locator("main h2", has_text="head 2").wait_for()

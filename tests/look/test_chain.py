@@ -14,9 +14,9 @@ from fused_rows import gate_rows, kv_rows, qkv_rows
 from torch import nn
 
 from regard.look.page.seen import Attention, Seen, see
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 
-Maker = Callable[..., Bundle]
+Maker = Callable[..., ModelPackage]
 Array = np.ndarray
 TEXT = {"gpt": "the man has", "bert": "der Mann <mask> einen Apfel."}
 close = {"rtol": 1e-9, "atol": 1e-9}
@@ -34,10 +34,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 class Chain:
     """A view in float64, its stages by name."""
 
-    def __init__(self, bundle: Bundle, text: str) -> None:
-        self.model: Any = bundle.model.double()
+    def __init__(self, package: ModelPackage, text: str) -> None:
+        self.model: Any = package.model.double()
         self.stacks = [name for name in ("encoder", "decoder") if hasattr(self.model, name)]
-        self.config, self.seen = bundle.config, see(bundle, text)
+        self.config, self.seen = package.config, see(package, text)
         assert isinstance(self.seen, Seen)
         self.strips = {"encoder": "source", "decoder": "target"} if len(self.stacks) == 2 else {}
 
@@ -267,9 +267,9 @@ def test_the_stages_come_in_the_order_in_which_they_happen(make: Maker) -> None:
 
 
 def test_an_alignment_has_its_states_annotations_and_contexts(make: Maker) -> None:
-    bundle = make("rnnsearch")
-    model: Any = replace(bundle, model=bundle.model.double()).model
-    seen = see(bundle, "der Mann.")
+    package = make("rnnsearch")
+    model: Any = replace(package, model=package.model.double()).model
+    seen = see(package, "der Mann.")
     q, k, v, mix = (stage.values.numpy() for stage in seen.chain)
     assert [stage.stage for stage in seen.chain] == ["query", "key", "value", "mix"]
     scores = np.tanh(q[:, None] + k[None]) @ array(model.decoder.attentive.cross.score.v)

@@ -17,11 +17,11 @@ from typer.testing import CliRunner, Result
 from regard import model_folder
 from regard.cli.look_commands import look_change
 from regard.errors import RegardError
-from regard.inference.generator import Writer
+from regard.inference.generator import Generator
 from regard.inference.translator import Translator
 from regard.look.change.compare import Difference, Output, compare
 from regard.look.change.intervene import Change, Forbid, Pin, Replace, Zero, changed, parse
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 
 KINDS = ("transformer", "rnnsearch")
 TEXT = "elk ape fox hen"
@@ -130,8 +130,8 @@ def test_nothing_and_empty_texts_are_refused() -> None:
 
 
 @pytest.mark.parametrize("text", ["decoder.*.self@2>1", "zero"])
-def test_a_language_model_goes_on_otherwise(bundles: dict[str, Bundle], text: str) -> None:
-    user = Writer(bundles["gpt"])
+def test_a_language_model_goes_on_otherwise(bundles: dict[str, ModelPackage], text: str) -> None:
+    user = Generator(bundles["gpt"])
     change: Change = Zero("decoder.0.self") if text == "zero" else parse("forbid", text)
     found = compare(user, "the man has", [change], max_new_tokens=5)
     assert found.before.text == user.generate("the man has", max_new_tokens=5).text.strip()
@@ -148,8 +148,8 @@ def test_a_language_model_goes_on_otherwise(bundles: dict[str, Bundle], text: st
         assert found.kept == pytest.approx(scored(found.before.ids), abs=1e-5)
 
 
-def test_the_prompt_of_a_language_model_may_be_another(bundles: dict[str, Bundle]) -> None:
-    user = Writer(bundles["gpt"])
+def test_the_prompt_of_a_language_model_may_be_another(bundles: dict[str, ModelPackage]) -> None:
+    user = Generator(bundles["gpt"])
     found = compare(user, "the man has", [Replace("source", 1, "a")], max_new_tokens=4)
     other = [*user.framed("the man has")]
     other[1:2] = user.tokenizer.encode("a")
@@ -167,16 +167,16 @@ def test_the_prompt_of_a_language_model_may_be_another(bundles: dict[str, Bundle
     assert written == forced.before.pieces[0]
 
 
-def test_a_prompt_is_not_replaced_in_the_output(bundles: dict[str, Bundle]) -> None:
-    user = Writer(bundles["gpt"])
+def test_a_prompt_is_not_replaced_in_the_output(bundles: dict[str, ModelPackage]) -> None:
+    user = Generator(bundles["gpt"])
     n = len(user.framed("the man has"))
     for place in (0, n - 1):
         with pytest.raises(RegardError, match=f"given, not written.*begin at {n}"):
             compare(user, "the man has", [Replace("target", place, "red")])
 
 
-def test_after_a_longer_prompt_as_much_of_the_old_output_is_scored_as_fits(bundles: dict[str, Bundle]) -> None:
-    user = Writer(bundles["gpt"])
+def test_after_a_longer_prompt_as_much_of_the_old_output_is_scored_as_fits(bundles: dict[str, ModelPackage]) -> None:
+    user = Generator(bundles["gpt"])
     n = len(user.framed("the man has"))
     found = compare(user, "the man has", [Replace("source", 1, "the red man")], max_new_tokens=64 - n, min_len=64 - n)
     other = user.framed("the man has")

@@ -32,9 +32,9 @@ from regard.look.page.document import Document, deflated, document_of, number
 from regard.look.page.html import Page, file, files, joined, show
 from regard.look.page.seen import Attention, Seen, Strip, see
 from regard.look.record import Record, record
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 
-Maker = Callable[..., Bundle]
+Maker = Callable[..., ModelPackage]
 TYPES = {"f32": "<f4", "f16": "<f2", "u8": "u1"}
 KINDS = ["translation", "post-norm", "gpt", "bert", "classifier", "vit", "rnnsearch"]
 
@@ -59,13 +59,13 @@ def rounding(exact: np.ndarray, levels: int) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_small_documents_hold_what_the_recorder_heard_in_float64(kind: str, make: Maker, asked: Any) -> None:
-    bundle = make(kind)
-    seen = see(bundle, asked[kind])
+    package = make(kind)
+    seen = see(package, asked[kind])
     made = document_of([seen])
     (view,) = json.loads(made.json())["views"]
-    exact = inputs(bundle, seen)
-    with torch.no_grad(), record(bundle.model.double(), stream=True) as tape:
-        bundle.model(*exact)
+    exact = inputs(package, seen)
+    with torch.no_grad(), record(package.model.double(), stream=True) as tape:
+        package.model(*exact)
     assert [one["name"] for one in view["attention"]] == list(tape)
     for one in view["attention"]:
         (kept,) = tape[one["name"]]
@@ -90,7 +90,7 @@ def test_small_documents_hold_what_the_recorder_heard_in_float64(kind: str, make
             )
 
 
-def inputs(bundle: Bundle, seen: Seen) -> list[torch.Tensor]:
+def inputs(package: ModelPackage, seen: Seen) -> list[torch.Tensor]:
     """What the model read, for another forward."""
     if seen.kind == "picture":
         from PIL import Image
@@ -171,12 +171,12 @@ def test_scores_without_positions_are_the_products_times_the_scale(make: Maker) 
 
 @pytest.mark.parametrize(("kind", "scaled"), [("translation", True), ("translation", False), ("bert", True)])
 def test_the_embeddings_are_rows_of_their_matrix_times_a_scale(kind: str, scaled: bool, make: Maker) -> None:
-    bundle = make(kind, scale_embeddings=scaled, embedding_norm=False, token_types=0)
-    (view,) = (made := document_of([see(bundle, "the man has")])).views
+    package = make(kind, scale_embeddings=scaled, embedding_norm=False, token_types=0)
+    (view,) = (made := document_of([see(package, "the man has")])).views
     assert view["model"]["embedding scale"] == (4.0 if scaled else 1)
     first = view["chain"][0]
     assert first["stage"] == "embedding"
-    matrix = next(p for name, p in bundle.model.named_parameters() if name.endswith("embedding.weight"))
+    matrix = next(p for name, p in package.model.named_parameters() if name.endswith("embedding.weight"))
     rows = matrix.detach().double().numpy()[view["strips"][first["strip"]]["ids"]]
     np.testing.assert_allclose(
         unpacked(first["values"], made.blobs), rows * view["model"]["embedding scale"], atol=1e-5

@@ -24,7 +24,7 @@ from regard.inference.translator import Translator
 from regard.look.change.heads import Bleu, Effect, Scan, heads_of, ratio, scan
 from regard.look.change.scored import rows_of
 from regard.look.record import layers_of
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 from regard.text.special_tokens import PAD
 
 RNG = random.Random(3)
@@ -39,9 +39,9 @@ LINES = [
 ]
 
 
-def silenced(bundle: Bundle, name: str, head: int) -> Any:
+def silenced(package: ModelPackage, name: str, head: int) -> Any:
     """A copy of the model without what this head says."""
-    model = copy.deepcopy(bundle.model)
+    model = copy.deepcopy(package.model)
     layer: Any = layers_of(model)[name]
     with torch.no_grad():
         layer.out.weight[:, head * layer.d_head : (head + 1) * layer.d_head] = 0.0
@@ -61,14 +61,14 @@ def translation_losses(model: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_the_loss_without_a_head_is_that_of_a_model_without_it() -> None:
-    bundle = toy.taught("transformer")
-    found = scan(bundle, SOURCE, TARGET)
-    base, counts = translation_losses(bundle.model)
+    package = toy.taught("transformer")
+    found = scan(package, SOURCE, TARGET)
+    base, counts = translation_losses(package.model)
     assert found.baseline == pytest.approx(base.sum() / counts.sum(), abs=1e-6)
     assert found.sentences == 12
-    assert [(e.layer, e.head) for e in found.effects] == [(n, h) for n in layers_of(bundle.model) for h in range(4)]
+    assert [(e.layer, e.head) for e in found.effects] == [(n, h) for n in layers_of(package.model) for h in range(4)]
     for effect in found.effects[::3]:
-        differences = translation_losses(silenced(bundle, effect.layer, effect.head))[0] - base
+        differences = translation_losses(silenced(package, effect.layer, effect.head))[0] - base
         assert effect.change == pytest.approx(differences.sum() / counts.sum(), abs=1e-5)
         spread = differences - effect.change * counts
         error = np.sqrt(12 / 11 * (spread**2).sum()) / counts.sum()
@@ -108,26 +108,26 @@ def test_errors_are_those_of_a_ratio() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gpt", "bert"])
-def test_models_of_plain_text_are_measured_on_its_lines(bundles: dict[str, Bundle], kind: str) -> None:
-    bundle = bundles[kind]
-    found = scan(bundle, LINES)
+def test_models_of_plain_text_are_measured_on_its_lines(bundles: dict[str, ModelPackage], kind: str) -> None:
+    package = bundles[kind]
+    found = scan(package, LINES)
     total, count = 0.0, 0
-    for rows in rows_of(bundle, LINES):
+    for rows in rows_of(package, LINES):
         for read, wanted in zip(rows.read, rows.wanted, strict=True):
             row = read[read != PAD]
             with torch.no_grad():
-                log_p: Any = bundle.model(row[None]).double().log_softmax(-1)[0]
+                log_p: Any = package.model(row[None]).double().log_softmax(-1)[0]
             asked = [(i, token) for i, token in enumerate(wanted.tolist()) if token != PAD]
             total -= sum(log_p[i, token].item() for i, token in asked)
             count += len(asked)
     assert found.sentences == 4
     assert found.baseline == pytest.approx(total / count, abs=1e-5)
-    assert len(found.effects) == len(heads_of(bundle.model))
+    assert len(found.effects) == len(heads_of(package.model))
     assert any(effect.change != 0 for effect in found.effects)
 
 
 def test_a_language_model_is_asked_for_every_token_but_the_first_and_bert_for_blanks(
-    bundles: dict[str, Bundle],
+    bundles: dict[str, ModelPackage],
 ) -> None:
     tokenizers = bundles["gpt"].tokenizers
     assert tokenizers is not None
@@ -155,28 +155,30 @@ def test_bleu_from_the_counts_of_sentences_is_sacrebleus() -> None:
 
 
 def test_bleu_without_a_head_is_that_of_its_greedy_translations() -> None:
-    bundle = toy.taught("transformer")
-    found = scan(bundle, SOURCE, TARGET, "bleu")
-    written = [t.text for t in Translator(bundle).translate(SOURCE, beam=1)]
+    package = toy.taught("transformer")
+    found = scan(package, SOURCE, TARGET, "bleu")
+    written = [t.text for t in Translator(package).translate(SOURCE, beam=1)]
     assert found.baseline == pytest.approx(BLEU().corpus_score(written, [TARGET]).score)
     worst = found.ranked[0]
-    other = Translator(Bundle(silenced(bundle, worst.layer, worst.head), bundle.tokenizers, "translation", target="de"))
+    other = Translator(
+        ModelPackage(silenced(package, worst.layer, worst.head), package.tokenizers, "translation", target="de")
+    )
     without = BLEU().corpus_score([t.text for t in other.translate(SOURCE, beam=1)], [TARGET]).score
     assert worst.change == pytest.approx(without - found.baseline)
     assert worst.change == min(effect.change for effect in found.effects)
 
 
 def test_sentences_that_are_left_out_are_counted_and_one_alone_is_refused() -> None:
-    bundle, long = toy.taught("transformer"), " ".join(["ape"] * 40)
-    found = scan(bundle, [*SOURCE, long, ""], [*TARGET, "Affe", "Affe"])
+    package, long = toy.taught("transformer"), " ".join(["ape"] * 40)
+    found = scan(package, [*SOURCE, long, ""], [*TARGET, "Affe", "Affe"])
     assert (found.sentences, found.left_out) == (12, 2)
     assert str(found).startswith("12 sentences (2 left out: empty, or too long for this model): ")
     assert found.numbers()["left_out"] == 2
-    assert scan(bundle, SOURCE, TARGET).left_out == 0
+    assert scan(package, SOURCE, TARGET).left_out == 0
     with pytest.raises(RegardError, match="1 sentence has no error to tell"):
-        scan(bundle, [SOURCE[0], long], [TARGET[0], "Affe"])
+        scan(package, [SOURCE[0], long], [TARGET[0], "Affe"])
     with pytest.raises(RegardError, match="1 sentence has no error to tell"):
-        scan(bundle, SOURCE[:1], TARGET[:1], "bleu")
+        scan(package, SOURCE[:1], TARGET[:1], "bleu")
 
 
 # ---- as it is shown --------------------------------------------------------------------------------------------------
@@ -223,16 +225,16 @@ def test_the_picture_has_a_panel_a_kind_on_one_scale() -> None:
     assert MADE._repr_png_()[:4] == b"\x89PNG"
 
 
-def test_what_cannot_be_measured_is_refused(bundles: dict[str, Bundle]) -> None:
-    bundle = toy.taught("transformer")
+def test_what_cannot_be_measured_is_refused(bundles: dict[str, ModelPackage]) -> None:
+    package = toy.taught("transformer")
     with pytest.raises(RegardError, match="loss or bleu, not 'chrf'"):
-        scan(bundle, SOURCE, TARGET, "chrf")
+        scan(package, SOURCE, TARGET, "chrf")
     with pytest.raises(RegardError, match="give a target too"):
-        scan(bundle, SOURCE)
+        scan(package, SOURCE)
     with pytest.raises(RegardError, match="12 lines and the target 3"):
-        scan(bundle, SOURCE, TARGET[:3])
+        scan(package, SOURCE, TARGET[:3])
     with pytest.raises(RegardError, match="12 lines and the target 3"):
-        scan(bundle, SOURCE, TARGET[:3], "bleu")
+        scan(package, SOURCE, TARGET[:3], "bleu")
     with pytest.raises(RegardError, match="only translations have a target"):
         scan(bundles["gpt"], LINES, metric="bleu")
     with pytest.raises(RegardError, match="no text to measure"):

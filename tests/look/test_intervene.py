@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from regard.config import DecodeConfig
 from regard.decode.batch_decoding import decode
-from regard.decode.constraints import Hypothesis, pad
-from regard.decode.generation import token_log_probs, write
+from regard.decode.constraints import Hypothesis, pad_rows
+from regard.decode.generation import generate, token_log_probs
 from regard.errors import RegardError
 from regard.inference.translator import Translator
 from regard.layers.mixers.attention import Attention
@@ -41,8 +41,8 @@ def rnnsearch(score: str = "additive") -> Seq2Seq:
 
 
 def rows() -> tuple[Tensor, Tensor]:
-    source = pad([[*ids, EOS] for ids in SOURCES], torch.device("cpu"))
-    return source, pad([[SOS, 7, 8, 9, 5], [SOS, 4 + 5, 6], [SOS, 9, 9, 6]], torch.device("cpu"))
+    source = pad_rows([[*ids, EOS] for ids in SOURCES], torch.device("cpu"))
+    return source, pad_rows([[SOS, 7, 8, 9, 5], [SOS, 4 + 5, 6], [SOS, 9, 9, 6]], torch.device("cpu"))
 
 
 def run(model: nn.Module) -> Tensor:
@@ -129,9 +129,9 @@ def test_so_it_is_in_searches_with_their_caches(norm: str, options: DecodeConfig
 def test_so_it_is_in_a_language_model_that_goes_on_writing() -> None:
     model, options = gpt(positions="rope"), DecodeConfig(max_new_tokens=6, temperature=1.0, seed=3)
     prompts = [[SOS, 5, 6, 7, 8], [SOS, 9]]
-    expected = write(heads_silenced(model, [("decoder.0.self", 1)]), prompts, options)  # type: ignore[arg-type]
+    expected = generate(heads_silenced(model, [("decoder.0.self", 1)]), prompts, options)  # type: ignore[arg-type]
     with changed(model, [Zero("decoder.0.self", (1,))]):
-        found = write(model, prompts, options)
+        found = generate(model, prompts, options)
     assert [row.ids for row in found] == [row.ids for row in expected]
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.log_probs == pytest.approx(theirs.log_probs, abs=1e-5)
@@ -302,7 +302,7 @@ def test_a_language_model_writes_what_a_forced_forward_confirms() -> None:
         Mean("decoder.0.self", (1,)),
     ]
     with changed(model, changes):
-        found = write(model, prompts, options)
+        found = generate(model, prompts, options)
         forced = token_log_probs(model, [row.ids for row in found], options)
     for row, scored_ in zip(found, forced, strict=True):
         assert row.log_probs == pytest.approx(scored_[len(row.prompt) - 1 :], abs=1e-5)

@@ -16,10 +16,10 @@ from torch import Tensor
 from regard.config import DecodeConfig
 from regard.decode.batch_decoding import search
 from regard.decode.beam_search import beam_search
-from regard.decode.constraints import Hypothesis, length_limits, pad
-from regard.decode.generation import write
+from regard.decode.constraints import Hypothesis, length_limits, pad_rows
+from regard.decode.generation import generate
 from regard.errors import RegardError
-from regard.inference.generator import Writer
+from regard.inference.generator import Generator
 from regard.inference.translator import Translator
 from regard.layers.hooks import is_observed
 from regard.look.live import Live, Node, Search, continued, searched
@@ -56,9 +56,9 @@ def ending(model: Any, share: float = 0.05) -> Any:
     model.head.weight = torch.nn.Parameter(
         torch.randn(model.head.weight.shape, generator=torch.Generator().manual_seed(1))
     )
-    logits = model(pad(SOURCES, CPU), ids(*[12] * len(SOURCES), seed=5))
+    logits = model(pad_rows(SOURCES, CPU), ids(*[12] * len(SOURCES), seed=5))
     model.head.weight.div_(logits.std())
-    logits = model(pad(SOURCES, CPU), ids(*[12] * len(SOURCES), seed=5))
+    logits = model(pad_rows(SOURCES, CPU), ids(*[12] * len(SOURCES), seed=5))
     gap = logits.amax(-1) - logits[..., EOS]
     model.head.bias = torch.nn.Parameter(torch.zeros(len(model.head.weight)))
     model.head.bias[EOS] = gap.flatten().quantile(share)
@@ -67,7 +67,7 @@ def ending(model: Any, share: float = 0.05) -> Any:
 
 def run(model: Any, options: DecodeConfig, start: tuple[int, ...] = (SOS,)) -> tuple[Live, list[list[Hypothesis]]]:
     """All sentences in one batch; the same as without anybody who looks."""
-    source, rows = pad(SOURCES, CPU), list(range(len(SOURCES)))
+    source, rows = pad_rows(SOURCES, CPU), list(range(len(SOURCES)))
     live = Live(model, options, len(start))
     found = search(live, source, rows, options, MAX_LEN, start)
     assert found == search(model, source, rows, options, MAX_LEN, start)
@@ -235,7 +235,7 @@ def test_a_recording_around_it_hears_nothing_of_the_steps() -> None:
         run(model, replace(BEAM, nbest=1))
         steps = [len(tape[name]) for name in tape]
         live = Live(model, BEAM)
-        beam_search(live, pad(SOURCES, CPU), torch.full((7,), 4), BEAM)
+        beam_search(live, pad_rows(SOURCES, CPU), torch.full((7,), 4), BEAM)
         assert [len(tape[name]) for name in tape] == steps
         assert is_observed(model)
 
@@ -271,7 +271,7 @@ def test_a_sentence_is_translated_as_ever(bundles: Any, kind: str, options: dict
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 5}, {"stop": "a"}])
 def test_a_text_is_gone_on_with_as_ever(bundles: Any, options: dict[str, Any]) -> None:
-    writer = Writer(bundles["gpt"])
+    writer = Generator(bundles["gpt"])
     generation, seen = continued(writer, "the man", max_new_tokens=9, **options)
     assert generation == writer.generate("the man", max_new_tokens=9, **options)
     assert [len(level) for level in seen.steps] == [1] * (len(generation.tokens) + (generation.end == "end"))
@@ -289,7 +289,7 @@ def test_prompts_of_several_lengths_in_one_batch() -> None:
     model, prompts = gpt(positions="rope", n_kv_heads=2), [[SOS, 7, 8, 9, 10], [SOS, 11], [SOS, 12, 13]]
     options = DecodeConfig(beam=1, max_new_tokens=6)
     live = Live(model, options)
-    rows = write(live, prompts, options)  # type: ignore[arg-type]
+    rows = generate(live, prompts, options)  # type: ignore[arg-type]
     for i, row in enumerate(sorted(rows, key=lambda row: -len(row.prompt))):  # as they stand in the batch
         tokens = [*row.tokens, *[EOS] * (row.end == "end")]
         with record(model) as tape, torch.no_grad():

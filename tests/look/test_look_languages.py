@@ -25,7 +25,7 @@ from regard.look.forward import run
 from regard.look.gradients import gradients
 from regard.look.record import record
 from regard.look.statistics import statistics
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 LINES = ["der Mann hat einen roten Apfel gegessen.", "the man has eaten a red apple."]
@@ -33,7 +33,7 @@ TEXT = "the man has eaten."
 
 
 @pytest.fixture(scope="module")
-def several(make: Callable[..., Bundle]) -> Bundle:
+def several(make: Callable[..., ModelPackage]) -> ModelPackage:
     """From English to German and Chinese."""
     pieces = Tokenizer.train(LINES * 3, TokenizerConfig(kind="bpe", vocab_size=60, tags=("de", "zh")))
     sizes = {"source_vocab": len(pieces), "target_vocab": len(pieces)}
@@ -43,26 +43,26 @@ def several(make: Callable[..., Bundle]) -> Bundle:
 
 
 @pytest.fixture(scope="module")
-def saved(several: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(several: ModelPackage, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("several") / "model"
     model_folder.save(path, several, "a card")
     return path
 
 
-def forced(bundle: Bundle, to: str, layer: str) -> tuple[list[str], np.ndarray]:
+def forced(package: ModelPackage, to: str, layer: str) -> tuple[list[str], np.ndarray]:
     """The source's pieces, its tag first, and where a layer looks along the translation, (H, T, S)."""
-    assert bundle.tokenizers is not None
-    cut = bundle.tokenizers.source
+    assert package.tokenizers is not None
+    cut = package.tokenizers.source
     source = [cut.tags()[to], *cut.encode(TEXT), EOS]
-    said = Translator(bundle).translate(TEXT, to=to)
+    said = Translator(package).translate(TEXT, to=to)
     written = [SOS, *(cut._backend.token_to_id(piece) for piece in said.tokens), *[EOS] * said.ended]
-    with torch.no_grad(), record(bundle.model, layer) as tape:
-        bundle.model(torch.tensor([source]), torch.tensor([written[:-1]]))
+    with torch.no_grad(), record(package.model, layer) as tape:
+        package.model(torch.tensor([source]), torch.tensor([written[:-1]]))
     return list(cut.pieces(source)), tape.weights(layer)[0].numpy()
 
 
 @pytest.mark.parametrize("to", ["de", "zh"])
-def test_the_token_of_the_language_is_the_first_key(several: Bundle, to: str) -> None:
+def test_the_token_of_the_language_is_the_first_key(several: ModelPackage, to: str) -> None:
     pieces, weights = forced(several, to, "decoder.1.cross")
     (kept,) = attention(several, TEXT, to=to).maps
     assert list(kept.keys.labels) == pieces
@@ -70,7 +70,7 @@ def test_the_token_of_the_language_is_the_first_key(several: Bundle, to: str) ->
     np.testing.assert_allclose(kept.weights, weights, atol=1e-6)
 
 
-def test_words_sums_and_sinks_count_it_too(several: Bundle) -> None:
+def test_words_sums_and_sinks_count_it_too(several: ModelPackage) -> None:
     (merged,) = attention(several, TEXT, words=True, to="de").maps
     assert merged.keys.labels == ("<to-de>", "the", "man", "has", "eaten", ".", "<eos>")
     np.testing.assert_allclose(merged.weights.sum(-1), 1, atol=1e-6)
@@ -82,7 +82,7 @@ def test_words_sums_and_sinks_count_it_too(several: Bundle) -> None:
     np.testing.assert_allclose(found["encoder.1.self"].measures["first"], weights[..., 0].mean(-1), atol=1e-6)
 
 
-def test_an_alignment_has_it_among_its_words(several: Bundle) -> None:
+def test_an_alignment_has_it_among_its_words(several: ModelPackage) -> None:
     drawn = picture(Translator(several), TEXT, to="zh")
     _, weights = forced(several, "zh", "decoder.1.cross")
     assert drawn.source[:3] == ("<to-zh>", "the", "man")
@@ -90,7 +90,7 @@ def test_an_alignment_has_it_among_its_words(several: Bundle) -> None:
     assert drawn.weights[0, 0] == pytest.approx(weights.mean(0)[0, 0], abs=1e-6)
 
 
-def test_names_that_are_not_as_many_as_the_weights_are_an_error_that_is_said(several: Bundle) -> None:
+def test_names_that_are_not_as_many_as_the_weights_are_an_error_that_is_said(several: ModelPackage) -> None:
     found = run(several, TEXT, to="de")
     queries, keys = found.strips["cross"]
     wrong = replace(found, strips={**found.strips, "cross": (queries, keys.without_sinks())})
@@ -101,7 +101,7 @@ def test_names_that_are_not_as_many_as_the_weights_are_an_error_that_is_said(sev
     found.weights("decoder.1.cross")
 
 
-def test_bleu_is_counted_as_in_the_language_that_is_translated_to(several: Bundle) -> None:
+def test_bleu_is_counted_as_in_the_language_that_is_translated_to(several: ModelPackage) -> None:
     user = Translator(several)
     assert Bleu(user, ["我吃"], "zh").metric.tokenizer.signature() == "zh"
     assert Bleu(user, ["ich"], "de").metric.tokenizer.signature() == "13a"

@@ -22,7 +22,7 @@ from regard.config import DecodeConfig
 from regard.decode.batch_decoding import decode
 from regard.decode.constraints import Hypothesis
 from regard.errors import RegardError
-from regard.kernels.masks import CAUSAL, Mask, documents, prefix, window
+from regard.kernels.masks import CAUSAL, Mask, document_mask, prefix, with_window
 from regard.layers.attention_kernels import Plan
 from regard.layers.hooks import is_observed, paused
 from regard.layers.mixers.attention import Attention
@@ -204,7 +204,7 @@ def test_rows_and_heads_are_slices_of_the_whole(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["rope", "alibi", "fire", "cope"])
 @pytest.mark.parametrize(
-    "mask", [window(CAUSAL, 3), prefix(4), prefix(torch.tensor([[2], [5]])), documents(CAUSAL)], ids=str
+    "mask", [with_window(CAUSAL, 3), prefix(4), prefix(torch.tensor([[2], [5]])), document_mask(CAUSAL)], ids=str
 )
 def test_rows_under_every_mask(scheme: str, mask: Mask) -> None:
     model, places = gpt(positions=scheme), torch.tensor([[0, 1, 2, 0, 1, 2, 3, -1], [0, 0, 1, 2, 3, 4, 5, 6]])

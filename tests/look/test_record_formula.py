@@ -15,7 +15,7 @@ from fused_rows import kv_rows, qkv_rows
 from torch import Tensor, nn
 
 from regard.look.record import Tape, layers_of, record
-from regard.models.classification_model import Classifier
+from regard.models.classification_model import ClassificationModel
 from regard.models.seq2seq import Seq2Seq
 from regard.text.special_tokens import PAD
 
@@ -36,7 +36,7 @@ STYLES: dict[str, dict[str, Any]] = {
 
 def classifier(**changes: Any) -> nn.Module:
     body = bert(n_classes=3, answer="row", **changes)
-    return stirred(Classifier(config(preset="bert-tiny", n_classes=3, answer="row", **changes), body))
+    return stirred(ClassificationModel(config(preset="bert-tiny", n_classes=3, answer="row", **changes), body))
 
 
 def run(kind: str, **changes: Any) -> tuple[nn.Module, Tape, dict[str, Tensor]]:

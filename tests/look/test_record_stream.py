@@ -207,7 +207,7 @@ def test_names_of_a_classifier_are_those_of_its_body() -> None:
 
 def test_the_backward_of_recomputed_blocks_is_not_recorded_again() -> None:
     model = gpt().train()
-    model.decoder.recompute = True
+    model.decoder.activation_checkpointing = True
     with record(model, stream=True) as tape:
         model(TARGET).square().mean().backward()
     assert [len(tape[name]) for name in tape] == [1, 1]

@@ -17,20 +17,20 @@ from tokens import EOS, MASK, SOS
 
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
-from regard.inference.classifier import Labeller
+from regard.inference.classifier import Classifier
 from regard.inference.embedder import Embedder
-from regard.inference.generator import Writer
+from regard.inference.generator import Generator
 from regard.inference.translator import Translator
 from regard.look.change.intervene import Forbid, Pin, Replace, Zero
 from regard.look.page.html import show
 from regard.look.page.kinds_read import with_masks
 from regard.look.page.seen import Seen, is_mark, see
 from regard.look.record import record
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 from regard.text.special_token_template import CLASSIC
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
-Maker = Callable[..., Bundle]
+Maker = Callable[..., ModelPackage]
 KINDS = {
     "translation": "translation",
     "post-norm": "translation",
@@ -43,7 +43,7 @@ KINDS = {
 }
 
 
-def view(bundles: dict[str, Bundle], asked: dict[str, str], kind: str, **options: Any) -> Seen:
+def view(bundles: dict[str, ModelPackage], asked: dict[str, str], kind: str, **options: Any) -> Seen:
     return see(bundles[kind], asked[kind], **options)
 
 
@@ -100,10 +100,10 @@ def test_special_tokens_and_punctuation_are_marked(bundles: Any) -> None:
 def test_a_folder_a_bundle_and_whoever_uses_it_are_seen_alike(
     kind: str, bundles: Any, folders: Any, asked: Any
 ) -> None:
-    users: dict[str, Any] = {"translation": Translator, "rnnsearch": Translator, "gpt": Writer, "bert": Embedder}
+    users: dict[str, Any] = {"translation": Translator, "rnnsearch": Translator, "gpt": Generator, "bert": Embedder}
     expected = view(bundles, asked, kind)
     ways = [see(folders[kind], asked[kind]), see(str(folders[kind]), asked[kind])]
-    ways.append(see(users.get(kind, Labeller)(bundles[kind]), asked[kind]))
+    ways.append(see(users.get(kind, Classifier)(bundles[kind]), asked[kind]))
     for found in ways:
         assert found.kind == expected.kind
         assert found.output == expected.output
@@ -183,7 +183,7 @@ def test_the_tree_holds_the_surviving_path_among_others(kind: str, bundles: Any,
 
 
 def test_a_language_model_is_seen_with_its_prompt_and_what_it_went_on_with(bundles: Any, asked: Any) -> None:
-    seen, writer = view(bundles, asked, "gpt"), Writer(bundles["gpt"])
+    seen, writer = view(bundles, asked, "gpt"), Generator(bundles["gpt"])
     expected = writer.generate(asked["gpt"])
     prompt = [SOS, *writer.tokenizer.encode(asked["gpt"])]
     assert seen.output == expected.text
@@ -201,7 +201,7 @@ def test_a_language_model_is_seen_with_its_prompt_and_what_it_went_on_with(bundl
 def test_a_sampled_text_is_the_one_that_is_seen(bundles: Any, asked: Any) -> None:
     how = {"temperature": 1.5, "seed": 3}
     seen = view(bundles, asked, "gpt", **how)
-    assert seen.output == Writer(bundles["gpt"]).generate(asked["gpt"], **how).text
+    assert seen.output == Generator(bundles["gpt"]).generate(asked["gpt"], **how).text
     assert seen.output != view(bundles, asked, "gpt").output
 
 
@@ -209,14 +209,14 @@ def test_a_sampled_text_is_the_one_that_is_seen(bundles: Any, asked: Any) -> Non
 
 
 def test_candidates_are_the_likeliest_tokens_in_float64(bundles: Any) -> None:
-    bundle = bundles["bert"]
-    tokenizer = bundle.tokenizers.source
-    seen = see(bundle, "der Mann <mask> einen Apfel")
+    package = bundles["bert"]
+    tokenizer = package.tokenizers.source
+    seen = see(package, "der Mann <mask> einen Apfel")
     (one,) = seen.predictions
     ids = [*seen.strips["tokens"].ids]
     assert ids[one.place] == MASK
     with torch.no_grad():
-        logits = bundle.model(torch.tensor([ids]))[0, one.place].double().numpy()
+        logits = package.model(torch.tensor([ids]))[0, one.place].double().numpy()
     p = np.exp(logits) / np.exp(logits).sum()
     order = np.argsort(-p)
     assert [candidate.id for candidate in one.top] == order[:10].tolist()
@@ -256,7 +256,7 @@ def test_a_mask_stands_in_a_text_as_it_stood_in_training(kind: str) -> None:
 def test_classes_are_the_labellers_with_their_probabilities(bundles: Any, asked: Any) -> None:
     for text in (asked["classifier"], "the man\ta red apple"):
         first, tab, second = text.partition("\t")
-        (answer,) = Labeller(bundles["classifier"]).classify([(first, second) if tab else first])
+        (answer,) = Classifier(bundles["classifier"]).classify([(first, second) if tab else first])
         seen = see(bundles["classifier"], text)
         assert seen.labels is not None
         assert dict(seen.labels) == pytest.approx(answer.probabilities, abs=1e-6)
@@ -268,12 +268,12 @@ def test_classes_are_the_labellers_with_their_probabilities(bundles: Any, asked:
 
 def test_numbers_and_tags_are_seen_too(make: Maker) -> None:
     number = replace(make("classifier", n_classes=1), task="regression", labels=())
-    (answer,) = Labeller(number).classify(["the man has eaten"])
+    (answer,) = Classifier(number).classify(["the man has eaten"])
     seen = see(number, "the man has eaten")
     assert seen.output == answer.label
     assert seen.labels is None
     tags = replace(make("classifier", answer="token"), task="tagging")
-    (answer,) = Labeller(tags).classify(["the red apple"])
+    (answer,) = Classifier(tags).classify(["the red apple"])
     seen = see(tags, "the red apple")
     assert seen.output == str(answer)
     assert [one.chosen.piece for one in seen.predictions] == [tag for _, tag in answer.tags]
@@ -284,7 +284,7 @@ def test_numbers_and_tags_are_seen_too(make: Maker) -> None:
 
 def test_a_picture_is_shown_with_its_patches(bundles: Any, asked: Any, picture: Path) -> None:
     seen = view(bundles, asked, "vit")
-    (answer,) = Labeller(bundles["vit"]).classify([str(picture)])
+    (answer,) = Classifier(bundles["vit"]).classify([str(picture)])
     assert dict(seen.labels or []) == pytest.approx(answer.probabilities, abs=1e-6)
     assert seen.picture is not None
     assert (seen.picture.rows, seen.picture.columns) == (4, 4)
@@ -322,7 +322,7 @@ def test_a_second_language_model_goes_on_with_the_firsts_text(make: Maker, bundl
     first, other = view(bundles, asked, "gpt"), make("gpt", positions="alibi")
     second = see(other, asked["gpt"], along=first)
     assert second.strips == first.strips
-    assert second.output == Writer(other).generate(asked["gpt"]).text != first.output
+    assert second.output == Generator(other).generate(asked["gpt"]).text != first.output
 
 
 def test_models_of_other_vocabularies_keep_their_own_tokens_and_say_so(bundles: Any, make: Maker) -> None:
@@ -478,10 +478,12 @@ def test_the_names_of_the_package_are_imported_when_first_used() -> None:
 
 
 def test_two_vocabularies_of_a_translator_are_told_apart(make: Maker) -> None:
-    bundle = make("translation", tie="decoder")
+    package = make("translation", tie="decoder")
     other = Tokenizer.train(["a b c d"] * 3, TokenizerConfig(kind="char", vocab_size=60))
-    assert bundle.tokenizers is not None
+    assert package.tokenizers is not None
     sizes = {"source_vocab": len(other), "tie": "decoder"}
-    mixed = replace(make("translation", **sizes), tokenizers=Tokenizers(other, bundle.tokenizers.target), frame=CLASSIC)
+    mixed = replace(
+        make("translation", **sizes), tokenizers=Tokenizers(other, package.tokenizers.target), token_template=CLASSIC
+    )
     seen = see(mixed, "a b")
     assert seen.strips["source"].pieces == ("<sos>", *other.pieces(other.encode("a b")), "<eos>")

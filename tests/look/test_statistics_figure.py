@@ -23,9 +23,9 @@ from regard.look.forward import Forward, Strip, alone, run
 from regard.look.page.kinds import reader_of
 from regard.look.record import layers_of
 from regard.look.statistics import MEASURES, Mean, Statistics, layer_of, measured, statistics, streamed, sublayer_of
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 
-Bundles = dict[str, Bundle]
+Bundles = dict[str, ModelPackage]
 KINDS = ["translation", "post-norm", "gpt", "bert", "classifier", "rnnsearch", "vit"]
 
 

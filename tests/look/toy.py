@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from tokens import EOS, SETTINGS, SOS
 
 from regard.config import DecodeConfig, TokenizerConfig
-from regard.decode.constraints import pad
+from regard.decode.constraints import pad_rows
 from regard.inference.translator import Translator
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 from regard.models.architectures import make_model, preset
 from regard.text.special_tokens import PAD
 from regard.text.tokenizer import Tokenizer, Tokenizers
@@ -62,7 +62,7 @@ def tokens() -> Tokenizer:
 
 
 @functools.cache
-def taught(kind: str) -> Bundle:
+def taught(kind: str) -> ModelPackage:
     """The same for all tests of a session, so nobody may leave it changed.
 
     It learns until it translates two hundred other sentences without a mistake: how far some number of steps takes it
@@ -72,15 +72,15 @@ def taught(kind: str) -> Bundle:
     sizes = {"source_vocab": len(cut), "target_vocab": len(cut), "max_len": 16, "dropout": 0.0, **SETTINGS}
     torch.manual_seed(0)
     model = make_model(preset(name, **sizes, **settings))
-    bundle = Bundle(model, Tokenizers(cut, cut), "translation", DecodeConfig(beam=3), source="en", target="de")
+    package = ModelPackage(model, Tokenizers(cut, cut), "translation", DecodeConfig(beam=3), source="en", target="de")
     optimizer, rng, others = torch.optim.Adam(model.parameters()), random.Random(0), random.Random(1)
     unknown = [sentence(others) for _ in range(200)]
     for _ in range(8):
         learn(model.train(), optimizer, rng, steps)
         model.eval()
-        found = Translator(bundle).translate(unknown)
+        found = Translator(package).translate(unknown)
         if all(one.text == translated(text) for one, text in zip(found, unknown, strict=True)):
-            return bundle
+            return package
     raise AssertionError(f"the {kind} has not learned the language")
 
 
@@ -91,8 +91,8 @@ def learn(model: Any, optimizer: torch.optim.Optimizer, rng: random.Random, step
         for group in optimizer.param_groups:
             group["lr"] = 4e-3 * (1 - step / steps)
         texts = [sentence(rng) for _ in range(48)]
-        source = pad([[*cut.encode(text), EOS] for text in texts], torch.device("cpu"))
-        target = pad([[SOS, *cut.encode(translated(text)), EOS] for text in texts], torch.device("cpu"))
+        source = pad_rows([[*cut.encode(text), EOS] for text in texts], torch.device("cpu"))
+        target = pad_rows([[SOS, *cut.encode(translated(text)), EOS] for text in texts], torch.device("cpu"))
         loss = F.cross_entropy(model(source, target[:, :-1]).flatten(0, 1), target[:, 1:].flatten(), ignore_index=PAD)
         optimizer.zero_grad()
         loss.backward()

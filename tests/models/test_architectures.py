@@ -17,7 +17,7 @@ from regard.exchange.huggingface import write_huggingface
 from regard.inference.embedder import load_embedder
 from regard.look import see
 from regard.model_folder import load
-from regard.models.architectures import ARCHITECTURES, PRESETS, make_model, of, preset, register
+from regard.models.architectures import ARCHITECTURES, PRESETS, architecture_of, make_model, preset, register
 from regard.models.gpt import GPT
 from regard.models.model import LanguageModel, Model, TranslationModel, names_learning, names_where
 from regard.tasks import TASKS
@@ -76,12 +76,12 @@ def test_declarations_agree_with_each_other_and_with_the_model(name: str) -> Non
         model = make_model(preset(next(iter(kind.presets)), source_vocab=50, target_vocab=50, n_classes=3))
     assert isinstance(model, kind)
     assert isinstance(model, TranslationModel) == kind.translates == hasattr(model, "read_target")
-    assert isinstance(model, LanguageModel) == kind.writes
-    assert hasattr(model, "begin") == hasattr(model, "step") == (kind.translates or kind.writes)
+    assert isinstance(model, LanguageModel) == kind.generates
+    assert hasattr(model, "begin") == hasattr(model, "step") == (kind.translates or kind.generates)
     assert kind.packs_documents == hasattr(model, "read_packed")
     assert kind.embeds == (type(model).vectors is not Model.vectors)
     assert isinstance(model.config, ModelConfig)
-    assert of(model.config) is kind is of(ModelConfig(preset=next(iter(kind.presets))))
+    assert architecture_of(model.config) is kind is architecture_of(ModelConfig(preset=next(iter(kind.presets))))
 
 
 ANSWERING = [(name, answer) for name in ("gpt", "bert", "rnn") for answer in ("row", "token")]
@@ -101,7 +101,7 @@ def test_example_inputs_have_the_lengths_that_were_asked_for(name: str, answer: 
 
 
 def test_messages_list_names() -> None:
-    assert names_where("writes") == "gpt or rnn"
+    assert names_where("generates") == "gpt or rnn"
     assert names_where("sees_images") == "vit"
     assert names_learning("classification") == "gpt, bert or rnn"
 
@@ -173,7 +173,7 @@ def test_a_new_architecture_is_trained_saved_loaded_and_used_by_declaring_itself
         )
         with pytest.raises(RegardError, match="no family of models elsewhere is a projected"):
             write_huggingface(tmp_path / "elsewhere", load(run, torch.device("cpu")))
-        assert names_where("writes") == "gpt, rnn or projected"
+        assert names_where("generates") == "gpt, rnn or projected"
         with pytest.raises(
             RegardError, match=r"masked-lm trains a bert, but model\.preset projected-tiny is a projected"
         ):

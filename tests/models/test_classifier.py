@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.models.architectures import make_model, preset
-from regard.models.classification_model import Classifier
+from regard.models.classification_model import ClassificationModel
 from regard.text.special_tokens import PAD
 
 SIZES = {"d_model": 16, "n_heads": 2, "d_ff": 16, "max_len": 16, "dropout": 0.0}
@@ -19,11 +19,11 @@ BERT = {"preset": "bert-tiny", "n_encoder_layers": 1, "source_vocab": 20, "token
 GPT = {"preset": "gpt-tiny", "n_decoder_layers": 1, "target_vocab": 20}
 
 
-def classifier(body: dict[str, Any], answer: str = "row") -> Classifier:
+def classifier(body: dict[str, Any], answer: str = "row") -> ClassificationModel:
     torch.manual_seed(0)
     settings = {**SIZES, **body, "answer": answer, "n_classes": 3}
     model = make_model(preset(settings.pop("preset"), **settings))
-    assert isinstance(model, Classifier)
+    assert isinstance(model, ClassificationModel)
     return model.eval()
 
 

@@ -13,9 +13,9 @@ from tokens import SOS
 from torch import Tensor, nn
 
 from regard.config import ModelConfig, TrainConfig
-from regard.config.recipes import changed
+from regard.config.recipes import changed_settings
 from regard.errors import RegardError
-from regard.kernels.masks import CAUSAL, documents, prefix
+from regard.kernels.masks import CAUSAL, document_mask, prefix
 from regard.look.record import record
 from regard.models.architectures import PRESETS, make_model, preset, resolve
 from regard.models.gpt import GPT
@@ -140,7 +140,7 @@ def test_packed_documents_have_the_logits_they_have_alone(style: dict[str, Any])
     for b, row in enumerate(lengths):
         rows[b, : sum(row)] = torch.cat([texts[b, i] for i in range(len(row))])
         positions[b, : sum(row)] = torch.cat([torch.arange(n) for n in row])
-    packed = model.head(model.hidden(rows, positions, mask=documents(CAUSAL)))
+    packed = model.head(model.hidden(rows, positions, mask=document_mask(CAUSAL)))
     for (b, i), text in texts.items():
         start = sum(lengths[b][:i])
         torch.testing.assert_close(packed[b, start : start + len(text)], model(text[None])[0], **close)
@@ -256,7 +256,7 @@ def test_biases_between_target_and_source_are_as_good_as_ever() -> None:
 @pytest.mark.parametrize("config", [LM, PAIR])
 def test_windows_and_prefixes_are_refused(config: ModelConfig) -> None:
     with pytest.raises(RegardError, match=r"\[model\.attention\] would do nothing here: choose model\.mixer attention"):
-        changed(config, **{"attention.window": 4})
+        changed_settings(config, **{"attention.window": 4})
     if config is LM:
         with pytest.raises(RegardError, match="a convolution sees no prefix"):
             stirred(LM)(ids(5), prefix(3))
@@ -352,7 +352,7 @@ def test_computing_blocks_again_gives_the_same_gradients(config: ModelConfig) ->
     for recompute in (False, True):
         torch.manual_seed(0)
         model = make_model(replaced(config, dropout=0.2))
-        prepare(model, TrainConfig(recompute=recompute))
+        prepare(model, TrainConfig(activation_checkpointing=recompute))
         torch.manual_seed(1)
         Objective(model)(*inputs)[0].backward()
         found.append([p.grad for p in model.parameters()])

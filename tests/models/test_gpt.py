@@ -11,7 +11,7 @@ from fused_rows import qkv_rows
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.kernels.masks import CAUSAL, FULL, Mask, documents, prefix, window
+from regard.kernels.masks import CAUSAL, FULL, Mask, document_mask, prefix, with_window
 from regard.models.architectures import preset as named
 from regard.models.gpt import GPT
 from regard.models.sizes import SIZES
@@ -191,7 +191,7 @@ def test_prefixes_from_nothing_to_everything(name: str) -> None:
 
 
 @every_scheme
-@pytest.mark.parametrize("mask", [CAUSAL, window(CAUSAL, 3), prefix(2)], ids=str)
+@pytest.mark.parametrize("mask", [CAUSAL, with_window(CAUSAL, 3), prefix(2)], ids=str)
 def test_packed_documents_have_the_logits_they_have_alone(name: str, mask: Mask) -> None:
     model = make(name, n_kv_heads=2)
     lengths = [(5, 1, 6), (8, 2)]  # the second row is padded
@@ -201,7 +201,7 @@ def test_packed_documents_have_the_logits_they_have_alone(name: str, mask: Mask)
     for b, row in enumerate(lengths):
         rows[b, : sum(row)] = torch.cat([texts[b, i] for i in range(len(row))])
         positions[b, : sum(row)] = torch.cat([torch.arange(n) for n in row])
-    packed = model.head(model.hidden(rows, positions, mask=documents(mask)))
+    packed = model.head(model.hidden(rows, positions, mask=document_mask(mask)))
     for (b, i), text in texts.items():
         start = sum(lengths[b][:i])
         torch.testing.assert_close(packed[b, start : start + len(text)], model(text[None], mask)[0], **close)
@@ -219,7 +219,7 @@ def test_a_prompt_can_be_read_as_a_prefix(name: str) -> None:
 
 def test_another_mask_keeps_the_models_window() -> None:
     model, row = make(**{"attention.window": 3}), ids(9)
-    torch.testing.assert_close(model(row, documents(CAUSAL)), model(row), **close)
+    torch.testing.assert_close(model(row, document_mask(CAUSAL)), model(row), **close)
     with pytest.raises(ValueError, match="two spans"):
         model(row, prefix(4))
 

@@ -16,7 +16,7 @@ from regard.layers.embedding import Embedding
 from regard.layers.mixers.attention import CrossAttention, SelfAttention
 from regard.models.architectures import make_model, preset
 from regard.models.gpt import GPT
-from regard.models.initialization import initialise, materialise
+from regard.models.initialization import initialize, materialise
 from regard.models.transformer import Transformer
 
 C, H, V = 64, 4, 500
@@ -82,13 +82,13 @@ def test_nothing_of_torchs_own_start_is_left() -> None:
     with torch.no_grad():
         for p in model.parameters():
             p.fill_(7.0)
-    initialise(model)
+    initialize(model)
     assert all((p != 7.0).all() for p in model.parameters())
 
 
 def test_linear_layers_without_a_bias_are_fine() -> None:
     module = nn.Sequential(Embedding(5, 4), nn.Linear(4, 4, bias=False))
-    initialise(module)
+    initialize(module)
     assert module[1].weight.abs().max() <= (6 / 8) ** 0.5  # Xavier's bound for a 4 x 4 matrix
 
 
@@ -137,7 +137,7 @@ def test_schemes_draw_their_own_initial_values(positions: str) -> None:
     with torch.no_grad():
         for x in tensors(model).values():
             x.fill_(7)
-    initialise(model, model.seed)  # type: ignore[arg-type]
+    initialize(model, model.seed)  # type: ignore[arg-type]
     for name, x in tensors(model).items():
         assert torch.equal(x, before[name]), name
 
@@ -183,7 +183,7 @@ def test_a_block_of_a_hybrid_keeps_its_weights_if_another_changes_its_kind() -> 
     pair = []
     for kinds in ((nn.Linear, nn.Linear, nn.Linear), (gru, nn.Linear, nn.Linear)):
         model = Hybrid(*kinds)
-        initialise(model, 5)
+        initialize(model, 5)
         pair.append(model)
     plain, mixed = pair
     for i in (1, 2):
@@ -198,7 +198,7 @@ def test_weights_do_not_depend_on_the_order_of_construction() -> None:
         nn.ModuleDict({"b": gru(3, 4), "a": nn.Linear(3, 3)}),
     )
     for model in (one, two):
-        initialise(model, 1)
+        initialize(model, 1)
     for name, x in tensors(one).items():
         assert torch.equal(x, tensors(two)[name]), name
 
@@ -239,11 +239,11 @@ def test_the_global_generator_moves_on_by_itself() -> None:
     """Two models one after the other are not the same, and initialising disturbs nobody else's numbers."""
     torch.manual_seed(0)
     a, b = (nn.Linear(3, 3) for _ in range(2))
-    initialise(a)
-    initialise(b)
+    initialize(a)
+    initialize(b)
     assert not torch.equal(a.weight, b.weight)
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
-    initialise(a, 5)
+    initialize(a, 5)
     assert torch.equal(torch.rand(3), expected)

@@ -11,12 +11,12 @@ from tokens import EOS, MASK, SETTINGS, SOS, UNK
 from torch import Tensor, nn
 
 from regard.config import DecodeConfig
-from regard.decode.generation import token_log_probs, write
+from regard.decode.generation import generate, token_log_probs
 from regard.errors import RegardError
 from regard.models.architectures import make_model, preset
-from regard.models.classification_model import Classifier
+from regard.models.classification_model import ClassificationModel
 from regard.models.rnn import RNN
-from regard.models.weights import Unfilled, load_weights, weights_of
+from regard.models.weights import SkipInit, load_weights, weights_of
 from regard.text.special_tokens import PAD
 
 V = 23
@@ -115,7 +115,7 @@ def test_the_last_layer_is_as_wide_as_the_embeddings_where_these_are_the_head() 
 
 def test_a_model_whose_weights_are_about_to_be_loaded_draws_none() -> None:
     before = torch.get_rng_state()
-    with Unfilled():
+    with SkipInit():
         model = RNN(preset("lstm-small", **SMALL))
     assert torch.equal(torch.get_rng_state(), before)
     load_weights(model, weights_of(make().float()), Path("there"))
@@ -191,7 +191,7 @@ def test_what_is_written_is_what_a_naive_loop_writes(cell: str) -> None:
     prompts = [[5, 9, 13], [7], [6, 6, 6, 6, 6, 20]]
     with torch.no_grad():
         expected = [naive(model, prompt, 15) for prompt in prompts]
-        found = write(model, prompts, DecodeConfig(beam=1, max_new_tokens=15))
+        found = generate(model, prompts, DecodeConfig(beam=1, max_new_tokens=15))
     assert [row.tokens for row in found] == expected
     assert max(map(len, expected)) == 15
     assert {row.end for row in found} <= {"end", "length"}
@@ -230,10 +230,10 @@ def test_a_language_model_reads_in_one_direction() -> None:
         make(**{"recurrent.bidirectional": True})
 
 
-def classifier(**changes: Any) -> Classifier:
+def classifier(**changes: Any) -> ClassificationModel:
     torch.manual_seed(0)
     model = make_model(preset("lstm-small", **{**SMALL, "n_classes": 3, "answer": "row", **changes}))
-    assert isinstance(model, Classifier)
+    assert isinstance(model, ClassificationModel)
     shaken(model.double().eval())
     return model
 

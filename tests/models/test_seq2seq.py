@@ -21,7 +21,7 @@ from regard.data.batches import Batch
 from regard.decode.batch_decoding import decode
 from regard.decode.beam_search import beam_search
 from regard.errors import RegardError
-from regard.layers.quantization import laid_out
+from regard.layers.quantization import convert_weights
 from regard.look.record import record
 from regard.models.architectures import PRESETS, make_model, preset
 from regard.models.seq2seq import Seq2Seq
@@ -370,7 +370,7 @@ def test_products_in_bf16_learn_nearly_the_same(kind: str) -> None:
 @pytest.mark.parametrize("weights", ["bf16", "int8", "fp16"])
 def test_rounded_weights_say_nearly_the_same(kind: str, weights: str) -> None:
     """As they are laid out for a CPU; and all parameters in bf16, as for a GPU."""
-    exact, rounded = make(kind).float(), laid_out(make(kind).float(), weights, CPU)
+    exact, rounded = make(kind).float(), convert_weights(make(kind).float(), weights, CPU)
     models = [rounded, make(kind).bfloat16()] if weights == "bf16" else [rounded]
     with torch.no_grad():
         expected = exact(SOURCE, TARGET)

@@ -17,7 +17,7 @@ import regard
 from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.inference.model_spec import summary
-from regard.layers.quantization import packed
+from regard.layers.quantization import quantize_model
 from regard.models.analysis.cost import forward_flops
 from regard.models.analysis.cost import inputs as example
 from regard.models.analysis.summary import Line, Summary
@@ -279,7 +279,7 @@ def test_whatever_holds_a_model_has_a_summary() -> None:
         ("nothing", {}, "is no preset"),
         (3, {}, "a model of Regard"),
         (nn.Linear(2, 2), {}, "a model of Regard"),
-        (packed(small("gpt-tiny"), "int8"), {}, "rounded weights"),
+        (quantize_model(small("gpt-tiny"), "int8"), {}, "rounded weights"),
     ],
 )
 def test_what_cannot_be_summed_up_is_refused(what: Any, options: dict[str, Any], message: str) -> None:

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from regard import model_folder
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
-from regard.files import seal
-from regard.layers.quantization import Int8, is_packed
+from regard.files import write_manifest
+from regard.layers.quantization import Int8Linear, is_quantized
 from regard.models.architectures import make_model, preset
-from regard.models.weights import STEP, are_bytes, in_bytes, out_of_bytes, weights_of
+from regard.models.weights import STEP, are_quantized, dequantize_weights, quantize_weights, weights_of
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 SIZES = {"n_encoder_layers": 2, "n_decoder_layers": 1, "d_model": 32, "n_heads": 2, "d_ff": 64, "max_len": 64}
@@ -25,33 +25,33 @@ SIZES = {"n_encoder_layers": 2, "n_decoder_layers": 1, "d_model": 32, "n_heads":
 
 def test_a_matrix_by_hand() -> None:
     x = torch.tensor([[1.27, -0.5, 0.004], [0.0, 0.0, 0.0], [-254.0, 1.0, 2.9]])
-    made = in_bytes({"a": x, "b": x[0]})
+    made = quantize_weights({"a": x, "b": x[0]})
     assert made["a"].tolist() == [[127, -50, 0], [0, 0, 0], [-127, 0, 1]]
     assert made["a"].dtype == torch.int8
     assert made["a" + STEP].flatten().tolist() == pytest.approx([0.01, 1e-12, 2.0])
     assert made["b"].dtype == torch.float16
-    back = out_of_bytes(made)
+    back = dequantize_weights(made)
     assert set(back) == {"a", "b"}
     assert torch.allclose(back["a"], torch.tensor([[1.27, -0.5, 0.0], [0.0, 0.0, 0.0], [-254.0, 0.0, 2.0]]))
-    assert torch.equal(out_of_bytes({"c": x})["c"], x)
+    assert torch.equal(dequantize_weights({"c": x})["c"], x)
 
 
 def test_every_number_is_within_half_a_step_and_rounding_twice_changes_nothing() -> None:
     x = torch.randn(50, 40) * torch.logspace(-4, 3, 50)[:, None]
-    made = in_bytes({"x": x})
-    back = out_of_bytes(made)["x"]
+    made = quantize_weights({"x": x})
+    back = dequantize_weights(made)["x"]
     assert ((back - x).abs() <= made["x" + STEP] * 0.5001).all()
-    assert torch.equal(in_bytes({"x": back})["x"], made["x"])
+    assert torch.equal(quantize_weights({"x": back})["x"], made["x"])
 
 
-def bundle(**sizes: Any) -> model_folder.Bundle:
+def package(**sizes: Any) -> model_folder.ModelPackage:
     tokenizer = Tokenizer.train(["I ate an apple."], TokenizerConfig(kind="char", vocab_size=50))
     torch.manual_seed(3)
     config = preset("transformer-tiny", source_vocab=len(tokenizer), target_vocab=len(tokenizer), **(SIZES | sizes))
     model = make_model(config).eval()
     for p in model.parameters():
         p.data += torch.randn_like(p) * 0.1  # biases and norms that are not zeros and ones
-    return model_folder.Bundle(model, Tokenizers(tokenizer, tokenizer), "translation", source="en", target="de")
+    return model_folder.ModelPackage(model, Tokenizers(tokenizer, tokenizer), "translation", source="en", target="de")
 
 
 def logits(model: nn.Module) -> Tensor:
@@ -66,21 +66,21 @@ def logits(model: nn.Module) -> Tensor:
 )
 def test_bytes_from_the_disk_are_the_model_that_was_rounded_in_memory(tmp_path: Path, sizes: dict[str, Any]) -> None:
     """Oracle: the same folder loaded in fp32 and then rounded to int8, whose steps are the same."""
-    model_folder.save(tmp_path / "m", bundle(**sizes), "", small=True)
+    model_folder.save(tmp_path / "m", package(**sizes), "", small=True)
     exact = model_folder.load(tmp_path / "m", torch.device("cpu"), "fp32").model
     straight = model_folder.load(tmp_path / "m", torch.device("cpu"), "int8").model
-    from regard.layers.quantization import packed
+    from regard.layers.quantization import quantize_model
 
     expected, found = logits(exact), logits(straight)
-    assert is_packed(straight)
-    assert not is_packed(exact)
+    assert is_quantized(straight)
+    assert not is_quantized(exact)
     assert not any(isinstance(m, nn.Linear) for name, m in straight.named_modules() if "scheme" not in name)
-    assert torch.allclose(found, logits(packed(exact, "int8")), atol=1e-4)
+    assert torch.allclose(found, logits(quantize_model(exact, "int8")), atol=1e-4)
     assert (found - expected).abs().mean() < 0.05 * expected.abs().mean()
 
 
 def test_a_small_folder_is_small_and_close_to_the_whole(tmp_path: Path) -> None:
-    whole = bundle(d_model=64, d_ff=256)
+    whole = package(d_model=64, d_ff=256)
     for name, small in (("big", False), ("small", True)):
         model_folder.save(tmp_path / name, whole, "", small=small)
     sizes = {name: (tmp_path / name / "model.safetensors").stat().st_size for name in ("big", "small")}
@@ -94,22 +94,22 @@ def test_a_small_folder_is_small_and_close_to_the_whole(tmp_path: Path) -> None:
 
 def test_int8_of_given_bytes_is_int8_of_the_matrix() -> None:
     weight, bias, x = torch.randn(8, 16), torch.randn(8), torch.randn(3, 16)
-    made = in_bytes({"w": weight})
-    straight = Int8(made["w"], bias, made["w" + STEP].squeeze(1))
-    assert torch.allclose(straight(x), Int8(weight, bias)(x), atol=1e-5)
-    exact = x @ out_of_bytes(made)["w"].T + bias
+    made = quantize_weights({"w": weight})
+    straight = Int8Linear(made["w"], bias, made["w" + STEP].squeeze(1))
+    assert torch.allclose(straight(x), Int8Linear(weight, bias)(x), atol=1e-5)
+    exact = x @ dequantize_weights(made)["w"].T + bias
     assert (straight(x) - exact).abs().max() < 0.1
 
 
 def load_harmed(path: Path, way: str, harm: Any) -> None:
     """Load a model whose tensors were changed by `harm(tensors, name of a quantized matrix)` and sealed again."""
-    model_folder.save(path, bundle(), "", small=True)
+    model_folder.save(path, package(), "", small=True)
     tensors = load_file(path / "model.safetensors")
-    assert are_bytes(tensors)
+    assert are_quantized(tensors)
     harm(tensors, next(name for name in tensors if name.endswith("weight") and name + STEP in tensors))
     save_file(tensors, path / "model.safetensors")
     (path / "manifest.json").unlink()
-    seal(path)
+    write_manifest(path)
     model_folder.load(path, torch.device("cpu"), way)
 
 
@@ -136,10 +136,10 @@ def test_a_matrix_without_its_steps_is_refused(tmp_path: Path, way: str) -> None
 
 @pytest.mark.parametrize("text", ["{", "[1, 2]", '{"en": 5}', '{"en": {"the": "often"}}'])
 def test_broken_profiles_of_languages_are_named(tmp_path: Path, text: str) -> None:
-    model_folder.save(tmp_path / "m", bundle(), "")
+    model_folder.save(tmp_path / "m", package(), "")
     (tmp_path / "m" / "languages.json").write_text(text)
     (tmp_path / "m" / "manifest.json").unlink()
-    seal(tmp_path / "m")
+    write_manifest(tmp_path / "m")
     with pytest.raises(RegardError, match=r"languages\.json has no profiles of languages"):
         model_folder.load(tmp_path / "m", torch.device("cpu"))
 
@@ -148,10 +148,10 @@ def test_languages_come_with_the_folder(tmp_path: Path) -> None:
     from dataclasses import replace
 
     profiles = {"en": {" th": -1.5}, "zh": {"ü": -2.0}}
-    model_folder.save(tmp_path / "m", replace(bundle(), languages=profiles, directions=("en>de",)), "")
+    model_folder.save(tmp_path / "m", replace(package(), languages=profiles, directions=("en>de",)), "")
     again = model_folder.load(tmp_path / "m", torch.device("cpu"))
     assert again.languages == profiles
     assert again.directions == ("en>de",)
-    model_folder.save(tmp_path / "n", bundle(), "")
+    model_folder.save(tmp_path / "n", package(), "")
     assert model_folder.load(tmp_path / "n", torch.device("cpu")).languages == {}
     assert not (tmp_path / "n" / "languages.json").exists()

@@ -106,13 +106,13 @@ def test_the_folder_is_whole_and_small_and_says_what_it_is() -> None:
 
 def test_its_configuration_is_what_saving_it_would_write() -> None:
     """No setting in an older form, and none left to a default that may change."""
-    bundle = model_folder.load(MANY, torch.device("cpu"), "int8")
+    package = model_folder.load(MANY, torch.device("cpu"), "int8")
     written = json.loads((MANY / "config.json").read_text())
-    assert written["model"] == json.loads(json.dumps(to_dict(bundle.config)))
-    assert written["decode"] == json.loads(json.dumps(asdict(bundle.decode)))
-    assert written["frame"] == json.loads(json.dumps(bundle.frame.to_dict()))
-    assert bundle.tokenizers is not None
-    special = bundle.tokenizers.source.special
+    assert written["model"] == json.loads(json.dumps(to_dict(package.config)))
+    assert written["decode"] == json.loads(json.dumps(asdict(package.decode)))
+    assert written["token_template"] == json.loads(json.dumps(package.token_template.to_dict()))
+    assert package.tokenizers is not None
+    special = package.tokenizers.source.special
     assert written["model"].items() >= {**special.settings(), "suppress_tokens": [*special.suppressed]}.items()
 
 

@@ -20,9 +20,9 @@ from regard.config import DecodeConfig, TokenizerConfig
 from regard.errors import RegardError
 from regard.inference.document_translator import Interpreter
 from regard.inference.translator import Translator
-from regard.layers.quantization import is_packed
+from regard.layers.quantization import is_quantized
 from regard.models.architectures import make_model, preset
-from regard.text.language_identification import learned
+from regard.text.language_identification import learn_profiles
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 SIZES = {
@@ -47,9 +47,9 @@ def save_tiny(path: Path, directions: tuple[str, ...] = DIRECTIONS, endless: boo
     model = make_model(preset("transformer-tiny", source_vocab=len(tokenizer), target_vocab=len(tokenizer), **SIZES))
     if endless:  # logits are products with the embeddings, and of many random ones some are positive
         torch.nn.init.zeros_(model.target_embedding.weight.data[EOS])  # type: ignore[union-attr,index]
-    profiles = {lang: learned([text]) for lang, text in TEXTS.items()}
+    profiles = {lang: learn_profiles([text]) for lang, text in TEXTS.items()}
     both, decode = Tokenizers(tokenizer, tokenizer), DecodeConfig(beam=2, max_len_a=0.0, max_len_b=6)
-    own = model_folder.Bundle(
+    own = model_folder.ModelPackage(
         model, both, "translation", decode, "en", "de", directions, languages=profiles if directions else {}
     )
     model_folder.save(path, own, "# A card\n", small=True)
@@ -80,7 +80,7 @@ def test_a_model_is_found_by_its_name(along: Path, tmp_path: Path, monkeypatch: 
     translator = regard.load("en-de-fr-zh", "cpu")
     assert isinstance(translator, Translator)
     assert translator.directions == DIRECTIONS
-    assert pretrained.names() == ["en-de-fr-zh"]
+    assert pretrained.bundled_models() == ["en-de-fr-zh"]
     assert examine()["models"] == "en-de-fr-zh"
     with pytest.raises(RegardError, match=r"no model at few: .* Regard brings along \(many\)"):
         regard.load("few", "cpu")
@@ -91,7 +91,7 @@ def test_a_model_is_found_by_its_name(along: Path, tmp_path: Path, monkeypatch: 
 
 def test_without_any_the_list_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrained, "FOLDER", tmp_path)
-    assert pretrained.names() == []
+    assert pretrained.bundled_models() == []
     assert examine()["models"] == "none brought along"
 
 
@@ -110,7 +110,7 @@ def test_its_weights_stay_in_bytes_on_a_cpu(along: Path, call: Call, monkeypatch
     monkeypatch.setattr("regard.cli.translate_commands.load", lambda *a: loaded.append(regard.load(*a)) or loaded[-1])
     call("translate", "the man went", "--device", "cpu")
     call("translate", "the man went", "--device", "cpu", "--weights", "fp32")
-    assert [is_packed(translator.model) for translator in loaded] == [True, False]
+    assert [is_quantized(translator.model) for translator in loaded] == [True, False]
     monkeypatch.setattr("regard.cli.translate_commands.pick_device", lambda name: torch.device("cuda"))
     assert _chosen(None, "auto", "auto")[2] == "auto"
 
@@ -225,6 +225,6 @@ def test_what_comes_along_is_in_the_package() -> None:
 
     packed = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert packed["package-data"]["regard.pretrained"] == ["*/*"]
-    for name in pretrained.names():  # those that are really there
+    for name in pretrained.bundled_models():  # those that are really there
         assert model_folder.damage(pretrained.FOLDER / name) is None
         assert sum(file.stat().st_size for file in (pretrained.FOLDER / name).iterdir()) <= 40e6

@@ -36,7 +36,7 @@ def model(tmp_path: Path) -> Path:
     network = make_model(preset("transformer-tiny", source_vocab=len(tokenizer), target_vocab=len(tokenizer), **SIZES))
     decode = DecodeConfig(max_len_a=0.0, max_len_b=4)
     both, profiles = Tokenizers(tokenizer, tokenizer), {lang: {" th": -1.0} for lang in ("en", "de", "fr")}
-    own = model_folder.Bundle(network, both, "translation", decode, "en", "de", directions, languages=profiles)
+    own = model_folder.ModelPackage(network, both, "translation", decode, "en", "de", directions, languages=profiles)
     model_folder.save(tmp_path / "model", own, "")
     return tmp_path / "model"
 
@@ -101,8 +101,8 @@ def test_a_card_wants_scores_of_the_model_it_is_for(tmp_path: Path, model: Path,
 
 
 def test_a_model_without_a_test_is_not_scored(tmp_path: Path, data: Path, model: Path, run: Run) -> None:
-    bundle = model_folder.load(model, torch.device("cpu"), "fp32")
-    model_folder.save(tmp_path / "other", replace(bundle, directions=(), source="en", target="it"), "")
+    package = model_folder.load(model, torch.device("cpu"), "fp32")
+    model_folder.save(tmp_path / "other", replace(package, directions=(), source="en", target="it"), "")
     with pytest.raises(SystemExit, match="nothing was scored"):
         run(score, tmp_path / "other", data, "--device", "cpu")
 

@@ -23,7 +23,7 @@ from regard.models.weights import weights_of
 from regard.signals import Interrupted
 from regard.tasks import prepare_job
 from regard.tasks.run_config import make_config
-from regard.text.special_token_template import Frame
+from regard.text.special_token_template import SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizers
 
 CPU = torch.device("cpu")
@@ -83,14 +83,14 @@ def test_a_run_goes_on_when_the_model_it_began_with_is_gone(
     assert_same_run(tmp_path / "stopped", tmp_path / "whole")
 
 
-ABROAD = Frame(before=(MASK,), between=(SOS,), after=(EOS, EOS), start=(EOS,))
+ABROAD = SpecialTokenTemplate(before=(MASK,), between=(SOS,), after=(EOS, EOS), start=(EOS,))
 ORIGIN = {"family": "bert", "numbering": {"ids": [1, 2, 3]}}
 
 
 def imported(model: Path, to: Path) -> Path:
-    """The same model as if it came from elsewhere: with a frame of its own and what exporting it needs."""
-    bundle = replace(folders.load(model, CPU), frame=ABROAD, origin=ORIGIN, pooling="first")
-    folders.save(to, bundle, "a card")
+    """The same model as if it came from elsewhere: with a token_template of its own and what exporting it needs."""
+    package = replace(folders.load(model, CPU), token_template=ABROAD, origin=ORIGIN, pooling="first")
+    folders.save(to, package, "a card")
     return to
 
 
@@ -103,7 +103,7 @@ def test_what_an_imported_model_knows_outlives_it_and_reaches_the_tuned_one(
     shutil.rmtree(tmp_path / "init")
     regard.resume(tmp_path / "run", quiet=True)
     tuned = folders.load(tmp_path / "run", CPU)
-    assert (tuned.frame, tuned.origin, tuned.pooling) == (ABROAD, ORIGIN, "first")
+    assert (tuned.token_template, tuned.origin, tuned.pooling) == (ABROAD, ORIGIN, "first")
 
 
 def test_a_run_that_failed_with_a_model_leaves_nothing_of_it_to_one_without(corpora: Path, tmp_path: Path) -> None:
@@ -262,9 +262,9 @@ threads = 1
 
 def test_documents_end_even_where_an_imported_model_has_no_frame(corpora: Path, tmp_path: Path) -> None:
     """As GPT-2, whose tokenizer puts nothing around a text."""
-    bundle = folders.load(corpora / "causal-lm", CPU)
-    bare = Frame((), (), (), ())
-    foreign = replace(bundle, frame=bare, origin={"family": "gpt2"})
+    package = folders.load(corpora / "causal-lm", CPU)
+    bare = SpecialTokenTemplate((), (), (), ())
+    foreign = replace(package, token_template=bare, origin={"family": "gpt2"})
     folders.save(tmp_path / "foreign", foreign, "")
     config = tuning(corpora, "causal-lm", tmp_path / "foreign", **{"data.documents": "line", **SHORT})
     job = prepare_job(tmp_path / "run", config, quiet=True)

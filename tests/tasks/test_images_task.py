@@ -67,7 +67,7 @@ def test_a_model_remembers_the_size_of_its_pictures_and_is_tested_on_no_other(tm
     draw(tmp_path / "more", size=4)
     changes = {"data.train": ["animals"], "data.valid": ["animals"], "data.test": ["more"], "train.steps": 1}
     config = config_of(tmp_path, "images", **changes)
-    bundle = folders.load(learn(config, tmp_path / "run"), CPU)
-    assert bundle.pixels["size"] == [8, 8]
+    package = folders.load(learn(config, tmp_path / "run"), CPU)
+    assert package.pixels["size"] == [8, 8]
     with pytest.raises(RegardError, match=r"images of more are 4 x 4 pixels, those of training 8 x 8"):
-        evaluate(bundle, config, CPU)
+        evaluate(package, config, CPU)

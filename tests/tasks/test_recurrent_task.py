@@ -17,7 +17,7 @@ from regard.config import Config, recipes
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.inference.embedder import Embedder
-from regard.inference.generator import load_writer
+from regard.inference.generator import load_generator
 from regard.model_folder import load
 from regard.tasks import prepare_job
 from regard.tasks.run_config import make_config
@@ -40,7 +40,7 @@ def hello(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_hello_is_learned_exactly(hello: Path) -> None:
-    writer = load_writer(hello)
+    writer = load_generator(hello)
     for beginning, rest in (("h", "ello"), ("he", "llo"), ("hel", "lo"), ("hell", "o")):
         found = writer.generate(beginning)
         assert (found.text, found.end) == (rest, "end")
@@ -49,12 +49,12 @@ def test_hello_is_learned_exactly(hello: Path) -> None:
 
 
 def test_its_vocabulary_is_four_letters_a_space_and_the_special_tokens(hello: Path) -> None:
-    tokenizer = load_writer(hello).tokenizer
+    tokenizer = load_generator(hello).tokenizer
     assert sorted(tokenizer.pieces(range(5, len(tokenizer)))) == ["e", "h", "l", "o", "▁"]
 
 
 def test_a_conversation_and_vectors_can_be_had_of_it(hello: Path) -> None:
-    assert load_writer(hello).chat().say("h", max_new_tokens=3) is not None
+    assert load_generator(hello).chat().say("h", max_new_tokens=3) is not None
     vectors = Embedder(load(hello, CPU)).embed(["hello", "hell"])
     assert vectors.shape == (2, 32)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
@@ -95,9 +95,9 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- learning --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("carry", [True, False])
+@pytest.mark.parametrize("carry_state", [True, False])
 def test_a_recurrent_model_learns_a_text(corpora: Path, tmp_path: Path, carry: bool) -> None:
-    settings = {**RNN, "train.bptt": 12, "train.carry": carry, "train.lr": 1e-2}
+    settings = {**RNN, "train.bptt": 12, "train.carry_state": carry, "train.lr": 1e-2}
     run = learn(config_of(corpora, "causal-lm", **settings), tmp_path / "run")
     writer = regard.load(run)
     assert str(writer.generate("three", max_new_tokens=3)).split()[:3] == ["four", "five", "six"]
@@ -153,7 +153,7 @@ def test_what_is_written_begins_with_a_word_that_is_known(
         ({"model.recurrent.bidirectional": True}, r"model\.recurrent\.bidirectional is for models that answer"),
         ({"data.packing": "documents"}, r"data\.packing documents hides"),
         ({"train.r_drop": 1.0}, r"train\.r_drop is not for this kind of causal-lm"),
-        ({"train.recompute": True}, r"train\.recompute is for models of blocks"),
+        ({"train.activation_checkpointing": True}, r"train\.activation_checkpointing is for models of blocks"),
         ({"train.optimizer": "muon"}, r"train\.optimizer muon is for the matrices inside blocks"),
         ({"model.mixer": "convolution"}, r"model\.mixer is for transformer, gpt, bert, vit models, and lstm-small is"),
         (

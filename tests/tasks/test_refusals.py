@@ -181,7 +181,9 @@ def test_settings_of_recurrent_models_elsewhere(corpora: Path, task: str, name: 
         config_of(corpora, task, **{f"model.{name}": value})
 
 
-@pytest.mark.parametrize(("name", "value"), [("bptt", 8), ("carry", False), ("activity", 1.0), ("slowness", 1.0)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("bptt", 8), ("carry_state", False), ("ar_weight", 1.0), ("tar_weight", 1.0)]
+)
 @pytest.mark.parametrize(("task", "preset"), [("causal-lm", "gpt-tiny"), ("classification", "lstm-small")])
 def test_settings_of_carried_states_elsewhere(corpora: Path, task: str, preset: str, name: str, value: Any) -> None:
     with pytest.raises(RegardError, match=rf"train\.{name} is for recurrent language models"):

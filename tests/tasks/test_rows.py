@@ -13,11 +13,11 @@ from tokens import EOS, SOS
 
 from regard.config import DataConfig, TokenizerConfig
 from regard.data.batches import Cursor
-from regard.data.image_files import normalise, to_floats
+from regard.data.image_files import normalize, to_floats
 from regard.data.labelled_text import CONTINUES, Example
 from regard.tasks.image_classification import ImageBatches, Pictures
 from regard.tasks.text_classification import RowBatches, Rows, encode, fitted, framed, read
-from regard.text.special_token_template import CLASSIC, Frame
+from regard.text.special_token_template import CLASSIC, SpecialTokenTemplate
 from regard.text.special_tokens import PAD
 from regard.text.tokenizer import Tokenizer
 
@@ -102,7 +102,16 @@ def test_the_end_of_a_cut_sentence_has_no_tag() -> None:
     """Words of one piece each: five of them, where the model reads four tokens with what stands around."""
     words = tuple("abcab")
     example = Example((" ".join(words),), words=words, tags=("O", "X", "O", "X", "O"))
-    rows = encode([example], TOKENIZER, Frame(before=(SOS,), after=(EOS,)), "tagging", ("O", "X"), 4, "x", quiet=True)
+    rows = encode(
+        [example],
+        TOKENIZER,
+        SpecialTokenTemplate(before=(SOS,), after=(EOS,)),
+        "tagging",
+        ("O", "X"),
+        4,
+        "x",
+        quiet=True,
+    )
     assert rows.ids[0][-1] == EOS
     assert len(rows.ids[0]) == 4
     assert rows.answers == [[CONTINUES, 0, 1, CONTINUES]]
@@ -137,7 +146,7 @@ def test_pictures_move_anew_in_each_epoch_and_alike_after_a_resume() -> None:
     bright = Pictures(np.full((6, 4, 4, 1), 255, np.uint8), np.arange(6))
     batches = ImageBatches(bright, PIXELS, 6, 0, DataConfig(shift=2))
     first, second, again = (batches.batch(epoch, 0) for epoch in (0, 1, 1))
-    still = normalise(to_floats(torch.from_numpy(bright.images)), PIXELS["mean"], PIXELS["std"])
+    still = normalize(to_floats(torch.from_numpy(bright.images)), PIXELS["mean"], PIXELS["std"])
     assert not torch.equal(first.inputs[0], still)
     assert not torch.equal(first.inputs[0], second.inputs[0])
     assert torch.equal(second.inputs[0], again.inputs[0])

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from regard.text.language_identification import Profiles, learned, scores, script, strange, trigrams
+from regard.text.language_identification import Profiles, learn_profiles, scores, script, strange, trigrams
 
 TEXTS = {
     "en": "the man who went to the house of his friend said that he would not come with them there",
     "de": "der Mann ging in das Haus und sagte nicht, dass sie sich mit ihm auf der Straße treffen würden",
     "fr": "le garçon est allé à la maison de son ami et il a dit que nous ne sommes pas là pour vous",
 }
-SMALL: Profiles = {name: learned([text]) for name, text in TEXTS.items()}
+SMALL: Profiles = {name: learn_profiles([text]) for name, text in TEXTS.items()}
 
 
 def likeliest(text: str, profiles: Profiles) -> str:
@@ -30,7 +30,7 @@ def test_trigrams_of_words_with_their_edges() -> None:
 
 
 def test_a_profile_is_the_log_probability_of_each_trigram() -> None:
-    assert learned(["ab", "ab", "cb"]) == {
+    assert learn_profiles(["ab", "ab", "cb"]) == {
         " ab": round(math.log(2 / 6), 3),
         "ab ": round(math.log(2 / 6), 3),
         " cb": round(math.log(1 / 6), 3),
@@ -84,7 +84,9 @@ def test_short_sentences_of_the_real_corpora_are_told_apart(data_folder: Path) -
             return [next(file).strip() for _ in range(most)]
 
     others = {"en": "en-de", "de": "en-de", "fr": "en-fr", "zh": "en-zh"}
-    profiles = {lang: learned(lines(f"{pair}.train.{lang}.xz", 8000)) for lang, pair in others.items() if lang != "zh"}
+    profiles = {
+        lang: learn_profiles(lines(f"{pair}.train.{lang}.xz", 8000)) for lang, pair in others.items() if lang != "zh"
+    }
     for lang, pair in others.items():
         tried = lines(f"{pair}.val.{lang}.xz", 1000)
         right = sum(likeliest(text, profiles) == lang for text in tried)

@@ -9,7 +9,7 @@ import pytest
 
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
-from regard.text.bpe_dropout import Dropout, halves
+from regard.text.bpe_dropout import BPEDropout, halves
 from regard.text.tokenizer import Tokenizer
 
 WORDS = ["apple", "apples", "table", "tables", "able", "stable", "unstable", "苹果", "苹果树", "übermorgen", "morgen"]
@@ -41,7 +41,7 @@ def test_the_text_is_always_the_same(kind: str, chance: float) -> None:
     tokenizer = Tokenizer.train(lines(), TokenizerConfig(kind=kind, vocab_size=340))
     texts = [*lines()[:50], "", "a"]
     ids, lengths = joined(tokenizer, texts)
-    made, new = Dropout(tokenizer, chance)(ids, lengths, ROOM, np.random.default_rng(1))
+    made, new = BPEDropout(tokenizer, chance)(ids, lengths, ROOM, np.random.default_rng(1))
     assert tokenizer.decode_batch(rows(made, new)) == texts
     assert (new >= lengths).all()
     assert (new.sum() > lengths.sum()) == (chance > 0)
@@ -65,7 +65,7 @@ def test_merges_are_undone_at_the_rate_asked_for(tokenizer: Tokenizer) -> None:
     deep = next(i for i in range(len(table)) if table[i, 0] >= 0 and (table[table[i]][:, 0] >= 0).sum() == 1
                 and all((table[table[h]][:, 0] < 0).all() for h in table[i] if table[h, 0] >= 0))  # fmt: skip
     n, p = 20_000, 0.3
-    made, new = Dropout(tokenizer, p)(np.full(n, deep), np.ones(n, np.int64), ROOM, np.random.default_rng(3))
+    made, new = BPEDropout(tokenizer, p)(np.full(n, deep), np.ones(n, np.int64), ROOM, np.random.default_rng(3))
     seen = np.bincount(new, minlength=4)[1:4]
     expected = n * np.array([1 - p, p * (1 - p), p * p])
     assert ((seen - expected) ** 2 / expected).sum() < 13.8
@@ -75,7 +75,7 @@ def test_merges_are_undone_at_the_rate_asked_for(tokenizer: Tokenizer) -> None:
 def test_a_text_without_room_stays_as_it_was(tokenizer: Tokenizer) -> None:
     ids, lengths = joined(tokenizer, lines()[:40])
     room = int(lengths.max()) + 3
-    dropout = Dropout(tokenizer, 0.5)
+    dropout = BPEDropout(tokenizer, 0.5)
     made, new = dropout(ids, lengths, room, np.random.default_rng(5))
     assert (new <= room).all()
     before, after = rows(ids, lengths), rows(made, new)
@@ -85,14 +85,14 @@ def test_a_text_without_room_stays_as_it_was(tokenizer: Tokenizer) -> None:
 
 def test_the_same_generator_makes_the_same_cuts(tokenizer: Tokenizer) -> None:
     ids, lengths = joined(tokenizer, lines()[:20])
-    first, second, other = (Dropout(tokenizer, 0.2)(ids, lengths, ROOM, np.random.default_rng(s)) for s in (7, 7, 8))
+    first, second, other = (BPEDropout(tokenizer, 0.2)(ids, lengths, ROOM, np.random.default_rng(s)) for s in (7, 7, 8))
     assert np.array_equal(first[0], second[0])
     assert not np.array_equal(first[0], other[0])
 
 
 def test_nothing_in_nothing_out(tokenizer: Tokenizer) -> None:
     empty = np.array([], np.int64)
-    made, new = Dropout(tokenizer, 0.5)(empty, np.zeros(3, np.int64), ROOM, np.random.default_rng(0))
+    made, new = BPEDropout(tokenizer, 0.5)(empty, np.zeros(3, np.int64), ROOM, np.random.default_rng(0))
     assert len(made) == 0
     assert new.tolist() == [0, 0, 0]
 

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from tokens import EOS, MASK, SOS
 
 from regard.errors import RegardError
-from regard.text.special_token_template import CLASSIC, NOTHING, OWN, Frame, classic, plain
+from regard.text.special_token_template import CLASSIC, NOTHING, OWN, SpecialTokenTemplate, classic, plain
 from regard.text.special_tokens import SpecialTokens
 from regard.text.tokenizer_training import LEARNED
 
 IDS = st.lists(st.integers(5, 20), max_size=5)
 SPECIALS = st.lists(st.integers(1, 4), max_size=3).map(tuple)
-FRAMES = st.builds(Frame, SPECIALS, SPECIALS, SPECIALS, SPECIALS)
+FRAMES = st.builds(SpecialTokenTemplate, SPECIALS, SPECIALS, SPECIALS, SPECIALS)
 
 
 def test_our_own_and_berts_by_hand() -> None:
@@ -25,39 +25,41 @@ def test_our_own_and_berts_by_hand() -> None:
 
 def test_a_pair_between_two_separators() -> None:
     """RoBERTa's."""
-    ids, types = Frame(before=(SOS,), between=(EOS, EOS), after=(EOS,)).pair([7], [8, 9])
+    ids, types = SpecialTokenTemplate(before=(SOS,), between=(EOS, EOS), after=(EOS,)).pair([7], [8, 9])
     assert ids == [SOS, 7, EOS, EOS, 8, 9, EOS]
     assert types == [0, 0, 0, 0, 1, 1, 1]
 
 
 @given(FRAMES, IDS, IDS)
-def test_texts_stand_whole_in_their_frame(frame: Frame, first: list[int], second: list[int]) -> None:
-    one = frame.one(first)
+def test_texts_stand_whole_in_their_frame(
+    token_template: SpecialTokenTemplate, first: list[int], second: list[int]
+) -> None:
+    one = token_template.one(first)
     assert [i for i in one if i > MASK] == first
-    assert len(one) == len(frame.before) + len(first) + len(frame.after)
-    ids, types = frame.pair(first, second)
+    assert len(one) == len(token_template.before) + len(first) + len(token_template.after)
+    ids, types = token_template.pair(first, second)
     assert [i for i in ids if i > MASK] == first + second
     assert types == sorted(types)
-    assert types.count(1) == len(second) + len(frame.after)
+    assert types.count(1) == len(second) + len(token_template.after)
 
 
 @given(FRAMES)
-def test_a_frame_comes_back_from_its_dictionary(frame: Frame) -> None:
-    assert Frame.from_dict(frame.to_dict()) == frame
-    assert Frame.from_dict({}) == OWN  # models from before there were frames
+def test_a_frame_comes_back_from_its_dictionary(token_template: SpecialTokenTemplate) -> None:
+    assert SpecialTokenTemplate.from_dict(token_template.to_dict()) == token_template
+    assert SpecialTokenTemplate.from_dict({}) == OWN  # models from before there were frames
 
 
 def test_frames_of_a_vocabulary_follow_its_special_tokens() -> None:
     """By hand; a vocabulary that has no token to begin with begins with the one that ends, as GPT-2's."""
     assert (plain(LEARNED), classic(LEARNED)) == (OWN, CLASSIC)
-    assert plain(SpecialTokens(bos=7, eos=3)) == Frame((), (3,), (3,), (7,), (3,))
-    assert classic(SpecialTokens(eos=50256)) == Frame((50256,), (50256,), (50256,), (50256,), (50256,))
+    assert plain(SpecialTokens(bos=7, eos=3)) == SpecialTokenTemplate((), (3,), (3,), (7,), (3,))
+    assert classic(SpecialTokens(eos=50256)) == SpecialTokenTemplate((50256,), (50256,), (50256,), (50256,), (50256,))
     with pytest.raises(RegardError, match="no eos token, which the end of a text needs"):
         plain(SpecialTokens(bos=7))
 
 
 def test_a_text_is_ended_only_where_it_was_not() -> None:
-    assert NOTHING.ended(SpecialTokens(eos=9)) == Frame((), (9,), (9,), (), ())
+    assert NOTHING.ended(SpecialTokens(eos=9)) == SpecialTokenTemplate((), (9,), (9,), (), ())
     assert OWN.ended(SpecialTokens()) == OWN
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from regard.errors import RegardError
-from regard.text.language_identification import learned
-from regard.text.translation_direction import Routes
+from regard.text.language_identification import learn_profiles
+from regard.text.translation_direction import DirectionDetector
 
 TEXTS = {
     "en": "the man who went to the house of his friend said that he would not come with them hello how are you",
@@ -14,7 +14,7 @@ TEXTS = {
     "fr": "le garçon est allé à la maison de son ami et il a dit que nous ne sommes pas là pour vous bonjour",
 }
 DIRECTIONS = tuple(d for lang in ("de", "fr", "zh", "zh-Hant") for d in (f"en>{lang}", f"{lang}>en"))
-ROUTES = Routes(DIRECTIONS, {name: learned([text]) for name, text in TEXTS.items()})
+ROUTES = DirectionDetector(DIRECTIONS, {name: learn_profiles([text]) for name, text in TEXTS.items()})
 
 
 def pairs(texts: list[str], to: str | None = None, source: str | None = None) -> list[tuple[str, str]]:
@@ -85,13 +85,13 @@ def test_what_cannot_be_read_is_left(text: str) -> None:
 
 
 def test_a_model_that_reads_no_chinese_leaves_it() -> None:
-    routes = Routes(("en>de", "de>en"), ROUTES.profiles)
+    routes = DirectionDetector(("en>de", "de>en"), ROUTES.profiles)
     assert routes.of(["我们说汉语。"], None, None)[0].note.startswith("left as it is")
 
 
 def test_a_language_that_only_looks_like_one_is_noted() -> None:
     profiles = {name: own | {"~~~": -12.0} for name, own in ROUTES.profiles.items()}  # what is not there is rare
-    routes = Routes(DIRECTIONS, profiles)
+    routes = DirectionDetector(DIRECTIONS, profiles)
     (route,) = routes.of(["Nie wiem, co zrobić z tym wielkim problemem w domu"], None, None)
     assert route.source
     assert route.note == f"taken for {route.source}, but probably in none of en, de, fr, zh, zh-Hant"
@@ -113,7 +113,7 @@ def test_what_there_is_not_is_refused(texts: list[str], to: str | None, source: 
 
 
 def test_without_profiles_the_language_must_be_said() -> None:
-    routes = Routes(DIRECTIONS, {})
+    routes = DirectionDetector(DIRECTIONS, {})
     with pytest.raises(RegardError, match=r"no languages\.json.*--from"):
         routes.of(["the man"], None, None)
     assert routes.of(["12"], None, None)[0].source == ""
@@ -121,5 +121,5 @@ def test_without_profiles_the_language_must_be_said() -> None:
 
 
 def test_one_direction_needs_no_profiles() -> None:
-    routes = Routes(("fr>es", "fr>it"), {})
+    routes = DirectionDetector(("fr>es", "fr>it"), {})
     assert [route.pair for route in routes.of(["le garçon", "12"], None, None)] == [("fr", "es")] * 2

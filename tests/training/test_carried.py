@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from regard.config import TrainConfig
 from regard.data.batches import Batch
 from regard.data.shards import FilterReport, Filters, Store, TokenStore
-from regard.data.text_batches import CarriedBatches
+from regard.data.text_batches import StatefulBatches
 from regard.models.architectures import preset
 from regard.models.rnn import RNN
 from regard.tasks import language_modeling
 from regard.tasks.run_config import make_config
 from regard.text.special_tokens import PAD
 from regard.training.training_step import TrainingStep
-from regard.training.truncated_bptt import Carried, RecurrentObjective, recurrent_objective
+from regard.training.truncated_bptt import RecurrentObjective, StatefulObjective, recurrent_objective
 
 V = 19
 close: dict[str, Any] = {"atol": 1e-9, "rtol": 1e-7}
@@ -70,7 +70,7 @@ def assert_close_gradients(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("cell", ["lstm", "gru", "mut2"])
 def test_batches_that_go_on_have_the_loss_of_one_long_unroll(cell: str) -> None:
     model, ids = make(cell=cell), text(3, 13)
-    carried, whole = Carried(model, 3), RecurrentObjective(model)
+    carried, whole = StatefulObjective(model, 3), RecurrentObjective(model)
     found = torch.stack([carried(*batch) for batch in parts(ids, 4)]).sum(0)
     torch.testing.assert_close(found, whole(ids[:, :-1], ids[:, 1:]), **close)
     cold = torch.stack([carried(*batch) for batch in parts(ids, 4, fresh=(0, 1, 2))]).sum(0)
@@ -79,7 +79,7 @@ def test_batches_that_go_on_have_the_loss_of_one_long_unroll(cell: str) -> None:
 
 def test_nothing_is_truncated_where_a_batch_is_the_whole_text() -> None:
     model, ids = make(), text(3, 13)
-    Carried(model, 3)(*parts(ids, 12)[0])[0].backward()
+    StatefulObjective(model, 3)(*parts(ids, 12)[0])[0].backward()
     found = gradients(model)
     RecurrentObjective(model)(ids[:, :-1], ids[:, 1:])[0].backward()
     assert_close_gradients(found, gradients(model))
@@ -88,7 +88,7 @@ def test_nothing_is_truncated_where_a_batch_is_the_whole_text() -> None:
 def test_gradients_stop_where_a_batch_begins_and_nowhere_else() -> None:
     """The oracle: the long unroll, layer by layer, whose states are cut out of the graph between the two parts."""
     model, ids = make(), text(3, 13)
-    carried = Carried(model, 3)
+    carried = StatefulObjective(model, 3)
     for batch in parts(ids, 6):
         carried(*batch)[0].backward()
     found = gradients(model)
@@ -104,7 +104,7 @@ def test_gradients_stop_where_a_batch_begins_and_nowhere_else() -> None:
 
 def test_a_fresh_stream_begins_at_zero_and_the_others_go_on() -> None:
     model, ids = make(), text(3, 9)
-    carried = Carried(model, 3)
+    carried = StatefulObjective(model, 3)
     (_, none, _), second = parts(ids, 4)
     carried(ids[:, :4], none, ids[:, 1:5])
     carried(second[0], torch.tensor([False, True, False]), second[2])
@@ -119,7 +119,7 @@ def test_steps_carry_the_state_whether_or_not_batches_are_accumulated(accumulate
     model, ids = make().float(), text(2, 17)
     config = TrainConfig(accumulate=accumulate, label_smoothing=0.0)
     objective = recurrent_objective(model, config, 2)
-    assert isinstance(objective, Carried)
+    assert isinstance(objective, StatefulObjective)
     step = TrainingStep(objective, config, torch.device("cpu"), torch.float32)
     places = [x.data_ptr() for x in objective.state]
     batches = [Batch(inputs, inputs[0].numel()) for inputs in parts(ids, 4)]
@@ -162,11 +162,11 @@ def test_what_is_not_scored_is_not_asked_to_be_small() -> None:
 
 def test_smoothing_and_carrying_are_as_the_settings_say() -> None:
     model = make()
-    kept = recurrent_objective(model, TrainConfig(activity=2.0, slowness=1.0, label_smoothing=0.1), 4)
-    assert isinstance(kept, Carried)
-    assert (kept.label_smoothing, kept.activity, kept.slowness) == (0.1, 2.0, 1.0)
+    kept = recurrent_objective(model, TrainConfig(ar_weight=2.0, tar_weight=1.0, label_smoothing=0.1), 4)
+    assert isinstance(kept, StatefulObjective)
+    assert (kept.label_smoothing, kept.ar_weight, kept.tar_weight) == (0.1, 2.0, 1.0)
     plain = recurrent_objective(model, TrainConfig(carry=False, label_smoothing=0.0), 4)
-    assert not isinstance(plain, Carried)
+    assert not isinstance(plain, StatefulObjective)
     assert not dict(plain.named_buffers(recurse=False))
 
 
@@ -191,7 +191,7 @@ def test_validation_reads_the_whole_text_as_one(streams: int, monkeypatch: pytes
     for name, value in {"WIDTH": 16, "LEAD": 12, "STREAMS": streams, "ENOUGH": 2}.items():
         monkeypatch.setattr(language_modeling, name, value)
     _, batches = language_modeling.scoring(model, store, config)
-    assert isinstance(batches, CarriedBatches)
+    assert isinstance(batches, StatefulBatches)
     assert (batches.streams, batches.lead) == (streams, 12 if streams > 1 else 0)
     found = language_modeling.measure(model, store, 3200, config, torch.device("cpu"))
     assert found.loss == pytest.approx(unrolled(model, store), abs=1e-5 if streams > 1 else 1e-6)
@@ -204,8 +204,8 @@ def test_streams_without_a_lead_would_be_worse() -> None:
     model, store = make().eval(), stored(400)
     losses = []
     for lead in (0, 12):  # an LSTM forgets about half of its state with each token
-        batches = CarriedBatches(store.source, 8, 20, 0, shifting=False, lead=lead)
-        objective = Carried(model, 20)
+        batches = StatefulBatches(store.source, 8, 20, 0, shifting=False, lead=lead)
+        objective = StatefulObjective(model, 20)
         losses.append(sum(objective(*batch.inputs)[1].item() for batch in batches.once()) / 399)
     expected = unrolled(model, store)
     assert abs(losses[1] - expected) < 0.1 * abs(losses[0] - expected)
@@ -226,8 +226,8 @@ RUN: dict[str, Any] = {
         "model.attention_dropout": 0.0,
         "model.n_heads": 0,
         "model.d_ff": 0,
-        "train.activity": 1.0,
-        "train.slowness": 0.5,
+        "train.ar_weight": 1.0,
+        "train.tar_weight": 0.5,
     },
 }
 
@@ -268,7 +268,7 @@ def test_interrupted_and_resumed_it_is_the_same_run(
 
 
 def test_without_carrying_windows_are_shuffled_and_nothing_is_kept(corpus: Path, tmp_path: Path) -> None:
-    run = fit(corpus / tmp_path.name, **{**RUN, "train.carry": False})
+    run = fit(corpus / tmp_path.name, **{**RUN, "train.carry_state": False})
     assert not list((run / "checkpoints").glob("*/carried.safetensors"))
     assert [line["kind"] for line in metrics(run)].count("valid") == 5
 
@@ -278,7 +278,7 @@ def test_without_carrying_windows_are_shuffled_and_nothing_is_kept(corpus: Path,
 
 def descended(compile: bool, accumulate: int, cell: str) -> tuple[TrainingStep, RNN]:
     net = make(cell=cell, d_model=16, **{"recurrent.d_hidden": 32}).float().cuda().train()
-    config = TrainConfig(compile=compile, accumulate=accumulate, label_smoothing=0.0, activity=1.0, slowness=1.0)
+    config = TrainConfig(compile=compile, accumulate=accumulate, label_smoothing=0.0, ar_weight=1.0, tar_weight=1.0)
     step = TrainingStep(recurrent_objective(net, config, 6), config, torch.device("cuda"), torch.float32)
     batches = [Batch(inputs, inputs[0].numel()) for inputs in parts(text(6, 81), 8, fresh=(0, 5))]
     for i in range(0, len(batches), accumulate):

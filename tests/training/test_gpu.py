@@ -8,7 +8,7 @@ from tokens import EOS, SOS
 from regard.config import DecodeConfig, TrainConfig
 from regard.data.batches import Batch
 from regard.decode.batch_decoding import decode
-from regard.device import set_up
+from regard.device import set_up_device
 from regard.kernels.masks import FULL
 from regard.layers.attention_kernels import make_plan
 from regard.models.architectures import make_model, preset
@@ -206,7 +206,7 @@ def test_decoding_on_the_gpu_says_what_the_cpu_says(beam: int) -> None:
 
 def test_gradients_under_a_mask_are_finite() -> None:
     """cuDNN's attention returned NaN gradients for long rows of padding; `set_up` takes it out of the choice."""
-    set_up(TrainConfig(device="cuda"))
+    set_up_device(TrainConfig(device="cuda"))
     assert not torch.backends.cuda.cudnn_sdp_enabled()
     torch.manual_seed(0)
     steps, lengths = torch.arange(64, device="cuda"), torch.randint(2, 64, (128, 1), device="cuda")

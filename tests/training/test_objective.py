@@ -16,7 +16,7 @@ from regard.config import ModelConfig, TrainConfig
 from regard.data.batches import Batch
 from regard.data.shards import TokenStore
 from regard.data.text_batches import PackedBatches
-from regard.layers.quantization import packed
+from regard.layers.quantization import quantize_model
 from regard.models.architectures import make_model, preset
 from regard.models.gpt import GPT
 from regard.text.special_tokens import PAD
@@ -260,7 +260,7 @@ def test_a_model_packed_for_a_cpu_is_scored_as_well() -> None:
     model = make_model(tiny()).eval()
     before = Objective(model)(IDS, NEXT)
     with torch.no_grad():
-        after = Objective(packed(model, "fp16"))(IDS, NEXT)
+        after = Objective(quantize_model(model, "fp16"))(IDS, NEXT)
     torch.testing.assert_close(after, before, rtol=1e-2, atol=0)
 
 

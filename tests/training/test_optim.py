@@ -149,7 +149,7 @@ def test_clipping_divides_every_gradient_by_one_number(options: dict[str, Any]) 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("options", [*OPTIONS, {"recompute": True}], ids=str)
+@pytest.mark.parametrize("options", [*OPTIONS, {"activation_checkpointing": True}], ids=str)
 def test_recorded_steps_equal_plain_ones_with_every_option(options: dict[str, Any]) -> None:
     from test_gpu import run
 

@@ -22,7 +22,7 @@ from regard.training.optimizer import Updater, prepare
 
 def model(recompute: bool, **changes: Any) -> Transformer:
     net = transformer(**changes).train()
-    prepare(net, TrainConfig(recompute=recompute))
+    prepare(net, TrainConfig(activation_checkpointing=recompute))
     return net
 
 
@@ -112,17 +112,17 @@ def test_nothing_is_computed_twice_where_nothing_is_learned() -> None:
 
 def test_training_says_whether(tmp_path: Path) -> None:
     net = transformer()
-    Updater(net, TrainConfig(recompute=True))
-    assert net.encoder.recompute
-    assert net.decoder.recompute
+    Updater(net, TrainConfig(activation_checkpointing=True))
+    assert net.encoder.activation_checkpointing
+    assert net.decoder.activation_checkpointing
     Updater(net, TrainConfig())
-    assert not net.encoder.recompute
+    assert not net.encoder.activation_checkpointing
 
 
 def test_a_run_that_recomputes_is_the_same_run(tmp_path: Path) -> None:
     write_corpus(tmp_path)
     fit(tmp_path / "plain")
-    fit(tmp_path / "again", **{"train.recompute": True})
+    fit(tmp_path / "again", **{"train.activation_checkpointing": True})
     assert_same_run(tmp_path / "again", tmp_path / "plain")
 
 
@@ -134,7 +134,7 @@ def test_recorded_dropout_is_refused(drop: str) -> None:
     for p, compile, refused in ((0.1, True, True), (0.1, False, False), (0.0, True, False)):
         net = nn.Module()
         net.there, net.model = there, transformer(**{drop: p})
-        config = TrainConfig(recompute=True, compile=compile)
+        config = TrainConfig(activation_checkpointing=True, compile=compile)
         if refused:
             with pytest.raises(RegardError, match=r"dropout .* to 0, or train.compile to false"):
                 prepare(net, config)

@@ -18,7 +18,7 @@ from torch import nn
 
 from regard.config import TrainConfig
 from regard.errors import RegardError
-from regard.kernels.hashing import mixed
+from regard.kernels.hashing import hash_bits
 from regard.training import stochastic_rounding
 from regard.training.checkpoint import Checkpoints, Progress
 from regard.training.optimizer import Updater
@@ -58,7 +58,7 @@ def test_bits_are_uniform_and_know_nothing_of_each_other() -> None:
     torch.manual_seed(0)
     like = torch.zeros(2**16)
     first, second = (random_bits(seed, like) for seed in draw_seeds(2, like.device))
-    words = [first, second, first.roll(1), first >> 16, mixed(first)]
+    words = [first, second, first.roll(1), first >> 16, hash_bits(first)]
     signs = torch.stack([(word >> i & 1) * 2.0 - 1 for word in words for i in range(16)])  # (80, 2^16)
     correlation = signs @ signs.T / 2**16
     assert (correlation - torch.eye(80)).abs().max() < 5 / 2**8
@@ -70,14 +70,14 @@ def test_bits_are_uniform_and_know_nothing_of_each_other() -> None:
 def test_mixing_is_a_permutation_and_the_published_one() -> None:
     """MurmurHash3's last step, in 32 bits that wrap around."""
     x = torch.arange(2**16) * 40503
-    assert len(mixed(x).unique()) == len(x)
+    assert len(hash_bits(x).unique()) == len(x)
     y = x.numpy().astype(np.uint32)
     y ^= y >> np.uint32(16)
     y *= np.uint32(0x85EBCA6B)
     y ^= y >> np.uint32(13)
     y *= np.uint32(0xC2B2AE35)
     y ^= y >> np.uint32(16)
-    np.testing.assert_array_equal(mixed(x).numpy(), y.astype(np.int64))
+    np.testing.assert_array_equal(hash_bits(x).numpy(), y.astype(np.int64))
 
 
 # ---- AdamW ------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import regard
 from regard import cli
 from regard.config import Config, recipes
 from regard.errors import RegardError
-from regard.files import add_file, damage, read_json
+from regard.files import add_file, find_damage, read_json
 from regard.tasks.run import train_config as train
 from regard.training.checkpoint import Checkpoints
 
@@ -120,7 +120,7 @@ def test_an_allowed_name_works_to_the_end(recipe: Path, name: str) -> None:
     run = regard.train(recipe, quiet=True, name=name)
     assert run == Path("runs") / name
     regard.resume(run, quiet=True)
-    assert damage(run / "model") is None
+    assert find_damage(run / "model") is None
     assert recipes.load(run / "config.toml")["name"] == name
 
 
@@ -247,7 +247,7 @@ def test_overwrite_removes_what_regard_wrote_and_nothing_else(run: Path, referen
     check_own(own)
     assert not (run / "hypotheses" / "test.de").exists()
     assert not events & set((run / "tensorboard").iterdir())
-    assert damage(run / "model") is None
+    assert find_damage(run / "model") is None
     without_own(own)
     assert_same_run(run, reference)
 
@@ -275,7 +275,7 @@ def test_a_resumed_finish_keeps_a_users_files(run: Path, reference: Path) -> Non
     (run / "model" / "model.safetensors").write_bytes(b"damaged")
     regard.resume(run, quiet=True)
     check_own(own)
-    assert damage(run / "model") is None
+    assert find_damage(run / "model") is None
     without_own(own)
     assert_same_run(run, reference)
 
@@ -286,7 +286,7 @@ def test_a_model_without_its_manifest_is_made_again(run: Path, reference: Path, 
     (run / "model" / "manifest.json").write_text(manifest)
     regard.resume(run, quiet=True)
     check_own(own)
-    assert damage(run / "model") is None
+    assert find_damage(run / "model") is None
     without_own(own)
     assert_same_run(run, reference)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from regard.errors import RegardError
-from regard.files import seal
+from regard.files import write_manifest
 from regard.vectors import formats as files
 from regard.vectors.formats import project
 from regard.vectors.word_vectors import WordVectors
@@ -258,7 +258,7 @@ def test_a_folder_with_a_word_too_few_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RegardError, match=r"words\.txt does not match its checksum"):
         WordVectors.load(tmp_path / "v")
     (tmp_path / "v" / "manifest.json").unlink()
-    seal(tmp_path / "v")
+    write_manifest(tmp_path / "v")
     with pytest.raises(RegardError, match="1 words and vectors of shape"):
         WordVectors.load(tmp_path / "v")
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from regard.config import DecodeConfig
-from regard.decode.constraints import Hypothesis, length_limits, opened, pad
-from regard.decode.generation import Row, distinct
+from regard.decode.constraints import Hypothesis, length_limits, opened, pad_rows
+from regard.decode.generation import GenerationRequest, distinct
 from regard.decode.graphs.engine import Engine, Job, Snapshot, engine_for, power, rounded, slots_for
 from regard.decode.graphs.slots import collect, unpack
 
@@ -68,7 +68,7 @@ class Translation(Job[Sample]):
             return
         engine, device = self.engine, self.engine.slots.last.device
         which, rows = torch.tensor(slots, device=device), engine.rows(slots)
-        self._read(pad([self.sources[i] for i, _ in entering], device), which)
+        self._read(pad_rows([self.sources[i] for i, _ in entering], device), which)
         limits = torch.tensor([self.limits[i] for i, _ in entering], device=device)
         engine.slots.enter(which, limits, self.start[-1], len(self.start) - 1, self.options)
         seeds = [(self.options.seed + i) * self.options.nbest + j for i, j in entering for _ in range(engine.k)]
@@ -99,14 +99,14 @@ class Translation(Job[Sample]):
         return [sorted(found, key=lambda h: -h.score) if self.samples > 1 else found for found in samples]
 
 
-def steps(model: Any, rows: list[Row], options: DecodeConfig) -> Iterator[list[Row]]:
+def steps(model: Any, rows: list[GenerationRequest], options: DecodeConfig) -> Iterator[list[GenerationRequest]]:
     """Return an iterator over a few tokens more for every open row at a time, until all have ended; it yields those that
     got some. A model whose step cannot be captured raises `NotCapturable` here, before anything is written."""
     return _steps(Continuation(model, rows, options))
 
 
 @torch.inference_mode()
-def _steps(continuation: Continuation) -> Iterator[list[Row]]:
+def _steps(continuation: Continuation) -> Iterator[list[GenerationRequest]]:
     before: Snapshot | None = None
     with continuation as job:
         while job.waiting or job.working:
@@ -117,8 +117,8 @@ def _steps(continuation: Continuation) -> Iterator[list[Row]]:
             before = after
 
 
-class Continuation(Job[Row]):
-    def __init__(self, model: Any, rows: list[Row], options: DecodeConfig) -> None:
+class Continuation(Job[GenerationRequest]):
+    def __init__(self, model: Any, rows: list[GenerationRequest], options: DecodeConfig) -> None:
         self.model, self.options = model, options
         columns = max(64, power(max(len(row.prompt) + row.limit for row in rows)))  # a conversation grows
         room = min(max(64, power(max(row.limit for row in rows))), columns)
@@ -144,13 +144,13 @@ class Continuation(Job[Row]):
     def _read(self, prompts: list[list[int]], which: torch.Tensor) -> None:
         """Neighbours with the same prompt, samples of it, are read once."""
         different, copies = distinct(prompts)
-        ids = pad([prompt[:-1] for prompt in different], which.device)
+        ids = pad_rows([prompt[:-1] for prompt in different], which.device)
         if ids.shape[1] == 0:
             return self.engine.state.clear(which)
         _, state = self.model.read_prompt(ids)
         self.engine.state.enter(which, state, torch.tensor(copies, device=ids.device))
 
-    def hear(self, snapshot: Snapshot) -> list[Row]:
+    def hear(self, snapshot: Snapshot) -> list[GenerationRequest]:
         """Tell the rows what was written for them; those that have ended leave."""
         snapshot.wait()
         fields = unpack(snapshot.packed, 1)

@@ -24,8 +24,8 @@ from regard.decode.constraints import budget
 from regard.decode.graphs.slots import Slots, advance, beam_step
 from regard.decode.graphs.step_model import Shadow, stepped
 from regard.decode.graphs.top_candidates import candidates, likeliest
-from regard.decode.sampling import draw
-from regard.kernels.cuda_graph import Replayed
+from regard.decode.sampling import choose_next
+from regard.kernels.cuda_graph import GraphedCallable
 from regard.layers.decoding_state import state_bytes
 from regard.layers.part import part_in
 from regard.layers.static_decoding_state import StaticState
@@ -79,7 +79,7 @@ class Engine:
             vocabulary = self.shadow.head.weight.shape[0]
             self.seen = torch.zeros((b * k, vocabulary), dtype=torch.bool, device=device)
         step = self._search if k > 1 else self._write
-        self.step: Callable[[], None] = Replayed(step) if device.type == "cuda" else step
+        self.step: Callable[[], None] = GraphedCallable(step) if device.type == "cuda" else step
         self.tried = device.type != "cuda"
         self.burst = 0
         self.home: tuple[Shelf, object] = (OrderedDict(), None)  # where it rests
@@ -136,7 +136,7 @@ class Engine:
         if options.temperature == 0 and self.seen is None:
             token, log_prob = likeliest(logits, slots.no_end, *self.special)
         else:
-            token, log_prob = draw(logits, self.seen, slots.no_end, self.seeds, slots.step, options, self.config)
+            token, log_prob = choose_next(logits, self.seen, slots.no_end, self.seeds, slots.step, options, self.config)
         self.gained.scatter_(1, slots.step[:, None].long(), log_prob[:, None])
         advance(slots, token, log_prob, options)
 

@@ -20,7 +20,7 @@ from regard.layers.embedding import Head
 from regard.layers.positions.scheme import Positions
 from regard.layers.quantization import LargeLinear
 from regard.layers.stack import Stack
-from regard.layers.variational_dropout import LockedDropout
+from regard.layers.variational_dropout import VariationalDropout
 
 TILE = 64
 DROPS = "dropout, which is active in training mode"
@@ -53,7 +53,7 @@ class Shadow:
         self.model.head = self.head = StepHead(self.model.head, model.head, self)  # type: ignore[arg-type]
         for _, part in self.model.named_modules():
             if isinstance(part, Stack):
-                part.recompute = False
+                part.activation_checkpointing = False
         self.autocast = any(p.dtype != dtype and p.is_floating_point() for p in model.parameters())
 
     def _converted(self, parameter: Tensor) -> Tensor:
@@ -111,11 +111,11 @@ class StepHead(nn.Module):
                 self.bias[: self.size].copy_(bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        from regard.kernels.step_linear import one_row, runs_kernels
+        from regard.kernels.step_linear import linear_one_row, runs_kernels
 
         x = x * self.scale if self.scale != 1.0 else x
         if len(x) == 1 and runs_kernels(x) and x.dtype == self.weight.dtype:
-            return one_row(x, self.weight, self.bias)
+            return linear_one_row(x, self.weight, self.bias)
         return F.linear(x, self.weight, self.bias)
 
 
@@ -136,7 +136,7 @@ def cannot(model: nn.Module) -> str:
                 return DROPS
             if not module.mask.causal:
                 return f"a mask that is not causal ({module.mask})"
-        if isinstance(module, (nn.Dropout, LockedDropout)) and module.training and module.p > 0:
+        if isinstance(module, (nn.Dropout, VariationalDropout)) and module.training and module.p > 0:
             return DROPS
         reason = altered_by(module)
         if reason:

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.kernels.step_linear import MACHINE, launch, let_next_start, runs_kernels, wait_for_past
+from regard.kernels.step_linear import MACHINE, launch, launch_dependents, runs_kernels, wait_for_previous
 
 LOG2E: tl.constexpr = tl.constexpr(1 / math.log(2))
 BEYOND: tl.constexpr = tl.constexpr(2**30)  # more than any id
@@ -140,8 +140,8 @@ def best_of_parts_kernel(
 ):  # fmt: skip
     """One part of one row. NEVER are the ids that are no candidates; they and END lie between LOW and HIGH, so that most
     blocks need not look for them."""
-    let_next_start(EARLY)
-    wait_for_past(EARLY)
+    launch_dependents(EARLY)
+    wait_for_previous(EARLY)
     n, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     early = tl.load(no_end + n) != 0
     begin = part * width
@@ -195,8 +195,8 @@ def total_of(part_z, P: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def log_sum_exp_kernel(part_z, out, P: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    let_next_start(EARLY)
-    wait_for_past(EARLY)
+    launch_dependents(EARLY)
+    wait_for_previous(EARLY)
     n = tl.program_id(0)
     tl.store(out + n, total_of(part_z + n * P, P, BLOCK))
 
@@ -205,8 +205,8 @@ def log_sum_exp_kernel(part_z, out, P: tl.constexpr, BLOCK: tl.constexpr, EARLY:
 def best_of_kernel(
     value, index, log_z, token, log_prob, C: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):
-    let_next_start(EARLY)
-    wait_for_past(EARLY)
+    launch_dependents(EARLY)
+    wait_for_previous(EARLY)
     n, c = tl.program_id(0), tl.arange(0, BLOCK)
     x = tl.load(value + n * C + c, mask=c < C, other=-float("inf"))
     ids = tl.load(index + n * C + c, mask=c < C, other=BEYOND)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.config import ModelConfig
 from regard.config.registry import register, setting
 from regard.kernels.attention_functions import Rotation, merge_heads, rotate, split_heads, split_qkv
-from regard.kernels.masks import window
+from regard.kernels.masks import with_window
 from regard.layers.attention_kernels import Plan, make_plan, runnable, settled
 from regard.layers.context import Context, Request
 from regard.layers.decoding_state import LENGTH, Columns, PerSentence, Storage
@@ -71,7 +71,7 @@ class SelfAttention(Attention, Mixer):
         return {"qkv": (self.n_kv_heads, [queries, self.d_head, self.d_head])}
 
     def prepare(self, request: Request) -> Prepared:
-        scheme, mask = request.scheme, window(request.mask, self.window)
+        scheme, mask = request.scheme, with_window(request.mask, self.window)
         rotation = scheme.rotation(request.positions)
         if request.sees_all and mask.triangle and not (scheme.relative or scheme.contextual):
             plan = Plan(runnable("sdpa"), mask, request.positions, request.keys, scheme=scheme)

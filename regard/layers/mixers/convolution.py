@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from regard.config import ModelConfig
 from regard.config.registry import register, setting
 from regard.errors import RegardError
-from regard.kernels.masks import NOWHERE, Mask
+from regard.kernels.masks import PAD_POSITION, Mask
 from regard.layers.context import Context, Request
 from regard.layers.decoding_state import PerRow, Storage
 from regard.layers.part import Mixer, Place
@@ -84,7 +84,7 @@ class Convolution(Mixer):
         last = ctx.positions.amax(1, keepdim=True)  # (B, 1), -1 in a row without tokens
         place = torch.arange(self.length, device=x.device)
         columns = last - (last - place) % self.length  # (B, length), the last position that stands in each place
-        kept.inputs.copy_(looked_up(x, columns.clamp(min=NOWHERE)))
+        kept.inputs.copy_(looked_up(x, columns.clamp(min=PAD_POSITION)))
         return self.forward(x, ctx)
 
     def step(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
@@ -106,7 +106,7 @@ def unfold(x: Tensor, reach: Reach) -> Tensor:
 def looked_up(x: Tensor, columns: Tensor) -> Tensor:
     """(B, S, C) -> (B, T, C)"""
     rows = torch.arange(len(x), device=x.device)[:, None]
-    return x[rows, columns.clamp(min=0)].masked_fill((columns == NOWHERE)[..., None], 0)
+    return x[rows, columns.clamp(min=0)].masked_fill((columns == PAD_POSITION)[..., None], 0)
 
 
 class Shift(torch.autograd.Function):
@@ -156,4 +156,4 @@ def beside(positions: Tensor, steps: Tensor) -> Tensor:
     length, wanted = positions.shape[1], positions + steps  # (K, B, T)
     columns = (torch.arange(length, device=positions.device) + steps).clamp(0, length - 1).expand_as(wanted)
     places = positions.expand_as(wanted).gather(2, columns)
-    return columns.where((places == wanted) & (places > NOWHERE) & (positions > NOWHERE), NOWHERE)
+    return columns.where((places == wanted) & (places > PAD_POSITION) & (positions > PAD_POSITION), PAD_POSITION)

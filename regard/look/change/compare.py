@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 from regard.decode.batch_decoding import decode
-from regard.decode.generation import longest, token_log_probs, write
+from regard.decode.generation import generate, max_length_of, token_log_probs
 from regard.errors import RegardError
-from regard.inference.generator import Writer
+from regard.inference.generator import Generator
 from regard.inference.translator import Translator
 from regard.look.alignment import words
 from regard.look.change.changes import positions
@@ -144,7 +144,7 @@ def html_row(cells: tuple[str, ...], same: bool) -> str:
     return f"<tr>{inside}</tr>" if same else f'<tr style="font-weight: bold">{inside}</tr>'
 
 
-def compare(user: Translator | Writer, text: str, changes: Sequence[Change], **options: Any) -> Difference:
+def compare(user: Translator | Generator, text: str, changes: Sequence[Change], **options: Any) -> Difference:
     """What a translator makes of a sentence, or a writer of a prompt, before and after the changes. Options are those of
     `[decode]`; words in changes are those of the unchanged input and output."""
     if not text.strip():
@@ -183,7 +183,7 @@ def check_places(changes: Sequence[Change], reads: Tokenizer, writes: Tokenizer,
 
 
 def check_room(model: nn.Module, read: list[int]) -> None:
-    if len(read) >= (most := longest(model)):
+    if len(read) >= (most := max_length_of(model)):
         raise RegardError(
             f"with that text the output begins with {len(read)} tokens, and the model was built for at most {most} "
             f"(model.max_len): replace it by a shorter one"
@@ -224,19 +224,21 @@ class Writes:
 class Translating(Writes):
     def __init__(self, user: Translator, to: str | None = None, **options: Any) -> None:
         self.user, self.to, self.options = user, to, user.decode_options(**{**options, "nbest": 1})
-        self.reads, self.writes = user.tokenizers.source, user.tokenizers.target
+        self.reads, self.generates = user.tokenizers.source, user.tokenizers.target
         self.device = next(user.model.parameters()).device
 
     def read(self, text: str) -> list[int]:
         return self.user.read(text, self.to)
 
     def begun(self, source: list[int]) -> list[int]:
-        return [*self.user.frame.start]
+        return [*self.user.token_template.start]
 
     def write(self, source: list[int], forced: list[int]) -> list[int]:
-        frame = replace(self.user.frame, before=(), after=(), start=(*self.user.frame.start, *forced))
+        token_template = replace(
+            self.user.token_template, before=(), after=(), start=(*self.user.token_template.start, *forced)
+        )
         model, longest = self.user.model, self.user.model.config.max_len
-        ((best, *_),) = decode(model, [source], self.options, longest, self.device, frame=frame)
+        ((best, *_),) = decode(model, [source], self.options, longest, self.device, token_template=token_template)
         return [*best.tokens, *([model.config.eos_token_id] if best.ended else [])]
 
     @torch.inference_mode()
@@ -251,11 +253,11 @@ class Translating(Writes):
 
 
 class Writing(Writes):
-    def __init__(self, user: Writer, to: str | None = None, **options: Any) -> None:
+    def __init__(self, user: Generator, to: str | None = None, **options: Any) -> None:
         if to is not None:
             raise RegardError(f"this model writes on and has no languages to translate to: leave out --to {to}")
         self.user, self.options = user, user.decode_options(**{**options, "n": 1})
-        self.reads = self.writes = user.tokenizer
+        self.reads = self.generates = user.tokenizer
 
     def read(self, text: str) -> list[int]:
         return self.user.framed(text)
@@ -271,12 +273,12 @@ class Writing(Writes):
             teller.push(token)
             return teller.stopped
 
-        (row,) = write(self.user.model, [prompt], self.options, hear)
+        (row,) = generate(self.user.model, [prompt], self.options, hear)
         return [*row.tokens, *([self.user.model.config.eos_token_id] if row.end == "end" else [])]
 
     def log_probs(self, source: list[int], written: list[int]) -> list[float]:
         """Of as many as there is room for: what was written after a short prompt may not fit after a longer one."""
-        read = [*source, *written][: longest(self.user.model)]
+        read = [*source, *written][: max_length_of(self.user.model)]
         (scored,) = token_log_probs(self.user.model, [read], self.options)
         return scored[len(source) - 1 :]
 

@@ -26,7 +26,7 @@ from regard.look.figures import Image, draw
 from regard.look.forward import KINDS
 from regard.look.record import layers_of
 from regard.metrics.translation_scores import UNSPACED
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 from regard.models.model import TranslationModel
 from regard.terminal import progress_bar
 from regard.text.special_tokens import PAD
@@ -126,7 +126,7 @@ def heads_of(model: nn.Module) -> list[tuple[str, int]]:
 
 
 def scan(
-    bundle: Bundle,
+    package: ModelPackage,
     source: Sequence[str],
     target: Sequence[str] = (),
     metric: str = "loss",
@@ -137,23 +137,23 @@ def scan(
     all in `source`; `to` is the language, for a model that translates to several."""
     if metric not in ("loss", "bleu"):
         raise RegardError(f"the metric is loss or bleu, not '{metric}'")
-    if isinstance(bundle.model, TranslationModel) and not target:
+    if isinstance(package.model, TranslationModel) and not target:
         raise RegardError("a model that translates is measured on sentences and their translations: give a target too")
-    if not isinstance(bundle.model, TranslationModel) and (target or metric == "bleu"):
+    if not isinstance(package.model, TranslationModel) and (target or metric == "bleu"):
         raise RegardError("only translations have a target and a BLEU: this model is measured by its loss on a text")
     if metric == "loss":
-        found = scan_loss(bundle, rows_of(bundle, source, target, to), quiet)
+        found = scan_loss(package, rows_of(package, source, target, to), quiet)
         return replace(found, left_out=len(source) - found.sentences if target else 0)
-    return scan_bleu(Translator(bundle), source, target, to, quiet)
+    return scan_bleu(Translator(package), source, target, to, quiet)
 
 
 # ---- loss -------------------------------------------------------------------------------------------------------------
 
 
-def scan_loss(bundle: Bundle, batches: Sequence[Rows], quiet: bool) -> Scan:
+def scan_loss(package: ModelPackage, batches: Sequence[Rows], quiet: bool) -> Scan:
     """Batch by batch, so that what no decoder head changes is read once."""
     enough(sum(len(rows.wanted) for rows in batches))
-    model, heads = bundle.model, heads_of(bundle.model)
+    model, heads = package.model, heads_of(package.model)
     base, counts, zeroed = list[float](), list[int](), [list[float]() for _ in heads]
     with progress_bar("heads x batches", len(heads) * len(batches), quiet) as advance:
         for rows in batches:

@@ -33,14 +33,14 @@ from regard.config import ModelConfig
 from regard.config.registry import find
 from regard.errors import RegardError
 from regard.kernels.attention_functions import masked_softmax
-from regard.kernels.masks import FULL, NOWHERE
+from regard.kernels.masks import FULL, PAD_POSITION
 from regard.layers.attention_kernels import Plan, reference
 from regard.layers.cells import State
 from regard.layers.context import Context
 from regard.layers.mixers.attention import Attention
 from regard.layers.positions.scheme import Positions as Scheme
 from regard.layers.positions.scheme import make_positions, schemes_for
-from regard.layers.recurrent_attention import Alignment, Annotated
+from regard.layers.recurrent_attention import Alignment, SourceAnnotations
 from regard.layers.stack import Stack
 from regard.look.change.changes import (
     Change,
@@ -59,7 +59,7 @@ from regard.look.change.changes import (
 )
 from regard.look.change.edits import ChangedPlan, Edit, changed_plan, edits_of
 from regard.look.record import layers_of, swapped, uncompiled
-from regard.models.seq2seq import Searching
+from regard.models.seq2seq import RNNSearchDecoder
 
 __all__ = [
     "Change",
@@ -91,7 +91,7 @@ def changed(model: nn.Module, changes: Sequence[Change]) -> Iterator[None]:
             if isinstance(layer, Attention):
                 stack.enter_context(swapped({layer: Attending(layer, own)}, "plan"))
         for decoder in model.modules():
-            if isinstance(decoder, Searching) and decoder.attentive.cross in edits:
+            if isinstance(decoder, RNNSearchDecoder) and decoder.attentive.cross in edits:
                 Aligning(decoder, edits[decoder.attentive.cross]).enter(stack)
         # what was compiled or recorded for decoding knows nothing of this
         stack.enter_context(uncompiled(model, set(layers_of(model).values())))
@@ -118,7 +118,7 @@ class Attending:
 class Aligning:
     """Stands in the place of an alignment's `forward`. It counts the steps, since a recurrent decoder does not."""
 
-    def __init__(self, decoder: Searching, edits: Sequence[Edit]) -> None:
+    def __init__(self, decoder: RNNSearchDecoder, edits: Sequence[Edit]) -> None:
         self.decoder, self.layer, self.step = decoder, decoder.attentive.cross, 0
         earlier = vars(self.layer).get("forward")  # that of a `changed` around this one
         self.edits: list[Edit] = [*(earlier.edits if isinstance(earlier, Aligning) else ()), *edits]
@@ -131,7 +131,7 @@ class Aligning:
 
     def begin(self, annotations: Tensor, end: State, padding: Tensor) -> Any:
         self.step = 0
-        return Searching.begin(self.decoder, annotations, end, padding)
+        return RNNSearchDecoder.begin(self.decoder, annotations, end, padding)
 
     def __call__(self, states: Tensor, keys: Tensor, padding: Tensor) -> Tensor:
         """The weights (B, K, S) of states (B*K, H)."""
@@ -145,10 +145,10 @@ class Aligning:
 
     def plan(self, padding: Tensor, at: Tensor) -> ChangedPlan:
         """For queries at these steps (B, T)."""
-        places = torch.arange(padding.shape[1], device=padding.device).where(~padding, NOWHERE)
+        places = torch.arange(padding.shape[1], device=padding.device).where(~padding, PAD_POSITION)
         return ChangedPlan(reference, FULL, at, places, edits=tuple(self.edits))
 
-    def tell(self, states: Tensor, source: Annotated, annotations: Tensor) -> None:
+    def tell(self, states: Tensor, source: SourceAnnotations, annotations: Tensor) -> None:
         """Whoever listens hears of the changed plan; where all scores are alike, of queries and keys that are."""
         heard, n = self.layer.attend, states.shape[1]
         steps = torch.arange(self.step - n, self.step, device=states.device)
@@ -159,7 +159,7 @@ class Aligning:
             return heard(q, k, v, self.plan(source.padding, at))
 
         with swapped({self.layer: attend}, "attend"):
-            Searching.tell(self.decoder, states, source, annotations)
+            RNNSearchDecoder.tell(self.decoder, states, source, annotations)
 
 
 # ---- positions --------------------------------------------------------------------------------------------------------

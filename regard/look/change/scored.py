@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.data.noise import mask_tokens
-from regard.decode.constraints import pad
+from regard.decode.constraints import pad_rows
 from regard.errors import RegardError
 from regard.inference.translator import Translator
-from regard.model_folder import Bundle
-from regard.models.architectures import of
+from regard.model_folder import ModelPackage
+from regard.models.architectures import architecture_of
 from regard.models.model import TranslationModel
 from regard.text.special_tokens import PAD
 
@@ -50,15 +50,17 @@ def losses_of(model: nn.Module, rows: Rows, memory: Any) -> list[float]:
     return result.index_add(0, asked.nonzero()[:, 0], torch.cat(scored).double()).tolist()
 
 
-def rows_of(bundle: Bundle, source: Sequence[str], target: Sequence[str] = (), to: str | None = None) -> list[Rows]:
+def rows_of(
+    package: ModelPackage, source: Sequence[str], target: Sequence[str] = (), to: str | None = None
+) -> list[Rows]:
     """All texts in batches, the longest first."""
-    device = next(bundle.model.parameters()).device
-    texts = [text for text in texts_of(bundle, source, target, to) if any(id != PAD for id in text[1])]
+    device = next(package.model.parameters()).device
+    texts = [text for text in texts_of(package, source, target, to) if any(id != PAD for id in text[1])]
     if not texts:
         raise RegardError("there is no text to measure the loss on: give a file with some lines")
     batches = []
     for group in grouped(texts, TOKENS["cuda" if device.type == "cuda" else "cpu"]):
-        read, wanted, sources = (pad([text[i] for text in group], device) for i in range(3))
+        read, wanted, sources = (pad_rows([text[i] for text in group], device) for i in range(3))
         batches.append(Rows(read, wanted, sources if target else None))
     return batches
 
@@ -74,14 +76,14 @@ def grouped(texts: list[Text], tokens: int) -> Iterator[list[Text]]:
         order = order[size:]
 
 
-def texts_of(bundle: Bundle, source: Sequence[str], target: Sequence[str], to: str | None) -> Iterator[Text]:
-    if isinstance(bundle.model, TranslationModel):
-        return pairs(Translator(bundle), source, target, to)
-    kind = of(bundle.config)
-    answers = kind.gives_classes(bundle.config)
-    if (kind.writes or kind.fills_blanks) and not answers and bundle.tokenizers is not None:
-        lines = (bundle.tokenizers.target.encode(line) for line in source if line.strip())
-        return (going_on if kind.writes else blanks)(bundle, lines)
+def texts_of(package: ModelPackage, source: Sequence[str], target: Sequence[str], to: str | None) -> Iterator[Text]:
+    if isinstance(package.model, TranslationModel):
+        return pairs(Translator(package), source, target, to)
+    kind = architecture_of(package.config)
+    answers = kind.gives_classes(package.config)
+    if (kind.generates or kind.fills_blanks) and not answers and package.tokenizers is not None:
+        lines = (package.tokenizers.target.encode(line) for line in source if line.strip())
+        return (going_on if kind.generates else blanks)(package, lines)
     raise RegardError("heads are scanned in models that translate, write or fill in blanks; this one does not")
 
 
@@ -91,29 +93,35 @@ def pairs(user: Translator, source: Sequence[str], target: Sequence[str], to: st
         raise RegardError(
             f"the source has {len(source)} lines and the target {len(target)}: give files that are aligned"
         )
-    frame, most = user.frame, user.model.config.max_len
+    token_template, most = user.token_template, user.model.config.max_len
     sources = user._tagged(user.tokenizers.source.encode_batch(source), to)
     for read, said in zip(sources, user.tokenizers.target.encode_batch(target), strict=True):
-        text = [*frame.start, *said], [*[PAD] * (len(frame.start) - 1), *said, *frame.end], frame.one(read)
+        text = (
+            [*token_template.start, *said],
+            [*[PAD] * (len(token_template.start) - 1), *said, *token_template.end],
+            token_template.one(read),
+        )
         if read and said and max(map(len, text)) <= most:
             yield text
 
 
-def going_on(bundle: Bundle, lines: Iterator[list[int]]) -> Iterator[Text]:
+def going_on(package: ModelPackage, lines: Iterator[list[int]]) -> Iterator[Text]:
     """Lines with their special tokens; where a model knows none, windows of all lines as one stream."""
-    frame, most = bundle.frame, bundle.config.max_len + 1
-    rows = [frame.one(ids) for ids in lines] if frame.one(()) else [[id for ids in lines for id in ids]]
-    given = max(0, len(frame.before) - 1)
+    token_template, most = package.token_template, package.config.max_len + 1
+    rows = (
+        [token_template.one(ids) for ids in lines] if token_template.one(()) else [[id for ids in lines for id in ids]]
+    )
+    given = max(0, len(token_template.before) - 1)
     for ids in (row[i : i + most] for row in rows for i in range(0, len(row), most - 1)):
         if len(ids) > 1 + given:
             yield ids[:-1], [*[PAD] * given, *ids[1 + given :]], []
 
 
-def blanks(bundle: Bundle, lines: Iterator[list[int]]) -> Iterator[Text]:
+def blanks(package: ModelPackage, lines: Iterator[list[int]]) -> Iterator[Text]:
     """The same blanks in every scan."""
-    assert bundle.tokenizers is not None
-    rng, frame = np.random.default_rng(0), bundle.frame
+    assert package.tokenizers is not None
+    rng, token_template = np.random.default_rng(0), package.token_template
     for ids in lines:
-        framed = np.array(frame.one(ids[: bundle.config.max_len - len(frame.one(()))]))
-        read, wanted = mask_tokens(framed, rng, bundle.config.source_vocab, bundle.tokenizers.source.special)
+        framed = np.array(token_template.one(ids[: package.config.max_len - len(token_template.one(()))]))
+        read, wanted = mask_tokens(framed, rng, package.config.source_vocab, package.tokenizers.source.special)
         yield read.tolist(), wanted.tolist(), []

@@ -26,9 +26,9 @@ from regard.errors import RegardError
 from regard.look.page.chain import chain_of
 from regard.look.page.seen import Seen, attention_of, described
 from regard.look.record import Record, layers_of, record
-from regard.model_folder import Bundle
-from regard.models.architectures import of
-from regard.models.classification_model import Classifier
+from regard.model_folder import ModelPackage
+from regard.models.architectures import architecture_of
+from regard.models.classification_model import ClassificationModel
 from regard.models.model import Model
 from regard.text.tokenizer import Tokenizers
 
@@ -40,7 +40,7 @@ TRANSLATIONS = {"translation", "alignment"}  # the kinds of models that translat
 class Sight:
     """A model, what it is given, and how."""
 
-    bundle: Bundle
+    package: ModelPackage
     name: str
     text: str
     changes: tuple[Any, ...]  # look/change/intervene.py
@@ -51,13 +51,13 @@ class Sight:
     @property
     def reader(self) -> Model:
         """The model under its answers."""
-        return reader_of(self.bundle.model)
+        return reader_of(self.package.model)
 
     @property
     def tokenizers(self) -> Tokenizers:
-        if self.bundle.tokenizers is None:
+        if self.package.tokenizers is None:
             raise RegardError("this model has no tokenizer, so it can read no text: import it with its tokenizer.json")
-        return self.bundle.tokenizers
+        return self.package.tokenizers
 
     def placed(self, strips: Any) -> Sight:
         """With places in the changes for the words in them, which are those of the unchanged input and output."""
@@ -74,7 +74,7 @@ class Sight:
         return changed(self.reader, self.changes)
 
     def checked(self, ids: list[int]) -> list[int]:
-        longest = self.bundle.config.max_len
+        longest = self.package.config.max_len
         if len(ids) > longest:
             raise RegardError(f"the text has {len(ids)} tokens, but the model reads at most {longest}: shorten it")
         return ids
@@ -85,42 +85,42 @@ class Sight:
 
     def view(self, kind: str, **parts: Any) -> Seen:
         model = {"name": self.name} if self.name else {}
-        model |= described(self.bundle.model, self.bundle.config)
+        model |= described(self.package.model, self.package.config)
         given = {"input": self.text, "model": model, "name": self.name, "changes": self.said}
         return Seen(kind, **(given | parts))
 
 
 def reader_of(model: nn.Module) -> Model:
-    reader = model.body if isinstance(model, Classifier) else model
+    reader = model.body if isinstance(model, ClassificationModel) else model
     assert isinstance(reader, Model)
     return reader
 
 
-def kind_of(bundle: Bundle) -> str:
-    if isinstance(bundle.model, Classifier):
+def kind_of(package: ModelPackage) -> str:
+    if isinstance(package.model, ClassificationModel):
         return "classification"
-    kind = of(bundle.config)
+    kind = architecture_of(package.config)
     if kind.translates:
         return "alignment" if kind.is_recurrent else "translation"
     return "filling" if kind.fills_blanks else "picture" if kind.sees_images else "language"
 
 
-def check_kinds(first: Seen, bundle: Bundle, name: str) -> None:
+def check_kinds(first: Seen, package: ModelPackage, name: str) -> None:
     """Whether a second model can be compared with a first view."""
-    kinds = first.kind, kind_of(bundle)
+    kinds = first.kind, kind_of(package)
     if kinds[0] != kinds[1] and not set(kinds) <= TRANSLATIONS:
-        names = first.name or first.model["architecture"], name or bundle.config.architecture
+        names = first.name or first.model["architecture"], name or package.config.architecture
         both = " and ".join(f"{name} ({kind})" for name, kind in zip(names, kinds, strict=True))
         raise RegardError(f"{both} are models of two kinds, which cannot be compared: look into each by itself")
 
 
-def eyes_for(bundle: Bundle) -> Callable[[Sight], Seen]:
+def eyes_for(package: ModelPackage) -> Callable[[Sight], Seen]:
     """Who looks into such a model; one in which nothing attends to anything is refused."""
     from regard.look.page import kinds_read, kinds_write
 
-    reader, config = reader_of(bundle.model), bundle.config
+    reader, config = reader_of(package.model), package.config
     found = layers_of(reader)
-    if not found and kind_of(bundle) == "alignment":
+    if not found and kind_of(package) == "alignment":
         raise RegardError(
             f"this model has no attention (model.score {config.score}), so there is nothing to look at: "
             f"train one with model.score additive, dot or general"
@@ -128,7 +128,7 @@ def eyes_for(bundle: Bundle) -> Callable[[Sight], Seen]:
     if not found:
         raise RegardError(f"no layer of this {config.architecture} attends to anything: there is nothing to look at")
     writers = {**dict.fromkeys(TRANSLATIONS, kinds_write.translation), "language": kinds_write.language}
-    return {**writers, **kinds_read.READERS}[kind_of(bundle)]
+    return {**writers, **kinds_read.READERS}[kind_of(package)]
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Kept:
 
     def parts(self, sight: Sight, strips: tuple[str, str]) -> dict[str, Any]:
         """Of a Transformer; `strips`: what its encoder and its decoder read."""
-        post = sight.bundle.config.norm == "post" and not sight.bundle.config.parallel
+        post = sight.package.config.norm == "post" and not sight.package.config.parallel
         chain = chain_of(self.vectors, self.records, strips, post)
         return {"attention": attention_of(self.records, strips), "chain": chain}
 
@@ -150,6 +150,6 @@ class Kept:
 def keep(sight: Sight, *inputs: Tensor) -> Kept:
     """Run the model on one row."""
     with sight.changed(), record(sight.reader, "*", stream=True) as tape:
-        result = sight.bundle.model(*inputs)
+        result = sight.package.model(*inputs)
     records = {name: tape[name][-1] for name in tape if tape[name]}
     return Kept(records, {name: found[-1][0] for name, found in tape.vectors.items() if found}, result[0])

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from regard.config import ViTSettings
-from regard.data.image_files import normalise, read_picture, to_floats
+from regard.data.image_files import normalize, read_image, to_floats
 from regard.data.labelled_text import CONTINUES, tags_to_pieces
 from regard.errors import RegardError
 from regard.look.alignment import words
@@ -21,7 +21,7 @@ from regard.look.change.compare import check_places
 from regard.look.change.intervene import Replace, Strips, other_source
 from regard.look.page.kinds import ALONE, Sight, keep
 from regard.look.page.seen import Patches, Seen, Strip, predictions_of, strip_of
-from regard.model_folder import Bundle
+from regard.model_folder import ModelPackage
 from regard.tasks.text_classification import framed
 from regard.text.tokenizer import Tokenizer
 
@@ -58,7 +58,7 @@ def filling(sight: Sight) -> Seen:
     inside = with_masks(tokenizer, sight.text)
     if not inside:
         raise RegardError("there is nothing to read: give a text, with <mask> where something is to be filled in")
-    sight, ids = altered(sight, sight.checked(sight.bundle.frame.one(inside)), tokenizer)
+    sight, ids = altered(sight, sight.checked(sight.package.token_template.one(inside)), tokenizer)
     kept = keep(sight, sight.row(ids))
     best = kept.result.argmax(-1).tolist()
     mask = tokenizer.special.mask
@@ -99,16 +99,16 @@ def going_on(tokenizer: Tokenizer, text: str) -> list[int]:
 def classification(sight: Sight) -> Seen:
     """A class, a number or tags. A tab stands between the texts of a pair."""
     check_asked(sight)
-    tokenizer, tagging = sight.tokenizers.source, sight.bundle.task == "tagging"
+    tokenizer, tagging = sight.tokenizers.source, sight.package.task == "tagging"
     ids, types, firsts = tagged_row(sight) if tagging else text_row(sight)
     sight, ids = altered(sight, ids, tokenizer)
     if len(ids) != len(types):
         raise RegardError(f"replace it by as many pieces: the text would have {len(ids)} instead of {len(types)}")
     kept = keep(sight, sight.row(sight.checked(ids)), sight.row(types))
     parts = {"strips": {"tokens": strip_of("text", tokenizer, ids)}, **kept.parts(sight, ALONE)}
-    if sight.bundle.task == "regression":
+    if sight.package.task == "regression":
         return sight.view("classification", output=f"{float(kept.result[0]):.4g}", **parts)
-    names = sight.bundle.labels
+    names = sight.package.labels
     if not tagging:
         return sight.view("classification", **parts, **ranked(kept.result, names))
     best = kept.result.argmax(-1).tolist()
@@ -120,16 +120,16 @@ def classification(sight: Sight) -> Seen:
 def text_row(sight: Sight) -> tuple[list[int], list[int], list[int]]:
     first, tab, second = sight.text.partition("\t")
     pair = (first, second) if tab else (first,)
-    (ids,), (types,) = framed([pair], sight.tokenizers.source, sight.bundle.frame)
+    (ids,), (types,) = framed([pair], sight.tokenizers.source, sight.package.token_template)
     return ids, types, []
 
 
 def tagged_row(sight: Sight) -> tuple[list[int], list[int], list[int]]:
     """Words are what white space leaves; a word's tag is that of its first piece, whose places are the last result."""
-    words, frame = sight.text.split(), sight.bundle.frame
+    words, token_template = sight.text.split(), sight.package.token_template
     pieces, marks = tags_to_pieces(words, [0] * len(words), sight.tokenizers.source)
-    ids = frame.one(pieces)
-    return ids, [0] * len(ids), [len(frame.before) + i for i, mark in enumerate(marks) if mark != CONTINUES]
+    ids = token_template.one(pieces)
+    return ids, [0] * len(ids), [len(token_template.before) + i for i, mark in enumerate(marks) if mark != CONTINUES]
 
 
 def ranked(logits: Tensor, names: Sequence[str]) -> dict[str, Any]:
@@ -146,10 +146,10 @@ def picture(sight: Sight) -> Seen:
     check_asked(sight)
     if tokens := [change for change in sight.changes if isinstance(change, Replace)]:
         raise RegardError(f"'{tokens[0]}': a picture has no words that could be replaced; change the file instead")
-    bundle, size = sight.bundle, sight.bundle.config.value("vit.patch_size")
-    pixels = read_for(bundle, Path(sight.text))  # (H, W, channels)
-    floats = normalise(to_floats(torch.from_numpy(np.stack([pixels]))), bundle.pixels["mean"], bundle.pixels["std"])
-    first = next(bundle.model.parameters())
+    package, size = sight.package, sight.package.config.value("vit.patch_size")
+    pixels = read_for(package, Path(sight.text))  # (H, W, channels)
+    floats = normalize(to_floats(torch.from_numpy(np.stack([pixels]))), package.pixels["mean"], package.pixels["std"])
+    first = next(package.model.parameters())
     rows, columns = pixels.shape[0] // size, pixels.shape[1] // size
     strip = patches(rows, columns)
     there = [(name, [*places]) for name, places in strip.words]
@@ -159,17 +159,17 @@ def picture(sight: Sight) -> Seen:
         "picture",
         strips={"tokens": strip},
         **kept.parts(sight, ALONE),
-        **ranked(kept.result, bundle.labels),
+        **ranked(kept.result, package.labels),
         picture=Patches(as_png(pixels), rows, columns),
     )
 
 
-def read_for(bundle: Bundle, path: Path) -> np.ndarray:
+def read_for(package: ModelPackage, path: Path) -> np.ndarray:
     """A picture in the size that the model learned, (H, W, channels) bytes."""
-    config, own = bundle.config, bundle.config.table(ViTSettings)
+    config, own = package.config, package.config.table(ViTSettings)
     side = round((config.max_len - 1) ** 0.5) * own.patch_size  # of an imported model, whose images are square
-    height, width = map(int, bundle.pixels.get("size", (side, side)))
-    return read_picture(path, height, width, own.image_channels)
+    height, width = map(int, package.pixels.get("size", (side, side)))
+    return read_image(path, height, width, own.image_channels)
 
 
 def patches(rows: int, columns: int) -> Strip:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.decode.batch_decoding import decode
 from regard.errors import RegardError
-from regard.inference.generator import Writer
+from regard.inference.generator import Generator
 from regard.inference.translator import Translator
 from regard.look.change.compare import Hand, Translating, Writing, check_places, check_room
 from regard.look.change.intervene import Replace, forced_target, other_source
@@ -20,7 +20,7 @@ from regard.look.page.chain import alignment_chain
 from regard.look.page.kinds import ALONE, Kept, Sight, keep, kind_of
 from regard.look.page.seen import Prediction, Seen, Strip, Twig, attention_of, predictions_of, strip_of
 from regard.look.tree import Node, Search
-from regard.text.special_token_template import Frame
+from regard.text.special_token_template import SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizer
 
 SIDES = ("source", "target")
@@ -30,7 +30,7 @@ def translation(sight: Sight) -> Seen:
     """By a Transformer or by RNNsearch, with the tree of its search."""
     if not sight.text.strip():
         raise RegardError("there is nothing to translate: give a sentence")
-    hand = Translating(Translator(sight.bundle), **sight.options)
+    hand = Translating(Translator(sight.package), **sight.options)
     sight, source, forced = altered(sight, hand)
     start = [*hand.begun(source), *forced]
     with sight.changed():
@@ -39,7 +39,7 @@ def translation(sight: Sight) -> Seen:
     along, notes = followed(sight, [*start, *written], text)
     kept = keep(sight, sight.row(source), sight.row(along[:-1]))
     return sight.view(
-        kind_of(sight.bundle),
+        kind_of(sight.package),
         output=text,
         strips=sides(sight, source, along[:-1]),
         **aligned(kept) if sight.reader.is_recurrent else kept.parts(sight, SIDES),
@@ -54,7 +54,7 @@ def language(sight: Sight) -> Seen:
     """A prompt, and what a GPT goes on with."""
     if not sight.text:
         raise RegardError("there is nothing to go on with: give the beginning of a text")
-    hand = Writing(Writer(sight.bundle), **sight.options)
+    hand = Writing(Generator(sight.package), **sight.options)
     first = hand.read(sight.text)
     sight, prompt, forced = altered(sight, hand)
     start = [*prompt, *forced]
@@ -86,15 +86,17 @@ def altered(sight: Sight, hand: Hand) -> tuple[Sight, list[int], list[int]]:
     begun = hand.begun(source)
     check_places(sight.changes, hand.reads, hand.writes, len(begun))
     forced = forced_target(sight.changes, [*begun, *first], hand.writes.encode)[len(begun) :]
-    check_room(sight.bundle.model, [*begun, *forced])
+    check_room(sight.package.model, [*begun, *forced])
     return sight, sight.checked(other), forced
 
 
 def searched(hand: Translating, source: list[int], start: list[int]) -> tuple[list[int], Search]:
     """What a translator writes after `start`, and how it found that. A short-list is not used."""
     live = Live(hand.user.model, hand.options, len(start))
-    frame = Frame(after=(), start=tuple(start))
-    (found,) = decode(live, [source], hand.options, hand.user.model.config.max_len, hand.device, frame=frame)
+    token_template = SpecialTokenTemplate(after=(), start=tuple(start))
+    (found,) = decode(
+        live, [source], hand.options, hand.user.model.config.max_len, hand.device, token_template=token_template
+    )
     written = [*found[0].tokens, *[hand.user.model.config.eos_token_id] * found[0].ended]
     return written, live.search(written)
 
@@ -129,7 +131,7 @@ def readable(sight: Sight, strip: Strip, ids: Sequence[int]) -> bool:
 
 
 def sides(sight: Sight, source: Sequence[int], target: Sequence[int]) -> dict[str, Strip]:
-    languages = dict(zip(SIDES, (sight.bundle.source, sight.bundle.target), strict=True))
+    languages = dict(zip(SIDES, (sight.package.source, sight.package.target), strict=True))
     labels = {side: f"{side} ({name})" if name else side for side, name in languages.items()}
     return {
         "source": strip_of(labels["source"], sight.tokenizers.source, source),

@@ -20,12 +20,12 @@ from regard.config import ModelConfig
 from regard.look.alignment import words
 from regard.look.page.chain import Stage
 from regard.look.record import Record
-from regard.models.architectures import of
+from regard.models.architectures import architecture_of
 from regard.text.tokenizer import Tokenizer
 from regard.text.tokenizer_training import SPACE
 
 if TYPE_CHECKING:
-    from regard.model_folder import Bundle
+    from regard.model_folder import ModelPackage
 
 CANDIDATES = 10
 
@@ -166,38 +166,38 @@ def see(
 ) -> Seen:
     """Let a model read a text, or a file with a picture, and keep all of it.
 
-    `model` is a folder, a loaded Bundle, or a Translator, Writer, Labeller or Embedder. `changes` (look/change) hold
+    `model` is a folder, a loaded ModelPackage, or a Translator, Writer, Labeller or Embedder. `changes` (look/change) hold
     while it runs. With `along` a model that writes also reads what another view of that kind wrote, so that the two can be
     compared token by token; its output is still its own, and with `own` what it reads is too. Options are those of
     `[decode]`, for models that write.
     """
     from regard.look.page.kinds import Sight, check_kinds, eyes_for
 
-    bundle, name = bundle_of(model)
+    package, name = package_of(model)
     if along is not None:
-        check_kinds(along, bundle, name)
-    return eyes_for(bundle)(Sight(bundle, name, str(text), tuple(changes), None if own else along, options))
+        check_kinds(along, package, name)
+    return eyes_for(package)(Sight(package, name, str(text), tuple(changes), None if own else along, options))
 
 
-def bundle_of(model: Any) -> tuple[Bundle, str]:
+def package_of(model: Any) -> tuple[ModelPackage, str]:
     """Whatever stands for a model, and its name."""
     from regard.device import pick_device
-    from regard.model_folder import Bundle, load
+    from regard.model_folder import ModelPackage, load
 
     if isinstance(model, (str, Path)):
         return load(Path(model), pick_device("cpu")), Path(model).resolve().name
-    if isinstance(model, Bundle):
+    if isinstance(model, ModelPackage):
         return model, ""
-    return (model.bundle if hasattr(model, "bundle") else rebuilt(model)), ""
+    return (model.package if hasattr(model, "package") else rebuilt(model)), ""
 
 
-def rebuilt(user: Any) -> Bundle:
+def rebuilt(user: Any) -> ModelPackage:
     """Of a Translator, Writer or Embedder, as much as looking asks for."""
     from regard.errors import RegardError
     from regard.inference.embedder import Embedder
-    from regard.inference.generator import Writer
+    from regard.inference.generator import Generator
     from regard.inference.translator import Translator
-    from regard.model_folder import Bundle
+    from regard.model_folder import ModelPackage
     from regard.text.tokenizer import Tokenizers
 
     if isinstance(user, Translator):
@@ -207,12 +207,14 @@ def rebuilt(user: Any) -> Bundle:
             "target": user.target,
             "directions": user.directions,
         }
-        return Bundle(user.model, user.tokenizers, "translation", frame=user.frame, **known)
-    if isinstance(user, Writer):
+        return ModelPackage(user.model, user.tokenizers, "translation", token_template=user.token_template, **known)
+    if isinstance(user, Generator):
         tokens = Tokenizers(user.tokenizer, user.tokenizer)
-        return Bundle(user.model, tokens, "causal-lm", user.options, frame=user.frame)
+        return ModelPackage(user.model, tokens, "causal-lm", user.options, token_template=user.token_template)
     if isinstance(user, Embedder):
-        return Bundle(user.model, Tokenizers(user.tokenizer, user.tokenizer), "masked-lm", frame=user.frame)
+        return ModelPackage(
+            user.model, Tokenizers(user.tokenizer, user.tokenizer), "masked-lm", token_template=user.token_template
+        )
     raise RegardError(f"a {type(user).__name__} is nothing to look into: give a model folder, or what load returns")
 
 
@@ -272,7 +274,7 @@ def predictions_of(
 def described(model: nn.Module, config: ModelConfig) -> dict[str, Any]:
     """What a model is, in a few words and numbers."""
     layers = {"encoder": config.n_encoder_layers, "decoder": config.n_decoder_layers}
-    kind = of(config)
+    kind = architecture_of(config)
     table: dict[str, Any] = {"architecture": config.architecture}
     if kind.is_recurrent:
         table |= {"cell": config.cell, "score": config.score, "d_hidden": config.value("recurrent.d_hidden")}

@@ -26,7 +26,7 @@ from regard.device import PEAK_FLOPS
 from regard.kernels.cross_entropy import chunk_rows
 from regard.layers.decoding_state import PerRow, declared
 from regard.models.analysis.counting import Counting, Shape, count, meta_model
-from regard.models.architectures import of
+from regard.models.architectures import architecture_of
 from regard.models.rnn import widths
 from regard.models.seq2seq import attends, reads_again
 
@@ -155,7 +155,7 @@ def inputs(model: nn.Module, batch: int, s: int, t: int) -> tuple[Tensor, ...]:
 
 def lengths(config: ModelConfig, length: int) -> tuple[int, int]:
     """How long source and target are in rows of `length` tokens; 0 for a side that the model does not have."""
-    sides = of(config).sides
+    sides = architecture_of(config).sides
     return length * ("encoder" in sides), length * ("decoder" in sides)
 
 
@@ -185,7 +185,7 @@ def parameter_table(model: nn.Module) -> list[dict[str, Any]]:
 
 def activations(config: ModelConfig, s: int, t: int) -> int:
     """Bytes that the backward pass of one row needs: what norms and products read, in bf16."""
-    return (recurrent_activations if of(config).is_recurrent else stack_activations)(config, s, t)
+    return (recurrent_activations if architecture_of(config).is_recurrent else stack_activations)(config, s, t)
 
 
 def stack_activations(config: ModelConfig, s: int, t: int) -> int:
@@ -203,21 +203,21 @@ def stack_activations(config: ModelConfig, s: int, t: int) -> int:
         3 if config.feedforward == "gated" else 1 if config.activation == "relu" else 2
     )  # relu is its own derivative's memory
     block = mixer + (summed + 2 * kept * f + (3 * f if config.ff_dropout else 0) if f else 0)
-    normed = config.embedding_norm and not of(config).sees_images
+    normed = config.embedding_norm and not architecture_of(config).sees_images
     ends = (4 * c if normed else 0) + (c if config.dropout else 0)  # the embeddings in fp32; a mask
     ends += 4 * c if config.norm == "pre" else 2 * c  # what a stack gives, and the last sum
     total = 0
     for n_blocks, tokens, crosses in stacks(config, s, t):
         total += tokens * (n_blocks * block + ends)
         total += n_blocks * crosses * (t * (summed + 4 * queries) + s * 4 * keys)
-    return total + (s * 8 * c if of(config).fills_blanks else 0)  # its head has a layer of its own
+    return total + (s * 8 * c if architecture_of(config).fills_blanks else 0)  # its head has a layer of its own
 
 
 def stacks(config: ModelConfig, s: int, t: int) -> list[tuple[int, int, bool]]:
     """Blocks, tokens, and whether they have cross-attention, of each stack."""
-    both = of(config).translates
+    both = architecture_of(config).translates
     encoder, decoder = (config.n_encoder_layers, s, False), (config.n_decoder_layers, t, both)
-    return [encoder, decoder] if both else [decoder if "decoder" in of(config).sides else encoder]
+    return [encoder, decoder] if both else [decoder if "decoder" in architecture_of(config).sides else encoder]
 
 
 def head_widths(config: ModelConfig) -> tuple[int, int]:
@@ -236,7 +236,7 @@ def recurrent_activations(config: ModelConfig, s: int, t: int) -> int:
         """Numbers of one token; with dropout between layers, what a layer reads is a copy."""
         return d_in + kept * sum(sizes) + (sum(sizes[:-1]) if recurrent.hidden_dropout else 0)
 
-    if not of(config).translates:
+    if not architecture_of(config).translates:
         sizes = [each * width for width in widths(config)]
         return t * 2 * (layers(c, sizes) + sizes[-1])
     annotation, brought, key = annotated(config)
@@ -251,7 +251,7 @@ def recurrent_activations(config: ModelConfig, s: int, t: int) -> int:
 def annotated(config: ModelConfig) -> tuple[int, int, int]:
     """How many numbers attention keeps of a token of the source: its annotation, what that brings to the gates, and its
     key; 0 where there is none, or where it is the annotation itself."""
-    if not of(config).translates or not attends(config):
+    if not architecture_of(config).translates or not attends(config):
         return 0, 0, 0
     recurrent, cell = config.table(RecurrentSettings), find("cell", config.cell)
     h, before = recurrent.d_hidden, not (cell.bare or recurrent.norm)
@@ -260,9 +260,12 @@ def annotated(config: ModelConfig) -> tuple[int, int, int]:
 
 def logit_bytes(config: ModelConfig, batch: int, s: int, t: int) -> int:
     """Those of tokens are there in bf16, a chunk at a time, and become their gradient; classes in fp32 beside theirs."""
-    if of(config).gives_classes(config):
+    if architecture_of(config).gives_classes(config):
         return batch * 8 * config.n_classes * (max(s, t) if config.answer == "token" else 1)
-    rows, vocab = batch * (t if "decoder" in of(config).sides else s), of(config).output_vocabulary(config)
+    rows, vocab = (
+        batch * (t if "decoder" in architecture_of(config).sides else s),
+        architecture_of(config).output_vocabulary(config),
+    )
     return 2 * vocab * min(rows, chunk_rows(rows, 2 * vocab, torch.device("cuda")))
 
 

@@ -35,7 +35,7 @@ from regard.errors import RegardError
 from regard.layers import recurrent
 from regard.layers.part import part_in
 from regard.models.architectures import make_model
-from regard.models.weights import Unfilled
+from regard.models.weights import SkipInit
 
 Shape = tuple[int, ...]
 
@@ -221,7 +221,7 @@ def joined(stacked: bool, parts: list[Tensor], dim: int = 0) -> Tensor:
 
 def meta_model(config: ModelConfig) -> nn.Module:
     """Build a model that takes no memory, whatever its size."""
-    with torch.device("meta"), Unfilled(), MetaShapes():
+    with torch.device("meta"), SkipInit(), MetaShapes():
         return make_model(config).eval()
 
 

@@ -10,11 +10,11 @@ from torch import nn
 
 from regard.config import ModelConfig
 from regard.config.registry import help_of
-from regard.kernels.masks import FULL, window
+from regard.kernels.masks import FULL, with_window
 from regard.layers.cells import Cell
 from regard.layers.kernel_selection import Situation, choose
 from regard.layers.recurrent import Recurrent
-from regard.layers.recurrent_attention import Attentive
+from regard.layers.recurrent_attention import AttentionCell
 from regard.layers.stack import Stack
 
 
@@ -48,7 +48,7 @@ def block_rows(stack: Stack, i: int, place: str, config: ModelConfig, device: st
     """The rows of block i, whose layer is only `self` or `cross` yet."""
     scheme = stack.schemes[i % len(stack.schemes)]  # one for all blocks, or one each
     mixer = stack.mixers[i]
-    mask = window(stack.mask, mixer.window)
+    mask = with_window(stack.mask, mixer.window)
     training = Situation(device, length, True, mask, scheme, stack.d_head, stack.attention_dropout, keys=length)  # type: ignore[arg-type]
     rows = two_rows("self", config.positions_at(place), training, place == "encoder")
     if not mixer.attends:
@@ -78,7 +78,7 @@ def recurrent_rows(model: nn.Module, length: int) -> list[Row]:
     for path, module in model.named_modules():
         reads = path == "encoder" or path.startswith("body")
         padded = path == "encoder" or bool(getattr(module, "bidirectional", False))
-        if isinstance(module, Attentive):
+        if isinstance(module, AttentionCell):
             rows += step_rows("decoder.0", "scan", "each step looks at the source with the state of the last", length)
         elif isinstance(module, Recurrent):
             first, n = 1 if path.endswith("above") else 0, len(module.layers)

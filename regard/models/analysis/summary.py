@@ -19,8 +19,8 @@ from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.models.analysis.cost import inputs, lengths
 from regard.models.analysis.counting import Shape, count, meta_copy
-from regard.models.architectures import of
-from regard.terminal import short, size, table
+from regard.models.architectures import architecture_of
+from regard.terminal import format_bytes, format_count, format_table
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Line:
 
     def cells(self) -> tuple[str, ...]:
         title = self.name + (" (tied)" if self.tied and self.name != "total" else "")
-        numbers = f"{self.parameters:,}", short(self.flops), size(self.weights)
+        numbers = f"{self.parameters:,}", format_count(self.flops), format_bytes(self.weights)
         return (title, " x ".join(f"{n:,}" for n in self.output), *numbers)
 
 
@@ -67,7 +67,7 @@ class Summary:
 
     def __str__(self) -> str:
         rows = [HEADER, *(line.cells() for line in (*self.lines, self.total))]
-        return "\n".join([self.title, "", *table(rows, 2), *([""] if self.notes else []), *self.notes])
+        return "\n".join([self.title, "", *format_table(rows, 2), *([""] if self.notes else []), *self.notes])
 
     def _repr_html_(self) -> str:
         """For notebooks."""
@@ -124,7 +124,7 @@ def asked_lengths(config: ModelConfig, batch: int, length: int | None, source_le
             )
         s = source_length
     check_lengths(config, batch, *((s, t) if two_sides else (max(s, t),)))
-    if of(config).sees_images and s < 2:
+    if architecture_of(config).sees_images and s < 2:
         raise RegardError(f"--length of a {config.architecture} is its patches and one more: at least 2")
     return s, t
 
@@ -132,7 +132,7 @@ def asked_lengths(config: ModelConfig, batch: int, length: int | None, source_le
 def check_lengths(config: ModelConfig, batch: int, *lengths: int) -> None:
     """Refuse rows that the model cannot have."""
 
-    endless = of(config).carries_state  # it reads texts of any length
+    endless = architecture_of(config).carries_state  # it reads texts of any length
     for length in lengths:
         if batch < 1 or length < 1 or (length > config.max_len and not endless):
             most = "on" if endless else f"to model.max_len {config.max_len}"
