@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import regard
-from regard import cli
+from regard.cli import main
 from regard.errors import RegardError
 
 RECIPE = """
@@ -54,7 +54,7 @@ def call(capfd, monkeypatch, *words: str, stdin: bytes = b"") -> tuple[int, str,
     monkeypatch.setattr(sys, "argv", ["regard", *words])
     monkeypatch.setattr(sys, "stdin", _stdin(stdin))
     with pytest.raises(SystemExit) as stop:
-        cli.main()
+        main.main()
     out, err = capfd.readouterr()
     return int(stop.value.code or 0), out, err
 
@@ -66,8 +66,8 @@ def _stdin(content: bytes):
 
 
 def test_help_does_not_import_torch() -> None:
-    code = "import sys, regard.cli; from typer.testing import CliRunner; "
-    code += "r = CliRunner().invoke(regard.cli.app, ['--help']); "
+    code = "import sys, regard.cli.main; from typer.testing import CliRunner; "
+    code += "r = CliRunner().invoke(regard.cli.main.app, ['--help']); "
     code += "assert r.exit_code == 0 and 'translate' in r.output; "
     code += "print([name for name in ('torch', 'numpy', 'matplotlib') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -338,4 +338,4 @@ def test_debug_shows_the_traceback(capfd, monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["regard", "--debug", "translate", "-m", "nowhere", "x"])
     monkeypatch.delenv("REGARD_DEBUG", raising=False)
     with pytest.raises(RegardError, match="nowhere"):
-        cli.main()
+        main.main()

@@ -16,7 +16,8 @@ import torch
 from tokens import SETTINGS
 from torch import nn
 
-from regard import cli, model_folder
+from regard import model_folder
+from regard.cli import main
 from regard.config import DecodeConfig, ModelConfig, TokenizerConfig
 from regard.model_folder import ModelPackage
 from regard.models.architectures import make_model
@@ -82,7 +83,7 @@ def called(monkeypatch: pytest.MonkeyPatch, kind: type[io.TextIOWrapper], *words
         patch.setattr(sys, "stdout", streams[0])
         patch.setattr(sys, "stderr", streams[1])
         with pytest.raises(SystemExit):
-            cli.main()
+            main.main()
         assert (sys.stdout, sys.stderr) == streams
     for stream in streams:
         stream.flush()

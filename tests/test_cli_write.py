@@ -14,8 +14,8 @@ import pytest
 import typer
 from test_writer import LINES, bert_bundle, taught
 
-from regard import cli, model_folder
-from regard.cli import text_commands
+from regard import model_folder
+from regard.cli import main, options, text_commands
 from regard.inference.embedder import Embedder
 from regard.inference.generator import Generator
 
@@ -39,8 +39,8 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
     def run(*words: str | Path, stdin: str = "") -> Said:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8"))
-        rest, settings = cli.split_settings([str(word) for word in words])
-        with pytest.raises(SystemExit) as stop, cli.readable_errors():
+        rest, settings = options.split_settings([str(word) for word in words])
+        with pytest.raises(SystemExit) as stop, main.readable_errors():
             APP(rest, obj=settings)
         return Said(int(stop.value.code or 0), *capfd.readouterr())
 
@@ -173,7 +173,7 @@ def test_at_a_terminal_ctrl_c_stops_the_answer_and_not_the_program(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Generator, "stream", interrupted)
-    with pytest.raises(SystemExit) as stop, cli.readable_errors():
+    with pytest.raises(SystemExit) as stop, main.readable_errors():
         APP(["chat", str(gpt)], obj={})
     out, err = capfd.readouterr()
     assert not stop.value.code

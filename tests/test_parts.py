@@ -557,7 +557,7 @@ def test_a_step_that_cannot_be_captured_is_decoded_within_the_budget(monkeypatch
         return begin(prompt)
 
     monkeypatch.setattr(model, "begin", begun)
-    monkeypatch.setattr("regard.decode.generation.in_graphs", lambda model, beam=1: True)
+    monkeypatch.setattr("regard.decode.generation.uses_cuda_graphs", lambda model, beam=1: True)
     monkeypatch.setattr("regard.decode.graphs.engine.StaticState", lambda *_, **__: 1 / 0)
     assert [row.ids for row in generate(model, words(20, 3), options)] == expected
     assert max(most) <= 64

@@ -37,7 +37,7 @@ HEAVY = [
 ]
 PROGRAM = """
 import json, sys
-from regard.cli import main
+from regard.cli.main import main
 try:
     main()
 finally:

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 TASKS = {
     "translation": "translation",
-    "causal-lm": "language",
-    "masked-lm": "filling",
-    "spans": "filling",
-    "denoising": "filling",
-    "classification": "labelling",
-    "regression": "labelling",
-    "tagging": "labelling",
-    "images": "images",
+    "causal-lm": "language_modeling",
+    "masked-lm": "denoising",
+    "spans": "denoising",
+    "denoising": "denoising",
+    "classification": "text_classification",
+    "regression": "text_classification",
+    "tagging": "text_classification",
+    "images": "image_classification",
 }
 
 

@@ -310,7 +310,7 @@ def test_a_manifest_names_every_file(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_checksums_are_verified_once_in_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verified: list[Path] = []
-    monkeypatch.setattr(shards, "damage", lambda folder: verified.append(folder) or find_damage(folder))
+    monkeypatch.setattr(shards, "find_damage", lambda folder: verified.append(folder) or find_damage(folder))
     corpus = corpus_of(tmp_path, numbered(5))
     run(corpus, tmp_path / "cache")
     folder = only_folder(tmp_path / "cache")

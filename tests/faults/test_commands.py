@@ -15,11 +15,11 @@ LONG = "a" * 300
 
 def said(*words: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
     """Return the exit code and stderr of a command, run as `regard` runs it."""
-    from regard import cli
+    from regard.cli import main
 
     monkeypatch.setattr("sys.argv", ["regard", *words])
     with limits(), pytest.raises(SystemExit) as end:
-        cli.main()
+        main.main()
     return int(end.value.code or 0), capfd.readouterr().err
 
 

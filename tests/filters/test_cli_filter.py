@@ -22,7 +22,7 @@ from regard.filters.gaussian import gaussian
 
 PROGRAM = """
 import sys
-from regard.cli import main
+from regard.cli.main import main
 try:
     main()
 finally:

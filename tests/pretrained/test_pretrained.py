@@ -13,7 +13,8 @@ import torch
 from tokens import EOS, SETTINGS
 
 import regard
-from regard import cli, model_folder, pretrained
+from regard import model_folder, pretrained
+from regard.cli import main
 from regard.cli.doctor_commands import examine
 from regard.cli.translate_commands import _chosen
 from regard.config import DecodeConfig, TokenizerConfig
@@ -70,7 +71,7 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(sys, "argv", ["regard", *words])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
         with pytest.raises(SystemExit) as stop:
-            cli.main()
+            main.main()
         return int(stop.value.code or 0), *capfd.readouterr()
 
     return run

@@ -13,7 +13,7 @@ import pytest
 from helpers import assert_same_run, fit, fit_until, tiny, write_corpus
 
 import regard
-from regard import cli
+from regard.cli import main
 from regard.config import Config, recipes
 from regard.errors import RegardError
 from regard.files import add_file, find_damage, read_json
@@ -76,7 +76,7 @@ def by_command(recipe: Path, run: Path | None, overwrite: bool, settings: dict[s
     words += [word for name, value in settings.items() for word in (f"--{name}", value)]
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:  # noqa: PT012
         patch.setattr(sys, "argv", words + ["--overwrite"] * overwrite)
-        cli.main()
+        main.main()
     assert stop.value.code == 2
     return ""
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regard import cli
+from regard.cli import main
 from regard.vectors.word_vectors import WordVectors
 
 PLANE = {"king": (2, 2), "man": (1, 2), "woman": (1, -2), "queen": (2, -2), "child": (-1, 0.2)}
@@ -28,7 +28,7 @@ def plane(tmp_path: Path) -> Path:
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: Any) -> str:
     monkeypatch.setattr(sys, "argv", ["regard", "vectors", *map(str, words)])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main.main()
     out, err = capsys.readouterr()
     assert ended.value.code == (2 if err.startswith("regard: ") else 0), err
     return err or out
@@ -136,7 +136,9 @@ def test_a_place_of_others_is_refused_before_training(call: Any, plane: Path) ->
 
 
 def test_asking_does_not_wait_for_torch(plane: Path) -> None:
-    program = "import sys\nfrom regard.cli import main\ntry:\n    main()\nfinally:\n    print('torch' in sys.modules)"
+    program = (
+        "import sys\nfrom regard.cli.main import main\ntry:\n    main()\nfinally:\n    print('torch' in sys.modules)"
+    )
     words = [sys.executable, "-c", program, "vectors", "nearest", str(plane), "king", "-n", "1"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stdout == "0.9487  man\nFalse\n"

@@ -224,7 +224,7 @@ class Writes:
 class Translating(Writes):
     def __init__(self, user: Translator, to: str | None = None, **options: Any) -> None:
         self.user, self.to, self.options = user, to, user.decode_options(**{**options, "nbest": 1})
-        self.reads, self.generates = user.tokenizers.source, user.tokenizers.target
+        self.reads, self.writes = user.tokenizers.source, user.tokenizers.target
         self.device = next(user.model.parameters()).device
 
     def read(self, text: str) -> list[int]:
@@ -257,7 +257,7 @@ class Writing(Writes):
         if to is not None:
             raise RegardError(f"this model writes on and has no languages to translate to: leave out --to {to}")
         self.user, self.options = user, user.decode_options(**{**options, "n": 1})
-        self.reads = self.generates = user.tokenizer
+        self.reads = self.writes = user.tokenizer
 
     def read(self, text: str) -> list[int]:
         return self.user.framed(text)
