@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo toy test test-gpu check slow format clean
 
-# The main job with the translator that comes along, and a page to look into it.
+# The main job with the bundled translation model, and a page that shows its attention.
 demo: $(VENV)/.run
 	$(RUN) translate "I ate an apple."
 	$(RUN) translate --to fr "How are you? I would like a cup of coffee."
