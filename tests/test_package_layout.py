@@ -1,0 +1,49 @@
+"""The layout of the package: few modules at the top, no two files of one name, and documentation that names files that exist."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "regard"
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
+
+
+def test_the_top_level_holds_the_rooms_and_at_most_seven_modules() -> None:
+    modules = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
+    assert len(modules) <= 7, modules
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+    rooms = {room for line in contract["layers"] for room in re.split(r"[ |:]+", line)}
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert rooms == packages | modules - {"__main__"}
+    assert contract["exhaustive"]
+    assert "ignore_imports" not in contract
+
+
+def test_no_two_modules_share_a_name() -> None:
+    names = Counter(path.stem for path in PACKAGE.rglob("*.py") if path.stem != "__init__")
+    assert [name for name, n in names.items() if n > 1] == []
+    packages = {path.parent.name for path in PACKAGE.rglob("__init__.py")}
+    assert names.keys() & packages == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_name_files_that_exist(page: Path) -> None:
+    named = set(re.findall(r"`((?:[\w-]+/)*[\w-]+\.py)`", page.read_text(encoding="utf-8")))
+    every = {path.name for folder in (PACKAGE, ROOT / "benchmarks", ROOT / "recipes") for path in folder.rglob("*.py")}
+    missing = [name for name in named if not ((PACKAGE / name).exists() or (ROOT / name).exists() or name in every)]
+    assert sorted(missing) == []
+
+
+def test_the_glossary_has_fifty_words_and_their_files() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| `([^`]+)` \|$", (ROOT / "docs" / "glossary.md").read_text(), re.M)
+    assert len(rows) >= 50
+    words = [word for word, _, _ in rows]
+    assert words == sorted(words, key=str.lower)
+    for word, _, file in rows:
+        assert (PACKAGE / file).exists(), word
