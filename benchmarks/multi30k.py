@@ -65,7 +65,7 @@ def peer_translate(model: Any, translator: Translator) -> Translate:
 
     @torch.inference_mode()
     def translate(texts: list[str]) -> list[str]:
-        sources = [token_template.one(ids) for ids in tokenizers.source.encode_batch(texts)]
+        sources = [token_template.wrap(ids) for ids in tokenizers.source.encode_batch(texts)]
         order = sorted(range(len(texts)), key=lambda i: len(sources[i]))
         found: dict[int, str] = {}
         for start in range(0, len(order), BATCH):

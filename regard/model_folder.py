@@ -45,7 +45,7 @@ from regard.models.weights import (
     weights_of,
 )
 from regard.text.language_identification import Profiles
-from regard.text.special_token_template import OWN, SpecialTokenTemplate
+from regard.text.special_tokens import EOS_TEMPLATE, SpecialTokenTemplate
 from regard.text.tokenizer import FILES as TOKENIZER_FILES
 from regard.text.tokenizer import VOCABULARY, Tokenizers
 
@@ -69,7 +69,7 @@ class ModelPackage:
     target: str = ""
     directions: tuple[str, ...] = ()  # "en>de" ..., of a model that has several and is told which
     labels: tuple[str, ...] = ()  # the names of its answers
-    token_template: SpecialTokenTemplate = OWN  # what stands around every text
+    token_template: SpecialTokenTemplate = EOS_TEMPLATE  # what stands around every text
     pooling: str = "mean"  # how the vectors of a text become one: mean or first
     pixels: dict[str, list[float]] = field(
         default_factory=dict
@@ -288,7 +288,7 @@ FORM: dict[str, Callable[[Any], bool]] = {  # of what stands beside the model in
     **dict.fromkeys(("source", "target"), _is_text),
     **dict.fromkeys(("directions", "labels"), _are_texts),
     **dict.fromkeys(("model", "decode", "origin"), _is_table),
-    "token_template": lambda value: _are_lists(value, (int,)) and value.keys() <= OWN.to_dict().keys(),
+    "token_template": lambda value: _are_lists(value, (int,)) and value.keys() <= EOS_TEMPLATE.to_dict().keys(),
     "pooling": ("mean", "first").__contains__,
     "pixels": lambda value: _are_lists(value, (int, float)),
 }

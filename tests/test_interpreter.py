@@ -17,7 +17,7 @@ from regard.inference.document_translator import Interpreter
 from regard.inference.translator import Translation
 from regard.text.language_identification import learn_profiles
 from regard.text.placeholders import translatable
-from regard.text.special_token_template import OWN
+from regard.text.special_tokens import EOS_TEMPLATE
 
 PROFILES = {
     "en": learn_profiles(["the man who went to the house of his friend said that I would not come with them hello how are you"]),
@@ -31,7 +31,12 @@ class Fake:
     """A translator that says the same in capitals, after `spoil`; it remembers what it was asked."""
 
     def __init__(self, spoil: Callable[[str], str] = str, max_len: int = 50, directions: Sequence[str] = DIRECTIONS):
-        self.spoil, self.directions, self.languages, self.token_template = spoil, tuple(directions), PROFILES, OWN
+        self.spoil, self.directions, self.languages, self.token_template = (
+            spoil,
+            tuple(directions),
+            PROFILES,
+            EOS_TEMPLATE,
+        )
         self.source, self.target = "en", "de"
         self.model = SimpleNamespace(config=SimpleNamespace(max_len=max_len))
         self.tokenizers = SimpleNamespace(source=SimpleNamespace(encode=lambda text: list(text)))

@@ -21,8 +21,7 @@ from torch import Tensor
 from regard.data.shards import ANY_LENGTH, Joined, Store
 from regard.errors import RegardError
 from regard.text.bpe_dropout import BPEDropout
-from regard.text.special_token_template import OWN, SpecialTokenTemplate
-from regard.text.special_tokens import PAD
+from regard.text.special_tokens import EOS_TEMPLATE, PAD, SpecialTokenTemplate
 
 SMALLEST_WIDTH = 4
 Rows = tuple[int, np.ndarray]  # a batch before it is made: its width, and which rows it holds
@@ -148,7 +147,7 @@ class PairBatches(Bucketed):
         store: Store,
         batch_tokens: int,
         seed: int,
-        token_template: SpecialTokenTemplate = OWN,
+        token_template: SpecialTokenTemplate = EOS_TEMPLATE,
         dropout: tuple[BPEDropout, BPEDropout] | None = None,  # of the source's vocabulary and the target's
         max_len: int = ANY_LENGTH,  # of the model: pieces that fall apart must not go beyond it
     ) -> None:

@@ -62,7 +62,7 @@ def evaluate(
     seconds = time.perf_counter() - begun
     tokenizers, model = translator.tokenizers, translator.model
     token_template = translator.token_template
-    filters = Filters(model.config.max_len - max(len(token_template.one(())), len(token_template.start)))
+    filters = Filters(model.config.max_len - max(len(token_template.wrap(())), len(token_template.start)))
     pairs = prepare_pair_store(corpus, tokenizers, filters)
     device: torch.device = next(model.parameters()).device
     total, tokens = total_loss(Objective(model), PairBatches(pairs, BATCH_TOKENS, 0, token_template).once(), device)

@@ -15,8 +15,7 @@ from regard.exchange.checkpoint import Checkpoint
 from regard.exchange.family import Family, Kind, whole
 from regard.exchange.vocabulary import Foreign, start_of
 from regard.files import json_object
-from regard.text.special_token_template import NOTHING, SpecialTokenTemplate
-from regard.text.special_tokens import SpecialTokens
+from regard.text.special_tokens import EMPTY_TEMPLATE, SpecialTokens, SpecialTokenTemplate
 
 
 class Watched(dict[str, Any]):
@@ -77,7 +76,7 @@ def frame_of(
 ) -> SpecialTokenTemplate:
     """What the tokenizer puts around a text; without one, the family's usual token_template of those tokens that are there."""
     if family.model.sees_images:
-        return NOTHING
+        return EMPTY_TEMPLATE
     start, end = start_of(their, special, family.model), () if special.eos is None else (special.eos,)
     before = () if family.model.translates else start
     return SpecialTokenTemplate(before, end, end, start, end) if foreign is None else foreign.token_template(start, end)

@@ -51,7 +51,7 @@ def read_huggingface(folder: Path, device: torch.device) -> tuple[ModelPackage, 
             special = vocabulary.special_tokens(their, folder, pieces, family.model)
         labels, task = answers(family, family.kinds[name], their, checkpoint)
         sizes = vocabulary_sizes(family, size) | ({"n_classes": len(labels)} if labels else {})
-        sizes |= special.settings()
+        sizes |= special.model_settings()
         config = family.to_ours(their, family.kinds[name], **sizes, **head_of(family, checkpoint))
         token_template, decode = frame_of(family, foreign, their, special), decoding(their)
     report = Report(family.name, name)

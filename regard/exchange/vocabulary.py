@@ -20,10 +20,9 @@ from regard.exchange.pieces import from_merges, from_word_list, marian, names_in
 from regard.files import exists, json_object
 from regard.model_folder import ModelPackage
 from regard.models.model import Model
-from regard.text.special_token_template import SpecialTokenTemplate
-from regard.text.special_tokens import SpecialTokens
+from regard.text.special_tokens import SPECIAL_TOKEN_NAMES, SpecialTokens, SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizer, Tokenizers
-from regard.text.tokenizer_training import NAMES, library_errors
+from regard.text.tokenizer_training import library_errors
 
 # BERT calls its first token cls and its last sep; others have bos and eos.
 ROLES = {"pad": ("pad",), "bos": ("bos", "cls"), "eos": ("eos", "sep"), "unk": ("unk",), "mask": ("mask",)}
@@ -110,7 +109,7 @@ def wanted_id(
         id = id[0] if isinstance(id, list) and id else id
         if isinstance(id, int):
             return id
-    return pieces.get(NAMES[role])
+    return pieces.get(SPECIAL_TOKEN_NAMES[role])
 
 
 def start_of(their: Mapping[str, Any], special: SpecialTokens, model: type[Model]) -> tuple[int, ...]:

@@ -63,7 +63,7 @@ class Interpreter:
         self.translator = translator
         directions = translator.directions or (f"{translator.source}>{translator.target}",)
         self.routes = DirectionDetector(directions, translator.languages)
-        around = len(translator.token_template.one(())) + bool(translator.directions) + 1  # ... and a full stop
+        around = len(translator.token_template.wrap(())) + bool(translator.directions) + 1  # ... and a full stop
         room = translator.model.config.max_len - around
         self.longest = min(longest, room)
 

@@ -23,7 +23,7 @@ from regard.metrics.classification_scores import scores
 from regard.model_folder import ModelPackage
 from regard.tasks.initial_model import Start
 from regard.tasks.text_data import check_task
-from regard.text.special_token_template import NOTHING
+from regard.text.special_tokens import EMPTY_TEMPLATE
 from regard.training.job import Job, Poll, Validation
 from regard.training.objective import ClassObjective, Objective
 from regard.training.validation import BATCH_TOKENS
@@ -115,7 +115,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> ImagesJob:
     model = start.model(replace(config.model, max_len=1 + rows * columns, n_classes=len(names)))
     config = replace(config, model=model.config)  # type: ignore[arg-type]
     amount = f"{len(train):,} training images"
-    return ImagesJob(folder, config, model, None, NOTHING, train.key(), amount, train, valid, names, pixels)
+    return ImagesJob(folder, config, model, None, EMPTY_TEMPLATE, train.key(), amount, train, valid, names, pixels)
 
 
 def read(config: Config, split: str) -> tuple[np.ndarray, list[str]]:

@@ -113,7 +113,7 @@ def test_its_configuration_is_what_saving_it_would_write() -> None:
     assert written["token_template"] == json.loads(json.dumps(package.token_template.to_dict()))
     assert package.tokenizers is not None
     special = package.tokenizers.source.special
-    assert written["model"].items() >= {**special.settings(), "suppress_tokens": [*special.suppressed]}.items()
+    assert written["model"].items() >= {**special.model_settings(), "suppress_tokens": [*special.suppressed]}.items()
 
 
 def test_the_first_command() -> None:
