@@ -23,7 +23,7 @@ from regard.inference.document_translator import Interpreter
 from regard.inference.translator import Translator
 from regard.layers.quantization import is_quantized
 from regard.models.architectures import make_model, preset
-from regard.text.language_identification import learn_profiles
+from regard.text.language_identification import learn_profile
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 SIZES = {
@@ -48,7 +48,7 @@ def save_tiny(path: Path, directions: tuple[str, ...] = DIRECTIONS, endless: boo
     model = make_model(preset("transformer-tiny", source_vocab=len(tokenizer), target_vocab=len(tokenizer), **SIZES))
     if endless:  # logits are products with the embeddings, and of many random ones some are positive
         torch.nn.init.zeros_(model.target_embedding.weight.data[EOS])  # type: ignore[union-attr,index]
-    profiles = {lang: learn_profiles([text]) for lang, text in TEXTS.items()}
+    profiles = {lang: learn_profile([text]) for lang, text in TEXTS.items()}
     both, decode = Tokenizers(tokenizer, tokenizer), DecodeConfig(beam=2, max_len_a=0.0, max_len_b=6)
     own = model_folder.ModelPackage(
         model, both, "translation", decode, "en", "de", directions, languages=profiles if directions else {}
