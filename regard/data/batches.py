@@ -155,7 +155,7 @@ class PairBatches(Bucketed):
         self.around = len(token_template.before) + len(token_template.after)
         longest = np.maximum(store.source.lengths + self.around, store.target.lengths + len(token_template.start))
         if dropout:  # room for pieces that fall apart
-            longest = longest + np.ceil(dropout[0].chance * longest)
+            longest = longest + np.ceil(dropout[0].probability * longest)
         super().__init__(longest.astype(np.int64), batch_tokens, seed)
 
     def collate(self, width: int, rows: np.ndarray, rng: np.random.Generator) -> Batch:

@@ -48,7 +48,7 @@ class TranslationJob(Job):
     def batches(self) -> PairBatches:
         train, chance = self.config.train, self.config.tokenizer.dropout
         assert self.tokenizers is not None
-        dropout = BPEDropout.both(self.tokenizers, chance) if chance else None
+        dropout = BPEDropout.for_both_sides(self.tokenizers, chance) if chance else None
         longest = self.config.model.max_len
         return PairBatches(self.train, train.batch_tokens, train.seed, self.token_template, dropout, longest)
 
