@@ -23,8 +23,8 @@ from regard.files import (
     atomic_folder,
     disk_errors,
     find_damage,
+    remove_atomic_folder,
     remove_drafts,
-    remove_sealed,
     write_manifest,
     write_text,
 )
@@ -120,7 +120,7 @@ def test_a_full_disk_in_the_words_of_safetensors(words: str) -> None:
         raise SafetensorError(words)
 
 
-# ---- new_folder --------------------------------------------------------------------------------------------------
+# ---- atomic_folder -----------------------------------------------------------------------------------------------
 
 
 def test_a_new_folder_is_sealed_with_the_hashes_of_its_files(sealed: Path) -> None:
@@ -292,7 +292,7 @@ def test_a_file_is_added_to_the_manifest(sealed: Path) -> None:
         assert (sealed / "new").read_text() == text
         assert find_damage(sealed) is None
     assert names(sealed) == ["a", "b", MANIFEST, "new"]
-    remove_sealed(sealed)
+    remove_atomic_folder(sealed)
     assert not sealed.exists()
 
 
@@ -300,9 +300,9 @@ def test_removing_a_sealed_folder_leaves_what_is_not_named(sealed: Path) -> None
     add_own(sealed)
     (sealed / "b").unlink()
     (sealed / "b").mkdir()  # a user's folder under a name of ours
-    remove_sealed(sealed)
+    remove_atomic_folder(sealed)
     assert names(sealed) == ["b", "c", "more", "notes"]
-    remove_sealed(sealed)
+    remove_atomic_folder(sealed)
     assert names(sealed) == ["b", "c", "more", "notes"]
 
 

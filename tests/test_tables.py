@@ -29,7 +29,7 @@ from regard.config.recipes import (
     to_dict,
     to_toml,
 )
-from regard.config.registry import PARTS, TABLES, chosen_parts, help_of, register, register_table, setting, unregister
+from regard.config.registry import PARTS, TABLES, chosen_tables, help_of, register, register_table, setting, unregister
 from regard.errors import RegardError
 from regard.layers.part import NoSettings, Part
 from regard.layers.positions.relative import Relative
@@ -281,7 +281,7 @@ def test_presets_name_parts_that_there_are_and_tables_that_they_have() -> None:
     for table in PRESET_TABLES.values():
         for name, settings in table.items():
             full = {**MODEL_DEFAULTS, **with_preset({"preset": name})}
-            assert (settings.keys() & TABLES.keys()) <= set(chosen_parts(full)), name
+            assert (settings.keys() & TABLES.keys()) <= set(chosen_tables(full)), name
 
 
 def test_settings_are_listed_by_kind(capsys: pytest.CaptureFixture[str]) -> None:

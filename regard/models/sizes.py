@@ -11,7 +11,7 @@ from typing import Any
 
 from regard.config import ModelConfig, RecurrentSettings
 from regard.config.recipes import check_values, fields_of
-from regard.config.registry import ALIGNMENT, BLOCKS, MADE_OF, PARTS, RECURRENT, chosen_parts, made_of
+from regard.config.registry import ALIGNMENT, BLOCKS, MADE_OF, PARTS, RECURRENT, chosen_tables, made_of
 from regard.errors import RegardError
 from regard.layers.block import mixer_at
 from regard.layers.part import Place, check_part
@@ -43,7 +43,7 @@ def resolve_sizes(config: ModelConfig, presets: Mapping[str, Mapping[str, Any]])
 
 def tables(config: ModelConfig, preset: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the parts that a configuration names, by the names of their tables."""
-    found = {name: config.named(name) for name in chosen_parts(vars(config))}
+    found = {name: config.named(name) for name in chosen_tables(vars(config))}
     recurrent = found.get("recurrent")
     if recurrent is not None and not recurrent.d_hidden:
         found["recurrent"] = dataclasses.replace(recurrent, d_hidden=preset["recurrent"]["d_hidden"])

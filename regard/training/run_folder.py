@@ -19,12 +19,12 @@ from regard.errors import RegardError
 from regard.files import (
     HIDDEN,
     disk_errors,
-    json_object,
     read_json,
+    read_json_object,
+    remove_atomic_folder,
     remove_drafts,
     remove_files,
     remove_folder,
-    remove_sealed,
     write_text,
 )
 from regard.model_folder import FILES as MODEL_FILES
@@ -135,9 +135,9 @@ def _empty(folder: Path, checkpoints: Checkpoints) -> None:
     checkpoints.remove()
     if steps := checkpoints.steps():
         raise RegardError(f"cannot remove {checkpoints.path(steps[0])}: check its permissions, or choose another --run")
-    remove_sealed(folder / "model" / "hypotheses")
-    remove_sealed(folder / "model", MODEL_FILES)
-    remove_sealed(folder / "hypotheses")
+    remove_atomic_folder(folder / "model" / "hypotheses")
+    remove_atomic_folder(folder / "model", MODEL_FILES)
+    remove_atomic_folder(folder / "hypotheses")
     remove_folder(folder / "tensorboard", EVENTS)
     for name in FILES:  # config.toml last: until then, training without --overwrite compares its settings
         remove_files(folder, name)
@@ -179,4 +179,4 @@ def save_initial_model_facts(folder: Path, init: ModelPackage | None) -> None:
 
 def initial_model_facts(folder: Path) -> dict[str, Any]:
     """The same, empty for a run that began by itself."""
-    return json_object(folder / "start.json")
+    return read_json_object(folder / "start.json")
