@@ -191,7 +191,7 @@ def test_a_flat_file_of_old_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model" / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps({**config, "format": 1}))
-    with pytest.raises(RegardError, match=r"format 1 .*this Regard reads format 2"):
+    with pytest.raises(RegardError, match=r"format 1 .*this Regard reads format 3"):
         model_folder.read_config(tmp_path / "model")
 
 

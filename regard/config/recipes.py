@@ -1,6 +1,6 @@
 """Recipes: frozen dataclasses of settings <-> TOML <-> dotted overrides such as `--train.steps 2000`.
 
-An unknown setting is a RegardError that names the nearest valid one; a value of the wrong type or outside its range is one too.
+An unknown setting is a RegardError that suggests the nearest valid one; so is a value of the wrong type or out of range.
 """
 
 from __future__ import annotations

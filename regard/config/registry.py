@@ -113,7 +113,10 @@ def made_of(what: str) -> tuple[str, ...]:
 
 
 def register_table(name: str, of: str) -> Callable[[P], P]:
-    """Return a class decorator that registers a dataclass as the table `[model.NAME]` of architectures with component `of`."""
+    """Return a class decorator that registers a dataclass as the table `[model.NAME]`.
+
+    The architectures that have the component `of` have this table.
+    """
 
     def enter(cls: Any) -> Any:
         cls.table = name

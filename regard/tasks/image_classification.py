@@ -19,7 +19,7 @@ from regard.data.parallel_corpus import part_of
 from regard.data.text_batches import in_batches
 from regard.device import autocast
 from regard.errors import RegardError
-from regard.metrics.classification_scores import scores
+from regard.metrics.classification_scores import score_predictions
 from regard.model_folder import ModelPackage
 from regard.tasks.initial_model import Start
 from regard.tasks.text_data import check_task
@@ -201,7 +201,7 @@ def measure(
     logits = answers(model, pictures.images, pixels, device, dtype, poll)
     truths = torch.from_numpy(pictures.classes)
     loss = nn.functional.cross_entropy(logits, truths).item()
-    return Validation(loss, scores("classification", logits.argmax(-1).tolist(), truths.tolist(), names))
+    return Validation(loss, score_predictions("classification", logits.argmax(-1).tolist(), truths.tolist(), names))
 
 
 def evaluate(package: ModelPackage, config: Config, device: torch.device) -> Validation:

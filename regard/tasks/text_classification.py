@@ -31,7 +31,7 @@ from regard.data.labelled_text import (
 from regard.data.parallel_corpus import part_of
 from regard.device import autocast
 from regard.errors import RegardError
-from regard.metrics.classification_scores import is_bio, scores
+from regard.metrics.classification_scores import is_bio, score_predictions
 from regard.model_folder import ModelPackage
 from regard.models.architectures import architecture_of
 from regard.models.model import names_where
@@ -298,13 +298,17 @@ def measure(
     """Loss and scores on labelled rows."""
     answers, total = outputs(model, rows, task, device, dtype, poll)
     if task == "regression":
-        return Validation(total / len(rows), scores(task, [float(a[0]) for a in answers], rows.answers, names))
+        return Validation(
+            total / len(rows), score_predictions(task, [float(a[0]) for a in answers], rows.answers, names)
+        )
     if task == "classification":
-        return Validation(total / len(rows), scores(task, [int(a.argmax()) for a in answers], rows.answers, names))
+        return Validation(
+            total / len(rows), score_predictions(task, [int(a.argmax()) for a in answers], rows.answers, names)
+        )
     places = [[i for i, tag in enumerate(row) if tag != CONTINUES] for row in rows.answers]  # type: ignore[arg-type]
     said = [a[at].argmax(-1).tolist() for a, at in zip(answers, places, strict=True)]
     right = [[row[i] for i in at] for row, at in zip(rows.answers, places, strict=True)]  # type: ignore[index]
-    return Validation(total / max(1, sum(map(len, right))), scores(task, said, right, names))
+    return Validation(total / max(1, sum(map(len, right))), score_predictions(task, said, right, names))
 
 
 def evaluate(package: ModelPackage, config: Config, device: torch.device) -> Validation:

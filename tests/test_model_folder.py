@@ -103,7 +103,7 @@ def test_no_model(tmp_path: Path) -> None:
     with pytest.raises(RegardError, match=r"no model at .*nowhere"):
         model_folder.find(tmp_path / "nowhere")
     (tmp_path / "config.toml").write_text("")
-    with pytest.raises(RegardError, match=r"no finished model yet: go on with `regard resume"):
+    with pytest.raises(RegardError, match=r"no finished model yet: continue with `regard resume"):
         model_folder.find(tmp_path)
 
 
@@ -175,7 +175,7 @@ def test_weights_that_the_manifest_forgot(saved: Path) -> None:
         (lambda c: c["model"].update(d_model="wide"), "model.d_model"),
         (lambda c: c["model"].update(n_heads=3), "n_heads"),
         (lambda c: c["decode"].update(beams=2), "decode.beams.*did you mean 'decode.beam'"),
-        (lambda c: c.update(format=1), "format 1 .*reads format 2"),
+        (lambda c: c.update(format=1), "format 1 .*reads format 3"),
         (lambda c: c.update(task="singing"), "task 'singing'"),
         (
             lambda c: c["model"].update(architecture="mamba"),
