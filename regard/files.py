@@ -58,7 +58,7 @@ def atomic_folder(path: Path, own: Collection[str] = ()) -> Iterator[Path]:
     are a user's, and are moved into the new folder. Any other folder is an error, unless the caller knows it to be
     Regard's and gives the names `own` of the files that Regard writes there.
     """
-    draft, old = temporary_path(path), _replaced(path)
+    draft, old = temporary_path(path), _replaced_path(path)
     with disk_errors(path):
         check_replaceable(path, own)
         remove(draft)
@@ -68,7 +68,7 @@ def atomic_folder(path: Path, own: Collection[str] = ()) -> Iterator[Path]:
             write_manifest(draft)
             check_replaceable(path, own)
             if old.exists():  # left by a killed process with the same process id
-                _retire(old, path, own) if path.exists() else old.rename(path)
+                _remove_replaced(old, path, own) if path.exists() else old.rename(path)
             try:
                 if path.exists():  # renamed, not removed: removing takes time, and until then there is no folder
                     path.rename(old)
@@ -78,7 +78,7 @@ def atomic_folder(path: Path, own: Collection[str] = ()) -> Iterator[Path]:
                     old.rename(path)
                 raise
             sync(path.parent)
-            _retire(old, path, own)
+            _remove_replaced(old, path, own)
         finally:
             remove(draft)
 
@@ -122,27 +122,28 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.draft-{os.getpid()}")
 
 
-def _replaced(path: Path) -> Path:
+def _replaced_path(path: Path) -> Path:
     """Return the hidden name that the old folder at `path` has while a new one takes its place."""
     return path.with_name(f".{path.name}.replaced-{os.getpid()}")
 
 
-HIDDEN = re.compile(r"\.(?P<name>.+)\.(?P<kind>draft|replaced)-\d+")  # the names that temporary_path and _replaced give
+# Matches the names that temporary_path and _replaced_path return.
+TEMPORARY_NAME = re.compile(r"\.(?P<name>.+)\.(?P<kind>draft|replaced)-\d+")
 
 
-def _retire(old: Path, new: Path, own: Collection[str]) -> None:
+def _remove_replaced(old: Path, new: Path, own: Collection[str]) -> None:
     """Move a user's files from a replaced folder to its successor, and remove the rest of it."""
     names = _own_names(old, own)
     for path in list(old.iterdir()) if names and old.is_dir() else []:
         if is_folder(path) or path.name not in names:
-            if HIDDEN.fullmatch(path.name):
+            if TEMPORARY_NAME.fullmatch(path.name):
                 remove(path)
             else:
-                path.rename(_free(new / path.name))
+                path.rename(_unused_name(new / path.name))
     remove_atomic_folder(old, own)
 
 
-def _free(path: Path) -> Path:
+def _unused_name(path: Path) -> Path:
     """Return `path`, with a number after its name if that name is taken."""
     names = chain([path], (path.with_name(f"{path.name}.{i}") for i in count(1)))
     return next(name for name in names if not os.path.lexists(name))
@@ -289,7 +290,7 @@ def remove_drafts(folder: Path, *names: str, own: Collection[str] = ()) -> None:
     have it yet; otherwise the successor gets the user's files that are still in it. `own` is as in `atomic_folder`.
     """
     for path in list(folder.iterdir()) if folder.is_dir() else []:
-        hidden = HIDDEN.fullmatch(path.name)
+        hidden = TEMPORARY_NAME.fullmatch(path.name)
         if not hidden or not any(fnmatchcase(hidden["name"], name) for name in names):
             continue
         successor = folder / hidden["name"]
@@ -298,7 +299,7 @@ def remove_drafts(folder: Path, *names: str, own: Collection[str] = ()) -> None:
         elif not os.path.lexists(successor):
             path.rename(successor)
         else:
-            _retire(path, successor, own)
+            _remove_replaced(path, successor, own)
 
 
 def remove(path: Path) -> None:

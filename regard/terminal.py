@@ -2,7 +2,8 @@
 
 Progress goes to stderr, and only where that is a terminal. Text of a model or a file is escaped before it reaches a
 terminal: `ESC ] 0 ; ...` sets a window's title, other sequences move the cursor or answer as if the user had typed, and
-bidirectional overrides show text in another order than it has. Zero-width joiners, which Persian and emoji need, are left as they are.
+bidirectional overrides show text in another order than it has. Zero-width joiners, which Persian and emoji need, are left
+as they are.
 """
 
 from __future__ import annotations

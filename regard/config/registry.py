@@ -52,7 +52,7 @@ class Table:
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        return made_of(self.of)
+        return architectures_with(self.of)
 
 
 TABLES: dict[str, Table] = {}  # by name; only tables that have settings
@@ -107,9 +107,9 @@ def register(name: str) -> Callable[[P], P]:
     return enter
 
 
-def made_of(what: str) -> tuple[str, ...]:
-    """Return the architectures that have the component `what`."""
-    return tuple(name for name, parts in MADE_OF.items() if what in parts)
+def architectures_with(component: str) -> tuple[str, ...]:
+    """Return the architectures that have a component."""
+    return tuple(name for name, parts in MADE_OF.items() if component in parts)
 
 
 def register_table(name: str, of: str) -> Callable[[P], P]:

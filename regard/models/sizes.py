@@ -11,7 +11,7 @@ from typing import Any
 
 from regard.config import ModelConfig, RecurrentSettings
 from regard.config.recipes import check_values, fields_of
-from regard.config.registry import ALIGNMENT, BLOCKS, MADE_OF, PARTS, RECURRENT, chosen_tables, made_of
+from regard.config.registry import ALIGNMENT, BLOCKS, MADE_OF, PARTS, RECURRENT, architectures_with, chosen_tables
 from regard.errors import RegardError
 from regard.layers.block import mixer_at
 from regard.layers.part import Place, check_part
@@ -91,8 +91,8 @@ def check_own(config: ModelConfig) -> None:
         of = field.metadata.get("of", "")
         if of and of not in MADE_OF.get(config.architecture, (of,)) and getattr(config, name) != field.default:
             raise RegardError(
-                f"model.{name} is for {', '.join(made_of(of))} models, and {config.preset} is a {config.architecture}: "
-                f"leave it out"
+                f"model.{name} is for {', '.join(architectures_with(of))} models, and {config.preset} is a "
+                f"{config.architecture}: leave it out"
             )
 
 

@@ -17,7 +17,7 @@ from regard.config import Config, recipes
 from regard.decode import constraints
 from regard.errors import RegardError
 from regard.files import (
-    HIDDEN,
+    TEMPORARY_NAME,
     disk_errors,
     read_json,
     read_json_object,
@@ -84,7 +84,7 @@ def holds_run(folder: Path) -> bool:
 
 
 def _left_by_a_start(path: Path) -> bool:
-    hidden = HIDDEN.fullmatch(path.name)
+    hidden = TEMPORARY_NAME.fullmatch(path.name)
     if path.name != ".lock" and not (hidden and (hidden["name"], hidden["kind"]) == (MARKER, "draft")):
         return False
     try:

@@ -317,7 +317,7 @@ def test_the_first_signal_asks_and_the_second_insists(request: pytest.FixtureReq
         assert stop
         assert stop.signum == signal.SIGINT
         signal.raise_signal(signal.SIGINT)  # at once: the same request, sent twice
-        stop._noted -= 2 * REPEAT_SECONDS
+        stop._received_at -= 2 * REPEAT_SECONDS
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
