@@ -210,7 +210,7 @@ def test_mixers_are_a_list_or_one_name() -> None:
 
 @pytest.fixture
 def plain() -> Iterator[list[tuple[str, str]]]:
-    """Parts that a test enters are taken out again."""
+    """Remove the parts that a test registers."""
     before = {kind: set(parts) for kind, parts in PARTS.items()}
     yield []
     for kind, parts in PARTS.items():

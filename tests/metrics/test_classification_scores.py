@@ -1,4 +1,4 @@
-"""Measures against fractions worked by hand and float64 formulas written another way."""
+"""Classification scores against fractions worked by hand and float64 formulas written another way."""
 
 import math
 from collections.abc import Sequence
@@ -120,7 +120,7 @@ def test_entities_by_hand(tags: str, found: set[tuple[int, int, str]]) -> None:
 
 
 def conlleval(truths: Sequence[Sequence[str]], guesses: Sequence[Sequence[str]]) -> tuple[int, int, int]:
-    """Right, true and guessed entities, word by word as the Perl script of CoNLL-2000 counts them."""
+    """Return the numbers of right, true and predicted entities, counted by word as the Perl script of CoNLL-2000 does."""
 
     def split(tag: str) -> tuple[str, str]:
         return (tag[0], tag[2:]) if tag != "O" else ("O", "")

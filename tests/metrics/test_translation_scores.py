@@ -23,7 +23,7 @@ def ngrams(items: list[str] | str, n: int) -> Counter:
 
 
 def bleu_by_hand(hypotheses: list[str], references: list[str]) -> float:
-    """Corpus BLEU of texts whose tokens are separated by spaces; every order must have a match."""
+    """Return the corpus BLEU of texts with tokens separated by spaces; every order must have a match."""
     pairs = [(h.split(), r.split()) for h, r in zip(hypotheses, references, strict=True)]
     logs = []
     for n in range(1, 5):
@@ -34,7 +34,7 @@ def bleu_by_hand(hypotheses: list[str], references: list[str]) -> float:
 
 
 def chrf_by_hand(hypothesis: str, reference: str) -> float:
-    """chrF2 of one pair: precision and recall averaged over character orders 1 to 6, spaces left out."""
+    """Return chrF2 of one pair: precision and recall averaged over character orders 1 to 6 without spaces."""
     h, r = hypothesis.replace(" ", ""), reference.replace(" ", "")
     precision = recall = 0.0
     for n in range(1, 7):

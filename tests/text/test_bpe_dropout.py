@@ -59,8 +59,11 @@ def test_halves_are_what_a_piece_was_merged_from(tokenizer: Tokenizer) -> None:
 
 
 def test_merges_are_undone_at_the_rate_asked_for(tokenizer: Tokenizer) -> None:
-    """A piece of a merged half and a byte stays whole with 1 - p, is two with p (1 - p) and three with p p: chi-square over
-    the three outcomes, 13.8 being its 99.9% quantile of two degrees of freedom."""
+    """Compare the counts of splits with their probabilities by a chi-square test.
+
+    A piece of a merged half and a byte stays whole with 1 - p, becomes two with p (1 - p) and three with p p; 13.8 is the
+    99.9% quantile of chi-square with two degrees of freedom.
+    """
     table = merge_table(tokenizer)
     deep = next(i for i in range(len(table)) if table[i, 0] >= 0 and (table[table[i]][:, 0] >= 0).sum() == 1
                 and all((table[table[h]][:, 0] < 0).all() for h in table[i] if table[h, 0] >= 0))  # fmt: skip

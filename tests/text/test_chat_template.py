@@ -30,7 +30,7 @@ def test_an_answer_is_only_begun_after_a_question() -> None:
 
 @given(texts=st.lists(st.text("ab \n", max_size=5), min_size=1, max_size=4))
 def test_what_was_read_is_the_beginning_of_what_is_read_next(texts: list[str]) -> None:
-    """An answer that the model wrote with a space in front stands in the next prompt exactly as it was written."""
+    """The next prompt contains an answer, with its leading space, exactly as the model generated it."""
     turns: list[Turn] = []
     for text in texts:
         turns.append(Turn("user", text))

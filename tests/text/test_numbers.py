@@ -39,6 +39,6 @@ def test_numbers_that_are_lost(source: str, translation: str, lost: list[str]) -
     assert find_missing_numbers(source, translation) == lost
 
 
-def test_lost_numbers_are_kept_whole_and_neighbours_together() -> None:
+def test_lost_numbers_are_matched_whole_and_neighbours_together() -> None:
     pattern = add_numbers_to_pattern(re.compile("😀"), ["11", "22", "3"])
     assert insert_placeholders("11 22, 3 and 😀 with 113 or 11.", pattern)[1] == ["11 22, 3", "😀", "11"]

@@ -52,7 +52,7 @@ from regard.text.placeholders import (
         ("Ärger, café, naïve, Straße, 100%, 3 < 5, 50 % so.", []),
     ],
 )  # fmt: skip
-def test_what_is_kept(text: str, kept: list[str]) -> None:
+def test_what_is_protected(text: str, kept: list[str]) -> None:
     marked, found = insert_placeholders(text)
     assert found == kept
     assert marked.count("⟦") == len(kept)
@@ -83,7 +83,7 @@ def test_a_broken_mark_is_noticed() -> None:
     assert restore_placeholders("⟦ ⟦1⟧", ["x"]) is None
 
 
-def test_chinese_is_kept_where_neither_language_is() -> None:
+def test_chinese_is_protected_where_neither_language_is() -> None:
     text = "Say 你好，世界 or Привет"
     assert insert_placeholders(text, protected_pattern("en", "de"))[1] == ["你好，世界", "Привет"]
     for pair in (("en", "zh-Hant"), ("zh", "en")):
@@ -92,13 +92,13 @@ def test_chinese_is_kept_where_neither_language_is() -> None:
     assert not has_words("你好", protected_pattern("de", "en"))
 
 
-def test_what_is_kept_stands_between_the_rest() -> None:
+def test_protected_parts_stand_between_the_rest() -> None:
     assert split_protected("See a.org or b.org", PROTECTED) == ["See ", "a.org", " or ", "b.org", ""]
     assert split_protected("no link", PROTECTED) == ["no link"]
 
 
 @pytest.mark.parametrize("piece", ["x", "a.", "a@", "a_", "`", "[a", "/a", "1.", "01 ", "https://(", "<a ", "к "])
-def test_nothing_takes_long_to_look_through(piece: str) -> None:
+def test_matching_is_fast_on_any_text(piece: str) -> None:
     started = time.perf_counter()
     PROTECTED.sub("", piece * 20_000)
     assert time.perf_counter() - started < 2  # a hundredth of it usually; a square of the length is minutes

@@ -233,7 +233,7 @@ def test_special_text_stays_text_after_training_on_it_and_loading(kind: str, tmp
 
 
 def test_words_between_white_space_are_taken_as_they_stand() -> None:
-    """As texts are published that were cut into words: <unk> is itself, the end of a line a word; no other name counts."""
+    """In published tokenized text <unk> is the special token and the end of a line a word; other names are unknown words."""
     lines = ["the F.C. @-@ <unk> <eos>\n", " \n the <unk> 's\n"]
     tokenizer = Tokenizer.train(lines, TokenizerConfig("split", vocab_size=300))
     assert sorted(tokenizer.pieces(range(5, len(tokenizer)))) == ["\n", "'s", "@-@", "F.C.", "the"]
@@ -291,7 +291,7 @@ def test_training_is_the_same_in_every_process() -> None:
 
 
 def test_lines_are_streamed() -> None:
-    """A corpus longer than any buffer, from a generator that is never rewound."""
+    """Train on a corpus longer than any buffer, from a generator that can be read only once."""
     lines = (f"line {i % 10}" for i in range(5000))
     assert "▁line" in Tokenizer.train(lines, TokenizerConfig("word", 50)).pieces(range(16))
 
@@ -402,7 +402,7 @@ def test_a_file_cannot_make_it_cut_or_pad(tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_may_lack_special_tokens(tmp_path: Path) -> None:
-    """An end token at any id is enough for one with Regard's names."""
+    """A vocabulary with Regard's names needs only an end token, at any id."""
     marked = [{"id": 1, "content": "<eos>", "single_word": False, "lstrip": False, "rstrip": False,
                "normalized": False, "special": True}]  # fmt: skip
     tokenizer = Tokenizer.load(

@@ -40,7 +40,7 @@ def test_the_language_of_one_text(text: str, to: str | None, expected: tuple[str
     assert DETECTOR.detect([text], to, None)[0].note == ""
 
 
-def test_languages_can_be_said_however_they_are_written() -> None:
+def test_language_codes_may_be_in_upper_or_lower_case() -> None:
     assert pairs(["12", "the man"], "DE", "EN") == [("en", "de")] * 2
     assert pairs(["the man"], None, "ZH-hant") == [("zh-Hant", "en")]
 
@@ -111,7 +111,7 @@ def test_what_there_is_not_is_refused(texts: list[str], to: str | None, source: 
         pairs(texts, to, source)
 
 
-def test_without_profiles_the_language_must_be_said() -> None:
+def test_without_profiles_the_language_must_be_given() -> None:
     detector = DirectionDetector(DIRECTIONS, {})
     with pytest.raises(RegardError, match=r"no languages\.json.*--from"):
         detector.detect(["the man"], None, None)
