@@ -47,15 +47,12 @@ from regard.models.weights import (
 )
 from regard.text.language_identification import Profiles
 from regard.text.special_tokens import EOS_TEMPLATE, SpecialTokenTemplate
-from regard.text.tokenizer import FILES as TOKENIZER_FILES
-from regard.text.tokenizer import VOCABULARY, Tokenizers
+from regard.text.tokenizer import TOKENIZER_FILES, VOCABULARY_FILE, Tokenizers
 
 FORMAT = 3  # of config.json and of the parameter names in model.safetensors; other formats are not read
 LANGUAGES = "languages.json"
-FILES = (  # all files that `save` may write, but the manifest
-    *("config.json", "README.md", "model.safetensors", LANGUAGES),
-    *(*TOKENIZER_FILES, VOCABULARY),
-)
+# All files that `save` may write, but the manifest.
+MODEL_FILES = ("config.json", "README.md", "model.safetensors", LANGUAGES, *TOKENIZER_FILES, VOCABULARY_FILE)
 
 
 @dataclass(frozen=True)
@@ -68,9 +65,7 @@ class ModelPackage:
     decode: DecodeConfig = field(default_factory=DecodeConfig)  # default decoding settings of this model
     source: str = ""  # source language
     target: str = ""  # target language
-    directions: tuple[
-        str, ...
-    ] = ()  # "en>de", ... of a model with several directions, which is told the target language
+    directions: tuple[str, ...] = ()  # "en>de", ... of a model that is told which language to translate to
     labels: tuple[str, ...] = ()  # names of its classes or tags
     token_template: SpecialTokenTemplate = EOS_TEMPLATE  # special tokens around texts
     pooling: str = "mean"  # how the token vectors of a text become one vector: mean or first
@@ -134,9 +129,6 @@ def load(path: Path, device: torch.device, weights: str = "auto") -> ModelPackag
     return package
 
 
-COPY_OR_RESUME = "copy it anew, or make it again with `regard resume`"
-
-
 @contextmanager
 def verify_checksums(folder: Path) -> Iterator[None]:
     """Verify the checksums of a folder in the background while it is read inside the context.
@@ -149,7 +141,8 @@ def verify_checksums(folder: Path) -> Iterator[None]:
             yield
         finally:
             if what := verification.result():
-                advice = "install Regard anew" if folder.parent == pretrained.FOLDER else COPY_OR_RESUME
+                bundled = folder.parent == pretrained.FOLDER
+                advice = "install Regard anew" if bundled else "copy it anew, or make it again with `regard resume`"
                 raise RegardError(f"the model in {folder} is damaged: {what}; {advice}") from None
 
 

@@ -31,13 +31,13 @@ class Detokenizer:
         self._window.append(id)
         text = self._tokenizer.decode(self._window)
         certain = text.removesuffix(_REPLACEMENT)  # any number of pending bytes are one character
-        fresh = certain[self._shown :]
+        new_text = certain[self._shown :]
         self._shown = len(certain)
         if len(self._window) > _CONTEXT:
             self._window = self._window[-_CONTEXT:]
             held = len(text) - len(certain)
             self._shown = len(self._tokenizer.decode(self._window)) - held
-        return fresh
+        return new_text
 
     def flush(self) -> str:
         """Return the text that was held back, and reset for another text."""

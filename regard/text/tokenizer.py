@@ -148,8 +148,9 @@ class Tokenizer:
         return known
 
 
-FILES = ("tokenizer.json", "tokenizer.source.json", "tokenizer.target.json")  # a joint vocabulary, or one for each side
-VOCABULARY = "vocabulary.json"  # only for a vocabulary from elsewhere: its special tokens and its size
+# A joint vocabulary, or one for each side.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.source.json", "tokenizer.target.json")
+VOCABULARY_FILE = "vocabulary.json"  # only for a vocabulary from elsewhere: its special tokens and its size
 
 
 @dataclass(frozen=True)
@@ -166,15 +167,15 @@ class Tokenizers:
             self.source.save(folder / "tokenizer.source.json")
             self.target.save(folder / "tokenizer.target.json")
         if self.source._text is None:
-            (folder / VOCABULARY).unlink(missing_ok=True)
+            (folder / VOCABULARY_FILE).unlink(missing_ok=True)
         else:  # the names of its tokens do not say which are special
             values = {"size": len(self.source), "special_tokens": asdict(self.source.special)}
-            write_text(folder / VOCABULARY, json.dumps(values, indent=1) + "\n")
+            write_text(folder / VOCABULARY_FILE, json.dumps(values, indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizers":
-        joint_file, *files = (folder / name for name in FILES)
-        roles = read_vocabulary_file(folder / VOCABULARY) if exists(folder / VOCABULARY) else (None, None)
+        joint_file, *files = (folder / name for name in TOKENIZER_FILES)
+        roles = read_vocabulary_file(folder / VOCABULARY_FILE) if exists(folder / VOCABULARY_FILE) else (None, None)
         if exists(files[0]):
             return cls(*(Tokenizer.load(file, *roles) for file in files))
         joint = Tokenizer.load(joint_file, *roles)

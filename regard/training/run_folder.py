@@ -27,8 +27,7 @@ from regard.files import (
     remove_folder,
     write_text,
 )
-from regard.model_folder import FILES as MODEL_FILES
-from regard.model_folder import ModelPackage
+from regard.model_folder import MODEL_FILES, ModelPackage
 from regard.models.architectures import resolve
 from regard.training.checkpoint import Checkpoints
 

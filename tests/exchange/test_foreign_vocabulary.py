@@ -20,7 +20,7 @@ from regard.errors import RegardError
 from regard.exchange.huggingface import read_huggingface, write_huggingface
 from regard.exchange.vocabulary import Foreign, read, template
 from regard.text.special_tokens import SPECIAL_TOKEN_NAMES, SpecialTokens, SpecialTokenTemplate
-from regard.text.tokenizer import VOCABULARY, Tokenizer, Tokenizers
+from regard.text.tokenizer import VOCABULARY_FILE, Tokenizer, Tokenizers
 
 TEXTS = [
     "the cat sat on the mat",
@@ -169,7 +169,7 @@ def test_a_folder_of_ours_keeps_the_tokenizer(form: str, tmp_path: Path) -> None
 def test_a_broken_vocabulary_json_is_refused(values: str, tmp_path: Path) -> None:
     backend, _ = gpt2()
     Tokenizer(backend, SpecialTokens(eos=290), 291).save(tmp_path / "tokenizer.json")
-    (tmp_path / VOCABULARY).write_text(values)
+    (tmp_path / VOCABULARY_FILE).write_text(values)
     with pytest.raises(RegardError):
         Tokenizers.load(tmp_path)
 
