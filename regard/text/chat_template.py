@@ -2,12 +2,12 @@
 
 The default template:
 
-Be brief.
+    Be brief.
 
-User: Who are you?
-Assistant: A language model.
-User: Since when?
-Assistant:
+    User: Who are you?
+    Assistant: A language model.
+    User: Since when?
+    Assistant:
 """
 
 from __future__ import annotations
