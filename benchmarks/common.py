@@ -26,7 +26,7 @@ from torch import nn
 from regard.config import ModelConfig
 from regard.device import describe
 from regard.models.architectures import make_model, preset, resolve
-from regard.text.tokenizer_training import LEARNED
+from regard.text.special_tokens import DEFAULT_SPECIAL_TOKENS
 
 LOWER_IS_BETTER = {"s", "ms", "GiB"}
 TINY = {"n_decoder_layers": 2, "d_model": 32, "n_heads": 2, "d_ff": 64, "max_len": 64}
@@ -123,7 +123,7 @@ def sizes(name: str, tiny: bool = False, **settings: Any) -> ModelConfig:
     if tiny:
         settings |= TINY | ({"n_encoder_layers": 2} if name.startswith("transformer") else {})
         settings |= {key: 97 for key in settings if key.endswith("_vocab")}
-    return resolve(preset(name, **{**LEARNED.settings(), **settings}))
+    return resolve(preset(name, **{**DEFAULT_SPECIAL_TOKENS.model_settings(), **settings}))
 
 
 def joint(size: int) -> dict[str, int]:

@@ -37,7 +37,7 @@ from regard.kernels.weight_layout import deinterleave_rows
 from regard.layers.quantization import convert_weights
 from regard.models.architectures import make_model, preset
 from regard.models.transformer import Transformer
-from regard.text.tokenizer_training import LEARNED
+from regard.text.special_tokens import DEFAULT_SPECIAL_TOKENS
 
 V, STEPS, LENGTH, HEADS = 32000, 48, 32, 8
 CASES = ((1, 1), (1, 4), (16, 1), (16, 4))  # sentences, beam
@@ -48,7 +48,13 @@ Run = Callable[[int, int], list[list[int]]]  # sentences, beam -> the best hypot
 
 def random_model() -> Transformer:
     torch.manual_seed(0)
-    sizes = {"source_vocab": V, "target_vocab": V, "dropout": 0.0, "max_len": 512, **LEARNED.settings()}
+    sizes = {
+        "source_vocab": V,
+        "target_vocab": V,
+        "dropout": 0.0,
+        "max_len": 512,
+        **DEFAULT_SPECIAL_TOKENS.model_settings(),
+    }
     model = make_model(preset("transformer-base", **sizes)).eval()
     assert isinstance(model, Transformer)
     for module in model.decoder.modules():
@@ -81,7 +87,7 @@ def huggingface() -> Run:
 
     @torch.inference_mode()
     def run(n: int, beam: int) -> list[list[int]]:
-        ids = torch.tensor([[*row, LEARNED.eos] for row in sources(n)])
+        ids = torch.tensor([[*row, DEFAULT_SPECIAL_TOKENS.eos] for row in sources(n)])
         length = {"min_new_tokens": STEPS, "max_new_tokens": STEPS}
         return theirs.generate(input_ids=ids, num_beams=beam, do_sample=False, **length)[:, 1:].tolist()  # type: ignore[operator]
 

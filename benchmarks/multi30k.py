@@ -27,7 +27,7 @@ from regard.exchange.matching import theirs_of
 from regard.exchange.pairs import MARIAN
 from regard.exchange.rules import Rule, same, waves
 from regard.inference.translator import Translator, load
-from regard.metrics.translation_scores import score
+from regard.metrics.translation_scores import score_translations
 from regard.text.special_tokens import PAD
 
 BATCH, BEAM = 128, 5
@@ -65,7 +65,7 @@ def peer_translate(model: Any, translator: Translator) -> Translate:
 
     @torch.inference_mode()
     def translate(texts: list[str]) -> list[str]:
-        sources = [token_template.one(ids) for ids in tokenizers.source.encode_batch(texts)]
+        sources = [token_template.wrap(ids) for ids in tokenizers.source.encode_batch(texts)]
         order = sorted(range(len(texts)), key=lambda i: len(sources[i]))
         found: dict[int, str] = {}
         for start in range(0, len(order), BATCH):
@@ -97,7 +97,7 @@ def measure(report: Report, who: str, translate: Translate, pairs: list[tuple[st
     report.put("test set", who, clock, "s")
     if own_way:
         report.put("test set, first call", who, first, "s")
-    scores = score(found[0], references, texts, language)
+    scores = score_translations(found[0], references, texts, language)
     for bleu in (scores.bleu, scores.bleu_lower):
         report.put(f"test set, {bleu.name}", who, bleu.value, "points")
     return found[0]

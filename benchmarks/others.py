@@ -12,8 +12,7 @@ from regard.config import ModelConfig
 from regard.data.batches import Batch
 from regard.device import autocast
 from regard.exchange.families import FAMILIES
-from regard.text.special_tokens import PAD
-from regard.text.tokenizer_training import LEARNED
+from regard.text.special_tokens import DEFAULT_SPECIAL_TOKENS, PAD
 
 Step = Callable[[Batch], None]
 
@@ -24,11 +23,11 @@ def foreign(config: ModelConfig, kind: str, device: torch.device, dtype: torch.d
 
     pairs = config.architecture == "transformer"
     theirs = FAMILIES["marian" if pairs else kind].to_theirs(config, {})
-    theirs |= {"vocab_size": config.target_vocab, "pad_token_id": LEARNED.pad}
-    theirs |= {"bos_token_id": LEARNED.bos, "eos_token_id": LEARNED.eos}
+    theirs |= {"vocab_size": config.target_vocab, "pad_token_id": DEFAULT_SPECIAL_TOKENS.pad}
+    theirs |= {"bos_token_id": DEFAULT_SPECIAL_TOKENS.bos, "eos_token_id": DEFAULT_SPECIAL_TOKENS.eos}
     theirs |= {"embd_pdrop": config.dropout} if kind == "gpt2" else {}
     if pairs:
-        theirs |= {"decoder_vocab_size": config.target_vocab, "decoder_start_token_id": LEARNED.bos}
+        theirs |= {"decoder_vocab_size": config.target_vocab, "decoder_start_token_id": DEFAULT_SPECIAL_TOKENS.bos}
         theirs |= {"forced_eos_token_id": None}
     del theirs["model_type"]
     maker = AutoModelForSeq2SeqLM if pairs else AutoModelForCausalLM

@@ -27,13 +27,17 @@ from regard.look.page.html import Page
 from regard.look.page.seen import see
 from regard.model_folder import ModelPackage
 from regard.models.architectures import make_model, preset
-from regard.text.special_token_template import CLASSIC, OWN, SpecialTokenTemplate
+from regard.text.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS_TEMPLATE, SpecialTokenTemplate, bert_template
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 CPU = torch.device("cpu")
 MODELS = {"encoder": "bert-tiny", "decoder": "gpt-tiny", "both": "transformer-tiny"}
 TASKS = {"encoder": "masked-lm", "decoder": "causal-lm", "both": "translation"}
-FRAMES = {"encoder": CLASSIC, "decoder": SpecialTokenTemplate(before=OWN.start, after=()), "both": OWN}
+FRAMES = {
+    "encoder": bert_template(DEFAULT_SPECIAL_TOKENS),
+    "decoder": SpecialTokenTemplate(before=EOS_TEMPLATE.start, after=()),
+    "both": EOS_TEMPLATE,
+}
 SIZES = {"n_encoder_layers": 6, "n_decoder_layers": 6, "d_model": 128, "n_heads": 8, "d_ff": 256}
 TINY = {**SIZES, "n_encoder_layers": 1, "n_decoder_layers": 1, "d_model": 16, "n_heads": 2, "d_ff": 16}
 WORDS = [f"w{i}" for i in range(200)]
@@ -56,7 +60,7 @@ def package_of(kind: str, tokens: int, tiny: bool) -> ModelPackage:
     """Weights large enough for heads to look somewhere; translations that go on until they are long."""
     tokenizer = Tokenizer.train([" ".join(WORDS)] * 2, TokenizerConfig(kind="split", vocab_size=len(WORDS) + 10))
     sizes = {"source_vocab": len(tokenizer), "target_vocab": len(tokenizer), "max_len": tokens, "dropout": 0.0}
-    sizes |= tokenizer.special.settings()
+    sizes |= tokenizer.special.model_settings()
     torch.manual_seed(0)
     model = make_model(preset(MODELS[kind], **{**(TINY if tiny else SIZES), **sizes}))
     with torch.no_grad():

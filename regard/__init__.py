@@ -3,7 +3,7 @@
     translator = regard.load("runs/toy-en-de")
     translator.translate("I ate an apple.").text
 
-Names are imported when first used, so that `import regard` and `regard --help` do not wait for torch.
+Names are imported when they are first used, so that `import regard` and `regard --help` do not import torch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
     "translate",
 ]
 
-_HOMES = {
+_MODULES = {
     "load": "regard.inference.load",
     "Embedder": "regard.inference.embedder",
     "Interpreter": "regard.inference.document_translator",
@@ -61,9 +61,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'regard' has no attribute '{name}'")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -1,11 +1,12 @@
-"""A model folder: what `load` and every command that uses a model take, and what a finished run leaves in `runs/NAME/model`.
+"""The model folder: a model on disk, which every command that uses a model takes; a run leaves one in `runs/NAME/model`.
 
-    config.json   model.safetensors   README.md   manifest.json
+    config.json   model.safetensors   README.md (the model card)   manifest.json (checksums)
     tokenizer.json, or tokenizer.source.json and tokenizer.target.json; none for images
-    vocabulary.json, where the vocabulary is from elsewhere: which tokens are special, and how many ids there are
-    languages.json, of a model of several directions: by which a text's language is told (text/language_identification.py)
+    vocabulary.json: special tokens and number of ids of a vocabulary from elsewhere
+    languages.json: language profiles of a model with several directions (text/language_identification.py)
 
-Configuration chooses sizes, never code; weights are safetensors, never pickle; checksums are verified on loading.
+The configuration chooses sizes, never code; weights are safetensors, never pickle; checksums are verified on loading.
+Folders of Hugging Face transformers are read by exchange/loader.py.
 """
 
 from __future__ import annotations
@@ -45,37 +46,32 @@ from regard.models.weights import (
     weights_of,
 )
 from regard.text.language_identification import Profiles
-from regard.text.special_token_template import OWN, SpecialTokenTemplate
-from regard.text.tokenizer import FILES as TOKENIZER_FILES
-from regard.text.tokenizer import VOCABULARY, Tokenizers
+from regard.text.special_tokens import EOS_TEMPLATE, SpecialTokenTemplate
+from regard.text.tokenizer import TOKENIZER_FILES, VOCABULARY_FILE, Tokenizers
 
-FORMAT = 3
+FORMAT = 3  # of config.json and of the parameter names in model.safetensors; other formats are not read
 LANGUAGES = "languages.json"
-FILES = (  # and the manifest
-    *("config.json", "README.md", "model.safetensors", LANGUAGES),
-    *(*TOKENIZER_FILES, VOCABULARY),
-)
+# All files that `save` may write, but the manifest.
+MODEL_FILES = ("config.json", "README.md", "model.safetensors", LANGUAGES, *TOKENIZER_FILES, VOCABULARY_FILE)
 
 
 @dataclass(frozen=True)
 class ModelPackage:
-    """All that a model folder holds."""
+    """A model with everything that its model folder holds."""
 
     model: nn.Module
     tokenizers: Tokenizers | None
-    task: str  # what it learned last: one of config.TASKS
-    decode: DecodeConfig = field(default_factory=DecodeConfig)  # how this model is best decoded
-    source: str = ""  # languages
-    target: str = ""
-    directions: tuple[str, ...] = ()  # "en>de" ..., of a model that has several and is told which
-    labels: tuple[str, ...] = ()  # the names of its answers
-    token_template: SpecialTokenTemplate = OWN  # what stands around every text
-    pooling: str = "mean"  # how the vectors of a text become one: mean or first
-    pixels: dict[str, list[float]] = field(
-        default_factory=dict
-    )  # mean and std of each channel of the images it learned, and size
-    origin: dict[str, Any] = field(default_factory=dict)  # of an imported model: what exporting it puts back
-    languages: Profiles = field(default_factory=dict)  # what words of its languages look like
+    task: str  # the task of its last training, one of config.TASKS
+    decode: DecodeConfig = field(default_factory=DecodeConfig)  # default decoding settings of this model
+    source: str = ""  # source language
+    target: str = ""  # target language
+    directions: tuple[str, ...] = ()  # "en>de", ... of a model that is told which language to translate to
+    labels: tuple[str, ...] = ()  # names of its classes or tags
+    token_template: SpecialTokenTemplate = EOS_TEMPLATE  # special tokens around texts
+    pooling: str = "mean"  # how the token vectors of a text become one vector: mean or first
+    pixels: dict[str, list[float]] = field(default_factory=dict)  # size of images, mean and std of each channel
+    origin: dict[str, Any] = field(default_factory=dict)  # of an imported model: what its export restores
+    languages: Profiles = field(default_factory=dict)  # for language identification
 
     @property
     def config(self) -> ModelConfig:
@@ -85,7 +81,8 @@ class ModelPackage:
 def save(folder: Path, package: ModelPackage, card: str, small: bool = False, own: Collection[str] = ()) -> None:
     """Write a model folder.
 
-    `small`: matrices in bytes (models/weights.py), a quarter of the size. `own`: as in `new_folder`.
+    `card` is the text of its README.md. `small`: int8 quantization of matrices (models/weights.py), a quarter of the
+    size. `own` is as in `files.atomic_folder`.
     """
     if is_quantized(package.model):
         raise RegardError(
@@ -120,38 +117,39 @@ def save(folder: Path, package: ModelPackage, card: str, small: bool = False, ow
 def load(path: Path, device: torch.device, weights: str = "auto") -> ModelPackage:
     """Load a model folder, a run folder with a finished model in it, or a bundled model by its name.
 
-    `weights`: auto (bf16 for models that write on a GPU, else fp32), fp32 as they are, or rounded: bf16, on a CPU also
-    int8 and fp16 (layers/quantization.py).
+    `weights`: auto (bf16 for models that generate on a GPU, else fp32), fp32, bf16, or on a CPU also int8 and fp16
+    (layers/quantization.py).
     """
     folder = find(path)
     refuse_pickle(folder)
-    with checksums_verified(folder):
+    with verify_checksums(folder):
         package = _read(folder, device, weights == "int8" and device.type == "cpu")
     if not is_quantized(package.model):
         convert_weights(package.model, weights, device)
     return package
 
 
-COPY_OR_RESUME = "copy it anew, or make it again with `regard resume`"
-
-
 @contextmanager
-def checksums_verified(folder: Path) -> Iterator[None]:
-    """Checksums are worked out beside whatever is done inside; a damaged folder is called that, whatever else goes wrong."""
-    with ThreadPoolExecutor(1) as other:
-        wrong = other.submit(find_damage, folder)
+def verify_checksums(folder: Path) -> Iterator[None]:
+    """Verify the checksums of a folder in the background while it is read inside the context.
+
+    Damage takes precedence over any error inside, which it is the likely cause of.
+    """
+    with ThreadPoolExecutor(1) as background:
+        verification = background.submit(find_damage, folder)
         try:
             yield
         finally:
-            if what := wrong.result():
-                mend = "install Regard anew" if folder.parent == pretrained.FOLDER else COPY_OR_RESUME
-                raise RegardError(f"the model in {folder} is damaged: {what}; {mend}") from None
+            if what := verification.result():
+                bundled = folder.parent == pretrained.FOLDER
+                advice = "install Regard anew" if bundled else "copy it anew, or make it again with `regard resume`"
+                raise RegardError(f"the model in {folder} is damaged: {what}; {advice}") from None
 
 
-def _read(folder: Path, device: torch.device, in_int8: bool) -> ModelPackage:
-    """`in_int8`: matrices that are in bytes on the disk stay so."""
+def _read(folder: Path, device: torch.device, keep_int8: bool) -> ModelPackage:
+    """Return the content of a model folder; `keep_int8`: matrices that are int8 on disk stay so."""
     config = read_config(folder)
-    sizes = _resolved(config["model"], folder)
+    sizes = _resolve_saved(config["model"], folder)
     _check_ids(config, sizes, folder)
     try:
         weights = check_regular(folder / "model.safetensors")
@@ -160,7 +158,7 @@ def _read(folder: Path, device: torch.device, in_int8: bool) -> ModelPackage:
         tokenizers = _load_tokenizers(folder, sizes)
         tensors = load_file(weights)
         check_scales(tensors, folder)
-        if in_int8 and are_quantized(tensors):
+        if keep_int8 and are_quantized(tensors):
             load_quantized(model, tensors, folder)
         else:
             load_weights(model, dequantize_weights(tensors), folder)
@@ -174,8 +172,8 @@ def _read(folder: Path, device: torch.device, in_int8: bool) -> ModelPackage:
     return ModelPackage(model.to(device).eval(), tokenizers, decode=decode, **own)
 
 
-def _resolved(table: dict[str, Any], folder: Path) -> ModelConfig:
-    """Return the sizes of a saved model, none of which may be left to its preset."""
+def _resolve_saved(table: dict[str, Any], folder: Path) -> ModelConfig:
+    """Return the configuration of a saved model; a size of 0, which would be taken from a preset, is a RegardError."""
     config = build(table, ModelConfig, "model.")
     sizes = resolve(config)
     for name in fields_of(ModelConfig):
@@ -188,7 +186,7 @@ def _resolved(table: dict[str, Any], folder: Path) -> ModelConfig:
 
 
 def _check_ids(config: dict[str, Any], sizes: ModelConfig, folder: Path) -> None:
-    """Refuse special tokens that are not in the vocabulary, and names of classes that are not as many as the classes."""
+    """Raise a RegardError for special tokens outside the vocabulary, or for another number of labels than classes."""
     pieces = max(sizes.source_vocab, sizes.target_vocab)
     ids = [
         *sizes.suppress_tokens,
@@ -202,6 +200,7 @@ def _check_ids(config: dict[str, Any], sizes: ModelConfig, folder: Path) -> None
 
 
 def read_languages(path: Path) -> Profiles:
+    """Return the language profiles of a model, empty where it has none."""
     try:
         found = read_json(path) if exists(path) else {}
         return {name: {t: float(value) for t, value in profile.items()} for name, profile in found.items()}
@@ -215,7 +214,7 @@ def _load_tokenizers(folder: Path, config: ModelConfig) -> Tokenizers | None:
     tokenizers = Tokenizers.load(folder)
     for side, vocab in (("source", config.source_vocab), ("target", config.target_vocab)):
         pieces = len(getattr(tokenizers, side))
-        if vocab and pieces != vocab:  # 0: a side that this model does not have
+        if vocab and pieces != vocab:  # 0: the model has no vocabulary on this side
             raise RegardError(
                 f"the {side} tokenizer in {folder} has {pieces} pieces but the model was trained with {vocab}: "
                 f"put back the tokenizer it was trained with"
@@ -224,20 +223,20 @@ def _load_tokenizers(folder: Path, config: ModelConfig) -> Tokenizers | None:
 
 
 def find(path: Path) -> Path:
-    """The model folder that a user means by `path`."""
+    """Return the model folder at `path`: itself, the model of a run, or a bundled model of this name."""
     for folder in (path, path / "model", pretrained.bundled_path(path)):
         if exists(folder / "config.json"):
             return folder
     if exists(path / "config.toml"):
-        raise RegardError(f"the run {path} has no finished model yet: go on with `regard resume {path}`")
+        raise RegardError(f"the run {path} has no finished model yet: continue with `regard resume {path}`")
     refuse_pickle(path)
     raise RegardError(
         f"no model at {path}: give a run folder such as runs/toy-en-de, a model folder with a config.json, or the name of a "
-        f"model that Regard brings along ({', '.join(pretrained.bundled_models()) or 'there is none'})"
+        f"bundled model ({', '.join(pretrained.bundled_models()) or 'there is none'})"
     )
 
 
-BEFORE_TASKS = {
+OPTIONAL = {  # fields that config.json may lack, with their defaults
     "task": "translation",
     "directions": [],
     "labels": [],
@@ -245,15 +244,15 @@ BEFORE_TASKS = {
     "pooling": "mean",
     "pixels": {},
     "origin": {},
-}  # what older ones lack
+}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The checked config.json of a model folder."""
+    """Return the config.json of a model folder after checking its format and fields."""
     path = folder / "config.json"
     try:
-        config = {**BEFORE_TASKS, **read_json(path)}
-        wrong = [name for name, fits in FORM.items() if not fits(config[name])]
+        config = {**OPTIONAL, **read_json(path)}
+        wrong = [name for name, fits in FIELD_CHECKS.items() if not fits(config[name])]
     except (ValueError, KeyError, TypeError, OSError) as error:
         what = getattr(error, "strerror", None) or error
         raise RegardError(f"{path} is not a model's configuration ({type(error).__name__}: {what})") from None
@@ -284,11 +283,11 @@ def _are_lists(value: Any, kinds: tuple[type, ...]) -> bool:
     return _is_table(value) and all(isinstance(x, list) and all(type(y) in kinds for y in x) for x in value.values())
 
 
-FORM: dict[str, Callable[[Any], bool]] = {  # of what stands beside the model in config.json
+FIELD_CHECKS: dict[str, Callable[[Any], bool]] = {  # for each field of config.json: whether a value has its type
     **dict.fromkeys(("source", "target"), _is_text),
     **dict.fromkeys(("directions", "labels"), _are_texts),
     **dict.fromkeys(("model", "decode", "origin"), _is_table),
-    "token_template": lambda value: _are_lists(value, (int,)) and value.keys() <= OWN.to_dict().keys(),
+    "token_template": lambda value: _are_lists(value, (int,)) and value.keys() <= EOS_TEMPLATE.to_dict().keys(),
     "pooling": ("mean", "first").__contains__,
     "pixels": lambda value: _are_lists(value, (int, float)),
 }

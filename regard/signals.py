@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a polite request: finish the step, save, say how to go on."""
+"""Ctrl-C and SIGTERM as a request to stop: finish the training step, save, and say how to resume."""
 
 from __future__ import annotations
 
@@ -11,49 +11,48 @@ from types import FrameType, TracebackType
 
 
 class Interrupted(Exception):
-    """Training was asked to stop; everything is saved."""
+    """The exception that ends training after a signal, when everything is saved."""
 
     def __init__(self, signum: int, run: Path) -> None:
         name = signal.Signals(signum).name
-        super().__init__(f"stopped by {name}, all is saved: go on with `regard resume {shlex.quote(str(run))}`")
+        super().__init__(f"stopped by {name}, all is saved: continue with `regard resume {shlex.quote(str(run))}`")
         self.exit_code = 128 + signum
 
 
-PATIENCE = 1.0  # seconds
+REPEAT_SECONDS = 1.0
 
 
 class StopRequest:
-    """While active, the first signal only sets `signum`; one that insists, a second later, acts as it always does.
+    """A context in which the first SIGINT or SIGTERM only sets `signum`; a later one has its usual effect.
 
-    Schedulers and wrappers often send the same signal twice at once; that must not cut a save short.
-
-    Python lets only the main thread handle signals; elsewhere this does nothing, and the program's own habits stay.
+    Schedulers and wrappers often send the same signal twice at once, which must not interrupt a save: a second signal
+    counts only after REPEAT_SECONDS. Python lets only the main thread handle signals; in others this does nothing.
     """
 
     def __init__(self) -> None:
         self.signum: int | None = None
-        self._noted = 0.0
-        self._before: dict[int, object] = {}
+        self._received_at = 0.0
+        self._handlers: dict[int, object] = {}
 
     def __enter__(self) -> StopRequest:
-        ours = threading.current_thread() is threading.main_thread()
-        for signum in (signal.SIGINT, signal.SIGTERM) if ours else ():
-            self._before[signum] = signal.signal(signum, self._note)
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        for signum in (signal.SIGINT, signal.SIGTERM) if is_main_thread else ():
+            self._handlers[signum] = signal.signal(signum, self._receive)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._restore()
 
-    def _note(self, signum: int, token_template: FrameType | None) -> None:
+    def _receive(self, signum: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.signum is None:
-            self.signum, self._noted = signum, now
-        elif now - self._noted > PATIENCE:
+            self.signum, self._received_at = signum, now
+        elif now - self._received_at > REPEAT_SECONDS:
             self._restore()
             signal.raise_signal(signum)
 
     def _restore(self) -> None:
-        for signum, handler in self._before.items():
+        for signum, handler in self._handlers.items():
             signal.signal(signum, handler)  # type: ignore[arg-type]
 
     def __bool__(self) -> bool:

@@ -1,11 +1,9 @@
-"""A bar on stderr for whatever takes longer than a moment; silence where nobody watches.
+"""The terminal: progress bars, tables of text, readable sizes, and escaped control characters.
 
-MERGED: Numbers as people read them: columns side by side, bytes and FLOPs in a unit that suits them.
-
-MERGED: Control characters made visible, so that text of a model or a file cannot give orders to a terminal.
-
-`ESC ] 0 ; ...` sets a window's title, others move the cursor or answer as if the user had typed; bidirectional overrides
-show text in another order than it has. Zero-width joiners, which Persian and emoji need, stay as they are.
+Progress goes to stderr, and only where that is a terminal. Text of a model or a file is escaped before it reaches a
+terminal: `ESC ] 0 ; ...` sets a window's title, other sequences move the cursor or answer as if the user had typed, and
+bidirectional overrides show text in another order than it has. Zero-width joiners, which Persian and emoji need, are left
+as they are.
 """
 
 from __future__ import annotations
@@ -22,10 +20,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 T = TypeVar("T")
 
 
-def stderr_console(**settings: Any) -> Console:
-    """Return a console that draws on stderr itself, below any stream that escapes control characters.
+# ---- progress bars ---------------------------------------------------------------------------------------------------
 
-    While a bar is drawn, Rich puts a stream of its own in the place of `sys.stderr`, so the way down may have two steps.
+
+def stderr_console(**settings: Any) -> Console:
+    """Return a Rich console on the original stderr, below any stream that escapes control characters.
+
+    While Rich draws a bar, it replaces `sys.stderr` by a stream of its own, so there may be two streams above the original.
     """
     stream = sys.stderr
     while hasattr(stream, "rich_proxied_file"):
@@ -35,7 +36,7 @@ def stderr_console(**settings: Any) -> Console:
 
 @contextmanager
 def progress_bar(what: str, total: int | None = None, quiet: bool = False) -> Iterator[Callable[[int], None]]:
-    """Yields a function to call with how many more are done."""
+    """Show a progress bar on stderr; yield a function that is called with the number of items done since the last call."""
     console = stderr_console()
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()) if total else (TimeElapsedColumn(),)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times)
@@ -45,15 +46,18 @@ def progress_bar(what: str, total: int | None = None, quiet: bool = False) -> It
 
 
 def count_progress(items: Iterable[T], advance: Callable[[int], None], every: int = 1000) -> Iterator[T]:
-    """The same items; `advance` hears of each thousand that went by."""
+    """Yield the items, and call `advance(every)` after each `every` items."""
     for number, item in enumerate(items, 1):
         yield item
         if number % every == 0:
             advance(every)
 
 
+# ---- tables and numbers ----------------------------------------------------------------------------------------------
+
+
 def format_table(rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
-    """Columns side by side, those from `right` on flush right."""
+    """Return the lines of a table with aligned columns; those from column `right` on are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -65,25 +69,27 @@ def format_table(rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
 
 
 def format_bytes(n: int) -> str:
-    """Bytes in the unit that suits them."""
+    """Return a number of bytes with a suitable unit: 37.1 MB."""
     power = min(max(0, (len(str(n)) - 1) // 3), 4)
     return f"{n / 1000**power:,.{1 if power else 0}f} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
 def format_count(n: int) -> str:
-    """Four digits and a unit: 79.05 G."""
+    """Return a number with four digits and a unit: 79.05 G."""
     power = min(max(0, (len(str(n)) - 1) // 3), 5)
     return f"{n / 1000**power:.4g} {('', 'k', 'M', 'G', 'T', 'P')[power]}".strip()
 
+
+# ---- control characters ----------------------------------------------------------------------------------------------
 
 # Unicode category Cc without tab and newline, and the bidirectional embeddings, overrides and isolates.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def escape_controls(text: str) -> str:
-    r"""Return the text with its control characters as `\x1b` or `\u202e`; tabs and newlines stay.
+    r"""Return the text with its control characters written as `\x1b` or `\u202e`; tabs and newlines stay.
 
-    Characters from U+007F on are written with \u, as JSON writes them: `json.dumps` leaves those to be escaped here.
+    Characters from U+007F on are written with \u, as in JSON, because `json.dumps` output goes through here unescaped.
     """
     return CONTROL.sub(
         lambda found: f"\\x{ord(found[0]):02x}" if found[0] < "\x7f" else f"\\u{ord(found[0]):04x}", text
@@ -93,8 +99,8 @@ def escape_controls(text: str) -> str:
 class EscapingStream:
     """A text stream that escapes the control characters of everything written to it.
 
-    `rich_proxied_file` is where Rich writes its colours and cursor movements when it finds this stream in the place of
-    `sys.stdout` or `sys.stderr`: the stream below, as it is.
+    Rich writes its colours and cursor movements to `rich_proxied_file`, the original stream, when it finds this stream as
+    `sys.stdout` or `sys.stderr`.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -114,10 +120,10 @@ class EscapingStream:
 
 @contextmanager
 def safe_terminal() -> Iterator[None]:
-    """Escape control characters in all that is written to stderr and, where it is a terminal, to stdout.
+    """Escape control characters in everything that is written to stderr and, if it is a terminal, to stdout.
 
-    A pipe or a file gets the exact text of a result. After an unexpected exception the streams stay in place, for the
-    traceback that Python prints.
+    A pipe or a file gets the exact text of a result. After an unexpected exception the streams stay replaced, so that the
+    traceback is escaped too.
     """
     before = sys.stdout, sys.stderr
     sys.stderr = cast(TextIO, EscapingStream(sys.stderr))

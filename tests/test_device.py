@@ -1,4 +1,4 @@
-"""Which device a name means, on machines with and without GPUs (pretended here)."""
+"""The device that a name selects, on simulated machines with and without GPUs."""
 
 import os
 
@@ -12,7 +12,7 @@ from regard.errors import RegardError
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
-    """Two GPUs by all accounts; returns the devices that were made current, checked as torch checks them."""
+    """Simulate two GPUs; return the list of devices that are made current, checked as torch checks them."""
     current: list[torch.device] = []
 
     def set_device(device: torch.device) -> None:
@@ -60,7 +60,7 @@ def test_the_best_of_a_device_is_known_or_not_claimed(monkeypatch: pytest.Monkey
 
 
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those asked for, or those of the environment, which torch has read by itself, or all cores."""
+    """Set the configured number of threads, else that of the environment, which torch reads itself, else all cores."""
     asked: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2, 3, 5, 7}, raising=False)

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic writes, checksums, and removing only what Regard wrote."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from regard.files import (
     atomic_folder,
     disk_errors,
     find_damage,
+    remove_atomic_folder,
     remove_drafts,
-    remove_sealed,
     write_manifest,
     write_text,
 )
@@ -44,7 +44,7 @@ def sealed(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def read_only() -> Iterator[Path]:
-    """A folder that may be read only; where root runs the tests, as somebody else."""
+    """Make a read-only folder; if root runs the tests, they continue as another user."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         (Path(name) / "old").write_text("old")
         os.chmod(name, 0o555)
@@ -60,7 +60,7 @@ def read_only() -> Iterator[Path]:
 
 
 def full_disk_at(monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
-    """The n-th fsync from now on finds the disk full."""
+    """Let the n-th fsync from now fail with a full disk."""
     calls, fsync = iter(range(1, 1000)), os.fsync
 
     def full(descriptor: int) -> None:
@@ -120,10 +120,10 @@ def test_a_full_disk_in_the_words_of_safetensors(words: str) -> None:
         raise SafetensorError(words)
 
 
-# ---- new_folder --------------------------------------------------------------------------------------------------
+# ---- atomic_folder -----------------------------------------------------------------------------------------------
 
 
-def test_a_new_folder_is_sealed_with_the_hashes_of_its_files(sealed: Path) -> None:
+def test_an_atomic_folder_has_the_checksums_of_its_files(sealed: Path) -> None:
     sums = json.loads((sealed / MANIFEST).read_text())["sha256"]
     assert sums == {"a": hashlib.sha256(b"first").hexdigest(), "b": hashlib.sha256(b"").hexdigest()}
     assert find_damage(sealed) is None
@@ -159,7 +159,7 @@ def test_a_full_disk_leaves_the_old_folder(sealed: Path, nth: int, monkeypatch: 
     assert names(sealed.parent) == ["sealed"]
 
 
-def test_drafts_of_killed_processes_are_removed_and_nothing_else(sealed: Path) -> None:
+def test_temporary_files_of_killed_processes_are_removed_and_nothing_else(sealed: Path) -> None:
     folder = sealed.parent
     kept = [
         ".config.toml.2024",
@@ -236,14 +236,14 @@ def test_files_links_and_empty_folders(tmp_path: Path, sealed: Path) -> None:
 
 
 class Killed(BaseException):
-    """What stands for SIGKILL inside one process."""
+    """The exception that stands for SIGKILL inside one process."""
 
 
 @pytest.mark.parametrize("nth", range(1, 20))
 def test_a_replacement_killed_at_any_moment_loses_nothing(
     sealed: Path, nth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between any two renames and removals; what is left is put in order as at the start of the next run."""
+    """Kill between any two renames and removals; then clean up as the next run does at its start."""
     add_own(sealed)
     calls, folder = iter(range(1, 1000)), sealed.parent
     with monkeypatch.context() as patch, contextlib.suppress(Killed):
@@ -292,17 +292,17 @@ def test_a_file_is_added_to_the_manifest(sealed: Path) -> None:
         assert (sealed / "new").read_text() == text
         assert find_damage(sealed) is None
     assert names(sealed) == ["a", "b", MANIFEST, "new"]
-    remove_sealed(sealed)
+    remove_atomic_folder(sealed)
     assert not sealed.exists()
 
 
-def test_removing_a_sealed_folder_leaves_what_is_not_named(sealed: Path) -> None:
+def test_removing_an_atomic_folder_leaves_what_its_manifest_does_not_name(sealed: Path) -> None:
     add_own(sealed)
     (sealed / "b").unlink()
     (sealed / "b").mkdir()  # a user's folder under a name of ours
-    remove_sealed(sealed)
+    remove_atomic_folder(sealed)
     assert names(sealed) == ["b", "c", "more", "notes"]
-    remove_sealed(sealed)
+    remove_atomic_folder(sealed)
     assert names(sealed) == ["b", "c", "more", "notes"]
 
 
@@ -350,7 +350,7 @@ def test_a_manifest_of_another_shape(sealed: Path, text: str) -> None:
     assert find_damage(sealed)
 
 
-def test_sealing_anew_makes_it_whole(sealed: Path) -> None:
+def test_a_new_manifest_makes_it_whole(sealed: Path) -> None:
     (sealed / "a").write_bytes(b"changed")
     (sealed / MANIFEST).unlink()
     write_manifest(sealed)

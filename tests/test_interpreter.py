@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from regard.errors import RegardError
 from regard.inference.document_translator import Interpreter
 from regard.inference.translator import Translation
-from regard.text.language_identification import learn_profiles
-from regard.text.placeholders import translatable
-from regard.text.special_token_template import OWN
+from regard.text.language_identification import learn_profile
+from regard.text.placeholders import has_words
+from regard.text.special_tokens import EOS_TEMPLATE
 
 PROFILES = {
-    "en": learn_profiles(["the man who went to the house of his friend said that I would not come with them hello how are you"]),
-    "de": learn_profiles(["der Mann ging in das Haus und sagte nicht, dass sie sich mit ihm auf der Straße treffen wie geht"]),
-    "fr": learn_profiles(["le garçon est allé à la maison de son ami et il a dit que nous ne sommes pas là pour vous bonjour"]),
+    "en": learn_profile(["the man who went to the house of his friend said that I would not come with them hello how are you"]),
+    "de": learn_profile(["der Mann ging in das Haus und sagte nicht, dass sie sich mit ihm auf der Straße treffen wie geht"]),
+    "fr": learn_profile(["le garçon est allé à la maison de son ami et il a dit que nous ne sommes pas là pour vous bonjour"]),
 }  # fmt: skip
 DIRECTIONS = tuple(d for lang in ("de", "fr", "zh", "zh-Hant") for d in (f"en>{lang}", f"{lang}>en"))
 
@@ -31,7 +31,12 @@ class Fake:
     """A translator that says the same in capitals, after `spoil`; it remembers what it was asked."""
 
     def __init__(self, spoil: Callable[[str], str] = str, max_len: int = 50, directions: Sequence[str] = DIRECTIONS):
-        self.spoil, self.directions, self.languages, self.token_template = spoil, tuple(directions), PROFILES, OWN
+        self.spoil, self.directions, self.languages, self.token_template = (
+            spoil,
+            tuple(directions),
+            PROFILES,
+            EOS_TEMPLATE,
+        )
         self.source, self.target = "en", "de"
         self.model = SimpleNamespace(config=SimpleNamespace(max_len=max_len))
         self.tokenizers = SimpleNamespace(source=SimpleNamespace(encode=lambda text: list(text)))
@@ -233,7 +238,7 @@ def test_tables_and_code_keep_their_form() -> None:
 )
 def test_what_has_no_words_stays_as_it_is_and_needs_no_language(text: str) -> None:
     ours, fake = interpreter(lambda t: "!")
-    assert not translatable(text)
+    assert not has_words(text)
     assert ours.translate(text) == text
     assert fake.said() == []
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tokens import EOS, SOS
+from tokens import BERT_TEMPLATE, EOS, SOS
 
 import regard
 from regard import model_folder
@@ -19,7 +19,6 @@ from regard.inference.classifier import Classifier
 from regard.model_folder import ModelPackage
 from regard.models.architectures import make_model, preset
 from regard.models.classification_model import ClassificationModel
-from regard.text.special_token_template import CLASSIC
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 TOKENIZER = Tokenizer.train(["the cat sat on a mat and a dog ran"], TokenizerConfig(kind="word", vocab_size=40))
@@ -35,7 +34,9 @@ def package(task: str, names: tuple[str, ...] = NAMES) -> ModelPackage:
     model = make_model(preset("bert-tiny", **MODEL, **heads))
     for parameter in model.parameters():  # answers that differ plainly
         torch.nn.init.normal_(parameter, std=0.5)
-    return ModelPackage(model.eval(), Tokenizers(TOKENIZER, TOKENIZER), task, labels=names, token_template=CLASSIC)
+    return ModelPackage(
+        model.eval(), Tokenizers(TOKENIZER, TOKENIZER), task, labels=names, token_template=BERT_TEMPLATE
+    )
 
 
 def picture_bundle() -> ModelPackage:

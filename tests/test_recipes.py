@@ -60,12 +60,12 @@ def sentence(rng: random.Random) -> str:
 
 
 def lines(rng: random.Random, n: int = 60) -> bytes:
-    """Some blank, so that documents of every kind are there."""
+    """Return lines of text, some of them blank, so that there are documents of every kind."""
     return "".join(sentence(rng) + ("\n\n" if i % 5 == 0 else "\n") for i in range(n)).encode()
 
 
 def table(rng: random.Random, data: DataConfig, spec: str, answers: list[str]) -> bytes:
-    """Labelled texts under the columns that the recipe names, by name or by number."""
+    """Return labelled texts in the columns that the recipe names by name or by number."""
     names = [data.text or "text", *([data.pair] if data.pair else []), data.label or "label"]
     rows = [[sentence(rng) for _ in names[1:]] + [answers[i % len(answers)]] for i in range(24)]
     if ".jsonl" in spec:
@@ -107,7 +107,7 @@ def content(config: Config, spec: str, rng: random.Random) -> bytes:
 
 
 def write_corpora(config: Config, root: Path) -> None:
-    """Every file that the recipe names, packed as its name says."""
+    """Write every file that the recipe names, compressed as its name says."""
     data = config.data
     languages = (data.source, data.target)
     for spec in {*data.train, *data.valid, *data.test}:
@@ -122,7 +122,7 @@ def write_corpora(config: Config, root: Path) -> None:
 
 
 def smaller(config: Config, given: dict[str, Any]) -> dict[str, Any]:
-    """Overrides that make a run of seconds; what begins with another model has that model's sizes."""
+    """Return overrides for a run of seconds; a run that starts from another model keeps that model's sizes."""
     settings: dict[str, Any] = {f"train.{name}": value for name, value in TRAIN.items()}
     for split in ("train", "valid", "test"):
         specs = getattr(config.data, split)
@@ -137,7 +137,7 @@ def smaller(config: Config, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def config_of(name: str) -> tuple[Config, dict[str, Any]]:
-    """A recipe before what it begins with is looked up, and its [model] table."""
+    """Return a recipe before its initial model is looked up, and its [model] table."""
     values = recipes.load(RECIPES[name])
     given = values.get("model", {})
     plain = {key: value for key, value in given.items() if not isinstance(value, dict)}  # a preset may choose the parts
@@ -145,13 +145,13 @@ def config_of(name: str) -> tuple[Config, dict[str, Any]]:
 
 
 def borrowed(config: Config) -> dict[str, str]:
-    """The runs of other recipes that this one needs, by the setting that names them."""
+    """Return the runs of other recipes that this one needs, by the setting that names them."""
     named = {"train.init": config.train.init, "tokenizer.file": config.tokenizer.file}
     return {setting: run for setting, run in named.items() if run}
 
 
 def run_tiny(name: str, folder: Path) -> Path:
-    """The recipe's run, after that of the recipe it begins with."""
+    """Train the recipe, after the recipe whose model it starts from."""
     config, given = config_of(name)
     settings = {**smaller(config, given), "data.root": str(folder / name)}
     for setting, other in borrowed(config).items():
@@ -162,7 +162,7 @@ def run_tiny(name: str, folder: Path) -> Path:
 
 
 def use(run: Path, config: Config) -> Any:
-    """What the loaded model is for; something that is not empty."""
+    """Use the loaded model for its task; return a result that must not be empty."""
     model = regard.load(run)
     if config.task == "causal-lm":
         return model.generate(TEXT, max_new_tokens=3, min_len=3).tokens

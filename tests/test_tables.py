@@ -29,7 +29,7 @@ from regard.config.recipes import (
     to_dict,
     to_toml,
 )
-from regard.config.registry import PARTS, TABLES, chosen_parts, help_of, register, register_table, setting, unregister
+from regard.config.registry import PARTS, TABLES, chosen_tables, help_of, register, register_table, setting, unregister
 from regard.errors import RegardError
 from regard.layers.part import NoSettings, Part
 from regard.layers.positions.relative import Relative
@@ -191,7 +191,7 @@ def test_a_flat_file_of_old_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model" / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps({**config, "format": 1}))
-    with pytest.raises(RegardError, match=r"format 1 .*this Regard reads format 2"):
+    with pytest.raises(RegardError, match=r"format 1 .*this Regard reads format 3"):
         model_folder.read_config(tmp_path / "model")
 
 
@@ -210,7 +210,7 @@ def test_mixers_are_a_list_or_one_name() -> None:
 
 @pytest.fixture
 def plain() -> Iterator[list[tuple[str, str]]]:
-    """Parts that a test enters are taken out again."""
+    """Remove the parts that a test registers."""
     before = {kind: set(parts) for kind, parts in PARTS.items()}
     yield []
     for kind, parts in PARTS.items():
@@ -281,7 +281,7 @@ def test_presets_name_parts_that_there_are_and_tables_that_they_have() -> None:
     for table in PRESET_TABLES.values():
         for name, settings in table.items():
             full = {**MODEL_DEFAULTS, **with_preset({"preset": name})}
-            assert (settings.keys() & TABLES.keys()) <= set(chosen_parts(full)), name
+            assert (settings.keys() & TABLES.keys()) <= set(chosen_tables(full)), name
 
 
 def test_settings_are_listed_by_kind(capsys: pytest.CaptureFixture[str]) -> None:

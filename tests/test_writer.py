@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokens import EOS, SETTINGS, SOS
+from tokens import BERT_TEMPLATE, EOS, SETTINGS, SOS
 
 from regard.config import DecodeConfig, ModelConfig, TokenizerConfig
 from regard.decode.constraints import pad_rows
@@ -26,8 +26,7 @@ from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
 from regard.models.vit import ViT
 from regard.text.chat_template import Turn
-from regard.text.special_token_template import CLASSIC, SpecialTokenTemplate
-from regard.text.special_tokens import PAD
+from regard.text.special_tokens import PAD, SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 LINES = [
@@ -297,7 +296,7 @@ def bert_bundle(pooling: str = "mean") -> ModelPackage:
     torch.manual_seed(1)
     size = len(tokenizers().source)
     config = ModelConfig(preset="bert-tiny", architecture="bert", source_vocab=size, max_len=40, positions="learned")
-    return ModelPackage(Bert(config).eval(), tokenizers(), "masked-lm", token_template=CLASSIC, pooling=pooling)
+    return ModelPackage(Bert(config).eval(), tokenizers(), "masked-lm", token_template=BERT_TEMPLATE, pooling=pooling)
 
 
 @cache

@@ -1,7 +1,9 @@
-"""The special tokens of a vocabulary that Regard learned, and what a model with such a vocabulary is told about them."""
+"""The special tokens of a vocabulary that Regard trained, and the model settings that follow from them."""
 
-from regard.text.tokenizer_training import LEARNED
+from regard.text.special_tokens import DEFAULT_SPECIAL_TOKENS, bert_template
 
-SOS, EOS, UNK, MASK = (i for i in (LEARNED.bos, LEARNED.eos, LEARNED.unk, LEARNED.mask) if i is not None)
-PADDING = LEARNED.pad or 0  # the piece of that name, which means nothing to models
-SETTINGS = LEARNED.settings()  # ModelConfig(**SETTINGS, ...)
+_SPECIAL = DEFAULT_SPECIAL_TOKENS
+SOS, EOS, UNK, MASK = (i for i in (_SPECIAL.bos, _SPECIAL.eos, _SPECIAL.unk, _SPECIAL.mask) if i is not None)
+PADDING = _SPECIAL.pad or 0  # the token of that name, which models do not use as padding
+SETTINGS = _SPECIAL.model_settings()  # ModelConfig(**SETTINGS, ...)
+BERT_TEMPLATE = bert_template(_SPECIAL)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import re
 
-from regard.text.language_identification import HAN, Profiles, learn_profiles, scores, script, trigrams
+from regard.text.language_identification import (
+    HAN,
+    Profiles,
+    count_script_characters,
+    extract_trigrams,
+    learn_profile,
+    score_languages,
+)
 
 Pair = tuple[str, str]
 LETTER = re.compile(r"[^\W\d_]")
@@ -45,7 +52,7 @@ def by_script(pairs: list[Pair]) -> dict[str, list[Pair]]:
 
 def written_in(lang: str, text: str) -> bool:
     """Whether no character is of the other script."""
-    simplified, traditional = script(text)
+    simplified, traditional = count_script_characters(text)
     return {"zh": not traditional, "zh-Hant": not simplified}.get(lang, True)
 
 
@@ -59,22 +66,22 @@ def german(pairs: list[Pair], profiles: Profiles) -> list[Pair]:
     the German that they leave teaches how the other languages look, and a line must be likelier German than that.
     """
     nearest = [pair for pair in pairs if spoken(pair[1], "de", profiles)]
-    own = learn_profiles(pair[1] for pair in nearest)
+    own = learn_profile(pair[1] for pair in nearest)
     unlikely = [pair[1] for pair in nearest if mean(pair[1], {"own": own})["own"] < UNLIKELY]
-    both = {"own": own, "foreign": learn_profiles(unlikely)} if unlikely else {"own": own}
+    both = {"own": own, "foreign": learn_profile(unlikely)} if unlikely else {"own": own}
     return [pair for pair in nearest if lead(mean(pair[1], both)) >= LEAD]
 
 
 def spoken(text: str, language: str, profiles: Profiles) -> bool:
     """Whether no other language is far likelier."""
-    found = scores(text, profiles)
+    found = score_languages(text, profiles)
     return language in found and found[language] > max(found.values()) - SURE
 
 
 def mean(text: str, profiles: Profiles) -> dict[str, float]:
     """The mean log-probability of its trigrams in each language."""
-    found = scores(text, profiles)
-    return {name: found.get(name, float("-inf")) / max(1, len(trigrams(text))) for name in profiles}
+    found = score_languages(text, profiles)
+    return {name: found.get(name, float("-inf")) / max(1, len(extract_trigrams(text))) for name in profiles}
 
 
 def lead(means: dict[str, float]) -> float:

@@ -31,7 +31,7 @@ from titled import titled
 from words import lexicon
 
 from regard.data.parallel_corpus import read_lines
-from regard.text.language_identification import learn_profiles
+from regard.text.language_identification import learn_profile
 
 Pair = tuple[str, str]
 Sets = dict[str, list[Pair]]
@@ -59,8 +59,8 @@ def chosen(sets: Sets, held: set[str]) -> tuple[Sets, dict[str, dict[str, int]]]
     """What is fit to learn from, and how many pairs were left after each look."""
     fresh = {name: unheld(dict.fromkeys(pairs), held) for name, pairs in sets.items()}
     alike = {name: [pair for pair in pairs if good(pair, language(name))] for name, pairs in fresh.items()}
-    profiles = {side: learn_profiles(pair[i] for pair in alike["en-de"]) for i, side in enumerate(("en", "de"))}
-    profiles["fr"] = learn_profiles(pair[1] for pair in alike["en-fr"])
+    profiles = {side: learn_profile(pair[i] for pair in alike["en-de"]) for i, side in enumerate(("en", "de"))}
+    profiles["fr"] = learn_profile(pair[1] for pair in alike["en-fr"])
     kept = alike | {"europarl": german(alike["europarl"], profiles)}
     steps = {"read": sets, "in no test": fresh, "look like translations": alike}
     return kept, {f"{name}.train": {step: len(of[name]) for step, of in steps.items()} for name in sets}

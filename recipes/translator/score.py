@@ -22,7 +22,7 @@ import regard
 from regard.data.parallel_corpus import read_lines
 from regard.files import sha256, write_text
 from regard.inference.translator import Translator
-from regard.metrics.translation_scores import score
+from regard.metrics.translation_scores import score_translations
 from regard.model_folder import find
 from regard.terminal import format_table
 
@@ -106,7 +106,7 @@ def scored(translator: Translator, test: Test, beam: int) -> list[dict[str, Any]
     rows = []
     for name, chosen in parts(test.languages).items():
         lines = [[side[i] for i in chosen] for side in (said, test.target, test.source)]
-        found = score(*lines, "en" if english else test.languages[0])  # type: ignore[arg-type, call-arg]
+        found = score_translations(*lines, "en" if english else test.languages[0])  # type: ignore[arg-type, call-arg]
         rows.append(
             {"direction": test.direction, "test": f"{test.name} {name}".strip(), "sentences": len(chosen), "beam": beam}
             | {"bleu": found.bleu.value, "bleu_signature": found.bleu.signature}

@@ -16,7 +16,7 @@ from sacrebleu.metrics import BLEU
 
 import regard
 from regard.data.parallel_corpus import read_lines
-from regard.text.casing import careful, stopped
+from regard.text.casing import add_full_stop, to_sentence_case
 
 MARKS = ".?!。？！ "
 WAYS: dict[str, Callable[[str], str]] = {
@@ -39,7 +39,10 @@ def main() -> None:
         bleu = BLEU(lowercase=True, tokenize="zh" if language == "zh" else "13a")
         for name, way in WAYS.items():
             typed = [way(text) for text in english]
-            for told, texts in (("", typed), (", with care", [stopped(careful(t, "en"), "en") for t in typed])):
+            for told, texts in (
+                ("", typed),
+                (", with care", [add_full_stop(to_sentence_case(t, "en"), "en") for t in typed]),
+            ):
                 said = [t.text.rstrip(MARKS) for t in translator.translate(texts, to=language, beam=1)]
                 score = bleu.corpus_score(said, [[text.rstrip(MARKS) for text in references]]).score
                 print(f"en>{language} {name}{told}: {score:.1f}", flush=True)

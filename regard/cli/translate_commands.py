@@ -85,9 +85,9 @@ def _way(
 def _interpreted(
     interpreter: Interpreter, lines: list[str], to: str | None, source: str | None, as_json: bool, options: Any
 ) -> Iterator[str]:
-    from regard.text.sentence_splitting import fenced
+    from regard.text.sentence_splitting import find_code_lines
 
-    code = fenced(lines)
+    code = find_code_lines(lines)
     texts = ["" if inside else line for line, inside in zip(lines, code, strict=True)]
     found = interpreter.interpret(texts, to, source, quiet=False, **options)
     _warn(lines, found)

@@ -1,6 +1,6 @@
-"""Settings in and out: frozen dataclasses <-> TOML <-> dotted overrides such as `--train.steps 2000`.
+"""Recipes: frozen dataclasses of settings <-> TOML <-> dotted overrides such as `--train.steps 2000`.
 
-An unknown key is an error that names the nearest valid one, and so is a value of the wrong type or out of its range.
+An unknown setting is a RegardError that suggests the nearest valid one; so is a value of the wrong type or out of range.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from regard.config.registry import PARTS, TABLES, choose, chosen_parts
+from regard.config.registry import PARTS, TABLES, chosen_tables, explain_unused_table
 from regard.config.schema import LARGEST, Config, ModelConfig
 from regard.errors import RegardError
 from regard.files import read_text, shorten_path
@@ -23,7 +23,7 @@ C = TypeVar("C")
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A TOML recipe as nested dictionaries."""
+    """Read a TOML recipe as nested dictionaries; its name is that of the file unless it gives another."""
     try:
         values = tomllib.loads(read_text(path))
     except FileNotFoundError:
@@ -40,9 +40,9 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def build(values: Mapping[str, Any], cls: type[C], where: str = "") -> C:
-    """Nested dictionaries -> a checked dataclass. Missing keys keep their defaults.
+    """Build a checked dataclass from nested dictionaries; missing settings keep their defaults.
 
-    A table of a part, such as `[model.yarn]`, is refused where the model does not have that part.
+    A table of a part, such as `[model.yarn]`, is a RegardError where the model does not have that part.
     """
     hints, known = get_type_hints(cls), fields_of(cls)
     built: dict[str, Any] = {}
@@ -60,18 +60,20 @@ def build(values: Mapping[str, Any], cls: type[C], where: str = "") -> C:
 
 
 def fields_of(cls: Any) -> dict[str, dataclasses.Field[Any]]:
-    """Return the settings that a dataclass declares, by name; the tables of a model's parts are none of its own."""
+    """Return the settings that a dataclass declares, by name, without the tables of a model's parts."""
     return {f.name: f for f in dataclasses.fields(cls) if not (f.name == "parts" and issubclass(cls, ModelConfig))}
 
 
 def _build_tables(given: Mapping[str, Any], built: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the tables of settings that were given for parts of a model, by name; those of other parts are refused."""
-    names = chosen_parts({**MODEL_DEFAULTS, **built})
+    """Return the given tables of settings of a model's parts, by name; a table of any other part is a RegardError."""
+    names = chosen_tables({**MODEL_DEFAULTS, **built})
     for name, table in given.items():
         if not isinstance(table, Mapping):
             raise RegardError(f"'{where}{name}' is a table of settings, [{where}{name}], not {format_value(table)}")
         if name not in names:
-            raise RegardError(f"[{where}{name}] would do nothing here: {choose(name, built.get('architecture', ''))}")
+            raise RegardError(
+                f"[{where}{name}] would do nothing here: {explain_unused_table(name, built.get('architecture', ''))}"
+            )
     return {name: build(table, TABLES[name].settings, f"{where}{name}.") for name, table in given.items()}
 
 
@@ -79,22 +81,22 @@ MODEL_DEFAULTS = {name: f.default for name, f in fields_of(ModelConfig).items()}
 
 
 def merge_tables(base: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `[model]` table that `model` makes of another, table by table.
+    """Return the `[model]` table `base` updated with `model`, the tables of parts setting by setting.
 
-    A table that only `base` has is left out where `model` chooses another part in its place: nobody asks for it any more.
+    A part's table that only `base` has is dropped where `model` chooses another part in its place.
     """
     merged = {**base, **model}
     for name in TABLES:
         tables = [table.get(name, {}) for table in (base, model)]
         if all(isinstance(table, Mapping) for table in tables) and (tables[0] or name in model):
             merged[name] = {**tables[0], **tables[1]}
-    before, after = (chosen_parts({**MODEL_DEFAULTS, **table}) for table in (base, merged))
+    before, after = (chosen_tables({**MODEL_DEFAULTS, **table}) for table in (base, merged))
     gone = [name for name in before if name not in after and name not in model]
     return {key: value for key, value in merged.items() if key not in gone}
 
 
 def check_values(config: Any, where: str = "") -> None:
-    """Refuse a value outside of its range, in a configuration that was not built from a recipe."""
+    """Raise a RegardError for a value outside its range; for configurations that were not made by `build`."""
     for name, f in fields_of(type(config)).items():
         value = getattr(config, name)
         wrong = _outside(value, f)
@@ -105,7 +107,7 @@ def check_values(config: Any, where: str = "") -> None:
 
 
 def override(values: dict[str, Any], dotted: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"train.steps": "2000"}` written over nested dictionaries; returns a new one."""
+    """Return a copy of nested dictionaries with dotted settings, such as `{"train.steps": "2000"}`, written over them."""
     try:
         merged: dict[str, Any] = json.loads(json.dumps(values, default=str))
     except RecursionError:
@@ -122,12 +124,12 @@ def override(values: dict[str, Any], dotted: Mapping[str, Any]) -> dict[str, Any
 
 
 def nest(dotted: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"rope.base": 1e6}` -> `{"rope": {"base": 1e6}}`."""
+    """Return dotted settings as nested dictionaries: `{"rope.base": 1e6}` -> `{"rope": {"base": 1e6}}`."""
     return override({}, dotted)
 
 
 def flatten(config: Any, where: str = "") -> Iterator[tuple[str, Any, str]]:
-    """(dotted name, value, help) of every setting, in order of declaration; those of a model's parts after its own."""
+    """Yield (dotted name, value, help) of every setting in order of declaration, a model's parts after its own settings."""
     for name, f in fields_of(type(config)).items():
         value = getattr(config, name)
         if dataclasses.is_dataclass(value):
@@ -139,22 +141,22 @@ def flatten(config: Any, where: str = "") -> Iterator[tuple[str, Any, str]]:
 
 
 def differences(a: Config, b: Config) -> list[str]:
-    """The dotted names of settings in which two configurations differ, those that only one of them has included."""
+    """Return the dotted names of settings that differ between two configurations or that only one of them has."""
     old, new = ({name: value for name, value, _ in flatten(config)} for config in (a, b))
     return [name for name in {**old, **new} if name not in old or name not in new or old[name] != new[name]]
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Return a configuration as nested dictionaries, as `build` reads them: the settings of parts are tables."""
+    """Return a configuration as the nested dictionaries that `build` reads; the settings of parts are tables."""
     made = {name: getattr(config, name) for name in fields_of(type(config))}
     made |= getattr(config, "parts", {})
     return {name: to_dict(value) if dataclasses.is_dataclass(value) else value for name, value in made.items()}
 
 
 def changed_settings(config: ModelConfig, **settings: Any) -> ModelConfig:
-    """Return a model's configuration with other settings, those of its parts included: `changed(c, rope={"base": 5e5})`.
+    """Return a model's configuration with other settings, e.g. `changed_settings(config, rope={"base": 5e5})`.
 
-    Names may be dotted: `changed(c, **{"rope.base": 5e5})`.
+    Names may be dotted: `changed_settings(config, **{"rope.base": 5e5})`.
     """
     return build(merge_tables(to_dict(config), nest(settings)), ModelConfig, "model.")
 
@@ -176,7 +178,7 @@ def _toml_value(value: Any) -> str:
 
 
 def every_setting() -> Iterator[tuple[str, Any, str]]:
-    """(dotted name, default, help) of all settings there are, those of all tables of parts included."""
+    """Yield (dotted name, default, help) of all settings, with those of all registered parts."""
     yield from flatten(Config())
     for name, table in TABLES.items():
         yield from flatten(table.settings(), f"model.{name}.")
@@ -195,7 +197,7 @@ def _unknown(name: str) -> str:
 
 
 def _cast(value: Any, hint: Any, name: str, f: dataclasses.Field[Any]) -> Any:
-    """A TOML value or a command-line string, as the declared type."""
+    """Return a TOML value or a command-line string converted to the declared type of a setting."""
     try:
         cast = _cast_to(value, hint)
     except (TypeError, ValueError, OverflowError, RecursionError):
@@ -208,23 +210,23 @@ def _cast(value: Any, hint: Any, name: str, f: dataclasses.Field[Any]) -> Any:
 
 
 def format_value(value: Any) -> str:
-    """Return a value as a line of an error message shows it: on one line, its end left out where it is long."""
+    """Return a value for an error message: on one line, shortened where it is long."""
     try:
         text = repr(value)
-    except (RecursionError, ValueError):  # ValueError: a whole number of more digits than Python converts
+    except (RecursionError, ValueError):  # ValueError: an integer with more digits than Python converts
         return f"a {type(value).__name__} that is too large to show"
     return text if len(text) <= 100 else f"{text[:100]} ..."
 
 
 def _outside(value: Any, f: dataclasses.Field[Any]) -> str | None:
-    """The range a value should be in, if it is not."""
+    """Return the range that a value should be in, or None where it is inside."""
     limits = f.metadata
     if isinstance(value, tuple):
         wrong = next((wrong for item in value if (wrong := _outside(item, f))), None)
         return f"of numbers, each {wrong}" if wrong and not isinstance(value[0], str) else wrong
     choices = choices_of(f)
     if choices:
-        hint = nearest(value, choices) if "part" in limits else ""
+        hint = suggest(value, choices) if "part" in limits else ""
         hint = hint or (" (a part of your own is known once its module is imported)" if "part" in limits else "")
         return None if value in choices else f"one of {', '.join(filter(None, choices))}{hint}"
     if not isinstance(value, (int, float)) or isinstance(value, bool):
@@ -243,7 +245,7 @@ def _outside(value: Any, f: dataclasses.Field[Any]) -> str | None:
 
 
 def choices_of(f: dataclasses.Field[Any]) -> tuple[str, ...]:
-    """Return the values that a setting may have, where they are few; parts are those of the registry."""
+    """Return the allowed values of a setting, or nothing where it has a range; names of parts come from the registry."""
     choices: tuple[str, ...] = f.metadata.get("choices", ())
     kind = f.metadata.get("part")
     if not kind:
@@ -253,7 +255,8 @@ def choices_of(f: dataclasses.Field[Any]) -> tuple[str, ...]:
     return (*choices, *PARTS[kind])
 
 
-def nearest(value: Any, choices: tuple[str, ...]) -> str:
+def suggest(value: Any, choices: tuple[str, ...]) -> str:
+    """Return the hint " (did you mean '...'?)" with the nearest choice, or the empty string."""
     near = difflib.get_close_matches(str(value), choices, n=1)
     return f" (did you mean '{near[0]}'?)" if near else ""
 

@@ -1,11 +1,11 @@
-"""The registry of parts, and how a part declares the settings it reads. Imports no torch.
+"""The registry of parts, and how a part declares the settings it reads. This module does not import torch.
 
 A part is a position scheme, a token mixer, a feed-forward layer, a recurrent cell or an attention score: one class in one
-file, entered here by one line, `@register("name")`. Help texts, the command line, presets and everything that lists or
+file, registered by one line, `@register("name")`. Help texts, the command line, presets and everything that lists or
 builds parts read this registry, so nothing else has to know that a part exists. `regard/layers/__init__.py` imports the
 files of the parts, so the registry is full once `regard.layers` is imported.
 
-A part that has settings has a table of them, `[model.NAME]`, which exists in a configuration where the part is chosen. An
+A part with settings has a table of them, `[model.NAME]`, which exists only in configurations that choose the part. An
 architecture may have such a table too (`register_table`).
 """
 
@@ -19,13 +19,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from regard.errors import RegardError
 
-# What architectures are made of. A model class says which of these it has (models/model.py).
+# Components of architectures; each model class declares which of them it has (models/model.py).
 BLOCKS, RECURRENT, ALIGNMENT, IMAGES = "blocks", "recurrent layers", "an alignment", "images"
-MADE_OF: dict[str, tuple[str, ...]] = {}  # architecture -> what it is made of; filled by models/architectures.py
+MADE_OF: dict[str, tuple[str, ...]] = {}  # architecture -> its components; filled by models/architectures.py
 
 
 class Kind(NamedTuple):
-    """A kind of part: the settings of `[model]` that name one, and what architectures are made of that have such a part."""
+    """A kind of part: the settings of `[model]` that name one, and the component of architectures that reads it."""
 
     fields: tuple[str, ...]
     of: str
@@ -43,20 +43,20 @@ PARTS: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}  # kind -> name 
 
 @dataclass(frozen=True)
 class Table:
-    """`[model.NAME]`: the dataclass of its settings, and where it exists."""
+    """A table of settings `[model.NAME]`: its dataclass, and the models that have it."""
 
     settings: type
     help: str
-    of: str  # what architectures are made of that have it
+    of: str  # the component of architectures that have the table
     kind: str = ""  # the kind of part that the table belongs to; "" for a table of architectures
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        return made_of(self.of)
+        return architectures_with(self.of)
 
 
 TABLES: dict[str, Table] = {}  # by name; only tables that have settings
-TAKEN: set[str] = set()  # names that no table may have: the settings of `[model]` itself (config.py enters them)
+RESERVED_NAMES: set[str] = set()  # the settings of `[model]` itself, whose names no table may have (see schema.py)
 
 P = TypeVar("P", bound=type)
 
@@ -76,8 +76,8 @@ def setting(
     """Return a dataclass field with its help text and the range that its values must lie in.
 
     `least` and `most` are included in the range, `above` and `below` are not. Numbers without any of them are at least 0.
-    `part` is a kind: the setting names a registered part of that kind, or one of `choices`. `of` is what architectures
-    are made of that read the setting; it is refused elsewhere.
+    `part` is a kind: the setting names a registered part of that kind, or one of `choices`. `of` is the component of
+    architectures that read the setting; in other architectures it is an error.
     """
     limits = {"least": least, "above": above, "below": below, "most": most}
     metadata: dict[str, Any] = {"help": help, **{name: value for name, value in limits.items() if value is not None}}
@@ -86,7 +86,7 @@ def setting(
 
 
 def register(name: str) -> Callable[[P], P]:
-    """Return a class decorator that enters a part under `name`; its kind comes from its base class."""
+    """Return a class decorator that registers a part under `name`; its kind comes from its base class."""
 
     def enter(cls: Any) -> Any:
         parts = PARTS[cls.kind]
@@ -99,7 +99,7 @@ def register(name: str) -> Callable[[P], P]:
                 raise RegardError(f"model.{name}.{declared.name} has no help: declare it by setting(default, help)")
         if dataclasses.fields(cls.Settings):
             settings: Any = cls.Settings
-            _enter_table(name, Table(settings, help_of(cls), KINDS[cls.kind].of, cls.kind))
+            _add_table(name, Table(settings, help_of(cls), KINDS[cls.kind].of, cls.kind))
         cls.name = name
         parts[name] = cls
         return cls
@@ -107,32 +107,35 @@ def register(name: str) -> Callable[[P], P]:
     return enter
 
 
-def made_of(what: str) -> tuple[str, ...]:
-    """Return the architectures that are made of `what`, among other things."""
-    return tuple(name for name, parts in MADE_OF.items() if what in parts)
+def architectures_with(component: str) -> tuple[str, ...]:
+    """Return the architectures that have a component."""
+    return tuple(name for name, parts in MADE_OF.items() if component in parts)
 
 
 def register_table(name: str, of: str) -> Callable[[P], P]:
-    """Return a class decorator that enters a dataclass as the table `[model.NAME]` of architectures made of `of`."""
+    """Return a class decorator that registers a dataclass as the table `[model.NAME]`.
+
+    The architectures that have the component `of` have this table.
+    """
 
     def enter(cls: Any) -> Any:
         cls.table = name
-        _enter_table(name, Table(cls, help_of(cls), of))
+        _add_table(name, Table(cls, help_of(cls), of))
         return cls
 
     return enter
 
 
-def _enter_table(name: str, table: Table) -> None:
+def _add_table(name: str, table: Table) -> None:
     if name in TABLES:
         raise RegardError(f"two tables of settings would be called [model.{name}]: choose another name for the part")
-    if name in TAKEN:
+    if name in RESERVED_NAMES:
         raise RegardError(f"a table [model.{name}] cannot be told from the setting model.{name}: choose another name")
     TABLES[name] = table
 
 
 def unregister(kind: str, name: str) -> None:
-    """Take a part out again, for tests that define their own."""
+    """Remove a part from the registry; for tests that define their own."""
     table = TABLES.get(name)
     if table is not None and table.kind == kind:
         del TABLES[name]
@@ -142,17 +145,20 @@ def unregister(kind: str, name: str) -> None:
 def help_of(cls: type) -> str:
     """Return the first sentence of a class's docstring, on one line."""
     text = " ".join((cls.__doc__ or "").split())
-    end = next((i for i, c in enumerate(text) if c == "." and text[i + 1 : i + 2] in ("", " ") and ends(text, i)), None)
+    end = next(
+        (i for i, c in enumerate(text) if c == "." and text[i + 1 : i + 2] in ("", " ") and _ends_sentence(text, i)),
+        None,
+    )
     return text if end is None else text[:end]
 
 
-def ends(text: str, at: int) -> bool:
-    """Return whether the full stop at `at` ends a sentence; that of "et al." does not, nor does the dot of a product."""
+def _ends_sentence(text: str, at: int) -> bool:
+    """Return whether the full stop at `at` ends a sentence, and does not belong to "et al.", "e.g." or a dot product."""
     return not text[: at + 1].endswith((" al.", "e.g.", "i.e.", " ."))
 
 
 def find(kind: str, name: str) -> Any:
-    """Return the class of a part, or raise an error that names the nearest one there is."""
+    """Return the class of a part; an unknown name is a RegardError that suggests the nearest one."""
     parts = PARTS[kind]
     if name not in parts:
         near = difflib.get_close_matches(name, parts, n=1)
@@ -161,14 +167,18 @@ def find(kind: str, name: str) -> Any:
     return parts[name]
 
 
-def chosen_parts(model: Mapping[str, Any]) -> list[str]:
-    """Return the names of the tables that exist beside these values of all settings of `[model]`.
+def chosen_tables(model: Mapping[str, Any]) -> list[str]:
+    """Return the names of the tables of settings that a model has, given the values of all settings of `[model]`.
 
-    An architecture that is not known stands for any.
+    An unknown architecture counts as having all components.
     """
     architecture = model["architecture"]
     names = {
-        (kind, name) for kind, (fields, _) in KINDS.items() for field in fields for name in listed(model[field]) if name
+        (kind, name)
+        for kind, (fields, _) in KINDS.items()
+        for field in fields
+        for name in split_names(model[field])
+        if name
     }
     return [
         name
@@ -178,15 +188,15 @@ def chosen_parts(model: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def listed(value: Any) -> list[str]:
-    """Return the names in a value of a setting that names parts: one, several, or several with commas between them."""
+def split_names(value: Any) -> list[str]:
+    """Return the names in a setting that names parts: one name, several, or several separated by commas."""
     if isinstance(value, str):
         return [name.strip() for name in value.split(",")]
     return [str(name) for name in value] if isinstance(value, (list, tuple)) else []
 
 
-def choose(name: str, architecture: str) -> str:
-    """Return what to do about a table `[model.NAME]` that does not exist in a model of this architecture."""
+def explain_unused_table(name: str, architecture: str) -> str:
+    """Return why a model of this architecture does not have the table `[model.NAME]`, and what to do about it."""
     table = TABLES[name]
     if architecture in MADE_OF and table.of not in MADE_OF[architecture]:
         return f"it is for {', '.join(table.architectures)} models, and this is a {architecture}; leave it out"

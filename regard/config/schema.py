@@ -1,7 +1,7 @@
-"""Every setting of a run, declared once: its name, its default, one line of help, and what it may be.
+"""The schema: every setting of a run, declared once with its name, default, one line of help and allowed values.
 
-The TOML reader, the command line and the documentation all come from these declarations (recipes.py). The settings of a part
-stand with the part (layers/), those of an architecture alone in a table below. This module imports no torch.
+The TOML reader, the command line and the documentation are derived from these declarations (recipes.py). The settings of a
+part are declared with the part (layers/), those of one architecture in a table below. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from regard.config.registry import ALIGNMENT, BLOCKS, IMAGES, RECURRENT, TABLES, TAKEN, register_table, setting
+from regard.config.registry import ALIGNMENT, BLOCKS, IMAGES, RECURRENT, RESERVED_NAMES, TABLES, register_table, setting
 from regard.errors import RegardError
 
 
 @dataclass(frozen=True)
 class DataConfig:
+    """The corpora of a run and how examples are made of them."""
+
     source: str = setting("en", "source language: fills {lang} in file names, and is a key of JSONL files")
     target: str = setting("de", "target language")
     root: str = setting(".", "folder that the corpora below are relative to")
@@ -26,7 +28,7 @@ class DataConfig:
     )
     valid: tuple[str, ...] = setting((), "validation corpora")
     test: tuple[str, ...] = setting((), "test corpora, used by `regard evaluate` alone")
-    max_len: int = setting(256, "training pairs with more tokens than this on a side are left out (and counted)")
+    max_len: int = setting(256, "drop training pairs with more tokens than this on either side")
     documents: str = setting(
         "file",
         "what one document of plain text is: file, line or blank (up to an empty line)",
@@ -34,32 +36,32 @@ class DataConfig:
     )
     packing: str = setting(
         "stream",
-        "rows of text: stream (windows of everything) or documents (kept apart)",
+        "rows of text: stream (windows over all text) or documents (no attention between documents)",
         choices=("stream", "documents"),
     )
     noise: float = setting(
-        0.0, "share of tokens that pre-training hides; 0 = the task's own: 0.15, denoising 0.3", below=1
+        0.0, "share of tokens that pre-training masks; 0 = the task's default: 0.15, denoising 0.3", below=1
     )
-    mean_span: float = setting(3.0, "tokens hidden at once, on average, by spans and denoising")
-    whole_words: bool = setting(False, "masked-lm: hide whole words, not pieces of them")
+    mean_span: float = setting(3.0, "spans and denoising: mean length of a masked span in tokens")
+    whole_words: bool = setting(False, "masked-lm: mask whole words, not single pieces")
     permute: bool = setting(True, "denoising: also shuffle the sentences")
     text: str = setting(
         "", "labelled data: the column of the text, by name or number (from 1); empty = the usual names"
     )
     pair: str = setting("", "labelled data: the column of a second text")
     label: str = setting("", "labelled data: the column of the label")
-    image_size: int = setting(0, "images are scaled to this many pixels a side; 0 = as they are", most=1 << 14)
-    shift: int = setting(0, "training images move by up to this many pixels")
-    rotate: float = setting(0.0, "training images turn by up to this many degrees")
-    scale: float = setting(0.0, "training images shrink or grow by up to this share", below=1)
-    flip: bool = setting(False, "training images are mirrored at random")
-    max_ratio: float = setting(
-        0.0, "training pairs whose lengths differ by more than this factor are left out; 0 = off"
-    )
+    image_size: int = setting(0, "scale images to this many pixels on each side; 0 = as they are", most=1 << 14)
+    shift: int = setting(0, "shift training images at random by up to this many pixels")
+    rotate: float = setting(0.0, "rotate training images at random by up to this many degrees")
+    scale: float = setting(0.0, "scale training images at random by up to this share", below=1)
+    flip: bool = setting(False, "mirror training images at random")
+    max_ratio: float = setting(0.0, "drop training pairs whose lengths differ by more than this factor; 0 = off")
 
 
 @dataclass(frozen=True)
 class TokenizerConfig:
+    """The kind and size of the vocabulary, which is trained on the training corpora."""
+
     kind: str = setting(
         "bpe",
         "char, word, split (at white space alone), wordpiece, bpe, byte-bpe or unigram",
@@ -67,17 +69,17 @@ class TokenizerConfig:
     )
     vocab_size: int = setting(8000, "pieces in a vocabulary, special tokens included", most=1 << 22)
     joint: bool = setting(True, "one vocabulary for both languages, or one each")
-    nfc: bool = setting(True, "bring Unicode into composed form (NFC)")
+    nfc: bool = setting(True, "normalize text to Unicode's composed form (NFC)")
     lowercase: bool = setting(False, "lower-case everything")
-    file: str = setting("", "take this tokenizer.json (or that of this run or model folder) instead of learning one")
+    file: str = setting("", "use this tokenizer.json (or that of this run or model folder) instead of training one")
     extra: int = setting(
-        0, "more special tokens, <extra-0> and on; spans needs one for each gap (100 by default)", most=1 << 16
+        0, "number of sentinel tokens <extra-0>, ...; spans needs one for each masked span (default 100)", most=1 << 16
     )
     tags: tuple[str, ...] = setting(
-        (), "languages with a special token <to-...>; filled in from the directions of data"
+        (), "target languages with a special token <to-...>; filled in from the directions of data"
     )
     dropout: float = setting(
-        0.0, "translation: chance that training undoes a merge of a piece (BPE-dropout: 0.1)", below=1
+        0.0, "translation: BPE-dropout, the probability that training undoes a merge (0.1 is usual)", below=1
     )
 
 
@@ -85,7 +87,7 @@ S = TypeVar("S")
 
 
 class Tables(Mapping[str, Any]):
-    """Settings of parts by the names of their tables: a mapping that never changes, so that configurations can be keys."""
+    """The settings of parts by the names of their tables; immutable and hashable, so that configurations can be keys."""
 
     def __init__(self, tables: Mapping[str, Any] | None = None) -> None:
         self._tables = dict(tables or {})
@@ -108,7 +110,7 @@ class Tables(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes that parts share, and choices; the settings of the chosen parts are in `parts`, by the names of their tables."""
+    """The sizes that parts share, and the chosen parts, whose own settings are in `parts` by the names of their tables."""
 
     preset: str = setting("transformer-small", "sizes and style to start from; `regard cost` lists them")
     architecture: str = setting("", "transformer, gpt, bert, vit, rnn, seq2seq, ...; empty = the preset's")
@@ -118,7 +120,7 @@ class ModelConfig:
     n_heads: int = setting(0, "attention heads; must divide d_model, unless d_head is given", most=1 << 16, of=BLOCKS)
     n_kv_heads: int = setting(
         0,
-        "heads of keys and values: 0 = n_heads, 1 = multi-query, between = grouped-query",
+        "key/value heads: 0 = n_heads, 1 = multi-query, between = grouped-query attention",
         most=1 << 16,
         of=BLOCKS,
     )
@@ -128,15 +130,18 @@ class ModelConfig:
     source_vocab: int = setting(0, "filled in from the tokenizer", most=1 << 24)
     target_vocab: int = setting(0, "filled in from the tokenizer", most=1 << 24)
     norm: str = setting(
-        "pre", "where LayerNorm stands: pre (today) or post (the 2017 paper)", choices=("pre", "post"), of=BLOCKS
+        "pre",
+        "norm before each sublayer (pre) or after its residual connection (post, the 2017 paper)",
+        choices=("pre", "post"),
+        of=BLOCKS,
     )
     parallel: bool = setting(
-        False, "attention and feed-forward side by side, x + attn(norm(x)) + ff(norm(x)): PaLM", of=BLOCKS
+        False, "attention and feed-forward layer in parallel, x + attn(norm(x)) + ff(norm(x)) (PaLM)", of=BLOCKS
     )
     norm_kind: str = setting(
         "layer", "layer (LayerNorm) or rms (RMSNorm: no mean, no bias)", choices=("layer", "rms"), of=BLOCKS
     )
-    norm_eps: float = setting(1e-5, "added to the variance", below=1, of=BLOCKS)
+    norm_eps: float = setting(1e-5, "epsilon of norms, added to the variance", below=1, of=BLOCKS)
     bias: bool = setting(True, "biases in projections, feed-forward layers and LayerNorm", of=BLOCKS)
     activation: str = setting(
         "relu",
@@ -144,25 +149,25 @@ class ModelConfig:
         choices=("relu", "gelu", "gelu-tanh", "silu"),
         of=BLOCKS,
     )
-    scale_embeddings: bool = setting(True, "embeddings times sqrt(d_model)")
+    scale_embeddings: bool = setting(True, "multiply embeddings by sqrt(d_model)")
     embedding_norm: bool = setting(False, "a norm on the embeddings, before the first block", of=BLOCKS)
-    scale_logits: bool = setting(False, "logits divided by sqrt(d_model): T5, whose tied embeddings are large")
-    head_bias: bool = setting(False, "a bias for each piece of the vocabulary, added to its logit: Marian")
+    scale_logits: bool = setting(False, "divide logits by sqrt(d_model), as T5 with tied embeddings does")
+    head_bias: bool = setting(False, "a bias on the logit of each token (Marian)")
     tie: str = setting(
         "all",
-        "shared embeddings: none, decoder (input and output), inputs (encoder and decoder) or all of them",
+        "weight tying: none, decoder (input and output), inputs (encoder and decoder) or all embeddings",
         choices=("none", "decoder", "inputs", "all"),
     )
-    positions: str = setting("sinusoidal", "how the model knows where a token stands", part="positions", of=BLOCKS)
+    positions: str = setting("sinusoidal", "position scheme", part="positions", of=BLOCKS)
     encoder_positions: str = setting(
-        "", "another scheme for the encoder; empty = the same", choices=("",), part="positions", of=BLOCKS
+        "", "position scheme of the encoder; empty = model.positions", choices=("",), part="positions", of=BLOCKS
     )
     cross_positions: str = setting(
-        "none", "a scheme that adds to scores between target and source", part="positions", of=BLOCKS
+        "none", "position scheme of cross-attention, one that adds to its scores", part="positions", of=BLOCKS
     )
     mixer: tuple[str, ...] = setting(
         ("attention",),
-        "what blocks mix tokens with: one part, or several that are repeated over the blocks",
+        "token mixer of the blocks: one part, or several that are repeated over the blocks",
         part="mixer",
         of=BLOCKS,
     )
@@ -170,17 +175,17 @@ class ModelConfig:
     cell: str = setting("lstm", "the cell of recurrent layers", part="cell", of=RECURRENT)
     score: str = setting(
         "additive",
-        "how attention compares states with the source; without: none, or constant (one context for all steps)",
+        "attention score; none = no attention, constant = one context vector for all steps",
         choices=("none", "constant"),
         part="score",
         of=ALIGNMENT,
     )
     answer: str = setting(
         "none",
-        "what a head on top answers: none, row (a class or number a row) or token (a tag each)",
+        "prediction head: none, row (a class or number for each row) or token (a tag for each token)",
         choices=("none", "row", "token"),
     )
-    n_classes: int = setting(0, "answers to choose from; filled in from the data", most=1 << 24)
+    n_classes: int = setting(0, "number of classes; filled in from the data", most=1 << 24)
     eos_token_id: int = setting(
         -1, "the token that ends a text, -1 = none; filled in from the tokenizer", least=-1, most=1 << 24
     )
@@ -188,11 +193,11 @@ class ModelConfig:
         (), "tokens that are never generated; filled in from the tokenizer", most=1 << 24
     )
     token_types: int = setting(
-        0, "kinds of tokens with a vector each, such as BERT's two sentences; 0 = none", most=1 << 16, of=BLOCKS
+        0, "number of token types (segments), such as BERT's two sentences; 0 = none", most=1 << 16, of=BLOCKS
     )
-    dropout: float = setting(0.1, "on embeddings and on every sublayer's output", below=1)
-    attention_dropout: float = setting(0.0, "on attention weights", below=1, of=BLOCKS)
-    ff_dropout: float = setting(0.0, "inside the feed-forward layers", below=1, of=BLOCKS)
+    dropout: float = setting(0.1, "dropout on embeddings and on the output of every sublayer", below=1)
+    attention_dropout: float = setting(0.0, "dropout on attention weights", below=1, of=BLOCKS)
+    ff_dropout: float = setting(0.0, "dropout inside the feed-forward layers", below=1, of=BLOCKS)
     parts: Mapping[str, Any] = field(default=Tables())
 
     def __post_init__(self) -> None:
@@ -200,7 +205,7 @@ class ModelConfig:
             object.__setattr__(self, "parts", Tables(self.parts))
 
     def table(self, settings: type[S]) -> S:
-        """Return the settings of a table of architectures, such as RecurrentSettings; where there is none, its defaults."""
+        """Return the settings of an architecture's table, such as RecurrentSettings, or its defaults if there is none."""
         return self.named(settings.table)  # type: ignore[attr-defined]
 
     def named(self, table: str) -> Any:
@@ -219,7 +224,7 @@ class ModelConfig:
         return names.get(side, self.positions)
 
 
-TAKEN.update(f.name for f in fields(ModelConfig))
+RESERVED_NAMES.update(f.name for f in fields(ModelConfig))
 
 
 @register_table("recurrent", RECURRENT)
@@ -228,13 +233,13 @@ class RecurrentSettings:
     """Layers of recurrent cells."""
 
     d_hidden: int = setting(0, "width of recurrent layers; 0 = the preset's", most=1 << 20)
-    bidirectional: bool = setting(False, "layers that read: in both directions")
+    bidirectional: bool = setting(False, "layers that read whole texts are bidirectional")
     norm: bool = setting(False, "LayerNorm inside the cells")
-    variational: bool = setting(True, "dropout takes the same numbers at all steps of a row")
-    hidden_dropout: float = setting(0.0, "between layers (model.dropout is on their embeddings)", below=1)
-    output_dropout: float = setting(0.0, "on what the head reads", below=1)
-    weight_dropout: float = setting(0.0, "on the matrices from a layer to its next step: weight drop", below=1)
-    word_dropout: float = setting(0.0, "on whole words of the vocabulary, a batch long", below=1)
+    variational: bool = setting(True, "variational dropout: the same mask at all time steps of a row")
+    hidden_dropout: float = setting(0.0, "dropout between layers (model.dropout is on the embeddings)", below=1)
+    output_dropout: float = setting(0.0, "dropout on the input of the head", below=1)
+    weight_dropout: float = setting(0.0, "DropConnect on the hidden-to-hidden matrices (weight drop)", below=1)
+    word_dropout: float = setting(0.0, "embedding dropout: zero the vectors of whole words for a batch", below=1)
 
 
 @register_table("seq2seq", ALIGNMENT)
@@ -242,7 +247,7 @@ class RecurrentSettings:
 class Seq2SeqSettings:
     """Recurrent encoder-decoders."""
 
-    reverse_source: bool = setting(False, "the source is read from its end")
+    reverse_source: bool = setting(False, "read the source from its end to its beginning")
 
 
 @register_table("vit", IMAGES)
@@ -256,20 +261,22 @@ class ViTSettings:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    init: str = setting("", "begin with the weights and vocabulary of this run or model folder (fine-tuning)")
+    """Optimization, checkpoints and devices of a training run."""
+
+    init: str = setting("", "start from the weights and vocabulary of this run or model folder (fine-tuning)")
     vectors: str = setting(
-        "", "begin the embeddings with these word vectors, a file or folder as wide as model.d_model"
+        "", "initialize the embeddings with these word vectors, a file or folder as wide as model.d_model"
     )
     auxiliary: float = setting(0.0, "classification with gpt or rnn: weight of the language-model loss (GPT: 0.5)")
     steps: int = setting(10000, "optimizer steps", least=1)
     batch_tokens: int = setting(4096, "padded target tokens in a batch", least=1)
-    accumulate: int = setting(1, "batches per optimizer step", least=1)
-    bptt: int = setting(0, "rnn: tokens a batch goes on for, beyond which nothing is learned back; 0 = model.max_len")
+    accumulate: int = setting(1, "gradient accumulation: batches per optimizer step", least=1)
+    bptt: int = setting(0, "rnn: tokens of a batch, the length of truncated BPTT; 0 = model.max_len")
     carry_state: bool = setting(
-        True, "rnn on a stream of text: each batch goes on with the state that the one before left"
+        True, "rnn on a stream of text: each batch starts from the final state of the one before"
     )
-    ar_weight: float = setting(0.0, "rnn: weight of the mean square of what the last layer gives (AR; AWD-LSTM: 2)")
-    tar_weight: float = setting(0.0, "rnn: the same of its changes from step to step (TAR; AWD-LSTM: 1)")
+    ar_weight: float = setting(0.0, "rnn: activation regularization, weight of the mean square output (AWD-LSTM: 2)")
+    tar_weight: float = setting(0.0, "rnn: temporal activation regularization, weight of its mean square change (1)")
     lr: float = setting(1e-3, "peak learning rate", above=0)
     schedule: str = setting(
         "inverse-sqrt",
@@ -279,21 +286,21 @@ class TrainConfig:
     warmup: int = setting(1000, "steps of linear warm-up")
     optimizer: str = setting(
         "adamw",
-        "adamw, or muon for the matrices inside blocks (AdamW for all else, at one train.lr)",
+        "adamw, or muon for the matrices inside blocks (with AdamW for the rest, at one train.lr)",
         choices=("adamw", "muon"),
     )
-    beta1: float = setting(0.9, "AdamW's first momentum", below=1)
-    beta2: float = setting(0.98, "AdamW's second momentum", below=1)
-    weight_decay: float = setting(0.0, "on matrices; never on biases, norms and embeddings")
-    clip: float = setting(1.0, "largest gradient norm; 0 = off")
-    label_smoothing: float = setting(0.1, "probability mass spread over the whole vocabulary", below=1)
+    beta1: float = setting(0.9, "AdamW's decay rate of the mean gradient", below=1)
+    beta2: float = setting(0.98, "AdamW's decay rate of the mean squared gradient", below=1)
+    weight_decay: float = setting(0.0, "weight decay of matrices; biases, norms and embeddings have none")
+    clip: float = setting(1.0, "clip gradients to this norm; 0 = off")
+    label_smoothing: float = setting(0.1, "label smoothing: probability mass spread over the whole vocabulary", below=1)
     z_loss: float = setting(
-        0.0, "weight of (log Z)^2 of tokens, which keeps logits from drifting (PaLM: 1e-4); 0 = off"
+        0.0, "weight of the z-loss (log Z)^2, which keeps logits from drifting (PaLM: 1e-4); 0 = off"
     )
     r_drop: float = setting(
-        0.0, "weight of R-Drop, which trains two dropped-out readings to agree (5 is usual); 0 = off"
+        0.0, "weight of R-Drop, which makes two forward passes with dropout agree (5 is usual); 0 = off"
     )
-    seed: int = setting(0, "of weights, dropout and data order", most=1 << 62)
+    seed: int = setting(0, "random seed of weights, dropout and data order", most=1 << 62)
     log_every: int = setting(50, "steps between lines of metrics", least=1)
     valid_every: int = setting(500, "steps between validations", least=1)
     save_every: int = setting(500, "steps between checkpoints", least=1)
@@ -303,7 +310,7 @@ class TrainConfig:
     )
     metric: str = setting(
         "loss",
-        "what 'best' and early stopping look at: loss, bleu, accuracy, f1, ...",
+        "what the best checkpoint and early stopping are chosen by: loss, bleu, accuracy, f1, ...",
         choices=("loss", "bleu", "accuracy", "f1", "matthews", "pearson", "spearman"),
     )
     patience: int = setting(0, "stop after this many validations without a better one; 0 = never")
@@ -313,11 +320,11 @@ class TrainConfig:
     precision: str = setting("auto", "auto (bf16 on a GPU, else fp32), fp32 or bf16", choices=("auto", "fp32", "bf16"))
     weights: str = setting(
         "fp32",
-        "fp32, or bf16: weights, gradients and moments in half the memory, rounded at random",
+        "fp32, or bf16: parameters, gradients and optimizer state in bf16 with stochastic rounding",
         choices=("fp32", "bf16"),
     )
     activation_checkpointing: bool = setting(
-        False, "keep only what enters each block and compute the rest again: less memory, more time"
+        False, "recompute the activations inside blocks in the backward pass: less memory, more time"
     )
     compile: bool = setting(True, "compile the training step on a GPU")
     threads: int = setting(0, "CPU threads; 0 = OMP_NUM_THREADS, or all cores")
@@ -325,8 +332,10 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class DecodeConfig:
+    """How a trained model generates: beam search or sampling, lengths, stopping."""
+
     beam: int = setting(4, "beam width; 1 = greedy", most=1 << 16)
-    nbest: int = setting(1, "translations returned for each sentence", most=1 << 16)
+    nbest: int = setting(1, "number of translations returned for each sentence", most=1 << 16)
     length_penalty: float = setting(
         1.0, "a: a hypothesis y scores log p(y) / |y|^a, |y| counting its end token", least=-math.inf
     )
@@ -340,12 +349,16 @@ class DecodeConfig:
     )
     temperature: float = setting(0.0, "above 0: sample instead of searching")
     top_k: int = setting(0, "sample among the k likeliest tokens; 0 = all", most=1 << 24)
-    top_p: float = setting(1.0, "sample among the likeliest tokens that hold this much probability")
-    min_p: float = setting(0.0, "sample among tokens at least this many times as likely as the likeliest; 0 = all")
-    repetition_penalty: float = setting(1.0, "above 1: tokens already said (or in the prompt) lose; no beam; 1 = off")
-    max_new_tokens: int = setting(256, "language models: tokens written after a prompt, at most", most=1 << 24)
-    stop_strings: tuple[str, ...] = setting((), "language models: end before the first of these in the text")
-    seed: int = setting(0, "of the samples; sentence i uses seed + i, whatever its batch", most=1 << 62)
+    top_p: float = setting(1.0, "nucleus sampling: sample among the likeliest tokens that hold this much probability")
+    min_p: float = setting(0.0, "sample among tokens with at least this share of the top token's probability; 0 = all")
+    repetition_penalty: float = setting(
+        1.0, "above 1: penalize tokens that are already in text or prompt; no beam; 1 = off"
+    )
+    max_new_tokens: int = setting(
+        256, "language models: generate at most this many tokens after a prompt", most=1 << 24
+    )
+    stop_strings: tuple[str, ...] = setting((), "language models: stop before the first of these strings in the text")
+    seed: int = setting(0, "random seed for sampling; sentence i uses seed + i, whatever its batch", most=1 << 62)
     batch_tokens: int = setting(
         0, "padded source tokens x beam decoded at a time; 0 = 8,192 on a CPU, 131,072 on a GPU"
     )
@@ -353,43 +366,45 @@ class DecodeConfig:
 
 @dataclass(frozen=True)
 class VectorsConfig:
-    """Of `regard vectors train`, as its options; the defaults are those of the original word2vec program."""
+    """The options of `regard vectors train`; the defaults are those of the original word2vec program."""
 
     model: str = setting(
-        "skipgram", "skipgram, or cbow: one prediction from the mean of the window", choices=("skipgram", "cbow")
+        "skipgram", "skipgram, or cbow (one prediction from the mean of the window)", choices=("skipgram", "cbow")
     )
     loss: str = setting(
         "negative",
         "negative (sampling), hierarchical (a Huffman tree) or softmax (small vocabularies)",
         choices=("negative", "hierarchical", "softmax"),
     )
-    dim: int = setting(100, "numbers in a vector", least=1, most=1 << 16)
-    window: int = setting(5, "words on each side, at most", least=1)
-    shrink_windows: bool = setting(True, "draw each window's reach from 1 to the window, so that near words weigh more")
-    negatives: int = setting(5, "words drawn as noise for each prediction")
-    noise_power: float = setting(0.75, "noise is drawn by count to this power")
-    min_count: int = setting(5, "rarer words are taken out before windows are made", least=1)
+    dim: int = setting(100, "size of the vectors", least=1, most=1 << 16)
+    window: int = setting(5, "context words on each side, at most", least=1)
+    shrink_windows: bool = setting(True, "draw the size of each window from 1 to window, so that near words weigh more")
+    negatives: int = setting(5, "negative samples for each prediction")
+    noise_power: float = setting(0.75, "negative samples are drawn by word count to this power")
+    min_count: int = setting(5, "words that occur less often are removed before windows are made", least=1)
     max_vocab: int = setting(0, "keep this many of the most frequent words; 0 = all")
     lowercase: bool = setting(False, "lower-case the text")
-    subsample: float = setting(1e-3, "words above this share of the text are dropped at random; 0 = off")
+    subsample: float = setting(1e-3, "words above this share of the text are dropped at random (subsampling); 0 = off")
     subsample_rule: str = setting(
-        "word2vec", "a word stays with sqrt(t/f) + t/f (word2vec) or sqrt(t/f) (paper)", choices=("word2vec", "paper")
+        "word2vec",
+        "a word is kept with probability sqrt(t/f) + t/f (word2vec) or sqrt(t/f) (paper)",
+        choices=("word2vec", "paper"),
     )
-    epochs: int = setting(5, "times the text is read", least=1)
-    lr: float = setting(0.0, "learning rate at the start; 0 = 0.025, and 0.05 for cbow")
-    min_lr_share: float = setting(1e-4, "the learning rate falls in a line, never below this share of the first")
+    epochs: int = setting(5, "passes over the text", least=1)
+    lr: float = setting(0.0, "initial learning rate; 0 = 0.025, and 0.05 for cbow")
+    min_lr_share: float = setting(1e-4, "the learning rate decays linearly, never below this share of the initial one")
     spread: float = setting(
-        0.5, "vectors begin evenly within +-spread / dim: 0.5 as in the original program, 1 in gensim"
+        0.5, "vectors start uniformly within +-spread / dim: 0.5 as in the original program, 1 in gensim"
     )
     cbow_gradient: str = setting(
         "whole",
         "each word of a window gets the whole gradient, or it divided by their number",
         choices=("whole", "divided"),
     )
-    threads: int = setting(0, "CPU threads, which do not wait for each other; 0 = all cores")
-    seed: int = setting(0, "of everything drawn; one thread with the same seed gives the same vectors", most=1 << 62)
+    threads: int = setting(0, "CPU threads, which update without locks (Hogwild); 0 = all cores")
+    seed: int = setting(0, "random seed; one thread with the same seed gives the same vectors", most=1 << 62)
     device: str = setting("auto", "cpu, or a GPU: cuda or cuda:N; auto = cpu")
-    batch: int = setting(0, "on a GPU, windows that are worked on at once; 0 = 512, and 256 for hierarchical")
+    batch: int = setting(0, "windows in a batch on a GPU; 0 = 512, and 256 for hierarchical")
 
 
 TASKS = (
@@ -407,8 +422,10 @@ TASKS = (
 
 @dataclass(frozen=True)
 class Config:
-    name: str = setting("run", "the run's folder is runs/NAME")
-    task: str = setting("translation", f"what is learned: {', '.join(TASKS)}", choices=TASKS)
+    """All settings of a run, as a recipe gives them."""
+
+    name: str = setting("run", "name of the run; its folder is runs/NAME")
+    task: str = setting("translation", f"training task: {', '.join(TASKS)}", choices=TASKS)
     data: DataConfig = field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -423,19 +440,19 @@ class Config:
             raise RegardError(f"'name' {wrong}, not {shown}: choose a plain name such as my-run; --run sets the folder")
 
 
-NAME_BYTES = 223  # file systems allow 255, and the drafts of what is called NAME, NAME.json or NAME.error add to it
+MAX_NAME_BYTES = 223  # file systems allow 255, and temporary names of NAME, NAME.json and NAME.error are longer
 
 
 def name_fault(name: str) -> str | None:
-    """Return what the name of a run must be, if it is not."""
+    """Return what is wrong with the name of a run, or None."""
     if not isinstance(name, str) or not name or name != name.strip() or name.startswith("."):
         return "must begin with a character that is neither white space nor a dot, and not end in white space"
     if any(c in "/\\" or unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in name):
         return "must have no slash, backslash or control character"
-    return None if len(name.encode()) <= NAME_BYTES else f"must have at most {NAME_BYTES} bytes in UTF-8"
+    return None if len(name.encode()) <= MAX_NAME_BYTES else f"must have at most {MAX_NAME_BYTES} bytes in UTF-8"
 
 
-# Maxima of whole numbers are far above every model that exists: a larger value is a mistake, and would fill the memory
-# before anything else could say so. Numbers without a maximum of their own are at most LARGEST.
+# Maxima of integers are far above every model that exists: a larger value is a mistake, and would fill the memory before
+# any other check. Settings without a maximum of their own are at most LARGEST.
 LARGEST = (1 << 31) - 1
-LARGEST_TABLE = 1 << 28  # numbers in a table that follows from sizes alone, such as that of sinusoidal positions: 1 GiB
+LARGEST_TABLE = 1 << 28  # elements of a table whose size follows from settings, such as sinusoidal positions: 1 GiB

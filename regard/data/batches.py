@@ -21,8 +21,7 @@ from torch import Tensor
 from regard.data.shards import ANY_LENGTH, Joined, Store
 from regard.errors import RegardError
 from regard.text.bpe_dropout import BPEDropout
-from regard.text.special_token_template import OWN, SpecialTokenTemplate
-from regard.text.special_tokens import PAD
+from regard.text.special_tokens import EOS_TEMPLATE, PAD, SpecialTokenTemplate
 
 SMALLEST_WIDTH = 4
 Rows = tuple[int, np.ndarray]  # a batch before it is made: its width, and which rows it holds
@@ -148,7 +147,7 @@ class PairBatches(Bucketed):
         store: Store,
         batch_tokens: int,
         seed: int,
-        token_template: SpecialTokenTemplate = OWN,
+        token_template: SpecialTokenTemplate = EOS_TEMPLATE,
         dropout: tuple[BPEDropout, BPEDropout] | None = None,  # of the source's vocabulary and the target's
         max_len: int = ANY_LENGTH,  # of the model: pieces that fall apart must not go beyond it
     ) -> None:
@@ -156,7 +155,7 @@ class PairBatches(Bucketed):
         self.around = len(token_template.before) + len(token_template.after)
         longest = np.maximum(store.source.lengths + self.around, store.target.lengths + len(token_template.start))
         if dropout:  # room for pieces that fall apart
-            longest = longest + np.ceil(dropout[0].chance * longest)
+            longest = longest + np.ceil(dropout[0].probability * longest)
         super().__init__(longest.astype(np.int64), batch_tokens, seed)
 
     def collate(self, width: int, rows: np.ndarray, rng: np.random.Generator) -> Batch:

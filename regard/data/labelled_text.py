@@ -167,7 +167,7 @@ def tags_to_pieces(words: Sequence[str], tags: Sequence[int], tokenizer: Tokeniz
     twice = tokenizer.encode_batch(["a", "a a"])
     space = "" if twice[0] * 2 == twice[1] else " "  # byte-level vocabularies know no space in front of a first word
     found = tokenizer.encode_batch([*words[:1], *(space + word for word in words[1:])])
-    pieces = [part or [tokenizer.special.need("unk", "a word that the tokenizer drops")] for part in found]
+    pieces = [part or [tokenizer.special.require("unk", "a word that the tokenizer drops")] for part in found]
     ids = [i for word in pieces for i in word]
     aligned = zip(pieces, tags, strict=True)
     return ids, [tag if first else CONTINUES for word, tag in aligned for first in (True, *[False] * (len(word) - 1))]

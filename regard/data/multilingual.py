@@ -14,7 +14,7 @@ from itertools import islice
 from regard.data.parallel_corpus import Corpus, direction_of
 from regard.data.shards import Filters, Store, cache_folder, prepare_store
 from regard.errors import RegardError
-from regard.text.language_identification import Profiles, learn_profiles
+from regard.text.language_identification import Profiles, learn_profile
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 SAMPLED = 20_000  # lines of each language that its profile is learned from
@@ -53,7 +53,7 @@ def language_profiles(corpus: Corpus) -> Profiles:
             for row in islice(replace(corpus, specs=(spec,)).rows(), SAMPLED):
                 for language, text in zip(languages, row, strict=True):
                     lines[language].append(text)
-    return {name: learn_profiles(islice(own, SAMPLED)) for name, own in lines.items() if not name.startswith("zh")}
+    return {name: learn_profile(islice(own, SAMPLED)) for name, own in lines.items() if not name.startswith("zh")}
 
 
 class Directed:

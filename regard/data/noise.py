@@ -43,7 +43,7 @@ def mask_tokens(
     pieces = rng.integers(0, vocab_size - len(special.ids), len(chosen))
     for id in special.ids:  # in order: each one that is passed moves those above it
         pieces += pieces >= id
-    fate = np.where(draw < RANDOM, pieces, special.need("mask", "masked language modelling"))  # (chosen,)
+    fate = np.where(draw < RANDOM, pieces, special.require("mask", "masked language modelling"))  # (chosen,)
     inputs[chosen] = np.where(draw < 1 - KEPT, fate, ids[chosen])
     return inputs, labels
 

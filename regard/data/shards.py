@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from regard.errors import RegardError
-from regard.files import MANIFEST, find_damage, manifest_of, read_json, sync, write_manifest
+from regard.files import MANIFEST, find_damage, read_checksums, read_json, sync, write_manifest
 
 FORMAT = 3  # raise it whenever the layout or the meaning of the files changes
 CHUNK, CHARACTERS = 4096, 1 << 22  # rows tokenised at a time, and characters: the memory `prepare` needs
@@ -339,7 +339,7 @@ def _load(folder: Path) -> Store:
     try:
         meta = read_json(folder / META)
         used = {META, *(f"side-{i}.{kind}" for i in range(len(meta["sides"])) for kind in ("ids", "offsets"))}
-        if unnamed := used - (manifest_of(folder) or {}).keys():
+        if unnamed := used - (read_checksums(folder) or {}).keys():
             raise _Unusable(f"{MANIFEST} does not name {min(unnamed)}")
         report = FilterReport(**{**meta["report"], "filters": Filters(**meta["report"]["filters"])})
         sides = tuple(_load_side(folder, f"side-{i}", report.kept, side) for i, side in enumerate(meta["sides"]))

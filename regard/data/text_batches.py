@@ -12,8 +12,7 @@ import numpy as np
 
 from regard.data.batches import Batch, Batches, Rows, batch_size, bucket_widths, buckets, make_batch
 from regard.data.shards import TokenStore
-from regard.text.special_token_template import OWN, SpecialTokenTemplate
-from regard.text.special_tokens import PAD
+from regard.text.special_tokens import EOS_TEMPLATE, PAD, SpecialTokenTemplate
 
 Spans = np.ndarray  # (N, 2)
 Corruption = Callable[[np.ndarray, np.random.Generator], tuple[np.ndarray, np.ndarray]]
@@ -155,7 +154,7 @@ class CorruptedBatches(Batches):
         batch_tokens: int,
         seed: int,
         rewrite: Corruption,
-        token_template: SpecialTokenTemplate = OWN,
+        token_template: SpecialTokenTemplate = EOS_TEMPLATE,
     ) -> None:
         super().__init__(seed)
         self.ids, self.length, self.batch_tokens = store.ids, length, batch_tokens
@@ -183,7 +182,7 @@ class MaskedBatches(CorruptedBatches):
     def collate(self, width: int, rows: Spans, rng: np.random.Generator) -> Batch:
         pairs, token_template = self.rewritten(width, rows, rng), self.token_template
         width += len(token_template.before) + len(token_template.after)
-        ids = stacked([token_template.one(text.tolist()) for text, _ in pairs], width)
+        ids = stacked([token_template.wrap(text.tolist()) for text, _ in pairs], width)
         return make_batch(
             ids, stacked([[*(PAD for _ in token_template.before), *blanks] for _, blanks in pairs], width)
         )
@@ -195,7 +194,7 @@ class DenoisingBatches(CorruptedBatches):
     def collate(self, width: int, rows: Spans, rng: np.random.Generator) -> Batch:
         pairs, token_template = self.rewritten(width, rows, rng), self.token_template
         # spans of no tokens make a text longer, maybe by more than the model reads
-        source = [token_template.one(text[: self.length].tolist()) for text, _ in pairs]
+        source = [token_template.wrap(text[: self.length].tolist()) for text, _ in pairs]
         target = [[*token_template.start, *mended] for _, mended in pairs]
         labels = [[*token_template.start[1:], *mended, *token_template.end] for _, mended in pairs[: len(rows)]] + [
             []

@@ -31,7 +31,7 @@ from regard.errors import RegardError
 from regard.kernels.cpu_threads import one_thread
 from regard.layers.hooks import is_observed, labelled, paused
 from regard.layers.quantization import count_weights
-from regard.text.special_token_template import OWN, SpecialTokenTemplate
+from regard.text.special_tokens import EOS_TEMPLATE, SpecialTokenTemplate
 
 
 def decode(
@@ -41,11 +41,11 @@ def decode(
     max_len: int,
     device: torch.device,
     progress: Callable[[int], None] = lambda done: None,
-    token_template: SpecialTokenTemplate = OWN,
+    token_template: SpecialTokenTemplate = EOS_TEMPLATE,
 ) -> list[list[Hypothesis]]:
     """The translations (best first) of each source; `progress` hears how many sentences each batch finished."""
     check(options)
-    around = len(token_template.one(()))
+    around = len(token_template.wrap(()))
     for i, ids in enumerate(sources):
         if len(ids) + around > max_len:
             raise RegardError(
@@ -62,7 +62,7 @@ def decode(
     results: dict[int, list[Hypothesis]] = {}
 
     def work(rows: list[int]) -> list[list[Hypothesis]]:
-        source = pad_rows([token_template.one(sources[i]) for i in rows], device)
+        source = pad_rows([token_template.wrap(sources[i]) for i in rows], device)
         return decode_batch(model, source, rows, options, max_len, token_template.start)
 
     def done(rows: list[int], found: list[list[Hypothesis]]) -> None:
@@ -121,7 +121,7 @@ def decode_in_graphs(
 ) -> list[list[Hypothesis]]:
     from regard.decode.graphs.decoding import translate
 
-    framed = [token_template.one(ids) for ids in sources]
+    framed = [token_template.wrap(ids) for ids in sources]
     with paused(model):
         found = translate(model, framed, options, token_template.start, progress) if framed else []
     if is_observed(model):

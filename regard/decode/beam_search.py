@@ -20,7 +20,7 @@ from torch import Tensor
 
 from regard.config import DecodeConfig
 from regard.decode.constraints import Decoder, Hypothesis, log_probabilities, opened
-from regard.text.special_token_template import OWN
+from regard.text.special_tokens import EOS_TEMPLATE
 
 BLOCK = 128  # tokens
 
@@ -58,7 +58,7 @@ class Beams:
 
 @torch.inference_mode()
 def beam_search(
-    model: Decoder, source: Tensor, limits: Tensor, options: DecodeConfig, start: tuple[int, ...] = OWN.start
+    model: Decoder, source: Tensor, limits: Tensor, options: DecodeConfig, start: tuple[int, ...] = EOS_TEMPLATE.start
 ) -> list[list[Hypothesis]]:
     """The `nbest` best translations of each source row (B, S), best first."""
     k, end = options.beam, model.config.eos_token_id

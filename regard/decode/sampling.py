@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.config import DecodeConfig, ModelConfig
 from regard.decode.constraints import Decoder, Hypothesis, mask_disallowed, opened
 from regard.kernels.hashing import WORD, hash_bits
-from regard.text.special_token_template import OWN
+from regard.text.special_tokens import EOS_TEMPLATE
 
 
 def choose_next(
@@ -108,7 +108,7 @@ def sample(
     limits: Tensor,
     seeds: list[int],
     options: DecodeConfig,
-    start: tuple[int, ...] = OWN.start,
+    start: tuple[int, ...] = EOS_TEMPLATE.start,
 ) -> list[Hypothesis]:
     """One translation of each source row (B, S); greedy at temperature 0."""
     state, last = opened(model, source, start)

@@ -15,7 +15,7 @@ from regard.data.parallel_corpus import Corpus
 from regard.data.shards import Filters
 from regard.errors import RegardError
 from regard.inference.translator import Translator
-from regard.metrics.translation_scores import TranslationScores, perplexity, score
+from regard.metrics.translation_scores import TranslationScores, perplexity, score_translations
 from regard.training.objective import Objective
 from regard.training.validation import BATCH_TOKENS, total_loss
 
@@ -62,9 +62,9 @@ def evaluate(
     seconds = time.perf_counter() - begun
     tokenizers, model = translator.tokenizers, translator.model
     token_template = translator.token_template
-    filters = Filters(model.config.max_len - max(len(token_template.one(())), len(token_template.start)))
+    filters = Filters(model.config.max_len - max(len(token_template.wrap(())), len(token_template.start)))
     pairs = prepare_pair_store(corpus, tokenizers, filters)
     device: torch.device = next(model.parameters()).device
     total, tokens = total_loss(Objective(model), PairBatches(pairs, BATCH_TOKENS, 0, token_template).once(), device)
-    scores = score(hypotheses, references, sources, to or translator.target)
+    scores = score_translations(hypotheses, references, sources, to or translator.target)
     return Evaluation(scores, perplexity(total, tokens), len(pairs), hypotheses, seconds)

@@ -14,9 +14,8 @@ from regard.errors import RegardError
 from regard.exchange.checkpoint import Checkpoint
 from regard.exchange.family import Family, Kind, whole
 from regard.exchange.vocabulary import Foreign, start_of
-from regard.files import json_object
-from regard.text.special_token_template import NOTHING, SpecialTokenTemplate
-from regard.text.special_tokens import SpecialTokens
+from regard.files import read_json_object
+from regard.text.special_tokens import EMPTY_TEMPLATE, SpecialTokens, SpecialTokenTemplate
 
 
 class Watched(dict[str, Any]):
@@ -77,7 +76,7 @@ def frame_of(
 ) -> SpecialTokenTemplate:
     """What the tokenizer puts around a text; without one, the family's usual token_template of those tokens that are there."""
     if family.model.sees_images:
-        return NOTHING
+        return EMPTY_TEMPLATE
     start, end = start_of(their, special, family.model), () if special.eos is None else (special.eos,)
     before = () if family.model.translates else start
     return SpecialTokenTemplate(before, end, end, start, end) if foreign is None else foreign.token_template(start, end)
@@ -85,7 +84,7 @@ def frame_of(
 
 def pooling(folder: Path) -> str:
     """How sentence-transformers makes one vector of a text; the mean where nothing is said."""
-    modes = json_object(folder / "1_Pooling" / "config.json")
+    modes = read_json_object(folder / "1_Pooling" / "config.json")
     chosen = [name for name, on in modes.items() if name.startswith("pooling_mode_") and on is True]
     names = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first"}
     if chosen and (len(chosen) > 1 or chosen[0] not in names):
@@ -95,7 +94,7 @@ def pooling(folder: Path) -> str:
 
 def pixels(folder: Path, config: ModelConfig, notes: list[str]) -> dict[str, list[float]]:
     """The mean and spread of each channel that images were brought to, on our scale from 0 to 1, and their size."""
-    their, side = json_object(folder / "preprocessor_config.json"), image_side(config)
+    their, side = read_json_object(folder / "preprocessor_config.json"), image_side(config)
     if not their:
         notes.append(
             "no preprocessor_config.json in the folder: pixels are brought to mean 0.5 and std 0.5, as usual for ViT"

@@ -20,7 +20,7 @@ from regard.exchange.family import Family, Kind, rules_of, whole
 from regard.exchange.matching import account, fill, match, theirs_of
 from regard.exchange.report import Report
 from regard.exchange.rules import Rule
-from regard.files import atomic_folder, exists, json_object
+from regard.files import atomic_folder, exists, read_json_object
 from regard.model_folder import ModelPackage
 from regard.models.architectures import architecture_of, make_model
 from regard.models.weights import SizeLimit
@@ -37,10 +37,10 @@ def read_huggingface(folder: Path, device: torch.device) -> tuple[ModelPackage, 
     """A folder that transformers saved, as a model of ours; all that does not fit is listed in one error."""
     if not exists(folder / "config.json"):
         raise RegardError(f"no config.json in {folder}: give a folder that transformers' save_pretrained has written")
-    raw = json_object(folder / "config.json")
+    raw = read_json_object(folder / "config.json")
     family, name = find(raw)
     checkpoint, said = Checkpoint(folder), {name: value for name, value in raw.items() if value is not None}
-    their = Watched({**json_object(folder / "generation_config.json"), **said})
+    their = Watched({**read_json_object(folder / "generation_config.json"), **said})
     words = not family.model.sees_images
     foreign = vocabulary.read(folder) if words else None
     with well_formed(folder / "config.json"):
@@ -51,7 +51,7 @@ def read_huggingface(folder: Path, device: torch.device) -> tuple[ModelPackage, 
             special = vocabulary.special_tokens(their, folder, pieces, family.model)
         labels, task = answers(family, family.kinds[name], their, checkpoint)
         sizes = vocabulary_sizes(family, size) | ({"n_classes": len(labels)} if labels else {})
-        sizes |= special.settings()
+        sizes |= special.model_settings()
         config = family.to_ours(their, family.kinds[name], **sizes, **head_of(family, checkpoint))
         token_template, decode = frame_of(family, foreign, their, special), decoding(their)
     report = Report(family.name, name)
@@ -72,7 +72,7 @@ def read_huggingface(folder: Path, device: torch.device) -> tuple[ModelPackage, 
             "kind": name,
             "groups": groups,
             "config": raw,
-            "files": {file: json_object(folder / file) for file in KEPT if exists(folder / file)},
+            "files": {file: read_json_object(folder / file) for file in KEPT if exists(folder / file)},
         },
     )
     report.unread = sorted(raw.keys() - their.asked)

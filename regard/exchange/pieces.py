@@ -12,7 +12,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from regard.errors import RegardError
 from regard.exchange.spm import read_spm, unigram
-from regard.files import check_regular, exists, json_object, read_text
+from regard.files import check_regular, exists, read_json_object, read_text
 from regard.text.tokenizer_training import library_errors
 
 BERT_NAMES = {f"{key}_token": f"[{key.upper()}]" for key in ("pad", "unk", "cls", "sep", "mask")}
@@ -22,7 +22,7 @@ def names_in(folder: Path) -> dict[str, str]:
     """pad_token, cls_token, ... as the files beside a tokenizer name them."""
     names = dict(BERT_NAMES) if is_word_list(folder) else {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        for key, value in json_object(folder / file).items():
+        for key, value in read_json_object(folder / file).items():
             text = value.get("content") if isinstance(value, dict) else value
             if key.endswith("_token") and isinstance(text, str):
                 names[key] = text
@@ -82,7 +82,7 @@ def from_merges(folder: Path, settings: Mapping[str, Any], names: Mapping[str, s
 def marian(folder: Path, side: str) -> tokenizers.Tokenizer:
     """source.spm and target.spm cut the text of their languages, vocab.json numbers the pieces of both. A text may begin
     with the code of the language to translate into, >>fra<<."""
-    ids: dict[str, int] = json_object(folder / "vocab.json")
+    ids: dict[str, int] = read_json_object(folder / "vocab.json")
     names = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>", **names_in(folder)}
     if names["unk_token"] not in ids or names["eos_token"] not in ids or set(ids.values()) != set(range(len(ids))):
         raise RegardError(f"{folder / 'vocab.json'} has gaps, or lacks {names['unk_token']} or {names['eos_token']}")

@@ -17,13 +17,12 @@ import tokenizers
 from regard.errors import RegardError
 from regard.exchange.family import whole
 from regard.exchange.pieces import from_merges, from_word_list, marian, names_in
-from regard.files import exists, json_object
+from regard.files import exists, read_json_object
 from regard.model_folder import ModelPackage
 from regard.models.model import Model
-from regard.text.special_token_template import SpecialTokenTemplate
-from regard.text.special_tokens import SpecialTokens
+from regard.text.special_tokens import SPECIAL_TOKEN_NAMES, SpecialTokens, SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizer, Tokenizers
-from regard.text.tokenizer_training import NAMES, library_errors
+from regard.text.tokenizer_training import library_errors
 
 # BERT calls its first token cls and its last sep; others have bos and eos.
 ROLES = {"pad": ("pad",), "bos": ("bos", "cls"), "eos": ("eos", "sep"), "unk": ("unk",), "mask": ("mask",)}
@@ -69,7 +68,7 @@ class Foreign:
 def read(folder: Path) -> Foreign | None:
     """tokenizer.json where there is one, otherwise what older versions wrote; None where there is nothing."""
     if exists(folder / "tokenizer.json"):
-        data = json_object(folder / "tokenizer.json")
+        data = read_json_object(folder / "tokenizer.json")
         with library_errors(f"{folder / 'tokenizer.json'} is not a usable tokenizer"):
             return Foreign(tokenizers.Tokenizer.from_str(json.dumps(data)).to_str())
     if exists(folder / "source.spm"):
@@ -77,7 +76,7 @@ def read(folder: Path) -> Foreign | None:
     for unread in ("tokenizer.model", "spiece.model", "spm.model", "sentencepiece.bpe.model"):
         if exists(folder / unread):
             raise RegardError(f"{folder / unread} is not read: save its tokenizer as tokenizer.json with transformers")
-    settings, names = json_object(folder / "tokenizer_config.json"), names_in(folder)
+    settings, names = read_json_object(folder / "tokenizer_config.json"), names_in(folder)
     backend = None
     if exists(folder / "vocab.txt"):
         backend = from_word_list(folder / "vocab.txt", settings, names)
@@ -110,7 +109,7 @@ def wanted_id(
         id = id[0] if isinstance(id, list) and id else id
         if isinstance(id, int):
             return id
-    return pieces.get(NAMES[role])
+    return pieces.get(SPECIAL_TOKEN_NAMES[role])
 
 
 def start_of(their: Mapping[str, Any], special: SpecialTokens, model: type[Model]) -> tuple[int, ...]:

@@ -97,7 +97,7 @@ class Classifier:
         ids, firsts = [], []
         for words in sentences:
             pieces, marks = tags_to_pieces(words, [0] * len(words), tokenizer)
-            ids.append(token_template.one(pieces))
+            ids.append(token_template.wrap(pieces))
             firsts.append([len(token_template.before) + i for i, mark in enumerate(marks) if mark != CONTINUES])
         self._check_length(ids)
         rows = Rows(ids, [[0] * len(row) for row in ids], [[CONTINUES] * len(row) for row in ids])

@@ -24,20 +24,27 @@ from typing import Any, overload
 from regard.errors import RegardError
 from regard.inference.translator import Translation, Translator
 from regard.terminal import progress_bar
-from regard.text.casing import careful, loud, plain, same_end, shouted, stopped
-from regard.text.placeholders import (
-    MOST,
-    WRAPPED,
-    between,
-    kept_aside,
-    kept_between,
-    kept_too,
-    lost_numbers,
-    put_back,
-    translatable,
+from regard.text.casing import (
+    add_full_stop,
+    is_upper_case,
+    match_final_punctuation,
+    normalize_typography,
+    to_sentence_case,
+    to_upper_case,
 )
-from regard.text.sentence_splitting import Sentence, clauses, join, sentences
-from regard.text.translation_direction import Direction, DirectionDetector
+from regard.text.language_identification import Direction, DirectionDetector
+from regard.text.placeholders import (
+    MARKED_UP_WORDS,
+    MAX_PLACEHOLDERS,
+    add_numbers_to_pattern,
+    find_missing_numbers,
+    has_words,
+    insert_placeholders,
+    protected_pattern,
+    restore_placeholders,
+    split_protected,
+)
+from regard.text.sentence_splitting import Sentence, join_sentences, split_long_sentence, split_sentences
 
 LONGEST = 64  # tokens: longer sentences are rare in what models learn from, and go better in parts
 FIRST = 0xF0000  # of the characters without a meaning
@@ -63,7 +70,7 @@ class Interpreter:
         self.translator = translator
         directions = translator.directions or (f"{translator.source}>{translator.target}",)
         self.routes = DirectionDetector(directions, translator.languages)
-        around = len(translator.token_template.one(())) + bool(translator.directions) + 1  # ... and a full stop
+        around = len(translator.token_template.wrap(())) + bool(translator.directions) + 1  # ... and a full stop
         room = translator.model.config.max_len - around
         self.longest = min(longest, room)
 
@@ -91,7 +98,7 @@ class Interpreter:
         **options: Any,
     ) -> list[Interpreted]:
         """The same with the languages. `quiet=False` shows a bar on a terminal."""
-        routes = self.routes.of(texts, to, source)
+        routes = self.routes.detect(texts, to, source)
         parts = [self.parts(text, route) for text, route in zip(texts, routes, strict=True)]
         with progress_bar("translating", sum(map(len, parts)), quiet) as advance:
             found = self._by_route(parts, routes, advance, options)
@@ -101,7 +108,7 @@ class Interpreter:
         self, texts: Sequence[str], to: str | None = None, source: str | None = None, **options: Any
     ) -> list[Translation]:
         """Of each text, which is one sentence at most, as many translations as `nbest` asks for."""
-        routes = self.routes.of(texts, to, source)
+        routes = self.routes.detect(texts, to, source)
         parts = [self.parts(text, route) for text, route in zip(texts, routes, strict=True)]
         for number, (text, own) in enumerate(zip(texts, parts, strict=True), 1):
             if sum(not part.ends_line for part in own) > 1:
@@ -116,17 +123,17 @@ class Interpreter:
         """What the model is given of a text, and what is between."""
         if not route.source:
             return [Sentence(text, "", True)]
-        kept = kept_between(route.source, route.target)
-        return [part for s in sentences(text) for part in self.fitting(typed(s, route.source), kept)]
+        kept = protected_pattern(route.source, route.target)
+        return [part for s in split_sentences(text) for part in self.fitting(typed(s, route.source), kept)]
 
     def fitting(self, sentence: Sentence, kept: re.Pattern[str]) -> list[Sentence]:
         """The sentence in parts that the model has room for. What is kept is one character meanwhile, so never cut."""
-        if self.fits(kept_aside(sentence.text, kept)[0]):
+        if self.fits(insert_placeholders(sentence.text, kept)[0]):
             return [sentence]
         aside = dict(enumerate(kept.findall(sentence.text), FIRST))
         each = iter(aside)
         whole = kept.sub(lambda _: chr(next(each)), sentence.text)
-        parts = clauses(
+        parts = split_long_sentence(
             replace(sentence, text=whole), lambda text: self.fits(text.translate(dict.fromkeys(aside, "⟦1⟧")))
         )
         return [replace(part, text=part.text.translate(aside)) for part in parts]
@@ -135,7 +142,7 @@ class Interpreter:
         """A token has one byte at least, and the space that some vocabularies put in front is one more."""
         if len(text.encode()) < self.longest:
             return True
-        return len(self.translator.tokenizers.source.encode(plain(text, ""))) <= self.longest
+        return len(self.translator.tokenizers.source.encode(normalize_typography(text, ""))) <= self.longest
 
     def _by_route(
         self, parts: list[list[Sentence]], routes: list[Direction], advance: Callable[[int], None], options: Any
@@ -147,7 +154,7 @@ class Interpreter:
             passage = Passage(self.translator, *pair, self.fits, options)
             said = passage.sentences([parts[i][j].text for i, j in places], advance)
             for (i, j), each in zip(places, said, strict=True):
-                made[i][j] = changed(each, shouted) if parts[i][j].loud else each
+                made[i][j] = changed(each, to_upper_case) if parts[i][j].is_upper_case else each
         return made
 
 
@@ -155,7 +162,7 @@ class Interpreter:
 
 
 def put_together(parts: list[Sentence], said: list[Translation], route: Direction) -> Interpreted:
-    text = join(parts, [each.text for each in said], not route.target.startswith(UNSPACED))
+    text = join_sentences(parts, [each.text for each in said], not route.target.startswith(UNSPACED))
     cut = "" if all(each.ended for each in said) else CUT
     return Interpreted(text, route.source, route.target, tuple(filter(None, (route.note, cut))))
 
@@ -169,9 +176,9 @@ def ranked(parts: list[Sentence], said: list[Translation]) -> Translation:
 
 def typed(sentence: Sentence, language: str) -> Sentence:
     """As it is usually written, and whether it was shouted."""
-    if not translatable(sentence.text):
+    if not has_words(sentence.text):
         return sentence
-    return replace(sentence, text=careful(sentence.text, language), loud=loud(sentence.text))
+    return replace(sentence, text=to_sentence_case(sentence.text, language), is_upper_case=is_upper_case(sentence.text))
 
 
 class Passage:
@@ -181,17 +188,19 @@ class Passage:
         self, translator: Translator, source: str, target: str, fits: Callable[[str], bool], options: Any
     ) -> None:
         self.translator, self.source, self.target, self.options, self.fits = translator, source, target, options, fits
-        self.kept = kept_between(source, target)
+        self.kept = protected_pattern(source, target)
 
     def sentences(self, texts: list[str], advance: Callable[[int], None]) -> list[Translation]:
         """Each as it is; then, where numbers are lost, with these as placeholders; what is lost still is gone around."""
-        asked = {i: self.kept for i, text in enumerate(texts) if translatable(text, self.kept)}
+        asked = {i: self.kept for i, text in enumerate(texts) if has_words(text, self.kept)}
         advance(len(texts) - len(asked))
         found = self.tried(texts, asked, advance)
-        lost = {i: lost_numbers(texts[i], said.text) for i, said in found.items() if said}
-        numbers = {i: kept_too(self.kept, own) for i, own in lost.items() if own}
+        lost = {i: find_missing_numbers(texts[i], said.text) for i, said in found.items() if said}
+        numbers = {i: add_numbers_to_pattern(self.kept, own) for i, own in lost.items() if own}
         found |= {i: said for i, said in self.tried(texts, numbers).items() if said}
-        gone = [i for i, said in found.items() if said is None or any(map(long, lost_numbers(texts[i], said.text)))]
+        gone = [
+            i for i, said in found.items() if said is None or any(map(long, find_missing_numbers(texts[i], said.text)))
+        ]
         found |= self.around(texts, {i: numbers.get(i, self.kept) for i in gone})
         return [found.get(i) or unchanged(text) for i, text in enumerate(texts)]
 
@@ -199,11 +208,11 @@ class Passage:
         self, texts: list[str], asked: dict[int, re.Pattern[str]], advance: Callable[[int], None] = lambda done: None
     ) -> dict[int, Translation | None]:
         """What is said with placeholders for each pattern, or None: the model does not know such, or loses one."""
-        aside = {i: kept_aside(texts[i], pattern) for i, pattern in asked.items()}
+        aside = {i: insert_placeholders(texts[i], pattern) for i, pattern in asked.items()}
         can = {
             i: text
             for i, (text, kept) in aside.items()
-            if len(kept) <= MOST and not WRAPPED.search(texts[i]) and self.fits(text)
+            if len(kept) <= MAX_PLACEHOLDERS and not MARKED_UP_WORDS.search(texts[i]) and self.fits(text)
         }
         advance(len(aside) - len(can))
         said = dict(zip(can, self.said(list(can.values()), advance), strict=True))
@@ -211,8 +220,8 @@ class Passage:
 
     def around(self, texts: list[str], gone: dict[int, re.Pattern[str]]) -> dict[int, Translation]:
         """What is kept as it is, and the words between translated by themselves."""
-        parts = {i: between(texts[i], pattern) for i, pattern in gone.items()}
-        words = [(i, k) for i, own in parts.items() for k in range(0, len(own), 2) if translatable(own[k], self.kept)]
+        parts = {i: split_protected(texts[i], pattern) for i, pattern in gone.items()}
+        words = [(i, k) for i, own in parts.items() for k in range(0, len(own), 2) if has_words(own[k], self.kept)]
         said = dict(zip(words, self.said([parts[i][k].strip() for i, k in words]), strict=True))
         return {
             i: joined([spaced(p, said[i, k]) if (i, k) in said else unchanged(p) for k, p in enumerate(own)])
@@ -224,9 +233,9 @@ class Passage:
         if not texts:
             return []
         to = self.target if self.translator.directions else None
-        asked = [stopped(plain(text, self.source), self.source) for text in texts]
+        asked = [add_full_stop(normalize_typography(text, self.source), self.source) for text in texts]
         found = self.translator.translate(asked, progress=advance, to=to, **self.options)
-        return [changed(said, partial(same_end, text)) for text, said in zip(texts, found, strict=True)]
+        return [changed(said, partial(match_final_punctuation, text)) for text, said in zip(texts, found, strict=True)]
 
 
 # ---- one sentence ----------------------------------------------------------------------------------------------------
@@ -251,7 +260,7 @@ def restored(said: Translation, kept: list[str]) -> Translation | None:
     once, in whatever pieces it was said."""
     whole: dict[str, Translation] = {}
     for each in said.nbest or (said,):
-        if (text := put_back(each.text, kept)) is not None:
+        if (text := restore_placeholders(each.text, kept)) is not None:
             whole.setdefault(text, replace(each, text=text))
     found = tuple(whole.values())
     return replace(found[0], nbest=found if said.nbest else ()) if found else None

@@ -17,8 +17,7 @@ from regard.errors import RegardError
 from regard.exchange.loader import load_model
 from regard.models.classification_model import ClassificationModel
 from regard.models.model import Model, names_where
-from regard.text.special_token_template import SpecialTokenTemplate
-from regard.text.special_tokens import PAD
+from regard.text.special_tokens import PAD, SpecialTokenTemplate
 
 POOLINGS = ("mean", "first")
 
@@ -70,13 +69,13 @@ class Embedder:
         return pooling
 
     def _row(self, number: int, ids: list[int], truncate: bool) -> list[int]:
-        room = max_length_of(self.model) - len(self.token_template.one(()))
+        room = max_length_of(self.model) - len(self.token_template.wrap(()))
         if len(ids) > room and not truncate:
             raise RegardError(
                 f"text {number + 1} has {len(ids)} tokens, but the model was built for at most {room} (model.max_len): "
                 f"split it, or cut it with truncate"
             )
-        row = self.token_template.one(ids[:room])
+        row = self.token_template.wrap(ids[:room])
         if not row:
             raise RegardError(f"text {number + 1} is empty: there is no token to make a vector of")
         return row

@@ -29,7 +29,7 @@ from regard.errors import RegardError
 from regard.exchange.loader import load_model
 from regard.layers.hooks import is_observed, paused
 from regard.models.model import LanguageModel, names_where
-from regard.text.chat_template import PLAIN, Template, Turn, newest
+from regard.text.chat_template import DEFAULT_CHAT_TEMPLATE, ChatTemplate, Turn, keep_last_turns
 
 log = logging.getLogger("regard")
 
@@ -130,7 +130,7 @@ class Generator:
             record_forced_forward(self.model, [0], [row])
         yield from filter(None, [teller.flush()])
 
-    def chat(self, system: str = "", template: Template = PLAIN, **options: Any) -> Conversation:
+    def chat(self, system: str = "", template: ChatTemplate = DEFAULT_CHAT_TEMPLATE, **options: Any) -> Conversation:
         """A conversation to go on with by `say`; `system` is what the model reads before it."""
         return Conversation(self, system, template, options)
 
@@ -210,7 +210,7 @@ class Generator:
 class Conversation:
     """Turns and answers. Once it outgrows the model's context, the oldest turns are forgotten; never the system text."""
 
-    def __init__(self, writer: Generator, system: str, template: Template, options: dict[str, Any]) -> None:
+    def __init__(self, writer: Generator, system: str, template: ChatTemplate, options: dict[str, Any]) -> None:
         self.writer, self.system, self.template = writer, system, template
         given = options.get("stop", ())
         self.options = {**options, "stop": (*template.stop, *([given] if isinstance(given, str) else given or ()))}
@@ -248,7 +248,7 @@ class Conversation:
         def fits(some: Sequence[Turn]) -> bool:
             return len(self.writer.framed(self.template.render(some, self.system))) <= room
 
-        kept = newest(turns, fits)
+        kept = keep_last_turns(turns, fits)
         if len(kept) < len(turns) and not self.forgot:
             self.forgot = True
             log.warning(

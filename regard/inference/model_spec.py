@@ -12,7 +12,7 @@ from torch import nn
 from regard.config import Config, ModelConfig, TokenizerConfig, recipes
 from regard.config.recipes import build
 from regard.errors import RegardError
-from regard.files import exists, json_object, read_json
+from regard.files import exists, read_json, read_json_object
 from regard.layers.quantization import is_quantized
 from regard.models.analysis import summary as analysis
 from regard.models.analysis.counting import meta_model
@@ -55,7 +55,7 @@ def told(run: Path) -> dict[str, int]:
     """What a run's data said: a finished model knows all of it, before that there is the vocabulary."""
     finished = run / "model" / "config.json"
     if exists(finished):
-        table = json_object(finished).get("model")
+        table = read_json_object(finished).get("model")
         if not isinstance(table, dict):
             raise RegardError(f"{finished} is not a model's configuration: it has no table of sizes; copy it anew")
         sizes = build(table, ModelConfig, "model.")

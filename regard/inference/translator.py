@@ -78,7 +78,7 @@ class Translator:
 
     def read(self, text: str, to: str | None = None) -> list[int]:
         """The tokens that the model reads for a text, those around it included."""
-        return self.token_template.one(self._tagged([self.tokenizers.source.encode(text)], to)[0])
+        return self.token_template.wrap(self._tagged([self.tokenizers.source.encode(text)], to)[0])
 
     def _tagged(self, sources: list[list[int]], to: str | None) -> list[list[int]]:
         """Sources that say which language they go to, where the model wants to be told."""

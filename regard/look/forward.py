@@ -130,7 +130,7 @@ def text_read(sight: Sight, patterns: str | Sequence[str], stream: bool) -> Forw
     if isinstance(package.model, ClassificationModel):
         ids, types, _ = kinds_read.tagged_row(sight) if package.task == "tagging" else kinds_read.text_row(sight)
     elif reader.fills_blanks:
-        ids = package.token_template.one(kinds_read.with_masks(tokenizer, sight.text))
+        ids = package.token_template.wrap(kinds_read.with_masks(tokenizer, sight.text))
     else:
         ids = [*package.token_template.before, *tokenizer.encode(sight.text)]
     inputs = [sight.row(row) for row in (sight.checked(ids), types) if row]

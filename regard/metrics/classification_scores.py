@@ -1,7 +1,7 @@
-"""How good answers are: classes, numbers and tags.
+"""Scores of predicted classes, numbers and tags: accuracy, F1, correlations.
 
-The single measures are plain numbers (accuracy 0 to 1, correlations -1 to 1); `scores` gives them in percent, as papers
-print them. Where a measure is 0/0 (no such class, no variance) it is 0: nothing was found.
+The single functions return plain numbers (accuracy 0 to 1, correlations -1 to 1); `score_predictions` returns percent, as
+papers print them. A score of 0/0 (no such class, no variance) is 0.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import numpy as np
 
 from regard.errors import RegardError
 
-OUTSIDE = "O"
+OUTSIDE = "O"  # the BIO tag of words that belong to no entity
 
 
-def scores(
+def score_predictions(
     task: str, predictions: Sequence[object], truths: Sequence[object], names: Sequence[str] = ()
 ) -> dict[str, float]:
-    """All measures of a task, in percent.
+    """Return all scores of a task by name, in percent.
 
-    Classification and images: indices of `names`; regression: numbers; tagging: a list of such indices for each sentence.
+    Predictions and truths are indices of `names` for classes and images, numbers for regression, and for tagging a list of
+    indices for each sentence.
     """
     _check_counts(predictions, truths)
     if task == "tagging":
@@ -31,7 +32,7 @@ def scores(
         given, true = np.asarray(predictions, np.float64), np.asarray(truths, np.float64)
         found = {"pearson": pearson(given, true), "spearman": spearman(given, true)}
     else:
-        table = confusion(predictions, truths, len(names))  # type: ignore[arg-type]
+        table = confusion_matrix(predictions, truths, len(names))  # type: ignore[arg-type]
         found = {"accuracy": accuracy(table), "f1": f1(table), "matthews": matthews(table)}
     return {name: 100 * value for name, value in found.items()}
 
@@ -47,19 +48,20 @@ def _check_counts(predictions: Sequence[object], truths: Sequence[object]) -> No
 # ---- classes -----------------------------------------------------------------------------------------------------
 
 
-def confusion(predictions: Sequence[int], truths: Sequence[int], n_classes: int) -> np.ndarray:
-    """(n, n) counts: row = the true class, column = the predicted one."""
+def confusion_matrix(predictions: Sequence[int], truths: Sequence[int], n_classes: int) -> np.ndarray:
+    """Return the (n, n) counts of examples by true class (row) and predicted class (column)."""
     table = np.zeros((n_classes, n_classes), np.int64)
     np.add.at(table, (np.asarray(truths, np.int64), np.asarray(predictions, np.int64)), 1)
     return table
 
 
 def accuracy(table: np.ndarray) -> float:
+    """Return the share of examples on the diagonal of a confusion matrix."""
     return _ratio(table.trace(), table.sum())
 
 
 def f1(table: np.ndarray) -> float:
-    """Of two classes: of the last one. Of more: the mean over those that occur, in truth or prediction (macro)."""
+    """Return F1 of the last of two classes, or macro F1 of more: the mean over classes that occur in truth or prediction."""
     right, true, given = table.diagonal(), table.sum(1), table.sum(0)
     each = [_ratio(2 * r, t + g) for r, t, g in zip(right, true, given, strict=True)]
     if len(table) == 2:
@@ -68,7 +70,7 @@ def f1(table: np.ndarray) -> float:
 
 
 def matthews(table: np.ndarray) -> float:
-    """Matthews correlation, in Gorodkin's form for any number of classes."""
+    """Return the Matthews correlation, in Gorodkin's form for any number of classes."""
     counts = table.astype(np.float64)
     n, true, given = counts.sum(), counts.sum(1), counts.sum(0)
     spread = np.sqrt((n * n - true @ true) * (n * n - given @ given))
@@ -79,19 +81,20 @@ def matthews(table: np.ndarray) -> float:
 
 
 def pearson(a: np.ndarray, b: np.ndarray) -> float:
+    """Return the Pearson correlation of two arrays; 0 where one of them is constant."""
     if np.ptp(a) == 0 or np.ptp(b) == 0:
-        return 0.0  # the mean of equal numbers may be off by a rounding error, and those would be correlated
+        return 0.0  # the mean of equal numbers may have a rounding error, and those errors would be correlated
     a, b = a - a.mean(), b - b.mean()
     return _ratio(a @ b, np.linalg.norm(a) * np.linalg.norm(b))
 
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float:
-    """Pearson of the ranks."""
+    """Return the Spearman correlation: Pearson's of the ranks."""
     return pearson(_ranks(a), _ranks(b))
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """From 1 up; equal values share the mean of theirs."""
+    """Return the rank of each value, from 1; equal values have the mean of their ranks."""
     _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[which]
 
@@ -99,10 +102,10 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 # ---- tags --------------------------------------------------------------------------------------------------------
 
 
-def entities(tags: Sequence[str]) -> set[tuple[int, int, str]]:
-    """(first word, last word, kind) of each entity in BIO tags, by conlleval's rule.
+def extract_entities(tags: Sequence[str]) -> set[tuple[int, int, str]]:
+    """Return (first word, last word, type) of each entity in BIO tags, by the rule of conlleval.
 
-    One begins at a B, and also at an I that goes on with nothing: after O or after another kind.
+    An entity begins at a B, and also at an I after O or after an entity of another type.
     """
     starts = [i for i, (a, b) in enumerate(pairwise([OUTSIDE, *tags])) if _begins(a, b)]
     found = set()
@@ -115,13 +118,13 @@ def entities(tags: Sequence[str]) -> set[tuple[int, int, str]]:
 
 
 def _begins(before: str, tag: str) -> bool:
-    return tag != OUTSIDE and (tag.startswith("B-") or before[2:] != tag[2:])  # O has no kind
+    return tag != OUTSIDE and (tag.startswith("B-") or before[2:] != tag[2:])  # O has no type
 
 
 def _tag_scores(
     predictions: Sequence[Sequence[int]], truths: Sequence[Sequence[int]], names: Sequence[str]
 ) -> dict[str, float]:
-    """Accuracy of the words; and if the tags are BIO, precision, recall and F1 of whole entities."""
+    """Return the accuracy of single tags and, if they are BIO tags, precision, recall and F1 of whole entities."""
     right = words = found = true = hits = 0
     for number, (ours, theirs) in enumerate(zip(predictions, truths, strict=True), 1):
         if len(ours) != len(theirs):
@@ -129,7 +132,7 @@ def _tag_scores(
         right += sum(a == b for a, b in zip(ours, theirs, strict=True))
         words += len(theirs)
         if is_bio(names):
-            a, b = entities([names[i] for i in ours]), entities([names[i] for i in theirs])
+            a, b = extract_entities([names[i] for i in ours]), extract_entities([names[i] for i in theirs])
             found, true, hits = found + len(a), true + len(b), hits + len(a & b)
     result = {"accuracy": _ratio(right, words)}
     if is_bio(names):
@@ -138,6 +141,7 @@ def _tag_scores(
 
 
 def is_bio(names: Sequence[str]) -> bool:
+    """Return whether all tag names have the form of BIO tags."""
     return all(name == OUTSIDE or name.startswith(("B-", "I-")) for name in names)
 
 

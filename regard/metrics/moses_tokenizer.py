@@ -1,12 +1,12 @@
-"""The Moses way of normalising and tokenising text, for scores that are compared with papers.
+"""The Moses punctuation normalizer and tokenizer, for scores that are compared with papers.
 
-Many published BLEU scores (all of Multi30k's) are counted on text prepared by the Moses scripts of 2017: lower-cased,
-`normalise_punctuation`, then `tokenise` with whole hyphens. These two functions follow those rules, quirks included,
-because a score is only comparable if the words are counted alike. XML entities are never escaped: that renames tokens
-one to one and leaves every count as it is.
+Many published BLEU scores (all of Multi30k's) are computed on text prepared by the Moses scripts of 2017: lower-cased,
+`normalize_punctuation`, then `moses_tokenize` without splitting hyphens. These two functions follow those rules, quirks
+included, because scores are only comparable if the same tokens are counted. XML entities are never escaped: escaping
+renames tokens one to one and changes no count.
 
-English, German and French have their own rules. Every other language gets the general ones with the English
-abbreviations; scripts that write vowels as combining marks, or no spaces between words, are not catered for.
+English, German and French have their own rules. Every other language gets the general rules with the English
+abbreviations; scripts with vowels as combining marks, or without spaces between words, are not supported.
 """
 
 import re
@@ -17,7 +17,7 @@ from typing import NamedTuple
 _LETTER = r"[^\W\d_]"
 _NOT_LETTER = r"[\W\d_]"
 _NO_BREAK_SPACE = "\u00a0"
-# Digits to Unicode, symbols to Moses: superscripts, subscripts, fractions and circled numbers.
+# These are digits in Unicode but symbols in Moses: superscripts, subscripts, fractions and circled numbers.
 _OTHER_NUMBERS = "²³¹¼½¾\u2070\u2074-\u2079\u2080-\u2089\u2150-\u215f\u2460-\u249b"
 
 Rule = tuple[re.Pattern[str], str]
@@ -40,7 +40,7 @@ _ONE_SPACE = _rule(" +", " ")
 # "~" stands for a no-break space in these patterns.
 _PUNCTUATION = (
     _rule(r"\r", ""),
-    # One space outside a bracket, none inside, none between a bracket and the mark that follows it.
+    # One space outside a bracket, none inside, none between a bracket and punctuation after it.
     _rule(r"\(", " ("),
     _rule(r"\)", ") "),
     _ONE_SPACE,
@@ -62,7 +62,7 @@ _PUNCTUATION = (
     _rule("~«~", ' "'),
     _rule("~»~", '" '),
     _rule("«~?|~?»", '"'),
-    # No-break spaces that typography asks for and a word count does not.
+    # No-break spaces of typography, which would change the tokens.
     _rule("~(?=[%:?!;])", ""),
     _rule("(?<=nº)~|(?<=,)~|~(?=ºC|cm)", " "),
     _ONE_SPACE,
@@ -80,9 +80,11 @@ def _punctuation_rules(language: str) -> tuple[Rule, ...]:
     return _PUNCTUATION + quotes.get(language, _COMMA_OUTSIDE_QUOTES) + (_rule(r"(?<=\d)~(?=\d)", point),)
 
 
-def normalise_punctuation(text: str, language: str) -> str:
-    """`text` with ASCII quotation marks and dashes, regular spaces at punctuation, and commas where `language` has them
-    beside a closing quotation mark."""
+def normalize_punctuation(text: str, language: str) -> str:
+    """Return the text with ASCII quotation marks and dashes, and regular spaces at punctuation.
+
+    A comma beside a closing quotation mark is moved inside or outside, as is usual in `language`.
+    """
     return _apply(_punctuation_rules(language), text).strip()
 
 
@@ -90,11 +92,11 @@ def normalise_punctuation(text: str, language: str) -> str:
 
 _CLEAN = (_rule(r"\s+", " "), _rule(r"[\x00-\x1f]", ""))
 _SYMBOLS = (_rule(rf"([^\w\s.'`,-]|[_{_OTHER_NUMBERS}])", r" \1 "),)
-# Several dots are one token; a comma is one unless digits stand on both its sides.
+# Several dots are one token; a comma is a token unless there are digits on both sides.
 _DOTS_AND_COMMAS = (_rule(r"(\.{2,})", r" \1 "), _rule(r"(?<=\D),|,(?=\D)|(?<=\d),$", " , "))
 
 # An apostrophe between letters splits before it in English (it 's), after it in French (l' eau). The second letter is
-# used up by the match, so that rock'n'roll becomes "rock 'n'roll", as Moses has it.
+# part of the match, so that rock'n'roll becomes "rock 'n'roll", as in Moses.
 _QUOTE = rf"(?<={_NOT_LETTER})'(?={_NOT_LETTER})|(?<={_LETTER})'(?={_NOT_LETTER})"
 _ENGLISH_APOSTROPHE = (
     _rule(rf"{_QUOTE}|(?<=[\W_])'(?={_LETTER})", " ' "),
@@ -111,15 +113,15 @@ _FINAL_QUOTE = (_rule(r"\.'$", " . '"),)
 
 
 class Abbreviations(NamedTuple):
-    """What a period may belong to: always, before a number only, and whole families as one pattern."""
+    """Abbreviations that end in a period: always, only before a number, and those that match a pattern."""
 
     always: frozenset[str]
     before_number: frozenset[str]
-    family: re.Pattern[str]
+    pattern: re.Pattern[str]
 
 
-def _abbreviations(always: str, before_number: str, family: str) -> Abbreviations:
-    return Abbreviations(frozenset(always.split()), frozenset(before_number.split()), re.compile(family))
+def _abbreviations(always: str, before_number: str, pattern: str) -> Abbreviations:
+    return Abbreviations(frozenset(always.split()), frozenset(before_number.split()), re.compile(pattern))
 
 
 _TITLES = """Adm Brig Bros Capt Cmdr Col Corp Cpl DR Dr Gen Gov Hon Insp Lt MM MR MRS MS Maj Messrs Mlle Mme Mr Mrs Ms
@@ -129,7 +131,7 @@ _ENGLISH = _abbreviations(
 )
 _ABBREVIATIONS = {
     "en": _ENGLISH,
-    # Single letters, ordinals to 99 (der 3. Mann) and Roman ones to XX. Dotted ones (z.B.) need no entry.
+    # Single letters, ordinals to 99 (der 3. Mann) and Roman numerals to XX. Dotted abbreviations (z.B.) need no entry.
     "de": _abbreviations(
         _TITLES
         + """ Art Buchst Ca Chr Co Ltd Mio Mrd MwSt No Nr Std Zt bzgl bzw ca dergl dgl etc evtl ff ggf jun pp sen sog
@@ -147,11 +149,11 @@ _ABBREVIATIONS = {
 
 
 def _keeps_period(stem: str, following: str, known: Abbreviations) -> bool:
-    """Whether the period after `stem` is part of the word; `following` is the next word or empty."""
+    """Return whether the period after `stem` is part of the word; `following` is the next word or empty."""
     return (
         ("." in stem and any(map(str.isalpha, stem)))
         or stem in known.always
-        or known.family.fullmatch(stem) is not None
+        or known.pattern.fullmatch(stem) is not None
         or following[:1].islower()
         or (stem in known.before_number and following[:1].isdigit())
     )
@@ -166,8 +168,8 @@ def _split_periods(words: list[str], known: Abbreviations) -> str:
     return " ".join(tokens)
 
 
-def tokenise(text: str, language: str) -> str:
-    """`text` as tokens joined by single spaces; words with hyphens stay whole."""
+def moses_tokenize(text: str, language: str) -> str:
+    """Return the tokens of a text joined by single spaces; words with hyphens stay whole."""
     text = _apply(_SYMBOLS, _apply(_CLEAN, text).strip())
     text = _apply(_DOTS_AND_COMMAS, text)
     text = _apply(_APOSTROPHES.get(language, _GENERAL_APOSTROPHE), text)

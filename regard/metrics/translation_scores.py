@@ -1,7 +1,7 @@
-"""How good translations are: corpus scores, each with a signature that says exactly how it was computed.
+"""Scores of translations: BLEU, chrF and exact matches of a corpus, each with a signature that says how it was computed.
 
-`bleu` and `chrf` are sacreBLEU's and the ones to report. `bleu_tokenised` is counted like the scores of papers that
-prepare their text with Moses (see `moses.py`), to be set beside those and nothing else.
+`bleu` and `chrf` are sacreBLEU's and the ones to report. `bleu_tokenised` is computed on text that is prepared with Moses
+(moses_tokenizer.py), and is comparable only with the scores of papers that do the same.
 """
 
 import math
@@ -12,10 +12,10 @@ from itertools import pairwise
 from typing import Any
 
 from regard.errors import RegardError
-from regard.metrics.moses_tokenizer import normalise_punctuation, tokenise
+from regard.metrics.moses_tokenizer import moses_tokenize, normalize_punctuation
 
 LENGTH_BOUNDS = (10, 20, 30, 40, 50)
-# Languages written without spaces between words are scored on characters ("zh" keeps foreign words whole).
+# sacreBLEU's tokenizer for languages without spaces between words: characters ("zh" keeps foreign words whole).
 UNSPACED = {"zh": "zh", "ja": "char", "th": "char", "km": "char", "lo": "char", "my": "char"}
 
 
@@ -30,7 +30,7 @@ class Score:
 
 @dataclass(frozen=True)
 class LengthScore:
-    """Cased BLEU of the sentences whose source has up to `longest` words, and more than the bucket before."""
+    """The cased BLEU of sentences whose source has up to `longest` words, and more than the bucket before."""
 
     longest: int
     sentences: int
@@ -39,6 +39,8 @@ class LengthScore:
 
 @dataclass(frozen=True)
 class TranslationScores:
+    """All scores of a set of translations."""
+
     bleu: Score
     chrf: Score
     bleu_lower: Score
@@ -51,21 +53,21 @@ class TranslationScores:
         return self.bleu, self.chrf, self.bleu_lower, self.bleu_tokenised, self.exact
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dictionaries, lists, strings and numbers, ready for JSON."""
+        """Return the scores as dictionaries, lists, strings and numbers for JSON."""
         return asdict(self) | {"by_length": [asdict(bucket) for bucket in self.by_length]}
 
     def table(self) -> str:
-        """Aligned lines: name, value, signature; then BLEU by source length."""
+        """Return aligned lines of name, value and signature, then BLEU by source length."""
         rows = [(score.name, score.value, score.signature) for score in self.scores]
         rows += [(f"BLEU, up to {b.longest} words", b.bleu, f"sentences:{b.sentences}") for b in self.by_length]
         width = max(len(name) for name, _, _ in rows)
         return "\n".join(f"{name:<{width}}  {value:6.2f}  {signature}" for name, value, signature in rows)
 
 
-def score(
+def score_translations(
     hypotheses: Sequence[str], references: Sequence[str], sources: Sequence[str], language: str
 ) -> TranslationScores:
-    """All scores of `hypotheses` in `language` (a code such as "de" or "zh-CN"), one reference each."""
+    """Return all scores of `hypotheses` in `language` (a code such as "de" or "zh-CN") with one reference each."""
     _check_counts(hypotheses, references, sources)
     tokenizer = UNSPACED.get(_base(language), "13a")
     lower = _bleu("BLEU lower-cased", hypotheses, references, tokenize=tokenizer, lowercase=True)
@@ -80,18 +82,18 @@ def score(
 
 
 def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) -> float:
-    """Cased sacreBLEU alone: what training watches."""
+    """Return cased sacreBLEU alone, for validation during training."""
     return _bleu("BLEU", hypotheses, references, tokenize=UNSPACED.get(_base(language), "13a")).value
 
 
 def tokenize_lower(text: str, language: str) -> str:
-    """`text` as `bleu_tokenised` sees it: lower-cased first, then normalised, then tokenised, in Multi30k's order."""
+    """Return the text as `bleu_tokenised` prepares it: lower-cased, normalized, then tokenized, in Multi30k's order."""
     language = _base(language)
-    return tokenise(normalise_punctuation(text.lower(), language), language)
+    return moses_tokenize(normalize_punctuation(text.lower(), language), language)
 
 
 def perplexity(total_negative_log_likelihood: float, tokens: int) -> float:
-    """`exp` of the mean negative log-likelihood (in nats) per token; infinite where it exceeds a float."""
+    """Return `exp` of the mean negative log-likelihood (in nats) per token, or infinity where a float overflows."""
     if tokens < 1:
         raise RegardError(f"Perplexity needs at least one token, got {tokens}: check that the data is not empty.")
     try:
@@ -101,7 +103,7 @@ def perplexity(total_negative_log_likelihood: float, tokens: int) -> float:
 
 
 def _base(language: str) -> str:
-    """The language of a code with or without a region: zh of zh-CN."""
+    """Return the language of a code with or without a region: zh for zh-CN."""
     return re.split("[-_]", language.lower())[0]
 
 
@@ -133,9 +135,9 @@ def _chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
 
 
 def _bleu_tokenised(hypotheses: Sequence[str], references: Sequence[str], language: str, lower: Score) -> Score:
-    """BLEU as fairseq counts it on Moses tokens: four orders, no smoothing (zero if an order has no match).
+    """Return BLEU of Moses tokens as fairseq computes it: four orders, no smoothing (zero if an order has no match).
 
-    Moses finds no words where there are no spaces; there it is the lower-cased BLEU, as its signature says.
+    Moses does not segment languages without spaces; for them it is the lower-cased BLEU, as the signature says.
     """
     name, base = "BLEU tokenised lower-cased", _base(language)
     if base in UNSPACED:
@@ -156,7 +158,7 @@ def _exact(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
 def _by_length(
     hypotheses: Sequence[str], references: Sequence[str], sources: Sequence[str], tokenizer: str
 ) -> tuple[LengthScore, ...]:
-    """BLEU per bucket of source length in space-separated words; the open last bucket ends at its longest source."""
+    """Return BLEU by source length in space-separated words; the last, open bucket ends at the longest source."""
     lengths = [len(source.split()) for source in sources]
     bounds = (-1, *LENGTH_BOUNDS, max(*LENGTH_BOUNDS, *lengths))
     buckets = []

@@ -11,7 +11,7 @@ from typing import Any
 
 from regard.config import ModelConfig, RecurrentSettings
 from regard.config.recipes import check_values, fields_of
-from regard.config.registry import ALIGNMENT, BLOCKS, MADE_OF, PARTS, RECURRENT, chosen_parts, made_of
+from regard.config.registry import ALIGNMENT, BLOCKS, MADE_OF, PARTS, RECURRENT, architectures_with, chosen_tables
 from regard.errors import RegardError
 from regard.layers.block import mixer_at
 from regard.layers.part import Place, check_part
@@ -43,7 +43,7 @@ def resolve_sizes(config: ModelConfig, presets: Mapping[str, Mapping[str, Any]])
 
 def tables(config: ModelConfig, preset: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the parts that a configuration names, by the names of their tables."""
-    found = {name: config.named(name) for name in chosen_parts(vars(config))}
+    found = {name: config.named(name) for name in chosen_tables(vars(config))}
     recurrent = found.get("recurrent")
     if recurrent is not None and not recurrent.d_hidden:
         found["recurrent"] = dataclasses.replace(recurrent, d_hidden=preset["recurrent"]["d_hidden"])
@@ -91,8 +91,8 @@ def check_own(config: ModelConfig) -> None:
         of = field.metadata.get("of", "")
         if of and of not in MADE_OF.get(config.architecture, (of,)) and getattr(config, name) != field.default:
             raise RegardError(
-                f"model.{name} is for {', '.join(made_of(of))} models, and {config.preset} is a {config.architecture}: "
-                f"leave it out"
+                f"model.{name} is for {', '.join(architectures_with(of))} models, and {config.preset} is a "
+                f"{config.architecture}: leave it out"
             )
 
 

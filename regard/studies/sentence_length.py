@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from regard.device import pick_device
 from regard.files import disk_errors, write_text
-from regard.metrics.translation_scores import score, tokenize_lower
+from regard.metrics.translation_scores import score_translations, tokenize_lower
 from regard.studies.finetuning import setting
 from regard.studies.translators import COLOURS, JOINS, TESTS, TITLES, Pair, joined, read_tests, train_all
 
@@ -76,7 +76,7 @@ def by_length(pairs: Sequence[Pair], said: Mapping[str, Sequence[str]]) -> list[
 def row(pairs: Sequence[Pair], said: Mapping[str, Sequence[str]]) -> Row:
     """BLEU of each model, tokenised and lower-cased, and how many words it writes for each of the reference."""
     sources, references = zip(*pairs, strict=True)
-    scores = {name: score(hypotheses, references, sources, "en") for name, hypotheses in said.items()}
+    scores = {name: score_translations(hypotheses, references, sources, "en") for name, hypotheses in said.items()}
     return {
         "sources": len(pairs),
         "words": mean(len(source.split()) for source in sources),

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from regard.device import pick_device
 from regard.files import disk_errors, write_text
-from regard.metrics.translation_scores import score
+from regard.metrics.translation_scores import score_translations
 from regard.studies.finetuning import setting
 from regard.studies.translators import COLOURS, TITLES, Pair, read_tests, train_all
 
@@ -44,7 +44,7 @@ def study(out: Path, data: Path, jobs: int = 1, device: str = "auto", quick: boo
 def row(found: Mapping[str, Any], pairs: list[Pair]) -> dict[str, Any]:
     """What training a model took, and how it translates."""
     sources, references = zip(*pairs, strict=True)
-    scores = score(found["translations"][TEST]["1"], references, sources, "en")
+    scores = score_translations(found["translations"][TEST]["1"], references, sources, "en")
     bleu = {"bleu_tokenised": scores.bleu_tokenised.value, "bleu_lower": scores.bleu_lower.value}
     return {key: found[key] for key in KEPT} | bleu
 

@@ -20,7 +20,7 @@ from regard.metrics.translation_scores import perplexity
 from regard.model_folder import ModelPackage
 from regard.tasks.initial_model import Start
 from regard.tasks.text_data import check_task, text_corpus, text_store, with_vocabulary
-from regard.text.special_token_template import SpecialTokenTemplate, classic, plain
+from regard.text.special_tokens import SpecialTokenTemplate, bert_template, eos_template
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.job import Job, Poll, Validation
 from regard.training.objective import Objective, token_objective
@@ -55,7 +55,7 @@ def batches_of(
     seed: int,
 ) -> CorruptedBatches:
     kind = MaskedBatches if config.task == "masked-lm" else DenoisingBatches
-    around = max(len(token_template.one(())), len(token_template.start) + 1)
+    around = max(len(token_template.wrap(())), len(token_template.start) + 1)
     length = config.model.max_len - around
     if length < 1:
         raise RegardError(
@@ -95,7 +95,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> FillingJob
     train, valid = (text_store(corpora[split], tokenizer, quiet) for split in ("train", "valid"))
     model = start.model(with_vocabulary(config.model, tokenizer))
     config = replace(config, model=model.config)  # type: ignore[arg-type]
-    token_template = start.token_template((classic if config.task == "masked-lm" else plain)(tokenizer.special))
+    token_template = start.token_template((bert_template if config.task == "masked-lm" else eos_template)(tokenizer.special))
     amount = f"{len(train.source.ids):,} training tokens"
     both, rewrite = Tokenizers(tokenizer, tokenizer), damage(config, tokenizer)
     return FillingJob(folder, config, model, both, token_template, train.key, amount, train, valid, rewrite)
@@ -105,7 +105,7 @@ def damage(config: Config, tokenizer: Tokenizer) -> Corruption:
     """The damage this task does: (ids, chance) -> (what is read, what should be said)."""
     data, rate = config.data, config.data.noise or USUAL[config.task]
     if config.task == "masked-lm":
-        tokenizer.special.need("mask", "the task masked-lm")
+        tokenizer.special.require("mask", "the task masked-lm")
         return partial(masked_words if data.whole_words else masked, tokenizer=tokenizer, rate=rate)
     if config.task == "spans":
         sentinels = tokenizer.sentinels()
@@ -113,7 +113,7 @@ def damage(config: Config, tokenizer: Tokenizer) -> Corruption:
             raise RegardError("spans need special tokens for the gaps: set tokenizer.extra 100, or begin with a T5")
         return partial(corrupt_spans, sentinels=sentinels, rate=rate, mean_span=data.mean_span)
     ends = sentence_ends(tokenizer) if data.permute else ()
-    mask = tokenizer.special.need("mask", "the task denoising")
+    mask = tokenizer.special.require("mask", "the task denoising")
     return partial(denoise, mask=mask, ends=ends, rate=rate, mean_span=data.mean_span)
 
 

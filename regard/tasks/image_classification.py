@@ -19,11 +19,11 @@ from regard.data.parallel_corpus import part_of
 from regard.data.text_batches import in_batches
 from regard.device import autocast
 from regard.errors import RegardError
-from regard.metrics.classification_scores import scores
+from regard.metrics.classification_scores import score_predictions
 from regard.model_folder import ModelPackage
 from regard.tasks.initial_model import Start
 from regard.tasks.text_data import check_task
-from regard.text.special_token_template import NOTHING
+from regard.text.special_tokens import EMPTY_TEMPLATE
 from regard.training.job import Job, Poll, Validation
 from regard.training.objective import ClassObjective, Objective
 from regard.training.validation import BATCH_TOKENS
@@ -115,7 +115,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> ImagesJob:
     model = start.model(replace(config.model, max_len=1 + rows * columns, n_classes=len(names)))
     config = replace(config, model=model.config)  # type: ignore[arg-type]
     amount = f"{len(train):,} training images"
-    return ImagesJob(folder, config, model, None, NOTHING, train.key(), amount, train, valid, names, pixels)
+    return ImagesJob(folder, config, model, None, EMPTY_TEMPLATE, train.key(), amount, train, valid, names, pixels)
 
 
 def read(config: Config, split: str) -> tuple[np.ndarray, list[str]]:
@@ -201,7 +201,7 @@ def measure(
     logits = answers(model, pictures.images, pixels, device, dtype, poll)
     truths = torch.from_numpy(pictures.classes)
     loss = nn.functional.cross_entropy(logits, truths).item()
-    return Validation(loss, scores("classification", logits.argmax(-1).tolist(), truths.tolist(), names))
+    return Validation(loss, score_predictions("classification", logits.argmax(-1).tolist(), truths.tolist(), names))
 
 
 def evaluate(package: ModelPackage, config: Config, device: torch.device) -> Validation:

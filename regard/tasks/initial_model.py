@@ -19,7 +19,7 @@ from regard.models.architectures import make_model
 from regard.models.classification_model import ClassificationModel
 from regard.models.weights import weights_of
 from regard.terminal import count_progress, progress_bar
-from regard.text.special_token_template import SpecialTokenTemplate
+from regard.text.special_tokens import SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.checkpoint import Checkpoints
 from regard.training.metrics_log import print_message

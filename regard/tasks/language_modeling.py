@@ -24,14 +24,14 @@ from regard.models.architectures import architecture_of
 from regard.models.model import LanguageModel, StatefulLanguageModel
 from regard.tasks.initial_model import Start
 from regard.tasks.text_data import Framed, check_task, text_corpus, text_store, with_vocabulary
-from regard.text.special_token_template import NOTHING, SpecialTokenTemplate, classic
+from regard.text.special_tokens import EMPTY_TEMPLATE, SpecialTokenTemplate, bert_template
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.job import Job, Poll, Validation
 from regard.training.objective import Objective, PackedObjective, token_objective
 from regard.training.truncated_bptt import StatefulObjective, recurrent_objective
 from regard.training.validation import total_loss
 
-STREAM = NOTHING  # a file is one document: nothing marks its ends
+STREAM = EMPTY_TEMPLATE  # a file is one document: nothing marks its ends
 
 # How a recurrent model is scored: in at most so many streams, each ENOUGH times as long as the LEAD batches of WIDTH tokens
 # that it reads before its own part begins. A short text is one stream.
@@ -99,7 +99,9 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> LanguageJo
     tokenizer = start.text_tokenizer(lambda: (text for (text,) in corpora["train"].rows()))
     special = tokenizer.special
     token_template = (
-        start.token_template(classic(special)).ended(special) if apart(config) else start.token_template(STREAM)
+        start.token_template(bert_template(special)).with_end_tokens(special)
+        if apart(config)
+        else start.token_template(STREAM)
     )
     train, valid = (store_of(corpora[split], tokenizer, token_template, config, quiet) for split in ("train", "valid"))
     model = start.model(with_vocabulary(config.model, tokenizer))

@@ -31,14 +31,13 @@ from regard.data.labelled_text import (
 from regard.data.parallel_corpus import part_of
 from regard.device import autocast
 from regard.errors import RegardError
-from regard.metrics.classification_scores import is_bio, scores
+from regard.metrics.classification_scores import is_bio, score_predictions
 from regard.model_folder import ModelPackage
 from regard.models.architectures import architecture_of
 from regard.models.model import names_where
 from regard.tasks.initial_model import Start
 from regard.tasks.text_data import check_task, with_vocabulary
-from regard.text.special_token_template import SpecialTokenTemplate, classic
-from regard.text.special_tokens import PAD
+from regard.text.special_tokens import PAD, SpecialTokenTemplate, bert_template
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.job import Job, Poll, Validation
 from regard.training.metrics_log import print_message
@@ -141,7 +140,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> LabellingJ
         )
     examples = {split: read(config.task, config.data, split) for split in ("train", "valid")}
     tokenizer = start.text_tokenizer(lambda: chain.from_iterable(example.texts for example in examples["train"]))
-    token_template = start.token_template(classic(tokenizer.special)).ended(tokenizer.special)
+    token_template = start.token_template(bert_template(tokenizer.special)).with_end_tokens(tokenizer.special)
     names = answer_names(config.task, examples["train"])
     longest, where = config.model.max_len, {split: ", ".join(getattr(config.data, split)) for split in examples}
     encoded = partial(
@@ -237,10 +236,10 @@ def framed(
     rows = []
     for row in texts:
         parts = [next(pieces) for _ in row]
-        around = len(token_template.one(())) if len(row) == 1 else len(token_template.pair((), ())[0])
+        around = len(token_template.wrap(())) if len(row) == 1 else len(token_template.wrap_pair((), ())[0])
         if max_len is not None:
             parts = fitted(parts, max(0, max_len - around))
-        rows.append(alone(parts[0], token_template) if len(row) == 1 else token_template.pair(*parts))
+        rows.append(alone(parts[0], token_template) if len(row) == 1 else token_template.wrap_pair(*parts))
     return [ids for ids, _ in rows], [types for _, types in rows]
 
 
@@ -254,7 +253,7 @@ def fitted(parts: list[list[int]], room: int) -> list[list[int]]:
 
 
 def alone(ids: list[int], token_template: SpecialTokenTemplate) -> tuple[list[int], list[int]]:
-    row = token_template.one(ids)
+    row = token_template.wrap(ids)
     return row, [0] * len(row)
 
 
@@ -264,7 +263,7 @@ def tagged_rows(
     ids, answers = [], []
     for example, numbers in zip(examples, tags, strict=True):
         pieces, marks = tags_to_pieces(example.words, numbers, tokenizer)
-        ids.append(token_template.one(pieces))
+        ids.append(token_template.wrap(pieces))
         answers.append([CONTINUES for _ in token_template.before] + marks + [CONTINUES for _ in token_template.after])
     return Rows(ids, [[0] * len(row) for row in ids], answers)
 
@@ -299,13 +298,17 @@ def measure(
     """Loss and scores on labelled rows."""
     answers, total = outputs(model, rows, task, device, dtype, poll)
     if task == "regression":
-        return Validation(total / len(rows), scores(task, [float(a[0]) for a in answers], rows.answers, names))
+        return Validation(
+            total / len(rows), score_predictions(task, [float(a[0]) for a in answers], rows.answers, names)
+        )
     if task == "classification":
-        return Validation(total / len(rows), scores(task, [int(a.argmax()) for a in answers], rows.answers, names))
+        return Validation(
+            total / len(rows), score_predictions(task, [int(a.argmax()) for a in answers], rows.answers, names)
+        )
     places = [[i for i, tag in enumerate(row) if tag != CONTINUES] for row in rows.answers]  # type: ignore[arg-type]
     said = [a[at].argmax(-1).tolist() for a, at in zip(answers, places, strict=True)]
     right = [[row[i] for i in at] for row, at in zip(rows.answers, places, strict=True)]  # type: ignore[index]
-    return Validation(total / max(1, sum(map(len, right))), scores(task, said, right, names))
+    return Validation(total / max(1, sum(map(len, right))), score_predictions(task, said, right, names))
 
 
 def evaluate(package: ModelPackage, config: Config, device: torch.device) -> Validation:

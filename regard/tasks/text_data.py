@@ -13,7 +13,7 @@ from regard.errors import RegardError
 from regard.models.architectures import architecture_of
 from regard.models.model import names_learning
 from regard.terminal import progress_bar
-from regard.text.special_token_template import SpecialTokenTemplate
+from regard.text.special_tokens import SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizer
 from regard.training.metrics_log import print_message
 
@@ -25,7 +25,7 @@ class Framed:
         self.tokenizer, self.token_template = tokenizer, token_template
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        return [self.token_template.one(ids) for ids in self.tokenizer.encode_batch(texts)]
+        return [self.token_template.wrap(ids) for ids in self.tokenizer.encode_batch(texts)]
 
     def fingerprint(self) -> str:
         return self.tokenizer.fingerprint() + json.dumps(self.token_template.to_dict())
@@ -60,4 +60,4 @@ def with_vocabulary(sizes: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
     """The vocabulary's size, on the sides that this architecture has, and its special tokens."""
     own = architecture_of(sizes).vocabularies
     n = {side: len(tokenizer) if side in own else 0 for side in ("source", "target")}
-    return replace(sizes, source_vocab=n["source"], target_vocab=n["target"], **tokenizer.special.settings())
+    return replace(sizes, source_vocab=n["source"], target_vocab=n["target"], **tokenizer.special.model_settings())

@@ -25,7 +25,7 @@ from regard.tasks.text_data import check_task
 from regard.terminal import count_progress, progress_bar
 from regard.text.bpe_dropout import BPEDropout
 from regard.text.language_identification import Profiles
-from regard.text.special_token_template import plain
+from regard.text.special_tokens import eos_template
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.job import Job, Poll, Validation
 from regard.training.metrics_log import print_message
@@ -48,7 +48,7 @@ class TranslationJob(Job):
     def batches(self) -> PairBatches:
         train, chance = self.config.train, self.config.tokenizer.dropout
         assert self.tokenizers is not None
-        dropout = BPEDropout.both(self.tokenizers, chance) if chance else None
+        dropout = BPEDropout.for_both_sides(self.tokenizers, chance) if chance else None
         longest = self.config.model.max_len
         return PairBatches(self.train, train.batch_tokens, train.seed, self.token_template, dropout, longest)
 
@@ -116,7 +116,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Translatio
             f"this vocabulary is of a model that is told which language to translate to ({', '.join(tags)}): write "
             f"'...@{config.data.source}>{config.data.target}' behind each corpus of data.train and data.valid"
         )
-    token_template = start.token_template(plain(tokenizers.target.special))
+    token_template = start.token_template(eos_template(tokenizers.target.special))
     longest = config.model.max_len - max(
         len(token_template.before) + len(token_template.after), len(token_template.start)
     )
@@ -129,7 +129,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Translatio
             f"raise model.max_len or shorten them"
         )
     sizes = replace(config.model, source_vocab=len(tokenizers.source), target_vocab=len(tokenizers.target))
-    sizes = replace(sizes, **tokenizers.target.special.settings())
+    sizes = replace(sizes, **tokenizers.target.special.model_settings())
     model = start.model(sizes)
     config = replace(config, model=model.config)  # type: ignore[arg-type]
     amount = f"{len(train):,} training pairs"

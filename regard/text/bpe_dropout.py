@@ -1,8 +1,8 @@
-"""Sub-word regularisation of byte-pair vocabularies: in training, merges of a piece are undone at random.
+"""BPE-dropout, a subword regularization: during training, merges of byte-pair pieces are undone at random.
 
-A piece that a merge made is its two halves again with some probability, and so are the halves: "apple" is read as app le,
-now and then as a pp le. So a model learns what pieces are made of, and sees every sentence in many cuts (BPE-dropout,
-Provilkov et al. 2020, which leaves merges out while cutting; undoing them afterwards needs no text, only ids).
+A piece that a merge made is split into its two halves with some probability, and so are the halves: "apple" may be read as
+"app le" or "a pp le". The model learns what pieces consist of and sees every sentence in many segmentations. Provilkov et
+al. (2020) leave merges out while a text is tokenized; undoing them afterwards needs only the ids.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ import numpy as np
 from regard.errors import RegardError
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
-DEEPEST = 4  # a quarter of a quarter ...: with a chance of 0.1 one piece in ten thousand would go deeper
+MAX_DEPTH = 4  # splits of halves of halves ...: with a probability of 0.1 one piece in ten thousand would go deeper
 
 
 class BPEDropout:
-    """The same texts in another cut. A text that would then be longer than its room stays as it was."""
+    """Splits merged pieces of texts at random; a text that would become too long stays as it was."""
 
-    def __init__(self, tokenizer: Tokenizer, chance: float) -> None:
-        self.halves, self.chance = halves(tokenizer), chance  # (V, 2), -1: not made by a merge
+    def __init__(self, tokenizer: Tokenizer, probability: float) -> None:
+        self.halves, self.probability = merge_table(tokenizer), probability  # (V, 2)
 
     @classmethod
-    def both(cls, tokenizers: Tokenizers, chance: float) -> tuple[BPEDropout, BPEDropout]:
-        """Of either side's vocabulary."""
-        source = cls(tokenizers.source, chance)
-        return source, source if tokenizers.target is tokenizers.source else cls(tokenizers.target, chance)
+    def for_both_sides(cls, tokenizers: Tokenizers, probability: float) -> tuple[BPEDropout, BPEDropout]:
+        """Return the dropout of the source and of the target vocabulary."""
+        source = cls(tokenizers.source, probability)
+        return source, source if tokenizers.target is tokenizers.source else cls(tokenizers.target, probability)
 
     def __call__(
-        self, ids: np.ndarray, lengths: np.ndarray, room: int, rng: np.random.Generator
+        self, ids: np.ndarray, lengths: np.ndarray, max_len: int, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Texts end to end, and their lengths -> the same after chance."""
-        cut, row = ids, np.repeat(np.arange(len(lengths)), lengths)
-        fresh = np.ones(len(ids), bool)  # a merge has its chance once: those that stay do so for good
-        for _ in range(DEEPEST):
-            split = fresh & (rng.random(len(cut)) < self.chance) & (self.halves[cut, 0] >= 0)
-            cut, row = undone(cut, split, self.halves), np.repeat(row, 1 + split)
-            fresh = np.repeat(split, 1 + split)
-        fits = np.bincount(row, minlength=len(lengths)) <= room
-        whole = np.repeat(np.arange(len(lengths)), lengths)
-        every = np.concatenate([row[fits[row]], whole[~fits[whole]]])
-        order = every.argsort(kind="stable")
-        made = np.concatenate([cut[fits[row]], ids[~fits[whole]]])[order]
-        return made, np.bincount(every, minlength=len(lengths))
+        """Return the ids of texts, one after the other, and their lengths after dropout; texts have up to `max_len` ids."""
+        pieces, row = ids, np.repeat(np.arange(len(lengths)), lengths)
+        is_new = np.ones(len(ids), bool)  # each merge is drawn for once: a piece that stayed whole is not drawn again
+        for _ in range(MAX_DEPTH):
+            split = is_new & (rng.random(len(pieces)) < self.probability) & (self.halves[pieces, 0] >= 0)
+            pieces, row = split_pieces(pieces, split, self.halves), np.repeat(row, 1 + split)
+            is_new = np.repeat(split, 1 + split)
+        fits = np.bincount(row, minlength=len(lengths)) <= max_len  # (texts,)
+        old_row = np.repeat(np.arange(len(lengths)), lengths)
+        chosen_row = np.concatenate([row[fits[row]], old_row[~fits[old_row]]])
+        order = chosen_row.argsort(kind="stable")
+        chosen = np.concatenate([pieces[fits[row]], ids[~fits[old_row]]])[order]
+        return chosen, np.bincount(chosen_row, minlength=len(lengths))
 
 
-def undone(ids: np.ndarray, split: np.ndarray, halves: np.ndarray) -> np.ndarray:
-    """Those pieces where `split` is set become two.  # (n,) -> (n + splits,)"""
+def split_pieces(ids: np.ndarray, split: np.ndarray, halves: np.ndarray) -> np.ndarray:
+    """Return the ids with two halves in place of each piece where `split` is set.  # (n,) -> (n + splits,)"""
     made = np.repeat(ids, 1 + split)
     ends = np.cumsum(1 + split)
     made[ends[split] - 1] = halves[ids[split], 1]
@@ -56,8 +56,8 @@ def undone(ids: np.ndarray, split: np.ndarray, halves: np.ndarray) -> np.ndarray
     return made
 
 
-def halves(tokenizer: Tokenizer) -> np.ndarray:
-    """What each piece was merged from."""
+def merge_table(tokenizer: Tokenizer) -> np.ndarray:
+    """Return the ids of the two halves that each piece was merged from, -1 for pieces without a merge.  # (V, 2)"""
     model = json.loads(tokenizer._backend.to_str())["model"]
     if model["type"] != "BPE":
         raise RegardError("tokenizer.dropout undoes merges, which only a bpe or byte-bpe vocabulary has: leave it at 0")

@@ -1,8 +1,8 @@
-"""A sentence as it is usually written: with a capital and a full stop, not shouted.
+"""Casing and final punctuation: a sentence as it is usually written, and its translation as the source was written.
 
-Models learn from sentences that someone wrote with care, and are far worse at `how are you` and WHERE IS THE STATION?, which
-are the same to people. So those are written with care first. A full stop that was added and the shouting are put back into
-the translation; a capital at its beginning stays.
+Models are trained on edited text and translate `how are you` and WHERE IS THE STATION? far worse than `How are you?`. Before
+translation a sentence gets sentence case, a full stop and plain quotation marks. Afterwards a full stop that was added is
+removed, and a sentence that was in upper case is again; a capital at the beginning stays.
 """
 
 from __future__ import annotations
@@ -10,63 +10,68 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from regard.text.placeholders import KEPT, MARK, between
+from regard.text.placeholders import PLACEHOLDER, PROTECTED, split_protected
 
-PLAIN = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"'})  # as English and French are mostly typed
-LAST_MARKS = re.compile(rf"(?:\s*{MARK.pattern})+$")
-ADDED_END = re.compile(r"(?<![.!。！])\s?[.!。！]$")
+ASCII_QUOTES = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"'})  # as English and French are mostly typed
+FINAL_PLACEHOLDERS = re.compile(rf"(?:\s*{PLACEHOLDER.pattern})+$")
+FULL_STOP = re.compile(r"(?<![.!。！])\s?[.!。！]$")
 WORD = re.compile(r"[^\W\d_]+")
-BEGIN = re.compile(r"[\"'“„«(\[¿¡‘‚]*([^\W\d_]+)")
+FIRST_WORD = re.compile(r"[\"'“„«(\[¿¡‘‚]*([^\W\d_]+)")
 
 
-def loud(text: str) -> bool:
-    """Whether all of it is in capitals, and more than a name: NATO is none of it."""
-    words = WORD.findall(KEPT.sub(" ", text))
+def is_upper_case(text: str) -> bool:
+    """Return whether a sentence is written in capitals; a single word or short names such as NATO do not count."""
+    words = WORD.findall(PROTECTED.sub(" ", text))
     cased = [word for word in words if word.lower() != word.upper()]
     return len(cased) > 1 and len(max(cased, key=len)) > 3 and all(word.isupper() for word in cased)
 
 
-def careful(text: str, language: str) -> str:
-    """The text with a capital at its beginning, and with none elsewhere if it shouts."""
-    if loud(text):
-        text = beside_kept(text, str.lower)
+def to_sentence_case(text: str, language: str) -> str:
+    """Return the text with a capital at its beginning; text in upper case is put into lower case first."""
+    if is_upper_case(text):
+        text = map_unprotected(text, str.lower)
     if language == "en":
-        text = beside_kept(text, lambda part: re.sub(r"\bi\b(?![.\w])", "I", part))
-    begin = BEGIN.match(text)
-    if begin is None or not begin[1].islower() or KEPT.match(text, begin.start(1)):
+        text = map_unprotected(text, lambda part: re.sub(r"\bi\b(?![.\w])", "I", part))
+    begin = FIRST_WORD.match(text)
+    if begin is None or not begin[1].islower() or PROTECTED.match(text, begin.start(1)):
         return text
     return text[: begin.start(1)] + begin[1].capitalize() + text[begin.end(1) :]
 
 
-def shouted(text: str) -> str:
-    return beside_kept(text, str.upper)
+def to_upper_case(text: str) -> str:
+    """Return the text in upper case; links, code and the like stay as they are."""
+    return map_unprotected(text, str.upper)
 
 
-def plain(text: str, language: str) -> str:
-    """A sentence as the model saw them: single spaces, and quotes as most people type them."""
+def normalize_typography(text: str, language: str) -> str:
+    """Return a sentence with single spaces and the quotation marks that the training text has most often."""
     text = " ".join(text.split())
-    return text.translate(PLAIN) if language in ("en", "fr") else text.replace("’", "'")
+    return text.translate(ASCII_QUOTES) if language in ("en", "fr") else text.replace("’", "'")
 
 
-def unstopped(text: str) -> bool:
-    """Whether it ends in a word, or in a placeholder and no full stop before that."""
-    words = LAST_MARKS.sub("", text)
+def lacks_full_stop(text: str) -> bool:
+    """Return whether a text ends in a word, or in placeholders without a full stop before them."""
+    words = FINAL_PLACEHOLDERS.sub("", text)
     return words[-1:].isalnum() or (words not in ("", text) and words[-1] not in ".!?…。！？")
 
 
-def stopped(text: str, language: str) -> str:
-    """With a full stop, if it has none."""
-    return text + ("。" if language.startswith("zh") else ".") if unstopped(text) else text
+def add_full_stop(text: str, language: str) -> str:
+    """Return the text with a full stop at its end, unless it ends in punctuation."""
+    return text + ("。" if language.startswith("zh") else ".") if lacks_full_stop(text) else text
 
 
-def same_end(source: str, said: str) -> str:
-    """An end that the source has not - a heading, a part of a sentence - is taken off again."""
+def match_final_punctuation(source: str, translation: str) -> str:
+    """Return the translation with the end of its source.
+
+    A full stop is removed where the source (a heading, a clause) has none, and replaced by the source's comma or colon.
+    """
     last = source.rstrip()[-1:]
-    if unstopped(source):
-        return ADDED_END.sub("", said)
-    return ADDED_END.sub(last, said) if last and last in ",，、;；:：" else said
+    if lacks_full_stop(source):
+        return FULL_STOP.sub("", translation)
+    return FULL_STOP.sub(last, translation) if last and last in ",，、;；:：" else translation
 
 
-def beside_kept(text: str, change: Callable[[str], str]) -> str:
-    """Everything changed but what a translation must not touch."""
-    return "".join(part if i % 2 else change(part) for i, part in enumerate(between(text, KEPT)))
+def map_unprotected(text: str, change: Callable[[str], str]) -> str:
+    """Return the text with `change` applied to everything but protected parts (text/placeholders.py)."""
+    parts = split_protected(text, PROTECTED)
+    return "".join(part if i % 2 else change(part) for i, part in enumerate(parts))

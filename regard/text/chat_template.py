@@ -1,11 +1,13 @@
-"""A conversation as one text, which a language model goes on with.
+"""Chat templates: a conversation as one prompt, which a language model continues.
 
-Be brief.
+The default template:
 
-User: Who are you?
-Assistant: A language model.
-User: Since when?
-Assistant:
+    Be brief.
+
+    User: Who are you?
+    Assistant: A language model.
+    User: Since when?
+    Assistant:
 """
 
 from __future__ import annotations
@@ -18,13 +20,15 @@ from regard.errors import RegardError
 
 @dataclass(frozen=True)
 class Turn:
+    """One message of a conversation."""
+
     role: str  # user or assistant
     text: str
 
 
 @dataclass(frozen=True)
-class Template:
-    """What stands before and after the system text and every turn."""
+class ChatTemplate:
+    """The strings before and after the system text and every turn."""
 
     before_system: str = ""
     after_system: str = "\n\n"
@@ -34,15 +38,18 @@ class Template:
     after_assistant: str = "\n"
 
     def render(self, turns: Sequence[Turn], system: str = "") -> str:
-        """The whole conversation. After a turn of the user's, the beginning of the answer too: without the space at its end,
-        which belongs to the first word in most vocabularies."""
+        """Return the prompt of a conversation.
+
+        After a user's turn it ends with the beginning of the answer, without its final space: in most vocabularies that
+        space belongs to the first word of the answer.
+        """
         text = self.before_system + system + self.after_system if system else ""
         for turn in turns:
-            before, after = self.around(turn.role)
+            before, after = self._strings_around(turn.role)
             text += before + turn.text + after
         return text + self.before_assistant.rstrip(" ") if turns and turns[-1].role == "user" else text
 
-    def around(self, role: str) -> tuple[str, str]:
+    def _strings_around(self, role: str) -> tuple[str, str]:
         if role == "user":
             return self.before_user, self.after_user
         if role == "assistant":
@@ -51,16 +58,16 @@ class Template:
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Where an answer is over: the next turn of the user's begins. Without a sign of that, where answers end."""
-        marks = (self.before_user.strip(), self.after_assistant)
-        return next(((mark,) for mark in marks if mark), ())
+        """The stop strings of an answer: what begins the user's next turn or, if that is empty, what ends an answer."""
+        candidates = (self.before_user.strip(), self.after_assistant)
+        return next(((string,) for string in candidates if string), ())
 
 
-PLAIN = Template()
+DEFAULT_CHAT_TEMPLATE = ChatTemplate()
 
 
-def newest(turns: Sequence[Turn], fits: Callable[[Sequence[Turn]], bool]) -> list[Turn]:
-    """As many of the newest turns as fit, beginning with one of the user's; the last one always stays."""
+def keep_last_turns(turns: Sequence[Turn], fits: Callable[[Sequence[Turn]], bool]) -> list[Turn]:
+    """Return as many of the last turns as fit, beginning with a user's turn; the last turn is always kept."""
     kept = list(turns)
     while len(kept) > 1 and not fits(kept):
         kept = kept[1:]

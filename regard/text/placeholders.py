@@ -1,96 +1,103 @@
-"""What a translation must not touch, kept aside: links, addresses, code, scripts that the model cannot read.
+"""Placeholders for what a translation must not change: links, addresses, code, and scripts that the model cannot read.
 
-Each is a placeholder while the text is translated, ⟦1⟧, ⟦2⟧, ...: the model has learned to carry them over
-(recipes/translator/copies.py), whatever they stand for. Repetitions are bounded, so that no text takes long to look through.
+While a text is translated, each such part is a placeholder, ⟦1⟧, ⟦2⟧, ...; the model is trained to copy placeholders
+(recipes/translator/copies.py). Repetitions in the patterns are bounded, so matching stays fast on any text.
 
-MERGED: Numbers of a text that its translation does not say.
-
-4,523.50 is 4.523,50 and 4 523,50 elsewhere: what separates digits may change, and vanish before three of them. All else is
-another number.
+Numbers that are missing in a translation can be made placeholders too. 4,523.50 is written 4.523,50 or 4 523,50 in other
+languages: the character between digits may change, and may vanish before three digits. Any other difference is another
+number.
 """
 
 from __future__ import annotations
 
 import re
 
-NOT_LINK = r"\s<>\"“”»\u3000-\u9fff\uff00-\uffef"  # Chinese goes on behind a link without a space
-BRACKETS = r"\([!-'*-;=?-~\u00a1-\u00ff]*\)"  # belong to a link in pairs
-REST = rf"(?:[^{NOT_LINK}()]|{BRACKETS})+(?<![\].,;:!?'*])"  # of a link, without the punctuation behind it
+# ---- patterns --------------------------------------------------------------------------------------------------------
+
+NOT_LINK = r"\s<>\"“”»\u3000-\u9fff\uff00-\uffef"  # Chinese text may follow a link without a space
+BRACKETS = r"\([!-'*-;=?-~\u00a1-\u00ff]*\)"  # a pair of parentheses inside a link
+LINK_REST = rf"(?:[^{NOT_LINK}()]|{BRACKETS})+(?<![\].,;:!?'*])"  # without the punctuation after a link
 WORD = "A-Za-z0-9"
-ALONE, OVER = rf"(?<![{WORD}À-ÿ_.@-])", rf"(?![{WORD}À-ÿ_])"  # Chinese may stand beside it
-LINK = rf"(?<![{WORD}])(?:[A-Za-z][a-z]{{1,9}}://|www\.|mailto:|[A-Za-z]:\\){REST}"
+BEGIN, END = rf"(?<![{WORD}À-ÿ_.@-])", rf"(?![{WORD}À-ÿ_])"  # word boundaries that Chinese characters do not affect
+LINK = rf"(?<![{WORD}])(?:[A-Za-z][a-z]{{1,9}}://|www\.|mailto:|[A-Za-z]:\\){LINK_REST}"
 MAIL = rf"(?<![{WORD}._%+-])[{WORD}._%+-]{{1,64}}@[{WORD}-]+(?:\.[{WORD}-]+)+"
-ENDINGS = "com|org|net|edu|gov|io|eu|de|fr|cn|uk|co|at|ch|info|dev|app"
-SITE = rf"{ALONE}(?:[{WORD}-]{{1,63}}\.){{1,5}}(?:{ENDINGS}){OVER}(?:/{REST})?"
-SUFFIXES = (
+TOP_LEVEL_DOMAINS = "com|org|net|edu|gov|io|eu|de|fr|cn|uk|co|at|ch|info|dev|app"
+SITE = rf"{BEGIN}(?:[{WORD}-]{{1,63}}\.){{1,5}}(?:{TOP_LEVEL_DOMAINS}){END}(?:/{LINK_REST})?"
+FILE_SUFFIXES = (
     "py|js|ts|css|html?|xml|json|toml|ya?ml|csv|tsv|txt|md|pdf|docx?|xlsx?|pptx?|jpe?g|png|gif|svg|zip|gz|mp[34]|sh|exe"
 )
 FILE = (
-    rf"{ALONE}(?:[{WORD}_-]{{1,60}}\.){{1,4}}(?:{SUFFIXES}){OVER}"
+    rf"{BEGIN}(?:[{WORD}_-]{{1,60}}\.){{1,4}}(?:{FILE_SUFFIXES}){END}"
     rf"|(?<![\w/.:)>])(?:~|\.\.?|/[{WORD}_.-]+)(?:/[{WORD}_.-]*[{WORD}_])+/?"
 )
-NAME = (  # of variables and options, and hashes
-    rf"\$[A-Za-z_]\w+|(?<![\w-])--[a-z][\w-]+|{ALONE}[{WORD}]+(?:_[{WORD}]+)+"
+IDENTIFIER = (  # names of variables and options, and hashes
+    rf"\$[A-Za-z_]\w+|(?<![\w-])--[a-z][\w-]+|{BEGIN}[{WORD}]+(?:_[{WORD}]+)+"
     r"|\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,64}\b"
 )
 TAG = r"</?[A-Za-z][^<>\n]{0,80}>"
 CODE = r"(?<!`)`{1,3}[^`\n]+`{1,3}|\{\{[^{}\n]{0,80}\}\}|\$?\{\w*\}|%[sd]\b|&(?:[A-Za-z]{2,8}|#\d{1,6});"
-CALL = r"[@#]\w{2,}"
-BRACKET = r"⟦\d*⟧|[⟦⟧]"  # someone's own
+MENTION = r"[@#]\w{2,}"
+BRACKET = r"⟦\d*⟧|[⟦⟧]"  # placeholders and their brackets in the text itself
 MARKDOWN = r"!?\[(?=[^\[\]\n]{1,200}\]\()|\]\((?:[^()\s]|\([^()\s]*\))*\)"  # the words of a link are translated
 DATE_OR_THOUSANDS = r"\d{1,2}\.\d{1,2}\.(?:\d\d){1,2}\b|\d{1,3}(?:\.\d{3})+\b(?!\.)"
-VERSION = rf"\d{{1,3}}(?:\.\d{{1,3}}){{3}}|v?(?!{DATE_OR_THOUSANDS})\d+(?:\.\d+){{2,}}"  # and addresses of computers
+VERSION = rf"\d{{1,3}}(?:\.\d{{1,3}}){{3}}|v?(?!{DATE_OR_THOUSANDS})\d+(?:\.\d+){{2,}}"  # and IP addresses
 PHONE = (
     r"\+\d[\d ()/-]{5,20}\d|\(\d{3}\) ?\d{3}-\d{4}"
     r"|(?=(?:\D{0,2}\d){7})\(?0\d{1,5}\)?(?:[ /-]\d{2,9}){1,5}"  # seven digits at least
 )
-DIGITS = rf"(?<![{WORD}.,])(?:{VERSION}|{PHONE}|\d+(?:-\d+){{2,}}(?:-X)?){OVER}"  # they count nothing; the last: ISBNs
-MACHINE_MADE = (LINK, MAIL, FILE, SITE, TAG, MARKDOWN, CODE, CALL, BRACKET, NAME, DIGITS)
-OTHER = r"\u0370-\u1dbf\u3041-\u30fa\u30fc-\u30ff\uac00-\ud7af"  # not Latin, not Han
+CODE_NUMBER = rf"(?<![{WORD}.,])(?:{VERSION}|{PHONE}|\d+(?:-\d+){{2,}}(?:-X)?){END}"  # the last is an ISBN
+LITERALS = (LINK, MAIL, FILE, SITE, TAG, MARKDOWN, CODE, MENTION, BRACKET, IDENTIFIER, CODE_NUMBER)
+OTHER_SCRIPTS = r"\u0370-\u1dbf\u3041-\u30fa\u30fc-\u30ff\uac00-\ud7af"  # neither Latin nor Han
 HAN = r"\u3005\u3007\u3400-\u9fff"
 EMOJI = r"[\U0001f000-\U0001faff\u2600-\u27bf\u2b00-\u2bff\ufe0f\u200d\U000e0020-\U000e007f]+"
-PRIVATE = r"[\ue000-\uf8ff\U000f0000-\U0010ffff]+"  # characters without a meaning
+PRIVATE_USE = r"[\ue000-\uf8ff\U000f0000-\U0010ffff]+"  # Unicode's private use areas
 
 
-def pattern(scripts: str) -> re.Pattern[str]:
+def _compile_protected(scripts: str) -> re.Pattern[str]:
     foreign = rf"[{scripts}]+(?:[\s,.'、。，・-]+[{scripts}]+)*"
-    return re.compile("|".join((*MACHINE_MADE, foreign, EMOJI, PRIVATE)))
+    return re.compile("|".join((*LITERALS, foreign, EMOJI, PRIVATE_USE)))
 
 
-MACHINE = re.compile("|".join(MACHINE_MADE))
-KEPT, KEPT_AND_HAN = pattern(OTHER), pattern(OTHER + HAN)
-WRAPPED = re.compile(rf"\w(?:{TAG}|\]\()|{TAG}\w")  # words inside tags and links
-MARK = re.compile(r"⟦\d+⟧")
-MOST = 4  # placeholders that the model knows
+LITERAL = re.compile("|".join(LITERALS))  # text made by and for machines
+PROTECTED, PROTECTED_WITH_HAN = _compile_protected(OTHER_SCRIPTS), _compile_protected(OTHER_SCRIPTS + HAN)
+MARKED_UP_WORDS = re.compile(rf"\w(?:{TAG}|\]\()|{TAG}\w")  # words inside tags and links
+PLACEHOLDER = re.compile(r"⟦\d+⟧")
+MAX_PLACEHOLDERS = 4  # in one sentence; the model was trained with no more
 
 
-def kept_between(source: str, target: str) -> re.Pattern[str]:
-    """What is kept on the way between two languages: Chinese too, where neither is."""
-    return KEPT if source.startswith("zh") or target.startswith("zh") else KEPT_AND_HAN
+def protected_pattern(source: str, target: str) -> re.Pattern[str]:
+    """Return the pattern of what stays unchanged between two languages; Chinese too, where neither is Chinese."""
+    return PROTECTED if source.startswith("zh") or target.startswith("zh") else PROTECTED_WITH_HAN
 
 
-def kept_aside(text: str, pattern: re.Pattern[str] = KEPT) -> tuple[str, list[str]]:
-    """The text with placeholders, and what they stand for."""
-    kept: list[str] = []
+# ---- placeholders ----------------------------------------------------------------------------------------------------
+
+
+def insert_placeholders(text: str, pattern: re.Pattern[str] = PROTECTED) -> tuple[str, list[str]]:
+    """Return the text with a placeholder for each match of `pattern`, and the matches."""
+    originals: list[str] = []
 
     def placeholder(found: re.Match[str]) -> str:
-        kept.append(found[0])
-        return f"⟦{len(kept)}⟧"
+        originals.append(found[0])
+        return f"⟦{len(originals)}⟧"
 
-    return pattern.sub(placeholder, text), kept
+    return pattern.sub(placeholder, text), originals
 
 
-def put_back(text: str, kept: list[str]) -> str | None:
-    """The translation with everything in its place, or None where a placeholder is gone, broken, there twice, or made up."""
-    marks = [f"⟦{i}⟧" for i in range(1, len(kept) + 1)]
-    if sorted(MARK.findall(text)) != sorted(marks) or re.search("[⟦⟧]", MARK.sub("", text)):
+def restore_placeholders(text: str, originals: list[str]) -> str | None:
+    """Return the translation with the originals in place of placeholders.
+
+    The result is None where a placeholder is missing, broken, repeated or invented.
+    """
+    placeholders = [f"⟦{i}⟧" for i in range(1, len(originals) + 1)]
+    if sorted(PLACEHOLDER.findall(text)) != sorted(placeholders) or re.search("[⟦⟧]", PLACEHOLDER.sub("", text)):
         return None
-    originals = dict(zip(marks, kept, strict=True))
-    return MARK.sub(lambda found: originals[found[0]], text)
+    original_of = dict(zip(placeholders, originals, strict=True))
+    return PLACEHOLDER.sub(lambda found: original_of[found[0]], text)
 
 
-def between(text: str, pattern: re.Pattern[str]) -> list[str]:
-    """What is kept, and what stands around each: every second one is kept."""
+def split_protected(text: str, pattern: re.Pattern[str]) -> list[str]:
+    """Return the text in parts that alternate: text outside of matches (may be empty), match, text outside, ..."""
     at, parts = 0, []
     for found in pattern.finditer(text):
         parts += [text[at : found.start()], found[0]]
@@ -98,40 +105,39 @@ def between(text: str, pattern: re.Pattern[str]) -> list[str]:
     return [*parts, text[at:]]
 
 
-def translatable(text: str, pattern: re.Pattern[str] = KEPT) -> bool:
-    """Whether there is a word in it, beside what is kept."""
+def has_words(text: str, pattern: re.Pattern[str] = PROTECTED) -> bool:
+    """Return whether a text has a letter outside of matches of `pattern`, so that there is something to translate."""
     return bool(re.search(r"[^\W\d_]", pattern.sub(" ", text)))
 
 
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
 SPACE = " \u00a0\u202f"
-SIGN = r"(?<![\w.,)\]])[-−](?=\d)"  # not that of a range
+SIGN = r"(?<![\w.,)\]])[-−](?=\d)"  # not the dash of a range
 NUMBER = re.compile(rf"(?:{SIGN})?(?:\d{{1,3}}(?:[{SPACE}]\d{{3}})+\b(?:[.,]\d+)?|\d+(?:[.,:/'’]\d+)*)")
-THOUSANDS = re.compile(rf"(?<=\d)[.,'’{SPACE}](?=\d{{3}}(?!\d))")
+THOUSANDS_SEPARATOR = re.compile(rf"(?<=\d)[.,'’{SPACE}](?=\d{{3}}(?!\d))")
 NEGATIVE = re.compile(rf"{SIGN}|minus|moins|negativ|négati|零下|[负負]", re.I)
-BESIDE = r"[\s,;/–-]{1,3}"
+LIST_SEPARATOR = r"[\s,;/–-]{1,3}"
 
 
-def lost_numbers(source: str, translation: str) -> list[str]:
-    """Those of two digits or a sign and more that are not in the translation."""
-    said = f" {' '.join(group for number in NUMBER.findall(translation) for group in groups(number))} "
-    below = NEGATIVE.search(translation)
+def find_missing_numbers(source: str, translation: str) -> list[str]:
+    """Return the numbers of a text that its translation lacks; unsigned numbers of one digit are not looked for."""
+    translated = f" {' '.join(group for number in NUMBER.findall(translation) for group in digit_groups(number))} "
+    negative = NEGATIVE.search(translation)
 
     def found(number: str) -> bool:
-        return f" {' '.join(groups(number))} " in said and bool(below or number[0].isdigit())
+        return f" {' '.join(digit_groups(number))} " in translated and bool(negative or number[0].isdigit())
 
     return [number for number in dict.fromkeys(NUMBER.findall(source)) if len(number) > 1 and not found(number)]
 
 
-def groups(number: str) -> list[str]:
-    """Its digits before and behind every mark that must be there in some form."""
-    return [digits(group) for group in re.findall(r"\d+", THOUSANDS.sub("", number))]
+def digit_groups(number: str) -> list[str]:
+    """Return the digits of a number between its separators, those of thousands left out: 4,523.50 -> 4523, 50."""
+    groups = re.findall(r"\d+", THOUSANDS_SEPARATOR.sub("", number))
+    return ["".join(str(int(char)) for char in group) for group in groups]  # int() also reads full-width digits
 
 
-def digits(number: str) -> str:
-    return "".join(str(int(char)) for char in number)  # full-width ones are the same
-
-
-def kept_too(pattern: re.Pattern[str], numbers: list[str]) -> re.Pattern[str]:
-    """What is kept, with these numbers; those beside one another are one."""
+def add_numbers_to_pattern(pattern: re.Pattern[str], numbers: list[str]) -> re.Pattern[str]:
+    """Return a pattern that also matches these numbers; several of them in a row are one match."""
     exact = "|".join(rf"(?<!\d){re.escape(number)}(?!\d)" for number in sorted(numbers, key=len, reverse=True))
-    return re.compile(f"{pattern.pattern}|(?:{exact})(?:{BESIDE}(?:{exact}))*")
+    return re.compile(f"{pattern.pattern}|(?:{exact})(?:{LIST_SEPARATOR}(?:{exact}))*")

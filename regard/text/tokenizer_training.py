@@ -1,6 +1,7 @@
-"""Learning a vocabulary: seven ways to cut text, one layout of ids, the same result in every process.
+"""Training of tokenizers: seven kinds of subword segmentation with one layout of ids.
 
-The special tokens stand at the same ids in every vocabulary that is learned here; the pieces follow without a gap.
+The special tokens have the same ids in every vocabulary that is trained here; the pieces follow without a gap. The same
+lines give the same vocabulary in every process, which the trainers of the `tokenizers` library alone do not guarantee.
 """
 
 from __future__ import annotations
@@ -15,33 +16,31 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
-from regard.text.special_tokens import SpecialTokens
+from regard.text.special_tokens import DEFAULT_SPECIAL_TOKENS, SPECIAL_TOKEN_NAMES
 
-NAMES = {"pad": "<pad>", "bos": "<sos>", "eos": "<eos>", "unk": "<unk>", "mask": "<mask>"}  # in the order of their ids
-LEARNED = SpecialTokens(**{role: i for i, role in enumerate(NAMES)})  # where they stand in a vocabulary that is learned
-UNKNOWN = NAMES["unk"]
+UNKNOWN = SPECIAL_TOKEN_NAMES["unk"]
 KINDS: tuple[str, ...] = TokenizerConfig.__dataclass_fields__["kind"].metadata["choices"]
-SPACE = "▁"  # how a space looks inside a piece
-NAMED = (
-    rf"(?<!\S)(?:{'|'.join(NAMES.values())}|<to-\S+>|<extra-\d+>)(?!\S)"  # a word that is spelt like a special token
-)
+SPACE = "▁"  # stands for a space inside a piece
+# A word that is spelt like a special token.
+SPECIAL_TOKEN_WORD = rf"(?<!\S)(?:{'|'.join(SPECIAL_TOKEN_NAMES.values())}|<to-\S+>|<extra-\d+>)(?!\S)"
 
 
-def specials_of(config: TokenizerConfig) -> list[str]:
+def special_token_list(config: TokenizerConfig) -> list[str]:
+    """Return all special tokens of a vocabulary in the order of their ids: roles, language tags, sentinels."""
     return [
-        *NAMES.values(),
+        *SPECIAL_TOKEN_NAMES.values(),
         *(f"<to-{language}>" for language in config.tags),
         *(f"<extra-{i}>" for i in range(config.extra)),
     ]
 
 
-def learn(lines: Iterable[str], config: TokenizerConfig) -> tokenizers.Tokenizer:
-    """A trained `tokenizers` object; `lines` are read once and not kept."""
+def train_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> tokenizers.Tokenizer:
+    """Return a trained object of the `tokenizers` library; `lines` are read once and not kept."""
     if config.kind not in KINDS:
         raise RegardError(f"unknown tokenizer kind {config.kind!r}: choose one of {', '.join(KINDS)}")
-    backend = _untrained(config)
+    backend = _untrained_tokenizer(config)
     with library_errors("cannot train the tokenizer"):
-        backend.train_from_iterator(_feed(lines, config, backend.normalizer), _trainer(config))
+        backend.train_from_iterator(_check_lines(lines, config, backend.normalizer), _trainer(config))
     if config.kind == "wordpiece":
         _finish_wordpiece(backend, config)
     elif config.kind == "unigram":
@@ -49,8 +48,8 @@ def learn(lines: Iterable[str], config: TokenizerConfig) -> tokenizers.Tokenizer
     return backend
 
 
-def _untrained(config: TokenizerConfig) -> tokenizers.Tokenizer:
-    """An empty tokenizer of the asked kind: normalizer, cutting rules, model and decoder."""
+def _untrained_tokenizer(config: TokenizerConfig) -> tokenizers.Tokenizer:
+    """Return an empty tokenizer of the configured kind: normalizer, pre-tokenizer, model and decoder."""
     model: models.Model
     if config.kind in ("word", "split"):
         model = models.WordLevel(unk_token=UNKNOWN)
@@ -60,6 +59,7 @@ def _untrained(config: TokenizerConfig) -> tokenizers.Tokenizer:
         model = models.BPE(unk_token=None if config.kind == "byte-bpe" else UNKNOWN)
     backend = tokenizers.Tokenizer(model)
     steps: list[normalizers.Normalizer] = []
+    cuts: list[pre_tokenizers.PreTokenizer]
     if config.lowercase:
         steps.append(normalizers.Lowercase())
     if config.nfc:
@@ -68,38 +68,33 @@ def _untrained(config: TokenizerConfig) -> tokenizers.Tokenizer:
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
     elif config.kind == "split":
-        # Published texts say <unk> themselves; other names of special tokens are words nobody knows.
-        steps.append(normalizers.Replace(Regex(NAMED), UNKNOWN))
+        # Published corpora contain the word <unk> itself; names of other special tokens become unknown words too.
+        steps.append(normalizers.Replace(Regex(SPECIAL_TOKEN_WORD), UNKNOWN))
         ends, spaces = Regex(r"\n"), Regex(r"[^\S\n]+")
         cuts = [pre_tokenizers.Split(ends, "isolated"), pre_tokenizers.Split(spaces, "removed")]
         backend.pre_tokenizer = pre_tokenizers.Sequence(cuts)
     elif config.kind == "wordpiece":
-        # For training only: a space in front of each word, so that a piece tells whether it begins one.
+        # For training only: a space before each word, so that a piece tells whether it begins a word.
         mark = pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="always")
         backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), mark])
         backend.decoder = decoders.WordPiece(prefix="##", cleanup=True)
     else:
-        # One space more in front makes the first word equal to the others; the decoder takes exactly that one away.
+        # A space before the text makes the first word equal to the others; the decoder removes exactly that one.
         steps.append(normalizers.Prepend(" "))
-        backend.pre_tokenizer = _spaced(one_by_one=config.kind == "char")
+        cuts = [pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="never")]
+        if config.kind == "char":
+            cuts.append(pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated"))
+        else:
+            cuts += [pre_tokenizers.Punctuation("isolated"), pre_tokenizers.Split(Regex(r"\s"), "isolated")]
+        backend.pre_tokenizer = pre_tokenizers.Sequence(cuts)
         backend.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme="always")
     if steps:
         backend.normalizer = normalizers.Sequence(steps)
     return backend
 
 
-def _spaced(one_by_one: bool) -> pre_tokenizers.PreTokenizer:
-    """Cut before each space (now "▁"), and around punctuation and other white space; or around every character."""
-    cuts: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="never")]
-    if one_by_one:
-        cuts.append(pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated"))
-    else:
-        cuts += [pre_tokenizers.Punctuation("isolated"), pre_tokenizers.Split(Regex(r"\s"), "isolated")]
-    return pre_tokenizers.Sequence(cuts)
-
-
 def _trainer(config: TokenizerConfig) -> trainers.Trainer:
-    specials = specials_of(config)
+    specials = special_token_list(config)
     size = max(config.vocab_size, len(specials))
     if config.kind in ("word", "split"):
         return trainers.WordLevelTrainer(vocab_size=size, special_tokens=specials, show_progress=False)
@@ -107,23 +102,25 @@ def _trainer(config: TokenizerConfig) -> trainers.Trainer:
         return trainers.UnigramTrainer(vocab_size=size, special_tokens=specials, unk_token=UNKNOWN, show_progress=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet() if config.kind == "byte-bpe" else []
     if config.kind == "wordpiece":
-        size += 1  # the mark of a word's beginning, which the finished vocabulary does not hold
+        size += 1  # the space before a word, which the finished vocabulary does not contain
     return trainers.BpeTrainer(vocab_size=size, special_tokens=specials, initial_alphabet=alphabet, show_progress=False)
 
 
-def _feed(lines: Iterable[str], config: TokenizerConfig, normalizer: normalizers.Normalizer | None) -> Iterator[str]:
-    """Pass on the lines that hold text; after the last, before training starts, refuse what cannot be trained."""
+def _check_lines(
+    lines: Iterable[str], config: TokenizerConfig, normalizer: normalizers.Normalizer | None
+) -> Iterator[str]:
+    """Yield the lines that contain text; after the last line raise a RegardError if no vocabulary can be trained on them."""
     alphabet: set[str] = set()
     for number, line in enumerate(lines, start=1):
         check_text(line, f"line {number} of the training text")
         if line.strip():
             normal = normalizer.normalize_str(line) if normalizer else line
             alphabet.update(normal)
-            yield re.sub(NAMED, "", normal) if config.kind == "split" else line  # they have their places already
+            yield re.sub(SPECIAL_TOKEN_WORD, "", normal) if config.kind == "split" else line  # special tokens have ids
     if not alphabet:
         raise RegardError("cannot train a tokenizer: the training text is empty; give it at least one line of text")
-    specials = len(specials_of(config))
-    minimum = specials + _fewest(config.kind, alphabet)
+    specials = len(special_token_list(config))
+    minimum = specials + _min_pieces(config.kind, alphabet)
     if config.vocab_size < minimum:
         raise RegardError(
             f"vocab_size {config.vocab_size} is too small for a {config.kind} tokenizer on this text: "
@@ -131,8 +128,8 @@ def _feed(lines: Iterable[str], config: TokenizerConfig, normalizer: normalizers
         )
 
 
-def _fewest(kind: str, alphabet: set[str]) -> int:
-    """How many pieces a vocabulary needs so that every character of the training text can be written."""
+def _min_pieces(kind: str, alphabet: set[str]) -> int:
+    """Return how many pieces a vocabulary needs so that every character of the training text can be encoded."""
     if kind in ("word", "split"):
         return 1
     if kind == "byte-bpe":
@@ -145,10 +142,10 @@ def _fewest(kind: str, alphabet: set[str]) -> int:
 def _finish_wordpiece(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
     """Turn byte-pair merges into a WordPiece vocabulary: " the" -> "the", "ing" -> "##ing".
 
-    The library's own WordPiece trainer breaks ties in hash order, so that no two runs agree; its BPE trainer does not.
-    Every character is kept in both forms, and then the merges in the order in which they were learnt.
+    The library's own WordPiece trainer breaks ties in hash order, which differs from run to run; its BPE trainer does not.
+    The vocabulary holds every character in both forms, then the merges in the order in which they were learned.
     """
-    vocab, specials = backend.get_vocab(), specials_of(config)
+    vocab, specials = backend.get_vocab(), special_token_list(config)
     learnt = sorted(vocab, key=vocab.__getitem__)[len(specials) :]
     alphabet = [piece for piece in learnt if len(piece) == 1 and piece != " "]
     merged = [piece[1:] if piece[0] == " " else f"##{piece}" for piece in learnt if len(piece) > 1]
@@ -159,12 +156,12 @@ def _finish_wordpiece(backend: tokenizers.Tokenizer, config: TokenizerConfig) ->
 
 
 def _finish_unigram(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
-    """Give the trained pieces scores and an order that do not change from run to run, and cut them to `size`.
+    """Give the trained pieces scores and an order that are the same in every run, and keep the best `vocab_size`.
 
-    The library's trainer adds in hash order, so that the last digits differ: they are rounded away. Characters too rare
-    to keep a probability get the lowest one plus a step for each, in hash order too: here they all get the lowest.
+    The library's trainer sums in hash order, so the last digits of scores differ from run to run: they are rounded away.
+    It gives the rarest characters the lowest score plus a small step each, in hash order too: here all get the lowest.
     """
-    specials = specials_of(config)
+    specials = special_token_list(config)
     scores = {piece: round(s, 6) for piece, s in json.loads(backend.to_str())["model"]["vocab"][len(specials) :]}
     alphabet = [piece for piece in scores if len(piece) == 1]
     lowest = min(scores.values())
@@ -175,11 +172,11 @@ def _finish_unigram(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> N
         : config.vocab_size - len(specials)
     ]
     pieces = [(special, 0.0) for special in specials] + [(piece, scores[piece]) for piece in best]
-    backend.model = models.Unigram(pieces, unk_id=LEARNED.unk, byte_fallback=False)
+    backend.model = models.Unigram(pieces, unk_id=DEFAULT_SPECIAL_TOKENS.unk, byte_fallback=False)
 
 
 def check_text(text: str, where: str) -> None:
-    """A Python string may hold halves of UTF-16 pairs, which no encoding can write."""
+    """Raise a RegardError if a string contains a lone surrogate (half of a UTF-16 pair), which cannot be encoded."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -191,7 +188,7 @@ def check_text(text: str, where: str) -> None:
 
 @contextmanager
 def library_errors(what: str) -> Iterator[None]:
-    """Turn whatever the library raises into a `RegardError`: its panics are not even an `Exception`."""
+    """Turn whatever the `tokenizers` library raises into a `RegardError`; its panics do not derive from `Exception`."""
     try:
         yield
     except (RegardError, KeyboardInterrupt, SystemExit, GeneratorExit):

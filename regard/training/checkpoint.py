@@ -30,9 +30,9 @@ from regard.files import (
     check_regular,
     find_damage,
     read_json,
+    remove_atomic_folder,
     remove_drafts,
     remove_folder,
-    remove_sealed,
 )
 from regard.models.weights import load_weights, weights_of
 
@@ -156,7 +156,7 @@ class Checkpoints:
         self.recover()
         for step in set(self._folders()) - set(keep):
             with suppress(OSError):  # a folder that its owner made read-only stays
-                remove_sealed(self.path(step), FILES)
+                remove_atomic_folder(self.path(step), FILES)
 
     def recover(self) -> None:
         """Undo what saves that were killed have left unfinished."""

@@ -16,7 +16,7 @@ from torch import nn
 from regard.config import Config, ModelConfig
 from regard.data.batches import Batches
 from regard.model_folder import ModelPackage
-from regard.text.special_token_template import SpecialTokenTemplate
+from regard.text.special_tokens import SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizers
 from regard.training.objective import Objective
 from regard.training.run_folder import initial_model_facts

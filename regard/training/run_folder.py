@@ -17,18 +17,17 @@ from regard.config import Config, recipes
 from regard.decode import constraints
 from regard.errors import RegardError
 from regard.files import (
-    HIDDEN,
+    TEMPORARY_NAME,
     disk_errors,
-    json_object,
     read_json,
+    read_json_object,
+    remove_atomic_folder,
     remove_drafts,
     remove_files,
     remove_folder,
-    remove_sealed,
     write_text,
 )
-from regard.model_folder import FILES as MODEL_FILES
-from regard.model_folder import ModelPackage
+from regard.model_folder import MODEL_FILES, ModelPackage
 from regard.models.architectures import resolve
 from regard.training.checkpoint import Checkpoints
 
@@ -84,7 +83,7 @@ def holds_run(folder: Path) -> bool:
 
 
 def _left_by_a_start(path: Path) -> bool:
-    hidden = HIDDEN.fullmatch(path.name)
+    hidden = TEMPORARY_NAME.fullmatch(path.name)
     if path.name != ".lock" and not (hidden and (hidden["name"], hidden["kind"]) == (MARKER, "draft")):
         return False
     try:
@@ -135,9 +134,9 @@ def _empty(folder: Path, checkpoints: Checkpoints) -> None:
     checkpoints.remove()
     if steps := checkpoints.steps():
         raise RegardError(f"cannot remove {checkpoints.path(steps[0])}: check its permissions, or choose another --run")
-    remove_sealed(folder / "model" / "hypotheses")
-    remove_sealed(folder / "model", MODEL_FILES)
-    remove_sealed(folder / "hypotheses")
+    remove_atomic_folder(folder / "model" / "hypotheses")
+    remove_atomic_folder(folder / "model", MODEL_FILES)
+    remove_atomic_folder(folder / "hypotheses")
     remove_folder(folder / "tensorboard", EVENTS)
     for name in FILES:  # config.toml last: until then, training without --overwrite compares its settings
         remove_files(folder, name)
@@ -179,4 +178,4 @@ def save_initial_model_facts(folder: Path, init: ModelPackage | None) -> None:
 
 def initial_model_facts(folder: Path) -> dict[str, Any]:
     """The same, empty for a run that began by itself."""
-    return json_object(folder / "start.json")
+    return read_json_object(folder / "start.json")

@@ -230,7 +230,7 @@ class Trainer:
         load_weights(self.model, self.checkpoints.average(steps), self.checkpoints.folder)
         result = self._measure(stop)
         model_folder.save(
-            job.folder / "model", job.package(), model_card(job, result, steps, progress), own=model_folder.FILES
+            job.folder / "model", job.package(), model_card(job, result, steps, progress), own=model_folder.MODEL_FILES
         )
         which = (
             f"the checkpoint of step {steps[0]}"

@@ -127,7 +127,7 @@ def test_batches_with_dropout_stay_within_the_model_and_say_the_same(tmp_path: P
         Corpus(("p.tsv@en>de",), "en", "de", tmp_path), Tokenizers(bpe, bpe), Filters(100)
     )  # fmt: skip
     longest = int(max(store.source.lengths.max() + 1, store.target.lengths.max() + 1))
-    dropout = BPEDropout.both(Tokenizers(bpe, bpe), 0.5)
+    dropout = BPEDropout.for_both_sides(Tokenizers(bpe, bpe), 0.5)
     batches = PairBatches(store, 256, 3, dropout=dropout, max_len=longest)
     made = [batch for i in range(3) for batch in (batches.batch(i, j) for j in range(len(batches.plan(i))))]
     assert all(((x != PAD).sum(1) <= longest).all() for batch in made for x in batch.inputs)
@@ -147,7 +147,7 @@ def test_each_side_falls_apart_by_its_own_vocabulary(tmp_path: Path) -> None:
     ]
     both = Tokenizers(*sides)
     store = prepare_pair_store(Corpus(("p.tsv",), "en", "de", tmp_path), both, Filters(100))
-    batches = PairBatches(store, 512, 0, dropout=BPEDropout.both(both, 0.5))
+    batches = PairBatches(store, 512, 0, dropout=BPEDropout.for_both_sides(both, 0.5))
     made = [batches.batch(0, i) for i in range(len(batches.plan(0)))]
     pieces = {row: side.encode(row) for side, row in zip(sides, ("stable tables", "unstetige Unruhe"), strict=True)}
     read, said = (

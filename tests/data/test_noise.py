@@ -14,9 +14,8 @@ from tokens import EOS, MASK, SOS, UNK
 from regard.config import TokenizerConfig
 from regard.data.noise import corrupt_spans, denoise, infill, mask_tokens, permute_sentences, word_numbers
 from regard.errors import RegardError
-from regard.text.special_tokens import PAD, SpecialTokens
+from regard.text.special_tokens import DEFAULT_SPECIAL_TOKENS, PAD, SPECIAL_TOKEN_NAMES, SpecialTokens
 from regard.text.tokenizer import KINDS, Tokenizer
-from regard.text.tokenizer_training import LEARNED, NAMES
 
 VOCAB = 1000
 SENTINELS = range(900, 1000)
@@ -50,7 +49,7 @@ def test_masking_chooses_the_rounded_share_and_labels_exactly_the_chosen(
     n: int, seed: int, rate: float, d: type
 ) -> None:
     ids = text(n, d)
-    inputs, labels = mask_tokens(ids, np.random.default_rng(seed), VOCAB, LEARNED, rate)
+    inputs, labels = mask_tokens(ids, np.random.default_rng(seed), VOCAB, DEFAULT_SPECIAL_TOKENS, rate)
     chosen = labels != PAD
     assert chosen.sum() == min(n, max(1, round(rate * n)))
     assert (labels[chosen] == ids[chosen]).all()
@@ -65,7 +64,7 @@ def test_eighty_ten_ten() -> None:
     pieces: list[int] = []
     for _ in range(200):
         ids = text(400)
-        inputs, labels = mask_tokens(ids, rng, VOCAB, LEARNED)
+        inputs, labels = mask_tokens(ids, rng, VOCAB, DEFAULT_SPECIAL_TOKENS)
         chosen, n = labels != PAD, n + 60  # 15% of 400
         fates["mask"] += (inputs[chosen] == MASK).sum()
         fates["kept"] += (inputs[chosen] == ids[chosen]).sum()
@@ -77,7 +76,9 @@ def test_eighty_ten_ten() -> None:
 
 def test_random_pieces_are_all_pieces_equally_often() -> None:
     rng, row = np.random.default_rng(9), np.full(400, 5)
-    inputs = np.concatenate([mask_tokens(row, rng, vocab_size=9, special=LEARNED)[0] for _ in range(100)])
+    inputs = np.concatenate(
+        [mask_tokens(row, rng, vocab_size=9, special=DEFAULT_SPECIAL_TOKENS)[0] for _ in range(100)]
+    )
     others = inputs[(inputs != 5) & (inputs != MASK)].tolist()
     assert set(others) == {6, 7, 8}
     assert equally_likely(others, 3)
@@ -85,14 +86,14 @@ def test_random_pieces_are_all_pieces_equally_often() -> None:
 
 def test_every_position_is_chosen_equally_often() -> None:
     rng = np.random.default_rng(1)
-    counts = sum((mask_tokens(text(20), rng, VOCAB, LEARNED)[1] != PAD).astype(int) for _ in range(2000))
+    counts = sum((mask_tokens(text(20), rng, VOCAB, DEFAULT_SPECIAL_TOKENS)[1] != PAD).astype(int) for _ in range(2000))
     assert all(near(count, 2000, 3 / 20) for count in counts)
 
 
 @given(st.lists(st.sampled_from([0, SOS, EOS, UNK, MASK, 5, 6, 7]), max_size=30), SEEDS)
 def test_special_tokens_are_never_chosen(ids: list[int], seed: int) -> None:
     row = np.array(ids, np.int64)
-    inputs, labels = mask_tokens(row, np.random.default_rng(seed), VOCAB, LEARNED)
+    inputs, labels = mask_tokens(row, np.random.default_rng(seed), VOCAB, DEFAULT_SPECIAL_TOKENS)
     special = row < 5
     assert (labels[special] == PAD).all()
     assert (inputs[special] == row[special]).all()
@@ -121,7 +122,7 @@ def test_a_vocabulary_without_a_mask_hides_nothing() -> None:
 def test_words_are_chosen_whole_and_no_more_than_needed(runs: list[tuple[int, int]], seed: int, rate: float) -> None:
     words = np.array([word for word, size in runs for _ in range(size)], np.int64)
     ids = text(len(words))
-    _, labels = mask_tokens(ids, np.random.default_rng(seed), VOCAB, LEARNED, rate, words)
+    _, labels = mask_tokens(ids, np.random.default_rng(seed), VOCAB, DEFAULT_SPECIAL_TOKENS, rate, words)
     chosen = set(words[labels != PAD].tolist())
     sizes = [int((words == word).sum()) for word in chosen]
     n = int((words >= 0).sum())
@@ -136,7 +137,7 @@ def test_words_are_chosen_whole_and_no_more_than_needed(runs: list[tuple[int, in
 def test_words_of_all_lengths_are_chosen_equally_often() -> None:
     """Two words, one of three tokens and one of one: one of them is enough for 15% of four tokens."""
     rng, words = np.random.default_rng(2), np.array([0, 0, 0, 1])
-    rows = [tuple(mask_tokens(text(4), rng, VOCAB, LEARNED, words=words)[1] != PAD) for _ in range(2000)]
+    rows = [tuple(mask_tokens(text(4), rng, VOCAB, DEFAULT_SPECIAL_TOKENS, words=words)[1] != PAD) for _ in range(2000)]
     assert equally_likely(rows, 2)
 
 
@@ -155,8 +156,8 @@ def test_words_of_all_lengths_are_chosen_equally_often() -> None:
     ],
 )
 def test_word_numbers_by_hand(pieces: list[str], numbers: list[int]) -> None:
-    named = {name: i for i, name in enumerate(NAMES.values())}
-    assert word_numbers([named.get(piece, 5) for piece in pieces], pieces, LEARNED).tolist() == numbers
+    named = {name: i for i, name in enumerate(SPECIAL_TOKEN_NAMES.values())}
+    assert word_numbers([named.get(piece, 5) for piece in pieces], pieces, DEFAULT_SPECIAL_TOKENS).tolist() == numbers
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -286,7 +287,7 @@ def test_denoising_permutes_and_hides_and_asks_for_the_text() -> None:
 # ---- all of them -------------------------------------------------------------------------------------------------
 
 NOISE: dict[str, Callable[..., object]] = {
-    "mask": lambda rng, **s: mask_tokens(text(50), rng, VOCAB, LEARNED, **s),
+    "mask": lambda rng, **s: mask_tokens(text(50), rng, VOCAB, DEFAULT_SPECIAL_TOKENS, **s),
     "spans": lambda rng, **s: corrupt_spans(text(50), rng, SENTINELS, **s),
     "denoise": lambda rng, **s: denoise(text(50), rng, MASK, ends=[20, 40], **s),
 }

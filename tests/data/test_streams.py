@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokens import EOS, MASK, SOS
+from tokens import BERT_TEMPLATE, EOS, MASK, SOS
 
 from regard.data.batches import Batches, Cursor
 from regard.data.noise import corrupt_spans, denoise, mask_tokens
@@ -25,9 +25,7 @@ from regard.data.text_batches import (
     StreamBatches,
     windows,
 )
-from regard.text.special_token_template import CLASSIC, OWN, SpecialTokenTemplate
-from regard.text.special_tokens import PAD
-from regard.text.tokenizer_training import LEARNED
+from regard.text.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS_TEMPLATE, PAD, SpecialTokenTemplate
 
 FIRST = 100  # token i of the stream is FIRST + i, so that every token says where it stood
 
@@ -219,14 +217,14 @@ def test_rows_are_filled_as_far_as_documents_go() -> None:
 
 VOCAB = 2000
 SENTINELS = list(range(1000, 1100))
-MASKING = partial(mask_tokens, vocab_size=VOCAB, special=LEARNED, rate=0.3)
+MASKING = partial(mask_tokens, vocab_size=VOCAB, special=DEFAULT_SPECIAL_TOKENS, rate=0.3)
 SPANS = partial(corrupt_spans, sentinels=SENTINELS, rate=0.3)
 MENDING = partial(denoise, mask=MASK, rate=0.3)
 
 
 @given(lengths=LENGTHS, packing=st.sampled_from(["stream", "documents"]), **SIZES)
 def test_blanks_are_asked_where_they_are(lengths: list[int], packing: str, width: int, tokens: int, seed: int) -> None:
-    batches = MaskedBatches(store_of(lengths), packing, width, tokens, seed, MASKING, CLASSIC)
+    batches = MaskedBatches(store_of(lengths), packing, width, tokens, seed, MASKING, BERT_TEMPLATE)
     read: list[int] = []
     for batch in batches.once():
         ids, labels = (x.numpy() for x in batch.inputs)
@@ -317,9 +315,9 @@ KINDS = [
     pytest.param(lambda: StreamBatches(STORE, 8, 24, 5), id="stream"),
     pytest.param(lambda: StatefulBatches(STORE, 8, 3, 5), id="carried"),
     pytest.param(lambda: PackedBatches(STORE, 8, 24, 5), id="packed"),
-    pytest.param(lambda: MaskedBatches(STORE, "stream", 8, 24, 5, MASKING, CLASSIC), id="masked"),
-    pytest.param(lambda: DenoisingBatches(STORE, "documents", 8, 24, 5, SPANS, OWN), id="spans"),
-    pytest.param(lambda: DenoisingBatches(STORE, "stream", 8, 24, 5, MENDING, OWN), id="denoising"),
+    pytest.param(lambda: MaskedBatches(STORE, "stream", 8, 24, 5, MASKING, BERT_TEMPLATE), id="masked"),
+    pytest.param(lambda: DenoisingBatches(STORE, "documents", 8, 24, 5, SPANS, EOS_TEMPLATE), id="spans"),
+    pytest.param(lambda: DenoisingBatches(STORE, "stream", 8, 24, 5, MENDING, EOS_TEMPLATE), id="denoising"),
 ]
 
 

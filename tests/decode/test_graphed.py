@@ -34,7 +34,7 @@ from regard.models.gpt import GPT
 from regard.models.rnn import RNN
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
-from regard.text.special_token_template import SpecialTokenTemplate
+from regard.text.special_tokens import SpecialTokenTemplate
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +93,7 @@ def both(model: nn.Module, options: DecodeConfig, n: int = 9, start: tuple[int, 
     token_template, sources = SpecialTokenTemplate(start=start), sentences(n)
     plain = decode(copy.deepcopy(model).cpu(), sources, options, 40, torch.device("cpu"), token_template=token_template)
     with torch.backends.cudnn.flags(allow_tf32=False):  # recurrent layers round products to 10 bits otherwise
-        found = translate(model, [token_template.one(ids) for ids in sources], options, start)
+        found = translate(model, [token_template.wrap(ids) for ids in sources], options, start)
     same(found, plain)
 
 

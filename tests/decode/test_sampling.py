@@ -30,7 +30,7 @@ from regard.decode.beam_search import beam_search
 from regard.decode.constraints import Hypothesis
 from regard.decode.sampling import choose, exponential, penalise, sample, seen_of, truncate
 from regard.errors import RegardError
-from regard.text.special_token_template import SpecialTokenTemplate
+from regard.text.special_tokens import SpecialTokenTemplate
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from configured import model_config
 from fused_rows import qkv_rows
 from peers import transformers
 from safetensors.torch import load_file
-from tokens import EOS, SOS
+from tokens import BERT_TEMPLATE, EOS, SOS
 from torch import Tensor, nn
 
 from regard.config import TokenizerConfig
@@ -20,8 +20,7 @@ from regard.errors import RegardError
 from regard.exchange.huggingface import read_huggingface, write_huggingface
 from regard.model_folder import ModelPackage
 from regard.models.architectures import make_model, preset
-from regard.text.special_token_template import CLASSIC, SpecialTokenTemplate
-from regard.text.special_tokens import PAD
+from regard.text.special_tokens import PAD, SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 V = 60
@@ -110,7 +109,7 @@ def package_of(name: str, **more: Any) -> ModelPackage:
         None,
         task,
         labels=labels,
-        token_template=CLASSIC if name.startswith("bert") else SpecialTokenTemplate(),
+        token_template=BERT_TEMPLATE if name.startswith("bert") else SpecialTokenTemplate(),
         **more,
     )
 
@@ -161,7 +160,7 @@ def test_what_went_out_comes_in_and_goes_out_again(name: str, tmp_path: Path) ->
 def test_a_tokenizer_goes_with_its_model(tmp_path: Path) -> None:
     lines = ["the cat sat on the mat", "a dog and a cat", "no one is there"]
     tokenizer = Tokenizer.train(lines, TokenizerConfig(kind="bpe", vocab_size=V))
-    name, token_template = "bert", CLASSIC
+    name, token_template = "bert", BERT_TEMPLATE
     package = dataclasses.replace(
         package_of(name), tokenizers=Tokenizers(tokenizer, tokenizer), token_template=token_template
     )
@@ -169,9 +168,9 @@ def test_a_tokenizer_goes_with_its_model(tmp_path: Path) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in lines:
         ids = tokenizer.encode(text)
-        assert theirs(text)["input_ids"] == token_template.one(ids)
+        assert theirs(text)["input_ids"] == token_template.wrap(ids)
         pair = theirs(text, lines[0])
-        assert (pair["input_ids"], pair["token_type_ids"]) == token_template.pair(ids, tokenizer.encode(lines[0]))
+        assert (pair["input_ids"], pair["token_type_ids"]) == token_template.wrap_pair(ids, tokenizer.encode(lines[0]))
         assert theirs.decode(ids) == text
     assert (theirs.pad_token_id, theirs.cls_token_id, theirs.sep_token_id) == (0, SOS, EOS)
     again, _ = read_huggingface(tmp_path / "out", torch.device("cpu"))

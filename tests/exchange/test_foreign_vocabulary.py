@@ -11,7 +11,7 @@ import tokenizers
 import torch
 from peers import CPU, make, transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
-from tokens import EOS, SOS
+from tokens import BERT_TEMPLATE, EOS, SOS
 
 from regard import model_folder as folders
 from regard.config import DecodeConfig
@@ -19,10 +19,8 @@ from regard.decode.generation import generate
 from regard.errors import RegardError
 from regard.exchange.huggingface import read_huggingface, write_huggingface
 from regard.exchange.vocabulary import Foreign, read, template
-from regard.text.special_token_template import CLASSIC, SpecialTokenTemplate
-from regard.text.special_tokens import SpecialTokens
-from regard.text.tokenizer import VOCABULARY, Tokenizer, Tokenizers
-from regard.text.tokenizer_training import NAMES
+from regard.text.special_tokens import SPECIAL_TOKEN_NAMES, SpecialTokens, SpecialTokenTemplate
+from regard.text.tokenizer import VOCABULARY_FILE, Tokenizer, Tokenizers
 
 TEXTS = [
     "the cat sat on the mat",
@@ -114,8 +112,8 @@ def test_the_pieces_are_theirs(form: str, tmp_path: Path) -> None:
     for text in TEXTS[:5] + TEXTS[6:]:
         ids = ours.source.encode(text)
         assert ids == theirs(text, add_special_tokens=False)["input_ids"]
-        assert package.token_template.one(ids) == theirs(text)["input_ids"]
-        pair, _ = package.token_template.pair(ids, ids)
+        assert package.token_template.wrap(ids) == theirs(text)["input_ids"]
+        pair, _ = package.token_template.wrap_pair(ids, ids)
         assert pair == theirs(text, text)["input_ids"]
         assert ours.source.decode(ids) == theirs.decode(theirs(text)["input_ids"], skip_special_tokens=True)
     spare = range(len(theirs), len(ours.source))  # rows that no piece stands for say nothing
@@ -128,7 +126,7 @@ def test_no_text_is_a_special_token(form: str, tmp_path: Path) -> None:
     folder_of(form, tmp_path)
     tokenizers_of = read_huggingface(tmp_path, CPU)[0].tokenizers
     assert tokenizers_of is not None
-    for text in [*NAMES.values(), "</s>", "<s>", "<|endoftext|>", "a<eos>b </s>", "<extra_id_0>"]:
+    for text in [*SPECIAL_TOKEN_NAMES.values(), "</s>", "<s>", "<|endoftext|>", "a<eos>b </s>", "<extra_id_0>"]:
         said = set(tokenizers_of.source.encode(text)) & tokenizers_of.source.special_ids
         assert said <= {tokenizers_of.source.special.unk}, text
 
@@ -171,7 +169,7 @@ def test_a_folder_of_ours_keeps_the_tokenizer(form: str, tmp_path: Path) -> None
 def test_a_broken_vocabulary_json_is_refused(values: str, tmp_path: Path) -> None:
     backend, _ = gpt2()
     Tokenizer(backend, SpecialTokens(eos=290), 291).save(tmp_path / "tokenizer.json")
-    (tmp_path / VOCABULARY).write_text(values)
+    (tmp_path / VOCABULARY_FILE).write_text(values)
     with pytest.raises(RegardError):
         Tokenizers.load(tmp_path)
 
@@ -202,7 +200,7 @@ def test_a_language_model_whose_token_0_is_a_piece_writes_and_ends(tmp_path: Pat
     tokenizer = package.tokenizers.target
     assert tokenizer.encode("!") == [0]
     with pytest.raises(RegardError, match="no mask token"):
-        tokenizer.special.need("mask", "a test")
+        tokenizer.special.require("mask", "a test")
     prompts = [[0, 5], [0, 0, 7, 0], [9]]
     together = generate(package.model, prompts, DecodeConfig(beam=1, max_new_tokens=3))  # type: ignore[arg-type]
     for prompt, row in zip(prompts, together, strict=True):
@@ -225,7 +223,7 @@ def test_a_word_list_and_merges_are_tokenizers_too(tmp_path: Path) -> None:
     theirs = transformers.BertTokenizer(str(tmp_path / "vocab.txt"))
     for text in ("The cats, a dog", "CAFÉ", "[MASK] a"):
         expected = theirs(text.replace("[MASK]", "[ MASK ]"))["input_ids"]
-        assert token_template.one(joint.encode(text)) == expected
+        assert token_template.wrap(joint.encode(text)) == expected
     backend, names = roberta()
     folder = tmp_path / "merges"
     folder.mkdir()
@@ -242,10 +240,11 @@ def test_a_word_list_and_merges_are_tokenizers_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "token_template", [SpecialTokenTemplate(), CLASSIC, SpecialTokenTemplate((SOS,), (EOS, EOS), (EOS,), (EOS, SOS))]
+    "token_template",
+    [SpecialTokenTemplate(), BERT_TEMPLATE, SpecialTokenTemplate((SOS,), (EOS, EOS), (EOS,), (EOS, SOS))],
 )
 def test_a_frame_as_a_template_is_read_as_that_frame(token_template: SpecialTokenTemplate) -> None:
-    names = list(NAMES.values())
+    names = list(SPECIAL_TOKEN_NAMES.values())
     backend = tokenizers.Tokenizer(models.WordLevel({**{s: i for i, s in enumerate(names)}, "a": 5}, "<unk>"))
     backend.add_special_tokens(names)
     data = json.loads(backend.to_str()) | {"post_processor": template(token_template, Tokenizer(backend))}
@@ -295,5 +294,5 @@ def test_a_word_list_alone_has_the_special_tokens_of_bert(tmp_path: Path) -> Non
         ids = alone.tokenizers.source.encode(text)
         assert ids == whole.tokenizers.source.encode(text)
         assert not set(ids) & {0, 2, 3, 4}  # in Regard no text is a special token, whatever it says
-    ids = alone.token_template.one(alone.tokenizers.source.encode("the cats sat"))
+    ids = alone.token_template.wrap(alone.tokenizers.source.encode("the cats sat"))
     assert ids == theirs("the cats sat")["input_ids"]

@@ -48,10 +48,12 @@ def test_a_published_model_reads_and_says_the_same(minilm: Path) -> None:
     for text in REAL:
         for second in REAL:
             expected = theirs(text, second)
-            ids, types = package.token_template.pair(tokenizer.source.encode(text), tokenizer.source.encode(second))
+            ids, types = package.token_template.wrap_pair(
+                tokenizer.source.encode(text), tokenizer.source.encode(second)
+            )
             assert ids == expected["input_ids"]
             assert types == expected["token_type_ids"]
-    rows = [torch.tensor(package.token_template.one(tokenizer.source.encode(text))) for text in REAL]
+    rows = [torch.tensor(package.token_template.wrap(tokenizer.source.encode(text))) for text in REAL]
     ours = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
     with torch.no_grad():
         expected = peer.eval()(**theirs(REAL, padding=True, return_tensors="pt")).last_hidden_state

@@ -18,7 +18,7 @@ from regard.config import DecodeConfig
 from regard.decode.batch_decoding import decode
 from regard.decode.generation import generate
 from regard.models.architectures import make_model, preset
-from regard.text.special_token_template import SpecialTokenTemplate
+from regard.text.special_tokens import SpecialTokenTemplate
 
 Case = Mapping[str, Any]
 Inputs = Mapping[str, Tensor]

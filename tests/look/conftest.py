@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tokens import SETTINGS, SOS
+from tokens import BERT_TEMPLATE, SETTINGS, SOS
 
 from regard import model_folder
 from regard.config import DecodeConfig, TokenizerConfig
 from regard.model_folder import ModelPackage
 from regard.models.architectures import make_model, preset
-from regard.text.special_token_template import CLASSIC, OWN, SpecialTokenTemplate
+from regard.text.special_tokens import EOS_TEMPLATE, SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 LINES = ["der Mann hat einen roten Apfel gegessen.", "the man has eaten a red apple.", "don't, say I!"]
@@ -59,7 +59,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # preset and settings
     "rnnsearch": ("rnnsearch-small", {"d_model": 16, "recurrent.d_hidden": 16}),
 }
 TASKS = {"gpt": "causal-lm", "bert": "masked-lm", "classifier": "classification", "vit": "images"}
-FRAMES = {"gpt": SpecialTokenTemplate(before=(SOS,), after=()), "bert": CLASSIC, "classifier": CLASSIC}
+FRAMES = {"gpt": SpecialTokenTemplate(before=(SOS,), after=()), "bert": BERT_TEMPLATE, "classifier": BERT_TEMPLATE}
 
 
 def tokenizer(kind: str) -> Tokenizer:
@@ -89,7 +89,7 @@ def tiny(kind: str, **changes: Any) -> ModelPackage:
         source="en",
         target="de",
         labels=labels,
-        token_template=FRAMES.get(kind, OWN),
+        token_template=FRAMES.get(kind, EOS_TEMPLATE),
         pixels=pixels,
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tokens import EOS, MASK, SOS
+from tokens import BERT_TEMPLATE, EOS, MASK, SOS
 
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
@@ -27,7 +27,6 @@ from regard.look.page.kinds_read import with_masks
 from regard.look.page.seen import Seen, is_mark, see
 from regard.look.record import record
 from regard.model_folder import ModelPackage
-from regard.text.special_token_template import CLASSIC
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 Maker = Callable[..., ModelPackage]
@@ -483,7 +482,9 @@ def test_two_vocabularies_of_a_translator_are_told_apart(make: Maker) -> None:
     assert package.tokenizers is not None
     sizes = {"source_vocab": len(other), "tie": "decoder"}
     mixed = replace(
-        make("translation", **sizes), tokenizers=Tokenizers(other, package.tokenizers.target), token_template=CLASSIC
+        make("translation", **sizes),
+        tokenizers=Tokenizers(other, package.tokenizers.target),
+        token_template=BERT_TEMPLATE,
     )
     seen = see(mixed, "a b")
     assert seen.strips["source"].pieces == ("<sos>", *other.pieces(other.encode("a b")), "<eos>")

@@ -113,7 +113,7 @@ def test_its_configuration_is_what_saving_it_would_write() -> None:
     assert written["token_template"] == json.loads(json.dumps(package.token_template.to_dict()))
     assert package.tokenizers is not None
     special = package.tokenizers.source.special
-    assert written["model"].items() >= {**special.settings(), "suppress_tokens": [*special.suppressed]}.items()
+    assert written["model"].items() >= {**special.model_settings(), "suppress_tokens": [*special.suppressed]}.items()
 
 
 def test_the_first_command() -> None:
@@ -144,9 +144,9 @@ def test_languages_are_found_and_pairs_that_are_not_known_listed(many: Interpret
     ],
 )
 def test_names_and_headings_are_read_as_what_was_asked_for(many: Interpreter, text: str) -> None:
-    assert many.routes.of([text], "de", None)[0].pair == ("en", "de")
+    assert many.routes.detect([text], "de", None)[0].pair == ("en", "de")
     rest = "I went to the house of my friend yesterday."
-    assert [route.source for route in many.routes.of([rest, text], None, None)] == ["en", "en"]
+    assert [route.source for route in many.routes.detect([rest, text], None, None)] == ["en", "en"]
 
 
 def test_headings_are_in_the_language_of_their_page(many: Interpreter, data_folder: Path) -> None:
@@ -154,9 +154,9 @@ def test_headings_are_in_the_language_of_their_page(many: Interpreter, data_fold
         found = [re.fullmatch(r"\s*(?:= )+(.*?)(?: =)+\s*", line) for line in file]
     headings = list(dict.fromkeys(match[1] for match in found if match))
     assert len(headings) > 400
-    sources = [route.source for route in many.routes.of(headings, None, None)]
+    sources = [route.source for route in many.routes.detect(headings, None, None)]
     assert len(headings) - sources.count("en") - sources.count("") <= 3
-    assert {route.source for route in many.routes.of(headings, "de", None)} == {"en", ""}
+    assert {route.source for route in many.routes.detect(headings, "de", None)} == {"en", ""}
 
 
 @pytest.mark.parametrize(
@@ -170,12 +170,12 @@ def test_headings_are_in_the_language_of_their_page(many: Interpreter, data_fold
     ],
 )
 def test_other_languages_are_noted(many: Interpreter, text: str) -> None:
-    assert "probably in none of en, de, fr, zh, zh-Hant" in many.routes.of([text], None, None)[0].note
+    assert "probably in none of en, de, fr, zh, zh-Hant" in many.routes.detect([text], None, None)[0].note
 
 
 def test_ordinary_sentences_are_not_noted(many: Interpreter) -> None:
     texts = [text for sentence in EVERYDAY for language in ("en", *LANGUAGES) for text in sentence[language]]
-    assert not any(many.routes.of([text], None, None)[0].note for text in texts)
+    assert not any(many.routes.detect([text], None, None)[0].note for text in texts)
 
 
 def test_a_text_keeps_its_lines_numbers_links_and_other_scripts(many: Interpreter) -> None:

@@ -19,11 +19,12 @@ from regard.cli.doctor_commands import examine
 from regard.cli.translate_commands import _chosen
 from regard.config import DecodeConfig, TokenizerConfig
 from regard.errors import RegardError
+from regard.files import find_damage
 from regard.inference.document_translator import Interpreter
 from regard.inference.translator import Translator
 from regard.layers.quantization import is_quantized
 from regard.models.architectures import make_model, preset
-from regard.text.language_identification import learn_profiles
+from regard.text.language_identification import learn_profile
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 SIZES = {
@@ -48,7 +49,7 @@ def save_tiny(path: Path, directions: tuple[str, ...] = DIRECTIONS, endless: boo
     model = make_model(preset("transformer-tiny", source_vocab=len(tokenizer), target_vocab=len(tokenizer), **SIZES))
     if endless:  # logits are products with the embeddings, and of many random ones some are positive
         torch.nn.init.zeros_(model.target_embedding.weight.data[EOS])  # type: ignore[union-attr,index]
-    profiles = {lang: learn_profiles([text]) for lang, text in TEXTS.items()}
+    profiles = {lang: learn_profile([text]) for lang, text in TEXTS.items()}
     both, decode = Tokenizers(tokenizer, tokenizer), DecodeConfig(beam=2, max_len_a=0.0, max_len_b=6)
     own = model_folder.ModelPackage(
         model, both, "translation", decode, "en", "de", directions, languages=profiles if directions else {}
@@ -83,7 +84,7 @@ def test_a_model_is_found_by_its_name(along: Path, tmp_path: Path, monkeypatch: 
     assert translator.directions == DIRECTIONS
     assert pretrained.bundled_models() == ["en-de-fr-zh"]
     assert examine()["models"] == "en-de-fr-zh"
-    with pytest.raises(RegardError, match=r"no model at few: .* Regard brings along \(many\)"):
+    with pytest.raises(RegardError, match=r"no model at few: .* bundled model \(en-de-fr-zh\)"):
         regard.load("few", "cpu")
     monkeypatch.chdir(tmp_path)
     save_tiny(tmp_path / "en-de-fr-zh", directions=())  # a folder of that name goes first
@@ -221,11 +222,11 @@ def test_a_model_of_one_pair_is_told_its_own_languages_alone(tmp_path: Path, cal
     assert "from en to de, not to fr" in call(*words, "--to", "fr")[2]
 
 
-def test_what_comes_along_is_in_the_package() -> None:
+def test_bundled_models_are_in_the_package() -> None:
     import tomllib
 
     packed = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert packed["package-data"]["regard.pretrained"] == ["*/*"]
     for name in pretrained.bundled_models():  # those that are really there
-        assert model_folder.damage(pretrained.FOLDER / name) is None
+        assert find_damage(pretrained.FOLDER / name) is None
         assert sum(file.stat().st_size for file in (pretrained.FOLDER / name).iterdir()) <= 40e6

@@ -15,7 +15,7 @@ import titled
 
 from regard.config import recipes
 from regard.data.parallel_corpus import Corpus, read_lines
-from regard.text.language_identification import learn_profiles
+from regard.text.language_identification import learn_profile
 
 FOLDER = Path(prepare.__file__).parent
 
@@ -51,7 +51,7 @@ def test_pairs_that_look_like_translations(pair: tuple[str, str], lang: str, exp
 
 def test_a_side_in_another_language_is_noticed() -> None:
     texts = {"en": "the man went to the house that he saw there", "de": "der Mann ging in das Haus, das er dort sah"}
-    profiles = {lang: learn_profiles([text]) for lang, text in texts.items()}
+    profiles = {lang: learn_profile([text]) for lang, text in texts.items()}
     assert filters.spoken("der Mann ging dort in das Haus", "de", profiles)
     assert not filters.spoken("the man went to the house there", "de", profiles)
     assert not filters.spoken("Το Κοινοβούλιο", "de", profiles)
@@ -73,14 +73,14 @@ def test_speeches_in_languages_without_a_profile_are_left_out() -> None:
     foreign = [
         (f"Other {i}.", text) for i in range(2) for text in [*DUTCH, "Wszyscy mają już tę wiedzę", "Ναι, παρακαλώ"]
     ]
-    profiles = {"de": learn_profiles(TALK), "en": learn_profiles(["this and that"])}
+    profiles = {"de": learn_profile(TALK), "en": learn_profile(["this and that"])}
     assert filters.german(pairs, profiles) == pairs  # where there is nothing else, nothing is lost
     assert filters.german([*pairs, *foreign], profiles) == pairs
 
 
 def test_what_is_nearer_to_the_foreign_lines_is_foreign() -> None:
     """A Dutch line of words that German has too is found by the others."""
-    own, foreign = learn_profiles(TALK), learn_profiles(DUTCH)
+    own, foreign = learn_profile(TALK), learn_profile(DUTCH)
     assert filters.lead(filters.mean("Wir haben den Bericht", {"own": own, "foreign": foreign})) > filters.LEAD
     assert filters.lead(filters.mean("Wij hebben de commissie", {"own": own, "foreign": foreign})) < filters.LEAD
 

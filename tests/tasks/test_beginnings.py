@@ -23,7 +23,7 @@ from regard.models.weights import weights_of
 from regard.signals import Interrupted
 from regard.tasks import prepare_job
 from regard.tasks.run_config import make_config
-from regard.text.special_token_template import SpecialTokenTemplate
+from regard.text.special_tokens import SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizers
 
 CPU = torch.device("cpu")

@@ -115,6 +115,6 @@ def test_a_vocabulary_from_elsewhere_is_learned_with_as_it_is(corpora: Path, tmp
         fit(corpora, tmp_path / "masked", "masked-lm", **chosen)
     package = folders.load(next(path.parent for path in tmp_path.rglob("model/config.json")), torch.device("cpu"))
     assert (package.config.target_vocab, package.config.eos_token_id, package.config.suppress_tokens) == (rows, end, ())
-    assert package.token_template.one([0]) == [end, 0, end]
+    assert package.token_template.wrap([0]) == [end, 0, end]
     assert package.tokenizers is not None
     assert package.tokenizers.target.special == found.special

@@ -1,4 +1,4 @@
-"""Numbers that a translation lost."""
+"""Numbers that are missing in a translation, and the pattern that makes them placeholders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from regard.text.placeholders import kept_aside, kept_too, lost_numbers
+from regard.text.placeholders import add_numbers_to_pattern, find_missing_numbers, insert_placeholders
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,9 @@ from regard.text.placeholders import kept_aside, kept_too, lost_numbers
     ],
 )
 def test_numbers_that_are_lost(source: str, translation: str, lost: list[str]) -> None:
-    assert lost_numbers(source, translation) == lost
+    assert find_missing_numbers(source, translation) == lost
 
 
-def test_lost_numbers_are_kept_whole_and_neighbours_together() -> None:
-    pattern = kept_too(re.compile("😀"), ["11", "22", "3"])
-    assert kept_aside("11 22, 3 and 😀 with 113 or 11.", pattern)[1] == ["11 22, 3", "😀", "11"]
+def test_lost_numbers_are_matched_whole_and_neighbours_together() -> None:
+    pattern = add_numbers_to_pattern(re.compile("😀"), ["11", "22", "3"])
+    assert insert_placeholders("11 22, 3 and 😀 with 113 or 11.", pattern)[1] == ["11 22, 3", "😀", "11"]

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from tokens import EOS, MASK, SOS, UNK
 
 from regard.errors import RegardError
-from regard.text.special_tokens import SpecialTokens
+from regard.text.special_tokens import DEFAULT_SPECIAL_TOKENS, SPECIAL_TOKEN_NAMES, SpecialTokens
 from regard.text.tokenizer import KINDS, Tokenizer, TokenizerConfig
-from regard.text.tokenizer_training import LEARNED, NAMES
 
 CLASSIC = ["low low low low low", "lower lower", "newest newest newest newest newest newest", "widest widest widest"]
 CORPUS = [
@@ -47,7 +46,7 @@ def test_bpe_merges_by_hand() -> None:
     # Of equals the pair with the lower ids wins, and the alphabet is numbered by code point (d e i l n o r s t w ▁).
     tokenizer = Tokenizer.train(CLASSIC, TokenizerConfig("bpe", vocab_size=5 + 11 + 9))
     merges = ["es", "est", "lo", "▁lo", "▁low", "ew", "new", "▁new", "▁newest"]
-    assert tokenizer.pieces(range(len(tokenizer))) == [*NAMES.values(), *"deilnorstw▁", *merges]
+    assert tokenizer.pieces(range(len(tokenizer))) == [*SPECIAL_TOKEN_NAMES.values(), *"deilnorstw▁", *merges]
     assert tokenizer.pieces(tokenizer.encode("lowest newer newest")) == ["▁low", "est", "▁new", "e", "r", "▁newest"]
 
 
@@ -57,7 +56,7 @@ def test_wordpiece_vocabulary_by_hand() -> None:
     merges = ["##es", "##est", "##ow", "low", "##ew", "new", "newest"]
     alphabet = "deilnorstw"
     assert tokenizer.pieces(range(len(tokenizer))) == [
-        *NAMES.values(),
+        *SPECIAL_TOKEN_NAMES.values(),
         *alphabet,
         *(f"##{c}" for c in alphabet),
         *merges,
@@ -75,14 +74,14 @@ def test_wordpiece_spacing_is_by_rule() -> None:
 def test_word_vocabulary_by_hand() -> None:
     # By count, then by code point: "newest" 6, "low" 5, "widest" 3, and no room for "lower".
     tokenizer = Tokenizer.train(CLASSIC, TokenizerConfig("word", vocab_size=8))
-    assert tokenizer.pieces(range(8)) == [*NAMES.values(), "▁newest", "▁low", "▁widest"]
+    assert tokenizer.pieces(range(8)) == [*SPECIAL_TOKEN_NAMES.values(), "▁newest", "▁low", "▁widest"]
     assert tokenizer.encode("low lower newest") == [6, UNK, 5]
     assert tokenizer.decode([6, UNK, 5]) == "low newest"
 
 
 def test_char_is_one_character_a_piece() -> None:
     tokenizer = Tokenizer.train(["ab é", "b\na"], TokenizerConfig("char", vocab_size=10))
-    assert tokenizer.pieces(range(len(tokenizer))) == [*NAMES.values(), "\n", "a", "b", "é", "▁"]
+    assert tokenizer.pieces(range(len(tokenizer))) == [*SPECIAL_TOKEN_NAMES.values(), "\n", "a", "b", "é", "▁"]
     assert tokenizer.pieces(tokenizer.encode("bé  a\n")) == ["▁", "b", "é", "▁", "▁", "a", "\n"]
 
 
@@ -120,9 +119,9 @@ def test_byte_pieces_are_readable() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_special_ids_come_first(kind: str) -> None:
     tokenizer = trained(kind)
-    assert tokenizer.special == LEARNED == SpecialTokens(bos=1, eos=2, unk=3, mask=4, pad=0)
+    assert tokenizer.special == DEFAULT_SPECIAL_TOKENS == SpecialTokens(bos=1, eos=2, unk=3, mask=4, pad=0)
     pieces = tokenizer.pieces(range(len(tokenizer)))
-    assert tuple(pieces[:5]) == tuple(NAMES.values()) == ("<pad>", "<sos>", "<eos>", "<unk>", "<mask>")
+    assert tuple(pieces[:5]) == tuple(SPECIAL_TOKEN_NAMES.values()) == ("<pad>", "<sos>", "<eos>", "<unk>", "<mask>")
     assert len(tokenizer) == len(set(pieces)) <= 400
     assert tokenizer.special_ids == {0, 1, 2, 3, 4}
     assert tokenizer.decode([SOS, *tokenizer.encode("I ate"), EOS, 0, 0]) == "I ate"
@@ -210,7 +209,11 @@ def test_lower_casing(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(parts=st.lists(st.sampled_from([*NAMES.values(), " ", "a", "low", "<", ">", "pad", "<EOS>"]), max_size=10))
+@given(
+    parts=st.lists(
+        st.sampled_from([*SPECIAL_TOKEN_NAMES.values(), " ", "a", "low", "<", ">", "pad", "<EOS>"]), max_size=10
+    )
+)
 def test_text_never_becomes_a_special_token(kind: str, parts: list[str]) -> None:
     for lowercase in (False, True):
         ids = trained(kind, lowercase=lowercase).encode("".join(parts))
@@ -230,7 +233,7 @@ def test_special_text_stays_text_after_training_on_it_and_loading(kind: str, tmp
 
 
 def test_words_between_white_space_are_taken_as_they_stand() -> None:
-    """As texts are published that were cut into words: <unk> is itself, the end of a line a word; no other name counts."""
+    """In published tokenized text <unk> is the special token and the end of a line a word; other names are unknown words."""
     lines = ["the F.C. @-@ <unk> <eos>\n", " \n the <unk> 's\n"]
     tokenizer = Tokenizer.train(lines, TokenizerConfig("split", vocab_size=300))
     assert sorted(tokenizer.pieces(range(5, len(tokenizer)))) == ["\n", "'s", "@-@", "F.C.", "the"]
@@ -288,7 +291,7 @@ def test_training_is_the_same_in_every_process() -> None:
 
 
 def test_lines_are_streamed() -> None:
-    """A corpus longer than any buffer, from a generator that is never rewound."""
+    """Train on a corpus longer than any buffer, from a generator that can be read only once."""
     lines = (f"line {i % 10}" for i in range(5000))
     assert "▁line" in Tokenizer.train(lines, TokenizerConfig("word", 50)).pieces(range(16))
 
@@ -360,7 +363,7 @@ def split_by(pattern: str) -> dict[str, object]:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
-ORDERED = {special: i for i, special in enumerate(NAMES.values())}
+ORDERED = {special: i for i, special in enumerate(SPECIAL_TOKEN_NAMES.values())}
 
 
 @pytest.mark.parametrize(
@@ -399,7 +402,7 @@ def test_a_file_cannot_make_it_cut_or_pad(tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_may_lack_special_tokens(tmp_path: Path) -> None:
-    """An end token at any id is enough for one with Regard's names."""
+    """A vocabulary with Regard's names needs only an end token, at any id."""
     marked = [{"id": 1, "content": "<eos>", "single_word": False, "lstrip": False, "rstrip": False,
                "normalized": False, "special": True}]  # fmt: skip
     tokenizer = Tokenizer.load(
@@ -408,4 +411,4 @@ def test_a_vocabulary_may_lack_special_tokens(tmp_path: Path) -> None:
     assert tokenizer.special == SpecialTokens(eos=1)
     assert tokenizer.encode("a<eos>b") == [0, 2]  # five characters that this vocabulary cannot write
     with pytest.raises(RegardError, match="no mask token, which blanks needs"):
-        tokenizer.special.need("mask", "blanks")
+        tokenizer.special.require("mask", "blanks")

@@ -20,7 +20,7 @@ from regard.config import ModelConfig
 from regard.data.batches import Batch
 from regard.errors import RegardError
 from regard.models.weights import weights_of
-from regard.signals import PATIENCE, StopRequest
+from regard.signals import REPEAT_SECONDS, StopRequest
 from regard.tasks import prepare_job
 from regard.training import throughput
 from regard.training.checkpoint import Checkpoints
@@ -317,7 +317,7 @@ def test_the_first_signal_asks_and_the_second_insists(request: pytest.FixtureReq
         assert stop
         assert stop.signum == signal.SIGINT
         signal.raise_signal(signal.SIGINT)  # at once: the same request, sent twice
-        stop._noted -= 2 * PATIENCE
+        stop._received_at -= 2 * REPEAT_SECONDS
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 

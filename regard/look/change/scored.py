@@ -99,7 +99,7 @@ def pairs(user: Translator, source: Sequence[str], target: Sequence[str], to: st
         text = (
             [*token_template.start, *said],
             [*[PAD] * (len(token_template.start) - 1), *said, *token_template.end],
-            token_template.one(read),
+            token_template.wrap(read),
         )
         if read and said and max(map(len, text)) <= most:
             yield text
@@ -109,7 +109,9 @@ def going_on(package: ModelPackage, lines: Iterator[list[int]]) -> Iterator[Text
     """Lines with their special tokens; where a model knows none, windows of all lines as one stream."""
     token_template, most = package.token_template, package.config.max_len + 1
     rows = (
-        [token_template.one(ids) for ids in lines] if token_template.one(()) else [[id for ids in lines for id in ids]]
+        [token_template.wrap(ids) for ids in lines]
+        if token_template.wrap(())
+        else [[id for ids in lines for id in ids]]
     )
     given = max(0, len(token_template.before) - 1)
     for ids in (row[i : i + most] for row in rows for i in range(0, len(row), most - 1)):
@@ -122,6 +124,6 @@ def blanks(package: ModelPackage, lines: Iterator[list[int]]) -> Iterator[Text]:
     assert package.tokenizers is not None
     rng, token_template = np.random.default_rng(0), package.token_template
     for ids in lines:
-        framed = np.array(token_template.one(ids[: package.config.max_len - len(token_template.one(()))]))
+        framed = np.array(token_template.wrap(ids[: package.config.max_len - len(token_template.wrap(()))]))
         read, wanted = mask_tokens(framed, rng, package.config.source_vocab, package.tokenizers.source.special)
         yield read.tolist(), wanted.tolist(), []

@@ -58,7 +58,7 @@ def filling(sight: Sight) -> Seen:
     inside = with_masks(tokenizer, sight.text)
     if not inside:
         raise RegardError("there is nothing to read: give a text, with <mask> where something is to be filled in")
-    sight, ids = altered(sight, sight.checked(sight.package.token_template.one(inside)), tokenizer)
+    sight, ids = altered(sight, sight.checked(sight.package.token_template.wrap(inside)), tokenizer)
     kept = keep(sight, sight.row(ids))
     best = kept.result.argmax(-1).tolist()
     mask = tokenizer.special.mask
@@ -81,7 +81,7 @@ def with_masks(tokenizer: Tokenizer, text: str) -> list[int]:
     ids = tokenizer.encode(first.rstrip() if others else first)
     for i, part in enumerate(others, 1):
         ids += [
-            tokenizer.special.need("mask", "<mask>"),
+            tokenizer.special.require("mask", "<mask>"),
             *going_on(tokenizer, part if i == len(others) else part.rstrip()),
         ]
     return ids
@@ -128,7 +128,7 @@ def tagged_row(sight: Sight) -> tuple[list[int], list[int], list[int]]:
     """Words are what white space leaves; a word's tag is that of its first piece, whose places are the last result."""
     words, token_template = sight.text.split(), sight.package.token_template
     pieces, marks = tags_to_pieces(words, [0] * len(words), sight.tokenizers.source)
-    ids = token_template.one(pieces)
+    ids = token_template.wrap(pieces)
     return ids, [0] * len(ids), [len(token_template.before) + i for i, mark in enumerate(marks) if mark != CONTINUES]
 
 

@@ -20,7 +20,7 @@ from regard.look.page.chain import alignment_chain
 from regard.look.page.kinds import ALONE, Kept, Sight, keep, kind_of
 from regard.look.page.seen import Prediction, Seen, Strip, Twig, attention_of, predictions_of, strip_of
 from regard.look.tree import Node, Search
-from regard.text.special_token_template import SpecialTokenTemplate
+from regard.text.special_tokens import SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizer
 
 SIDES = ("source", "target")

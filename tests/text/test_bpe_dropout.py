@@ -1,4 +1,4 @@
-"""Sub-word regularisation: the same text in other cuts."""
+"""BPE-dropout: other segmentations of the same text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
-from regard.text.bpe_dropout import BPEDropout, halves
+from regard.text.bpe_dropout import BPEDropout, merge_table
 from regard.text.tokenizer import Tokenizer
 
 WORDS = ["apple", "apples", "table", "tables", "able", "stable", "unstable", "苹果", "苹果树", "übermorgen", "morgen"]
@@ -49,9 +49,9 @@ def test_the_text_is_always_the_same(kind: str, chance: float) -> None:
 
 
 def test_halves_are_what_a_piece_was_merged_from(tokenizer: Tokenizer) -> None:
-    table = halves(tokenizer)
+    table = merge_table(tokenizer)
     assert table.shape == (len(tokenizer), 2)
-    assert (table[: 5 + 2] == -1).all()  # special tokens and those of languages fall into nothing
+    assert (table[: 5 + 2] == -1).all()  # special tokens and language tags have no halves
     merged = [i for i in range(len(tokenizer)) if table[i, 0] >= 0]
     assert len(merged) == len(tokenizer) - 7 - 256
     names = [tokenizer._backend.id_to_token(i) or "" for i in range(len(tokenizer))]
@@ -59,9 +59,12 @@ def test_halves_are_what_a_piece_was_merged_from(tokenizer: Tokenizer) -> None:
 
 
 def test_merges_are_undone_at_the_rate_asked_for(tokenizer: Tokenizer) -> None:
-    """A piece of a merged half and a byte stays whole with 1 - p, is two with p (1 - p) and three with p p: chi-square over
-    the three outcomes, 13.8 being its 99.9% quantile of two degrees of freedom."""
-    table = halves(tokenizer)
+    """Compare the counts of splits with their probabilities by a chi-square test.
+
+    A piece of a merged half and a byte stays whole with 1 - p, becomes two with p (1 - p) and three with p p; 13.8 is the
+    99.9% quantile of chi-square with two degrees of freedom.
+    """
+    table = merge_table(tokenizer)
     deep = next(i for i in range(len(table)) if table[i, 0] >= 0 and (table[table[i]][:, 0] >= 0).sum() == 1
                 and all((table[table[h]][:, 0] < 0).all() for h in table[i] if table[h, 0] >= 0))  # fmt: skip
     n, p = 20_000, 0.3
@@ -100,4 +103,4 @@ def test_nothing_in_nothing_out(tokenizer: Tokenizer) -> None:
 def test_only_vocabularies_of_merges_have_any() -> None:
     words = Tokenizer.train(lines(), TokenizerConfig(kind="word", vocab_size=60))
     with pytest.raises(RegardError, match=r"tokenizer\.dropout .* only a bpe or byte-bpe vocabulary"):
-        halves(words)
+        merge_table(words)

@@ -1,4 +1,4 @@
-"""Texts cut into sentences and put together again."""
+"""Texts split into sentences and joined again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.text.sentence_splitting import Sentence, clauses, join, sentences
+from regard.text.sentence_splitting import Sentence, join_sentences, split_long_sentence, split_sentences
 
 PIECES = st.sampled_from(
     [
@@ -21,30 +21,32 @@ TEXTS = st.one_of(st.lists(PIECES, max_size=40).map("".join), st.text(max_size=6
 
 
 def said(text: str) -> list[str]:
-    return [sentence.text for sentence in sentences(text) if not sentence.ends_line]
+    return [sentence.text for sentence in split_sentences(text) if not sentence.ends_line]
 
 
 @given(TEXTS)
 def test_nothing_is_lost(text: str) -> None:
-    parts = sentences(text)
+    parts = split_sentences(text)
     assert "".join(part.before + part.text for part in parts) == text
     assert all(part.text == part.text.strip() and (part.text != "") != part.ends_line for part in parts)
 
 
 @given(TEXTS, st.integers(2, 12))
 def test_nothing_is_lost_of_what_is_cut_to_fit(text: str, longest: int) -> None:
-    parts = [clause for s in sentences(text) for clause in clauses(s, lambda part: len(part) <= longest)]
+    parts = [
+        clause for s in split_sentences(text) for clause in split_long_sentence(s, lambda part: len(part) <= longest)
+    ]
     assert "".join(part.before + part.text for part in parts) == text
     assert all(len(part.text) <= longest for part in parts)
 
 
 @given(TEXTS)
 def test_joined_in_a_language_with_spaces_no_character_of_a_word_is_lost_and_lines_stay(text: str) -> None:
-    parts = sentences(text)
-    made = join(parts, [part.text for part in parts], spaced=True)
+    parts = split_sentences(text)
+    made = join_sentences(parts, [part.text for part in parts], spaced=True)
     assert re.sub(r"\s", "", made) == re.sub(r"\s", "", text)
     assert len(made.splitlines()) == len(text.splitlines())
-    unspaced = join(parts, [part.text for part in parts], spaced=False)
+    unspaced = join_sentences(parts, [part.text for part in parts], spaced=False)
     assert re.sub(r"\s", "", unspaced) == re.sub(r"\s", "", text)
     assert len(unspaced.splitlines()) == len(text.splitlines())
 
@@ -127,26 +129,31 @@ def test_where_sentences_end(text: str, expected: list[str]) -> None:
 
 def test_lines_are_kept_as_they_were() -> None:
     text = "Dear Ann,\r\n\r\n  I came.  I saw.\r\n- one\r\n"
-    parts = sentences(text)
+    parts = split_sentences(text)
     assert said(text) == ["Dear Ann,", "I came.", "I saw.", "one"]
     changed = [part.text.upper() for part in parts]
-    assert join(parts, changed, spaced=True) == "DEAR ANN,\r\n\r\n  I CAME.  I SAW.\r\n- ONE\r\n"
+    assert join_sentences(parts, changed, spaced=True) == "DEAR ANN,\r\n\r\n  I CAME.  I SAW.\r\n- ONE\r\n"
 
 
 def test_chinese_gets_spaces_in_a_language_that_has_them_and_loses_them_in_its_own() -> None:
-    parts = sentences("你好。再见。\n好。")
-    assert join(parts, ["Hello.", "Goodbye.", "", "Good."], spaced=True) == "Hello. Goodbye.\nGood."
-    parts = sentences("Hello. Goodbye.\n  Good.")
-    assert join(parts, ["你好。", "再见。", "", "好。"], spaced=False) == "你好。再见。\n  好。"
-    parts = sentences("See a.de. Go.")
-    assert join(parts, ["看 a.de", "走。"], spaced=False) == "看 a.de 走。"  # a link must not run into what follows
+    parts = split_sentences("你好。再见。\n好。")
+    assert join_sentences(parts, ["Hello.", "Goodbye.", "", "Good."], spaced=True) == "Hello. Goodbye.\nGood."
+    parts = split_sentences("Hello. Goodbye.\n  Good.")
+    assert join_sentences(parts, ["你好。", "再见。", "", "好。"], spaced=False) == "你好。再见。\n  好。"
+    parts = split_sentences("See a.de. Go.")
+    assert (
+        join_sentences(parts, ["看 a.de", "走。"], spaced=False) == "看 a.de 走。"
+    )  # a link must not run into what follows
 
 
 def test_tables_stay_tables_in_a_language_without_spaces() -> None:
     text = "|  Tom.  | Mary |\nTom.\tMary"
     said = {"Tom.": "汤姆。", "Mary": "玛丽"}
-    parts = sentences(text)
-    assert join(parts, [said.get(part.text, "") for part in parts], spaced=False) == "|  汤姆。  | 玛丽 |\n汤姆。\t玛丽"
+    parts = split_sentences(text)
+    assert (
+        join_sentences(parts, [said.get(part.text, "") for part in parts], spaced=False)
+        == "|  汤姆。  | 玛丽 |\n汤姆。\t玛丽"
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,7 +161,7 @@ def test_tables_stay_tables_in_a_language_without_spaces() -> None:
 )
 def test_long_lines_take_no_longer_than_they_are_long(text: str) -> None:
     started = time.perf_counter()
-    sentences(text)
+    split_sentences(text)
     assert time.perf_counter() - started < 3  # a tenth of it usually; looking at all that is before each stop: 20 s
 
 
@@ -171,6 +178,6 @@ def test_long_lines_take_no_longer_than_they_are_long(text: str) -> None:
     ],
 )
 def test_what_is_too_long_is_cut_where_it_hurts_least(text: str, longest: int, expected: list[str]) -> None:
-    parts = list(clauses(Sentence("  ", text), lambda part: len(part) <= longest))
+    parts = list(split_long_sentence(Sentence("  ", text), lambda part: len(part) <= longest))
     assert [part.text for part in parts] == expected
     assert parts[0].before == "  "

@@ -1,4 +1,4 @@
-"""Streaming: what has been shown is at every moment the decoding so far, less a character that is not finished."""
+"""Streaming detokenization: the text so far is always the decoding so far without an unfinished character."""
 
 from functools import cache
 
@@ -25,7 +25,7 @@ def trained(kind: str) -> Tokenizer:
 
 
 def check(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    """Push the ids one by one, comparing with a decoding of everything so far; returns what each push gave."""
+    """Push the ids one by one and compare with the decoding of all ids so far; return the result of each push."""
     stream, pushes = Detokenizer(tokenizer), []
     for n, token in enumerate(ids, start=1):
         pushes.append(stream.push(token))
@@ -50,7 +50,7 @@ def test_real_text(kind: str, text: str) -> None:
 
 @given(data=st.lists(st.sampled_from(TRICKY), max_size=30))
 def test_any_bytes(data: list[int]) -> None:
-    """Broken UTF-8 of every sort, a byte a token; the oracle of the whole is Python's own decoder."""
+    """Broken UTF-8 with one byte in a token decodes as with Python's own decoder."""
     tokenizer = bytes_only()
     ids = [byte_ids()[byte] for byte in data]
     check(tokenizer, ids)
@@ -64,7 +64,7 @@ def bytes_only() -> Tokenizer:
 
 @cache
 def byte_ids() -> dict[int, int]:
-    """Byte -> id, by the piece's readable form: a character below U+0080, or an escape."""
+    """Return the id of each byte, found by its readable form: a character below U+0080, or an escape."""
     pieces = bytes_only().pieces(range(5, 261))
     known = {0x20 if p == "▁" else int(p[2:], 16) if len(p) == 4 else ord(p): i for i, p in enumerate(pieces, start=5)}
     assert sorted(known) == list(range(256))

@@ -1,4 +1,4 @@
-"""What is kept aside while a text is translated."""
+"""Placeholders for what a translation must not change."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.text.placeholders import KEPT, between, kept_aside, kept_between, put_back, translatable
+from regard.text.placeholders import (
+    PROTECTED,
+    has_words,
+    insert_placeholders,
+    protected_pattern,
+    restore_placeholders,
+    split_protected,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,11 +52,11 @@ from regard.text.placeholders import KEPT, between, kept_aside, kept_between, pu
         ("Ärger, café, naïve, Straße, 100%, 3 < 5, 50 % so.", []),
     ],
 )  # fmt: skip
-def test_what_is_kept(text: str, kept: list[str]) -> None:
-    marked, found = kept_aside(text)
+def test_what_is_protected(text: str, kept: list[str]) -> None:
+    marked, found = insert_placeholders(text)
     assert found == kept
     assert marked.count("⟦") == len(kept)
-    assert put_back(marked, found) == text
+    assert restore_placeholders(marked, found) == text
 
 
 @given(
@@ -58,40 +65,40 @@ def test_what_is_kept(text: str, kept: list[str]) -> None:
     )
 )
 def test_what_is_put_back_unchanged_is_the_text(text: str) -> None:
-    assert put_back(*kept_aside(text)) == text
-    assert not KEPT.search(kept_aside(text)[0].replace("⟦", "").replace("⟧", ""))
+    assert restore_placeholders(*insert_placeholders(text)) == text
+    assert not PROTECTED.search(insert_placeholders(text)[0].replace("⟦", "").replace("⟧", ""))
 
 
 @pytest.mark.parametrize("said", ["no mark", "⟦1⟧ and ⟦1⟧ ⟦2⟧", "⟦1⟧", "⟦1⟧ ⟦2⟧ ⟦3⟧", "⟦2⟧ ⟦3⟧"])
 def test_a_mark_that_is_gone_or_doubled_or_new_is_noticed(said: str) -> None:
-    assert put_back(said, ["a", "b"]) is None
+    assert restore_placeholders(said, ["a", "b"]) is None
 
 
 def test_marks_may_change_places() -> None:
-    assert put_back("⟦2⟧ vor ⟦1⟧", ["⟦2⟧", "x"]) == "x vor ⟦2⟧"
+    assert restore_placeholders("⟦2⟧ vor ⟦1⟧", ["⟦2⟧", "x"]) == "x vor ⟦2⟧"
 
 
 def test_a_broken_mark_is_noticed() -> None:
-    assert put_back("Or ⟦1⟧ der 2024⟧ der Welt", ["#12345"]) is None
-    assert put_back("⟦ ⟦1⟧", ["x"]) is None
+    assert restore_placeholders("Or ⟦1⟧ der 2024⟧ der Welt", ["#12345"]) is None
+    assert restore_placeholders("⟦ ⟦1⟧", ["x"]) is None
 
 
-def test_chinese_is_kept_where_neither_language_is() -> None:
+def test_chinese_is_protected_where_neither_language_is() -> None:
     text = "Say 你好，世界 or Привет"
-    assert kept_aside(text, kept_between("en", "de"))[1] == ["你好，世界", "Привет"]
+    assert insert_placeholders(text, protected_pattern("en", "de"))[1] == ["你好，世界", "Привет"]
     for pair in (("en", "zh-Hant"), ("zh", "en")):
-        assert kept_aside(text, kept_between(*pair))[1] == ["Привет"]
-    assert translatable("你好")
-    assert not translatable("你好", kept_between("de", "en"))
+        assert insert_placeholders(text, protected_pattern(*pair))[1] == ["Привет"]
+    assert has_words("你好")
+    assert not has_words("你好", protected_pattern("de", "en"))
 
 
-def test_what_is_kept_stands_between_the_rest() -> None:
-    assert between("See a.org or b.org", KEPT) == ["See ", "a.org", " or ", "b.org", ""]
-    assert between("no link", KEPT) == ["no link"]
+def test_protected_parts_stand_between_the_rest() -> None:
+    assert split_protected("See a.org or b.org", PROTECTED) == ["See ", "a.org", " or ", "b.org", ""]
+    assert split_protected("no link", PROTECTED) == ["no link"]
 
 
 @pytest.mark.parametrize("piece", ["x", "a.", "a@", "a_", "`", "[a", "/a", "1.", "01 ", "https://(", "<a ", "к "])
-def test_nothing_takes_long_to_look_through(piece: str) -> None:
+def test_matching_is_fast_on_any_text(piece: str) -> None:
     started = time.perf_counter()
-    KEPT.sub("", piece * 20_000)
+    PROTECTED.sub("", piece * 20_000)
     assert time.perf_counter() - started < 2  # a hundredth of it usually; a square of the length is minutes

@@ -1,4 +1,4 @@
-"""Model folders: what is saved is what is loaded, and nothing else is."""
+"""Model folders: round trips, and damaged or foreign folders that are not loaded."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def saved(tmp_path: Path) -> Path:
 
 
 def change(path: Path, change_config: Any) -> None:
-    """Change config.json as somebody who knows the format would, checksums and all."""
+    """Change config.json and write matching checksums."""
     config = json.loads((path / "config.json").read_text())
     change_config(config)
     (path / "config.json").write_text(json.dumps(config))
-    reseal(path)
+    rewrite_manifest(path)
 
 
-def reseal(path: Path) -> None:
+def rewrite_manifest(path: Path) -> None:
     (path / "manifest.json").unlink()
     write_manifest(path)
 
@@ -79,7 +79,7 @@ def test_round_trip(tmp_path: Path, joint: bool) -> None:
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_loaded_model_computes_what_the_saved_one_did(tmp_path: Path, joint: bool) -> None:
-    """Up to rounding: its matrices are laid out otherwise in memory, and products add their terms in another order.
+    """The outputs agree up to rounding: matrices have another memory layout, so products sum in another order.
 
     A logit passes through about 20 products, of at most 16 terms each; each term adds an error of eps/2 at most, relative
     to numbers of the size of the logits.
@@ -103,7 +103,7 @@ def test_no_model(tmp_path: Path) -> None:
     with pytest.raises(RegardError, match=r"no model at .*nowhere"):
         model_folder.find(tmp_path / "nowhere")
     (tmp_path / "config.toml").write_text("")
-    with pytest.raises(RegardError, match=r"no finished model yet: go on with `regard resume"):
+    with pytest.raises(RegardError, match=r"no finished model yet: continue with `regard resume"):
         model_folder.find(tmp_path)
 
 
@@ -124,7 +124,7 @@ def test_damage_is_refused(saved: Path, name: str, how: str) -> None:
 
 def test_a_tokenizer_of_another_vocabulary(saved: Path) -> None:
     tokenizer("abcde").save(saved / "tokenizer.json")
-    reseal(saved)
+    rewrite_manifest(saved)
     pieces = len(tokenizer("abcde"))
     with pytest.raises(RegardError, match=rf"source tokenizer .* has {pieces} pieces but the model was trained with"):
         model_folder.load(saved, CPU)
@@ -134,7 +134,7 @@ def test_a_tokenizer_of_another_vocabulary(saved: Path) -> None:
 def test_one_tokenizer_of_two(tmp_path: Path, missing: str) -> None:
     model_folder.save(tmp_path / "model", package(joint=False), "")
     (tmp_path / "model" / missing).unlink()
-    reseal(tmp_path / "model")
+    rewrite_manifest(tmp_path / "model")
     with pytest.raises(RegardError, match="tokenizer"):
         model_folder.load(tmp_path / "model", CPU)
 
@@ -146,7 +146,7 @@ def test_weights_of_another_model_are_listed(saved: Path) -> None:
     tensors[name] = torch.zeros(rows + 1, width)
     tensors["surplus"] = torch.zeros(1)
     save_file(tensors, saved / "model.safetensors")
-    reseal(saved)
+    rewrite_manifest(saved)
     with pytest.raises(RegardError) as error:
         model_folder.load(saved, CPU)
     assert f"{name} is ({rows + 1}, {width}), the model has ({rows}, {width})" in str(error.value)
@@ -156,14 +156,14 @@ def test_weights_of_another_model_are_listed(saved: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"not safetensors at all", (2**60).to_bytes(8, "little") + b"{}"])
 def test_weights_that_are_no_safetensors(saved: Path, content: bytes) -> None:
     (saved / "model.safetensors").write_bytes(content)
-    reseal(saved)
+    rewrite_manifest(saved)
     with pytest.raises(RegardError, match="cannot read the weights"):
         model_folder.load(saved, CPU)
 
 
 def test_weights_that_the_manifest_forgot(saved: Path) -> None:
     (saved / "model.safetensors").unlink()
-    reseal(saved)
+    rewrite_manifest(saved)
     with pytest.raises(RegardError, match="cannot read the weights"):
         model_folder.load(saved, CPU)
 
@@ -175,7 +175,7 @@ def test_weights_that_the_manifest_forgot(saved: Path) -> None:
         (lambda c: c["model"].update(d_model="wide"), "model.d_model"),
         (lambda c: c["model"].update(n_heads=3), "n_heads"),
         (lambda c: c["decode"].update(beams=2), "decode.beams.*did you mean 'decode.beam'"),
-        (lambda c: c.update(format=1), "format 1 .*reads format 2"),
+        (lambda c: c.update(format=1), "format 1 .*reads format 3"),
         (lambda c: c.update(task="singing"), "task 'singing'"),
         (
             lambda c: c["model"].update(architecture="mamba"),
@@ -195,7 +195,7 @@ def test_configurations_that_are_refused(saved: Path, edit: Any, words: str) -> 
 @pytest.mark.parametrize("config", [True, False])
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
 def test_pickles_are_refused(tmp_path: Path, name: str, config: bool) -> None:
-    """A Hugging Face folder of old, which a loader of pickles would run."""
+    """Refuse a folder with pickled weights, whose code a loader of pickles would run."""
     torch.save({"w": torch.zeros(1)}, tmp_path / name)
     if config:
         (tmp_path / "config.json").write_text('{"model_type": "marian"}')

@@ -1,4 +1,4 @@
-"""Sentences as they are usually written, and what is put back afterwards."""
+"""Sentences in sentence case with a full stop, and translations with the casing and the end of their source."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.text.casing import careful, loud, same_end, shouted, stopped
-from regard.text.placeholders import KEPT
+from regard.text.casing import (
+    add_full_stop,
+    is_upper_case,
+    match_final_punctuation,
+    to_sentence_case,
+    to_upper_case,
+)
+from regard.text.placeholders import PROTECTED
 
 
 @pytest.mark.parametrize(
@@ -30,8 +36,8 @@ from regard.text.placeholders import KEPT
         ("", "en", ""),
     ],
 )
-def test_careful(text: str, language: str, expected: str) -> None:
-    assert careful(text, language) == expected
+def test_sentence_case(text: str, language: str, expected: str) -> None:
+    assert to_sentence_case(text, language) == expected
 
 
 @pytest.mark.parametrize(
@@ -46,31 +52,31 @@ def test_careful(text: str, language: str, expected: str) -> None:
         ("NOW: https://example.org/abc", False),
     ],
 )
-def test_loud(text: str, expected: bool) -> None:
-    assert loud(text) is expected
+def test_upper_case(text: str, expected: bool) -> None:
+    assert is_upper_case(text) is expected
 
 
-def test_what_is_kept_is_not_shouted() -> None:
-    assert shouted("Siehe https://example.org/a, bitte: `code` straße") == (
+def test_protected_text_is_not_put_into_upper_case() -> None:
+    assert to_upper_case("Siehe https://example.org/a, bitte: `code` straße") == (
         "SIEHE https://example.org/a, BITTE: `code` STRASSE"
     )
 
 
 def test_a_full_stop_ends_words_alone() -> None:
-    assert stopped("Annual report", "en") == "Annual report."
-    assert stopped("车站", "zh-Hant") == "车站。"
-    assert stopped("Visit ⟦1⟧", "en") == "Visit ⟦1⟧."
-    assert stopped("Visit: ⟦1⟧ ⟦2⟧", "en") == "Visit: ⟦1⟧ ⟦2⟧."
+    assert add_full_stop("Annual report", "en") == "Annual report."
+    assert add_full_stop("车站", "zh-Hant") == "车站。"
+    assert add_full_stop("Visit ⟦1⟧", "en") == "Visit ⟦1⟧."
+    assert add_full_stop("Visit: ⟦1⟧ ⟦2⟧", "en") == "Visit: ⟦1⟧ ⟦2⟧."
     for text in ("How?", "one,", "⟦1⟧", "", "⟦1⟧Hello.⟦2⟧"):
-        assert stopped(text, "en") == text
+        assert add_full_stop(text, "en") == text
 
 
 @pytest.mark.parametrize(
     ("source", "said", "expected"),
     [
-        ("the house", "das Haus.", "das Haus"),
+        ("the tree", "der Baum.", "der Baum"),
         ("房子", "The house.", "The house"),
-        ("the house", "房子。", "房子"),
+        ("the tree", "树。", "树"),
         ("Watch out", "Attention !", "Attention"),
         ("Visit ⟦1⟧", "Besuchen Sie ⟦1⟧!", "Besuchen Sie ⟦1⟧"),
         ("one,", "eins.", "eins,"),
@@ -83,11 +89,11 @@ def test_a_full_stop_ends_words_alone() -> None:
     ],
 )
 def test_an_end_that_was_not_there_is_taken_off(source: str, said: str, expected: str) -> None:
-    assert same_end(source, said) == expected
+    assert match_final_punctuation(source, said) == expected
 
 
 @given(st.text(), st.sampled_from(["en", "de", "fr", "zh"]))
-def test_writing_with_care_changes_case_alone(text: str, language: str) -> None:
-    done = careful(text, language)
+def test_sentence_case_changes_case_alone(text: str, language: str) -> None:
+    done = to_sentence_case(text, language)
     assert done.casefold() == text.lower().casefold() or done.casefold() == text.casefold()
-    assert KEPT.findall(done) == KEPT.findall(text)
+    assert PROTECTED.findall(done) == PROTECTED.findall(text)

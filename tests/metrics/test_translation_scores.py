@@ -9,7 +9,13 @@ from collections import Counter
 import pytest
 
 from regard.errors import RegardError
-from regard.metrics.translation_scores import LengthScore, TranslationScores, perplexity, score, tokenize_lower
+from regard.metrics.translation_scores import (
+    LengthScore,
+    TranslationScores,
+    perplexity,
+    score_translations,
+    tokenize_lower,
+)
 
 
 def ngrams(items: list[str] | str, n: int) -> Counter:
@@ -17,7 +23,7 @@ def ngrams(items: list[str] | str, n: int) -> Counter:
 
 
 def bleu_by_hand(hypotheses: list[str], references: list[str]) -> float:
-    """Corpus BLEU of texts whose tokens are separated by spaces; every order must have a match."""
+    """Return the corpus BLEU of texts with tokens separated by spaces; every order must have a match."""
     pairs = [(h.split(), r.split()) for h, r in zip(hypotheses, references, strict=True)]
     logs = []
     for n in range(1, 5):
@@ -28,7 +34,7 @@ def bleu_by_hand(hypotheses: list[str], references: list[str]) -> float:
 
 
 def chrf_by_hand(hypothesis: str, reference: str) -> float:
-    """chrF2 of one pair: precision and recall averaged over character orders 1 to 6, spaces left out."""
+    """Return chrF2 of one pair: precision and recall averaged over character orders 1 to 6 without spaces."""
     h, r = hypothesis.replace(" ", ""), reference.replace(" ", "")
     precision = recall = 0.0
     for n in range(1, 7):
@@ -43,7 +49,7 @@ REFERENCES = ["the cat sat on the red mat today .", "a man eats an apple in the 
 
 
 def scored(hypotheses: list[str], references: list[str], language: str = "en") -> TranslationScores:
-    return score(hypotheses, references, references, language)
+    return score_translations(hypotheses, references, references, language)
 
 
 def test_bleu_of_one_sentence_worked_by_hand() -> None:
@@ -129,14 +135,14 @@ def test_length_buckets() -> None:
     lengths = [1, 10, 11, 20, 45, 51, 60]
     references = [f"reference number {n} is a sentence" for n in lengths]
     hypotheses = [*references[:2], "something else", *references[3:]]
-    buckets = score(hypotheses, references, [words(n) for n in lengths], "en").by_length
+    buckets = score_translations(hypotheses, references, [words(n) for n in lengths], "en").by_length
     assert [(b.longest, b.sentences) for b in buckets] == [(10, 2), (20, 2), (50, 1), (60, 2)]
     assert buckets[0].bleu == pytest.approx(100)
     assert buckets[1].bleu < 100
 
 
 def test_fifty_words_are_not_more_than_fifty() -> None:
-    buckets = score(["a b c d"], ["a b c d"], [words(50)], "en").by_length
+    buckets = score_translations(["a b c d"], ["a b c d"], [words(50)], "en").by_length
     assert buckets == (LengthScore(50, 1, pytest.approx(100)),)
 
 
@@ -164,7 +170,7 @@ def test_table_lines_up() -> None:
 )
 def test_counts_must_agree(sizes: tuple[int, int, int], message: str) -> None:
     with pytest.raises(RegardError, match=message) as error:
-        score(*(["a"] * size for size in sizes), "de")
+        score_translations(*(["a"] * size for size in sizes), "de")
     assert "\n" not in str(error.value)
 
 
