@@ -36,7 +36,6 @@ PRIVATE = {
     r"\bquarter of the room\b": "a quarter of the memory",
     r"\bshort-?lists?\b": "it is no longer there",
     r"\blocked dropout\b": "variational dropout",
-    r"\bthe house\b": "the package",
 }
 
 # How the first line of a docstring must not begin: with a word that needs the line before it.
