@@ -36,7 +36,7 @@ from regard.errors import RegardError
 from regard.kernels.attention_functions import Rotation
 from regard.kernels.masks import PAD_POSITION
 from regard.layers.block import Block
-from regard.layers.cells import Cell, State, held
+from regard.layers.cells import Cell, CellState, keep_at_padding
 from regard.layers.context import Context
 from regard.layers.decoding_state import PerRow, Storage
 from regard.layers.part import FeedForward, Mixer, Place
@@ -143,12 +143,12 @@ class MGU(Cell):
     gates, inputs, hidden = 2, 2, (1, 1)
 
     def forward(
-        self, x: Tensor, weight: Tensor, tap: Tensor | None, real: Tensor | None, h: Tensor
-    ) -> tuple[State, State]:
+        self, x: Tensor, weight: Tensor, offset: Tensor | None, real: Tensor | None, h: Tensor
+    ) -> tuple[CellState, CellState]:
         x_f, x_n = x.chunk(2, -1)
-        f = torch.sigmoid(x_f + self.times(0, h, weight, tap))
-        n = torch.tanh(x_n + self.times(1, f * h, weight, tap))
-        return (held(real, (1 - f) * h + f * n, h),), ((f * h).detach(),)
+        f = torch.sigmoid(x_f + self.recurrent_product(0, h, weight, offset))
+        n = torch.tanh(x_n + self.recurrent_product(1, f * h, weight, offset))
+        return (keep_at_padding(real, (1 - f) * h + f * n, h),), ((f * h).detach(),)
 
 
 # ---- the tests -------------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class Plan:
     index: Tensor | None = None  # (T,) where each query stands among the keys, if they are the same tokens
     scheme: Positions = NoPositions()  # noqa: RUF009 (it holds nothing)
     past: Tensor | None = None  # (B, T, S) which keys are a query's own past, where queries are hypotheses
-    ready: Any = None  # what the kernel wants to have made once for all layers
+    prepared: Any = None  # what the kernel wants to have made once for all layers
     cudnn: bool = False  # cuDNN may take part in this one
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
@@ -64,17 +64,17 @@ class Plan:
             return self.scheme.bias(self.q.amax(0)[:, None], self.k.amax(0))[None]
         return self.scheme.bias(self.q[:, :, None], self.k[:, None, :]).movedim(0, 1)
 
-    def rows(self, rows: Tensor) -> Plan:
+    def for_queries(self, rows: Tensor) -> Plan:
         """The same for some of the queries."""
         index = None if self.index is None else self.index[rows]
         past = None if self.past is None else self.past[:, rows]
-        return replace(self, kernel=reference, q=self.q[:, rows], index=index, past=past, ready=None)
+        return replace(self, kernel=reference, q=self.q[:, rows], index=index, past=past, prepared=None)
 
 
 # ---- reference --------------------------------------------------------------------------------------------------------
 
 
-def weights(q: Tensor, k: Tensor, plan: Plan) -> Tensor:
+def attention_weights(q: Tensor, k: Tensor, plan: Plan) -> Tensor:
     """The attention weights themselves, (B, H, T, S), in fp32. A query that may look nowhere gets zeros, not NaN."""
     return masked_softmax(raw_scores(q, k, plan), plan.seen())
 
@@ -94,7 +94,7 @@ def raw_scores(q: Tensor, k: Tensor, plan: Plan) -> Tensor:
 
 def reference(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
     """The formula as written."""
-    a = F.dropout(weights(q, k, plan), dropout).to(v.dtype)  # (B, H, T, S)
+    a = F.dropout(attention_weights(q, k, plan), dropout).to(v.dtype)  # (B, H, T, S)
     result = a @ repeat_kv(v, q)  # (B, H, T, D)
     return result + plan.scheme.values(a, (plan.q, plan.k)) if plan.scheme.contextual else result  # type: ignore[operator]
 
@@ -104,7 +104,7 @@ def reference(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Te
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
     """torch's fused kernels (flash, memory-efficient, or its own CPU one)."""
-    mask = plan.ready
+    mask = plan.prepared
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
     triangle = mask is None and plan.index is not None and plan.mask.triangle
@@ -153,14 +153,14 @@ def prepare_dense_mask(plan: Plan) -> Tensor | None:
     return bias - bias.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(bias.dtype).min)
 
 
-def settled(plan: Plan) -> Plan:
+def with_additive_mask(plan: Plan) -> Plan:
     """For few queries on a CPU: the kernel would turn a mask into what is added to the scores in every layer anew."""
-    seen = plan.ready
+    seen = plan.prepared
     if plan.kernel is not sdpa or seen is None or seen.dtype != torch.bool or seen.device.type != "cpu":
         return plan
     if plan.past is None and seen.all():
-        return replace(plan, ready=None)
-    return replace(plan, ready=torch.where(seen, 0.0, -torch.inf))
+        return replace(plan, prepared=None)
+    return replace(plan, prepared=torch.where(seen, 0.0, -torch.inf))
 
 
 # ---- flex -------------------------------------------------------------------------------------------------------------
@@ -170,10 +170,10 @@ def flex(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
     """FlexAttention over the blocks that a mask leaves; for a bias, with a look-up for every score."""
     from regard.kernels.flex_attention import flex_attend
 
-    return flex_attend(q, k, v, plan.ready, plan.scheme.scale)
+    return flex_attend(q, k, v, plan.prepared, plan.scheme.scale)
 
 
-def blocks(plan: Plan) -> Any:
+def prepare_block_mask(plan: Plan) -> Any:
     from regard.kernels.flex_attention import prepare
 
     table = plan.scheme.table(plan.q.shape[1], plan.q.device) if plan.scheme.relative else None
@@ -185,14 +185,14 @@ def blocks(plan: Plan) -> Any:
 
 def toeplitz(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
     """Regard's kernels for biases: linear memory, and gradients for all that is learned."""
-    return kernels_of(plan.scheme).attend(q, k, v, plan.ready, plan.scheme.scale)
+    return bias_kernels_for(plan.scheme).attend(q, k, v, plan.prepared, plan.scheme.scale)
 
 
-def tables(plan: Plan) -> Any:
-    return kernels_of(plan.scheme).prepare(plan.scheme, plan.mask, plan.q)
+def prepare_bias_table(plan: Plan) -> Any:
+    return bias_kernels_for(plan.scheme).prepare(plan.scheme, plan.mask, plan.q)
 
 
-def kernels_of(scheme: Positions) -> Any:
+def bias_kernels_for(scheme: Positions) -> Any:
     """Imported when first needed: Triton is not everywhere."""
     from regard.kernels import fire_attention, toeplitz_attention
 
@@ -206,10 +206,10 @@ def short(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor
     """Regard's kernels for rows of at most 128 tokens: all of a row and head at once."""
     from regard.kernels.short_attention import attend
 
-    return attend(q, k, v, plan.ready, plan.scheme.scale, dropout)
+    return attend(q, k, v, plan.prepared, plan.scheme.scale, dropout)
 
 
-def lengths(plan: Plan) -> Any:
+def prepare_lengths(plan: Plan) -> Any:
     from regard.kernels.short_attention import prepare
 
     return prepare(plan)
@@ -219,9 +219,9 @@ def lengths(plan: Plan) -> Any:
 
 PREPARE: dict[Kernel, Callable[[Plan], Any]] = {
     sdpa: prepare_dense_mask,
-    flex: blocks,
-    toeplitz: tables,
-    short: lengths,
+    flex: prepare_block_mask,
+    toeplitz: prepare_bias_table,
+    short: prepare_lengths,
 }
 KERNELS: dict[str, Kernel] = {kernel.__name__: kernel for kernel in (reference, sdpa, flex, toeplitz, short)}
 
@@ -240,21 +240,21 @@ def make_plan(
     """The plan for queries at positions q (B, T) and keys at positions k (B, S); `k is q` where they are the same tokens."""
     own, scheme = k is q and past is None, scheme or NoPositions()
     if kernel is None:
-        learning = torch.is_grad_enabled()
-        sizes = (d_head, dropout, has_triton(), k.shape[1], learning)
+        needs_grad = torch.is_grad_enabled()
+        sizes = (d_head, dropout, has_triton(), k.shape[1], needs_grad)
         choice = choose(Situation(q.device.type, q.shape[1], own, mask, scheme, *sizes))
         if not choice.fast:
-            say_once(choice.kernel, choice.why)
+            warn_once(choice.kernel, choice.why)
         kernel = choice.kernel
     cudnn = q.is_cuda and torch.is_grad_enabled() and has_fast_cudnn()
     index = torch.arange(q.shape[1], device=q.device) if own else None
-    plan = Plan(runnable(kernel), mask, q, k, index, scheme, past, cudnn=cudnn)
+    plan = Plan(get_kernel(kernel), mask, q, k, index, scheme, past, cudnn=cudnn)
     prepare = PREPARE.get(KERNELS[kernel])
-    return replace(plan, ready=prepare(plan)) if prepare else plan
+    return replace(plan, prepared=prepare(plan)) if prepare else plan
 
 
 @functools.cache
-def runnable(kernel: str) -> Kernel:
+def get_kernel(kernel: str) -> Kernel:
     """A kernel as compiled blocks may call it: two are not for compiling. What keeps them out is slow to import, so it is
     asked for when such a kernel is first chosen."""
     call = KERNELS[kernel]
@@ -262,5 +262,5 @@ def runnable(kernel: str) -> Kernel:
 
 
 @functools.cache
-def say_once(kernel: str, why: str) -> None:
+def warn_once(kernel: str, why: str) -> None:
     log.warning("attention runs on the slower kernel '%s': %s", kernel, why)

@@ -25,13 +25,13 @@ from regard.layers.context import Context
 from regard.layers.mixers.attention import CrossAttention, Prepared
 from regard.layers.part import Place, make_part
 
-Look = tuple[Tensor, Tensor]  # context, weights
+AttentionOutput = tuple[Tensor, Tensor]  # context, weights
 
 
 # ---- one query --------------------------------------------------------------------------------------------------------
 
 
-def answer(scores: Tensor, values: Tensor, mask: Tensor | None) -> Look:
+def attend_one(scores: Tensor, values: Tensor, mask: Tensor | None) -> AttentionOutput:
     """c = sum_i a_i v_i, the context of one query with these scores (B, S)."""
     weights = masked_softmax(scores, mask)  # (B, S)
     return (weights[..., None, :] @ values)[..., 0, :], weights  # (B, D)
@@ -53,16 +53,16 @@ class Additive(nn.Module):
         """(B, S), from keys already `U`-projected: a decoder does that once, and then asks at every step."""
         return self.v((self.W(query)[..., None, :] + projected).tanh())[..., 0]
 
-    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
-        return answer(self.scores(query, self.U(keys)), values, mask)
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> AttentionOutput:
+        return attend_one(self.scores(query, self.U(keys)), values, mask)
 
 
-def dot_product(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
+def dot_product(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> AttentionOutput:
     """Stage 2: no network, e_i = q . k_i. Nothing to learn here, and one matrix product in place of S small networks."""
-    return answer((keys @ query[..., None])[..., 0], values, mask)
+    return attend_one((keys @ query[..., None])[..., 0], values, mask)
 
 
-def scaled_dot_product(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
+def scaled_dot_product(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> AttentionOutput:
     """Stage 3: e_i = q . k_i / sqrt(D).
 
     A dot product of D numbers of unit variance has variance D. The wider the vectors, the harder the softmax and the smaller
@@ -74,7 +74,7 @@ def scaled_dot_product(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor
 # ---- many queries -----------------------------------------------------------------------------------------------------
 
 
-def many_queries(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
+def many_queries(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> AttentionOutput:
     """Stage 4: softmax(Q K^T / sqrt(D)) V. Queries do not wait for each other, so all of them are one matrix product."""
     scores = query @ keys.transpose(-2, -1) / math.sqrt(query.shape[-1])  # (B, T, S)
     weights = masked_softmax(scores, mask)
@@ -89,7 +89,7 @@ class KeyValueHead(nn.Module):
         self.w_k = nn.Linear(d_model, d_head, bias=False)
         self.w_v = nn.Linear(d_model, d_head, bias=False)
 
-    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> AttentionOutput:
         return many_queries(query, self.w_k(keys), self.w_v(values), mask)
 
 
@@ -100,11 +100,11 @@ class SelfHead(KeyValueHead):
         super().__init__(d_model, d_head)
         self.w_q = nn.Linear(d_model, d_head, bias=False)
 
-    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> AttentionOutput:
         return super().forward(self.w_q(query), keys, values, mask)
 
 
-def no_look_ahead(n: int, device: torch.device | None = None) -> Tensor:
+def causal_mask(n: int, device: torch.device | None = None) -> Tensor:
     """(n, n): token t sees the tokens up to itself."""
     return torch.ones(n, n, dtype=torch.bool, device=device).tril()
 
@@ -112,15 +112,15 @@ def no_look_ahead(n: int, device: torch.device | None = None) -> Tensor:
 class MaskedHead(SelfHead):
     """Stage 7: no look-ahead. Scores of later tokens are -inf, so that each token can be trained to foretell the next."""
 
-    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
-        triangle = no_look_ahead(query.shape[-2], query.device)
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> AttentionOutput:
+        triangle = causal_mask(query.shape[-2], query.device)
         return super().forward(query, keys, values, triangle if mask is None else mask & triangle)
 
 
 # ---- many heads: the layers of the Transformer itself -----------------------------------------------------------------
 
 
-class InEveryHead:
+class RecordingKernel:
     """Stage 4 as the kernel of a layer (layers/attention_kernels.py), which keeps its weights."""
 
     weights: Tensor  # (B, H, T, S)
@@ -142,11 +142,11 @@ class MultiHead(nn.Module):
 
     def __init__(self, d_model: int, n_heads: int, n_kv_heads: int = 0) -> None:
         super().__init__()
-        self.layer = make_part("mixer", "attention", sizes(d_model, n_heads, n_kv_heads), Place("encoder"))
+        self.layer = make_part("mixer", "attention", make_config(d_model, n_heads, n_kv_heads), Place("encoder"))
 
-    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> AttentionOutput:
         check_same(query, keys, values)
-        kernel, places = InEveryHead(mask), places_of(query)
+        kernel, places = RecordingKernel(mask), token_positions(query)
         ctx = Context(places, Prepared(Plan(kernel, FULL, places, places)))
         return self.layer(query, ctx), kernel.weights
 
@@ -156,17 +156,17 @@ class MultiHeadCross(nn.Module):
 
     def __init__(self, d_model: int, n_heads: int, n_kv_heads: int = 0) -> None:
         super().__init__()
-        self.layer = CrossAttention(sizes(d_model, n_heads, n_kv_heads))
+        self.layer = CrossAttention(make_config(d_model, n_heads, n_kv_heads))
 
-    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> AttentionOutput:
         check_same(keys, values)
-        kernel, places = InEveryHead(mask), places_of(query)
-        plan = Plan(kernel, FULL, places, places_of(keys))
+        kernel, places = RecordingKernel(mask), token_positions(query)
+        plan = Plan(kernel, FULL, places, token_positions(keys))
         ctx = Context(places, memory=keys, memory_plan=plan)
         return self.layer(query, ctx), kernel.weights
 
 
-def sizes(d_model: int, n_heads: int, n_kv_heads: int) -> ModelConfig:
+def make_config(d_model: int, n_heads: int, n_kv_heads: int) -> ModelConfig:
     n_kv_heads = n_kv_heads or n_heads
     if min(d_model, n_heads, n_kv_heads) < 1 or d_model % n_heads or n_heads % n_kv_heads:
         raise RegardError(
@@ -185,6 +185,6 @@ def check_same(*given: Tensor) -> None:
         )
 
 
-def places_of(x: Tensor) -> Tensor:
+def token_positions(x: Tensor) -> Tensor:
     """Positions (B, T), all real."""
     return torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from regard.config import ModelConfig
 from regard.config.registry import find, register
 from regard.layers.part import Part, settings_of
-from regard.layers.stack import in_working_precision
+from regard.layers.stack import to_working_precision
 
-State = tuple[Tensor, ...]  # h, and an LSTM's c, each (B, H)
+CellState = tuple[Tensor, ...]  # h, and an LSTM's c, each (B, H)
 
 
 class Cell(Part):
@@ -38,7 +38,7 @@ class Cell(Part):
     step.
 
     A step is given what `project` made of its x, (B, G*H); weight_hh, of which dropout may have taken something; zeros as
-    a `tap` (B, rows of weight_hh), to be added to the products with it, which makes their gradients known (recurrent.py);
+    a `offset` (B, rows of weight_hh), to be added to the products with it, which makes their gradients known (recurrent.py);
     and `real` (B, 1), or None: where it is False the state stays. It gives the new state, and what the products after the
     first, which is with h, have multiplied.
     """
@@ -48,14 +48,14 @@ class Cell(Part):
     gates = 1  # of the bias
     inputs = 1  # gates that weight_ih makes
     hidden: tuple[int, ...] = (1,)  # gates that each product with weight_hh makes
-    bare = False  # x itself is added
-    still: tuple[int, float] | None = None  # a gate, and what added to it leaves a state of zeros as it is
-    fused = ""  # torch's name for all steps as one kernel
+    adds_input = False  # x itself is added
+    hold_gate: tuple[int, float] | None = None  # a gate, and what added to it leaves a state of zeros as it is
+    fused_op = ""  # torch's name for all steps as one kernel
 
     def __init__(self, settings: Any, d_in: int, d_hidden: int, norm: bool = False) -> None:
         """Other than parts of a block, cells have sizes of their own layer: d_in and d_hidden."""
         nn.Module.__init__(self)
-        through = self.bare and d_in != d_hidden
+        through = self.adds_input and d_in != d_hidden
         self.weight_in = nn.Parameter(torch.empty(d_hidden, d_in)) if through else None
         self.weight_ih = nn.Parameter(torch.empty(self.inputs * d_hidden, d_hidden if through else d_in))
         self.weight_hh = nn.Parameter(torch.empty(sum(self.hidden) * d_hidden, d_hidden))
@@ -80,27 +80,27 @@ class Cell(Part):
         """(..., C) -> (..., G*H), the bias included."""
         x = x if self.weight_in is None else F.linear(x, self.weight_in)
         y = F.linear(x, self.weight_ih)
-        y = self.spread(y if self.input_norm is None else self.input_norm(y), x)
-        return in_working_precision(y + self.bias.to(y.dtype))
+        y = self.add_input(y if self.input_norm is None else self.input_norm(y), x)
+        return to_working_precision(y + self.bias.to(y.dtype))
 
-    def spread(self, y: Tensor, x: Tensor) -> Tensor:
+    def add_input(self, y: Tensor, x: Tensor) -> Tensor:
         """W x, with x itself where a gate has that."""
         return y
 
-    def by_product(self, numbers: Tensor, dim: int, d_hidden: int) -> tuple[Tensor, ...]:
+    def split_products(self, numbers: Tensor, dim: int, d_hidden: int) -> tuple[Tensor, ...]:
         """What has a place for each row of weight_hh, product by product."""
         return numbers.split([n * d_hidden for n in self.hidden], dim)
 
-    def times(self, i: int, x: Tensor, weight: Tensor, tap: Tensor | None) -> Tensor:
+    def recurrent_product(self, i: int, x: Tensor, weight: Tensor, offset: Tensor | None) -> Tensor:
         """The i-th product with weight_hh."""
         d_hidden = weight.shape[1]  # not a constant: cells of all widths are compiled once
-        y = F.linear(x, self.by_product(weight, 0, d_hidden)[i])
-        if tap is not None:
-            y = y + self.by_product(tap, -1, d_hidden)[i]
+        y = F.linear(x, self.split_products(weight, 0, d_hidden)[i])
+        if offset is not None:
+            y = y + self.split_products(offset, -1, d_hidden)[i]
         return y if self.hidden_norms is None else self.hidden_norms[i](y)
 
 
-def held(real: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
+def keep_at_padding(real: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
     new = new.to(old.dtype)
     return new if real is None else torch.where(real, new, old)
 
@@ -109,12 +109,12 @@ def held(real: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
 class Vanilla(Cell):
     """The vanilla recurrent cell: h = tanh(W x + U h + b)."""
 
-    fused = "rnn_tanh"
+    fused_op = "rnn_tanh"
 
     def forward(
-        self, x: Tensor, weight: Tensor, tap: Tensor | None, real: Tensor | None, h: Tensor
-    ) -> tuple[State, State]:
-        return (held(real, torch.tanh(x + self.times(0, h, weight, tap)), h),), ()
+        self, x: Tensor, weight: Tensor, offset: Tensor | None, real: Tensor | None, h: Tensor
+    ) -> tuple[CellState, CellState]:
+        return (keep_at_padding(real, torch.tanh(x + self.recurrent_product(0, h, weight, offset)), h),), ()
 
 
 @register("lstm")
@@ -125,8 +125,8 @@ class LSTM(Cell):
     """
 
     states, gates, inputs, hidden = 2, 4, 4, (4,)
-    still = 0, -1e4  # nothing comes in
-    fused = "lstm"
+    hold_gate = 0, -1e4  # nothing comes in
+    fused_op = "lstm"
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -135,14 +135,14 @@ class LSTM(Cell):
         self.bias[self.d_hidden : 2 * self.d_hidden] = 1.0
 
     def forward(
-        self, x: Tensor, weight: Tensor, tap: Tensor | None, real: Tensor | None, h: Tensor, c: Tensor
-    ) -> tuple[State, State]:
-        i, f, g, o = (x + self.times(0, h, weight, tap)).chunk(4, -1)
+        self, x: Tensor, weight: Tensor, offset: Tensor | None, real: Tensor | None, h: Tensor, c: Tensor
+    ) -> tuple[CellState, CellState]:
+        i, f, g, o = (x + self.recurrent_product(0, h, weight, offset)).chunk(4, -1)
         new = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
         out = torch.sigmoid(o) * torch.tanh(
             new if self.cell_norm is None else self.cell_norm(new.to(self.cell_norm.weight.dtype))
         )
-        return (held(real, out, h), held(real, new, c)), ()
+        return (keep_at_padding(real, out, h), keep_at_padding(real, new, c)), ()
 
 
 @register("gru")
@@ -150,16 +150,16 @@ class GRU(Cell):
     """GRU as torch and cuDNN have it, which resets after its product."""
 
     gates, inputs, hidden = 3, 3, (3,)
-    still = 1, 1e4  # all of h stays
-    fused = "gru"
+    hold_gate = 1, 1e4  # all of h stays
+    fused_op = "gru"
 
     def forward(
-        self, x: Tensor, weight: Tensor, tap: Tensor | None, real: Tensor | None, h: Tensor
-    ) -> tuple[State, State]:
-        (x_r, x_z, x_n), (h_r, h_z, h_n) = x.chunk(3, -1), self.times(0, h, weight, tap).chunk(3, -1)
+        self, x: Tensor, weight: Tensor, offset: Tensor | None, real: Tensor | None, h: Tensor
+    ) -> tuple[CellState, CellState]:
+        (x_r, x_z, x_n), (h_r, h_z, h_n) = x.chunk(3, -1), self.recurrent_product(0, h, weight, offset).chunk(3, -1)
         z = torch.sigmoid(x_z + h_z)
         n = torch.tanh(x_n + torch.sigmoid(x_r + h_r) * h_n)
-        return (held(real, z * h + (1 - z) * n, h),), ()
+        return (keep_at_padding(real, z * h + (1 - z) * n, h),), ()
 
 
 @register("gru-cho")
@@ -169,48 +169,48 @@ class GRUCho(Cell):
     gates, inputs, hidden = 3, 3, (2, 1)
 
     def forward(
-        self, x: Tensor, weight: Tensor, tap: Tensor | None, real: Tensor | None, h: Tensor
-    ) -> tuple[State, State]:
-        (x_r, x_z, x_n), (h_r, h_z) = x.chunk(3, -1), self.times(0, h, weight, tap).chunk(2, -1)
+        self, x: Tensor, weight: Tensor, offset: Tensor | None, real: Tensor | None, h: Tensor
+    ) -> tuple[CellState, CellState]:
+        (x_r, x_z, x_n), (h_r, h_z) = x.chunk(3, -1), self.recurrent_product(0, h, weight, offset).chunk(2, -1)
         z, reset = torch.sigmoid(x_z + h_z), torch.sigmoid(x_r + h_r) * h
-        n = torch.tanh(x_n + self.times(1, reset, weight, tap))
-        return (held(real, z * h + (1 - z) * n, h),), (reset.detach(),)
+        n = torch.tanh(x_n + self.recurrent_product(1, reset, weight, offset))
+        return (keep_at_padding(real, z * h + (1 - z) * n, h),), (reset.detach(),)
 
 
 @register("mut1")
 class MUT1(Cell):
     """MUT1, the first of three cells found by search (Jozefowicz et al. 2015)."""
 
-    gates, inputs, hidden, bare = 3, 2, (1, 1), True
+    gates, inputs, hidden, adds_input = 3, 2, (1, 1), True
 
-    def spread(self, y: Tensor, x: Tensor) -> Tensor:
+    def add_input(self, y: Tensor, x: Tensor) -> Tensor:
         return torch.cat([y, torch.tanh(x).to(y.dtype)], -1)
 
     def forward(
-        self, x: Tensor, weight: Tensor, tap: Tensor | None, real: Tensor | None, h: Tensor
-    ) -> tuple[State, State]:
+        self, x: Tensor, weight: Tensor, offset: Tensor | None, real: Tensor | None, h: Tensor
+    ) -> tuple[CellState, CellState]:
         x_r, x_z, x_n = x.chunk(3, -1)
-        z, reset = torch.sigmoid(x_z), torch.sigmoid(x_r + self.times(0, h, weight, tap)) * h
-        n = torch.tanh(x_n + self.times(1, reset, weight, tap))
-        return (held(real, n * z + h * (1 - z), h),), (reset.detach(),)
+        z, reset = torch.sigmoid(x_z), torch.sigmoid(x_r + self.recurrent_product(0, h, weight, offset)) * h
+        n = torch.tanh(x_n + self.recurrent_product(1, reset, weight, offset))
+        return (keep_at_padding(real, n * z + h * (1 - z), h),), (reset.detach(),)
 
 
 @register("mut2")
 class MUT2(Cell):
     """MUT2, the second of three cells found by search (Jozefowicz et al. 2015)."""
 
-    gates, inputs, hidden, bare = 3, 2, (2, 1), True
+    gates, inputs, hidden, adds_input = 3, 2, (2, 1), True
 
-    def spread(self, y: Tensor, x: Tensor) -> Tensor:
+    def add_input(self, y: Tensor, x: Tensor) -> Tensor:
         return torch.cat([x.to(y.dtype), y], -1)
 
     def forward(
-        self, x: Tensor, weight: Tensor, tap: Tensor | None, real: Tensor | None, h: Tensor
-    ) -> tuple[State, State]:
-        (x_r, x_z, x_n), (h_r, h_z) = x.chunk(3, -1), self.times(0, h, weight, tap).chunk(2, -1)
+        self, x: Tensor, weight: Tensor, offset: Tensor | None, real: Tensor | None, h: Tensor
+    ) -> tuple[CellState, CellState]:
+        (x_r, x_z, x_n), (h_r, h_z) = x.chunk(3, -1), self.recurrent_product(0, h, weight, offset).chunk(2, -1)
         z, reset = torch.sigmoid(x_z + h_z), torch.sigmoid(x_r + h_r) * h
-        n = torch.tanh(x_n + self.times(1, reset, weight, tap))
-        return (held(real, n * z + h * (1 - z), h),), (reset.detach(),)
+        n = torch.tanh(x_n + self.recurrent_product(1, reset, weight, offset))
+        return (keep_at_padding(real, n * z + h * (1 - z), h),), (reset.detach(),)
 
 
 @register("mut3")
@@ -220,13 +220,13 @@ class MUT3(Cell):
     gates, inputs, hidden = 3, 3, (1, 1, 1)
 
     def forward(
-        self, x: Tensor, weight: Tensor, tap: Tensor | None, real: Tensor | None, h: Tensor
-    ) -> tuple[State, State]:
+        self, x: Tensor, weight: Tensor, offset: Tensor | None, real: Tensor | None, h: Tensor
+    ) -> tuple[CellState, CellState]:
         (x_r, x_z, x_n), squashed = x.chunk(3, -1), torch.tanh(h)
-        z = torch.sigmoid(x_z + self.times(1, squashed, weight, tap))
-        reset = torch.sigmoid(x_r + self.times(0, h, weight, tap)) * h
-        n = torch.tanh(x_n + self.times(2, reset, weight, tap))
-        return (held(real, n * z + h * (1 - z), h),), (squashed.detach(), reset.detach())
+        z = torch.sigmoid(x_z + self.recurrent_product(1, squashed, weight, offset))
+        reset = torch.sigmoid(x_r + self.recurrent_product(0, h, weight, offset)) * h
+        n = torch.tanh(x_n + self.recurrent_product(2, reset, weight, offset))
+        return (keep_at_padding(real, n * z + h * (1 - z), h),), (squashed.detach(), reset.detach())
 
 
 def cell_settings(config: ModelConfig) -> Any:

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 def apply_read(part: Any, x: Tensor, ctx: Context) -> Any:
     """Run a part on prompts (B, T, C), leaving behind the state that its steps continue from."""
-    return with_hooks(part, part.read, x, ctx) if has_hooks(part) else part.read(x, ctx, ctx.state.parts.get(part))
+    return run_with_hooks(part, part.read, x, ctx) if has_hooks(part) else part.read(x, ctx, ctx.state.parts.get(part))
 
 
 def apply_step(part: Any, x: Tensor, ctx: Context) -> Any:
     """Run a part on one more token of each row (N, C)."""
-    return with_hooks(part, part.step, x, ctx) if has_hooks(part) else part.step(x, ctx, ctx.state.parts.get(part))
+    return run_with_hooks(part, part.step, x, ctx) if has_hooks(part) else part.step(x, ctx, ctx.state.parts.get(part))
 
 
 def has_hooks(part: nn.Module) -> bool:
@@ -33,7 +33,7 @@ def has_hooks(part: nn.Module) -> bool:
     return bool(own["_forward_pre_hooks"] or own["_forward_hooks"]) or "forward" in own
 
 
-def with_hooks(part: Any, run: Callable[..., Any], x: Tensor, ctx: Context) -> Any:
+def run_with_hooks(part: Any, run: Callable[..., Any], x: Tensor, ctx: Context) -> Any:
     """Run `read` or `step` of a part with the forward hooks that it has, as calling the part would."""
     own, kept = part.__dict__, ctx.state.parts.get(part)
     if isinstance(part, FeedForward):
@@ -56,7 +56,7 @@ def with_hooks(part: Any, run: Callable[..., Any], x: Tensor, ctx: Context) -> A
 @dataclass(frozen=True)
 class Context:
     positions: Tensor  # (B, T), -1 = padding; in a step (N,)
-    ready: Any = None  # what the block's mixer has prepared, once for all blocks that share it
+    prepared: Any = None  # what the block's mixer has prepared, once for all blocks that share it
     memory: Tensor | None = None  # (B', S, C), the encoder's final output; B' divides B
     memory_plan: Plan | None = None  # how the tokens look at the memory
     apply: Callable[[nn.Module, Tensor, Context], Any] | None = None  # apply_read or apply_step; None: parts are called
@@ -70,9 +70,9 @@ class Context:
             return self.state.active(self.positions)
         return self.positions > PAD_POSITION
 
-    def with_ready(self, ready: Any) -> Context:
+    def with_prepared(self, prepared: Any) -> Context:
         """Return the context with what a mixer has prepared; `replace` would take longer, at every step."""
-        return Context(self.positions, ready, self.memory, self.memory_plan, self.apply, self.state, self.fuse)
+        return Context(self.positions, prepared, self.memory, self.memory_plan, self.apply, self.state, self.fuse)
 
     def at(self, t: int) -> Context:
         """Return the context of a step over the tokens in column t."""

@@ -84,7 +84,7 @@ def _product(sizes: Any) -> int:
 _DECLARED: WeakKeyDictionary[nn.Module, list[tuple[str, dict[str, Storage]]]] = WeakKeyDictionary()
 
 
-def declared(model: nn.Module) -> list[tuple[str, nn.Module, dict[str, Storage]]]:
+def declared_storage(model: nn.Module) -> list[tuple[str, nn.Module, dict[str, Storage]]]:
     """Return the path, module and storage of every part of a model that keeps something while decoding."""
     if model not in _DECLARED:
         encoders = (stack for stack in model.modules() if getattr(stack, "side", "") == "encoder")
@@ -100,7 +100,7 @@ def state_bytes(
     """Return the bytes that decoding keeps for so many sentences, at so many tokens written and read."""
     return sum(
         storage.nbytes(sentences, hypotheses, columns, source, dtype)
-        for _, _, storages in declared(model)
+        for _, _, storages in declared_storage(model)
         for storage in storages.values()
     )
 
@@ -121,7 +121,7 @@ class State:
         self.rows: list[tuple[SimpleNamespace, str]] = []  # the PerRow tensors
         self.sentences: list[tuple[SimpleNamespace, str]] = []  # the PerSentence tensors
         self.columns: list[tuple[SimpleNamespace, str]] = []
-        for path, part, storages in declared(model):
+        for path, part, storages in declared_storage(model):
             kept = self.parts[part] = SimpleNamespace()
             self.paths[path] = part
             for name, storage in storages.items():
@@ -140,7 +140,7 @@ class State:
         self.memory_positions: Tensor | None = None  # (B, S) of the source tokens
         self.memory_plan: Plan | None = None  # how hypotheses look at them, where every step does so alike
         self.gapless = True  # no column of any row is padding
-        self.looked = 0  # columns when those that nobody sees were last looked for
+        self.last_drop_check = 0  # columns when those that nobody sees were last looked for
 
     # ---- where things stand -------------------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class State:
             end = start + columns.shape[2]
             room = getattr(kept, name)
             if room is None or room.shape[2] < end:
-                room = _grown(room, columns, start, end)
+                room = _grow(room, columns, start, end)
                 setattr(kept, name, room)
             room[:, :, start:end] = columns
             found.append(room[:, :, :end])
@@ -241,14 +241,14 @@ class State:
         rooms = [getattr(kept, name) for kept, name in self.columns]  # None before the first step
         room = max((x.shape[2] for x in rooms if x is not None), default=0)
         full = self.filled + self.width > room
-        if not room or not (full or self.filled >= self.looked + 8 * self.width):
+        if not room or not (full or self.filled >= self.last_drop_check + 8 * self.width):
             return
         alive = self.past.any(1)  # (B, filled)
         count = int(alive.sum(1).max())
-        self.looked = self.filled
+        self.last_drop_check = self.filled
         if 4 * count > 3 * self.filled:
             return
-        self.looked = count
+        self.last_drop_check = count
         kept_columns = alive.byte().argsort(dim=1, descending=True, stable=True)[:, :count]  # in the order of writing
         for kept, name in self.columns:
             x = getattr(kept, name)
@@ -258,12 +258,12 @@ class State:
 
     # ---- the source ---------------------------------------------------------------------------------------------------
 
-    def remember(self, part: nn.Module, **tensors: Tensor) -> None:
+    def store_memory(self, part: nn.Module, **tensors: Tensor) -> None:
         """Keep what a part has made of the source, one row a sentence."""
         for name, tensor in tensors.items():
             setattr(self.parts[part], name, tensor)
 
-    def plan_of_memory(self, make: Callable[[], Plan]) -> Plan:
+    def get_memory_plan(self, make: Callable[[], Plan]) -> Plan:
         """Return the plan of cross-attention, made at the first step and kept."""
         if self.memory_plan is None:
             self.memory_plan = make()
@@ -278,7 +278,7 @@ class State:
             yield path, self.parts[part]
 
 
-def _grown(old: Tensor | None, new: Tensor, filled: int, needed: int) -> Tensor:
+def _grow(old: Tensor | None, new: Tensor, filled: int, needed: int) -> Tensor:
     n, h, _, d = new.shape
     room = new.new_empty(n, h, max(16, 1 << (needed - 1).bit_length()), d)
     if old is not None:

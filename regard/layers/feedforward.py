@@ -47,6 +47,6 @@ class Gated(Dense):
 
     gated: ClassVar[bool] = True
 
-    def joined(self) -> dict[str, tuple[int, list[int]]]:
+    def fused_matrices(self) -> dict[str, tuple[int, list[int]]]:
         d_ff = self.outer.in_features
         return {"inner": (d_ff // gate_block(d_ff), [gate_block(d_ff)] * 2)}

@@ -8,7 +8,7 @@ from regard.kernels.attention_functions import SHORT_TILE
 from regard.kernels.masks import Mask
 from regard.layers.positions.scheme import Positions
 
-SHORT = 128  # queries below which a dense mask costs nothing worth saving
+FEW_QUERIES = 128  # queries below which a dense mask costs nothing worth saving
 
 
 @dataclass(frozen=True)
@@ -17,14 +17,14 @@ class Situation:
 
     device: str  # cpu, cuda, or meta, where models are counted
     queries: int  # T
-    own: bool  # the keys are the queries' own tokens: training, encoders, prompts
+    self_attention: bool  # the keys are the queries' own tokens: training, encoders, prompts
     mask: Mask
     scheme: Positions
     d_head: int = 64
     dropout: float = 0.0  # on weights
     triton: bool = True  # which `flex`, `short` and `toeplitz` are written in
     keys: int | None = None  # S; None: as many as queries
-    learning: bool = True  # gradients are asked for
+    needs_grad: bool = True  # gradients are asked for
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,18 @@ def choose(s: Situation) -> Choice:
         return Choice("reference" if s.scheme.contextual else "sdpa", "tensors without numbers: plain products")
     if s.scheme.contextual:
         return Choice("reference", f"{scheme} looks at queries inside the softmax; no fused kernel can", fast=False)
-    if simple and s.learning and in_one_tile(s) and (s.own or not s.mask.causal):
+    if simple and s.needs_grad and in_one_tile(s) and (s.self_attention or not s.mask.causal):
         return Choice("short", f"training on rows of at most {SHORT_TILE} tokens: one tile")
-    if simple and s.mask.triangle and s.own:
+    if simple and s.mask.triangle and s.self_attention:
         return Choice("sdpa", "causal without a bias: the fused triangle")
     if simple:
         return Choice("sdpa", "no bias: fused, with a mask for padding")
     if s.device == "cpu":
         return Choice("sdpa", "on a CPU: fused, with a dense mask")
-    if s.queries < SHORT:
-        few = f"fewer than {SHORT} queries" if s.own else "a few queries over a cache or a memory"
+    if s.queries < FEW_QUERIES:
+        few = f"fewer than {FEW_QUERIES} queries" if s.self_attention else "a few queries over a cache or a memory"
         return Choice("sdpa", f"{few}: fused, with a dense mask")
-    if not s.own:
+    if not s.self_attention:
         return Choice("sdpa", "a bias or window over other tokens: a dense mask, T x S in memory", fast=False)
     if s.dropout:
         return Choice("sdpa", "dropout on weights: fused, but with a dense mask, T x T in memory", fast=False)

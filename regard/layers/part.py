@@ -60,7 +60,7 @@ class Part(nn.Module):
     def init_weights(self) -> None:
         """Fill the part's own parameters and buffers. The default leaves matrices, biases and gains to models/initialization.py."""
 
-    def joined(self) -> dict[str, tuple[int, list[int]]]:
+    def fused_matrices(self) -> dict[str, tuple[int, list[int]]]:
         """Return, for each child layer whose weight holds several matrices in turns (kernels/weight_layout.py): in how many blocks
         its rows come, and how many rows each matrix has in a block. Muon treats them as a matrix each."""
         return {}
@@ -106,7 +106,7 @@ class Mixer(Part):
     has_heads: ClassVar[bool] = True  # reads model.n_heads
     ordered: ClassVar[bool] = True  # knows the order of its tokens without a position scheme
     window: int = 0  # of a mixer that attends: how many tokens back it sees; 0: all
-    share: Hashable = ()  # blocks whose mixers are of one class and have equal values share what `prepare` returns
+    share_key: Hashable = ()  # blocks whose mixers are of one class and have equal values share what `prepare` returns
 
     def prepare(self, request: Request) -> Any:
         """Return what `forward`, `read` and the steps of a growing state want to have made once for all layers. It is called
@@ -169,7 +169,7 @@ class FeedForward(Part):
         return self(x, ctx)
 
 
-WRITTEN_FOR = ("forward", "step", "read", "attend", "split", "project")  # whose result a fused step computes
+FUSED_METHODS = ("forward", "step", "read", "attend", "split", "project")  # whose result a fused step computes
 
 
 def fused_step_of(part: nn.Module) -> Callable[..., Tensor] | None:
@@ -181,13 +181,13 @@ def fused_step_of(part: nn.Module) -> Callable[..., Tensor] | None:
         own = vars(cls)
         if "fused_step" in own:
             break
-        if any(name in own for name in WRITTEN_FOR):
+        if any(name in own for name in FUSED_METHODS):
             return None
     plain = all(type(child) in (nn.Linear, nn.Dropout) for child in part.children())
     return getattr(part, "fused_step", None) if plain else None
 
 
-def part_in(error: BaseException) -> str:
+def find_failing_part(error: BaseException) -> str:
     """Return the name of the innermost part of a model that an error comes from."""
     trace, found = error.__traceback__, "the model"
     while trace is not None:

@@ -1,6 +1,6 @@
 """Weights laid out for use on a CPU, where decoding multiplies a few rows with every matrix of the model.
 
-* `column_major`: every matrix transposed in memory, so that a product with a few rows reads it in order. Its values, and
+* `make_column_major`: every matrix transposed in memory, so that a product with a few rows reads it in order. Its values, and
   what is saved, are the same. Results agree up to rounding, since such a product may add its terms in another order.
 * `packed`: fewer bytes a number, in the order in which the processor's instructions want them. A model that was packed can
   be used, but neither trained nor saved. `int8` has a scale for each output, and rounds the inputs of a matrix to bytes as
@@ -24,7 +24,7 @@ from regard.layers.embedding import Head
 from regard.layers.positions.scheme import Positions
 
 
-def column_major(model: nn.Module) -> None:
+def make_column_major(model: nn.Module) -> None:
     """Lay out the matrices of all linear layers by columns, in place.
 
     Embeddings stay as they are, since they are looked up by rows, and so does a head that is one of them. The values of
@@ -44,13 +44,13 @@ class LargeLinear(nn.Linear):
         return large_product(super().forward, x)
 
 
-def _direct(op: Any) -> Any:
+def _unwrap_op(op: Any) -> Any:
     """An operator without the layers of Python around it, which a step would go through for every matrix."""
     return getattr(op, "_op", op)
 
 
-_int8_product = _direct(torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default)
-_fp16_product = _direct(torch.ops.quantized.linear_dynamic_fp16.default)
+_int8_product = _unwrap_op(torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default)
+_fp16_product = _unwrap_op(torch.ops.quantized.linear_dynamic_fp16.default)
 
 
 class Int8Linear(nn.Module):
@@ -112,7 +112,7 @@ class Bf16Linear(nn.Module):
         return F.linear(x.bfloat16(), self.weight, self.bias).float()
 
 
-KINDS: dict[str, type[nn.Module]] = {"int8": Int8Linear, "fp16": Fp16Linear, "bf16": Bf16Linear}
+QUANTIZED_LINEAR: dict[str, type[nn.Module]] = {"int8": Int8Linear, "fp16": Fp16Linear, "bf16": Bf16Linear}
 
 
 class QuantizedHead(Head):
@@ -130,16 +130,16 @@ class QuantizedHead(Head):
 def convert_weights(model: nn.Module, weights: str, device: torch.device) -> nn.Module:
     """A model that was just loaded, in place, as it is best used on this device. By itself that is fp32; on a GPU bf16 for
     models that write, since all their weights are read for every token."""
-    if weights not in ("auto", "fp32", *KINDS):
-        raise RegardError(f"unknown weights '{weights}': use auto, fp32 (exact), {', '.join(KINDS)}")
+    if weights not in ("auto", "fp32", *QUANTIZED_LINEAR):
+        raise RegardError(f"unknown weights '{weights}': use auto, fp32 (exact), {', '.join(QUANTIZED_LINEAR)}")
     if device.type == "cpu":
-        if weights in KINDS:
+        if weights in QUANTIZED_LINEAR:
             return quantize_model(model, weights)
-        column_major(model)
+        make_column_major(model)
     elif weights == "bf16" or (weights == "auto" and hasattr(model, "step")):
         for parameter in model.parameters():  # not buffers: angles of rotations need every digit
             parameter.data = parameter.data.bfloat16()
-    elif weights in KINDS:
+    elif weights in QUANTIZED_LINEAR:
         raise RegardError(f"weights in {weights} are for CPUs: use bf16 or fp32, or --device cpu")
     return model
 
@@ -151,21 +151,21 @@ def count_weights(model: nn.Module) -> int:
 
 
 def is_quantized(model: nn.Module) -> bool:
-    return any(isinstance(module, tuple(KINDS.values())) for module in model.modules())
+    return any(isinstance(module, tuple(QUANTIZED_LINEAR.values())) for module in model.modules())
 
 
 def quantize_model(model: nn.Module, kind: str) -> nn.Module:
     """Every matrix of the model in this kind of number, in place; position schemes stay as they are."""
     for module, name, layer in linear_layers(model):
-        replace_module(module, name, layer, KINDS[kind])
+        _replace_layer(module, name, layer, QUANTIZED_LINEAR[kind])
     return model
 
 
-def quantized_bytes(model: nn.Module, rows: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+def load_int8_layers(model: nn.Module, rows: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
     """The same from bytes: `rows` gives those of a weight (N, K), and their steps (N, 1). Biases are the model's."""
     for module, name, layer in linear_layers(model):
         values, step = rows(layer.weight)  # type: ignore[arg-type]
-        replace_module(module, name, layer, lambda _, bias, w=values, s=step: Int8Linear(w, bias, s.squeeze(1)))
+        _replace_layer(module, name, layer, lambda _, bias, w=values, s=step: Int8Linear(w, bias, s.squeeze(1)))
 
 
 def linear_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
@@ -180,7 +180,7 @@ def linear_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
     ]
 
 
-def replace_module(module: nn.Module, name: str, layer: nn.Module, kind: Callable[..., nn.Module]) -> None:
+def _replace_layer(module: nn.Module, name: str, layer: nn.Module, kind: Callable[..., nn.Module]) -> None:
     setattr(module, name, QuantizedHead(layer, kind) if isinstance(layer, Head) else kind(*_parts(layer)))
 
 

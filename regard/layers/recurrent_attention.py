@@ -25,12 +25,12 @@ from regard.config import ModelConfig, RecurrentSettings
 from regard.config.registry import find, register
 from regard.errors import RegardError
 from regard.layers.attention_kernels import Plan
-from regard.layers.cells import Cell, State, cell_settings
+from regard.layers.cells import Cell, CellState, cell_settings
 from regard.layers.part import Part, settings_of
 from regard.layers.recurrent import scan
-from regard.layers.stack import in_working_precision
+from regard.layers.stack import to_working_precision
 
-FAR_BELOW = -1e9  # its exponential is 0; finite, so that a row of padding alone is no NaN
+MASKED_SCORE = -1e9  # its exponential is 0; finite, so that a row of padding alone is no NaN
 
 
 class Score(Part):
@@ -123,10 +123,10 @@ class Alignment(nn.Module):
     def forward(self, states: Tensor, keys: Tensor, padding: Tensor) -> Tensor:
         """The weights (B, K, S) of states (B*K, H): K of each sentence, one after the other."""
         q = self.score.queries(states).view(len(keys), -1, keys.shape[-1])  # (B, K, A)
-        return self.score(q, keys).masked_fill(padding[:, None], FAR_BELOW).softmax(-1)
+        return self.score(q, keys).masked_fill(padding[:, None], MASKED_SCORE).softmax(-1)
 
     @property
-    def heard(self) -> bool:
+    def is_observed(self) -> bool:
         """Whether somebody listens: only then is there anything to tell."""
         return "attend" in self.__dict__
 
@@ -151,73 +151,79 @@ class AttentionCell(nn.Module):
         self.cross = Alignment(config, d_hidden, d_annotation)
         kind, s = find("cell", config.cell), config.table(RecurrentSettings)
         self.cell: Cell = kind(cell_settings(config), d_in + d_annotation, d_hidden, s.norm)
-        self.d_in, self.weight_dropout, self.ahead = d_in, s.weight_dropout, not (self.cell.bare or s.norm)
+        self.d_in, self.weight_dropout, self.projects_early = (
+            d_in,
+            s.weight_dropout,
+            not (self.cell.adds_input or s.norm),
+        )
         self.d_annotation = d_annotation
         self.d_keys = self.cross.score.keys(torch.empty(0, d_annotation)).shape[-1]
 
     def forward(
-        self, now: Tensor, weight_hh: Tensor, tap: Tensor | None, source: SourceAnnotations, *state: Tensor
-    ) -> tuple[tuple[State, State], Tensor]:
+        self, now: Tensor, weight_hh: Tensor, offset: Tensor | None, source: SourceAnnotations, *state: Tensor
+    ) -> tuple[tuple[CellState, CellState], Tensor]:
         """What the cell gives, and the weights (B, K, S)."""
         keys, entering, padding = source
         weights = self.cross(state[0], keys, padding)
         mean = (weights.to(entering.dtype) @ entering).flatten(0, 1)
-        x = now + mean if self.ahead else self.cell.project(torch.cat([now, mean], -1))
-        return self.cell(x, weight_hh, tap, None, *state), weights
+        x = now + mean if self.projects_early else self.cell.project(torch.cat([now, mean], -1))
+        return self.cell(x, weight_hh, offset, None, *state), weights
 
     def widths(self) -> tuple[int, int, int]:
         """Return the widths of keys, of what enters the cell, and of annotations."""
-        entering = self.cell.weight_ih.shape[0] if self.ahead else self.d_annotation
+        entering = self.cell.weight_ih.shape[0] if self.projects_early else self.d_annotation
         return self.d_keys, entering, self.d_annotation
 
-    def prepared(self, annotations: Tensor, padding: Tensor) -> SourceAnnotations:
-        entering = F.linear(annotations, self.cell.weight_ih[:, self.d_in :]) if self.ahead else annotations
+    def prepare_source(self, annotations: Tensor, padding: Tensor) -> SourceAnnotations:
+        entering = F.linear(annotations, self.cell.weight_ih[:, self.d_in :]) if self.projects_early else annotations
         return SourceAnnotations(self.cross.score.keys(annotations), entering, padding)
 
-    def entered(self, y: Tensor) -> Tensor:
+    def project_input(self, y: Tensor) -> Tensor:
         """What depends on y alone."""
-        if not self.ahead:
+        if not self.projects_early:
             return y
         x = F.linear(y, self.cell.weight_ih[:, : self.d_in])
         return x + self.cell.bias.to(x.dtype)
 
-    def over(self, y: Tensor, source: SourceAnnotations, state: State) -> tuple[Tensor, State, Tensor]:
+    def run_steps(self, y: Tensor, source: SourceAnnotations, state: CellState) -> tuple[Tensor, CellState, Tensor]:
         """All steps: y (B, T, C) -> states (B, T, H), the last of them as a whole, and the weights (B, T, S).
 
         Or one step of the K hypotheses that each sentence has: y (B*K, 1, C), and weights (B, K, S)."""
-        looking = Looking(self, source)
+        bound = BoundAttentionCell(self, source)
         weight_hh = F.dropout(self.cell.weight_hh, self.weight_dropout, self.training)
-        states, state = scan(cast(Cell, looking), weight_hh, in_working_precision(y), state, None)
-        weights = torch.cat(looking.weights, 1)  # on the meta device those of one step
+        states, state = scan(cast(Cell, bound), weight_hh, to_working_precision(y), state, None)
+        weights = torch.cat(bound.weights, 1)  # on the meta device those of one step
         return states, state, weights.expand(-1, states.shape[0] * states.shape[1] // len(weights), -1)
 
 
-class Looking:
+class BoundAttentionCell:
     """The step of one source in the place of a cell, as a scan calls it; it keeps the weights."""
 
     def __init__(self, step: AttentionCell, source: SourceAnnotations) -> None:
         self.step, self.source = step, source
-        self.by_product, self.d_hidden = step.cell.by_product, step.cell.d_hidden
+        self.split_products, self.d_hidden = step.cell.split_products, step.cell.d_hidden
         self.weights: list[Tensor] = []
-        self.given: list[Tensor] = []  # the same, without their history
+        self.detached_weights: list[Tensor] = []  # the same, without their history
 
     def project(self, y: Tensor) -> Tensor:
-        x, entering = self.step.entered(y), self.source.entering
-        if self.step.ahead and entering.requires_grad:
+        x, entering = self.step.project_input(y), self.source.entering
+        if self.step.projects_early and entering.requires_grad:
             self.source = self.source._replace(entering=entering.detach())
-            return DeferredMean.apply(x, entering, self.given)
+            return DeferredMean.apply(x, entering, self.detached_weights)
         return x
 
-    def __call__(self, *args: Any) -> tuple[State, State]:
+    def __call__(self, *args: Any) -> tuple[CellState, CellState]:
         return self._step(self.step, *args)
 
-    def forward(self, *args: Any) -> tuple[State, State]:
+    def forward(self, *args: Any) -> tuple[CellState, CellState]:
         return self._step(self.step.forward, *args)
 
-    def _step(self, step: Any, now: Tensor, weight_hh: Tensor, tap: Tensor | None, real: None, *state: Tensor) -> Any:
-        result, weights = step(now, weight_hh, tap, self.source, *state)
+    def _step(
+        self, step: Any, now: Tensor, weight_hh: Tensor, offset: Tensor | None, real: None, *state: Tensor
+    ) -> Any:
+        result, weights = step(now, weight_hh, offset, self.source, *state)
         self.weights.append(weights)
-        self.given.append(weights.detach())
+        self.detached_weights.append(weights.detach())
         return result
 
 
@@ -226,13 +232,13 @@ class DeferredMean(torch.autograd.Function):
     here, for all steps in one product, with the weights that they leave in `given`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, entering: Tensor, given: list[Tensor]) -> Tensor:
-        ctx.given, ctx.dtype = given, entering.dtype
+    def forward(ctx: Any, x: Tensor, entering: Tensor, detached_weights: list[Tensor]) -> Tensor:
+        ctx.detached_weights, ctx.dtype = detached_weights, entering.dtype
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, by_x: Tensor) -> tuple[Tensor, Tensor, None]:
-        """by_x (T, N, G*H)"""
-        weights = torch.cat(ctx.given, 1).to(by_x.dtype)  # (B, T or K, S)
-        by_mean = by_x.transpose(0, 1).reshape(*weights.shape[:2], -1)
-        return by_x, (weights.mT @ by_mean).to(ctx.dtype), None
+    def backward(ctx: Any, grad_x: Tensor) -> tuple[Tensor, Tensor, None]:
+        """grad_x (T, N, G*H)"""
+        weights = torch.cat(ctx.detached_weights, 1).to(grad_x.dtype)  # (B, T or K, S)
+        grad_mean = grad_x.transpose(0, 1).reshape(*weights.shape[:2], -1)
+        return grad_x, (weights.mT @ grad_mean).to(ctx.dtype), None

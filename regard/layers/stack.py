@@ -15,7 +15,7 @@ from regard.config import ModelConfig
 from regard.device import working_dtype
 from regard.kernels.masks import FULL, Mask
 from regard.kernels.residual_norm import add_norm
-from regard.layers.attention_kernels import Plan, make_plan, settled
+from regard.layers.attention_kernels import Plan, make_plan, with_additive_mask
 from regard.layers.block import Block
 from regard.layers.context import Context, Request, apply_read, apply_step
 from regard.layers.decoding_state import State
@@ -24,13 +24,13 @@ from regard.layers.norm import make_norm
 from regard.layers.positions.scheme import NoPositions, make_positions
 
 
-def in_working_precision(x: Tensor) -> Tensor:
+def to_working_precision(x: Tensor) -> Tensor:
     """Return the residual stream in the precision of the products that read it and add to it."""
     return x.to(working_dtype(x))
 
 
-class Zeros(torch.autograd.Function):
-    """Zeros like x, which need a gradient where x does and pass none on."""
+class ZerosWithGrad(torch.autograd.Function):
+    """ZerosWithGrad like x, which need a gradient where x does and pass none on."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -41,13 +41,13 @@ class Zeros(torch.autograd.Function):
         return None
 
 
-class Latest:
+class LastValue:
     """A tensor of the last forward, which copies of its module do not have."""
 
     value: Tensor | None = None
 
-    def __deepcopy__(self, memo: Any) -> Latest:
-        return Latest()
+    def __deepcopy__(self, memo: Any) -> LastValue:
+        return LastValue()
 
 
 class Stack(nn.Module):
@@ -75,7 +75,7 @@ class Stack(nn.Module):
             scheme.attach(block, first)  # type: ignore[operator]
         self.crosses = any("cross" in block.sublayers for block in self.blocks)  # type: ignore[operator]
         self.cross_scheme = make_positions(config, "cross") if self.crosses else NoPositions()
-        self._auxiliary = Latest()
+        self._auxiliary = LastValue()
 
     @property
     def auxiliary_loss(self) -> Tensor | None:
@@ -117,10 +117,12 @@ class Stack(nn.Module):
             memory_plan = self._memory_plan(grouped, memory_positions)
         ctx = Context(positions, None, memory, memory_plan, None if state is None else apply_read, state)
         request = Request(positions, keys, mask or self.mask, self.schemes[0], None, self.training)  # type: ignore[arg-type]
-        x = in_working_precision(x)
-        y = self._nothing(x)
+        x = to_working_precision(x)
+        y = self._initial_residual(x)
         losses: list[Tensor] = []
-        run = self._recomputed if self.activation_checkpointing and self.training and torch.is_grad_enabled() else None
+        run = (
+            self._checkpointed if self.activation_checkpointing and self.training and torch.is_grad_enabled() else None
+        )
         for block, own in zip(self.blocks, self._contexts(ctx, request), strict=True):
             x, y, loss = block(x, y, own) if run is None else run(block, x, y, own)
             if loss is not None:
@@ -135,7 +137,7 @@ class Stack(nn.Module):
     def step(self, x: Tensor, state: Any) -> Tensor:
         """Run one more token of each row, (N, C) -> (N, C), the stack's last norm included."""
         positions, contexts = self._step_contexts(state)
-        x, y = in_working_precision(x), None
+        x, y = to_working_precision(x), None
         for block, own in zip(self.blocks, contexts, strict=True):
             x, y, _ = block(x, y, own)
         if not state.static:
@@ -154,25 +156,25 @@ class Stack(nn.Module):
         if state.memory_positions is not None:
             by_positions = self.cross_scheme.relative or self.cross_scheme.contextual
             make = functools.partial(self._memory_plan, positions, state.memory_positions)
-            memory_plan = make() if by_positions else replace(state.plan_of_memory(make), q=positions)
+            memory_plan = make() if by_positions else replace(state.get_memory_plan(make), q=positions)
         ctx = Context(state.position(), None, None, memory_plan, apply_step, state)
         keys, past = state.key_positions(positions), state.own_past()
         sees_all = state.sees_all()
         request = Request(positions, keys, self.mask, self.schemes[0], past, False, sees_all)  # type: ignore[arg-type]
         return positions, self._contexts(ctx, request)
 
-    def remember(self, memory: Tensor, memory_positions: Tensor, state: State) -> None:
+    def store_memory(self, memory: Tensor, memory_positions: Tensor, state: State) -> None:
         """Keep what cross-attention makes of the encoder's output (B, S, C), with tokens at these positions (B, S)."""
         for block in self.blocks:
-            block.get_submodule("sublayers.cross").remember(memory, state)  # type: ignore[operator]
+            block.get_submodule("sublayers.cross").store_memory(memory, state)  # type: ignore[operator]
         state.memory_positions = memory_positions
 
-    def _nothing(self, x: Tensor) -> Tensor | None:
+    def _initial_residual(self, x: Tensor) -> Tensor | None:
         """Return what is to be added to x before the first block. Where blocks are compiled it is zeros that seem to have a
         gradient, as what later blocks are given has, or the first would be compiled apart from the others."""
-        return Zeros.apply(x) if self.compiled and self.norm is not None and torch.is_grad_enabled() else None
+        return ZerosWithGrad.apply(x) if self.compiled and self.norm is not None and torch.is_grad_enabled() else None
 
-    def _recomputed(self, block: nn.Module, x: Tensor, y: Tensor | None, ctx: Context) -> Any:
+    def _checkpointed(self, block: nn.Module, x: Tensor, y: Tensor | None, ctx: Context) -> Any:
         return checkpoint(block, x, y, ctx, use_reentrant=False, preserve_rng_state=self.random)
 
     def _contexts(self, ctx: Context, request: Request) -> list[Context]:
@@ -181,10 +183,10 @@ class Stack(nn.Module):
         found, several = [], len(self.schemes) > 1
         for i, mixer in enumerate(self.mixers):
             number = i if several else 0
-            key = (type(mixer), mixer.share, number)
+            key = (type(mixer), mixer.share_key, number)
             if key not in made:
                 own = replace(request, scheme=self.schemes[i]) if number else request  # type: ignore[arg-type]
-                made[key] = ctx.with_ready(mixer.prepare(own))
+                made[key] = ctx.with_prepared(mixer.prepare(own))
             found.append(made[key])
         return found
 
@@ -192,4 +194,4 @@ class Stack(nn.Module):
         """Return the plan of cross-attention for queries at q (B, T) and source tokens at k (B, S)."""
         dropout = self.attention_dropout if self.training else 0.0
         plan = make_plan(FULL, q, k, self.cross_scheme, d_head=self.d_head, dropout=dropout)
-        return plan if self.training else settled(plan)
+        return plan if self.training else with_additive_mask(plan)

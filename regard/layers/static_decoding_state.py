@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from regard.kernels.attention_functions import rotate
 from regard.kernels.masks import FULL, PAD_POSITION, Mask, with_window
 from regard.layers.attention_kernels import Plan, reference
-from regard.layers.decoding_state import LENGTH, Columns, PerRow, State, declared
+from regard.layers.decoding_state import LENGTH, Columns, PerRow, State, declared_storage
 from regard.layers.mixers.attention import Attention
 from regard.layers.part import fused_step_of
 from regard.layers.positions.scheme import Positions
@@ -76,7 +76,7 @@ class StaticState:
         self.paths: dict[str, SimpleNamespace] = {}
         self.storages: dict[str, dict[str, Any]] = {}
         self.rows: list[Tensor] = []
-        for path, part, storages in declared(model):
+        for path, part, storages in declared_storage(model):
             kept = self.parts[part] = self.paths[path] = Fixed()
             self.storages[path] = storages
             for name, storage in storages.items():
@@ -128,10 +128,11 @@ class StaticState:
             rotation = scheme.rotation(at[None])  # (1, 1, L, D/2) twice
             if rotation is not None:
                 tables.cos, tables.sin = (
-                    _kept(old, new[0, 0]) for old, new in zip((tables.cos, tables.sin), rotation, strict=True)
+                    _update_in_place(old, new[0, 0])
+                    for old, new in zip((tables.cos, tables.sin), rotation, strict=True)
                 )
             if scheme.relative and scheme.toeplitz:
-                tables.bias = _kept(tables.bias, scheme.bias(at, torch.zeros_like(at)))  # (H, L)
+                tables.bias = _update_in_place(tables.bias, scheme.bias(at, torch.zeros_like(at)))  # (H, L)
 
     def position(self) -> Tensor:
         """Return where the token that each row reads stands, (N,)."""
@@ -207,7 +208,7 @@ class StaticState:
 
     # ---- slots --------------------------------------------------------------------------------------------------------
 
-    def enter(self, slots: Tensor, other: State, which: Tensor) -> None:
+    def fill_slots(self, slots: Tensor, other: State, which: Tensor) -> None:
         """Slots (n,) take what sentences `which` (n,) of a growing state hold, in each of their rows."""
         rows = (slots[:, None] * self.k + torch.arange(self.k, device=slots.device)).flatten()
         copies = which.repeat_interleave(self.k)
@@ -221,19 +222,19 @@ class StaticState:
                 elif isinstance(storage, PerRow):
                     place[rows] = new[copies].to(place.dtype)
                 else:
-                    self._enter_sentences(place, new, slots, which)
+                    self._fill_sentences(place, new, slots, which)
         if other.memory_positions is not None:
             lengths = (other.memory_positions > PAD_POSITION).sum(1, dtype=torch.int32)
             self.memory_length[slots] = lengths[which]
 
     @staticmethod
-    def _enter_sentences(place: Tensor, new: Tensor, slots: Tensor, which: Tensor) -> None:
+    def _fill_sentences(place: Tensor, new: Tensor, slots: Tensor, which: Tensor) -> None:
         """Copy what was made of the sources; what lies beyond a source becomes zero."""
         place.index_fill_(0, slots, 0)  # not `place[slots] = 0`, for which the host would wait
         inside: tuple[Any, ...] = tuple(slice(0, size) for size in new.shape[1:])
         place[(slots, *inside)] = new[which].to(place.dtype)
 
-    def clear(self, slots: Tensor) -> None:
+    def clear_slots(self, slots: Tensor) -> None:
         """Slots (n,) begin with states of zeros: nothing was read before their first step."""
         rows = (slots[:, None] * self.k + torch.arange(self.k, device=slots.device)).flatten()
         for tensor in self.rows:
@@ -248,7 +249,7 @@ class StaticState:
         return sum(x.nbytes for kept in self.parts.values() for x in vars(kept).values())
 
 
-def _kept(old: Tensor | None, new: Tensor) -> Tensor:
+def _update_in_place(old: Tensor | None, new: Tensor) -> Tensor:
     """Return new numbers in the memory of the old ones, where a captured step reads them."""
     new = new.detach().float()
     return new.contiguous() if old is None else old.copy_(new)

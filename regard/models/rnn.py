@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.config import ModelConfig, RecurrentSettings
 from regard.config.registry import RECURRENT
 from regard.errors import RegardError
-from regard.layers.cells import State as Hidden
+from regard.layers.cells import CellState as Hidden
 from regard.layers.cells import cell_settings
 from regard.layers.decoding_state import State, Storage
 from regard.layers.embedding import Embedding, Head

@@ -195,14 +195,14 @@ def test_a_stack_hands_on_its_mask_and_the_memory() -> None:
     with_memory = probe.seen
     stack(torch.randn(1, 3, C), positions, mask=prefix(2))
     with_prefix = probe.seen
-    assert alone.ready.plan.mask is CAUSAL
-    assert alone.ready.plan.q is alone.ready.plan.k is positions
+    assert alone.prepared.plan.mask is CAUSAL
+    assert alone.prepared.plan.q is alone.prepared.plan.k is positions
     assert alone.memory is None
     assert alone.memory_plan is None
     assert with_memory.memory is memory
     assert with_memory.memory_plan is not None
-    assert with_memory.memory_plan.ready.flatten().tolist() == [True, True, False, False]
-    assert with_prefix.ready.plan.ready[0, 0].tolist() == [[1, 1, 0], [1, 1, 0], [1, 1, 1]]
+    assert with_memory.memory_plan.prepared.flatten().tolist() == [True, True, False, False]
+    assert with_prefix.prepared.plan.prepared[0, 0].tolist() == [[1, 1, 0], [1, 1, 0], [1, 1, 1]]
 
 
 @pytest.mark.parametrize("name", ["alibi", "t5", "kerple-log", "rope"])
@@ -212,8 +212,8 @@ def test_one_scheme_for_all_blocks(name: str) -> None:
     stack(torch.randn(1, 3, C), THREE)
     contexts = [probe.seen for probe in probes]
     assert contexts[0] is contexts[1] is contexts[2]
-    assert contexts[0].ready.plan.scheme is stack.schemes[0]
-    assert (contexts[0].ready.rotation is not None) == (name == "rope")
+    assert contexts[0].prepared.plan.scheme is stack.schemes[0]
+    assert (contexts[0].prepared.rotation is not None) == (name == "rope")
 
 
 @pytest.mark.parametrize("name", ["fire", "shaw", "cope"])
@@ -222,7 +222,7 @@ def test_a_scheme_for_each_block(name: str) -> None:
     assert len(set(stack.schemes)) == 3
     stack(torch.randn(1, 3, C), THREE)
     for probe, scheme in zip(probes, stack.schemes, strict=True):
-        assert probe.seen.ready.plan.scheme is scheme
+        assert probe.seen.prepared.plan.scheme is scheme
         assert probe.seen.positions is THREE
 
 
@@ -252,4 +252,4 @@ def test_plans_know_the_width_of_heads_and_dropout_in_training(training: bool, m
     stack, _ = probed("decoder", attention_dropout=0.25)
     stack.train(training)(torch.randn(1, 3, C), THREE, torch.randn(1, 4, C), torch.arange(4)[None])
     dropout = 0.25 if training else 0.0
-    assert sorted((s.d_head, s.dropout, s.own) for s in asked) == [(4, dropout, False), (4, dropout, True)]
+    assert sorted((s.d_head, s.dropout, s.self_attention) for s in asked) == [(4, dropout, False), (4, dropout, True)]

@@ -11,7 +11,7 @@ from kernel_cases import masked_scores
 from torch import Tensor
 
 from regard.kernels.masks import CAUSAL, FULL, Mask, with_window
-from regard.layers.attention_kernels import make_plan, reference, weights
+from regard.layers.attention_kernels import attention_weights, make_plan, reference
 from regard.layers.positions.contextual import Contextual, CoPE, Distances, Shaw, log_buckets
 
 B, H, T, D = 2, 3, 7, 4
@@ -164,7 +164,7 @@ def test_a_fresh_cope_is_no_position_at_all(mask: Mask) -> None:
         make_plan(mask, PLACES, PLACES, s, kernel="reference")
         for s in (scheme_of("cope", d_head=D, **{"cope.positions": 5}), None)
     )
-    assert torch.equal(weights(q, k, cope), weights(q, k, none))
+    assert torch.equal(attention_weights(q, k, cope), attention_weights(q, k, none))
     assert torch.equal(cope(q, k, v, 0.0), none(q, k, v, 0.0))
 
 

@@ -253,7 +253,7 @@ def test_a_fused_layer_does_what_its_scan_does(kind: str, dtype: torch.dtype, si
 def test_layers_that_are_read_at_once_do_what_they_do_one_by_one(kind: str) -> None:
     made, x = layers(kind, 5, [4, 4, 4], dropout=0.1, bidirectional=True).eval(), inputs(3, 6, 5)
     out, end = made(x)
-    made._at_once = made._one_by_one  # type: ignore[method-assign]
+    made._fusable_groups = made._cells_by_layer  # type: ignore[method-assign]
     close([out, *end], [(one := made(x))[0], *one[1]])
 
 
@@ -406,7 +406,7 @@ def test_weight_drop_is_one_mask_for_all_steps_another_each_time_and_off_in_eval
 
 def test_weight_drop_keeps_the_mean() -> None:
     made, h = layers("rnn", 2, [16], weight_dropout=0.3), inputs(1, 1, 16)[:, 0]
-    means = torch.stack([made._dropped(first(made)) @ h[0] for _ in range(4000)]).mean(0)
+    means = torch.stack([made._drop_weights(first(made)) @ h[0] for _ in range(4000)]).mean(0)
     torch.testing.assert_close(means, first(made).weight_hh @ h[0], atol=0.15, rtol=0)
 
 

@@ -130,7 +130,7 @@ def test_t5_looks_its_numbers_up_by_bucket(bidirectional: bool) -> None:
 def test_t5_is_flat_beyond_its_largest_distance(bidirectional: bool) -> None:
     scheme = t5(H, 8, 30, bidirectional)
     torch.nn.init.normal_(scheme.weight)
-    assert scheme.flat == 30
+    assert scheme.constant_beyond == 30
     for side in (-1, 1):
         far = scheme.bias(torch.zeros(1, dtype=torch.long), side * torch.arange(30, 2000))
         assert (far == far[:, :1]).all()
@@ -191,7 +191,7 @@ def test_kerples_gradients_are_those_of_finite_differences(kind: str) -> None:
     with torch.no_grad():
         for p in scheme.parameters():
             p.mul_(0.8).add_(0.1)  # clear of the edges of its range
-    assert torch.autograd.gradcheck(lambda *_: scheme.of(distances), tuple(scheme.parameters()))
+    assert torch.autograd.gradcheck(lambda *_: scheme.bias_at(distances), tuple(scheme.parameters()))
 
 
 # ---- FIRE ------------------------------------------------------------------------------------------------------------
@@ -208,8 +208,10 @@ def numpy_fire(scheme: FIRE, q: np.ndarray, k: np.ndarray, c: float, threshold: 
 def test_the_worked_arguments_of_fire() -> None:
     scheme = make("fire", n_heads=H, width=32, threshold=512.0)  # c = 0.1, L = 512
     q, k = torch.tensor([10, 1000, 300, 600]), torch.tensor([5, 500, 300, 0])
-    assert scheme.share(q, k).tolist() == pytest.approx([0.1025175, 0.8519443, 0, 1], abs=1e-6)
-    assert scheme.share(k, q).tolist() == pytest.approx([0.1025175, 0.8519443, 0, 1], abs=1e-6)  # an encoder's
+    assert scheme.relative_distance(q, k).tolist() == pytest.approx([0.1025175, 0.8519443, 0, 1], abs=1e-6)
+    assert scheme.relative_distance(k, q).tolist() == pytest.approx(
+        [0.1025175, 0.8519443, 0, 1], abs=1e-6
+    )  # an encoder's
 
 
 @pytest.mark.parametrize(("c", "stretch"), [(0.1, 1.0), (-0.7, 1.0), (0.1, -2.5)])

@@ -87,7 +87,7 @@ def test_the_settings_name_the_scheme_unless_the_caller_does() -> None:
 def turn(name: str, **settings: object) -> Tensor:
     scheme = make_positions(having(**settings), "decoder", name)
     assert isinstance(scheme, Rotary)
-    return scheme.turn
+    return scheme.inv_freq
 
 
 SETTINGS: list[tuple[str, dict[str, object], Callable[[Any], object], object]] = [
@@ -98,17 +98,22 @@ SETTINGS: list[tuple[str, dict[str, object], Callable[[Any], object], object]] =
     ("shaw", {"d_head": 6, "shaw.clip": 3}, lambda s: {tuple(p.shape) for p in (s.keys, s.added)}, {(7, 6)}),
     ("t5", {"n_heads": 4, "t5.buckets": 12}, lambda s: tuple(s.weight.shape), (4, 12)),
     ("t5", {"t5.max_distance": 77}, lambda s: s.max_distance, 77),
-    ("rope", {"d_head": 4, "rope.base": 100.0}, lambda s: s.turn.tolist(), [1, 0.1]),
-    ("rope", {"d_head": 4, "rope.scaling": "linear", "rope.factor": 8.0}, lambda s: s.turn.tolist(), [1 / 8, 1 / 800]),
-    ("rope", {"d_head": 4, "rope.scaling": "ntk", "rope.factor": 8.0}, lambda s: s.turn.tolist(), [1, 1 / 800]),
+    ("rope", {"d_head": 4, "rope.base": 100.0}, lambda s: s.inv_freq.tolist(), [1, 0.1]),
+    (
+        "rope",
+        {"d_head": 4, "rope.scaling": "linear", "rope.factor": 8.0},
+        lambda s: s.inv_freq.tolist(),
+        [1 / 8, 1 / 800],
+    ),
+    ("rope", {"d_head": 4, "rope.scaling": "ntk", "rope.factor": 8.0}, lambda s: s.inv_freq.tolist(), [1, 1 / 800]),
     ("yarn", {"d_head": 4, "yarn.factor": 8.0}, lambda s: s.temperature, 0.1 * math.log(8) + 1),
-    ("yarn", {"d_head": 4, "yarn.factor": 8.0, "yarn.trained_len": 10**7}, lambda s: s.turn.tolist(), [1, 1 / 100]),
-    ("yarn", {"d_head": 4, "yarn.factor": 8.0, "yarn.trained_len": 10}, lambda s: s.turn.tolist(), [1, 1 / 800]),
+    ("yarn", {"d_head": 4, "yarn.factor": 8.0, "yarn.trained_len": 10**7}, lambda s: s.inv_freq.tolist(), [1, 1 / 100]),
+    ("yarn", {"d_head": 4, "yarn.factor": 8.0, "yarn.trained_len": 10}, lambda s: s.inv_freq.tolist(), [1, 1 / 800]),
     ("alibi", {"n_heads": 4}, lambda s: s.slopes.tolist(), [1 / 4, 1 / 16, 1 / 64, 1 / 256]),
     ("kerple-log", {"n_heads": 4}, lambda s: {tuple(p.shape) for p in (s.r1, s.r2)}, {(4,)}),
     ("kerple-power", {"n_heads": 4}, lambda s: {tuple(p.shape) for p in (s.a, s.p)}, {(4,)}),
     ("fire", {"n_heads": 4, "fire.width": 5}, lambda s: tuple(s.outer.weight.shape), (4, 5)),
-    ("fire", {"fire.threshold": 9.0}, lambda s: s.share(torch.tensor([9]), torch.tensor([0])).item(), 1),
+    ("fire", {"fire.threshold": 9.0}, lambda s: s.relative_distance(torch.tensor([9]), torch.tensor([0])).item(), 1),
     ("cope", {"d_head": 6, "cope.positions": 7}, lambda s: tuple(s.vectors.shape), (7, 6)),
     ("cope", {"d_head": 6, "max_len": 9}, lambda s: tuple(s.vectors.shape), (9, 6)),
 ]

@@ -139,7 +139,7 @@ def test_distances_from_the_reach_on_are_the_last_rows() -> None:
         scheme = bert(version).encoder.schemes[0]
         assert isinstance(scheme, Disentangled)
         q, k = torch.tensor([[0, 1000]]), torch.tensor([[0, 10, 1000]])
-        rows, n = scheme.distances.rows((q, k))[0, 0].tolist(), len(scheme.distances.table)
+        rows, n = scheme.distances.row_index((q, k))[0, 0].tolist(), len(scheme.distances.table)
         assert rows == [[n // 2, 0, 0], [n - 1, n - 1, n // 2]]
 
 

@@ -55,20 +55,20 @@ class Convolution(Mixer):
         super().__init__(settings, config, place)
         self.kernel, self.width = settings.kernel, config.d_model
         self.dilation = settings.dilations[place.index % len(settings.dilations)]
-        self.share = self.kernel, self.dilation
+        self.share_key = self.kernel, self.dilation
         self.taps = nn.Linear(settings.kernel * config.d_model, 2 * config.d_model, bias=config.bias)
 
     has_heads: ClassVar[bool] = False
 
-    def joined(self) -> dict[str, tuple[int, list[int]]]:
+    def fused_matrices(self) -> dict[str, tuple[int, list[int]]]:
         return {"taps": (1, [self.width, self.width])}
 
-    def prepare(self, request: Request) -> Reach | None:
+    def prepare(self, request: Request) -> ConvIndices | None:
         own = request.keys is request.positions
-        return make_reach(request.mask, request.positions, self.kernel, self.dilation) if own else None
+        return make_conv_indices(request.mask, request.positions, self.kernel, self.dilation) if own else None
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        return F.glu(self.taps(unfold(x, ctx.ready)), dim=-1)
+        return F.glu(self.taps(unfold(x, ctx.prepared)), dim=-1)
 
     @property
     def length(self) -> int:
@@ -79,12 +79,12 @@ class Convolution(Mixer):
         return {"inputs": PerRow((self.length, self.width))}
 
     def read(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
-        if ctx.ready is None:  # these tokens continue what was read before
+        if ctx.prepared is None:  # these tokens continue what was read before
             return super().read(x, ctx, kept)
         last = ctx.positions.amax(1, keepdim=True)  # (B, 1), -1 in a row without tokens
         place = torch.arange(self.length, device=x.device)
         columns = last - (last - place) % self.length  # (B, length), the last position that stands in each place
-        kept.inputs.copy_(looked_up(x, columns.clamp(min=PAD_POSITION)))
+        kept.inputs.copy_(gather_columns(x, columns.clamp(min=PAD_POSITION)))
         return self.forward(x, ctx)
 
     def step(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
@@ -96,46 +96,46 @@ class Convolution(Mixer):
         return F.glu(self.taps(seen.to(x.dtype).flatten(1)), dim=-1)
 
 
-def unfold(x: Tensor, reach: Reach) -> Tensor:
+def unfold(x: Tensor, reach: ConvIndices) -> Tensor:
     """The tokens seen from each token side by side, (B, S, C) -> (B, T, K*C)."""
     if reach.seen_by is None:
-        return torch.cat([looked_up(x, columns) for columns in reach.columns], -1)
-    return torch.cat([Shift.apply(x, *both) for both in zip(reach.columns, reach.seen_by, strict=True)], -1)
+        return torch.cat([gather_columns(x, columns) for columns in reach.columns], -1)
+    return torch.cat([GatherColumns.apply(x, *both) for both in zip(reach.columns, reach.seen_by, strict=True)], -1)
 
 
-def looked_up(x: Tensor, columns: Tensor) -> Tensor:
+def gather_columns(x: Tensor, columns: Tensor) -> Tensor:
     """(B, S, C) -> (B, T, C)"""
     rows = torch.arange(len(x), device=x.device)[:, None]
     return x[rows, columns.clamp(min=0)].masked_fill((columns == PAD_POSITION)[..., None], 0)
 
 
-class Shift(torch.autograd.Function):
+class GatherColumns(torch.autograd.Function):
     """Backward is a look-up too: whom a token's gradient comes from is known, so nothing has to be added up atomically."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, columns: Tensor, seen_by: Tensor) -> Tensor:
         ctx.save_for_backward(seen_by)
-        return looked_up(x, columns)
+        return gather_columns(x, columns)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return looked_up(gradient, *ctx.saved_tensors), None, None
+        return gather_columns(gradient, *ctx.saved_tensors), None, None
 
 
 @dataclass(frozen=True)
-class Reach:
+class ConvIndices:
     """For each of the K tokens seen a tensor (B, T)."""
 
     columns: tuple[Tensor, ...]  # where the one that token t sees stands among the inputs; NOWHERE: there is none
     seen_by: tuple[Tensor, ...] | None = None  # where the one stands that sees token t; None: no gradients asked for
 
 
-def make_reach(mask: Mask, positions: Tensor, kernel: int, dilation: int) -> Reach:
+def make_conv_indices(mask: Mask, positions: Tensor, kernel: int, dilation: int) -> ConvIndices:
     """Return the reach of tokens at these positions (B, T); the mask says whether they see what is ahead."""
     taps = torch.arange(kernel, device=positions.device)[:, None, None]
-    steps = (taps - (kernel - 1 - ahead_of(mask, kernel))) * dilation  # (K, 1, 1)
-    seen_by = apart(beside(positions, -steps)) if torch.is_grad_enabled() else None
-    return Reach(apart(beside(positions, steps)), seen_by)
+    steps = (taps - (kernel - 1 - count_ahead(mask, kernel))) * dilation  # (K, 1, 1)
+    seen_by = apart(neighbor_columns(positions, -steps)) if torch.is_grad_enabled() else None
+    return ConvIndices(apart(neighbor_columns(positions, steps)), seen_by)
 
 
 def apart(columns: Tensor) -> tuple[Tensor, ...]:
@@ -143,14 +143,14 @@ def apart(columns: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.clone() for x in columns)
 
 
-def ahead_of(mask: Mask, kernel: int) -> int:
+def count_ahead(mask: Mask, kernel: int) -> int:
     """How many of the tokens seen stand ahead."""
     if mask.ahead == 0 and not mask.causal:
         raise RegardError("a convolution sees no prefix: read the text causally, or with a model of attention")
     return 0 if mask.causal else kernel // 2
 
 
-def beside(positions: Tensor, steps: Tensor) -> Tensor:
+def neighbor_columns(positions: Tensor, steps: Tensor) -> Tensor:
     """(K, B, T), where the inputs are the tokens themselves in their order: a step in position is one in columns. Beyond an
     end stands the end itself, whose position is never the right one."""
     length, wanted = positions.shape[1], positions + steps  # (K, B, T)

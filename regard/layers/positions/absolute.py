@@ -19,7 +19,7 @@ from regard.layers.positions.scheme import Positions
 class Absolute(Positions):
     """Positions that are added to the embeddings."""
 
-    not_across = "absolute positions are part of the vectors that cross-attention compares; it needs no others"
+    why_not_cross = "absolute positions are part of the vectors that cross-attention compares; it needs no others"
 
 
 @register("linear")

@@ -70,18 +70,18 @@ class Shaw(Contextual):
         for vectors in (self.keys, self.added):
             nn.init.xavier_uniform_(vectors)
 
-    def which(self, places: tuple[Tensor, Tensor]) -> Tensor:
+    def vector_index(self, places: tuple[Tensor, Tensor]) -> Tensor:
         """Which vector stands for each pair, (B, 1, T, S)."""
         q, k = places
         return (k[:, None, None, :] - q[:, None, :, None]).clamp(-self.clip, self.clip) + self.clip
 
     def scores(self, scores: Tensor, q: Tensor, seen: Tensor, places: tuple[Tensor, Tensor], k: Tensor) -> Tensor:
         products = (q @ self.keys.T.to(q.dtype)).float() * q.shape[-1] ** -0.5  # (B, H, T, 2 clip + 1)
-        return scores + products.gather(-1, self.which(places).expand_as(scores))
+        return scores + products.gather(-1, self.vector_index(places).expand_as(scores))
 
     def values(self, weights: Tensor, places: tuple[Tensor, Tensor]) -> Tensor:
         by_distance = weights.new_zeros(*weights.shape[:-1], 2 * self.clip + 1, dtype=torch.float32)
-        by_distance = by_distance.scatter_add(-1, self.which(places).expand_as(weights), weights.float())
+        by_distance = by_distance.scatter_add(-1, self.vector_index(places).expand_as(weights), weights.float())
         return by_distance.to(weights.dtype) @ self.added.to(weights.dtype)  # (B, H, T, D)
 
     def describe(self, n: int = 64) -> tuple[Curves | Matrix, ...]:
@@ -182,7 +182,7 @@ class Distances(nn.Module):
     def forward(self) -> Tensor:
         return self.norm(self.table)
 
-    def rows(self, places: tuple[Tensor, Tensor]) -> Tensor:
+    def row_index(self, places: tuple[Tensor, Tensor]) -> Tensor:
         """Which row of the table stands for each pair, (B, 1, T, S)."""
         q, k = places
         distance = q[:, None, :, None] - k[:, None, None, :]
@@ -230,7 +230,7 @@ class Disentangled(Contextual):
         self.widths = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
         own = not settings.buckets  # version 1 has projections of positions, to Q and K
         self.projection = nn.Linear(config.d_model, sum(self.widths)) if own else None
-        self.lent: tuple[nn.Linear, ...] = ()  # a tuple, because a module in it stays the layer's and is not ours
+        self.shared_qkv: tuple[nn.Linear, ...] = ()  # a tuple, because a module in it stays the layer's and is not ours
         self.init_weights()
 
     @classmethod
@@ -263,20 +263,20 @@ class Disentangled(Contextual):
         self.distances = first.distances
         qkv = block.get_submodule("sublayers.self.qkv")
         assert isinstance(qkv, nn.Linear)
-        self.lent = () if self.projection is not None else (qkv,)
+        self.shared_qkv = () if self.projection is not None else (qkv,)
 
-    def projected(self) -> list[Tensor]:
+    def project_distances(self) -> list[Tensor]:
         """Q (1, H, rows, D) and K (1, G, rows, D)."""
         heads, groups = (width // self.d_head for width in self.widths)
-        weight, bias = self._rows(groups)
+        weight, bias = self._query_key_weights(groups)
         both = F.linear(self.distances(), weight, bias).unflatten(-1, (groups, -1, self.d_head))
         return [part.flatten(1, 2).transpose(0, 1)[None] for part in both.split([heads // groups, 1], 2)]
 
-    def _rows(self, groups: int) -> tuple[Tensor, Tensor | None]:
+    def _query_key_weights(self, groups: int) -> tuple[Tensor, Tensor | None]:
         """The matrix and the bias of queries and keys: positions' own, or the layer's without those of its values."""
         if self.projection is not None:
             return self.projection.weight, self.projection.bias
-        qkv = self.lent[0]
+        qkv = self.shared_qkv[0]
 
         def kept(rows: Tensor) -> Tensor:  # of each head of keys all but the last, its value (kernels/weight_layout.py)
             return rows.unflatten(0, (groups, -1))[:, : -self.d_head].flatten(0, 1)
@@ -284,8 +284,8 @@ class Disentangled(Contextual):
         return kept(qkv.weight), None if qkv.bias is None else kept(qkv.bias)
 
     def scores(self, scores: Tensor, q: Tensor, seen: Tensor, places: tuple[Tensor, Tensor], k: Tensor) -> Tensor:
-        row = self.distances.rows(places).expand_as(scores)  # (B, H, T, S)
-        queries, keys = (x.to(q.dtype) for x in self.projected())
+        row = self.distances.row_index(places).expand_as(scores)  # (B, H, T, S)
+        queries, keys = (x.to(q.dtype) for x in self.project_distances())
         to_position = (q @ repeat_kv(keys, q).transpose(-2, -1)).float()  # (B, H, T, rows)
         from_position = (k @ queries.transpose(-2, -1)).float()  # (B, H, S, rows)
         both = to_position.gather(-1, row) + from_position.gather(-1, row.transpose(-2, -1)).transpose(-2, -1)

@@ -27,7 +27,7 @@ class Relative(Positions):
 
     relative: ClassVar[bool] = True
     toeplitz: ClassVar[bool] = True
-    flat: int | None = None  # beyond this distance all biases on a side are one number
+    constant_beyond: int | None = None  # beyond this distance all biases on a side are one number
 
     def theta(self) -> Tensor | None:
         """The two numbers of each head that make its whole curve, (H, 2), where there are such."""
@@ -37,14 +37,14 @@ class Relative(Positions):
         """The bias of distances k - q (integers of any shape), (H, *shape), by those numbers."""
         raise NotImplementedError
 
-    def of(self, distance: Tensor) -> Tensor:
+    def bias_at(self, distance: Tensor) -> Tensor:
         """The bias of distances k - q, (H, *shape)."""
         theta = self.theta()
         assert theta is not None
         return self.curve(theta, distance)
 
     def bias(self, q: Tensor, k: Tensor) -> Tensor:
-        return self.of(k - q)
+        return self.bias_at(k - q)
 
 
 @register("alibi")
@@ -67,7 +67,7 @@ class ALiBi(Relative):
     def init_weights(self) -> None:
         self.slopes.copy_(alibi_slopes(len(self.slopes), self.max_exponent))
 
-    def of(self, distance: Tensor) -> Tensor:
+    def bias_at(self, distance: Tensor) -> Tensor:
         return -per_head(self.slopes, distance) * distance.abs()
 
 
@@ -98,7 +98,7 @@ class T5Bias(Relative):
     def __init__(self, settings: Settings, config: ModelConfig, place: Place) -> None:
         super().__init__(settings, config, place)
         self.buckets, self.max_distance, self.bidirectional = settings.buckets, settings.max_distance, not place.causal
-        self.flat = settings.max_distance
+        self.constant_beyond = settings.max_distance
         self.weight = nn.Parameter(torch.empty(config.n_heads, settings.buckets))
         self.init_weights()
 
@@ -113,13 +113,13 @@ class T5Bias(Relative):
     def init_weights(self) -> None:
         nn.init.zeros_(self.weight)
 
-    def of(self, distance: Tensor) -> Tensor:
+    def bias_at(self, distance: Tensor) -> Tensor:
         bucket = t5_bucket(distance, self.buckets, self.max_distance, self.bidirectional)
         return self.weight.index_select(1, bucket.flatten()).unflatten(1, bucket.shape)
 
     def describe(self, n: int = 64) -> tuple[Curves | Matrix, ...]:
         """The bucket of each distance, and the bias where anything has been learned."""
-        at = self.reached(n)
+        at = self.key_offsets(n)
         bucket = {"bucket": t5_bucket(at, self.buckets, self.max_distance, self.bidirectional)}
         buckets = Curves("bucket of each distance", at, bucket, DISTANCE, "bucket")
         return (buckets, self.describe_bias(n)) if self.weight.any() else (buckets,)
@@ -141,12 +141,12 @@ def t5_bucket(distance: Tensor, buckets: int, max_distance: int, bidirectional: 
     return offset + torch.where(back < exact, back, far.clamp(max=buckets - 1))
 
 
-LEAST = 0.01  # KERPLE's parameters act as at least this
+KERPLE_MIN = 0.01  # KERPLE's parameters act as at least this
 
 
-def at_least(x: Tensor, most: float | None = None) -> Tensor:
+def clamp_straight_through(x: Tensor, most: float | None = None) -> Tensor:
     """Clamped in value alone: a parameter beyond the edge still hears in which direction to go."""
-    return x.detach().clamp(LEAST, most) + (x - x.detach())
+    return x.detach().clamp(KERPLE_MIN, most) + (x - x.detach())
 
 
 @register("kerple-log")
@@ -166,7 +166,7 @@ class KerpleLog(Relative):
         nn.init.uniform_(self.r2)
 
     def theta(self) -> Tensor:
-        return torch.stack([at_least(self.r1), at_least(self.r2)], 1)
+        return torch.stack([clamp_straight_through(self.r1), clamp_straight_through(self.r2)], 1)
 
     def curve(self, theta: Tensor, distance: Tensor) -> Tensor:
         r1, r2 = (per_head(r, distance) for r in theta.unbind(1))
@@ -190,7 +190,7 @@ class KerplePower(Relative):
         nn.init.uniform_(self.p, 0, 2)
 
     def theta(self) -> Tensor:
-        return torch.stack([at_least(self.a), at_least(self.p, 2)], 1)
+        return torch.stack([clamp_straight_through(self.a), clamp_straight_through(self.p, 2)], 1)
 
     def curve(self, theta: Tensor, distance: Tensor) -> Tensor:
         a, p = (per_head(x, distance) for x in theta.unbind(1))
@@ -241,14 +241,16 @@ class FIRE(Positions):
     def psi(self, x: Tensor) -> Tensor:
         return torch.log1p(self.c.abs() * x)
 
-    def share(self, q: Tensor, k: Tensor) -> Tensor:
+    def relative_distance(self, q: Tensor, k: Tensor) -> Tensor:
         """What f is asked about: from 0 (the same place) to 1 (the beginning, seen from beyond L)."""
         furthest = torch.maximum(q, k).float().maximum((self.threshold * self.stretch).abs())
         return self.psi((q - k).abs().float()) / (self.psi(furthest) + 1e-6)
 
     def bias(self, q: Tensor, k: Tensor) -> Tensor:
         with without_autocast(q.device):
-            hidden = F.relu(F.linear(self.share(q, k)[..., None], self.inner.weight.float(), self.inner.bias.float()))
+            hidden = F.relu(
+                F.linear(self.relative_distance(q, k)[..., None], self.inner.weight.float(), self.inner.bias.float())
+            )
             return F.linear(hidden, self.outer.weight.float(), self.outer.bias.float()).movedim(-1, 0)  # (H, ...)
 
 

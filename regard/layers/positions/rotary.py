@@ -24,20 +24,20 @@ from regard.layers.positions.scheme import Positions
 class Rotary(Positions):
     """Pairs of numbers of queries and keys, turned by an angle that grows with the position.
 
-    `turn` is theta (D/2,), and `temperature` multiplies cosines and sines (so the scores by its square).
+    `inv_freq` is theta (D/2,), and `temperature` multiplies cosines and sines (so the scores by its square).
     """
 
-    turn: Tensor
+    inv_freq: Tensor
     temperature = 1.0
 
-    not_across = (
+    why_not_cross = (
         "rotary positions compare a place in the target with a place in the source, whose difference means nothing"
     )
 
     def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
         super().__init__(settings, config, place)
         self.settings, self.d_head = settings, config.d_head
-        self.register_buffer("turn", torch.empty(config.d_head // 2), persistent=False)
+        self.register_buffer("inv_freq", torch.empty(config.d_head // 2), persistent=False)
         self.init_weights()
 
     @classmethod
@@ -53,10 +53,10 @@ class Rotary(Positions):
         return frequencies(self.d_head, self.settings.base)
 
     def init_weights(self) -> None:
-        self.turn.copy_(self.theta())
+        self.inv_freq.copy_(self.theta())
 
     def rotation(self, positions: Tensor) -> Rotation:
-        angle = positions[:, None, :, None] * self.turn  # (B, 1, T, D/2) fp32
+        angle = positions[:, None, :, None] * self.inv_freq  # (B, 1, T, D/2) fp32
         return angle.cos() * self.temperature, angle.sin() * self.temperature
 
     def label(self) -> str:
@@ -65,11 +65,11 @@ class Rotary(Positions):
 
     def describe(self, n: int = 64) -> tuple[Curves | Matrix, ...]:
         """The wavelength of each hand, and products of equal vectors; beside those of plain rope, where they differ."""
-        plain, p = frequencies(self.d_head, self.settings.base).to(self.turn), torch.arange(n)
-        turns, rotations = {self.name: self.turn}, {self.name: self.rotation(p[None])}
-        if not torch.equal(plain, self.turn):
+        plain, p = frequencies(self.d_head, self.settings.base).to(self.inv_freq), torch.arange(n)
+        turns, rotations = {self.name: self.inv_freq}, {self.name: self.rotation(p[None])}
+        if not torch.equal(plain, self.inv_freq):
             angle = (p[:, None] * plain)[None, None]
-            turns = {self.label(): self.turn, "plain rope": plain}
+            turns = {self.label(): self.inv_freq, "plain rope": plain}
             rotations = {self.label(): rotations[self.name], "plain rope": (angle.cos(), angle.sin())}
         waves = {name: 2 * math.pi / turn for name, turn in turns.items()}
         m = torch.arange(len(plain))

@@ -41,7 +41,7 @@ class Positions(Part):
     toeplitz: ClassVar[bool] = False  # ... which depends on k - q alone
     contextual: ClassVar[bool] = False  # has `scores` and `values`
     terms: ClassVar[int] = 1  # products that are added to make one score
-    not_across: ClassVar[str] = "only a scheme that adds to scores can act between source and target"
+    why_not_cross: ClassVar[str] = "only a scheme that adds to scores can act between source and target"
     scale: float | None = None  # of q k^T; None: 1/sqrt(D)
 
     def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
@@ -51,7 +51,7 @@ class Positions(Part):
     @classmethod
     def check(cls, settings: Any, config: ModelConfig, place: Place) -> None:
         if place.side == "cross" and cls.hook() in ("embed", "rotation"):
-            cls.refuse(place, cls.not_across)
+            cls.refuse(place, cls.why_not_cross)
         mixers = mixers_of(config)
         if place.side != "cross" and cls.acts_in_attention() and not any(mixer.attends for mixer in mixers):
             others = [name for name, scheme in PARTS["positions"].items() if not scheme.acts_in_attention()]
@@ -107,12 +107,12 @@ class Positions(Part):
 
     def describe_bias(self, n: int) -> Curves:
         """What a query at position n - 1 adds to the scores of the keys around it."""
-        at = self.reached(n)
+        at = self.key_offsets(n)
         bias = self.bias(torch.tensor([n - 1]), at + n - 1)  # (H, keys)
         title = "bias" if self.toeplitz else f"bias of a query at position {n - 1}"
         return Curves(title, at, {f"head {h}": row for h, row in enumerate(bias)}, DISTANCE, "added to the score")
 
-    def reached(self, n: int) -> Tensor:
+    def key_offsets(self, n: int) -> Tensor:
         """j - i of all the keys that a query can meet: in a decoder, only those before it."""
         return torch.arange(1 - n, 1 if self.causal else n)
 

@@ -254,7 +254,7 @@ def annotated(config: ModelConfig) -> tuple[int, int, int]:
     if not architecture_of(config).translates or not attends(config):
         return 0, 0, 0
     recurrent, cell = config.table(RecurrentSettings), find("cell", config.cell)
-    h, before = recurrent.d_hidden, not (cell.bare or recurrent.norm)
+    h, before = recurrent.d_hidden, not (cell.adds_input or recurrent.norm)
     return h * (1 + recurrent.bidirectional), cell.inputs * h * before, h * (config.score != "dot")
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from regard.kernels.masks import CAUSAL, PAD_POSITION
-from regard.layers.block import Block
+from regard.layers.block import PreNormBlock
 from regard.layers.context import Context
 from regard.layers.decoding_state import LENGTH, Columns, PerRow, PerSentence, State, Storage, state_bytes
 from regard.layers.part import Mixer
@@ -69,7 +69,7 @@ def test_the_state_is_concatenation_and_indexing(operations: list[tuple[str, obj
     running = [torch.zeros(rows, W) for _ in LAYERS]
     memories = [torch.randn(rows, H, 5, D) for _ in LAYERS]
     for layer, memory in zip(LAYERS, memories, strict=True):
-        state.remember(layer, memory=memory)
+        state.store_memory(layer, memory=memory)
     positions = torch.empty(rows, 0, dtype=torch.long)
     for name, argument in operations:
         if name == "select":
@@ -119,7 +119,7 @@ def test_a_hypothesis_sees_what_it_and_its_ancestors_wrote(operations: list[tupl
     rng = torch.Generator().manual_seed(seed)
     state, written = new_state(3), [[[]], [[]], [[]]]
     memory = torch.randn(3, H, 5, D, generator=rng)
-    state.remember(LAYERS[0], memory=memory)
+    state.store_memory(LAYERS[0], memory=memory)
     for name, n in operations:
         if name == "step":
             for _ in range(n):
@@ -189,11 +189,11 @@ def test_how_hypotheses_look_at_the_source_is_worked_out_once_for_the_same_sente
         made.append(object())
         return made[-1]
 
-    assert state.plan_of_memory(make) is state.plan_of_memory(make) is made[0]
+    assert state.get_memory_plan(make) is state.get_memory_plan(make) is made[0]
     state.reorder(torch.tensor([[0, 0]] * 3))
-    assert state.plan_of_memory(make) is made[0]
+    assert state.get_memory_plan(make) is made[0]
     state.select(torch.tensor([2, 0]))
-    assert state.plan_of_memory(make) is made[1]
+    assert state.get_memory_plan(make) is made[1]
     assert torch.equal(state.memory_positions, ragged(4, 2, 3)[[2, 0]])
 
 
@@ -273,7 +273,7 @@ def test_a_prompt_that_is_read_step_by_step_leaves_the_state_after_each_rows_las
     c, lengths, more = 8, (5, 2, 7), 3
     config = model_config(d_model=c, n_heads=2, n_kv_heads=2, d_head=4, dropout=0.0)
     mixers = [Decaying(c), Decaying(c)]
-    stack = Stack(config, (Block(config, {"self": mixer}) for mixer in mixers), CAUSAL, "decoder").eval()
+    stack = Stack(config, (PreNormBlock(config, {"self": mixer}) for mixer in mixers), CAUSAL, "decoder").eval()
     x = torch.randn(len(lengths), max(lengths) + more, c)
     wanted = stack(x, torch.arange(x.shape[1]).expand(len(x), -1))  # a whole row: causal, so any beginning is the same
 
@@ -343,7 +343,7 @@ class Slots:
         self.state = StaticState(model, (b, k), ROOM, source, torch.float32, position=self.position, owner=owner)
 
     def enter(self, slots: list[int], other: State, which: list[int]) -> None:
-        self.state.enter(torch.tensor(slots), other, torch.tensor(which))
+        self.state.fill_slots(torch.tensor(slots), other, torch.tensor(which))
         for slot, sentence in zip(slots, which, strict=True):
             rows = slice(slot * self.k, (slot + 1) * self.k)
             self.position[rows] = int(other.next[sentence])
@@ -435,7 +435,7 @@ def test_a_slot_that_is_cleared_begins_as_if_nothing_was_read() -> None:
     slots = Slots(model, 2, 1)
     _, state = model.begin(prompts(3, 4))
     slots.enter([0, 1], state, [0, 1])
-    slots.state.clear(torch.tensor([1]))
+    slots.state.clear_slots(torch.tensor([1]))
     slots.position[1] = 0
     tokens = torch.randint(VOCAB, (2,))
     found = model.step(tokens, slots.state)
