@@ -1,4 +1,4 @@
-"""N blocks one after the other, and the context they share."""
+"""A stack of N blocks, and the context that they share."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from regard.layers.positions.scheme import NoPositions, make_positions
 
 
 def to_working_precision(x: Tensor) -> Tensor:
-    """Return the residual stream in the precision of the products that read it and add to it."""
+    """Return x in the precision of matrix products: under autocast, that of autocast."""
     return x.to(working_dtype(x))
 
 
 class ZerosWithGrad(torch.autograd.Function):
-    """ZerosWithGrad like x, which need a gradient where x does and pass none on."""
+    """Zeros like x that require a gradient where x does, and whose backward pass returns none."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class ZerosWithGrad(torch.autograd.Function):
 
 
 class LastValue:
-    """A tensor of the last forward, which copies of its module do not have."""
+    """A tensor of the last forward pass, which is not copied with its module."""
 
     value: Tensor | None = None
 
@@ -51,7 +51,7 @@ class LastValue:
 
 
 class Stack(nn.Module):
-    """N blocks on one side of a model. `side` is encoder or decoder; it says which position schemes make sense."""
+    """N blocks on one side of a model. `side`, encoder or decoder, decides which position schemes are allowed."""
 
     def __init__(self, config: ModelConfig, blocks: Iterable[Block], mask: Mask, side: str) -> None:
         super().__init__()
@@ -60,14 +60,14 @@ class Stack(nn.Module):
         self.norm = make_norm(config) if config.norm == "pre" else None
         self.side, self.mask, self.d_head = side, mask, config.d_head
         self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
-        self.activation_checkpointing = False  # activation checkpointing: training keeps only what enters a block
-        self.compiled = False  # its blocks are compiled for training (training/training_step.py)
-        self.intervened = False  # look/change replaces parts of it: compiled and captured forms do not know of that
+        self.activation_checkpointing = False  # keep only the input of each block, and recompute the rest
+        self.compiled = False  # the blocks are compiled for training (training/training_step.py)
+        self.intervened = False  # look/change replaced methods of its parts, which compiled code would not call
         chances = (config.dropout, config.attention_dropout, config.ff_dropout)
         parts = [*self.blocks.modules()]
         drops = any(isinstance(part, nn.Dropout) and part.p > 0 for part in parts)
         declared = any(getattr(part, "random", False) for part in parts)
-        self.random = max(chances) > 0 or drops or declared  # then recomputing must draw the same numbers again
+        self.random = max(chances) > 0 or drops or declared  # recomputation must then restore the random state
         first = make_positions(config, side)
         own = (make_positions(config, side) for _ in self.blocks[1:]) if first.per_layer else ()
         self.schemes = nn.ModuleList([first, *own])  # one for all blocks, or one each
@@ -79,16 +79,16 @@ class Stack(nn.Module):
 
     @property
     def auxiliary_loss(self) -> Tensor | None:
-        """Return the sum of the blocks' auxiliary losses in the last forward, or None where they have none."""
+        """The sum of the blocks' auxiliary losses in the last forward pass, or None."""
         return self._auxiliary.value
 
     @property
     def mixers(self) -> list[Any]:
-        """Return the token mixer of each block."""
+        """The token mixer of each block."""
         return [block.sublayers["self"] for block in self.blocks]  # type: ignore[index]
 
     def init_weights(self) -> None:
-        """Where a scheme wants scores that are not divided by sqrt(D), as T5's, queries start smaller by as much."""
+        """Scale initial queries by 1/sqrt(D) where a scheme such as T5 does not divide scores by sqrt(D)."""
         for module in self.modules():
             if isinstance(module, Attention):
                 crosses = isinstance(module, CrossAttention)
@@ -97,7 +97,7 @@ class Stack(nn.Module):
                 module.scale_queries(scale / (wanted or scale))  # type: ignore[operator]
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Return token embeddings (..., C) with what the position scheme adds to them."""
+        """Return token embeddings (..., C) plus absolute positions, if the position scheme has any."""
         return self.schemes[0].embed(x, positions)  # type: ignore[operator]
 
     def forward(
@@ -106,14 +106,14 @@ class Stack(nn.Module):
         positions: Tensor,  # (B, T)
         memory: Tensor | None = None,  # (B', S, C)
         memory_positions: Tensor | None = None,  # (B', S)
-        state: State | None = None,  # what decoding keeps: then these are prompts, and it is filled
-        mask: Mask | None = None,  # instead of the stack's own
+        state: State | None = None,  # a decoding state to fill: then x holds prompts
+        mask: Mask | None = None,  # replaces the stack's own mask
     ) -> Tensor:
-        """Run whole rows through all blocks."""
+        """Run whole rows through all blocks and the final norm, (B, T, C) -> (B, T, C)."""
         keys = positions if state is None else state.key_positions(positions)
         memory_plan = None
         if memory_positions is not None:
-            grouped = positions.reshape(memory_positions.shape[0], -1)  # hypotheses of one sentence share its memory
+            grouped = positions.reshape(memory_positions.shape[0], -1)  # hypotheses of a sentence share its memory
             memory_plan = self._memory_plan(grouped, memory_positions)
         ctx = Context(positions, None, memory, memory_plan, None if state is None else apply_read, state)
         request = Request(positions, keys, mask or self.mask, self.schemes[0], None, self.training)  # type: ignore[arg-type]
@@ -135,7 +135,7 @@ class Stack(nn.Module):
         return add_norm(x, y, self.norm, self.dropout if self.training else 0.0)[1]
 
     def step(self, x: Tensor, state: Any) -> Tensor:
-        """Run one more token of each row, (N, C) -> (N, C), the stack's last norm included."""
+        """Run one more token of each row through all blocks and the final norm, (N, C) -> (N, C)."""
         positions, contexts = self._step_contexts(state)
         x, y = to_working_precision(x), None
         for block, own in zip(self.blocks, contexts, strict=True):
@@ -150,7 +150,7 @@ class Stack(nn.Module):
         """Return the positions (B, K) of the tokens of a step, and the context of each block."""
         if state.static:
             ctx = Context(state.position(), apply=apply_step, state=state, fuse=state.fuse)
-            return ctx.positions, [ctx] * len(self.blocks)  # a static state has prepared everything
+            return ctx.positions, [ctx] * len(self.blocks)  # a static state holds its own tables
         positions = state.next[:, None].expand(-1, state.width)  # (B, K)
         memory_plan = None
         if state.memory_positions is not None:
@@ -164,21 +164,22 @@ class Stack(nn.Module):
         return positions, self._contexts(ctx, request)
 
     def store_memory(self, memory: Tensor, memory_positions: Tensor, state: State) -> None:
-        """Keep what cross-attention makes of the encoder's output (B, S, C), with tokens at these positions (B, S)."""
+        """Store the cross-attention keys and values of the encoder's output (B, S, C) at positions (B, S)."""
         for block in self.blocks:
             block.get_submodule("sublayers.cross").store_memory(memory, state)  # type: ignore[operator]
         state.memory_positions = memory_positions
 
     def _initial_residual(self, x: Tensor) -> Tensor | None:
-        """Return what is to be added to x before the first block. Where blocks are compiled it is zeros that seem to have a
-        gradient, as what later blocks are given has, or the first would be compiled apart from the others."""
+        """Return the pending residual y of the first block: None, or zeros where blocks are compiled.
+
+        Later blocks receive a y that requires a gradient; without one, the first block would be compiled separately."""
         return ZerosWithGrad.apply(x) if self.compiled and self.norm is not None and torch.is_grad_enabled() else None
 
     def _checkpointed(self, block: nn.Module, x: Tensor, y: Tensor | None, ctx: Context) -> Any:
         return checkpoint(block, x, y, ctx, use_reentrant=False, preserve_rng_state=self.random)
 
     def _contexts(self, ctx: Context, request: Request) -> list[Context]:
-        """Return the context of each block: what its mixer prepares is made once for all blocks that share it."""
+        """Return the context of each block; blocks with equal mixers share the result of `prepare`."""
         made: dict[Hashable, Context] = {}
         found, several = [], len(self.schemes) > 1
         for i, mixer in enumerate(self.mixers):

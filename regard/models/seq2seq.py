@@ -106,7 +106,7 @@ class Seq2Seq(TranslationModel):
         memory, first = self.encode(source)
         state = State(self, len(source), source.device, first[0].dtype)
         state.store_memory(self.decoder, **self.decoder.named(memory))
-        Recurrent.keep(first, state.parts[self.decoder])
+        Recurrent.store_state(first, state.parts[self.decoder])
         return state
 
     def step(self, tokens: Tensor, state: State) -> Tensor:
@@ -117,8 +117,8 @@ class Seq2Seq(TranslationModel):
         """Return what the head is given (N, C) in a step."""
         kept = state.parts[self.decoder]
         y = self.embed(self.target_embedding, tokens[:, None])
-        features, after = self.decoder(y, self.decoder.memory(kept), Recurrent.kept(kept))
-        Recurrent.keep(after, kept)
+        features, after = self.decoder(y, self.decoder.memory(kept), Recurrent.load_state(kept))
+        Recurrent.store_state(after, kept)
         return self.output_dropout(features)[:, 0]
 
 
@@ -184,7 +184,7 @@ class RNNSearchDecoder(nn.Module):
     def begin(self, annotations: Tensor, end: Hidden, padding: Tensor) -> tuple[Memory, Hidden]:
         annotations = self.dropout(annotations)
         first = self.bridge(end[-self.n]).tanh().chunk(self.n, -1)
-        rest = self.above.start(len(annotations), annotations) if self.above else ()
+        rest = self.above.zero_state(len(annotations), annotations) if self.above else ()
         return (*self.attentive.prepare_source(annotations, padding), annotations), (*first, *rest)
 
     def state(self) -> dict[str, Storage]:

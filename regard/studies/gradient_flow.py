@@ -109,7 +109,7 @@ def gate(layer: Recurrent, name: str) -> Tensor:
 
 def unroll(layer: Recurrent, x: Tensor) -> list[CellState]:
     """What each step is handed by the one before it, and what the last one leaves: T + 1 states of x (B, T, C)."""
-    states = [layer.start(len(x), x)]
+    states = [layer.zero_state(len(x), x)]
     for t in range(x.shape[1]):
         state = layer.step(x[:, t], states[-1])[1]
         # Copies, so that the gradient of c is that of the next step's reading it, without the way through its own h.

@@ -65,14 +65,14 @@ def product(weight: torch.Tensor, bias: torch.Tensor, x: torch.Tensor) -> np.nda
 
 
 @pytest.mark.parametrize("most", [127, 63])
-def test_a_row_in_bytes_is_rounded_by_its_own_largest_number(most: int) -> None:
+def test_a_row_in_int8_is_rounded_by_its_own_largest_number(most: int) -> None:
     """So it does not matter which rows are with it; and the whole is what whole numbers give, worked out in float64."""
     rng = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(24, 32, generator=rng), torch.randn(24, generator=rng)
     x = torch.randn(6, 32, generator=rng) * torch.logspace(-4, 4, 6)[:, None]
     x[3] = 0
     layer = QUANTIZED_LINEAR["int8"](weight, bias)
-    layer.most = most  # as on a processor that sums in 32 bits, and on one that does in 16
+    layer.max_input = most  # as on a processor that sums in 32 bits, and on one that does in 16
     together = layer(x)
     assert all(torch.equal(layer(x[i : i + 1])[0], together[i]) for i in range(6))
     w_step, x_step = weight.abs().amax(1).double() / 127, x.abs().amax(1).clamp(min=1e-30).double() / most

@@ -305,7 +305,7 @@ def test_padding_gets_no_gradient(kind: str) -> None:
 def test_steps_one_by_one_are_the_whole(kind: str, norm: bool) -> None:
     made, x = layers(kind, 5, [4, 3], norm=norm), inputs(3, 6, 5)
     out, end = made(x)
-    state = made.start(3, x)
+    state = made.zero_state(3, x)
     for t in range(6):
         now, state = made.step(x[:, t], state)
         close([now], [out[:, t]])
@@ -339,7 +339,7 @@ def test_what_an_lstm_remembers_fades_as_fast_as_its_forget_gate_says() -> None:
 
 def test_a_state_of_zeros_is_flat_and_of_its_inputs_kind() -> None:
     made = Recurrent("lstm", 5, [4, 3], bidirectional=True)
-    state = made.start(2, torch.empty(1, dtype=torch.bfloat16))
+    state = made.zero_state(2, torch.empty(1, dtype=torch.bfloat16))
     assert [tuple(s.shape) for s in state] == [(2, 4)] * 4 + [(2, 3)] * 4
     assert all(s.dtype == torch.bfloat16 and not s.any() for s in state)
     assert (made.d_out, Recurrent("gru", 5, [4, 3]).d_out) == (6, 3)
@@ -395,7 +395,7 @@ def test_weight_drop_takes_numbers_of_the_matrix_between_steps_and_of_no_other(s
 
 def test_weight_drop_is_one_mask_for_all_steps_another_each_time_and_off_in_evaluation() -> None:
     made, x = layers("lstm", 5, [4], weight_dropout=0.5), inputs(1, 1, 5).expand(1, 2, 5)
-    state = made.start(1, x)
+    state = made.zero_state(1, x)
     assert not torch.equal(made(x)[0], made(x)[0])
     (by_weight,) = torch.autograd.grad(made(x)[0].sum(), first(made).weight_hh)
     assert 0.2 < (by_weight == 0).double().mean() < 0.8  # what was dropped learns nothing
@@ -428,7 +428,7 @@ def test_under_autocast_products_are_in_bf16(kind: str, norm: bool) -> None:
     made, x = layers(kind, 32, [32, 32], torch.float32, 0.03, norm=norm), inputs(4, 6, 32, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         low, _ = made(x)
-        state = made.start(4, x)
+        state = made.zero_state(4, x)
         for t in range(6):
             now, state = made.step(x[:, t], state)
     assert low.dtype == now.dtype == torch.bfloat16

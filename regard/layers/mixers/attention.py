@@ -1,4 +1,4 @@
-"""Multi-head attention: queries, keys and values by one or two projections, a kernel, an output projection."""
+"""Multi-head attention: projections to queries, keys and values, an attention kernel, and an output projection."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from regard.layers.part import Mixer, Part, Place
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the self-attention layers of a forward share."""
+    """What the self-attention layers of a forward pass share."""
 
     plan: Plan
-    rotation: Rotation | None = None  # how queries and keys are rotated, if they are
+    rotation: Rotation | None = None  # cosines and sines of rotary positions
 
 
 class Attention(Part):
-    """The members that self- and cross-attention share."""
+    """Base class of self-attention and cross-attention."""
 
     observed: ClassVar[dict[str, str]] = {"mix": "out"}
 
@@ -38,7 +38,7 @@ class Attention(Part):
         self.out = nn.Linear(self.d_queries, config.d_model, bias=config.bias)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
-        """Return (B, H, T, D) by whichever kernel the plan names; `look.record` observes this call."""
+        """Return attention (B, H, T, D), computed by the kernel of the plan; `look.record` observes this call."""
         return plan(q, k, v, self.p_drop if self.training else 0.0)
 
 
@@ -63,7 +63,7 @@ class SelfAttention(Attention, Mixer):
         self.qkv = nn.Linear(config.d_model, self.d_queries + 2 * self.d_keys, bias=config.bias)
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries (B, H, T, D), keys and values (B, G, T, D) of what `qkv` gives (B, T, (H + 2G) * D)."""
+        """Return queries (B, H, T, D), keys and values (B, G, T, D) from fused projections (B, T, (H + 2G) * D)."""
         return split_qkv(qkv, self.n_heads, self.n_kv_heads, self.d_head)
 
     def fused_matrices(self) -> dict[str, tuple[int, list[int]]]:
@@ -86,10 +86,9 @@ class SelfAttention(Attention, Mixer):
         return ctx.prepared.plan
 
     def scale_queries(self, factor: float) -> None:
-        """Start with queries that much larger; a stack whose scores are not divided by sqrt(D) makes them smaller."""
-        self.qkv.weight.unflatten(0, (self.n_kv_heads, -1))[:, : -2 * self.d_head] *= (
-            factor  # (kernels/weight_layout.py)
-        )
+        """Multiply the initial query weights by a factor; a stack whose scores are not divided by sqrt(D) uses it."""
+        groups = self.qkv.weight.unflatten(0, (self.n_kv_heads, -1))  # queries, key, value (kernels/weight_layout.py)
+        groups[:, : -2 * self.d_head] *= factor
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         q, k, v = self.split(self.qkv(x))
@@ -108,7 +107,7 @@ class SelfAttention(Attention, Mixer):
     def step(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
         if ctx.state.static:
             return self.out(ctx.state.attend(self, self.qkv(x), kept))
-        # The K hypotheses of a sentence are K queries of its row: their keys are read once, not copied.
+        # The K hypotheses of a sentence are K queries of one row, so that its keys are read once and never copied.
         return self.read(x.view(len(ctx.state.next), -1, x.shape[-1]), ctx, kept).view_as(x)
 
     def fused_step(self, x: Tensor, norm: nn.Module | None, residual: Tensor | None, ctx: Context, kept: Any) -> Tensor:
@@ -135,8 +134,8 @@ class CrossAttention(Attention):
         return {"kv": (self.n_kv_heads, [self.d_head, self.d_head])}
 
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values (B', G, S, D) of the encoder's output (B', S, C)."""
-        k, v = self.kv(memory).view(*memory.shape[:2], -1, 2, self.d_head).unbind(3)  # by head: its key, its value
+        """Return the keys and values (B', G, S, D) of the encoder's output (B', S, C)."""
+        k, v = self.kv(memory).view(*memory.shape[:2], -1, 2, self.d_head).unbind(3)  # each head's key, then its value
         return k.transpose(1, 2), v.transpose(1, 2)
 
     def plan(self, ctx: Context) -> Plan:
@@ -149,7 +148,8 @@ class CrossAttention(Attention):
         return self.attend_memory(x, *self.keys_values(ctx.memory), ctx)
 
     def attend_memory(self, x: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
-        # The hypotheses of one sentence are that many queries of one memory row: its keys are read once, not copied.
+        """Attend from x (B, T, C) or (N, C) to keys and values (B', G, S, D) of the memory."""
+        # The hypotheses of a sentence are queries of one row of the memory, so that its keys are read once and never copied.
         grouped = x.reshape(k.shape[0], -1, x.shape[-1])  # (B', B/B' * T, C)
         q = split_heads(self.q(grouped), self.d_head)
         return self.out(merge_heads(self.attend(q, k, v, self.plan(ctx)))).view_as(x)
@@ -159,11 +159,11 @@ class CrossAttention(Attention):
         return {"keys": PerSentence(shape), "values": PerSentence(shape)}
 
     def store_memory(self, memory: Tensor, state: Any) -> None:
-        """Keep the keys and values of the encoder's output (B, S, C): they are the same in every step."""
+        """Store the keys and values of the encoder's output (B, S, C), which are the same in every step."""
         k, v = self.keys_values(memory)
         state.store_memory(
             self, keys=k.contiguous(), values=v.contiguous()
-        )  # one head after the other: read at every step
+        )  # contiguous by head, since every step reads them
 
     def read(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
         return self.attend_memory(x, kept.keys, kept.values, ctx)
