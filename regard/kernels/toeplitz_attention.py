@@ -79,7 +79,7 @@ def prepare(scheme: DistanceBias, mask: Mask, positions: Tensor) -> Table:
     theta = scheme.theta()
     if theta is None:
         values = scheme.table(n, device)
-        return Table(spans(mask, positions), padded(values.detach() * LOG2E), values, None, scheme.constant_beyond)
+        return Table(spans(mask, positions), padded(values.detach() * LOG2E), values, None, scheme.flat)
     fixed, distance = theta.detach(), torch.arange(1 - n, n, device=device)
     second = torch.zeros_like(fixed).index_fill_(1, torch.ones(1, dtype=torch.long, device=device), 1.0)
     values, slope = torch.func.jvp(lambda x: scheme.curve(x, distance), (fixed,), (second,))[:2]

@@ -297,11 +297,11 @@ def test_which_kernel_runs(kernel: str, fast: bool, reason: str, changes: dict[s
 def test_make_plan_asks_choose_with_the_situation_it_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Situation] = []
 
-    def listen(situation: Situation) -> Choice:
+    def observe(situation: Situation) -> Choice:
         asked.append(situation)
         return Choice("reference", "for the test")
 
-    monkeypatch.setattr(attention_kernels, "choose", listen)
+    monkeypatch.setattr(attention_kernels, "choose", observe)
     at, scheme = torch.arange(6)[None], SCHEME["alibi"]
     assert make_plan(WINDOW, at, at, scheme, d_head=48, dropout=0.2).kernel is reference
     make_plan(FULL, at[:, :2], at)

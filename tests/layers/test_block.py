@@ -244,11 +244,11 @@ def test_plans_know_the_width_of_heads_and_dropout_in_training(training: bool, m
     """The choice of a kernel depends on both."""
     asked: list[Situation] = []
 
-    def listen(situation: Situation) -> Choice:
+    def observe(situation: Situation) -> Choice:
         asked.append(situation)
         return Choice("reference", "for the test")
 
-    monkeypatch.setattr(attention_kernels, "choose", listen)
+    monkeypatch.setattr(attention_kernels, "choose", observe)
     stack, _ = probed("decoder", attention_dropout=0.25)
     stack.train(training)(torch.randn(1, 3, C), THREE, torch.randn(1, 4, C), torch.arange(4)[None])
     dropout = 0.25 if training else 0.0

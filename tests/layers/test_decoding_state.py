@@ -134,7 +134,7 @@ def test_a_hypothesis_sees_what_it_and_its_ancestors_wrote(operations: list[tupl
             state.reorder(parents)
             written = copied(written, parents)
         assert state.width == len(written[0])
-        assert torch.equal(state.parts[LAYERS[0]].memory, memory)  # one for each sentence, whoever its hypotheses are
+        assert torch.equal(state.parts[LAYERS[0]].memory, memory)  # one for each sentence, independent of its hypotheses
 
 
 def copied(written: Written, parents: Tensor) -> Written:

@@ -130,7 +130,7 @@ def test_t5_looks_its_numbers_up_by_bucket(bidirectional: bool) -> None:
 def test_t5_is_flat_beyond_its_largest_distance(bidirectional: bool) -> None:
     scheme = t5(H, 8, 30, bidirectional)
     torch.nn.init.normal_(scheme.weight)
-    assert scheme.constant_beyond == 30
+    assert scheme.flat == 30
     for side in (-1, 1):
         far = scheme.bias(torch.zeros(1, dtype=torch.long), side * torch.arange(30, 2000))
         assert (far == far[:, :1]).all()
