@@ -41,9 +41,7 @@ class Plan:
     k: Tensor  # (B, S), positions of the keys
     index: Tensor | None = None  # (T,), the column of each query among the keys, in self-attention without a cache
     scheme: Positions = NoPositions()  # noqa: RUF009 (it has no state)
-    past: Tensor | None = (
-        None  # (B, T, S), True for keys of a query's own hypothesis, where queries are beam hypotheses
-    )
+    past: Tensor | None = None  # (B, T, S), the keys of each query's own hypothesis, in beam search
     prepared: Any = None  # the kernel's own form of mask and bias, made once for all layers
     cudnn: bool = False  # `sdpa` may call cuDNN
 
@@ -59,9 +57,7 @@ class Plan:
 
     def bias(self) -> Tensor:
         """Return the bias that the position scheme adds to the scores, (B or 1, H, T, S) fp32."""
-        if (
-            self.index is not None and self.scheme.toeplitz
-        ):  # columns have the distances of positions, in packed rows too
+        if self.index is not None and self.scheme.toeplitz:  # distances of columns, which also serve packed rows
             n = self.k.shape[1]
             distance = torch.arange(n, device=self.k.device) - self.index[:, None]  # (T, S)
             return self.scheme.table(n, self.k.device)[:, distance + n - 1][None]

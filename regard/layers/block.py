@@ -30,9 +30,7 @@ Stream = tuple[Tensor, Tensor | None, Tensor | None]  # x, the pending residual 
 class Block(nn.Module):
     """The sublayers of one block and their norms, under the same names; subclasses define where the norms stand."""
 
-    observe: Any = (
-        None  # a recorder sets it; called as observe(name, x, y) with the residual stream after each sublayer
-    )
+    observe: Any = None  # set by a recorder: observe(name, x, y) receives the residual stream after each sublayer
 
     def __init__(self, config: ModelConfig, sublayers: dict[str, nn.Module]) -> None:
         super().__init__()

@@ -89,6 +89,6 @@ class Request:
     keys: Tensor  # (B, S), positions of the keys; the same object as `positions` in self-attention without a cache
     mask: Mask
     scheme: Positions
-    past: Tensor | None  # (B, T, S), True for keys of a query's own hypothesis, where queries are beam hypotheses
+    past: Tensor | None  # (B, T, S), the keys of each query's own hypothesis, in beam search
     training: bool
     sees_all: bool = False  # a step in which every query may attend to every key

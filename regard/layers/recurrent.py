@@ -102,24 +102,21 @@ class Recurrent(nn.Module):
         Padding may precede or follow the tokens of a row. From a state of zeros, outputs at tokens do not depend on it;
         neither does the final state of a direction that ends on a token.
         """
-        fused = (
-            self.fuses if real is None else self.fuses_padded
-        ) and not x.is_meta  # products inside kernels are not counted
-        state = self.zero_state(len(x), x) if state is None else state
-        return self._run_layers(self._fused if fused else self._scan, x, state, real)
+        fuses = self.fuses if real is None else self.fuses_padded
+        run = self._scan if x.is_meta or not fuses else self._fused  # products inside fused kernels are not counted
+        return self._run_layers(run, x, self.zero_state(len(x), x) if state is None else state, real)
 
     def step(self, x: Tensor, state: CellState) -> tuple[Tensor, CellState]:
         """Run one token of each row, (N, C) -> (N, d_out), and return the new state; for one direction only."""
-        assert not self.bidirectional, "what comes later is not known yet"
+        assert not self.bidirectional, "the backward direction needs tokens that are not known yet"
         x, state = self._run_layers(self._scan, x[:, None], state, None)
         return x[:, 0], state
 
     def _run_layers(self, run: Run, x: Tensor, state: CellState, real: Tensor | None) -> tuple[Tensor, CellState]:
         """Run the layers one by one, or all in one call if a fused kernel can."""
         ends: CellState = ()
-        for i, cells in enumerate(
-            self._fusable_groups() if run == self._fused and real is None else self._cells_by_layer()
-        ):
+        groups = self._fusable_groups() if run == self._fused and real is None else self._cells_by_layer()
+        for i, cells in enumerate(groups):
             n = len(cells) * cells[0].states
             x, end = run(cells, to_working_precision(self.dropout(x) if i else x), state[len(ends) :][:n], real)
             ends += end
@@ -137,6 +134,7 @@ class Recurrent(nn.Module):
         return [[cell for cells in layers for cell in cells]] if alike else layers
 
     def _fused(self, cells: list[Cell], x: Tensor, state: CellState, real: Tensor | None) -> tuple[Tensor, CellState]:
+        """Run cells by a fused kernel, x (B, T, C) -> (B, T, d_out); they are one layer, or all layers."""
         if real is not None:
             x = torch.cat([x, F.pad(~real[..., None], (0, PADDING_COLUMNS - 1)).to(x.dtype)], -1)
         weights = FlattenedParameters.apply(
@@ -145,19 +143,14 @@ class Recurrent(nn.Module):
         kind, n = cells[0].fused_op, cells[0].states
         hx = tuple(torch.stack(state[i::n]).to(x.dtype) for i in range(n))  # h, c: (layers * directions, B, H)
         depth = len(cells) // (1 + self.bidirectional)
-        settings = (
-            True,
-            depth,
-            0.0,
-            torch.is_grad_enabled(),
-            self.bidirectional,
-            True,
-        )  # dropout inside the kernel is 0
+        dropout = 0.0  # between layers, it is applied in _run_layers
+        options = (True, depth, dropout, torch.is_grad_enabled(), self.bidirectional, True)
         with without_autocast(x.device):  # autocast would cast to fp16
-            out, *ends = getattr(torch._VF, kind)(x, hx if n > 1 else hx[0], weights, *settings)
+            out, *ends = getattr(torch._VF, kind)(x, hx if n > 1 else hx[0], weights, *options)
         return out, tuple(part for both in zip(*ends, strict=True) for part in both)
 
     def _weights(self, cell: Cell, padded: bool) -> tuple[Tensor, ...]:
+        """Return weights and biases as torch's kernels take them; `padded` adds the columns that mark padding."""
         weight_ih: Tensor = cell.weight_ih
         if padded:
             assert cell.hold_gate is not None
@@ -172,6 +165,7 @@ class Recurrent(nn.Module):
         return F.dropout(cell.weight_hh, self.weight_dropout, self.training)
 
     def _scan(self, cells: list[Cell], x: Tensor, state: CellState, real: Tensor | None) -> tuple[Tensor, CellState]:
+        """Run the cells of one layer step by step, x (B, T, C) -> (B, T, d_out); the second reads backward."""
         n, outs = cells[0].states, []
         ends: CellState = ()
         for i, cell in enumerate(cells):

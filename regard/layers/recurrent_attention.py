@@ -129,7 +129,7 @@ class Alignment(nn.Module):
 
     @property
     def is_observed(self) -> bool:
-        """Whether a recorder has replaced `attend`; otherwise nobody calls it."""
+        """Whether a recorder has replaced `attend`; otherwise models skip the call."""
         return "attend" in self.__dict__
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> None:
@@ -139,7 +139,7 @@ class Alignment(nn.Module):
         once, as queries (B, 1, T, A), keys (B, 1, S, A) and values (B, 1, S, M)."""
 
 
-# ---- steps ------------------------------------------------------------------------------------------------------------
+# ---- cells ------------------------------------------------------------------------------------------------------------
 
 
 class AttentionCell(nn.Module):
@@ -155,12 +155,8 @@ class AttentionCell(nn.Module):
         self.cross = Alignment(config, d_hidden, d_annotation)
         kind, s = find("cell", config.cell), config.table(RecurrentSettings)
         self.cell: Cell = kind(cell_settings(config), d_in + d_annotation, d_hidden, s.norm)
-        self.d_in, self.weight_dropout, self.projects_early = (
-            d_in,
-            s.weight_dropout,
-            not (self.cell.adds_input or s.norm),
-        )
-        self.d_annotation = d_annotation
+        self.d_in, self.d_annotation, self.weight_dropout = d_in, d_annotation, s.weight_dropout
+        self.projects_early = not (self.cell.adds_input or s.norm)
         self.d_keys = self.cross.score.keys(torch.empty(0, d_annotation)).shape[-1]
 
     def forward(

@@ -98,17 +98,18 @@ class StaticState:
         self.cross: dict[nn.Module, Positions] = {}
         for stack in model.modules():
             if isinstance(stack, Stack) and stack.side != "encoder":
-                self._add(stack)
+                self._add_stack(stack)
         self.refresh()
 
-    def _add(self, stack: Stack) -> None:
+    def _add_stack(self, stack: Stack) -> None:
+        """Decide for each attention layer of a stack how it attends in a step."""
         tables = [Tables() for _ in stack.schemes]
         for i, (mixer, block) in enumerate(zip(stack.mixers, stack.blocks, strict=True)):
             if mixer.attends:
                 which = i % len(tables)
                 scheme: Any = stack.schemes[which]
-                even = stack.d_head % 2 == 0 and stack.d_head <= 128
-                kernel = even and not scheme.contextual and (scheme.toeplitz or not scheme.relative)
+                fits = stack.d_head % 2 == 0 and stack.d_head <= 128
+                kernel = fits and not scheme.contextual and (scheme.toeplitz or not scheme.relative)
                 kernel = kernel and getattr(type(mixer), "attend", None) is Attention.attend
                 mask = with_window(stack.mask, mixer.window)
                 self.layers[mixer] = Layer(scheme, tables[which], mask, kernel)
@@ -182,10 +183,8 @@ class StaticState:
             x[where, :, columns].transpose(1, 2).to(q.dtype) for x in (kept.keys, kept.values)
         )  # (N, G, L, D)
         places = columns.expand(n, -1).masked_fill(columns > at[:, None], PAD_POSITION)
-        values = values.masked_fill(
-            (places == PAD_POSITION)[:, None, :, None], 0
-        )  # an earlier occupant of the slot may have left NaN
-        keys = keys.masked_fill((places == PAD_POSITION)[:, None, :, None], 0)
+        unused = (places == PAD_POSITION)[:, None, :, None]  # an earlier sentence in the slot may have left NaN
+        keys, values = keys.masked_fill(unused, 0), values.masked_fill(unused, 0)
         plan = Plan(reference, layer.mask, at[:, None], places, scheme=layer.scheme)
         return part.attend(q, keys, values, plan).transpose(1, 2).flatten(1)
 

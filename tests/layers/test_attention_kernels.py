@@ -43,14 +43,14 @@ def numpy_weights(q: np.ndarray, k: np.ndarray, allowed: np.ndarray) -> np.ndarr
 def numpy_gradients(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, a: np.ndarray, g: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of sum(g * a v) with respect to q, k and v, by the chain rule on paper."""
+    """Return the gradients of sum(g * a v) with respect to q, k and v, derived by hand."""
     by_weight = g @ v.swapaxes(-1, -2)
     by_score = a * (by_weight - (by_weight * a).sum(-1, keepdims=True)) / math.sqrt(q.shape[-1])
     return by_score @ k, by_score.swapaxes(-1, -2) @ q, a.swapaxes(-1, -2) @ g
 
 
 FIVE = torch.arange(5).expand(B, 5)
-AT_RANDOM = torch.from_numpy(np.random.default_rng(0).integers(-1, 9, (2, B, 6)))  # of queries and of keys
+AT_RANDOM = torch.from_numpy(np.random.default_rng(0).integers(-1, 9, (2, B, 6)))  # positions of queries and of keys
 SEEN: dict[str, tuple[Mask, Tensor, Tensor, dict[str, Any]]] = {  # mask, positions of queries and keys, the rule
     "none": (FULL, FIVE, FIVE, {}),
     "cross": (FULL, ragged(3, 3, 3), ragged(6, 6, 6), {}),
@@ -149,7 +149,7 @@ def test_dropout_on_weights_keeps_their_expectation(kernel: str) -> None:
     assert abs(result[..., 0].mean().item() - 1) < 5 * sigma / math.sqrt(n)
     assert result[..., 0].std().item() == pytest.approx(sigma, rel=0.1)
     kept = result * s * (1 - p)
-    torch.testing.assert_close(kept, kept.round(), atol=1e-4, rtol=0)  # whole weights go, never parts of them
+    torch.testing.assert_close(kept, kept.round(), atol=1e-4, rtol=0)  # a weight is dropped or kept as a whole
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
@@ -208,13 +208,13 @@ SCHEME = {name: make_positions(SETTINGS, "decoder", name) for name in SCHEMES}
 WINDOW, BOTH_SIDES = with_window(CAUSAL, 64), with_window(FULL, 64)
 EACH = prefix(torch.tensor([[3], [0]]))
 S, F, T, R, ONE = "sdpa", "flex", "toeplitz", "reference", "short"
-# kernel, whether it is as fast as can be, a piece of the reason; and what is unlike causal training of 512 tokens on a GPU
+# kernel, `fast`, part of the reason, and the fields that differ from causal training on 512 tokens on a GPU
 RULES: list[tuple[str, bool, str, dict[str, Any]]] = [
-    # contextual schemes come first: nothing fused can run them
+    # contextual schemes come first: no fused kernel supports them
     (R, False, "Shaw looks at queries", {"scheme": "shaw"}),
     (R, False, "CoPE looks at queries", {"scheme": "cope"}),
     (R, False, "CoPE", {"scheme": "cope", "device": "cpu", "queries": 1, "self_attention": False}),
-    # nothing but a triangle or padding: torch's kernels
+    # a causal mask or padding alone: torch's kernels
     (S, True, "the fused triangle", {}),
     (S, True, "the fused triangle", {"device": "cpu"}),
     (S, True, "the fused triangle", {"scheme": "rope", "queries": 4096, "dropout": 0.1}),
@@ -223,7 +223,7 @@ RULES: list[tuple[str, bool, str, dict[str, Any]]] = [
     (S, True, "a mask for padding", {"mask": FULL, "dropout": 0.1, "d_head": 7}),
     (S, True, "a mask for padding", {"mask": FULL, "self_attention": False}),
     (S, True, "a mask for padding", {"self_attention": False, "queries": 1}),
-    # rows of one tile, of queries and of keys
+    # queries and keys that fit into one tile
     (ONE, True, "one tile", {"queries": 128}),
     (S, True, "the fused triangle", {"queries": 129}),
     (ONE, True, "one tile", {"queries": 17, "mask": FULL, "scheme": "rope", "dropout": 0.1}),
@@ -240,12 +240,12 @@ RULES: list[tuple[str, bool, str, dict[str, Any]]] = [
     (S, True, "on a CPU", {"device": "cpu", "scheme": "alibi"}),
     (S, True, "on a CPU", {"device": "cpu", "scheme": "fire", "mask": FULL, "dropout": 0.1}),
     (S, True, "on a CPU", {"device": "cpu", "scheme": "t5", "self_attention": False, "queries": 1}),
-    # caches and memories
+    # few queries over a cache or the encoder output
     (S, True, "over a cache", {"self_attention": False, "scheme": "alibi", "queries": 1}),
     (S, True, "over a cache", {"self_attention": False, "mask": WINDOW, "queries": 127}),
     (S, False, "T x S in memory", {"self_attention": False, "mask": WINDOW, "queries": 128}),
     (S, False, "T x S in memory", {"self_attention": False, "scheme": "t5", "mask": FULL, "dropout": 0.1}),
-    # the edge of what is short
+    # the limit of few queries
     (S, True, "fewer than 128", {"queries": 127, "mask": WINDOW}),
     (F, True, "earlier keys, 63 back", {"queries": 128, "mask": WINDOW}),
     (S, True, "fewer than 128", {"queries": 127, "scheme": "alibi"}),
@@ -274,7 +274,7 @@ RULES: list[tuple[str, bool, str, dict[str, Any]]] = [
     *((T, True, "inside the kernel", {"scheme": "t5", "d_head": d}) for d in (16, 32, 128)),
     *((F, False, f"heads {d} wide", {"scheme": "t5", "d_head": d}) for d in (48, 96, 256)),
     *((T, True, "T5Bias", {"scheme": "t5", "mask": m}) for m in (FULL, WINDOW, BOTH_SIDES, document_mask(FULL), EACH)),
-    # FIRE: inside the kernel where the query comes last, and nowhere else
+    # FIRE: inside the kernel if the query is the last token that it sees, and only then
     (T, True, "FIRE", {"scheme": "fire"}),
     (T, True, "FIRE", {"scheme": "fire", "mask": WINDOW}),
     (S, False, "FIRE where a query sees every key", {"scheme": "fire", "mask": FULL}),
@@ -309,7 +309,7 @@ def test_make_plan_asks_choose_with_the_situation_it_is_in(monkeypatch: pytest.M
     assert (asked[1].queries, asked[1].keys, asked[1].self_attention, asked[1].dropout) == (2, 6, False, 0.0)
     assert isinstance(asked[1].scheme, NoPositions)
     make_plan(WINDOW, at, at, scheme, kernel="sdpa")
-    assert len(asked) == 2  # a kernel by name asks nobody
+    assert len(asked) == 2  # `choose` is not called for a kernel given by name
 
 
 def test_every_choice_is_a_kernel() -> None:

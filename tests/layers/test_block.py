@@ -30,7 +30,7 @@ CTX = Context(THREE, Prepared(make_plan(FULL, THREE, THREE)))
 
 
 class Affine(Mixer):
-    """A sublayer one can work out by hand: a x + b. Writes down what it was given."""
+    """A sublayer a x + b, which stores its arguments."""
 
     def __init__(self, a: float, b: float) -> None:
         nn.Module.__init__(self)
@@ -52,7 +52,7 @@ def layer_norm(x: np.ndarray, gain: Tensor, bias: Tensor) -> np.ndarray:
 
 
 def stirred(module: nn.Module) -> nn.Module:
-    """With no parameter at a special value such as 0 or 1."""
+    """Randomize parameters, so that none has a special value such as 0 or 1."""
     with torch.no_grad():
         for p in module.parameters():
             p.add_(0.3 * torch.randn_like(p))
@@ -83,7 +83,7 @@ def test_feed_forward_dropout_is_inside_and_in_training_alone() -> None:
 
 
 def through(module: nn.Module, x: Tensor) -> Tensor:
-    """x through a block, with the sum that it leaves to the next norm (no dropout)."""
+    """Run x through a block and add its pending residual (no dropout)."""
     x, y, _ = module(x, None if isinstance(module, PostNormBlock) else torch.zeros_like(x), CTX)
     return x if y is None else x + y
 
@@ -103,7 +103,7 @@ def test_where_the_norm_stands(norm: str) -> None:
 
 
 def test_dropout_falls_on_the_sublayer_and_never_on_the_residual() -> None:
-    """Of two sublayers in a row: the second one's norm adds what the first gave to the stream."""
+    """With two sublayers, the norm of the second adds the output of the first to the residual stream."""
     config = model_config(d_model=C, dropout=0.25)
     x = torch.randn(50, 40, C)
     block = make_block(config, {"a": Affine(0.0, 3.0), "b": Affine(0.0, 5.0)})
@@ -115,7 +115,7 @@ def test_dropout_falls_on_the_sublayer_and_never_on_the_residual() -> None:
 
 
 def test_the_last_sublayer_is_dropped_too() -> None:
-    """Its sum is the stack's own norm's: of rows (3, 0, 3, ...) / 0.75 and none, only the spread tells."""
+    """The last residual is added by the stack's final norm, after which dropped elements differ from the others."""
     config = model_config(d_model=C, dropout=0.25)
     stack = Stack(config, [make_block(config, {"self": Affine(0.0, 3.0)})], FULL, "encoder")
     x, positions = torch.zeros(50, 40, C), torch.arange(40).expand(50, -1)
@@ -169,7 +169,7 @@ def test_a_stack_is_its_blocks_one_after_the_other_and_pre_norm_ends_on_a_norm(n
 
 
 class Probe(SelfAttention):
-    """Asks for what self-attention asks for, and does nothing but write down what it was given."""
+    """A mixer with the `prepare` of self-attention, whose forward only stores its context."""
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         self.seen = ctx
@@ -177,7 +177,7 @@ class Probe(SelfAttention):
 
 
 def probed(side: str, n: int = 1, **changes: object) -> tuple[Stack, list[Probe]]:
-    """A stack of n blocks that do nothing but write down what they were given."""
+    """Return a stack of n blocks that only store their contexts."""
     config, place = replaced(CONFIG, **changes), Place(side, causal=side == "decoder")
     probes = [Probe(SelfAttention.Settings(), config, place) for _ in range(n)]
     mask = CAUSAL if place.causal else FULL

@@ -19,7 +19,7 @@ PLACES = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3, -1, -1, -1]])  # the 
 
 
 def sees(mask: Mask, q: int, k: int) -> bool:
-    """Padding sees nothing here: what it would see is nobody's business."""
+    """Return the mask without the rows of padding, whose results do not matter."""
     back, ahead = T if mask.back is None else mask.back, T if mask.ahead is None else mask.ahead
     return min(q, k) >= 0 and q - back <= k <= q + ahead
 

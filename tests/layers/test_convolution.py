@@ -64,7 +64,7 @@ def test_it_is_torchs_convolution_forward_and_backward(mask: Mask, kernel: int, 
 @both_ways
 @sizes
 def test_padding_and_neighbours_do_not_exist(mask: Mask, kernel: int, dilation: int) -> None:
-    """Each row alone, however large what stands in its padding; and no gradient reaches that."""
+    """Rows equal those without padding, however large its values, and padding gets no gradient."""
     layer, lengths = layer_of(kernel), (9, 1, 6, 12)
     positions = ragged(*lengths, width=14)
     x = torch.randn(4, 14, C, dtype=torch.double)
@@ -93,7 +93,7 @@ def test_packed_documents_do_not_see_each_other(mask: Mask, kernel: int, dilatio
 
 @both_ways
 def test_the_gradient_of_unfolding_is_that_of_its_look_ups(mask: Mask) -> None:
-    """By finite differences, and as torch works it out itself, with padding and packed documents."""
+    """Compare gradients with finite differences and with autograd, with padding and packed documents."""
     reach = make_conv_indices(document_mask(mask), packed((3, 4), (5,)), 3, 2)
     x = torch.randn(2, 7, 2, dtype=torch.double, requires_grad=True)
     assert reach.seen_by is not None
@@ -130,7 +130,7 @@ def test_columns_by_hand() -> None:
 def test_in_a_search_each_hypothesis_finds_its_own_past(
     lengths: list[int], hypotheses: int, kernel: int, dilation: int, seed: int
 ) -> None:
-    """A prompt with padding, then steps between which hypotheses change places; against torch's convolution over lists."""
+    """Read a padded prompt, then step with beam reordering; compare with torch's convolution over whole rows."""
     rng = torch.Generator().manual_seed(seed)
     layer, b, positions = layer_of(kernel, dilation=dilation), len(lengths), ragged(*lengths)
     x = torch.randn(b, max(lengths), C, dtype=torch.double, generator=rng)

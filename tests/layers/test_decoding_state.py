@@ -1,5 +1,5 @@
-"""What decoding keeps: the growing state against plain concatenation and indexing, under any sequence of steps, reorderings
-and selections; and the static state against the growing one."""
+"""The decoding state: the growing one against plain concatenation and indexing, under any sequence of steps, reorderings
+and selections; and the static one against the growing one."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ Written = list[list[list[tuple[Tensor, int]]]]  # sentence, hypothesis -> its ke
 @settings(max_examples=60)
 @given(operations=searches, seed=st.integers(0, 10**6))
 def test_a_hypothesis_sees_what_it_and_its_ancestors_wrote(operations: list[tuple[str, int]], seed: int) -> None:
-    """Beside lists of keys that are copied from parent to child; `narrow`: all go on from one, so that old columns die."""
+    """Compare with lists of keys that are copied from parent to child; `narrow`: all continue one parent."""
     rng = torch.Generator().manual_seed(seed)
     state, written = new_state(3), [[[]], [[]], [[]]]
     memory = torch.randn(3, H, 5, D, generator=rng)
@@ -134,7 +134,9 @@ def test_a_hypothesis_sees_what_it_and_its_ancestors_wrote(operations: list[tupl
             state.reorder(parents)
             written = copied(written, parents)
         assert state.width == len(written[0])
-        assert torch.equal(state.parts[LAYERS[0]].memory, memory)  # one for each sentence, independent of its hypotheses
+        assert torch.equal(
+            state.parts[LAYERS[0]].memory, memory
+        )  # one for each sentence, independent of its hypotheses
 
 
 def copied(written: Written, parents: Tensor) -> Written:
@@ -142,7 +144,7 @@ def copied(written: Written, parents: Tensor) -> Written:
 
 
 def say(state: State, written: Written, rng: torch.Generator) -> None:
-    """One more token of every hypothesis, and what each finds then."""
+    """Run one step of every hypothesis, and compare the keys that each one sees."""
     b, k = len(written), len(written[0])
     positions = state.position().view(b, k)
     assert positions.tolist() == [[len(said) for said in row] for row in written]
@@ -170,7 +172,7 @@ def say(state: State, written: Written, rng: torch.Generator) -> None:
 
 
 def test_columns_that_nobody_sees_make_way_before_room_is_doubled() -> None:
-    """Rows that lose different columns, one more than the other; what is seen stays, in its order."""
+    """Rows lose different numbers of columns; those still in use stay, in their order."""
     state, written, rng = new_state(2), [[[]], [[]]], torch.Generator().manual_seed(0)
     for step in range(40):
         parents = torch.tensor([[0, 0, 0, 0], [0, 1, 1, 1] if step % 8 else [0, 0, 0, 0]])[:, : 1 if step == 0 else 4]
@@ -217,7 +219,7 @@ def test_rows_that_may_look_at_every_column_are_known() -> None:
     state.advance(state.position()[:, None])
     assert state.sees_all()
     state.reorder(torch.tensor([[0, 0], [0, 0]]))
-    assert not state.sees_all()  # of two hypotheses neither sees the other's
+    assert not state.sees_all()  # a hypothesis must not see the columns of another
     padded = new_state(2)
     padded.advance(ragged(3, 2))
     assert not padded.sees_all()
@@ -247,7 +249,7 @@ def test_bytes_are_those_that_are_allocated(dtype: torch.dtype) -> None:
 
 
 class Decaying(Mixer):
-    """y_t = sum_i 2^-i x_{t-i}, with a state of fixed size, no reading of its own, and a count of the tokens it has read."""
+    """y_t = sum_i 2^-i x_{t-i}, with a state of fixed size, the default `read`, and a count of the tokens read."""
 
     def __init__(self, width: int) -> None:
         nn.Module.__init__(self)
@@ -308,7 +310,7 @@ styles = pytest.mark.parametrize("style", STYLES)
 
 @pytest.fixture
 def torch_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels have tests of their own."""
+    """Turn Triton's interpreter off: kernels are tested elsewhere."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
@@ -320,7 +322,7 @@ def gpt(style: str) -> GPT:
 
 
 def stirred(model: Any) -> Any:
-    """Schemes such as CoPE begin at zero."""
+    """Add noise to all parameters, since schemes such as CoPE are initialized to zero."""
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.2 * torch.randn_like(p))
@@ -333,7 +335,7 @@ def prompts(*lengths: int) -> Tensor:
 
 
 class Slots:
-    """A static state, and where its rows stand."""
+    """A static state with the positions and owners of its rows."""
 
     def __init__(self, model: nn.Module, b: int, k: int, source: int = 0) -> None:
         self.k = k
@@ -350,7 +352,7 @@ class Slots:
             self.owner[rows] = torch.arange(rows.start, rows.stop, dtype=torch.int32)[:, None]
 
     def move(self, parents: Tensor) -> None:
-        """Rows (N,) continue these rows, after a step."""
+        """Reorder beams by parent (N,) after a step."""
         rows = torch.arange(len(parents))
         self.owner[rows, self.position.long()] = rows.int()  # what each has just written
         self.owner.copy_(self.owner[parents])
@@ -367,7 +369,7 @@ def test_rows_at_their_own_positions_in_slots_that_are_entered_again(style: str)
     rows = torch.arange(3)
 
     def steps(n: int, states: list[tuple[list[int], State]]) -> None:
-        """States beside the slots that hold their sentences, in order."""
+        """Compare n steps of growing states with those of the slots that hold their sentences."""
         for _ in range(n):
             tokens = torch.randint(VOCAB, (3,))
             found = model.step(tokens, slots.state)

@@ -1,4 +1,4 @@
-"""Weights in another order of memory: the same model, and the same file. In fewer bytes: nearly the same, and no file."""
+"""Column-major weights give the same model and the same file; quantized weights nearly the same model, and no file."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_loaded_model_is_laid_out_and_saved_as_it_was(tmp_path: Path) -> None:
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-# ---- fewer bytes -----------------------------------------------------------------------------------------------------
+# ---- quantization ----------------------------------------------------------------------------------------------------
 
 
 def product(weight: torch.Tensor, bias: torch.Tensor, x: torch.Tensor) -> np.ndarray:
@@ -66,7 +66,7 @@ def product(weight: torch.Tensor, bias: torch.Tensor, x: torch.Tensor) -> np.nda
 
 @pytest.mark.parametrize("most", [127, 63])
 def test_a_row_in_int8_is_rounded_by_its_own_largest_number(most: int) -> None:
-    """So it does not matter which rows are with it; and the whole is what whole numbers give, worked out in float64."""
+    """No row depends on the others of its batch, and the result is that of integer arithmetic, computed in float64."""
     rng = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(24, 32, generator=rng), torch.randn(24, generator=rng)
     x = torch.randn(6, 32, generator=rng) * torch.logspace(-4, 4, 6)[:, None]
@@ -119,7 +119,7 @@ def test_a_packed_model_says_nearly_the_same(kind: str) -> None:
         expected, found = plain(ids, ids), other(ids, ids)
     assert not torch.equal(found, expected)
     assert (found - expected).norm() < 0.05 * expected.norm()
-    assert torch.equal(plain.source_embedding(ids), other.source_embedding(ids))  # looked up as ever
+    assert torch.equal(plain.source_embedding(ids), other.source_embedding(ids))  # the embedding is not quantized
 
 
 @pytest.mark.parametrize("kind", QUANTIZED_LINEAR)

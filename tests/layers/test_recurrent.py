@@ -1,4 +1,4 @@
-"""Recurrent layers against their equations in NumPy, against torch.nn, and against themselves in other words."""
+"""Recurrent layers against their equations in NumPy, against torch.nn, and fused kernels against scans."""
 
 import copy
 import math
@@ -379,7 +379,7 @@ def test_weights_start_gate_by_gate(kind: str) -> None:
 
 @pytest.mark.parametrize("scanned", [False, True])
 def test_weight_drop_takes_numbers_of_the_matrix_between_steps_and_of_no_other(scanned: bool) -> None:
-    """The forward with dropped weights is that of the layer whose weights these are."""
+    """The forward pass with dropped weights equals that of a layer with these weights."""
     made, x = layers("lstm", 5, [4], weight_dropout=0.5), inputs(3, 6, 5)
     made = by_scan(made) if scanned else made
     cell = first(made)
@@ -398,7 +398,7 @@ def test_weight_drop_is_one_mask_for_all_steps_another_each_time_and_off_in_eval
     state = made.zero_state(1, x)
     assert not torch.equal(made(x)[0], made(x)[0])
     (by_weight,) = torch.autograd.grad(made(x)[0].sum(), first(made).weight_hh)
-    assert 0.2 < (by_weight == 0).double().mean() < 0.8  # what was dropped learns nothing
+    assert 0.2 < (by_weight == 0).double().mean() < 0.8  # dropped weights get no gradient
     made.eval()
     close([made(x)[0]], [layers("lstm", 5, [4])(x)[0]])
     close(made.step(x[:, 0], state)[0], layers("lstm", 5, [4])(x)[0][:, 0])
@@ -445,7 +445,7 @@ def test_under_autocast_products_are_in_bf16(kind: str, norm: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["lstm", "mut3"])
 def test_a_compiled_step_is_the_plain_one_and_is_compiled_few_times(kind: str) -> None:
-    """The first step, whose state learns nothing, and all others; layers of all widths share them."""
+    """There are two graphs, the first step, whose state needs no gradient, and all others; all widths share them."""
     torch._dynamo.reset()
     x = inputs(3, 7, 6).requires_grad_()
     plain, made = (by_scan(layers(kind, 6, [8, 5])) for _ in range(2))
@@ -473,7 +473,7 @@ def test_training_compiles_the_steps_of_scans() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestOnAGPU:
-    """What cuDNN does, in bf16 and in a recording."""
+    """cuDNN in bf16 and inside a CUDA graph."""
 
     @pytest.mark.parametrize("side", ["none", "left", "right"])
     @pytest.mark.parametrize("bidirectional", [False, True])

@@ -1,4 +1,4 @@
-"""Scores against NumPy, gradients that come late against finite differences, hypotheses against sentences of their own."""
+"""Scores against NumPy, deferred gradients against finite differences, hypotheses against separate sentences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ every_score = pytest.mark.parametrize("score", ["additive", "dot", "general"])
 
 
 def in_numpy(score: str, layer: torch.nn.Module, s: np.ndarray, h: np.ndarray) -> np.ndarray:
-    """e_ij, one by one."""
+    """Return the scores e_ij, computed one by one."""
     p = {name: x.detach().numpy() for name, x in layer.named_parameters()}
     e = np.zeros((len(s), len(h)))
     for i, state in enumerate(s):
@@ -79,10 +79,12 @@ def test_weights_sum_to_one_over_what_is_no_padding(score: str) -> None:
     assert weights.shape == (2, 3, 5)
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3))
     assert (weights[1, :, 3:] == 0).all()
-    assert layer(states, keys, torch.ones(2, 5, dtype=torch.bool)).isfinite().all()  # a row of nothing spoils no other
+    assert (
+        layer(states, keys, torch.ones(2, 5, dtype=torch.bool)).isfinite().all()
+    )  # a row of padding alone gives no NaN
 
 
-# ---- steps -----------------------------------------------------------------------------------------------------------
+# ---- cells -----------------------------------------------------------------------------------------------------------
 
 CASES = [(cell, False) for cell in PARTS["cell"]] + [("lstm", True), ("mut1", True)]
 every_cell = pytest.mark.parametrize(("cell", "norm"), CASES)
@@ -90,7 +92,7 @@ every_cell = pytest.mark.parametrize(("cell", "norm"), CASES)
 
 @every_cell
 def test_all_steps_are_the_equations_one_by_one(cell: str, norm: bool) -> None:
-    """c_i of s_{i-1}; s_i of s_{i-1}, y_{i-1} and c_i: nothing hoisted out of anything."""
+    """Compare with a loop that computes c_i from s_{i-1}, and s_i from s_{i-1}, y_{i-1} and c_i, all inside the step."""
     step = attentive(cell, norm=norm)
     y, annotations, state = torch.randn(2, 4, C).double(), torch.randn(2, 5, M).double(), start(step, 2)
     states, end, weights = step.run_steps(y, step.prepare_source(annotations, SHORT), state)

@@ -46,7 +46,7 @@ def check_table(scheme: Positions, expected: np.ndarray) -> None:
 # ---- ALiBi -----------------------------------------------------------------------------------------------------------
 
 EIGHT = [0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625, 0.0078125, 0.00390625]
-BETWEEN = [0.70710678, 0.35355339, 0.17677670, 0.08838835]  # of sixteen heads, every other
+BETWEEN = [0.70710678, 0.35355339, 0.17677670, 0.08838835]  # every other slope of sixteen heads
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_no_distance_falls_into_its_neighbours_bucket_by_rounding(bidirectional:
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_t5_looks_its_numbers_up_by_bucket(bidirectional: bool) -> None:
     scheme = t5(H, 8, 30, bidirectional)
-    assert (scheme.table(N) == 0).all()  # it starts without an opinion
+    assert (scheme.table(N) == 0).all()  # initialized to zero
     weight = np.random.default_rng(0).normal(size=(H, 8)).astype(np.float32)
     with_values(scheme, weight=weight)
     check_table(scheme, weight[:, [exact_bucket(d, 8, 30, bidirectional) for d in DISTANCES.tolist()]])
@@ -172,7 +172,7 @@ def test_kerples_parameters_stay_in_their_range() -> None:
     assert beyond.table(3)[0, -1].item() == pytest.approx(-(2**0.01))
     beyond.table(3).sum().backward()
     assert beyond.p.grad is not None
-    assert beyond.p.grad.item() != 0  # it can come back
+    assert beyond.p.grad.item() != 0  # the straight-through gradient can bring it back
 
 
 def test_kerple_starts_as_its_paper_says() -> None:

@@ -44,11 +44,11 @@ def theta(d_head: int, base: float) -> np.ndarray:
 
 
 def test_the_pace_of_each_hand_by_hand() -> None:
-    # Width 8, base 10,000: each hand is ten times slower than the one before.
+    # Width 8, base 10,000: each frequency is a tenth of the one before.
     plain = [1, 0.1, 0.01, 0.001]
     assert rope(8, 10000.0).inv_freq.tolist() == pytest.approx(plain)
     assert rope(8, 10000.0, "linear", 4.0).inv_freq.tolist() == pytest.approx([t / 4 for t in plain])
-    # NTK: base 10,000 * 4^(8/6), so hand m is slower by 4^(m/3); 4^(1/3) = 1.587401.
+    # NTK: base 10,000 * 4^(8/6), so frequency m is divided by 4^(m/3); 4^(1/3) = 1.587401.
     assert rope(8, 10000.0, "ntk", 4.0).inv_freq.tolist() == pytest.approx(
         [1, 0.0629961, 0.00396850, 0.00025], rel=1e-5
     )
@@ -64,7 +64,7 @@ def test_ntk_keeps_the_fastest_hand_and_slows_the_slowest_by_the_factor(half: in
 
 
 def test_quarter_turns_by_hand() -> None:
-    # Two hands, the first turning by 90 degrees a position, the second by 180.
+    # Two pairs, the first rotated by 90 degrees per position, the second by 180.
     scheme = turned_by(torch.tensor([math.pi / 2, math.pi]))
     x = torch.tensor([1.0, 2.0, 3.0, 4.0]).expand(1, 1, 4, 4)
     turned = rotate(x, scheme.rotation(torch.arange(4)[None]))[0, 0]
@@ -110,8 +110,8 @@ def test_the_table_is_neither_trained_nor_saved() -> None:
 
 
 def test_the_worked_yarn_of_width_64() -> None:
-    # Base 10,000, 8 times 4,096 tokens. Hand m turns 4096 * theta_m / 2 pi times in the trained length: 32 times at
-    # m = 10.5, once at m = 22.5, so hands up to 10 keep their pace, from 23 on they go 8 times slower, 13 steps between.
+    # Base 10,000, 8 times 4,096 tokens. Pair m makes 4096 * theta_m / 2 pi rotations in the trained length: 32 at
+    # m = 10.5, 1 at m = 22.5, so frequencies up to m = 10 stay, those from 23 on are divided by 8, with a ramp between.
     ratio = yarn(64, 10000.0, 8.0, 4096).inv_freq.double().numpy() / theta(64, 10000.0)
     expected = {0: 1, 5: 1, 10: 1, 15: 0.663, 20: 0.327, 23: 0.125, 25: 0.125, 31: 0.125}
     assert {m: round(float(ratio[m]), 3) for m in expected} == expected
@@ -145,7 +145,7 @@ def test_yarn_for_the_trained_length_is_plain_rope() -> None:
 def test_fast_hands_keep_their_pace_and_slow_ones_are_slowed_by_the_factor(
     half: int, base: float, factor: float, trained_len: int, slow: float, fast: float
 ) -> None:
-    """Not the other way round: a hand that has turned often enough has shown every angle already."""
+    """High frequencies stay, because many rotations in the trained length have covered every angle."""
     plain = theta(2 * half, base)
     ratio = yarn(2 * half, base, factor, trained_len, slow, fast).inv_freq.double().numpy() / plain
     turns = trained_len * plain / (2 * math.pi)

@@ -135,10 +135,10 @@ def test_a_factor_that_would_do_nothing_is_refused() -> None:
 
 
 def test_yarn_reads_where_slow_ends_and_fast_begins() -> None:
-    # Width 16, base 10,000, 200 tokens: hands 0 to 7 turn 31.8, 10.1, 3.2, 1.007, .3, ... times.
+    # Width 16, base 10,000, 200 tokens: pairs 0 to 7 make 31.8, 10.1, 3.2, 1.007, .3, ... rotations.
     yarn = {"yarn.factor": 4.0, "yarn.trained_len": 200, "yarn.slow": 1.005, "yarn.fast": 10.0}
     ratio = turn("yarn", d_head=16, **yarn) / turn("rope", d_head=16)
-    # Fast ones end between hands 1 and 2, so at 1; slow ones begin between 3 and 4, so at 4: a ramp of three steps.
+    # Kept ones end between pairs 1 and 2, so at 1; interpolated ones begin between 3 and 4, so at 4: a ramp of three steps.
     assert ratio.tolist() == pytest.approx([1, 1, 0.75, 0.5, 0.25, 0.25, 0.25, 0.25], rel=1e-5)
 
 
@@ -289,7 +289,9 @@ def test_gradients_reach_every_parameter(name: str) -> None:
     for where, p in stack.schemes.named_parameters():
         assert p.grad is not None, where
         assert p.grad.isfinite().all(), where
-        if not where.endswith("outer.bias"):  # FIRE's: the same for all keys, so the softmax does not see it
+        if not where.endswith(
+            "outer.bias"
+        ):  # FIRE's output bias is the same for all keys, and softmax is invariant to it
             assert p.grad.abs().max() > 1e-5, where
     if name.startswith("kerple"):
         assert all((p.grad != 0).all() for p in stack.schemes.parameters() if p.grad is not None)  # each head's own

@@ -161,9 +161,8 @@ class CrossAttention(Attention):
     def store_memory(self, memory: Tensor, state: Any) -> None:
         """Store the keys and values of the encoder's output (B, S, C), which are the same in every step."""
         k, v = self.keys_values(memory)
-        state.store_memory(
-            self, keys=k.contiguous(), values=v.contiguous()
-        )  # contiguous by head, since every step reads them
+        # Contiguous by head, since every step reads them.
+        state.store_memory(self, keys=k.contiguous(), values=v.contiguous())
 
     def read(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
         return self.attend_memory(x, kept.keys, kept.values, ctx)
