@@ -47,9 +47,7 @@ class Part(nn.Module):
     tensor_parallel: ClassVar[dict[str, str]] = {}  # child or parameter -> "column", "row" or "expert"; else replicated
     no_decay: ClassVar[tuple[str, ...]] = ()  # own parameters without weight decay
     random: ClassVar[bool] = False  # draws random numbers in training by something other than nn.Dropout
-    observed: ClassVar[
-        dict[str, str]
-    ] = {}  # name -> child; `look.record` stores the input of that child under this name
+    observed: ClassVar[dict[str, str]] = {}  # name -> child whose input `look.record` stores under this name
 
     def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
         """Store what `forward` needs as plain attributes, so that it reads no configuration."""

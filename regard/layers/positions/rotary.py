@@ -66,12 +66,12 @@ class Rotary(Positions):
     def describe(self, n: int = 64) -> tuple[Curves | Matrix, ...]:
         """Return the wavelength of each pair and q . k of equal vectors, with those of plain rope where they differ."""
         plain, p = frequencies(self.d_head, self.settings.base).to(self.inv_freq), torch.arange(n)
-        turns, rotations = {self.name: self.inv_freq}, {self.name: self.rotation(p[None])}
+        thetas, rotations = {self.name: self.inv_freq}, {self.name: self.rotation(p[None])}
         if not torch.equal(plain, self.inv_freq):
             angle = (p[:, None] * plain)[None, None]
-            turns = {self.label(): self.inv_freq, "plain rope": plain}
+            thetas = {self.label(): self.inv_freq, "plain rope": plain}
             rotations = {self.label(): rotations[self.name], "plain rope": (angle.cos(), angle.sin())}
-        waves = {name: 2 * math.pi / turn for name, turn in turns.items()}
+        waves = {name: 2 * math.pi / theta for name, theta in thetas.items()}
         m = torch.arange(len(plain))
         wavelengths = Curves("wavelength of each pair", m, waves, "pair m", "tokens per full rotation", log=True)
         return wavelengths, self.describe_rotation({**rotations})
