@@ -43,7 +43,7 @@ def theta(d_head: int, base: float) -> np.ndarray:
     return np.array([base ** (-2 * m / d_head) for m in range(d_head // 2)])
 
 
-def test_the_pace_of_each_hand_by_hand() -> None:
+def test_each_frequency_by_hand() -> None:
     # Width 8, base 10,000: each frequency is a tenth of the one before.
     plain = [1, 0.1, 0.01, 0.001]
     assert rope(8, 10000.0).inv_freq.tolist() == pytest.approx(plain)
@@ -56,7 +56,7 @@ def test_the_pace_of_each_hand_by_hand() -> None:
 
 
 @given(half=st.integers(2, 64), base=st.floats(10.0, 1e6), factor=st.floats(1.0, 64.0))
-def test_ntk_keeps_the_fastest_hand_and_slows_the_slowest_by_the_factor(half: int, base: float, factor: float) -> None:
+def test_ntk_keeps_the_highest_frequency_and_divides_the_lowest_by_the_factor(half: int, base: float, factor: float) -> None:
     ratio = rope(2 * half, base, "ntk", factor).inv_freq.double().numpy() / theta(2 * half, base)
     assert ratio[0] == pytest.approx(1)
     assert ratio[-1] == pytest.approx(1 / factor, rel=1e-5)
@@ -142,7 +142,7 @@ def test_yarn_for_the_trained_length_is_plain_rope() -> None:
     slow=st.sampled_from([1.0, 2.0]),
     fast=st.sampled_from([16.0, 32.0]),
 )
-def test_fast_hands_keep_their_pace_and_slow_ones_are_slowed_by_the_factor(
+def test_high_frequencies_stay_and_low_ones_are_divided_by_the_factor(
     half: int, base: float, factor: float, trained_len: int, slow: float, fast: float
 ) -> None:
     """High frequencies stay, because many rotations in the trained length have covered every angle."""

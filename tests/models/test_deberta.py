@@ -163,7 +163,7 @@ def test_the_third_version_projects_with_the_queries_and_keys_of_its_layer() -> 
         assert isinstance(scheme, Disentangled)
         expected = torch.nn.functional.linear(scheme.distances(), qkv.weight, qkv.bias)  # type: ignore[arg-type]
         expected = expected[:, qkv_rows(H, H, D)]
-        for i, found in enumerate(scheme.projected()):  # (1, H, rows, D)
+        for i, found in enumerate(scheme.project_distances()):  # (1, H, rows, D)
             torch.testing.assert_close(found[0].transpose(0, 1).flatten(1), expected[:, i * C : (i + 1) * C])
 
 
