@@ -56,7 +56,9 @@ def test_each_frequency_by_hand() -> None:
 
 
 @given(half=st.integers(2, 64), base=st.floats(10.0, 1e6), factor=st.floats(1.0, 64.0))
-def test_ntk_keeps_the_highest_frequency_and_divides_the_lowest_by_the_factor(half: int, base: float, factor: float) -> None:
+def test_ntk_keeps_the_highest_frequency_and_divides_the_lowest_by_the_factor(
+    half: int, base: float, factor: float
+) -> None:
     ratio = rope(2 * half, base, "ntk", factor).inv_freq.double().numpy() / theta(2 * half, base)
     assert ratio[0] == pytest.approx(1)
     assert ratio[-1] == pytest.approx(1 / factor, rel=1e-5)
