@@ -158,7 +158,7 @@ def _one_process_among_others(tmp_path_factory: pytest.TempPathFactory) -> Itera
 def _restored() -> Iterator[None]:
     """Restore what a test may change in its process, and forget the messages that are printed once in a process."""
     environment, folder = dict(os.environ), os.getcwd()
-    attention_kernels.say_once.cache_clear()
+    attention_kernels.warn_once.cache_clear()
     constraints.warn_once.cache_clear()
     yield
     torch.set_num_threads(1)

@@ -1,7 +1,7 @@
-"""Four parts that the package has never seen, each defined here and entered in the registry by one line.
+"""Four parts that the package has never seen, each defined here and registered by one line.
 
 For each of them, without a line about it in the package: a model trains, cached decoding equals uncached (beams, rows at
-different positions, a slot entered again), `regard cost` and `regard summary` count it, `regard look` shows the model, it is
+different positions, a reused slot), `regard cost` and `regard summary` count it, `regard look` shows the model, it is
 saved and loaded, its settings come from TOML and the command line, and a misspelt one is refused with the nearest name. On a
 GPU, CUDA graphs decode it as the host does, and a step that asks the host for a number is decoded token by token.
 """
@@ -36,7 +36,7 @@ from regard.errors import RegardError
 from regard.kernels.attention_functions import Rotation
 from regard.kernels.masks import PAD_POSITION
 from regard.layers.block import Block
-from regard.layers.cells import Cell, State, held
+from regard.layers.cells import Cell, CellState, keep_at_padding
 from regard.layers.context import Context
 from regard.layers.decoding_state import PerRow, Storage
 from regard.layers.part import FeedForward, Mixer, Place
@@ -143,12 +143,12 @@ class MGU(Cell):
     gates, inputs, hidden = 2, 2, (1, 1)
 
     def forward(
-        self, x: Tensor, weight: Tensor, tap: Tensor | None, real: Tensor | None, h: Tensor
-    ) -> tuple[State, State]:
+        self, x: Tensor, weight: Tensor, offset: Tensor | None, real: Tensor | None, h: Tensor
+    ) -> tuple[CellState, CellState]:
         x_f, x_n = x.chunk(2, -1)
-        f = torch.sigmoid(x_f + self.times(0, h, weight, tap))
-        n = torch.tanh(x_n + self.times(1, f * h, weight, tap))
-        return (held(real, (1 - f) * h + f * n, h),), ((f * h).detach(),)
+        f = torch.sigmoid(x_f + self.recurrent_product(0, h, weight, offset))
+        n = torch.tanh(x_n + self.recurrent_product(1, f * h, weight, offset))
+        return (keep_at_padding(real, (1 - f) * h + f * n, h),), ((f * h).detach(),)
 
 
 # ---- the tests -------------------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ def test_hypotheses_that_multiply_swap_and_leave_go_on_as_if_alone(name: str) ->
 @pytest.mark.parametrize("device", DEVICES)
 @ALL
 def test_slots_write_what_rows_write(name: str, device: str) -> None:
-    """Eleven prompts through four slots, so that slots are entered again; in a CUDA graph on a GPU."""
+    """Eleven prompts through four slots, so that slots are reused; in a CUDA graph on a GPU."""
     model, options = language_model(name), DecodeConfig(beam=1, max_new_tokens=13, batch_tokens=64 * 4)
     plain, found = rows(model, options, 11), rows(model, options, 11)
     for _ in plain_steps(copy.deepcopy(model), plain, options):
@@ -314,7 +314,7 @@ def test_a_part_that_nobody_knows_is_decoded_by_graphs(name: str) -> None:
     model = language_model(name).cuda()
     assert uses_cuda_graphs(model)
     generate(model, words(2, 6), DecodeConfig(beam=1, max_new_tokens=8))
-    assert SHELVES[model]  # an engine was made, and rests
+    assert SHELVES[model]  # an engine was made, and is kept for reuse
     assert model not in NOT_CAPTURED
 
 
@@ -345,7 +345,7 @@ def test_a_step_that_reads_the_host_is_decoded_token_by_token(caplog: pytest.Log
 
 @ALL
 def test_a_step_does_the_same_operations_at_every_position(name: str) -> None:
-    """What a captured step repeats: no Python counter, and no branch that the host chooses, may depend on how far it is."""
+    """A captured step replays fixed operations: neither Python counters nor host branches may depend on the position."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from regard.decode.graphs.engine import Engine
@@ -450,7 +450,7 @@ def test_the_auxiliary_loss_is_learned_from_and_not_reported() -> None:
     router = next(part for part in model.modules() if isinstance(part, Mixture)).router.weight
     expected = torch.autograd.grad(sums[0] / count + model.decoder.auxiliary_loss, router)[0]
     alone = torch.autograd.grad(objective(ids[:, :-1], labels)[0] / count, router)[0]
-    assert (expected - alone).abs().max() > 1e-4  # the balance is felt
+    assert (expected - alone).abs().max() > 1e-4  # the auxiliary loss has an effect
     step = TrainingStep(objective, TrainConfig(device="cpu", clip=0.0), torch.device("cpu"), torch.float32)
     found: list[Tensor] = []
     router.register_hook(lambda gradient: found.append(gradient.clone()))

@@ -232,7 +232,7 @@ def test_a_part_of_a_test_has_settings_help_and_a_model(capsys: pytest.CaptureFi
             super().__init__(settings, config, place)
             self.slope, self.heads = settings.slope, config.n_heads
 
-        def of(self, distance: torch.Tensor) -> torch.Tensor:
+        def bias_at(self, distance: torch.Tensor) -> torch.Tensor:
             return (-self.slope * distance.abs().float()).expand(self.heads, *distance.shape)
 
     sizes: dict[str, Any] = {"n_decoder_layers": 1, "target_vocab": 9, "d_model": 8, "n_heads": 2}

@@ -22,12 +22,14 @@ from torch import Tensor
 
 from regard.filters.images import pad
 from regard.filters.nonlocal_means import taps_of
-from regard.layers.attention_stages import Look, many_queries
+from regard.layers.attention_stages import AttentionOutput, many_queries
 
 # Tensors (B, C, H, W) in; a result of the same shape and the weights (B, H W, keys) out.
 
 
-def nonlocal_means_by_attention(x: Tensor, h: float, patch: int, reach: int, patch_weights: str = "flat") -> Look:
+def nonlocal_means_by_attention(
+    x: Tensor, h: float, patch: int, reach: int, patch_weights: str = "flat"
+) -> AttentionOutput:
     """softmax(-|patch_p - patch_q|^2 / h^2) V"""
     taps = torch.tensor(taps_of(patch, patch_weights), dtype=x.dtype)
     share = (
@@ -38,7 +40,7 @@ def nonlocal_means_by_attention(x: Tensor, h: float, patch: int, reach: int, pat
     return attend(patches.flatten(1, 2).mT, pad(x, reach, reach), reach)
 
 
-def bilateral_by_attention(x: Tensor, sigma_color: float, sigma_spatial: float, window: int) -> Look:
+def bilateral_by_attention(x: Tensor, sigma_color: float, sigma_spatial: float, window: int) -> AttentionOutput:
     """softmax(-|(p, I(p)) - (q, I(q))|^2 / 2), positions and values each in units of their sigma"""
     wide = pad(x, window // 2, window // 2)
     places = places_of(wide).to(x.dtype).expand(len(x), -1, -1) / (2**0.5 * sigma_spatial)  # (B, keys, 2)
@@ -46,7 +48,7 @@ def bilateral_by_attention(x: Tensor, sigma_color: float, sigma_spatial: float, 
     return attend(torch.cat([places, values], -1), wide, window // 2)
 
 
-def attend(features: Tensor, wide: Tensor, reach: int) -> Look:
+def attend(features: Tensor, wide: Tensor, reach: int) -> AttentionOutput:
     """Features (B, keys, D) of every pixel of wide (B, C, H + 2 reach, W + 2 reach); those not in its border ask."""
     inner = torch.zeros(wide.shape[-2:], dtype=torch.bool)
     inner[reach : wide.shape[-2] - reach, reach : wide.shape[-1] - reach] = True

@@ -1,6 +1,6 @@
 """Layers, and the parts that models are made of.
 
-A new part has a line here: importing its file enters it in the registry. The order is that of `regard settings`.
+A new part needs one line here, because importing its module registers it. `regard settings` lists parts in this order.
 """
 
 # isort: off

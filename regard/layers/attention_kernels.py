@@ -1,10 +1,11 @@
-"""The kernels of attention: softmax(q k^T * scale + bias, over the keys a query may see) v, one signature for all.
+"""The attention kernels: softmax(q k^T * scale + bias) v over the keys that the mask allows, with one signature.
 
-`reference` spells the formula out and is the definition; `sdpa` is torch's fused kernel; `flex` is FlexAttention, which
-skips the blocks of keys that a mask hides; `toeplitz` and `short` are Regard's own, for biases of distance and for rows that
-are one tile (kernels/toeplitz_attention.py, kernels/short_attention.py). A `Plan` says which of them runs (layers/kernel_selection.py chooses), over which
-mask and bias; it is made once per forward, outside the layers and outside whatever is compiled, so a layer has no branch on
-features.
+`reference` computes the formula directly and defines the result. `sdpa` is torch's fused kernel. `flex` is FlexAttention,
+which skips masked blocks of keys. `toeplitz` and `short` are Regard's own: `toeplitz` for biases that depend on distance
+(kernels/toeplitz_attention.py), `short` for rows that fit into one tile (kernels/short_attention.py).
+
+A `Plan` holds the kernel, which layers/kernel_selection.py chooses, with its mask and position scheme. It is made once per
+forward pass, outside of the layers and of compiled code, so that a layer has no branches on features.
 
 Shapes: q (B, H, T, D), k and v (B, G, S, D) with H a multiple of G, result (B, H, T, D).
 """
@@ -32,55 +33,55 @@ Kernel = Callable[[Tensor, Tensor, Tensor, "Plan", float], Tensor]
 
 @dataclass(frozen=True)
 class Plan:
-    """How one kind of attention runs in this forward."""
+    """The kernel, mask and position scheme of attention in one forward pass."""
 
     kernel: Kernel
     mask: Mask
-    q: Tensor  # (B, T) positions of the queries
-    k: Tensor  # (B, S) positions of the keys
-    index: Tensor | None = None  # (T,) where each query stands among the keys, if they are the same tokens
-    scheme: Positions = NoPositions()  # noqa: RUF009 (it holds nothing)
-    past: Tensor | None = None  # (B, T, S) which keys are a query's own past, where queries are hypotheses
-    ready: Any = None  # what the kernel wants to have made once for all layers
-    cudnn: bool = False  # cuDNN may take part in this one
+    q: Tensor  # (B, T), positions of the queries
+    k: Tensor  # (B, S), positions of the keys
+    index: Tensor | None = None  # (T,), the column of each query among the keys, in self-attention without a cache
+    scheme: Positions = NoPositions()  # noqa: RUF009 (it has no state)
+    past: Tensor | None = None  # (B, T, S), the keys of each query's own hypothesis, in beam search
+    prepared: Any = None  # the kernel's own form of mask and bias, made once for all layers
+    cudnn: bool = False  # `sdpa` may call cuDNN
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
         return self.kernel(q, k, v, self, dropout)
 
     def seen(self) -> Tensor:
-        """(B, 1, T or 1, S)"""
+        """Return the mask of the keys that each query may attend to, (B, 1, T or 1, S)."""
         if self.past is None:
             return dense_mask(self.mask, self.q, self.k, self.index)
         own = self.past[:, None]
         return own if self.mask.triangle else own & dense_mask(self.mask, self.q, self.k)
 
     def bias(self) -> Tensor:
-        """(B or 1, H, T, S) fp32"""
-        if self.index is not None and self.scheme.toeplitz:  # distances are those of the indices, also in packed rows
+        """Return the bias that the position scheme adds to the scores, (B or 1, H, T, S) fp32."""
+        if self.index is not None and self.scheme.toeplitz:  # distances of columns, which also serve packed rows
             n = self.k.shape[1]
             distance = torch.arange(n, device=self.k.device) - self.index[:, None]  # (T, S)
             return self.scheme.table(n, self.k.device)[:, distance + n - 1][None]
-        if self.index is not None and not self.mask.packed:  # rows differ in their padding alone
+        if self.index is not None and not self.mask.packed:  # rows differ only in their padding
             return self.scheme.bias(self.q.amax(0)[:, None], self.k.amax(0))[None]
         return self.scheme.bias(self.q[:, :, None], self.k[:, None, :]).movedim(0, 1)
 
-    def rows(self, rows: Tensor) -> Plan:
-        """The same for some of the queries."""
+    def for_queries(self, rows: Tensor) -> Plan:
+        """Return the plan of some of the queries, with the reference kernel."""
         index = None if self.index is None else self.index[rows]
         past = None if self.past is None else self.past[:, rows]
-        return replace(self, kernel=reference, q=self.q[:, rows], index=index, past=past, ready=None)
+        return replace(self, kernel=reference, q=self.q[:, rows], index=index, past=past, prepared=None)
 
 
 # ---- reference --------------------------------------------------------------------------------------------------------
 
 
-def weights(q: Tensor, k: Tensor, plan: Plan) -> Tensor:
-    """The attention weights themselves, (B, H, T, S), in fp32. A query that may look nowhere gets zeros, not NaN."""
+def attention_weights(q: Tensor, k: Tensor, plan: Plan) -> Tensor:
+    """Return the attention weights (B, H, T, S) in fp32. A query without any allowed key gets zeros, not NaN."""
     return masked_softmax(raw_scores(q, k, plan), plan.seen())
 
 
 def raw_scores(q: Tensor, k: Tensor, plan: Plan) -> Tensor:
-    """q k^T * scale with whatever the positions add, also where a query may not look."""
+    """Return unmasked scores (B, H, T, S) in fp32: q k^T * scale and what the position scheme adds."""
     scheme = plan.scheme
     scale = scheme.scale or q.shape[-1] ** -0.5
     k = repeat_kv(k, q)
@@ -93,8 +94,8 @@ def raw_scores(q: Tensor, k: Tensor, plan: Plan) -> Tensor:
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
-    """The formula as written."""
-    a = F.dropout(weights(q, k, plan), dropout).to(v.dtype)  # (B, H, T, S)
+    """Compute attention by its formula, with the whole (T, S) matrix of weights in memory."""
+    a = F.dropout(attention_weights(q, k, plan), dropout).to(v.dtype)  # (B, H, T, S)
     result = a @ repeat_kv(v, q)  # (B, H, T, D)
     return result + plan.scheme.values(a, (plan.q, plan.k)) if plan.scheme.contextual else result  # type: ignore[operator]
 
@@ -103,12 +104,12 @@ def reference(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Te
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
-    """torch's fused kernels (flash, memory-efficient, or its own CPU one)."""
-    mask = plan.ready
+    """Compute attention by torch's fused kernels: cuDNN, flash, memory-efficient, or that of the CPU."""
+    mask = plan.prepared
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
     triangle = mask is None and plan.index is not None and plan.mask.triangle
-    if q.is_cuda and (mask is not None or q.dtype == torch.float32):  # only flash shares heads, and takes neither
+    if q.is_cuda and (mask is not None or q.dtype == torch.float32):  # only flash takes grouped heads
         k, v = repeat_kv(k, q), repeat_kv(v, q)
     if triangle and plan.cudnn and fits_cudnn(q, k):
         scale = plan.scheme.scale
@@ -126,54 +127,60 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
 
 
 def fits_cudnn(q: Tensor, k: Tensor) -> bool:
+    """Return whether dtype and shapes are those for which cuDNN is used."""
     return q.dtype == torch.bfloat16 and q.shape[-1] in (64, 128) and q.shape[1] == k.shape[1]
 
 
 @functools.cache
 def has_fast_cudnn() -> bool:
-    """From Hopper on, for the triangle alone. (Under a mask it returned NaN gradients: device.py.)"""
+    """Return whether cuDNN is the fastest kernel for causal attention: from Hopper on, with cuDNN 9.
+
+    It is not used with a mask, where its gradients were NaN (device.py)."""
     return torch.cuda.get_device_capability() >= (9, 0) and (torch.backends.cudnn.version() or 0) >= 90000
 
 
 def prepare_dense_mask(plan: Plan) -> Tensor | None:
-    """Mask and bias as one tensor; None for the triangle, which the kernel knows by itself.
+    """Return mask and bias as one tensor, or None for a plain causal mask, which the kernel has built in.
 
-    Padding stands at the end of a row, after every real query, so the triangle hides it already.
+    Padding is at the end of a row, after every real query, so the causal mask already excludes it.
     """
     triangle = plan.index is not None and plan.mask.triangle
     if not plan.scheme.relative:
         return None if triangle else plan.seen()
-    if triangle:  # the same for every row of the batch where the bias is
+    if triangle:  # a mask without a batch dimension, so that the sum with a shared bias has none either
         n = plan.q.shape[1]
         seen = torch.ones(n, n, dtype=torch.bool, device=plan.q.device).tril()
     else:
         seen = plan.seen()
     bias = plan.bias().masked_fill(~seen, -torch.inf)
-    # Each row from its largest down: the softmax does not mind, and what matters stays exact in bf16.
+    # Subtract each row's maximum: softmax is invariant to it, and the largest scores stay exact in bf16.
     return bias - bias.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(bias.dtype).min)
 
 
-def settled(plan: Plan) -> Plan:
-    """For few queries on a CPU: the kernel would turn a mask into what is added to the scores in every layer anew."""
-    seen = plan.ready
+def with_additive_mask(plan: Plan) -> Plan:
+    """Return the plan with its boolean mask as an additive one, on a CPU.
+
+    With few queries it pays to convert the mask once; the kernel would do it again in every layer."""
+    seen = plan.prepared
     if plan.kernel is not sdpa or seen is None or seen.dtype != torch.bool or seen.device.type != "cpu":
         return plan
     if plan.past is None and seen.all():
-        return replace(plan, ready=None)
-    return replace(plan, ready=torch.where(seen, 0.0, -torch.inf))
+        return replace(plan, prepared=None)
+    return replace(plan, prepared=torch.where(seen, 0.0, -torch.inf))
 
 
 # ---- flex -------------------------------------------------------------------------------------------------------------
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
-    """FlexAttention over the blocks that a mask leaves; for a bias, with a look-up for every score."""
+    """Compute attention by FlexAttention, which skips masked blocks and looks up a bias for each score."""
     from regard.kernels.flex_attention import flex_attend
 
-    return flex_attend(q, k, v, plan.ready, plan.scheme.scale)
+    return flex_attend(q, k, v, plan.prepared, plan.scheme.scale)
 
 
-def blocks(plan: Plan) -> Any:
+def prepare_block_mask(plan: Plan) -> Any:
+    """Return the block mask of `flex`, and the bias by distance if there is one."""
     from regard.kernels.flex_attention import prepare
 
     table = plan.scheme.table(plan.q.shape[1], plan.q.device) if plan.scheme.relative else None
@@ -184,16 +191,17 @@ def blocks(plan: Plan) -> Any:
 
 
 def toeplitz(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
-    """Regard's kernels for biases: linear memory, and gradients for all that is learned."""
-    return kernels_of(plan.scheme).attend(q, k, v, plan.ready, plan.scheme.scale)
+    """Compute attention with a bias by distance, in memory linear in T, with gradients for learned biases."""
+    return bias_kernels_for(plan.scheme).attend(q, k, v, plan.prepared, plan.scheme.scale)
 
 
-def tables(plan: Plan) -> Any:
-    return kernels_of(plan.scheme).prepare(plan.scheme, plan.mask, plan.q)
+def prepare_bias_table(plan: Plan) -> Any:
+    """Return the bias by distance in the form of the `toeplitz` kernels."""
+    return bias_kernels_for(plan.scheme).prepare(plan.scheme, plan.mask, plan.q)
 
 
-def kernels_of(scheme: Positions) -> Any:
-    """Imported when first needed: Triton is not everywhere."""
+def bias_kernels_for(scheme: Positions) -> Any:
+    """Return the module of kernels for the scheme. It is imported here because Triton may not be installed."""
     from regard.kernels import fire_attention, toeplitz_attention
 
     return toeplitz_attention if scheme.toeplitz else fire_attention
@@ -203,13 +211,14 @@ def kernels_of(scheme: Positions) -> Any:
 
 
 def short(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
-    """Regard's kernels for rows of at most 128 tokens: all of a row and head at once."""
+    """Compute attention for rows of at most 128 tokens; a program handles one whole row and head."""
     from regard.kernels.short_attention import attend
 
-    return attend(q, k, v, plan.ready, plan.scheme.scale, dropout)
+    return attend(q, k, v, plan.prepared, plan.scheme.scale, dropout)
 
 
-def lengths(plan: Plan) -> Any:
+def prepare_lengths(plan: Plan) -> Any:
+    """Return the number of keys of each row, for `short`."""
     from regard.kernels.short_attention import prepare
 
     return prepare(plan)
@@ -219,9 +228,9 @@ def lengths(plan: Plan) -> Any:
 
 PREPARE: dict[Kernel, Callable[[Plan], Any]] = {
     sdpa: prepare_dense_mask,
-    flex: blocks,
-    toeplitz: tables,
-    short: lengths,
+    flex: prepare_block_mask,
+    toeplitz: prepare_bias_table,
+    short: prepare_lengths,
 }
 KERNELS: dict[str, Kernel] = {kernel.__name__: kernel for kernel in (reference, sdpa, flex, toeplitz, short)}
 
@@ -237,30 +246,34 @@ def make_plan(
     kernel: str | None = None,
     past: Tensor | None = None,
 ) -> Plan:
-    """The plan for queries at positions q (B, T) and keys at positions k (B, S); `k is q` where they are the same tokens."""
-    own, scheme = k is q and past is None, scheme or NoPositions()
+    """Return the plan for queries at positions q (B, T) and keys at positions k (B, S).
+
+    `k is q` means self-attention without a cache. Without `kernel`, kernel_selection.py chooses one."""
+    self_attention, scheme = k is q and past is None, scheme or NoPositions()
     if kernel is None:
-        learning = torch.is_grad_enabled()
-        sizes = (d_head, dropout, has_triton(), k.shape[1], learning)
-        choice = choose(Situation(q.device.type, q.shape[1], own, mask, scheme, *sizes))
+        sizes = (d_head, dropout, has_triton(), k.shape[1], torch.is_grad_enabled())
+        choice = choose(Situation(q.device.type, q.shape[1], self_attention, mask, scheme, *sizes))
         if not choice.fast:
-            say_once(choice.kernel, choice.why)
+            warn_once(choice.kernel, choice.why)
         kernel = choice.kernel
     cudnn = q.is_cuda and torch.is_grad_enabled() and has_fast_cudnn()
-    index = torch.arange(q.shape[1], device=q.device) if own else None
-    plan = Plan(runnable(kernel), mask, q, k, index, scheme, past, cudnn=cudnn)
+    index = torch.arange(q.shape[1], device=q.device) if self_attention else None
+    plan = Plan(get_kernel(kernel), mask, q, k, index, scheme, past, cudnn=cudnn)
     prepare = PREPARE.get(KERNELS[kernel])
-    return replace(plan, ready=prepare(plan)) if prepare else plan
+    return replace(plan, prepared=prepare(plan)) if prepare else plan
 
 
 @functools.cache
-def runnable(kernel: str) -> Kernel:
-    """A kernel as compiled blocks may call it: two are not for compiling. What keeps them out is slow to import, so it is
-    asked for when such a kernel is first chosen."""
+def get_kernel(kernel: str) -> Kernel:
+    """Return the kernel of this name, as compiled blocks can call it.
+
+    `flex` and `toeplitz` are excluded from compilation. `torch.compiler.disable` is slow to import, so it is called only
+    when such a kernel is first chosen."""
     call = KERNELS[kernel]
     return torch.compiler.disable(call) if call in (flex, toeplitz) else call
 
 
 @functools.cache
-def say_once(kernel: str, why: str) -> None:
+def warn_once(kernel: str, why: str) -> None:
+    """Log that a slower kernel runs; the cache makes it once per kernel and reason."""
     log.warning("attention runs on the slower kernel '%s': %s", kernel, why)

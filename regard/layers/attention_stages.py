@@ -1,12 +1,13 @@
-"""Attention, step by step: nine stages, each of which adds one thing to the one before, up to what the Transformer runs.
+"""Attention in nine stages, each of which adds one idea to the one before, up to the layers of the Transformer.
 
-All have one signature, `stage(query, keys, values, mask) -> (context, weights)`, and one ending: weights are a softmax of
-scores, and the context is the sum of the values so weighted. Where a stage does not tell keys from values (or, in
-self-attention, queries from keys), give it the same tensor again. `mask` is True where a query may look, None: everywhere;
-any boolean tensor that broadcasts to the weights (in stages 8 and 9: to one head's, (B, T, S)) will do.
+All have the signature `stage(query, keys, values, mask) -> (context, weights)`. Weights are a softmax of scores, and the
+context is the weighted sum of the values. Where a stage makes no difference between keys and values (or, in
+self-attention, queries and keys), pass the same tensor again. `mask` is True where a query may attend, and None means
+everywhere; any boolean tensor that broadcasts to the weights (in stages 8 and 9: to those of one head, (B, T, S)) will do.
 
-Shapes: stages 1 to 3 answer one query (B, D), with weights (B, S); 4 to 7 answer T queries (B, T, D), with weights
-(B, T, S); 8 and 9 have weights of H heads, (B, H, T, S). Keys and values are (B, S, D); a context is as wide as the values.
+Shapes: stages 1 to 3 take one query (B, D), and their weights are (B, S); stages 4 to 7 take T queries (B, T, D), with
+weights (B, T, S); stages 8 and 9 have H heads, with weights (B, H, T, S). Keys and values are (B, S, D); a context is as
+wide as the values.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from regard.layers.context import Context
 from regard.layers.mixers.attention import CrossAttention, Prepared
 from regard.layers.part import Place, make_part
 
-Look = tuple[Tensor, Tensor]  # context, weights
+AttentionOutput = tuple[Tensor, Tensor]  # context, weights
 
 
 # ---- one query --------------------------------------------------------------------------------------------------------
 
 
-def answer(scores: Tensor, values: Tensor, mask: Tensor | None) -> Look:
-    """c = sum_i a_i v_i, the context of one query with these scores (B, S)."""
+def attend_one(scores: Tensor, values: Tensor, mask: Tensor | None) -> AttentionOutput:
+    """Return the context c = sum_i a_i v_i of one query with scores (B, S), and its weights a."""
     weights = masked_softmax(scores, mask)  # (B, S)
     return (weights[..., None, :] @ values)[..., 0, :], weights  # (B, D)
 
@@ -50,23 +51,23 @@ class Additive(nn.Module):
         self.v = nn.Linear(d_hidden, 1, bias=False)
 
     def scores(self, query: Tensor, projected: Tensor) -> Tensor:
-        """(B, S), from keys already `U`-projected: a decoder does that once, and then asks at every step."""
+        """Return scores (B, S) for keys that `U` has projected, which a decoder does once for all of its steps."""
         return self.v((self.W(query)[..., None, :] + projected).tanh())[..., 0]
 
-    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
-        return answer(self.scores(query, self.U(keys)), values, mask)
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> AttentionOutput:
+        return attend_one(self.scores(query, self.U(keys)), values, mask)
 
 
-def dot_product(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
-    """Stage 2: no network, e_i = q . k_i. Nothing to learn here, and one matrix product in place of S small networks."""
-    return answer((keys @ query[..., None])[..., 0], values, mask)
+def dot_product(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> AttentionOutput:
+    """Compute stage 2, e_i = q . k_i: no parameters, and one matrix product in place of S small networks."""
+    return attend_one((keys @ query[..., None])[..., 0], values, mask)
 
 
-def scaled_dot_product(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
-    """Stage 3: e_i = q . k_i / sqrt(D).
+def scaled_dot_product(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> AttentionOutput:
+    """Compute stage 3, e_i = q . k_i / sqrt(D).
 
-    A dot product of D numbers of unit variance has variance D. The wider the vectors, the harder the softmax and the smaller
-    its gradient would be; divided, scores have unit variance again.
+    A dot product of D pairs of numbers of unit variance has variance D. With wide vectors the softmax would saturate and its
+    gradient vanish; the division gives scores unit variance again.
     """
     return dot_product(query / math.sqrt(query.shape[-1]), keys, values, mask)
 
@@ -74,54 +75,54 @@ def scaled_dot_product(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor
 # ---- many queries -----------------------------------------------------------------------------------------------------
 
 
-def many_queries(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
-    """Stage 4: softmax(Q K^T / sqrt(D)) V. Queries do not wait for each other, so all of them are one matrix product."""
+def many_queries(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> AttentionOutput:
+    """Compute stage 4, softmax(Q K^T / sqrt(D)) V: queries are independent, so that all of them are one matrix product."""
     scores = query @ keys.transpose(-2, -1) / math.sqrt(query.shape[-1])  # (B, T, S)
     weights = masked_softmax(scores, mask)
     return weights @ values, weights  # (B, T, D)
 
 
 class KeyValueHead(nn.Module):
-    """Stage 5: K = X W_K is what a token is found by, V = X W_V is what it has to say."""
+    """Stage 5: keys K = X W_K are compared with queries, values V = X W_V are summed."""
 
     def __init__(self, d_model: int, d_head: int) -> None:
         super().__init__()
         self.w_k = nn.Linear(d_model, d_head, bias=False)
         self.w_v = nn.Linear(d_model, d_head, bias=False)
 
-    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> AttentionOutput:
         return many_queries(query, self.w_k(keys), self.w_v(values), mask)
 
 
 class SelfHead(KeyValueHead):
-    """Stage 6: Q = X W_Q, so that the tokens ask each other; give X three times."""
+    """Stage 6, self-attention: queries Q = X W_Q come from the same tokens; pass X three times."""
 
     def __init__(self, d_model: int, d_head: int) -> None:
         super().__init__(d_model, d_head)
         self.w_q = nn.Linear(d_model, d_head, bias=False)
 
-    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> AttentionOutput:
         return super().forward(self.w_q(query), keys, values, mask)
 
 
-def no_look_ahead(n: int, device: torch.device | None = None) -> Tensor:
-    """(n, n): token t sees the tokens up to itself."""
+def causal_mask(n: int, device: torch.device | None = None) -> Tensor:
+    """Return the causal mask (n, n): token t attends to the tokens up to itself."""
     return torch.ones(n, n, dtype=torch.bool, device=device).tril()
 
 
 class MaskedHead(SelfHead):
-    """Stage 7: no look-ahead. Scores of later tokens are -inf, so that each token can be trained to foretell the next."""
+    """Stage 7, causal: scores of later tokens are -inf, so that each token can be trained to predict the next."""
 
-    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
-        triangle = no_look_ahead(query.shape[-2], query.device)
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> AttentionOutput:
+        triangle = causal_mask(query.shape[-2], query.device)
         return super().forward(query, keys, values, triangle if mask is None else mask & triangle)
 
 
 # ---- many heads: the layers of the Transformer itself -----------------------------------------------------------------
 
 
-class InEveryHead:
-    """Stage 4 as the kernel of a layer (layers/attention_kernels.py), which keeps its weights."""
+class RecordingKernel:
+    """Stage 4 as the kernel of an attention layer (layers/attention_kernels.py) that records its weights."""
 
     weights: Tensor  # (B, H, T, S)
 
@@ -135,38 +136,39 @@ class InEveryHead:
 
 
 class MultiHead(nn.Module):
-    """Stage 8: H heads of width C/H, each a stage 6 or 7 of its own, side by side, times W_O. Give X three times.
+    """Stage 8, multi-head: H heads of stage 6 or 7, each of width C/H, concatenated and multiplied by W_O.
 
-    Fewer heads of keys and values than of queries (`n_kv_heads`) make it grouped-query attention.
+    Pass X three times. With fewer heads of keys and values than of queries (`n_kv_heads`), it is grouped-query attention.
     """
 
     def __init__(self, d_model: int, n_heads: int, n_kv_heads: int = 0) -> None:
         super().__init__()
-        self.layer = make_part("mixer", "attention", sizes(d_model, n_heads, n_kv_heads), Place("encoder"))
+        self.layer = make_part("mixer", "attention", make_config(d_model, n_heads, n_kv_heads), Place("encoder"))
 
-    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> AttentionOutput:
         check_same(query, keys, values)
-        kernel, places = InEveryHead(mask), places_of(query)
+        kernel, places = RecordingKernel(mask), token_positions(query)
         ctx = Context(places, Prepared(Plan(kernel, FULL, places, places)))
         return self.layer(query, ctx), kernel.weights
 
 
 class MultiHeadCross(nn.Module):
-    """Stage 9: queries from the decoder; keys and values are both made of the encoder's final output, given twice."""
+    """Stage 9, cross-attention: queries from the decoder, keys and values from the encoder's output; pass it twice."""
 
     def __init__(self, d_model: int, n_heads: int, n_kv_heads: int = 0) -> None:
         super().__init__()
-        self.layer = CrossAttention(sizes(d_model, n_heads, n_kv_heads))
+        self.layer = CrossAttention(make_config(d_model, n_heads, n_kv_heads))
 
-    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> AttentionOutput:
         check_same(keys, values)
-        kernel, places = InEveryHead(mask), places_of(query)
-        plan = Plan(kernel, FULL, places, places_of(keys))
+        kernel, places = RecordingKernel(mask), token_positions(query)
+        plan = Plan(kernel, FULL, places, token_positions(keys))
         ctx = Context(places, memory=keys, memory_plan=plan)
         return self.layer(query, ctx), kernel.weights
 
 
-def sizes(d_model: int, n_heads: int, n_kv_heads: int) -> ModelConfig:
+def make_config(d_model: int, n_heads: int, n_kv_heads: int) -> ModelConfig:
+    """Return the configuration of an attention layer of these sizes."""
     n_kv_heads = n_kv_heads or n_heads
     if min(d_model, n_heads, n_kv_heads) < 1 or d_model % n_heads or n_heads % n_kv_heads:
         raise RegardError(
@@ -177,7 +179,7 @@ def sizes(d_model: int, n_heads: int, n_kv_heads: int) -> ModelConfig:
 
 
 def check_same(*given: Tensor) -> None:
-    """The layers project one tensor themselves; another one would be passed over in silence."""
+    """Raise a RegardError unless all tensors are one: the layers project only the first and would ignore others."""
     if any(x is not given[0] for x in given):
         raise RegardError(
             "the Transformer's layers make keys and values of one tensor, and in self-attention queries too: "
@@ -185,6 +187,6 @@ def check_same(*given: Tensor) -> None:
         )
 
 
-def places_of(x: Tensor) -> Tensor:
-    """Positions (B, T), all real."""
+def token_positions(x: Tensor) -> Tensor:
+    """Return the positions 0 .. T-1 of tokens x (B, T, C), without padding, (B, T)."""
     return torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])

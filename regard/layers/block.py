@@ -1,11 +1,12 @@
 """A Transformer block: sublayers, each with its norm, dropout and residual connection.
 
-Encoder blocks have the sublayers [self, ff], decoder blocks [self, cross, ff]; `self` is the token mixer of the block, and the
-feed-forward layer may be missing. One code serves training, reading prompts and decoding steps: `ctx.apply` says how parts are
-run, or is None where they are simply called.
+Encoder blocks have the sublayers [self, ff], decoder blocks [self, cross, ff]; `self` is the block's token mixer, and the
+feed-forward layer may be missing. The same code serves training, prompt reading and decoding steps: `ctx.apply` selects
+`read` or `step` of a sublayer, and is None where its `forward` is called.
 
-The residual stream inside a stack is a pair: x, and y that has still to be added to it, or None. Each sum is computed by the
-norm that follows it, in this block or in the next one, so that both take one pass through memory (kernels/residual_norm.py).
+The residual stream inside a stack is a pair (x, y): y, if it is not None, has yet to be added to x. The norm that follows,
+in this block or in the next one, computes the sum, so that addition and norm take a single pass through memory
+(kernels/residual_norm.py).
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from regard.layers.mixers.attention import CrossAttention
 from regard.layers.norm import make_norm
 from regard.layers.part import Place, make_part
 
-Stream = tuple[Tensor, Tensor | None, Tensor | None]  # x, what has still to be added to it, an auxiliary loss
+Stream = tuple[Tensor, Tensor | None, Tensor | None]  # x, the pending residual y, the sum of auxiliary losses
 
 
 class Block(nn.Module):
-    """The sublayers of one block by name, and their norms by the same names; subclasses say where the norms stand."""
+    """The sublayers of one block and their norms, under the same names; subclasses define where the norms stand."""
 
-    observe: Any = None  # called as observe(name, x, y) with the stream after each sublayer; a recorder sets it
+    observe: Any = None  # set by a recorder: observe(name, x, y) receives the residual stream after each sublayer
 
     def __init__(self, config: ModelConfig, sublayers: dict[str, nn.Module]) -> None:
         super().__init__()
@@ -43,12 +44,12 @@ class Block(nn.Module):
         return nn.ModuleDict({name: make_norm(config) for name in self.sublayers})
 
     def forward(self, x: Tensor, y: Tensor | None, ctx: Context) -> Stream:
-        """Return the stream after the block and the sum of its auxiliary losses, or None."""
+        """Return the residual stream (x, y) after the block, and the sum of its auxiliary losses or None."""
         raise NotImplementedError
 
 
 class PreNormBlock(Block):
-    """x + f(norm(x)): the usual order today. The residual path stays untouched, so deep stacks train without warm-up."""
+    """Pre-norm block, x + f(norm(x)): the residual path has no norm in it, so deep stacks train without warm-up."""
 
     def forward(self, x: Tensor, y: Tensor | None, ctx: Context) -> Stream:
         dropout, total = self.dropout if self.training else 0.0, None
@@ -68,7 +69,7 @@ class PreNormBlock(Block):
 
 
 class PostNormBlock(Block):
-    """norm(x + f(x)): the order of the 2017 paper. Nothing is left to be added: y stays None."""
+    """Post-norm block, norm(x + f(x)), as in the 2017 paper; no residual is left pending, so y stays None."""
 
     def forward(self, x: Tensor, y: Tensor | None, ctx: Context) -> Stream:
         dropout, total = self.dropout if self.training else 0.0, None
@@ -87,7 +88,7 @@ class PostNormBlock(Block):
 
 
 class ParallelBlock(Block):
-    """x + self(norm(x)) + ff(norm(x)), as in PaLM: one norm, and sublayers that do not wait for each other."""
+    """Parallel block, x + self(norm(x)) + ff(norm(x)), as in PaLM: the sublayers share one norm and one input."""
 
     def __init__(self, config: ModelConfig, sublayers: dict[str, nn.Module]) -> None:
         super().__init__(config, sublayers)
@@ -115,7 +116,7 @@ class ParallelBlock(Block):
 
 
 def split_loss(result: Any, total: Tensor | None, returns_loss: bool, part: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Return the output of a part, and `total` with the auxiliary loss of the part added to it if it returns one."""
+    """Return the output of a part, and `total` plus the auxiliary loss of the part, if it returns one."""
     if isinstance(result, tuple) != returns_loss:
         given, declared = ("(y, loss)", "no") if not returns_loss else ("y alone", "an")
         raise TypeError(f"{type(part).__name__} returns {given}, but declares {declared} auxiliary loss")
@@ -129,12 +130,12 @@ PLACEMENTS = {"pre": PreNormBlock, "post": PostNormBlock}
 
 
 def make_block(config: ModelConfig, sublayers: dict[str, nn.Module]) -> Block:
-    """Return the block of these sublayers whose norms stand where the configuration says."""
+    """Return a parallel, pre-norm or post-norm block of these sublayers, as the configuration says."""
     return (ParallelBlock if config.parallel else PLACEMENTS[config.norm])(config, sublayers)
 
 
 def make_blocks(config: ModelConfig, n: int, side: str, causal: bool, crosses: bool = False) -> Iterator[Block]:
-    """Yield n blocks, whose mixers are those that the configuration lists, over and over."""
+    """Yield n blocks; their mixers follow the configured list, which is repeated as often as needed."""
     for i in range(n):
         place = Place(side, i, causal)
         sublayers = {"self": make_part("mixer", *mixer_at(config, place))}
@@ -146,6 +147,6 @@ def make_blocks(config: ModelConfig, n: int, side: str, causal: bool, crosses: b
 
 
 def mixer_at(config: ModelConfig, place: Place) -> tuple[str, ModelConfig, Place]:
-    """Return the name of the mixer of block `place.index`, and its place among those of its name."""
+    """Return the mixer name of block `place.index`, the configuration, and the place counted among mixers of that name."""
     names = [config.mixer[i % len(config.mixer)] for i in range(place.index + 1)]
     return names[-1], config, replace(place, index=names.count(names[-1]) - 1)

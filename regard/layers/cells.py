@@ -1,16 +1,16 @@
-"""Recurrent cells: one step of each, in the open. s is the logistic function, * is number by number, n the candidate.
+"""Recurrent cells, written as single steps. s is the logistic function, * is elementwise, n is the candidate state.
 
 rnn      h = tanh(W x + U h + b)
 lstm     i, f, o = s(...), g = tanh(...), each of W x + U h + b;  c = f * c + i * g;  h = o * tanh(c)
 gru      r, z = s(W x + U h + b);  n = tanh(W x + r * (U h) + b);  h = z * h + (1 - z) * n       (torch's and cuDNN's)
-gru-cho  the same, but n = tanh(W x + U (r * h) + b): it resets before its product               (Cho et al. 2014)
+gru-cho  as gru, but n = tanh(W x + U (r * h) + b): the reset gate acts before the product       (Cho et al. 2014)
 mut1     z = s(W x + b);  r = s(W x + U h + b);  n = tanh(U (r * h) + tanh(x) + b);  h = z * n + (1 - z) * h
 mut2     z = s(W x + U h + b);  r = s(x + U h + b);  n = tanh(U (r * h) + W x + b);  h = z * n + (1 - z) * h
-mut3     z = s(W x + U tanh(h) + b);  r = s(W x + U h + b);  the rest as mut2         (Jozefowicz et al. 2015)
+mut3     z = s(W x + U tanh(h) + b);  r = s(W x + U h + b);  n and h as in mut2       (Jozefowicz et al. 2015)
 
-W is `weight_ih`, U is `weight_hh`, b is `bias`: the gates one below the other, in the order i f g o or r z n, without those
-that an equation does not have. MUT1 and MUT2 add x itself to what is as wide as the state: an input of another width goes
-through a matrix `weight_in` first, and is x from then on.
+W is `weight_ih`, U is `weight_hh`, b is `bias`: their rows are those of the gates, in the order i f g o or r z n, without
+gates that an equation does not use. MUT1 and MUT2 add x to vectors as wide as the state; an input of another width is first
+projected by a matrix `weight_in`.
 
 With norm there is a LayerNorm on W x, on each product with U, and on an LSTM's c before its tanh (Ba et al. 2016).
 """
@@ -26,36 +26,39 @@ from torch import Tensor, nn
 from regard.config import ModelConfig
 from regard.config.registry import find, register
 from regard.layers.part import Part, settings_of
-from regard.layers.stack import in_working_precision
+from regard.layers.stack import to_working_precision
 
-State = tuple[Tensor, ...]  # h, and an LSTM's c, each (B, H)
+CellState = tuple[Tensor, ...]  # h, and an LSTM's c, each (B, H)
 
 
 class Cell(Part):
-    """A recurrent cell, of which a layer has one for each direction.
+    """A recurrent cell; a layer has one for each direction.
 
-    It is split in two, as a scan wants it: `project` is what depends on x alone, for all steps at once; `forward` is one
-    step.
+    `project` computes what depends on x alone, for all steps at once. `forward` is one step. Its arguments are
 
-    A step is given what `project` made of its x, (B, G*H); weight_hh, of which dropout may have taken something; zeros as
-    a `tap` (B, rows of weight_hh), to be added to the products with it, which makes their gradients known (recurrent.py);
-    and `real` (B, 1), or None: where it is False the state stays. It gives the new state, and what the products after the
-    first, which is with h, have multiplied.
+    - x: the projected input (B, G*H);
+    - weight: weight_hh, possibly with dropout;
+    - offset: zeros (B, rows of weight_hh) or None, to be added to the products with weight_hh, whose gradient it collects
+      (`DeferredWeightGrad` in recurrent.py);
+    - real: (B, 1) or None; where it is False, at padding, the state stays;
+    - the tensors of the state.
+
+    It returns the new state, and the inputs of its products with weight_hh other than the first, whose input is h.
     """
 
     kind = "cell"
-    states = 1  # tensors of its state
-    gates = 1  # of the bias
-    inputs = 1  # gates that weight_ih makes
-    hidden: tuple[int, ...] = (1,)  # gates that each product with weight_hh makes
-    bare = False  # x itself is added
-    still: tuple[int, float] | None = None  # a gate, and what added to it leaves a state of zeros as it is
-    fused = ""  # torch's name for all steps as one kernel
+    states = 1  # number of state tensors
+    gates = 1  # gates of the bias
+    inputs = 1  # gates of weight_ih
+    hidden: tuple[int, ...] = (1,)  # gates of each product with weight_hh
+    adds_input = False  # adds x itself to a gate
+    hold_gate: tuple[int, float] | None = None  # a gate, and the offset that makes it keep a state of zeros
+    fused_op = ""  # torch's operator that runs all steps in one fused kernel
 
     def __init__(self, settings: Any, d_in: int, d_hidden: int, norm: bool = False) -> None:
-        """Other than parts of a block, cells have sizes of their own layer: d_in and d_hidden."""
+        """Make the parameters. Unlike parts of a block, a cell gets its sizes as arguments."""
         nn.Module.__init__(self)
-        through = self.bare and d_in != d_hidden
+        through = self.adds_input and d_in != d_hidden
         self.weight_in = nn.Parameter(torch.empty(d_hidden, d_in)) if through else None
         self.weight_ih = nn.Parameter(torch.empty(self.inputs * d_hidden, d_hidden if through else d_in))
         self.weight_hh = nn.Parameter(torch.empty(sum(self.hidden) * d_hidden, d_hidden))
@@ -68,7 +71,7 @@ class Cell(Part):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Gate by gate: Xavier from the input, orthogonal from the state, so that it neither grows nor fades; bias 0."""
+        """Initialize gate by gate: Xavier for inputs, orthogonal for the state, which preserves its norm; bias 0."""
         for weight in (self.weight_in, *self.weight_ih.split(self.d_hidden)):
             if weight is not None:
                 nn.init.xavier_uniform_(weight)
@@ -77,30 +80,31 @@ class Cell(Part):
         nn.init.zeros_(self.bias)
 
     def project(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., G*H), the bias included."""
+        """Return the input projection with bias, (..., C) -> (..., G*H)."""
         x = x if self.weight_in is None else F.linear(x, self.weight_in)
         y = F.linear(x, self.weight_ih)
-        y = self.spread(y if self.input_norm is None else self.input_norm(y), x)
-        return in_working_precision(y + self.bias.to(y.dtype))
+        y = self.add_input(y if self.input_norm is None else self.input_norm(y), x)
+        return to_working_precision(y + self.bias.to(y.dtype))
 
-    def spread(self, y: Tensor, x: Tensor) -> Tensor:
-        """W x, with x itself where a gate has that."""
+    def add_input(self, y: Tensor, x: Tensor) -> Tensor:
+        """Return the gates y = W x, with x itself appended where the equations add it."""
         return y
 
-    def by_product(self, numbers: Tensor, dim: int, d_hidden: int) -> tuple[Tensor, ...]:
-        """What has a place for each row of weight_hh, product by product."""
+    def split_products(self, numbers: Tensor, dim: int, d_hidden: int) -> tuple[Tensor, ...]:
+        """Split a tensor along the rows of weight_hh into one part for each product."""
         return numbers.split([n * d_hidden for n in self.hidden], dim)
 
-    def times(self, i: int, x: Tensor, weight: Tensor, tap: Tensor | None) -> Tensor:
-        """The i-th product with weight_hh."""
-        d_hidden = weight.shape[1]  # not a constant: cells of all widths are compiled once
-        y = F.linear(x, self.by_product(weight, 0, d_hidden)[i])
-        if tap is not None:
-            y = y + self.by_product(tap, -1, d_hidden)[i]
+    def recurrent_product(self, i: int, x: Tensor, weight: Tensor, offset: Tensor | None) -> Tensor:
+        """Return the i-th product with weight_hh, after its norm if there is one."""
+        d_hidden = weight.shape[1]  # read from the tensor, so that one compiled step serves all widths
+        y = F.linear(x, self.split_products(weight, 0, d_hidden)[i])
+        if offset is not None:
+            y = y + self.split_products(offset, -1, d_hidden)[i]
         return y if self.hidden_norms is None else self.hidden_norms[i](y)
 
 
-def held(real: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
+def keep_at_padding(real: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
+    """Return the new state where `real` (B, 1) is True, and the old one at padding."""
     new = new.to(old.dtype)
     return new if real is None else torch.where(real, new, old)
 
@@ -109,40 +113,40 @@ def held(real: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
 class Vanilla(Cell):
     """The vanilla recurrent cell: h = tanh(W x + U h + b)."""
 
-    fused = "rnn_tanh"
+    fused_op = "rnn_tanh"
 
     def forward(
-        self, x: Tensor, weight: Tensor, tap: Tensor | None, real: Tensor | None, h: Tensor
-    ) -> tuple[State, State]:
-        return (held(real, torch.tanh(x + self.times(0, h, weight, tap)), h),), ()
+        self, x: Tensor, weight: Tensor, offset: Tensor | None, real: Tensor | None, h: Tensor
+    ) -> tuple[CellState, CellState]:
+        return (keep_at_padding(real, torch.tanh(x + self.recurrent_product(0, h, weight, offset)), h),), ()
 
 
 @register("lstm")
 class LSTM(Cell):
     """LSTM, whose state c is changed by gates alone (Hochreiter & Schmidhuber 1997, with forget gates).
 
-    Without its norms and padding, dc_t / dc_{t-1} = f_t: what c remembers fades only as fast as f says.
+    Without norms and padding, dc_t / dc_{t-1} = f_t, so that the forget gate alone controls how gradients decay.
     """
 
     states, gates, inputs, hidden = 2, 4, 4, (4,)
-    still = 0, -1e4  # nothing comes in
-    fused = "lstm"
+    hold_gate = 0, -1e4  # input gate i = 0
+    fused_op = "lstm"
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """The bias of the forget gate is 1, so that the cell remembers at first."""
+        """Initialize with a forget-gate bias of 1, so that the cell keeps its state at first."""
         super().init_weights()
         self.bias[self.d_hidden : 2 * self.d_hidden] = 1.0
 
     def forward(
-        self, x: Tensor, weight: Tensor, tap: Tensor | None, real: Tensor | None, h: Tensor, c: Tensor
-    ) -> tuple[State, State]:
-        i, f, g, o = (x + self.times(0, h, weight, tap)).chunk(4, -1)
+        self, x: Tensor, weight: Tensor, offset: Tensor | None, real: Tensor | None, h: Tensor, c: Tensor
+    ) -> tuple[CellState, CellState]:
+        i, f, g, o = (x + self.recurrent_product(0, h, weight, offset)).chunk(4, -1)
         new = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
         out = torch.sigmoid(o) * torch.tanh(
             new if self.cell_norm is None else self.cell_norm(new.to(self.cell_norm.weight.dtype))
         )
-        return (held(real, out, h), held(real, new, c)), ()
+        return (keep_at_padding(real, out, h), keep_at_padding(real, new, c)), ()
 
 
 @register("gru")
@@ -150,16 +154,16 @@ class GRU(Cell):
     """GRU as torch and cuDNN have it, which resets after its product."""
 
     gates, inputs, hidden = 3, 3, (3,)
-    still = 1, 1e4  # all of h stays
-    fused = "gru"
+    hold_gate = 1, 1e4  # update gate z = 1
+    fused_op = "gru"
 
     def forward(
-        self, x: Tensor, weight: Tensor, tap: Tensor | None, real: Tensor | None, h: Tensor
-    ) -> tuple[State, State]:
-        (x_r, x_z, x_n), (h_r, h_z, h_n) = x.chunk(3, -1), self.times(0, h, weight, tap).chunk(3, -1)
+        self, x: Tensor, weight: Tensor, offset: Tensor | None, real: Tensor | None, h: Tensor
+    ) -> tuple[CellState, CellState]:
+        (x_r, x_z, x_n), (h_r, h_z, h_n) = x.chunk(3, -1), self.recurrent_product(0, h, weight, offset).chunk(3, -1)
         z = torch.sigmoid(x_z + h_z)
         n = torch.tanh(x_n + torch.sigmoid(x_r + h_r) * h_n)
-        return (held(real, z * h + (1 - z) * n, h),), ()
+        return (keep_at_padding(real, z * h + (1 - z) * n, h),), ()
 
 
 @register("gru-cho")
@@ -169,48 +173,48 @@ class GRUCho(Cell):
     gates, inputs, hidden = 3, 3, (2, 1)
 
     def forward(
-        self, x: Tensor, weight: Tensor, tap: Tensor | None, real: Tensor | None, h: Tensor
-    ) -> tuple[State, State]:
-        (x_r, x_z, x_n), (h_r, h_z) = x.chunk(3, -1), self.times(0, h, weight, tap).chunk(2, -1)
+        self, x: Tensor, weight: Tensor, offset: Tensor | None, real: Tensor | None, h: Tensor
+    ) -> tuple[CellState, CellState]:
+        (x_r, x_z, x_n), (h_r, h_z) = x.chunk(3, -1), self.recurrent_product(0, h, weight, offset).chunk(2, -1)
         z, reset = torch.sigmoid(x_z + h_z), torch.sigmoid(x_r + h_r) * h
-        n = torch.tanh(x_n + self.times(1, reset, weight, tap))
-        return (held(real, z * h + (1 - z) * n, h),), (reset.detach(),)
+        n = torch.tanh(x_n + self.recurrent_product(1, reset, weight, offset))
+        return (keep_at_padding(real, z * h + (1 - z) * n, h),), (reset.detach(),)
 
 
 @register("mut1")
 class MUT1(Cell):
     """MUT1, the first of three cells found by search (Jozefowicz et al. 2015)."""
 
-    gates, inputs, hidden, bare = 3, 2, (1, 1), True
+    gates, inputs, hidden, adds_input = 3, 2, (1, 1), True
 
-    def spread(self, y: Tensor, x: Tensor) -> Tensor:
+    def add_input(self, y: Tensor, x: Tensor) -> Tensor:
         return torch.cat([y, torch.tanh(x).to(y.dtype)], -1)
 
     def forward(
-        self, x: Tensor, weight: Tensor, tap: Tensor | None, real: Tensor | None, h: Tensor
-    ) -> tuple[State, State]:
+        self, x: Tensor, weight: Tensor, offset: Tensor | None, real: Tensor | None, h: Tensor
+    ) -> tuple[CellState, CellState]:
         x_r, x_z, x_n = x.chunk(3, -1)
-        z, reset = torch.sigmoid(x_z), torch.sigmoid(x_r + self.times(0, h, weight, tap)) * h
-        n = torch.tanh(x_n + self.times(1, reset, weight, tap))
-        return (held(real, n * z + h * (1 - z), h),), (reset.detach(),)
+        z, reset = torch.sigmoid(x_z), torch.sigmoid(x_r + self.recurrent_product(0, h, weight, offset)) * h
+        n = torch.tanh(x_n + self.recurrent_product(1, reset, weight, offset))
+        return (keep_at_padding(real, n * z + h * (1 - z), h),), (reset.detach(),)
 
 
 @register("mut2")
 class MUT2(Cell):
     """MUT2, the second of three cells found by search (Jozefowicz et al. 2015)."""
 
-    gates, inputs, hidden, bare = 3, 2, (2, 1), True
+    gates, inputs, hidden, adds_input = 3, 2, (2, 1), True
 
-    def spread(self, y: Tensor, x: Tensor) -> Tensor:
+    def add_input(self, y: Tensor, x: Tensor) -> Tensor:
         return torch.cat([x.to(y.dtype), y], -1)
 
     def forward(
-        self, x: Tensor, weight: Tensor, tap: Tensor | None, real: Tensor | None, h: Tensor
-    ) -> tuple[State, State]:
-        (x_r, x_z, x_n), (h_r, h_z) = x.chunk(3, -1), self.times(0, h, weight, tap).chunk(2, -1)
+        self, x: Tensor, weight: Tensor, offset: Tensor | None, real: Tensor | None, h: Tensor
+    ) -> tuple[CellState, CellState]:
+        (x_r, x_z, x_n), (h_r, h_z) = x.chunk(3, -1), self.recurrent_product(0, h, weight, offset).chunk(2, -1)
         z, reset = torch.sigmoid(x_z + h_z), torch.sigmoid(x_r + h_r) * h
-        n = torch.tanh(x_n + self.times(1, reset, weight, tap))
-        return (held(real, n * z + h * (1 - z), h),), (reset.detach(),)
+        n = torch.tanh(x_n + self.recurrent_product(1, reset, weight, offset))
+        return (keep_at_padding(real, n * z + h * (1 - z), h),), (reset.detach(),)
 
 
 @register("mut3")
@@ -220,13 +224,13 @@ class MUT3(Cell):
     gates, inputs, hidden = 3, 3, (1, 1, 1)
 
     def forward(
-        self, x: Tensor, weight: Tensor, tap: Tensor | None, real: Tensor | None, h: Tensor
-    ) -> tuple[State, State]:
+        self, x: Tensor, weight: Tensor, offset: Tensor | None, real: Tensor | None, h: Tensor
+    ) -> tuple[CellState, CellState]:
         (x_r, x_z, x_n), squashed = x.chunk(3, -1), torch.tanh(h)
-        z = torch.sigmoid(x_z + self.times(1, squashed, weight, tap))
-        reset = torch.sigmoid(x_r + self.times(0, h, weight, tap)) * h
-        n = torch.tanh(x_n + self.times(2, reset, weight, tap))
-        return (held(real, n * z + h * (1 - z), h),), (squashed.detach(), reset.detach())
+        z = torch.sigmoid(x_z + self.recurrent_product(1, squashed, weight, offset))
+        reset = torch.sigmoid(x_r + self.recurrent_product(0, h, weight, offset)) * h
+        n = torch.tanh(x_n + self.recurrent_product(2, reset, weight, offset))
+        return (keep_at_padding(real, n * z + h * (1 - z), h),), (squashed.detach(), reset.detach())
 
 
 def cell_settings(config: ModelConfig) -> Any:

@@ -1,4 +1,4 @@
-"""What every part may need beside its input, made once a forward by the stack."""
+"""The context that a stack passes to every part beside its input, built once per forward pass."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 
 def apply_read(part: Any, x: Tensor, ctx: Context) -> Any:
-    """Run a part on prompts (B, T, C), leaving behind the state that its steps continue from."""
-    return with_hooks(part, part.read, x, ctx) if has_hooks(part) else part.read(x, ctx, ctx.state.parts.get(part))
+    """Run a part on prompts (B, T, C) and fill its decoding state, from which its steps continue."""
+    return run_with_hooks(part, part.read, x, ctx) if has_hooks(part) else part.read(x, ctx, ctx.state.parts.get(part))
 
 
 def apply_step(part: Any, x: Tensor, ctx: Context) -> Any:
-    """Run a part on one more token of each row (N, C)."""
-    return with_hooks(part, part.step, x, ctx) if has_hooks(part) else part.step(x, ctx, ctx.state.parts.get(part))
+    """Run a part on one more token of each row, (N, C)."""
+    return run_with_hooks(part, part.step, x, ctx) if has_hooks(part) else part.step(x, ctx, ctx.state.parts.get(part))
 
 
 def has_hooks(part: nn.Module) -> bool:
-    """Return whether a part has forward hooks, or a `forward` of its own that replaces that of its class."""
+    """Return whether a part has forward hooks, or an instance attribute `forward` that replaces its class's method."""
     own = part.__dict__
     return bool(own["_forward_pre_hooks"] or own["_forward_hooks"]) or "forward" in own
 
 
-def with_hooks(part: Any, run: Callable[..., Any], x: Tensor, ctx: Context) -> Any:
-    """Run `read` or `step` of a part with the forward hooks that it has, as calling the part would."""
+def run_with_hooks(part: Any, run: Callable[..., Any], x: Tensor, ctx: Context) -> Any:
+    """Run `read` or `step` of a part together with its forward hooks, as calling the part would."""
     own, kept = part.__dict__, ctx.state.parts.get(part)
     if isinstance(part, FeedForward):
-        return run(x, ctx, kept)  # it calls itself, with all of its hooks
+        return run(x, ctx, kept)  # its read() and step() call the module, which runs the hooks
     if "forward" in own:
         name = type(part).__name__
         raise RegardError(
@@ -55,38 +55,40 @@ def with_hooks(part: Any, run: Callable[..., Any], x: Tensor, ctx: Context) -> A
 
 @dataclass(frozen=True)
 class Context:
+    """Everything that parts need beside their input x."""
+
     positions: Tensor  # (B, T), -1 = padding; in a step (N,)
-    ready: Any = None  # what the block's mixer has prepared, once for all blocks that share it
+    prepared: Any = None  # the result of the mixer's `prepare`, made once for all blocks that share it
     memory: Tensor | None = None  # (B', S, C), the encoder's final output; B' divides B
-    memory_plan: Plan | None = None  # how the tokens look at the memory
-    apply: Callable[[nn.Module, Tensor, Context], Any] | None = None  # apply_read or apply_step; None: parts are called
-    state: Any = None  # what decoding keeps: a State, or a StaticState
-    fuse: bool = False  # one row, whose parts may run their fused step
+    memory_plan: Plan | None = None  # the plan of cross-attention
+    apply: Callable[[nn.Module, Tensor, Context], Any] | None = None  # apply_read or apply_step; None: call the part
+    state: Any = None  # the decoding state: a State or a StaticState
+    fuse: bool = False  # there is one row, so parts may run their fused step
 
     @property
     def real(self) -> Tensor:
-        """Return which tokens are no padding, with the shape of `positions`; in a step, which rows are being decoded."""
+        """Return a mask of the tokens that are not padding, shaped like `positions`; in a step, of the active rows."""
         if self.apply is apply_step:
             return self.state.active(self.positions)
         return self.positions > PAD_POSITION
 
-    def with_ready(self, ready: Any) -> Context:
-        """Return the context with what a mixer has prepared; `replace` would take longer, at every step."""
-        return Context(self.positions, ready, self.memory, self.memory_plan, self.apply, self.state, self.fuse)
+    def with_prepared(self, prepared: Any) -> Context:
+        """Return a copy with another `prepared`. It is faster than `dataclasses.replace`, and runs in every step."""
+        return Context(self.positions, prepared, self.memory, self.memory_plan, self.apply, self.state, self.fuse)
 
     def at(self, t: int) -> Context:
-        """Return the context of a step over the tokens in column t."""
+        """Return the context of a decoding step that reads the tokens of column t."""
         return replace(self, positions=self.positions[:, t], apply=apply_step)
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a mixer is asked to prepare for, before a forward and outside of compiled code."""
+    """The argument of `Mixer.prepare`, which runs before a forward pass and outside of compiled code."""
 
-    positions: Tensor  # (B, T) of the queries
-    keys: Tensor  # (B, S) of all tokens that they may look at; the same object where these are the queries' own
+    positions: Tensor  # (B, T), positions of the queries
+    keys: Tensor  # (B, S), positions of the keys; the same object as `positions` in self-attention without a cache
     mask: Mask
     scheme: Positions
-    past: Tensor | None  # (B, T, S) which keys are a query's own past, where queries are hypotheses
+    past: Tensor | None  # (B, T, S), the keys of each query's own hypothesis, in beam search
     training: bool
-    sees_all: bool = False  # a step whose rows may look at every key
+    sees_all: bool = False  # a step in which every query may attend to every key

@@ -1,27 +1,28 @@
-"""What decoding keeps between two steps.
+"""The decoding state: key/value caches and recurrent states that are kept between two decoding steps.
 
-A part declares its storage (`state()`), and allocation, beam reordering, slots, shrinking and byte counts follow from the
-declaration:
+A part declares its storage (`state()`). Allocation, beam reordering, slots of continuous batching, removal of finished
+sentences and byte counts follow from the declaration:
 
-| storage       | one tensor                     | when hypotheses change places | when sentences leave |
-|---------------|--------------------------------|-------------------------------|----------------------|
-| `Columns`     | keys or values of every token  | nothing moves                 | rows are indexed     |
-| `PerRow`      | a fixed size a hypothesis      | gathered by parent            | rows are indexed     |
-| `PerSentence` | made once of the source        | nothing moves                 | rows are indexed     |
+| storage       | holds                            | beam reordering    | sentences leave  |
+|---------------|----------------------------------|--------------------|------------------|
+| `Columns`     | keys or values of every token    | nothing moves      | rows are indexed |
+| `PerRow`      | a fixed size per hypothesis      | gathered by parent | rows are indexed |
+| `PerSentence` | computed once from the source    | nothing moves      | rows are indexed |
 
 There are two states with one interface. `State` grows, for a search that the host steps through; the K hypotheses of a
-sentence share one row of columns, which holds the keys of all of them, and `past` says which are whose. `StaticState`
-(layers/static_decoding_state.py) never changes its memory, for steps that are captured in a CUDA graph.
+sentence share one row of the key/value cache, and the mask `past` says which columns belong to which hypothesis.
+`StaticState` (layers/static_decoding_state.py) has fixed memory, for steps that are captured in a CUDA graph.
 
 A step has N = B * K rows: K hypotheses of each of B sentences, those of a sentence one after the other.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -35,7 +36,7 @@ LENGTH = None  # in the shape of a PerSentence: the number of source tokens
 
 @dataclass(frozen=True)
 class Columns:
-    """A vector of `width` numbers for each token and each of `heads`: (B, heads, columns, width)."""
+    """A key or value cache: a vector of `width` numbers for each token and head, (B, heads, columns, width)."""
 
     heads: int
     width: int
@@ -46,7 +47,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class PerRow:
-    """A tensor of this shape for each hypothesis; by default in the model's precision, and at least in fp32."""
+    """A tensor of this shape for each hypothesis; by default in the model's precision, but at least fp32."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype | None = None
@@ -55,7 +56,7 @@ class PerRow:
         return self.dtype or torch.promote_types(working, torch.float32)
 
     def nbytes(self, sentences: int, hypotheses: int, columns: int, source: int, dtype: torch.dtype) -> int:
-        return sentences * hypotheses * _product(self.shape) * self.dtype_for(dtype).itemsize
+        return sentences * hypotheses * math.prod(self.shape) * self.dtype_for(dtype).itemsize
 
 
 @dataclass(frozen=True)
@@ -67,28 +68,21 @@ class PerSentence:
 
     def nbytes(self, sentences: int, hypotheses: int, columns: int, source: int, dtype: torch.dtype) -> int:
         sizes = [source if size is LENGTH else size for size in self.shape]
-        return sentences * _product(sizes) * (self.dtype or dtype).itemsize
+        return sentences * math.prod(sizes) * (self.dtype or dtype).itemsize
 
 
 Storage = Columns | PerRow | PerSentence
 
 
-def _product(sizes: Any) -> int:
-    result = 1
-    for size in sizes:
-        result *= size
-    return result
-
-
-# Of each model the paths and storage of its parts, not the parts: a value that holds its key would never be freed.
+# The paths and storage of each model's parts, not the parts themselves: they would keep the model, which is the key, alive.
 _DECLARED: WeakKeyDictionary[nn.Module, list[tuple[str, dict[str, Storage]]]] = WeakKeyDictionary()
 
 
-def declared(model: nn.Module) -> list[tuple[str, nn.Module, dict[str, Storage]]]:
-    """Return the path, module and storage of every part of a model that keeps something while decoding."""
+def declared_storage(model: nn.Module) -> list[tuple[str, nn.Module, dict[str, Storage]]]:
+    """Return the path, module and storage of every part of a model that declares storage for decoding."""
     if model not in _DECLARED:
         encoders = (stack for stack in model.modules() if getattr(stack, "side", "") == "encoder")
-        never = {part for stack in encoders for part in stack.modules()}  # they read whole rows, and never step
+        never = {part for stack in encoders for part in stack.modules()}  # encoders read whole rows and never step
         stepped = ((path, part) for path, part in model.named_modules() if hasattr(part, "state") and part not in never)
         _DECLARED[model] = [(path, part.state()) for path, part in stepped if part.state()]
     return [(path, model.get_submodule(path), storage) for path, storage in _DECLARED[model]]
@@ -97,20 +91,20 @@ def declared(model: nn.Module) -> list[tuple[str, nn.Module, dict[str, Storage]]
 def state_bytes(
     model: nn.Module, sentences: int, hypotheses: int, columns: int, source: int, dtype: torch.dtype
 ) -> int:
-    """Return the bytes that decoding keeps for so many sentences, at so many tokens written and read."""
+    """Return the bytes of the decoding state with `columns` target tokens and `source` source tokens per sentence."""
     return sum(
         storage.nbytes(sentences, hypotheses, columns, source, dtype)
-        for _, _, storages in declared(model)
+        for _, _, storages in declared_storage(model)
         for storage in storages.values()
     )
 
 
 class State:
-    """The state of a search that the host steps through.
+    """A growing decoding state, for a search that the host steps through.
 
-    Self-attention appends the keys and values of each step to those before, in memory that doubles when it is full. When
-    hypotheses change places only `past` changes. Columns that no hypothesis sees any more are dropped from time to time,
-    because reading keys and values is most of what attention costs.
+    Self-attention appends the keys and values of each step to its cache, whose memory doubles when it is full. Beam
+    reordering changes only the mask `past`. Columns that no hypothesis uses any more are dropped from time to time,
+    because most of the cost of attention is reading keys and values.
     """
 
     static: ClassVar[bool] = False
@@ -121,7 +115,7 @@ class State:
         self.rows: list[tuple[SimpleNamespace, str]] = []  # the PerRow tensors
         self.sentences: list[tuple[SimpleNamespace, str]] = []  # the PerSentence tensors
         self.columns: list[tuple[SimpleNamespace, str]] = []
-        for path, part, storages in declared(model):
+        for path, part, storages in declared_storage(model):
             kept = self.parts[part] = SimpleNamespace()
             self.paths[path] = part
             for name, storage in storages.items():
@@ -133,16 +127,16 @@ class State:
                 else:
                     (self.columns if isinstance(storage, Columns) else self.sentences).append((kept, name))
                     setattr(kept, name, None)
-        self.length = 0  # the most tokens that a hypothesis can have so far; known to the host
-        self.next = torch.zeros(rows, dtype=torch.long, device=device)  # (B,) where the next token of a sentence stands
-        self.positions = torch.zeros((rows, 0), dtype=torch.long, device=device)  # (B, filled) of the columns
-        self.past: Tensor | None = None  # (B, K, filled) which columns a hypothesis sees; None: rows that are one each
-        self.memory_positions: Tensor | None = None  # (B, S) of the source tokens
-        self.memory_plan: Plan | None = None  # how hypotheses look at them, where every step does so alike
-        self.gapless = True  # no column of any row is padding
-        self.looked = 0  # columns when those that nobody sees were last looked for
+        self.length = 0  # an upper bound of the tokens of a hypothesis, known without a device synchronization
+        self.next = torch.zeros(rows, dtype=torch.long, device=device)  # (B,) the position of the next token
+        self.positions = torch.zeros((rows, 0), dtype=torch.long, device=device)  # (B, filled), of the columns
+        self.past: Tensor | None = None  # (B, K, filled), the columns of each hypothesis; None: K = 1
+        self.memory_positions: Tensor | None = None  # (B, S), of the source tokens
+        self.memory_plan: Plan | None = None  # the plan of cross-attention, if it is the same in every step
+        self.gapless = True  # no column is padding
+        self.last_drop_check = 0  # `filled` when unused columns were last searched for
 
-    # ---- where things stand -------------------------------------------------------------------------------------------
+    # ---- positions ----------------------------------------------------------------------------------------------------
 
     @property
     def filled(self) -> int:
@@ -150,52 +144,53 @@ class State:
 
     @property
     def width(self) -> int:
-        """Return K, the number of hypotheses of a sentence."""
+        """K, the number of hypotheses per sentence."""
         return 1 if self.past is None else self.past.shape[1]
 
     def position(self) -> Tensor:
-        """Return where one more token of each hypothesis stands, (N,)."""
+        """Return the position of the next token of each hypothesis, (N,)."""
         return self.next if self.past is None else self.next[:, None].expand(-1, self.width).flatten()
 
     def key_positions(self, new: Tensor) -> Tensor:
-        """Return the positions of all columns (B, filled + T), those of new tokens (B, T) last."""
+        """Return the positions of all columns and of new tokens (B, T), (B, filled + T)."""
         return torch.cat([self.positions, new], 1) if self.filled else new
 
     def own_past(self) -> Tensor | None:
-        """Return which columns are a hypothesis' own past in the coming step, (B, K, filled + K)."""
+        """Return the mask of each hypothesis' own columns in the next step, (B, K, filled + K), or None if K = 1."""
         if self.past is None:
             return None
         itself = torch.eye(self.width, dtype=torch.bool, device=self.past.device)
         return torch.cat([self.past, itself.expand(len(self.past), -1, -1)], 2)
 
     def sees_all(self) -> bool:
-        """Return whether one more token of each row may look at every column: no padding, no other hypotheses."""
+        """Return whether the next token may attend to every column: no padding, and no other hypotheses."""
         return self.gapless and self.past is None
 
     def active(self, position: Tensor) -> Tensor:
-        """Return which rows of a step at `position` (N,) are being decoded: all of them, since others have left. Where a
-        prompt is read step by step, those that read no padding."""
+        """Return the mask of active rows in a step at `position` (N,).
+
+        All rows are active, except those at padding while a prompt is read step by step."""
         return position > PAD_POSITION
 
-    # ---- columns ------------------------------------------------------------------------------------------------------
+    # ---- key/value cache ----------------------------------------------------------------------------------------------
 
     def extend(self, part: nn.Module, **new: Tensor) -> list[Tensor]:
-        """Append new columns (B, heads, T, width) to each named storage of a part; return all columns of each."""
+        """Append new columns (B, heads, T, width) to each named cache of a part; return all columns of each."""
         kept, start = self.parts[part], self.filled
         found = []
         for name, columns in new.items():
             end = start + columns.shape[2]
             room = getattr(kept, name)
             if room is None or room.shape[2] < end:
-                room = _grown(room, columns, start, end)
+                room = _grow(room, columns, start, end)
                 setattr(kept, name, room)
             room[:, :, start:end] = columns
             found.append(room[:, :, :end])
         return found
 
     def advance(self, new: Tensor) -> None:
-        """Count the new columns at positions (B, T) as filled; called once a forward, after the last layer."""
-        if new.shape[1] > self.width:  # a prompt; steps have no padding
+        """Mark new columns at positions (B, T) as filled; called once per forward pass, after the last layer."""
+        if new.shape[1] > self.width:  # only prompts have padding
             self.gapless = self.gapless and bool((new > PAD_POSITION).all())
         self.length += new.shape[1] if new.shape[1] > self.width else 1
         self.past = self.own_past()
@@ -205,7 +200,7 @@ class State:
     # ---- selection ----------------------------------------------------------------------------------------------------
 
     def select(self, sentences: Tensor) -> None:
-        """Sentence i becomes what sentence sentences[i] was, with all of its hypotheses."""
+        """Keep only these sentences, with all of their hypotheses, in this order."""
         for kept, name in (*self.columns, *self.sentences):
             if getattr(kept, name) is not None:
                 setattr(kept, name, getattr(kept, name)[sentences])
@@ -222,7 +217,7 @@ class State:
             self.memory_positions, self.memory_plan = self.memory_positions[sentences], None
 
     def reorder(self, parents: Tensor) -> None:
-        """Hypothesis i of each sentence becomes a copy of what its hypothesis parents[:, i] was; parents (B, K)."""
+        """Reorder beams by parent: hypothesis i of each sentence continues hypothesis parents[:, i]; parents (B, K)."""
         if self.rows:
             first = torch.arange(len(parents), device=parents.device)[:, None] * self.width
             which = (first + parents).flatten()
@@ -235,36 +230,37 @@ class State:
             self._drop_unseen()
 
     def _drop_unseen(self) -> None:
-        """Every eight steps, and before columns outgrow their room: drop those that no hypothesis sees, if these are a
-        quarter."""
+        """Drop the columns that no hypothesis uses, if they are at least a quarter.
+
+        They are counted, which synchronizes with the device, only every eight steps and before the cache must grow."""
         assert self.past is not None
         rooms = [getattr(kept, name) for kept, name in self.columns]  # None before the first step
         room = max((x.shape[2] for x in rooms if x is not None), default=0)
         full = self.filled + self.width > room
-        if not room or not (full or self.filled >= self.looked + 8 * self.width):
+        if not room or not (full or self.filled >= self.last_drop_check + 8 * self.width):
             return
         alive = self.past.any(1)  # (B, filled)
         count = int(alive.sum(1).max())
-        self.looked = self.filled
+        self.last_drop_check = self.filled
         if 4 * count > 3 * self.filled:
             return
-        self.looked = count
-        kept_columns = alive.byte().argsort(dim=1, descending=True, stable=True)[:, :count]  # in the order of writing
+        self.last_drop_check = count
+        kept_columns = alive.byte().argsort(dim=1, descending=True, stable=True)[:, :count]  # in their old order
         for kept, name in self.columns:
             x = getattr(kept, name)
             x[:, :, :count] = x.take_along_dim(kept_columns[:, None, :, None], 2)
         self.positions = self.positions.where(alive, PAD_POSITION).gather(1, kept_columns)
         self.past = self.past.take_along_dim(kept_columns[:, None], 2)
 
-    # ---- the source ---------------------------------------------------------------------------------------------------
+    # ---- encoder output -----------------------------------------------------------------------------------------------
 
-    def remember(self, part: nn.Module, **tensors: Tensor) -> None:
-        """Keep what a part has made of the source, one row a sentence."""
+    def store_memory(self, part: nn.Module, **tensors: Tensor) -> None:
+        """Store tensors that a part computed from the source, one row per sentence."""
         for name, tensor in tensors.items():
             setattr(self.parts[part], name, tensor)
 
-    def plan_of_memory(self, make: Callable[[], Plan]) -> Plan:
-        """Return the plan of cross-attention, made at the first step and kept."""
+    def get_memory_plan(self, make: Callable[[], Plan]) -> Plan:
+        """Return the plan of cross-attention, which the first step makes."""
         if self.memory_plan is None:
             self.memory_plan = make()
         return self.memory_plan
@@ -273,12 +269,13 @@ class State:
         return sum(x.nbytes for kept in self.parts.values() for x in vars(kept).values() if x is not None)
 
     def __iter__(self) -> Iterator[tuple[str, SimpleNamespace]]:
-        """Yield the path of each part and what it keeps."""
+        """Yield the path and the storage of each part."""
         for path, part in self.paths.items():
             yield path, self.parts[part]
 
 
-def _grown(old: Tensor | None, new: Tensor, filled: int, needed: int) -> Tensor:
+def _grow(old: Tensor | None, new: Tensor, filled: int, needed: int) -> Tensor:
+    """Return a larger cache that holds the filled columns of the old one; its length is a power of two."""
     n, h, _, d = new.shape
     room = new.new_empty(n, h, max(16, 1 << (needed - 1).bit_length()), d)
     if old is not None:

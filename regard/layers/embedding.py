@@ -1,7 +1,7 @@
-"""Ids to vectors and back.
+"""Token embeddings and the output head.
 
-A one-hot vector times the embedding matrix is a look-up of one of its rows; the output layer is the same matrix used the
-other way round when the two are tied.
+An embedding looks up a row of its matrix, which is the product of a one-hot vector with it. With weight tying the head
+multiplies by the transpose of the same matrix.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from regard.kernels.cpu_threads import LARGE, large_product
 
 
 class Embedding(nn.Embedding):
-    """Token embeddings, scaled by sqrt(C) so that they are as large as the positions added to them, or as they are."""
+    """Token embeddings, optionally scaled by sqrt(C) so that they are as large as the positions added to them."""
 
     def __init__(self, vocab_size: int, d_model: int, scaled: bool = True) -> None:
         super().__init__(vocab_size, d_model)
         self.scale = d_model**0.5 if scaled else 1.0
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Padding, which is below 0, gets the vector of some token: nothing looks at it. A step (N,) has no padding."""
+        """Look up ids (B, T) or (N,). Padding ids are below 0 and get an arbitrary vector; a step (N,) has none."""
         return super().forward(ids if ids.dim() == 1 else ids.clamp(min=0)) * self.scale  # (B, T, C)
 
 
 class Head(nn.Module):
-    """Hidden vectors to logits, (..., C) -> (..., V). `weight` may be an embedding's own matrix, as large as its use below
-    wants it; T5 then makes its logits smaller by sqrt(C)."""
+    """The output layer, hidden vectors (..., C) -> logits (..., V).
+
+    `weight` may be the matrix of an embedding (weight tying). `scaled` divides logits by sqrt(C), as T5 does."""
 
     def __init__(self, weight: Tensor, scaled: bool = False, biased: bool = False) -> None:
         super().__init__()
@@ -36,7 +37,7 @@ class Head(nn.Module):
         self.scale = weight.shape[1] ** -0.5 if scaled else 1.0
 
     def features(self, x: Tensor) -> Tensor:
-        """What the matrix multiplies."""
+        """Return the input of the matrix product: x, scaled if the head is."""
         return x * self.scale if self.scale != 1.0 else x
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The feed-forward sublayer, at each position by itself: W2 f(W1 x + b1) + b2, or gated, W2 (f(W1 x) * W3 x)."""
+"""The feed-forward sublayer: W2 f(W1 x + b1) + b2 at each position, or gated, W2 (f(W1 x) * W3 x)."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ class Dense(FeedForward):
 
 @register("gated")
 class Gated(Dense):
-    """A second projection opens and closes the first: SwiGLU with silu, GEGLU with gelu. Both are one matrix, whose rows
-    are gates and values in turns (kernels/weight_layout.py)."""
+    """A second projection opens and closes the first: SwiGLU with silu, GEGLU with gelu.
+
+    Both projections are one matrix, in which blocks of gate rows and value rows alternate (kernels/weight_layout.py)."""
 
     gated: ClassVar[bool] = True
 
-    def joined(self) -> dict[str, tuple[int, list[int]]]:
+    def fused_matrices(self) -> dict[str, tuple[int, list[int]]]:
         d_ff = self.outer.in_features
         return {"inner": (d_ff // gate_block(d_ff), [gate_block(d_ff)] * 2)}

@@ -1,9 +1,9 @@
 """Hooks by which observers follow what the attention layers of a model compute.
 
 A layer computes its attention in `attend`. An observer replaces that method by an `AttentionHook`, which calls the layer's
-own method and passes queries, keys, values and result on to a `Recording` (look/record.py). This file knows only what decoding
-and training must know about observers: whether a model has any (a CUDA graph would not call them), how to pause them while
-hypotheses change places, and how to tell them which hypotheses a forward pass reads.
+own method and passes queries, keys, values and result on to a `Recording` (look/record.py). This file holds only what
+decoding and training must know about observers: whether a model has any (a CUDA graph would not call them), how to pause
+them, and how to tell them which hypotheses a forward pass reads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 
 
 class Recording:
-    """What observers write to. It can be paused, and it knows which hypotheses the current forward pass reads."""
+    """Base class of what observers write to. It can be paused, and knows which hypotheses a forward pass reads."""
 
     def __init__(self) -> None:
         self.pauses = 0  # how many `paused` blocks are active
@@ -26,7 +26,7 @@ class Recording:
 
 
 class AttentionHook:
-    """Stands in place of a layer's `attend` and calls it; `__call__` says what else is done."""
+    """A replacement of a layer's `attend` that calls the original; subclasses record around that call."""
 
     observes: ClassVar[bool] = True  # it changes nothing, so CUDA-graph decoding may leave it out of its copy
     alive: ClassVar[WeakSet[AttentionHook]] = WeakSet()  # while it is empty, no model needs to be searched
@@ -61,7 +61,7 @@ def is_observed(model: object) -> TypeGuard[nn.Module]:
 
 @contextmanager
 def paused(model: object) -> Iterator[None]:
-    """Record nothing inside the block."""
+    """Record nothing inside the `with` block."""
     recordings = recordings_of(model)
     for recording in recordings:
         recording.pauses += 1
@@ -74,7 +74,7 @@ def paused(model: object) -> Iterator[None]:
 
 @contextmanager
 def labelled(model: object, sentences: list[int], tokens: list[list[int]]) -> Iterator[None]:
-    """Mark what is recorded inside the block as the reading of these hypotheses."""
+    """Label everything recorded inside the `with` block with these sentences and tokens of hypotheses."""
     recordings = recordings_of(model)
     for recording in recordings:
         recording.sentences, recording.tokens = sentences, tokens

@@ -1,4 +1,7 @@
-"""Which kernel attention runs on: a pure function of the situation, which says why. `regard doctor --explain` shows it."""
+"""Selection of the attention kernel: a pure function of the situation, which also gives the reason.
+
+`regard doctor --explain` shows its choices for a model.
+"""
 
 from __future__ import annotations
 
@@ -8,52 +11,54 @@ from regard.kernels.attention_functions import SHORT_TILE
 from regard.kernels.masks import Mask
 from regard.layers.positions.scheme import Positions
 
-SHORT = 128  # queries below which a dense mask costs nothing worth saving
+FEW_QUERIES = 128  # with fewer queries, a dense mask costs too little to avoid it
 
 
 @dataclass(frozen=True)
 class Situation:
-    """All that the choice of a kernel depends on."""
+    """Everything that the choice of a kernel depends on."""
 
-    device: str  # cpu, cuda, or meta, where models are counted
+    device: str  # cpu, cuda, or meta, where costs are counted
     queries: int  # T
-    own: bool  # the keys are the queries' own tokens: training, encoders, prompts
+    self_attention: bool  # queries and keys are the same tokens: training, encoders, prompts
     mask: Mask
     scheme: Positions
     d_head: int = 64
-    dropout: float = 0.0  # on weights
-    triton: bool = True  # which `flex`, `short` and `toeplitz` are written in
+    dropout: float = 0.0  # of the attention weights
+    triton: bool = True  # Triton is installed, which `flex`, `short` and `toeplitz` need
     keys: int | None = None  # S; None: as many as queries
-    learning: bool = True  # gradients are asked for
+    needs_grad: bool = True  # gradients are computed
 
 
 @dataclass(frozen=True)
 class Choice:
+    """A kernel and the reason for it."""
+
     kernel: str
     why: str
-    fast: bool = True  # False: slower than the scheme could be; said once in the log
+    fast: bool = True  # False: a faster kernel is conceivable; logged once
 
 
 def choose(s: Situation) -> Choice:
-    """Which kernel, and why. The first rule that fits."""
+    """Return the kernel of the first rule that fits."""
     scheme, biased = type(s.scheme).__name__, s.scheme.relative
     simple = not biased and not s.mask.packed and s.mask.back is None and (s.mask.triangle or s.mask.ahead is None)
     if s.device == "meta":
         return Choice("reference" if s.scheme.contextual else "sdpa", "tensors without numbers: plain products")
     if s.scheme.contextual:
         return Choice("reference", f"{scheme} looks at queries inside the softmax; no fused kernel can", fast=False)
-    if simple and s.learning and in_one_tile(s) and (s.own or not s.mask.causal):
+    if simple and s.needs_grad and in_one_tile(s) and (s.self_attention or not s.mask.causal):
         return Choice("short", f"training on rows of at most {SHORT_TILE} tokens: one tile")
-    if simple and s.mask.triangle and s.own:
+    if simple and s.mask.triangle and s.self_attention:
         return Choice("sdpa", "causal without a bias: the fused triangle")
     if simple:
         return Choice("sdpa", "no bias: fused, with a mask for padding")
     if s.device == "cpu":
         return Choice("sdpa", "on a CPU: fused, with a dense mask")
-    if s.queries < SHORT:
-        few = f"fewer than {SHORT} queries" if s.own else "a few queries over a cache or a memory"
+    if s.queries < FEW_QUERIES:
+        few = f"fewer than {FEW_QUERIES} queries" if s.self_attention else "a few queries over a cache or a memory"
         return Choice("sdpa", f"{few}: fused, with a dense mask")
-    if not s.own:
+    if not s.self_attention:
         return Choice("sdpa", "a bias or window over other tokens: a dense mask, T x S in memory", fast=False)
     if s.dropout:
         return Choice("sdpa", "dropout on weights: fused, but with a dense mask, T x T in memory", fast=False)
@@ -73,6 +78,6 @@ def choose(s: Situation) -> Choice:
 
 
 def in_one_tile(s: Situation) -> bool:
-    """Whether the kernel `short` could run, as far as sizes and the device go."""
+    """Return whether sizes and device allow the kernel `short`."""
     longest = max(s.queries, s.queries if s.keys is None else s.keys)
     return s.device == "cuda" and s.triton and longest <= SHORT_TILE and s.d_head in (16, 32, 64, 128)

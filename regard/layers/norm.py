@@ -15,6 +15,6 @@ def make_norm(config: ModelConfig) -> nn.Module:
     return nn.LayerNorm(config.d_model, eps=config.norm_eps, bias=config.bias)
 
 
-def normalized(x: Tensor, norm: nn.Module) -> Tensor:
-    """Return norm(x) for one token a row (N, C), in the precision of x; an nn.Identity leaves it as it is."""
+def normalize(x: Tensor, norm: nn.Module) -> Tensor:
+    """Return norm(x) of one token per row, (N, C), in the precision of x; nn.Identity means no norm."""
     return x if isinstance(norm, nn.Identity) else add_norm(x, None, norm, 0.0)[1]

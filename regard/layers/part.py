@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a model a part stands."""
+    """The place in a model that a part is built for."""
 
     side: str  # encoder, decoder, or cross for what lies between them
-    index: int = 0  # which of the parts of its name on this side it is, from 0
+    index: int = 0  # counts parts of the same name on this side, from 0
     causal: bool = False  # tokens see only themselves and earlier ones
 
 
@@ -36,37 +36,41 @@ class NoSettings:
 
 
 class Part(nn.Module):
-    """One class in one file, entered in the registry by `@register("name")`. It alone knows what is said here.
+    """Base class of all parts. A part is registered by `@register("name")` and declares everything about itself here.
 
-    The first sentence of its docstring is its help text.
+    The first sentence of a part's docstring is its help text.
     """
 
     kind: ClassVar[str]
     name: ClassVar[str]
     Settings: ClassVar[type] = NoSettings  # a frozen dataclass whose fields are made with `registry.setting`
     tensor_parallel: ClassVar[dict[str, str]] = {}  # child or parameter -> "column", "row" or "expert"; else replicated
-    no_decay: ClassVar[tuple[str, ...]] = ()  # own parameters that weight decay leaves alone
+    no_decay: ClassVar[tuple[str, ...]] = ()  # own parameters without weight decay
     random: ClassVar[bool] = False  # draws random numbers in training by something other than nn.Dropout
-    observed: ClassVar[dict[str, str]] = {}  # name -> child; `look.record` keeps what enters that child under this name
+    observed: ClassVar[dict[str, str]] = {}  # name -> child whose input `look.record` stores under this name
 
     def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
-        """Parts read what they need here and keep it as plain attributes: `forward` looks nothing up."""
+        """Store what `forward` needs as plain attributes, so that it reads no configuration."""
         super().__init__()
 
     @classmethod
     def check(cls, settings: Any, config: ModelConfig, place: Place) -> None:
-        """Raise a RegardError where the part makes no sense. It is called before anything is built."""
+        """Raise a RegardError where the part makes no sense. It runs before anything is built."""
 
     def init_weights(self) -> None:
-        """Fill the part's own parameters and buffers. The default leaves matrices, biases and gains to models/initialization.py."""
+        """Fill the part's own parameters and buffers.
 
-    def joined(self) -> dict[str, tuple[int, list[int]]]:
-        """Return, for each child layer whose weight holds several matrices in turns (kernels/weight_layout.py): in how many blocks
-        its rows come, and how many rows each matrix has in a block. Muon treats them as a matrix each."""
+        The default leaves matrices, biases and norm scales to models/initialization.py."""
+
+    def fused_matrices(self) -> dict[str, tuple[int, list[int]]]:
+        """Return how the fused weights of child layers are divided, for Muon, which treats each matrix separately.
+
+        A fused weight holds the rows of several matrices, interleaved in blocks (kernels/weight_layout.py). The result
+        maps the child's name to the number of blocks and the number of rows of each matrix in a block."""
         return {}
 
     def describe(self, n: int = 64) -> tuple[Curves | Matrix, ...]:
-        """Return curves and matrices that show what the part does to n tokens; `regard look` draws them."""
+        """Return curves and matrices that show the effect of the part on n tokens; `regard look` draws them."""
         return ()
 
 
@@ -77,10 +81,10 @@ class Curves:
     title: str
     x: Tensor  # (n,)
     curves: dict[str, Tensor]  # (n,) each
-    across: str  # what the axes are
-    up: str
+    across: str  # label of the x axis
+    up: str  # label of the y axis
     log: bool = False
-    ticks: tuple[str, ...] = ()  # names of the points on the axis, where they have any
+    ticks: tuple[str, ...] = ()  # labels of the points on the x axis, if any
 
 
 @dataclass(frozen=True)
@@ -89,28 +93,30 @@ class Matrix:
 
     title: str
     values: Tensor
-    across: str
-    up: str
-    start: int = 0  # what the first column stands for
+    across: str  # label of the columns
+    up: str  # label of the rows
+    start: int = 0  # the value of the first column on its axis
 
 
 class Mixer(Part):
-    """What moves information between the tokens of a row: self-attention, a convolution, a recurrence.
+    """A token mixer, which moves information between the tokens of a row: self-attention, a convolution, a recurrence.
 
-    It has a parallel form (`forward`) and a form for one more token (`step`) that computes the same with what `state`
-    declares. `step` works in place on that storage, so that it can be captured in a CUDA graph.
+    It has a parallel form (`forward`) and a one-token form (`step`), which computes the same from the storage declared by
+    `state`. `step` changes that storage in place, so that it can be captured in a CUDA graph.
     """
 
     kind = "mixer"
     attends: ClassVar[bool] = False  # compares queries with keys, so that position schemes can act on its scores
     has_heads: ClassVar[bool] = True  # reads model.n_heads
     ordered: ClassVar[bool] = True  # knows the order of its tokens without a position scheme
-    window: int = 0  # of a mixer that attends: how many tokens back it sees; 0: all
-    share: Hashable = ()  # blocks whose mixers are of one class and have equal values share what `prepare` returns
+    window: int = 0  # width of sliding-window attention, in tokens; 0: unlimited
+    share_key: Hashable = ()  # mixers of one class with equal keys share the result of `prepare`
 
     def prepare(self, request: Request) -> Any:
-        """Return what `forward`, `read` and the steps of a growing state want to have made once for all layers. It is called
-        outside of compiled code."""
+        """Return what `forward`, `read` and `step` find in `ctx.prepared`: masks, tables and the like.
+
+        It runs once for all layers with an equal `share_key`, outside of compiled code. Steps over a StaticState do not
+        call it."""
         return None
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
@@ -118,23 +124,23 @@ class Mixer(Part):
         raise NotImplementedError
 
     def state(self) -> dict[str, Storage]:
-        """Declare what is kept between two steps (layers/decoding_state.py)."""
+        """Declare the storage that is kept between two steps (layers/decoding_state.py)."""
         return {}
 
     def step(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
-        """Mix one more token of each row with what was kept, (N, C) -> (N, C), and keep what later steps need.
+        """Mix one more token of each row with earlier ones, (N, C) -> (N, C), and update the storage `kept`.
 
-        A mixer that keeps nothing mixes nothing between tokens: its step is its forward."""
+        Without storage a mixer cannot mix tokens, so the default is `forward` on rows of one token."""
         if kept is not None:
             raise NotImplementedError(f"{type(self).__name__} declares a state, but has no step")
         return self.forward(x[:, None], replace(ctx, positions=ctx.positions[:, None]))[:, 0]
 
     def read(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
-        """Mix the tokens of prompts (B, T, C), which may end in padding, and leave the state after each row's last token.
+        """Mix the tokens of prompts (B, T, C), which may end in padding, and store the state after each row's last token.
 
-        The default takes one step after the other, for mixers that keep only states of fixed size (PerRow). A mixer with a
-        parallel form that gives its state overrides it."""
-        if kept is None:  # nothing is kept between tokens
+        The default steps through the columns, which serves mixers with states of fixed size (PerRow). A mixer that can
+        compute its state in parallel overrides it."""
+        if kept is None:  # no storage
             return self.forward(x, ctx)
         found = []
         for t in range(x.shape[1]):
@@ -147,19 +153,19 @@ class Mixer(Part):
                 new.copy_(torch.where(real.view(-1, *[1] * (new.dim() - 1)), new, value))
         return torch.stack(found, 1)
 
-    # A faster form of residual + step(norm(x)) for one row, where norm and residual may be None; None: there is none.
+    # An optional fused kernel for residual + step(norm(x)) on one row; its norm and residual may be None.
     fused_step: Callable[[Tensor, nn.Module | None, Tensor | None, Context, Any], Tensor] | None = None
 
 
 class FeedForward(Part):
-    """What changes each token by itself. One with `auxiliary` returns its result and a loss that training adds."""
+    """A feed-forward layer, which transforms each token by itself; with `auxiliary` it returns (y, loss)."""
 
     kind = "feedforward"
     auxiliary: ClassVar[bool] = False
     fused_step: Callable[[Tensor, nn.Module | None, Tensor | None, Context, Any], Tensor] | None = None
 
     def forward(self, x: Tensor, ctx: Context) -> Any:
-        """Change every token by itself, (..., C) -> (..., C)."""
+        """Transform every token by itself, (..., C) -> (..., C)."""
         raise NotImplementedError
 
     def read(self, x: Tensor, ctx: Context, kept: Any) -> Any:
@@ -169,26 +175,26 @@ class FeedForward(Part):
         return self(x, ctx)
 
 
-WRITTEN_FOR = ("forward", "step", "read", "attend", "split", "project")  # whose result a fused step computes
+FUSED_METHODS = ("forward", "step", "read", "attend", "split", "project")  # methods that a fused step replaces
 
 
 def fused_step_of(part: nn.Module) -> Callable[..., Tensor] | None:
-    """Return a part's fused step if it computes what the part does, or None.
+    """Return the fused step of a part, or None if it has none or if it would compute something else than `step`.
 
-    It would not run the method of a subclass that overrides one without the fused step, nor a layer that is no plain
+    A fused step would ignore a method that a subclass overrides without it, and child layers that are not plain
     nn.Linear."""
     for cls in type(part).__mro__:
         own = vars(cls)
         if "fused_step" in own:
             break
-        if any(name in own for name in WRITTEN_FOR):
+        if any(name in own for name in FUSED_METHODS):
             return None
     plain = all(type(child) in (nn.Linear, nn.Dropout) for child in part.children())
     return getattr(part, "fused_step", None) if plain else None
 
 
-def part_in(error: BaseException) -> str:
-    """Return the name of the innermost part of a model that an error comes from."""
+def find_failing_part(error: BaseException) -> str:
+    """Return the name of the innermost part in the traceback of an error."""
     trace, found = error.__traceback__, "the model"
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
@@ -199,19 +205,19 @@ def part_in(error: BaseException) -> str:
 
 
 def make_part(kind: str, name: str, config: ModelConfig, place: Place) -> Any:
-    """Build the part that a configuration names, after asking it whether it makes sense there."""
+    """Return the named part, built for this place after its `check`."""
     check_part(kind, name, config, place)
     cls = find(kind, name)
     return cls(settings_of(cls, config), config, place)
 
 
 def check_part(kind: str, name: str, config: ModelConfig, place: Place) -> None:
-    """Raise a RegardError where a part makes no sense, without building it."""
+    """Raise a RegardError if the named part makes no sense in this place, without building it."""
     cls = find(kind, name)
     cls.check(settings_of(cls, config), config, place)
 
 
 def settings_of(cls: type[Part], config: ModelConfig) -> Any:
-    """Return the settings of a part in a configuration: those of its table, or its defaults."""
+    """Return the settings of a part: those of its table in the configuration, or its defaults."""
     found = config.parts.get(cls.name)
     return cls.Settings() if found is None else found

@@ -1,11 +1,15 @@
-"""Weights laid out for use on a CPU, where decoding multiplies a few rows with every matrix of the model.
+"""Quantization and memory layout of weights for decoding on a CPU, which multiplies few rows with every matrix.
 
-* `column_major`: every matrix transposed in memory, so that a product with a few rows reads it in order. Its values, and
-  what is saved, are the same. Results agree up to rounding, since such a product may add its terms in another order.
-* `packed`: fewer bytes a number, in the order in which the processor's instructions want them. A model that was packed can
-  be used, but neither trained nor saved. `int8` has a scale for each output, and rounds the inputs of a matrix to bytes as
-  they come, each row by its own largest number, so that no row depends on which others are with it; `fp16` rounds the
-  matrices alone; `bf16` rounds both, for processors that multiply such numbers themselves.
+| weights | matrices                                                   | inputs of matrices                        |
+|---------|------------------------------------------------------------|-------------------------------------------|
+| fp32    | column-major in memory; the values stay the same           | fp32                                      |
+| int8    | per-row symmetric int8: one scale for each output feature  | int8, with one dynamic scale for each row |
+| fp16    | fp16                                                       | fp32                                      |
+| bf16    | bf16                                                       | bf16                                      |
+
+A column-major matrix is read in order by a product with few rows; results agree up to the order of summation. Each row of
+inputs has its own scale so that no result depends on which other rows are in the batch. bf16 is for processors with bf16
+instructions. A quantized model can be used, but neither trained nor saved.
 """
 
 from __future__ import annotations
@@ -24,11 +28,11 @@ from regard.layers.embedding import Head
 from regard.layers.positions.scheme import Positions
 
 
-def column_major(model: nn.Module) -> None:
-    """Lay out the matrices of all linear layers by columns, in place.
+def make_column_major(model: nn.Module) -> None:
+    """Store the matrices of all linear layers in column-major order, in place.
 
-    Embeddings stay as they are, since they are looked up by rows, and so does a head that is one of them. The values of
-    the parameters stay equal; outputs of the model may differ in the last bits.
+    Embeddings stay row-major, since they are looked up by rows, and so does a head that is tied to one. Parameters keep
+    their values; outputs of the model may differ in the last bits.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -38,54 +42,54 @@ def column_major(model: nn.Module) -> None:
 
 
 class LargeLinear(nn.Linear):
-    """A linear layer that decoding multiplies in several threads while the machine is idle (cores.py)."""
+    """A linear layer whose product uses several threads while the machine is idle (kernels/cpu_threads.py)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return large_product(super().forward, x)
 
 
-def _direct(op: Any) -> Any:
-    """An operator without the layers of Python around it, which a step would go through for every matrix."""
+def _unwrap_op(op: Any) -> Any:
+    """Return an operator without its Python wrapper, whose overhead a decoding step pays for every matrix."""
     return getattr(op, "_op", op)
 
 
-_int8_product = _direct(torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default)
-_fp16_product = _direct(torch.ops.quantized.linear_dynamic_fp16.default)
+_int8_product = _unwrap_op(torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default)
+_fp16_product = _unwrap_op(torch.ops.quantized.linear_dynamic_fp16.default)
 
 
 class Int8Linear(nn.Module):
-    """x W^T + b, (..., K) -> (..., N), with W in bytes."""
+    """A linear layer, (..., K) -> (..., N), with W in per-row symmetric int8."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, step: Tensor | None = None) -> None:
-        """With `step` (N,), of each output, `weight` is in bytes already."""
+    def __init__(self, weight: Tensor, bias: Tensor | None, scale: Tensor | None = None) -> None:
+        """Quantize `weight` (N, K), or take it as int8 with the given scale (N,) of each row."""
         super().__init__()
-        given = step is not None
-        step = (step if step is not None else (weight.abs().amax(1) / 127).clamp(min=1e-12)).double()
-        zero = torch.zeros_like(step).long()
+        given = scale is not None
+        scale = (scale if scale is not None else (weight.abs().amax(1) / 127).clamp(min=1e-12)).double()
+        zero = torch.zeros_like(scale).long()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch means to replace this kind of tensor, and has nothing as fast yet
+            warnings.simplefilter("ignore")  # torch deprecates quantized tensors, but has no replacement as fast
             if given:
-                values = torch._make_per_channel_quantized_tensor(weight, step, zero, 0)
+                values = torch._make_per_channel_quantized_tensor(weight, scale, zero, 0)
             else:
-                values = torch.quantize_per_channel(weight.float(), step, zero, 0, torch.qint8)
+                values = torch.quantize_per_channel(weight.float(), scale, zero, 0, torch.qint8)
             self.matrix = torch.ops.quantized.linear_prepack(values, None)
         self.size, self.large = weight.numel(), weight.numel() >= LARGE
-        self.bias = None if bias is None else bias.float()  # not a buffer, which is slower to get at
-        # Without VNNI, pairs of products are summed in 16 bits, so inputs may only have 7.
-        self.most = 127 if torch.cpu._is_vnni_supported() else 63
+        self.bias = None if bias is None else bias.float()  # a plain attribute: access to a buffer is slower
+        # Without VNNI, pairs of products are summed in 16 bits, so inputs may have only 7 bits.
+        self.max_input = 127 if torch.cpu._is_vnni_supported() else 63
 
     def forward(self, x: Tensor) -> Tensor:
         return large_product(self.multiply, x) if self.large else self.multiply(x)
 
     def multiply(self, x: Tensor) -> Tensor:
-        # In a row of zeros 0 / 0 is rounded to some byte, and what comes of it is multiplied by 0.
+        # In a row of zeros, 0 / 0 is rounded to an arbitrary int8, and the result is multiplied by 0.
         largest = x.abs().amax(-1, keepdim=True)  # (..., 1)
-        y = _int8_product(x / largest, 1 / self.most, self.most + 1, self.matrix).mul_(largest)
+        y = _int8_product(x / largest, 1 / self.max_input, self.max_input + 1, self.matrix).mul_(largest)
         return y if self.bias is None else y.add_(self.bias)
 
 
 class Fp16Linear(nn.Module):
-    """The same with W in halves, multiplied in fp32."""
+    """A linear layer with W in fp16 and products in fp32."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -97,7 +101,7 @@ class Fp16Linear(nn.Module):
 
 
 class Bf16Linear(nn.Module):
-    """The same with everything in bf16, and fp32 around it."""
+    """A linear layer in bf16, with inputs and outputs in fp32."""
 
     weight: Tensor
     bias: Tensor | None
@@ -112,64 +116,68 @@ class Bf16Linear(nn.Module):
         return F.linear(x.bfloat16(), self.weight, self.bias).float()
 
 
-KINDS: dict[str, type[nn.Module]] = {"int8": Int8Linear, "fp16": Fp16Linear, "bf16": Bf16Linear}
+QUANTIZED_LINEAR: dict[str, type[nn.Module]] = {"int8": Int8Linear, "fp16": Fp16Linear, "bf16": Bf16Linear}
 
 
 class QuantizedHead(Head):
-    """An embedding that is also the head stays as it is for looking up, and is packed for the head alone."""
+    """A head with quantized weights; an embedding that is tied to it keeps its own weights for look-ups."""
 
     def __init__(self, head: Head, kind: Callable[[Tensor, Tensor | None], nn.Module]) -> None:
         nn.Module.__init__(self)
-        self.product = kind(*_parts(head))
+        self.linear = kind(*_weight_and_bias(head))
         self.scale = head.scale
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.product(self.features(x))
+        return self.linear(self.features(x))
 
 
 def convert_weights(model: nn.Module, weights: str, device: torch.device) -> nn.Module:
-    """A model that was just loaded, in place, as it is best used on this device. By itself that is fp32; on a GPU bf16 for
-    models that write, since all their weights are read for every token."""
-    if weights not in ("auto", "fp32", *KINDS):
-        raise RegardError(f"unknown weights '{weights}': use auto, fp32 (exact), {', '.join(KINDS)}")
+    """Convert a loaded model to `weights` in place, and return it.
+
+    `auto` is fp32, except on a GPU for models that decode: they use bf16, because every token reads all weights."""
+    if weights not in ("auto", "fp32", *QUANTIZED_LINEAR):
+        raise RegardError(f"unknown weights '{weights}': use auto, fp32 (exact), {', '.join(QUANTIZED_LINEAR)}")
     if device.type == "cpu":
-        if weights in KINDS:
+        if weights in QUANTIZED_LINEAR:
             return quantize_model(model, weights)
-        column_major(model)
+        make_column_major(model)
     elif weights == "bf16" or (weights == "auto" and hasattr(model, "step")):
-        for parameter in model.parameters():  # not buffers: angles of rotations need every digit
+        for parameter in model.parameters():  # buffers stay fp32: rotary angles need the precision
             parameter.data = parameter.data.bfloat16()
-    elif weights in KINDS:
+    elif weights in QUANTIZED_LINEAR:
         raise RegardError(f"weights in {weights} are for CPUs: use bf16 or fp32, or --device cpu")
     return model
 
 
 def count_weights(model: nn.Module) -> int:
-    """Return how many weights a model has, packed ones included."""
-    packed = [module.size for module in model.modules() if isinstance(module, (Int8Linear, Fp16Linear, Bf16Linear))]
-    return sum(p.numel() for p in model.parameters()) + sum(packed)
+    """Return the number of weights of a model, quantized ones included."""
+    quantized = [module.size for module in model.modules() if isinstance(module, (Int8Linear, Fp16Linear, Bf16Linear))]
+    return sum(p.numel() for p in model.parameters()) + sum(quantized)
 
 
 def is_quantized(model: nn.Module) -> bool:
-    return any(isinstance(module, tuple(KINDS.values())) for module in model.modules())
+    """Return whether any layer of the model is quantized."""
+    return any(isinstance(module, tuple(QUANTIZED_LINEAR.values())) for module in model.modules())
 
 
 def quantize_model(model: nn.Module, kind: str) -> nn.Module:
-    """Every matrix of the model in this kind of number, in place; position schemes stay as they are."""
+    """Quantize every matrix of a model in place, except those of position schemes, and return the model."""
     for module, name, layer in linear_layers(model):
-        replace_module(module, name, layer, KINDS[kind])
+        _replace_layer(module, name, layer, QUANTIZED_LINEAR[kind])
     return model
 
 
-def quantized_bytes(model: nn.Module, rows: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
-    """The same from bytes: `rows` gives those of a weight (N, K), and their steps (N, 1). Biases are the model's."""
+def load_int8_layers(model: nn.Module, rows: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+    """Replace every matrix of a model by int8 rows that were quantized before; biases stay.
+
+    `rows` maps a weight (N, K) of the model to its int8 rows (N, K) and their scales (N, 1)."""
     for module, name, layer in linear_layers(model):
-        values, step = rows(layer.weight)  # type: ignore[arg-type]
-        replace_module(module, name, layer, lambda _, bias, w=values, s=step: Int8Linear(w, bias, s.squeeze(1)))
+        values, scale = rows(layer.weight)  # type: ignore[arg-type]
+        _replace_layer(module, name, layer, lambda _, bias, w=values, s=scale: Int8Linear(w, bias, s.squeeze(1)))
 
 
 def linear_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
-    """Where the model multiplies with matrices: a module, and the name it has for a layer."""
+    """Return the linear layers and heads of a model that can be quantized, as (parent module, name, layer)."""
     kept = {part for module in model.modules() if isinstance(module, Positions) for part in module.modules()}
     return [
         (module, name, layer)
@@ -180,11 +188,11 @@ def linear_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
     ]
 
 
-def replace_module(module: nn.Module, name: str, layer: nn.Module, kind: Callable[..., nn.Module]) -> None:
-    setattr(module, name, QuantizedHead(layer, kind) if isinstance(layer, Head) else kind(*_parts(layer)))
+def _replace_layer(module: nn.Module, name: str, layer: nn.Module, kind: Callable[..., nn.Module]) -> None:
+    setattr(module, name, QuantizedHead(layer, kind) if isinstance(layer, Head) else kind(*_weight_and_bias(layer)))
 
 
-def _parts(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
+def _weight_and_bias(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
     weight, bias = layer.weight, layer.bias
     assert isinstance(weight, Tensor)
     return weight.detach(), bias.detach() if isinstance(bias, Tensor) else None

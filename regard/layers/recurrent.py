@@ -1,22 +1,20 @@
 """Several layers of recurrent cells, in one or both directions.
 
-| cell            | without norm                                  | with norm |
-|-----------------|-----------------------------------------------|-----------|
-| lstm, gru       | fused: cuDNN or oneDNN does all steps at once | a scan    |
-| rnn             | fused; a scan where there is padding          | a scan    |
-| gru-cho, mut1-3 | a scan                                        | a scan    |
+| cell            | without norm                                    | with norm |
+|-----------------|-------------------------------------------------|-----------|
+| lstm, gru       | fused: cuDNN or oneDNN computes all steps       | a scan    |
+| rnn             | fused; a scan where there is padding            | a scan    |
+| gru-cho, mut1-3 | a scan                                          | a scan    |
 
-A scan is a loop over the steps. What depends on the input alone is worked out before it, for all steps at once, and the
-gradient of the matrix that each step multiplies the state with after it, again for all steps at once (`Late`). What is
-left for a step is as little as the equations allow; training compiles it, and records the loop in a CUDA graph.
+A scan is a loop over time steps. The input projection is computed for all steps before the loop, and the gradient of the
+recurrent matrix for all steps after it (`DeferredWeightGrad`), so that a step contains as little as the equations allow.
+Training compiles the step and captures the loop in a CUDA graph.
 
-Padding: packed sequences would need lengths on the host, which a recorded graph cannot ask for. A scan keeps the state
-where there is padding. The fused kernels get more input columns, of which one is 1 on padding and shuts the input gate of an
-LSTM, or holds the state of a GRU, so that a state of zeros stays exactly that until a row begins.
+Padding: packed sequences need lengths on the host, which a captured CUDA graph cannot read. A scan keeps the state of a row
+at padding. Fused kernels get additional input columns, one of which is 1 at padding and closes the input gate of an LSTM or
+opens the update gate of a GRU, so that a state of zeros stays exactly zero until a row begins.
 
-MERGED: Loops whose turns are all alike, on the meta device: one turn is run, and counts as many.
-
-A recurrent layer of 10,000 steps is counted by one step.
+On the meta device, where costs are counted, a scan runs a single step that is counted as T (`counted_as`).
 """
 
 from __future__ import annotations
@@ -32,17 +30,20 @@ from torch import Tensor, nn
 
 from regard.config.registry import find
 from regard.device import without_autocast
-from regard.layers.cells import Cell, State
+from regard.layers.cells import Cell, CellState
 from regard.layers.decoding_state import PerRow, Storage
-from regard.layers.stack import in_working_precision
+from regard.layers.stack import to_working_precision
 from regard.layers.variational_dropout import VariationalDropout
 
-Run = Callable[[list[Cell], Tensor, State, Tensor | None], tuple[Tensor, State]]
-MARKS = 8  # columns that say what is padding: one does, the others keep rows aligned for the tensor cores
+Run = Callable[[list[Cell], Tensor, CellState, Tensor | None], tuple[Tensor, CellState]]
+PADDING_COLUMNS = 8  # one column marks padding; the others keep rows aligned for tensor cores
 
 
 class Recurrent(nn.Module):
-    """A state is flat: for each layer and direction h, and for LSTMs then c, each (B, H)."""
+    """A stack of recurrent layers.
+
+    Its state is a flat tuple with h (B, H) of each layer and direction, followed by c in LSTMs.
+    """
 
     def __init__(
         self,
@@ -69,126 +70,134 @@ class Recurrent(nn.Module):
         )
         self.dropout = VariationalDropout(dropout, variational)
         self.weight_dropout = weight_dropout
-        self.fuses, self.fuses_padded = bool(kind.fused) and not norm, kind.still is not None and not norm
+        self.fuses, self.fuses_padded = bool(kind.fused_op) and not norm, kind.hold_gate is not None and not norm
 
-    def start(self, rows: int, like: Tensor) -> State:
-        """Zeros."""
+    def zero_state(self, rows: int, like: Tensor) -> CellState:
+        """Return the initial state of zeros for a number of rows, with the dtype and device of `like`."""
         cells = [module for module in self.layers.modules() if isinstance(module, Cell)]
         return tuple(like.new_zeros(rows, cell.d_hidden) for cell in cells for _ in range(cell.states))
 
     # ---- decoding -----------------------------------------------------------------------------------------------------
 
     def storage(self, first: int = 0) -> dict[str, Storage]:
-        """Declare the tensors of the state, numbered from `first` on, as decoding keeps them."""
-        return {f"state_{first + i}": PerRow((x.shape[1],)) for i, x in enumerate(self.start(0, torch.empty(0)))}
+        """Declare the tensors of the state for decoding, as state_0, state_1, ... counted from `first`."""
+        return {f"state_{first + i}": PerRow((x.shape[1],)) for i, x in enumerate(self.zero_state(0, torch.empty(0)))}
 
     @staticmethod
-    def kept(kept: Any) -> State:
-        """Return the state that decoding keeps under these names."""
+    def load_state(kept: Any) -> CellState:
+        """Return the state from the storage that `storage` declares."""
         return tuple(value for name, value in vars(kept).items() if name.startswith("state_"))
 
     @staticmethod
-    def keep(state: State, kept: Any) -> None:
-        """Copy a state to where decoding keeps it."""
+    def store_state(state: CellState, kept: Any) -> None:
+        """Copy a state into the storage that `storage` declares."""
         for i, value in enumerate(state):
             getattr(kept, f"state_{i}").copy_(value)
 
-    def forward(self, x: Tensor, state: State | None = None, real: Tensor | None = None) -> tuple[Tensor, State]:
-        """x (B, T, C) -> what the last layer says (B, T, d_out), and the state after it. `real` (B, T): what is not padding.
+    def forward(
+        self, x: Tensor, state: CellState | None = None, real: Tensor | None = None
+    ) -> tuple[Tensor, CellState]:
+        """Run all layers, x (B, T, C) -> outputs (B, T, d_out) and the final state; `real` (B, T) is False at padding.
 
-        Padding stands before or after the tokens of a row. From a state of zeros, what is said at tokens is what the row
-        alone would give; so is the state at the end of a direction, where that end is a token.
+        Padding may precede or follow the tokens of a row. From a state of zeros, outputs at tokens do not depend on it;
+        neither does the final state of a direction that ends on a token.
         """
-        fused = (self.fuses if real is None else self.fuses_padded) and not x.is_meta  # kernels hide their products
-        state = self.start(len(x), x) if state is None else state
-        return self._through(self._fused if fused else self._scan, x, state, real)
+        fuses = self.fuses if real is None else self.fuses_padded
+        run = self._scan if x.is_meta or not fuses else self._fused  # products inside fused kernels are not counted
+        return self._run_layers(run, x, self.zero_state(len(x), x) if state is None else state, real)
 
-    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """One token (N, C) of each row -> (N, d_out), and the state after it; for one direction."""
-        assert not self.bidirectional, "what comes later is not known yet"
-        x, state = self._through(self._scan, x[:, None], state, None)
+    def step(self, x: Tensor, state: CellState) -> tuple[Tensor, CellState]:
+        """Run one token of each row, (N, C) -> (N, d_out), and return the new state; for one direction only."""
+        assert not self.bidirectional, "the backward direction needs tokens that are not known yet"
+        x, state = self._run_layers(self._scan, x[:, None], state, None)
         return x[:, 0], state
 
-    def _through(self, run: Run, x: Tensor, state: State, real: Tensor | None) -> tuple[Tensor, State]:
-        """Layer by layer, or as many at once as a kernel can read."""
-        ends: State = ()
-        for i, cells in enumerate(self._at_once() if run == self._fused and real is None else self._one_by_one()):
+    def _run_layers(self, run: Run, x: Tensor, state: CellState, real: Tensor | None) -> tuple[Tensor, CellState]:
+        """Run the layers one by one, or all in one call if a fused kernel can."""
+        ends: CellState = ()
+        groups = self._fusable_groups() if run == self._fused and real is None else self._cells_by_layer()
+        for i, cells in enumerate(groups):
             n = len(cells) * cells[0].states
-            x, end = run(cells, in_working_precision(self.dropout(x) if i else x), state[len(ends) :][:n], real)
+            x, end = run(cells, to_working_precision(self.dropout(x) if i else x), state[len(ends) :][:n], real)
             ends += end
         return x, ends
 
-    def _one_by_one(self) -> list[list[Cell]]:
+    def _cells_by_layer(self) -> list[list[Cell]]:
         return [list(layer.values()) for layer in self.layers]  # type: ignore[operator]
 
-    def _at_once(self) -> list[list[Cell]]:
-        """All layers as one, in which a kernel reads the next before it is through with the last. They must be of one
-        width, and nothing may be dropped between them."""
-        layers = self._one_by_one()
+    def _fusable_groups(self) -> list[list[Cell]]:
+        """Return all layers as one group if a fused kernel can run them in one call, which overlaps layers.
+
+        They must have one width and no dropout between them; otherwise each layer is a group."""
+        layers = self._cells_by_layer()
         alike = len({cells[0].d_hidden for cells in layers}) == 1 and not (self.training and self.dropout.p)
         return [[cell for cells in layers for cell in cells]] if alike else layers
 
-    def _fused(self, cells: list[Cell], x: Tensor, state: State, real: Tensor | None) -> tuple[Tensor, State]:
+    def _fused(self, cells: list[Cell], x: Tensor, state: CellState, real: Tensor | None) -> tuple[Tensor, CellState]:
+        """Run cells by a fused kernel, x (B, T, C) -> (B, T, d_out); they are one layer, or all layers."""
         if real is not None:
-            x = torch.cat([x, F.pad(~real[..., None], (0, MARKS - 1)).to(x.dtype)], -1)
+            x = torch.cat([x, F.pad(~real[..., None], (0, PADDING_COLUMNS - 1)).to(x.dtype)], -1)
         weights = FlattenedParameters.apply(
             x.dtype, *(w for cell in cells for w in self._weights(cell, real is not None))
         )
-        kind, n = cells[0].fused, cells[0].states
+        kind, n = cells[0].fused_op, cells[0].states
         hx = tuple(torch.stack(state[i::n]).to(x.dtype) for i in range(n))  # h, c: (layers * directions, B, H)
         depth = len(cells) // (1 + self.bidirectional)
-        settings = (True, depth, 0.0, torch.is_grad_enabled(), self.bidirectional, True)  # nothing is dropped inside
-        with without_autocast(x.device):  # autocast would make fp16 of it
-            out, *ends = getattr(torch._VF, kind)(x, hx if n > 1 else hx[0], weights, *settings)
+        dropout = 0.0  # between layers, it is applied in _run_layers
+        options = (True, depth, dropout, torch.is_grad_enabled(), self.bidirectional, True)
+        with without_autocast(x.device):  # autocast would cast to fp16
+            out, *ends = getattr(torch._VF, kind)(x, hx if n > 1 else hx[0], weights, *options)
         return out, tuple(part for both in zip(*ends, strict=True) for part in both)
 
     def _weights(self, cell: Cell, padded: bool) -> tuple[Tensor, ...]:
+        """Return weights and biases as torch's kernels take them; `padded` adds the columns that mark padding."""
         weight_ih: Tensor = cell.weight_ih
         if padded:
-            assert cell.still is not None
-            (gate, value), h = cell.still, cell.d_hidden
-            marks = weight_ih.new_zeros(len(weight_ih), MARKS)
-            marks[gate * h : (gate + 1) * h, 0] = value
-            weight_ih = torch.cat([weight_ih, marks], 1)
-        return weight_ih, self._dropped(cell), cell.bias, torch.zeros_like(cell.bias)
+            assert cell.hold_gate is not None
+            (gate, value), h = cell.hold_gate, cell.d_hidden
+            columns = weight_ih.new_zeros(len(weight_ih), PADDING_COLUMNS)
+            columns[gate * h : (gate + 1) * h, 0] = value
+            weight_ih = torch.cat([weight_ih, columns], 1)
+        return weight_ih, self._drop_weights(cell), cell.bias, torch.zeros_like(cell.bias)
 
-    def _dropped(self, cell: Cell) -> Tensor:
-        """Weight drop (Merity et al. 2018): weight_hh without some of its numbers, the same at all steps."""
+    def _drop_weights(self, cell: Cell) -> Tensor:
+        """Return weight_hh with dropout on its elements, the same for all steps (weight drop, Merity et al. 2018)."""
         return F.dropout(cell.weight_hh, self.weight_dropout, self.training)
 
-    def _scan(self, cells: list[Cell], x: Tensor, state: State, real: Tensor | None) -> tuple[Tensor, State]:
+    def _scan(self, cells: list[Cell], x: Tensor, state: CellState, real: Tensor | None) -> tuple[Tensor, CellState]:
+        """Run the cells of one layer step by step, x (B, T, C) -> (B, T, d_out); the second reads backward."""
         n, outs = cells[0].states, []
-        ends: State = ()
+        ends: CellState = ()
         for i, cell in enumerate(cells):
-            turn = (lambda t: t.flip(1)) if i else (lambda t: t)
-            mine, mask = state[i * n : (i + 1) * n], None if real is None else turn(real)
-            out, end = scan(cell, self._dropped(cell), turn(x), mine, mask)
-            outs.append(turn(out))
+            flip = (lambda t: t.flip(1)) if i else (lambda t: t)
+            own_state, mask = state[i * n : (i + 1) * n], None if real is None else flip(real)
+            out, end = scan(cell, self._drop_weights(cell), flip(x), own_state, mask)
+            outs.append(flip(out))
             ends += end
         return outs[0] if len(outs) == 1 else torch.cat(outs, -1), ends
 
 
-def scan(cell: Cell, weight_hh: Tensor, x: Tensor, state: State, real: Tensor | None) -> tuple[Tensor, State]:
-    """All steps of a cell, one after the other: x (B, T, C) -> (B, T, H), and the state after them."""
+def scan(cell: Cell, weight_hh: Tensor, x: Tensor, state: CellState, real: Tensor | None) -> tuple[Tensor, CellState]:
+    """Run a cell over all time steps, x (B, T, C) -> (B, T, H), and return the final state."""
     x = x.transpose(0, 1)  # (T, B, C)
-    # h is multiplied, in the precision of products; c only adds up, and small numbers would be lost on it in bf16
+    # h has the precision of matrix products; c is a running sum, to which bf16 could not add small numbers.
     state = (state[0].to(x.dtype), *(c.to(torch.promote_types(c.dtype, torch.float32)) for c in state[1:]))
     learns = torch.is_grad_enabled() and weight_hh.requires_grad
-    step = cell if learns else cell.forward  # what is compiled is for training
-    factors: list[State] = []
-    taps: Iterable[Tensor | None] = (
+    step = cell if learns else cell.forward  # calling the module would run code that was compiled for training
+    factors: list[CellState] = []
+    offsets: Iterable[Tensor | None] = (
         DeferredWeightGrad.apply(weight_hh, cell, factors, x).unbind() if learns else repeat(None)
     )
     masks: Iterable[Tensor | None] = repeat(None) if real is None else real.T[..., None].contiguous().unbind()
     weight_hh, outs = weight_hh.detach().to(x.dtype), []
     projected = cell.project(x)
-    if x.is_meta:  # all steps cost the same: one is counted for all
-        with repeating(len(x)):
+    if x.is_meta:  # all steps cost the same
+        with counted_as(len(x)):
             state, _ = step(projected[0], weight_hh, None, next(iter(masks)), *state)
         return state[0][:, None].expand(-1, len(x), -1), state
-    for now, tap, mask in zip(projected.unbind(), taps, masks, strict=False):
+    for now, offset, mask in zip(projected.unbind(), offsets, masks, strict=False):
         before = state[0].detach()
-        state, others = step(now, weight_hh, tap, mask, *state)
+        state, others = step(now, weight_hh, offset, mask, *state)
         outs.append(state[0])
         if learns:
             factors.append((before, *others))
@@ -196,26 +205,29 @@ def scan(cell: Cell, weight_hh: Tensor, x: Tensor, state: State, real: Tensor | 
 
 
 class DeferredWeightGrad(torch.autograd.Function):
-    """Zeros (T, B, rows of weight_hh), to be added to the products of a scan with weight_hh. Their gradient is that of the
-    products, and with what was multiplied, which the scan leaves in `factors`, it makes that of weight_hh: one product
-    for all steps instead of one, and a sum, for each."""
+    """Computes the gradient of weight_hh as one matmul after the time loop, instead of one per step.
+
+    The result is zeros (T, B, rows of weight_hh), which a scan adds to its products with the detached weight_hh. The
+    gradient of these zeros is that of the products; multiplied with the inputs of the products, which the scan appends to
+    `factors`, it is the gradient of weight_hh."""
 
     @staticmethod
-    def forward(ctx: Any, weight_hh: Tensor, cell: Cell, factors: list[State], x: Tensor) -> Tensor:
+    def forward(ctx: Any, weight_hh: Tensor, cell: Cell, factors: list[CellState], x: Tensor) -> Tensor:
         ctx.cell, ctx.factors, ctx.dtype = cell, factors, weight_hh.dtype
         return x.new_zeros(*x.shape[:2], len(weight_hh))
 
     @staticmethod
-    def backward(ctx: Any, by_taps: Tensor) -> tuple[Tensor, None, None, None]:
-        by_products = ctx.cell.by_product(by_taps.flatten(0, 1), 1, ctx.cell.d_hidden)
-        parts = zip(by_products, zip(*ctx.factors, strict=True), strict=True)
+    def backward(ctx: Any, grad_offsets: Tensor) -> tuple[Tensor, None, None, None]:
+        grad_products = ctx.cell.split_products(grad_offsets.flatten(0, 1), 1, ctx.cell.d_hidden)
+        parts = zip(grad_products, zip(*ctx.factors, strict=True), strict=True)
         found = [y.T @ torch.cat(x).to(y.dtype) for y, x in parts]
         return torch.cat(found).to(ctx.dtype), None, None, None
 
 
 class FlattenedParameters(torch.autograd.Function):
-    """Weights as views of one piece of memory in a dtype, first matrices and then biases: so cuDNN reads them where they
-    are. It would copy them otherwise, and warn of it."""
+    """Copies weights into one flat tensor, first matrices and then biases, and returns views of it.
+
+    This is the layout of cuDNN's flattened parameters; cuDNN would otherwise copy them with a warning in every call."""
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
@@ -228,23 +240,25 @@ class FlattenedParameters(torch.autograd.Function):
         return tuple(views[i] for i in range(len(weights)))
 
     @staticmethod
-    def backward(ctx: Any, *by_views: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *(g.to(dtype) for g, dtype in zip(by_views, ctx.dtypes, strict=True))
+    def backward(ctx: Any, *grad_views: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *(g.to(dtype) for g, dtype in zip(grad_views, ctx.dtypes, strict=True))
 
 
-_times = [1]
+# ---- cost counting on the meta device -----------------------------------------------------------------------------------
+
+_repetitions = [1]
 
 
-def times() -> int:
-    """How often what runs now would run."""
-    return _times[-1]
+def repetition_count() -> int:
+    """Return how many runs the code that runs now stands for."""
+    return _repetitions[-1]
 
 
 @contextmanager
-def repeating(n: int) -> Iterator[None]:
-    """What runs inside stands for n turns."""
-    _times.append(n * _times[-1])
+def counted_as(n: int) -> Iterator[None]:
+    """Count everything inside the `with` block n times."""
+    _repetitions.append(n * _repetitions[-1])
     try:
         yield
     finally:
-        _times.pop()
+        _repetitions.pop()

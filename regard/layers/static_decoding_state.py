@@ -1,9 +1,9 @@
-"""The decoding state whose memory never moves: what a CUDA graph captures a step over.
+"""A decoding state with static memory, over which a CUDA graph captures a decoding step.
 
-B slots of K rows are decoded side by side, each at its own position. Keys and values of row n lie in row n; `owner[n, j]`
-says in which row column j of its past lies, so that reordering hypotheses changes a few integers. Fixed-size states are
-gathered by parent at the end of a step. How far a row has come is read from memory on the device, so one captured step
-serves all.
+It holds B slots for continuous batching, each with K rows for beam hypotheses; every slot is at its own position. A step
+writes the keys and values of row n into row n of the cache, and `owner[n, j]` is the row that holds column j of the past of
+row n, so that beam reordering moves no keys and values. States of fixed size are gathered by parent at the end of a step.
+Positions are read from device memory, so one captured step serves every length.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from regard.kernels.attention_functions import rotate
 from regard.kernels.masks import FULL, PAD_POSITION, Mask, with_window
 from regard.layers.attention_kernels import Plan, reference
-from regard.layers.decoding_state import LENGTH, Columns, PerRow, State, declared
+from regard.layers.decoding_state import LENGTH, Columns, PerRow, State, declared_storage
 from regard.layers.mixers.attention import Attention
 from regard.layers.part import fused_step_of
 from regard.layers.positions.scheme import Positions
@@ -27,11 +27,11 @@ from regard.layers.stack import Stack
 
 @dataclass
 class Tables:
-    """What a position scheme gives, for all positions that a slot has room for."""
+    """Rotations or biases of a position scheme, tabulated for the L positions of a slot."""
 
     cos: Tensor | None = None  # (L, D/2) fp32
     sin: Tensor | None = None
-    bias: Tensor | None = None  # (H, L) fp32, by the distance back
+    bias: Tensor | None = None  # (H, L) fp32, by the distance from the query back to the key
 
 
 @dataclass
@@ -41,18 +41,18 @@ class Layer:
     scheme: Positions
     tables: Tables
     mask: Mask
-    kernel: bool  # the step kernel serves it; else the definition of attention, over gathered columns
+    kernel: bool  # run the step kernel; otherwise the reference kernel, over gathered columns
 
 
 class Fixed(SimpleNamespace):
-    """The tensors that a part keeps. They stay where they are: a captured step reads and writes that memory."""
+    """The storage of a part. Its tensors cannot be replaced, because a captured step uses their memory."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise RuntimeError(f"a step must change '{name}' in place (copy_, add_, ...), not put another tensor there")
 
 
 class StaticState:
-    """What the slots of a CUDA-graph decoder keep. `position` (N,) and `owner` (N, L) are the engine's own tensors."""
+    """The decoding state of a CUDA-graph engine, which owns the tensors `position` (N,) and `owner` (N, L)."""
 
     static: ClassVar[bool] = True
 
@@ -66,7 +66,7 @@ class StaticState:
         *,
         position: Tensor,
         owner: Tensor | None = None,
-        active: Tensor | None = None,  # (B,) 0 in slots that rest
+        active: Tensor | None = None,  # (B,), 0 in empty slots
     ) -> None:
         b, k = slots
         device = position.device
@@ -76,7 +76,7 @@ class StaticState:
         self.paths: dict[str, SimpleNamespace] = {}
         self.storages: dict[str, dict[str, Any]] = {}
         self.rows: list[Tensor] = []
-        for path, part, storages in declared(model):
+        for path, part, storages in declared_storage(model):
             kept = self.parts[part] = self.paths[path] = Fixed()
             self.storages[path] = storages
             for name, storage in storages.items():
@@ -89,7 +89,7 @@ class StaticState:
                     shape = [source if size is LENGTH else size for size in storage.shape]
                     tensor = torch.zeros((b, *shape), dtype=storage.dtype or dtype, device=device)
                 vars(kept)[name] = tensor
-        self.fused: dict[nn.Module, Any] = {}  # the fused steps of parts, where there is one row
+        self.fused: dict[nn.Module, Any] = {}  # fused steps by part, if there is one row
         if self.fuse:
             found = ((part, fused_step_of(part)) for part in model.modules() if hasattr(part, "fused_step"))
             self.fused = {part: step for part, step in found if step is not None}
@@ -98,17 +98,18 @@ class StaticState:
         self.cross: dict[nn.Module, Positions] = {}
         for stack in model.modules():
             if isinstance(stack, Stack) and stack.side != "encoder":
-                self._add(stack)
+                self._add_stack(stack)
         self.refresh()
 
-    def _add(self, stack: Stack) -> None:
+    def _add_stack(self, stack: Stack) -> None:
+        """Decide for each attention layer of a stack how it attends in a step."""
         tables = [Tables() for _ in stack.schemes]
         for i, (mixer, block) in enumerate(zip(stack.mixers, stack.blocks, strict=True)):
             if mixer.attends:
                 which = i % len(tables)
                 scheme: Any = stack.schemes[which]
-                even = stack.d_head % 2 == 0 and stack.d_head <= 128
-                kernel = even and not scheme.contextual and (scheme.toeplitz or not scheme.relative)
+                fits = stack.d_head % 2 == 0 and stack.d_head <= 128
+                kernel = fits and not scheme.contextual and (scheme.toeplitz or not scheme.relative)
                 kernel = kernel and getattr(type(mixer), "attend", None) is Attention.attend
                 mask = with_window(stack.mask, mixer.window)
                 self.layers[mixer] = Layer(scheme, tables[which], mask, kernel)
@@ -117,7 +118,7 @@ class StaticState:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Tabulate what position schemes give; training may have changed it since."""
+        """Tabulate the position schemes again, since training may have changed their parameters."""
         done: set[int] = set()
         at = torch.arange(self.columns, device=self._position.device)
         for layer in self.layers.values():
@@ -128,17 +129,18 @@ class StaticState:
             rotation = scheme.rotation(at[None])  # (1, 1, L, D/2) twice
             if rotation is not None:
                 tables.cos, tables.sin = (
-                    _kept(old, new[0, 0]) for old, new in zip((tables.cos, tables.sin), rotation, strict=True)
+                    _update_in_place(old, new[0, 0])
+                    for old, new in zip((tables.cos, tables.sin), rotation, strict=True)
                 )
             if scheme.relative and scheme.toeplitz:
-                tables.bias = _kept(tables.bias, scheme.bias(at, torch.zeros_like(at)))  # (H, L)
+                tables.bias = _update_in_place(tables.bias, scheme.bias(at, torch.zeros_like(at)))  # (H, L)
 
     def position(self) -> Tensor:
-        """Return where the token that each row reads stands, (N,)."""
+        """Return the position of the token that each row reads, (N,)."""
         return self._position
 
     def active(self, position: Tensor) -> Tensor:
-        """Return which rows are being decoded, (N,)."""
+        """Return the mask of active rows, (N,)."""
         if self._active is None:
             return torch.ones_like(position, dtype=torch.bool)
         return self._active.bool()[:, None].expand(-1, self.k).flatten()
@@ -146,9 +148,9 @@ class StaticState:
     # ---- attention ----------------------------------------------------------------------------------------------------
 
     def attend(self, part: Any, qkv: Tensor, kept: Any) -> Tensor:
-        """Enter the new tokens' keys and values at their positions and attend to all columns up to them.
+        """Write the new tokens' keys and values into the cache and attend to all columns up to them.
 
-        qkv (N, rows of the projection) -> (N, H*D)."""
+        qkv: (N, (H + 2G) * D) -> (N, H*D)."""
         layer = self.layers[part]
         scale = layer.scheme.scale or part.d_head**-0.5
         if layer.kernel:
@@ -162,7 +164,7 @@ class StaticState:
         return self._attend_gathered(part, qkv, kept, layer)
 
     def _attend_gathered(self, part: Any, qkv: Tensor, kept: Any, layer: Layer) -> Tensor:
-        """Attend by the definition of attention, for schemes that the kernel does not know."""
+        """Attend by the reference kernel over gathered columns, for schemes that the step kernel does not support."""
         n, device = len(qkv), qkv.device
         at, rows = self._position.long(), torch.arange(n, device=device)
         columns = torch.arange(self.columns, device=device)
@@ -181,15 +183,13 @@ class StaticState:
             x[where, :, columns].transpose(1, 2).to(q.dtype) for x in (kept.keys, kept.values)
         )  # (N, G, L, D)
         places = columns.expand(n, -1).masked_fill(columns > at[:, None], PAD_POSITION)
-        values = values.masked_fill(
-            (places == PAD_POSITION)[:, None, :, None], 0
-        )  # what a slot held before may be no number
-        keys = keys.masked_fill((places == PAD_POSITION)[:, None, :, None], 0)
+        unused = (places == PAD_POSITION)[:, None, :, None]  # an earlier sentence in the slot may have left NaN
+        keys, values = keys.masked_fill(unused, 0), values.masked_fill(unused, 0)
         plan = Plan(reference, layer.mask, at[:, None], places, scheme=layer.scheme)
         return part.attend(q, keys, values, plan).transpose(1, 2).flatten(1)
 
     def attend_to_memory(self, part: Any, q: Tensor, kept: Any) -> Tensor:
-        """Attend to the source of each row's sentence, q (N, H*D) -> (N, H*D)."""
+        """Attend to the encoder output of each row's sentence, q: (N, H*D) -> (N, H*D)."""
         scheme = self.cross[part]
         if not (scheme.relative or scheme.contextual) and type(part).attend is Attention.attend:
             from regard.kernels.step_attention import cross_attend
@@ -207,8 +207,8 @@ class StaticState:
 
     # ---- slots --------------------------------------------------------------------------------------------------------
 
-    def enter(self, slots: Tensor, other: State, which: Tensor) -> None:
-        """Slots (n,) take what sentences `which` (n,) of a growing state hold, in each of their rows."""
+    def fill_slots(self, slots: Tensor, other: State, which: Tensor) -> None:
+        """Copy sentences `which` (n,) of a growing state into slots (n,), to each of the K rows of a slot."""
         rows = (slots[:, None] * self.k + torch.arange(self.k, device=slots.device)).flatten()
         copies = which.repeat_interleave(self.k)
         for path, held in other:
@@ -221,26 +221,26 @@ class StaticState:
                 elif isinstance(storage, PerRow):
                     place[rows] = new[copies].to(place.dtype)
                 else:
-                    self._enter_sentences(place, new, slots, which)
+                    self._fill_sentences(place, new, slots, which)
         if other.memory_positions is not None:
             lengths = (other.memory_positions > PAD_POSITION).sum(1, dtype=torch.int32)
             self.memory_length[slots] = lengths[which]
 
     @staticmethod
-    def _enter_sentences(place: Tensor, new: Tensor, slots: Tensor, which: Tensor) -> None:
-        """Copy what was made of the sources; what lies beyond a source becomes zero."""
-        place.index_fill_(0, slots, 0)  # not `place[slots] = 0`, for which the host would wait
+    def _fill_sentences(place: Tensor, new: Tensor, slots: Tensor, which: Tensor) -> None:
+        """Copy PerSentence tensors into slots; columns beyond a source become zero."""
+        place.index_fill_(0, slots, 0)  # `place[slots] = 0` would synchronize with the host
         inside: tuple[Any, ...] = tuple(slice(0, size) for size in new.shape[1:])
         place[(slots, *inside)] = new[which].to(place.dtype)
 
-    def clear(self, slots: Tensor) -> None:
-        """Slots (n,) begin with states of zeros: nothing was read before their first step."""
+    def clear_slots(self, slots: Tensor) -> None:
+        """Set the states of slots (n,) to zero, for sentences that start without a prompt."""
         rows = (slots[:, None] * self.k + torch.arange(self.k, device=slots.device)).flatten()
         for tensor in self.rows:
             tensor.index_fill_(0, rows, 0)
 
     def reorder(self, parents: Tensor) -> None:
-        """Row n continues row parents[n] (N,): fixed-size states are copied, columns have their owners."""
+        """Reorder beams by parent: row n continues row parents[n] (N,). The engine updates `owner` for cached columns."""
         for tensor in self.rows:
             tensor.copy_(tensor[parents])
 
@@ -248,13 +248,14 @@ class StaticState:
         return sum(x.nbytes for kept in self.parts.values() for x in vars(kept).values())
 
 
-def _kept(old: Tensor | None, new: Tensor) -> Tensor:
-    """Return new numbers in the memory of the old ones, where a captured step reads them."""
+def _update_in_place(old: Tensor | None, new: Tensor) -> Tensor:
+    """Copy `new` into the memory of `old`, which a captured step reads; without `old`, return it in fp32."""
     new = new.detach().float()
     return new.contiguous() if old is None else old.copy_(new)
 
 
 def _runs_kernels(x: Tensor) -> bool:
+    """Return whether Triton kernels can run on this tensor: on a GPU, or in Triton's interpreter."""
     if x.is_cuda:
         return True
     try:

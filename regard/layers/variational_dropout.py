@@ -1,4 +1,4 @@
-"""Dropout for what is read step by step (Gal and Ghahramani 2016, Merity et al. 2018)."""
+"""Dropout for recurrent networks (Gal and Ghahramani 2016, Merity et al. 2018)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 
 class VariationalDropout(nn.Module):
-    """Variational: one mask for all steps of a row, so that a state cannot recover at the next step what it lost at this
-    one, nor average the noise away. Otherwise plain dropout."""
+    """Dropout with one mask for all time steps of a row, or plain dropout if `variational` is False.
+
+    With one mask, a recurrent state cannot recover at the next step what it lost at this one, nor average the noise."""
 
     def __init__(self, p: float, variational: bool = True) -> None:
         super().__init__()
@@ -24,5 +25,5 @@ class VariationalDropout(nn.Module):
 
 
 def word_dropout(weight: Tensor, p: float, training: bool) -> Tensor:
-    """An embedding matrix (V, C) without some of its words, wherever they stand in this batch."""
+    """Return an embedding matrix (V, C) in which whole rows are dropped: such a word is zero everywhere in the batch."""
     return weight * F.dropout(weight.new_ones(len(weight), 1), p) if training and p else weight

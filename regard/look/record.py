@@ -94,7 +94,7 @@ class Record:
         if rows is None:
             return self.q, self.plan
         places = indices(rows, self.q.shape[2], "queries").to(self.q.device)
-        return self.q[:, :, places], self.plan.rows(places)
+        return self.q[:, :, places], self.plan.for_queries(places)
 
     def _raw(self, q: Tensor, plan: Plan) -> Tensor:
         # in fp32 also for a model in bf16: the fused kernels keep their scores in fp32 too
@@ -209,7 +209,7 @@ class AttentionRecorder(AttentionHook):
         scheme = plan.scheme
         if scheme.relative or scheme.contextual:
             scheme = copy.deepcopy(scheme).requires_grad_(False)
-        light = replace(plan, kernel=reference, scheme=scheme, ready=None)  # `ready` may be a dense mask
+        light = replace(plan, kernel=reference, scheme=scheme, prepared=None)  # `prepared` may be a dense mask
         q, k, v = (x.detach().clone() for x in (q, k, v))
         out = None if out is None else out.detach()
         return Record(q, k, v, light, self.formula(), self.tape.sentences, self.tape.tokens, out)

@@ -14,7 +14,7 @@ from regard.kernels.masks import CAUSAL, Mask, document_mask, positions_of
 from regard.layers.block import make_blocks
 from regard.layers.decoding_state import State
 from regard.layers.embedding import Embedding, Head
-from regard.layers.norm import make_norm, normalized
+from regard.layers.norm import make_norm, normalize
 from regard.layers.stack import Stack
 from regard.models import presets as tables
 from regard.models.initialization import initialize, new_seed
@@ -87,4 +87,4 @@ class GPT(LanguageModel):
         if not state.static:
             self.check_length(state.length + 1)
         x = self.decoder.embed(self.embedding(tokens), state.position())
-        return self.head(self.decoder.step(self.dropout(normalized(x, self.embedding_norm)), state))
+        return self.head(self.decoder.step(self.dropout(normalize(x, self.embedding_norm)), state))

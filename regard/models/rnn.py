@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.config import ModelConfig, RecurrentSettings
 from regard.config.registry import RECURRENT
 from regard.errors import RegardError
-from regard.layers.cells import State as Hidden
+from regard.layers.cells import CellState as Hidden
 from regard.layers.cells import cell_settings
 from regard.layers.decoding_state import State, Storage
 from regard.layers.embedding import Embedding, Head
@@ -64,7 +64,7 @@ class RNN(StatefulLanguageModel):
         return self.dropout(F.embedding(ids.clamp(min=0), weight) * self.embedding.scale)  # (B, T, C)
 
     def start(self, rows: int) -> Hidden:
-        return self.recurrent.start(rows, self.embedding.weight.detach())
+        return self.recurrent.zero_state(rows, self.embedding.weight.detach())
 
     def hidden(self, ids: Tensor, state: Hidden | None = None, real: Tensor | None = None) -> tuple[Tensor, Hidden]:
         """What the last layer gives at each token (B, T, C), going on from a state, and the state after the last one.
@@ -107,7 +107,7 @@ class RNN(StatefulLanguageModel):
         real = None if not empty.any() else places >= 0
         hidden, after = self.hidden(prompt.gather(1, places % n), real=real)
         state = State(self, len(prompt), prompt.device, hidden.dtype)
-        self.recurrent.keep(after, state.parts[self])
+        self.recurrent.store_state(after, state.parts[self])
         return hidden, state
 
     def state(self) -> dict[str, Storage]:
@@ -117,8 +117,8 @@ class RNN(StatefulLanguageModel):
     def step(self, tokens: Tensor, state: State) -> Tensor:
         """Return logits (N, V) after one more token (N,) of each row."""
         kept = state.parts[self]
-        hidden, after = self.recurrent.step(self.embed(tokens[:, None])[:, 0], self.recurrent.kept(kept))
-        self.recurrent.keep(after, kept)
+        hidden, after = self.recurrent.step(self.embed(tokens[:, None])[:, 0], self.recurrent.load_state(kept))
+        self.recurrent.store_state(after, kept)
         return self.head(hidden)
 
 

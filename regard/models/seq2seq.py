@@ -22,7 +22,7 @@ from regard.config.registry import ALIGNMENT, RECURRENT, find
 from regard.errors import RegardError
 from regard.kernels.masks import FULL
 from regard.layers.attention_kernels import Plan, reference
-from regard.layers.cells import State as Hidden
+from regard.layers.cells import CellState as Hidden
 from regard.layers.cells import cell_settings
 from regard.layers.decoding_state import LENGTH, PerRow, PerSentence, State, Storage
 from regard.layers.embedding import Embedding, Head
@@ -105,8 +105,8 @@ class Seq2Seq(TranslationModel):
         """Read the source once; `step` then writes the translation token by token."""
         memory, first = self.encode(source)
         state = State(self, len(source), source.device, first[0].dtype)
-        state.remember(self.decoder, **self.decoder.named(memory))
-        Recurrent.keep(first, state.parts[self.decoder])
+        state.store_memory(self.decoder, **self.decoder.named(memory))
+        Recurrent.store_state(first, state.parts[self.decoder])
         return state
 
     def step(self, tokens: Tensor, state: State) -> Tensor:
@@ -117,8 +117,8 @@ class Seq2Seq(TranslationModel):
         """Return what the head is given (N, C) in a step."""
         kept = state.parts[self.decoder]
         y = self.embed(self.target_embedding, tokens[:, None])
-        features, after = self.decoder(y, self.decoder.memory(kept), Recurrent.kept(kept))
-        Recurrent.keep(after, kept)
+        features, after = self.decoder(y, self.decoder.memory(kept), Recurrent.load_state(kept))
+        Recurrent.store_state(after, kept)
         return self.output_dropout(features)[:, 0]
 
 
@@ -184,8 +184,8 @@ class RNNSearchDecoder(nn.Module):
     def begin(self, annotations: Tensor, end: Hidden, padding: Tensor) -> tuple[Memory, Hidden]:
         annotations = self.dropout(annotations)
         first = self.bridge(end[-self.n]).tanh().chunk(self.n, -1)
-        rest = self.above.start(len(annotations), annotations) if self.above else ()
-        return (*self.attentive.prepared(annotations, padding), annotations), (*first, *rest)
+        rest = self.above.zero_state(len(annotations), annotations) if self.above else ()
+        return (*self.attentive.prepare_source(annotations, padding), annotations), (*first, *rest)
 
     def state(self) -> dict[str, Storage]:
         keys, entering, annotations = self.attentive.widths()
@@ -210,8 +210,8 @@ class RNNSearchDecoder(nn.Module):
 
     def forward(self, y: Tensor, memory: Memory, state: Hidden) -> tuple[Tensor, Hidden]:
         source, annotations = SourceAnnotations(*memory[:-1]), memory[-1]
-        s, first, weights = self.attentive.over(y, source, state[: self.n])
-        if self.attentive.cross.heard:
+        s, first, weights = self.attentive.run_steps(y, source, state[: self.n])
+        if self.attentive.cross.is_observed:
             self.tell(torch.cat([state[0][:, None].to(s.dtype), s[:, :-1]], 1), source, annotations)
         c = (weights.to(annotations.dtype) @ annotations).view(*y.shape[:2], -1)  # (N, T, M)
         rest: Hidden = ()

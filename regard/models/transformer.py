@@ -13,7 +13,7 @@ from regard.kernels.masks import CAUSAL, FULL, positions_of
 from regard.layers.block import make_blocks
 from regard.layers.decoding_state import State
 from regard.layers.embedding import Embedding, Head
-from regard.layers.norm import make_norm, normalized
+from regard.layers.norm import make_norm, normalize
 from regard.layers.stack import Stack
 from regard.models import presets as tables
 from regard.models.initialization import initialize, new_seed
@@ -69,7 +69,7 @@ class Transformer(TranslationModel):
         """Read the source once; `step` then writes the translation token by token."""
         memory, positions = self.encode(source)
         state = State(self, len(source), source.device, memory.dtype)
-        self.decoder.remember(memory, positions, state)
+        self.decoder.store_memory(memory, positions, state)
         return state
 
     def step(self, tokens: Tensor, state: State) -> Tensor:
@@ -79,4 +79,4 @@ class Transformer(TranslationModel):
     def advance(self, tokens: Tensor, state: State) -> Tensor:
         """Return what the head is given (N, C) in a step."""
         x = self.decoder.embed(self.target_embedding(tokens), state.position())
-        return self.decoder.step(self.dropout(normalized(x, self.target_norm)), state)
+        return self.decoder.step(self.dropout(normalize(x, self.target_norm)), state)

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.files import check_regular
-from regard.layers.quantization import linear_layers, quantized_bytes
+from regard.layers.quantization import linear_layers, load_int8_layers
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
@@ -56,7 +56,7 @@ def load_quantized(model: nn.Module, tensors: dict[str, Tensor], where: Path) ->
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     multiplied = {names[layer.weight] for _, _, layer in linear_layers(model) if isinstance(layer, nn.Linear)}
     fill(model, dequantize_weights({k: x for k, x in tensors.items() if k.removesuffix(STEP) not in multiplied}))
-    quantized_bytes(model, lambda weight: (tensors[names[weight]], tensors[names[weight] + STEP]))
+    load_int8_layers(model, lambda weight: (tensors[names[weight]], tensors[names[weight] + STEP]))
 
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:

@@ -24,7 +24,7 @@ from regard.files import write_text
 from regard.kernels.masks import CAUSAL
 from regard.layers.context import Context, Request
 from regard.layers.part import Mixer, Place, make_part
-from regard.layers.recurrent import Recurrent, State
+from regard.layers.recurrent import CellState, Recurrent
 from regard.look.figures import Lines, draw, save
 from regard.look.gradients import factor
 from regard.models.initialization import initialize
@@ -107,9 +107,9 @@ def gate(layer: Recurrent, name: str) -> Tensor:
     return getattr(weights(layer), name)[layer.d_out : 2 * layer.d_out]
 
 
-def unroll(layer: Recurrent, x: Tensor) -> list[State]:
+def unroll(layer: Recurrent, x: Tensor) -> list[CellState]:
     """What each step is handed by the one before it, and what the last one leaves: T + 1 states of x (B, T, C)."""
-    states = [layer.start(len(x), x)]
+    states = [layer.zero_state(len(x), x)]
     for t in range(x.shape[1]):
         state = layer.step(x[:, t], states[-1])[1]
         # Copies, so that the gradient of c is that of the next step's reading it, without the way through its own h.

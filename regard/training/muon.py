@@ -41,7 +41,7 @@ def pieces_of(model: nn.Module) -> list[Piece]:
     joined: dict[nn.Module, tuple[int, list[int]]] = {}  # blocks, and the rows that each matrix has in one
     for module in modules:
         if isinstance(module, Part):
-            joined |= {module.get_submodule(name): rows for name, rows in module.joined().items()}
+            joined |= {module.get_submodule(name): rows for name, rows in module.fused_matrices().items()}
     found = []
     for module in modules:
         if isinstance(module, nn.Linear):

@@ -128,8 +128,8 @@ BIASES: dict[str, Callable[[Parameters, int, int], Tensor]] = {
 # ---- rotations -------------------------------------------------------------------------------------------------------
 
 
-def hands(name: str) -> tuple[list[float], float]:
-    """How far each pair turns in one step, and what the turned vectors are multiplied with."""
+def frequencies(name: str) -> tuple[list[float], float]:
+    """Return the angle per position of each pair, and the factor of rotated vectors."""
     plain = [100.0 ** (-2 * m / D) for m in range(D // 2)]
     if name == "rope":  # stretched evenly
         return [theta / 4 for theta in plain], 1.0
@@ -141,7 +141,7 @@ def hands(name: str) -> tuple[list[float], float]:
 
 def turned(x: Tensor, places: Places, name: str) -> Tensor:
     """Pairs of neighbours as complex numbers, times e^(i p theta)."""
-    theta, size = hands(name)
+    theta, size = frequencies(name)
     angle = torch.tensor(places)[:, None, :, None] * torch.tensor(theta).double()  # (B, 1, T, D/2)
     z = torch.complex(x[..., 0::2], x[..., 1::2]) * torch.polar(torch.full_like(angle, size), angle)
     return torch.stack([z.real, z.imag], -1).flatten(-2)

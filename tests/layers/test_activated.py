@@ -16,7 +16,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from regard.kernels import linear_activation
 from regard.layers.part import Place, make_part
-from regard.layers.quantization import KINDS
+from regard.layers.quantization import QUANTIZED_LINEAR
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # what such an exp divides is 0
 CUDA = torch.cuda.is_available()
@@ -115,11 +115,11 @@ def test_a_case_worked_by_hand() -> None:
     assert linear_activation.linear_activation(x, linear, "relu", True).tolist() == [[10.0, 0.0], [0.0, -21.0]]
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", list(QUANTIZED_LINEAR))
 @all_kinds
 def test_whatever_stands_for_a_matrix_is_called(kind: str, gated: bool) -> None:
     linear = make_linear(16, 8, gated).cpu()
-    packed = KINDS[kind](linear.weight.detach(), linear.bias.detach())
+    packed = QUANTIZED_LINEAR[kind](linear.weight.detach(), linear.bias.detach())
     x = torch.randn(3, 16)
     expected = by_formula(x, linear.weight, linear.bias, "gelu", gated)
     assert near(linear_activation.linear_activation(x, packed, "gelu", gated), expected.double(), 0.05)

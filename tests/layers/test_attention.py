@@ -26,8 +26,8 @@ CONFIG = ModelConfig(d_model=C, n_heads=H, n_kv_heads=H, d_head=D)
 
 def context(positions: Tensor, mask: Mask, memory: Tensor | None = None, places: Tensor | None = None) -> Context:
     memory_plan = None if places is None else make_plan(FULL, positions, places)
-    ready = Prepared(make_plan(mask, positions, positions))
-    return Context(positions, ready, memory=memory, memory_plan=memory_plan)
+    prepared = Prepared(make_plan(mask, positions, positions))
+    return Context(positions, prepared, memory=memory, memory_plan=memory_plan)
 
 
 def peer(weight: Tensor, bias: Tensor, out: nn.Linear) -> nn.MultiheadAttention:

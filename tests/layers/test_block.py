@@ -30,7 +30,7 @@ CTX = Context(THREE, Prepared(make_plan(FULL, THREE, THREE)))
 
 
 class Affine(Mixer):
-    """A sublayer one can work out by hand: a x + b. Writes down what it was given."""
+    """A sublayer a x + b, which stores its arguments."""
 
     def __init__(self, a: float, b: float) -> None:
         nn.Module.__init__(self)
@@ -52,7 +52,7 @@ def layer_norm(x: np.ndarray, gain: Tensor, bias: Tensor) -> np.ndarray:
 
 
 def stirred(module: nn.Module) -> nn.Module:
-    """With no parameter at a special value such as 0 or 1."""
+    """Randomize parameters, so that none has a special value such as 0 or 1."""
     with torch.no_grad():
         for p in module.parameters():
             p.add_(0.3 * torch.randn_like(p))
@@ -83,7 +83,7 @@ def test_feed_forward_dropout_is_inside_and_in_training_alone() -> None:
 
 
 def through(module: nn.Module, x: Tensor) -> Tensor:
-    """x through a block, with the sum that it leaves to the next norm (no dropout)."""
+    """Run x through a block and add its pending residual (no dropout)."""
     x, y, _ = module(x, None if isinstance(module, PostNormBlock) else torch.zeros_like(x), CTX)
     return x if y is None else x + y
 
@@ -103,7 +103,7 @@ def test_where_the_norm_stands(norm: str) -> None:
 
 
 def test_dropout_falls_on_the_sublayer_and_never_on_the_residual() -> None:
-    """Of two sublayers in a row: the second one's norm adds what the first gave to the stream."""
+    """With two sublayers, the norm of the second adds the output of the first to the residual stream."""
     config = model_config(d_model=C, dropout=0.25)
     x = torch.randn(50, 40, C)
     block = make_block(config, {"a": Affine(0.0, 3.0), "b": Affine(0.0, 5.0)})
@@ -115,7 +115,7 @@ def test_dropout_falls_on_the_sublayer_and_never_on_the_residual() -> None:
 
 
 def test_the_last_sublayer_is_dropped_too() -> None:
-    """Its sum is the stack's own norm's: of rows (3, 0, 3, ...) / 0.75 and none, only the spread tells."""
+    """The last residual is added by the stack's final norm, after which dropped elements differ from the others."""
     config = model_config(d_model=C, dropout=0.25)
     stack = Stack(config, [make_block(config, {"self": Affine(0.0, 3.0)})], FULL, "encoder")
     x, positions = torch.zeros(50, 40, C), torch.arange(40).expand(50, -1)
@@ -169,7 +169,7 @@ def test_a_stack_is_its_blocks_one_after_the_other_and_pre_norm_ends_on_a_norm(n
 
 
 class Probe(SelfAttention):
-    """Asks for what self-attention asks for, and does nothing but write down what it was given."""
+    """A mixer with the `prepare` of self-attention, whose forward only stores its context."""
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         self.seen = ctx
@@ -177,7 +177,7 @@ class Probe(SelfAttention):
 
 
 def probed(side: str, n: int = 1, **changes: object) -> tuple[Stack, list[Probe]]:
-    """A stack of n blocks that do nothing but write down what they were given."""
+    """Return a stack of n blocks that only store their contexts."""
     config, place = replaced(CONFIG, **changes), Place(side, causal=side == "decoder")
     probes = [Probe(SelfAttention.Settings(), config, place) for _ in range(n)]
     mask = CAUSAL if place.causal else FULL
@@ -195,14 +195,14 @@ def test_a_stack_hands_on_its_mask_and_the_memory() -> None:
     with_memory = probe.seen
     stack(torch.randn(1, 3, C), positions, mask=prefix(2))
     with_prefix = probe.seen
-    assert alone.ready.plan.mask is CAUSAL
-    assert alone.ready.plan.q is alone.ready.plan.k is positions
+    assert alone.prepared.plan.mask is CAUSAL
+    assert alone.prepared.plan.q is alone.prepared.plan.k is positions
     assert alone.memory is None
     assert alone.memory_plan is None
     assert with_memory.memory is memory
     assert with_memory.memory_plan is not None
-    assert with_memory.memory_plan.ready.flatten().tolist() == [True, True, False, False]
-    assert with_prefix.ready.plan.ready[0, 0].tolist() == [[1, 1, 0], [1, 1, 0], [1, 1, 1]]
+    assert with_memory.memory_plan.prepared.flatten().tolist() == [True, True, False, False]
+    assert with_prefix.prepared.plan.prepared[0, 0].tolist() == [[1, 1, 0], [1, 1, 0], [1, 1, 1]]
 
 
 @pytest.mark.parametrize("name", ["alibi", "t5", "kerple-log", "rope"])
@@ -212,8 +212,8 @@ def test_one_scheme_for_all_blocks(name: str) -> None:
     stack(torch.randn(1, 3, C), THREE)
     contexts = [probe.seen for probe in probes]
     assert contexts[0] is contexts[1] is contexts[2]
-    assert contexts[0].ready.plan.scheme is stack.schemes[0]
-    assert (contexts[0].ready.rotation is not None) == (name == "rope")
+    assert contexts[0].prepared.plan.scheme is stack.schemes[0]
+    assert (contexts[0].prepared.rotation is not None) == (name == "rope")
 
 
 @pytest.mark.parametrize("name", ["fire", "shaw", "cope"])
@@ -222,7 +222,7 @@ def test_a_scheme_for_each_block(name: str) -> None:
     assert len(set(stack.schemes)) == 3
     stack(torch.randn(1, 3, C), THREE)
     for probe, scheme in zip(probes, stack.schemes, strict=True):
-        assert probe.seen.ready.plan.scheme is scheme
+        assert probe.seen.prepared.plan.scheme is scheme
         assert probe.seen.positions is THREE
 
 
@@ -244,12 +244,12 @@ def test_plans_know_the_width_of_heads_and_dropout_in_training(training: bool, m
     """The choice of a kernel depends on both."""
     asked: list[Situation] = []
 
-    def listen(situation: Situation) -> Choice:
+    def observe(situation: Situation) -> Choice:
         asked.append(situation)
         return Choice("reference", "for the test")
 
-    monkeypatch.setattr(attention_kernels, "choose", listen)
+    monkeypatch.setattr(attention_kernels, "choose", observe)
     stack, _ = probed("decoder", attention_dropout=0.25)
     stack.train(training)(torch.randn(1, 3, C), THREE, torch.randn(1, 4, C), torch.arange(4)[None])
     dropout = 0.25 if training else 0.0
-    assert sorted((s.d_head, s.dropout, s.own) for s in asked) == [(4, dropout, False), (4, dropout, True)]
+    assert sorted((s.d_head, s.dropout, s.self_attention) for s in asked) == [(4, dropout, False), (4, dropout, True)]

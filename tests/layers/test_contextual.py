@@ -11,7 +11,7 @@ from kernel_cases import masked_scores
 from torch import Tensor
 
 from regard.kernels.masks import CAUSAL, FULL, Mask, with_window
-from regard.layers.attention_kernels import make_plan, reference, weights
+from regard.layers.attention_kernels import attention_weights, make_plan, reference
 from regard.layers.positions.contextual import Contextual, CoPE, Distances, Shaw, log_buckets
 
 B, H, T, D = 2, 3, 7, 4
@@ -19,7 +19,7 @@ PLACES = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3, -1, -1, -1]])  # the 
 
 
 def sees(mask: Mask, q: int, k: int) -> bool:
-    """Padding sees nothing here: what it would see is nobody's business."""
+    """Return the mask without the rows of padding, whose results do not matter."""
     back, ahead = T if mask.back is None else mask.back, T if mask.ahead is None else mask.ahead
     return min(q, k) >= 0 and q - back <= k <= q + ahead
 
@@ -164,7 +164,7 @@ def test_a_fresh_cope_is_no_position_at_all(mask: Mask) -> None:
         make_plan(mask, PLACES, PLACES, s, kernel="reference")
         for s in (scheme_of("cope", d_head=D, **{"cope.positions": 5}), None)
     )
-    assert torch.equal(weights(q, k, cope), weights(q, k, none))
+    assert torch.equal(attention_weights(q, k, cope), attention_weights(q, k, none))
     assert torch.equal(cope(q, k, v, 0.0), none(q, k, v, 0.0))
 
 

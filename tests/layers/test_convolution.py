@@ -15,7 +15,7 @@ from regard.errors import RegardError
 from regard.kernels.masks import CAUSAL, FULL, PAD_POSITION, Mask, document_mask, prefix
 from regard.layers.context import Context, apply_step
 from regard.layers.decoding_state import State
-from regard.layers.mixers.convolution import Convolution, Reach, make_reach, unfold
+from regard.layers.mixers.convolution import ConvIndices, Convolution, make_conv_indices, unfold
 from regard.layers.part import Place
 
 C = 4
@@ -23,7 +23,7 @@ both_ways = pytest.mark.parametrize("mask", [CAUSAL, FULL], ids=["causal", "both
 sizes = pytest.mark.parametrize(("kernel", "dilation"), [(1, 1), (3, 1), (3, 2), (5, 3), (3, 9)])
 
 
-def columns_of(reach: Reach) -> Tensor:
+def columns_of(reach: ConvIndices) -> Tensor:
     """(B, T, K)"""
     return torch.stack(reach.columns, -1)
 
@@ -35,7 +35,7 @@ def layer_of(kernel: int, bias: bool = True, dilation: int = 1) -> Convolution:
 
 
 def run(layer: Convolution, x: Tensor, positions: Tensor, mask: Mask, dilation: int) -> Tensor:
-    return layer(x, Context(positions, make_reach(mask, positions, layer.kernel, dilation)))
+    return layer(x, Context(positions, make_conv_indices(mask, positions, layer.kernel, dilation)))
 
 
 def expected(layer: Convolution, x: Tensor, causal: bool, dilation: int) -> Tensor:
@@ -64,7 +64,7 @@ def test_it_is_torchs_convolution_forward_and_backward(mask: Mask, kernel: int, 
 @both_ways
 @sizes
 def test_padding_and_neighbours_do_not_exist(mask: Mask, kernel: int, dilation: int) -> None:
-    """Each row alone, however large what stands in its padding; and no gradient reaches that."""
+    """Rows equal those without padding, however large its values, and padding gets no gradient."""
     layer, lengths = layer_of(kernel), (9, 1, 6, 12)
     positions = ragged(*lengths, width=14)
     x = torch.randn(4, 14, C, dtype=torch.double)
@@ -93,28 +93,28 @@ def test_packed_documents_do_not_see_each_other(mask: Mask, kernel: int, dilatio
 
 @both_ways
 def test_the_gradient_of_unfolding_is_that_of_its_look_ups(mask: Mask) -> None:
-    """By finite differences, and as torch works it out itself, with padding and packed documents."""
-    reach = make_reach(document_mask(mask), packed((3, 4), (5,)), 3, 2)
+    """Compare gradients with finite differences and with autograd, with padding and packed documents."""
+    reach = make_conv_indices(document_mask(mask), packed((3, 4), (5,)), 3, 2)
     x = torch.randn(2, 7, 2, dtype=torch.double, requires_grad=True)
     assert reach.seen_by is not None
     assert torch.autograd.gradcheck(lambda x: unfold(x, reach), x)
     weight = torch.randn(2, 7, 6, dtype=torch.double)
-    plain = unfold(x, Reach(reach.columns))
+    plain = unfold(x, ConvIndices(reach.columns))
     ours, theirs = (torch.autograd.grad((y * weight).sum(), x)[0] for y in (unfold(x, reach), plain))
     torch.testing.assert_close(ours, theirs)
 
 
 def test_where_nothing_is_learned_nobody_asks_who_sees_whom() -> None:
     with torch.no_grad():
-        assert make_reach(CAUSAL, ragged(4), 3, 1).seen_by is None
+        assert make_conv_indices(CAUSAL, ragged(4), 3, 1).seen_by is None
 
 
 def test_columns_by_hand() -> None:
     positions = packed((3, 2), (4,))  # the second row is padded
-    back = columns_of(make_reach(document_mask(CAUSAL), positions, 2, 1))
+    back = columns_of(make_conv_indices(document_mask(CAUSAL), positions, 2, 1))
     assert back[0].tolist() == [[-1, 0], [0, 1], [1, 2], [-1, 3], [3, 4]]
     assert back[1].tolist() == [[-1, 0], [0, 1], [1, 2], [2, 3], [-1, -1]]
-    around = columns_of(make_reach(document_mask(FULL), positions, 3, 2))
+    around = columns_of(make_conv_indices(document_mask(FULL), positions, 3, 2))
     assert around[0].tolist() == [[-1, 0, 2], [-1, 1, -1], [0, 2, -1], [-1, 3, -1], [-1, 4, -1]]
 
 
@@ -130,13 +130,13 @@ def test_columns_by_hand() -> None:
 def test_in_a_search_each_hypothesis_finds_its_own_past(
     lengths: list[int], hypotheses: int, kernel: int, dilation: int, seed: int
 ) -> None:
-    """A prompt with padding, then steps between which hypotheses change places; against torch's convolution over lists."""
+    """Read a padded prompt, then step with beam reordering; compare with torch's convolution over whole rows."""
     rng = torch.Generator().manual_seed(seed)
     layer, b, positions = layer_of(kernel, dilation=dilation), len(lengths), ragged(*lengths)
     x = torch.randn(b, max(lengths), C, dtype=torch.double, generator=rng)
     state = State(layer, b, x.device, x.dtype)
     kept = state.parts[layer]
-    found = layer.read(x, Context(positions, make_reach(CAUSAL, positions, kernel, dilation), state=state), kept)
+    found = layer.read(x, Context(positions, make_conv_indices(CAUSAL, positions, kernel, dilation), state=state), kept)
     state.advance(positions)
     said = [[row[:n]] for row, n in zip(x, lengths, strict=True)]  # sentence, hypothesis -> its inputs (T, C)
     for row, (inputs,) in zip(found, said, strict=True):
@@ -157,4 +157,4 @@ def test_in_a_search_each_hypothesis_finds_its_own_past(
 
 def test_a_prefix_is_refused() -> None:
     with pytest.raises(RegardError, match="a convolution sees no prefix"):
-        make_reach(prefix(2), ragged(4), 3, 1)
+        make_conv_indices(prefix(2), ragged(4), 3, 1)

@@ -1,4 +1,4 @@
-"""A look-up is a product with a one-hot vector; a tied head is the same matrix the other way round."""
+"""A look-up is a product with a one-hot vector; a tied head multiplies by the transpose of the same matrix."""
 
 import torch
 import torch.nn.functional as F

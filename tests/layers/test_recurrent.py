@@ -1,4 +1,4 @@
-"""Recurrent layers against their equations in NumPy, against torch.nn, and against themselves in other words."""
+"""Recurrent layers against their equations in NumPy, against torch.nn, and fused kernels against scans."""
 
 import copy
 import math
@@ -253,7 +253,7 @@ def test_a_fused_layer_does_what_its_scan_does(kind: str, dtype: torch.dtype, si
 def test_layers_that_are_read_at_once_do_what_they_do_one_by_one(kind: str) -> None:
     made, x = layers(kind, 5, [4, 4, 4], dropout=0.1, bidirectional=True).eval(), inputs(3, 6, 5)
     out, end = made(x)
-    made._at_once = made._one_by_one  # type: ignore[method-assign]
+    made._fusable_groups = made._cells_by_layer  # type: ignore[method-assign]
     close([out, *end], [(one := made(x))[0], *one[1]])
 
 
@@ -305,7 +305,7 @@ def test_padding_gets_no_gradient(kind: str) -> None:
 def test_steps_one_by_one_are_the_whole(kind: str, norm: bool) -> None:
     made, x = layers(kind, 5, [4, 3], norm=norm), inputs(3, 6, 5)
     out, end = made(x)
-    state = made.start(3, x)
+    state = made.zero_state(3, x)
     for t in range(6):
         now, state = made.step(x[:, t], state)
         close([now], [out[:, t]])
@@ -339,7 +339,7 @@ def test_what_an_lstm_remembers_fades_as_fast_as_its_forget_gate_says() -> None:
 
 def test_a_state_of_zeros_is_flat_and_of_its_inputs_kind() -> None:
     made = Recurrent("lstm", 5, [4, 3], bidirectional=True)
-    state = made.start(2, torch.empty(1, dtype=torch.bfloat16))
+    state = made.zero_state(2, torch.empty(1, dtype=torch.bfloat16))
     assert [tuple(s.shape) for s in state] == [(2, 4)] * 4 + [(2, 3)] * 4
     assert all(s.dtype == torch.bfloat16 and not s.any() for s in state)
     assert (made.d_out, Recurrent("gru", 5, [4, 3]).d_out) == (6, 3)
@@ -379,7 +379,7 @@ def test_weights_start_gate_by_gate(kind: str) -> None:
 
 @pytest.mark.parametrize("scanned", [False, True])
 def test_weight_drop_takes_numbers_of_the_matrix_between_steps_and_of_no_other(scanned: bool) -> None:
-    """The forward with dropped weights is that of the layer whose weights these are."""
+    """The forward pass with dropped weights equals that of a layer with these weights."""
     made, x = layers("lstm", 5, [4], weight_dropout=0.5), inputs(3, 6, 5)
     made = by_scan(made) if scanned else made
     cell = first(made)
@@ -395,10 +395,10 @@ def test_weight_drop_takes_numbers_of_the_matrix_between_steps_and_of_no_other(s
 
 def test_weight_drop_is_one_mask_for_all_steps_another_each_time_and_off_in_evaluation() -> None:
     made, x = layers("lstm", 5, [4], weight_dropout=0.5), inputs(1, 1, 5).expand(1, 2, 5)
-    state = made.start(1, x)
+    state = made.zero_state(1, x)
     assert not torch.equal(made(x)[0], made(x)[0])
     (by_weight,) = torch.autograd.grad(made(x)[0].sum(), first(made).weight_hh)
-    assert 0.2 < (by_weight == 0).double().mean() < 0.8  # what was dropped learns nothing
+    assert 0.2 < (by_weight == 0).double().mean() < 0.8  # dropped weights get no gradient
     made.eval()
     close([made(x)[0]], [layers("lstm", 5, [4])(x)[0]])
     close(made.step(x[:, 0], state)[0], layers("lstm", 5, [4])(x)[0][:, 0])
@@ -406,7 +406,7 @@ def test_weight_drop_is_one_mask_for_all_steps_another_each_time_and_off_in_eval
 
 def test_weight_drop_keeps_the_mean() -> None:
     made, h = layers("rnn", 2, [16], weight_dropout=0.3), inputs(1, 1, 16)[:, 0]
-    means = torch.stack([made._dropped(first(made)) @ h[0] for _ in range(4000)]).mean(0)
+    means = torch.stack([made._drop_weights(first(made)) @ h[0] for _ in range(4000)]).mean(0)
     torch.testing.assert_close(means, first(made).weight_hh @ h[0], atol=0.15, rtol=0)
 
 
@@ -428,7 +428,7 @@ def test_under_autocast_products_are_in_bf16(kind: str, norm: bool) -> None:
     made, x = layers(kind, 32, [32, 32], torch.float32, 0.03, norm=norm), inputs(4, 6, 32, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         low, _ = made(x)
-        state = made.start(4, x)
+        state = made.zero_state(4, x)
         for t in range(6):
             now, state = made.step(x[:, t], state)
     assert low.dtype == now.dtype == torch.bfloat16
@@ -445,7 +445,7 @@ def test_under_autocast_products_are_in_bf16(kind: str, norm: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["lstm", "mut3"])
 def test_a_compiled_step_is_the_plain_one_and_is_compiled_few_times(kind: str) -> None:
-    """The first step, whose state learns nothing, and all others; layers of all widths share them."""
+    """There are two graphs, the first step, whose state needs no gradient, and all others; all widths share them."""
     torch._dynamo.reset()
     x = inputs(3, 7, 6).requires_grad_()
     plain, made = (by_scan(layers(kind, 6, [8, 5])) for _ in range(2))
@@ -473,7 +473,7 @@ def test_training_compiles_the_steps_of_scans() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestOnAGPU:
-    """What cuDNN does, in bf16 and in a recording."""
+    """cuDNN in bf16 and inside a CUDA graph."""
 
     @pytest.mark.parametrize("side", ["none", "left", "right"])
     @pytest.mark.parametrize("bidirectional", [False, True])

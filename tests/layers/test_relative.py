@@ -46,7 +46,7 @@ def check_table(scheme: Positions, expected: np.ndarray) -> None:
 # ---- ALiBi -----------------------------------------------------------------------------------------------------------
 
 EIGHT = [0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625, 0.0078125, 0.00390625]
-BETWEEN = [0.70710678, 0.35355339, 0.17677670, 0.08838835]  # of sixteen heads, every other
+BETWEEN = [0.70710678, 0.35355339, 0.17677670, 0.08838835]  # every other slope of sixteen heads
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_no_distance_falls_into_its_neighbours_bucket_by_rounding(bidirectional:
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_t5_looks_its_numbers_up_by_bucket(bidirectional: bool) -> None:
     scheme = t5(H, 8, 30, bidirectional)
-    assert (scheme.table(N) == 0).all()  # it starts without an opinion
+    assert (scheme.table(N) == 0).all()  # initialized to zero
     weight = np.random.default_rng(0).normal(size=(H, 8)).astype(np.float32)
     with_values(scheme, weight=weight)
     check_table(scheme, weight[:, [exact_bucket(d, 8, 30, bidirectional) for d in DISTANCES.tolist()]])
@@ -172,7 +172,7 @@ def test_kerples_parameters_stay_in_their_range() -> None:
     assert beyond.table(3)[0, -1].item() == pytest.approx(-(2**0.01))
     beyond.table(3).sum().backward()
     assert beyond.p.grad is not None
-    assert beyond.p.grad.item() != 0  # it can come back
+    assert beyond.p.grad.item() != 0  # the straight-through gradient can bring it back
 
 
 def test_kerple_starts_as_its_paper_says() -> None:
@@ -191,7 +191,7 @@ def test_kerples_gradients_are_those_of_finite_differences(kind: str) -> None:
     with torch.no_grad():
         for p in scheme.parameters():
             p.mul_(0.8).add_(0.1)  # clear of the edges of its range
-    assert torch.autograd.gradcheck(lambda *_: scheme.of(distances), tuple(scheme.parameters()))
+    assert torch.autograd.gradcheck(lambda *_: scheme.bias_at(distances), tuple(scheme.parameters()))
 
 
 # ---- FIRE ------------------------------------------------------------------------------------------------------------
@@ -208,8 +208,10 @@ def numpy_fire(scheme: FIRE, q: np.ndarray, k: np.ndarray, c: float, threshold: 
 def test_the_worked_arguments_of_fire() -> None:
     scheme = make("fire", n_heads=H, width=32, threshold=512.0)  # c = 0.1, L = 512
     q, k = torch.tensor([10, 1000, 300, 600]), torch.tensor([5, 500, 300, 0])
-    assert scheme.share(q, k).tolist() == pytest.approx([0.1025175, 0.8519443, 0, 1], abs=1e-6)
-    assert scheme.share(k, q).tolist() == pytest.approx([0.1025175, 0.8519443, 0, 1], abs=1e-6)  # an encoder's
+    assert scheme.relative_distance(q, k).tolist() == pytest.approx([0.1025175, 0.8519443, 0, 1], abs=1e-6)
+    assert scheme.relative_distance(k, q).tolist() == pytest.approx(
+        [0.1025175, 0.8519443, 0, 1], abs=1e-6
+    )  # an encoder's
 
 
 @pytest.mark.parametrize(("c", "stretch"), [(0.1, 1.0), (-0.7, 1.0), (0.1, -2.5)])

@@ -35,7 +35,7 @@ def yarn(d_head: int, base: float, factor: float, trained_len: int, slow: float 
 def turned_by(turn: Tensor) -> Rotary:
     """Plain rope with other angles."""
     found = rope(2 * len(turn), 10000.0)
-    found.turn = turn.float()
+    found.inv_freq = turn.float()
     return found
 
 
@@ -43,26 +43,30 @@ def theta(d_head: int, base: float) -> np.ndarray:
     return np.array([base ** (-2 * m / d_head) for m in range(d_head // 2)])
 
 
-def test_the_pace_of_each_hand_by_hand() -> None:
-    # Width 8, base 10,000: each hand is ten times slower than the one before.
+def test_each_frequency_by_hand() -> None:
+    # Width 8, base 10,000: each frequency is a tenth of the one before.
     plain = [1, 0.1, 0.01, 0.001]
-    assert rope(8, 10000.0).turn.tolist() == pytest.approx(plain)
-    assert rope(8, 10000.0, "linear", 4.0).turn.tolist() == pytest.approx([t / 4 for t in plain])
-    # NTK: base 10,000 * 4^(8/6), so hand m is slower by 4^(m/3); 4^(1/3) = 1.587401.
-    assert rope(8, 10000.0, "ntk", 4.0).turn.tolist() == pytest.approx([1, 0.0629961, 0.00396850, 0.00025], rel=1e-5)
-    assert rope(8, 10000.0, "none", 4.0).turn.tolist() == pytest.approx(plain)  # a factor alone does nothing
+    assert rope(8, 10000.0).inv_freq.tolist() == pytest.approx(plain)
+    assert rope(8, 10000.0, "linear", 4.0).inv_freq.tolist() == pytest.approx([t / 4 for t in plain])
+    # NTK: base 10,000 * 4^(8/6), so frequency m is divided by 4^(m/3); 4^(1/3) = 1.587401.
+    assert rope(8, 10000.0, "ntk", 4.0).inv_freq.tolist() == pytest.approx(
+        [1, 0.0629961, 0.00396850, 0.00025], rel=1e-5
+    )
+    assert rope(8, 10000.0, "none", 4.0).inv_freq.tolist() == pytest.approx(plain)  # a factor alone does nothing
 
 
 @given(half=st.integers(2, 64), base=st.floats(10.0, 1e6), factor=st.floats(1.0, 64.0))
-def test_ntk_keeps_the_fastest_hand_and_slows_the_slowest_by_the_factor(half: int, base: float, factor: float) -> None:
-    ratio = rope(2 * half, base, "ntk", factor).turn.double().numpy() / theta(2 * half, base)
+def test_ntk_keeps_the_highest_frequency_and_divides_the_lowest_by_the_factor(
+    half: int, base: float, factor: float
+) -> None:
+    ratio = rope(2 * half, base, "ntk", factor).inv_freq.double().numpy() / theta(2 * half, base)
     assert ratio[0] == pytest.approx(1)
     assert ratio[-1] == pytest.approx(1 / factor, rel=1e-5)
     assert (np.diff(ratio) <= 1e-6).all()
 
 
 def test_quarter_turns_by_hand() -> None:
-    # Two hands, the first turning by 90 degrees a position, the second by 180.
+    # Two pairs, the first rotated by 90 degrees per position, the second by 180.
     scheme = turned_by(torch.tensor([math.pi / 2, math.pi]))
     x = torch.tensor([1.0, 2.0, 3.0, 4.0]).expand(1, 1, 4, 4)
     turned = rotate(x, scheme.rotation(torch.arange(4)[None]))[0, 0]
@@ -108,9 +112,9 @@ def test_the_table_is_neither_trained_nor_saved() -> None:
 
 
 def test_the_worked_yarn_of_width_64() -> None:
-    # Base 10,000, 8 times 4,096 tokens. Hand m turns 4096 * theta_m / 2 pi times in the trained length: 32 times at
-    # m = 10.5, once at m = 22.5, so hands up to 10 keep their pace, from 23 on they go 8 times slower, 13 steps between.
-    ratio = yarn(64, 10000.0, 8.0, 4096).turn.double().numpy() / theta(64, 10000.0)
+    # Base 10,000, 8 times 4,096 tokens. Pair m makes 4096 * theta_m / 2 pi rotations in the trained length: 32 at
+    # m = 10.5, 1 at m = 22.5, so frequencies up to m = 10 stay, those from 23 on are divided by 8, with a ramp between.
+    ratio = yarn(64, 10000.0, 8.0, 4096).inv_freq.double().numpy() / theta(64, 10000.0)
     expected = {0: 1, 5: 1, 10: 1, 15: 0.663, 20: 0.327, 23: 0.125, 25: 0.125, 31: 0.125}
     assert {m: round(float(ratio[m]), 3) for m in expected} == expected
     assert ratio[11] == pytest.approx(1 - 7 / 8 / 13, rel=1e-6)
@@ -123,13 +127,13 @@ def test_yarn_sharpens_scores_by_the_square_of_its_temperature(factor: float, te
     cos, sin = scheme.rotation(PLACES)
     torch.testing.assert_close(cos**2 + sin**2, torch.full_like(cos, temperature**2))
     q, k = torch.randn(2, B, H, T, D)
-    plain = turned_by(scheme.turn)
+    plain = turned_by(scheme.inv_freq)
     sharp, calm = ((rotate(q, r) * rotate(k, r)).sum(-1) for r in (scheme.rotation(PLACES), plain.rotation(PLACES)))
     torch.testing.assert_close(sharp, calm * temperature**2, atol=1e-5, rtol=1e-5)
 
 
 def test_yarn_for_the_trained_length_is_plain_rope() -> None:
-    torch.testing.assert_close(yarn(64, 10000.0, 1.0, 4096).turn, rope(64, 10000.0).turn)
+    torch.testing.assert_close(yarn(64, 10000.0, 1.0, 4096).inv_freq, rope(64, 10000.0).inv_freq)
 
 
 @given(
@@ -140,12 +144,12 @@ def test_yarn_for_the_trained_length_is_plain_rope() -> None:
     slow=st.sampled_from([1.0, 2.0]),
     fast=st.sampled_from([16.0, 32.0]),
 )
-def test_fast_hands_keep_their_pace_and_slow_ones_are_slowed_by_the_factor(
+def test_high_frequencies_stay_and_low_ones_are_divided_by_the_factor(
     half: int, base: float, factor: float, trained_len: int, slow: float, fast: float
 ) -> None:
-    """Not the other way round: a hand that has turned often enough has shown every angle already."""
+    """High frequencies stay, because many rotations in the trained length have covered every angle."""
     plain = theta(2 * half, base)
-    ratio = yarn(2 * half, base, factor, trained_len, slow, fast).turn.double().numpy() / plain
+    ratio = yarn(2 * half, base, factor, trained_len, slow, fast).inv_freq.double().numpy() / plain
     turns = trained_len * plain / (2 * math.pi)
     np.testing.assert_allclose(ratio[turns > fast * 1.001], 1, rtol=1e-6)
     np.testing.assert_allclose(ratio[turns < slow * 0.999], 1 / factor, rtol=1e-6)
@@ -186,7 +190,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 )
 def test_it_is_llamas_rotation_with_the_pairs_in_another_order(ours: Rotary, parameters: dict[str, Any]) -> None:
     modeling, theirs = llama(**parameters)
-    torch.testing.assert_close(ours.turn, theirs.inv_freq)
+    torch.testing.assert_close(ours.inv_freq, theirs.inv_freq)
     assert ours.temperature == pytest.approx(theirs.attention_scaling)
     q, k = torch.randn(2, B, H, T, D)
     expected = modeling.apply_rotary_pos_emb(halves(q), halves(k), *theirs(q, PLACES))

@@ -87,7 +87,7 @@ def test_the_settings_name_the_scheme_unless_the_caller_does() -> None:
 def turn(name: str, **settings: object) -> Tensor:
     scheme = make_positions(having(**settings), "decoder", name)
     assert isinstance(scheme, Rotary)
-    return scheme.turn
+    return scheme.inv_freq
 
 
 SETTINGS: list[tuple[str, dict[str, object], Callable[[Any], object], object]] = [
@@ -98,17 +98,22 @@ SETTINGS: list[tuple[str, dict[str, object], Callable[[Any], object], object]] =
     ("shaw", {"d_head": 6, "shaw.clip": 3}, lambda s: {tuple(p.shape) for p in (s.keys, s.added)}, {(7, 6)}),
     ("t5", {"n_heads": 4, "t5.buckets": 12}, lambda s: tuple(s.weight.shape), (4, 12)),
     ("t5", {"t5.max_distance": 77}, lambda s: s.max_distance, 77),
-    ("rope", {"d_head": 4, "rope.base": 100.0}, lambda s: s.turn.tolist(), [1, 0.1]),
-    ("rope", {"d_head": 4, "rope.scaling": "linear", "rope.factor": 8.0}, lambda s: s.turn.tolist(), [1 / 8, 1 / 800]),
-    ("rope", {"d_head": 4, "rope.scaling": "ntk", "rope.factor": 8.0}, lambda s: s.turn.tolist(), [1, 1 / 800]),
+    ("rope", {"d_head": 4, "rope.base": 100.0}, lambda s: s.inv_freq.tolist(), [1, 0.1]),
+    (
+        "rope",
+        {"d_head": 4, "rope.scaling": "linear", "rope.factor": 8.0},
+        lambda s: s.inv_freq.tolist(),
+        [1 / 8, 1 / 800],
+    ),
+    ("rope", {"d_head": 4, "rope.scaling": "ntk", "rope.factor": 8.0}, lambda s: s.inv_freq.tolist(), [1, 1 / 800]),
     ("yarn", {"d_head": 4, "yarn.factor": 8.0}, lambda s: s.temperature, 0.1 * math.log(8) + 1),
-    ("yarn", {"d_head": 4, "yarn.factor": 8.0, "yarn.trained_len": 10**7}, lambda s: s.turn.tolist(), [1, 1 / 100]),
-    ("yarn", {"d_head": 4, "yarn.factor": 8.0, "yarn.trained_len": 10}, lambda s: s.turn.tolist(), [1, 1 / 800]),
+    ("yarn", {"d_head": 4, "yarn.factor": 8.0, "yarn.trained_len": 10**7}, lambda s: s.inv_freq.tolist(), [1, 1 / 100]),
+    ("yarn", {"d_head": 4, "yarn.factor": 8.0, "yarn.trained_len": 10}, lambda s: s.inv_freq.tolist(), [1, 1 / 800]),
     ("alibi", {"n_heads": 4}, lambda s: s.slopes.tolist(), [1 / 4, 1 / 16, 1 / 64, 1 / 256]),
     ("kerple-log", {"n_heads": 4}, lambda s: {tuple(p.shape) for p in (s.r1, s.r2)}, {(4,)}),
     ("kerple-power", {"n_heads": 4}, lambda s: {tuple(p.shape) for p in (s.a, s.p)}, {(4,)}),
     ("fire", {"n_heads": 4, "fire.width": 5}, lambda s: tuple(s.outer.weight.shape), (4, 5)),
-    ("fire", {"fire.threshold": 9.0}, lambda s: s.share(torch.tensor([9]), torch.tensor([0])).item(), 1),
+    ("fire", {"fire.threshold": 9.0}, lambda s: s.relative_distance(torch.tensor([9]), torch.tensor([0])).item(), 1),
     ("cope", {"d_head": 6, "cope.positions": 7}, lambda s: tuple(s.vectors.shape), (7, 6)),
     ("cope", {"d_head": 6, "max_len": 9}, lambda s: tuple(s.vectors.shape), (9, 6)),
 ]
@@ -130,10 +135,10 @@ def test_a_factor_that_would_do_nothing_is_refused() -> None:
 
 
 def test_yarn_reads_where_slow_ends_and_fast_begins() -> None:
-    # Width 16, base 10,000, 200 tokens: hands 0 to 7 turn 31.8, 10.1, 3.2, 1.007, .3, ... times.
+    # Width 16, base 10,000, 200 tokens: pairs 0 to 7 make 31.8, 10.1, 3.2, 1.007, .3, ... rotations.
     yarn = {"yarn.factor": 4.0, "yarn.trained_len": 200, "yarn.slow": 1.005, "yarn.fast": 10.0}
     ratio = turn("yarn", d_head=16, **yarn) / turn("rope", d_head=16)
-    # Fast ones end between hands 1 and 2, so at 1; slow ones begin between 3 and 4, so at 4: a ramp of three steps.
+    # Kept ones end between pairs 1 and 2, so at 1; interpolated ones begin between 3 and 4, so at 4: a ramp of three steps.
     assert ratio.tolist() == pytest.approx([1, 1, 0.75, 0.5, 0.25, 0.25, 0.25, 0.25], rel=1e-5)
 
 
@@ -284,7 +289,9 @@ def test_gradients_reach_every_parameter(name: str) -> None:
     for where, p in stack.schemes.named_parameters():
         assert p.grad is not None, where
         assert p.grad.isfinite().all(), where
-        if not where.endswith("outer.bias"):  # FIRE's: the same for all keys, so the softmax does not see it
+        if not where.endswith(
+            "outer.bias"
+        ):  # FIRE's output bias is the same for all keys, and softmax is invariant to it
             assert p.grad.abs().max() > 1e-5, where
     if name.startswith("kerple"):
         assert all((p.grad != 0).all() for p in stack.schemes.parameters() if p.grad is not None)  # each head's own

@@ -268,7 +268,7 @@ def test_records_and_rows_are_linear_in_length_whatever_the_scheme(scheme: str) 
     with torch.inference_mode(), record(model) as tape:
         model(ids(n))
     (kept,) = tape["decoder.0.self"]
-    assert kept.plan.ready is None
+    assert kept.plan.prepared is None
     assert elements_of(kept) < 4 * 4 * n * C
     with Largest() as after:
         kept.weights(rows=[3, n - 1])

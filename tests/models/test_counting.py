@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import regard.kernels.linear_activation
 import regard.kernels.residual_norm  # noqa: F401 (registers its operators)
-from regard.layers.recurrent import repeating
+from regard.layers.recurrent import counted_as
 from regard.models.analysis.counting import FORMULAS, RARE, Counting, count, likeness, meta_copy, meta_model
 from regard.models.architectures import make_model, preset
 
@@ -105,7 +105,7 @@ class Loop(nn.Module):
         self.weight = nn.Parameter(torch.zeros(C, C))
 
     def forward(self, x: Tensor) -> Tensor:
-        with repeating(10):
+        with counted_as(10):
             return F.linear(x, self.weight)
 
 

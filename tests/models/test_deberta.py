@@ -139,7 +139,7 @@ def test_distances_from_the_reach_on_are_the_last_rows() -> None:
         scheme = bert(version).encoder.schemes[0]
         assert isinstance(scheme, Disentangled)
         q, k = torch.tensor([[0, 1000]]), torch.tensor([[0, 10, 1000]])
-        rows, n = scheme.distances.rows((q, k))[0, 0].tolist(), len(scheme.distances.table)
+        rows, n = scheme.distances.row_index((q, k))[0, 0].tolist(), len(scheme.distances.table)
         assert rows == [[n // 2, 0, 0], [n - 1, n - 1, n // 2]]
 
 
@@ -163,7 +163,7 @@ def test_the_third_version_projects_with_the_queries_and_keys_of_its_layer() -> 
         assert isinstance(scheme, Disentangled)
         expected = torch.nn.functional.linear(scheme.distances(), qkv.weight, qkv.bias)  # type: ignore[arg-type]
         expected = expected[:, qkv_rows(H, H, D)]
-        for i, found in enumerate(scheme.projected()):  # (1, H, rows, D)
+        for i, found in enumerate(scheme.project_distances()):  # (1, H, rows, D)
             torch.testing.assert_close(found[0].transpose(0, 1).flatten(1), expected[:, i * C : (i + 1) * C])
 
 

@@ -419,7 +419,7 @@ def test_recording_changes_no_bit_and_keeps_what_was(kind: str) -> None:
     torch.testing.assert_close(kept.scores().softmax(-1), before, **exact)
     torch.optim.SGD(model.parameters(), lr=1.0).step()
     assert torch.equal(kept.weights(), before)
-    assert not model.decoder.attentive.cross.heard
+    assert not model.decoder.attentive.cross.is_observed
 
 
 @pytest.mark.parametrize("way", WAYS, ids=["beam", "greedy", "samples"])

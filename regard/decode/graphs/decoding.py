@@ -79,7 +79,7 @@ class Translation(Job[Sample]):
     def _read(self, source: Tensor, which: Tensor) -> None:
         """Read the sources and the start tokens before the last, and put what they leave into the slots."""
         state, _ = opened(self.model, source, self.start)
-        self.engine.state.enter(which, state, torch.arange(len(which), device=which.device))
+        self.engine.state.fill_slots(which, state, torch.arange(len(which), device=which.device))
 
     def harvest(self, snapshot: Snapshot) -> int:
         """Take what has ended; how many sentences these are."""
@@ -146,9 +146,9 @@ class Continuation(Job[GenerationRequest]):
         different, copies = distinct(prompts)
         ids = pad_rows([prompt[:-1] for prompt in different], which.device)
         if ids.shape[1] == 0:
-            return self.engine.state.clear(which)
+            return self.engine.state.clear_slots(which)
         _, state = self.model.read_prompt(ids)
-        self.engine.state.enter(which, state, torch.tensor(copies, device=ids.device))
+        self.engine.state.fill_slots(which, state, torch.tensor(copies, device=ids.device))
 
     def hear(self, snapshot: Snapshot) -> list[GenerationRequest]:
         """Tell the rows what was written for them; those that have ended leave."""

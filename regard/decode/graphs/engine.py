@@ -27,7 +27,7 @@ from regard.decode.graphs.top_candidates import candidates, likeliest
 from regard.decode.sampling import choose_next
 from regard.kernels.cuda_graph import GraphedCallable
 from regard.layers.decoding_state import state_bytes
-from regard.layers.part import part_in
+from regard.layers.part import find_failing_part
 from regard.layers.static_decoding_state import StaticState
 
 BURST = 4  # steps between two looks at the slots
@@ -249,7 +249,7 @@ def engine_for(model: Writing, options: DecodeConfig, shape: tuple[int, int, int
             raise
         except Exception as error:  # whatever a part's step may do that it may not
             reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise NotCapturable(f"{part_in(error)} cannot be captured: {reason}") from error
+            raise NotCapturable(f"{find_failing_part(error)} cannot be captured: {reason}") from error
         engine.home = (shelf, key)
     engine.refresh()
     return engine

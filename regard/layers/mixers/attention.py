@@ -1,4 +1,4 @@
-"""Multi-head attention: queries, keys and values by one or two projections, a kernel, an output projection."""
+"""Multi-head attention: projections to queries, keys and values, an attention kernel, and an output projection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from regard.config import ModelConfig
 from regard.config.registry import register, setting
 from regard.kernels.attention_functions import Rotation, merge_heads, rotate, split_heads, split_qkv
 from regard.kernels.masks import with_window
-from regard.layers.attention_kernels import Plan, make_plan, runnable, settled
+from regard.layers.attention_kernels import Plan, get_kernel, make_plan, with_additive_mask
 from regard.layers.context import Context, Request
 from regard.layers.decoding_state import LENGTH, Columns, PerSentence, Storage
 from regard.layers.part import Mixer, Part, Place
@@ -19,14 +19,14 @@ from regard.layers.part import Mixer, Part, Place
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the self-attention layers of a forward share."""
+    """What the self-attention layers of a forward pass share."""
 
     plan: Plan
-    rotation: Rotation | None = None  # how queries and keys are rotated, if they are
+    rotation: Rotation | None = None  # cosines and sines of rotary positions
 
 
 class Attention(Part):
-    """The members that self- and cross-attention share."""
+    """Base class of self-attention and cross-attention."""
 
     observed: ClassVar[dict[str, str]] = {"mix": "out"}
 
@@ -38,7 +38,7 @@ class Attention(Part):
         self.out = nn.Linear(self.d_queries, config.d_model, bias=config.bias)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
-        """Return (B, H, T, D) by whichever kernel the plan names; `look.record` observes this call."""
+        """Return attention (B, H, T, D), computed by the kernel of the plan; `look.record` observes this call."""
         return plan(q, k, v, self.p_drop if self.training else 0.0)
 
 
@@ -59,14 +59,14 @@ class SelfAttention(Attention, Mixer):
     def __init__(self, settings: Settings, config: ModelConfig, place: Place) -> None:
         Attention.__init__(self, config)
         self.window = settings.window
-        self.share = settings.window
+        self.share_key = settings.window
         self.qkv = nn.Linear(config.d_model, self.d_queries + 2 * self.d_keys, bias=config.bias)
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries (B, H, T, D), keys and values (B, G, T, D) of what `qkv` gives (B, T, (H + 2G) * D)."""
+        """Return queries (B, H, T, D), keys and values (B, G, T, D) from fused projections (B, T, (H + 2G) * D)."""
         return split_qkv(qkv, self.n_heads, self.n_kv_heads, self.d_head)
 
-    def joined(self) -> dict[str, tuple[int, list[int]]]:
+    def fused_matrices(self) -> dict[str, tuple[int, list[int]]]:
         queries = self.d_queries // self.n_kv_heads
         return {"qkv": (self.n_kv_heads, [queries, self.d_head, self.d_head])}
 
@@ -74,26 +74,25 @@ class SelfAttention(Attention, Mixer):
         scheme, mask = request.scheme, with_window(request.mask, self.window)
         rotation = scheme.rotation(request.positions)
         if request.sees_all and mask.triangle and not (scheme.relative or scheme.contextual):
-            plan = Plan(runnable("sdpa"), mask, request.positions, request.keys, scheme=scheme)
+            plan = Plan(get_kernel("sdpa"), mask, request.positions, request.keys, scheme=scheme)
             return Prepared(plan, rotation)
         dropout = self.p_drop if request.training else 0.0
         q, k, past = request.positions, request.keys, request.past
         plan = make_plan(mask, q, k, scheme, d_head=self.d_head, dropout=dropout, past=past)
-        return Prepared(plan if request.training else settled(plan), rotation)
+        return Prepared(plan if request.training else with_additive_mask(plan), rotation)
 
     def plan(self, ctx: Context) -> Plan:
         """Return the plan that this layer attends by; `look.change` replaces this method."""
-        return ctx.ready.plan
+        return ctx.prepared.plan
 
     def scale_queries(self, factor: float) -> None:
-        """Start with queries that much larger; a stack whose scores are not divided by sqrt(D) makes them smaller."""
-        self.qkv.weight.unflatten(0, (self.n_kv_heads, -1))[:, : -2 * self.d_head] *= (
-            factor  # (kernels/weight_layout.py)
-        )
+        """Multiply the initial query weights by a factor; a stack whose scores are not divided by sqrt(D) uses it."""
+        groups = self.qkv.weight.unflatten(0, (self.n_kv_heads, -1))  # queries, key, value (kernels/weight_layout.py)
+        groups[:, : -2 * self.d_head] *= factor
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         q, k, v = self.split(self.qkv(x))
-        q, k = rotate(q, ctx.ready.rotation), rotate(k, ctx.ready.rotation)
+        q, k = rotate(q, ctx.prepared.rotation), rotate(k, ctx.prepared.rotation)
         return self.out(merge_heads(self.attend(q, k, v, self.plan(ctx))))
 
     def state(self) -> dict[str, Storage]:
@@ -101,14 +100,14 @@ class SelfAttention(Attention, Mixer):
 
     def read(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
         q, k, v = self.split(self.qkv(x))
-        q, k = rotate(q, ctx.ready.rotation), rotate(k, ctx.ready.rotation)
+        q, k = rotate(q, ctx.prepared.rotation), rotate(k, ctx.prepared.rotation)
         k, v = ctx.state.extend(self, keys=k, values=v)  # (B, G, S, D)
         return self.out(merge_heads(self.attend(q, k, v, self.plan(ctx))))
 
     def step(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
         if ctx.state.static:
             return self.out(ctx.state.attend(self, self.qkv(x), kept))
-        # The K hypotheses of a sentence are K queries of its row: their keys are read once, not copied.
+        # The K hypotheses of a sentence are K queries of one row, so that its keys are read once and never copied.
         return self.read(x.view(len(ctx.state.next), -1, x.shape[-1]), ctx, kept).view_as(x)
 
     def fused_step(self, x: Tensor, norm: nn.Module | None, residual: Tensor | None, ctx: Context, kept: Any) -> Tensor:
@@ -131,12 +130,12 @@ class CrossAttention(Attention):
     def scale_queries(self, factor: float) -> None:
         self.q.weight *= factor
 
-    def joined(self) -> dict[str, tuple[int, list[int]]]:
+    def fused_matrices(self) -> dict[str, tuple[int, list[int]]]:
         return {"kv": (self.n_kv_heads, [self.d_head, self.d_head])}
 
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values (B', G, S, D) of the encoder's output (B', S, C)."""
-        k, v = self.kv(memory).view(*memory.shape[:2], -1, 2, self.d_head).unbind(3)  # by head: its key, its value
+        """Return the keys and values (B', G, S, D) of the encoder's output (B', S, C)."""
+        k, v = self.kv(memory).view(*memory.shape[:2], -1, 2, self.d_head).unbind(3)  # each head's key, then its value
         return k.transpose(1, 2), v.transpose(1, 2)
 
     def plan(self, ctx: Context) -> Plan:
@@ -146,10 +145,11 @@ class CrossAttention(Attention):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         assert ctx.memory is not None
-        return self.over(x, *self.keys_values(ctx.memory), ctx)
+        return self.attend_memory(x, *self.keys_values(ctx.memory), ctx)
 
-    def over(self, x: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
-        # The hypotheses of one sentence are that many queries of one memory row: its keys are read once, not copied.
+    def attend_memory(self, x: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+        """Attend from x (B, T, C) or (N, C) to keys and values (B', G, S, D) of the memory."""
+        # The hypotheses of a sentence are queries of one row of the memory, so that its keys are read once and never copied.
         grouped = x.reshape(k.shape[0], -1, x.shape[-1])  # (B', B/B' * T, C)
         q = split_heads(self.q(grouped), self.d_head)
         return self.out(merge_heads(self.attend(q, k, v, self.plan(ctx)))).view_as(x)
@@ -158,18 +158,19 @@ class CrossAttention(Attention):
         shape = (self.n_kv_heads, LENGTH, self.d_head)
         return {"keys": PerSentence(shape), "values": PerSentence(shape)}
 
-    def remember(self, memory: Tensor, state: Any) -> None:
-        """Keep the keys and values of the encoder's output (B, S, C): they are the same in every step."""
+    def store_memory(self, memory: Tensor, state: Any) -> None:
+        """Store the keys and values of the encoder's output (B, S, C), which are the same in every step."""
         k, v = self.keys_values(memory)
-        state.remember(self, keys=k.contiguous(), values=v.contiguous())  # one head after the other: read at every step
+        # Contiguous by head, since every step reads them.
+        state.store_memory(self, keys=k.contiguous(), values=v.contiguous())
 
     def read(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
-        return self.over(x, kept.keys, kept.values, ctx)
+        return self.attend_memory(x, kept.keys, kept.values, ctx)
 
     def step(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
         if ctx.state.static:
             return self.out(ctx.state.attend_to_memory(self, self.q(x), kept))
-        return self.over(x, kept.keys, kept.values, ctx)
+        return self.attend_memory(x, kept.keys, kept.values, ctx)
 
     def fused_step(self, x: Tensor, norm: nn.Module | None, residual: Tensor | None, ctx: Context, kept: Any) -> Tensor:
         from regard.kernels.step_linear import project

@@ -1,16 +1,13 @@
-"""A gated convolution in the place of self-attention, as in ConvS2S: v = sum_j W_j x[t + j] + b over the few tokens that
-t sees, and a half of v opens and closes the other, A * sigmoid(B).
+"""A gated convolution in the place of self-attention, as in ConvS2S: [A; B] = sum_j W_j x[t + j] + b, y = A * sigmoid(B).
 
-All taps are one matrix product, (B, T, K*C) x (K*C, 2C), of the tokens seen laid side by side, the earliest first; those
-that are not there count as zero. Its parameters are `taps.weight` (2C, K*C) and `taps.bias` (2C). How far apart the taps
-stand comes with the context (layers/mixers/convolution.py), so blocks of all dilations share one compiled form. A step needs the last
-(K - 1) * dilation + 1 inputs of its row, which are kept in a ring: the input at position p in place p modulo its length.
+A token sees `kernel` tokens at a spacing of `dilation`: itself and earlier ones under a causal mask, otherwise as many after
+it as before it. Tokens that do not exist count as zero: before the beginning of a row, in padding, and in another document
+of a packed row. `ConvIndices` hold the columns of the tokens seen; they are made once per forward pass for all blocks of one
+dilation, outside of compiled code, so that blocks of all dilations share one compiled form.
 
-MERGED: Which tokens a convolution sees: made once per forward for all blocks of one dilation, outside whatever is compiled.
-
-A token sees `kernel` tokens that stand `dilation` apart: itself and those before it under a causal mask, else as many
-ahead as back. Positions say which of them there are. Before a row's beginning, in padding and in another document of a
-packed row there is none: a token o columns away is the right one only if its position is o away too.
+The tokens seen are concatenated, the earliest first, and multiplied in one product, (B, T, K*C) x (K*C, 2C). The parameters
+are `taps.weight` (2C, K*C) and `taps.bias` (2C). A decoding step needs the last (K - 1) * dilation + 1 inputs of its row,
+which are kept in a ring buffer: the input at position p is at index p modulo its length.
 """
 
 from __future__ import annotations
@@ -31,6 +28,70 @@ from regard.layers.decoding_state import PerRow, Storage
 from regard.layers.part import Mixer, Place
 
 
+@dataclass(frozen=True)
+class ConvIndices:
+    """The columns of the K tokens that each token sees, as K tensors (B, T)."""
+
+    columns: tuple[Tensor, ...]  # the column of the token that token t sees; PAD_POSITION: none
+    seen_by: tuple[Tensor, ...] | None = None  # the column of the token that sees token t; None without gradients
+
+
+def make_conv_indices(mask: Mask, positions: Tensor, kernel: int, dilation: int) -> ConvIndices:
+    """Return the indices for tokens at these positions (B, T); the mask decides whether they see later tokens."""
+    taps = torch.arange(kernel, device=positions.device)[:, None, None]
+    steps = (taps - (kernel - 1 - count_ahead(mask, kernel))) * dilation  # (K, 1, 1)
+    seen_by = neighbor_columns(positions, -steps) if torch.is_grad_enabled() else None
+    return ConvIndices(neighbor_columns(positions, steps), seen_by)
+
+
+def count_ahead(mask: Mask, kernel: int) -> int:
+    """Return how many of the tokens seen come after the token itself."""
+    if mask.ahead == 0 and not mask.causal:
+        raise RegardError("a convolution sees no prefix: read the text causally, or with a model of attention")
+    return 0 if mask.causal else kernel // 2
+
+
+def neighbor_columns(positions: Tensor, steps: Tensor) -> tuple[Tensor, ...]:
+    """Return the columns (B, T) of the tokens that are `steps` (K, 1, 1) positions away, PAD_POSITION if there is none.
+
+    A token some columns away is the right one only if its position is as far away. Beyond an end of the row the column is
+    that of the end, whose position never matches.
+
+    The result is K tensors: with a dimension of size K, dynamic-shape compilation would confuse it with a B or T of the
+    same size."""
+    length, wanted = positions.shape[1], positions + steps  # (K, B, T)
+    columns = (torch.arange(length, device=positions.device) + steps).clamp(0, length - 1).expand_as(wanted)
+    places = positions.expand_as(wanted).gather(2, columns)
+    exists = (places == wanted) & (places > PAD_POSITION) & (positions > PAD_POSITION)
+    return tuple(x.clone() for x in columns.where(exists, PAD_POSITION))
+
+
+def unfold(x: Tensor, indices: ConvIndices) -> Tensor:
+    """Concatenate the K tokens that each token sees, (B, S, C) -> (B, T, K*C)."""
+    if indices.seen_by is None:
+        return torch.cat([gather_columns(x, columns) for columns in indices.columns], -1)
+    return torch.cat([GatherColumns.apply(x, *both) for both in zip(indices.columns, indices.seen_by, strict=True)], -1)
+
+
+def gather_columns(x: Tensor, columns: Tensor) -> Tensor:
+    """Gather columns (B, T) of x, (B, S, C) -> (B, T, C), with zeros where there is no column."""
+    rows = torch.arange(len(x), device=x.device)[:, None]
+    return x[rows, columns.clamp(min=0)].masked_fill((columns == PAD_POSITION)[..., None], 0)
+
+
+class GatherColumns(torch.autograd.Function):
+    """`gather_columns` whose backward pass is a gather too, instead of a scatter with atomic additions."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, columns: Tensor, seen_by: Tensor) -> Tensor:
+        ctx.save_for_backward(seen_by)
+        return gather_columns(x, columns)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gather_columns(gradient, *ctx.saved_tensors), None, None
+
+
 @register("convolution")
 class Convolution(Mixer):
     """A gated convolution over a few tokens, as in ConvS2S (Gehring et al. 2017)."""
@@ -41,6 +102,8 @@ class Convolution(Mixer):
         dilations: tuple[int, ...] = setting(
             (1,), "steps between those tokens, convolution by convolution, over and over", least=1, most=1 << 16
         )
+
+    has_heads: ClassVar[bool] = False
 
     @classmethod
     def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:
@@ -55,36 +118,35 @@ class Convolution(Mixer):
         super().__init__(settings, config, place)
         self.kernel, self.width = settings.kernel, config.d_model
         self.dilation = settings.dilations[place.index % len(settings.dilations)]
-        self.share = self.kernel, self.dilation
+        self.share_key = self.kernel, self.dilation
         self.taps = nn.Linear(settings.kernel * config.d_model, 2 * config.d_model, bias=config.bias)
 
-    has_heads: ClassVar[bool] = False
-
-    def joined(self) -> dict[str, tuple[int, list[int]]]:
+    def fused_matrices(self) -> dict[str, tuple[int, list[int]]]:
         return {"taps": (1, [self.width, self.width])}
 
-    def prepare(self, request: Request) -> Reach | None:
-        own = request.keys is request.positions
-        return make_reach(request.mask, request.positions, self.kernel, self.dilation) if own else None
+    def prepare(self, request: Request) -> ConvIndices | None:
+        if request.keys is not request.positions:  # a cache holds earlier tokens
+            return None
+        return make_conv_indices(request.mask, request.positions, self.kernel, self.dilation)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        return F.glu(self.taps(unfold(x, ctx.ready)), dim=-1)
+        return F.glu(self.taps(unfold(x, ctx.prepared)), dim=-1)
 
     @property
     def length(self) -> int:
-        """Return how many inputs the ring holds."""
+        """The number of inputs in the ring buffer."""
         return (self.kernel - 1) * self.dilation + 1
 
     def state(self) -> dict[str, Storage]:
         return {"inputs": PerRow((self.length, self.width))}
 
     def read(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
-        if ctx.ready is None:  # these tokens continue what was read before
+        if ctx.prepared is None:  # the tokens continue a text that was read before
             return super().read(x, ctx, kept)
         last = ctx.positions.amax(1, keepdim=True)  # (B, 1), -1 in a row without tokens
         place = torch.arange(self.length, device=x.device)
-        columns = last - (last - place) % self.length  # (B, length), the last position that stands in each place
-        kept.inputs.copy_(looked_up(x, columns.clamp(min=PAD_POSITION)))
+        columns = last - (last - place) % self.length  # (B, length), the last position with each index
+        kept.inputs.copy_(gather_columns(x, columns.clamp(min=PAD_POSITION)))
         return self.forward(x, ctx)
 
     def step(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
@@ -94,66 +156,3 @@ class Convolution(Mixer):
         positions = ctx.positions[:, None] + taps  # (N, K)
         seen = kept.inputs[rows[:, None], positions % self.length].masked_fill((positions < 0)[..., None], 0)
         return F.glu(self.taps(seen.to(x.dtype).flatten(1)), dim=-1)
-
-
-def unfold(x: Tensor, reach: Reach) -> Tensor:
-    """The tokens seen from each token side by side, (B, S, C) -> (B, T, K*C)."""
-    if reach.seen_by is None:
-        return torch.cat([looked_up(x, columns) for columns in reach.columns], -1)
-    return torch.cat([Shift.apply(x, *both) for both in zip(reach.columns, reach.seen_by, strict=True)], -1)
-
-
-def looked_up(x: Tensor, columns: Tensor) -> Tensor:
-    """(B, S, C) -> (B, T, C)"""
-    rows = torch.arange(len(x), device=x.device)[:, None]
-    return x[rows, columns.clamp(min=0)].masked_fill((columns == PAD_POSITION)[..., None], 0)
-
-
-class Shift(torch.autograd.Function):
-    """Backward is a look-up too: whom a token's gradient comes from is known, so nothing has to be added up atomically."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, columns: Tensor, seen_by: Tensor) -> Tensor:
-        ctx.save_for_backward(seen_by)
-        return looked_up(x, columns)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return looked_up(gradient, *ctx.saved_tensors), None, None
-
-
-@dataclass(frozen=True)
-class Reach:
-    """For each of the K tokens seen a tensor (B, T)."""
-
-    columns: tuple[Tensor, ...]  # where the one that token t sees stands among the inputs; NOWHERE: there is none
-    seen_by: tuple[Tensor, ...] | None = None  # where the one stands that sees token t; None: no gradients asked for
-
-
-def make_reach(mask: Mask, positions: Tensor, kernel: int, dilation: int) -> Reach:
-    """Return the reach of tokens at these positions (B, T); the mask says whether they see what is ahead."""
-    taps = torch.arange(kernel, device=positions.device)[:, None, None]
-    steps = (taps - (kernel - 1 - ahead_of(mask, kernel))) * dilation  # (K, 1, 1)
-    seen_by = apart(beside(positions, -steps)) if torch.is_grad_enabled() else None
-    return Reach(apart(beside(positions, steps)), seen_by)
-
-
-def apart(columns: Tensor) -> tuple[Tensor, ...]:
-    """(K, B, T) as K tensors: with K among the sizes, what compiles for any shape would take a B or T as large for it."""
-    return tuple(x.clone() for x in columns)
-
-
-def ahead_of(mask: Mask, kernel: int) -> int:
-    """How many of the tokens seen stand ahead."""
-    if mask.ahead == 0 and not mask.causal:
-        raise RegardError("a convolution sees no prefix: read the text causally, or with a model of attention")
-    return 0 if mask.causal else kernel // 2
-
-
-def beside(positions: Tensor, steps: Tensor) -> Tensor:
-    """(K, B, T), where the inputs are the tokens themselves in their order: a step in position is one in columns. Beyond an
-    end stands the end itself, whose position is never the right one."""
-    length, wanted = positions.shape[1], positions + steps  # (K, B, T)
-    columns = (torch.arange(length, device=positions.device) + steps).clamp(0, length - 1).expand_as(wanted)
-    places = positions.expand_as(wanted).gather(2, columns)
-    return columns.where((places == wanted) & (places > PAD_POSITION) & (positions > PAD_POSITION), PAD_POSITION)

@@ -1,4 +1,4 @@
-"""Absolute positions: vectors that are added to the embeddings, once, below the first block."""
+"""Absolute positions: vectors that are added to the embeddings, once, before the first block."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from regard.layers.positions.scheme import Positions
 class Absolute(Positions):
     """Positions that are added to the embeddings."""
 
-    not_across = "absolute positions are part of the vectors that cross-attention compares; it needs no others"
+    why_not_cross = "absolute positions are part of the vectors that cross-attention compares; it needs no others"
 
 
 @register("linear")
@@ -36,7 +36,7 @@ class Linear(Absolute):
         self.init_weights()
 
     def init_weights(self) -> None:
-        nn.init.normal_(self.a, std=1 / self.max_len)  # of unit size at max_len
+        nn.init.normal_(self.a, std=1 / self.max_len)  # a p has unit variance at max_len
         nn.init.zeros_(self.b)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -45,9 +45,9 @@ class Linear(Absolute):
 
 @register("sinusoidal")
 class Sinusoidal(Absolute):
-    """PE[p, 2i] = sin(p / base^(2i/C)), PE[p, 2i+1] = cos(the same): a clock with C/2 hands.
+    """PE[p, 2i] = sin(p / base^(2i/C)), PE[p, 2i+1] = cos(p / base^(2i/C)): C/2 fixed frequencies.
 
-    Bounded, unique, and a step of c positions is one rotation whatever the position: P(t+c) = M_c P(t).
+    The encoding is bounded and unique, and a shift by c positions is the same rotation everywhere: P(t+c) = M_c P(t).
     """
 
     @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Learned(Absolute):
 
 
 def sinusoids(n: int, d_model: int, base: float) -> Tensor:
-    """The encoding of positions 0..n-1, (n, d_model) fp32, worked in fp64; odd widths end on a sine."""
+    """Return the encoding of positions 0..n-1, (n, d_model) fp32, computed in fp64; odd widths end on a sine."""
     position = torch.arange(n, dtype=torch.float64, device="cpu")[:, None]
     even = torch.arange(0, d_model, 2, dtype=torch.float64, device="cpu")
     angle = position / base ** (even / d_model)  # (n, ceil(C/2))

@@ -1,5 +1,6 @@
-"""Positions that look at queries and keys themselves. They change scores and values inside the softmax, which no fused
-kernel allows, so they run on the reference kernel (layers/attention_kernels.py says so).
+"""Contextual positions, which depend on queries and keys themselves.
+
+They change scores and values in ways that no fused kernel supports, so they run on the reference kernel.
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ if TYPE_CHECKING:
 
 
 class Contextual(Positions):
-    """A scheme that reads queries, keys and weights."""
+    """Base class of schemes that use queries, keys and attention weights."""
 
     contextual: ClassVar[bool] = True
     per_layer: ClassVar[bool] = True
 
     def scores(self, scores: Tensor, q: Tensor, seen: Tensor, places: tuple[Tensor, Tensor], k: Tensor) -> Tensor:
-        """Scaled scores (B, H, T, S), queries q (B, H, T, D), who sees whom (B, 1, T, S), positions (B, T) and (B, S), and
-        keys k (B, H, S, D)."""
+        """Return new scores (B, H, T, S) from scaled scores, queries q (B, H, T, D) and keys k (B, H, S, D).
+
+        `seen` (B, 1, T, S) is the mask; `places` are the positions (B, T) of queries and (B, S) of keys."""
         raise NotImplementedError
 
     def values(self, weights: Tensor, places: tuple[Tensor, Tensor]) -> Tensor | float:
-        """What is added to the weighted sum of the values, (B, H, T, D)."""
+        """Return what is added to the weighted sum of the values, (B, H, T, D)."""
         return 0.0
 
 
@@ -70,22 +72,22 @@ class Shaw(Contextual):
         for vectors in (self.keys, self.added):
             nn.init.xavier_uniform_(vectors)
 
-    def which(self, places: tuple[Tensor, Tensor]) -> Tensor:
-        """Which vector stands for each pair, (B, 1, T, S)."""
+    def vector_index(self, places: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the index of the vector for each pair of query and key, (B, 1, T, S)."""
         q, k = places
         return (k[:, None, None, :] - q[:, None, :, None]).clamp(-self.clip, self.clip) + self.clip
 
     def scores(self, scores: Tensor, q: Tensor, seen: Tensor, places: tuple[Tensor, Tensor], k: Tensor) -> Tensor:
         products = (q @ self.keys.T.to(q.dtype)).float() * q.shape[-1] ** -0.5  # (B, H, T, 2 clip + 1)
-        return scores + products.gather(-1, self.which(places).expand_as(scores))
+        return scores + products.gather(-1, self.vector_index(places).expand_as(scores))
 
     def values(self, weights: Tensor, places: tuple[Tensor, Tensor]) -> Tensor:
         by_distance = weights.new_zeros(*weights.shape[:-1], 2 * self.clip + 1, dtype=torch.float32)
-        by_distance = by_distance.scatter_add(-1, self.which(places).expand_as(weights), weights.float())
+        by_distance = by_distance.scatter_add(-1, self.vector_index(places).expand_as(weights), weights.float())
         return by_distance.to(weights.dtype) @ self.added.to(weights.dtype)  # (B, H, T, D)
 
     def describe(self, n: int = 64) -> tuple[Curves | Matrix, ...]:
-        """The sizes of the entries of both tables, distances from -clip to clip."""
+        """Return the absolute values of both tables, for distances from -clip to clip."""
         tables = {"|aK|": self.keys, "|aV|": self.added}
         return tuple(Matrix(name, x.abs().T, DISTANCE, "dimension", start=-self.clip) for name, x in tables.items())
 
@@ -133,8 +135,9 @@ class CoPE(Contextual):
         return scores + products.gather(-1, above) * part + products.gather(-1, below) * (1 - part)
 
     def describe(self, n: int = 64) -> tuple[Curves | Matrix, ...]:
-        """The vectors; as long as they are zero, a worked example: two queries at the last word of a text, one of which
-        finds only ends of sentences worth counting."""
+        """Return the learned vectors or, while they are zero, an example with two queries at the last word of a text.
+
+        One query counts only ends of sentences, the other counts every word."""
         if self.vectors.any():
             return (Matrix("the vectors e", self.vectors, "dimension", "position"),)
         wanted = torch.tensor([[6.0 if counts(word) else -6.0 for word in STORY] for counts in COUNTED.values()])
@@ -155,10 +158,10 @@ COUNTED = {"counts sentences": lambda word: word == "<eos>", "counts every word"
 
 
 class Distances(nn.Module):
-    """A vector for every distance i - j, DeBERTa's table P, as wide as the model.
+    """DeBERTa's table P: a vector (C,) for every distance i - j.
 
-    Version 1 has one for each distance from -reach to reach - 1. Version 3 has `buckets` on either side: near distances have
-    one each, far ones share them, ever more to a bucket; and its vectors are normalised.
+    Version 1 has one vector for each distance from -reach to reach - 1. Version 3 has `buckets` on either side, exact for
+    near distances and logarithmic for far ones, and a LayerNorm on its vectors.
     """
 
     row: Tensor
@@ -169,7 +172,7 @@ class Distances(nn.Module):
         self.table = nn.Parameter(torch.empty(2 * (buckets or reach), d_model))
         self.norm = nn.LayerNorm(d_model, eps=eps) if buckets else nn.Identity()
         row = torch.empty(2 * reach + 1, dtype=torch.long)
-        self.register_buffer("row", row, persistent=False)  # of each distance
+        self.register_buffer("row", row, persistent=False)  # the row of the table for each distance
 
     def init_weights(self) -> None:
         nn.init.normal_(self.table, std=0.02)
@@ -182,16 +185,18 @@ class Distances(nn.Module):
     def forward(self) -> Tensor:
         return self.norm(self.table)
 
-    def rows(self, places: tuple[Tensor, Tensor]) -> Tensor:
-        """Which row of the table stands for each pair, (B, 1, T, S)."""
+    def row_index(self, places: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the row of the table for each pair of query and key, (B, 1, T, S)."""
         q, k = places
         distance = q[:, None, :, None] - k[:, None, None, :]
         return self.row[distance.clamp(-self.reach, self.reach) + self.reach]
 
 
 def log_buckets(distance: Tensor, buckets: int, reach: int) -> Tensor:
-    """Distances up to half the buckets are their own, further ones share buckets whose borders grow geometrically, so that
-    reach - 1 falls into the last."""
+    """Return the bucket of each distance.
+
+    Up to half of the buckets distances are exact; the borders of further buckets grow geometrically, so that distance
+    reach - 1 is in the last one."""
     near = buckets // 2
     size = distance.abs().clamp(min=near).double() / near
     far = near + (size.log() / math.log((reach - 1) / near) * (near - 1)).ceil()
@@ -202,14 +207,13 @@ def log_buckets(distance: Tensor, buckets: int, reach: int) -> Tensor:
 class Disentangled(Contextual):
     """DeBERTa's attention, in which what a token says and where it stands are compared apart (He et al. 2021).
 
-    A token is what it says and where it stands, two vectors, and three of their four products are scores:
+    A token has a content vector and a position vector; three of the four products between those of two tokens are summed:
 
     e_ij = (q_i . k_j + q_i . K[i-j] + Q[i-j] . k_j) / sqrt(3 D), where K and Q are projections of the table P of distances.
 
-    All layers share one table; the projections are the layer's, in version 3 those of its queries and keys themselves. So a
-    scheme is made for every layer, and `attach` gives it the first one's table. Products P W of its own for every layer
-    would be the same function with no need to share, but 24 tables in place of one, and a model that learns otherwise than
-    the published ones do.
+    All layers share one table. Each layer has its own projections, which in version 3 are those of its queries and keys. So
+    every layer has a scheme, to which `attach` gives the table of the first one. Separate tables P W per layer would give
+    the same function, but they have more parameters and would be trained differently from the published models.
     """
 
     @dataclass(frozen=True)
@@ -228,9 +232,9 @@ class Disentangled(Contextual):
         self.distances = Distances(config.d_model, settings.reach, settings.buckets, config.norm_eps)
         self.d_head = config.d_head
         self.widths = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
-        own = not settings.buckets  # version 1 has projections of positions, to Q and K
+        own = not settings.buckets  # version 1 has separate projections of positions
         self.projection = nn.Linear(config.d_model, sum(self.widths)) if own else None
-        self.lent: tuple[nn.Linear, ...] = ()  # a tuple, because a module in it stays the layer's and is not ours
+        self.shared_qkv: tuple[nn.Linear, ...] = ()  # in a tuple, so that it is not registered as a submodule
         self.init_weights()
 
     @classmethod
@@ -258,34 +262,34 @@ class Disentangled(Contextual):
             nn.init.zeros_(self.projection.bias)
 
     def attach(self, block: Block, first: Positions) -> None:
-        """Read the table of the first layer, and, where positions have no projections, with those of this layer."""
+        """Share the table of the first layer and, in version 3, the query and key projections of this layer."""
         assert isinstance(first, Disentangled)
         self.distances = first.distances
         qkv = block.get_submodule("sublayers.self.qkv")
         assert isinstance(qkv, nn.Linear)
-        self.lent = () if self.projection is not None else (qkv,)
+        self.shared_qkv = () if self.projection is not None else (qkv,)
 
-    def projected(self) -> list[Tensor]:
-        """Q (1, H, rows, D) and K (1, G, rows, D)."""
+    def project_distances(self) -> list[Tensor]:
+        """Return the projected table, Q (1, H, rows, D) and K (1, G, rows, D)."""
         heads, groups = (width // self.d_head for width in self.widths)
-        weight, bias = self._rows(groups)
+        weight, bias = self._query_key_weights(groups)
         both = F.linear(self.distances(), weight, bias).unflatten(-1, (groups, -1, self.d_head))
         return [part.flatten(1, 2).transpose(0, 1)[None] for part in both.split([heads // groups, 1], 2)]
 
-    def _rows(self, groups: int) -> tuple[Tensor, Tensor | None]:
-        """The matrix and the bias of queries and keys: positions' own, or the layer's without those of its values."""
+    def _query_key_weights(self, groups: int) -> tuple[Tensor, Tensor | None]:
+        """Return weight and bias of the projection to queries and keys: the scheme's own, or the layer's without values."""
         if self.projection is not None:
             return self.projection.weight, self.projection.bias
-        qkv = self.lent[0]
+        qkv = self.shared_qkv[0]
 
-        def kept(rows: Tensor) -> Tensor:  # of each head of keys all but the last, its value (kernels/weight_layout.py)
+        def drop_values(rows: Tensor) -> Tensor:  # the last D rows of each group are values (kernels/weight_layout.py)
             return rows.unflatten(0, (groups, -1))[:, : -self.d_head].flatten(0, 1)
 
-        return kept(qkv.weight), None if qkv.bias is None else kept(qkv.bias)
+        return drop_values(qkv.weight), None if qkv.bias is None else drop_values(qkv.bias)
 
     def scores(self, scores: Tensor, q: Tensor, seen: Tensor, places: tuple[Tensor, Tensor], k: Tensor) -> Tensor:
-        row = self.distances.rows(places).expand_as(scores)  # (B, H, T, S)
-        queries, keys = (x.to(q.dtype) for x in self.projected())
+        row = self.distances.row_index(places).expand_as(scores)  # (B, H, T, S)
+        queries, keys = (x.to(q.dtype) for x in self.project_distances())
         to_position = (q @ repeat_kv(keys, q).transpose(-2, -1)).float()  # (B, H, T, rows)
         from_position = (k @ queries.transpose(-2, -1)).float()  # (B, H, S, rows)
         both = to_position.gather(-1, row) + from_position.gather(-1, row.transpose(-2, -1)).transpose(-2, -1)

@@ -1,7 +1,7 @@
-"""Additive relative positions: a number for each head and distance, added to the scores.
+"""Relative positions: a bias for each head and distance, added to the scores.
 
-All but FIRE depend on the distance k - q alone, so a whole (T, S) bias is one vector over 2T - 1 distances per head: one
-picture, one look-up in every kernel, and gradients through H x (2T-1) numbers instead of H x T x T. Everything is fp32.
+All but FIRE depend on the distance k - q alone, so that a (T, S) bias is a vector of 2T - 1 distances for each head: kernels
+look it up, and gradients pass through H x (2T-1) numbers instead of H x T x T. Everything is fp32.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from regard.layers.positions.scheme import DISTANCE, Positions
 
 
 class Relative(Positions):
-    """A bias that depends on the distance k - q alone."""
+    """Base class of schemes whose bias depends on the distance k - q alone."""
 
     relative: ClassVar[bool] = True
     toeplitz: ClassVar[bool] = True
-    flat: int | None = None  # beyond this distance all biases on a side are one number
+    flat: int | None = None  # beyond this distance the bias is constant on each side
 
     def theta(self) -> Tensor | None:
-        """The two numbers of each head that make its whole curve, (H, 2), where there are such."""
+        """Return the two parameters of each head's bias curve, (H, 2), or None if it is no such curve."""
         return None
 
     def curve(self, theta: Tensor, distance: Tensor) -> Tensor:
-        """The bias of distances k - q (integers of any shape), (H, *shape), by those numbers."""
+        """Return the bias of distances k - q (integers of any shape) for parameters theta, (H, *shape)."""
         raise NotImplementedError
 
-    def of(self, distance: Tensor) -> Tensor:
-        """The bias of distances k - q, (H, *shape)."""
+    def bias_at(self, distance: Tensor) -> Tensor:
+        """Return the bias of distances k - q, (H, *shape)."""
         theta = self.theta()
         assert theta is not None
         return self.curve(theta, distance)
 
     def bias(self, q: Tensor, k: Tensor) -> Tensor:
-        return self.of(k - q)
+        return self.bias_at(k - q)
 
 
 @register("alibi")
@@ -67,13 +67,14 @@ class ALiBi(Relative):
     def init_weights(self) -> None:
         self.slopes.copy_(alibi_slopes(len(self.slopes), self.max_exponent))
 
-    def of(self, distance: Tensor) -> Tensor:
+    def bias_at(self, distance: Tensor) -> Tensor:
         return -per_head(self.slopes, distance) * distance.abs()
 
 
 def alibi_slopes(n_heads: int, most: float = 8.0) -> Tensor:
-    """2^(-most h/H), h = 1..H, for a power of two; otherwise the slopes of the power below, and every other of the one
-    above."""
+    """Return the slopes 2^(-most h/H), h = 1..H, if H is a power of two.
+
+    Otherwise they are the slopes of the next lower power of two, followed by every other slope of the next higher one."""
     below = 2 ** math.floor(math.log2(n_heads))
     slopes = [2 ** (-most * h / below) for h in range(1, below + 1)]
     slopes += [2 ** (-most * h / (2 * below)) for h in range(1, 2 * below + 1, 2)]
@@ -84,7 +85,7 @@ def alibi_slopes(n_heads: int, most: float = 8.0) -> Tensor:
 class T5Bias(Relative):
     """T5: a learned number for each head and bucket of distances, buckets being exact near by and logarithmic further away.
 
-    T5 does not divide the scores by sqrt(D); the queries start that much smaller instead (layers/stack.py).
+    T5 does not divide the scores by sqrt(D); the initial query weights are divided instead (layers/stack.py).
     """
 
     @dataclass(frozen=True)
@@ -113,20 +114,22 @@ class T5Bias(Relative):
     def init_weights(self) -> None:
         nn.init.zeros_(self.weight)
 
-    def of(self, distance: Tensor) -> Tensor:
+    def bias_at(self, distance: Tensor) -> Tensor:
         bucket = t5_bucket(distance, self.buckets, self.max_distance, self.bidirectional)
         return self.weight.index_select(1, bucket.flatten()).unflatten(1, bucket.shape)
 
     def describe(self, n: int = 64) -> tuple[Curves | Matrix, ...]:
-        """The bucket of each distance, and the bias where anything has been learned."""
-        at = self.reached(n)
+        """Return the bucket of each distance, and the bias unless all weights are zero."""
+        at = self.key_offsets(n)
         bucket = {"bucket": t5_bucket(at, self.buckets, self.max_distance, self.bidirectional)}
         buckets = Curves("bucket of each distance", at, bucket, DISTANCE, "bucket")
         return (buckets, self.describe_bias(n)) if self.weight.any() else (buckets,)
 
 
 def t5_bucket(distance: Tensor, buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
-    """Half of the buckets for each side if bidirectional; otherwise whatever is ahead shares bucket 0."""
+    """Return the bucket of each distance k - q.
+
+    If bidirectional, each side has half of the buckets; otherwise all later keys share bucket 0."""
     offset: Tensor | int = 0
     if bidirectional:
         buckets //= 2
@@ -135,18 +138,18 @@ def t5_bucket(distance: Tensor, buckets: int, max_distance: int, bidirectional: 
     else:
         back = (-distance).clamp(min=0)
     exact = buckets // 2
-    # in fp32 and in this order: distance 64 lies exactly on the edge of a bucket
+    # fp32 and this order of operations matter: distance 64 lies exactly on the edge of a bucket.
     ratio = torch.log(back.float().clamp(min=1) / exact) / math.log(max_distance / exact)
     far = exact + (ratio * (buckets - exact)).long()
     return offset + torch.where(back < exact, back, far.clamp(max=buckets - 1))
 
 
-LEAST = 0.01  # KERPLE's parameters act as at least this
+KERPLE_MIN = 0.01  # lower bound of KERPLE's parameters
 
 
-def at_least(x: Tensor, most: float | None = None) -> Tensor:
-    """Clamped in value alone: a parameter beyond the edge still hears in which direction to go."""
-    return x.detach().clamp(LEAST, most) + (x - x.detach())
+def clamp_straight_through(x: Tensor, most: float | None = None) -> Tensor:
+    """Return x clamped by a straight-through estimator: outside of the bounds the gradient still passes."""
+    return x.detach().clamp(KERPLE_MIN, most) + (x - x.detach())
 
 
 @register("kerple-log")
@@ -166,7 +169,7 @@ class KerpleLog(Relative):
         nn.init.uniform_(self.r2)
 
     def theta(self) -> Tensor:
-        return torch.stack([at_least(self.r1), at_least(self.r2)], 1)
+        return torch.stack([clamp_straight_through(self.r1), clamp_straight_through(self.r2)], 1)
 
     def curve(self, theta: Tensor, distance: Tensor) -> Tensor:
         r1, r2 = (per_head(r, distance) for r in theta.unbind(1))
@@ -190,12 +193,12 @@ class KerplePower(Relative):
         nn.init.uniform_(self.p, 0, 2)
 
     def theta(self) -> Tensor:
-        return torch.stack([at_least(self.a), at_least(self.p, 2)], 1)
+        return torch.stack([clamp_straight_through(self.a), clamp_straight_through(self.p, 2)], 1)
 
     def curve(self, theta: Tensor, distance: Tensor) -> Tensor:
         a, p = (per_head(x, distance) for x in theta.unbind(1))
         apart = distance.abs()
-        # |d|^p has no gradient by p at 0: worked at 1 there, then set to 0
+        # d(|d|^p)/dp is NaN at distance 0: compute at 1 there, then set it to 0.
         return -a * torch.where(apart > 0, apart.clamp(min=1) ** p, 0.0)
 
 
@@ -203,9 +206,8 @@ class KerplePower(Relative):
 class FIRE(Positions):
     """FIRE: f(psi(q - k) / psi(max(L, q))), psi(x) = ln(c x + 1), f a network 1 -> width -> H (Li et al. 2023).
 
-    Distances are seen relative to the query's own position, so all lengths fill the same interval [0, 1]; below the
-    threshold L they are not stretched that far. c and L are learned. In an encoder, the later of the two positions takes
-    q's place.
+    Distances are normalized by the query's position, so that all lengths fill the same interval [0, 1], or by the threshold
+    L if that is larger. c and L are learned. In an encoder, the larger of the two positions replaces q.
     """
 
     @dataclass(frozen=True)
@@ -221,7 +223,7 @@ class FIRE(Positions):
         super().__init__(settings, config, place)
         self.inner, self.outer = nn.Linear(1, settings.width), nn.Linear(settings.width, config.n_heads)
         self.c = nn.Parameter(torch.empty(()))
-        self.stretch = nn.Parameter(torch.empty(()))  # learned factor of the threshold
+        self.stretch = nn.Parameter(torch.empty(()))  # a learned factor of the threshold
         self.threshold = settings.threshold
         self.init_weights()
 
@@ -241,17 +243,19 @@ class FIRE(Positions):
     def psi(self, x: Tensor) -> Tensor:
         return torch.log1p(self.c.abs() * x)
 
-    def share(self, q: Tensor, k: Tensor) -> Tensor:
-        """What f is asked about: from 0 (the same place) to 1 (the beginning, seen from beyond L)."""
+    def relative_distance(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return the input of f: 0 for the query itself, up to 1 for the first token if the query is beyond L."""
         furthest = torch.maximum(q, k).float().maximum((self.threshold * self.stretch).abs())
         return self.psi((q - k).abs().float()) / (self.psi(furthest) + 1e-6)
 
     def bias(self, q: Tensor, k: Tensor) -> Tensor:
         with without_autocast(q.device):
-            hidden = F.relu(F.linear(self.share(q, k)[..., None], self.inner.weight.float(), self.inner.bias.float()))
+            hidden = F.relu(
+                F.linear(self.relative_distance(q, k)[..., None], self.inner.weight.float(), self.inner.bias.float())
+            )
             return F.linear(hidden, self.outer.weight.float(), self.outer.bias.float()).movedim(-1, 0)  # (H, ...)
 
 
 def per_head(x: Tensor, like: Tensor) -> Tensor:
-    """(H,) -> (H, 1, 1, ...), to broadcast over `like`."""
+    """Return x (H,) as (H, 1, 1, ...), which broadcasts over `like`."""
     return x.view(-1, *(1,) * like.dim())

@@ -1,7 +1,7 @@
-"""Rotary positions: the pair (2m, 2m+1) of queries and keys is turned by p * theta_m, theta_m = base^(-2m/D).
+"""Rotary positions: pair (2m, 2m+1) of queries and keys is rotated by the angle p * theta_m, theta_m = base^(-2m/D).
 
-The product of a query turned by i and a key turned by j depends on i - j alone. A model trained on L tokens meets new angles
-beyond them; the scalings squeeze a context s times as long into the angles it knows.
+The product of a query rotated by i and a key rotated by j depends on i - j alone. Beyond its trained length a model meets
+angles that it has never seen; scalings map a context s times as long to the angles of the trained length.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from regard.layers.positions.scheme import Positions
 
 
 class Rotary(Positions):
-    """Pairs of numbers of queries and keys, turned by an angle that grows with the position.
+    """Base class of rotary schemes, which rotate pairs of components of queries and keys by an angle linear in the position.
 
-    `turn` is theta (D/2,), and `temperature` multiplies cosines and sines (so the scores by its square).
+    `inv_freq` is theta (D/2,). `temperature` multiplies cosines and sines, and so the scores by its square.
     """
 
-    turn: Tensor
+    inv_freq: Tensor
     temperature = 1.0
 
-    not_across = (
+    why_not_cross = (
         "rotary positions compare a place in the target with a place in the source, whose difference means nothing"
     )
 
     def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
         super().__init__(settings, config, place)
         self.settings, self.d_head = settings, config.d_head
-        self.register_buffer("turn", torch.empty(config.d_head // 2), persistent=False)
+        self.register_buffer("inv_freq", torch.empty(config.d_head // 2), persistent=False)
         self.init_weights()
 
     @classmethod
@@ -48,46 +48,46 @@ class Rotary(Positions):
                 f"{cls.name} turns pairs of numbers, but heads are {config.d_head} wide: choose an even width"
             )
 
-    def theta(self) -> Tensor:
-        """The angle of one step for each pair, (D/2,) fp64."""
+    def compute_inv_freq(self) -> Tensor:
+        """Return theta, the angle per position of each pair, (D/2,) fp64."""
         return frequencies(self.d_head, self.settings.base)
 
     def init_weights(self) -> None:
-        self.turn.copy_(self.theta())
+        self.inv_freq.copy_(self.compute_inv_freq())
 
     def rotation(self, positions: Tensor) -> Rotation:
-        angle = positions[:, None, :, None] * self.turn  # (B, 1, T, D/2) fp32
+        angle = positions[:, None, :, None] * self.inv_freq  # (B, 1, T, D/2) fp32
         return angle.cos() * self.temperature, angle.sin() * self.temperature
 
     def label(self) -> str:
-        """What the scheme is called beside plain rope, from which it differs."""
+        """Return the label of the scheme in figures that compare it with plain rope."""
         return self.name
 
     def describe(self, n: int = 64) -> tuple[Curves | Matrix, ...]:
-        """The wavelength of each hand, and products of equal vectors; beside those of plain rope, where they differ."""
-        plain, p = frequencies(self.d_head, self.settings.base).to(self.turn), torch.arange(n)
-        turns, rotations = {self.name: self.turn}, {self.name: self.rotation(p[None])}
-        if not torch.equal(plain, self.turn):
+        """Return the wavelength of each pair and q . k of equal vectors, with those of plain rope where they differ."""
+        plain, p = frequencies(self.d_head, self.settings.base).to(self.inv_freq), torch.arange(n)
+        thetas, rotations = {self.name: self.inv_freq}, {self.name: self.rotation(p[None])}
+        if not torch.equal(plain, self.inv_freq):
             angle = (p[:, None] * plain)[None, None]
-            turns = {self.label(): self.turn, "plain rope": plain}
+            thetas = {self.label(): self.inv_freq, "plain rope": plain}
             rotations = {self.label(): rotations[self.name], "plain rope": (angle.cos(), angle.sin())}
-        waves = {name: 2 * math.pi / turn for name, turn in turns.items()}
+        waves = {name: 2 * math.pi / theta for name, theta in thetas.items()}
         m = torch.arange(len(plain))
-        hands = Curves("wavelength of each hand", m, waves, "hand m", "tokens for a whole turn", log=True)
-        return hands, self.describe_rotation({**rotations})
+        wavelengths = Curves("wavelength of each pair", m, waves, "pair m", "tokens per full rotation", log=True)
+        return wavelengths, self.describe_rotation({**rotations})
 
 
 def frequencies(d_head: int, base: float) -> Tensor:
-    """theta_m for m = 0 .. D/2-1, fp64."""
+    """Return theta_m = base^(-2m/D) for m = 0 .. D/2-1, fp64."""
     return base ** -(torch.arange(0, d_head, 2, dtype=torch.float64, device="cpu") / d_head)
 
 
 @register("rope")
 class RoPE(Rotary):
-    """RoPE, pairs of queries and keys turned by p base^(-2m/D), and its two simplest scalings (Su et al. 2021).
+    """RoPE, pairs of queries and keys rotated by p base^(-2m/D), and its two simplest scalings (Su et al. 2021).
 
-    `linear` is position interpolation, p / s; `ntk` is a larger base: the slowest hand slows down by s, the fastest keeps
-    its pace.
+    `linear` is position interpolation, p / s. `ntk` enlarges the base, so that the lowest frequency is divided by s and the
+    highest stays.
     """
 
     @dataclass(frozen=True)
@@ -98,19 +98,19 @@ class RoPE(Rotary):
         )
         factor: float = setting(1.0, "how many times the trained length the scaling is for", least=1)
 
-    formula = r"pairs of $q$ and $k$ turned by $p\,\theta_m,\quad \theta_m = N^{-2m/D}$"
+    formula = r"pairs of $q$ and $k$ rotated by $p\,\theta_m,\quad \theta_m = N^{-2m/D}$"
 
     @classmethod
     def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:
         super().check(settings, config, place)
         if settings.scaling == "ntk" and config.d_head < 4:
-            raise RegardError("model.rope.scaling ntk keeps the first hand's pace: it needs heads at least 4 wide")
+            raise RegardError("model.rope.scaling ntk keeps the first frequency: it needs heads at least 4 wide")
         if settings.scaling == "none" and settings.factor != 1:
             raise RegardError(
                 f"model.rope.factor {settings.factor:g} does nothing without model.rope.scaling: choose linear or ntk"
             )
 
-    def theta(self) -> Tensor:
+    def compute_inv_freq(self) -> Tensor:
         base, scaling, factor = self.settings.base, self.settings.scaling, self.settings.factor
         if scaling == "ntk":
             return frequencies(self.d_head, base * factor ** (self.d_head / (self.d_head - 2)))
@@ -122,10 +122,10 @@ class RoPE(Rotary):
 
 @register("yarn")
 class YaRN(Rotary):
-    """YaRN: rope for s times the trained length, which interpolates slow hands alone (Peng et al. 2023).
+    """YaRN: rope for s times the trained length, which interpolates low frequencies alone (Peng et al. 2023).
 
-    Hands that turn more than `fast` times in the trained length stay, those that turn less than `slow` times are
-    interpolated by s, with a ramp between; and the softmax is sharpened a little.
+    Frequencies with more than `fast` rotations in the trained length stay (beta_fast), those with less than `slow` are
+    divided by s (beta_slow), with a linear ramp between; and scores are multiplied by a factor that sharpens the softmax.
     """
 
     @dataclass(frozen=True)
@@ -133,8 +133,10 @@ class YaRN(Rotary):
         base: float = setting(10000.0, "base of the wavelengths", above=1)
         factor: float = setting(1.0, "how many times the trained length the model is for", least=1)
         trained_len: int = setting(1024, "the length the model was trained on", least=1, most=1 << 24)
-        slow: float = setting(1.0, "hands turning less often than this in trained_len are interpolated", above=0)
-        fast: float = setting(32.0, "hands turning more often than this are kept", above=0)
+        slow: float = setting(
+            1.0, "frequencies with fewer rotations in trained_len are interpolated (beta_slow)", above=0
+        )
+        fast: float = setting(32.0, "frequencies with more rotations in trained_len are kept (beta_fast)", above=0)
 
     formula = r"$\theta'_m = (1 - g_m)\,\theta_m / s + g_m\,\theta_m,\quad$ scores $\times\,(0.1 \ln s + 1)^2$"
 
@@ -142,16 +144,16 @@ class YaRN(Rotary):
         super().__init__(settings, config, place)
         self.temperature = 0.1 * math.log(settings.factor) + 1
 
-    def theta(self) -> Tensor:
+    def compute_inv_freq(self) -> Tensor:
         s, d_head = self.settings, self.d_head
 
-        def hand(turns: float) -> float:
-            """The (fractional) index m of the hand that turns this often in the trained length."""
-            return d_head * math.log(s.trained_len / (turns * 2 * math.pi)) / (2 * math.log(s.base))
+        def find_pair(rotations: float) -> float:
+            """Return the fractional index m of the pair with this many rotations in the trained length."""
+            return d_head * math.log(s.trained_len / (rotations * 2 * math.pi)) / (2 * math.log(s.base))
 
-        low, high = max(math.floor(hand(s.fast)), 0), min(math.ceil(hand(s.slow)), d_head - 1)
+        low, high = max(math.floor(find_pair(s.fast)), 0), min(math.ceil(find_pair(s.slow)), d_head - 1)
         m = torch.arange(d_head // 2, dtype=torch.float64, device="cpu")
-        interpolated = ((m - low) / max(high - low, 0.001)).clamp(0, 1)  # 0: stays, 1: slowed down by s
+        interpolated = ((m - low) / max(high - low, 0.001)).clamp(0, 1)  # 0: kept, 1: divided by s
         theta = frequencies(d_head, s.base)
         return theta / s.factor * interpolated + theta * (1 - interpolated)
 

@@ -1,11 +1,11 @@
-"""Where a token stands. Attention alone is permutation-equivariant: it does not know.
+"""Position schemes, which give attention the order of tokens: by itself it is permutation-equivariant.
 
-A scheme tells it through any of these hooks, each of which does nothing by default:
+A scheme overrides one of these hooks, each of which does nothing by default:
 
-- `embed(x, positions)` adds to the embeddings, once, at the bottom (here: linear, sinusoidal, learned);
-- `rotation(positions)` turns queries and keys (rotary.py);
+- `embed(x, positions)` adds vectors to the embeddings, once, before the first block (absolute.py);
+- `rotation(positions)` rotates queries and keys (rotary.py);
 - `bias(q, k)` is added to the scores (relative.py);
-- `scores(...)` and `values(...)` look at queries, keys and weights themselves (contextual.py).
+- `scores(...)` and `values(...)` use queries, keys and weights themselves (contextual.py).
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ DISTANCE = "distance j - i of the key from the query"
 
 
 class Positions(Part):
-    """A position scheme: where a token stands, told to the model by one of the hooks below.
+    """Base class of position schemes; a subclass overrides one of the hooks.
 
-    Without any of them the model sees a bag of tokens (in a causal decoder, the mask still tells it something).
+    Without positions a model sees a bag of tokens, except that a causal mask still carries information about order.
     """
 
     kind = "positions"
-    formula: ClassVar[str] = ""  # in LaTeX; i: the query's position, j: the key's, heads h from 0
-    per_layer: ClassVar[bool] = False  # whether each layer has its own
-    relative: ClassVar[bool] = False  # has a `bias`
-    toeplitz: ClassVar[bool] = False  # ... which depends on k - q alone
-    contextual: ClassVar[bool] = False  # has `scores` and `values`
-    terms: ClassVar[int] = 1  # products that are added to make one score
-    not_across: ClassVar[str] = "only a scheme that adds to scores can act between source and target"
-    scale: float | None = None  # of q k^T; None: 1/sqrt(D)
+    formula: ClassVar[str] = ""  # LaTeX; i is the position of the query, j of the key; heads h count from 0
+    per_layer: ClassVar[bool] = False  # each layer has its own instance
+    relative: ClassVar[bool] = False  # overrides `bias`
+    toeplitz: ClassVar[bool] = False  # `bias` depends on k - q alone
+    contextual: ClassVar[bool] = False  # overrides `scores` and `values`
+    terms: ClassVar[int] = 1  # dot products that are summed into one score
+    why_not_cross: ClassVar[str] = "only a scheme that adds to scores can act between source and target"
+    scale: float | None = None  # factor of q k^T; None: 1/sqrt(D)
 
     def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
         super().__init__(settings, config, place)
@@ -51,7 +51,7 @@ class Positions(Part):
     @classmethod
     def check(cls, settings: Any, config: ModelConfig, place: Place) -> None:
         if place.side == "cross" and cls.hook() in ("embed", "rotation"):
-            cls.refuse(place, cls.not_across)
+            cls.refuse(place, cls.why_not_cross)
         mixers = mixers_of(config)
         if place.side != "cross" and cls.acts_in_attention() and not any(mixer.attends for mixer in mixers):
             others = [name for name, scheme in PARTS["positions"].items() if not scheme.acts_in_attention()]
@@ -62,11 +62,12 @@ class Positions(Part):
 
     @classmethod
     def refuse(cls, place: Place, why: str) -> NoReturn:
+        """Raise the error that the scheme makes no sense in this place."""
         raise RegardError(f"positions '{cls.name}' make no sense in {SIDES[place.side]}: {why}")
 
     @classmethod
     def hook(cls) -> str:
-        """Return by which hook the scheme acts: scores, bias, rotation, embed or none."""
+        """Return the hook that the scheme overrides: scores, bias, rotation, embed or none."""
         if cls.contextual or cls.relative:
             return "scores" if cls.contextual else "bias"
         if cls.rotation is not Positions.rotation:
@@ -75,27 +76,30 @@ class Positions(Part):
 
     @classmethod
     def acts_in_attention(cls) -> bool:
+        """Return whether the scheme changes queries, keys or scores, rather than embeddings."""
         return cls.hook() not in ("embed", "none")
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return embeddings x (..., C) with positions (...) added."""
         return x
 
     def rotation(self, positions: Tensor) -> Rotation | None:
+        """Return the cosines and sines (B, 1, T, D/2) that rotate queries and keys at positions (B, T)."""
         return None
 
     def bias(self, q: Tensor, k: Tensor) -> Tensor:
-        """What is added to the scores of queries at positions q and keys at positions k, (H, *their common shape)."""
+        """Return the bias of the scores for queries at positions q and keys at positions k, (H, *broadcast shape)."""
         raise NotImplementedError
 
     def table(self, n: int, device: torch.device | None = None) -> Tensor:
-        """The bias of every distance k - q from -(n-1) to n-1, (H, 2n-1); only where `toeplitz`."""
+        """Return the bias of all distances k - q from -(n-1) to n-1, (H, 2n-1); only for `toeplitz` schemes."""
         return self.bias(torch.zeros(1, dtype=torch.long, device=device), torch.arange(1 - n, n, device=device))
 
     def attach(self, block: Block, first: Positions) -> None:
-        """Share what a scheme with one instance a layer shares: with its block, and with the first layer's scheme."""
+        """Share parameters with the block, and with the scheme of the first layer; for schemes that are `per_layer`."""
 
     def describe(self, n: int = 64) -> tuple[Curves | Matrix, ...]:
-        """What the hooks say of n positions."""
+        """Return curves or matrices of the hook's effect on n positions."""
         if self.relative:
             return (self.describe_bias(n),)
         if self.hook() == "rotation":
@@ -106,34 +110,34 @@ class Positions(Part):
         return ()
 
     def describe_bias(self, n: int) -> Curves:
-        """What a query at position n - 1 adds to the scores of the keys around it."""
-        at = self.reached(n)
+        """Return curves of the bias between a query at position n - 1 and the keys around it."""
+        at = self.key_offsets(n)
         bias = self.bias(torch.tensor([n - 1]), at + n - 1)  # (H, keys)
         title = "bias" if self.toeplitz else f"bias of a query at position {n - 1}"
         return Curves(title, at, {f"head {h}": row for h, row in enumerate(bias)}, DISTANCE, "added to the score")
 
-    def reached(self, n: int) -> Tensor:
-        """j - i of all the keys that a query can meet: in a decoder, only those before it."""
+    def key_offsets(self, n: int) -> Tensor:
+        """Return the distances j - i of all keys that a query can attend to: in a decoder none is positive."""
         return torch.arange(1 - n, 1 if self.causal else n)
 
     @staticmethod
     def describe_rotation(rotations: dict[str, Rotation | None]) -> Curves:
-        """q . k of the same vector (all ones, of length 1) at two places: what the turning alone makes of a distance."""
+        """Return curves of q . k by distance, for vectors of norm 1 whose components are all equal."""
         tables = {name: [x[0, 0] for x in rotation] for name, rotation in rotations.items() if rotation is not None}
         curves = {name: (cos * cos[0] + sin * sin[0]).mean(-1) for name, (cos, sin) in tables.items()}  # of (n, D/2)
         distance = torch.arange(len(next(iter(curves.values()))))
-        return Curves("equal vectors, turned apart", distance, curves, "distance |i - j|", "q . k")
+        return Curves("q . k of equal vectors", distance, curves, "distance |i - j|", "q . k")
 
 
 def make_positions(config: ModelConfig, side: str, name: str | None = None) -> Positions:
-    """The scheme of one side of a model of resolved sizes, or the reason why it makes no sense there."""
+    """Return the position scheme of one side of a model with resolved sizes; raise a RegardError if it makes no sense."""
     place = Place(side, causal=side == "decoder")
     scheme: Positions = make_part("positions", name or config.positions_at(side), config, place)
     return scheme
 
 
 def schemes_for(config: ModelConfig, side: str) -> list[str]:
-    """The names of the schemes that make sense on one side of a model of resolved sizes."""
+    """Return the names of the schemes that make sense on one side of a model with resolved sizes."""
     found = []
     for name in PARTS["positions"]:
         try:
@@ -145,6 +149,7 @@ def schemes_for(config: ModelConfig, side: str) -> list[str]:
 
 
 def mixers_of(config: ModelConfig) -> list[type[Mixer]]:
+    """Return the classes of the configured token mixers."""
     return [find("mixer", name) for name in config.mixer]
 
 
@@ -153,7 +158,7 @@ class NoPositions(Positions):
     """NoPE: in a causal decoder the mask alone breaks the symmetry, and the model can count what it sees."""
 
     def __init__(self, settings: Any = None, config: ModelConfig | None = None, place: Place | None = None) -> None:
-        """It reads nothing, so it can be made of nothing."""
+        """Make the scheme; it has no settings, so all arguments may be omitted."""
         super().__init__(settings, config or ModelConfig(), place or Place("decoder", causal=True))
 
     @classmethod

@@ -35,7 +35,7 @@ from regard.errors import RegardError
 from regard.kernels.attention_functions import masked_softmax
 from regard.kernels.masks import FULL, PAD_POSITION
 from regard.layers.attention_kernels import Plan, reference
-from regard.layers.cells import State
+from regard.layers.cells import CellState
 from regard.layers.context import Context
 from regard.layers.mixers.attention import Attention
 from regard.layers.positions.scheme import Positions as Scheme
@@ -129,7 +129,7 @@ class Aligning:
         stack.enter_context(swapped({self.decoder: self.begin}, "begin"))
         stack.enter_context(swapped({self.decoder: self.tell}, "tell"))
 
-    def begin(self, annotations: Tensor, end: State, padding: Tensor) -> Any:
+    def begin(self, annotations: Tensor, end: CellState, padding: Tensor) -> Any:
         self.step = 0
         return RNNSearchDecoder.begin(self.decoder, annotations, end, padding)
 

@@ -24,7 +24,7 @@ from regard.config import ModelConfig, RecurrentSettings, ViTSettings
 from regard.config.registry import find
 from regard.device import PEAK_FLOPS
 from regard.kernels.cross_entropy import chunk_rows
-from regard.layers.decoding_state import PerRow, declared
+from regard.layers.decoding_state import PerRow, declared_storage
 from regard.models.analysis.counting import Counting, Shape, count, meta_model
 from regard.models.architectures import architecture_of
 from regard.models.rnn import widths
@@ -254,7 +254,7 @@ def annotated(config: ModelConfig) -> tuple[int, int, int]:
     if not architecture_of(config).translates or not attends(config):
         return 0, 0, 0
     recurrent, cell = config.table(RecurrentSettings), find("cell", config.cell)
-    h, before = recurrent.d_hidden, not (cell.bare or recurrent.norm)
+    h, before = recurrent.d_hidden, not (cell.adds_input or recurrent.norm)
     return h * (1 + recurrent.bidirectional), cell.inputs * h * before, h * (config.score != "dot")
 
 
@@ -273,7 +273,7 @@ def decoding_bytes(model: nn.Module, source_len: int, target_len: int, dtype: to
     """Bytes that decoding keeps of one row: `state`, however long the row is, and `cache`, which grows with it. They are
     what the parts of the model declare (layers/decoding_state.py)."""
     found = {"state": 0, "cache": 0}
-    for _, _, storages in declared(model):
+    for _, _, storages in declared_storage(model):
         for storage in storages.values():
             kind = "state" if isinstance(storage, PerRow) else "cache"
             found[kind] += storage.nbytes(1, 1, target_len, source_len, dtype)

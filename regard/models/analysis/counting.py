@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.layers import recurrent
-from regard.layers.part import part_in
+from regard.layers.part import find_failing_part
 from regard.models.architectures import make_model
 from regard.models.weights import SkipInit
 
@@ -302,7 +302,7 @@ class Counting(MetaShapes):
 
     def _note(self, flops: int, args: Any) -> None:
         module, weight = self._owner(args)
-        self.log.append(Product(module, flops * recurrent.times(), weight))
+        self.log.append(Product(module, flops * recurrent.repetition_count(), weight))
 
     def _owner(self, args: Any) -> tuple[nn.Module, str | None]:
         """Whom an operation belongs to. A tied weight is the running module's if it has it, else its first owner's."""
@@ -331,7 +331,7 @@ class Counting(MetaShapes):
         structure, usual, own = likeness(module), module.forward, vars(module).get("forward")
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            key = structure, likeness((args, kwargs)), recurrent.times()
+            key = structure, likeness((args, kwargs)), recurrent.repetition_count()
             mine = [*module.modules(), *modules_in((args, kwargs))]
             if key in self.done:
                 out, theirs, log = self.done[key]
@@ -421,6 +421,6 @@ def count(model: nn.Module, *inputs: Tensor) -> Counting:
     except (NotImplementedError, RuntimeError) as error:
         if "meta" not in str(error):
             raise
-        part, why = part_in(error), str(error).split("\n", maxsplit=1)[0]
+        part, why = find_failing_part(error), str(error).split("\n", maxsplit=1)[0]
         raise RegardError(f"{part} cannot be counted: its forward needs numbers, not shapes alone ({why})") from None
     return counting

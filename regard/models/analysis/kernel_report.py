@@ -54,15 +54,15 @@ def block_rows(stack: Stack, i: int, place: str, config: ModelConfig, device: st
     if not mixer.attends:
         rows = [replace(row, kernel="product", why=help_of(type(mixer)), fast=True) for row in rows]
     if "cross" in stack.blocks[i].sublayers:  # type: ignore[operator]
-        cross = replace(training, own=False, mask=FULL, scheme=stack.cross_scheme)
+        cross = replace(training, self_attention=False, mask=FULL, scheme=stack.cross_scheme)
         rows += two_rows("cross", config.positions_at("cross"), cross, reads=False)
     return rows
 
 
 def two_rows(layer: str, positions: str, training: Situation, reads: bool) -> list[Row]:
     """In training, and in use: an encoder reads a whole source, a decoder adds a token to its cache."""
-    used = replace(training, dropout=0.0, learning=False)
-    used = used if reads else replace(used, queries=1, own=False)
+    used = replace(training, dropout=0.0, needs_grad=False)
+    used = used if reads else replace(used, queries=1, self_attention=False)
     times = {
         f"training, {training.queries} tokens": training,
         "reading a source" if reads else "decoding a token": used,
@@ -95,7 +95,7 @@ def how_cells_run(module: Recurrent, padded: bool) -> tuple[str, str]:
     cell = next(cell for cell in module.modules() if isinstance(cell, Cell))
     if cell.input_norm is not None:
         return "scan", "no fused kernel has the norms inside these cells"
-    if cell.fused:
+    if cell.fused_op:
         return "scan", "the fused kernel of this cell cannot be told of padding"
     return "scan", f"there is no fused kernel for {type(cell).__name__}"
 

@@ -1,4 +1,4 @@
-"""Dropout for what is read step by step."""
+"""Dropout for recurrent networks: one mask for all steps, and dropout of whole words."""
 
 import pytest
 import torch

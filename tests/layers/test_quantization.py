@@ -1,4 +1,4 @@
-"""Weights in another order of memory: the same model, and the same file. In fewer bytes: nearly the same, and no file."""
+"""Column-major weights give the same model and the same file; quantized weights nearly the same model, and no file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from safetensors.torch import load_file
 from regard import model_folder
 from regard.errors import RegardError
 from regard.layers.embedding import Head
-from regard.layers.quantization import KINDS, QuantizedHead, column_major, convert_weights, quantize_model
+from regard.layers.quantization import (
+    QUANTIZED_LINEAR,
+    QuantizedHead,
+    convert_weights,
+    make_column_major,
+    quantize_model,
+)
 from regard.model_folder import ModelPackage
 from regard.models.architectures import make_model, preset
 
@@ -27,7 +33,7 @@ def model() -> torch.nn.Module:
 
 def test_it_says_the_same_and_learns_the_same() -> None:
     plain, other = model(), model()
-    column_major(other)
+    make_column_major(other)
     matrices = [m.weight for m in other.modules() if isinstance(m, torch.nn.Linear)]
     assert matrices
     assert all(w.t().is_contiguous() for w in matrices)
@@ -50,7 +56,7 @@ def test_a_loaded_model_is_laid_out_and_saved_as_it_was(tmp_path: Path) -> None:
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-# ---- fewer bytes -----------------------------------------------------------------------------------------------------
+# ---- quantization ----------------------------------------------------------------------------------------------------
 
 
 def product(weight: torch.Tensor, bias: torch.Tensor, x: torch.Tensor) -> np.ndarray:
@@ -59,14 +65,14 @@ def product(weight: torch.Tensor, bias: torch.Tensor, x: torch.Tensor) -> np.nda
 
 
 @pytest.mark.parametrize("most", [127, 63])
-def test_a_row_in_bytes_is_rounded_by_its_own_largest_number(most: int) -> None:
-    """So it does not matter which rows are with it; and the whole is what whole numbers give, worked out in float64."""
+def test_a_row_in_int8_is_rounded_by_its_own_largest_number(most: int) -> None:
+    """No row depends on the others of its batch, and the result is that of integer arithmetic, computed in float64."""
     rng = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(24, 32, generator=rng), torch.randn(24, generator=rng)
     x = torch.randn(6, 32, generator=rng) * torch.logspace(-4, 4, 6)[:, None]
     x[3] = 0
-    layer = KINDS["int8"](weight, bias)
-    layer.most = most  # as on a processor that sums in 32 bits, and on one that does in 16
+    layer = QUANTIZED_LINEAR["int8"](weight, bias)
+    layer.max_input = most  # as on a processor that sums in 32 bits, and on one that does in 16
     together = layer(x)
     assert all(torch.equal(layer(x[i : i + 1])[0], together[i]) for i in range(6))
     w_step, x_step = weight.abs().amax(1).double() / 127, x.abs().amax(1).clamp(min=1e-30).double() / most
@@ -85,7 +91,7 @@ def test_a_product_is_right_to_the_digits_its_numbers_have(kind: str, digits: in
     rng = torch.Generator().manual_seed(0)
     weight = torch.randn(40, 96, generator=rng) * torch.logspace(-3, 1, 40)[:, None]  # outputs of very different sizes
     bias, x = torch.randn(40, generator=rng), torch.randn(5, 96, generator=rng)
-    found = KINDS[kind](weight, bias)(x).double().numpy()
+    found = QUANTIZED_LINEAR[kind](weight, bias)(x).double().numpy()
     largest = weight.abs().amax(1).double().numpy() * x.abs().amax().double().numpy()
     bound = 96 * largest * 2.0**-digits + np.abs(bias.numpy()) * 2.0**-8 + np.abs(found) * 2.0**-8
     error = np.abs(found - product(weight, bias, x))
@@ -99,12 +105,12 @@ def test_one_huge_output_leaves_the_others_their_digits() -> None:
     weight = torch.randn(8, 32, generator=torch.Generator().manual_seed(1))
     weight[0] *= 1e4
     x = torch.randn(3, 32, generator=torch.Generator().manual_seed(2))
-    found = KINDS["int8"](weight, torch.zeros(8))(x)[:, 1:]
+    found = QUANTIZED_LINEAR["int8"](weight, torch.zeros(8))(x)[:, 1:]
     expected = torch.tensor(product(weight, torch.zeros(8), x))[:, 1:]
     assert (found - expected).norm() < 0.03 * expected.norm()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUANTIZED_LINEAR)
 def test_a_packed_model_says_nearly_the_same(kind: str) -> None:
     plain, other = model(), quantize_model(model(), kind)
     assert not any(isinstance(m, torch.nn.Linear) or type(m) is Head for m in other.modules())
@@ -113,23 +119,23 @@ def test_a_packed_model_says_nearly_the_same(kind: str) -> None:
         expected, found = plain(ids, ids), other(ids, ids)
     assert not torch.equal(found, expected)
     assert (found - expected).norm() < 0.05 * expected.norm()
-    assert torch.equal(plain.source_embedding(ids), other.source_embedding(ids))  # looked up as ever
+    assert torch.equal(plain.source_embedding(ids), other.source_embedding(ids))  # the embedding is not quantized
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUANTIZED_LINEAR)
 def test_a_packed_head_keeps_its_scale(kind: str) -> None:
     weight = torch.randn(20, 16, generator=torch.Generator().manual_seed(3))
     head = Head(weight, scaled=True)
     x = torch.randn(2, 16)
-    expected, found = head(x), QuantizedHead(head, KINDS[kind])(x)
+    expected, found = head(x), QuantizedHead(head, QUANTIZED_LINEAR[kind])(x)
     torch.testing.assert_close(found, expected, atol=0.1, rtol=0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUANTIZED_LINEAR)
 def test_a_model_is_loaded_in_fewer_bytes_and_not_saved(kind: str, tmp_path: Path) -> None:
     model_folder.save(tmp_path / "a", ModelPackage(model(), None, "translation"), "")
     package = model_folder.load(tmp_path / "a", CPU, kind)
-    assert any(isinstance(m, KINDS[kind]) for m in package.model.modules())
+    assert any(isinstance(m, QUANTIZED_LINEAR[kind]) for m in package.model.modules())
     with pytest.raises(RegardError, match="rounded weights"):
         model_folder.save(tmp_path / "b", package, "")
 

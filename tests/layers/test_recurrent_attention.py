@@ -1,4 +1,4 @@
-"""Scores against NumPy, gradients that come late against finite differences, hypotheses against sentences of their own."""
+"""Scores against NumPy, deferred gradients against finite differences, hypotheses against separate sentences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.config.registry import PARTS, find
 from regard.errors import RegardError
-from regard.layers.recurrent import State
+from regard.layers.recurrent import CellState
 from regard.layers.recurrent_attention import Alignment, AttentionCell, SourceAnnotations
 from regard.models.initialization import initialize
 
@@ -19,7 +19,7 @@ every_score = pytest.mark.parametrize("score", ["additive", "dot", "general"])
 
 
 def in_numpy(score: str, layer: torch.nn.Module, s: np.ndarray, h: np.ndarray) -> np.ndarray:
-    """e_ij, one by one."""
+    """Return the scores e_ij, computed one by one."""
     p = {name: x.detach().numpy() for name, x in layer.named_parameters()}
     e = np.zeros((len(s), len(h)))
     for i, state in enumerate(s):
@@ -41,7 +41,7 @@ def attentive(cell: str, score: str = "additive", norm: bool = False) -> Attenti
     return step
 
 
-def start(step: AttentionCell, rows: int) -> State:
+def start(step: AttentionCell, rows: int) -> CellState:
     return tuple((0.5 * torch.randn(rows, H).double()).requires_grad_() for _ in range(step.cell.states))
 
 
@@ -79,10 +79,12 @@ def test_weights_sum_to_one_over_what_is_no_padding(score: str) -> None:
     assert weights.shape == (2, 3, 5)
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3))
     assert (weights[1, :, 3:] == 0).all()
-    assert layer(states, keys, torch.ones(2, 5, dtype=torch.bool)).isfinite().all()  # a row of nothing spoils no other
+    assert (
+        layer(states, keys, torch.ones(2, 5, dtype=torch.bool)).isfinite().all()
+    )  # a row of padding alone gives no NaN
 
 
-# ---- steps -----------------------------------------------------------------------------------------------------------
+# ---- cells -----------------------------------------------------------------------------------------------------------
 
 CASES = [(cell, False) for cell in PARTS["cell"]] + [("lstm", True), ("mut1", True)]
 every_cell = pytest.mark.parametrize(("cell", "norm"), CASES)
@@ -90,12 +92,12 @@ every_cell = pytest.mark.parametrize(("cell", "norm"), CASES)
 
 @every_cell
 def test_all_steps_are_the_equations_one_by_one(cell: str, norm: bool) -> None:
-    """c_i of s_{i-1}; s_i of s_{i-1}, y_{i-1} and c_i: nothing hoisted out of anything."""
+    """Compare with a loop that computes c_i from s_{i-1}, and s_i from s_{i-1}, y_{i-1} and c_i, all inside the step."""
     step = attentive(cell, norm=norm)
     y, annotations, state = torch.randn(2, 4, C).double(), torch.randn(2, 5, M).double(), start(step, 2)
-    states, end, weights = step.over(y, step.prepared(annotations, SHORT), state)
+    states, end, weights = step.run_steps(y, step.prepare_source(annotations, SHORT), state)
     for b, n in enumerate((5, 3)):
-        now: State = tuple(x[b : b + 1] for x in state)
+        now: CellState = tuple(x[b : b + 1] for x in state)
         for t in range(4):
             e = in_numpy("additive", step.cross.score, now[0].detach().numpy(), annotations[b, :n].numpy())[0]
             a = np.exp(e) / np.exp(e).sum()
@@ -115,7 +117,7 @@ def test_gradients_are_those_of_finite_differences(cell: str, norm: bool) -> Non
     leaves = [x.requires_grad_() for x in given] + list(step.parameters())
 
     def loss(*_: Tensor) -> Tensor:
-        states, end, weights = step.over(given[0], step.prepared(given[1], SHORT), tuple(given[2:]))
+        states, end, weights = step.run_steps(given[0], step.prepare_source(given[1], SHORT), tuple(given[2:]))
         mixed = torch.cos(torch.arange(states.numel())).view_as(states)
         return (states * mixed).sum() + (weights @ given[1]).sin().sum() + sum(x.square().sum() for x in end)
 
@@ -126,9 +128,9 @@ def test_gradients_are_those_of_finite_differences(cell: str, norm: bool) -> Non
 def test_hypotheses_of_a_sentence_read_its_one_row(score: str) -> None:
     step = attentive("gru", score)
     annotations, y, state = torch.randn(2, 5, M).double(), torch.randn(6, 1, C).double(), start(step, 6)
-    states, _, weights = step.over(y, step.prepared(annotations, SHORT), state)
-    copies = step.prepared(annotations.repeat_interleave(3, 0), SHORT.repeat_interleave(3, 0))
-    expected, _, their_weights = step.over(y, copies, state)
+    states, _, weights = step.run_steps(y, step.prepare_source(annotations, SHORT), state)
+    copies = step.prepare_source(annotations.repeat_interleave(3, 0), SHORT.repeat_interleave(3, 0))
+    expected, _, their_weights = step.run_steps(y, copies, state)
     torch.testing.assert_close(states, expected)
     assert weights.shape == (2, 3, 5)
     torch.testing.assert_close(weights.flatten(0, 1), their_weights[:, 0])
@@ -154,7 +156,7 @@ def test_a_compiled_step_of_any_shape_is_the_same(cell: str) -> None:
         padding, state = torch.zeros(rows, columns, dtype=torch.bool), start(plain, rows)
         results = []
         for step in (plain, compiled):
-            states, _, weights = step.over(y, step.prepared(annotations, padding), state)
+            states, _, weights = step.run_steps(y, step.prepare_source(annotations, padding), state)
             step.zero_grad()
             (states.sum() + weights.square().sum()).backward()
             results.append([states, weights, *(p.grad for p in step.parameters())])
@@ -166,11 +168,11 @@ def test_a_compiled_step_of_any_shape_is_the_same(cell: str) -> None:
 def test_weight_dropout_takes_the_same_numbers_at_all_steps_and_only_in_training() -> None:
     step = attentive("rnn")
     step.weight_dropout = 0.5
-    y, source = torch.zeros(1, 6, C).double(), step.prepared(torch.zeros(1, 2, M).double(), SHORT[:1, :2])
-    quiet = [step.eval().over(y, source, (torch.ones(1, H).double(),))[0] for _ in range(2)]
+    y, source = torch.zeros(1, 6, C).double(), step.prepare_source(torch.zeros(1, 2, M).double(), SHORT[:1, :2])
+    quiet = [step.eval().run_steps(y, source, (torch.ones(1, H).double(),))[0] for _ in range(2)]
     assert torch.equal(*quiet)
     torch.manual_seed(5)
-    states = step.train().over(y, source, (torch.ones(1, H).double(),))[0][0]  # (T, H)
+    states = step.train().run_steps(y, source, (torch.ones(1, H).double(),))[0][0]  # (T, H)
     torch.manual_seed(5)
     dropped = torch.nn.functional.dropout(step.cell.weight_hh, 0.5)
     before = torch.ones(H).double()
@@ -181,6 +183,6 @@ def test_weight_dropout_takes_the_same_numbers_at_all_steps_and_only_in_training
 
 def test_what_was_prepared_is_one_row_a_sentence() -> None:
     step = attentive("gru")
-    source = step.prepared(torch.randn(2, 5, M).double(), SHORT)
+    source = step.prepare_source(torch.randn(2, 5, M).double(), SHORT)
     assert isinstance(source, SourceAnnotations)
     assert [tuple(x.shape) for x in source] == [(2, 5, H), (2, 5, 3 * H), (2, 5)]

@@ -26,7 +26,7 @@ def test_the_worked_table_of_width_five() -> None:
 
 
 def test_base_100000_by_hand() -> None:
-    # Width 4: the second hand of the clock turns by 1 / 100000^(2/4) = 1 / 316.22777 a position.
+    # Width 4: the second frequency is 1 / 100000^(2/4) = 1 / 316.22777.
     table = sinusoids(101, 4, 100000.0)
     torch.testing.assert_close(table[0], torch.tensor([0.0, 1.0, 0.0, 1.0]))
     torch.testing.assert_close(table[1], torch.tensor([0.841471, 0.540302, 0.00316227, 0.999995]), atol=1e-6, rtol=0)
@@ -34,7 +34,7 @@ def test_base_100000_by_hand() -> None:
 
 
 def rotation(c: int, width: int, base: float) -> np.ndarray:
-    """M_c: each pair (sin, cos) turned by c times its own frequency."""
+    """Return M_c, which rotates each pair (sin, cos) by c times its frequency."""
     matrix = np.zeros((width, width))
     for i in range(0, width, 2):
         turn = c / base ** (i / width)
@@ -97,7 +97,7 @@ def test_linear_is_a_straight_line_that_grows() -> None:
         scheme.a.copy_(torch.tensor([0.5, -2.0]))
         scheme.b.copy_(torch.tensor([1.0, 3.0]))
     x = torch.ones(1, 3, 2)
-    added = scheme.embed(x, torch.tensor([[0, 4, 1000]])) - x  # beyond max_len too: nothing bounds it
+    added = scheme.embed(x, torch.tensor([[0, 4, 1000]])) - x  # it is not limited to max_len
     assert added.tolist() == [[[1.0, 3.0], [3.0, -5.0], [501.0, -1997.0]]]
 
 

@@ -27,9 +27,9 @@ from regard.layers.attention_stages import (
     MultiHead,
     MultiHeadCross,
     SelfHead,
+    causal_mask,
     dot_product,
     many_queries,
-    no_look_ahead,
     scaled_dot_product,
 )
 from regard.layers.context import Context
@@ -312,7 +312,7 @@ def test_one_head_with_an_identity_for_its_output_is_masked_attention() -> None:
         stage.layer.qkv.bias.zero_()
         stage.layer.out.bias.zero_()
     identity(stage.layer.out)
-    context, weights = stage(x, x, x, no_look_ahead(S))
+    context, weights = stage(x, x, x, causal_mask(S))
     assert_look((context, weights[:, 0]), before(x, x, x))
 
 
@@ -328,7 +328,7 @@ def test_cross_attention_to_oneself_is_self_attention() -> None:
         }  # of one head of keys
         | {f"out.{name}": value for name, value in before.layer.out.state_dict().items()}
     )
-    assert_look(stage(x, x, x, no_look_ahead(S)), before(x, x, x, no_look_ahead(S)))
+    assert_look(stage(x, x, x, causal_mask(S)), before(x, x, x, causal_mask(S)))
 
 
 # ---- the last ones are the Transformer's ------------------------------------------------------------------------------
@@ -412,7 +412,7 @@ SETTINGS = model_config(d_model=C, n_heads=H, d_head=4)
 
 
 def situation(positions: str, mask: Mask, device: str = "cuda", **changed: Any) -> Situation:
-    fields = {"queries": 1024, "own": True, "d_head": 64} | changed
+    fields = {"queries": 1024, "self_attention": True, "d_head": 64} | changed
     return Situation(device, mask=mask, scheme=make_positions(SETTINGS, "decoder", positions), **fields)
 
 
@@ -423,7 +423,7 @@ ROWS: dict[int, list[Situation]] = {
     1: [situation(name, mask) for name in ("shaw", "cope") for mask in (CAUSAL, WINDOW)],
     2: [
         *(situation(name, mask, queries=128, d_head=d) for name in FREE for mask in (FULL, CAUSAL) for d in (16, 128)),
-        situation("none", FULL, own=False, queries=1, keys=128),
+        situation("none", FULL, self_attention=False, queries=1, keys=128),
         situation("none", CAUSAL, queries=9, dropout=0.1),
     ],
     3: [
@@ -433,12 +433,16 @@ ROWS: dict[int, list[Situation]] = {
     ],
     4: [
         *(situation(name, FULL) for name in FREE),
-        situation("none", FULL, own=False, queries=1, keys=129),
-        situation("rope", CAUSAL, own=False, queries=1, keys=100),
+        situation("none", FULL, self_attention=False, queries=1, keys=129),
+        situation("rope", CAUSAL, self_attention=False, queries=1, keys=100),
     ],
     5: [situation(name, WINDOW, "cpu") for name in [*FREE, *BIASES, "fire"]],
-    6: [situation(name, WINDOW, own=own, queries=127) for name in [*FREE, *BIASES, "fire"] for own in (True, False)],
-    7: [situation(name, WINDOW, own=False) for name in [*FREE, *BIASES, "fire"]],
+    6: [
+        situation(name, WINDOW, self_attention=own, queries=127)
+        for name in [*FREE, *BIASES, "fire"]
+        for own in (True, False)
+    ],
+    7: [situation(name, WINDOW, self_attention=False) for name in [*FREE, *BIASES, "fire"]],
     8: [situation(name, WINDOW, dropout=0.1) for name in [*FREE, *BIASES, "fire"]],
     9: [situation(name, WINDOW, d_head=8) for name in [*FREE, *BIASES, "fire"]],
     10: [

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.kernels.masks import CAUSAL, FULL, Mask, document_mask, prefix, with_window
 from regard.layers import attention_kernels
-from regard.layers.attention_kernels import KERNELS, make_plan, reference, sdpa, weights
+from regard.layers.attention_kernels import KERNELS, attention_weights, make_plan, reference, sdpa
 from regard.layers.kernel_selection import Choice, Situation, choose
 from regard.layers.positions.scheme import NoPositions, make_positions
 
@@ -43,14 +43,14 @@ def numpy_weights(q: np.ndarray, k: np.ndarray, allowed: np.ndarray) -> np.ndarr
 def numpy_gradients(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, a: np.ndarray, g: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of sum(g * a v) with respect to q, k and v, by the chain rule on paper."""
+    """Return the gradients of sum(g * a v) with respect to q, k and v, derived by hand."""
     by_weight = g @ v.swapaxes(-1, -2)
     by_score = a * (by_weight - (by_weight * a).sum(-1, keepdims=True)) / math.sqrt(q.shape[-1])
     return by_score @ k, by_score.swapaxes(-1, -2) @ q, a.swapaxes(-1, -2) @ g
 
 
 FIVE = torch.arange(5).expand(B, 5)
-AT_RANDOM = torch.from_numpy(np.random.default_rng(0).integers(-1, 9, (2, B, 6)))  # of queries and of keys
+AT_RANDOM = torch.from_numpy(np.random.default_rng(0).integers(-1, 9, (2, B, 6)))  # positions of queries and of keys
 SEEN: dict[str, tuple[Mask, Tensor, Tensor, dict[str, Any]]] = {  # mask, positions of queries and keys, the rule
     "none": (FULL, FIVE, FIVE, {}),
     "cross": (FULL, ragged(3, 3, 3), ragged(6, 6, 6), {}),
@@ -90,7 +90,7 @@ def test_kernels_are_softmax_attention_forward_and_backward(kernel: str, name: s
 def test_weights_are_probabilities_over_the_allowed_keys(name: str) -> None:
     mask, q_at, k_at, _ = SEEN[name]
     q, k = torch.randn(B, H, q_at.shape[1], D), torch.randn(B, H, k_at.shape[1], D)
-    a, seen = weights(q, k, make_plan(mask, q_at, k_at)), who_sees(name)
+    a, seen = attention_weights(q, k, make_plan(mask, q_at, k_at)), who_sees(name)
     sums = np.broadcast_to(seen.any(-1), (B, H, q_at.shape[1])).astype(np.float32)
     np.testing.assert_allclose(a.sum(-1).numpy(), sums, atol=1e-6)
     assert (a.numpy()[~np.broadcast_to(seen, a.shape)] == 0).all()
@@ -118,7 +118,7 @@ def test_the_softmax_is_worked_in_fp32_whatever_the_inputs(scheme: str) -> None:
     q, k = (torch.randn(1, 4, 3, D, dtype=torch.bfloat16) for _ in range(2))
     at = torch.arange(3)[None]
     plan = make_plan(CAUSAL, at, at, scheme_of(scheme, "decoder"), kernel="reference")
-    assert weights(q, k, plan).dtype == torch.float32
+    assert attention_weights(q, k, plan).dtype == torch.float32
     assert plan(q, k, k, 0.0).dtype == torch.bfloat16
 
 
@@ -149,7 +149,7 @@ def test_dropout_on_weights_keeps_their_expectation(kernel: str) -> None:
     assert abs(result[..., 0].mean().item() - 1) < 5 * sigma / math.sqrt(n)
     assert result[..., 0].std().item() == pytest.approx(sigma, rel=0.1)
     kept = result * s * (1 - p)
-    torch.testing.assert_close(kept, kept.round(), atol=1e-4, rtol=0)  # whole weights go, never parts of them
+    torch.testing.assert_close(kept, kept.round(), atol=1e-4, rtol=0)  # a weight is dropped or kept as a whole
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
@@ -173,14 +173,14 @@ PLANS: list[tuple[str, Mask, Tensor, Tensor, object]] = [
 def test_what_make_plan_makes_ready(mask: Mask, q: Tensor, k: Tensor, expected: object) -> None:
     plan = make_plan(mask, q, k)
     assert plan.kernel is sdpa
-    assert (plan.ready if plan.ready is None else plan.ready[0, 0].tolist()) == expected
+    assert (plan.prepared if plan.prepared is None else plan.prepared[0, 0].tolist()) == expected
     assert make_plan(mask, q, k, kernel="reference").kernel is reference
 
 
 def test_a_triangle_with_a_bias_is_the_same_for_every_row_where_the_bias_is() -> None:
     rows = ragged(4, 2, 3)
     for scheme in ("alibi", "t5", "fire"):
-        ready = make_plan(CAUSAL, rows, rows, scheme_of(scheme, "decoder"), kernel="sdpa").ready
+        ready = make_plan(CAUSAL, rows, rows, scheme_of(scheme, "decoder"), kernel="sdpa").prepared
         assert ready.shape == (1, 4, 4, 4)
         assert torch.equal(ready[0].isinf(), torch.ones(4, 4, 4).triu(1).bool())
 
@@ -194,11 +194,11 @@ def test_some_rows_of_a_plan_have_the_weights_they_have_in_the_whole(name: str, 
     torch.manual_seed(0)
     q, k = torch.randn(len(case.q), 4, 9, D), torch.randn(len(case.q), case.groups, 9, D)
     plan = make_plan(case.mask, case.q, case.q, scheme_of(name, case.place))
-    whole = weights(q, k, plan)
+    whole = attention_weights(q, k, plan)
     for rows in (torch.tensor([8]), torch.tensor([5, 0, 3]), torch.arange(9)):
-        part = plan.rows(rows)
+        part = plan.for_queries(rows)
         assert part.kernel is reference
-        torch.testing.assert_close(weights(q[:, :, rows], k, part), whole[:, :, rows])
+        torch.testing.assert_close(attention_weights(q[:, :, rows], k, part), whole[:, :, rows])
         torch.testing.assert_close(part(q[:, :, rows], k, k, 0.0), reference(q, k, k, plan, 0.0)[:, :, rows])
 
 
@@ -208,29 +208,29 @@ SCHEME = {name: make_positions(SETTINGS, "decoder", name) for name in SCHEMES}
 WINDOW, BOTH_SIDES = with_window(CAUSAL, 64), with_window(FULL, 64)
 EACH = prefix(torch.tensor([[3], [0]]))
 S, F, T, R, ONE = "sdpa", "flex", "toeplitz", "reference", "short"
-# kernel, whether it is as fast as can be, a piece of the reason; and what is unlike causal training of 512 tokens on a GPU
+# kernel, `fast`, part of the reason, and the fields that differ from causal training on 512 tokens on a GPU
 RULES: list[tuple[str, bool, str, dict[str, Any]]] = [
-    # contextual schemes come first: nothing fused can run them
+    # contextual schemes come first: no fused kernel supports them
     (R, False, "Shaw looks at queries", {"scheme": "shaw"}),
     (R, False, "CoPE looks at queries", {"scheme": "cope"}),
-    (R, False, "CoPE", {"scheme": "cope", "device": "cpu", "queries": 1, "own": False}),
-    # nothing but a triangle or padding: torch's kernels
+    (R, False, "CoPE", {"scheme": "cope", "device": "cpu", "queries": 1, "self_attention": False}),
+    # a causal mask or padding alone: torch's kernels
     (S, True, "the fused triangle", {}),
     (S, True, "the fused triangle", {"device": "cpu"}),
     (S, True, "the fused triangle", {"scheme": "rope", "queries": 4096, "dropout": 0.1}),
     (S, True, "the fused triangle", {"scheme": "learned", "d_head": 7}),
     (S, True, "a mask for padding", {"mask": FULL}),
     (S, True, "a mask for padding", {"mask": FULL, "dropout": 0.1, "d_head": 7}),
-    (S, True, "a mask for padding", {"mask": FULL, "own": False}),
-    (S, True, "a mask for padding", {"own": False, "queries": 1}),
-    # rows of one tile, of queries and of keys
+    (S, True, "a mask for padding", {"mask": FULL, "self_attention": False}),
+    (S, True, "a mask for padding", {"self_attention": False, "queries": 1}),
+    # queries and keys that fit into one tile
     (ONE, True, "one tile", {"queries": 128}),
     (S, True, "the fused triangle", {"queries": 129}),
     (ONE, True, "one tile", {"queries": 17, "mask": FULL, "scheme": "rope", "dropout": 0.1}),
-    (ONE, True, "one tile", {"queries": 3, "keys": 128, "mask": FULL, "own": False}),
-    (S, True, "a mask for padding", {"queries": 3, "keys": 129, "mask": FULL, "own": False}),
-    (S, True, "a mask for padding", {"queries": 129, "keys": 3, "mask": FULL, "own": False}),
-    (S, True, "a mask for padding", {"queries": 3, "keys": 64, "own": False}),  # a cache
+    (ONE, True, "one tile", {"queries": 3, "keys": 128, "mask": FULL, "self_attention": False}),
+    (S, True, "a mask for padding", {"queries": 3, "keys": 129, "mask": FULL, "self_attention": False}),
+    (S, True, "a mask for padding", {"queries": 129, "keys": 3, "mask": FULL, "self_attention": False}),
+    (S, True, "a mask for padding", {"queries": 3, "keys": 64, "self_attention": False}),  # a cache
     *((ONE, True, "one tile", {"queries": 64, "d_head": d}) for d in (16, 32, 128)),
     *((S, True, "the fused triangle", {"queries": 64, "d_head": d}) for d in (8, 48, 256)),
     (S, True, "the fused triangle", {"queries": 64, "triton": False}),
@@ -239,13 +239,13 @@ RULES: list[tuple[str, bool, str, dict[str, Any]]] = [
     (S, True, "on a CPU", {"device": "cpu", "mask": WINDOW}),
     (S, True, "on a CPU", {"device": "cpu", "scheme": "alibi"}),
     (S, True, "on a CPU", {"device": "cpu", "scheme": "fire", "mask": FULL, "dropout": 0.1}),
-    (S, True, "on a CPU", {"device": "cpu", "scheme": "t5", "own": False, "queries": 1}),
-    # caches and memories
-    (S, True, "over a cache", {"own": False, "scheme": "alibi", "queries": 1}),
-    (S, True, "over a cache", {"own": False, "mask": WINDOW, "queries": 127}),
-    (S, False, "T x S in memory", {"own": False, "mask": WINDOW, "queries": 128}),
-    (S, False, "T x S in memory", {"own": False, "scheme": "t5", "mask": FULL, "dropout": 0.1}),
-    # the edge of what is short
+    (S, True, "on a CPU", {"device": "cpu", "scheme": "t5", "self_attention": False, "queries": 1}),
+    # few queries over a cache or the encoder output
+    (S, True, "over a cache", {"self_attention": False, "scheme": "alibi", "queries": 1}),
+    (S, True, "over a cache", {"self_attention": False, "mask": WINDOW, "queries": 127}),
+    (S, False, "T x S in memory", {"self_attention": False, "mask": WINDOW, "queries": 128}),
+    (S, False, "T x S in memory", {"self_attention": False, "scheme": "t5", "mask": FULL, "dropout": 0.1}),
+    # the limit of few queries
     (S, True, "fewer than 128", {"queries": 127, "mask": WINDOW}),
     (F, True, "earlier keys, 63 back", {"queries": 128, "mask": WINDOW}),
     (S, True, "fewer than 128", {"queries": 127, "scheme": "alibi"}),
@@ -274,7 +274,7 @@ RULES: list[tuple[str, bool, str, dict[str, Any]]] = [
     *((T, True, "inside the kernel", {"scheme": "t5", "d_head": d}) for d in (16, 32, 128)),
     *((F, False, f"heads {d} wide", {"scheme": "t5", "d_head": d}) for d in (48, 96, 256)),
     *((T, True, "T5Bias", {"scheme": "t5", "mask": m}) for m in (FULL, WINDOW, BOTH_SIDES, document_mask(FULL), EACH)),
-    # FIRE: inside the kernel where the query comes last, and nowhere else
+    # FIRE: inside the kernel if the query is the last token that it sees, and only then
     (T, True, "FIRE", {"scheme": "fire"}),
     (T, True, "FIRE", {"scheme": "fire", "mask": WINDOW}),
     (S, False, "FIRE where a query sees every key", {"scheme": "fire", "mask": FULL}),
@@ -287,7 +287,7 @@ RULES: list[tuple[str, bool, str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("kernel", "fast", "reason", "changes"), RULES)
 def test_which_kernel_runs(kernel: str, fast: bool, reason: str, changes: dict[str, Any]) -> None:
-    usual: dict[str, Any] = {"device": "cuda", "queries": 512, "own": True, "mask": CAUSAL, "scheme": "none"}
+    usual: dict[str, Any] = {"device": "cuda", "queries": 512, "self_attention": True, "mask": CAUSAL, "scheme": "none"}
     situation = {**usual, **changes}
     choice = choose(Situation(**{**situation, "scheme": SCHEME[situation["scheme"]]}))
     assert (choice.kernel, choice.fast) == (kernel, fast)
@@ -297,19 +297,19 @@ def test_which_kernel_runs(kernel: str, fast: bool, reason: str, changes: dict[s
 def test_make_plan_asks_choose_with_the_situation_it_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Situation] = []
 
-    def listen(situation: Situation) -> Choice:
+    def observe(situation: Situation) -> Choice:
         asked.append(situation)
         return Choice("reference", "for the test")
 
-    monkeypatch.setattr(attention_kernels, "choose", listen)
+    monkeypatch.setattr(attention_kernels, "choose", observe)
     at, scheme = torch.arange(6)[None], SCHEME["alibi"]
     assert make_plan(WINDOW, at, at, scheme, d_head=48, dropout=0.2).kernel is reference
     make_plan(FULL, at[:, :2], at)
     assert asked[0] == Situation("cpu", 6, True, WINDOW, scheme, 48, 0.2, attention_kernels.has_triton(), 6)
-    assert (asked[1].queries, asked[1].keys, asked[1].own, asked[1].dropout) == (2, 6, False, 0.0)
+    assert (asked[1].queries, asked[1].keys, asked[1].self_attention, asked[1].dropout) == (2, 6, False, 0.0)
     assert isinstance(asked[1].scheme, NoPositions)
     make_plan(WINDOW, at, at, scheme, kernel="sdpa")
-    assert len(asked) == 2  # a kernel by name asks nobody
+    assert len(asked) == 2  # `choose` is not called for a kernel given by name
 
 
 def test_every_choice_is_a_kernel() -> None:
@@ -317,7 +317,7 @@ def test_every_choice_is_a_kernel() -> None:
 
 
 def test_a_slow_kernel_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    attention_kernels.say_once.cache_clear()
+    attention_kernels.warn_once.cache_clear()
     at = torch.arange(3)[None]
     with caplog.at_level(logging.INFO, logger="regard"):
         for _ in range(3):

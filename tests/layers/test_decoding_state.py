@@ -1,5 +1,5 @@
-"""What decoding keeps: the growing state against plain concatenation and indexing, under any sequence of steps, reorderings
-and selections; and the static state against the growing one."""
+"""The decoding state: the growing one against plain concatenation and indexing, under any sequence of steps, reorderings
+and selections; and the static one against the growing one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from regard.kernels.masks import CAUSAL, PAD_POSITION
-from regard.layers.block import Block
+from regard.layers.block import PreNormBlock
 from regard.layers.context import Context
 from regard.layers.decoding_state import LENGTH, Columns, PerRow, PerSentence, State, Storage, state_bytes
 from regard.layers.part import Mixer
@@ -69,7 +69,7 @@ def test_the_state_is_concatenation_and_indexing(operations: list[tuple[str, obj
     running = [torch.zeros(rows, W) for _ in LAYERS]
     memories = [torch.randn(rows, H, 5, D) for _ in LAYERS]
     for layer, memory in zip(LAYERS, memories, strict=True):
-        state.remember(layer, memory=memory)
+        state.store_memory(layer, memory=memory)
     positions = torch.empty(rows, 0, dtype=torch.long)
     for name, argument in operations:
         if name == "select":
@@ -115,11 +115,11 @@ Written = list[list[list[tuple[Tensor, int]]]]  # sentence, hypothesis -> its ke
 @settings(max_examples=60)
 @given(operations=searches, seed=st.integers(0, 10**6))
 def test_a_hypothesis_sees_what_it_and_its_ancestors_wrote(operations: list[tuple[str, int]], seed: int) -> None:
-    """Beside lists of keys that are copied from parent to child; `narrow`: all go on from one, so that old columns die."""
+    """Compare with lists of keys that are copied from parent to child; `narrow`: all continue one parent."""
     rng = torch.Generator().manual_seed(seed)
     state, written = new_state(3), [[[]], [[]], [[]]]
     memory = torch.randn(3, H, 5, D, generator=rng)
-    state.remember(LAYERS[0], memory=memory)
+    state.store_memory(LAYERS[0], memory=memory)
     for name, n in operations:
         if name == "step":
             for _ in range(n):
@@ -134,7 +134,9 @@ def test_a_hypothesis_sees_what_it_and_its_ancestors_wrote(operations: list[tupl
             state.reorder(parents)
             written = copied(written, parents)
         assert state.width == len(written[0])
-        assert torch.equal(state.parts[LAYERS[0]].memory, memory)  # one for each sentence, whoever its hypotheses are
+        assert torch.equal(
+            state.parts[LAYERS[0]].memory, memory
+        )  # one for each sentence, independent of its hypotheses
 
 
 def copied(written: Written, parents: Tensor) -> Written:
@@ -142,7 +144,7 @@ def copied(written: Written, parents: Tensor) -> Written:
 
 
 def say(state: State, written: Written, rng: torch.Generator) -> None:
-    """One more token of every hypothesis, and what each finds then."""
+    """Run one step of every hypothesis, and compare the keys that each one sees."""
     b, k = len(written), len(written[0])
     positions = state.position().view(b, k)
     assert positions.tolist() == [[len(said) for said in row] for row in written]
@@ -170,7 +172,7 @@ def say(state: State, written: Written, rng: torch.Generator) -> None:
 
 
 def test_columns_that_nobody_sees_make_way_before_room_is_doubled() -> None:
-    """Rows that lose different columns, one more than the other; what is seen stays, in its order."""
+    """Rows lose different numbers of columns; those still in use stay, in their order."""
     state, written, rng = new_state(2), [[[]], [[]]], torch.Generator().manual_seed(0)
     for step in range(40):
         parents = torch.tensor([[0, 0, 0, 0], [0, 1, 1, 1] if step % 8 else [0, 0, 0, 0]])[:, : 1 if step == 0 else 4]
@@ -189,11 +191,11 @@ def test_how_hypotheses_look_at_the_source_is_worked_out_once_for_the_same_sente
         made.append(object())
         return made[-1]
 
-    assert state.plan_of_memory(make) is state.plan_of_memory(make) is made[0]
+    assert state.get_memory_plan(make) is state.get_memory_plan(make) is made[0]
     state.reorder(torch.tensor([[0, 0]] * 3))
-    assert state.plan_of_memory(make) is made[0]
+    assert state.get_memory_plan(make) is made[0]
     state.select(torch.tensor([2, 0]))
-    assert state.plan_of_memory(make) is made[1]
+    assert state.get_memory_plan(make) is made[1]
     assert torch.equal(state.memory_positions, ragged(4, 2, 3)[[2, 0]])
 
 
@@ -217,7 +219,7 @@ def test_rows_that_may_look_at_every_column_are_known() -> None:
     state.advance(state.position()[:, None])
     assert state.sees_all()
     state.reorder(torch.tensor([[0, 0], [0, 0]]))
-    assert not state.sees_all()  # of two hypotheses neither sees the other's
+    assert not state.sees_all()  # a hypothesis must not see the columns of another
     padded = new_state(2)
     padded.advance(ragged(3, 2))
     assert not padded.sees_all()
@@ -247,7 +249,7 @@ def test_bytes_are_those_that_are_allocated(dtype: torch.dtype) -> None:
 
 
 class Decaying(Mixer):
-    """y_t = sum_i 2^-i x_{t-i}, with a state of fixed size, no reading of its own, and a count of the tokens it has read."""
+    """y_t = sum_i 2^-i x_{t-i}, with a state of fixed size, the default `read`, and a count of the tokens read."""
 
     def __init__(self, width: int) -> None:
         nn.Module.__init__(self)
@@ -273,7 +275,7 @@ def test_a_prompt_that_is_read_step_by_step_leaves_the_state_after_each_rows_las
     c, lengths, more = 8, (5, 2, 7), 3
     config = model_config(d_model=c, n_heads=2, n_kv_heads=2, d_head=4, dropout=0.0)
     mixers = [Decaying(c), Decaying(c)]
-    stack = Stack(config, (Block(config, {"self": mixer}) for mixer in mixers), CAUSAL, "decoder").eval()
+    stack = Stack(config, (PreNormBlock(config, {"self": mixer}) for mixer in mixers), CAUSAL, "decoder").eval()
     x = torch.randn(len(lengths), max(lengths) + more, c)
     wanted = stack(x, torch.arange(x.shape[1]).expand(len(x), -1))  # a whole row: causal, so any beginning is the same
 
@@ -308,7 +310,7 @@ styles = pytest.mark.parametrize("style", STYLES)
 
 @pytest.fixture
 def torch_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels have tests of their own."""
+    """Turn Triton's interpreter off: kernels are tested elsewhere."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
@@ -320,7 +322,7 @@ def gpt(style: str) -> GPT:
 
 
 def stirred(model: Any) -> Any:
-    """Schemes such as CoPE begin at zero."""
+    """Add noise to all parameters, since schemes such as CoPE are initialized to zero."""
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.2 * torch.randn_like(p))
@@ -333,7 +335,7 @@ def prompts(*lengths: int) -> Tensor:
 
 
 class Slots:
-    """A static state, and where its rows stand."""
+    """A static state with the positions and owners of its rows."""
 
     def __init__(self, model: nn.Module, b: int, k: int, source: int = 0) -> None:
         self.k = k
@@ -343,14 +345,14 @@ class Slots:
         self.state = StaticState(model, (b, k), ROOM, source, torch.float32, position=self.position, owner=owner)
 
     def enter(self, slots: list[int], other: State, which: list[int]) -> None:
-        self.state.enter(torch.tensor(slots), other, torch.tensor(which))
+        self.state.fill_slots(torch.tensor(slots), other, torch.tensor(which))
         for slot, sentence in zip(slots, which, strict=True):
             rows = slice(slot * self.k, (slot + 1) * self.k)
             self.position[rows] = int(other.next[sentence])
             self.owner[rows] = torch.arange(rows.start, rows.stop, dtype=torch.int32)[:, None]
 
     def move(self, parents: Tensor) -> None:
-        """Rows (N,) continue these rows, after a step."""
+        """Reorder beams by parent (N,) after a step."""
         rows = torch.arange(len(parents))
         self.owner[rows, self.position.long()] = rows.int()  # what each has just written
         self.owner.copy_(self.owner[parents])
@@ -367,7 +369,7 @@ def test_rows_at_their_own_positions_in_slots_that_are_entered_again(style: str)
     rows = torch.arange(3)
 
     def steps(n: int, states: list[tuple[list[int], State]]) -> None:
-        """States beside the slots that hold their sentences, in order."""
+        """Compare n steps of growing states with those of the slots that hold their sentences."""
         for _ in range(n):
             tokens = torch.randint(VOCAB, (3,))
             found = model.step(tokens, slots.state)
@@ -435,7 +437,7 @@ def test_a_slot_that_is_cleared_begins_as_if_nothing_was_read() -> None:
     slots = Slots(model, 2, 1)
     _, state = model.begin(prompts(3, 4))
     slots.enter([0, 1], state, [0, 1])
-    slots.state.clear(torch.tensor([1]))
+    slots.state.clear_slots(torch.tensor([1]))
     slots.position[1] = 0
     tokens = torch.randint(VOCAB, (2,))
     found = model.step(tokens, slots.state)
