@@ -12,7 +12,7 @@ from faults import EVERY, FLIPS, as_nobody, cases, change_json, content, copied,
 from safetensors.torch import load_file
 
 import regard
-from regard.data.parallel_corpus import Corpus
+from regard.data.parallel_corpus import ParallelCorpus
 from regard.data.shards import Filters, prepare_store
 from regard.tasks.run import train_config as train
 from regard.tasks.run_config import make_config
@@ -122,7 +122,7 @@ CACHE = ["meta.json", "manifest.json", *(f"side-{i}.{what}" for i in (0, 1) for 
 def test_a_fault_in_prepared_data(file: str, fault: str, runs: tuple[Path, dict[str, Any]], place: Path) -> None:
     folder = runs[0].parent
     one = Tokenizer.load(folder / "run" / "tokenizer.json")
-    corpus = Corpus(("train.tsv",), "en", "de", folder)
+    corpus = ParallelCorpus(("train.tsv",), "en", "de", folder)
 
     def tokens() -> list[list[list[int]]]:
         store = prepare_store(corpus, (one, one), Filters(), place / "cache")

@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.config import TrainConfig
 from regard.data.batches import Batch
 from regard.look.record import record
-from regard.training.objective import token_objective
+from regard.training.objective import make_token_objective
 from regard.training.training_step import TrainingStep
 
 sys.path.append(str(Path(__file__).parent))
@@ -39,7 +39,7 @@ def batch(kind: str, seed: int) -> Batch:
 def step_of(kind: str, device: str, compile: bool, accumulate: int, **changes: Any) -> TrainingStep:
     config = TrainConfig(accumulate=accumulate, compile=compile, precision="fp32", weight_decay=0.0)
     model = MODELS[kind](**changes).to(device).train()
-    return TrainingStep(token_objective(model, config), config, torch.device(device), torch.float32)
+    return TrainingStep(make_token_objective(model, config), config, torch.device(device), torch.float32)
 
 
 def weights_after(step: TrainingStep, kind: str, steps: int, first: int = 0) -> list[Tensor]:

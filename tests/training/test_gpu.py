@@ -14,7 +14,7 @@ from regard.layers.attention_kernels import make_plan
 from regard.models.architectures import make_model, preset
 from regard.models.transformer import Transformer
 from regard.text.special_tokens import PAD
-from regard.training.objective import ClassObjective, Objective, PackedObjective, token_objective
+from regard.training.objective import ClassificationObjective, Objective, PackedObjective, make_token_objective
 from regard.training.training_step import TrainingStep
 
 pytestmark = [
@@ -54,7 +54,7 @@ def run(
 ) -> tuple[TrainingStep, Transformer]:
     net = model(**(changes or {}))
     settings = TrainConfig(compile=compile, **{"accumulate": 2, **config})  # type: ignore[arg-type]
-    step = TrainingStep(token_objective(net, settings), settings, torch.device("cuda"), dtype)
+    step = TrainingStep(make_token_objective(net, settings), settings, torch.device("cuda"), dtype)
     for i, (rows, width) in enumerate(shapes):
         step([batch(rows, width, i + 100 * j) for j in range(settings.accumulate)], lr=1e-3)
     return step, net
@@ -108,7 +108,7 @@ def test_other_models_learn_the_same_when_recorded(kind: str) -> None:
         torch.manual_seed(0)
         if kind == "pictures":
             net = make_model(preset("vit-tiny", n_encoder_layers=2, n_classes=10, max_len=17, dropout=0.0)).cuda()
-            objective, make = ClassObjective(net), pictures
+            objective, make = ClassificationObjective(net), pictures
         else:
             net = make_model(preset("gpt-tiny", n_decoder_layers=2, target_vocab=VOCAB, dropout=0.0)).cuda()
             objective, make = PackedObjective(net), packed_rows
