@@ -237,9 +237,9 @@ def test_blanks_are_asked_where_they_are(lengths: list[int], packing: str, width
             assert (blanks[[0, n - 1]] == PAD).all()
             assert (blanks[n:] == PAD).all()
             if (blanks != PAD).any():  # else it fills up a short batch
-                mended = np.where(blanks != PAD, blanks, row)[1 : n - 1]
-                assert (np.diff(mended) == 1).all()  # put back, the text is as it stood
-                read += mended.tolist()
+                restored = np.where(blanks != PAD, blanks, row)[1 : n - 1]
+                assert (np.diff(restored) == 1).all()  # put back, the text is as it stood
+                read += restored.tolist()
     assert sorted(read) == list(range(min(read), FIRST + sum(lengths)))  # each token in one row that is asked
     assert packing == "stream" or min(read) == FIRST
 

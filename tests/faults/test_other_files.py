@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import exported_package, model_package
 from faults import EVERY, FAULTS, FLIPS, as_nobody, cases, content, copied, outcome, unreadable
+from tiny_packages import exported_package, model_package
 
 import regard
 from regard import model_folder as folders
@@ -221,5 +221,5 @@ def test_every_file_that_is_written_has_the_mode_of_the_umask(umask: int, place:
     finally:
         os.umask(before)
     files = [path for path in place.rglob("*") if path.is_file()]
-    assert len(files) > 20
+    assert len(files) >= 20
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o666 & ~umask}

@@ -1,4 +1,4 @@
-"""A run with a fault goes on to the very same model, or is refused in one line; nothing of it is lost."""
+"""A run with a fault resumes to the very same model, or is refused in one line; nothing of it is lost."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_fault_in_a_file(file: str, fault: str, runs: tuple[Path, dict[str, An
 def test_a_state_that_is_none(
     keys: tuple[str, ...], wrong: Any, runs: tuple[Path, dict[str, Any]], place: Path
 ) -> None:
-    """With checksums made anew: a run that goes on from a place that it never came to would be another run."""
+    """With checksums made anew: a run that resumes from a place that it never reached would be another run."""
     run, weights = runs
     folder = copied(run, place / "run")
     change_json(folder / NEWEST / "state.json", keys, wrong)

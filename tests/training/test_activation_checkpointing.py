@@ -127,8 +127,8 @@ def test_a_run_that_recomputes_is_the_same_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("drop", ["dropout", "attention_dropout", "ff_dropout"])
-def test_recorded_dropout_is_refused(drop: str) -> None:
-    """Only where steps are recorded: on a GPU, which is pretended here."""
+def test_captured_dropout_is_refused(drop: str) -> None:
+    """Refused only where steps are captured in a CUDA graph: on a GPU, which is faked here."""
     with FakeTensorMode():
         there = nn.Parameter(torch.empty(1, device="cuda"))
     for p, compile, refused in ((0.1, True, True), (0.1, False, False), (0.0, True, False)):

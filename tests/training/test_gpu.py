@@ -1,4 +1,4 @@
-"""What only a GPU can show: the compiled, recorded step does what the plain one does."""
+"""What only a GPU can show: the compiled and captured step (CUDA graph) does what the plain one does."""
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ def run(
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("r_drop", [0.0, 5.0])
-def test_recorded_steps_equal_plain_ones(r_drop: float, accumulate: int) -> None:
+def test_captured_steps_equal_plain_ones(r_drop: float, accumulate: int) -> None:
     """One recording of everything, or one that adds gradients up and one that uses them."""
     fast, fast_net = run(True, r_drop=r_drop, accumulate=accumulate)
     plain, plain_net = run(False, r_drop=r_drop, accumulate=accumulate)
@@ -80,7 +80,7 @@ def test_recorded_steps_equal_plain_ones(r_drop: float, accumulate: int) -> None
     ],
 )
 def test_long_rows_learn_the_same_on_every_kernel(changes: dict[str, object]) -> None:
-    """From 128 tokens on, biases and windows have kernels of their own, inside compiled blocks and recorded steps."""
+    """From 128 tokens on, biases and windows have kernels of their own, inside compiled blocks and CUDA graphs."""
     shapes, changes = [(4, 160), (2, 200)] * 3, changes | {"max_len": 256}
     fast, plain = (run(compile, torch.bfloat16, shapes, changes)[0] for compile in (True, False))
     torch.testing.assert_close(fast.sums, plain.sums, rtol=1e-2, atol=1.0)
@@ -102,7 +102,7 @@ def pictures(seed: int) -> Batch:
 
 
 @pytest.mark.parametrize("kind", ["packed documents", "pictures"])
-def test_other_models_learn_the_same_when_recorded(kind: str) -> None:
+def test_other_models_learn_the_same_when_captured(kind: str) -> None:
     sums = []
     for compile in (True, False):
         torch.manual_seed(0)

@@ -127,7 +127,7 @@ def test_five_steps_of_muon() -> None:
         np.testing.assert_allclose(ours, x[name][rows], rtol=2e-4, atol=2e-5, err_msg=name)
 
 
-def test_queries_do_not_hear_of_the_size_of_values() -> None:
+def test_queries_do_not_depend_on_the_size_of_values() -> None:
     moved = []
     for factor in (1.0, 100.0):
         model = transformer()

@@ -127,7 +127,7 @@ def test_steps_carry_the_state_whether_or_not_batches_are_accumulated(accumulate
         step(batches[i : i + accumulate], lr=0.0)
     for place, x in zip(objective.state, model.hidden(ids[:, :16])[1], strict=True):
         torch.testing.assert_close(place, x, atol=1e-5, rtol=1e-5)
-    assert places == [x.data_ptr() for x in objective.state]  # in place, where a recorded step looks for them
+    assert places == [x.data_ptr() for x in objective.state]  # in place, because a CUDA graph reads fixed memory
     assert step.sums[2] == 32
 
 
@@ -188,9 +188,9 @@ def unrolled(model: RNN, store: Store) -> float:
 def test_validation_reads_the_whole_text_as_one(streams: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, store = make().eval(), stored(1601)
     config = make_config({"task": "causal-lm", "model": {"preset": "lstm-small"}}, {})
-    for name, value in {"WIDTH": 16, "LEAD": 12, "STREAMS": streams, "ENOUGH": 2}.items():
+    for name, value in {"SCORED_WIDTH": 16, "LEAD_BATCHES": 12, "MAX_STREAMS": streams, "STREAM_LEADS": 2}.items():
         monkeypatch.setattr(language_modeling, name, value)
-    _, batches = language_modeling.scoring(model, store, config)
+    _, batches = language_modeling.make_evaluation(model, store, config)
     assert isinstance(batches, StatefulBatches)
     assert (batches.streams, batches.lead) == (streams, 12 if streams > 1 else 0)
     found = language_modeling.measure(model, store, 3200, config, torch.device("cpu"))
@@ -290,7 +290,7 @@ def descended(compile: bool, accumulate: int, cell: str) -> tuple[TrainingStep, 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("cell", ["lstm", "gru", "mut1"])
-def test_recorded_steps_carry_what_plain_ones_carry(cell: str, accumulate: int) -> None:
+def test_captured_steps_carry_what_plain_ones_carry(cell: str, accumulate: int) -> None:
     """The recording reads and writes the states where they are."""
     fast, fast_net = descended(True, accumulate, cell)
     plain, plain_net = descended(False, accumulate, cell)
