@@ -52,16 +52,14 @@ class InitialModel:
         loaded = load_model(given, torch.device("cpu")) if given and not begun else None
         if not begun:
             save_initial_model_facts(folder, loaded)
-        return cls(
-            folder, config, quiet, loaded, None if begun else load_initial_vectors(config), initial_model_facts(folder)
-        )
+        vectors = None if begun else load_initial_vectors(config)
+        return cls(folder, config, quiet, loaded, vectors, initial_model_facts(folder))
 
     def get_tokenizers(self, train: Callable[[], Tokenizers]) -> Tokenizers:
         """Return the tokenizers in the run folder, those of the initial model, those of `tokenizer.file`, or new ones."""
         forms = (["tokenizer.json"], ["tokenizer.source.json", "tokenizer.target.json"])
-        if any(
-            all(exists(self.folder / name) for name in form) for form in forms
-        ):  # one of two is what a killed run leaves
+        # One file of two is what a killed run leaves: it does not count.
+        if any(all(exists(self.folder / name) for name in form) for form in forms):
             return Tokenizers.load(self.folder)
         if self.package is not None:
             if self.package.tokenizers is None:

@@ -107,11 +107,10 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> LanguageMo
     corpora = {split: make_text_corpus(config, split) for split in ("train", "valid")}
     tokenizer = initial.get_text_tokenizer(lambda: (text for (text,) in corpora["train"].rows()))
     special = tokenizer.special
-    token_template = (
-        initial.get_token_template(classic(special)).ended(special)
-        if marks_documents(config)
-        else initial.get_token_template(STREAM)
-    )
+    if marks_documents(config):
+        token_template = initial.get_token_template(classic(special)).ended(special)
+    else:
+        token_template = initial.get_token_template(STREAM)
     train, valid = (
         prepare_language_store(corpora[split], tokenizer, token_template, config, quiet) for split in ("train", "valid")
     )
@@ -133,9 +132,8 @@ def prepare_language_store(
     corpus: TextCorpus, tokenizer: Tokenizer, token_template: SpecialTokenTemplate, config: Config, quiet: bool
 ) -> Store:
     """Tokenize a corpus, with the special tokens of documents if their ends are marked."""
-    store = prepare_text_store(
-        corpus, TemplateTokenizer(tokenizer, token_template if marks_documents(config) else STREAM), quiet
-    )
+    encoder = TemplateTokenizer(tokenizer, token_template if marks_documents(config) else STREAM)
+    store = prepare_text_store(corpus, encoder, quiet)
     if store.source.lengths.sum() == 1:
         raise RegardError(f"{', '.join(corpus.specs)} is one token, and none comes after it; give a longer text")
     return store
@@ -186,9 +184,8 @@ def make_evaluation(model: nn.Module, store: Store, config: Config) -> tuple[Obj
     """
     if isinstance(model, StatefulLanguageModel):
         n = min(MAX_STREAMS, max(1, len(store.source.ids) // (STREAM_LEADS * LEAD_BATCHES * SCORED_WIDTH)))
-        return StatefulObjective(model, n), StatefulBatches(
-            store.source, SCORED_WIDTH, n, 0, shifting=False, lead=LEAD_BATCHES if n > 1 else 0
-        )
+        lead = LEAD_BATCHES if n > 1 else 0
+        return StatefulObjective(model, n), StatefulBatches(store.source, SCORED_WIDTH, n, 0, shifting=False, lead=lead)
     objective = PackedObjective(model) if config.data.packing == "documents" else Objective(model)
     return objective, make_batches(store, config, shifting=False)
 

@@ -45,7 +45,12 @@ from regard.training.metrics_log import print_message
 from regard.training.objective import AuxiliaryLossObjective, ClassificationObjective, Objective, RegressionObjective
 from regard.training.validation import BATCH_TOKENS
 
-UNSCORED = {"classification": -1, "regression": np.nan, "tagging": CONTINUES}
+UNSCORED = {"classification": -1, "regression": np.nan, "tagging": CONTINUES}  # labels that are not scored
+METRICS = {
+    "classification": ("accuracy", "f1", "matthews"),
+    "regression": ("pearson", "spearman"),
+    "tagging": ("accuracy", "f1"),
+}
 
 
 @dataclass(frozen=True)
@@ -124,13 +129,6 @@ class TextClassificationJob(Job):
         return [*super().next_steps(), f'regard classify {self.folder} "..."']
 
 
-METRICS = {
-    "classification": ("accuracy", "f1", "matthews"),
-    "regression": ("pearson", "spearman"),
-    "tagging": ("accuracy", "f1"),
-}
-
-
 def make_objective(model: nn.Module, task: str, label_smoothing: float = 0.0) -> Objective:
     """Return the objective of a task, without auxiliary loss."""
     return RegressionObjective(model) if task == "regression" else ClassificationObjective(model, label_smoothing)
@@ -150,19 +148,19 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> TextClassi
     tokenizer = initial.get_text_tokenizer(lambda: chain.from_iterable(example.texts for example in examples["train"]))
     token_template = initial.get_token_template(classic(tokenizer.special)).ended(tokenizer.special)
     names = class_names(config.task, examples["train"])
-    longest, where = config.model.max_len, {split: ", ".join(getattr(config.data, split)) for split in examples}
+    where = {split: ", ".join(getattr(config.data, split)) for split in examples}
     encoded = partial(
         encode_examples,
         tokenizer=tokenizer,
         token_template=token_template,
         task=config.task,
         names=names,
-        max_len=longest,
+        max_len=config.model.max_len,
         quiet=quiet,
     )
     train, valid = (encoded(examples[split], where=where[split]) for split in ("train", "valid"))
-    sizes = set_vocabulary(config.model, tokenizer)
-    model = initial.build_model(replace(sizes, n_classes=len(names) or 1))
+    model_config = replace(set_vocabulary(config.model, tokenizer), n_classes=len(names) or 1)
+    model = initial.build_model(model_config)
     config = replace(config, model=model.config)  # type: ignore[arg-type]
     both, amount = Tokenizers(tokenizer, tokenizer), f"{len(train):,} training examples"
     return TextClassificationJob(folder, config, model, both, token_template, train.key(), amount, train, valid, names)
@@ -229,9 +227,8 @@ def encode_examples(
 def truncate_tagged(rows: EncodedExamples, length: int, end: list[int]) -> EncodedExamples:
     """Truncate tagged rows to `length` tokens; they still end with the tokens `end`."""
     answers = [truncate_row(row, length, [CONTINUES] * len(end)) for row in rows.answers]  # type: ignore[arg-type]
-    return EncodedExamples(
-        [truncate_row(row, length, end) for row in rows.ids], [row[:length] for row in rows.types], answers
-    )
+    ids = [truncate_row(row, length, end) for row in rows.ids]
+    return EncodedExamples(ids, [row[:length] for row in rows.types], answers)
 
 
 def truncate_row(row: list[int], length: int, end: list[int]) -> list[int]:

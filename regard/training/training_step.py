@@ -37,9 +37,7 @@ class TrainingStep:
         self.accumulate, self.is_graphed = config.accumulate, device.type == "cuda" and config.compile
         self.updater = Updater(objective.model, config, in_place=self.is_graphed and self.accumulate > 1)
         self.sums = torch.zeros(3, device=device)  # of the objective, over steps; the trainer reads and resets them
-        self.label_weight = torch.zeros(
-            (), device=device
-        )  # of one label in the mean over the step: 1 / number of labels
+        self.label_weight = torch.zeros((), device=device)  # 1 / number of scored labels of the step
         self.loss = torch.zeros((), device=device)  # of the step in progress
         self.norm = torch.zeros((), device=device)  # of the last gradient
         self.has_auxiliary = any(getattr(module, "auxiliary", False) is True for module in objective.model.modules())
