@@ -63,7 +63,7 @@ def run(
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("r_drop", [0.0, 5.0])
 def test_captured_steps_equal_plain_ones(r_drop: float, accumulate: int) -> None:
-    """One recording of everything, or one that adds gradients up and one that uses them."""
+    """One CUDA graph of the whole step, or one that accumulates gradients and one that applies them."""
     fast, fast_net = run(True, r_drop=r_drop, accumulate=accumulate)
     plain, plain_net = run(False, r_drop=r_drop, accumulate=accumulate)
     torch.testing.assert_close(fast.sums, plain.sums, rtol=1e-4, atol=1e-3)
@@ -137,7 +137,7 @@ def test_nothing_is_compiled_again_once_its_shape_was_seen() -> None:
     for i, (rows, width) in enumerate(SHAPES):
         step([batch(rows, width, i)], lr=1e-3)
     assert counters["stats"]["unique_graphs"] == compiled
-    assert len(step.at_once.graphs) == len(set(SHAPES))  # type: ignore[attr-defined]
+    assert len(step.graphed_step.graphs) == len(set(SHAPES))  # type: ignore[attr-defined]
 
 
 def test_a_hybrid_model_has_a_graph_for_each_kind_of_block() -> None:
@@ -153,7 +153,7 @@ def test_a_hybrid_model_has_a_graph_for_each_kind_of_block() -> None:
     for i, (rows, width) in enumerate(SHAPES):
         step([batch(rows, width, i)], lr=1e-3)
         assert counters["stats"]["unique_graphs"] == before + 4  # two in the encoder, two that look at the source too
-    assert len(step.at_once.graphs) == len(set(SHAPES))  # type: ignore[attr-defined]
+    assert len(step.graphed_step.graphs) == len(set(SHAPES))  # type: ignore[attr-defined]
 
 
 def test_dropout_differs_between_replays() -> None:
