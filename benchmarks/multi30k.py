@@ -20,7 +20,7 @@ from others import foreign
 from torch import nn
 
 from regard.config import ModelConfig
-from regard.data.parallel_corpus import Corpus
+from regard.data.parallel_corpus import ParallelCorpus
 from regard.decode.constraints import pad_rows
 from regard.device import pick_device, pick_precision
 from regard.exchange.matching import theirs_of
@@ -106,7 +106,7 @@ def measure(report: Report, who: str, translate: Translate, pairs: list[tuple[st
 def section(report: Report) -> None:
     options, device = report.options, report.device
     translator = load(options.run, str(device))
-    corpus = Corpus((options.test,), translator.source, translator.target, options.data, "test")
+    corpus = ParallelCorpus((options.test,), translator.source, translator.target, options.data, "test")
     pairs = list(corpus.rows())[: options.sentences or None]
     mine = measure(report, "regard", own_translate(translator), pairs, translator.target)
     if "hf" in report.peers:

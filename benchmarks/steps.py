@@ -13,7 +13,7 @@ from torch import nn
 from regard.config import ModelConfig, TrainConfig
 from regard.data.batches import Batch, Batches, Cursor, prefetch
 from regard.device import set_up_device
-from regard.training.objective import token_objective
+from regard.training.objective import make_token_objective
 from regard.training.training_step import TrainingStep
 
 FIRST = 5  # the first id that is a word
@@ -24,7 +24,7 @@ class OwnStep:
     def __init__(self, model: nn.Module, config: TrainConfig, tiny: bool) -> None:
         """Tiny models have no work for more than one thread."""
         device, dtype = set_up_device(replace(config, threads=int(tiny)))
-        objective = token_objective(model.to(device).train(), config)
+        objective = make_token_objective(model.to(device).train(), config)
         self.step = TrainingStep(objective, config, device, dtype)
 
     def __call__(self, batch: Batch) -> None:
@@ -54,7 +54,7 @@ class Ran:
 
 def run_through(step: Step, batches: Batches, device: torch.device, warm: int, timed: int) -> Ran:
     """`warm` and then `timed` batches as a run gets them: prepared ahead by a thread, whole epochs for the clock."""
-    stream, tokens = prefetch(batches.follow(Cursor()), pin=device.type == "cuda"), 0
+    stream, tokens = prefetch(batches.iterate_from(Cursor()), pin=device.type == "cuda"), 0
 
     def work(n: int) -> None:
         nonlocal tokens

@@ -41,7 +41,7 @@ from regard.data.batches import Batch
 from regard.device import peak_flops, pick_device
 from regard.models.analysis.cost import training_flops
 from regard.tasks import prepare_job
-from regard.tasks.run import make_config
+from regard.tasks.run_config import make_config
 from regard.training.job import Job
 
 WARM = 6  # calls before the clock: the first compiles, the second is recorded
@@ -162,8 +162,8 @@ def marian_real(report: Report) -> None:
     config, device = base(report)[0], report.device
     with tempfile.TemporaryDirectory() as folder:
         job = real_job(report.options, folder, 32768, preset="transformer-base")
-    vocabulary = joint(max(config.target_vocab, job.sizes.target_vocab))
-    ran = own_epochs(report, fresh_model(replace(job.sizes, **vocabulary), device), job)
+    vocabulary = joint(max(config.target_vocab, job.config.model.target_vocab))
+    ran = own_epochs(report, fresh_model(replace(job.config.model, **vocabulary), device), job)
     padded = report.regard("marian")
     report.put("marian-real", "regard", ran.tokens, "tokens/s")
     if padded:
@@ -184,7 +184,7 @@ def small_real(report: Report) -> None:
     for peer, who, warm in (("hf", "hf eager", 10), ("hf-compiled", "hf compiled", n)):
         if peer in report.peers:
             fresh(device)
-            step = marian_step(foreign(job.sizes, "marian", device).train(), device, peer == "hf-compiled")
+            step = marian_step(foreign(job.config.model, "marian", device).train(), device, peer == "hf-compiled")
             report.put("small-real", who, run_through(step, batches, device, warm, n).updates, "updates/s")
 
 

@@ -29,7 +29,7 @@ from regard.data import toy
 from regard.data.parallel_corpus import read_lines
 from regard.data.shards import TokenStore
 from regard.device import pick_device
-from regard.evaluate.word_similarity import analogies, similarity, total
+from regard.evaluate.word_similarity import evaluate_analogies, evaluate_similarity, sum_sections
 from regard.vectors.word2vec import train_ids
 from regard.vectors.word_counts import Vocabulary
 from regard.vectors.word_vectors import WordVectors
@@ -106,8 +106,10 @@ def quality(vectors: WordVectors, sets: Path | None) -> dict[str, float]:
         return {}
     found = {}
     for name, file in (("WS-353", "EN-WS-353-ALL"), ("MEN", "EN-MEN-TR-3k")):
-        found[name] = 100 * (similarity(vectors, place(sets, file)).spearman or 0.0)
-    found["analogies"] = 100 * (total(analogies(vectors, place(sets, "questions-words"))).accuracy or 0.0)
+        found[name] = 100 * (evaluate_similarity(vectors, place(sets, file)).spearman or 0.0)
+    found["analogies"] = 100 * (
+        sum_sections(evaluate_analogies(vectors, place(sets, "questions-words"))).accuracy or 0.0
+    )
     return found
 
 

@@ -19,7 +19,7 @@ import torch
 
 from regard import model_folder
 from regard.config import DecodeConfig, TokenizerConfig
-from regard.data.parallel_corpus import Corpus
+from regard.data.parallel_corpus import ParallelCorpus
 from regard.models.architectures import make_model, preset, resolve
 from regard.text.special_tokens import PAD
 from regard.text.tokenizer import Tokenizer, Tokenizers
@@ -146,7 +146,7 @@ def test_all_that_is_recorded_takes_turns_with_what_is_not(load: Load) -> None:
 
 def tiny_folder(path: Path, norm: str) -> Path:
     """Random weights over the toy language."""
-    corpus = Corpus(("toy:50",), "en", "de", Path(), "train")
+    corpus = ParallelCorpus(("toy:50",), "en", "de", Path(), "train")
     joint = Tokenizer.train((text for row in corpus.rows() for text in row), TokenizerConfig(vocab_size=120))
     sizes = {"d_model": 16, "n_heads": 2, "d_ff": 32, "n_encoder_layers": 1, "n_decoder_layers": 1, "max_len": 64}
     torch.manual_seed(0)
@@ -297,6 +297,6 @@ def test_the_peer_of_a_translator_finds_the_same_translations(load: Load, tmp_pa
     pytest.importorskip("transformers")
     multi30k = load("multi30k")
     translator = multi30k.load(tiny_folder(tmp_path / "model", "post"), "cpu")
-    texts = [source for source, _ in Corpus(("toy:6",), "en", "de", Path(), "test").rows()]
+    texts = [source for source, _ in ParallelCorpus(("toy:6",), "en", "de", Path(), "test").rows()]
     peer = multi30k.peer_of(translator.model, CPU, torch.float32)
     assert multi30k.peer_translate(peer, translator)(texts) == multi30k.own_translate(translator)(texts)

@@ -25,7 +25,7 @@ from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
 from regard.terminal import EscapingStream, escape_controls, progress_bar
 from regard.text.tokenizer import Tokenizer, Tokenizers
-from regard.training.metrics_log import Screen, print_message
+from regard.training.metrics_log import ProgressDisplay, print_message
 
 TITLE = "\x1b]0;owned\x07"  # sets the title of a terminal's window
 SIZES = {"n_decoder_layers": 1, "d_model": 8, "n_heads": 2, "d_ff": 8, "max_len": 32, "head_bias": True, **SETTINGS}
@@ -166,7 +166,7 @@ def test_a_bar_is_drawn_through_an_escaping_stream(monkeypatch: pytest.MonkeyPat
 def test_samples_of_training_are_always_escaped(kind: type[io.TextIOWrapper], monkeypatch: pytest.MonkeyPatch) -> None:
     stream = kind(io.BytesIO())
     monkeypatch.setattr(sys, "stderr", stream)
-    screen = Screen(0, 10)
+    screen = ProgressDisplay(0, 10)
     screen.say(f"  a -> {TITLE}b")
     screen.close()
     print_message(f"of {TITLE}")

@@ -19,7 +19,7 @@ from test_cli import call
 
 import regard
 from regard.config import Config, DataConfig, recipes
-from regard.data.parallel_corpus import part_of
+from regard.data.parallel_corpus import parse_part
 from regard.models.architectures import with_preset
 
 RECIPES = {path.stem: path for path in (Path(__file__).parents[1] / "recipes").glob("*.toml")}
@@ -111,7 +111,7 @@ def write_corpora(config: Config, root: Path) -> None:
     data = config.data
     languages = (data.source, data.target)
     for spec in {*data.train, *data.valid, *data.test}:
-        for name in part_of(spec)[0].split("|"):
+        for name in parse_part(spec)[0].split("|"):
             for file in {name.replace("{lang}", lang) for lang in languages}:
                 path = root / file
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from phrases import phrasebook
 
 from regard import model_folder
 from regard.config import recipes
-from regard.data.parallel_corpus import direction_of
+from regard.data.parallel_corpus import parse_direction
 from regard.files import MANIFEST, atomic_folder, read_json, sha256
 
 Amounts = Mapping[str, int]  # pairs of each set
@@ -154,7 +154,7 @@ def row(name: str, report: Amounts) -> str:
 def share(report: Amounts, made: Amounts) -> float:
     """What part of the pairs that again.toml reads was made."""
     specs = recipes.load(Path(__file__).parent / "again.toml")["data"]["train"]
-    names = [direction_of(spec)[0].removesuffix(".{lang}.xz").removesuffix("/train") for spec in specs]
+    names = [parse_direction(spec)[0].removesuffix(".{lang}.xz").removesuffix("/train") for spec in specs]
     own = sum(made[name] for name in names if name.startswith("made-"))
     return own / (own + sum(report[name] for name in names if not name.startswith("made-")))
 

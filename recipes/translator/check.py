@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from regard.config import recipes
-from regard.data.parallel_corpus import Corpus, read_lines
+from regard.data.parallel_corpus import ParallelCorpus, read_lines
 
 SHOWN = 20
 RECIPES = ("train.toml", "again.toml")
@@ -47,7 +47,7 @@ def trained(work: Path) -> list[Path]:
     """The files that the recipes train on, each once."""
     folder = Path(__file__).parent
     specs = tuple(spec for name in RECIPES for spec in recipes.load(folder / name)["data"]["train"])
-    parts = Corpus(specs, "", "", work)._parts()  # as training reads them
+    parts = ParallelCorpus(specs, "", "", work)._parts()  # as training reads them
     return list(dict.fromkeys(path for part in parts for path in part.files))
 
 

@@ -148,7 +148,7 @@ def evaluate_command(
     settings: dict[str, str],
     weights: str,
 ) -> None:
-    from regard.data.parallel_corpus import Corpus
+    from regard.data.parallel_corpus import ParallelCorpus
     from regard.device import pick_device
     from regard.evaluate.evaluation import evaluate
     from regard.exchange.loader import load_model
@@ -172,7 +172,7 @@ def evaluate_command(
         return print_result({"corpus": ", ".join(config.data.test), "loss": found.loss, **found.scores}, as_json)
     translator = Translator(package)
     specs, target = config.data.test, translator.target
-    corpus = Corpus(specs, translator.source, target, Path(config.data.root), "test")
+    corpus = ParallelCorpus(specs, translator.source, target, Path(config.data.root), "test")
     options = dataclasses.asdict(config.decode) | {name: value for name, value in options.items() if value is not None}
     with progress_bar("translating") as advance:
         result = evaluate(translator, corpus, advance, **options)

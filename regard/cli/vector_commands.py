@@ -148,13 +148,13 @@ def vectors_evaluate(
             "nothing to evaluate on: give --analogies FILE, --similarity FILE, or both, as often as needed"
         )
     loaded = load(vectors)
-    asked = {path.name: score.analogies(loaded, path, cut, method) for path in analogies or []}
-    sets = [score.similarity(loaded, path, cut) for path in similarity or []]
+    asked = {path.name: score.evaluate_analogies(loaded, path, cut, method) for path in analogies or []}
+    sets = [score.evaluate_similarity(loaded, path, cut) for path in similarity or []]
     if not json:
-        return print(score.table(loaded, cut, asked, sets))
-    shown = {name: [s.numbers() for s in [*given, *score.summary(given)]] for name, given in asked.items()}
+        return print(score.format_table(loaded, cut, asked, sets))
+    shown = {name: [s.to_dict() for s in [*given, *score.summarize(given)]] for name, given in asked.items()}
     about = {"words": len(loaded), "dim": loaded.dim, "cut": min(cut, len(loaded)), "method": method}
-    print_json({**about, "analogies": shown, "similarity": [s.numbers() for s in sets]})
+    print_json({**about, "analogies": shown, "similarity": [s.to_dict() for s in sets]})
 
 
 @vectors_app.command("plot")

@@ -1,8 +1,8 @@
-"""Token sequences to padded batches: few distinct shapes, seeded, and resumable to the exact batch.
+"""Padded batches of token sequences: bucketed by length, seeded, resumable to the exact batch, and prefetched.
 
-A row goes into the bucket of its length; every batch of a bucket has the same shape, so a compiled step meets a handful of
-shapes and no more. The order of an epoch is a pure function of (seed, epoch), and what chance does to a batch one of (seed,
-epoch, batch), so a position in the data is just the two numbers in `Cursor`.
+Rows of similar length share a bucket, and every batch of a bucket has the same shape, so a compiled step meets few shapes.
+The order of an epoch is a pure function of (seed, epoch), and random changes of a batch are one of (seed, epoch, batch).
+So a position in the data is just the two numbers of a `Cursor`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from regard.text.bpe_dropout import BPEDropout
 from regard.text.special_tokens import EOS_TEMPLATE, PAD, SpecialTokenTemplate
 
 SMALLEST_WIDTH = 4
-Rows = tuple[int, np.ndarray]  # a batch before it is made: its width, and which rows it holds
+Rows = tuple[int, np.ndarray]  # the plan of a batch: its width, and the rows it holds
 
 
 @dataclass(frozen=True)
 class Batch:
-    inputs: tuple[Tensor, ...]  # what the objective takes, labels last
+    """The tensors of a batch."""
+
+    inputs: tuple[Tensor, ...]  # of the objective, labels last
     tokens: int  # how many labels are scored
 
     @property
@@ -45,14 +47,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class Cursor:
-    """The next batch to train on."""
+    """A position in the data: the next batch to train on."""
 
     epoch: int = 0
     batch: int = 0
 
 
 class Batches(ABC):
-    """The batches of some data, epoch after epoch."""
+    """The batches of a data set, epoch after epoch; subclasses plan an epoch and collate a batch."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -60,12 +62,14 @@ class Batches(ABC):
 
     @abstractmethod
     def make_plan(self, rng: np.random.Generator) -> list[Rows]:
-        """The batches of an epoch, in order."""
+        """Return the rows of each batch of an epoch, in order."""
 
     @abstractmethod
-    def collate(self, width: int, rows: np.ndarray, rng: np.random.Generator) -> Batch: ...
+    def collate(self, width: int, rows: np.ndarray, rng: np.random.Generator) -> Batch:
+        """Make the batch of some rows; `rng` is for random changes of them."""
 
     def plan(self, epoch: int) -> list[Rows]:
+        """Return the plan of an epoch; the last one is cached."""
         if epoch not in self._plans:
             self._plans = {epoch: self.make_plan(np.random.default_rng([self.seed, epoch]))}
         return self._plans[epoch]
@@ -73,13 +77,13 @@ class Batches(ABC):
     def batch(self, epoch: int, i: int) -> Batch:
         return self.collate(*self.plan(epoch)[i], np.random.default_rng([self.seed, epoch, i]))
 
-    def follow(self, cursor: Cursor) -> Iterator[tuple[Batch, Cursor]]:
-        """Batches from `cursor` on, for ever, each with the cursor after it."""
+    def iterate_from(self, cursor: Cursor) -> Iterator[tuple[Batch, Cursor]]:
+        """Yield batches from `cursor` on, endlessly, each with the cursor of the next one."""
         while True:
             n = len(self.plan(cursor.epoch))
             if cursor.batch >= max(n, 1):
                 raise RegardError(
-                    f"a checkpoint goes on at batch {cursor.batch:,} of an epoch that has {n:,}: it is not of this data; "
+                    f"a checkpoint continues at batch {cursor.batch:,} of an epoch that has {n:,}: it is not of this data; "
                     f"remove it, and the one before is used"
                 )
             for i in range(cursor.batch, n):
@@ -87,29 +91,30 @@ class Batches(ABC):
                 yield self.batch(cursor.epoch, i), after
             cursor = Cursor(cursor.epoch + 1)
 
-    def once(self) -> Iterator[Batch]:
-        """Those of the first epoch: all there is, for a validation."""
+    def iterate_once(self) -> Iterator[Batch]:
+        """Iterate over the batches of one epoch, for validation."""
         return (self.batch(0, i) for i in range(len(self.plan(0))))
 
 
-# ---- rows of many lengths ---------------------------------------------------------------------------------------------
+# ---- buckets of similar length ----------------------------------------------------------------------------------------
 
 
 def bucket_widths(lengths: np.ndarray) -> np.ndarray:
-    """Each length rounded up to one of four widths per power of two: 4, 8, ..., 32, 40, ..., 64, 80, ..."""
+    """Round lengths up to one of four widths per power of two: 4, 8, ..., 32, 40, ..., 64, 80, ..."""
     octave = np.floor(np.log2(np.maximum(lengths - 1, 1))).astype(np.int64)
     step = np.maximum(SMALLEST_WIDTH, 1 << np.maximum(octave - 2, 0))
     return -(-lengths // step) * step
 
 
 def batch_size(batch_tokens: int, width: int) -> int:
+    """Return how many rows of a width make a batch of at most `batch_tokens` tokens, but at least one."""
     return max(1, batch_tokens // width)
 
 
-def buckets(widths: np.ndarray, batch_tokens: int, rng: np.random.Generator) -> list[Rows]:
-    """Rows of one width together, in random order.
+def plan_buckets(widths: np.ndarray, batch_tokens: int, rng: np.random.Generator) -> list[Rows]:
+    """Return batches of rows of one width, in random order.
 
-    What does not fill a batch moves on to the next wider bucket, so only the very last batch may be short.
+    Rows that do not fill a batch move to the next wider bucket, so only the very last batch may be short.
     """
     shuffled = rng.permutation(len(widths))
     batches, left = [], shuffled[:0]
@@ -124,61 +129,64 @@ def buckets(widths: np.ndarray, batch_tokens: int, rng: np.random.Generator) -> 
     return [batches[i] for i in rng.permutation(len(batches))]
 
 
-class Bucketed(Batches):
-    """Rows of similar length together. A short batch is filled up with repeated rows that are not scored: same shape."""
+class BucketedBatches(Batches):
+    """Batches of rows of similar length; a short batch is filled up with repeated rows, which are not scored."""
 
     def __init__(self, lengths: np.ndarray, batch_tokens: int, seed: int) -> None:
         super().__init__(seed)
         self.widths, self.batch_tokens = bucket_widths(lengths), batch_tokens
 
     def make_plan(self, rng: np.random.Generator) -> list[Rows]:
-        return buckets(self.widths, self.batch_tokens, rng)
+        return plan_buckets(self.widths, self.batch_tokens, rng)
 
-    def filled(self, width: int, rows: np.ndarray) -> np.ndarray:
+    def fill_up(self, width: int, rows: np.ndarray) -> np.ndarray:
+        """Repeat rows until there are as many as in every batch of this width."""
         return np.resize(rows, batch_size(self.batch_tokens, width))
 
 
-class PairBatches(Bucketed):
-    """(source, target, labels), (B, W) each: what is read, what the decoder reads (start y1 ... yn), and what it should say
-    (y1 ... yn end; PAD = not scored)."""
+class PairBatches(BucketedBatches):
+    """Batches of (source, target, labels), (B, W) each, for teacher forcing.
+
+    The decoder reads the target, start y1 ... yn, and is to predict the labels, y1 ... yn end; PAD is not scored.
+    """
 
     def __init__(
         self,
         store: Store,
         batch_tokens: int,
         seed: int,
-        token_template: SpecialTokenTemplate = EOS_TEMPLATE,
-        dropout: tuple[BPEDropout, BPEDropout] | None = None,  # of the source's vocabulary and the target's
-        max_len: int = ANY_LENGTH,  # of the model: pieces that fall apart must not go beyond it
+        token_template: SpecialTokenTemplate = OWN,
+        dropout: tuple[BPEDropout, BPEDropout] | None = None,  # for source and target
+        max_len: int = ANY_LENGTH,  # of the model, which BPE dropout must not exceed
     ) -> None:
         self.store, self.token_template, self.dropout, self.max_len = store, token_template, dropout, max_len
         self.around = len(token_template.before) + len(token_template.after)
         longest = np.maximum(store.source.lengths + self.around, store.target.lengths + len(token_template.start))
-        if dropout:  # room for pieces that fall apart
-            longest = longest + np.ceil(dropout[0].probability * longest)
+        if dropout:  # room for the additional pieces
+            longest = longest + np.ceil(dropout[0].chance * longest)
         super().__init__(longest.astype(np.int64), batch_tokens, seed)
 
     def collate(self, width: int, rows: np.ndarray, rng: np.random.Generator) -> Batch:
-        filled, token_template = self.filled(width, rows), self.token_template
+        filled, token_template = self.fill_up(width, rows), self.token_template
         room = min(width, self.max_len)
-        sources, targets = self.store.source.together(filled), self.store.target.together(filled)
+        sources, targets = self.store.source.gather(filled), self.store.target.gather(filled)
         if self.dropout:
             sources = self.dropout[0](*sources, room - self.around, rng)
             targets = self.dropout[1](*targets, room - len(token_template.start), rng)
-        source = padded(sources, width, token_template.before, token_template.after)
-        target = padded(targets, width, token_template.start)
-        labels = padded(targets, width, token_template.start[1:], token_template.end)
+        source = pad_rows(sources, width, token_template.before, token_template.after)
+        target = pad_rows(targets, width, token_template.start)
+        labels = pad_rows(targets, width, token_template.start[1:], token_template.end)
         labels[len(rows) :] = PAD
         return make_batch(source, target, labels)
 
 
 def make_batch(*inputs: np.ndarray) -> Batch:
-    """With labels last, PAD where there is nothing to score."""
+    """Make a batch of arrays, labels last; PAD is not scored."""
     return Batch(tuple(torch.from_numpy(x) for x in inputs), int((inputs[-1] != PAD).sum()))
 
 
-def padded(rows: Joined, width: int, before: tuple[int, ...] = (), after: tuple[int, ...] = ()) -> np.ndarray:
-    """(rows, width) ids, padded on the right, between the special tokens asked for."""
+def pad_rows(rows: Joined, width: int, before: tuple[int, ...] = (), after: tuple[int, ...] = ()) -> np.ndarray:
+    """Return ids (rows, width), padded on the right, with special tokens before and after each row."""
     ids, lengths = rows
     made = np.full((len(lengths), width), PAD, dtype=np.int64)
     made[:, : len(before)] = before
@@ -193,11 +201,11 @@ def padded(rows: Joined, width: int, before: tuple[int, ...] = (), after: tuple[
 def prefetch(
     batches: Iterator[tuple[Batch, Cursor]], *, depth: int = 8, pin: bool = False
 ) -> Iterator[tuple[Batch, Cursor]]:
-    """The same iterator, worked off by a thread `depth` batches ahead, so that the device never waits for the host."""
+    """Iterate in a background thread, up to `depth` batches ahead, so that the device does not wait for the host."""
     waiting: queue.Queue[tuple[Batch, Cursor] | BaseException | None] = queue.Queue(depth)  # None: the end
     closed = threading.Event()
 
-    def hand_over(item: tuple[Batch, Cursor] | BaseException | None) -> None:
+    def put(item: tuple[Batch, Cursor] | BaseException | None) -> None:
         while not closed.is_set():
             with suppress(queue.Full):
                 return waiting.put(item, timeout=0.1)
@@ -205,12 +213,12 @@ def prefetch(
     def work() -> None:
         try:
             for batch, cursor in batches:
-                hand_over((batch.pin() if pin else batch, cursor))
+                put((batch.pin() if pin else batch, cursor))
                 if closed.is_set():
                     return
-            hand_over(None)
-        except BaseException as error:  # handed to the consumer, who raises it
-            hand_over(error)
+            put(None)
+        except BaseException as error:  # raised again in the consumer
+            put(error)
 
     thread = threading.Thread(target=work, name="batches", daemon=True)
     thread.start()
@@ -221,4 +229,4 @@ def prefetch(
             yield item
     finally:
         closed.set()
-        thread.join()  # a thread at work when the process ends would abort it
+        thread.join()  # a thread that still runs when the process ends would abort it

@@ -1,6 +1,6 @@
-"""Pictures in: idx files as MNIST has them, or a folder with a sub-folder for each class; and light augmentation.
+"""Image files: idx files in the format of MNIST, or a folder with a sub-folder for each class; and augmentation.
 
-Shapes: pictures in memory (N, height, width, channels), bytes; pictures for a model (B, channels, height, width), floats.
+Images in memory are uint8 (N, height, width, channels); images for a model are floats (B, channels, height, width).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ IDX_BYTES = 0x08  # the third byte of an idx file: its numbers are unsigned byte
 
 
 def read_images(spec: str, root: Path, size: int = 0, channels: int = 1) -> tuple[np.ndarray, list[str]]:
-    """Pictures (N, H, W, channels) and their labels, from "images|labels" (idx files, maybe compressed) or a folder.
+    """Read images (N, H, W, channels) and their labels from "images|labels" (idx files, maybe compressed) or a folder.
 
-    With a `size` each picture is scaled to size x size; without, all must have one size.
+    With a `size` each image is scaled to size x size; without, all must have one size.
     """
     if channels not in MODES:
         raise RegardError(f"images have 1 channel (grey) or 3 (colour), not {channels}; set model.vit.image_channels")
@@ -41,17 +41,20 @@ def _read_idx_pair(spec: str, root: Path, size: int, channels: int) -> tuple[np.
     names = spec.split("|")
     if len(names) != 2:
         raise RegardError(f"cannot tell what images {spec!r} are; give 'images|labels', two idx files, or a folder")
-    pictures, labels = read_idx(root / names[0], 3), read_idx(root / names[1], 1)
-    if len(pictures) != len(labels):
-        counts = f"{root / names[0]} has {len(pictures):,} images but {root / names[1]} has {len(labels):,} labels"
+    images, labels = read_idx(root / names[0], 3), read_idx(root / names[1], 1)
+    if len(images) != len(labels):
+        counts = f"{root / names[0]} has {len(images):,} images but {root / names[1]} has {len(labels):,} labels"
         raise RegardError(f"{counts}; give two files that belong together")
-    if size and pictures.shape[1:] != (size, size):
-        pictures = np.stack([_fit(Image.fromarray(picture), (size, size), 1)[..., 0] for picture in pictures])
-    return np.repeat(pictures[..., None], channels, axis=-1), [str(label) for label in labels.tolist()]
+    if size and images.shape[1:] != (size, size):
+        images = np.stack([_fit(Image.fromarray(image), (size, size), 1)[..., 0] for image in images])
+    return np.repeat(images[..., None], channels, axis=-1), [str(label) for label in labels.tolist()]
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """The bytes of an idx file: 0, 0, the type, the number of dimensions, each dimension (big-endian), the data."""
+    """Read an idx file of unsigned bytes.
+
+    Its bytes are 0, 0, the data type, the number of dimensions, each dimension (big-endian, 4 bytes), then the data.
+    """
     data = b"".join(read_blocks(path))
     start = 4 + 4 * dimensions
     if data[:4] != bytes([0, 0, IDX_BYTES, dimensions]):
@@ -67,21 +70,21 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
 
 
 def _read_folder(folder: Path, size: int, channels: int) -> tuple[np.ndarray, list[str]]:
-    pictures: list[np.ndarray] = []
+    images: list[np.ndarray] = []
     labels: list[str] = []
-    for path, label in _picture_files(folder):
-        pictures.append(_fit(_open_picture(path), (size, size), channels))
+    for path, label in _image_files(folder):
+        images.append(_fit(_open_image(path), (size, size), channels))
         labels.append(label)
-        if pictures[-1].shape != pictures[0].shape:
-            (h, w), (first_h, first_w) = pictures[-1].shape[:2], pictures[0].shape[:2]
+        if images[-1].shape != images[0].shape:
+            (h, w), (first_h, first_w) = images[-1].shape[:2], images[0].shape[:2]
             raise RegardError(f"{path} is {w} x {h}, images before are {first_w} x {first_h}: set data.image_size")
-    if not pictures:
+    if not images:
         raise RegardError(f"no images in {folder}; put those of each class into a sub-folder named after the class")
-    return np.stack(pictures), labels
+    return np.stack(images), labels
 
 
-def _picture_files(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Every file below every class, in the order of their names; hidden files are none of ours."""
+def _image_files(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield every image file and its class, in the order of their names; hidden files are skipped."""
     if not folder.is_dir():
         raise RegardError(f"there is no image folder {folder}; check its name and the data folder")
     for label in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
@@ -91,40 +94,43 @@ def _picture_files(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def read_image(path: Path, height: int, width: int, channels: int) -> np.ndarray:
-    """One picture, (height, width, channels)."""
+    """Read one image, scaled to (height, width, channels)."""
     if not path.is_file():
         raise RegardError(f"there is no image {path}; check its name")
-    return _fit(_open_picture(path), (width, height), channels)
+    return _fit(_open_image(path), (width, height), channels)
 
 
-def _open_picture(path: Path) -> Image.Image:
+def _open_image(path: Path) -> Image.Image:
     try:
         with Image.open(path) as image:
             if image.mode.startswith(("I", "F")):
                 raise ValueError("more than 8 bits a channel")
-            return ImageOps.exif_transpose(image)  # the right way up
+            return ImageOps.exif_transpose(image)  # upright, as the camera was held
     except Exception as error:  # a decoder may raise anything
-        raise RegardError(f"{path} cannot be read as an image ({error}); mend, convert or remove it") from error
+        raise RegardError(f"{path} cannot be read as an image ({error}); repair, convert or remove it") from error
 
 
 def _fit(image: Image.Image, size: tuple[int, int], channels: int) -> np.ndarray:
-    """(H, W, channels); a width and height of 0 are the picture's own."""
+    """Return an image as (H, W, channels), scaled to (width, height) `size` unless that is (0, 0)."""
     image = image.convert(MODES[channels])
     if size != (0, 0) and image.size != size:
         image = image.resize(size, Image.Resampling.BILINEAR)
     return np.asarray(image).reshape(image.height, image.width, channels)
 
 
-# ---- for a model -------------------------------------------------------------------------------------------------
+# ---- tensors for a model -------------------------------------------------------------------------------------------------
 
 
 def to_floats(images: Tensor) -> Tensor:
-    """Bytes (B, H, W, channels) -> floats from 0 to 1 (B, channels, H, W)."""
+    """Convert bytes (B, H, W, channels) to floats from 0 to 1, (B, channels, H, W)."""
     return images.permute(0, 3, 1, 2).float() / 255
 
 
 def mean_and_std(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Of each channel of byte pictures (N, H, W, channels), on the scale from 0 to 1; a constant channel has std 1."""
+    """Return mean and standard deviation of each channel of uint8 images (N, H, W, channels), on the scale from 0 to 1.
+
+    A constant channel has a standard deviation of 1.
+    """
     levels = np.arange(256) / 255
     means, stds = [], []
     for channel in range(images.shape[-1]):
@@ -135,7 +141,7 @@ def mean_and_std(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ..
 
 
 def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """(B, channels, H, W) with the mean and standard deviation of each channel taken out."""
+    """Normalize images (B, channels, H, W) by the mean and standard deviation of each channel."""
     shift, scale = (images.new_tensor(numbers)[:, None, None] for numbers in (mean, std))
     return (images - shift) / scale
 
@@ -148,10 +154,10 @@ def augment(
     scale: float = 0.0,
     flip: bool = False,
 ) -> Tensor:
-    """Each picture (B, channels, H, W) moved, turned, scaled and mirrored a little, by its own draw; zeros come in.
+    """Randomly shift, rotate, scale and mirror each image of (B, channels, H, W); zeros fill the margins.
 
-    By up to `shift` whole pixels, `rotate` degrees and a share `scale` of its size. Do this before `normalise`, while
-    0 is black. The draws depend on the generator alone, not on where the pictures are.
+    By up to `shift` whole pixels, `rotate` degrees and a share `scale` of its size. Do this before `normalize`, while 0 is
+    black. The random numbers depend on the generator alone, not on the device of the images.
     """
     if not (shift or rotate or scale or flip):
         return images
@@ -164,10 +170,9 @@ def augment(
 
 
 def transform(images: Tensor, moves: Tensor, angles: Tensor, scales: Tensor, mirrored: Tensor) -> Tensor:
-    """Mirror, scale, turn (degrees, counter-clockwise) about the centre and move (pixels) each picture, in this order.
+    """Mirror, scale, rotate (degrees, counter-clockwise, about the centre) and shift (pixels) each image, in this order.
 
-    Every pixel of the result looks back to where it came from, so the matrix is the inverse; it is in pixels, which
-    `affine_grid` wants in halves of the picture's width and height.
+    `affine_grid` needs the inverse map, from output pixels to input pixels, in units of half the width and height.
     """
     height, width = images.shape[-2:]
     radians = torch.deg2rad(angles)

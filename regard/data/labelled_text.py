@@ -1,7 +1,7 @@
-"""Labelled text in: sentences or pairs with a class or a number, and sentences with a tag for each word.
+"""Labelled text: sentences or sentence pairs with a class or a number, and sentences with a tag for each word.
 
 TSV files are read without quoting (a quotation mark is text), JSONL files have one object a line; both may be compressed.
-White space at the ends of a text or label is no part of it. Every complaint names file and line.
+White space around a text or label is removed. Every error names file and line.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from regard.errors import RegardError
 from regard.text.tokenizer import Tokenizer
 
 CONTINUES = -1  # the tag of a piece that is not the first of its word
-SHOWN = 20  # labels listed in a message
+MAX_LISTED = 20  # labels in an error message
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Where things stand: names of columns (TSV with a header), numbers from 1, or keys (JSONL); empty = there is none."""
+    """The columns of a file: names (TSV with a header), numbers from 1 (without), or keys (JSONL); empty: no such column."""
 
     text: str = "text"
     pair: str = ""
@@ -31,13 +31,14 @@ class Columns:
     header: bool = True
 
     @property
-    def asked(self) -> list[str]:
+    def names(self) -> list[str]:
+        """The columns to read, the label last."""
         return [name for name in (self.text, self.pair, self.label) if name]
 
 
 @dataclass(frozen=True)
 class Example:
-    """One or two texts and what is known about them; `line` is where it (or its first word) stands in its file."""
+    """One or two texts with a label, or words with tags; `line` is its (first) line in the file."""
 
     texts: tuple[str, ...]
     label: str | None = None
@@ -50,7 +51,7 @@ class Example:
 
 
 def read_examples(path: Path, columns: Columns) -> Iterator[Example]:
-    """The examples of a .tsv or .jsonl file, in order."""
+    """Yield the examples of a .tsv or .jsonl file, in order."""
     rows = _json_rows(path, columns) if _is_json(path) else _tsv_rows(path, columns)
     for number, cells in rows:
         label = cells.pop() if columns.label else None
@@ -60,20 +61,20 @@ def read_examples(path: Path, columns: Columns) -> Iterator[Example]:
 
 
 def _tsv_rows(path: Path, columns: Columns) -> Iterator[tuple[int, list[str]]]:
-    """Line number and the cells asked for. With a header every line has as many cells as it, or a tab was in a text."""
+    """Yield line number and cells of the columns; lines of another length than the header are refused (a tab in a text?)."""
     lines = enumerate((line.split("\t") for line in read_lines(path)), 1)
     header = [name.strip() for name in next(lines)[1]] if columns.header else None
-    places = [_place(name, header, path) for name in columns.asked]
+    places = [_column_index(name, header, path) for name in columns.names]
     least = len(header) if header else max(places) + 1
     for number, cells in lines:
         if len(cells) < least or (header and len(cells) > least):
             has = f"{path} line {number}: {len(cells)} tab-separated columns"
             wanted = f"the header has {least}: {', '.join(header)}" if header else f"column {least} is asked for"
-            raise RegardError(f"{has}, but {wanted}; mend the line or name other columns")
+            raise RegardError(f"{has}, but {wanted}; fix the line or name other columns")
         yield number, [cells[place].strip() for place in places]
 
 
-def _place(name: str, header: list[str] | None, path: Path) -> int:
+def _column_index(name: str, header: list[str] | None, path: Path) -> int:
     if header and name in header:
         return header.index(name)
     if name.isdecimal() and 1 <= int(name) <= (len(header) if header else math.inf):
@@ -85,8 +86,8 @@ def _place(name: str, header: list[str] | None, path: Path) -> int:
 
 
 def _json_rows(path: Path, columns: Columns) -> Iterator[tuple[int, list[str]]]:
-    for number, item in _json_objects(path, columns.asked):
-        yield number, [_json_text(item[name], name, f"{path} line {number}") for name in columns.asked]
+    for number, item in _json_objects(path, columns.names):
+        yield number, [_json_text(item[name], name, f"{path} line {number}") for name in columns.names]
 
 
 def _json_objects(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -104,14 +105,14 @@ def _json_objects(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, dict[s
 
 
 def _json_text(value: object, name: str, where: str) -> str:
-    """Strings as they are, numbers and truth values (which a label may be) as JSON writes them."""
+    """Return a string stripped, a number or truth value (which a label may be) as JSON writes it."""
     if not isinstance(value, (str, int, float)):
         raise RegardError(f"{where}: {name!r} is {json.dumps(value)[:40]}; it must be a string or a number")
     text = value.strip() if isinstance(value, str) else json.dumps(value)
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise RegardError(f"{where}: {name!r} holds half a surrogate pair, which is not text; mend it") from error
+        raise RegardError(f"{where}: {name!r} holds half a surrogate pair, which is not text; fix it") from error
     return text
 
 
@@ -124,7 +125,7 @@ def _is_json(path: Path) -> bool:
 
 
 def read_tagged(path: Path) -> Iterator[Example]:
-    """Tagged sentences: {"words": [...], "tags": [...]} in a .jsonl file, else word<TAB>tag lines and a blank one."""
+    """Yield tagged sentences: {"words": [...], "tags": [...]} in a .jsonl file, else word<TAB>tag lines and a blank one."""
     for number, words, tags in _json_tagged(path) if _is_json(path) else _line_tagged(path):
         yield Example((" ".join(words),), words=tuple(words), tags=tuple(tags), line=number)
 
@@ -160,12 +161,12 @@ def _line_tagged(path: Path) -> Iterator[tuple[int, list[str], list[str]]]:
 
 
 def tags_to_pieces(words: Sequence[str], tags: Sequence[int], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Ids of the words' pieces, and a tag for each: the word's on its first piece, -1 on the others.
+    """Return the token ids of words, and a tag for each: that of the word on its first token, -1 on the others.
 
-    The ids are those of the words with spaces between them; a word that the tokenizer drops is unknown, not missing.
+    The ids are those of the words joined by spaces; a word that the tokenizer drops becomes the unknown token.
     """
     twice = tokenizer.encode_batch(["a", "a a"])
-    space = "" if twice[0] * 2 == twice[1] else " "  # byte-level vocabularies know no space in front of a first word
+    space = "" if twice[0] * 2 == twice[1] else " "  # byte-level tokenizers add no space before the first word
     found = tokenizer.encode_batch([*words[:1], *(space + word for word in words[1:])])
     pieces = [part or [tokenizer.special.require("unk", "a word that the tokenizer drops")] for part in found]
     ids = [i for word in pieces for i in word]
@@ -177,26 +178,26 @@ def tags_to_pieces(words: Sequence[str], tags: Sequence[int], tokenizer: Tokeniz
 
 
 def label_names(examples: Iterable[Example]) -> tuple[str, ...]:
-    """All labels (or tags) that occur, sorted; by value if all are numbers."""
+    """Return all labels (or tags) that occur, sorted; by value if all are numbers."""
     names = {name for example in examples for name in (example.tags or (example.label,)) if name is not None}
     numbers = {name: number for name in names if (number := _number(name)) is not None}
     return tuple(sorted(names, key=lambda name: (numbers[name] if len(numbers) == len(names) else 0.0, name)))
 
 
 def label_ids(examples: Iterable[Example], names: Sequence[str], where: Path | str) -> list[int]:
-    """The index of each example's label in `names`, those of the training data."""
+    """Return the index of each example's label in `names`, the labels of the training data."""
     index = {name: i for i, name in enumerate(names)}
-    return [_known(_label(example, where), index, example, where) for example in examples]
+    return [_index_of(_label(example, where), index, example, where) for example in examples]
 
 
 def tag_ids(examples: Iterable[Example], names: Sequence[str], where: Path | str) -> list[list[int]]:
-    """The index of each word's tag in `names`, sentence by sentence."""
+    """Return the index of each word's tag in `names`, sentence by sentence."""
     index = {name: i for i, name in enumerate(names)}
-    return [[_known(tag, index, example, where) for tag in example.tags] for example in examples]
+    return [[_index_of(tag, index, example, where) for tag in example.tags] for example in examples]
 
 
 def label_numbers(examples: Iterable[Example], where: Path | str) -> list[float]:
-    """Each example's label as the number to predict."""
+    """Return each example's label as the number to predict."""
     return [_finite(_label(example, where), f"{where} line {example.line}") for example in examples]
 
 
@@ -206,9 +207,10 @@ def _label(example: Example, where: Path | str) -> str:
     return example.label
 
 
-def _known(name: str, index: dict[str, int], example: Example, where: Path | str) -> int:
+def _index_of(name: str, index: dict[str, int], example: Example, where: Path | str) -> int:
     if name not in index:
-        known = ", ".join(list(index)[:SHOWN]) + (f" and {len(index) - SHOWN} more" if len(index) > SHOWN else "")
+        known = ", ".join(list(index)[:MAX_LISTED])
+        known += f" and {len(index) - MAX_LISTED} more" if len(index) > MAX_LISTED else ""
         raise RegardError(f"{where} line {example.line}: label {name!r} is not one of the training data's: {known}")
     return index[name]
 

@@ -1,7 +1,7 @@
-"""Several directions in one model: a source begins with a special token that names the language to translate to.
+"""Multilingual translation: every source begins with a token of the target language, `<to-de>`.
 
-A corpus says the direction of each of its parts (`train.{lang}.xz@en>de`), the vocabulary has a token `<to-de>` for each
-target language, and from there on that token is one of the source's: batches, models and searches know nothing of it.
+A corpus names the direction of each of its parts (`train.{lang}.xz@en>de`), and the vocabulary has a language token for each
+target language. It is prepended when the corpus is tokenized: batches, models and search need not know of it.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 
-from regard.data.parallel_corpus import Corpus, direction_of
+from regard.data.parallel_corpus import ParallelCorpus, parse_direction
 from regard.data.shards import Filters, Store, cache_folder, prepare_store
 from regard.errors import RegardError
 from regard.text.language_identification import Profiles, learn_profile
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
-SAMPLED = 20_000  # lines of each language that its profile is learned from
+PROFILE_LINES = 20_000  # of each language, to learn its profile from
 
 
 def target_languages(directions: tuple[str, ...]) -> tuple[str, ...]:
-    """The languages that there must be tokens for."""
+    """Return the target languages of some directions, which need a token each."""
     return tuple(dict.fromkeys(direction.split(">")[1] for direction in directions))
 
 
 def language_token(tokenizer: Tokenizer, language: str) -> int:
+    """Return the id of the token that asks for a translation to `language`."""
     tags = tokenizer.tags()
     if language not in tags:
         known = ", ".join(tags) or "no language"
@@ -34,32 +35,36 @@ def language_token(tokenizer: Tokenizer, language: str) -> int:
 
 
 def prepare_pair_store(
-    corpus: Corpus, tokenizers: Tokenizers, filters: Filters, progress: Callable[[int], None] = lambda done: None
+    corpus: ParallelCorpus,
+    tokenizers: Tokenizers,
+    filters: Filters,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> Store:
-    """The corpus as token ids, with the tokens of its directions if it has any."""
+    """Tokenize a parallel corpus, or take it from the cache; sources begin with language tokens if it has directions."""
     if not corpus.directions:
         return prepare_store(corpus, (tokenizers.source, tokenizers.target), filters, cache_folder(), progress)
-    return prepare_store(
-        Directed(corpus), (Tagging(tokenizers.source), tokenizers.target), filters, cache_folder(), progress
-    )
+    tagging = (LanguageTagTokenizer(tokenizers.source), tokenizers.target)
+    return prepare_store(DirectedCorpus(corpus), tagging, filters, cache_folder(), progress)
 
 
-def language_profiles(corpus: Corpus) -> Profiles:
-    """By which the languages of a corpus of several directions are told apart, where their script does not do it."""
+def language_profiles(corpus: ParallelCorpus) -> Profiles:
+    """Learn trigram profiles, which identify the languages of a multilingual corpus that share a script."""
     lines: defaultdict[str, list[str]] = defaultdict(list)
     for spec in corpus.specs if corpus.directions else ():
-        languages = direction_of(spec)[1].split(">")
-        if any(len(lines[language]) < SAMPLED for language in languages):
-            for row in islice(replace(corpus, specs=(spec,)).rows(), SAMPLED):
+        languages = parse_direction(spec)[1].split(">")
+        if any(len(lines[language]) < PROFILE_LINES for language in languages):
+            for row in islice(replace(corpus, specs=(spec,)).rows(), PROFILE_LINES):
                 for language, text in zip(languages, row, strict=True):
                     lines[language].append(text)
-    return {name: learn_profile(islice(own, SAMPLED)) for name, own in lines.items() if not name.startswith("zh")}
+    return {
+        name: learn_profiles(islice(own, PROFILE_LINES)) for name, own in lines.items() if not name.startswith("zh")
+    }
 
 
-class Directed:
-    """A corpus for `prepare` whose sources say where they go: "de" and a tab before the text."""
+class DirectedCorpus:
+    """A corpus for `prepare_store` whose sources begin with the target language and a tab: "de\\tGood morning."."""
 
-    def __init__(self, corpus: Corpus) -> None:
+    def __init__(self, corpus: ParallelCorpus) -> None:
         self.corpus, self.specs = corpus, corpus.specs
 
     def rows(self) -> Iterator[tuple[str, ...]]:
@@ -70,8 +75,8 @@ class Directed:
         return "directed " + self.corpus.fingerprint()
 
 
-class Tagging:
-    """A tokenizer for such sources: the token of the language, then those of the text."""
+class LanguageTagTokenizer:
+    """A tokenizer for the sources of a `DirectedCorpus`: the language token, then the tokens of the text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer

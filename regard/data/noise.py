@@ -1,6 +1,6 @@
-"""What pre-training hides: BERT's masks, T5's spans, BART's infilling. Pure functions of token ids and a random generator.
+"""Noise for pre-training: token masking (BERT), span corruption (T5), text infilling and sentence permutation (BART).
 
-Each text is hidden anew in every epoch, and the same seed hides the same tokens.
+All are pure functions of token ids and a random generator: the same seed hides the same tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from regard.errors import RegardError
 from regard.text.special_tokens import PAD, SpecialTokens
 from regard.text.tokenizer_training import SPACE
 
-KEPT, RANDOM = 0.1, 0.1  # of the chosen tokens: what is not kept and not random becomes the mask token
+KEPT, RANDOM = 0.1, 0.1  # shares of the chosen tokens that stay or become random; the others become the mask token
 
 
 # ---- BERT --------------------------------------------------------------------------------------------------------
@@ -28,10 +28,10 @@ def mask_tokens(
     rate: float = 0.15,
     words: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and labels (T,) of masked language modelling; a label is PAD where nothing is to be guessed.
+    """Return inputs and labels (T,) of masked language modelling; a label is PAD where nothing is to be predicted.
 
-    Special tokens are never chosen, and of other tokens always at least one. With `words` (the word number of each
-    token, -1 for special ones) whole words are chosen until there are enough tokens.
+    Special tokens are never chosen, and of the others at least one. With `words` (the word number of each token, -1 for
+    special ones) whole words are chosen until there are enough tokens.
     """
     _check(rate)
     if words is None:
@@ -41,15 +41,15 @@ def mask_tokens(
     labels[chosen] = ids[chosen]
     draw = rng.random(len(chosen))
     pieces = rng.integers(0, vocab_size - len(special.ids), len(chosen))
-    for id in special.ids:  # in order: each one that is passed moves those above it
+    for id in special.ids:  # in order: random ids skip each special id
         pieces += pieces >= id
-    fate = np.where(draw < RANDOM, pieces, special.require("mask", "masked language modelling"))  # (chosen,)
-    inputs[chosen] = np.where(draw < 1 - KEPT, fate, ids[chosen])
+    replaced = np.where(draw < RANDOM, pieces, special.need("mask", "masked language modelling"))  # (chosen,)
+    inputs[chosen] = np.where(draw < 1 - KEPT, replaced, ids[chosen])
     return inputs, labels
 
 
 def _choose_words(words: np.ndarray, rng: np.random.Generator, rate: float) -> np.ndarray:
-    """Indices of the tokens of random words, as few words as hold `rate` of the tokens that belong to one."""
+    """Return the indices of the tokens of random words, as few words as hold a share `rate` of all tokens in words."""
     at = np.flatnonzero(words >= 0)
     if not len(at):
         return at
@@ -60,10 +60,10 @@ def _choose_words(words: np.ndarray, rng: np.random.Generator, rate: float) -> n
 
 
 def word_numbers(ids: Sequence[int] | np.ndarray, pieces: Sequence[str], special: SpecialTokens) -> np.ndarray:
-    """The word number of each id, of which `Tokenizer.pieces` gives `pieces`, -1 for special tokens.
+    """Return the word number of each id, -1 for special tokens; `pieces` are their texts, from `Tokenizer.pieces`.
 
-    A row with a "▁" in it marks where words begin, and a space belongs to the word after it. Any other row is
-    WordPiece's, which marks with "##" what goes on. An unknown token is no word, but a word may go on after it.
+    If any piece begins with "▁", that marks where words begin. Otherwise the pieces are those of WordPiece, where "##" marks
+    a piece that continues a word. An unknown token is no word, but a word may continue after it.
     """
     marked, specials = any(piece.startswith(SPACE) for piece in pieces), set(special.ids)
     numbers, word, begins = [], -1, True
@@ -84,17 +84,18 @@ def word_numbers(ids: Sequence[int] | np.ndarray, pieces: Sequence[str], special
 def corrupt_spans(
     ids: np.ndarray, rng: np.random.Generator, sentinels: Sequence[int], rate: float = 0.15, mean_span: float = 3.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Source with each hidden span as one sentinel; target: each sentinel and its span, then one sentinel more.
+    """Return source and target of span corruption (T5).
 
-    As in T5, kept and hidden spans alternate, a kept one first, and each kind's lengths are a uniformly random
-    partition. So one token alone is never hidden.
+    In the source each hidden span is one sentinel; the target has each sentinel and its span, then a last sentinel. As in
+    T5, kept and hidden spans alternate, a kept one first, and the lengths of each kind are a uniformly random partition.
+    So the token of a text of one token is never hidden.
     """
     _check(rate, mean_span)
     n_hidden = min(_share(len(ids), rate), len(ids) - 1)
     if n_hidden < 1:
-        return ids.copy(), np.array(_enough(sentinels, 0, len(ids)), ids.dtype)
+        return ids.copy(), np.array(_take_sentinels(sentinels, 0, len(ids)), ids.dtype)
     n_spans = min(max(1, round(n_hidden / mean_span)), n_hidden, len(ids) - n_hidden)
-    marks = np.array(_enough(sentinels, n_spans, len(ids)), ids.dtype)[:, None]
+    marks = np.array(_take_sentinels(sentinels, n_spans, len(ids)), ids.dtype)[:, None]
     lengths = np.stack([_partition(len(ids) - n_hidden, n_spans, rng), _partition(n_hidden, n_spans, rng)], 1)
     spans = np.split(ids, np.cumsum(lengths)[:-1])
     kept, hidden = spans[0::2], spans[1::2]
@@ -104,12 +105,13 @@ def corrupt_spans(
 
 
 def _partition(n: int, parts: int, rng: np.random.Generator) -> np.ndarray:
-    """Lengths of `parts` pieces of at least 1 that add up to n, every such list as likely as any other."""
+    """Return `parts` lengths of at least 1 that add up to n, drawn uniformly from all such lists."""
     cuts = np.sort(rng.choice(n - 1, parts - 1, replace=False)) + 1
     return np.diff(cuts, prepend=0, append=n)
 
 
-def _enough(sentinels: Sequence[int], n_spans: int, length: int) -> Sequence[int]:
+def _take_sentinels(sentinels: Sequence[int], n_spans: int, length: int) -> Sequence[int]:
+    """Return the sentinels for some spans, and one more; too few are an error."""
     if len(sentinels) <= n_spans:
         need = f"{n_spans} hidden spans in a text of {length:,} tokens need {n_spans + 1} sentinels"
         remedy = "give the vocabulary more of them, cut the texts shorter, or hide fewer or longer spans"
@@ -128,23 +130,23 @@ def denoise(
     rate: float = 0.3,
     mean_span: float = 3.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """BART's source and target: sentences in another order and spans hidden, and the text as it was."""
+    """Return source and target of BART: the text with sentences permuted and spans hidden, and the original text."""
     return infill(permute_sentences(ids, rng, ends), rng, mask, rate, mean_span), ids.copy()
 
 
 def infill(
     ids: np.ndarray, rng: np.random.Generator, mask: int, rate: float = 0.3, mean_span: float = 3.0
 ) -> np.ndarray:
-    """Hide `rate` of the tokens in spans, each behind a single `mask` that does not tell how many there were.
+    """Replace spans with a share `rate` of the tokens by a single `mask` each, which does not tell their length.
 
-    Lengths are Poisson's; a span of length 0 is a mask put in where nothing is missing. All orders of spans and kept
-    tokens are equally likely.
+    Lengths are Poisson distributed; a span of length 0 inserts a mask where nothing is missing. All orders of spans and
+    kept tokens are equally likely.
     """
     _check(rate, mean_span)
     n_hidden = _share(len(ids), rate)
     lengths = _poisson_lengths(n_hidden, mean_span, rng)
     n_slots = len(ids) - n_hidden + len(lengths)  # each becomes one token: a kept one or a mask
-    spans = rng.choice(n_slots, len(lengths), replace=False)  # in random order: the cut span may stand anywhere
+    spans = rng.choice(n_slots, len(lengths), replace=False)  # in random order, since the last length was cut to fit
     widths = np.ones(n_slots, np.int64)
     widths[spans] = lengths
     source = np.full(n_slots, mask, ids.dtype)
@@ -155,7 +157,7 @@ def infill(
 
 
 def _poisson_lengths(total: int, mean: float, rng: np.random.Generator) -> list[int]:
-    """Draws until they add up to `total`; the last is cut to fit."""
+    """Draw Poisson lengths until they add up to `total`; the last is cut to fit."""
     lengths, left = [], total
     while left:
         lengths.append(min(int(rng.poisson(mean)), left))
@@ -164,7 +166,7 @@ def _poisson_lengths(total: int, mean: float, rng: np.random.Generator) -> list[
 
 
 def permute_sentences(ids: np.ndarray, rng: np.random.Generator, ends: Sequence[int]) -> np.ndarray:
-    """The sentences in random order; one ends after an id of `ends`, or after the last of several in a row."""
+    """Permute the sentences randomly; a sentence ends after an id of `ends`, or after the last of several in a row."""
     is_end = np.isin(ids, ends)
     sentences = np.split(ids, np.flatnonzero(is_end[:-1] & ~is_end[1:]) + 1)
     return np.concatenate([sentences[i] for i in rng.permutation(len(sentences))])
@@ -174,7 +176,7 @@ def permute_sentences(ids: np.ndarray, rng: np.random.Generator, ends: Sequence[
 
 
 def _share(n: int, rate: float) -> int:
-    """The nearest whole number of tokens, but at least one where there is any."""
+    """Return the share `rate` of n tokens, rounded, but at least one if there is any."""
     return min(n, max(1, round(n * rate)))
 
 

@@ -1,6 +1,6 @@
-"""Raw parallel text in: aligned files, TSV, JSONL or the embedded toy grammar, read as a stream of sentence pairs.
+"""Parallel corpora: aligned files, TSV, JSONL or the embedded toy grammar, read as a stream of sentence pairs.
 
-Everything is read block by block, so a corpus may be larger than memory, and every complaint names file and line.
+Files are read block by block, so a corpus may be larger than memory, and every error names file and line.
 """
 
 import gzip
@@ -21,7 +21,7 @@ from regard.errors import RegardError
 from regard.files import exists
 
 BLOCK = 1 << 16
-LONGEST_LINE = 1 << 24  # bytes; text without line breaks must not end up in memory as a whole
+LONGEST_LINE = 1 << 24  # bytes; a file without line breaks must not end up in memory as a whole
 BOM = b"\xef\xbb\xbf"
 UNPACK: dict[str, Callable[[Any], Any]] = {".gz": gzip.open, ".xz": lzma.open}
 COMPRESSIONS = (*UNPACK, ".zst")
@@ -34,10 +34,10 @@ Pair = tuple[str, str]
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 text file, decompressed by its suffix, without line ends and byte-order mark.
+    """Yield the lines of a UTF-8 text file, decompressed by its suffix, without line ends and byte-order mark.
 
-    Only "\\n" (or "\\r\\n") ends a line: the other characters Unicode calls line breaks occur inside real sentences,
-    and splitting there would silently shift the alignment of two files.
+    Only "\\n" (or "\\r\\n") ends a line: other line breaks of Unicode occur inside real sentences, and splitting there would
+    silently shift the alignment of two files.
     """
     number = 0
     for number, raw in enumerate(_raw_lines(path), 1):
@@ -49,7 +49,7 @@ def read_lines(path: Path) -> Iterator[str]:
             line = raw.removesuffix(b"\r").decode()
         except UnicodeDecodeError as error:
             where = f"{path} line {number}: byte {error.start + 1} is not valid UTF-8"
-            raise RegardError(f"{where}; convert the file to UTF-8 or mend that line") from error
+            raise RegardError(f"{where}; convert the file to UTF-8 or fix that line") from error
         yield line
     if not number:
         raise _empty(path)
@@ -71,7 +71,7 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
 
 
 def read_blocks(path: Path) -> Iterator[bytes]:
-    """The decompressed bytes of a file, in pieces of bounded size."""
+    """Yield the decompressed bytes of a file, in blocks of bounded size."""
     with _open(path) as file:
         if path.suffix.lower() == ".zst":
             yield from _read_zstandard(file, path)
@@ -109,7 +109,7 @@ def _empty(path: Path) -> RegardError:
 
 
 def _read_zstandard(file: IO[bytes], path: Path) -> Iterator[bytes]:
-    """Frame by frame, because the library's own stream reader stays silent about a file that ends inside a frame."""
+    """Yield a zstandard file frame by frame: the stream reader of the library does not report a file cut inside a frame."""
     try:
         import zstandard
     except ImportError as error:
@@ -128,11 +128,11 @@ def _read_zstandard(file: IO[bytes], path: Path) -> Iterator[bytes]:
         raise EOFError("the last frame is not complete")
 
 
-# ---- one container of pairs --------------------------------------------------------------------------------------
+# ---- one spec --------------------------------------------------------------------------------------
 
 
-def part_of(spec: str) -> tuple[str, tuple[float, float]]:
-    """`book.txt[:90%]` -> its name, and from where to where it is meant, as shares."""
+def parse_part(spec: str) -> tuple[str, tuple[float, float]]:
+    """Split `book.txt[:90%]` into the file name and the part as shares, ("book.txt", (0.0, 0.9))."""
     found = re.fullmatch(r"(.*?)(?:\[(?:([\d.]+)%)?:(?:([\d.]+)%)?\])?", spec)
     assert found is not None  # every string matches
     first, last = float(found[2] or 0) / 100, float(found[3] or 100) / 100
@@ -141,8 +141,8 @@ def part_of(spec: str) -> tuple[str, tuple[float, float]]:
     return found[1], (first, last)
 
 
-def direction_of(spec: str) -> tuple[str, str]:
-    """`train.{lang}.xz@de>en` -> the spec without its direction, and that: "de>en", or nothing."""
+def parse_direction(spec: str) -> tuple[str, str]:
+    """Split `train.{lang}.xz@de>en` into the spec and its direction "de>en", which is empty if it has none."""
     found = re.fullmatch(r"(.+)@([A-Za-z][\w-]*>[A-Za-z][\w-]*)", spec)
     return (found[1], found[2]) if found else (spec, "")
 
@@ -169,7 +169,7 @@ def _tsv_pairs(path: Path) -> Iterator[Pair]:
 
 
 def json_rows(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """The texts under some keys of a JSONL file, one object a line."""
+    """Yield the texts under some keys of a JSONL file, one object a line."""
     for number, line in enumerate(read_lines(path), 1):
         try:
             item = json.loads(line)
@@ -200,14 +200,14 @@ def _toy_pairs(n: int, split: str, swap: bool) -> Iterator[Pair]:
         yield (german, english) if swap else (english, german)
 
 
-def _turned(rows: Callable[[], Iterator[tuple[str, ...]]]) -> Iterator[tuple[str, ...]]:
+def _reversed_rows(rows: Callable[[], Iterator[tuple[str, ...]]]) -> Iterator[tuple[str, ...]]:
     for row in rows():
         yield row[::-1]
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What one spec stands for: its kind, the files that decide its content (for `toy`: the grammar), how to read it."""
+    """The meaning of one spec: its kind, the files that determine its content (for `toy`: the grammar), how to read it."""
 
     kind: str
     files: tuple[Path, ...]
@@ -219,7 +219,7 @@ class _Part:
 
 
 def file_digest(path: Path) -> str:
-    """Hash of the bytes on disk, with the compression: the same bytes under another suffix read differently."""
+    """Return a hash of the bytes on disk, and the compression: equal bytes under another suffix read differently."""
     compression = path.suffix.lower() if path.suffix.lower() in COMPRESSIONS else ""
     with _open(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest() + compression  # type: ignore[arg-type]
@@ -229,13 +229,13 @@ def file_digest(path: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Corpus:
+class ParallelCorpus:
     """Sentence pairs named by specs relative to `root`, read one spec after the other.
 
     A spec is `train.{lang}.xz` or `a.txt|b.txt` (aligned files), `pairs.tsv`, `pairs.jsonl` (one object a line, keyed
-    by language) or `toy:20000` (the embedded grammar); files may end in .gz, .xz or .zst. With `@de>en` behind it a spec
-    has a direction of its own, and one model learns all directions that there are (data/multilingual.py).
-    `pairs.tsv` and `a.txt|b.txt` do not say which language is which: they are turned if that is the corpus's own, reversed.
+    by language) or `toy:20000` (the embedded grammar); files may end in .gz, .xz or .zst. With `@de>en` at its end a spec
+    has a direction of its own, and one model learns all directions of its corpus (data/multilingual.py). `pairs.tsv` and
+    `a.txt|b.txt` do not name their languages: if the direction is the reverse of source and target, the pairs are swapped.
     """
 
     specs: tuple[str, ...]
@@ -249,22 +249,22 @@ class Corpus:
             yield from part.rows()
 
     def directed_rows(self) -> Iterator[tuple[str, str, str]]:
-        """Each pair behind its direction, "en>de"; empty where the specs have none."""
+        """Yield (direction, source, target); the direction is "en>de", or empty if the specs have none."""
         for part in self._parts():
             for source, target in part.rows():
                 yield part.direction, source, target
 
     @property
     def directions(self) -> tuple[str, ...]:
-        """All there are, in the order of the specs; empty where these have none."""
-        found = [direction_of(spec)[1] for spec in self.specs]
+        """The directions of the corpus, in the order of the specs; empty if these have none."""
+        found = [parse_direction(spec)[1] for spec in self.specs]
         if any(found) and not all(found):
-            bare = next(spec for spec in self.specs if not direction_of(spec)[1])
+            bare = next(spec for spec in self.specs if not parse_direction(spec)[1])
             raise RegardError(f"corpus {bare!r} has no direction, but others have: write '{bare}@{self.source}>...'")
         return tuple(dict.fromkeys(filter(None, found)))
 
     def fingerprint(self) -> str:
-        """Hash of what is read, not of where it lies: moved or touched files keep it, changed ones do not."""
+        """Return a hash of the content, not of its place: moved or touched files keep it, changed ones do not."""
         content = [part.content() for part in self._parts()]
         return hashlib.sha256(json.dumps([self.source, self.target, content]).encode()).hexdigest()
 
@@ -278,14 +278,14 @@ class Corpus:
         return parts
 
     def _directed(self, spec: str) -> _Part:
-        bare, direction = direction_of(spec)
+        bare, direction = parse_direction(spec)
         if not direction:
             return self._part(spec)
         source, target = direction.split(">")
         part = replace(self, source=source, target=target)._part(bare)
         unnamed = part.kind in ("tsv", "aligned") and "{lang}" not in bare
         if unnamed and (source, target) == (self.target, self.source):
-            part = replace(part, rows=partial(_turned, part.rows))
+            part = replace(part, rows=partial(_reversed_rows, part.rows))
         return replace(part, direction=direction)
 
     def _part(self, spec: str) -> _Part:

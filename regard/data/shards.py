@@ -1,9 +1,9 @@
-"""Tokenised once, memory-mapped ever after: token ids of a corpus, plain or parallel, in a cache keyed by content.
+"""The cache of tokenized corpora: token ids of plain or parallel text, memory-mapped and keyed by content.
 
 A cached store is one folder: for each side of a row (one, or source and target) `*.ids` (all sequences end to end) and
 `*.offsets` (where each begins, and the end), `meta.json` with counts and data types, and `manifest.json` with the SHA-256 of
-every other file. It is written under another name, sealed and renamed. The checksums are verified when a process first uses
-a store; one that does not match them is named on stderr and rebuilt.
+every other file. It is written atomically: under another name, sealed and renamed. The checksums are verified when a process
+first uses a store; a damaged one is named on stderr and made again.
 """
 
 import errno
@@ -30,7 +30,7 @@ from regard.errors import RegardError
 from regard.files import MANIFEST, find_damage, read_checksums, read_json, sync, write_manifest
 
 FORMAT = 3  # raise it whenever the layout or the meaning of the files changes
-CHUNK, CHARACTERS = 4096, 1 << 22  # rows tokenised at a time, and characters: the memory `prepare` needs
+CHUNK, CHARACTERS = 4096, 1 << 22  # rows tokenized at a time, and characters: they bound the memory
 STALE = 24 * 3600  # seconds without a write after which an unfinished folder is taken to be abandoned
 SETTLED = 2  # seconds after which no file system gives a change the same time stamp
 META = "meta.json"
@@ -41,7 +41,7 @@ OFFSET = np.dtype("<i8")
 
 
 class Source(Protocol):
-    """What `prepare` needs of a corpus."""
+    """The interface of a corpus for `prepare_store`."""
 
     @property
     def specs(self) -> tuple[str, ...]: ...
@@ -52,7 +52,7 @@ class Source(Protocol):
 
 
 class Encoder(Protocol):
-    """What `prepare` needs of a tokenizer."""
+    """The interface of a tokenizer for `prepare_store`."""
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]: ...
 
@@ -63,7 +63,7 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class Filters:
-    """Rows to keep: at most `max_len` tokens a side, the longer at most `max_ratio` times the shorter (0: any)."""
+    """The rows to keep: at most `max_len` tokens a side, the longer at most `max_ratio` times the shorter (0: any)."""
 
     max_len: int = 256
     max_ratio: float = 0.0
@@ -75,7 +75,7 @@ class Filters:
             raise RegardError(f"max_ratio is {self.max_ratio}; it must be at least 1, or 0 to keep every ratio")
 
     def verdict(self, row: Row, lengths: tuple[int, ...]) -> str:
-        """The first count of `FilterReport` that the row falls under."""
+        """Return the field of `FilterReport` that counts this row."""
         shorter, longer = min(lengths), max(lengths)
         if not shorter or not all(text.strip() for text in row):
             return "empty"
@@ -86,6 +86,8 @@ class Filters:
 
 @dataclass(frozen=True)
 class FilterReport:
+    """The number of rows that were kept, and of those that were dropped, by reason."""
+
     filters: Filters
     kept: int = 0
     empty: int = 0
@@ -101,7 +103,7 @@ class FilterReport:
 
 
 class TokenStore:
-    """Sequences of token ids, without specials: sequence i is `ids[offsets[i]:offsets[i + 1]]`."""
+    """Sequences of token ids: sequence i is `ids[offsets[i]:offsets[i + 1]]`."""
 
     def __init__(self, ids: np.ndarray, offsets: np.ndarray) -> None:
         self._ids = ids
@@ -114,8 +116,8 @@ class TokenStore:
         i = range(len(self))[i]  # negative indices count from the end, others raise IndexError
         return self._ids[self._offsets[i] : self._offsets[i + 1]].astype(np.int64)
 
-    def together(self, rows: np.ndarray) -> Joined:
-        """Some sequences end to end, and their lengths."""
+    def gather(self, rows: np.ndarray) -> Joined:
+        """Return the ids of some sequences end to end, and their lengths."""
         lengths = self.lengths[rows].astype(np.int64)
         first = np.cumsum(lengths) - lengths
         places = np.arange(lengths.sum()) + np.repeat(self._offsets[rows] - first, lengths)
@@ -138,9 +140,11 @@ class TokenStore:
 
 @dataclass(frozen=True)
 class Store:
+    """A tokenized corpus: one side for plain text, source and target for parallel text."""
+
     sides: tuple[TokenStore, ...]
     report: FilterReport
-    key: str = ""  # of its content: the same key, the same tokens
+    key: str = ""  # of its content: equal keys mean equal tokens
 
     @property
     def source(self) -> TokenStore:
@@ -155,7 +159,7 @@ class Store:
 
 
 def cache_folder() -> Path:
-    """Where prepared corpora live: $REGARD_CACHE, else $XDG_CACHE_HOME/regard, else ~/.cache/regard."""
+    """Return the cache folder: $REGARD_CACHE, else $XDG_CACHE_HOME/regard, else ~/.cache/regard."""
     if chosen := os.environ.get("REGARD_CACHE"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "regard"
@@ -168,11 +172,11 @@ def prepare_store(
     cache: Path,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Store:
-    """The corpus as token ids, a tokenizer for each side, from the cache if it has the same content; `progress` hears how
-    many more rows are done.
+    """Tokenize a corpus, with a tokenizer for each side, or take it from the cache if that has the same content.
 
-    Processes that prepare the same thing at once each do the work, and the first to finish keeps the name. A store is
-    mapped before it is renamed, so nothing another process does to the names can take its data away.
+    `progress` is called with the number of rows that were tokenized since the last call. Processes that prepare the same
+    corpus at once all do the work, and the first to finish keeps the name. A store is memory-mapped before it is renamed, so
+    no renaming or removing by another process can take its data away.
     """
     content = [FORMAT, corpus.fingerprint(), *(t.fingerprint() for t in tokenizers), asdict(filters)]
     folder = cache / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
@@ -198,7 +202,7 @@ def prepare_store(
 
 
 def _cached(folder: Path) -> Store | None:
-    """Return the store in a folder of the cache, if it is whole; a damaged one is named on stderr and removed."""
+    """Return the store in a folder of the cache if it is intact; a damaged one is named on stderr and removed."""
     if not os.path.lexists(folder):
         return None
     try:
@@ -206,10 +210,12 @@ def _cached(folder: Path) -> Store | None:
         return _load(folder)
     except _Unusable as error:
         shutil.rmtree(folder, ignore_errors=True)
-        said = f"the prepared data in {folder} is damaged ({error}) and is prepared again"
+        message = f"the prepared data in {folder} is damaged ({error}) and is prepared again"
         if os.path.lexists(folder):
-            said += "; it cannot be removed, so every run does that: remove it, or set REGARD_CACHE to another folder"
-        print(said, file=sys.stderr, flush=True)
+            message += (
+                "; it cannot be removed, so every run does that: remove it, or set REGARD_CACHE to another folder"
+            )
+        print(message, file=sys.stderr, flush=True)
     return None
 
 
@@ -288,12 +294,12 @@ def _disk_errors(cache: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             what = f"the disk is full: cannot write prepared data to {cache}; free some space"
         else:
-            what = f"cannot write prepared data to {cache} ({error.strerror or error}); mend that"
+            what = f"cannot write prepared data to {cache} ({error.strerror or error}); fix that"
         raise RegardError(f"{what} or set REGARD_CACHE to another folder") from error
 
 
 def _remove_abandoned(cache: Path) -> None:
-    """Take back the space of processes that were killed; one still at work has written a moment ago."""
+    """Remove unfinished stores of killed processes; a process still at work has written to its own recently."""
     for folder in cache.glob("*.partial-*"):
         if not re.fullmatch(r"[0-9a-f]{32}\.partial-[0-9a-f]{8}", folder.name):
             continue
@@ -306,15 +312,15 @@ def _remove_abandoned(cache: Path) -> None:
 
 
 class _Unusable(Exception):
-    """Why a store in the cache cannot be used."""
+    """The reason why a store in the cache cannot be used."""
 
 
 Stamps = tuple[tuple[int, ...], ...]
-_verified: dict[Path, Stamps] = {}  # what the files of each store looked like when their checksums held in this process
+_verified: dict[Path, Stamps] = {}  # the stamps of each store when this process verified its checksums
 
 
 def _verify(folder: Path) -> None:
-    """Check every checksum of a store, once in a process as long as its files stay the same."""
+    """Verify the checksums of a store, once in a process as long as its files stay the same."""
     try:
         stamps = _stamps(folder)
         if _verified.get(folder) == stamps:
@@ -354,7 +360,7 @@ def _load_side(folder: Path, side: str, n: int, meta: dict[str, Any]) -> TokenSt
 
 
 def _map(path: Path, dtype: np.dtype[Any], n: int) -> np.ndarray:
-    """A file of exactly n numbers as an array; an empty file cannot be mapped."""
+    """Memory-map a file of exactly n numbers; an empty file cannot be mapped."""
     if path.stat().st_size != n * dtype.itemsize:
         raise ValueError(f"{path} has the wrong size")
     return np.memmap(path, dtype, mode="r").view(np.ndarray) if n else np.empty(0, dtype)

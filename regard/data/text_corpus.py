@@ -1,4 +1,4 @@
-"""Plain text in: files cut into documents, read as a stream.
+"""Plain text corpora: files cut into documents, read as a stream.
 
 A spec is a file, `book.txt.xz`, or a part of it, `book.txt.xz[:90%]` (of its characters where a file is one document, else
 of its documents), or `texts.jsonl` (one object a line, with a "text").
@@ -14,29 +14,32 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from regard.data.parallel_corpus import check_file, file_digest, json_rows, part_of, read_lines
+from regard.data.parallel_corpus import check_file, file_digest, json_rows, parse_part, read_lines
 from regard.errors import RegardError
 
-PIECE = 1 << 20  # characters of a file that are one row of the store
+PIECE = 1 << 20  # characters: a longer file becomes several rows of the store
 
 
 @dataclass(frozen=True)
 class TextCorpus:
+    """The documents of some text files."""
+
     specs: tuple[str, ...]
     root: Path
-    documents: str  # what one is: file, line or blank (lines up to an empty one)
+    documents: str  # what a document is: file, line, or blank (lines up to an empty one)
     split: str = "train"
 
     def rows(self) -> Iterator[tuple[str]]:
-        """The documents; a file that is one comes in pieces, which follow each other."""
+        """Yield the documents; where a file is one document, it comes in several consecutive rows."""
         for path, part in self._files():
-            yield from ((text,) for text in self._slice(path, part))
+            yield from ((text,) for text in self._part(path, part))
 
     def characters(self) -> int:
+        """Return the number of characters of all documents."""
         return sum(len(text) for (text,) in self.rows())
 
     def fingerprint(self) -> str:
-        """Hash of what is read, not of where it lies."""
+        """Return a hash of the content, not of its place."""
         content = [[file_digest(path), part] for path, part in self._files()]
         return hashlib.sha256(json.dumps([self.documents, content]).encode()).hexdigest()
 
@@ -48,10 +51,10 @@ class TextCorpus:
         return [self._file(spec) for spec in self.specs]
 
     def _file(self, spec: str) -> tuple[Path, tuple[float, float]]:
-        name, part = part_of(spec)
+        name, part = parse_part(spec)
         return check_file(self.root / name), part
 
-    def _slice(self, path: Path, part: tuple[float, float]) -> Iterator[str]:
+    def _part(self, path: Path, part: tuple[float, float]) -> Iterator[str]:
         if self.documents == "file" and not _is_jsonl(path):
             return _characters(path, part)
         if part == (0, 1):
@@ -72,6 +75,7 @@ def _is_jsonl(path: Path) -> bool:
 
 
 def _paragraphs(path: Path) -> Iterator[str]:
+    """Yield the blocks of lines that blank lines separate."""
     lines: list[str] = []
     for line in itertools.chain(read_lines(path), [""]):
         if line.strip():
@@ -82,8 +86,10 @@ def _paragraphs(path: Path) -> Iterator[str]:
 
 
 def _characters(path: Path, part: tuple[float, float]) -> Iterator[str]:
-    """A share of a file's characters, in pieces of bounded size that cut no word: they end where a line does, or a longer
-    one has a space."""
+    """Yield a share of the characters of a file, in pieces of bounded size.
+
+    No word is cut: a piece ends at the end of a line, or at a space of a very long line.
+    """
     first, last = 0, sys.maxsize
     if part != (0, 1):
         total = sum(len(line) + 1 for line in read_lines(path))
@@ -103,7 +109,7 @@ def _characters(path: Path, part: tuple[float, float]) -> Iterator[str]:
 
 
 def _cut(line: str) -> Iterator[str]:
-    """A line in parts of at most PIECE characters, cut after a space where there is one."""
+    """Yield a line in parts of at most PIECE characters, cut after a space where there is one."""
     at = 0
     while at < len(line):
         end = at + PIECE

@@ -1,6 +1,6 @@
-"""The grammar of the `toy` corpus: phrases, clauses and sentences that can be written in English and in German.
+"""The grammar of the toy corpus: phrases, clauses and sentences that can be written in English and in German.
 
-A sentence is built once, as a structure, and rendered twice. The English side is easy; the German side is the point:
+A sentence is built once, as a structure, and rendered in both languages. What makes the German side hard to learn:
 
 - determiners and adjectives agree with the noun in gender, number and case (`ENDINGS`);
 - the past is the perfect, with *haben* or *sein* and the participle at the end;
@@ -16,7 +16,7 @@ from regard.data.toy_lexicon import BE, CASES, POSSESSIVES, Adjective, Noun, Pre
 
 
 def _table(*rows: str) -> dict[tuple[str, str], str]:
-    """One row a case, one column each for m, f, n and plural; a dash is no ending."""
+    """Return a table of endings by case (row) and m, f, n or plural (column); a dash is no ending."""
     return {
         (case, column): cell.strip("-")
         for case, row in zip(CASES, rows, strict=True)
@@ -46,7 +46,7 @@ AUXILIARIES = {
 
 @dataclass(frozen=True)
 class NounPhrase:
-    """Determiner, adjective, noun. The determiner is the, this (these), a, a possessive, or empty."""
+    """A noun phrase: determiner (the, this, a, a possessive, or empty), adjective and noun."""
 
     noun: Noun
     determiner: str = ""
@@ -112,7 +112,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Clause:
-    """Who does what to whom, when and where. Tense: past, present, will, can or must; front: "", time or place."""
+    """A clause. Its tense is past, present, will, can or must; `front` is what it begins with: time, place or ""."""
 
     subject: Phrase
     verb: Verb
@@ -126,7 +126,7 @@ class Clause:
     front: str = ""
 
     def combinations(self) -> Iterator[tuple[str, str]]:
-        """The pairs of words whose company can be held out: adjective and noun, verb and object."""
+        """Yield the pairs of words that a split can hold out: adjective and noun, verb and object."""
         for phrase in (self.subject, self.object, self.recipient, self.place and self.place.phrase):
             if isinstance(phrase, NounPhrase) and phrase.adjective:
                 yield phrase.adjective.english, phrase.noun.english
@@ -154,7 +154,7 @@ class Clause:
         )
 
     def german(self, verb_at: str = "second") -> str:
-        """The clause with its finite verb first, second or last."""
+        """Return the clause in German, with its finite verb first, second or last."""
         finite, end = _german_verb(self.verb, self.tense, self.subject.person, self.negated)
         subject, middle = self.subject.german("nom"), self._middle()
         if verb_at == "last":
@@ -169,7 +169,7 @@ class Clause:
         return _join(subject, finite, middle, end)
 
     def _middle(self) -> str:
-        """What stands between subject and the end of the clause, in German order."""
+        """Return what stands between subject and end of the clause, in German order."""
         obj = self.object.german(self.verb.case, self.negated) if self.object else ""
         recipient = self.recipient.german("dat") if self.recipient else ""
         place = self.place.german() if self.place and self.front != "place" else ""
@@ -191,7 +191,7 @@ class Clause:
 
 @dataclass(frozen=True)
 class Sentence:
-    """A clause, or two with a conjunction between or, `fronted`, before them."""
+    """A clause, or two with a conjunction between them or, if `fronted`, before both."""
 
     main: Clause
     conjunction: str = ""
@@ -224,7 +224,7 @@ class Sentence:
 
 
 def _early(phrase: Phrase | None) -> bool:
-    """Pronouns and names come before the time: weil er ihr gestern ein Buch gegeben hat."""
+    """Return whether a phrase comes before the time, as pronouns and names do: weil er ihr gestern ein Buch gegeben hat."""
     return isinstance(phrase, Pronoun) or (phrase is not None and phrase.noun.proper)
 
 
@@ -237,13 +237,13 @@ def _finish(text: str, question: bool) -> str:
 
 
 def _german_conjunction(english: str, tense: str) -> str:
-    """*When* is als for what happened and wenn for what happens."""
+    """Return the German conjunction: *when* is als for the past and wenn otherwise."""
     when = "als" if tense == "past" else "wenn"
     return {"and": "und", "but": "aber", "because": "weil", "although": "obwohl", "that": "dass", "when": when}[english]
 
 
 def _english_verb(verb: Verb, tense: str, person: int, needs_auxiliary: bool) -> tuple[str, str]:
-    """The auxiliary, if any, and the main verb."""
+    """Return the auxiliary, or "", and the main verb."""
     am = ("am", "are", "is", "are", "are")[person]
     if verb is BE:
         return (am if tense == "present" else "was" if person in (0, 2) else "were"), ""
@@ -253,7 +253,7 @@ def _english_verb(verb: Verb, tense: str, person: int, needs_auxiliary: bool) ->
 
 
 def _german_verb(verb: Verb, tense: str, person: int, negated: bool) -> tuple[str, str]:
-    """The finite verb and what ends the clause: a participle, an infinitive or a separable prefix."""
+    """Return the finite verb and what ends the clause: a participle, an infinitive or a separable prefix."""
     if verb is BE:
         return AUXILIARIES["sein" if tense == "present" else "war"][person], ""
     if tense == "past":

@@ -1,7 +1,7 @@
-"""The words of the `toy` corpus and their forms: nouns, adjectives, verbs, pronouns, prepositions and times.
+"""The words of the toy corpus and their forms: nouns, adjectives, verbs, pronouns, prepositions and times.
 
-Every word says in which company it makes sense. A noun belongs to classes ("fruit", "person", ...); adjectives and
-verbs name the classes they go with, so that people eat apples and repair cars and not the other way round.
+A noun belongs to classes ("fruit", "person", ...); adjectives, verbs and prepositions name the classes of nouns that they
+go with, so that people eat apples and repair cars and not the reverse.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Noun:
         return self.has("name", "city")
 
     def form(self, case: str, plural: bool) -> str:
-        """The German form; the dative plural takes an n where it can (den Kindern, but den Frauen, den Autos)."""
+        """Return the German form; the dative plural adds an n, unless it ends in n or s (den Kindern, den Autos)."""
         if plural:
             return self.german_plural + ("n" if case == "dat" and self.german_plural[-1] not in "ns" else "")
         return self.oblique if self.oblique and case != "nom" else self.german
@@ -37,6 +37,8 @@ class Noun:
 
 @dataclass(frozen=True)
 class Adjective:
+    """An adjective, with the classes of nouns that it can describe."""
+
     english: str
     german: str
     classes: str
@@ -69,7 +71,7 @@ class Verb:
 
 @dataclass(frozen=True)
 class Pronoun:
-    """A personal pronoun, which stands in the place of a noun phrase."""
+    """A personal pronoun, used in place of a noun phrase."""
 
     subject: str
     object: str
@@ -88,6 +90,8 @@ class Pronoun:
 
 @dataclass(frozen=True)
 class Preposition:
+    """A preposition, with the German case that it takes."""
+
     english: str
     german: str
     case: str
@@ -96,6 +100,8 @@ class Preposition:
 
 @dataclass(frozen=True)
 class Time:
+    """A phrase of time, with the tenses that it fits."""
+
     english: str
     german: str
     tenses: str

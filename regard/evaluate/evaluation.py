@@ -1,4 +1,4 @@
-"""A trained model on a test set: translate it, score it, keep the hypotheses."""
+"""Evaluation of a translation model on a test set: BLEU, chrF and other scores, perplexity, decoding time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from regard.data.batches import PairBatches
 from regard.data.multilingual import prepare_pair_store
-from regard.data.parallel_corpus import Corpus
+from regard.data.parallel_corpus import ParallelCorpus
 from regard.data.shards import Filters
 from regard.errors import RegardError
 from regard.inference.translator import Translator
@@ -22,9 +22,11 @@ from regard.training.validation import BATCH_TOKENS, total_loss
 
 @dataclass(frozen=True)
 class Evaluation:
+    """The result of an evaluation."""
+
     scores: TranslationScores
     perplexity: float
-    scored: int  # pairs that perplexity is over: those that fit the model's positions
+    scored: int  # pairs that perplexity is over: those that are not too long for the model
     hypotheses: list[str]
     seconds: float  # of decoding
 
@@ -44,9 +46,9 @@ class Evaluation:
 
 
 def evaluate(
-    translator: Translator, corpus: Corpus, progress: Callable[[int], None] = lambda done: None, **options: Any
+    translator: Translator, corpus: ParallelCorpus, progress: Callable[[int], None] = lambda done: None, **options: Any
 ) -> Evaluation:
-    """Decode every source sentence of the corpus and compare with its references."""
+    """Translate every source sentence of a corpus and score the hypotheses against the references."""
     directions, sources, references = map(list, zip(*corpus.directed_rows(), strict=True))
     if len(set(directions)) > 1:
         raise RegardError(f"one direction at a time can be scored, not {', '.join(corpus.directions)}")
@@ -57,14 +59,16 @@ def evaluate(
         known = translator.directions[0]
         raise RegardError(f"this model has several directions: write the corpus's own behind it, as in '...@{known}'")
     to = directions[0].split(">")[-1] or None
-    begun = time.perf_counter()
+    start = time.perf_counter()
     hypotheses = [t.text for t in translator.translate(sources, progress=progress, to=to, **options)]
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     tokenizers, model = translator.tokenizers, translator.model
     token_template = translator.token_template
     filters = Filters(model.config.max_len - max(len(token_template.wrap(())), len(token_template.start)))
     pairs = prepare_pair_store(corpus, tokenizers, filters)
     device: torch.device = next(model.parameters()).device
-    total, tokens = total_loss(Objective(model), PairBatches(pairs, BATCH_TOKENS, 0, token_template).once(), device)
-    scores = score_translations(hypotheses, references, sources, to or translator.target)
+    total, tokens = total_loss(
+        Objective(model), PairBatches(pairs, BATCH_TOKENS, 0, token_template).iterate_once(), device
+    )
+    scores = score(hypotheses, references, sources, to or translator.target)
     return Evaluation(scores, perplexity(total, tokens), len(pairs), hypotheses, seconds)

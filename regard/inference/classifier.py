@@ -18,7 +18,7 @@ from regard.device import pick_device
 from regard.errors import RegardError
 from regard.exchange.loader import load_model
 from regard.tasks import image_classification, text_classification
-from regard.tasks.text_classification import Rows
+from regard.tasks.text_classification import EncodedExamples
 
 TASKS = ("classification", "regression", "tagging", "images")
 
@@ -67,11 +67,13 @@ class Classifier:
             return [Answer(f"{float(a[0]):.4g}", 1.0, {}, value=float(a[0])) for a in found]
         return [self._chosen(a) for a in found]
 
-    def _rows(self, texts: list[tuple[str, ...]]) -> Rows:
+    def _rows(self, texts: list[tuple[str, ...]]) -> EncodedExamples:
         assert self.package.tokenizers is not None
-        ids, types = text_classification.framed(texts, self.package.tokenizers.source, self.package.token_template)
+        ids, types = text_classification.encode_texts(
+            texts, self.package.tokenizers.source, self.package.token_template
+        )
         self._check_length(ids)
-        return Rows(ids, types, [0.0 if self.package.task == "regression" else 0] * len(ids))
+        return EncodedExamples(ids, types, [0.0 if self.package.task == "regression" else 0] * len(ids))
 
     def _check_length(self, ids: list[list[int]]) -> None:
         longest = self.package.config.max_len
@@ -81,8 +83,8 @@ class Classifier:
                     f"text {i + 1} has {len(row)} tokens, but the model reads at most {longest}: shorten it"
                 )
 
-    def _outputs(self, rows: Rows) -> list[np.ndarray]:
-        found, _ = text_classification.outputs(self.model, rows, self.package.task, self.device, torch.float32)
+    def _outputs(self, rows: EncodedExamples) -> list[np.ndarray]:
+        found, _ = text_classification.predict(self.model, rows, self.package.task, self.device, torch.float32)
         return found
 
     def _chosen(self, logits: np.ndarray) -> Answer:
@@ -100,7 +102,7 @@ class Classifier:
             ids.append(token_template.wrap(pieces))
             firsts.append([len(token_template.before) + i for i, mark in enumerate(marks) if mark != CONTINUES])
         self._check_length(ids)
-        rows = Rows(ids, [[0] * len(row) for row in ids], [[CONTINUES] * len(row) for row in ids])
+        rows = EncodedExamples(ids, [[0] * len(row) for row in ids], [[CONTINUES] * len(row) for row in ids])
         answers = []
         for words, at, logits in zip(sentences, firsts, self._outputs(rows), strict=True):
             said = [self.labels[logits[i].argmax()] for i in at]
@@ -113,7 +115,7 @@ class Classifier:
         side = round((config.max_len - 1) ** 0.5) * own.patch_size  # of an imported model, whose images are square
         height, width = map(int, self.package.pixels.get("size", (side, side)))
         pixels = np.stack([read_image(path, height, width, own.image_channels) for path in paths])
-        logits = image_classification.answers(
+        logits = image_classification.predict_logits(
             self.model, pixels, self.package.pixels, self.device, torch.float32, lambda: None
         )
         return [self._chosen(row) for row in logits.numpy()]

@@ -14,7 +14,7 @@ from regard.errors import RegardError
 from regard.files import exists, parse_json
 from regard.look.drawn import Drawn, table, write_csv
 from regard.look.figures import Curves, draw
-from regard.training.metrics_log import lines_of as metric_lines
+from regard.training.metrics_log import read_metric_lines as metric_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -138,7 +138,7 @@ def verdict(share: float) -> str:
 def gradients(path: Path | str, settings: Mapping[str, Any] | None = None, device: str = "auto") -> Flow:
     """Of a run, or of a model with `settings={"data.train": FILE}`; settings are dotted names, as on the command line."""
     with prepared(Path(path), settings or {}) as job:
-        batch, _ = next(job.batches().follow(Cursor()))
+        batch, _ = next(job.batches().iterate_from(Cursor()))
         where = pick_device(device)
         job.model.to(where).train()
         seed = job.config.train.seed

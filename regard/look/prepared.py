@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard import model_folder
 from regard.config import Config, recipes
-from regard.data.parallel_corpus import direction_of
+from regard.data.parallel_corpus import parse_direction
 from regard.errors import RegardError
 from regard.exchange.loader import load_model
 from regard.files import MANIFEST, write_text
@@ -62,7 +62,7 @@ def config_of(package: model_folder.ModelPackage | None, path: Path, settings: M
     if "data.train" not in settings:
         raise RegardError(f"{path} is a model without its run: say what it shall read with --data.train FILE")
     specs = settings["data.train"]
-    if package.directions and not all(direction_of(x)[1] for x in ([specs] if isinstance(specs, str) else specs)):
+    if package.directions and not all(parse_direction(x)[1] for x in ([specs] if isinstance(specs, str) else specs)):
         raise RegardError(
             f"{path} translates {', '.join(package.directions)}: say which of them the file is for, as in --data.train "
             f"'{specs}@{package.directions[0]}'"

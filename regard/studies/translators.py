@@ -17,7 +17,7 @@ from typing import Any
 
 from regard.config import Config
 from regard.data.batches import PairBatches, batch_size
-from regard.data.parallel_corpus import Corpus
+from regard.data.parallel_corpus import ParallelCorpus
 from regard.device import cpu_cores, pick_device
 from regard.errors import RegardError
 from regard.files import read_json, write_text
@@ -116,8 +116,8 @@ def joined(pairs: Sequence[Pair], n: int) -> list[Pair]:
     return [tuple(" ".join(side) for side in zip(*group, strict=True)) for group in groups]
 
 
-def corpus(data: Path, split: str) -> Corpus:
-    return Corpus((f"{split}.{{lang}}.xz",), COMMON["data"]["source"], COMMON["data"]["target"], data, split)
+def corpus(data: Path, split: str) -> ParallelCorpus:
+    return ParallelCorpus((f"{split}.{{lang}}.xz",), COMMON["data"]["source"], COMMON["data"]["target"], data, split)
 
 
 def read_tests(data: Path, quick: bool = False) -> dict[str, list[Pair]]:
@@ -147,7 +147,7 @@ def spent(job: TranslationJob, batches: int) -> list[int]:
     """FLOPs after each of the first batches of a run. Padding is computed too, so it counts."""
     data, passes = job.batches(), job.objective().passes
 
-    cost = Cost(job.sizes)
+    cost = Cost(job.config.model)
 
     def flops(width: int) -> int:
         return passes * cost.training_flops(batch_size(data.batch_tokens, width), width, width)

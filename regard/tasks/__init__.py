@@ -1,4 +1,4 @@
-"""What can be learned, one file a kind; a recipe's `task` names it."""
+"""The tasks that models are trained for, each a module with `prepare_job` and `evaluate`; a recipe names one as `task`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ TASKS = {
 
 
 def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Job:
-    """From a configuration to everything a run needs: vocabulary, data in batches, and a model."""
+    """Prepare everything that a run needs from its configuration: tokenizers, tokenized data and a model."""
     return _module(config.task).prepare_job(folder, config, quiet)
 
 
 def evaluate(package: ModelPackage, config: Config, device: torch.device) -> Validation:
-    """Loss and scores on `data.test`, for every task but translation, whose report is evaluate/evaluation.py."""
+    """Return loss and scores on `data.test`, for every task but translation, which evaluate/evaluation.py measures."""
     return _module(config.task).evaluate(package, config, device)
 
 

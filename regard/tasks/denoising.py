@@ -1,5 +1,7 @@
-"""Pre-training on damaged text: BERT fills in blanks (masked-lm), T5 writes the missing spans (spans), BART the whole text
-as it was (denoising). What is damaged is drawn anew in every epoch."""
+"""Pre-training by denoising: masked language modelling (BERT), span corruption (T5) and text infilling (BART).
+
+The tokens to hide are drawn anew in every epoch (data/noise.py).
+"""
 
 from __future__ import annotations
 
@@ -18,42 +20,46 @@ from regard.data.text_batches import CorruptedBatches, Corruption, DenoisingBatc
 from regard.errors import RegardError
 from regard.metrics.translation_scores import perplexity
 from regard.model_folder import ModelPackage
-from regard.tasks.initial_model import Start
-from regard.tasks.text_data import check_task, text_corpus, text_store, with_vocabulary
-from regard.text.special_tokens import SpecialTokenTemplate, bert_template, eos_template
+from regard.tasks.initial_model import InitialModel
+from regard.tasks.text_data import check_task, make_text_corpus, prepare_text_store, set_vocabulary
+from regard.text.special_token_template import SpecialTokenTemplate, classic, plain
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.job import Job, Poll, Validation
-from regard.training.objective import Objective, token_objective
+from regard.training.objective import Objective, make_token_objective
 from regard.training.validation import BATCH_TOKENS, total_loss
 
-USUAL = {"masked-lm": 0.15, "spans": 0.15, "denoising": 0.3}  # shares of tokens that are hidden
+# The share of hidden tokens where data.noise is 0.
+DEFAULT_NOISE = {"masked-lm": 0.15, "spans": 0.15, "denoising": 0.3}
 
 
 @dataclass(frozen=True)
-class FillingJob(Job):
+class DenoisingJob(Job):
+    """A run of masked-lm, spans or denoising."""
+
     train: Store
     valid: Store
-    rewrite: Corruption
+    corrupt: Corruption
 
     def batches(self) -> CorruptedBatches:
         train = self.config.train
-        return batches_of(self.train, self.config, self.token_template, self.rewrite, train.batch_tokens, train.seed)
+        return make_batches(self.train, self.config, self.token_template, self.corrupt, train.batch_tokens, train.seed)
 
     def objective(self) -> Objective:
-        return token_objective(self.model, self.config.train)
+        return make_token_objective(self.model, self.config.train)
 
     def validate(self, model: nn.Module, device: torch.device, dtype: torch.dtype, poll: Poll) -> Validation:
-        return measure(model, self.valid, self.config, self.token_template, self.rewrite, device, dtype, poll)
+        return measure(model, self.valid, self.config, self.token_template, self.corrupt, device, dtype, poll)
 
 
-def batches_of(
+def make_batches(
     store: Store,
     config: Config,
     token_template: SpecialTokenTemplate,
-    rewrite: Corruption,
+    corrupt: Corruption,
     batch_tokens: int,
     seed: int,
 ) -> CorruptedBatches:
+    """Return batches of corrupted texts, cut so that they fit the model together with their special tokens."""
     kind = MaskedBatches if config.task == "masked-lm" else DenoisingBatches
     around = max(len(token_template.wrap(())), len(token_template.start) + 1)
     length = config.model.max_len - around
@@ -61,7 +67,7 @@ def batches_of(
         raise RegardError(
             f"model.max_len {config.model.max_len} has no room beside the {around} tokens around a text: raise it"
         )
-    return kind(store.source, config.data.packing, length, batch_tokens, seed, rewrite, token_template)
+    return kind(store.source, config.data.packing, length, batch_tokens, seed, corrupt, token_template)
 
 
 def measure(
@@ -69,44 +75,46 @@ def measure(
     store: Store,
     config: Config,
     token_template: SpecialTokenTemplate,
-    rewrite: Corruption,
+    corrupt: Corruption,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
     poll: Poll = lambda: None,
 ) -> Validation:
-    """Loss on what is hidden; always the same damage."""
-    batches = batches_of(store, config, token_template, rewrite, BATCH_TOKENS, 0).once()
+    """Return loss and perplexity of the hidden tokens; the same tokens are hidden at every call."""
+    batches = make_batches(store, config, token_template, corrupt, BATCH_TOKENS, 0).iterate_once()
     total, tokens = total_loss(Objective(model), batches, device, dtype, poll)
     return Validation(total / tokens, {"perplexity": perplexity(total, tokens)})
 
 
 def evaluate(package: ModelPackage, config: Config, device: torch.device) -> Validation:
+    """Return loss and perplexity on `data.test`."""
     assert package.tokenizers is not None
     tokenizer = package.tokenizers.source
-    store = text_store(text_corpus(config, "test"), tokenizer, quiet=False)
-    return measure(package.model, store, config, package.token_template, damage(config, tokenizer), device)
+    store = prepare_text_store(make_text_corpus(config, "test"), tokenizer, quiet=False)
+    return measure(package.model, store, config, package.token_template, make_corruption(config, tokenizer), device)
 
 
-def prepare_job(folder: Path, config: Config, quiet: bool = False) -> FillingJob:
+def prepare_job(folder: Path, config: Config, quiet: bool = False) -> DenoisingJob:
+    """Prepare a run: tokenizer, tokenized texts and model."""
     check_task(config)
-    start = Start.of(folder, config, quiet)
-    corpora = {split: text_corpus(config, split) for split in ("train", "valid")}
-    tokenizer = start.text_tokenizer(lambda: (text for (text,) in corpora["train"].rows()))
-    train, valid = (text_store(corpora[split], tokenizer, quiet) for split in ("train", "valid"))
-    model = start.model(with_vocabulary(config.model, tokenizer))
+    initial = InitialModel.load(folder, config, quiet)
+    corpora = {split: make_text_corpus(config, split) for split in ("train", "valid")}
+    tokenizer = initial.get_text_tokenizer(lambda: (text for (text,) in corpora["train"].rows()))
+    train, valid = (prepare_text_store(corpora[split], tokenizer, quiet) for split in ("train", "valid"))
+    model = initial.build_model(set_vocabulary(config.model, tokenizer))
     config = replace(config, model=model.config)  # type: ignore[arg-type]
-    token_template = start.token_template((bert_template if config.task == "masked-lm" else eos_template)(tokenizer.special))
+    token_template = initial.get_token_template((classic if config.task == "masked-lm" else plain)(tokenizer.special))
     amount = f"{len(train.source.ids):,} training tokens"
-    both, rewrite = Tokenizers(tokenizer, tokenizer), damage(config, tokenizer)
-    return FillingJob(folder, config, model, both, token_template, train.key, amount, train, valid, rewrite)
+    both, corrupt = Tokenizers(tokenizer, tokenizer), make_corruption(config, tokenizer)
+    return DenoisingJob(folder, config, model, both, token_template, train.key, amount, train, valid, corrupt)
 
 
-def damage(config: Config, tokenizer: Tokenizer) -> Corruption:
-    """The damage this task does: (ids, chance) -> (what is read, what should be said)."""
-    data, rate = config.data, config.data.noise or USUAL[config.task]
+def make_corruption(config: Config, tokenizer: Tokenizer) -> Corruption:
+    """Return the corruption of the task, a function (ids, rng) -> (inputs, labels or target)."""
+    data, rate = config.data, config.data.noise or DEFAULT_NOISE[config.task]
     if config.task == "masked-lm":
-        tokenizer.special.require("mask", "the task masked-lm")
-        return partial(masked_words if data.whole_words else masked, tokenizer=tokenizer, rate=rate)
+        tokenizer.special.need("mask", "the task masked-lm")
+        return partial(mask_whole_words if data.whole_words else mask_single_tokens, tokenizer=tokenizer, rate=rate)
     if config.task == "spans":
         sentinels = tokenizer.sentinels()
         if not sentinels:
@@ -117,13 +125,13 @@ def damage(config: Config, tokenizer: Tokenizer) -> Corruption:
     return partial(denoise, mask=mask, ends=ends, rate=rate, mean_span=data.mean_span)
 
 
-def masked(
+def mask_single_tokens(
     ids: np.ndarray, rng: np.random.Generator, tokenizer: Tokenizer, rate: float
 ) -> tuple[np.ndarray, np.ndarray]:
     return mask_tokens(ids, rng, len(tokenizer), tokenizer.special, rate)
 
 
-def masked_words(
+def mask_whole_words(
     ids: np.ndarray, rng: np.random.Generator, tokenizer: Tokenizer, rate: float
 ) -> tuple[np.ndarray, np.ndarray]:
     words = word_numbers(ids, tokenizer.pieces(ids), tokenizer.special)
@@ -131,5 +139,5 @@ def masked_words(
 
 
 def sentence_ends(tokenizer: Tokenizer) -> list[int]:
-    """The pieces that end on a full stop, an exclamation or a question mark."""
+    """Return the ids of tokens that end with a full stop, an exclamation mark or a question mark."""
     return [i for i, piece in enumerate(tokenizer.pieces(range(len(tokenizer)))) if piece.endswith((".", "!", "?"))]

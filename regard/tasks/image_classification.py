@@ -1,4 +1,4 @@
-"""Image classification: pictures in idx files or folders, lightly moved about in training."""
+"""Image classification: images from idx files or folders, with light augmentation in training."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from torch import Tensor, nn
 from regard.config import Config, DataConfig
 from regard.data.batches import Batch, Batches, Rows, batch_size
 from regard.data.image_files import augment, mean_and_std, normalize, read_images, to_floats
-from regard.data.parallel_corpus import part_of
-from regard.data.text_batches import in_batches
+from regard.data.parallel_corpus import parse_part
+from regard.data.text_batches import split_into_batches
 from regard.device import autocast
 from regard.errors import RegardError
 from regard.metrics.classification_scores import score_predictions
 from regard.model_folder import ModelPackage
-from regard.tasks.initial_model import Start
+from regard.tasks.initial_model import InitialModel
 from regard.tasks.text_data import check_task
 from regard.text.special_tokens import EMPTY_TEMPLATE
 from regard.training.job import Job, Poll, Validation
-from regard.training.objective import ClassObjective, Objective
+from regard.training.objective import ClassificationObjective, Objective
 from regard.training.validation import BATCH_TOKENS
 
 Pixels = dict[str, list[float]]  # mean and std of each channel; size: height and width
 
 
 @dataclass(frozen=True)
-class Pictures:
+class LabelledImages:
+    """Images and their classes."""
+
     images: np.ndarray  # (N, H, W, channels), uint8
     classes: np.ndarray  # (N,)
 
@@ -40,39 +42,42 @@ class Pictures:
         return len(self.images)
 
     def key(self) -> str:
+        """Return a hash of all images and classes."""
         found = hashlib.sha256(np.ascontiguousarray(self.images).data)
         found.update(np.ascontiguousarray(self.classes).data)
         return found.hexdigest()[:32]
 
 
 class ImageBatches(Batches):
-    """(images, labels): (B, channels, H, W) fp32, and (B,), -1 = not scored."""
+    """Batches of (images, labels): (B, channels, H, W) fp32, and (B,), where -1 is not scored."""
 
     def __init__(
-        self, pictures: Pictures, pixels: Pixels, size: int, seed: int, moves: DataConfig | None = None
+        self, data: LabelledImages, pixels: Pixels, size: int, seed: int, augmentation: DataConfig | None = None
     ) -> None:
         super().__init__(seed)
-        self.pictures, self.pixels, self.size, self.moves = pictures, pixels, size, moves
+        self.data, self.pixels, self.size, self.augmentation = data, pixels, size, augmentation
 
     def make_plan(self, rng: np.random.Generator) -> list[Rows]:
-        return in_batches(rng.permutation(len(self.pictures)), self.size, self.pictures.images.shape[1])
+        return split_into_batches(rng.permutation(len(self.data)), self.size, self.data.images.shape[1])
 
     def collate(self, width: int, rows: np.ndarray, rng: np.random.Generator) -> Batch:
         filled = np.resize(rows, self.size)
-        labels = self.pictures.classes[filled]
+        labels = self.data.classes[filled]
         labels[len(rows) :] = -1
-        images = to_floats(torch.from_numpy(self.pictures.images[filled]))
-        if self.moves is not None:
-            generator, data = torch.Generator().manual_seed(int(rng.integers(1 << 62))), self.moves
-            images = augment(images, generator, data.shift, data.rotate, data.scale, data.flip)
+        images = to_floats(torch.from_numpy(self.data.images[filled]))
+        if self.augmentation is not None:
+            generator, how = torch.Generator().manual_seed(int(rng.integers(1 << 62))), self.augmentation
+            images = augment(images, generator, how.shift, how.rotate, how.scale, how.flip)
         images = normalize(images, self.pixels["mean"], self.pixels["std"])
         return Batch((images.contiguous(), torch.from_numpy(labels)), len(rows))
 
 
 @dataclass(frozen=True)
-class ImagesJob(Job):
-    train: Pictures
-    valid: Pictures
+class ImageClassificationJob(Job):
+    """A run of image classification."""
+
+    train: LabelledImages
+    valid: LabelledImages
     names: tuple[str, ...]
     pixels: Pixels
 
@@ -82,13 +87,13 @@ class ImagesJob(Job):
 
     def batches(self) -> ImageBatches:
         train, data = self.config.train, self.config.data
-        moves = data if data.shift or data.rotate or data.scale or data.flip else None
+        augmentation = data if data.shift or data.rotate or data.scale or data.flip else None
         return ImageBatches(
-            self.train, self.pixels, batch_size(train.batch_tokens, self.sizes.max_len), train.seed, moves
+            self.train, self.pixels, batch_size(train.batch_tokens, self.config.model.max_len), train.seed, augmentation
         )
 
     def objective(self) -> Objective:
-        return ClassObjective(self.model, self.config.train.label_smoothing)
+        return ClassificationObjective(self.model, self.config.train.label_smoothing)
 
     def validate(self, model: nn.Module, device: torch.device, dtype: torch.dtype, poll: Poll) -> Validation:
         return measure(model, self.valid, self.names, self.pixels, device, dtype, poll)
@@ -100,30 +105,36 @@ class ImagesJob(Job):
         return [*super().next_steps(), f"regard classify {self.folder} picture.png"]
 
 
-def prepare_job(folder: Path, config: Config, quiet: bool = False) -> ImagesJob:
+def prepare_job(folder: Path, config: Config, quiet: bool = False) -> ImageClassificationJob:
+    """Prepare a run: images, their mean and standard deviation, and model."""
     check_task(config)
-    start = Start.of(folder, config, quiet)
-    images, labels = read(config, "train")
+    initial = InitialModel.load(folder, config, quiet)
+    images, labels = read_split(config, "train")
     names = tuple(sorted(set(labels), key=lambda name: (len(name), name) if name.isdigit() else (0, name)))
-    train = Pictures(images, class_numbers(labels, names, config.data.train))
-    valid_images, valid_labels = read(config, "valid")
-    valid = Pictures(valid_images, class_numbers(valid_labels, names, config.data.valid))
-    same_size(size_of(valid_images), ", ".join(config.data.valid), size_of(images), ", ".join(config.data.train))
-    pixels = start.kept.get("pixels") or dict(zip(("mean", "std"), map(list, mean_and_std(images)), strict=True))
-    pixels = {**pixels, "size": list(size_of(images))}
-    rows, columns = (side // config.model.value("vit.patch_size") for side in size_of(images))
-    model = start.model(replace(config.model, max_len=1 + rows * columns, n_classes=len(names)))
+    train = LabelledImages(images, class_ids(labels, names, config.data.train))
+    valid_images, valid_labels = read_split(config, "valid")
+    valid = LabelledImages(valid_images, class_ids(valid_labels, names, config.data.valid))
+    check_same_size(
+        image_size(valid_images), ", ".join(config.data.valid), image_size(images), ", ".join(config.data.train)
+    )
+    pixels = initial.facts.get("pixels") or dict(zip(("mean", "std"), map(list, mean_and_std(images)), strict=True))
+    pixels = {**pixels, "size": list(image_size(images))}
+    rows, columns = (side // config.model.value("vit.patch_size") for side in image_size(images))
+    model = initial.build_model(replace(config.model, max_len=1 + rows * columns, n_classes=len(names)))
     config = replace(config, model=model.config)  # type: ignore[arg-type]
     amount = f"{len(train):,} training images"
-    return ImagesJob(folder, config, model, None, EMPTY_TEMPLATE, train.key(), amount, train, valid, names, pixels)
+    return ImageClassificationJob(
+        folder, config, model, None, NOTHING, train.key(), amount, train, valid, names, pixels
+    )
 
 
-def read(config: Config, split: str) -> tuple[np.ndarray, list[str]]:
+def read_split(config: Config, split: str) -> tuple[np.ndarray, list[str]]:
+    """Read the images (N, H, W, channels) and labels of a split; all must have one size, a multiple of the patch size."""
     data = config.data
     specs = getattr(data, split)
     if not specs:
         raise RegardError(f"data.{split} names no images: set it in the recipe or with --data.{split} FILES")
-    parts = [read_part(spec, data, config.model.value("vit.image_channels")) for spec in specs]
+    parts = [read_spec(spec, data, config.model.value("vit.image_channels")) for spec in specs]
     side = config.model.value("vit.patch_size")
     for spec, (images, _) in zip(specs, parts, strict=True):
         if images.shape[1] % side or images.shape[2] % side:
@@ -131,16 +142,17 @@ def read(config: Config, split: str) -> tuple[np.ndarray, list[str]]:
                 f"the images of {spec} are {images.shape[2]} x {images.shape[1]} pixels, which patches of {side} x {side} "
                 f"do not fill: set model.vit.patch_size to a divisor, or data.image_size to a multiple"
             )
-        same_size(size_of(images), spec, size_of(parts[0][0]), specs[0])
+        check_same_size(image_size(images), spec, image_size(parts[0][0]), specs[0])
     return np.concatenate([images for images, _ in parts]), [label for _, labels in parts for label in labels]
 
 
-def size_of(images: np.ndarray) -> tuple[int, int]:
-    """Height and width of (N, H, W, channels)."""
+def image_size(images: np.ndarray) -> tuple[int, int]:
+    """Return height and width of images (N, H, W, channels)."""
     return images.shape[1], images.shape[2]
 
 
-def same_size(size: Sequence[float], where: str, first: Sequence[float], there: str) -> None:
+def check_same_size(size: Sequence[float], where: str, first: Sequence[float], there: str) -> None:
+    """Refuse images whose height and width differ from those of others."""
     if list(size) != list(first):
         (h, w), (first_h, first_w) = size, first
         raise RegardError(
@@ -148,9 +160,9 @@ def same_size(size: Sequence[float], where: str, first: Sequence[float], there: 
         )
 
 
-def read_part(spec: str, data: DataConfig, channels: int) -> tuple[np.ndarray, list[str]]:
-    """The images a spec names; `[:90%]` at its end means the first of them, in a folder the first of every class."""
-    name, (first, last) = part_of(spec)
+def read_spec(spec: str, data: DataConfig, channels: int) -> tuple[np.ndarray, list[str]]:
+    """Read images, or a part of them: `IMAGES[:90%]` means the first 90%, in a folder the first 90% of every class."""
+    name, (first, last) = parse_part(spec)
     images, labels = read_images(name, Path(data.root), data.image_size, channels)
     counts = [len(labels)] if "|" in name else [len(list(group)) for _, group in groupby(labels)]
     rows = [
@@ -164,7 +176,8 @@ def read_part(spec: str, data: DataConfig, channels: int) -> tuple[np.ndarray, l
     return part, [labels[i] for i in rows]
 
 
-def class_numbers(labels: list[str], names: tuple[str, ...], where: tuple[str, ...]) -> np.ndarray:
+def class_ids(labels: list[str], names: tuple[str, ...], where: tuple[str, ...]) -> np.ndarray:
+    """Return the index of each label in the class names of the training data."""
     number = {name: i for i, name in enumerate(names)}
     unknown = sorted(set(labels) - set(number))
     if unknown:
@@ -175,10 +188,10 @@ def class_numbers(labels: list[str], names: tuple[str, ...], where: tuple[str, .
 
 
 @torch.inference_mode()
-def answers(
+def predict_logits(
     model: nn.Module, images: np.ndarray, pixels: Pixels, device: torch.device, dtype: torch.dtype, poll: Poll
 ) -> Tensor:
-    """Logits (N, classes) of images (N, H, W, channels)."""
+    """Return the logits (N, classes) of images (N, H, W, channels)."""
     found = []
     size = batch_size(4 * BATCH_TOKENS, model.config.max_len)  # type: ignore[union-attr,arg-type]
     for i in range(0, len(images), size):
@@ -191,21 +204,25 @@ def answers(
 
 def measure(
     model: nn.Module,
-    pictures: Pictures,
+    data: LabelledImages,
     names: tuple[str, ...],
     pixels: Pixels,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
     poll: Poll = lambda: None,
 ) -> Validation:
-    logits = answers(model, pictures.images, pixels, device, dtype, poll)
-    truths = torch.from_numpy(pictures.classes)
+    """Return loss and scores on labelled images."""
+    logits = predict_logits(model, data.images, pixels, device, dtype, poll)
+    truths = torch.from_numpy(data.classes)
     loss = nn.functional.cross_entropy(logits, truths).item()
     return Validation(loss, score_predictions("classification", logits.argmax(-1).tolist(), truths.tolist(), names))
 
 
 def evaluate(package: ModelPackage, config: Config, device: torch.device) -> Validation:
-    images, labels = read(config, "test")
-    pictures = Pictures(images, class_numbers(labels, package.labels, config.data.test))
-    same_size(size_of(images), ", ".join(config.data.test), package.pixels.get("size", size_of(images)), "training")
-    return measure(package.model, pictures, package.labels, package.pixels, device)
+    """Return loss and scores on `data.test`."""
+    images, labels = read_split(config, "test")
+    data = LabelledImages(images, class_ids(labels, package.labels, config.data.test))
+    check_same_size(
+        image_size(images), ", ".join(config.data.test), package.pixels.get("size", image_size(images)), "training"
+    )
+    return measure(package.model, data, package.labels, package.pixels, device)

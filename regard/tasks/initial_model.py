@@ -1,4 +1,4 @@
-"""Where a run begins: with fresh weights and a vocabulary of its own, or with those of another model."""
+"""The initial model of a run: fresh weights and newly trained tokenizers, or those of another model (fine-tuning)."""
 
 from __future__ import annotations
 
@@ -27,67 +27,73 @@ from regard.training.run_folder import initial_model_facts, save_initial_model_f
 from regard.vectors.initial_embeddings import initialize_embeddings, load_vectors_for
 from regard.vectors.word_vectors import WordVectors
 
-HEADS = ("head.", "pooler.", "answers.")  # what a new task may leave behind, or begin anew
+HEADS = ("head.", "pooler.", "answers.")  # weights that a new task may drop, or initialize freshly
 
 
 @dataclass(frozen=True)
-class Start:
-    """What a run takes from the model it begins with; a run that has begun has all of it in its own folder."""
+class InitialModel:
+    """The source of tokenizers, special tokens and weights of a run: `train.init`, `train.vectors`, or nothing.
+
+    A run that has checkpoints keeps all of them in its own folder, and the initial model is not loaded again.
+    """
 
     folder: Path
     config: Config
     quiet: bool = False
-    init: folders.ModelPackage | None = None
-    vectors: WordVectors | None = None
-    kept: dict[str, Any] = field(default_factory=dict)
+    package: folders.ModelPackage | None = None  # the model of train.init
+    vectors: WordVectors | None = None  # the word vectors of train.vectors
+    facts: dict[str, Any] = field(default_factory=dict)  # see `initial_model_facts`
 
     @classmethod
-    def of(cls, folder: Path, config: Config, quiet: bool = False) -> Start:
+    def load(cls, folder: Path, config: Config, quiet: bool = False) -> InitialModel:
+        """Load the model and the word vectors that the settings name, unless the run in `folder` has checkpoints."""
         begun = bool(Checkpoints(folder / "checkpoints").steps())
         given = Path(config.train.init) if config.train.init else None
         loaded = load_model(given, torch.device("cpu")) if given and not begun else None
         if not begun:
             save_initial_model_facts(folder, loaded)
-        return cls(folder, config, quiet, loaded, None if begun else given_vectors(config), initial_model_facts(folder))
+        vectors = None if begun else load_initial_vectors(config)
+        return cls(folder, config, quiet, loaded, vectors, initial_model_facts(folder))
 
-    def tokenizers(self, learn: Callable[[], Tokenizers]) -> Tokenizers:
-        """Those in the run folder, those of the model it begins with, or new ones."""
+    def get_tokenizers(self, train: Callable[[], Tokenizers]) -> Tokenizers:
+        """Return the tokenizers in the run folder, those of the initial model, those of `tokenizer.file`, or new ones."""
         forms = (["tokenizer.json"], ["tokenizer.source.json", "tokenizer.target.json"])
-        if any(all(exists(self.folder / name) for name in form) for form in forms):  # one of two: a killed run's
+        # One file of two is what a killed run leaves: it does not count.
+        if any(all(exists(self.folder / name) for name in form) for form in forms):
             return Tokenizers.load(self.folder)
-        if self.init is not None:
-            if self.init.tokenizers is None:
+        if self.package is not None:
+            if self.package.tokenizers is None:
                 raise RegardError(f"the model in {self.config.train.init} has no tokenizer, so it can read no text")
-            found = self.init.tokenizers
+            found = self.package.tokenizers
         elif self.config.tokenizer.file:
-            found = given_tokenizers(Path(self.config.tokenizer.file))
+            found = load_tokenizers(Path(self.config.tokenizer.file))
         else:
             kind = self.config.tokenizer.kind
             print_message(f"training a {kind} tokenizer of {self.config.tokenizer.vocab_size:,} pieces", self.quiet)
-            found = learn()
+            found = train()
         found.save(self.folder)
         return found
 
-    def text_tokenizer(self, texts: Callable[[], Iterable[str]]) -> Tokenizer:
-        """One vocabulary, learned from `texts`."""
+    def get_text_tokenizer(self, texts: Callable[[], Iterable[str]]) -> Tokenizer:
+        """Return the tokenizer of a task with one vocabulary; a new one is trained on `texts`."""
 
-        def learn() -> Tokenizers:
+        def train() -> Tokenizers:
             with progress_bar("reading texts", quiet=self.quiet) as advance:
                 joint = Tokenizer.train(count_progress(texts(), advance), self.config.tokenizer)
             return Tokenizers(joint, joint)
 
-        return self.tokenizers(learn).source
+        return self.get_tokenizers(train).source
 
-    def token_template(self, own: SpecialTokenTemplate) -> SpecialTokenTemplate:
-        """That of an imported model, which is used to it; else the task's."""
-        return SpecialTokenTemplate.from_dict(self.kept["token_template"]) if self.kept.get("origin") else own
+    def get_token_template(self, default: SpecialTokenTemplate) -> SpecialTokenTemplate:
+        """Return the special tokens that an imported model was trained with, else the default of the task."""
+        return SpecialTokenTemplate.from_dict(self.facts["token_template"]) if self.facts.get("origin") else default
 
-    def model(self, sizes: ModelConfig) -> nn.Module:
-        """Fresh weights, and those of the model the run begins with wherever it has them."""
+    def build_model(self, config: ModelConfig) -> nn.Module:
+        """Return a model with the weights of the initial model where it has them, and fresh ones elsewhere."""
         torch.manual_seed(self.config.train.seed)
-        model = make_model(sizes)
-        if self.init is not None:
-            fresh = transfer(self.init.model, model, self.config.train.init)
+        model = make_model(config)
+        if self.package is not None:
+            fresh = transfer_weights(self.package.model, model, self.config.train.init)
             print_message(f"weights of {self.config.train.init}; fresh: {', '.join(fresh) or 'none'}", self.quiet)
         if self.vectors is not None:
             found = initialize_embeddings(model, Tokenizers.load(self.folder), self.vectors)
@@ -95,16 +101,16 @@ class Start:
         return model
 
 
-def given_tokenizers(path: Path) -> Tokenizers:
-    """Those of a run or model folder, or one file for both sides."""
+def load_tokenizers(path: Path) -> Tokenizers:
+    """Return the tokenizers of a run or model folder, or the tokenizer of a file for both sides."""
     if exists(path) and path.is_dir():
         return Tokenizers.load(path if any(path.glob("tokenizer*.json")) else folders.find(path))
     joint = Tokenizer.load(path)
     return Tokenizers(joint, joint)
 
 
-def given_vectors(config: Config) -> WordVectors | None:
-    """Those of `train.vectors`; read before the data, so that what is wrong with them is said at once."""
+def load_initial_vectors(config: Config) -> WordVectors | None:
+    """Return the word vectors of `train.vectors`; they are read before the data, so that errors are reported at once."""
     if not config.train.vectors:
         return None
     if config.task == "images":
@@ -115,8 +121,8 @@ def given_vectors(config: Config) -> WordVectors | None:
 
 
 @torch.no_grad()
-def transfer(old: nn.Module, new: nn.Module, where: str) -> list[str]:
-    """Copy weights by name; only heads may be left over on either side. Returns the names that stay fresh."""
+def transfer_weights(old: nn.Module, new: nn.Module, where: str) -> list[str]:
+    """Copy weights by name; only heads may be missing on either side. Return the names of weights that stay fresh."""
     given, own = _by_name(old), _by_name(new)
     left = [name for name in given if name not in own and not name.startswith(HEADS)]
     fresh = [name for name in own if name not in given or own[name].shape != given[name].shape]
@@ -130,6 +136,6 @@ def transfer(old: nn.Module, new: nn.Module, where: str) -> list[str]:
 
 
 def _by_name(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Weights under the names of the model that reads, without the head around it."""
+    """Return the weights of a model by name; those inside a classification model have the names of its body."""
     prefix = "body." if isinstance(model, ClassificationModel) else ""
     return {name.removeprefix(prefix): p for name, p in weights_of(model).items()}

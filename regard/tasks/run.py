@@ -1,4 +1,4 @@
-"""Training a recipe: its configuration, its run folder and its trainer. The command line and Python both come through here."""
+"""Train a recipe or resume a run: configuration, run folder and trainer, for the command line and for Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from regard.tasks.run_config import make_config
 from regard.training.run_folder import MARKER, holds_run, open_run
 from regard.training.trainer import Trainer
 
-RUNS = Path("runs")
+RUNS_FOLDER = Path("runs")
 
 
 def train(
@@ -30,24 +30,24 @@ def train(
     quiet: bool = False,
     **sections: Any,
 ) -> Path:
-    """Train a recipe, or go on with it if its run exists: `train("recipes/x.toml", train={"steps": 2000})`.
+    """Train a recipe, or resume its run if it exists: `train("recipes/x.toml", train={"steps": 2000})`.
 
-    `run` is the folder (by default runs/NAME); `settings` are dotted names, as on the command line. Returns the folder.
+    `run` is the folder (by default runs/NAME); `settings` have dotted names, as on the command line. Return the folder.
     """
     values, dotted = recipes.load(Path(recipe)), {**_dotted(sections), **(settings or {})}
     name = recipes.build({"name": dotted.get("name", values["name"])}, Config).name  # checked before it becomes a path
-    place = Path(run) if run else RUNS / name
+    place = Path(run) if run else RUNS_FOLDER / name
     begun = place / "config.toml"
-    if holds_run(place) and exists(begun) and not overwrite:  # the model it began with may be gone
+    if holds_run(place) and exists(begun) and not overwrite:  # train.init may not exist any more
         values["model"] = recipes.merge_tables(recipes.load(begun).get("model", {}), values.get("model", {}))
     config = make_config(values, dotted)
-    with trainer_of(config, place, overwrite=overwrite, quiet=quiet) as (trainer, stop):
+    with open_trainer(config, place, overwrite=overwrite, quiet=quiet) as (trainer, stop):
         trainer.run(stop)
     return place
 
 
 def resume(run: str | Path, *, settings: Mapping[str, Any] | None = None, quiet: bool = False, **sections: Any) -> Path:
-    """Go on with a run from its newest valid checkpoint; `train={"steps": 4000}` makes it longer."""
+    """Resume a run from its newest intact checkpoint; `train={"steps": 4000}` makes it longer. Return the folder."""
     path = Path(run) / "config.toml"
     if not exists(path):
         raise RegardError(f"no run at {run}: there is no config.toml in it; start one with `regard train RECIPE`")
@@ -57,7 +57,7 @@ def resume(run: str | Path, *, settings: Mapping[str, Any] | None = None, quiet:
             f"start one elsewhere with `regard train {path} --run FOLDER`"
         )
     config = make_config(recipes.load(path), {**_dotted(sections), **(settings or {})})
-    with trainer_of(config, Path(run), resuming=True, quiet=quiet) as (trainer, stop):
+    with open_trainer(config, Path(run), resuming=True, quiet=quiet) as (trainer, stop):
         trainer.run(stop)
     return Path(run)
 
@@ -66,16 +66,16 @@ def train_config(
     config: Config, run: Path, *, overwrite: bool = False, resuming: bool = False, quiet: bool = False
 ) -> Path:
     """Train a complete configuration in the folder `run`, and return that folder."""
-    with trainer_of(config, run, overwrite=overwrite, resuming=resuming, quiet=quiet) as (trainer, stop):
+    with open_trainer(config, run, overwrite=overwrite, resuming=resuming, quiet=quiet) as (trainer, stop):
         trainer.run(stop)
     return run
 
 
 @contextmanager
-def trainer_of(
+def open_trainer(
     config: Config, run: Path, *, overwrite: bool = False, resuming: bool = False, quiet: bool = False
 ) -> Iterator[tuple[Trainer, StopRequest]]:
-    """Hold the folder of a run, prepare its task, and yield its trainer with the request to stop that signals make."""
+    """Lock a run folder, prepare its task, and yield its trainer and the stop request that signals set."""
     with open_run(run, config, overwrite=overwrite, resuming=resuming):
         trainer = Trainer(prepare_job(run, config, quiet), quiet)
         try:
@@ -91,7 +91,7 @@ def trainer_of(
 
 
 def _dotted(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """{"model": {"rope": {"base": 1e6}}} -> {"model.rope.base": 1e6}; plain values and dotted names stay."""
+    """Flatten nested settings: {"model": {"rope": {"base": 1e6}}} -> {"model.rope.base": 1e6}."""
     dotted: dict[str, Any] = {}
     for name, value in sections.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The complete configuration of a run: a recipe, its overrides, its preset, and the model that it begins with."""
+"""The complete configuration of a run: a recipe with overrides, over its preset or its initial model."""
 
 from __future__ import annotations
 
@@ -13,36 +13,38 @@ from regard.models.architectures import architecture_of, resolve, with_preset
 from regard.models.model import names_where
 from regard.pretrained import resolve_name
 
+ANSWERS = {"classification": "row", "regression": "row", "tagging": "token"}  # what model.answer is for a task
+
 
 def make_config(values: dict[str, Any], dotted: Mapping[str, Any]) -> Config:
-    """A recipe with overrides, checked; what it leaves open comes from its preset, or from the model it begins with."""
+    """Return the checked configuration of a recipe with overrides; model settings come from its preset or initial model."""
     config = recipes.build({**recipes.override(values, dotted), "model": model_settings(values, dotted)}, Config)
     if config.train.auxiliary and config.task not in ("classification", "tagging"):
         raise RegardError(f"train.auxiliary is for classification and tagging, not for {config.task}: leave it out")
-    check_carried(config)
+    check_recurrent_settings(config)
     if config.model.tie == "all" and not config.tokenizer.joint:
         raise RegardError("model.tie 'all' needs one vocabulary: set tokenizer.joint true, or model.tie decoder")
     data = replace(config.data, root=str(Path(config.data.root).absolute()))
-    train = replace(config.train, init=_absolute(config.train.init), vectors=_absolute(config.train.vectors))
+    train = replace(config.train, init=_absolute_path(config.train.init), vectors=_absolute_path(config.train.vectors))
     tokenizer = replace(config.tokenizer, extra=config.tokenizer.extra or (100 if config.task == "spans" else 0))
-    # the vocabulary and the classes are those of the data, whatever the recipe or its beginning says
+    # Vocabulary and classes are those of the data, whatever the recipe or the initial model says.
     fresh = replace(config.model, source_vocab=0, target_vocab=0, answer=ANSWERS.get(config.task, "none"), n_classes=1)
     return replace(config, data=data, train=train, tokenizer=tokenizer, model=resolve(fresh))
 
 
-def check_carried(config: Config) -> None:
-    """Settings of recurrent language models are refused where they would do nothing."""
+def check_recurrent_settings(config: Config) -> None:
+    """Refuse settings of recurrent language models where they would have no effect."""
     if config.task == "causal-lm" and architecture_of(config.model).carries_state:
         return
-    usual = TrainConfig()
+    default = TrainConfig()
     for name in ("bptt", "carry_state", "ar_weight", "tar_weight"):
-        if getattr(config.train, name) != getattr(usual, name):
+        if getattr(config.train, name) != getattr(default, name):
             kinds = names_where("carries_state")
             raise RegardError(f"train.{name} is for recurrent language models (causal-lm with {kinds}): leave it out")
 
 
 def model_settings(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> dict[str, Any]:
-    """The `[model]` table of a recipe with overrides, over that of its preset or of the model it begins with."""
+    """Return the `[model]` table of a recipe with overrides, merged over that of its preset or of its initial model."""
     own, more = values.get("model", {}), recipes.nest(dotted).get("model", {})
     train = recipes.override(dict(values), dotted).get("train", {})
     if not all(isinstance(table, Mapping) for table in (own, more, train)):
@@ -54,9 +56,6 @@ def model_settings(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> dict
     return with_preset(own, more)
 
 
-ANSWERS = {"classification": "row", "regression": "row", "tagging": "token"}
-
-
-def _absolute(path: str) -> str:
-    """Wherever the run is gone on with; the name of a model that comes along is a name everywhere."""
+def _absolute_path(path: str) -> str:
+    """Return an absolute path, valid wherever the run is resumed; the name of a bundled model stays a name."""
     return path if not path or resolve_name(path) != Path(path) else str(Path(path).absolute())

@@ -1,4 +1,4 @@
-"""Texts with answers: a class or a number for each text or pair, or a tag for each word."""
+"""Text classification, regression and tagging: a class or number for each text or pair of texts, or a tag for each word."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from regard.config import Config, DataConfig, RecurrentSettings
-from regard.data.batches import Batch, Bucketed
+from regard.data.batches import Batch, BucketedBatches
 from regard.data.labelled_text import (
     CONTINUES,
     Columns,
@@ -28,51 +28,60 @@ from regard.data.labelled_text import (
     tag_ids,
     tags_to_pieces,
 )
-from regard.data.parallel_corpus import part_of
+from regard.data.parallel_corpus import parse_part
 from regard.device import autocast
 from regard.errors import RegardError
 from regard.metrics.classification_scores import is_bio, score_predictions
 from regard.model_folder import ModelPackage
 from regard.models.architectures import architecture_of
 from regard.models.model import names_where
-from regard.tasks.initial_model import Start
-from regard.tasks.text_data import check_task, with_vocabulary
-from regard.text.special_tokens import PAD, SpecialTokenTemplate, bert_template
+from regard.tasks.initial_model import InitialModel
+from regard.tasks.text_data import check_task, set_vocabulary
+from regard.text.special_token_template import SpecialTokenTemplate, classic
+from regard.text.special_tokens import PAD
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.job import Job, Poll, Validation
 from regard.training.metrics_log import print_message
-from regard.training.objective import AuxiliaryObjective, ClassObjective, Objective, RegressionObjective
+from regard.training.objective import AuxiliaryLossObjective, ClassificationObjective, Objective, RegressionObjective
 from regard.training.validation import BATCH_TOKENS
 
-UNSCORED = {"classification": -1, "regression": np.nan, "tagging": CONTINUES}
+UNSCORED = {"classification": -1, "regression": np.nan, "tagging": CONTINUES}  # labels that are not scored
+METRICS = {
+    "classification": ("accuracy", "f1", "matthews"),
+    "regression": ("pearson", "spearman"),
+    "tagging": ("accuracy", "f1"),
+}
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Texts as tokens, which of two texts each token is in, and the answers: one a row, or one a token."""
+class EncodedExamples:
+    """Examples as token ids, token types (which of two texts a token is in) and answers, one a row or one a token."""
 
     ids: list[list[int]]
     types: list[list[int]]
     answers: Sequence[float] | Sequence[list[int]]
 
     def key(self) -> str:
+        """Return a hash of all examples."""
         return hashlib.sha256(json.dumps([self.ids, self.types, self.answers]).encode()).hexdigest()[:32]
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
-class RowBatches(Bucketed):
-    """(ids, types, labels): (B, W) twice, and (B,) or, for tags, (B, W)."""
+class ExampleBatches(BucketedBatches):
+    """Batches of (ids, types, labels): (B, W), (B, W), and (B,) or, for tagging, (B, W)."""
 
-    def __init__(self, rows: Rows, task: str, batch_tokens: int, seed: int, filling: bool = True) -> None:
+    def __init__(self, rows: EncodedExamples, task: str, batch_tokens: int, seed: int, filling: bool = True) -> None:
         lengths = np.array([len(ids) for ids in rows.ids])
         super().__init__(lengths, batch_tokens, seed)
-        self.widths = np.minimum(self.widths, lengths.max())  # the longest row may be all that the model reads
+        self.widths = np.minimum(
+            self.widths, lengths.max()
+        )  # no wider than the longest row: the model may read no more
         self.rows, self.task, self.filling = rows, task, filling
 
     def collate(self, width: int, rows: np.ndarray, rng: np.random.Generator) -> Batch:
-        filled, data = self.filled(width, rows) if self.filling else rows, self.rows
+        filled, data = self.fill_up(width, rows) if self.filling else rows, self.rows
         ids, types = np.full((len(filled), width), PAD), np.zeros((len(filled), width), np.int64)
         shape = (len(filled), width) if self.task == "tagging" else (len(filled),)
         labels = np.full(shape, UNSCORED[self.task], np.float32 if self.task == "regression" else np.int64)
@@ -83,30 +92,32 @@ class RowBatches(Bucketed):
                 labels[i, :n] = data.answers[row]
             elif i < len(rows):
                 labels[i] = data.answers[row]
-        scored = labels == labels if self.task == "regression" else labels != UNSCORED[self.task]  # NaN is not itself
+        scored = labels == labels if self.task == "regression" else labels != UNSCORED[self.task]  # NaN != NaN
         return Batch(tuple(torch.from_numpy(x) for x in (ids, types, labels)), int(scored.sum()))
 
 
 @dataclass(frozen=True)
-class LabellingJob(Job):
-    train: Rows
-    valid: Rows
+class TextClassificationJob(Job):
+    """A run of classification, regression or tagging."""
+
+    train: EncodedExamples
+    valid: EncodedExamples
     names: tuple[str, ...]
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        words = self.config.task == "tagging" and not is_bio(self.names)  # no entities to find
-        return ("loss", "accuracy") if words else ("loss", *MEASURES[self.config.task])
+        without_f1 = self.config.task == "tagging" and not is_bio(self.names)  # F1 is over entities
+        return ("loss", "accuracy") if without_f1 else ("loss", *METRICS[self.config.task])
 
-    def batches(self) -> RowBatches:
+    def batches(self) -> ExampleBatches:
         train = self.config.train
-        return RowBatches(self.train, self.config.task, train.batch_tokens, train.seed)
+        return ExampleBatches(self.train, self.config.task, train.batch_tokens, train.seed)
 
     def objective(self) -> Objective:
         train = self.config.train
         if train.auxiliary:
-            return AuxiliaryObjective(self.model, train.label_smoothing, train.auxiliary)
-        return plain_objective(self.model, self.config.task, train.label_smoothing)
+            return AuxiliaryLossObjective(self.model, train.label_smoothing, train.auxiliary)
+        return make_objective(self.model, self.config.task, train.label_smoothing)
 
     def validate(self, model: nn.Module, device: torch.device, dtype: torch.dtype, poll: Poll) -> Validation:
         return measure(model, self.valid, self.config.task, self.names, device, dtype, poll)
@@ -118,59 +129,57 @@ class LabellingJob(Job):
         return [*super().next_steps(), f'regard classify {self.folder} "..."']
 
 
-MEASURES = {
-    "classification": ("accuracy", "f1", "matthews"),
-    "regression": ("pearson", "spearman"),
-    "tagging": ("accuracy", "f1"),
-}
+def make_objective(model: nn.Module, task: str, label_smoothing: float = 0.0) -> Objective:
+    """Return the objective of a task, without auxiliary loss."""
+    return RegressionObjective(model) if task == "regression" else ClassificationObjective(model, label_smoothing)
 
 
-def plain_objective(model: nn.Module, task: str, label_smoothing: float = 0.0) -> Objective:
-    return RegressionObjective(model) if task == "regression" else ClassObjective(model, label_smoothing)
-
-
-def prepare_job(folder: Path, config: Config, quiet: bool = False) -> LabellingJob:
+def prepare_job(folder: Path, config: Config, quiet: bool = False) -> TextClassificationJob:
+    """Prepare a run: examples, tokenizer, encoded examples and model."""
     check_task(config)
-    start = Start.of(folder, config, quiet)
+    initial = InitialModel.load(folder, config, quiet)
     forwards = architecture_of(config.model).generates and not config.model.table(RecurrentSettings).bidirectional
     if config.train.auxiliary and (not forwards or config.task == "regression"):
         kinds = names_where("generates")
         raise RegardError(
             f"train.auxiliary adds the loss of a language model: it needs a {kinds} that reads forwards and classes to learn"
         )
-    examples = {split: read(config.task, config.data, split) for split in ("train", "valid")}
-    tokenizer = start.text_tokenizer(lambda: chain.from_iterable(example.texts for example in examples["train"]))
-    token_template = start.token_template(bert_template(tokenizer.special)).with_end_tokens(tokenizer.special)
-    names = answer_names(config.task, examples["train"])
-    longest, where = config.model.max_len, {split: ", ".join(getattr(config.data, split)) for split in examples}
+    examples = {split: read_split(config.task, config.data, split) for split in ("train", "valid")}
+    tokenizer = initial.get_text_tokenizer(lambda: chain.from_iterable(example.texts for example in examples["train"]))
+    token_template = initial.get_token_template(classic(tokenizer.special)).ended(tokenizer.special)
+    names = class_names(config.task, examples["train"])
+    where = {split: ", ".join(getattr(config.data, split)) for split in examples}
     encoded = partial(
-        encode,
+        encode_examples,
         tokenizer=tokenizer,
         token_template=token_template,
         task=config.task,
         names=names,
-        max_len=longest,
+        max_len=config.model.max_len,
         quiet=quiet,
     )
     train, valid = (encoded(examples[split], where=where[split]) for split in ("train", "valid"))
-    sizes = with_vocabulary(config.model, tokenizer)
-    model = start.model(replace(sizes, n_classes=len(names) or 1))
+    model_config = replace(set_vocabulary(config.model, tokenizer), n_classes=len(names) or 1)
+    model = initial.build_model(model_config)
     config = replace(config, model=model.config)  # type: ignore[arg-type]
     both, amount = Tokenizers(tokenizer, tokenizer), f"{len(train):,} training examples"
-    return LabellingJob(folder, config, model, both, token_template, train.key(), amount, train, valid, names)
+    return TextClassificationJob(folder, config, model, both, token_template, train.key(), amount, train, valid, names)
 
 
-def read(task: str, data: DataConfig, split: str) -> list[Example]:
-    """The examples of a split, in all its files."""
+def read_split(task: str, data: DataConfig, split: str) -> list[Example]:
+    """Read the examples of a split from all its files."""
     specs = getattr(data, split)
     if not specs:
         raise RegardError(f"data.{split} names no file: set it in the recipe or with --data.{split} FILE")
-    return [example for spec in specs for example in read_part(task, data, spec)]
+    return [example for spec in specs for example in read_spec(task, data, spec)]
 
 
-def read_part(task: str, data: DataConfig, spec: str) -> list[Example]:
-    """The examples of one file; `[:90%]` at its end means the first of them. Columns by number: a file without a header."""
-    name, (first, last) = part_of(spec)
+def read_spec(task: str, data: DataConfig, spec: str) -> list[Example]:
+    """Read the examples of one file, or a part of them: `FILE[:90%]`.
+
+    Where `data.text` names a column by number, the file has no header.
+    """
+    name, (first, last) = parse_part(spec)
     columns = Columns(data.text or "text", data.pair, data.label or "label", header=not data.text.isdigit())
     path = Path(data.root) / name
     found = list(read_tagged(path) if task == "tagging" else read_examples(path, columns))
@@ -180,14 +189,14 @@ def read_part(task: str, data: DataConfig, spec: str) -> list[Example]:
     return part
 
 
-def answer_names(task: str, examples: list[Example]) -> tuple[str, ...]:
-    """The classes or tags of the training data; none for numbers."""
+def class_names(task: str, examples: list[Example]) -> tuple[str, ...]:
+    """Return the classes or tags of the training data; there are none for regression."""
     if task == "tagging":
         return tuple(sorted({tag for example in examples for tag in example.tags}))
     return label_names(examples) if task == "classification" else ()
 
 
-def encode(
+def encode_examples(
     examples: list[Example],
     tokenizer: Tokenizer,
     token_template: SpecialTokenTemplate,
@@ -196,14 +205,14 @@ def encode(
     max_len: int,
     where: str,
     quiet: bool = False,
-) -> Rows:
-    """Examples as rows of tokens; what is longer than the model reads is cut, and counted."""
+) -> EncodedExamples:
+    """Encode examples as rows of tokens; rows longer than the model reads are truncated, and their number is printed."""
     if task == "tagging":
-        rows = tagged_rows(examples, tokenizer, token_template, tag_ids(examples, names, where))
+        rows = encode_tagged(examples, tokenizer, token_template, tag_ids(examples, names, where))
     else:
         answers = label_numbers(examples, where) if task == "regression" else label_ids(examples, names, where)
         texts = [example.texts for example in examples]
-        rows = Rows(*framed(texts, tokenizer, token_template), answers)
+        rows = EncodedExamples(*encode_texts(texts, tokenizer, token_template), answers)
     long = sum(len(ids) > max_len for ids in rows.ids)
     if not long:
         return rows
@@ -211,40 +220,46 @@ def encode(
         f"{where}: {long:,} of {len(rows):,} texts are longer than model.max_len {max_len} and cut there", quiet
     )
     if task == "tagging":
-        return shortened(rows, max_len, list(token_template.after))
-    return Rows(*framed(texts, tokenizer, token_template, max_len), answers)
+        return truncate_tagged(rows, max_len, list(token_template.after))
+    return EncodedExamples(*encode_texts(texts, tokenizer, token_template, max_len), answers)
 
 
-def shortened(rows: Rows, length: int, end: list[int]) -> Rows:
-    """Tagged rows of at most `length` tokens, which still end on `end`."""
-    answers = [cut(row, length, [CONTINUES] * len(end)) for row in rows.answers]  # type: ignore[arg-type]
-    return Rows([cut(row, length, end) for row in rows.ids], [row[:length] for row in rows.types], answers)
+def truncate_tagged(rows: EncodedExamples, length: int, end: list[int]) -> EncodedExamples:
+    """Truncate tagged rows to `length` tokens; they still end with the tokens `end`."""
+    answers = [truncate_row(row, length, [CONTINUES] * len(end)) for row in rows.answers]  # type: ignore[arg-type]
+    ids = [truncate_row(row, length, end) for row in rows.ids]
+    return EncodedExamples(ids, [row[:length] for row in rows.types], answers)
 
 
-def cut(row: list[int], length: int, end: list[int]) -> list[int]:
+def truncate_row(row: list[int], length: int, end: list[int]) -> list[int]:
+    """Truncate a row to `length` tokens, so that it ends with `end`."""
     return row if len(row) <= length else row[: length - len(end)] + end
 
 
-def framed(
+def encode_texts(
     texts: Sequence[tuple[str, ...]],
     tokenizer: Tokenizer,
     token_template: SpecialTokenTemplate,
     max_len: int | None = None,
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Single texts or pairs as ids and types; with a `max_len`, what is longer is cut."""
+    """Return the ids and token types of single texts or pairs, truncated to `max_len` tokens if it is given."""
     pieces = iter(tokenizer.encode_batch([text for row in texts for text in row]))
     rows = []
     for row in texts:
         parts = [next(pieces) for _ in row]
         around = len(token_template.wrap(())) if len(row) == 1 else len(token_template.wrap_pair((), ())[0])
         if max_len is not None:
-            parts = fitted(parts, max(0, max_len - around))
-        rows.append(alone(parts[0], token_template) if len(row) == 1 else token_template.wrap_pair(*parts))
+            parts = truncate_texts(parts, max(0, max_len - around))
+        if len(row) == 1:
+            ids = token_template.one(parts[0])
+            rows.append((ids, [0] * len(ids)))
+        else:
+            rows.append(token_template.pair(*parts))
     return [ids for ids, _ in rows], [types for _, types in rows]
 
 
-def fitted(parts: list[list[int]], room: int) -> list[list[int]]:
-    """One or two texts in at most `room` tokens; of two, the longer gives way first."""
+def truncate_texts(parts: list[list[int]], room: int) -> list[list[int]]:
+    """Truncate one or two texts to `room` tokens in all; of two, the longer is cut first."""
     if len(parts) == 1 or sum(map(len, parts)) <= room:
         return [part[:room] for part in parts]
     first, second = map(len, parts)
@@ -252,35 +267,36 @@ def fitted(parts: list[list[int]], room: int) -> list[list[int]]:
     return [parts[0][:kept], parts[1][: room - kept]]
 
 
-def alone(ids: list[int], token_template: SpecialTokenTemplate) -> tuple[list[int], list[int]]:
-    row = token_template.wrap(ids)
-    return row, [0] * len(row)
-
-
-def tagged_rows(
+def encode_tagged(
     examples: list[Example], tokenizer: Tokenizer, token_template: SpecialTokenTemplate, tags: list[list[int]]
-) -> Rows:
+) -> EncodedExamples:
+    """Encode tagged sentences; special tokens and all but the first piece of a word are not scored."""
     ids, answers = [], []
     for example, numbers in zip(examples, tags, strict=True):
         pieces, marks = tags_to_pieces(example.words, numbers, tokenizer)
         ids.append(token_template.wrap(pieces))
         answers.append([CONTINUES for _ in token_template.before] + marks + [CONTINUES for _ in token_template.after])
-    return Rows(ids, [[0] * len(row) for row in ids], answers)
+    return EncodedExamples(ids, [[0] * len(row) for row in ids], answers)
 
 
 @torch.inference_mode()
-def outputs(
-    model: nn.Module, rows: Rows, task: str, device: torch.device, dtype: torch.dtype, poll: Poll = lambda: None
+def predict(
+    model: nn.Module,
+    rows: EncodedExamples,
+    task: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    poll: Poll = lambda: None,
 ) -> tuple[list[np.ndarray], float]:
-    """What the model answers to each row, in order, and the loss summed over them."""
-    objective, batches = plain_objective(model, task), RowBatches(rows, task, BATCH_TOKENS, 0, filling=False)
+    """Return the outputs of the model for each row, in order, and the loss summed over all."""
+    objective, batches = make_objective(model, task), ExampleBatches(rows, task, BATCH_TOKENS, 0, filling=False)
     found: dict[int, np.ndarray] = {}
     total = 0.0
     for i, (_, numbers) in enumerate(batches.plan(0)):
         ids, types, labels = batches.batch(0, i).to(device).inputs
         with autocast(device, dtype):
             answers = model(ids, types).float()  # (B, n) or (B, W, n)
-        total += objective.losses(answers, labels)[1].item()
+        total += objective.loss_from_outputs(answers, labels)[1].item()
         found |= {int(row): answer for row, answer in zip(numbers, answers.cpu().numpy(), strict=False)}
         poll()
     return [found[i] for i in range(len(rows))], total
@@ -288,15 +304,15 @@ def outputs(
 
 def measure(
     model: nn.Module,
-    rows: Rows,
+    rows: EncodedExamples,
     task: str,
     names: tuple[str, ...],
     device: torch.device,
     dtype: torch.dtype = torch.float32,
     poll: Poll = lambda: None,
 ) -> Validation:
-    """Loss and scores on labelled rows."""
-    answers, total = outputs(model, rows, task, device, dtype, poll)
+    """Return loss and scores on encoded examples."""
+    answers, total = predict(model, rows, task, device, dtype, poll)
     if task == "regression":
         return Validation(
             total / len(rows), score_predictions(task, [float(a[0]) for a in answers], rows.answers, names)
@@ -306,14 +322,17 @@ def measure(
             total / len(rows), score_predictions(task, [int(a.argmax()) for a in answers], rows.answers, names)
         )
     places = [[i for i, tag in enumerate(row) if tag != CONTINUES] for row in rows.answers]  # type: ignore[arg-type]
-    said = [a[at].argmax(-1).tolist() for a, at in zip(answers, places, strict=True)]
-    right = [[row[i] for i in at] for row, at in zip(rows.answers, places, strict=True)]  # type: ignore[index]
-    return Validation(total / max(1, sum(map(len, right))), score_predictions(task, said, right, names))
+    predicted = [a[at].argmax(-1).tolist() for a, at in zip(answers, places, strict=True)]
+    truths = [[row[i] for i in at] for row, at in zip(rows.answers, places, strict=True)]  # type: ignore[index]
+    return Validation(total / max(1, sum(map(len, truths))), scores(task, predicted, truths, names))
 
 
 def evaluate(package: ModelPackage, config: Config, device: torch.device) -> Validation:
+    """Return loss and scores on `data.test`."""
     assert package.tokenizers is not None
     where, names = ", ".join(config.data.test), package.labels
-    examples, longest = read(config.task, config.data, "test"), package.config.max_len
-    rows = encode(examples, package.tokenizers.source, package.token_template, config.task, names, longest, where)
+    examples, longest = read_split(config.task, config.data, "test"), package.config.max_len
+    rows = encode_examples(
+        examples, package.tokenizers.source, package.token_template, config.task, names, longest, where
+    )
     return measure(package.model, rows, config.task, names, device)

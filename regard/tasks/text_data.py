@@ -1,4 +1,4 @@
-"""What the tasks on plain text share: its files as token ids, cached, with one vocabulary."""
+"""Plain text for language modelling, denoising and classification: corpus, tokenized store, vocabulary of the model."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from regard.text.tokenizer import Tokenizer
 from regard.training.metrics_log import print_message
 
 
-class Framed:
-    """A tokenizer that puts special tokens around each document."""
+class TemplateTokenizer:
+    """A tokenizer that adds the special tokens of a template around each document."""
 
     def __init__(self, tokenizer: Tokenizer, token_template: SpecialTokenTemplate) -> None:
         self.tokenizer, self.token_template = tokenizer, token_template
@@ -34,12 +34,14 @@ class Framed:
         return len(self.tokenizer)
 
 
-def text_corpus(config: Config, split: str) -> TextCorpus:
+def make_text_corpus(config: Config, split: str) -> TextCorpus:
+    """Return the corpus of a split, train, valid or test."""
     data = config.data
     return TextCorpus(getattr(data, split), Path(data.root), data.documents, split)
 
 
-def text_store(corpus: TextCorpus, encoder: Framed | Tokenizer, quiet: bool) -> Store:
+def prepare_text_store(corpus: TextCorpus, encoder: TemplateTokenizer | Tokenizer, quiet: bool) -> Store:
+    """Tokenize a corpus, or take it from the cache, and print how much of it there is."""
     with progress_bar("tokenising texts", quiet=quiet) as advance:
         store = prepare_store(corpus, (encoder,), Filters(ANY_LENGTH), cache_folder(), advance)
     print_message(f"{corpus.split} data: {store.report.describe('texts')}; {len(store.source.ids):,} tokens", quiet)
@@ -47,7 +49,7 @@ def text_store(corpus: TextCorpus, encoder: Framed | Tokenizer, quiet: bool) -> 
 
 
 def check_task(config: Config) -> None:
-    """Refuse a model that cannot learn the task."""
+    """Refuse a model whose architecture cannot learn the task."""
     if config.task not in architecture_of(config.model).tasks:
         wanted = names_learning(config.task)
         raise RegardError(
@@ -56,8 +58,8 @@ def check_task(config: Config) -> None:
         )
 
 
-def with_vocabulary(sizes: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
-    """The vocabulary's size, on the sides that this architecture has, and its special tokens."""
-    own = architecture_of(sizes).vocabularies
+def set_vocabulary(config: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
+    """Return the settings of a model with the vocabulary size, for each side it has, and the ids of the special tokens."""
+    own = architecture_of(config).vocabularies
     n = {side: len(tokenizer) if side in own else 0 for side in ("source", "target")}
-    return replace(sizes, source_vocab=n["source"], target_vocab=n["target"], **tokenizer.special.model_settings())
+    return replace(config, source_vocab=n["source"], target_vocab=n["target"], **tokenizer.special.settings())

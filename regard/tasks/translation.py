@@ -1,4 +1,4 @@
-"""Translation: pairs of sentences, label-smoothed cross-entropy of the target, BLEU of real decoding."""
+"""Translation: sentence pairs, label-smoothed cross-entropy of the target, BLEU of greedy decoding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from regard.config import Config
 from regard.data.batches import PairBatches
 from regard.data.multilingual import language_profiles, language_token, prepare_pair_store, target_languages
-from regard.data.parallel_corpus import Corpus
+from regard.data.parallel_corpus import ParallelCorpus
 from regard.data.shards import Filters, Store
 from regard.decode.batch_decoding import decode
 from regard.device import autocast
@@ -20,7 +20,7 @@ from regard.errors import RegardError
 from regard.metrics.translation_scores import corpus_bleu, perplexity
 from regard.model_folder import ModelPackage
 from regard.models.model import TranslationModel
-from regard.tasks.initial_model import Start
+from regard.tasks.initial_model import InitialModel
 from regard.tasks.text_data import check_task
 from regard.terminal import count_progress, progress_bar
 from regard.text.bpe_dropout import BPEDropout
@@ -29,17 +29,19 @@ from regard.text.special_tokens import eos_template
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.job import Job, Poll, Validation
 from regard.training.metrics_log import print_message
-from regard.training.objective import Objective, token_objective
+from regard.training.objective import Objective, make_token_objective
 from regard.training.validation import BATCH_TOKENS, total_loss
 
 
 @dataclass(frozen=True)
 class TranslationJob(Job):
+    """A run of translation, in one direction or several."""
+
     train: Store
     valid: Store
-    valid_pairs: list[tuple[str, str, str]]  # direction ("en>de", or nothing) and raw text, for real decoding
-    directions: tuple[str, ...] = ()  # of a model that has several
-    languages: Profiles = field(default_factory=dict)  # by which those are told apart
+    valid_pairs: list[tuple[str, str, str]]  # direction ("en>de", or ""), source and reference, to decode
+    directions: tuple[str, ...] = ()  # "en>de", ... of a multilingual model, else empty
+    languages: Profiles = field(default_factory=dict)  # for identifying the source language of a multilingual model
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -53,17 +55,17 @@ class TranslationJob(Job):
         return PairBatches(self.train, train.batch_tokens, train.seed, self.token_template, dropout, longest)
 
     def objective(self) -> Objective:
-        return token_objective(self.model, self.config.train)
+        return make_token_objective(self.model, self.config.train)
 
     def validate(self, model: nn.Module, device: torch.device, dtype: torch.dtype, poll: Poll) -> Validation:
-        batches = PairBatches(self.valid, BATCH_TOKENS, 0, self.token_template).once()
+        batches = PairBatches(self.valid, BATCH_TOKENS, 0, self.token_template).iterate_once()
         total, tokens = total_loss(Objective(model), batches, device, dtype, poll)
         with autocast(device, dtype):
             scores, samples = self._translate(model, device, poll)
         return Validation(total / tokens, {"perplexity": perplexity(total, tokens), **scores}, samples)
 
     def _translate(self, model: nn.Module, device: torch.device, poll: Poll) -> tuple[dict[str, float], list[str]]:
-        """BLEU of the validation sentences, of several directions their mean and each, and a few translations."""
+        """Return BLEU of the validation sentences (for several directions the mean and each), and sample translations."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for direction, source, target in self.valid_pairs:
             groups.setdefault(direction, []).append((source, target))
@@ -102,35 +104,36 @@ class TranslationJob(Job):
 
 
 def prepare_job(folder: Path, config: Config, quiet: bool = False) -> TranslationJob:
+    """Prepare a run: tokenizers, tokenized pairs and model."""
     check_task(config)
-    start = Start.of(folder, config, quiet)
-    corpora = {split: corpus_of(config, split) for split in ("train", "valid")}
+    initial = InitialModel.load(folder, config, quiet)
+    corpora = {split: make_corpus(config, split) for split in ("train", "valid")}
     directions = corpora["train"].directions
     if directions:
         check_directions(config, directions, corpora["valid"].directions)
         config = replace(config, tokenizer=replace(config.tokenizer, tags=target_languages(directions)))
     valid_pairs = [row for row in corpora["valid"].directed_rows() if all(text.strip() for text in row[1:])]
-    tokenizers = start.tokenizers(lambda: learn(corpora["train"], config, quiet))
+    tokenizers = initial.get_tokenizers(lambda: train_tokenizers(corpora["train"], config, quiet))
     if not directions and (tags := tokenizers.source.tags()):
         raise RegardError(
             f"this vocabulary is of a model that is told which language to translate to ({', '.join(tags)}): write "
             f"'...@{config.data.source}>{config.data.target}' behind each corpus of data.train and data.valid"
         )
-    token_template = start.token_template(eos_template(tokenizers.target.special))
+    token_template = initial.get_token_template(plain(tokenizers.target.special))
     longest = config.model.max_len - max(
         len(token_template.before) + len(token_template.after), len(token_template.start)
     )
     filters = Filters(min(config.data.max_len, longest), config.data.max_ratio)
-    train = _store(corpora["train"], tokenizers, filters, "training", quiet)
-    valid = _store(corpora["valid"], tokenizers, Filters(longest), "validation", quiet)
+    train = _prepare_store(corpora["train"], tokenizers, filters, "training", quiet)
+    valid = _prepare_store(corpora["valid"], tokenizers, Filters(longest), "validation", quiet)
     if valid.report.too_long:
         raise RegardError(
             f"{valid.report.too_long} validation pairs are longer than model.max_len {config.model.max_len} allows: "
             f"raise model.max_len or shorten them"
         )
-    sizes = replace(config.model, source_vocab=len(tokenizers.source), target_vocab=len(tokenizers.target))
-    sizes = replace(sizes, **tokenizers.target.special.model_settings())
-    model = start.model(sizes)
+    model_config = replace(config.model, source_vocab=len(tokenizers.source), target_vocab=len(tokenizers.target))
+    model_config = replace(model_config, **tokenizers.target.special.settings())
+    model = initial.build_model(model_config)
     config = replace(config, model=model.config)  # type: ignore[arg-type]
     amount = f"{len(train):,} training pairs"
     own = (folder, config, model, tokenizers, token_template, train.key, amount)
@@ -138,6 +141,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Translatio
 
 
 def check_directions(config: Config, train: tuple[str, ...], valid: tuple[str, ...]) -> None:
+    """Refuse directions that are validated and not trained, and separate vocabularies for several directions."""
     if not config.tokenizer.joint:
         raise RegardError("a model of several directions has one vocabulary for all: set tokenizer.joint true")
     if unknown := [direction for direction in valid if direction not in train] or (not valid and ["none"]):
@@ -146,16 +150,17 @@ def check_directions(config: Config, train: tuple[str, ...], valid: tuple[str, .
         )
 
 
-def corpus_of(config: Config, split: str) -> Corpus:
+def make_corpus(config: Config, split: str) -> ParallelCorpus:
+    """Return the corpus of a split, train or valid."""
     data = config.data
     specs = getattr(data, split)
     if not specs:
         raise RegardError(f"data.{split} names no corpus: set it in the recipe or with --data.{split} FILE")
-    return Corpus(specs, data.source, data.target, Path(data.root), split)
+    return ParallelCorpus(specs, data.source, data.target, Path(data.root), split)
 
 
-def learn(corpus: Corpus, config: Config, quiet: bool) -> Tokenizers:
-    """A vocabulary for both languages, or one for each."""
+def train_tokenizers(corpus: ParallelCorpus, config: Config, quiet: bool) -> Tokenizers:
+    """Train a tokenizer for both languages, or one for each."""
     settings = config.tokenizer
     with progress_bar("reading pairs", quiet=quiet) as advance:
 
@@ -169,7 +174,8 @@ def learn(corpus: Corpus, config: Config, quiet: bool) -> Tokenizers:
         return Tokenizers(side(0), side(1))
 
 
-def _store(corpus: Corpus, tokenizers: Tokenizers, filters: Filters, what: str, quiet: bool) -> Store:
+def _prepare_store(corpus: ParallelCorpus, tokenizers: Tokenizers, filters: Filters, what: str, quiet: bool) -> Store:
+    """Tokenize a corpus, or take it from the cache, and print how much of it there is."""
     with progress_bar("tokenising pairs", quiet=quiet) as advance:
         store = prepare_pair_store(corpus, tokenizers, filters, advance)
     print_message(f"{what} data: {store.report.describe()}", quiet)

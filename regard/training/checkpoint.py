@@ -1,10 +1,10 @@
-"""Checkpoints: everything a run needs to go on exactly as if it had never stopped.
+"""Checkpoints: everything that a run needs to resume exactly, bit for bit; and checkpoint averaging.
 
     checkpoints/step-00000500/   model.safetensors  optimizer.safetensors  state.json  manifest.json
-                                 carried.safetensors, where an objective keeps something from batch to batch
+                                 carried.safetensors, where an objective keeps recurrent state from batch to batch
 
-A checkpoint is written under another name, synced, sealed with checksums and renamed; so a name that exists is whole unless
-the disk itself failed, and `newest` checks that too.
+Saving is atomic (`files.atomic_folder`): a checkpoint is written under a temporary name, synced, sealed with a manifest of
+checksums and renamed. So a checkpoint that exists is intact unless the disk failed, and `newest` verifies the checksums.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from regard.files import (
 )
 from regard.models.weights import load_weights, weights_of
 
-LARGEST_COUNT = 1 << 53  # tokens; no run comes near it
+LARGEST_COUNT = 1 << 53  # more tokens than any run trains on
 
 
 @dataclass
 class Progress:
-    """Where a run stands, beside its weights."""
+    """The position of a run: steps done, next batch, best validation so far, running sums."""
 
     step: int = 0
     cursor: Cursor = field(default_factory=Cursor)
@@ -52,11 +52,11 @@ class Progress:
     tokens: int = 0  # scored target tokens so far
     seconds: float = 0.0  # of training so far
     running: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  # loss, nll, tokens since the last log line
-    data: str = ""  # the key of the tokenised training data
+    data: str = ""  # the key of the tokenized training data
 
     @classmethod
     def from_dict(cls, values: dict) -> Progress:
-        """Return the progress that `asdict` made `values` of; one of another type or below what it can be is refused."""
+        """Return the progress from the values that `asdict` made of it; impossible ones raise a ValueError."""
         progress = cls(**{**values, "cursor": Cursor(**values["cursor"])})
         numbers = {"step": 0, "validated": -1, "best_step": -1, "without_gain": 0, "tokens": 0}
         places = [(getattr(progress, name), least) for name, least in numbers.items()]
@@ -81,7 +81,7 @@ class Checkpoints:
         return self.folder / f"step-{step:08d}"
 
     def steps(self) -> list[int]:
-        """Return the steps that have a checkpoint, oldest first; a folder with a user's files alone is none."""
+        """Return the steps that have a checkpoint, oldest first; a folder that holds only files of a user does not count."""
         return [
             step for step in self._folders() if any((self.path(step) / name).exists() for name in (*FILES, MANIFEST))
         ]
@@ -97,6 +97,7 @@ class Checkpoints:
         progress: Progress,
         carried: Mapping[str, Tensor] | None = None,
     ) -> Path:
+        """Save a checkpoint atomically; `carried` is the recurrent state that the objective keeps."""
         path = self.path(progress.step)
         with atomic_folder(path, FILES) as draft:
             save_file({k: v.cpu() for k, v in weights_of(model).items()}, draft / "model.safetensors")
@@ -114,6 +115,7 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer,
         carried: Mapping[str, Tensor] | None = None,
     ) -> Progress:
+        """Load weights, optimizer state, `carried` state and random generators in place, and return the progress."""
         path = self.path(step)
         try:
             state = read_json(path / "state.json")
@@ -135,40 +137,40 @@ class Checkpoints:
         return progress
 
     def newest(self, warn: Callable[[str], None]) -> int | None:
-        """The newest step whose checkpoint is whole; damaged ones are named and passed over."""
+        """Return the newest step whose checkpoint is intact; `warn` is called with a message for each damaged one."""
         steps = self.steps()
         for step in reversed(steps):
-            if self.whole(step, warn, "falling back to the one before"):
+            if self.is_intact(step, warn, "falling back to the one before"):
                 return step
         if steps:
             warn(f"no checkpoint in {self.folder} is whole: starting from the beginning")
         return None
 
-    def whole(self, step: int, warn: Callable[[str], None], instead: str) -> bool:
-        """Whether every checksum holds; if not, `warn` hears what is wrong and what happens instead."""
-        wrong = find_damage(self.path(step))
-        if wrong:
-            warn(f"checkpoint {self.path(step)} is damaged ({wrong}): {instead}")
-        return wrong is None
+    def is_intact(self, step: int, warn: Callable[[str], None], instead: str) -> bool:
+        """Return whether every checksum holds; if not, call `warn` with what is wrong and what is done instead."""
+        damage = find_damage(self.path(step))
+        if damage:
+            warn(f"checkpoint {self.path(step)} is damaged ({damage}): {instead}")
+        return damage is None
 
-    def tidy(self, keep: Iterable[int]) -> None:
-        """Remove every checkpoint but those in `keep`, and the drafts of saves that were killed."""
+    def prune(self, keep: Iterable[int]) -> None:
+        """Remove every checkpoint but those in `keep`, and what interrupted saves left."""
         self.recover()
         for step in set(self._folders()) - set(keep):
             with suppress(OSError):  # a folder that its owner made read-only stays
                 remove_atomic_folder(self.path(step), FILES)
 
     def recover(self) -> None:
-        """Undo what saves that were killed have left unfinished."""
+        """Clean up after interrupted saves: remove their drafts, and restore a checkpoint that was being replaced."""
         remove_drafts(self.folder, "step-*", own=FILES)
 
     def remove(self) -> None:
-        """Remove all checkpoints; what a user put beside or into them stays."""
-        self.tidy(())
+        """Remove all checkpoints; files that a user put beside or into them stay."""
+        self.prune(())
         remove_folder(self.folder)
 
     def average(self, steps: list[int]) -> dict[str, Tensor]:
-        """The mean of several checkpoints' weights, summed in fp64."""
+        """Return the mean of the weights of several checkpoints (checkpoint averaging), summed in fp64."""
         total: dict[str, Tensor] = {}
         for step in steps:
             for name, tensor in load_file(self.path(step) / "model.safetensors").items():
@@ -186,9 +188,9 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
 
 
 def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Moments and step counts go back beside their parameters, where the optimizer would have made them.
+    """Restore moments and step counts into the state of the optimizer, on the device of their parameters.
 
-    As copies: what `load_file` returns still lies in the file, which goes when its checkpoint does.
+    They are copied, since what `load_file` returns is mapped from a file, which is removed with its checkpoint.
     """
     parameters = dict(model.named_parameters())
     for name, tensor in tensors.items():
@@ -200,7 +202,7 @@ def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors:
 
 
 def _random_state() -> dict[str, str]:
-    """torch's generators; nothing in a training step draws from any other."""
+    """Return the states of torch's generators; nothing in a training step draws from any other."""
     state = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()

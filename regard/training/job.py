@@ -1,6 +1,6 @@
-"""What training asks of a task: its data in batches, its objective, its score, and what the finished model is packed with.
+"""The interface between training and a task: batches, objective, validation, and the model package of the result.
 
-A task is one file of this folder; `tasks.TASKS` knows them all.
+Each task implements `Job` in a module of regard/tasks; `regard.tasks.TASKS` lists them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from regard.config import Config, ModelConfig
+from regard.config import Config
 from regard.data.batches import Batches
 from regard.model_folder import ModelPackage
 from regard.text.special_tokens import SpecialTokenTemplate
@@ -21,17 +21,19 @@ from regard.text.tokenizer import Tokenizers
 from regard.training.objective import Objective
 from regard.training.run_folder import initial_model_facts
 
-Poll = Callable[[], None]  # called often; may raise to break off
+Poll = Callable[[], None]  # called often during validation; raises to interrupt it
 
 
 @dataclass(frozen=True)
 class Validation:
+    """The result of a validation: loss, scores by name, and sample outputs."""
+
     loss: float  # per scored token, row or image; natural log
     scores: dict[str, float] = field(default_factory=dict)  # by name; higher is better, but for perplexity
-    samples: list[str] = field(default_factory=list)  # something to read
+    samples: list[str] = field(default_factory=list)  # outputs for a person to read
 
     def metric(self, name: str) -> float:
-        """Higher is better."""
+        """Return the metric of this name, so that higher is better: the loss is negated."""
         return -self.loss if name == "loss" else self.scores[name]
 
     def describe(self) -> str:
@@ -40,39 +42,37 @@ class Validation:
 
 @dataclass(frozen=True)
 class Job(ABC):
-    """A run, ready to train."""
+    """A run that is ready to train: its configuration, its model and its data. Each task has a subclass."""
 
     folder: Path
     config: Config  # complete: preset sizes, vocabulary sizes and classes filled in
     model: nn.Module
     tokenizers: Tokenizers | None
     token_template: SpecialTokenTemplate
-    key: str  # of the training data: the same key, the same examples
-    amount: str  # of training data, in words
+    data_key: str  # identifies the tokenized training data: equal keys mean equal examples
+    data_amount: str  # how much training data there is, in words
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """What `train.metric` may name."""
+        """The names that `train.metric` may have."""
         return ("loss",)
 
     @abstractmethod
     def batches(self) -> Batches:
-        """What is trained on."""
+        """Return the training data in batches."""
 
     @abstractmethod
-    def objective(self) -> Objective: ...
+    def objective(self) -> Objective:
+        """Return the training loss."""
 
     @abstractmethod
     def validate(self, model: nn.Module, device: torch.device, dtype: torch.dtype, poll: Poll) -> Validation:
-        """How good the model is now; it is in evaluation mode."""
-
-    @property
-    def sizes(self) -> ModelConfig:
-        return self.config.model
+        """Measure the model, which is in evaluation mode, on the validation data."""
 
     def package(self) -> ModelPackage:
+        """Return the model with everything that belongs into its model folder."""
         data = self.config.data
-        translates, old = self.config.task == "translation", initial_model_facts(self.folder)
+        translates, initial = self.config.task == "translation", initial_model_facts(self.folder)
         return ModelPackage(
             self.model,
             self.tokenizers,
@@ -81,10 +81,10 @@ class Job(ABC):
             source=data.source if translates else "",
             target=data.target if translates else "",
             token_template=self.token_template,
-            pooling=old.get("pooling", "mean"),
-            origin=old.get("origin", {}),
+            pooling=initial.get("pooling", "mean"),
+            origin=initial.get("origin", {}),
         )
 
     def next_steps(self) -> list[str]:
-        """Commands for the finished run."""
+        """Return commands to suggest to the user when the run is finished."""
         return [f"regard evaluate {self.folder}"]

@@ -1,4 +1,4 @@
-"""What a run tells: a progress bar for people, metrics.jsonl for programs, TensorBoard for both."""
+"""The log of a run: a progress bar and messages on stderr, metrics.jsonl, TensorBoard."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from regard.terminal import escape_controls, stderr_console
 TIMES = ("seconds", "tokens_per_s", "mfu")  # fields that differ from run to run
 
 
-class Metrics:
-    """metrics.jsonl and TensorBoard. On resume everything after the checkpoint is taken back, then written anew.
+class MetricsLog:
+    """The metrics of a run, written to metrics.jsonl and TensorBoard.
 
-    A checkpoint may have been saved while its own step was being validated, so the two kinds of lines end apart.
+    When a run resumes, everything after its checkpoint is removed and written again. A checkpoint may have been saved before
+    the validation of its own step, so the lines of training and those of validation may end at different steps.
     """
 
     def __init__(self, run: Path, trained: int, validated: int) -> None:
@@ -42,7 +43,7 @@ class Metrics:
                     self.board.add_scalar(f"{kind}/{name}", value, step)
 
     def sync(self) -> None:
-        """Before a checkpoint that counts on these lines."""
+        """Sync metrics.jsonl to disk; a checkpoint that is saved next relies on these lines."""
         with disk_errors(self.path):
             sync(self.path)
 
@@ -53,22 +54,22 @@ class Metrics:
 
 
 def _lines_until(path: Path, last: dict[str, int]) -> list[str]:
-    """The lines of each kind up to its last step."""
+    """Return the lines of each kind up to its last step."""
     if not exists(path):
         return []
     kept = []
-    for line in lines_of(path):
+    for line in read_metric_lines(path):
         try:
             values = parse_json(line)
             if values["step"] <= last[values["kind"]]:
                 kept.append(line.rstrip("\n"))
-        except (ValueError, KeyError, TypeError):  # the last line of a killed run
+        except (ValueError, KeyError, TypeError):  # a killed run may have left half a line
             continue
     return kept
 
 
-def lines_of(path: Path) -> Iterator[str]:
-    """Yield the lines of a metrics.jsonl, whatever is in them."""
+def read_metric_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a metrics.jsonl, unparsed."""
     try:
         with open_regular(path) as file:
             yield from io.TextIOWrapper(file, encoding="utf-8", errors="replace")
@@ -83,39 +84,39 @@ def _tensorboard(folder: Path, resumed_step: int) -> Any:
     return SummaryWriter(str(folder), purge_step=resumed_step + 1)
 
 
-class Screen:
-    """A bar where a person watches (a terminal), plain lines elsewhere."""
+class ProgressDisplay:
+    """The progress of training on stderr: a progress bar on a terminal, plain lines elsewhere."""
 
     def __init__(self, done: int, total: int, quiet: bool = False) -> None:
         self.console = stderr_console(quiet=quiet, highlight=False, soft_wrap=True)
-        self.live = self.console.is_terminal and not quiet
-        self.bar = Progress(
+        self.is_live = self.console.is_terminal and not quiet
+        self.progress = Progress(
             TextColumn("step {task.completed}/{task.total}"),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[status]}"),
             TimeRemainingColumn(),
             console=self.console,
-            disable=not self.live,
+            disable=not self.is_live,
         )
-        self.task = self.bar.add_task("", total=total, completed=done, status="")
-        self.bar.start()
+        self.task = self.progress.add_task("", total=total, completed=done, status="")
+        self.progress.start()
 
     def say(self, text: str) -> None:
         self.console.print(escape_controls(text), markup=False)
 
     def step(self, step: int) -> None:
-        self.bar.update(self.task, completed=step)
+        self.progress.update(self.task, completed=step)
 
     def status(self, step: int, status: str) -> None:
-        self.bar.update(self.task, status=status)
-        if not self.live:
+        self.progress.update(self.task, status=status)
+        if not self.is_live:
             self.say(f"step {step}: {status}")
 
     def close(self) -> None:
-        self.bar.stop()
+        self.progress.stop()
 
 
 def print_message(text: str, quiet: bool = False) -> None:
-    """One line to the person at the terminal, outside the loop."""
+    """Print a line to stderr, for messages outside the training loop."""
     if not quiet:
         print(escape_controls(text), file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
-"""Muon: momentum whose matrix is made orthogonal before it is applied, for the matrices inside blocks.
+"""The Muon optimizer: momentum that is orthogonalized before it is applied, for the weight matrices inside blocks.
 
-A gradient of a matrix has few large directions, and AdamW follows them. With U S V^T the momentum, Muon applies U V^T: all
-directions alike. The size of such a step is known beforehand, so it is made that of AdamW's, 0.2 a weight on average
-(Moonlight), and AdamW's learning rate and weight decay fit both.
+The gradient of a matrix has few large singular values, and AdamW mostly follows those directions. With U S V^T the momentum,
+Muon applies U V^T: all directions with the same length. The root mean square of such an update is known beforehand, so it is
+scaled to that of AdamW, 0.2 a weight (Moonlight), and the learning rate and weight decay of AdamW fit both.
 """
 
 from __future__ import annotations
@@ -15,30 +15,33 @@ from torch import Tensor, nn
 
 from regard.layers.part import Part
 from regard.layers.stack import Stack
-from regard.training.stochastic_rounding import LOW, draw_seeds, fused, random_bits, write
+from regard.training.stochastic_rounding import BF16, compile_if, draw_seeds, random_bits, write_rounded
 
-SIZE = 0.2  # of AdamW's steps, root mean square
+UPDATE_RMS = 0.2  # root mean square of an AdamW update, in units of the learning rate
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Rows of a weight that are one matrix: the same few of each of so many blocks."""
+class WeightMatrix:
+    """The rows of a weight that form one matrix: the same `rows` of each of `blocks` equal blocks of rows."""
 
     weight: Tensor
     blocks: int
     rows: slice
 
-    def of(self, x: Tensor) -> Tensor:
-        """Return a view of these rows in a tensor like the weight, (blocks, rows of a block, C)."""
+    def view(self, x: Tensor) -> Tensor:
+        """Return a view of these rows in a tensor shaped like the weight, (blocks, rows of a block, C)."""
         return x.unflatten(0, (self.blocks, -1))[:, self.rows]
 
 
-def pieces_of(model: nn.Module) -> list[Piece]:
-    """The matrices inside the blocks. Those that share a weight to be one product, queries, keys and values or the two of a
-    gated layer, have rows in it by turns (kernels/weight_layout.py) and are a matrix each."""
+def find_matrices(model: nn.Module) -> list[WeightMatrix]:
+    """Return the matrices of all linear layers inside the blocks.
+
+    Matrices that share a fused weight (queries, keys and values, or the two of a gated layer) have interleaved rows in it
+    (kernels/weight_layout.py); each of them counts as a matrix of its own.
+    """
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     modules = [module for stack in stacks for module in stack.blocks.modules()]
-    joined: dict[nn.Module, tuple[int, list[int]]] = {}  # blocks, and the rows that each matrix has in one
+    joined: dict[nn.Module, tuple[int, list[int]]] = {}  # blocks, and the number of rows of each matrix in a block
     for module in modules:
         if isinstance(module, Part):
             joined |= {module.get_submodule(name): rows for name, rows in module.fused_matrices().items()}
@@ -47,48 +50,51 @@ def pieces_of(model: nn.Module) -> list[Piece]:
         if isinstance(module, nn.Linear):
             start, (blocks, each) = 0, joined.get(module, (1, [module.out_features]))
             for rows in each:
-                found.append(Piece(module.weight, blocks, slice(start, start + rows)))
+                found.append(WeightMatrix(module.weight, blocks, slice(start, start + rows)))
                 start += rows
     return found
 
 
 class Muon(torch.optim.Optimizer):
-    """Matrices of one shape (or of its transpose) are made orthogonal together.
+    """Muon over weight matrices; those of one shape (or of its transpose) are orthogonalized in one batched product.
 
-    `grad_scale` and `found_inf` are those of torch's fused optimizers: gradients are divided by the one, and the other,
-    where not 0, leaves everything as it is.
+    `grad_scale` and `found_inf` mean what they mean in torch's fused optimizers: gradients are divided by the first, and a
+    step changes nothing while the second is not 0.
     """
 
-    def __init__(self, pieces: list[Piece], lr: Tensor, weight_decay: float, compiled: bool) -> None:
-        weights = list({id(piece.weight): piece.weight for piece in pieces}.values())
+    def __init__(self, matrices: list[WeightMatrix], lr: Tensor, weight_decay: float, compiled: bool) -> None:
+        weights = list({id(matrix.weight): matrix.weight for matrix in matrices}.values())
         super().__init__(weights, {"lr": lr, "weight_decay": weight_decay})
         self.grad_scale, self.found_inf = torch.ones_like(lr), torch.zeros_like(lr)
-        self.buckets: dict[tuple[int, ...], list[Piece]] = defaultdict(list)
-        for piece in pieces:
-            self.buckets[tuple(sorted(piece.of(piece.weight).flatten(0, 1).shape))].append(piece)
-        self.look_ahead, self.descend = fused(look_ahead, compiled), fused(descend, compiled)
+        self.buckets: dict[tuple[int, ...], list[WeightMatrix]] = defaultdict(list)
+        for matrix in matrices:
+            self.buckets[tuple(sorted(matrix.view(matrix.weight).flatten(0, 1).shape))].append(matrix)
+        self.nesterov_momentum = compile_if(compiled, nesterov_momentum)
+        self.apply_update = compile_if(compiled, apply_update)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for bucket in self.buckets.values():
-            pieces = [piece for piece in bucket if piece.weight.grad is not None]
-            if pieces:
-                self._step_together(pieces)
+            matrices = [matrix for matrix in bucket if matrix.weight.grad is not None]
+            if matrices:
+                self._step_together(matrices)
 
-    def _step_together(self, pieces: list[Piece]) -> None:
-        group, frozen = self.param_groups[0], self.found_inf
-        seeds = iter(self._seeds(pieces))
-        ahead = []
-        for piece in pieces:
-            g, m = (piece.of(x) for x in self._gradient_and_momentum(piece.weight))
-            ahead.append(lying(self.look_ahead(g, m, self.grad_scale, frozen, next(seeds)).flatten(0, 1)))
-        steps = orthogonal(torch.stack(ahead))  # (N, short, long)
-        length = group["lr"] * SIZE * steps.shape[2] ** 0.5
-        kept = 1 - group["lr"] * group["weight_decay"]
-        for piece, x in zip(pieces, steps, strict=True):
-            p = piece.of(piece.weight.detach())
+    def _step_together(self, matrices: list[WeightMatrix]) -> None:
+        """Update matrices that have one shape, up to transposition."""
+        group, found_inf = self.param_groups[0], self.found_inf
+        seeds = iter(self._seeds(matrices))
+        updates = []
+        for matrix in matrices:
+            g, m = (matrix.view(x) for x in self._gradient_and_momentum(matrix.weight))
+            x = self.nesterov_momentum(g, m, self.grad_scale, found_inf, next(seeds)).flatten(0, 1)
+            updates.append(x if x.shape[0] <= x.shape[1] else x.mT)  # the short side first: X X^T is smaller than X^T X
+        steps = orthogonalize(torch.stack(updates))  # (N, short, long)
+        length = group["lr"] * UPDATE_RMS * steps.shape[2] ** 0.5
+        decay = 1 - group["lr"] * group["weight_decay"]
+        for matrix, x in zip(matrices, steps, strict=True):
+            p = matrix.view(matrix.weight.detach())
             x = x if p.shape[0] * p.shape[1] <= p.shape[2] else x.mT
-            self.descend(p, x.reshape(p.shape), length, kept, frozen, next(seeds))
+            self.apply_update(p, x.reshape(p.shape), length, decay, found_inf, next(seeds))
 
     def _gradient_and_momentum(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         state = self.state[weight]
@@ -97,30 +103,25 @@ class Muon(torch.optim.Optimizer):
         assert weight.grad is not None
         return weight.grad, state["momentum"]
 
-    def _seeds(self, pieces: list[Piece]) -> list[Tensor] | list[None]:
-        """Two for each piece where something is rounded."""
-        n, weight = 2 * len(pieces), pieces[0].weight
-        return draw_seeds(n, weight.device) if weight.dtype == LOW else [None] * n
+    def _seeds(self, matrices: list[WeightMatrix]) -> list[Tensor] | list[None]:
+        """Return two seeds for each bf16 matrix (its momentum and its weight are rounded), or None for fp32 ones."""
+        n, weight = 2 * len(matrices), matrices[0].weight
+        return draw_seeds(n, weight.device) if weight.dtype == BF16 else [None] * n
 
 
-def lying(x: Tensor) -> Tensor:
-    """No higher than wide: the smaller of the two products X X^T."""
-    return x if x.shape[0] <= x.shape[1] else x.mT
-
-
-def look_ahead(g: Tensor, m: Tensor, shrink: Tensor, frozen: Tensor, seed: Tensor | None) -> Tensor:
-    """Take a gradient into the momentum, 0.95 of the old one, and go where it will be after the next (Nesterov)."""
-    g = g.float() / shrink
+def nesterov_momentum(g: Tensor, m: Tensor, grad_scale: Tensor, found_inf: Tensor, seed: Tensor | None) -> Tensor:
+    """Add a gradient to the momentum `m` (decay 0.95, in place), and return the Nesterov look-ahead of it."""
+    g = g.float() / grad_scale
     mean = m.float().lerp(g, 0.05)
-    write(m, mean, frozen, None if seed is None else random_bits(seed, m))
-    return g.lerp(mean, 0.95).to(LOW if g.is_cuda else torch.float32)
+    write_rounded(m, mean, found_inf, None if seed is None else random_bits(seed, m))
+    return g.lerp(mean, 0.95).to(BF16 if g.is_cuda else torch.float32)
 
 
-def orthogonal(x: Tensor) -> Tensor:
-    """U S V^T -> about U V^T, for each of x (N, short, long).
+def orthogonalize(x: Tensor) -> Tensor:
+    """Return about U V^T for each matrix U S V^T of x (N, short, long), by Newton-Schulz iteration.
 
-    Five steps of s -> 3.4445 s - 4.7750 s^3 + 2.0315 s^5 on all singular values at once, which bring those from 1 down to
-    about 1/500 into 0.7 ... 1.2: chosen by Jordan for speed, since nothing gains from being nearer to 1.
+    Five steps of s -> 3.4445 s - 4.7750 s^3 + 2.0315 s^5 on all singular values at once bring those between about 1/500 and
+    1 into 0.7 ... 1.2. Jordan chose the coefficients for fast convergence: being nearer to 1 does not help training.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)  # no singular value above 1
@@ -131,6 +132,6 @@ def orthogonal(x: Tensor) -> Tensor:
     return x
 
 
-def descend(p: Tensor, x: Tensor, length: Tensor, kept: Tensor, frozen: Tensor, seed: Tensor | None) -> None:
-    """One step along x; `kept` is the share of a weight that decay leaves."""
-    write(p, kept * p.float() - length * x.float(), frozen, None if seed is None else random_bits(seed, p))
+def apply_update(p: Tensor, x: Tensor, length: Tensor, decay: Tensor, found_inf: Tensor, seed: Tensor | None) -> None:
+    """Set the weight `p` to decay * p - length * x, in place."""
+    write_rounded(p, decay * p.float() - length * x.float(), found_inf, None if seed is None else random_bits(seed, p))

@@ -1,9 +1,8 @@
-"""The optimizers of a run, and one update that never applies a bad gradient.
+"""The optimizer of a run: learning rate schedule, AdamW and Muon with their parameter groups, gradient clipping.
 
-AdamW by default, over two groups of parameters; Muon for the matrices inside blocks (muon.py) and weights in bf16
-(rounding.py) where they are asked for.
-
-MERGED: The learning rate at each step, as a factor of its peak: linear warm-up, then one of four ways down.
+AdamW is the default, over two groups of parameters: with and without weight decay. On request Muon takes the matrices inside
+blocks (muon.py), and weights and optimizer state are bf16 (stochastic_rounding.py). An update whose loss or gradient is not
+finite is never applied.
 """
 
 from __future__ import annotations
@@ -23,12 +22,27 @@ from regard.layers.embedding import Embedding, Head
 from regard.layers.part import Part
 from regard.layers.positions.scheme import Positions
 from regard.layers.stack import Stack
-from regard.training.muon import Muon, pieces_of
-from regard.training.stochastic_rounding import LOW, RoundedAdamW, weights_to_bf16
+from regard.training.muon import Muon, find_matrices
+from regard.training.stochastic_rounding import BF16, StochasticRoundingAdamW, weights_to_bf16
 
 
-def prepare(model: nn.Module, config: TrainConfig) -> None:
-    """The model as training wants it: which weights are bf16, and whether its blocks are recomputed."""
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """Return the learning rate of optimizer step `step`, counted from 1: linear warm-up, then one of four schedules."""
+    warmup = max(1, config.warmup)
+    if step <= warmup:
+        return config.lr * step / warmup
+    done = min(1.0, (step - warmup) / max(1, config.steps - warmup))  # 0 .. 1 after warm-up
+    factor = {
+        "inverse-sqrt": math.sqrt(warmup / step),
+        "cosine": 0.5 * (1 + math.cos(math.pi * done)),
+        "linear": 1 - done,
+        "constant": 1.0,
+    }[config.schedule]
+    return config.lr * factor
+
+
+def prepare_model(model: nn.Module, config: TrainConfig) -> None:
+    """Set up activation checkpointing and bf16 weights of a model, where the settings ask for them."""
     device = next(model.parameters()).device
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     if config.activation_checkpointing and not stacks:
@@ -42,19 +56,20 @@ def prepare(model: nn.Module, config: TrainConfig) -> None:
         and any(stack.random for stack in stacks)
     ):
         raise RegardError(
-            "train.activation_checkpointing with dropout cannot be recorded on a GPU, where a step's random numbers are drawn only once: "
+            "train.activation_checkpointing with dropout cannot be captured in a CUDA graph, where a step's random numbers "
+            "are drawn only once: "
             "set model.dropout, model.attention_dropout and model.ff_dropout to 0, or train.compile to false"
         )
     for stack in stacks:
         stack.activation_checkpointing = config.activation_checkpointing
     if config.weights == "bf16":
-        if pick_precision(config.precision, device) != LOW:
+        if pick_precision(config.precision, device) != BF16:
             raise RegardError("train.weights bf16 are for products in bf16: set train.precision to bf16 too")
         weights_to_bf16(model)
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
-    """Several optimizers, each of its own parameters, as one: their groups in one list, their state in one place."""
+    """Several optimizers over disjoint parameters as one, with a common list of groups and a common state."""
 
     def __init__(self, parts: list[torch.optim.Optimizer]) -> None:
         super().__init__([group for part in parts for group in part.param_groups], {})
@@ -66,8 +81,9 @@ class CombinedOptimizer(torch.optim.Optimizer):
         for part in self.parts:
             part.step()
 
-    def obey(self, found_inf: Tensor, grad_scale: Tensor | None) -> None:
-        """All do nothing while the first is 1, and divide gradients by the second."""
+    def set_scaling(self, found_inf: Tensor, grad_scale: Tensor | None) -> None:
+        """Share two tensors among the optimizers: all skip their step while `found_inf` is 1, and divide gradients by
+        `grad_scale`."""
         for part in self.parts:
             part.found_inf = found_inf  # type: ignore[attr-defined]
             if grad_scale is not None:
@@ -75,32 +91,35 @@ class CombinedOptimizer(torch.optim.Optimizer):
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> CombinedOptimizer:
-    """Weight decay on matrices alone: a bias, a norm, a position or a rare word's embedding has no reason to shrink."""
+    """Return the optimizers that the settings ask for.
+
+    Weight decay is for matrices alone: biases, norms, positions and the embeddings of rare words have no reason to shrink.
+    """
     device = next(model.parameters()).device
     compiled = device.type == "cuda" and config.compile
-    lr = torch.tensor(config.lr, device=device)  # one for all
+    lr = torch.tensor(config.lr, device=device)  # shared by all groups
     settings: dict[str, Any] = {"lr": lr, "betas": (config.beta1, config.beta2), "eps": 1e-9}
-    pieces = pieces_of(model) if config.optimizer == "muon" else []
-    if config.optimizer == "muon" and not pieces:
+    matrices = find_matrices(model) if config.optimizer == "muon" else []
+    if config.optimizer == "muon" and not matrices:
         raise RegardError("train.optimizer muon is for the matrices inside blocks, and this model has none: use adamw")
-    theirs = {id(piece.weight) for piece in pieces}
-    by_dtype = split_by_dtype(p for p in model.parameters() if id(p) not in theirs)
-    free = {id(p) for m in model.modules() if isinstance(m, (Embedding, Head, Positions)) for p in m.parameters()}
-    free |= {id(getattr(m, name)) for m in model.modules() if isinstance(m, Part) for name in m.no_decay}
+    in_muon = {id(matrix.weight) for matrix in matrices}
+    by_dtype = group_by_dtype(p for p in model.parameters() if id(p) not in in_muon)
+    undecayed = {id(p) for m in model.modules() if isinstance(m, (Embedding, Head, Positions)) for p in m.parameters()}
+    undecayed |= {id(getattr(m, name)) for m in model.modules() if isinstance(m, Part) for name in m.no_decay}
     parts: list[torch.optim.Optimizer] = []
     for dtype, parameters in by_dtype.items():
-        decayed = [p for p in parameters if p.dim() >= 2 and id(p) not in free]
-        others = [p for p in parameters if p.dim() < 2 or id(p) in free]
+        decayed = [p for p in parameters if p.dim() >= 2 and id(p) not in undecayed]
+        others = [p for p in parameters if p.dim() < 2 or id(p) in undecayed]
         groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        if dtype == LOW:
-            parts.append(RoundedAdamW(groups, **settings, compiled=compiled))
-        else:  # capturable: may be recorded into a CUDA graph
+        if dtype == BF16:
+            parts.append(StochasticRoundingAdamW(groups, **settings, compiled=compiled))
+        else:  # capturable: may be captured in a CUDA graph
             parts.append(torch.optim.AdamW(groups, **settings, fused=True, capturable=device.type == "cuda"))
-    return CombinedOptimizer(parts + ([Muon(pieces, lr, config.weight_decay, compiled)] if pieces else []))
+    return CombinedOptimizer(parts + ([Muon(matrices, lr, config.weight_decay, compiled)] if matrices else []))
 
 
-def split_by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:
-    """What is done to many tensors in one launch is done to one dtype at a time."""
+def group_by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:
+    """Group tensors by dtype: torch's multi-tensor kernels (`_foreach_*`) take one dtype at a time."""
     found: dict[torch.dtype, list[Tensor]] = defaultdict(list)
     for x in tensors:
         found[x.dtype].append(x)
@@ -108,68 +127,53 @@ def split_by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]
 
 
 class Updater:
-    """Clip, check, step. A loss or gradient that is not finite freezes the weights *before* the step, from then on.
+    """The update of one step: check, clip, optimize. After a loss or gradient that is not finite it changes nothing more.
 
-    The optimizers skip their work where `found_inf` is set, so the check costs no wait for the device; whoever asks
-    `first_bad_step` later learns which step it was, and the weights are still those before it. They also divide by
-    `grad_scale` as they read a gradient, so clipping has no pass over the gradients of its own.
+    The optimizers skip their step while `found_inf` is 1, so the check does not wait for the device; `first_bad_step` tells
+    later which step it was, and the weights are still those before it. The optimizers also divide each gradient by
+    `grad_scale` as they read it, so clipping needs no pass over the gradients of its own.
     """
 
     def __init__(self, model: nn.Module, config: TrainConfig, in_place: bool = False) -> None:
-        self.in_place = in_place  # gradients stay where they are, for recordings that add to them
-        prepare(model, config)
+        self.in_place = in_place  # gradients keep their memory, for CUDA graphs that add to them
+        prepare_model(model, config)
         self.optimizer = make_optimizer(model, config)
         self.parameters = list(model.parameters())
         self.clip = config.clip
         device = self.parameters[0].device
         self.good_steps = torch.zeros((), dtype=torch.int64, device=device)
-        self.frozen = torch.zeros((), device=device)  # 1.0 from the first bad step on
-        self.shrink = torch.ones((), device=device)  # what gradients are divided by
-        self.optimizer.obey(self.frozen, self.shrink if self.clip > 0 else None)
+        self.found_inf = torch.zeros((), device=device)  # 1.0 from the first bad step on
+        self.grad_scale = torch.ones((), device=device)  # what gradients are divided by
+        self.optimizer.set_scaling(self.found_inf, self.grad_scale if self.clip > 0 else None)
 
     def set_lr(self, lr: float) -> None:
         self.optimizer.param_groups[0]["lr"].fill_(lr)
 
     def step(self, loss: Tensor) -> Tensor:
-        """One update from the gradients that are there; returns their norm before clipping."""
-        gradients = split_by_dtype(p.grad for p in self.parameters if p.grad is not None)
-        norm = total_norm(gradients)
-        self.frozen.copy_(torch.maximum(self.frozen, (~torch.isfinite(norm + loss)).float()))
-        self.good_steps += (self.frozen == 0).to(torch.int64)
+        """Update the weights by the accumulated gradients, clear those, and return their norm before clipping."""
+        gradients = group_by_dtype(p.grad for p in self.parameters if p.grad is not None)
+        norm = gradient_norm(gradients)
+        self.found_inf.copy_(torch.maximum(self.found_inf, (~torch.isfinite(norm + loss)).float()))
+        self.good_steps += (self.found_inf == 0).to(torch.int64)
         if self.clip > 0:
-            self.shrink.copy_(((norm + 1e-6) / self.clip).clamp(min=1))
+            self.grad_scale.copy_(((norm + 1e-6) / self.clip).clamp(min=1))
         self.optimizer.step()
-        self._forget(gradients)
+        self._clear(gradients)
         return norm
 
-    def _forget(self, gradients: dict[torch.dtype, list[Tensor]]) -> None:
-        """Dropping them saves clearing and adding."""
+    def _clear(self, gradients: dict[torch.dtype, list[Tensor]]) -> None:
+        """Drop the gradients, which is faster than zeros to add to; or set them to zero where they keep their memory."""
         for p in self.parameters if not self.in_place else ():
             p.grad = None
         for tensors in gradients.values() if self.in_place else ():
             torch._foreach_zero_(tensors)
 
     def first_bad_step(self, start: int) -> int | None:
-        """The step that was not finite, if one was; `start` is the step this updater began after. Waits for the device."""
-        return start + int(self.good_steps) + 1 if self.frozen.item() else None
+        """Return the first step that was not finite, or None; the updater began after step `start`. Waits for the device."""
+        return start + int(self.good_steps) + 1 if self.found_inf.item() else None
 
 
-def total_norm(gradients: dict[torch.dtype, list[Tensor]]) -> Tensor:
-    """Of all of them as one vector, in fp32 whatever they are."""
+def gradient_norm(gradients: dict[torch.dtype, list[Tensor]]) -> Tensor:
+    """Return the norm of all gradients as one vector, in fp32 whatever their dtype."""
     norms = [x for tensors in gradients.values() for x in torch._foreach_norm(tensors, 2, dtype=torch.float32)]
     return torch.linalg.vector_norm(torch.stack(norms))
-
-
-def learning_rate(config: TrainConfig, step: int) -> float:
-    """The rate of optimizer step `step`, counted from 1."""
-    warmup = max(1, config.warmup)
-    if step <= warmup:
-        return config.lr * step / warmup
-    done = min(1.0, (step - warmup) / max(1, config.steps - warmup))  # 0 .. 1 after warm-up
-    factor = {
-        "inverse-sqrt": math.sqrt(warmup / step),
-        "cosine": 0.5 * (1 + math.cos(math.pi * done)),
-        "linear": 1 - done,
-        "constant": 1.0,
-    }[config.schedule]
-    return config.lr * factor

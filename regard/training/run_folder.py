@@ -1,4 +1,9 @@
-"""A run's folder: held by one process at a time, and only gone on with as what it was."""
+"""The folder of a run: locked by one process at a time, and resumed only with the settings it began with.
+
+    run.json  config.toml  tokenizer*.json  metrics.jsonl  tensorboard/  checkpoints/  model/  start.json  .lock
+
+Nothing in it that Regard did not write is ever replaced or removed.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +36,7 @@ from regard.model_folder import MODEL_FILES, ModelPackage
 from regard.models.architectures import resolve
 from regard.training.checkpoint import Checkpoints
 
-MARKER = "run.json"  # written first into every run: without it, a folder is not Regard's to use or to empty
+MARKER = "run.json"  # written first into every run; a folder without it is neither used nor emptied
 TOKENIZERS = ("tokenizer.json", "tokenizer.source.json", "tokenizer.target.json", "vocabulary.json")
 FILES = ("metrics.jsonl", "start.json", *TOKENIZERS, "config.toml")
 EVENTS = "events.out.tfevents.*"
@@ -39,41 +44,41 @@ EVENTS = "events.out.tfevents.*"
 
 @contextlib.contextmanager
 def open_run(folder: Path, config: Config, *, overwrite: bool = False, resuming: bool = False) -> Iterator[None]:
-    """Hold the run folder for this process; a run that has checkpoints must agree with `config`."""
+    """Lock the run folder for this process; the settings of a run that has checkpoints must agree with `config`."""
     constraints.check(config.decode)
-    holds_run(folder)  # refuses a folder of somebody else before the lock is made in it
+    holds_run(folder)  # refuses a folder that is not a run before the lock file is made in it
     with _locked(folder):
         if not holds_run(folder) or overwrite:
             write_text(folder / MARKER, json.dumps({"regard_run": 1, "version": __version__}) + "\n")
         checkpoints, path = Checkpoints(folder / "checkpoints"), folder / "config.toml"
         with disk_errors(folder):
             if overwrite:
-                _empty(folder, checkpoints)
+                _remove_run(folder, checkpoints)
             for link in _links(folder, checkpoints):
                 raise RegardError(f"{link} is a symbolic link, and Regard would replace it: link the whole run instead")
             remove_drafts(folder, MARKER, "model", *FILES, own=MODEL_FILES)
             checkpoints.recover()
         if not checkpoints.steps() and not (folder / "model" / "config.json").exists():
-            remove_files(folder, *TOKENIZERS)  # a start that failed may have learned them under other settings
+            remove_files(folder, *TOKENIZERS)  # a failed start may have trained them with other settings
         elif path.exists():
             old = recipes.build(recipes.load(path), Config)
-            old = replace(old, model=resolve(old.model))  # sizes that settings newer than the run have by default
-            _check_same(folder, old, config, FREE_ON_RESUME if resuming else FREE)
+            old = replace(old, model=resolve(old.model))  # defaults of settings that are newer than the run
+            _check_same(folder, old, config, CHANGEABLE_ON_RESUME if resuming else CHANGEABLE)
         write_text(path, recipes.to_toml(config))
         yield
 
 
 def holds_run(folder: Path) -> bool:
-    """Return whether a folder holds a run; one that is empty or not there does not, and any other is refused.
+    """Return whether a folder holds a run; False if it is empty or missing, an error if it holds anything else.
 
-    The lock and the draft of run.json that a killed start leaves count as nothing.
+    The lock and the draft of run.json that a killed start leaves do not count.
     """
     with disk_errors(folder):
         if folder.is_symlink() and not folder.exists():
             raise RegardError(f"{folder} is a symbolic link to nothing: choose another folder with --run")
         if folder.exists() and not folder.is_dir():
             raise RegardError(f"{folder} is a file, so no run can be in it: choose another folder with --run")
-        held = [path for path in folder.iterdir() if not _left_by_a_start(path)] if folder.exists() else []
+        held = [path for path in folder.iterdir() if not _is_left_by_failed_start(path)] if folder.exists() else []
     wrong = _marker_fault(folder / MARKER) if held else None
     if wrong:
         raise RegardError(
@@ -82,8 +87,9 @@ def holds_run(folder: Path) -> bool:
     return bool(held)
 
 
-def _left_by_a_start(path: Path) -> bool:
-    hidden = TEMPORARY_NAME.fullmatch(path.name)
+def _is_left_by_failed_start(path: Path) -> bool:
+    """Return whether a file is the lock or the draft of run.json that a killed start leaves."""
+    hidden = HIDDEN.fullmatch(path.name)
     if path.name != ".lock" and not (hidden and (hidden["name"], hidden["kind"]) == (MARKER, "draft")):
         return False
     try:
@@ -94,7 +100,7 @@ def _left_by_a_start(path: Path) -> bool:
 
 
 def _marker_fault(path: Path) -> str | None:
-    """Return why a run.json does not prove that its folder is a run, if it does not."""
+    """Return why a run.json does not prove that its folder is a run, or None if it does."""
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
             return f"its {MARKER} is not a regular file"
@@ -123,11 +129,11 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _empty(folder: Path, checkpoints: Checkpoints) -> None:
-    """Remove what Regard wrote into a run but its lock and its marker; whatever a user put there stays.
+def _remove_run(folder: Path, checkpoints: Checkpoints) -> None:
+    """Remove what Regard wrote into a run except its lock and its marker; files of a user stay.
 
-    Links in the place of model/ and of checkpoints go, or the old model would be taken for the new one; what they lead to
-    stays.
+    Symbolic links in the place of model/ and of checkpoints are removed too, or the old model would be taken for the new
+    one; their targets stay.
     """
     for path in _links(folder, checkpoints):
         path.unlink()
@@ -138,25 +144,27 @@ def _empty(folder: Path, checkpoints: Checkpoints) -> None:
     remove_atomic_folder(folder / "model", MODEL_FILES)
     remove_atomic_folder(folder / "hypotheses")
     remove_folder(folder / "tensorboard", EVENTS)
-    for name in FILES:  # config.toml last: until then, training without --overwrite compares its settings
+    for name in FILES:  # config.toml last: as long as it is there, training without --overwrite checks the settings
         remove_files(folder, name)
 
 
 def _links(folder: Path, checkpoints: Checkpoints) -> list[Path]:
-    """Return the symbolic links in the place of folders that Regard replaces or removes."""
+    """Return the symbolic links in the place of folders that Regard would replace or remove."""
     inside = [] if checkpoints.folder.is_symlink() else checkpoints.folder.glob("step-*")
     return [path for path in (folder / "model", checkpoints.folder, *inside) if path.is_symlink()]
 
 
-# What a run may change: where it runs, how long, and what it shows; with `regard resume`, how it goes on learning too.
-FREE: tuple[str, ...] = ("name", "data.root", "data.test", "decode.", "train.steps", "train.patience", "train.samples")
-FREE += ("train.init", "train.vectors", "train.keep", "train.device", "train.threads", "train.activation_checkpointing")
-FREE_ON_RESUME = (*FREE, "train.lr", "train.schedule", "train.warmup", "train.clip", "train.precision", "train.compile")
+# Settings that a run may change: where it runs, how long, and what it shows; with `regard resume` also how it optimizes.
+CHANGEABLE: tuple[str, ...] = ("name", "data.root", "data.test", "decode.", "train.steps", "train.patience")
+CHANGEABLE += ("train.samples", "train.init", "train.vectors", "train.keep", "train.device", "train.threads")
+CHANGEABLE += ("train.activation_checkpointing",)
+CHANGEABLE_ON_RESUME = (*CHANGEABLE, "train.lr", "train.schedule", "train.warmup", "train.clip", "train.precision")
+CHANGEABLE_ON_RESUME += ("train.compile",)
 
 
-def _check_same(folder: Path, old: Config, new: Config, free: tuple[str, ...]) -> None:
-    """A run goes on only as what it was."""
-    changed = [name for name in recipes.differences(old, new) if not name.startswith(free)]
+def _check_same(folder: Path, old: Config, new: Config, changeable: tuple[str, ...]) -> None:
+    """Refuse to resume a run with settings that differ from its own in more than the changeable ones."""
+    changed = [name for name in recipes.differences(old, new) if not name.startswith(changeable)]
     if changed:
         raise RegardError(
             f"{folder} holds a run with other settings ({', '.join(changed)}): "
@@ -164,11 +172,14 @@ def _check_same(folder: Path, old: Config, new: Config, free: tuple[str, ...]) -
         )
 
 
-# ---- what the initial model of a run leaves behind ------------------------------------------------------------
+# ---- facts about the initial model, in start.json ------------------------------------------------------------
 
 
 def save_initial_model_facts(folder: Path, init: ModelPackage | None) -> None:
-    """Put what a model knows beside its weights and vocabulary into start.json, for the day when that model is gone."""
+    """Save to start.json what the initial model has besides weights and tokenizers.
+
+    Resuming the run then does not need that model.
+    """
     path = folder / "start.json"
     if init is None:
         return path.unlink(missing_ok=True)
@@ -177,5 +188,5 @@ def save_initial_model_facts(folder: Path, init: ModelPackage | None) -> None:
 
 
 def initial_model_facts(folder: Path) -> dict[str, Any]:
-    """The same, empty for a run that began by itself."""
-    return read_json_object(folder / "start.json")
+    """Return what start.json holds; it is empty for a run that began with fresh weights."""
+    return json_object(folder / "start.json")

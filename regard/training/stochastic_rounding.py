@@ -1,12 +1,12 @@
-"""Weights in bf16 that learn nevertheless: stochastic rounding, and AdamW over such weights.
+"""Stochastic rounding: training with weights and optimizer state in bf16, and AdamW for such weights.
 
-bf16 has 8 binary digits, so a weight does not feel an update 512 times smaller than itself: rounded to the nearest, it
-stays where it is for ever. Rounded up or down by chance, to the nearer of the two more often, it arrives on average where
-it should: E[rounded(x)] = x.
+bf16 has 8 significant bits, so an update 512 times smaller than its weight is lost when the sum is rounded to the nearest:
+the weight never changes. Stochastic rounding goes up or down with a probability proportional to the distance, so that
+E[round_stochastically(x)] = x and small updates count on average.
 
-A parameter takes 8 bytes in place of 16: weight, gradient and both moments in bf16. The moments are rounded in the same way,
-without which the second would stand still too, since a step moves it by 1 - beta2. Norms and positions stay fp32: they are
-few, and a gain near 1 would jump by whole steps of 1/128.
+A parameter takes 8 bytes instead of 16: weight, gradient and both moments in bf16. The moments are rounded stochastically
+too, since a step changes the second one by a share of only 1 - beta2. Norms and positions stay fp32: they are few, and a
+gain near 1 would move in steps of 1/128.
 """
 
 from __future__ import annotations
@@ -20,59 +20,64 @@ from torch import Tensor, nn
 from regard.kernels.hashing import WORD, hash_bits
 from regard.layers.positions.scheme import Positions
 
-LOW = torch.bfloat16
+BF16 = torch.bfloat16
 
 
 def weights_to_bf16(model: nn.Module) -> None:
-    """In place, all but norms and positions."""
+    """Convert all weights of a model to bf16 in place, except those of norms and positions."""
     exact = (Positions, nn.LayerNorm, nn.RMSNorm)
     kept = {id(p) for module in model.modules() if isinstance(module, exact) for p in module.parameters()}
     for p in model.parameters():
         if id(p) not in kept:
-            p.data = p.data.to(LOW)
+            p.data = p.data.to(BF16)
 
 
 # ---- rounding ---------------------------------------------------------------------------------------------------------
 
 
 def draw_seeds(n: int, device: torch.device) -> list[Tensor]:
-    """A seed for each of n tensors, (2,). The only random numbers drawn, so recorded steps draw others each time."""
+    """Return a seed (2,) for each of n tensors.
+
+    These are the only numbers taken from torch's generator, which a CUDA graph advances at every replay: each replay of a
+    captured step rounds with new random bits.
+    """
     return list(torch.randint(WORD, (n, 2), device=device))
 
 
 def random_bits(seed: Tensor, like: Tensor) -> Tensor:
-    """32 random bits for each number of `like`: its index, mixed with the seed twice. Far cheaper than torch's generator."""
+    """Return 32 random bits for each number of `like`, a hash of index and seed: cheaper than torch's generator."""
     index = torch.arange(like.numel(), device=like.device).view(like.shape)
     return hash_bits(hash_bits(index + seed[0]) ^ seed[1])
 
 
-def rounded(x: Tensor, bits: Tensor) -> Tensor:
-    """fp32 to one of its two neighbours in bf16, by the lower 16 of 32 random bits.
+def round_stochastically(x: Tensor, bits: Tensor) -> Tensor:
+    """Round fp32 numbers to one of the two neighbouring bf16 numbers, using the lower 16 of 32 random bits.
 
-    bf16 is the upper half of fp32: what is added to the lower half carries over as often as that half is large.
+    bf16 is the upper half of fp32, so adding a uniform 16-bit number to the lower half carries into the upper half with a
+    probability proportional to the lower half.
     """
     whole = (x.view(torch.int32).long() + (bits & 0xFFFF)) & ~0xFFFF
-    return whole.to(torch.int32).view(torch.float32).to(LOW)
+    return whole.to(torch.int32).view(torch.float32).to(BF16)
 
 
-def write(old: Tensor, new: Tensor, frozen: Tensor, bits: Tensor | None) -> None:
-    """The fp32 `new` into `old`, rounded by chance where there are bits for it; nothing at all once `frozen`."""
-    old.copy_(torch.where(frozen > 0, old, new if bits is None else rounded(new, bits)))
+def write_rounded(old: Tensor, new: Tensor, found_inf: Tensor, bits: Tensor | None) -> None:
+    """Copy the fp32 `new` into `old`, stochastically rounded if there are random bits; change nothing if `found_inf`."""
+    old.copy_(torch.where(found_inf > 0, old, new if bits is None else round_stochastically(new, bits)))
 
 
-def fused(function: Callable[..., Any], compiled: bool) -> Callable[..., Any]:
-    """One kernel for all its arithmetic, for tensors of any size."""
+def compile_if(compiled: bool, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function, compiled if asked for: one fused kernel for its arithmetic, for tensors of any size."""
     return torch.compile(function, dynamic=True) if compiled else function
 
 
 # ---- AdamW ------------------------------------------------------------------------------------------------------------
 
 
-class RoundedAdamW(torch.optim.Optimizer):
-    """AdamW of bf16 weights: arithmetic in fp32, results rounded by chance.
+class StochasticRoundingAdamW(torch.optim.Optimizer):
+    """AdamW for bf16 weights: fp32 arithmetic, results stochastically rounded.
 
-    `grad_scale` and `found_inf` are what torch's fused optimizers know by these names: gradients are divided by the one, and
-    the other, where not 0, leaves everything as it is.
+    `grad_scale` and `found_inf` mean what they mean in torch's fused optimizers: gradients are divided by the first, and a
+    step changes nothing while the second is not 0.
     """
 
     def __init__(
@@ -81,7 +86,7 @@ class RoundedAdamW(torch.optim.Optimizer):
         super().__init__(groups, {"lr": lr, "weight_decay": 0.0})
         self.constants = torch.tensor([*betas, eps], device=lr.device)
         self.grad_scale, self.found_inf = torch.ones_like(lr), torch.zeros_like(lr)
-        self.update = fused(adamw, compiled)
+        self.update = compile_if(compiled, adamw_update)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -92,10 +97,10 @@ class RoundedAdamW(torch.optim.Optimizer):
         torch._foreach_add_([state["step"] for state in states.values()], [1 - self.found_inf] * len(states))
         seeds = iter(draw_seeds(len(states), self.found_inf.device))
         for group in groups:
-            kept = 1 - group["lr"] * group["weight_decay"]
+            decay = 1 - group["lr"] * group["weight_decay"]
             for p in group["params"]:
                 tensors = [x.detach().view(-1) for x in (p, states[p]["exp_avg"], states[p]["exp_avg_sq"])]
-                numbers = (states[p]["step"], group["lr"], kept, self.constants, self.grad_scale, self.found_inf)
+                numbers = (states[p]["step"], group["lr"], decay, self.constants, self.grad_scale, self.found_inf)
                 self.update(p.grad.reshape(-1), *tensors, *numbers, next(seeds))
 
     def _state(self, p: Tensor) -> dict[str, Tensor]:
@@ -106,27 +111,30 @@ class RoundedAdamW(torch.optim.Optimizer):
         return state
 
 
-def adamw(
+def adamw_update(
     g: Tensor,  # (N,), like the next three
     p: Tensor,
     m: Tensor,
     v: Tensor,
     step: Tensor,
     lr: Tensor,
-    kept: Tensor,  # the share of a weight that decay leaves
-    constants: Tensor,
-    shrink: Tensor,
-    frozen: Tensor,
+    decay: Tensor,  # the factor that weight decay leaves
+    constants: Tensor,  # beta1, beta2, eps
+    grad_scale: Tensor,
+    found_inf: Tensor,
     seed: Tensor,
 ) -> None:
-    """Constants are a tensor too: compiled, numbers that differ would be as many functions."""
+    """Update a weight and its moments in place, all as flat tensors (N,).
+
+    The constants are a tensor, because torch.compile would specialize the function for each value of a Python number.
+    """
     beta1, beta2, eps = constants.unbind()
-    g = g.float() / shrink
+    g = g.float() / grad_scale
     mean = beta1 * m.float() + (1 - beta1) * g
     square = beta2 * v.float() + (1 - beta2) * g * g
     root = (square / (1 - beta2**step)).sqrt() + eps
-    weight = kept * p.float() - lr * (mean / (1 - beta1**step)) / root
+    weight = decay * p.float() - lr * (mean / (1 - beta1**step)) / root
     bits = random_bits(seed, p)
-    write(p, weight, frozen, bits)
-    write(m, mean, frozen, bits >> 16)
-    write(v, square, frozen, hash_bits(bits))
+    write_rounded(p, weight, found_inf, bits)
+    write_rounded(m, mean, found_inf, bits >> 16)
+    write_rounded(v, square, found_inf, hash_bits(bits))

@@ -1,7 +1,7 @@
-"""The training loop: accumulate, check, clip, step; log, validate, save; stop early or on request; finish with a model.
+"""The training loop: training steps, logging, validation, checkpoints, early stopping, and the final model.
 
-One iteration always stands at the same point, `progress.step` steps done, and what is due there (validation, a checkpoint)
-is decided from `progress` alone. So a run that resumes from any checkpoint does exactly what the uninterrupted run did.
+An iteration begins after `progress.step` steps, and what is due there (validation, a checkpoint) is decided from `progress`
+alone. So a run that resumes from any checkpoint does exactly what the uninterrupted run would have done.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from regard.models.weights import load_weights
 from regard.signals import Interrupted, StopRequest
 from regard.training.checkpoint import Checkpoints, Progress
 from regard.training.job import Job, Validation
-from regard.training.metrics_log import Metrics, Screen, print_message
+from regard.training.metrics_log import MetricsLog, ProgressDisplay, print_message
 from regard.training.model_card import model_card
 from regard.training.optimizer import learning_rate
-from regard.training.throughput import Meter
+from regard.training.throughput import ThroughputMeter
 from regard.training.training_step import TrainingStep
 
 
 class Trainer:
+    """The training of one run, from its newest checkpoint or from the beginning to its final model."""
+
     def __init__(self, job: Job, quiet: bool = False) -> None:
         self.job, self.config = job, job.config.train
         self.device, self.dtype = devices.set_up_device(self.config)
@@ -42,27 +44,28 @@ class Trainer:
         if self.config.z_loss and not objective.z_loss:
             raise RegardError(f"train.z_loss is not for {job.config.task}, which has no vocabulary: set it to 0")
         self.step = TrainingStep(objective, self.config, self.device, self.dtype)
-        self.carried = dict(objective.named_buffers(recurse=False))  # what it keeps from batch to batch
+        self.carried = dict(objective.named_buffers(recurse=False))  # recurrent state, kept from batch to batch
         self.checkpoints = Checkpoints(job.folder / "checkpoints")
         self.progress = self._resume(quiet)
-        self.started = self.progress.step
-        self.saved = (self.progress.step, self.progress.validated)  # what the newest checkpoint holds
-        self.meter = Meter(job.sizes, self.step.objective.passes, self.device)
+        self.first_step = self.progress.step
+        self.saved = (self.progress.step, self.progress.validated)  # step and validation that the newest checkpoint has
+        self.meter = ThroughputMeter(job.config.model, self.step.objective.passes, self.device)
         self.step.sums.copy_(torch.tensor(self.progress.running))
-        self.metrics = Metrics(job.folder, self.progress.step, self.progress.validated)
-        self.screen = Screen(self.progress.step, self.config.steps, quiet)
+        self.metrics = MetricsLog(job.folder, self.progress.step, self.progress.validated)
+        self.display = ProgressDisplay(self.progress.step, self.config.steps, quiet)
 
     def _resume(self, quiet: bool) -> Progress:
+        """Load the newest intact checkpoint, if there is one, and return the progress of the run."""
         step = self.checkpoints.newest(warn=print_message)
         if step is None:
-            return Progress(data=self.job.key)
+            return Progress(data=self.job.data_key)
         progress = self.checkpoints.load(step, self.model, self.step.updater.optimizer, self.carried)
         if progress.cursor.epoch > progress.step * self.config.accumulate:  # an epoch has at least one batch
             raise RegardError(
                 f"checkpoint {self.checkpoints.path(step)} is of epoch {progress.cursor.epoch + 1:,} after {step:,} steps, "
                 f"which cannot be: remove it, and the one before is used"
             )
-        if progress.data != self.job.key:
+        if progress.data != self.job.data_key:
             raise RegardError(
                 f"the training data, as tokenised, is not what {self.job.folder} began with: "
                 f"put the old files back, or start over with --overwrite"
@@ -72,15 +75,15 @@ class Trainer:
         )
         return progress
 
-    # ---- the loop -------------------------------------------------------------------------------------------------
+    # ---- the loop ----------------------------------------------------------------------------------------------------
 
     def run(self, stop: StopRequest) -> None:
-        """Train from the step where the run stands to its last one, then write the final model."""
+        """Train up to the last step, or until early stopping, then write the final model."""
         self._announce()
         progress, config = self.progress, self.config
-        stream = prefetch(self.job.batches().follow(progress.cursor), pin=self.device.type == "cuda")
+        stream = prefetch(self.job.batches().iterate_from(progress.cursor), pin=self.device.type == "cuda")
         try:
-            while not self._at_rest(stop):
+            while not self._validate_and_save(stop):
                 items = [next(stream) for _ in range(config.accumulate)]
                 batches = [batch for batch, _ in items]
                 progress.step += 1
@@ -89,37 +92,38 @@ class Trainer:
                 for batch in batches:
                     progress.tokens += batch.tokens
                     self.meter.count(batch)
-                self.screen.step(progress.step)
-                if _due(progress.step, config.log_every):
+                self.display.step(progress.step)
+                if _is_due(progress.step, config.log_every):
                     self._log()
         finally:
             stream.close()  # type: ignore[attr-defined]
         self._finish(stop)
 
-    def _at_rest(self, stop: StopRequest) -> bool:
-        """Between two steps: validate and save what is due. True when training is over."""
+    def _validate_and_save(self, stop: StopRequest) -> bool:
+        """Validate and save as far as due between two steps; return whether training is over."""
         progress, config = self.progress, self.config
         last = progress.step >= config.steps
-        validating, saving = last or _due(progress.step, config.valid_every), _due(progress.step, config.save_every)
+        validating = last or _is_due(progress.step, config.valid_every)
+        saving = _is_due(progress.step, config.save_every)
         if not (validating or saving or stop):
             return False
-        self._check_finite()  # waits for the device, so the lap is whole; and nothing bad is ever saved
+        self._check_finite()  # waits for the device, so the lap ends here; and no weights that are not finite are saved
         progress.seconds += self.meter.lap()
         try:
             improved = validating and self._validate(stop)
-        except Interrupted:  # the resumed run validates first
+        except Interrupted:  # the resumed run begins with this validation
             self._save()
             raise
         over = last or 0 < config.patience <= progress.without_gain
-        stopping = bool(stop)  # a signal from here on waits for the next rest
+        stopping = bool(stop)  # a signal from here on waits for the next call
         if over or improved or saving or stopping:
             self._save()
         if stopping:
-            self._heed(stop)
+            self._raise_if_stopped(stop)
         self.meter.start()
         return over
 
-    # ---- what happens between steps ---------------------------------------------------------------------------------
+    # ---- between steps -----------------------------------------------------------------------------------------------
 
     def _log(self) -> None:
         loss, nll, tokens = self.step.sums.tolist()  # waits for the device
@@ -133,13 +137,14 @@ class Trainer:
         values |= {"grad_norm": norm, "tokens": progress.tokens, "seconds": progress.seconds, **speed}
         self.metrics.write("train", progress.step, **values)
         mfu = f"  MFU {speed['mfu']:.1%}" if "mfu" in speed else ""
-        self.screen.status(
+        self.display.status(
             progress.step,
             f"loss {values['loss']:.3f}  lr {values['lr']:.2e}  {speed['tokens_per_s']:,.0f} tokens/s{mfu}",
         )
 
     def _check_finite(self) -> None:
-        bad = self.step.updater.first_bad_step(self.started)
+        """Raise an error if a step had a loss or gradient that is not finite. Waits for the device."""
+        bad = self.step.updater.first_bad_step(self.first_step)
         if bad is not None:
             newest = self.checkpoints.newest(warn=print_message)
             run = self.job.folder
@@ -150,7 +155,7 @@ class Trainer:
             )
 
     def _validate(self, stop: StopRequest) -> bool:
-        """Validate once per step; True when the result is the best so far."""
+        """Validate, unless this step has been validated; return whether the result is the best so far."""
         progress = self.progress
         if progress.validated == progress.step:
             return False
@@ -168,18 +173,18 @@ class Trainer:
     def _measure(self, stop: StopRequest) -> Validation:
         self.model.eval()
         try:
-            with torch.compiler.set_stance("force_eager"):  # blocks are compiled for training's shapes alone
-                return self.job.validate(self.model, self.device, self.dtype, lambda: self._heed(stop))
+            with torch.compiler.set_stance("force_eager"):  # blocks are compiled for the shapes of training only
+                return self.job.validate(self.model, self.device, self.dtype, lambda: self._raise_if_stopped(stop))
         finally:
             self.model.train()
-            free_decode_graphs(self.model)  # what decoding keeps ready is memory that training may need
+            free_decode_graphs(self.model)  # training may need their memory
 
     def _show(self, result: Validation, improved: bool) -> None:
         self.metrics.write("valid", self.progress.step, loss=result.loss, **result.scores)
         best = "  (best so far)" if improved else ""
-        self.screen.say(f"valid at step {self.progress.step}: {result.describe()}{best}")
+        self.display.say(f"valid at step {self.progress.step}: {result.describe()}{best}")
         for sample in result.samples:
-            self.screen.say(f"  {sample}")
+            self.display.say(f"  {sample}")
 
     def _save(self) -> None:
         progress = self.progress
@@ -188,45 +193,46 @@ class Trainer:
             self.metrics.sync()
             self.checkpoints.save(self.model, self.step.updater.optimizer, progress, self.carried)
             self.saved = (progress.step, progress.validated)
-        self.checkpoints.tidy([progress.step, progress.best_step, *self._scheduled()])
+        self.checkpoints.prune([progress.step, progress.best_step, *self._regular_checkpoints()])
 
-    def _scheduled(self) -> list[int]:
-        """The last regular checkpoints; those of interruptions do not count, so that they change no average.
+    def _regular_checkpoints(self) -> list[int]:
+        """Return the steps of the last checkpoints that `train.save_every` asked for, as many as are kept or averaged.
 
-        Nor do those ahead of this step, which are damaged: the run fell back behind them.
+        Checkpoints of interruptions do not count, so that they change no average; nor do those ahead of this step, which are
+        damaged: the run fell back to an earlier one.
         """
         steps = [step for step in self.checkpoints.steps() if step <= self.progress.step]
-        regular = [step for step in steps if _due(step, self.config.save_every)]
+        regular = [step for step in steps if _is_due(step, self.config.save_every)]
         return regular[-max(self.config.keep, self.config.average) :]
 
-    def _heed(self, stop: StopRequest) -> None:
+    def _raise_if_stopped(self, stop: StopRequest) -> None:
         if stop.signum:
             raise Interrupted(stop.signum, self.job.folder)
 
-    # ---- first and last words -----------------------------------------------------------------------------------------
+    # ---- first message and final model -------------------------------------------------------------------------------
 
     def _announce(self) -> None:
         config = self.job.config
         parameters = sum(p.numel() for p in self.model.parameters())
         precision = "bf16" if self.dtype == torch.bfloat16 else "fp32"
-        self.screen.say(
+        self.display.say(
             f"{config.name}: {config.task} on {devices.describe(self.device)}, {precision}; "
-            f"{parameters:,} parameters; {self.job.amount}"
+            f"{parameters:,} parameters; {self.job.data_amount}"
         )
 
     def _final_steps(self) -> list[int]:
-        """The best checkpoint, or the last regular ones; where they are damaged, what is left of them, saying so."""
+        """Return the steps whose mean is the final model: the best, or the last regular ones, without damaged ones."""
         progress, average = self.progress, self.config.average
-        steps = self._scheduled()[-average:] if average > 1 else []
-        whole = [
-            s for s in steps or [progress.best_step] if self.checkpoints.whole(s, print_message, "going without it")
+        steps = self._regular_checkpoints()[-average:] if average > 1 else []
+        intact = [
+            s for s in steps or [progress.best_step] if self.checkpoints.is_intact(s, print_message, "going without it")
         ]
-        return whole or [progress.step]
+        return intact or [progress.step]
 
     def _finish(self, stop: StopRequest) -> None:
-        """The final model and its score; a run that is stopped meanwhile does this again."""
+        """Write the final model and print its score; a run that is stopped meanwhile does this again."""
         progress, job, steps = self.progress, self.job, self._final_steps()
-        self.model.float()  # whatever it was trained in: a mean is finer than what it is of
+        self.model.float()  # the mean of bf16 checkpoints needs more than bf16
         load_weights(self.model, self.checkpoints.average(steps), self.checkpoints.folder)
         result = self._measure(stop)
         model_folder.save(
@@ -237,16 +243,16 @@ class Trainer:
             if len(steps) == 1
             else f"the mean of the last {len(steps)} checkpoints"
         )
-        self.screen.say(
+        self.display.say(
             f"done: {which} has {result.describe()} "
             f"(best {self.config.metric} during training: {abs(progress.best or 0):.4g} at step {progress.best_step})\n"
             + "\n".join(["next:", *(f"  {command}" for command in job.next_steps())])
         )
 
     def close(self) -> None:
-        self.screen.close()
+        self.display.close()
         self.metrics.close()
 
 
-def _due(step: int, every: int) -> bool:
+def _is_due(step: int, every: int) -> bool:
     return step > 0 and step % every == 0

@@ -1,8 +1,8 @@
-"""One optimizer step, as fast as the device can do it.
+"""One training step: forward, backward, clipping and update, captured as a CUDA graph.
 
-On a GPU the blocks are compiled, and the whole step (forward, backward, clipping, update) is recorded once for
-each batch shape and then replayed as one CUDA graph: small models are limited by launching kernels, not by arithmetic.
-Nothing here waits for the device. While somebody records the model (look/record.py) a step runs as written.
+On a GPU the blocks are compiled, and the whole step is captured once for each batch shape and then replayed as one CUDA
+graph: small models are limited by launching kernels, not by arithmetic. Nothing here waits for the device. While a model is
+observed (layers/hooks.py) its steps run eagerly.
 """
 
 from __future__ import annotations
@@ -25,35 +25,39 @@ from regard.training.optimizer import Updater
 
 
 class TrainingStep:
-    """Where a step is one batch, all of it is one recording, whose gradients live no longer than they are needed."""
+    """One optimizer step over a fixed number of batches (gradient accumulation).
+
+    A step of one batch is a single CUDA graph, which frees its gradients after the update. A step of several batches is one
+    graph for the forward and backward pass of a batch, and one for the update.
+    """
 
     def __init__(self, objective: Objective, config: TrainConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype, self.objective = device, dtype, objective
         self.stacks = [module for module in objective.model.modules() if isinstance(module, Stack)]
-        self.size, self.recorded = config.accumulate, device.type == "cuda" and config.compile
-        self.updater = Updater(objective.model, config, in_place=self.recorded and self.size > 1)
-        self.sums = torch.zeros(3, device=device)  # the objective's, over steps: whoever reads them resets them
-        self.share = torch.zeros((), device=device)  # of one answer in the step's mean
+        self.accumulate, self.is_graphed = config.accumulate, device.type == "cuda" and config.compile
+        self.updater = Updater(objective.model, config, in_place=self.is_graphed and self.accumulate > 1)
+        self.sums = torch.zeros(3, device=device)  # of the objective, over steps; the trainer reads and resets them
+        self.label_weight = torch.zeros((), device=device)  # 1 / number of scored labels of the step
         self.loss = torch.zeros((), device=device)  # of the step in progress
         self.norm = torch.zeros((), device=device)  # of the last gradient
         self.has_auxiliary = any(getattr(module, "auxiliary", False) is True for module in objective.model.modules())
         self.auxiliary = torch.zeros((), device=device)  # the auxiliary loss of the last batch
-        if self.recorded:
+        if self.is_graphed:
             compile_blocks(objective)
             self.graphed_backward = GraphedCallable(self._backward)
             self.graphed_update = GraphedCallable(self._update)
             self.graphed_step = GraphedCallable(self._backward_and_update)
 
     def __call__(self, batches: list[Batch], lr: float) -> None:
-        """Descend the mean loss over all that is scored in `batches`."""
-        self.share.fill_(1 / sum(batch.tokens for batch in batches))
+        """Update the weights by the gradient of the mean loss over all scored labels of `batches`."""
+        self.label_weight.fill_(1 / sum(batch.tokens for batch in batches))
         self.updater.set_lr(lr)
         backward: Callable[..., None] = self._backward
         update: Callable[..., None] = self._update
         # Replaying a CUDA graph runs no Python, so a model that is observed or changed from outside runs eagerly.
-        if self.recorded and not is_observed(self.objective.model) and not any(s.intervened for s in self.stacks):
-            assert len(batches) == self.size, "captured for another number of batches"
-            if self.size == 1:
+        if self.is_graphed and not is_observed(self.objective.model) and not any(s.intervened for s in self.stacks):
+            assert len(batches) == self.accumulate, "captured for another number of batches"
+            if self.accumulate == 1:
                 return self.graphed_step(*batches[0].to(self.device).inputs)
             backward, update = self.graphed_backward, self.graphed_update
         for batch in batches:
@@ -68,12 +72,12 @@ class TrainingStep:
         """Run one batch forward and backward, and add its gradients to those of the step."""
         with autocast(self.device, self.dtype):
             sums = self.objective(*inputs)  # (3,)
-        # Parts with an auxiliary loss add it for each scored answer, so that batches weigh right when accumulated.
+        # An auxiliary loss of parts is added once for each scored label, so that accumulated batches have the right weights.
         auxiliary = [stack.auxiliary_loss for stack in self.stacks if stack.auxiliary_loss is not None]
-        loss = sums[0] * self.share
+        loss = sums[0] * self.label_weight
         if auxiliary:
             total = sum(auxiliary[1:], auxiliary[0])
-            loss = loss + total * sums[2] * self.share
+            loss = loss + total * sums[2] * self.label_weight
             self.auxiliary.copy_(total.detach())
         loss.backward()
         self.loss += loss.detach()
@@ -85,9 +89,11 @@ class TrainingStep:
 
 
 def compile_blocks(objective: Objective) -> None:
-    """Block by block: blocks of a kind share one compiled form, for any shape, so compiling takes seconds, not minutes.
-    Of recurrent layers it is the step of a scan."""
-    torch._dynamo.config.specialize_float = True  # dropout rates and scales are constants: no second look at them
+    """Compile a model block by block: equal blocks share one compiled form, for any shape, so it takes seconds, not minutes.
+
+    Of recurrent layers the one-token step of the scan is compiled.
+    """
+    torch._dynamo.config.specialize_float = True  # dropout rates and scales are constants, not inputs
     modules = list(objective.modules())
     stacks = [module for module in modules if isinstance(module, Stack)]
     for stack in stacks:
@@ -98,4 +104,4 @@ def compile_blocks(objective: Objective) -> None:
     cells = [module for module in modules if isinstance(module, Cell) and module not in inside]
     for part in (*blocks, *attentive, *cells):
         part.compile(dynamic=True)
-    objective.losses = torch.compile(objective.losses, dynamic=True)  # type: ignore[method-assign]
+    objective.loss_from_outputs = torch.compile(objective.loss_from_outputs, dynamic=True)  # type: ignore[method-assign]

@@ -1,5 +1,7 @@
-"""Recurrent language models learn from a text of any length in pieces: the state goes on from batch to batch, the gradient
-does not (truncated back-propagation through time)."""
+"""Truncated back-propagation through time (BPTT): objectives of recurrent language models.
+
+A text of any length is read in pieces. The recurrent state is carried over from batch to batch, the gradient is not.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,11 @@ from regard.training.objective import Objective
 
 
 class RecurrentObjective(Objective):
-    """(ids, labels), each row from a state of zeros. What the last layer gives, h, may be asked to be small and to change
-    slowly: loss + ar_weight * mean(dropped h^2) + tar_weight * mean((h_t - h_t-1)^2), AR and TAR of AWD-LSTM."""
+    """Next-token cross-entropy of (ids, labels), each row from a zero state, with the regularizers of AWD-LSTM.
+
+    With h the output of the last layer: loss + ar_weight * mean(dropout(h)^2) + tar_weight * mean((h_t - h_t-1)^2):
+    activation regularization (AR) keeps h small, temporal activation regularization (TAR) makes it change slowly.
+    """
 
     def __init__(
         self,
@@ -31,30 +36,33 @@ class RecurrentObjective(Objective):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         ids, labels = inputs
-        return self.regularised(cast(StatefulLanguageModel, self.model).hidden(ids)[0], labels)
+        return self.regularized_loss(cast(StatefulLanguageModel, self.model).hidden(ids)[0], labels)
 
-    def regularised(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """hidden (B, T, C), labels (B, T)"""
+    def regularized_loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Return the three sums for hidden states (B, T, C) and labels (B, T), with AR and TAR added to the first."""
         dropped = cast(StatefulLanguageModel, self.model).output_dropout(hidden)
-        sums = self.score(dropped, labels)
+        sums = self.loss_from_hidden(dropped, labels)
         if not (self.ar_weight or self.tar_weight):
             return sums
         scored = labels != PAD
         size = dropped.float().square().mean(-1)  # (B, T)
         change = hidden.float().diff(dim=1).square().mean(-1)  # (B, T - 1)
-        asked = self.ar_weight * mean(size, scored) + self.tar_weight * mean(change, scored[:, 1:])
+        penalty = self.ar_weight * masked_mean(size, scored) + self.tar_weight * masked_mean(change, scored[:, 1:])
         nothing = sums.new_zeros(())
-        return sums + torch.stack([asked * scored.sum(), nothing, nothing])
+        return sums + torch.stack([penalty * scored.sum(), nothing, nothing])
 
 
-def mean(x: Tensor, counted: Tensor) -> Tensor:
+def masked_mean(x: Tensor, counted: Tensor) -> Tensor:
+    """Return the mean of x over the places that are counted."""
     return (x * counted).sum() / counted.sum().clamp(min=1)
 
 
 class StatefulObjective(RecurrentObjective):
-    """(ids, fresh, labels): each stream goes on from the state that its last batch left, or from zeros where it is fresh.
+    """Truncated BPTT over (ids, fresh, labels): each stream starts from its state after the last batch.
 
-    The states are buffers that are written in place, so that a recorded step finds them where they were."""
+    Streams that are `fresh` start from zeros. The states are buffers that are written in place, because a CUDA graph
+    reads and writes fixed memory.
+    """
 
     def __init__(self, model: StatefulLanguageModel, streams: int, *weights: float) -> None:
         super().__init__(model, *weights)
@@ -71,9 +79,10 @@ class StatefulObjective(RecurrentObjective):
         hidden, after = cast(StatefulLanguageModel, self.model).hidden(ids, before)
         for place, x in zip(self.state, after, strict=True):
             place.copy_(x.detach())
-        return self.regularised(hidden, labels)
+        return self.regularized_loss(hidden, labels)
 
 
-def recurrent_objective(model: StatefulLanguageModel, config: TrainConfig, streams: int) -> Objective:
+def make_recurrent_objective(model: StatefulLanguageModel, config: TrainConfig, streams: int) -> Objective:
+    """Return the objective of a recurrent language model; it keeps states if `train.carry_state` is set."""
     weights = (config.label_smoothing, config.z_loss, config.ar_weight, config.tar_weight)
     return StatefulObjective(model, streams, *weights) if config.carry_state else RecurrentObjective(model, *weights)

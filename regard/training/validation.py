@@ -1,4 +1,4 @@
-"""What a model loses on given data: for texts and translations, how unlikely it finds them."""
+"""Validation loss: the summed loss of a model over given batches (for texts, their negative log-likelihood)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def total_loss(
     dtype: torch.dtype = torch.float32,
     poll: Callable[[], None] = lambda: None,
 ) -> tuple[float, int]:
-    """The plain loss summed over all that is scored (nats for likelihoods), and how many that are."""
+    """Return the plain loss summed over all scored labels (in nats for likelihoods), and their number."""
     total, scored = 0.0, 0
     for batch in batches:
         with autocast(device, dtype):

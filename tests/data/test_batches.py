@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokens import EOS, SOS
 
-from regard.data.batches import Batch, Batches, Cursor, PairBatches, bucket_widths, padded, prefetch
+from regard.data.batches import Batch, Batches, Cursor, PairBatches, bucket_widths, pad_rows, prefetch
 from regard.data.shards import FilterReport, Filters, Store, TokenStore
 from regard.text.special_tokens import PAD
 
@@ -42,7 +42,7 @@ def rows_of(batch: Batch) -> list[int]:
 
 
 def epoch_of(batches: Batches, epoch: int) -> list[Batch]:
-    return [batch for batch, _ in islice(batches.follow(Cursor(epoch)), len(batches.plan(epoch)))]
+    return [batch for batch, _ in islice(batches.iterate_from(Cursor(epoch)), len(batches.plan(epoch)))]
 
 
 def same(a: Batch, b: Batch) -> bool:
@@ -142,13 +142,13 @@ def test_widths_come_in_random_order() -> None:
 def test_from_any_cursor_the_stream_is_the_rest_of_the_stream(lengths: Lengths, batch_tokens: int, seed: int) -> None:
     store = numbered(lengths)
     n = 2 * len(PairBatches(store, batch_tokens, seed).plan(0)) + 2  # past two ends of an epoch
-    whole = list(islice(PairBatches(store, batch_tokens, seed).follow(Cursor()), n))
+    whole = list(islice(PairBatches(store, batch_tokens, seed).iterate_from(Cursor()), n))
     for i, (_, cursor) in enumerate(whole[:-1]):
-        batch, after = next(PairBatches(store, batch_tokens, seed).follow(cursor))
+        batch, after = next(PairBatches(store, batch_tokens, seed).iterate_from(cursor))
         assert same(batch, whole[i + 1][0])
         assert after == whole[i + 1][1]
     middle = whole[n // 2][1]
-    rest = islice(PairBatches(store, batch_tokens, seed).follow(middle), n - n // 2 - 1)
+    rest = islice(PairBatches(store, batch_tokens, seed).iterate_from(middle), n - n // 2 - 1)
     for (a, after_a), (b, after_b) in zip(rest, whole[n // 2 + 1 :], strict=True):
         assert same(a, b)
         assert after_a == after_b
@@ -156,7 +156,7 @@ def test_from_any_cursor_the_stream_is_the_rest_of_the_stream(lengths: Lengths, 
 
 def test_the_cursor_turns_over_at_the_end_of_an_epoch() -> None:
     batches = PairBatches(numbered([(3, 3)] * 5), 8, 0)  # width 4, two rows a batch
-    cursors = [cursor for _, cursor in islice(batches.follow(Cursor()), 4)]
+    cursors = [cursor for _, cursor in islice(batches.iterate_from(Cursor()), 4)]
     assert cursors == [Cursor(0, 1), Cursor(0, 2), Cursor(1, 0), Cursor(1, 1)]
 
 
@@ -181,8 +181,8 @@ def test_a_batch_by_hand() -> None:
 def test_padding_between_special_tokens() -> None:
     store = tokens([[5, 6], []])
     rows = np.array([1, 0])
-    assert padded(store.together(rows), 4).tolist() == [[-1, -1, -1, -1], [5, 6, -1, -1]]
-    assert padded(store.together(rows), 4, (SOS,), (EOS,)).tolist() == [[1, 2, -1, -1], [1, 5, 6, 2]]
+    assert pad_rows(store.gather(rows), 4).tolist() == [[-1, -1, -1, -1], [5, 6, -1, -1]]
+    assert pad_rows(store.gather(rows), 4, (SOS,), (EOS,)).tolist() == [[1, 2, -1, -1], [1, 5, 6, 2]]
 
 
 def test_moving_a_batch_keeps_it() -> None:
@@ -212,8 +212,8 @@ def all_ended(started: set[threading.Thread]) -> bool:
 
 def test_ahead_yields_the_same_items_in_order() -> None:
     batches = PairBatches(numbered([(n % 9 + 1, 3) for n in range(50)]), 40, 0)
-    stream = prefetch(batches.follow(Cursor()), depth=3)
-    for (a, after_a), (b, after_b) in islice(zip(stream, batches.follow(Cursor()), strict=False), 40):
+    stream = prefetch(batches.iterate_from(Cursor()), depth=3)
+    for (a, after_a), (b, after_b) in islice(zip(stream, batches.iterate_from(Cursor()), strict=False), 40):
         assert same(a, b)
         assert after_a == after_b
     stream.close()  # type: ignore[attr-defined]

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from regard.data import shards
-from regard.data.parallel_corpus import Corpus
+from regard.data.parallel_corpus import ParallelCorpus
 from regard.data.shards import Filters, Store, TokenStore, cache_folder, prepare_store
 from regard.errors import RegardError
 from regard.files import find_damage
@@ -54,12 +54,12 @@ class Forbidden(Words):
         raise AssertionError("a cache hit must not tokenise")
 
 
-def corpus_of(root: Path, pairs: Iterable[tuple[str, str]], name: str = "x.tsv") -> Corpus:
+def corpus_of(root: Path, pairs: Iterable[tuple[str, str]], name: str = "x.tsv") -> ParallelCorpus:
     (root / name).write_text("".join(f"{a}\t{b}\n" for a, b in pairs), newline="")
-    return Corpus((name,), "en", "de", root)
+    return ParallelCorpus((name,), "en", "de", root)
 
 
-def run(corpus: Corpus, cache: Path, tokenizer: Words | None = None, filters: Filters = ROOMY) -> Store:
+def run(corpus: ParallelCorpus, cache: Path, tokenizer: Words | None = None, filters: Filters = ROOMY) -> Store:
     tokenizer = tokenizer or Words()
     return prepare_store(corpus, (tokenizer, tokenizer), filters, cache)
 
@@ -92,7 +92,7 @@ SENTENCE = st.lists(WORD, min_size=1, max_size=6).map(" ".join)
 @given(pairs=st.lists(st.tuples(SENTENCE, SENTENCE), min_size=1, max_size=12), size=st.sampled_from([7, 65536, 65537]))
 def test_store_is_the_encoded_text(tmp_path: Path, pairs: list[tuple[str, str]], size: int) -> None:
     tokenizer = Words(size)
-    corpus = Corpus(("x.tsv",), "en", "de", tmp_path)
+    corpus = ParallelCorpus(("x.tsv",), "en", "de", tmp_path)
     (tmp_path / "x.tsv").write_bytes(b"\xef\xbb\xbf" + "".join(f"{a}\t{b}\r\n" for a, b in pairs).encode())
     store = run(corpus, tmp_path / "cache", tokenizer)
     for side, tokens in enumerate((store.source, store.target)):
@@ -203,7 +203,7 @@ def test_hit_does_not_tokenise_and_needs_no_writing(tmp_path: Path) -> None:
 def test_anything_changed_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = tmp_path / "cache"
 
-    def folders_after(corpus: Corpus, tokenizer: Words, filters: Filters) -> int:
+    def folders_after(corpus: ParallelCorpus, tokenizer: Words, filters: Filters) -> int:
         run(corpus, cache, tokenizer, filters)
         assert tokenizer.calls == 2  # one chunk, two sides
         return len(list(cache.iterdir()))
@@ -253,7 +253,7 @@ def test_damaged_cache_is_rebuilt(tmp_path: Path, name: str, damage: str, capsys
 
 
 def check_rebuilt(
-    corpus: Corpus, cache: Path, pairs: list[tuple[str, str]], path: Path, whole: bytes, said: Callable[[], Any]
+    corpus: ParallelCorpus, cache: Path, pairs: list[tuple[str, str]], path: Path, whole: bytes, said: Callable[[], Any]
 ) -> None:
     """A damaged store is prepared again, one line says which and why, and nothing is said when it is used next."""
     tokenizer = Words()
@@ -381,7 +381,7 @@ from pathlib import Path
 sys.path[:0] = [{tests!r}]
 from test_shards import ROOMY, Words, corpus_of, numbered, content, encoded
 from regard.data import shards
-from regard.data.parallel_corpus import Corpus
+from regard.data.parallel_corpus import ParallelCorpus
 
 class Noisy(Words):
     def encode_batch(self, texts):
@@ -392,7 +392,7 @@ class Noisy(Words):
 
 shards.CHUNK = 50
 root = Path({root!r})
-store = shards.prepare(Corpus(("x.tsv",), "en", "de", root), (Noisy(), Noisy()), ROOMY, root / "cache")
+store = shards.prepare_store(ParallelCorpus(("x.tsv",), "en", "de", root), (Noisy(), Noisy()), ROOMY, root / "cache")
 assert content(store) == encoded(numbered(200))
 """
 
@@ -470,7 +470,7 @@ def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
 def test_broken_corpus_keeps_its_own_message_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_bytes(b"a\tb\nc\n")
     with pytest.raises(RegardError, match=r"x\.tsv line 2"):
-        run(Corpus(("x.tsv",), "en", "de", tmp_path), tmp_path / "cache")
+        run(ParallelCorpus(("x.tsv",), "en", "de", tmp_path), tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())
 
 

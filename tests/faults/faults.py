@@ -170,7 +170,7 @@ def as_nobody(fault: str) -> Iterator[None]:
 
 
 def reseal(folder: Path) -> None:
-    """Write the manifest that belongs to the files as they are now, as whoever changed them on purpose would."""
+    """Write the manifest that belongs to the files as they are now, as a user who changed them on purpose would."""
     (folder / MANIFEST).unlink(missing_ok=True)
     sums = {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.is_file() and not path.is_symlink()}
     (folder / MANIFEST).write_text(json.dumps({"sha256": sums}))

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import FAMILIES, exported_package
 from faults import EVERY, FLIPS, TYPES, WRONG, as_nobody, cases, change_json, content, copied, outcome
 from safetensors.torch import load_file, save_file
+from tiny_packages import FAMILIES, exported_package
 
 from regard.exchange.families import FAMILIES as KNOWN
 from regard.exchange.huggingface import read_huggingface, their_config

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import model_package
 from faults import EVERY, FLIPS, TYPES, WRONG, as_nobody, cases, change_json, content, copied, outcome, reseal
+from tiny_packages import model_package
 
 from regard import model_folder as folders
 from regard.config import DecodeConfig, ModelConfig

@@ -1,4 +1,4 @@
-"""A run with a fault goes on to the very same model, or is refused in one line; nothing of it is lost."""
+"""A run with a fault resumes to the very same model, or is refused in one line; nothing of it is lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from faults import EVERY, FLIPS, as_nobody, cases, change_json, content, copied,
 from safetensors.torch import load_file
 
 import regard
-from regard.data.parallel_corpus import Corpus
+from regard.data.parallel_corpus import ParallelCorpus
 from regard.data.shards import Filters, prepare_store
 from regard.tasks.run import train_config as train
 from regard.tasks.run_config import make_config
@@ -91,7 +91,7 @@ def test_a_fault_in_a_file(file: str, fault: str, runs: tuple[Path, dict[str, An
 def test_a_state_that_is_none(
     keys: tuple[str, ...], wrong: Any, runs: tuple[Path, dict[str, Any]], place: Path
 ) -> None:
-    """With checksums made anew: a run that goes on from a place that it never came to would be another run."""
+    """With checksums made anew: a run that resumes from a place that it never reached would be another run."""
     run, weights = runs
     folder = copied(run, place / "run")
     change_json(folder / NEWEST / "state.json", keys, wrong)
@@ -122,7 +122,7 @@ CACHE = ["meta.json", "manifest.json", *(f"side-{i}.{what}" for i in (0, 1) for 
 def test_a_fault_in_prepared_data(file: str, fault: str, runs: tuple[Path, dict[str, Any]], place: Path) -> None:
     folder = runs[0].parent
     one = Tokenizer.load(folder / "run" / "tokenizer.json")
-    corpus = Corpus(("train.tsv",), "en", "de", folder)
+    corpus = ParallelCorpus(("train.tsv",), "en", "de", folder)
 
     def tokens() -> list[list[list[int]]]:
         store = prepare_store(corpus, (one, one), Filters(), place / "cache")

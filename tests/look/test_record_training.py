@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.config import TrainConfig
 from regard.data.batches import Batch
 from regard.look.record import record
-from regard.training.objective import token_objective
+from regard.training.objective import make_token_objective
 from regard.training.training_step import TrainingStep
 
 sys.path.append(str(Path(__file__).parent))
@@ -39,12 +39,12 @@ def batch(kind: str, seed: int) -> Batch:
 def step_of(kind: str, device: str, compile: bool, accumulate: int, **changes: Any) -> TrainingStep:
     config = TrainConfig(accumulate=accumulate, compile=compile, precision="fp32", weight_decay=0.0)
     model = MODELS[kind](**changes).to(device).train()
-    return TrainingStep(token_objective(model, config), config, torch.device(device), torch.float32)
+    return TrainingStep(make_token_objective(model, config), config, torch.device(device), torch.float32)
 
 
 def weights_after(step: TrainingStep, kind: str, steps: int, first: int = 0) -> list[Tensor]:
     for i in range(first, first + steps):
-        step([batch(kind, 10 * i + j) for j in range(step.size)], lr=1e-3)
+        step([batch(kind, 10 * i + j) for j in range(step.accumulate)], lr=1e-3)
     return [p.detach().clone() for p in step.objective.model.parameters()]
 
 
@@ -68,9 +68,9 @@ def test_a_step_that_is_recorded_learns_the_same(kind: str, accumulate: int, dev
 
 
 def test_what_would_be_replayed_is_not_asked_while_somebody_listens() -> None:
-    """On a GPU `at_once` is a recording, which runs no Python."""
+    """On a GPU `graphed_step` is a CUDA graph, whose replay runs no Python."""
     step, calls = step_of("gpt", "cpu", False, 1), []
-    step.at_once = lambda *inputs: calls.append(1)
+    step.is_graphed, step.graphed_step = True, lambda *inputs: calls.append(1)
     model = step.objective.model
     weights_after(step, "gpt", 1)
     with record(model, "decoder.1.self") as tape:

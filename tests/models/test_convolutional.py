@@ -22,7 +22,7 @@ from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
 from regard.text.special_tokens import PAD
 from regard.training.objective import Objective
-from regard.training.optimizer import prepare
+from regard.training.optimizer import prepare_model
 
 V = 23
 SIZES: dict[str, Any] = {"d_model": 16, "max_len": 96, "dropout": 0.0}
@@ -352,7 +352,7 @@ def test_computing_blocks_again_gives_the_same_gradients(config: ModelConfig) ->
     for recompute in (False, True):
         torch.manual_seed(0)
         model = make_model(replaced(config, dropout=0.2))
-        prepare(model, TrainConfig(activation_checkpointing=recompute))
+        prepare_model(model, TrainConfig(activation_checkpointing=recompute))
         torch.manual_seed(1)
         Objective(model)(*inputs)[0].backward()
         found.append([p.grad for p in model.parameters()])

@@ -25,7 +25,7 @@ from regard.models.analysis.cost import (
 )
 from regard.models.architectures import make_model, preset
 from regard.models.transformer import Transformer
-from regard.training.objective import ClassObjective, Objective
+from regard.training.objective import ClassificationObjective, Objective
 from regard.training.optimizer import make_optimizer
 
 
@@ -216,7 +216,7 @@ def saved(net: nn.Module, *inputs: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         return x
 
     images = inputs[0].is_floating_point()
-    objective = ClassObjective(net) if images else Objective(net)
+    objective = ClassificationObjective(net) if images else Objective(net)
     labels = torch.zeros(B, dtype=torch.long) if images else inputs[-1]
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), torch.autocast("cpu", torch.bfloat16):
         objective(*inputs, labels)

@@ -19,7 +19,7 @@ from regard.models.analysis.cost import (
     training_memory,
 )
 from regard.models.architectures import make_model, preset
-from regard.training.throughput import Meter
+from regard.training.throughput import ThroughputMeter
 
 S = 9  # tokens of a source; targets and texts have L
 H = 24
@@ -107,7 +107,7 @@ def test_a_meter_counts_the_batches_of_every_recurrent_task(task: str) -> None:
         "answers": ("lstm-small", {"answer": "row"}, (target, torch.zeros_like(target), classes), (0, L)),
     }[task]
     net = scanned(name, **style)
-    meter = Meter(net.config, 1, torch.device("cpu"))
+    meter = ThroughputMeter(net.config, 1, torch.device("cpu"))
     meter.count(Batch(inputs, tokens=inputs[-1].numel()))
     assert meter.flops == training_flops(net.config, B, *at) > 0
 

@@ -14,8 +14,8 @@ import pytest
 import titled
 
 from regard.config import recipes
-from regard.data.parallel_corpus import Corpus, read_lines
-from regard.text.language_identification import learn_profile
+from regard.data.parallel_corpus import ParallelCorpus, read_lines
+from regard.text.language_identification import learn_profiles
 
 FOLDER = Path(prepare.__file__).parent
 
@@ -179,7 +179,7 @@ def test_what_is_prepared(work: Path) -> None:
 def test_the_recipe_reads_what_is_prepared(work: Path) -> None:
     values = recipes.load(FOLDER / "train.toml")
     for split in ("train", "valid"):
-        corpus = Corpus(tuple(values["data"][split]), "en", "de", work, split)
+        corpus = ParallelCorpus(tuple(values["data"][split]), "en", "de", work, split)
         assert len(corpus.directions) == 8
         assert list(corpus.directed_rows())
 

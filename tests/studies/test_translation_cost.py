@@ -61,7 +61,7 @@ def test_flops_are_those_of_the_batches_by_hand(data: Path, tmp_path: Path, r_dr
     job = prepare_job(tmp_path, make_config(translators.merged(translators.COMMON, TINY), where), quiet=True)
     n, total = 40, 0  # more than an epoch
     expected = []
-    for batch, _ in islice(job.batches().follow(Cursor()), n):
+    for batch, _ in islice(job.batches().iterate_from(Cursor()), n):
         (rows, width), vocab = batch.inputs[0].shape, len(job.tokenizers.target)  # type: ignore[union-attr]
         attention = 4 * (2 * 16 * 16) + 2 * 2 * 16 * width  # four projections; scores and sums of values, for a token
         blocks = 3 * attention + 2 * 2 * (2 * 16 * 32)  # self, self and cross; a feed-forward layer on either side

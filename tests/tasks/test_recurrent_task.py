@@ -21,7 +21,7 @@ from regard.inference.generator import load_generator
 from regard.model_folder import load
 from regard.tasks import prepare_job
 from regard.tasks.run_config import make_config
-from regard.tasks.text_data import text_corpus
+from regard.tasks.text_data import make_text_corpus
 from regard.text.tokenizer import Tokenizer
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -72,7 +72,9 @@ def wikitext(data_folder: Path) -> Config:
 def test_wikitext2_has_the_words_that_are_published(data_folder: Path) -> None:
     """33,278 words, the end of a line among them, and 2,088,628, 217,646 and 245,569 tokens."""
     config = wikitext(data_folder)
-    texts = {split: [text for (text,) in text_corpus(config, split).rows()] for split in ("train", "valid", "test")}
+    texts = {
+        split: [text for (text,) in make_text_corpus(config, split).rows()] for split in ("train", "valid", "test")
+    }
     tokenizer = Tokenizer.train(texts["train"], config.tokenizer)
     ids = {split: np.concatenate(tokenizer.encode_batch(rows)) for split, rows in texts.items()}
     assert [len(found) for found in ids.values()] == [2_088_628, 217_646, 245_569]
@@ -96,8 +98,8 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("carry_state", [True, False])
-def test_a_recurrent_model_learns_a_text(corpora: Path, tmp_path: Path, carry: bool) -> None:
-    settings = {**RNN, "train.bptt": 12, "train.carry_state": carry, "train.lr": 1e-2}
+def test_a_recurrent_model_learns_a_text(corpora: Path, tmp_path: Path, carry_state: bool) -> None:
+    settings = {**RNN, "train.bptt": 12, "train.carry_state": carry_state, "train.lr": 1e-2}
     run = learn(config_of(corpora, "causal-lm", **settings), tmp_path / "run")
     writer = regard.load(run)
     assert str(writer.generate("three", max_new_tokens=3)).split()[:3] == ["four", "five", "six"]

@@ -233,7 +233,7 @@ def test_tidy_keeps_what_it_is_told(tmp_path: Path) -> None:
     checkpoints = save(tmp_path, 10, 20, 30)
     (tmp_path / ".step-00000040.draft-77").mkdir()
     (tmp_path / "notes.txt").write_text("mine")
-    checkpoints.tidy([-1, 10, 30])
+    checkpoints.prune([-1, 10, 30])
     assert checkpoints.steps() == [10, 30]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["notes.txt", "step-00000010", "step-00000030"]
 

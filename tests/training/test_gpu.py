@@ -1,4 +1,4 @@
-"""What only a GPU can show: the compiled, recorded step does what the plain one does."""
+"""What only a GPU can show: the compiled and captured step (CUDA graph) does what the plain one does."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from regard.layers.attention_kernels import make_plan
 from regard.models.architectures import make_model, preset
 from regard.models.transformer import Transformer
 from regard.text.special_tokens import PAD
-from regard.training.objective import ClassObjective, Objective, PackedObjective, token_objective
+from regard.training.objective import ClassificationObjective, Objective, PackedObjective, make_token_objective
 from regard.training.training_step import TrainingStep
 
 pytestmark = [
@@ -54,7 +54,7 @@ def run(
 ) -> tuple[TrainingStep, Transformer]:
     net = model(**(changes or {}))
     settings = TrainConfig(compile=compile, **{"accumulate": 2, **config})  # type: ignore[arg-type]
-    step = TrainingStep(token_objective(net, settings), settings, torch.device("cuda"), dtype)
+    step = TrainingStep(make_token_objective(net, settings), settings, torch.device("cuda"), dtype)
     for i, (rows, width) in enumerate(shapes):
         step([batch(rows, width, i + 100 * j) for j in range(settings.accumulate)], lr=1e-3)
     return step, net
@@ -62,8 +62,8 @@ def run(
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("r_drop", [0.0, 5.0])
-def test_recorded_steps_equal_plain_ones(r_drop: float, accumulate: int) -> None:
-    """One recording of everything, or one that adds gradients up and one that uses them."""
+def test_captured_steps_equal_plain_ones(r_drop: float, accumulate: int) -> None:
+    """One CUDA graph of the whole step, or one that accumulates gradients and one that applies them."""
     fast, fast_net = run(True, r_drop=r_drop, accumulate=accumulate)
     plain, plain_net = run(False, r_drop=r_drop, accumulate=accumulate)
     torch.testing.assert_close(fast.sums, plain.sums, rtol=1e-4, atol=1e-3)
@@ -80,7 +80,7 @@ def test_recorded_steps_equal_plain_ones(r_drop: float, accumulate: int) -> None
     ],
 )
 def test_long_rows_learn_the_same_on_every_kernel(changes: dict[str, object]) -> None:
-    """From 128 tokens on, biases and windows have kernels of their own, inside compiled blocks and recorded steps."""
+    """From 128 tokens on, biases and windows have kernels of their own, inside compiled blocks and CUDA graphs."""
     shapes, changes = [(4, 160), (2, 200)] * 3, changes | {"max_len": 256}
     fast, plain = (run(compile, torch.bfloat16, shapes, changes)[0] for compile in (True, False))
     torch.testing.assert_close(fast.sums, plain.sums, rtol=1e-2, atol=1.0)
@@ -102,13 +102,13 @@ def pictures(seed: int) -> Batch:
 
 
 @pytest.mark.parametrize("kind", ["packed documents", "pictures"])
-def test_other_models_learn_the_same_when_recorded(kind: str) -> None:
+def test_other_models_learn_the_same_when_captured(kind: str) -> None:
     sums = []
     for compile in (True, False):
         torch.manual_seed(0)
         if kind == "pictures":
             net = make_model(preset("vit-tiny", n_encoder_layers=2, n_classes=10, max_len=17, dropout=0.0)).cuda()
-            objective, make = ClassObjective(net), pictures
+            objective, make = ClassificationObjective(net), pictures
         else:
             net = make_model(preset("gpt-tiny", n_decoder_layers=2, target_vocab=VOCAB, dropout=0.0)).cuda()
             objective, make = PackedObjective(net), packed_rows
@@ -137,7 +137,7 @@ def test_nothing_is_compiled_again_once_its_shape_was_seen() -> None:
     for i, (rows, width) in enumerate(SHAPES):
         step([batch(rows, width, i)], lr=1e-3)
     assert counters["stats"]["unique_graphs"] == compiled
-    assert len(step.at_once.graphs) == len(set(SHAPES))  # type: ignore[attr-defined]
+    assert len(step.graphed_step.graphs) == len(set(SHAPES))  # type: ignore[attr-defined]
 
 
 def test_a_hybrid_model_has_a_graph_for_each_kind_of_block() -> None:
@@ -153,7 +153,7 @@ def test_a_hybrid_model_has_a_graph_for_each_kind_of_block() -> None:
     for i, (rows, width) in enumerate(SHAPES):
         step([batch(rows, width, i)], lr=1e-3)
         assert counters["stats"]["unique_graphs"] == before + 4  # two in the encoder, two that look at the source too
-    assert len(step.at_once.graphs) == len(set(SHAPES))  # type: ignore[attr-defined]
+    assert len(step.graphed_step.graphs) == len(set(SHAPES))  # type: ignore[attr-defined]
 
 
 def test_dropout_differs_between_replays() -> None:

@@ -12,11 +12,11 @@ from fused_rows import gate_rows, kv_rows, qkv_rows
 from helpers import assert_same_run, fit, fit_until, write_corpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_optim import batch, set_gradients, transformer
+from test_optimizer import batch, set_gradients, transformer
 
 from regard.config import TrainConfig
 from regard.errors import RegardError
-from regard.training.muon import Piece, orthogonal, pieces_of
+from regard.training.muon import WeightMatrix, find_matrices, orthogonalize
 from regard.training.objective import Objective
 from regard.training.optimizer import Updater, make_optimizer
 from regard.training.training_step import TrainingStep
@@ -34,7 +34,7 @@ def polished(x: np.ndarray) -> np.ndarray:
 @given(n=st.integers(1, 3), short=st.integers(1, 9), more=st.integers(0, 9), seed=st.integers(0, 99))
 def test_the_iteration_is_a_polynomial_of_singular_values(n: int, short: int, more: int, seed: int) -> None:
     x = np.random.default_rng(seed).normal(size=(n, short, short + more))
-    found = orthogonal(torch.from_numpy(x)).numpy()
+    found = orthogonalize(torch.from_numpy(x)).numpy()
     np.testing.assert_allclose(found, np.stack([polished(each) for each in x]), atol=1e-6)
 
 
@@ -42,36 +42,36 @@ def test_the_iteration_is_a_polynomial_of_singular_values(n: int, short: int, mo
 @given(seed=st.integers(0, 99), scale=st.sampled_from([1e-6, 1.0, 1e6]))
 def test_all_directions_become_about_equally_large(seed: int, scale: float) -> None:
     x = scale * torch.randn(2, 16, 40, generator=torch.Generator().manual_seed(seed))
-    values = torch.linalg.svdvals(orthogonal(x))
+    values = torch.linalg.svdvals(orthogonalize(x))
     assert values.min() > 0.6
     assert values.max() < 1.25
 
 
 def test_a_weight_without_a_gradient_stays() -> None:
-    assert torch.equal(orthogonal(torch.zeros(2, 3, 4)), torch.zeros(2, 3, 4))
+    assert torch.equal(orthogonalize(torch.zeros(2, 3, 4)), torch.zeros(2, 3, 4))
 
 
 # ---- which matrices --------------------------------------------------------------------------------------------------
 
 
-def rows_of(piece: Piece) -> list[int]:
-    numbers = torch.arange(len(piece.weight))[:, None]
-    found: list[int] = piece.of(numbers).flatten().tolist()
+def rows_of(matrix: WeightMatrix) -> list[int]:
+    numbers = torch.arange(len(matrix.weight))[:, None]
+    found: list[int] = matrix.view(numbers).flatten().tolist()
     return found
 
 
 def test_joined_matrices_are_taken_apart() -> None:
     """8 wide, 2 heads of queries 4 wide but one of keys, 16 inner units with gates."""
     model = transformer(n_kv_heads=1, feedforward="gated", activation="silu")
-    shapes = [(len(rows_of(piece)), piece.weight.shape[1]) for piece in pieces_of(model)]
+    shapes = [(len(rows_of(matrix)), matrix.weight.shape[1]) for matrix in find_matrices(model)]
     attention, gated = (
         [(8, 8), (8, 8), (4, 8), (4, 8)],
         [(16, 8), (16, 8), (8, 16)],
     )  # out and q, k, v; two in and one out
     assert sorted(shapes) == sorted([*attention, *attention, *attention, *gated, *gated])
     rows: dict[int, list[int]] = {}
-    for piece in pieces_of(model):
-        rows.setdefault(id(piece.weight), []).extend(rows_of(piece))
+    for matrix in find_matrices(model):
+        rows.setdefault(id(matrix.weight), []).extend(rows_of(matrix))
     one_after_another = {"qkv": qkv_rows(2, 1, 4), "kv": kv_rows(1, 4), "inner": gate_rows(16)}
     for name, p in model.named_parameters():
         if id(p) in rows:
@@ -107,7 +107,7 @@ def test_five_steps_of_muon() -> None:
     model = transformer(feedforward="gated", n_kv_heads=1)
     updater = Updater(model, TrainConfig(optimizer="muon", weight_decay=0.1, clip=1.0))
     names = {id(p): name for name, p in model.named_parameters()}
-    pieces = [(names[id(piece.weight)], rows_of(piece)) for piece in pieces_of(model)]
+    pieces = [(names[id(matrix.weight)], rows_of(matrix)) for matrix in find_matrices(model)]
     x = {name: p.detach().double().numpy().copy() for name, p in model.named_parameters()}
     m = {name: np.zeros_like(a) for name, a in x.items()}
     for t in range(1, 6):
@@ -127,7 +127,7 @@ def test_five_steps_of_muon() -> None:
         np.testing.assert_allclose(ours, x[name][rows], rtol=2e-4, atol=2e-5, err_msg=name)
 
 
-def test_queries_do_not_hear_of_the_size_of_values() -> None:
+def test_queries_do_not_depend_on_the_size_of_values() -> None:
     moved = []
     for factor in (1.0, 100.0):
         model = transformer()

@@ -21,13 +21,13 @@ from regard.models.architectures import make_model, preset
 from regard.models.gpt import GPT
 from regard.text.special_tokens import PAD
 from regard.training.objective import (
-    AuxiliaryObjective,
-    ClassObjective,
+    AuxiliaryLossObjective,
+    ClassificationObjective,
     Objective,
     PackedObjective,
     RDropObjective,
     RegressionObjective,
-    token_objective,
+    make_token_objective,
 )
 
 
@@ -49,7 +49,7 @@ def check_equal(ours: tuple[torch.Tensor, ...], theirs: tuple[torch.Tensor, ...]
 def test_two_pieces_by_hand() -> None:
     # Logits 0 and ln 3 are probabilities 1/4 and 3/4; the label is the likelier piece, a second position is padding.
     logits = torch.tensor([[[0.0, math.log(3)], [5.0, -5.0]]])
-    loss, nll, scored = objective(0.1).losses(logits, torch.tensor([[1, PAD]])).tolist()
+    loss, nll, scored = objective(0.1).loss_from_outputs(logits, torch.tensor([[1, PAD]])).tolist()
     assert scored == 1
     assert nll == pytest.approx(0.287682, abs=1e-6)  # -ln 3/4
     assert loss == pytest.approx(0.342613, abs=1e-6)  # 0.9 * 0.287682 + 0.1 * (1.386294 + 0.287682) / 2
@@ -68,7 +68,7 @@ def test_it_is_torchs_cross_entropy_with_its_gradient(b: int, t: int, vocab: int
     labels = torch.randint(PAD, vocab, (b, t))  # PAD among them
     ours = (3 * torch.randn(b, t, vocab)).requires_grad_()
     theirs = ours.detach().double().requires_grad_()
-    loss, nll, scored = objective(smoothing).losses(ours, labels)
+    loss, nll, scored = objective(smoothing).loss_from_outputs(ours, labels)
     assert scored == (labels != PAD).sum()
     expected, plain = (
         F.cross_entropy(
@@ -83,7 +83,7 @@ def test_it_is_torchs_cross_entropy_with_its_gradient(b: int, t: int, vocab: int
 
 def test_only_padding_scores_nothing() -> None:
     logits = torch.randn(2, 3, 7, requires_grad=True)
-    sums = objective(0.1).losses(logits, torch.full((2, 3), PAD))
+    sums = objective(0.1).loss_from_outputs(logits, torch.full((2, 3), PAD))
     assert sums.tolist() == [0.0, 0.0, 0.0]
     sums[0].backward()
     assert logits.grad is not None
@@ -94,15 +94,15 @@ def test_batches_add_up() -> None:
     """Sums, not means: two halves of a batch give its loss, however unevenly the tokens fall."""
     logits, labels = torch.randn(4, 6, 9), torch.randint(1, 9, (4, 6))
     labels[0, 1:] = labels[1, 3:] = PAD
-    score = objective(0.1).losses
+    score = objective(0.1).loss_from_outputs
     torch.testing.assert_close(score(logits[:1], labels[:1]) + score(logits[1:], labels[1:]), score(logits, labels))
 
 
 def test_low_precision_logits_are_summed_in_fp32() -> None:
     logits, labels = torch.randn(8, 64, 50).bfloat16(), torch.randint(1, 50, (8, 64))
-    sums = objective(0.1).losses(logits, labels)
+    sums = objective(0.1).loss_from_outputs(logits, labels)
     assert sums.dtype == torch.float32
-    torch.testing.assert_close(sums, objective(0.1).losses(logits.float(), labels))
+    torch.testing.assert_close(sums, objective(0.1).loss_from_outputs(logits.float(), labels))
 
 
 class Counted(nn.Module):
@@ -126,7 +126,9 @@ def test_a_batch_goes_through_the_model() -> None:
 def test_r_drop_by_hand() -> None:
     # Two readings of one token say (1/4, 3/4) and (1/2, 1/2): KL one way 0.130812, the other way 0.143841.
     logits = torch.tensor([[[0.0, math.log(3)]], [[0.0, 0.0]]])
-    loss, nll, scored = RDropObjective(nn.Identity(), 0.0, weight=5.0).losses(logits, torch.tensor([[1], [1]])).tolist()
+    loss, nll, scored = (
+        RDropObjective(nn.Identity(), 0.0, weight=5.0).loss_from_outputs(logits, torch.tensor([[1], [1]])).tolist()
+    )
     assert scored == 1
     assert nll == pytest.approx((0.287682 + 0.693147) / 2, abs=1e-6)
     assert loss == pytest.approx(nll + 5.0 / 2 * (0.130812 + 0.143841) / 2, abs=1e-5)
@@ -138,7 +140,7 @@ def test_r_drop_is_two_cross_entropies_and_two_divergences(b: int, t: int, vocab
     labels = torch.randint(PAD, vocab, (b, t))
     ours = (2 * torch.randn(2 * b, t, vocab)).requires_grad_()
     theirs = ours.detach().double().requires_grad_()
-    loss, nll, _ = RDropObjective(nn.Identity(), 0.1, weight).losses(ours, labels.repeat(2, 1))
+    loss, nll, _ = RDropObjective(nn.Identity(), 0.1, weight).loss_from_outputs(ours, labels.repeat(2, 1))
 
     twice = labels.repeat(2, 1).flatten()
     expected, plain = (
@@ -180,7 +182,9 @@ def test_r_drop_reads_each_row_twice_and_punishes_disagreement_alone() -> None:
 
 
 def test_r_drop_is_chosen_by_its_weight() -> None:
-    plain, twice = (token_objective(nn.Identity(), TrainConfig(r_drop=weight, z_loss=1e-4)) for weight in (0.0, 5.0))
+    plain, twice = (
+        make_token_objective(nn.Identity(), TrainConfig(r_drop=weight, z_loss=1e-4)) for weight in (0.0, 5.0)
+    )
     assert type(plain) is Objective
     assert isinstance(twice, RDropObjective)
     assert (plain.label_smoothing, twice.label_smoothing, twice.weight) == (0.1, 0.1, 5.0)
@@ -193,7 +197,7 @@ def test_r_drop_is_chosen_by_its_weight() -> None:
 def test_z_loss_by_hand() -> None:
     # Exponentials 1 and 3 sum to 4: (ln 4)^2 = 1.921812 beside what is descended, nothing beside what is reported.
     logits, labels = torch.tensor([[[0.0, math.log(3)], [5.0, -5.0]]]), torch.tensor([[1, PAD]])
-    without, with_z = (Objective(nn.Identity(), 0.1, z).losses(logits, labels) for z in (0.0, 0.5))
+    without, with_z = (Objective(nn.Identity(), 0.1, z).loss_from_outputs(logits, labels) for z in (0.0, 0.5))
     assert (with_z - without).tolist() == pytest.approx([0.5 * 1.921812, 0, 0], abs=1e-6)
 
 
@@ -281,7 +285,7 @@ def test_packed_documents_lose_what_they_lose_alone(positions: str, lengths: lis
     model, rng = gpt(positions), np.random.default_rng(seed)
     texts = [rng.integers(5, 12, n) for n in lengths]
     store = TokenStore(np.concatenate(texts), np.cumsum([0, *lengths]))
-    together = sum(PackedObjective(model, 0.1)(*b.inputs) for b in PackedBatches(store, 16, 32, seed).once())
+    together = sum(PackedObjective(model, 0.1)(*b.inputs) for b in PackedBatches(store, 16, 32, seed).iterate_once())
     rows = [torch.from_numpy(text)[None] for text in texts]
     alone = sum(Objective(model, 0.1)(row[:, :-1], row[:, 1:]) for row in rows)
     assert isinstance(together, Tensor)
@@ -304,7 +308,7 @@ def test_packed_logits_are_those_of_each_document_to_the_last_digits() -> None:
 def test_classes_by_hand() -> None:
     # Probabilities 1/4 and 3/4; the first row is class 0 (which is no padding here), the second is not scored.
     logits = torch.tensor([[0.0, math.log(3)], [1.0, 2.0]], requires_grad=True)
-    sums = ClassObjective(nn.Identity(), 0.1).losses(logits, torch.tensor([0, -1]))
+    sums = ClassificationObjective(nn.Identity(), 0.1).loss_from_outputs(logits, torch.tensor([0, -1]))
     assert sums.tolist() == pytest.approx(
         [0.9 * math.log(4) + 0.1 * (math.log(4) + math.log(4 / 3)) / 2, math.log(4), 1]
     )
@@ -315,7 +319,7 @@ def test_classes_by_hand() -> None:
 
 def test_tags_are_classes_of_tokens() -> None:
     logits, labels = torch.randn(2, 4, 3), torch.tensor([[-1, 0, 2, -1], [1, -1, -1, -1]])
-    loss, nll, scored = ClassObjective(nn.Identity()).losses(logits, labels)
+    loss, nll, scored = ClassificationObjective(nn.Identity()).loss_from_outputs(logits, labels)
     expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-1, reduction="sum")
     assert (loss.item(), nll.item(), scored) == (pytest.approx(expected.item()), pytest.approx(expected.item()), 3)
 
@@ -323,14 +327,14 @@ def test_tags_are_classes_of_tokens() -> None:
 def test_classes_are_smoothed_over_classes() -> None:
     model = make_model(tiny(answer="row", n_classes=3)).eval()
     types, labels = torch.zeros_like(IDS), torch.tensor([2, 0])
-    loss = ClassObjective(model, 0.1)(IDS, types, labels)[0]
+    loss = ClassificationObjective(model, 0.1)(IDS, types, labels)[0]
     expected = F.cross_entropy(model(IDS, types), labels, reduction="sum", label_smoothing=0.1)
     torch.testing.assert_close(loss, expected)
 
 
 def test_numbers_by_hand() -> None:
     answers = torch.tensor([[1.0], [5.0], [-2.0]], requires_grad=True)
-    sums = RegressionObjective(nn.Identity()).losses(answers, torch.tensor([3.0, float("nan"), -2.5]))
+    sums = RegressionObjective(nn.Identity()).loss_from_outputs(answers, torch.tensor([3.0, float("nan"), -2.5]))
     assert sums.tolist() == [4.25, 4.25, 2.0]  # 2 squared and a half squared
     sums[0].backward()
     assert answers.grad is not None
@@ -349,7 +353,7 @@ def test_the_auxiliary_loss_is_each_rows_mean_over_its_own_tokens(config: ModelC
     rows = [[5, 6, 7, EOS], [8, EOS], [5, 6, 7, EOS]]
     ids = torch.tensor([row + [PAD] * (4 - len(row)) for row in rows])
     labels = torch.tensor([1, 0, -1])
-    loss, nll, scored = AuxiliaryObjective(model, 0.0, weight=0.5)(ids, torch.zeros_like(ids), labels)
+    loss, nll, scored = AuxiliaryLossObjective(model, 0.0, weight=0.5)(ids, torch.zeros_like(ids), labels)
     text, classes = 0.0, 0.0
     for row, label in zip(rows[:2], (1, 0), strict=True):
         one = torch.tensor([row])
@@ -363,7 +367,7 @@ def test_the_auxiliary_loss_of_tagged_rows() -> None:
     model = make_model(replace(tiny(), answer="token", n_classes=3)).eval()
     ids, types = torch.tensor([[5, 6, EOS], [5, 6, EOS]]), torch.zeros(2, 3, dtype=torch.long)
     labels = torch.tensor([[0, 2, -1], [-1, -1, -1]])  # the second row only fills the batch
-    plain = ClassObjective(model)(ids, types, labels)
-    loss, nll, scored = AuxiliaryObjective(model, 0.0, weight=1.0)(ids, types, labels)
+    plain = ClassificationObjective(model)(ids, types, labels)
+    loss, nll, scored = AuxiliaryLossObjective(model, 0.0, weight=1.0)(ids, types, labels)
     text = F.cross_entropy(model.body(ids[:1])[0, :-1], ids[0, 1:])  # type: ignore[operator]
     torch.testing.assert_close(torch.stack([loss - text, nll, scored]), plain)

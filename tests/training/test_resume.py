@@ -148,7 +148,7 @@ def test_killed_between_a_save_and_its_tidying(run: Path, reference: Path, monke
     """At the last save, after which no other one comes to tidy up."""
     with (
         monkeypatch.context() as patch,
-        after_step(14, lambda: patch.setattr(Checkpoints, "tidy", die)),
+        after_step(14, lambda: patch.setattr(Checkpoints, "prune", die)),
         pytest.raises(Killed),
     ):
         fit(run)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from regard.errors import RegardError
 from regard.evaluate import word_similarity as score
-from regard.evaluate.word_similarity import Pairs, Section
+from regard.evaluate.word_similarity import AnalogySection, SimilarityResult
 from regard.vectors.word_vectors import WordVectors
 
 # In this plane "queen" is exactly king - man + woman, and "Queen" is the same word in another case.
@@ -38,29 +38,29 @@ def written(folder: Path, text: str, name: str = "given.txt") -> Path:
 
 
 def test_analogies_are_counted_by_section_with_unknown_words_apart(plane: WordVectors, tmp_path: Path) -> None:
-    sections = score.analogies(plane, written(tmp_path, QUESTIONS))
-    assert sections == [Section("family", 2, 3, 1), Section("gram1-plural", 1, 1, 0)]
+    sections = score.evaluate_analogies(plane, written(tmp_path, QUESTIONS))
+    assert sections == [AnalogySection("family", 2, 3, 1), AnalogySection("gram1-plural", 1, 1, 0)]
     assert [s.accuracy for s in sections] == [pytest.approx(2 / 3), 1.0]
-    assert score.summary(sections) == [
-        Section("semantic", 2, 3, 1),
-        Section("syntactic", 1, 1, 0),
-        Section("total", 3, 4, 1),
+    assert score.summarize(sections) == [
+        AnalogySection("semantic", 2, 3, 1),
+        AnalogySection("syntactic", 1, 1, 0),
+        AnalogySection("total", 3, 4, 1),
     ]
 
 
 def test_words_beyond_the_cut_are_neither_asked_nor_answers(plane: WordVectors, tmp_path: Path) -> None:
     path = written(tmp_path, QUESTIONS)
-    assert score.analogies(plane, path, cut=3)[0] == Section("family", 0, 0, 4)
-    assert score.analogies(plane, path, cut=3)[0].accuracy is None
+    assert score.evaluate_analogies(plane, path, cut=3)[0] == AnalogySection("family", 0, 0, 4)
+    assert score.evaluate_analogies(plane, path, cut=3)[0].accuracy is None
     with pytest.raises(RegardError, match="at least 1 word"):
-        score.analogies(plane, path, cut=0)
+        score.evaluate_analogies(plane, path, cut=0)
 
 
 def test_an_input_in_another_case_is_no_answer(tmp_path: Path) -> None:
     vectors = WordVectors(
         ["a", "b", "c", "C", "d"], np.float32([[1, 0, 0], [1, 0, 0.1], [0, 1, 0], [0, 1, 0], [0, 1, 1]])
     )
-    assert score.analogies(vectors, written(tmp_path, ": s\na b c d\n")) == [Section("s", 1, 1, 0)]
+    assert score.evaluate_analogies(vectors, written(tmp_path, ": s\na b c d\n")) == [AnalogySection("s", 1, 1, 0)]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_an_input_in_another_case_is_no_answer(tmp_path: Path) -> None:
 )
 def test_questions_that_are_none_are_errors(plane: WordVectors, tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(RegardError, match=said):
-        score.analogies(plane, written(tmp_path, text))
+        score.evaluate_analogies(plane, written(tmp_path, text))
 
 
 # ---- similarity ------------------------------------------------------------------------------------------------------
@@ -77,22 +77,27 @@ def test_questions_that_are_none_are_errors(plane: WordVectors, tmp_path: Path, 
 def test_correlations_of_a_set_worked_by_hand(tmp_path: Path) -> None:
     vectors = WordVectors(["a", "b", "c", "d"], np.float32([[1, 0], [1, 1], [0, 1], [-1, 0]]))
     path = written(tmp_path, "# pairs\nA\tb\t3\na\tc\t1\na\td\t2\na\tzebra\t9\n", "SET-3.txt")
-    found = score.similarity(vectors, path)  # cosines 0.707, 0, -1; ranks 3 2 1 beside 3 1 2
-    assert found == Pairs(
+    found = score.evaluate_similarity(vectors, path)  # cosines 0.707, 0, -1; ranks 3 2 1 beside 3 1 2
+    assert found == SimilarityResult(
         "SET-3", pytest.approx(0.5), pytest.approx(np.corrcoef([0.5**0.5, 0, -1], [3, 1, 2])[0, 1]), 3, 1
     )
 
 
 def test_where_no_correlation_is_defined_there_is_none(plane: WordVectors, tmp_path: Path) -> None:
-    assert score.similarity(plane, written(tmp_path, "man\tking\t3\nx\ty\t1\n")) == Pairs("given", None, None, 1, 1)
+    assert score.evaluate_similarity(plane, written(tmp_path, "man\tking\t3\nx\ty\t1\n")) == SimilarityResult(
+        "given", None, None, 1, 1
+    )
 
 
 def test_names_of_columns_are_skipped_and_other_lines_without_a_number_are_errors(
     plane: WordVectors, tmp_path: Path
 ) -> None:
-    assert score.similarity(plane, written(tmp_path, "Word 1\tWord 2\tMean\nman\tking\t3\nman\twoman\t1\n")).asked == 2
+    assert (
+        score.evaluate_similarity(plane, written(tmp_path, "Word 1\tWord 2\tMean\nman\tking\t3\nman\twoman\t1\n")).asked
+        == 2
+    )
     with pytest.raises(RegardError, match="line 2: a pair looks like"):
-        score.similarity(plane, written(tmp_path, "man\tking\t3\nman\twoman\n"))
+        score.evaluate_similarity(plane, written(tmp_path, "man\tking\t3\nman\twoman\n"))
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=3, max_size=30))
@@ -133,12 +138,12 @@ def test_analogies_are_scored_exactly_as_gensim_scores_them(mixed: WordVectors, 
     rng = np.random.default_rng(4)
     lines = [f"w{i} W{i}s w{j} w{j}s" for i, j in rng.integers(0, 64, (300, 2)) if i != j]
     path = written(tmp_path, ": one\n" + "\n".join(lines[:150]) + "\n: gram2\n" + "\n".join(lines[150:]) + "\n")
-    ours = score.analogies(mixed, path, cut)
+    ours = score.evaluate_analogies(mixed, path, cut)
     overall, theirs = keyed(mixed).evaluate_word_analogies(str(path), restrict_vocab=cut)
-    for mine, other in zip([*ours, score.total(ours)], theirs, strict=True):
+    for mine, other in zip([*ours, score.sum_sections(ours)], theirs, strict=True):
         assert mine.correct == len(other["correct"])
         assert mine.asked == len(other["correct"]) + len(other["incorrect"])
-    assert score.total(ours).accuracy == overall
+    assert score.sum_sections(ours).accuracy == overall
     assert 0.05 < overall < 0.95  # a test that could not fail would be none
 
 
@@ -147,7 +152,7 @@ def test_pairs_are_scored_exactly_as_gensim_scores_them(mixed: WordVectors, tmp_
     rng = np.random.default_rng(5)
     lines = [f"w{i}\tW{j}s\t{rng.integers(0, 10)}" for i, j in rng.integers(0, 64, (200, 2))]
     path = written(tmp_path, "\n".join(lines) + "\n")
-    ours = score.similarity(mixed, path, cut)
+    ours = score.evaluate_similarity(mixed, path, cut)
     pearson, spearman, unknown = keyed(mixed).evaluate_word_pairs(str(path), restrict_vocab=cut)
     assert ours.spearman == pytest.approx(spearman[0], abs=1e-9)
     assert ours.pearson == pytest.approx(pearson[0], abs=1e-6)
@@ -156,19 +161,19 @@ def test_pairs_are_scored_exactly_as_gensim_scores_them(mixed: WordVectors, tmp_
 
 
 def test_the_published_questions_have_14_sections(mixed: WordVectors, data_folder: Path) -> None:
-    sections = score.analogies(mixed, data_folder / "wordsim" / "questions-words.txt.xz")
+    sections = score.evaluate_analogies(mixed, data_folder / "wordsim" / "questions-words.txt.xz")
     assert len(sections) == 14
-    semantic, syntactic, everything = score.summary(sections)
+    semantic, syntactic, everything = score.summarize(sections)
     assert (semantic.skipped, syntactic.skipped, everything.skipped) == (8869, 10675, 19544)
 
 
 def test_batches_of_any_size_give_the_same(mixed: WordVectors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, ": s\n" + "".join(f"w{i} w{i}s w{i + 1} w{i + 1}s\n" for i in range(50)))
-    whole = score.analogies(mixed, path)
-    monkeypatch.setattr(score, "BATCH_NUMBERS", 7 * len(mixed))
-    assert score.analogies(mixed, path) == whole
+    whole = score.evaluate_analogies(mixed, path)
+    monkeypatch.setattr(score, "MAX_SCORES", 7 * len(mixed))
+    assert score.evaluate_analogies(mixed, path) == whole
     assert whole[0].correct
 
 
 def test_3cosmul_solves_analogies_too(plane: WordVectors, tmp_path: Path) -> None:
-    assert score.analogies(plane, written(tmp_path, QUESTIONS), method="mul")[0].correct == 2
+    assert score.evaluate_analogies(plane, written(tmp_path, QUESTIONS), method="mul")[0].correct == 2

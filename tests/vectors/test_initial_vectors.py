@@ -15,7 +15,7 @@ from regard import resume
 from regard.config import Config, TokenizerConfig
 from regard.errors import RegardError
 from regard.tasks import prepare_job
-from regard.tasks.initial_model import given_vectors
+from regard.tasks.initial_model import load_initial_vectors
 from regard.tasks.run import train_config as train
 from regard.tasks.run_config import make_config
 from regard.text.tokenizer import Tokenizer
@@ -173,9 +173,9 @@ def test_vectors_that_do_not_fit_are_an_error(corpus: Path, changes: dict[str, A
 def test_vectors_where_they_make_no_sense_are_an_error(corpus: Path) -> None:
     config = config_of(corpus, "gpt")
     with pytest.raises(RegardError, match="images have none"):
-        given_vectors(replace(config, task="images"))
+        load_initial_vectors(replace(config, task="images"))
     with pytest.raises(RegardError, match="leave one of them out"):
-        given_vectors(replace(config, train=replace(config.train, init="runs/other")))
+        load_initial_vectors(replace(config, train=replace(config.train, init="runs/other")))
 
 
 def test_vectors_of_none_of_the_words_are_an_error(corpus: Path) -> None:

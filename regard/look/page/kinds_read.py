@@ -22,7 +22,7 @@ from regard.look.change.intervene import Replace, Strips, other_source
 from regard.look.page.kinds import ALONE, Sight, keep
 from regard.look.page.seen import Patches, Seen, Strip, predictions_of, strip_of
 from regard.model_folder import ModelPackage
-from regard.tasks.text_classification import framed
+from regard.tasks.text_classification import encode_texts
 from regard.text.tokenizer import Tokenizer
 
 
@@ -120,7 +120,7 @@ def classification(sight: Sight) -> Seen:
 def text_row(sight: Sight) -> tuple[list[int], list[int], list[int]]:
     first, tab, second = sight.text.partition("\t")
     pair = (first, second) if tab else (first,)
-    (ids,), (types,) = framed([pair], sight.tokenizers.source, sight.package.token_template)
+    (ids,), (types,) = encode_texts([pair], sight.tokenizers.source, sight.package.token_template)
     return ids, types, []
 
 

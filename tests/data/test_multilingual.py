@@ -15,8 +15,14 @@ import regard
 from regard import model_folder, pretrained
 from regard.config import TokenizerConfig
 from regard.data.batches import PairBatches
-from regard.data.multilingual import Directed, Tagging, language_token, prepare_pair_store, target_languages
-from regard.data.parallel_corpus import Corpus, direction_of
+from regard.data.multilingual import (
+    DirectedCorpus,
+    LanguageTagTokenizer,
+    language_token,
+    prepare_pair_store,
+    target_languages,
+)
+from regard.data.parallel_corpus import ParallelCorpus, parse_direction
 from regard.data.shards import Filters, Store
 from regard.errors import RegardError
 from regard.evaluate.evaluation import evaluate
@@ -52,11 +58,11 @@ def tokenizer() -> Tokenizer:
     ],
 )
 def test_a_spec_says_its_direction(spec: str, expected: tuple[str, str]) -> None:
-    assert direction_of(spec) == expected
+    assert parse_direction(spec) == expected
 
 
 def test_rows_of_a_corpus_in_their_directions(root: Path) -> None:
-    corpus = Corpus(SPECS, "en", "de", root)
+    corpus = ParallelCorpus(SPECS, "en", "de", root)
     assert corpus.directions == ("en>de", "de>en", "en>zh-Hant")
     assert list(corpus.directed_rows())[:4] == [
         ("en>de", "one", "eins"),
@@ -65,33 +71,33 @@ def test_rows_of_a_corpus_in_their_directions(root: Path) -> None:
         ("de>en", "zwei", "two"),
     ]
     assert list(corpus.rows())[2] == ("eins", "one")
-    assert list(Directed(corpus).rows())[4] == ("zh-Hant\tthree", "san")
+    assert list(DirectedCorpus(corpus).rows())[4] == ("zh-Hant\tthree", "san")
     assert target_languages(corpus.directions) == ("de", "en", "zh-Hant")
 
 
 def test_directions_are_part_of_what_a_corpus_is(root: Path) -> None:
-    there, back, none = (Corpus((spec,), "en", "de", root) for spec in ("q.tsv@en>de", "q.tsv@en>fr", "q.tsv"))
+    there, back, none = (ParallelCorpus((spec,), "en", "de", root) for spec in ("q.tsv@en>de", "q.tsv@en>fr", "q.tsv"))
     assert len({c.fingerprint() for c in (there, back, none)}) == 3
-    assert Directed(there).fingerprint() != there.fingerprint()
+    assert DirectedCorpus(there).fingerprint() != there.fingerprint()
     assert none.directions == ()
 
 
 @pytest.mark.parametrize("spec", ["q.tsv", "p.en|p.de", "q.jsonl", "p.{lang}"])
 def test_every_kind_of_corpus_is_turned(spec: str, root: Path) -> None:
     (root / "q.jsonl").write_text('{"en": "three", "de": "san"}\n')
-    there, back = (list(Corpus((f"{spec}@{d}",), "en", "de", root).rows()) for d in ("en>de", "de>en"))
+    there, back = (list(ParallelCorpus((f"{spec}@{d}",), "en", "de", root).rows()) for d in ("en>de", "de>en"))
     assert back == [row[::-1] for row in there]
     assert there[0] in [("one", "eins"), ("three", "san")]
 
 
 def test_a_direction_may_have_any_code() -> None:
-    assert direction_of("p.{lang}@en>zh_Hans") == ("p.{lang}", "en>zh_Hans")
-    assert direction_of("a@b.tsv") == ("a@b.tsv", "")
+    assert parse_direction("p.{lang}@en>zh_Hans") == ("p.{lang}", "en>zh_Hans")
+    assert parse_direction("a@b.tsv") == ("a@b.tsv", "")
 
 
 def test_all_specs_have_a_direction_or_none_has(root: Path) -> None:
     with pytest.raises(RegardError, match=r"'q\.tsv' has no direction"):
-        _ = Corpus(("p.{lang}@en>de", "q.tsv"), "en", "de", root).directions
+        _ = ParallelCorpus(("p.{lang}@en>de", "q.tsv"), "en", "de", root).directions
 
 
 def test_tags_are_special_tokens(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -105,7 +111,7 @@ def test_tags_are_special_tokens(tokenizer: Tokenizer, tmp_path: Path) -> None:
 
 
 def test_sources_begin_with_the_token_of_their_target(tokenizer: Tokenizer, root: Path) -> None:
-    store = prepare_pair_store(Corpus(SPECS, "en", "de", root), Tokenizers(tokenizer, tokenizer), Filters(100))
+    store = prepare_pair_store(ParallelCorpus(SPECS, "en", "de", root), Tokenizers(tokenizer, tokenizer), Filters(100))
     assert [store.source[i].tolist() for i in (0, 2, 4)] == [
         [5, *tokenizer.encode("one")],
         [6, *tokenizer.encode("eins")],
@@ -113,9 +119,11 @@ def test_sources_begin_with_the_token_of_their_target(tokenizer: Tokenizer, root
     ]
     assert store.target[2].tolist() == tokenizer.encode("one")
     assert len(store) == 5  # a source that is empty but for its token is left out
-    assert Tagging(tokenizer).encode_batch(["de\t \u3000"]) == [[]]
-    assert Tagging(tokenizer).encode_batch(["de\t", "en\ta\tb"]) == [[], [6, *tokenizer.encode("a\tb")]]
-    plain = prepare_pair_store(Corpus(("q.tsv",), "en", "de", root), Tokenizers(tokenizer, tokenizer), Filters(100))
+    assert LanguageTagTokenizer(tokenizer).encode_batch(["de\t \u3000"]) == [[]]
+    assert LanguageTagTokenizer(tokenizer).encode_batch(["de\t", "en\ta\tb"]) == [[], [6, *tokenizer.encode("a\tb")]]
+    plain = prepare_pair_store(
+        ParallelCorpus(("q.tsv",), "en", "de", root), Tokenizers(tokenizer, tokenizer), Filters(100)
+    )
     assert plain.source[0].tolist() == tokenizer.encode("three")
 
 
@@ -124,7 +132,7 @@ def test_batches_with_dropout_stay_within_the_model_and_say_the_same(tmp_path: P
     (tmp_path / "p.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines))
     bpe = Tokenizer.train(lines, TokenizerConfig(kind="byte-bpe", vocab_size=290, tags=("de",)))
     store: Store = prepare_pair_store(
-        Corpus(("p.tsv@en>de",), "en", "de", tmp_path), Tokenizers(bpe, bpe), Filters(100)
+        ParallelCorpus(("p.tsv@en>de",), "en", "de", tmp_path), Tokenizers(bpe, bpe), Filters(100)
     )  # fmt: skip
     longest = int(max(store.source.lengths.max() + 1, store.target.lengths.max() + 1))
     dropout = BPEDropout.for_both_sides(Tokenizers(bpe, bpe), 0.5)
@@ -146,8 +154,8 @@ def test_each_side_falls_apart_by_its_own_vocabulary(tmp_path: Path) -> None:
         Tokenizer.train(lines, TokenizerConfig(kind="bpe", vocab_size=v)) for lines, v in ((english, 24), (german, 40))
     ]
     both = Tokenizers(*sides)
-    store = prepare_pair_store(Corpus(("p.tsv",), "en", "de", tmp_path), both, Filters(100))
-    batches = PairBatches(store, 512, 0, dropout=BPEDropout.for_both_sides(both, 0.5))
+    store = prepare_pair_store(ParallelCorpus(("p.tsv",), "en", "de", tmp_path), both, Filters(100))
+    batches = PairBatches(store, 512, 0, dropout=BPEDropout.both(both, 0.5))
     made = [batches.batch(0, i) for i in range(len(batches.plan(0)))]
     pieces = {row: side.encode(row) for side, row in zip(sides, ("stable tables", "unstetige Unruhe"), strict=True)}
     read, said = (
@@ -252,16 +260,16 @@ def test_such_a_model_wants_to_be_told(learned: tuple[Translator, list[str]]) ->
 def test_such_a_model_is_scored_one_direction_at_a_time(learned: tuple[Translator, list[str]], tmp_path: Path) -> None:
     translator, words = learned
     (tmp_path / "x.tsv").write_text("".join(f"{word}\t{shifted(word)}\n" for word in words[:40]))
-    right, wrong = (Corpus((f"x.tsv@en>{to}",), "en", "de", tmp_path) for to in ("fr", "de"))
+    right, wrong = (ParallelCorpus((f"x.tsv@en>{to}",), "en", "de", tmp_path) for to in ("fr", "de"))
     good, bad = evaluate(translator, right), evaluate(translator, wrong)
     assert good.scores.exact.value >= 90 > bad.scores.exact.value
     assert good.perplexity < 1.5 < bad.perplexity
     with pytest.raises(RegardError, match="does not translate de>fr: it knows en>de, en>fr"):
-        evaluate(translator, Corpus(("x.tsv@de>fr",), "en", "de", tmp_path))
+        evaluate(translator, ParallelCorpus(("x.tsv@de>fr",), "en", "de", tmp_path))
     with pytest.raises(RegardError, match=r"write the corpus's own behind it, as in '...@en>de'"):
-        evaluate(translator, Corpus(("x.tsv",), "en", "de", tmp_path))
+        evaluate(translator, ParallelCorpus(("x.tsv",), "en", "de", tmp_path))
     with pytest.raises(RegardError, match="one direction at a time"):
-        evaluate(translator, Corpus(("x.tsv@en>de", "x.tsv@en>fr"), "en", "de", tmp_path))
+        evaluate(translator, ParallelCorpus(("x.tsv@en>de", "x.tsv@en>fr"), "en", "de", tmp_path))
 
 
 @pytest.mark.parametrize(

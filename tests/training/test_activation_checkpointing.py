@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_same_run, fit, write_corpus
-from test_optim import batch, transformer
+from test_optimizer import batch, transformer
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -17,12 +17,12 @@ from regard.errors import RegardError
 from regard.layers.block import Block
 from regard.models.transformer import Transformer
 from regard.training.objective import Objective
-from regard.training.optimizer import Updater, prepare
+from regard.training.optimizer import Updater, prepare_model
 
 
 def model(recompute: bool, **changes: Any) -> Transformer:
     net = transformer(**changes).train()
-    prepare(net, TrainConfig(activation_checkpointing=recompute))
+    prepare_model(net, TrainConfig(activation_checkpointing=recompute))
     return net
 
 
@@ -127,8 +127,8 @@ def test_a_run_that_recomputes_is_the_same_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("drop", ["dropout", "attention_dropout", "ff_dropout"])
-def test_recorded_dropout_is_refused(drop: str) -> None:
-    """Only where steps are recorded: on a GPU, which is pretended here."""
+def test_captured_dropout_is_refused(drop: str) -> None:
+    """Refused only where steps are captured in a CUDA graph: on a GPU, which is faked here."""
     with FakeTensorMode():
         there = nn.Parameter(torch.empty(1, device="cuda"))
     for p, compile, refused in ((0.1, True, True), (0.1, False, False), (0.0, True, False)):
@@ -137,6 +137,6 @@ def test_recorded_dropout_is_refused(drop: str) -> None:
         config = TrainConfig(activation_checkpointing=True, compile=compile)
         if refused:
             with pytest.raises(RegardError, match=r"dropout .* to 0, or train.compile to false"):
-                prepare(net, config)
+                prepare_model(net, config)
         else:
-            prepare(net, config)
+            prepare_model(net, config)

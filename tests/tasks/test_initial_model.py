@@ -179,7 +179,7 @@ def test_a_run_may_take_the_vocabulary_alone(corpora: Path, tmp_path: Path, give
     assert job.tokenizers is not None
     expected = Tokenizers.load(corpora / "causal-lm").source
     assert job.tokenizers.source.fingerprint() == expected.fingerprint()
-    assert job.sizes.source_vocab == len(expected) > 7
+    assert job.config.model.source_vocab == len(expected) > 7
 
 
 # ---- what cannot be --------------------------------------------------------------------------------------------------

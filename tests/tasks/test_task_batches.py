@@ -15,22 +15,30 @@ from regard.config import DataConfig, TokenizerConfig
 from regard.data.batches import Cursor
 from regard.data.image_files import normalize, to_floats
 from regard.data.labelled_text import CONTINUES, Example
-from regard.tasks.image_classification import ImageBatches, Pictures
-from regard.tasks.text_classification import RowBatches, Rows, encode, fitted, framed, read
-from regard.text.special_tokens import PAD, SpecialTokenTemplate
+from regard.tasks.image_classification import ImageBatches, LabelledImages
+from regard.tasks.text_classification import (
+    EncodedExamples,
+    ExampleBatches,
+    encode_examples,
+    encode_texts,
+    read_split,
+    truncate_texts,
+)
+from regard.text.special_token_template import CLASSIC, SpecialTokenTemplate
+from regard.text.special_tokens import PAD
 from regard.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.train(["a b c"], TokenizerConfig(kind="word", vocab_size=20))
 A, B, C = TOKENIZER.encode("a b c")
 
 
-def rows_of(lengths: list[int], task: str) -> Rows:
+def rows_of(lengths: list[int], task: str) -> EncodedExamples:
     """Row i holds i + 10 again and again; its answer is i, or i for each token but the first."""
     ids = [[i + 10] * n for i, n in enumerate(lengths)]
     types = [[0] * (n // 2) + [1] * (n - n // 2) for n in lengths]
     if task == "tagging":
-        return Rows(ids, types, [[CONTINUES, *[i] * (n - 1)] for i, n in enumerate(lengths)])
-    return Rows(ids, types, [float(i) if task == "regression" else i for i in range(len(lengths))])
+        return EncodedExamples(ids, types, [[CONTINUES, *[i] * (n - 1)] for i, n in enumerate(lengths)])
+    return EncodedExamples(ids, types, [float(i) if task == "regression" else i for i in range(len(lengths))])
 
 
 @given(
@@ -39,9 +47,9 @@ def rows_of(lengths: list[int], task: str) -> Rows:
     st.integers(1, 90),
 )
 def test_every_row_is_answered_once_an_epoch_whole_and_padded(lengths: list[int], task: str, tokens: int) -> None:
-    batches = RowBatches(rows_of(lengths, task), task, tokens, seed=3)
+    batches = ExampleBatches(rows_of(lengths, task), task, tokens, seed=3)
     seen = []
-    for batch in batches.once():
+    for batch in batches.iterate_once():
         ids, types, labels = (x.numpy() for x in batch.inputs)
         assert ids.shape == types.shape
         assert ids.shape[1] <= max(lengths)  # a model that reads just the longest row reads every batch
@@ -59,14 +67,14 @@ def test_every_row_is_answered_once_an_epoch_whole_and_padded(lengths: list[int]
 
 
 def test_the_epochs_have_orders_of_their_own_and_a_cursor_finds_its_place() -> None:
-    batches = RowBatches(rows_of([5] * 12, "classification"), "classification", 15, seed=0)
-    stream = batches.follow(Cursor())
+    batches = ExampleBatches(rows_of([5] * 12, "classification"), "classification", 15, seed=0)
+    stream = batches.iterate_from(Cursor())
     firsts = [next(stream) for _ in range(8)]  # four an epoch
     labels = [batch.labels.tolist() for batch, _ in firsts]
     for epoch in (labels[:4], labels[4:]):
         assert sorted(label for batch in epoch for label in batch) == list(range(12))
     assert labels[:4] != labels[4:]
-    again, _ = next(RowBatches(batches.rows, "classification", 15, seed=0).follow(firsts[5][1]))
+    again, _ = next(ExampleBatches(batches.rows, "classification", 15, seed=0).iterate_from(firsts[5][1]))
     assert again.labels.tolist() == labels[6]
 
 
@@ -74,7 +82,8 @@ def test_two_parts_of_a_file_are_its_examples(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_text("text\tlabel\n" + "".join(f"{i}\tok\n" for i in range(7)))
     data = DataConfig(root=str(tmp_path), train=("x.tsv[:40%]",), valid=("x.tsv[40%:]",), test=("x.tsv", "x.tsv[:20%]"))
     train, valid, test = (
-        [example.texts[0] for example in read("classification", data, split)] for split in ("train", "valid", "test")
+        [example.texts[0] for example in read_split("classification", data, split)]
+        for split in ("train", "valid", "test")
     )
     assert (train, valid, test) == (["0", "1"], ["2", "3", "4", "5", "6"], [*map(str, range(7)), "0"])
 
@@ -83,14 +92,14 @@ def test_two_parts_of_a_file_are_its_examples(tmp_path: Path) -> None:
 
 
 def test_single_texts_and_pairs_may_stand_side_by_side() -> None:
-    ids, types = framed([("a",), ("b", "c"), ("a b",)], TOKENIZER, BERT_TEMPLATE)
+    ids, types = encode_texts([("a",), ("b", "c"), ("a b",)], TOKENIZER, CLASSIC)
     assert ids == [[SOS, A, EOS], [SOS, B, EOS, C, EOS], [SOS, A, B, EOS]]
     assert types == [[0, 0, 0], [0, 0, 0, 1, 1], [0, 0, 0, 0]]
 
 
 def test_a_text_that_is_too_long_still_ends_as_every_text_does(capsys: pytest.CaptureFixture[str]) -> None:
     examples = [Example(("a b c a b c",), "x"), Example(("a b",), "y")]
-    rows = encode(examples, TOKENIZER, BERT_TEMPLATE, "classification", ("x", "y"), 5, "some.tsv")
+    rows = encode_examples(examples, TOKENIZER, CLASSIC, "classification", ("x", "y"), 5, "some.tsv")
     assert rows.ids == [[SOS, A, B, C, EOS], [SOS, A, B, EOS]]
     assert rows.types == [[0] * 5, [0] * 4]
     assert rows.answers == [0, 1]
@@ -101,7 +110,7 @@ def test_the_end_of_a_cut_sentence_has_no_tag() -> None:
     """Words of one piece each: five of them, where the model reads four tokens with what stands around."""
     words = tuple("abcab")
     example = Example((" ".join(words),), words=words, tags=("O", "X", "O", "X", "O"))
-    rows = encode(
+    rows = encode_examples(
         [example],
         TOKENIZER,
         SpecialTokenTemplate(before=(SOS,), after=(EOS,)),
@@ -121,15 +130,15 @@ def test_the_end_of_a_cut_sentence_has_no_tag() -> None:
 PIXELS = {"mean": [0.25], "std": [0.5]}
 
 
-def pictures(n: int) -> Pictures:
+def pictures(n: int) -> LabelledImages:
     """Picture i is all of brightness 10 i."""
     images = np.repeat(np.arange(n, dtype=np.uint8) * 10, 16).reshape(n, 4, 4, 1)
-    return Pictures(images, np.arange(n))
+    return LabelledImages(images, np.arange(n))
 
 
 def test_every_picture_is_seen_once_an_epoch_and_what_fills_a_batch_is_not_scored() -> None:
     seen: list[int] = []
-    for batch in ImageBatches(pictures(7), PIXELS, 3, seed=1).once():
+    for batch in ImageBatches(pictures(7), PIXELS, 3, seed=1).iterate_once():
         images, labels = batch.inputs
         assert images.shape == (3, 1, 4, 4)
         assert images.dtype == torch.float32
@@ -142,7 +151,7 @@ def test_every_picture_is_seen_once_an_epoch_and_what_fills_a_batch_is_not_score
 
 
 def test_pictures_move_anew_in_each_epoch_and_alike_after_a_resume() -> None:
-    bright = Pictures(np.full((6, 4, 4, 1), 255, np.uint8), np.arange(6))
+    bright = LabelledImages(np.full((6, 4, 4, 1), 255, np.uint8), np.arange(6))
     batches = ImageBatches(bright, PIXELS, 6, 0, DataConfig(shift=2))
     first, second, again = (batches.batch(epoch, 0) for epoch in (0, 1, 1))
     still = normalize(to_floats(torch.from_numpy(bright.images)), PIXELS["mean"], PIXELS["std"])
@@ -154,13 +163,13 @@ def test_pictures_move_anew_in_each_epoch_and_alike_after_a_resume() -> None:
 def test_the_key_of_pictures_is_that_of_their_content() -> None:
     a, b = pictures(3), pictures(3)
     assert a.key() == b.key()
-    assert a.key() != Pictures(a.images, a.classes[::-1].copy()).key()
+    assert a.key() != LabelledImages(a.images, a.classes[::-1].copy()).key()
     assert a.key() != pictures(4).key()
 
 
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 12))
 def test_of_two_texts_the_longer_gives_way_first(first: int, second: int, room: int) -> None:
-    a, b = fitted([[7] * first, [8] * second], room)
+    a, b = truncate_texts([[7] * first, [8] * second], room)
     assert len(a) + len(b) == min(room, first + second)
     if first + second > room:
         assert abs(len(a) - len(b)) <= 1 or len(a) == first < len(b) or len(b) == second < len(a)
@@ -168,12 +177,12 @@ def test_of_two_texts_the_longer_gives_way_first(first: int, second: int, room: 
 
 def test_a_long_first_text_leaves_room_for_the_second() -> None:
     examples = [Example(("a " * 30, "b b"), "x")]
-    rows = encode(examples, TOKENIZER, BERT_TEMPLATE, "classification", ("x",), 12, "here", quiet=True)
+    rows = encode_examples(examples, TOKENIZER, CLASSIC, "classification", ("x",), 12, "here", quiet=True)
     assert rows.ids == [[SOS, *[A] * 7, EOS, B, B, EOS]]
     assert rows.types == [[0] * 9 + [1] * 3]
 
 
 def test_a_single_row_is_not_filled_up_to_a_batch_outside_training() -> None:
     rows = rows_of([5], "classification")
-    assert RowBatches(rows, "classification", 64, 0).batch(0, 0).inputs[0].shape[0] > 1
-    assert RowBatches(rows, "classification", 64, 0, filling=False).batch(0, 0).inputs[0].shape == (1, 5)
+    assert ExampleBatches(rows, "classification", 64, 0).batch(0, 0).inputs[0].shape[0] > 1
+    assert ExampleBatches(rows, "classification", 64, 0, filling=False).batch(0, 0).inputs[0].shape == (1, 5)

@@ -23,7 +23,7 @@ from regard.data.text_batches import (
     PackedBatches,
     StatefulBatches,
     StreamBatches,
-    windows,
+    window_spans,
 )
 from regard.text.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS_TEMPLATE, PAD, SpecialTokenTemplate
 
@@ -41,7 +41,7 @@ SIZES = {"width": st.integers(1, 12), "tokens": st.integers(1, 60), "seed": st.i
 @given(st.integers(1, 60), st.integers(2, 9), st.integers(0, 12), st.integers(0, 1))
 def test_windows_cover_the_text_and_overlap_as_asked(n: int, length: int, shift: int, overlap: int) -> None:
     shift = min(shift, n - 1)
-    spans = windows(n, length, shift, overlap).tolist()
+    spans = window_spans(n, length, shift, overlap).tolist()
     assert spans[0][0] == shift
     assert spans[-1][1] == n
     assert all(b - a == length for a, b in spans[:-1])
@@ -82,7 +82,7 @@ def test_windows_begin_elsewhere_in_each_epoch() -> None:
 
 
 def test_what_fills_a_short_batch_is_read_but_not_asked() -> None:
-    (batch,) = StreamBatches(store_of([7]), 3, 12, seed=0, shifting=False).once()
+    (batch,) = StreamBatches(store_of([7]), 3, 12, seed=0, shifting=False).iterate_once()
     ids, labels = batch.inputs
     assert ids.shape == (4, 3)
     assert (ids[2:] == ids[0]).all()
@@ -181,7 +181,7 @@ def test_packed_rows_hold_whole_documents_and_nothing_is_asked_across(
 ) -> None:
     store = store_of(lengths)
     asked: Counter[int] = Counter()
-    for batch in PackedBatches(store, width, tokens, seed).once():
+    for batch in PackedBatches(store, width, tokens, seed).iterate_once():
         assert batch.tokens == (batch.labels != PAD).sum()
         for row in zip(*(x.numpy() for x in batch.inputs), strict=True):
             ids, positions, labels = row
@@ -201,7 +201,7 @@ def test_packed_rows_hold_whole_documents_and_nothing_is_asked_across(
 @given(lengths=st.lists(st.integers(2, 9), min_size=1, max_size=12), seed=st.integers(0, 9))
 def test_a_document_that_fits_is_not_cut(lengths: list[int], seed: int) -> None:
     found = []
-    for batch in PackedBatches(store_of(lengths), 8, 24, seed).once():
+    for batch in PackedBatches(store_of(lengths), 8, 24, seed).iterate_once():
         for row in zip(*(x.numpy() for x in batch.inputs), strict=True):
             found += documents_of(*row)
     ends = FIRST + np.cumsum(lengths)
@@ -209,7 +209,7 @@ def test_a_document_that_fits_is_not_cut(lengths: list[int], seed: int) -> None:
 
 
 def test_rows_are_filled_as_far_as_documents_go() -> None:
-    (batch,) = PackedBatches(store_of([5, 5, 5, 5]), 8, 16, seed=0).once()  # 4 places each: two to a row
+    (batch,) = PackedBatches(store_of([5, 5, 5, 5]), 8, 16, seed=0).iterate_once()  # 4 places each: two to a row
     assert batch.inputs[1].tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]] * 2
 
 
@@ -226,7 +226,7 @@ MENDING = partial(denoise, mask=MASK, rate=0.3)
 def test_blanks_are_asked_where_they_are(lengths: list[int], packing: str, width: int, tokens: int, seed: int) -> None:
     batches = MaskedBatches(store_of(lengths), packing, width, tokens, seed, MASKING, BERT_TEMPLATE)
     read: list[int] = []
-    for batch in batches.once():
+    for batch in batches.iterate_once():
         ids, labels = (x.numpy() for x in batch.inputs)
         assert batch.tokens == (labels != PAD).sum() > 0
         for row, blanks in zip(ids, labels, strict=True):
@@ -235,9 +235,9 @@ def test_blanks_are_asked_where_they_are(lengths: list[int], packing: str, width
             assert (blanks[[0, n - 1]] == PAD).all()
             assert (blanks[n:] == PAD).all()
             if (blanks != PAD).any():  # else it fills up a short batch
-                mended = np.where(blanks != PAD, blanks, row)[1 : n - 1]
-                assert (np.diff(mended) == 1).all()  # put back, the text is as it stood
-                read += mended.tolist()
+                restored = np.where(blanks != PAD, blanks, row)[1 : n - 1]
+                assert (np.diff(restored) == 1).all()  # put back, the text is as it stood
+                read += restored.tolist()
     assert sorted(read) == list(range(min(read), FIRST + sum(lengths)))  # each token in one row that is asked
     assert packing == "stream" or min(read) == FIRST
 
@@ -293,7 +293,7 @@ def test_a_text_with_blanks_put_in_grows_no_longer_than_is_read(
 def rows_of(batches: DenoisingBatches) -> list[tuple[list[int], list[int], list[int]]]:
     """(source, target, labels) of all rows that are asked for something, without padding."""
     found = []
-    for batch in batches.once():
+    for batch in batches.iterate_once():
         assert batch.tokens == (batch.labels != PAD).sum()
         for source, target, labels in zip(*(x.numpy() for x in batch.inputs), strict=True):
             if (labels != PAD).any():
@@ -322,13 +322,13 @@ KINDS = [
 
 
 def content(batches: Batches, cursor: Cursor, n: int) -> list[list[bytes]]:
-    stream = batches.follow(cursor)
+    stream = batches.iterate_from(cursor)
     return [[x.numpy().tobytes() for x in next(stream)[0].inputs] for _ in range(n)]
 
 
 @pytest.mark.parametrize("make", KINDS)
 def test_a_cursor_brings_back_the_same_batches_with_the_same_damage(make: Callable[[], Batches]) -> None:
-    stream = make().follow(Cursor())
+    stream = make().iterate_from(Cursor())
     cursors = [next(stream)[1] for _ in range(20)]
     assert cursors[-1].epoch > 0
     for at in (3, 12):

@@ -14,7 +14,7 @@ from PIL import Image
 from regard import model_folder as folders
 from regard.config import DataConfig
 from regard.errors import RegardError
-from regard.tasks.image_classification import Pictures, evaluate, read_part
+from regard.tasks.image_classification import LabelledImages, evaluate, read_spec
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def draw(folder: Path, cats: int = 3, dogs: int = 3, size: int = 8) -> None:
 def test_a_part_of_a_folder_is_that_part_of_every_class(tmp_path: Path) -> None:
     draw(tmp_path / "animals", cats=10, dogs=5)
     data = DataConfig(root=str(tmp_path))
-    (first, some), (last, rest) = (read_part(f"animals[{part}]", data, 1) for part in (":80%", "80%:"))
+    (first, some), (last, rest) = (read_spec(f"animals[{part}]", data, 1) for part in (":80%", "80%:"))
     assert (Counter(some), Counter(rest)) == ({"cat": 8, "dog": 4}, {"cat": 2, "dog": 1})
     assert last[:, 0, 0, 0].tolist() == [8, 9, 104]
     assert first[:, 0, 0, 0].tolist() == [*range(8), *range(100, 104)]
@@ -38,17 +38,17 @@ def test_a_part_of_a_folder_is_that_part_of_every_class(tmp_path: Path) -> None:
 
 def test_a_part_of_idx_files_is_in_their_order(tmp_path: Path) -> None:
     write_all(tmp_path)
-    images, labels = read_part("pictures.idx|classes.idx[:25%]", DataConfig(root=str(tmp_path)), 1)
+    images, labels = read_spec("pictures.idx|classes.idx[:25%]", DataConfig(root=str(tmp_path)), 1)
     assert labels == ["0", "1"] * 7 + ["0"]
     assert len(images) == 15
 
 
 def test_pictures_are_known_by_every_pixel_and_class() -> None:
     images, classes = np.zeros((2, 3, 4, 1), np.uint8), np.array([0, 1])
-    key, other = Pictures(images, classes).key(), images.copy()
+    key, other = LabelledImages(images, classes).key(), images.copy()
     other[1, 2, 3] = 1
-    assert len({key, Pictures(other, classes).key(), Pictures(images, classes[::-1]).key()}) == 3
-    assert Pictures(images.copy(), classes.copy()).key() == key
+    assert len({key, LabelledImages(other, classes).key(), LabelledImages(images, classes[::-1]).key()}) == 3
+    assert LabelledImages(images.copy(), classes.copy()).key() == key
 
 
 @pytest.mark.parametrize("other", [4, 16])

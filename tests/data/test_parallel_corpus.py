@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from regard.data import parallel_corpus as corpus_module
-from regard.data.parallel_corpus import Corpus, read_lines
+from regard.data.parallel_corpus import ParallelCorpus, read_lines
 from regard.errors import RegardError
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -39,8 +39,8 @@ def write(path: Path, data: bytes) -> Path:
     return path
 
 
-def make(root: Path, *specs: str, source: str = "en", target: str = "de", split: str = "train") -> Corpus:
-    return Corpus(specs, source, target, root, split)
+def make(root: Path, *specs: str, source: str = "en", target: str = "de", split: str = "train") -> ParallelCorpus:
+    return ParallelCorpus(specs, source, target, root, split)
 
 
 def refused(read: Callable[[], object]) -> str:

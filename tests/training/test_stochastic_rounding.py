@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from test_muon import losses
-from test_optim import OPTIONS, transformer
+from test_optimizer import OPTIONS, transformer
 from torch import nn
 
 from regard.config import TrainConfig
@@ -22,14 +22,14 @@ from regard.kernels.hashing import hash_bits
 from regard.training import stochastic_rounding
 from regard.training.checkpoint import Checkpoints, Progress
 from regard.training.optimizer import Updater
-from regard.training.stochastic_rounding import draw_seeds, random_bits, rounded
+from regard.training.stochastic_rounding import draw_seeds, random_bits, round_stochastically
 
 EVERY = torch.arange(2**16, dtype=torch.int32)  # all that chance may say
 
 
 @given(x=st.floats(-(2.0**100), 2.0**100, width=32))
 def test_the_mean_of_all_roundings_is_the_number_itself(x: float) -> None:
-    found = rounded(torch.full((2**16,), x), EVERY)
+    found = round_stochastically(torch.full((2**16,), x), EVERY)
     assert found.dtype == torch.bfloat16
     assert found.double().mean().item() == x
     neighbours = found.unique().double()
@@ -40,13 +40,13 @@ def test_the_mean_of_all_roundings_is_the_number_itself(x: float) -> None:
 @given(x=st.floats(-(2.0**100), 2.0**100, width=32))
 def test_what_bf16_can_say_is_never_changed(x: float) -> None:
     exact = torch.tensor(x).bfloat16().float()
-    assert (rounded(exact.expand(2**16).contiguous(), EVERY).float() == exact).all()
+    assert (round_stochastically(exact.expand(2**16).contiguous(), EVERY).float() == exact).all()
 
 
 def test_only_the_lower_bits_of_chance_count() -> None:
     x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     bits = torch.randint(0, 2**16, (1000,), dtype=torch.int32, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(rounded(x, bits), rounded(x, bits | -(2**16)))
+    assert torch.equal(round_stochastically(x, bits), round_stochastically(x, bits | -(2**16)))
 
 
 # ---- the bits ---------------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def test_bf16_weights_learn_what_fp32_weights_learn(optimizer: str, monkeypatch:
     """At a rate so low that weights rounded to the nearest are left behind: the mean loss over the whole way."""
     way: dict[str, Any] = {"steps": 100, "lr": 2.5e-4, "optimizer": optimizer}
     full, low = np.mean(losses(**way)), np.mean(losses(**way, weights="bf16"))
-    monkeypatch.setattr(stochastic_rounding, "rounded", lambda x, bits: x.bfloat16())
+    monkeypatch.setattr(stochastic_rounding, "round_stochastically", lambda x, bits: x.bfloat16())
     nearest = np.mean(losses(**way, weights="bf16"))
     assert low == pytest.approx(full, rel=0.005)
     assert nearest > 1.03 * full

@@ -23,7 +23,7 @@ from regard.tasks import language_modeling
 from regard.tasks.run_config import make_config
 from regard.text.special_tokens import PAD
 from regard.training.training_step import TrainingStep
-from regard.training.truncated_bptt import RecurrentObjective, StatefulObjective, recurrent_objective
+from regard.training.truncated_bptt import RecurrentObjective, StatefulObjective, make_recurrent_objective
 
 V = 19
 close: dict[str, Any] = {"atol": 1e-9, "rtol": 1e-7}
@@ -118,7 +118,7 @@ def test_a_fresh_stream_begins_at_zero_and_the_others_go_on() -> None:
 def test_steps_carry_the_state_whether_or_not_batches_are_accumulated(accumulate: int) -> None:
     model, ids = make().float(), text(2, 17)
     config = TrainConfig(accumulate=accumulate, label_smoothing=0.0)
-    objective = recurrent_objective(model, config, 2)
+    objective = make_recurrent_objective(model, config, 2)
     assert isinstance(objective, StatefulObjective)
     step = TrainingStep(objective, config, torch.device("cpu"), torch.float32)
     places = [x.data_ptr() for x in objective.state]
@@ -127,7 +127,7 @@ def test_steps_carry_the_state_whether_or_not_batches_are_accumulated(accumulate
         step(batches[i : i + accumulate], lr=0.0)
     for place, x in zip(objective.state, model.hidden(ids[:, :16])[1], strict=True):
         torch.testing.assert_close(place, x, atol=1e-5, rtol=1e-5)
-    assert places == [x.data_ptr() for x in objective.state]  # in place, where a recorded step looks for them
+    assert places == [x.data_ptr() for x in objective.state]  # in place, because a CUDA graph reads fixed memory
     assert step.sums[2] == 32
 
 
@@ -162,10 +162,10 @@ def test_what_is_not_scored_is_not_asked_to_be_small() -> None:
 
 def test_smoothing_and_carrying_are_as_the_settings_say() -> None:
     model = make()
-    kept = recurrent_objective(model, TrainConfig(ar_weight=2.0, tar_weight=1.0, label_smoothing=0.1), 4)
+    kept = make_recurrent_objective(model, TrainConfig(ar_weight=2.0, tar_weight=1.0, label_smoothing=0.1), 4)
     assert isinstance(kept, StatefulObjective)
     assert (kept.label_smoothing, kept.ar_weight, kept.tar_weight) == (0.1, 2.0, 1.0)
-    plain = recurrent_objective(model, TrainConfig(carry=False, label_smoothing=0.0), 4)
+    plain = make_recurrent_objective(model, TrainConfig(carry_state=False, label_smoothing=0.0), 4)
     assert not isinstance(plain, StatefulObjective)
     assert not dict(plain.named_buffers(recurse=False))
 
@@ -188,9 +188,9 @@ def unrolled(model: RNN, store: Store) -> float:
 def test_validation_reads_the_whole_text_as_one(streams: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, store = make().eval(), stored(1601)
     config = make_config({"task": "causal-lm", "model": {"preset": "lstm-small"}}, {})
-    for name, value in {"WIDTH": 16, "LEAD": 12, "STREAMS": streams, "ENOUGH": 2}.items():
+    for name, value in {"SCORED_WIDTH": 16, "LEAD_BATCHES": 12, "MAX_STREAMS": streams, "STREAM_LEADS": 2}.items():
         monkeypatch.setattr(language_modeling, name, value)
-    _, batches = language_modeling.scoring(model, store, config)
+    _, batches = language_modeling.make_evaluation(model, store, config)
     assert isinstance(batches, StatefulBatches)
     assert (batches.streams, batches.lead) == (streams, 12 if streams > 1 else 0)
     found = language_modeling.measure(model, store, 3200, config, torch.device("cpu"))
@@ -206,7 +206,7 @@ def test_streams_without_a_lead_would_be_worse() -> None:
     for lead in (0, 12):  # an LSTM forgets about half of its state with each token
         batches = StatefulBatches(store.source, 8, 20, 0, shifting=False, lead=lead)
         objective = StatefulObjective(model, 20)
-        losses.append(sum(objective(*batch.inputs)[1].item() for batch in batches.once()) / 399)
+        losses.append(sum(objective(*batch.inputs)[1].item() for batch in batches.iterate_once()) / 399)
     expected = unrolled(model, store)
     assert abs(losses[1] - expected) < 0.1 * abs(losses[0] - expected)
 
@@ -279,7 +279,7 @@ def test_without_carrying_windows_are_shuffled_and_nothing_is_kept(corpus: Path,
 def descended(compile: bool, accumulate: int, cell: str) -> tuple[TrainingStep, RNN]:
     net = make(cell=cell, d_model=16, **{"recurrent.d_hidden": 32}).float().cuda().train()
     config = TrainConfig(compile=compile, accumulate=accumulate, label_smoothing=0.0, ar_weight=1.0, tar_weight=1.0)
-    step = TrainingStep(recurrent_objective(net, config, 6), config, torch.device("cuda"), torch.float32)
+    step = TrainingStep(make_recurrent_objective(net, config, 6), config, torch.device("cuda"), torch.float32)
     batches = [Batch(inputs, inputs[0].numel()) for inputs in parts(text(6, 81), 8, fresh=(0, 5))]
     for i in range(0, len(batches), accumulate):
         step(batches[i : i + accumulate], lr=1e-3)
@@ -290,7 +290,7 @@ def descended(compile: bool, accumulate: int, cell: str) -> tuple[TrainingStep, 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("cell", ["lstm", "gru", "mut1"])
-def test_recorded_steps_carry_what_plain_ones_carry(cell: str, accumulate: int) -> None:
+def test_captured_steps_carry_what_plain_ones_carry(cell: str, accumulate: int) -> None:
     """The recording reads and writes the states where they are."""
     fast, fast_net = descended(True, accumulate, cell)
     plain, plain_net = descended(False, accumulate, cell)

@@ -335,9 +335,11 @@ def test_only_padding_is_left_out_of_the_useful_work() -> None:
     """Most tokens of a masked text are not scored, and yet all are read."""
     ids, blanks = torch.tensor([[1, 7, 8, 2], [1, 9, 2, -1]]), torch.tensor([[-1, 7, -1, -1], [-1, -1, -1, -1]])
     batch = Batch((ids, blanks), 1)
-    shares = {name: throughput.real_share(ModelConfig(architecture=name), batch) for name in ("bert", "gpt", "vit")}
+    shares = {
+        name: throughput.non_padding_share(ModelConfig(architecture=name), batch) for name in ("bert", "gpt", "vit")
+    }
     assert shares == {"bert": 7 / 8, "gpt": 1 / 8, "vit": 1.0}
-    assert throughput.real_share(ModelConfig(architecture="gpt"), Batch((ids, torch.tensor([1, 0])), 2)) == 7 / 8
+    assert throughput.non_padding_share(ModelConfig(architecture="gpt"), Batch((ids, torch.tensor([1, 0])), 2)) == 7 / 8
 
 
 # ---- the cache of prepared data ----------------------------------------------------------------------------------

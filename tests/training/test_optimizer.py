@@ -134,7 +134,7 @@ def test_a_bad_step_freezes_weights_and_moments(bad: float, where: str, first: i
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_clipping_divides_every_gradient_by_one_number(options: dict[str, Any]) -> None:
-    """So gradients 64 times as large leave the same moments behind, whoever takes them."""
+    """Gradients 64 times as large leave the same moments behind, with every optimizer."""
     found = []
     for scale in (1.0, 64.0):
         model = transformer()
@@ -150,7 +150,7 @@ def test_clipping_divides_every_gradient_by_one_number(options: dict[str, Any]) 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("options", [*OPTIONS, {"activation_checkpointing": True}], ids=str)
-def test_recorded_steps_equal_plain_ones_with_every_option(options: dict[str, Any]) -> None:
+def test_captured_steps_equal_plain_ones_with_every_option(options: dict[str, Any]) -> None:
     from test_gpu import run
 
     fast, plain = (run(compile, torch.bfloat16, precision="bf16", **options)[0] for compile in (True, False))
