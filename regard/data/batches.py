@@ -21,7 +21,7 @@ from torch import Tensor
 from regard.data.shards import ANY_LENGTH, Joined, Store
 from regard.errors import RegardError
 from regard.text.bpe_dropout import BPEDropout
-from regard.text.special_tokens import EOS_TEMPLATE, PAD, SpecialTokenTemplate
+from regard.text.special_tokens import PAD, SpecialTokenTemplate
 
 SMALLEST_WIDTH = 4
 Rows = tuple[int, np.ndarray]  # the plan of a batch: its width, and the rows it holds
@@ -163,7 +163,7 @@ class PairBatches(BucketedBatches):
         self.around = len(token_template.before) + len(token_template.after)
         longest = np.maximum(store.source.lengths + self.around, store.target.lengths + len(token_template.start))
         if dropout:  # room for the additional pieces
-            longest = longest + np.ceil(dropout[0].chance * longest)
+            longest = longest + np.ceil(dropout[0].probability * longest)
         super().__init__(longest.astype(np.int64), batch_tokens, seed)
 
     def collate(self, width: int, rows: np.ndarray, rng: np.random.Generator) -> Batch:

@@ -14,7 +14,7 @@ from itertools import islice
 from regard.data.parallel_corpus import ParallelCorpus, parse_direction
 from regard.data.shards import Filters, Store, cache_folder, prepare_store
 from regard.errors import RegardError
-from regard.text.language_identification import Profiles, learn_profile
+from regard.text.language_identification import Profiles
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 PROFILE_LINES = 20_000  # of each language, to learn its profile from

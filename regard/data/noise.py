@@ -43,7 +43,7 @@ def mask_tokens(
     pieces = rng.integers(0, vocab_size - len(special.ids), len(chosen))
     for id in special.ids:  # in order: random ids skip each special id
         pieces += pieces >= id
-    replaced = np.where(draw < RANDOM, pieces, special.need("mask", "masked language modelling"))  # (chosen,)
+    replaced = np.where(draw < RANDOM, pieces, special.require("mask", "masked language modelling"))  # (chosen,)
     inputs[chosen] = np.where(draw < 1 - KEPT, replaced, ids[chosen])
     return inputs, labels
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from regard.data.batches import Batch, Batches, Rows, batch_size, bucket_widths, make_batch, plan_buckets
 from regard.data.shards import TokenStore
-from regard.text.special_tokens import EOS_TEMPLATE, PAD, SpecialTokenTemplate
+from regard.text.special_tokens import PAD, SpecialTokenTemplate
 
 Spans = np.ndarray  # (N, 2): first, and last + 1
 Corruption = Callable[[np.ndarray, np.random.Generator], tuple[np.ndarray, np.ndarray]]  # ids to inputs and answers
@@ -185,7 +185,7 @@ class MaskedBatches(CorruptedBatches):
     def collate(self, width: int, rows: Spans, rng: np.random.Generator) -> Batch:
         pairs, token_template = self.corrupt_rows(width, rows, rng), self.token_template
         width += len(token_template.before) + len(token_template.after)
-        ids = pad_sequences([token_template.one(text.tolist()) for text, _ in pairs], width)
+        ids = pad_sequences([token_template.wrap(text.tolist()) for text, _ in pairs], width)
         return make_batch(
             ids, pad_sequences([[*(PAD for _ in token_template.before), *blanks] for _, blanks in pairs], width)
         )
@@ -197,7 +197,7 @@ class DenoisingBatches(CorruptedBatches):
     def collate(self, width: int, rows: Spans, rng: np.random.Generator) -> Batch:
         pairs, token_template = self.corrupt_rows(width, rows, rng), self.token_template
         # Masks for empty spans make a text longer, perhaps longer than the model reads: cut it.
-        source = [token_template.one(text[: self.length].tolist()) for text, _ in pairs]
+        source = [token_template.wrap(text[: self.length].tolist()) for text, _ in pairs]
         target = [[*token_template.start, *original] for _, original in pairs]
         labels = [[*token_template.start[1:], *original, *token_template.end] for _, original in pairs[: len(rows)]]
         labels += [[]] * (len(pairs) - len(rows))

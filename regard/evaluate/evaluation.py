@@ -15,7 +15,7 @@ from regard.data.parallel_corpus import ParallelCorpus
 from regard.data.shards import Filters
 from regard.errors import RegardError
 from regard.inference.translator import Translator
-from regard.metrics.translation_scores import TranslationScores, perplexity, score_translations
+from regard.metrics.translation_scores import TranslationScores, perplexity
 from regard.training.objective import Objective
 from regard.training.validation import BATCH_TOKENS, total_loss
 

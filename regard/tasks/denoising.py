@@ -22,7 +22,7 @@ from regard.metrics.translation_scores import perplexity
 from regard.model_folder import ModelPackage
 from regard.tasks.initial_model import InitialModel
 from regard.tasks.text_data import check_task, make_text_corpus, prepare_text_store, set_vocabulary
-from regard.text.special_token_template import SpecialTokenTemplate, classic, plain
+from regard.text.special_tokens import SpecialTokenTemplate, bert_template, eos_template
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.job import Job, Poll, Validation
 from regard.training.objective import Objective, make_token_objective
@@ -103,7 +103,9 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> DenoisingJ
     train, valid = (prepare_text_store(corpora[split], tokenizer, quiet) for split in ("train", "valid"))
     model = initial.build_model(set_vocabulary(config.model, tokenizer))
     config = replace(config, model=model.config)  # type: ignore[arg-type]
-    token_template = initial.get_token_template((classic if config.task == "masked-lm" else plain)(tokenizer.special))
+    token_template = initial.get_token_template(
+        (bert_template if config.task == "masked-lm" else eos_template)(tokenizer.special)
+    )
     amount = f"{len(train.source.ids):,} training tokens"
     both, corrupt = Tokenizers(tokenizer, tokenizer), make_corruption(config, tokenizer)
     return DenoisingJob(folder, config, model, both, token_template, train.key, amount, train, valid, corrupt)
@@ -113,7 +115,7 @@ def make_corruption(config: Config, tokenizer: Tokenizer) -> Corruption:
     """Return the corruption of the task, a function (ids, rng) -> (inputs, labels or target)."""
     data, rate = config.data, config.data.noise or DEFAULT_NOISE[config.task]
     if config.task == "masked-lm":
-        tokenizer.special.need("mask", "the task masked-lm")
+        tokenizer.special.require("mask", "the task masked-lm")
         return partial(mask_whole_words if data.whole_words else mask_single_tokens, tokenizer=tokenizer, rate=rate)
     if config.task == "spans":
         sentinels = tokenizer.sentinels()

@@ -23,7 +23,6 @@ from regard.metrics.classification_scores import score_predictions
 from regard.model_folder import ModelPackage
 from regard.tasks.initial_model import InitialModel
 from regard.tasks.text_data import check_task
-from regard.text.special_tokens import EMPTY_TEMPLATE
 from regard.training.job import Job, Poll, Validation
 from regard.training.objective import ClassificationObjective, Objective
 from regard.training.validation import BATCH_TOKENS

@@ -27,14 +27,14 @@ from regard.models.architectures import architecture_of
 from regard.models.model import LanguageModel, StatefulLanguageModel
 from regard.tasks.initial_model import InitialModel
 from regard.tasks.text_data import TemplateTokenizer, check_task, make_text_corpus, prepare_text_store, set_vocabulary
-from regard.text.special_token_template import NOTHING, SpecialTokenTemplate, classic
+from regard.text.special_tokens import EMPTY_TEMPLATE, SpecialTokenTemplate, bert_template
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.job import Job, Poll, Validation
 from regard.training.objective import Objective, PackedObjective, make_token_objective
 from regard.training.truncated_bptt import StatefulObjective, make_recurrent_objective
 from regard.training.validation import total_loss
 
-STREAM = NOTHING  # where a file is one document, no special tokens mark its ends
+STREAM = EMPTY_TEMPLATE  # where a file is one document, no special tokens mark its ends
 
 # How a recurrent model is evaluated: in at most MAX_STREAMS parallel streams. Each first reads LEAD_BATCHES batches of
 # SCORED_WIDTH tokens before its own part, which is at least STREAM_LEADS times as long. A short text is one stream.
@@ -108,7 +108,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> LanguageMo
     tokenizer = initial.get_text_tokenizer(lambda: (text for (text,) in corpora["train"].rows()))
     special = tokenizer.special
     if marks_documents(config):
-        token_template = initial.get_token_template(classic(special)).ended(special)
+        token_template = initial.get_token_template(bert_template(special)).with_end_tokens(special)
     else:
         token_template = initial.get_token_template(STREAM)
     train, valid = (

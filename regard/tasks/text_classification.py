@@ -37,8 +37,7 @@ from regard.models.architectures import architecture_of
 from regard.models.model import names_where
 from regard.tasks.initial_model import InitialModel
 from regard.tasks.text_data import check_task, set_vocabulary
-from regard.text.special_token_template import SpecialTokenTemplate, classic
-from regard.text.special_tokens import PAD
+from regard.text.special_tokens import PAD, SpecialTokenTemplate, bert_template
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.job import Job, Poll, Validation
 from regard.training.metrics_log import print_message
@@ -146,7 +145,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> TextClassi
         )
     examples = {split: read_split(config.task, config.data, split) for split in ("train", "valid")}
     tokenizer = initial.get_text_tokenizer(lambda: chain.from_iterable(example.texts for example in examples["train"]))
-    token_template = initial.get_token_template(classic(tokenizer.special)).ended(tokenizer.special)
+    token_template = initial.get_token_template(bert_template(tokenizer.special)).with_end_tokens(tokenizer.special)
     names = class_names(config.task, examples["train"])
     where = {split: ", ".join(getattr(config.data, split)) for split in examples}
     encoded = partial(
@@ -251,10 +250,10 @@ def encode_texts(
         if max_len is not None:
             parts = truncate_texts(parts, max(0, max_len - around))
         if len(row) == 1:
-            ids = token_template.one(parts[0])
+            ids = token_template.wrap(parts[0])
             rows.append((ids, [0] * len(ids)))
         else:
-            rows.append(token_template.pair(*parts))
+            rows.append(token_template.wrap_pair(*parts))
     return [ids for ids, _ in rows], [types for _, types in rows]
 
 
@@ -324,7 +323,7 @@ def measure(
     places = [[i for i, tag in enumerate(row) if tag != CONTINUES] for row in rows.answers]  # type: ignore[arg-type]
     predicted = [a[at].argmax(-1).tolist() for a, at in zip(answers, places, strict=True)]
     truths = [[row[i] for i in at] for row, at in zip(rows.answers, places, strict=True)]  # type: ignore[index]
-    return Validation(total / max(1, sum(map(len, truths))), scores(task, predicted, truths, names))
+    return Validation(total / max(1, sum(map(len, truths))), score_predictions(task, predicted, truths, names))
 
 
 def evaluate(package: ModelPackage, config: Config, device: torch.device) -> Validation:

@@ -62,4 +62,4 @@ def set_vocabulary(config: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
     """Return the settings of a model with the vocabulary size, for each side it has, and the ids of the special tokens."""
     own = architecture_of(config).vocabularies
     n = {side: len(tokenizer) if side in own else 0 for side in ("source", "target")}
-    return replace(config, source_vocab=n["source"], target_vocab=n["target"], **tokenizer.special.settings())
+    return replace(config, source_vocab=n["source"], target_vocab=n["target"], **tokenizer.special.model_settings())

@@ -25,7 +25,6 @@ from regard.tasks.text_data import check_task
 from regard.terminal import count_progress, progress_bar
 from regard.text.bpe_dropout import BPEDropout
 from regard.text.language_identification import Profiles
-from regard.text.special_tokens import eos_template
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.job import Job, Poll, Validation
 from regard.training.metrics_log import print_message
@@ -132,7 +131,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Translatio
             f"raise model.max_len or shorten them"
         )
     model_config = replace(config.model, source_vocab=len(tokenizers.source), target_vocab=len(tokenizers.target))
-    model_config = replace(model_config, **tokenizers.target.special.settings())
+    model_config = replace(model_config, **tokenizers.target.special.model_settings())
     model = initial.build_model(model_config)
     config = replace(config, model=model.config)  # type: ignore[arg-type]
     amount = f"{len(train):,} training pairs"

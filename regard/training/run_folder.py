@@ -22,10 +22,8 @@ from regard.config import Config, recipes
 from regard.decode import constraints
 from regard.errors import RegardError
 from regard.files import (
-    TEMPORARY_NAME,
     disk_errors,
     read_json,
-    read_json_object,
     remove_atomic_folder,
     remove_drafts,
     remove_files,

@@ -15,7 +15,7 @@ import titled
 
 from regard.config import recipes
 from regard.data.parallel_corpus import ParallelCorpus, read_lines
-from regard.text.language_identification import learn_profiles
+from regard.text.language_identification import learn_profile
 
 FOLDER = Path(prepare.__file__).parent
 

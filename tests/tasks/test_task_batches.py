@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokens import BERT_TEMPLATE, EOS, SOS
+from tokens import EOS, SOS
 
 from regard.config import DataConfig, TokenizerConfig
 from regard.data.batches import Cursor
@@ -24,8 +24,7 @@ from regard.tasks.text_classification import (
     read_split,
     truncate_texts,
 )
-from regard.text.special_token_template import CLASSIC, SpecialTokenTemplate
-from regard.text.special_tokens import PAD
+from regard.text.special_tokens import CLASSIC, PAD, SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.train(["a b c"], TokenizerConfig(kind="word", vocab_size=20))
