@@ -21,7 +21,7 @@ from torch import Tensor
 from regard.data.shards import ANY_LENGTH, Joined, Store
 from regard.errors import RegardError
 from regard.text.bpe_dropout import BPEDropout
-from regard.text.special_tokens import PAD, SpecialTokenTemplate
+from regard.text.special_tokens import EOS_TEMPLATE, PAD, SpecialTokenTemplate
 
 SMALLEST_WIDTH = 4
 Rows = tuple[int, np.ndarray]  # the plan of a batch: its width, and the rows it holds
@@ -155,7 +155,7 @@ class PairBatches(BucketedBatches):
         store: Store,
         batch_tokens: int,
         seed: int,
-        token_template: SpecialTokenTemplate = OWN,
+        token_template: SpecialTokenTemplate = EOS_TEMPLATE,
         dropout: tuple[BPEDropout, BPEDropout] | None = None,  # for source and target
         max_len: int = ANY_LENGTH,  # of the model, which BPE dropout must not exceed
     ) -> None:

@@ -14,7 +14,7 @@ from itertools import islice
 from regard.data.parallel_corpus import ParallelCorpus, parse_direction
 from regard.data.shards import Filters, Store, cache_folder, prepare_store
 from regard.errors import RegardError
-from regard.text.language_identification import Profiles
+from regard.text.language_identification import Profiles, learn_profile
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 PROFILE_LINES = 20_000  # of each language, to learn its profile from
@@ -56,9 +56,7 @@ def language_profiles(corpus: ParallelCorpus) -> Profiles:
             for row in islice(replace(corpus, specs=(spec,)).rows(), PROFILE_LINES):
                 for language, text in zip(languages, row, strict=True):
                     lines[language].append(text)
-    return {
-        name: learn_profiles(islice(own, PROFILE_LINES)) for name, own in lines.items() if not name.startswith("zh")
-    }
+    return {name: learn_profile(islice(own, PROFILE_LINES)) for name, own in lines.items() if not name.startswith("zh")}
 
 
 class DirectedCorpus:

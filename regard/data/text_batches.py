@@ -12,7 +12,7 @@ import numpy as np
 
 from regard.data.batches import Batch, Batches, Rows, batch_size, bucket_widths, make_batch, plan_buckets
 from regard.data.shards import TokenStore
-from regard.text.special_tokens import PAD, SpecialTokenTemplate
+from regard.text.special_tokens import EOS_TEMPLATE, PAD, SpecialTokenTemplate
 
 Spans = np.ndarray  # (N, 2): first, and last + 1
 Corruption = Callable[[np.ndarray, np.random.Generator], tuple[np.ndarray, np.ndarray]]  # ids to inputs and answers
@@ -157,7 +157,7 @@ class CorruptedBatches(Batches):
         batch_tokens: int,
         seed: int,
         corrupt: Corruption,
-        token_template: SpecialTokenTemplate = OWN,
+        token_template: SpecialTokenTemplate = EOS_TEMPLATE,
     ) -> None:
         super().__init__(seed)
         self.ids, self.length, self.batch_tokens = store.ids, length, batch_tokens

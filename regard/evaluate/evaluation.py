@@ -15,7 +15,7 @@ from regard.data.parallel_corpus import ParallelCorpus
 from regard.data.shards import Filters
 from regard.errors import RegardError
 from regard.inference.translator import Translator
-from regard.metrics.translation_scores import TranslationScores, perplexity
+from regard.metrics.translation_scores import TranslationScores, perplexity, score_translations
 from regard.training.objective import Objective
 from regard.training.validation import BATCH_TOKENS, total_loss
 
@@ -70,5 +70,5 @@ def evaluate(
     total, tokens = total_loss(
         Objective(model), PairBatches(pairs, BATCH_TOKENS, 0, token_template).iterate_once(), device
     )
-    scores = score(hypotheses, references, sources, to or translator.target)
+    scores = score_translations(hypotheses, references, sources, to or translator.target)
     return Evaluation(scores, perplexity(total, tokens), len(pairs), hypotheses, seconds)

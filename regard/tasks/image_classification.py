@@ -23,6 +23,7 @@ from regard.metrics.classification_scores import score_predictions
 from regard.model_folder import ModelPackage
 from regard.tasks.initial_model import InitialModel
 from regard.tasks.text_data import check_task
+from regard.text.special_tokens import EMPTY_TEMPLATE
 from regard.training.job import Job, Poll, Validation
 from regard.training.objective import ClassificationObjective, Objective
 from regard.training.validation import BATCH_TOKENS
@@ -123,7 +124,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> ImageClass
     config = replace(config, model=model.config)  # type: ignore[arg-type]
     amount = f"{len(train):,} training images"
     return ImageClassificationJob(
-        folder, config, model, None, NOTHING, train.key(), amount, train, valid, names, pixels
+        folder, config, model, None, EMPTY_TEMPLATE, train.key(), amount, train, valid, names, pixels
     )
 
 

@@ -118,7 +118,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Translatio
             f"this vocabulary is of a model that is told which language to translate to ({', '.join(tags)}): write "
             f"'...@{config.data.source}>{config.data.target}' behind each corpus of data.train and data.valid"
         )
-    token_template = initial.get_token_template(plain(tokenizers.target.special))
+    token_template = initial.get_token_template(eos_template(tokenizers.target.special))
     longest = config.model.max_len - max(
         len(token_template.before) + len(token_template.after), len(token_template.start)
     )

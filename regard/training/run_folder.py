@@ -22,8 +22,10 @@ from regard.config import Config, recipes
 from regard.decode import constraints
 from regard.errors import RegardError
 from regard.files import (
+    TEMPORARY_NAME,
     disk_errors,
     read_json,
+    read_json_object,
     remove_atomic_folder,
     remove_drafts,
     remove_files,
@@ -87,7 +89,7 @@ def holds_run(folder: Path) -> bool:
 
 def _is_left_by_failed_start(path: Path) -> bool:
     """Return whether a file is the lock or the draft of run.json that a killed start leaves."""
-    hidden = HIDDEN.fullmatch(path.name)
+    hidden = TEMPORARY_NAME.fullmatch(path.name)
     if path.name != ".lock" and not (hidden and (hidden["name"], hidden["kind"]) == (MARKER, "draft")):
         return False
     try:
@@ -187,4 +189,4 @@ def save_initial_model_facts(folder: Path, init: ModelPackage | None) -> None:
 
 def initial_model_facts(folder: Path) -> dict[str, Any]:
     """Return what start.json holds; it is empty for a run that began with fresh weights."""
-    return json_object(folder / "start.json")
+    return read_json_object(folder / "start.json")
