@@ -58,7 +58,7 @@ def evaluate(
         raise RegardError(f"this model has several directions: write the corpus's own behind it, as in '...@{known}'")
     to = directions[0].split(">")[-1] or None
     begun = time.perf_counter()
-    hypotheses = [t.text for t in translator.translate(sources, progress=progress, to=to, **options)]
+    hypotheses = [t.text for t in translator.translate_sentences(sources, progress=progress, to=to, **options)]
     seconds = time.perf_counter() - begun
     tokenizers, model = translator.tokenizers, translator.model
     token_template = translator.token_template
