@@ -114,9 +114,8 @@ class Classifier:
 
     def _classify_images(self, paths: list[Path]) -> list[Answer]:
         config, own = self.package.config, self.package.config.table(ViTSettings)
-        side = (
-            round((config.max_len - 1) ** 0.5) * own.patch_size
-        )  # an imported model does not state it; its images are square
+        # An imported model does not state the size of its images, which are square then.
+        side = round((config.max_len - 1) ** 0.5) * own.patch_size
         height, width = map(int, self.package.pixels.get("size", (side, side)))
         pixels = np.stack([read_image(path, height, width, own.image_channels) for path in paths])
         logits = image_classification.answers(

@@ -159,8 +159,8 @@ class Translator:
                 translated = self._translate_direction(given, pair, progress or advance, options)
                 for (i, j), each in zip(places, translated, strict=True):
                     found[i][j] = changed(each, shouted) if parts[i][j].loud else each
-        joined = join_nbest if has_nbest else join_sentences
-        return [joined(*one) for one in zip(parts, found, directions, strict=True)]
+        join_all = join_nbest if has_nbest else join_translations
+        return [join_all(*one) for one in zip(parts, found, directions, strict=True)]
 
     def _split(self, text: str, direction: Direction) -> list[Sentence]:
         """Return the sentences of a text, in standard casing and short enough for the model, with the space before each."""
@@ -327,7 +327,7 @@ class Translator:
 # ---- translations of the sentences of a text -------------------------------------------------------------------------
 
 
-def join_sentences(parts: list[Sentence], found: list[Translation], direction: Direction) -> Translation:
+def join_translations(parts: list[Sentence], found: list[Translation], direction: Direction) -> Translation:
     """Return the translation of a text, given those of its sentences."""
     text = join(parts, [each.text for each in found], not direction.target.startswith(UNSPACED))
     tokens = tuple(token for each in found for token in each.tokens)

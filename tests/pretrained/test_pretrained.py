@@ -1,4 +1,4 @@
-"""A model that comes along with Regard: found by its name, and what `regard translate` uses when none is named."""
+"""The bundled model: found by its name, and what `regard translate` uses when no model is given."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import regard
 from regard import model_folder, pretrained
 from regard.cli import main
 from regard.cli.doctor_commands import examine
-from regard.cli.translate_commands import _chosen
+from regard.cli.translate_commands import _choose_model
 from regard.config import DecodeConfig, TokenizerConfig
 from regard.errors import RegardError
-from regard.inference.document_translator import Interpreter
+from regard.files import find_damage
 from regard.inference.translator import Translator
 from regard.layers.quantization import is_quantized
 from regard.models.architectures import make_model, preset
@@ -83,7 +83,7 @@ def test_a_model_is_found_by_its_name(along: Path, tmp_path: Path, monkeypatch: 
     assert translator.directions == DIRECTIONS
     assert pretrained.bundled_models() == ["en-de-fr-zh"]
     assert examine()["models"] == "en-de-fr-zh"
-    with pytest.raises(RegardError, match=r"no model at few: .* Regard brings along \(many\)"):
+    with pytest.raises(RegardError, match=r"no model at few: .*\(en-de-fr-zh\)"):
         regard.load("few", "cpu")
     monkeypatch.chdir(tmp_path)
     save_tiny(tmp_path / "en-de-fr-zh", directions=())  # a folder of that name goes first
@@ -93,11 +93,11 @@ def test_a_model_is_found_by_its_name(along: Path, tmp_path: Path, monkeypatch: 
 def test_without_any_the_list_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrained, "FOLDER", tmp_path)
     assert pretrained.bundled_models() == []
-    assert examine()["models"] == "none brought along"
+    assert examine()["models"] == "none bundled"
 
 
 def test_translating_without_a_model_uses_it(along: Path, call: Call) -> None:
-    expected = Interpreter(regard.load("en-de-fr-zh", "cpu", "int8")).translate("the man went", to="de")
+    expected = regard.load("en-de-fr-zh", "cpu", "int8").translate("the man went", to="de").text
     assert call("translate", "the man went", "--device", "cpu")[:2] == (0, expected + "\n")
     assert (
         call("translate", "the man went", "--device", "cpu", "-m", "en-de-fr-zh", "--weights", "int8")[1]
@@ -108,12 +108,14 @@ def test_translating_without_a_model_uses_it(along: Path, call: Call) -> None:
 
 def test_its_weights_stay_in_bytes_on_a_cpu(along: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = []
-    monkeypatch.setattr("regard.cli.translate_commands.load", lambda *a: loaded.append(regard.load(*a)) or loaded[-1])
+    monkeypatch.setattr(
+        "regard.inference.translator.load_translator", lambda *a: loaded.append(regard.load(*a)) or loaded[-1]
+    )
     call("translate", "the man went", "--device", "cpu")
     call("translate", "the man went", "--device", "cpu", "--weights", "fp32")
     assert [is_quantized(translator.model) for translator in loaded] == [True, False]
-    monkeypatch.setattr("regard.cli.translate_commands.pick_device", lambda name: torch.device("cuda"))
-    assert _chosen(None, "auto", "auto")[2] == "auto"
+    monkeypatch.setattr("regard.device.pick_device", lambda name: torch.device("cuda"))
+    assert _choose_model(None, "auto", "auto")[2] == "auto"
 
 
 def test_a_folder_of_its_name_is_not_taken_unasked(
@@ -128,7 +130,7 @@ def test_a_folder_of_its_name_is_not_taken_unasked(
 
 def test_languages_can_be_said(along: Path, call: Call) -> None:
     words = ["translate", "--device", "cpu", "--weights", "fp32", "--json"]
-    ours = Interpreter(regard.load("en-de-fr-zh", "cpu"))
+    translator = regard.load("en-de-fr-zh", "cpu")
     for to, source, pair in (
         ("fr", None, ("en", "fr")),
         (None, None, ("en", "de")),
@@ -137,7 +139,7 @@ def test_languages_can_be_said(along: Path, call: Call) -> None:
     ):
         given = [*(["--to", to] if to else []), *(["--from", source] if source else [])]
         code, out, _ = call(*words, *given, "the man went")
-        expected = ours.translate("the man went", to=pair[1], source=pair[0])
+        expected = translator.translate("the man went", to=pair[1], source=pair[0]).text
         assert code == 0
         assert json.loads(out) == {"source": "the man went", "text": expected, "from": pair[0], "to": pair[1]}
 
@@ -227,5 +229,5 @@ def test_what_comes_along_is_in_the_package() -> None:
     packed = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert packed["package-data"]["regard.pretrained"] == ["*/*"]
     for name in pretrained.bundled_models():  # those that are really there
-        assert model_folder.damage(pretrained.FOLDER / name) is None
+        assert find_damage(pretrained.FOLDER / name) is None
         assert sum(file.stat().st_size for file in (pretrained.FOLDER / name).iterdir()) <= 40e6

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from test_cli import call
-from test_labeller import NAMES, TEXTS, package
+from command_line import call
+from test_classifier import NAMES, TEXTS, package
 
 from regard import model_folder
 from regard.inference.classifier import Answer, Classifier

@@ -1,4 +1,4 @@
-"""A language model taught a few sentences: it goes on with them, talks, scores, ranks and embeds them."""
+"""A language model taught a few sentences: it continues them, chats, scores, ranks and embeds them."""
 
 from __future__ import annotations
 
@@ -267,8 +267,8 @@ def test_old_turns_are_forgotten_and_the_system_text_is_not(
     talk = writer.chat("You were eating soup.", max_new_tokens=12, min_len=12)
     read: list[str] = []
     framed = writer.framed
-    talk.writer = Generator(taught())
-    talk.writer.framed = lambda text: (read.append(text), framed(text))[1]  # type: ignore[method-assign]
+    talk.generator = Generator(taught())
+    talk.generator.framed = lambda text: (read.append(text), framed(text))[1]  # type: ignore[method-assign]
     with caplog.at_level(logging.WARNING, "regard"):
         for i in range(9):
             talk.say(f"I was reading {i}")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import typer
-from test_writer import LINES, bert_bundle, taught
+from test_generator import LINES, bert_bundle, taught
 
 from regard import model_folder
 from regard.cli import main, options, text_commands
