@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json as json_format
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -65,11 +66,11 @@ def translate(
     if not float(options.get("temperature") or 0) and (options.get("top_k") or options.get("top_p")):
         raise RegardError("--top-k and --top-p choose among samples: give a --temperature above 0 too")
     translator = load_translator(*_choose_model(model, device, weights))
-    is_text = bool(translator.directions) and int(options.get("nbest") or 1) == 1  # of any length, one translation each
+    is_text = bool(translator.directions) and options["nbest"] in (None, 1, "1")  # any length, one translation each
     is_interactive = not texts and not input and sys.stdin.isatty()
     if is_interactive:
         print("regard: type a sentence and Enter; Ctrl-D ends", file=sys.stderr)
-        batches = ([line] for line in stdin_lines())
+        batches: Iterator[list[str]] = ([line] for line in stdin_lines())
     else:
         batches = iter([texts or list(read_lines(input) if input else stdin_lines())])
     for lines in batches:

@@ -160,7 +160,7 @@ def test_a_full_stop_that_was_not_there_is_taken_off() -> None:
     assert translated(fake, "the horse\n\nthe man.", source="en") == "THE HORSE\n\nTHE MAN."
 
 
-def test_what_is_shouted_is_said_and_shouted_again() -> None:
+def test_upper_case_is_translated_in_sentence_case_and_restored() -> None:
     fake = Fake(lambda text: {"The man is here.": "der mann ist hier."}[text])
     assert translated(fake, "THE MAN IS HERE.", source="en") == "DER MANN IST HIER."
     fake.one = lambda text, nbest: Translation("Der Mann", 0.0, 0.0, ())  # type: ignore[method-assign]
@@ -274,6 +274,12 @@ def test_what_has_no_words_stays_as_it_is_and_needs_no_language(text: str) -> No
     assert fake.said() == []
 
 
+def test_the_scores_of_a_text_are_the_sums_of_those_of_its_sentences() -> None:
+    found = Fake().translate("the man. https://a.org/b\nThe friend.", source="en")
+    assert (found.score, found.log_prob, found.ended, found.nbest) == (-2.0, -4.0, True, ())
+    assert (found.source, found.target, found.notes) == ("en", "de", ())
+
+
 # ---- languages -------------------------------------------------------------------------------------------------------
 
 
@@ -327,6 +333,7 @@ def test_several_translations_of_a_sentence() -> None:
     assert fake.said() == ["See ⟦1⟧, man."]
     assert [t.text for t in found.nbest] == ["- SEE https://a.org/b, XMAN", "- SEE https://a.org/b, XXMAN"]
     assert [t.score for t in found.nbest] == [-1.0, -2.0]
+    assert (found.source, found.target) == ("en", "de")
     assert found.text == found.nbest[0].text
 
 
