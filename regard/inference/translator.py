@@ -151,14 +151,14 @@ class Translator:
         has_nbest = options.get("nbest") is not None and self.decode_options(**options).nbest > 1
         if has_nbest:
             refuse_several_sentences(texts, parts)
-        found = [[unchanged(part.text) for part in own] for own in parts]
+        found = [[copy_text(part.text) for part in own] for own in parts]
         with progress_bar("translating", sum(map(len, parts)), quiet) as advance:
             for pair in dict.fromkeys(direction.pair for direction in directions if direction.source):
                 places = [(i, j) for i, d in enumerate(directions) if d.pair == pair for j in range(len(parts[i]))]
                 given = [parts[i][j].text for i, j in places]
                 translated = self._translate_direction(given, pair, progress or advance, options)
                 for (i, j), each in zip(places, translated, strict=True):
-                    found[i][j] = changed(each, shouted) if parts[i][j].loud else each
+                    found[i][j] = map_text(each, shouted) if parts[i][j].loud else each
         join_all = join_nbest if has_nbest else join_translations
         return [join_all(*one) for one in zip(parts, found, directions, strict=True)]
 
@@ -172,11 +172,11 @@ class Translator:
             if translatable(sentence.text):
                 cased = careful(sentence.text, direction.source)
                 sentence = replace(sentence, text=cased, loud=loud(sentence.text))
-            found += self._cut(sentence, kept)
+            found += self._split_long(sentence, kept)
         return found
 
-    def _cut(self, sentence: Sentence, kept: re.Pattern[str]) -> list[Sentence]:
-        """Return a sentence in clauses that fit into the model.
+    def _split_long(self, sentence: Sentence, kept: re.Pattern[str]) -> list[Sentence]:
+        """Return a sentence, in clauses if it is too long for the model.
 
         What matches `kept` is one private-use character meanwhile, so that it is never cut.
         """
@@ -211,18 +211,18 @@ class Translator:
         patterns = {i: kept for i, text in enumerate(texts) if translatable(text, kept)}
         advance(len(texts) - len(patterns))
         found = self._decode_with_placeholders(texts, patterns, pair, advance, options)
-        lost = {i: lost_numbers(texts[i], said.text) for i, said in found.items() if said}
-        numbers = {i: kept_too(kept, own) for i, own in lost.items() if own}
-        again = self._decode_with_placeholders(texts, numbers, pair, lambda done: None, options)
-        found |= {i: said for i, said in again.items() if said}
+        lost = {i: lost_numbers(texts[i], each.text) for i, each in found.items() if each}
+        with_numbers = {i: kept_too(kept, numbers) for i, numbers in lost.items() if numbers}
+        again = self._decode_with_placeholders(texts, with_numbers, pair, lambda done: None, options)
+        found |= {i: each for i, each in again.items() if each}
         # A number of one or two digits may have been written in words: no reason to take a sentence apart.
         broken = [
             i
-            for i, said in found.items()
-            if said is None or any(len(number) > 2 for number in lost_numbers(texts[i], said.text))
+            for i, each in found.items()
+            if each is None or any(len(number) > 2 for number in lost_numbers(texts[i], each.text))
         ]
-        found |= self._decode_between(texts, {i: numbers.get(i, kept) for i in broken}, pair, options)
-        return [found.get(i) or unchanged(text) for i, text in enumerate(texts)]
+        found |= self._decode_fragments(texts, {i: with_numbers.get(i, kept) for i in broken}, pair, options)
+        return [found.get(i) or copy_text(text) for i, text in enumerate(texts)]
 
     def _decode_with_placeholders(
         self,
@@ -237,19 +237,19 @@ class Translator:
         A sentence is None where the model has not enough placeholders or tokens, or loses a placeholder.
         """
         source, target = pair
-        aside = {i: kept_aside(texts[i], pattern) for i, pattern in patterns.items()}
-        can = {
+        masked = {i: kept_aside(texts[i], pattern) for i, pattern in patterns.items()}
+        decodable = {
             i: text
-            for i, (text, kept) in aside.items()
+            for i, (text, kept) in masked.items()
             if len(kept) <= MOST and not WRAPPED.search(texts[i]) and self._fits(text)
         }
-        advance(len(aside) - len(can))
-        asked = [stopped(plain(text, source), source) for text in can.values()]
-        said = self.translate_sentences(asked, to=target, progress=advance, **options) if asked else []
-        found = {i: changed(each, partial(same_end, can[i])) for i, each in zip(can, said, strict=True)}
-        return {i: restored(found[i], kept) if i in found else None for i, (_, kept) in aside.items()}
+        advance(len(masked) - len(decodable))
+        inputs = [stopped(plain(text, source), source) for text in decodable.values()]
+        outputs = self.translate_sentences(inputs, to=target, progress=advance, **options) if inputs else []
+        found = {i: map_text(each, partial(same_end, decodable[i])) for i, each in zip(decodable, outputs, strict=True)}
+        return {i: restore_hypotheses(found[i], kept) if i in found else None for i, (_, kept) in masked.items()}
 
-    def _decode_between(
+    def _decode_fragments(
         self, texts: list[str], patterns: dict[int, re.Pattern[str]], pair: tuple[str, str], options: dict[str, Any]
     ) -> dict[int, Translation]:
         """Translate, in the sentence at each index of `patterns`, the words between what the pattern matches."""
@@ -257,14 +257,17 @@ class Translator:
         parts = {i: between(texts[i], pattern) for i, pattern in patterns.items()}
         kept = kept_between(source, target)
         places = [(i, k) for i, own in parts.items() for k in range(0, len(own), 2) if translatable(own[k], kept)]
-        words = [parts[i][k].strip() for i, k in places]
-        asked = [stopped(plain(text, source), source) for text in words]
-        said = self.translate_sentences(asked, to=target, **options) if asked else []
+        fragments = [parts[i][k].strip() for i, k in places]
+        inputs = [stopped(plain(text, source), source) for text in fragments]
+        outputs = self.translate_sentences(inputs, to=target, **options) if inputs else []
         found = {
-            place: changed(each, partial(same_end, text)) for place, text, each in zip(places, words, said, strict=True)
+            place: map_text(each, partial(same_end, text))
+            for place, text, each in zip(places, fragments, outputs, strict=True)
         }
         return {
-            i: combined([with_space_of(p, found[i, k]) if (i, k) in found else unchanged(p) for k, p in enumerate(own)])
+            i: concatenate(
+                [keep_space_around(p, found[i, k]) if (i, k) in found else copy_text(p) for k, p in enumerate(own)]
+            )
             for i, own in parts.items()
         }
 
@@ -288,7 +291,7 @@ class Translator:
         device = next(self.model.parameters()).device
         found = decode(self.model, sources, chosen, self.model.config.max_len, device, progress, self.token_template)
         translations = [  # an empty line stays empty, whatever the model makes of it
-            self._translation(hypotheses) if ids and text.strip() else unchanged("")
+            self._translation(hypotheses) if ids and text.strip() else copy_text("")
             for text, ids, hypotheses in zip(sentences, sources, found, strict=True)
         ]
         source, target = ("", to or "") if self.directions else (self.source, self.target)
@@ -331,17 +334,17 @@ def join_translations(parts: list[Sentence], found: list[Translation], direction
     """Return the translation of a text, given those of its sentences."""
     text = join(parts, [each.text for each in found], not direction.target.startswith(UNSPACED))
     tokens = tuple(token for each in found for token in each.tokens)
-    return described(replace(combined(found), text=text, tokens=tokens), direction)
+    return annotate(replace(concatenate(found), text=text, tokens=tokens), direction)
 
 
 def join_nbest(parts: list[Sentence], found: list[Translation], direction: Direction) -> Translation:
     """Return the translation of a text of one sentence, with all its hypotheses and what stands around the sentence."""
-    best = next((each for part, each in zip(parts, found, strict=True) if not part.ends_line), unchanged(""))
-    best = changed(best, lambda text: "".join(part.before + ("" if part.ends_line else text) for part in parts))
-    return described(replace(best, nbest=best.nbest or (best,)), direction)
+    best = next((each for part, each in zip(parts, found, strict=True) if not part.ends_line), copy_text(""))
+    best = map_text(best, lambda text: "".join(part.before + ("" if part.ends_line else text) for part in parts))
+    return annotate(replace(best, nbest=best.nbest or (best,)), direction)
 
 
-def described(translation: Translation, direction: Direction) -> Translation:
+def annotate(translation: Translation, direction: Direction) -> Translation:
     """Return a translation with its languages and warnings."""
     notes = tuple(filter(None, (direction.note, "" if translation.ended else CUT)))
     return replace(translation, source=direction.source, target=direction.target, notes=notes)
@@ -355,23 +358,24 @@ def refuse_several_sentences(texts: Sequence[str], parts: list[list[Sentence]]) 
             raise RegardError(f"{where}several translations (--nbest) are for one sentence, not for {text[:60]!r}")
 
 
-def combined(found: list[Translation]) -> Translation:
+def concatenate(found: list[Translation]) -> Translation:
     """Return the translations of consecutive parts as one, whose tokens are left out: some parts were not translated."""
     score, log_prob = sum((each.score for each in found), 0.0), sum((each.log_prob for each in found), 0.0)
     return Translation("".join(each.text for each in found), score, log_prob, (), all(each.ended for each in found))
 
 
-def unchanged(text: str) -> Translation:
+def copy_text(text: str) -> Translation:
+    """Return a text that needs no translation as its own translation."""
     return Translation(text, 0.0, 0.0, ())
 
 
-def changed(translation: Translation, change: Callable[[str], str]) -> Translation:
+def map_text(translation: Translation, change: Callable[[str], str]) -> Translation:
     """Return a translation with `change` applied to the text of every hypothesis."""
-    nbest = tuple(changed(each, change) for each in translation.nbest)
+    nbest = tuple(map_text(each, change) for each in translation.nbest)
     return replace(translation, text=change(translation.text), nbest=nbest)
 
 
-def restored(translation: Translation, kept: list[str]) -> Translation | None:
+def restore_hypotheses(translation: Translation, kept: list[str]) -> Translation | None:
     """Return a translation with its placeholders replaced by what they stand for.
 
     Hypotheses that lost a placeholder are left out, and None is returned if all did. Of hypotheses with one text, which
@@ -385,7 +389,7 @@ def restored(translation: Translation, kept: list[str]) -> Translation | None:
     return replace(found[0], nbest=found if translation.nbest else ()) if found else None
 
 
-def with_space_of(part: str, translation: Translation) -> Translation:
+def keep_space_around(part: str, translation: Translation) -> Translation:
     """Return a translation with the white space around its source."""
     before, after = part[: len(part) - len(part.lstrip())], part[len(part.rstrip()) :]
     return replace(translation, text=before + translation.text + after)
