@@ -108,15 +108,15 @@ def list_presets() -> list[dict[str, Any]]:
 # ---- as text ---------------------------------------------------------------------------------------------------------
 
 PARAMETERS = (
-    "Counted on the model, which is built without numbers. Trained: all of them, what is tied once. Active: weights that",
-    "one token is multiplied with; a look-up in an embedding is no product.",
+    "Counted on the model, built on the meta device. Trained: all parameters, tied ones once. Active: weights that one token",
+    "is multiplied with; an embedding look-up is not counted.",
 )
 FLOPS = (
-    "Counted while the model runs without numbers: a multiplication with its addition is 2, all products of matrices and",
-    "nothing else; attention in full, masked or not; a backward pass is 2 forwards.",
+    "Counted by running the model on the meta device: matrix products only, 2 for each multiply-add; attention in full,",
+    "masked or not; a backward pass is 2 forwards.",
 )
 BOTH_SIDES = "A token is one of the target with one of the source; rows are as long on both sides."
-PATCHES = "A token is a patch, or the one that the class is read from."
+PATCHES = "A token is a patch, or the class token."
 TRAINING = (
     "fp32 weights and AdamW, products in bf16. Activations are an estimate: fused attention, nothing recomputed.",
 )

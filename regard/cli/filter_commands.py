@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 
-filter_app = typer.Typer(help="Filter pictures: denoise them, or grow a texture.", invoke_without_command=True)
+filter_app = typer.Typer(help="Denoise pictures, or synthesize a texture.", invoke_without_command=True)
 
 
 FOOT = """
-A picture's units: white is 255 where it has 8 bits, 65535 where it has 16. What is N x --noise is needed without --noise.
+Units are those of the picture: white is 255 with 8 bits, 65535 with 16. Without --noise, an option whose default is
+N x --noise must be given.
 regard filter NAME in.png -o out.png ...; `regard filter NAME --help` lists all options."""
 
 

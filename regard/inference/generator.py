@@ -121,7 +121,7 @@ class Generator:
         return [dataclasses.replace(group[0], samples=group) if n > 1 else group[0] for group in groups]
 
     def stream(self, prompt: str, **options: Any) -> Iterator[str]:
-        """Yield the text that `generate` would return, in pieces while it is generated."""
+        """Return an iterator over the text that `generate` would return, in pieces while it is generated."""
         chosen = self.decode_options(**options)
         if chosen.nbest > 1:
             raise RegardError(f"one text can be streamed at a time, not {chosen.nbest}: leave out n")
