@@ -108,8 +108,8 @@ def list_presets() -> list[dict[str, Any]]:
 # ---- as text ---------------------------------------------------------------------------------------------------------
 
 PARAMETERS = (
-    "Counted on the model, built on the meta device. Trained: all parameters, tied ones once. Active: weights that one token",
-    "is multiplied with; an embedding look-up is not counted.",
+    "Counted on the model, built on the meta device. Trained: all parameters, tied ones once. Active: weights that one",
+    "token is multiplied with; an embedding look-up is not counted.",
 )
 FLOPS = (
     "Counted by running the model on the meta device: matrix products only, 2 for each multiply-add; attention in full,",
