@@ -64,7 +64,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- generate --------------------------------------------------------------------------------------------------------
 
 
-def test_a_text_is_gone_on_with(call: Call, gpt: Path) -> None:
+def test_a_text_is_continued(call: Call, gpt: Path) -> None:
     assert call("generate", gpt, "You were") == (0, "You were eating soup.\n", "")
     assert call("generate", gpt, "You were", "--stream").out == "You were eating soup.\n"
     assert call("generate", gpt, "You were", "--stop", "soup", "--stop", "x").out == "You were eating \n"
