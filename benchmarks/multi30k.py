@@ -26,7 +26,7 @@ from regard.device import pick_device, pick_precision
 from regard.exchange.matching import theirs_of
 from regard.exchange.pairs import MARIAN
 from regard.exchange.rules import Rule, same, waves
-from regard.inference.translator import Translator, load
+from regard.inference.translator import Translator, load_translator
 from regard.metrics.translation_scores import score_translations
 from regard.text.special_tokens import PAD
 
@@ -56,7 +56,7 @@ def peer_of(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Mo
 
 
 def own_translate(translator: Translator) -> Translate:
-    return lambda texts: [found.text for found in translator.translate(texts, beam=BEAM)]
+    return lambda texts: [found.text for found in translator.translate_sentences(texts, beam=BEAM)]
 
 
 def peer_translate(model: Any, translator: Translator) -> Translate:
@@ -105,7 +105,7 @@ def measure(report: Report, who: str, translate: Translate, pairs: list[tuple[st
 
 def section(report: Report) -> None:
     options, device = report.options, report.device
-    translator = load(options.run, str(device))
+    translator = load_translator(options.run, str(device))
     corpus = ParallelCorpus((options.test,), translator.source, translator.target, options.data, "test")
     pairs = list(corpus.rows())[: options.sentences or None]
     mine = measure(report, "regard", own_translate(translator), pairs, translator.target)

@@ -49,8 +49,8 @@ print(tokenizer.decode(written[0], skip_special_tokens=True))
 SHORT = ("How are you?", "Where is the station?", "I would like a cup of coffee.", "Thank you very much.")
 NEXT = f"""
 import statistics, time
-from regard import Interpreter, load
-ours, times = Interpreter(load("en-de-fr-zh", "cpu", "int8")), []
+from regard import load
+ours, times = load("en-de-fr-zh", "cpu", "int8"), []
 ours.translate("{SENTENCE}")
 for text in {SHORT} * 5:
     begun = time.perf_counter()

@@ -15,7 +15,6 @@ from regard.errors import RegardError
 
 if TYPE_CHECKING:
     from regard.inference.classifier import Classifier
-    from regard.inference.document_translator import Interpreter
     from regard.inference.embedder import Embedder
     from regard.inference.generator import Generator
     from regard.inference.load import load
@@ -30,7 +29,6 @@ __all__ = [
     "Classifier",
     "Embedder",
     "Generator",
-    "Interpreter",
     "RegardError",
     "Translation",
     "Translator",
@@ -46,7 +44,6 @@ __all__ = [
 _MODULES = {
     "load": "regard.inference.load",
     "Embedder": "regard.inference.embedder",
-    "Interpreter": "regard.inference.document_translator",
     "Classifier": "regard.inference.classifier",
     "WordVectors": "regard.vectors.word_vectors",
     "Generator": "regard.inference.generator",

@@ -14,10 +14,10 @@ import torch
 
 from regard.config import DecodeConfig
 from regard.decode import batch_decoding, cpu_processes
-from regard.decode.batch_decoding import batches, decode, processes
+from regard.decode.batch_decoding import count_processes, decode, make_batches
 from regard.decode.cpu_processes import fork_map, idle_cores
 from regard.kernels import cpu_threads
-from regard.kernels.cpu_threads import LARGE, LargeProducts, large_product, one_thread
+from regard.kernels.cpu_threads import LARGE_MATRIX_BYTES, LargeMatmul, large_matmul, one_thread
 from regard.layers.quantization import convert_weights
 from regard.models.architectures import make_model, preset
 
@@ -56,7 +56,7 @@ def test_several_processes_do_take_part() -> None:
 
 
 def test_more_items_than_a_pipe_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_processes, "MOST", 7)
+    monkeypatch.setattr(cpu_processes, "MAX_ITEMS", 7)
     assert gathered(lambda x: -x, list(range(30)), 2) == {i: -i for i in range(30)}
 
 
@@ -136,9 +136,9 @@ def test_sentences_in_several_processes_are_translated_as_in_one(
 ) -> None:
     chosen = DecodeConfig(max_len_b=8, **options)
     done: list[int] = []
-    monkeypatch.setattr(batch_decoding, "processes", lambda *args: 1)
+    monkeypatch.setattr(batch_decoding, "count_processes", lambda *args: 1)
     alone = decode(model, SOURCES, chosen, 40, CPU)
-    monkeypatch.setattr(batch_decoding, "processes", lambda *args: 3)
+    monkeypatch.setattr(batch_decoding, "count_processes", lambda *args: 3)
     shared = decode(model, SOURCES, chosen, 40, CPU, done.append)
     assert sum(done) == len(SOURCES)
     assert torch.get_num_threads() == 2
@@ -152,16 +152,16 @@ def test_small_work_is_for_one_process(model: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(batch_decoding, "idle_cores", lambda: 7)
     greedy, wide = DecodeConfig(beam=1), DecodeConfig(beam=4)
     long = [list(range(5, 35))] * 4000
-    assert processes(model, SOURCES, greedy, 8) == 1  # a model that takes no time
-    assert processes(model, long, greedy, 8) == 8
-    assert processes(model, long, greedy, 1) == 1
+    assert count_processes(model, SOURCES, greedy, 8) == 1  # a model that takes no time
+    assert count_processes(model, long, greedy, 8) == 8
+    assert count_processes(model, long, greedy, 1) == 1
     monkeypatch.setattr(batch_decoding, "FORKED_SECONDS", 0.0)
-    assert processes(model, long[:7], greedy, 8) == 1  # seven rows cost little more than one
-    assert processes(model, long[:16], greedy, 8) == 2
-    assert processes(model, long[:16], wide, 8) == 8
-    assert processes(model, long[:1], wide, 8) == 1
+    assert count_processes(model, long[:7], greedy, 8) == 1  # seven rows cost little more than one
+    assert count_processes(model, long[:16], greedy, 8) == 2
+    assert count_processes(model, long[:16], wide, 8) == 8
+    assert count_processes(model, long[:1], wide, 8) == 1
     monkeypatch.setattr(batch_decoding, "idle_cores", lambda: 0)  # every other core is busy
-    assert processes(model, long, greedy, 8) == 1
+    assert count_processes(model, long, greedy, 8) == 1
 
 
 @pytest.mark.parametrize(("running", "idle"), [(1, 3), (3, 1), (4, 0), (9, 0)])
@@ -179,7 +179,7 @@ def test_cores_that_run_something_are_not_idle(
 
 @pytest.mark.parametrize(("n", "width", "workers"), [(16, 1, 2), (16, 4, 2), (1000, 1, 2), (7, 5, 3), (1, 1, 4)])
 def test_batches_for_several_processes_are_even_and_not_too_large(n: int, width: int, workers: int) -> None:
-    found = list(batches([[5] * 10] * n, DecodeConfig(beam=width), CPU, workers))
+    found = list(make_batches([[5] * 10] * n, DecodeConfig(beam=width), CPU, workers))
     sizes = [len(rows) for rows in found]
     assert sorted(i for rows in found for i in rows) == list(range(n))
     assert max(sizes) * width <= max(batch_decoding.ROWS, width)
@@ -204,7 +204,7 @@ class Matrix:
 
 
 def test_a_product_that_is_late_is_done_in_one_thread_for_ever_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    team, matrix, x = LargeProducts(), Matrix(), torch.ones(1, 4)
+    team, matrix, x = LargeMatmul(), Matrix(), torch.ones(1, 4)
     monkeypatch.setattr(cpu_threads.time, "perf_counter", lambda: matrix.now)
     team.threads = 2
     for _ in range(3):
@@ -226,15 +226,15 @@ def test_a_product_that_is_late_is_done_in_one_thread_for_ever_longer(monkeypatc
 def test_decoding_is_in_one_thread_and_threads_come_back_after_it() -> None:
     def interrupted() -> None:
         with one_thread() as threads:
-            assert (threads, torch.get_num_threads(), large_product.threads) == (2, 1, 2)
+            assert (threads, torch.get_num_threads(), large_matmul.threads) == (2, 1, 2)
             with one_thread() as inner:
-                assert (inner, large_product.threads) == (1, 2)
+                assert (inner, large_matmul.threads) == (1, 2)
             raise KeyError
 
     with pytest.raises(KeyError):
         interrupted()
     assert torch.get_num_threads() == 2
-    assert large_product.threads == 1
+    assert large_matmul.threads == 1
 
 
 @pytest.mark.usefixtures("_two_threads")
@@ -248,13 +248,13 @@ def test_large_matrices_are_multiplied_in_several_threads_and_others_in_one(
     model = make_model(preset("transformer-base", **sizes, n_encoder_layers=1, n_decoder_layers=1, dropout=0.0)).eval()
     model = convert_weights(model, weights, CPU)
     seen: list[int] = []
-    judge = LargeProducts.judge
+    judge = LargeMatmul.judge
 
-    def judged(self: LargeProducts, which: tuple[int, int], seconds: float) -> None:
+    def judged(self: LargeMatmul, which: tuple[int, int], seconds: float) -> None:
         seen.append(which[0])
         judge(self, which, 0.0)
 
-    monkeypatch.setattr(LargeProducts, "judge", judged)
+    monkeypatch.setattr(LargeMatmul, "judge", judged)
     with torch.inference_mode():
         source = torch.tensor([[5, 6, 7, 2]])
         plain = model.step(torch.tensor([1]), model.begin(source))
@@ -263,7 +263,9 @@ def test_large_matrices_are_multiplied_in_several_threads_and_others_in_one(
         with one_thread():
             threaded = model.step(torch.tensor([1]), state)
     products = {name: m for name, m in model.decoder.named_modules() if isinstance(m, torch.nn.Linear)}
-    large = [name for name, m in products.items() if m.weight.nbytes >= LARGE and not name.endswith("cross.kv")]
+    large = [
+        name for name, m in products.items() if m.weight.nbytes >= LARGE_MATRIX_BYTES and not name.endswith("cross.kv")
+    ]
     assert len(set(seen)) == (1 + len(large) if weights == "fp32" else 1)  # the memory's kv are made by `begin`
     error = (plain - threaded).abs().max()
     assert error <= 1024 * torch.finfo(torch.float32).eps * plain.abs().max()

@@ -29,9 +29,9 @@ from regard.config.registry import register, setting, unregister
 from regard.data.batches import Batch
 from regard.decode.batch_decoding import decode
 from regard.decode.constraints import NOT_CAPTURED, uses_cuda_graphs, warn_once
-from regard.decode.generation import GenerationRequest, generate, make_request, plain_steps
-from regard.decode.graphs.decoding import steps, translate
-from regard.decode.graphs.engine import SHELVES
+from regard.decode.generation import GenerationRequest, eager_steps, generate, make_request
+from regard.decode.graphs.decoding import graph_steps, translate
+from regard.decode.graphs.engine import ENGINES
 from regard.errors import RegardError
 from regard.kernels.attention_functions import Rotation
 from regard.kernels.masks import PAD_POSITION
@@ -44,7 +44,7 @@ from regard.layers.positions.scheme import Positions
 from regard.layers.stack import Stack
 from regard.look import see
 from regard.look.record import record
-from regard.models.analysis.cost import Cost, measured
+from regard.models.analysis.cost import Cost, report_costs
 from regard.models.architectures import make_model
 from regard.training.objective import Objective
 from regard.training.optimizer import make_optimizer
@@ -283,10 +283,10 @@ def test_slots_write_what_rows_write(name: str, device: str) -> None:
     """Eleven prompts through four slots, so that slots are reused; in a CUDA graph on a GPU."""
     model, options = language_model(name), DecodeConfig(beam=1, max_new_tokens=13, batch_tokens=64 * 4)
     plain, found = rows(model, options, 11), rows(model, options, 11)
-    for _ in plain_steps(copy.deepcopy(model), plain, options):
+    for _ in eager_steps(copy.deepcopy(model), plain, options):
         pass
     with torch.backends.cudnn.flags(allow_tf32=False):
-        for _ in steps(model.to(device), found, options):
+        for _ in graph_steps(model.to(device), found, options):
             pass
     assert [row.ids for row in found] == [row.ids for row in plain]
     for ours, theirs in zip(found, plain, strict=True):
@@ -314,7 +314,7 @@ def test_a_part_that_nobody_knows_is_decoded_by_graphs(name: str) -> None:
     model = language_model(name).cuda()
     assert uses_cuda_graphs(model)
     generate(model, words(2, 6), DecodeConfig(beam=1, max_new_tokens=8))
-    assert SHELVES[model]  # an engine was made, and is kept for reuse
+    assert ENGINES[model]  # an engine was made, and is kept for reuse
     assert model not in NOT_CAPTURED
 
 
@@ -474,7 +474,7 @@ def test_cost_and_summary_count_what_is_there(name: str) -> None:
     ):
         model(torch.full((1, length), 6))
     assert cost.forward_flops(1, 0, length) == counter.get_total_flops()
-    found = measured(model.config, 2, length)["memory"]["decoding"]
+    found = report_costs(model.config, 2, length)["memory"]["decoding"]
     state = model.begin(torch.full((1, length), 6))[1]
     kept = sum(
         x[..., :length, :].nbytes if x.dim() == 4 else x.nbytes for _, part in state for x in vars(part).values()

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
+from command_line import call
 from PIL import Image
-from test_cli import call
 
 import regard
 from regard.config import Config, DataConfig, recipes

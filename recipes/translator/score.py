@@ -128,7 +128,7 @@ def translated(translator: Translator, texts: list[str], languages: list[str], b
     for language in dict.fromkeys(languages):
         chosen = [i for i, own in enumerate(languages) if own == language]
         to = language if translator.directions else None  # a baseline knows but one
-        found = translator.translate([texts[i] for i in chosen], to=to, beam=beam)
+        found = translator.translate_sentences([texts[i] for i in chosen], to=to, beam=beam)
         for i, translation in zip(chosen, found, strict=True):
             said[i] = " ".join(translation.text.splitlines())
     return said

@@ -73,13 +73,13 @@ def done(
     translator: Translator, job: Job, texts: list[str], held: set[str], given: argparse.Namespace
 ) -> tuple[list[Pair], dict[str, int]]:
     """(real, made) of what is good enough, and how many were left out for what."""
-    found = translator.translate(texts, to=job.to, beam=given.beam)
+    found = translator.translate_sentences(texts, to=job.to, beam=given.beam)
     pairs, counts = chosen(job, texts, found, given.floor, held)
     if not job.returns:
         return pairs, counts
     known = words_in(read_lines(job.written(given.work)))
     spelled = [pair for pair in pairs if words_in([pair[1]]) <= known]
-    back = translator.translate([said for _, said in spelled], to=job.real, beam=given.beam)
+    back = translator.translate_sentences([said for _, said in spelled], to=job.real, beam=given.beam)
     near = returned(spelled, back, given.back)
     lost = {"unknown words": len(pairs) - len(spelled), "comes back differently": len(spelled) - len(near)}
     return near, counts | {"kept": len(near)} | lost

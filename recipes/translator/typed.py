@@ -43,7 +43,7 @@ def main() -> None:
                 ("", typed),
                 (", with care", [add_full_stop(to_sentence_case(t, "en"), "en") for t in typed]),
             ):
-                said = [t.text.rstrip(MARKS) for t in translator.translate(texts, to=language, beam=1)]
+                said = [t.text.rstrip(MARKS) for t in translator.translate_sentences(texts, to=language, beam=1)]
                 score = bleu.corpus_score(said, [[text.rstrip(MARKS) for text in references]]).score
                 print(f"en>{language} {name}{told}: {score:.1f}", flush=True)
 

@@ -1,4 +1,4 @@
-"""`regard doctor`: what this machine has, and which kernels the attention of a model would run on."""
+"""`regard doctor`: a report on this machine, and the kernels that the attention of a model would run on."""
 
 from __future__ import annotations
 
@@ -16,33 +16,31 @@ from regard.cli.options import Json, print_result, section_settings
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
-    from regard.models.analysis.kernel_report import Row
+    from regard.models.analysis.kernel_report import KernelChoice
 
 
 def doctor(
     context: typer.Context,
     target: Annotated[
-        Path | None, typer.Argument(help="With --explain: a run or model folder, or a recipe; without, every scheme.")
+        Path | None, typer.Argument(help="With --explain: a run or model folder, or a recipe; default: every scheme.")
     ] = None,
-    why: Annotated[
-        bool, typer.Option("--explain", help="Say which kernel each attention layer gets, and why.")
-    ] = False,
-    device: Annotated[str, typer.Option(help="With --explain: auto, cpu or cuda, which need not be here.")] = "auto",
+    why: Annotated[bool, typer.Option("--explain", help="Explain which kernel each attention layer runs on.")] = False,
+    device: Annotated[str, typer.Option(help="With --explain: auto, cpu or cuda, present or not.")] = "auto",
     length: Annotated[
-        int | None, typer.Option(help="With --explain: tokens in training; by default the model's longest, or 4096.")
+        int | None, typer.Option(help="With --explain: tokens of a row; default: the model's max_len, or 4096.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Say what this machine has: versions, device, precision, folders; and what is missing.
+    """Report versions, device, precision and folders of this machine.
 
-    With --explain: which kernel attention runs on. Model settings can be tried: --model.positions rope, ...
+    With --explain: the kernels that attention runs on. Model settings can be tried: --model.positions rope, ...
     """
-    from regard.models.analysis.kernel_report import table
-
     if why:
+        from regard.models.analysis.kernel_report import format_choices
+
         section_settings(context, "model")
         rows = explain(target, context.obj, device, length)
-        return print_result({"layers": [vars(row) for row in rows]}, True) if json else print(table(rows))
+        return print_result({"layers": [vars(row) for row in rows]}, True) if json else print(format_choices(rows))
     if target or length is not None or context.obj or device != "auto":
         raise RegardError("a model, a device, a length and settings belong to `regard doctor --explain`: add --explain")
     print_result(examine(), json)
@@ -63,6 +61,7 @@ LIBRARIES = (
 
 
 def examine() -> dict[str, str]:
+    """Return what `regard doctor` prints about this machine."""
     import torch
 
     import regard
@@ -76,54 +75,57 @@ def examine() -> dict[str, str]:
     return {
         "regard": regard.__version__,
         "python": f"{platform.python_version()} on {platform.platform()}",
-        **{name: _version(name) for name in LIBRARIES},
+        **{name: installed_version(name) for name in LIBRARIES},
         "device": describe(device) + (f", {peak / 1e12:.0f} TFLOP/s bf16 by data sheet" if peak else ""),
         "precision": str(pick_precision("auto", device)).removeprefix("torch."),
         "cores": f"{cpu_cores()} usable, torch uses {torch.get_num_threads()} threads",
         "CPU kernels": torch.backends.cpu.get_cpu_capability(),
-        "models": ", ".join(pretrained.bundled_models()) or "none brought along",
+        "models": ", ".join(pretrained.bundled_models()) or "none bundled",
         "cache": f"{cache_folder()} (set REGARD_CACHE to move it)",
         "disk": f"{free / 1e9:,.0f} GB free here" + ("  <- little: checkpoints may fail" if free < 2e9 else ""),
     }
 
 
-def _version(name: str) -> str:
+def installed_version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
 
 
-def explain(target: Path | None, settings: Mapping[str, Any], device: str, length: int | None = None) -> list[Row]:
-    """For a run, a model folder or a recipe, or without any for a causal decoder with each of the position schemes.
+def explain(
+    target: Path | None, settings: Mapping[str, Any], device: str, length: int | None = None
+) -> list[KernelChoice]:
+    """Return which kernel every attention layer of a run, a model folder or a recipe runs on, and why.
 
-    `settings` are dotted, {"model.positions": "rope"}. The device need not be here, and no weight is ever made. `length` is
-    that of training rows; by default the model's longest, or 4096.
+    Without a target the model is a causal decoder, with each of the position schemes. `settings` are dotted,
+    {"model.positions": "rope"}. The device need not be present, since the model is on the meta device. `length` is the
+    number of tokens of a training row; by default the model's max_len, or 4096.
     """
     import torch
 
-    from regard.inference.model_spec import built, recipe_of
+    from regard.inference.model_spec import build_config, recipe_of
     from regard.layers.positions.scheme import schemes_for
     from regard.models import gpt
     from regard.models.analysis.kernel_report import explain_model
     from regard.models.architectures import make_model
 
-    device = kind_of_device(device)
+    device = device_type(device)
     if length is not None and length < 1:
         raise RegardError(f"--length must be at least 1, not {length}")
     with torch.device("meta"):
         if target is not None:
             config = recipe_of(target, settings).model
-            model = make_model(replace(config, n_classes=max(1, config.n_classes)))  # classes come with the data
+            model = make_model(replace(config, n_classes=max(1, config.n_classes)))  # the data determine the classes
             return explain_model(model, device, length or config.max_len)
-        config = built({"model": {"preset": "gpt-small"}}, settings).model
+        config = build_config({"model": {"preset": "gpt-small"}}, settings).model
         names = [config.positions] if "model.positions" in settings else schemes_for(config, "decoder")
         models = (gpt.GPT(replace(config, positions=name)) for name in names)
         return [row for model in models for row in explain_model(model, device, length or 4096)]
 
 
-def kind_of_device(name: str) -> str:
-    """cpu or cuda, whether it is here or not."""
+def device_type(name: str) -> str:
+    """Return the type of a device, cpu or cuda, whether it is present or not."""
     from regard.device import pick_device
 
     kind = pick_device(name).type if name == "auto" else name.split(":")[0]

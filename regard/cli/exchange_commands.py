@@ -1,4 +1,4 @@
-"""The verbs of other formats: `import` makes a model folder of one from elsewhere, `export` does the opposite."""
+"""`regard import` and `regard export`: models from and to folders of Hugging Face transformers."""
 
 from __future__ import annotations
 
@@ -8,30 +8,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from regard.cli.options import no_settings
 from regard.errors import RegardError
-from regard.exchange.loader import load_model
 
 if TYPE_CHECKING:
     from regard.exchange.report import Report
 
-ReportFile = Annotated[Path | None, typer.Option("--report", help="Write what became of every tensor here, as JSON.")]
-Json = Annotated[bool, typer.Option("--json", help="Print that as one JSON object instead.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print it tensor by tensor.")]
+ReportFile = Annotated[Path | None, typer.Option("--report", help="Write a JSON report on every tensor to this file.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print the report tensor by tensor.")]
 
 
 def import_model(
     context: typer.Context,
-    folder: Annotated[Path, typer.Argument(help="A folder of Hugging Face's transformers, with safetensors.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of the model; by default NAME-regard.")
-    ] = None,
+    folder: Annotated[Path, typer.Argument(help="A folder of Hugging Face transformers, with safetensors.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write; by default NAME-regard.")] = None,
     report: ReportFile = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Make a Regard model of one from Hugging Face: GPT-2, LLaMA, BERT, T5, BART, ViT and their kin."""
-    from regard.cli.options import no_settings
-
+    """Import a Hugging Face model: GPT-2, LLaMA, BERT, T5, BART, ViT, ..."""
     no_settings(context)
     target = out or Path(f"{folder.resolve().name}-regard")
     refuse_existing(target)
@@ -43,21 +39,19 @@ def import_model(
     package, found = read_huggingface(folder, torch.device("cpu"))
     origin = f"# {target.name}\n\nImported from {folder.resolve().name}.\n\n{found.summary()}\n"
     folders.save(target, package, f"---\nlibrary_name: regard\n---\n{origin}")
-    show(found, target, report, json, verbose)
+    print_report(found, target, report, json, verbose)
 
 
 def export_model(
     context: typer.Context,
     model: Annotated[Path, typer.Argument(help="A run or model folder.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
-    to: Annotated[str, typer.Option(help="The format: huggingface.")] = "huggingface",
+    to: Annotated[str, typer.Option(help="Format to write: huggingface.")] = "huggingface",
     report: ReportFile = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Write a model as a folder that Hugging Face's transformers loads."""
-    from regard.cli.options import no_settings
-
+    """Export a model as a folder of Hugging Face transformers."""
     no_settings(context)
     if to != "huggingface":
         raise RegardError(f"unknown format '{to}': Regard writes huggingface")
@@ -65,8 +59,10 @@ def export_model(
     import torch
 
     from regard.exchange.huggingface import write_huggingface
+    from regard.exchange.loader import load_model
 
-    show(write_huggingface(out, load_model(model, torch.device("cpu"))), out, report, json, verbose)
+    found = write_huggingface(out, load_model(model, torch.device("cpu")))
+    print_report(found, out, report, json, verbose)
 
 
 def refuse_existing(path: Path) -> None:
@@ -74,7 +70,8 @@ def refuse_existing(path: Path) -> None:
         raise RegardError(f"{path} is already there: choose another folder with --out, or remove it")
 
 
-def show(found: Report, target: Path, report: Path | None, json: bool, verbose: bool) -> None:
+def print_report(found: Report, target: Path, report: Path | None, json: bool, verbose: bool) -> None:
+    """Print the report of an import or export, and write it to a file if one was given."""
     text = jsons.dumps({"folder": str(target), **found.to_dict()}, ensure_ascii=False)
     if report is not None:
         from regard.files import write_text

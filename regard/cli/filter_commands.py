@@ -1,4 +1,7 @@
-"""`regard filter`: pictures through the filters that came before attention."""
+"""`regard filter`: denoise pictures, or synthesize a texture, with the filters in regard/filters.
+
+The commands and their options are made from the catalogue of filters, which imports nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,12 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 
-filter_app = typer.Typer(help="Filter pictures: denoise them, or grow a texture.", invoke_without_command=True)
+filter_app = typer.Typer(help="Denoise pictures, or synthesize a texture.", invoke_without_command=True)
 
 
 FOOT = """
-A picture's units: white is 255 where it has 8 bits, 65535 where it has 16. What is N x --noise is needed without --noise.
+Units are those of the picture: white is 255 with 8 bits, 65535 with 16. Without --noise, an option whose default is
+N x --noise must be given.
 regard filter NAME in.png -o out.png ...; `regard filter NAME --help` lists all options."""
 
 
@@ -39,7 +43,7 @@ def filters(context: typer.Context) -> None:
 
 
 def describe(one: Filter) -> str:
-    """Its name and line, and under them what it takes."""
+    """Return the name of a filter, what it does, and its parameters."""
     lines = [f"{option(p.name):<16} {default(p):<14} {p.help}" for p in one.parameters]
     return "\n    ".join([f"{one.name}: {one.line}", *lines])
 
@@ -50,28 +54,31 @@ def default(parameter: Parameter) -> str:
     return "needed" if parameter.needed else str("" if parameter.default is None else parameter.default)
 
 
-# ---- the commands -----------------------------------------------------------------------------------------------------
+# ---- a command for each filter ----------------------------------------------------------------------------------------
 
 COMMON: dict[str, tuple[Any, Any]] = {
     "files": (Annotated[list[Path], typer.Argument(help="Pictures: PNG (8 bits, grey also 16), JPEG, TIFF, ...")], ...),
-    "output": (Annotated[Path, typer.Option("--output", "-o", help="A picture; of several, a folder.")], ...),
+    "output": (
+        Annotated[Path, typer.Option("--output", "-o", help="File to write; for several pictures a folder.")],
+        ...,
+    ),
     "device": (Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")], "auto"),
     "json": (Annotated[bool, typer.Option("--json", help="Print one JSON object a picture.")], False),
-    "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")], False),
+    "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress on stderr.")], False),
 }
 NOISY: dict[str, tuple[Any, Any]] = {
     "noise": (
         Annotated[float | None, typer.Option(min=0, help="Add Gaussian noise of this standard deviation first.")],
         None,
     ),
-    "seed": (Annotated[int, typer.Option(min=0, help="Of the noise.")], 0),
-    "compare": (Annotated[Path | None, typer.Option(help="A clean picture: print the PSNR against it.")], None),
+    "seed": (Annotated[int, typer.Option(min=0, help="Random seed of the noise.")], 0),
+    "compare": (Annotated[Path | None, typer.Option(help="Print the PSNR against this clean picture.")], None),
 }
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is the same for all pictures."""
+    """The filter, parameters, device and noise that all pictures of a call share."""
 
     one: Filter
     given: dict[str, Any]
@@ -82,7 +89,7 @@ class Request:
 
 
 def make_command(one: Filter) -> Callable[..., None]:
-    """Its options are its parameters, and then those that all have."""
+    """Return the command of a filter, whose options are its parameters and those that all filters have."""
     own = {p.name: (Annotated[p.kind | None, typer.Option(help=help_of(p))], None) for p in one.parameters}
     options = {**COMMON, **own, **(NOISY if one.denoises else {})}
 
@@ -108,7 +115,7 @@ for made in ALL:
     filter_app.command(made.name)(make_command(made))
 
 
-# ---- the work ---------------------------------------------------------------------------------------------------------
+# ---- filtering --------------------------------------------------------------------------------------------------------
 
 
 def run(
@@ -121,8 +128,9 @@ def run(
     quiet: bool,
     **noisy: Any,
 ) -> None:
-    one.settings(given, noisy.get("noise"))  # says at once what is missing
-    pairs = places(files, output)
+    """Filter each file, and print the name of the result and its PSNR."""
+    one.settings(given, noisy.get("noise"))  # refuse missing parameters before any picture is read
+    pairs = output_paths(files, output)
     if noisy.get("compare") and len(files) > 1:
         raise RegardError("--compare is for one picture: give one, or leave it out")
     from regard.device import pick_device
@@ -136,8 +144,8 @@ def run(
             advance(1)
 
 
-def places(files: list[Path], output: Path) -> list[tuple[Path, Path]]:
-    """Where each result goes; into a folder under its own name."""
+def output_paths(files: list[Path], output: Path) -> list[tuple[Path, Path]]:
+    """Return each file with the path of its result: in a folder, the file's own name."""
     if len(files) == 1 and not output.is_dir() and output.suffix:
         return [(files[0], output)]
     if output.is_file() or (len(files) > 1 and output.suffix and not output.is_dir()):
@@ -151,6 +159,7 @@ def places(files: list[Path], output: Path) -> list[tuple[Path, Path]]:
 
 
 def filter_file(request: Request, source: Path, target: Path) -> dict[str, Any]:
+    """Filter one picture, write the result, and return its settings and PSNR."""
     from regard.filters.files import check_ending, open_picture, save_picture
     from regard.filters.images import apply
 
@@ -158,7 +167,7 @@ def filter_file(request: Request, source: Path, target: Path) -> dict[str, Any]:
     check_ending(target, picture)
     channels = sum(band != "A" for band in picture.getbands())
     settings = request.one.settings(request.given, request.noise, channels)
-    noisy: list[Any] = []  # what the filter was given
+    noisy: list[Any] = []  # the input of the filter, with noise
 
     def function(x: torch.Tensor) -> torch.Tensor:
         if request.noise is not None:
@@ -176,7 +185,7 @@ def filter_file(request: Request, source: Path, target: Path) -> dict[str, Any]:
 
 
 def add_noise(x: torch.Tensor, noise: float, seed: int) -> torch.Tensor:
-    """Gaussian, in x's units, and not clipped: clipping would tell black and white from noise."""
+    """Add Gaussian noise in the units of `x`. It is not clipped, since clipping would remove noise from black and white."""
     import numpy as np
     import torch
 
@@ -184,7 +193,7 @@ def add_noise(x: torch.Tensor, noise: float, seed: int) -> torch.Tensor:
 
 
 def compare(clean: Picture, given: torch.Tensor, made: Picture) -> dict[str, float]:
-    """PSNR in dB of what the filter was given, before any rounding, and of what it made, as it is written."""
+    """Return the PSNR in dB of the filter's input, which is not rounded, and of its output, as it is written."""
     from regard.filters.images import apply, peak_of, psnr
 
     planes: list[Any] = []
@@ -197,7 +206,7 @@ def compare(clean: Picture, given: torch.Tensor, made: Picture) -> dict[str, flo
 
 
 def finite(result: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity, which is the PSNR of a picture that is the same."""
+    """Replace infinity, the PSNR of identical pictures, by None, since JSON has no infinity."""
     return {name: None if value == math.inf else value for name, value in result.items()}
 
 

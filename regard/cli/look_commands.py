@@ -1,8 +1,7 @@
-"""`regard look`: what a model does, as a page, as pictures or as numbers.
+"""`regard look`: a page, pictures and numbers that show what a model does.
 
-MERGED: `regard look change` and `regard look heads`: what a model does if a part of it does otherwise.
-
-MERGED: `regard look attention`, `statistics`, `gradients` and `training`: pictures, and the numbers in them.
+`page` writes an HTML page; `attention`, `statistics`, `alignment`, `gradients`, `training` and `positions` draw one thing
+each; `change` and `heads` compare a model with itself after an intervention.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from regard.cli.options import Device, no_settings, section_settings
 from regard.errors import RegardError
-from regard.exchange.loader import load_model
 
 if TYPE_CHECKING:
     from regard.look.change.changes import Change
@@ -24,60 +23,108 @@ if TYPE_CHECKING:
 
 
 class PageFirst(TyperGroup):
-    """`regard look MODEL TEXT` is `regard look page MODEL TEXT`: what names no command is a model."""
+    """A command group in which `regard look MODEL TEXT` is `regard look page MODEL TEXT`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        plain = args and args[0] not in (*self.commands, "-h", "--help")
-        return super().parse_args(ctx, ["page", *args] if plain else args)
+        names_no_command = args and args[0] not in (*self.commands, "-h", "--help")
+        return super().parse_args(ctx, ["page", *args] if names_no_command else args)
 
 
 look_app = typer.Typer(
     cls=PageFirst,
-    help="See what a model does: `regard look MODEL TEXT` writes a page to look into it; the others draw one thing each.",
+    help="Show what a model does; `regard look MODEL TEXT` writes an HTML page.",
     no_args_is_help=True,
 )
 
+
+# ---- options and output that several commands share ------------------------------------------------------------------
+
+
+def check_picture_format(path: Path | None) -> Path | None:
+    """Refuse a picture of an unknown format before the work is done, not after it."""
+    from regard.look.figures import kind_of
+
+    if path is not None:
+        kind_of(path)
+    return path
+
+
+Model = Annotated[Path, typer.Argument(help="A run or model folder.")]
+To = Annotated[str | None, typer.Option(help="Target language, for a model of several directions.")]
+Png = Annotated[
+    Path | None, typer.Option(help="File for the picture: PNG, or SVG by its suffix.", callback=check_picture_format)
+]
+Csv = Annotated[Path | None, typer.Option(help="Write the numbers to this CSV file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object instead.")]
-Changes = list[str] | None
+Texts = list[str] | None
 
 
-def change(name: str, help: str) -> Any:
-    return typer.Option(f"--{name}", help=help, rich_help_panel="Changes, for a second view (any of them, many times)")
+def decode_settings(context: typer.Context, to: str | None) -> dict[str, Any]:
+    """Return the --decode.NAME settings, and the target language if one was given."""
+    return section_settings(context, "decode") | ({"to": to} if to else {})
+
+
+def parse_changes(**given: Texts) -> list[Change]:
+    """Return the interventions that --zero, --mean, --force, --forbid, --pin, --replace and --positions ask for."""
+    from regard.look.change.changes import parse
+
+    return [parse(kind, text) for kind, texts in given.items() for text in texts or ()]
+
+
+def write_results(found: Drawn, json: bool, png: Path | None, tables: dict[Path | None, str], usual: Path) -> None:
+    """Write the files asked for, or the picture `usual`, and print their names; or print the numbers as JSON.
+
+    `tables` maps the name of a file to the method of `found` that writes it.
+    """
+    named = {path: way for path, way in tables.items() if path is not None}
+    files: dict[Path, Any] = {path: getattr(found, way) for path, way in named.items()}
+    if png is not None or not (files or json):
+        files[png or usual] = found.save
+    for path, write in files.items():
+        write(path)
+    if json:
+        return print(jsons.dumps(found.numbers(), ensure_ascii=False))
+    for path in files:
+        print(path)
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def change_option(name: str, help: str) -> Any:
+    return typer.Option(f"--{name}", help=help, rich_help_panel="Changes for a second view (may be repeated)")
 
 
 @look_app.command("page")
 def look_page(
     context: typer.Context,
-    model: Annotated[Path, typer.Argument(help="A run or model folder.")],
+    model: Model,
     text: Annotated[str, typer.Argument(help="A sentence or prompt; a text with <mask>; or the file of a picture.")],
-    out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("look.html"),
-    other: Annotated[Path | None, typer.Option("--with", help="Another model, to compare this one with.")] = None,
+    out: Annotated[Path, typer.Option(help="File for the page.")] = Path("look.html"),
+    other: Annotated[Path | None, typer.Option("--with", help="Another model to compare with.")] = None,
     own: Annotated[
         bool, typer.Option("--own", help="Compare each along its own output, not both along the first's.")
     ] = False,
-    zero: Annotated[Changes, change("zero", "Heads that say nothing: decoder.2.cross:3")] = None,
-    mean: Annotated[Changes, change("mean", "Heads that look everywhere alike: decoder.2.cross:3")] = None,
-    force: Annotated[Changes, change("force", "Look there alone: decoder.2.cross:3@Apfel>apple")] = None,
-    forbid: Annotated[Changes, change("forbid", "Do not look there: Apfel>apple")] = None,
-    pin: Annotated[Changes, change("pin", "Look there alone, in all attention over the source.")] = None,
-    replace: Annotated[Changes, change("replace", "Another token: source:3=dog or target:2=Hund")] = None,
-    positions: Annotated[Changes, change("positions", "Another scheme in the whole model: none, alibi, ...")] = None,
-    to: Annotated[str | None, typer.Option(help="The language to translate to, if the model knows several.")] = None,
+    zero: Annotated[Texts, change_option("zero", "Zero the output of heads: decoder.2.cross:3")] = None,
+    mean: Annotated[Texts, change_option("mean", "Make heads attend uniformly: decoder.2.cross:3")] = None,
+    force: Annotated[Texts, change_option("force", "Attend to one key only: decoder.2.cross:3@Apfel>apple")] = None,
+    forbid: Annotated[Texts, change_option("forbid", "Mask a key: Apfel>apple")] = None,
+    pin: Annotated[Texts, change_option("pin", "Force, in all attention over the source.")] = None,
+    replace: Annotated[Texts, change_option("replace", "Replace a token: source:3=dog or target:2=Hund")] = None,
+    positions: Annotated[Texts, change_option("positions", "Change the position scheme: none, alibi, ...")] = None,
+    to: To = None,
     browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print what the page shows, but for its arrays.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print what the page shows, without its arrays.")] = False,
 ) -> None:
-    """Write one HTML file in which a model can be looked into: where every head looked, and every vector on the way.
+    """Write an HTML page that shows every attention weight and vector of a model.
 
-    With another model, or with changes to this one, both are in it to be compared. Settings: --decode.beam 1, ...
+    With another model, or with changes to this one, the page compares both. Settings: --decode.beam 1, ...
     """
-    from regard.cli.options import section_settings
-    from regard.look.change.intervene import parse
     from regard.look.page.html import show
 
     given = {"zero": zero, "mean": mean, "force": force, "forbid": forbid, "pin": pin, "replace": replace}
-    changes = [parse(kind, word) for kind, words in (given | {"positions": positions}).items() for word in words or ()]
-    options = section_settings(context, "decode") | ({"to": to} if to else {})
-    page = show(model, text, other, changes, own, **options)
+    changes = parse_changes(**given, positions=positions)
+    page = show(model, text, other, changes, own, **decode_settings(context, to))
     if json:
         return print(jsons.dumps(page.document.tree, ensure_ascii=False))
     page.save(out)
@@ -88,20 +135,24 @@ def look_page(
         webbrowser.open(out.resolve().as_uri())
 
 
+# ---- pictures --------------------------------------------------------------------------------------------------------
+
+
 @look_app.command("positions")
 def look_positions(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="A scheme, as in model.positions: sinusoidal, rope, alibi, t5, ...")],
+    name: Annotated[str, typer.Argument(help="A position scheme: sinusoidal, rope, alibi, t5, ...")],
     model: Annotated[
         Path | None, typer.Option("--model", "-m", help="Draw what this run or model has learned.")
     ] = None,
-    length: Annotated[int, typer.Option(help="Positions, or distances, to draw.")] = 128,
-    png: Annotated[Path | None, typer.Option(help="Where the picture goes; by default positions-NAME.png.")] = None,
+    length: Annotated[int, typer.Option(help="Number of positions or distances to draw.")] = 128,
+    png: Annotated[Path | None, typer.Option(help="File for the picture; by default positions-NAME.png.")] = None,
     json: Json = False,
 ) -> None:
-    """Draw a position scheme: as it starts, under any settings (--model.n_heads 8, ...), or as a model has learned it."""
-    from regard.cli.options import section_settings
+    """Draw a position scheme, at initialization or as a model has learned it.
 
+    Model settings can be tried: --model.n_heads 8, ...
+    """
     if length < 2:
         raise RegardError(f"--length must be at least 2, not {length}")
     picture = positions_picture(name, model, section_settings(context, "model"), length)
@@ -112,36 +163,13 @@ def look_positions(
     print(path)
 
 
-@look_app.command("alignment")
-def look_alignment(
-    context: typer.Context,
-    model: Annotated[Path, typer.Argument(help="A run or model folder that translates.")],
-    sentence: Annotated[str, typer.Argument(help="A sentence in the language it translates from.")],
-    png: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("alignment.png"),
-    layer: Annotated[str, typer.Option(help="One of its layers, such as decoder.2.cross; by default the last.")] = "",
-    json: Json = False,
-    to: Annotated[
-        str | None, typer.Option(help="The language to translate to, for a model that knows several.")
-    ] = None,
-) -> None:
-    """Translate a sentence, and draw which of its words each word of the translation was written from."""
-    from regard.cli.options import section_settings
-    from regard.inference.translator import load
-    from regard.look.alignment import picture
-
-    options = section_settings(context, "decode") | ({"to": to} if to else {})
-    drawn = picture(load(model, "cpu"), sentence, layer, **options)
-    if json:
-        return print(jsons.dumps(drawn.numbers(), ensure_ascii=False))
-    drawn.save(png)
-    print(f"{drawn.translation}\n{png}")
-
-
 def positions_picture(name: str, model: Path | None, settings: dict[str, str], length: int) -> Picture:
+    """Return the picture of a position scheme: that of a trained model, or one made with `settings`."""
     from regard.look.positions import trained, untrained
 
     if model is not None:
         from regard.device import pick_device
+        from regard.exchange.loader import load_model
 
         if settings:
             raise RegardError(f"{model} has its own settings: leave out --model.{next(iter(settings))}")
@@ -151,7 +179,7 @@ def positions_picture(name: str, model: Path | None, settings: dict[str, str], l
     from regard.models.architectures import ARCHITECTURES
     from regard.models.sizes import resolve_sizes
 
-    # the scheme is drawn as a decoder has it; an encoder may not be able to use it
+    # The scheme is drawn for a decoder; the encoder gets one that every encoder can use.
     values = {"encoder_positions": "sinusoidal", **nest(settings), "positions": name}
     tables = [kind.presets for kind in ARCHITECTURES.values() if "decoder" in kind.sides and not kind.is_recurrent]
     presets = {name: preset for table in tables for name, preset in table.items()}
@@ -159,127 +187,40 @@ def positions_picture(name: str, model: Path | None, settings: dict[str, str], l
     return untrained(name, config, length)
 
 
-Texts = list[str] | None
-Zeroed = Annotated[
-    Texts, typer.Option("--zero", help="Heads that say nothing: LAYER[:HEADS], as in decoder.2.cross:3.")
-]
-Levelled = Annotated[Texts, typer.Option("--mean", help="Heads that look alike at all they see: LAYER[:HEADS].")]
-Forced = Annotated[Texts, typer.Option("--force", help="Look at nothing else: [LAYER[:HEADS]@]QUERY>KEY.")]
-Forbidden = Annotated[
-    Texts,
-    typer.Option(
-        "--forbid", help="Do not look there: [LAYER[:HEADS]@]QUERY>KEY; places or words, as in 'Apfel>apple'."
-    ),
-]
-Pinned = Annotated[Texts, typer.Option("--pin", help="Force in all attention over the source: QUERY>KEY.")]
-Replaced = Annotated[Texts, typer.Option("--replace", help="Another word: source:PLACE=TEXT or target:PLACE=TEXT.")]
-Placed = Annotated[str | None, typer.Option("--positions", help="Another position scheme: none, rope, alibi, ...")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-
-
-def changes_of(
-    zero: Texts, mean: Texts, force: Texts, forbid: Texts, pin: Texts, replace: Texts, positions: str | None
-) -> list[Change]:
-    """What these options ask for."""
-    from regard.look.change.changes import parse
-
-    named = {"zero": zero, "mean": mean, "force": force, "forbid": forbid, "pin": pin, "replace": replace}
-    named["positions"] = [positions] if positions else None
-    return [parse(kind, text) for kind, texts in named.items() for text in texts or ()]
-
-
-def look_change(
+@look_app.command("alignment")
+def look_alignment(
     context: typer.Context,
-    model: Annotated[Path, typer.Argument(help="A run or model folder that translates or writes.")],
-    sentence: Annotated[str, typer.Argument(help="A sentence to translate, or a prompt.")],
-    zero: Zeroed = None,
-    mean: Levelled = None,
-    force: Forced = None,
-    forbid: Forbidden = None,
-    pin: Pinned = None,
-    replace: Replaced = None,
-    positions: Placed = None,
-    to: Annotated[str | None, typer.Option(help="The language, for a model that translates to several.")] = None,
-    device: Device = "auto",
+    model: Annotated[Path, typer.Argument(help="A run or model folder that translates.")],
+    sentence: Annotated[str, typer.Argument(help="A sentence in the source language.")],
+    png: Annotated[Path, typer.Option(help="File for the picture.")] = Path("alignment.png"),
+    layer: Annotated[
+        str, typer.Option(help="A cross-attention layer, such as decoder.2.cross. Default: the last.")
+    ] = "",
     json: Json = False,
+    to: To = None,
 ) -> None:
-    """Change what a model looks at, and print what it writes before and after, side by side."""
-    from regard.cli.options import section_settings
-    from regard.inference.generator import Generator
-    from regard.inference.load import load
-    from regard.inference.translator import Translator
-    from regard.look.change.compare import compare
+    """Translate a sentence and draw which source words each word attends to."""
+    from regard.inference.translator import load_translator
+    from regard.look.alignment import picture
 
-    changes = changes_of(zero, mean, force, forbid, pin, replace, positions)
-    if not changes:
-        raise RegardError("nothing is changed: give --zero, --mean, --force, --forbid, --pin, --replace or --positions")
-    user = load(model, device)
-    if not isinstance(user, (Translator, Generator)):
-        raise RegardError(f"the model in {model} neither translates nor writes, so there is nothing to compare")
-    options = section_settings(context, "decode") | ({"to": to} if to else {})
-    found = compare(user, sentence, changes, **options)
-    print(jsons.dumps(found.numbers(), ensure_ascii=False) if json else found)
+    drawn = picture(load_translator(model, "cpu"), sentence, layer, **decode_settings(context, to))
+    if json:
+        return print(jsons.dumps(drawn.numbers(), ensure_ascii=False))
+    drawn.save(png)
+    print(f"{drawn.translation}\n{png}")
 
 
-def look_heads(
-    context: typer.Context,
-    model: Annotated[Path, typer.Argument(help="A run or model folder: one that translates, a GPT or a BERT.")],
-    source: Annotated[Path, typer.Option(help="Sentences, one a line; for a GPT or BERT any text.")],
-    target: Annotated[Path | None, typer.Option(help="Their translations.")] = None,
-    metric: Annotated[str, typer.Option(help="loss, or for translations bleu.")] = "loss",
-    sentences: Annotated[int, typer.Option(help="How many lines to read.")] = 500,
-    to: Annotated[str | None, typer.Option(help="The language, for a model that translates to several.")] = None,
-    png: Png = None,
-    device: Device = "auto",
-    json: Json = False,
-) -> None:
-    """Zero every head in turn, and say how much worse the model is without it."""
-    from itertools import islice
-
-    from regard.cli.options import no_settings
-    from regard.data.parallel_corpus import read_lines
-    from regard.device import pick_device
-    from regard.look.change.heads import scan
-
-    no_settings(context)
-    if sentences < 2:
-        raise RegardError(f"--sentences must be at least 2, not {sentences}: one alone has no error to tell")
-    lines, other = (list(islice(read_lines(path), sentences)) if path else [] for path in (source, target))
-    found = scan(load_model(model, pick_device(device), "fp32"), lines, other, metric, to)
-    if not json:
-        print(found)
-    hand_out(found, json, png, {}, Path("heads.png"))
-
-
-Model = Annotated[Path, typer.Argument(help="A run or model folder.")]
-
-
-def drawable(path: Path | None) -> Path | None:
-    """Said before the work is done, not after it."""
-    from regard.look.figures import kind_of
-
-    if path is not None:
-        kind_of(path)
-    return path
-
-
-Png = Annotated[
-    Path | None, typer.Option(help="Where the picture goes: PNG, or SVG if the name ends so.", callback=drawable)
-]
-Csv = Annotated[Path | None, typer.Option(help="Write the numbers as a table.")]
-To = Annotated[str | None, typer.Option(help="The language to translate to, for a model that knows several.")]
-
-
+@look_app.command("attention")
 def look_attention(
     context: typer.Context,
     model: Model,
-    sentence: Annotated[str, typer.Argument(help="What the model reads: a sentence; for a vision model a picture.")],
+    sentence: Annotated[str, typer.Argument(help="The sentence to read; for a vision model the file of a picture.")],
     layer: Annotated[
-        str, typer.Option(help="Such as decoder.2.cross, or a pattern: 'encoder.*'. Default: the last.")
+        str, typer.Option(help="A layer, such as decoder.2.cross, or a pattern: 'encoder.*'. Default: the last.")
     ] = "",
     kind: Annotated[str, typer.Option(help="All layers of a kind: encoder, decoder or cross.")] = "",
     head: Annotated[int | None, typer.Option(help="One head, counted from 0; by default all.")] = None,
-    words: Annotated[bool, typer.Option("--words", help="Put pieces together to words.")] = False,
+    words: Annotated[bool, typer.Option("--words", help="Merge subword pieces into words.")] = False,
     hide_sinks: Annotated[
         bool, typer.Option("--hide-sinks", help="Leave out keys that are special tokens or punctuation.")
     ] = False,
@@ -293,24 +234,27 @@ def look_attention(
     device: Device = "cpu",
     to: To = None,
 ) -> None:
-    """Draw where heads look: one, all of a layer, or all of a kind. A translator translates; others read the sentence."""
-    from regard.cli.options import section_settings
+    """Draw attention weights: of one head, of a layer, or of a kind of layer.
+
+    A translator translates the sentence; other models read it.
+    """
     from regard.device import pick_device
     from regard.exchange.loader import load_model as load
     from regard.look.attention import attention
 
-    options = section_settings(context, "decode") | ({"to": to} if to else {})
+    options = decode_settings(context, to)
     package = load(model, pick_device(device), "fp32")
     found = attention(package, sentence, layer, kind, head, words, hide_sinks, renormalise, **options)
     if found.output and not json:
         print(found.output)
-    hand_out(found, json, png, {csv: "save_csv", npz: "save_npz"}, Path("attention.png"))
+    write_results(found, json, png, {csv: "save_csv", npz: "save_npz"}, Path("attention.png"))
 
 
+@look_app.command("statistics")
 def look_statistics(
     context: typer.Context,
     model: Model,
-    text: Annotated[str, typer.Argument(help="What the model reads; or give --file.")] = "",
+    text: Annotated[str, typer.Argument(help="The text to read; or give --file.")] = "",
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read each line of this file.")] = None,
     png: Png = None,
     csv: Csv = None,
@@ -318,8 +262,7 @@ def look_statistics(
     device: Device = "cpu",
     to: To = None,
 ) -> None:
-    """Measure every head (entropy, distance, attention sinks) and the residual stream, on a text or on a file of them."""
-    from regard.cli.options import section_settings
+    """Measure every head (entropy, distance, sinks) and the residual stream."""
     from regard.data.parallel_corpus import read_lines
     from regard.device import pick_device
     from regard.exchange.loader import load_model as load
@@ -329,15 +272,16 @@ def look_statistics(
     if bool(text) == (file is not None):
         raise RegardError("give a text, or --file FILE with one on each line")
     texts = [text] if file is None else [line for line in read_lines(file) if line.strip()]
-    options = section_settings(context, "decode") | ({"to": to} if to else {})
+    options = decode_settings(context, to)
     package = load(model, pick_device(device), "fp32")
     with progress_bar("reading", len(texts), quiet=len(texts) == 1) as advance:
         found = statistics(package, texts, advance, **options)
     if not json:
         print(found)
-    hand_out(found, json, png, {csv: "save_csv"}, Path("statistics.png"))
+    write_results(found, json, png, {csv: "save_csv"}, Path("statistics.png"))
 
 
+@look_app.command("gradients")
 def look_gradients(
     context: typer.Context,
     run: Annotated[Path, typer.Argument(help="A run; or a model folder, with --data.train FILE.")],
@@ -346,18 +290,20 @@ def look_gradients(
     json: Json = False,
     device: Device = "auto",
 ) -> None:
-    """Draw the gradient of one training batch by layer and kind, and by time step where a model is recurrent.
+    """Draw the gradient norms of one training batch.
 
-    The run's settings hold; others can be given: --train.batch_tokens 1024, --data.train FILE, ...
+    They are shown by layer and kind, and by time step where a model is recurrent. Any setting of the run can be changed:
+    --train.batch_tokens 1024, --data.train FILE, ...
     """
     from regard.look.gradients import gradients
 
     found = gradients(run, context.obj or {}, device)
     if not json:
         print(found)
-    hand_out(found, json, png, {csv: "save_csv"}, Path("gradients.png"))
+    write_results(found, json, png, {csv: "save_csv"}, Path("gradients.png"))
 
 
+@look_app.command("training")
 def look_training(
     context: typer.Context,
     runs: Annotated[list[Path], typer.Argument(help="Run folders, finished or not.")],
@@ -365,30 +311,86 @@ def look_training(
     csv: Csv = None,
     json: Json = False,
 ) -> None:
-    """Draw how runs went: loss, validation, learning rate, gradient norm and speed, all runs in one picture."""
-    from regard.cli.options import no_settings
+    """Draw the loss, learning rate, gradient norm and speed of runs."""
     from regard.look.curves import training
 
     no_settings(context)
     found = training(runs)
     if not json:
         print(found)
-    hand_out(found, json, png, {csv: "save_csv"}, Path("training.png"))
+    write_results(found, json, png, {csv: "save_csv"}, Path("training.png"))
 
 
-def hand_out(found: Drawn, json: bool, png: Path | None, tables: dict[Path | None, str], usual: Path) -> None:
-    """Numbers to stdout if asked for; whatever files were named, or the usual picture; their names to stdout."""
-    named = {path: way for path, way in tables.items() if path is not None}
-    files: dict[Path, Any] = {path: getattr(found, way) for path, way in named.items()}
-    if png is not None or not (files or json):
-        files[png or usual] = found.save
-    for path, write in files.items():
-        write(path)
-    if json:
-        return print(jsons.dumps(found.numbers(), ensure_ascii=False))
-    for path in files:
-        print(path)
+# ---- interventions ---------------------------------------------------------------------------------------------------
 
 
-for command in (look_attention, look_statistics, look_gradients, look_training, look_change, look_heads):
-    look_app.command(command.__name__.removeprefix("look_"))(command)
+@look_app.command("change")
+def look_change(
+    context: typer.Context,
+    model: Annotated[Path, typer.Argument(help="A run or model folder that translates or generates.")],
+    sentence: Annotated[str, typer.Argument(help="A sentence to translate, or a prompt.")],
+    zero: Annotated[
+        Texts, typer.Option("--zero", help="Zero the output of heads: LAYER[:HEADS], such as decoder.2.cross:3.")
+    ] = None,
+    mean: Annotated[Texts, typer.Option("--mean", help="Make heads attend uniformly: LAYER[:HEADS].")] = None,
+    force: Annotated[Texts, typer.Option("--force", help="Attend to one key only: [LAYER[:HEADS]@]QUERY>KEY.")] = None,
+    forbid: Annotated[
+        Texts, typer.Option("--forbid", help="Mask a key: [LAYER[:HEADS]@]QUERY>KEY, by index or word.")
+    ] = None,
+    pin: Annotated[Texts, typer.Option("--pin", help="Force in all attention over the source: QUERY>KEY.")] = None,
+    replace: Annotated[
+        Texts, typer.Option("--replace", help="Replace a token: source:INDEX=TEXT or target:INDEX=TEXT.")
+    ] = None,
+    positions: Annotated[
+        str | None, typer.Option("--positions", help="Change the position scheme: none, rope, alibi, ...")
+    ] = None,
+    to: To = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Intervene in a model, and print its output before and after."""
+    from regard.inference.generator import Generator
+    from regard.inference.load import load
+    from regard.inference.translator import Translator
+    from regard.look.change.compare import compare
+
+    given = {"zero": zero, "mean": mean, "force": force, "forbid": forbid, "pin": pin, "replace": replace}
+    changes = parse_changes(**given, positions=[positions] if positions else None)
+    if not changes:
+        raise RegardError("nothing is changed: give --zero, --mean, --force, --forbid, --pin, --replace or --positions")
+    user = load(model, device)
+    if not isinstance(user, (Translator, Generator)):
+        raise RegardError(f"the model in {model} neither translates nor writes, so there is nothing to compare")
+    found = compare(user, sentence, changes, **decode_settings(context, to))
+    print(jsons.dumps(found.numbers(), ensure_ascii=False) if json else found)
+
+
+@look_app.command("heads")
+def look_heads(
+    context: typer.Context,
+    model: Annotated[Path, typer.Argument(help="A run or model folder: a translator, a GPT or a BERT.")],
+    source: Annotated[Path, typer.Option(help="File of sentences, one a line; for a GPT or BERT any text.")],
+    target: Annotated[Path | None, typer.Option(help="File of their translations.")] = None,
+    metric: Annotated[str, typer.Option(help="loss, or for translations bleu.")] = "loss",
+    sentences: Annotated[int, typer.Option(help="Number of lines to read.")] = 500,
+    to: To = None,
+    png: Png = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Zero every head in turn, and measure how much worse the model gets."""
+    from itertools import islice
+
+    from regard.data.parallel_corpus import read_lines
+    from regard.device import pick_device
+    from regard.exchange.loader import load_model
+    from regard.look.change.heads import scan
+
+    no_settings(context)
+    if sentences < 2:
+        raise RegardError(f"--sentences must be at least 2, not {sentences}: one alone has no error to tell")
+    lines, other = (list(islice(read_lines(path), sentences)) if path else [] for path in (source, target))
+    found = scan(load_model(model, pick_device(device), "fp32"), lines, other, metric, to)
+    if not json:
+        print(found)
+    write_results(found, json, png, {}, Path("heads.png"))

@@ -1,6 +1,7 @@
-"""The verbs. Results go to stdout, everything else to stderr; nothing heavy is imported until a verb runs.
+"""The `regard` command: its subcommands, and how their errors are reported.
 
-Exit codes: 0 done, 1 a failure of ours, 2 something the user can mend (said in one line), 130/143 stopped by a signal.
+Results go to stdout, everything else to stderr. Nothing heavy (torch, numpy) is imported until a command runs.
+Exit codes: 0 success, 1 a bug in Regard, 2 an error that the user can fix (one line on stderr), 130/143 stopped by a signal.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from regard.terminal import safe_terminal
 
 app = typer.Typer(
     name="regard",
-    help="Sequence models from raw text to a trained, evaluated, inspectable and served model.",
+    help="Train, evaluate, inspect and use sequence models.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -63,7 +64,7 @@ for command in (
     app.command()(command)
 
 
-def show_version(asked: bool) -> None:
+def print_version(asked: bool) -> None:
     if asked:
         import regard
 
@@ -75,7 +76,7 @@ def show_version(asked: bool) -> None:
 def root(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and stop.", callback=show_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=print_version, is_eager=True)
     ] = False,
 ) -> None:
     if debug:
@@ -84,7 +85,7 @@ def root(
 
 @contextmanager
 def readable_errors() -> Iterator[None]:
-    """Errors as a person would want to read them, and their exit codes."""
+    """Print errors that a user can fix as one line, and exit with their code."""
     from regard.signals import Interrupted
 
     try:
@@ -108,8 +109,9 @@ def readable_errors() -> Iterator[None]:
 
 
 def main() -> None:
-    # Idle threads of torch give their core away after some microseconds, not milliseconds: where others need it, a
-    # step takes many times as long otherwise. GNU's OpenMP reads this once, when torch is imported.
+    """Run the command line."""
+    # Let idle OpenMP threads of torch yield their core after microseconds, not milliseconds: on a busy machine a step takes
+    # many times as long otherwise. GNU's OpenMP reads this once, when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Options and helpers that several commands share."""
+"""Options that several commands share, and the settings that commands take as --section.name VALUE."""
 
 from __future__ import annotations
 
@@ -18,15 +18,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object (a lin
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Weights = Annotated[
     str,
-    typer.Option(
-        help="auto, fp32 or bf16; on a CPU also int8 and fp16. auto: bf16 on a GPU, else fp32; without --model int8."
-    ),
+    typer.Option(help="auto (GPU: bf16; CPU: fp32, bundled model int8), fp32, bf16, int8 or fp16."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress on stderr.")]
 
 
 def stdin_lines() -> Iterator[str]:
-    """Lines of stdin as UTF-8, whatever the locale; a broken one is named."""
+    """Yield the lines of stdin, read as UTF-8 whatever the locale; an error names the line."""
     for number, line in enumerate(sys.stdin.buffer, 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
@@ -40,7 +38,7 @@ def stdin_lines() -> Iterator[str]:
 
 
 def split_settings(words: list[str]) -> tuple[list[str], dict[str, str]]:
-    """Take `--section.name VALUE` and `--section.name=VALUE` out of a command line, wherever they stand."""
+    """Split a command line into its words and the settings `--section.name VALUE` or `--section.name=VALUE` among them."""
     rest, settings, waiting = [], {}, iter(words)
     for word in waiting:
         found = re.fullmatch(r"--(\w+(?:\.[\w-]+)+)(?:=(.*))?", word, re.DOTALL)
@@ -55,7 +53,7 @@ def split_settings(words: list[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def section_settings(context: typer.Context, section: str) -> dict[str, str]:
-    """The settings given to a command that only takes those of one section, by their names there."""
+    """Return the settings of one section by their names in it, for a command that takes no others."""
     wrong = [name for name in context.obj if not name.startswith(f"{section}.")]
     if wrong:
         raise RegardError(f"--{wrong[0]} does not belong here: only --{section}.NAME settings can be given")
@@ -63,12 +61,13 @@ def section_settings(context: typer.Context, section: str) -> dict[str, str]:
 
 
 def no_settings(context: typer.Context) -> None:
-    """For a command that takes none."""
+    """Refuse settings, for a command that takes none."""
     if context.obj:
         raise RegardError(f"--{next(iter(context.obj))} does not belong here: no settings of a recipe do")
 
 
 def print_result(result: dict[str, Any], as_json: bool) -> None:
+    """Print names and values, in columns or as one JSON object."""
     if as_json:
         print(json.dumps(result, ensure_ascii=False))
     else:
@@ -79,8 +78,11 @@ def print_result(result: dict[str, Any], as_json: bool) -> None:
 
 @contextmanager
 def no_collecting() -> Iterator[None]:
-    """For imports: looking for garbage among what they make takes a third of their time, now and when Python ends."""
-    first = "torch" not in sys.modules  # else all that takes long is there
+    """Pause garbage collection around imports, which spend a third of their time in it.
+
+    What they created is exempt from collection afterwards, which makes the exit of Python faster too.
+    """
+    first = "torch" not in sys.modules  # otherwise nothing slow is left to import
     if first:
         gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""The listing that `regard settings` prints: every setting with its default and meaning, and the parts of models by kind."""
+"""The list that `regard settings` prints: all settings with defaults and meanings, and the parts of models by kind."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def print_kind(kind: str) -> None:
 
 
 def print_part(kind: str, name: str) -> None:
-    """A part with its first sentence, and its table below it."""
+    """Print a part with the first sentence of its docstring, and its table of settings below it."""
     print(f"  {name:<13} {help_of(PARTS[kind][name])}")
     if TABLES.get(name) is not None and TABLES[name].kind == kind:
         print_table(name)
@@ -78,7 +78,7 @@ def print_setting(name: str, value: Any, help: str, indent: int = 0) -> None:
 
 
 def parts_named(name: str) -> str:
-    """The parts that a setting may name, where it names any."""
+    """Return the parts that a setting may name, if it is one that names parts."""
     section, _, field = name.partition(".")
     if section != "model":
         return ""

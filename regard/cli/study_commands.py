@@ -1,4 +1,4 @@
-"""`regard study`: experiments that repeat a claim and measure it."""
+"""`regard study`: experiments that test published claims."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from regard.cli.options import Device
 from regard.errors import RegardError
 
-study_app = typer.Typer(help="Experiments that repeat a claim and measure it.", invoke_without_command=True)
+study_app = typer.Typer(help="Run experiments that test published claims.", invoke_without_command=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object instead.")]
 
@@ -29,7 +30,7 @@ def study(context: typer.Context) -> None:
 
 @study_app.command("dictionary")
 def study_dictionary(json: Json = False) -> None:
-    """Attention as a soft dictionary: two queries at once, and a temperature that makes the look-up hard."""
+    """Show attention as a soft dictionary look-up, hard at low temperature."""
     from regard.studies.dictionary import run, show
 
     result = run()
@@ -40,13 +41,15 @@ def study_dictionary(json: Json = False) -> None:
 def study_positions(
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies/positions"),
     data: Annotated[Path | None, typer.Option(help="A text file; by default the embedded toy corpus.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Of each training; by default 2,000, and 40 with --quick.")] = None,
-    schemes: Annotated[str | None, typer.Option(help="Only these, such as rope,alibi,none.")] = None,
-    jobs: Annotated[int, typer.Option(help="Trainings at a time.")] = 1,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    quick: Annotated[bool, typer.Option("--quick", help="Tiny models and few steps, to try it out.")] = False,
+    steps: Annotated[int | None, typer.Option(help="Training steps; by default 2,000, and 40 with --quick.")] = None,
+    schemes: Annotated[
+        str | None, typer.Option(help="Schemes to compare, such as rope,alibi,none; default: all.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Number of parallel trainings.")] = 1,
+    device: Device = "auto",
+    quick: Annotated[bool, typer.Option("--quick", help="Use tiny models and few steps, to try it out.")] = False,
 ) -> None:
-    """Every position scheme trained at one length and tested at longer ones."""
+    """Train each position scheme at one length and test it at longer ones."""
     from regard.studies.positions import study
 
     names = tuple(name.strip() for name in schemes.split(",")) if schemes else None
@@ -55,11 +58,10 @@ def study_positions(
 
 Texts = Annotated[Path, typer.Option("--text", help="Folder with wikitext2.{train,valid,test}.txt.xz.")]
 Glue = Annotated[Path, typer.Option("--glue", help="Folder with the files of GLUE, such as SST-2.train.tsv.xz.")]
-Seeds = Annotated[int, typer.Option(min=1, help="Fine-tunings of each model on each task.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Trainings at a time.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Quick = Annotated[bool, typer.Option("--quick", help="A few steps each, to try it out.")]
-Tasks = Annotated[str, typer.Option(help="Only these, such as SST-2,CoLA.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Number of fine-tunings of each model on each task.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Number of parallel trainings.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Train for a few steps, to try it out.")]
+Tasks = Annotated[str, typer.Option(help="Tasks to run, such as SST-2,CoLA; default: all.")]
 
 
 @study_app.command("pretraining")
@@ -73,7 +75,7 @@ def study_pretraining(
     device: Device = "auto",
     quick: Quick = False,
 ) -> None:
-    """What pre-training and the auxiliary loss bring: a GPT fine-tuned with and without them."""
+    """Fine-tune a GPT with and without pre-training and auxiliary loss."""
     from regard.studies import pretraining
 
     print_study(pretraining, tasks, out, text, glue, seeds, jobs, device, quick)
@@ -90,7 +92,7 @@ def study_roformer(
     device: Device = "auto",
     quick: Quick = False,
 ) -> None:
-    """BERT against RoFormer: the same model with learned positions or rotary ones, pre-trained and fine-tuned."""
+    """Compare BERT with RoFormer: learned against rotary positions."""
     from regard.studies import roformer
 
     print_study(roformer, tasks, out, text, glue, seeds, jobs, device, quick)
@@ -104,9 +106,9 @@ Translations = Annotated[
 @study_app.command("gradient-flow")
 def study_gradient_flow(
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies/gradient-flow"),
-    quick: Annotated[bool, typer.Option("--quick", help="Small layers and few steps, to try it out.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Use small layers and few steps, to try it out.")] = False,
 ) -> None:
-    """What is left of a gradient k steps back in time: vanilla RNNs, LSTM, GRU and attention."""
+    """Measure gradients k steps back in time: RNN, LSTM, GRU, attention."""
     from regard.studies.gradient_flow import study
 
     print_table(study(out, quick))
@@ -116,22 +118,22 @@ def study_gradient_flow(
 def study_three_ways(
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies/three-ways"),
     device: Device = "auto",
-    quick: Annotated[bool, typer.Option("--quick", help="Short texts and narrow layers, to try it out.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Use short rows and narrow layers, to try it out.")] = False,
 ) -> None:
-    """Time, memory and path length of recurrence, convolution and attention against length and width."""
+    """Compare time and memory of recurrence, convolution and attention."""
     from regard.studies.three_ways import study
 
     print_table(study(out, device, quick))
 
 
-TRANSLATED = {
-    "sentence-length": "BLEU by the length of the source: one context vector against attention against a Transformer.",
-    "translation-cost": "BLEU against the arithmetic of training: LSTM, RNNsearch, convolution and Transformer on Multi30k.",
+TRANSLATION_STUDIES = {
+    "sentence-length": "Measure BLEU by sentence length: context vector, attention, Transformer.",
+    "translation-cost": "Measure BLEU against training FLOPs: LSTM, RNNsearch, ConvS2S, Transformer.",
 }
 
 
-def study_translators(name: str, what: str) -> Callable[..., None]:
-    """The command of a study that trains translators on Multi30k."""
+def make_translation_study(name: str, help: str) -> Callable[..., None]:
+    """Return the command of a study that trains translators on Multi30k."""
 
     def command(
         data: Translations,
@@ -143,25 +145,25 @@ def study_translators(name: str, what: str) -> Callable[..., None]:
         module = import_module(f"regard.studies.{name.replace('-', '_')}")
         print_table(module.study(out, data, jobs, device, quick))
 
-    command.__doc__ = what
+    command.__doc__ = help
     return command
 
 
-for name, what in TRANSLATED.items():
-    study_app.command(name)(study_translators(name, what))
+for name, help in TRANSLATION_STUDIES.items():
+    study_app.command(name)(make_translation_study(name, help))
 
 
 @study_app.command("filters")
 def study_filters(
     image: Annotated[
-        Path | None, typer.Option(help="A picture of 8 bits; by default one with edges and textures.")
+        Path | None, typer.Option(help="An 8-bit picture; by default one with edges and textures.")
     ] = None,
     sigma: Annotated[float, typer.Option(help="Standard deviation of the noise, out of 255.")] = 20.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the noise.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the noise.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies/filters"),
     device: Device = "auto",
 ) -> None:
-    """Gaussian, diffusion, total variation, bilateral and non-local means on one noisy picture, side by side."""
+    """Compare denoising filters, from Gaussian to non-local means."""
     from regard.studies.filters import study
 
     print_table(study(out, image, sigma, seed, device))
@@ -172,7 +174,7 @@ def print_table(out: Path) -> None:
 
 
 def print_study(module: Any, tasks: str, out: Path, text: Path, glue: Path, *how: Any) -> None:
-    """Run a study of fine-tuning, and show its table."""
+    """Run a study of fine-tuning, and print its table."""
     from regard.studies.finetuning import study
 
     chosen = tasks.split(",") if tasks else list(module.TASKS)

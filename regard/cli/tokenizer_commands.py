@@ -1,4 +1,4 @@
-"""`regard tokenizer`: vocabularies learned from text files, and tried."""
+"""`regard tokenizer`: train a tokenizer on text files, and encode and decode with it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from regard.cli.options import stdin_lines
 from regard.errors import RegardError
 
 tokenizer_app = typer.Typer(help="Train and try tokenizers.", no_args_is_help=True)
@@ -16,13 +17,13 @@ tokenizer_app = typer.Typer(help="Train and try tokenizers.", no_args_is_help=Tr
 @tokenizer_app.command("train")
 def tokenizer_train(
     files: Annotated[list[Path], typer.Argument(help="Text files, plain or .gz/.xz/.zst.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write it.")] = Path("tokenizer.json"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path("tokenizer.json"),
     kind: Annotated[str, typer.Option(help="char, word, wordpiece, bpe, byte-bpe or unigram.")] = "bpe",
-    vocab_size: Annotated[int, typer.Option(help="Pieces, special tokens included.")] = 8000,
-    nfc: Annotated[bool, typer.Option(help="Compose Unicode (NFC).")] = True,
-    lowercase: Annotated[bool, typer.Option(help="Lower-case.")] = False,
+    vocab_size: Annotated[int, typer.Option(help="Vocabulary size, special tokens included.")] = 8000,
+    nfc: Annotated[bool, typer.Option(help="Normalize Unicode to NFC.")] = True,
+    lowercase: Annotated[bool, typer.Option(help="Lowercase all text.")] = False,
 ) -> None:
-    """Learn a vocabulary from text files."""
+    """Train a tokenizer on text files."""
     from itertools import chain
 
     from regard.config import TokenizerConfig
@@ -42,11 +43,9 @@ def tokenizer_train(
 @tokenizer_app.command("encode")
 def tokenizer_encode(
     tokenizer: Annotated[Path, typer.Argument(help="tokenizer.json, or a run or model folder.")],
-    texts: Annotated[list[str] | None, typer.Argument(help="Text; without any, lines of stdin.")] = None,
+    texts: Annotated[list[str] | None, typer.Argument(help="Texts; by default the lines of stdin.")] = None,
 ) -> None:
-    """Text to ids, one line of numbers for each line of text."""
-    from regard.cli.options import stdin_lines
-
+    """Encode texts to token ids, one line of numbers for each text."""
     loaded = load_tokenizer(tokenizer)
     for text in texts or stdin_lines():
         print(*loaded.encode(text))
@@ -55,11 +54,9 @@ def tokenizer_encode(
 @tokenizer_app.command("decode")
 def tokenizer_decode(
     tokenizer: Annotated[Path, typer.Argument(help="tokenizer.json, or a run or model folder.")],
-    ids: Annotated[list[int] | None, typer.Argument(help="Ids; without any, lines of numbers on stdin.")] = None,
+    ids: Annotated[list[int] | None, typer.Argument(help="Token ids; by default the lines of stdin.")] = None,
 ) -> None:
-    """Ids to text."""
-    from regard.cli.options import stdin_lines
-
+    """Decode token ids to text."""
     loaded = load_tokenizer(tokenizer)
     for line in [ids] if ids else stdin_lines():
         try:
@@ -74,7 +71,7 @@ def tokenizer_show(
     text: Annotated[str, typer.Argument(help="A sentence.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """How a sentence is cut into pieces, with their ids."""
+    """Show the subword pieces of a sentence, with their ids."""
     loaded = load_tokenizer(tokenizer)
     ids = loaded.encode(text)
     result = {"pieces": loaded.pieces(ids), "ids": ids, "decoded": loaded.decode(ids), "vocabulary": len(loaded)}
@@ -87,6 +84,7 @@ def tokenizer_show(
 
 
 def load_tokenizer(path: Path) -> Any:
+    """Load the tokenizer of a file, a run or a model folder."""
     from regard.pretrained import resolve_name
     from regard.text.tokenizer import Tokenizer
 

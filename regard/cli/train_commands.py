@@ -15,10 +15,10 @@ def train(
     recipe: Annotated[Path, typer.Argument(help="A TOML recipe, such as recipes/toy-en-de.toml.")],
     name: Annotated[str | None, typer.Option(help="Name of the run; by default the recipe's.")] = None,
     run: Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/NAME.")] = None,
-    overwrite: Annotated[bool, typer.Option(help="Start over: remove what Regard wrote into the run.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Start over: delete what Regard wrote into the run.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a recipe; the same command goes on with a run that was stopped.
+    """Train a model from a recipe, or resume a run that was stopped.
 
     Any setting can be given as --section.name VALUE, for example --train.steps 2000; `regard settings` lists them all.
     """
@@ -33,16 +33,19 @@ def resume(
     run: Annotated[Path, typer.Argument(help="Folder of a run, such as runs/toy-en-de.")],
     quiet: Quiet = False,
 ) -> None:
-    """Go on with a run from its newest valid checkpoint, exactly; --train.steps N makes it longer."""
+    """Resume a run from its newest valid checkpoint, bit for bit.
+
+    --train.steps N makes it longer.
+    """
     from regard.tasks import run as runs
 
     print(runs.resume(run, settings=context.obj, quiet=quiet))
 
 
 def settings(
-    name: Annotated[str, typer.Argument(help="A section, a part or a table of model settings, such as yarn.")] = "",
+    name: Annotated[str, typer.Argument(help="A section, a kind of part, a part or a table, such as yarn.")] = "",
 ) -> None:
-    """List every setting of a recipe with its default and meaning, and the parts that models are made of."""
+    """List all settings with their defaults, and the parts of models."""
     from regard.cli.settings_listing import print_settings
 
     print_settings(name)

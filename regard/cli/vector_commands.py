@@ -1,4 +1,7 @@
-"""`regard vectors`: word vectors (word2vec) trained, asked, scored, drawn and converted."""
+"""`regard vectors`: train, query, evaluate, plot and convert word vectors (word2vec).
+
+The options of `train` are the fields of VectorsConfig, whose module imports nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from regard.errors import RegardError
 if TYPE_CHECKING:
     from regard.vectors.word_vectors import WordVectors
 
-vectors_app = typer.Typer(help="Word vectors: train, ask, score, draw and convert them.", no_args_is_help=True)
+vectors_app = typer.Typer(help="Train, query, evaluate, plot and convert word vectors.", no_args_is_help=True)
 
 DEFAULT = VectorsConfig()
 HELP = {f.name: f.metadata["help"] for f in fields(VectorsConfig)}
 
 
-def of(name: str) -> Any:
-    """The option of a setting."""
+def setting(name: str) -> Any:
+    """Return the option of a setting of VectorsConfig."""
     return typer.Option(help=HELP[name])
 
 
@@ -37,58 +40,58 @@ def vectors(context: typer.Context) -> None:
 @vectors_app.command("train")
 def vectors_train(
     files: Annotated[list[Path], typer.Argument(help="Text, a sentence a line: plain, .gz/.xz/.zst, or .jsonl.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where the vectors go.")] = Path("vectors"),
-    model: Annotated[str, of("model")] = DEFAULT.model,
-    loss: Annotated[str, of("loss")] = DEFAULT.loss,
-    dim: Annotated[int, of("dim")] = DEFAULT.dim,
-    window: Annotated[int, of("window")] = DEFAULT.window,
-    shrink_windows: Annotated[bool, of("shrink_windows")] = DEFAULT.shrink_windows,
-    negatives: Annotated[int, of("negatives")] = DEFAULT.negatives,
-    noise_power: Annotated[float, of("noise_power")] = DEFAULT.noise_power,
-    min_count: Annotated[int, of("min_count")] = DEFAULT.min_count,
-    max_vocab: Annotated[int, of("max_vocab")] = DEFAULT.max_vocab,
-    lowercase: Annotated[bool, of("lowercase")] = DEFAULT.lowercase,
-    subsample: Annotated[float, of("subsample")] = DEFAULT.subsample,
-    subsample_rule: Annotated[str, of("subsample_rule")] = DEFAULT.subsample_rule,
-    spread: Annotated[float, of("spread")] = DEFAULT.spread,
-    epochs: Annotated[int, of("epochs")] = DEFAULT.epochs,
-    lr: Annotated[float, of("lr")] = DEFAULT.lr,
-    min_lr_share: Annotated[float, of("min_lr_share")] = DEFAULT.min_lr_share,
-    cbow_gradient: Annotated[str, of("cbow_gradient")] = DEFAULT.cbow_gradient,
-    threads: Annotated[int, of("threads")] = DEFAULT.threads,
-    seed: Annotated[int, of("seed")] = DEFAULT.seed,
-    device: Annotated[str, of("device")] = DEFAULT.device,
-    batch: Annotated[int, of("batch")] = DEFAULT.batch,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder or file to write.")] = Path("vectors"),
+    model: Annotated[str, setting("model")] = DEFAULT.model,
+    loss: Annotated[str, setting("loss")] = DEFAULT.loss,
+    dim: Annotated[int, setting("dim")] = DEFAULT.dim,
+    window: Annotated[int, setting("window")] = DEFAULT.window,
+    shrink_windows: Annotated[bool, setting("shrink_windows")] = DEFAULT.shrink_windows,
+    negatives: Annotated[int, setting("negatives")] = DEFAULT.negatives,
+    noise_power: Annotated[float, setting("noise_power")] = DEFAULT.noise_power,
+    min_count: Annotated[int, setting("min_count")] = DEFAULT.min_count,
+    max_vocab: Annotated[int, setting("max_vocab")] = DEFAULT.max_vocab,
+    lowercase: Annotated[bool, setting("lowercase")] = DEFAULT.lowercase,
+    subsample: Annotated[float, setting("subsample")] = DEFAULT.subsample,
+    subsample_rule: Annotated[str, setting("subsample_rule")] = DEFAULT.subsample_rule,
+    spread: Annotated[float, setting("spread")] = DEFAULT.spread,
+    epochs: Annotated[int, setting("epochs")] = DEFAULT.epochs,
+    lr: Annotated[float, setting("lr")] = DEFAULT.lr,
+    min_lr_share: Annotated[float, setting("min_lr_share")] = DEFAULT.min_lr_share,
+    cbow_gradient: Annotated[str, setting("cbow_gradient")] = DEFAULT.cbow_gradient,
+    threads: Annotated[int, setting("threads")] = DEFAULT.threads,
+    seed: Annotated[int, setting("seed")] = DEFAULT.seed,
+    device: Annotated[str, setting("device")] = DEFAULT.device,
+    batch: Annotated[int, setting("batch")] = DEFAULT.batch,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress on stderr.")] = False,
 ) -> None:
-    """Learn a vector for each word from plain text, words being what white space separates."""
+    """Train word vectors on plain text, split at white space."""
     given = {name: value for name, value in locals().items() if name in HELP}
 
     from regard.config.recipes import build
     from regard.vectors.formats import check_target
     from regard.vectors.word2vec import train
 
-    check_target(output)  # before the training, which would be lost
+    check_target(output)  # before training, whose result would be lost
     trained = train(files, build(given, VectorsConfig, "vectors."), quiet=quiet)
     trained.word_vectors().save(output)
     print(f"{output}: {trained.describe()}")
 
 
-# ---- using them --------------------------------------------------------------------------------------------------
+# ---- trained vectors -------------------------------------------------------------------------------------------------
 
 Vectors = Annotated[Path, typer.Argument(help="Word vectors: a folder, or a word2vec or GloVe file (.gz/.xz/.zst).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Most = Annotated[int, typer.Option("--words", "-n", help="How many words.")]
+Most = Annotated[int, typer.Option("--words", "-n", help="Number of words.")]
 
 
 @vectors_app.command("nearest")
 def vectors_nearest(
     vectors: Vectors,
-    words: Annotated[list[str], typer.Argument(help="One or more words, as they are written there.")],
+    words: Annotated[list[str], typer.Argument(help="One or more words.")],
     n: Most = 10,
     json: Json = False,
 ) -> None:
-    """The words nearest to a word, by cosine."""
+    """Print the words nearest to a word, by cosine similarity."""
     loaded = load(vectors)
     found = {word: loaded.nearest(word, n) for word in words}
     if json:
@@ -100,14 +103,14 @@ def vectors_nearest(
 @vectors_app.command("analogy")
 def vectors_analogy(
     vectors: Vectors,
-    a: Annotated[str, typer.Argument(help="As this word ...")],
-    b: Annotated[str, typer.Argument(help="... is to this one,")],
-    c: Annotated[str, typer.Argument(help="so is this one to what?")],
+    a: Annotated[str, typer.Argument(help="The first word of the known pair.")],
+    b: Annotated[str, typer.Argument(help="The second word of the known pair.")],
+    c: Annotated[str, typer.Argument(help="The first word of the other pair.")],
     n: Most = 10,
     method: Annotated[str, typer.Option(help="add: nearest to b - a + c; mul: greatest cos b cos c / cos a.")] = "add",
     json: Json = False,
 ) -> None:
-    """What is to C as B is to A: `regard vectors analogy FILE man king woman`."""
+    """Answer the analogy A : B = C : ?, such as man king woman."""
     found = load(vectors).analogy(a, b, c, n, method)
     if json:
         return print_json({"a": a, "b": b, "c": c, "method": method, "answers": pairs(found)})
@@ -118,10 +121,10 @@ def vectors_analogy(
 def vectors_similarity(
     vectors: Vectors,
     a: Annotated[str, typer.Argument(help="A word.")],
-    b: Annotated[str, typer.Argument(help="Another.")],
+    b: Annotated[str, typer.Argument(help="Another word.")],
     json: Json = False,
 ) -> None:
-    """The cosine of two words, and which of the words nearest to the first the second is."""
+    """Print the cosine similarity of two words, and the second's rank."""
     loaded = load(vectors)
     cosine, rank = loaded.similarity(a, b), loaded.rank(a, b) if a != b else 0
     if json:
@@ -132,15 +135,22 @@ def vectors_similarity(
 @vectors_app.command("evaluate")
 def vectors_evaluate(
     vectors: Vectors,
-    analogies: Annotated[list[Path] | None, typer.Option(help="Questions, such as questions-words.txt.")] = None,
-    similarity: Annotated[list[Path] | None, typer.Option(help="Pairs: word, word, score, with tabs.")] = None,
+    analogies: Annotated[
+        list[Path] | None, typer.Option(help="A file of questions, such as questions-words.txt.")
+    ] = None,
+    similarity: Annotated[
+        list[Path] | None, typer.Option(help="A file of word, word, score, separated by tabs.")
+    ] = None,
     cut: Annotated[
-        int, typer.Option(help="Only the first so many words take part; the C program's demonstration has 30000.")
+        int, typer.Option(help="Use only the first so many words; the demo of word2vec.c uses 30000.")
     ] = 300_000,
     method: Annotated[str, typer.Option(help="How analogies are solved: add or mul.")] = "add",
     json: Json = False,
 ) -> None:
-    """Accuracy on analogies and correlation with what people say, case folded; unknown words are counted."""
+    """Evaluate on analogies and on human similarity judgements.
+
+    Words are compared without case; questions with unknown words are counted.
+    """
     from regard.evaluate import word_similarity as score
 
     if not analogies and not similarity:
@@ -161,13 +171,13 @@ def vectors_evaluate(
 def vectors_plot(
     vectors: Vectors,
     words: Annotated[
-        list[str] | None, typer.Argument(help="Words, or man:woman for two with a line; without any, the first ones.")
+        list[str] | None, typer.Argument(help="Words, or man:woman for a connected pair; by default the first words.")
     ] = None,
     n: Most = 50,
     output: Annotated[Path, typer.Option("--output", "-o", help="A .png or .svg file.")] = Path("words.png"),
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object instead.")] = False,
 ) -> None:
-    """Draw words in the two directions in which their vectors differ most."""
+    """Plot words on the first two principal components of their vectors."""
     from regard.look.vectors import picture
 
     if output.suffix.lower() not in (".png", ".svg"):
@@ -184,13 +194,13 @@ def vectors_convert(
     vectors: Vectors,
     output: Annotated[
         Path,
-        typer.Argument(help="words.txt or .vec (word2vec text), words.bin (binary), + .gz/.xz/.zst; else a folder."),
+        typer.Argument(help="File to write: .txt, .vec (text), .bin (binary), + .gz/.xz/.zst; else a folder."),
     ],
-    kind: Annotated[str, typer.Option(help="text, binary, glove or folder, whatever the name.")] = "",
-    errors: Annotated[str, typer.Option(help="Bytes that are not UTF-8: replace, ignore or strict.")] = "replace",
-    n: Annotated[int, typer.Option("--words", "-n", help="Only the first so many words; 0 = all.")] = 0,
+    kind: Annotated[str, typer.Option(help="text, binary, glove or folder; by default chosen by the name.")] = "",
+    errors: Annotated[str, typer.Option(help="How to treat invalid UTF-8: replace, ignore or strict.")] = "replace",
+    n: Annotated[int, typer.Option("--words", "-n", help="Keep only the first so many words; 0 = all.")] = 0,
 ) -> None:
-    """Read word vectors of any kind and write them as another."""
+    """Convert word vectors to another file format."""
     from regard.vectors.word_vectors import WordVectors
 
     loaded = WordVectors.load(vectors, errors)
@@ -205,10 +215,10 @@ def vectors_project(
     output: Annotated[Path, typer.Argument(help="A folder, for `tensorboard --logdir FOLDER`.")],
     n: Most = 10_000,
 ) -> None:
-    """Write what TensorBoard's embedding projector shows."""
-    from regard.vectors.formats import project
+    """Write files for TensorBoard's embedding projector."""
+    from regard.vectors.formats import write_projector
 
-    print(f"{output}: {project(load(vectors), output, n):,} words; see them with tensorboard --logdir {output}")
+    print(f"{output}: {write_projector(load(vectors), output, n):,} words; see them with tensorboard --logdir {output}")
 
 
 def load(path: Path) -> WordVectors:

@@ -18,10 +18,10 @@ from regard.decode.beam_search import beam_search
 from regard.decode.constraints import (
     Decoder,
     Hypothesis,
-    budget,
-    check,
+    check_options,
     length_limits,
     pad_rows,
+    token_budget,
     uses_cuda_graphs,
     warn_not_captured,
 )
@@ -44,7 +44,7 @@ def decode(
     token_template: SpecialTokenTemplate = EOS_TEMPLATE,
 ) -> list[list[Hypothesis]]:
     """The translations (best first) of each source; `progress` hears how many sentences each batch finished."""
-    check(options)
+    check_options(options)
     around = len(token_template.wrap(()))
     for i, ids in enumerate(sources):
         if len(ids) + around > max_len:
@@ -70,12 +70,12 @@ def decode(
         progress(len(rows))
 
     if device.type != "cpu":
-        for rows in batches(sources, options, device):
+        for rows in make_batches(sources, options, device):
             done(rows, work(rows))
         return [results[i] for i in range(len(sources))]
     with one_thread() as threads:
-        n = processes(model, sources, options, threads)
-        together = list(batches(sources, options, device, n))
+        n = count_processes(model, sources, options, threads)
+        together = list(make_batches(sources, options, device, n))
         if n == 1:
             for rows in together:
                 done(rows, work(rows))
@@ -95,7 +95,7 @@ STEP_SECONDS, PRODUCTS_PER_SECOND = 3e-3, 5e10  # of one core: what a step takes
 ROWS = 64  # hypotheses from which a core multiplies as fast as it can
 
 
-def processes(model: Any, sources: Sequence[Sequence[int]], options: DecodeConfig, threads: int) -> int:
+def count_processes(model: Any, sources: Sequence[Sequence[int]], options: DecodeConfig, threads: int) -> int:
     """Return how many processes share these sentences on a CPU: at most one a thread and one for each core that is idle,
     and one where the work is small.
 
@@ -125,7 +125,7 @@ def decode_in_graphs(
     with paused(model):
         found = translate(model, framed, options, token_template.start, progress) if framed else []
     if is_observed(model):
-        for rows in batches(sources, options, device):
+        for rows in make_batches(sources, options, device):
             source = pad_rows([framed[i] for i in rows], device)
             record_forced_forward(model, source, rows, [found[i][0] for i in rows], token_template.start)
     return found
@@ -170,7 +170,7 @@ def record_forced_forward(
         model(source, pad_rows([ids[:-1] for ids in written], source.device))  # the last token is said, never read
 
 
-def batches(
+def make_batches(
     sources: Sequence[Sequence[int]], options: DecodeConfig, device: torch.device, processes: int = 1
 ) -> Iterator[list[int]]:
     """Indices of sentences to decode together: longest first, so that memory troubles show at once.
@@ -183,6 +183,6 @@ def batches(
         rounds = -(-len(order) * width // (processes * ROWS))
         most = -(-len(order) // (processes * rounds))
     while start < len(order):
-        size = max(1, budget(options, device) // ((len(sources[order[start]]) + 1) * width))
+        size = max(1, token_budget(options, device) // ((len(sources[order[start]]) + 1) * width))
         yield order[start : start + min(size, most)]
         start += min(size, most)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from regard.config import DecodeConfig
-from regard.decode.constraints import Decoder, Hypothesis, log_probabilities, opened
+from regard.decode.constraints import Decoder, Hypothesis, log_probabilities, start_decoding
 from regard.text.special_tokens import EOS_TEMPLATE
 
 BLOCK = 128  # tokens
@@ -62,7 +62,7 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """The `nbest` best translations of each source row (B, S), best first."""
     k, end = options.beam, model.config.eos_token_id
-    state, last = opened(model, source, start)  # one hypothesis each, multiplied by the first reordering
+    state, last = start_decoding(model, source, start)  # one hypothesis each, multiplied by the first reordering
     beams = Beams.start(limits, k)
     found: dict[int, list[Hypothesis]] = {}
     for step in range(int(limits.max())):

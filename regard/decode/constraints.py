@@ -44,7 +44,7 @@ class Hypothesis:
     ended: bool  # False: cut off at the length limit
 
 
-def check(options: DecodeConfig) -> None:
+def check_options(options: DecodeConfig) -> None:
     """Refuse settings that mean nothing."""
     if options.beam < 1 or options.nbest < 1:
         raise RegardError(f"decode.beam and decode.nbest must be at least 1, not {options.beam} and {options.nbest}")
@@ -65,7 +65,7 @@ def check(options: DecodeConfig) -> None:
         raise RegardError(f"decode.length_penalty must be from -10 to 10, not {options.length_penalty}: 1 is usual")
 
 
-def budget(options: DecodeConfig, device: torch.device) -> int:
+def token_budget(options: DecodeConfig, device: torch.device) -> int:
     """Tokens decoded at a time: a CPU gains nothing from more, a GPU is idle with less."""
     return options.batch_tokens or (131072 if device.type == "cuda" else 8192)
 
@@ -75,10 +75,12 @@ def uses_cuda_graphs(model: Any, beam: int = 1) -> bool:
     weight = getattr(getattr(model, "head", None), "weight", None)
     if weight is None or not weight.is_cuda or importlib.util.find_spec("triton") is None:
         return False
-    from regard.decode.graphs.step_model import cannot
+    from regard.decode.graphs.step_model import why_not_capturable
 
     reason = (
-        cannot(model) or NOT_CAPTURED.get(model) or (f"a beam of {beam}, more than {WIDEST}" if beam > WIDEST else "")
+        why_not_capturable(model)
+        or NOT_CAPTURED.get(model)
+        or (f"a beam of {beam}, more than {WIDEST}" if beam > WIDEST else "")
     )
     if reason:
         warn_once(f"decoding goes token by token, not by CUDA graphs: {reason}")
@@ -119,7 +121,7 @@ def pad_rows(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     return torch.tensor([[*ids, *[PAD] * (width - len(ids))] for ids in rows], device=device)
 
 
-def opened(model: Decoder, source: Tensor, start: tuple[int, ...]) -> tuple[Any, Tensor]:
+def start_decoding(model: Decoder, source: Tensor, start: tuple[int, ...]) -> tuple[Any, Tensor]:
     """The sources (B, S) are read and all start tokens but the last, which is returned (B,) for the first step."""
     state = model.begin(source)
     *first, last = (torch.full((len(source),), id, device=source.device) for id in start)

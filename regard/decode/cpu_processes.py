@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from regard.kernels.cpu_threads import large_product
+from regard.kernels.cpu_threads import large_matmul
 
 log = logging.getLogger("regard")
 T = TypeVar("T")
 
 CAN_FORK = sys.platform == "linux"
-MOST = 16384  # item numbers that fit into a pipe
+MAX_ITEMS = 16384  # item numbers that fit into a pipe
 END = (1 << 32) - 1  # written by a process that has ended in good order
 
 
@@ -49,8 +49,8 @@ def fork_map(work: Callable[[T], Any], items: Sequence[T], processes: int, done:
     Each process takes the next item when it has finished one, so a process on a busy core takes fewer. What `work` returns
     must survive JSON. Items of a process that fails or is killed are worked on here, where an error is raised as usual.
     """
-    for start in range(0, len(items), MOST):
-        part = items[start : start + MOST]
+    for start in range(0, len(items), MAX_ITEMS):
+        part = items[start : start + MAX_ITEMS]
         _fork_map(work, part, processes, lambda i, result, first=start: done(first + i, result))  # type: ignore[misc]
 
 
@@ -118,7 +118,7 @@ def _fork(work: Callable[[T], Any], items: Sequence[T], tasks: int) -> tuple[int
         os.close(results)
         gc.disable()  # a collection would write to, and so copy, every page of Python's objects
         torch.set_num_threads(1)
-        large_product.threads = 1
+        large_matmul.threads = 1
         with os.fdopen(pipe, "wb") as file:
             for i in _taken(tasks):
                 result = json.dumps(work(items[i])).encode()

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import DecodeConfig, ModelConfig
-from regard.decode.constraints import budget, check, pad_rows, uses_cuda_graphs, warn_not_captured
-from regard.decode.sampling import choose_next, seeds_of, seen_of
+from regard.decode.constraints import check_options, pad_rows, token_budget, uses_cuda_graphs, warn_not_captured
+from regard.decode.sampling import choose_next, seed_tensor, seen_tokens
 from regard.errors import RegardError
 from regard.kernels.cpu_threads import one_thread
 from regard.layers.hooks import is_observed, labelled, paused
@@ -89,7 +89,7 @@ def make_request(
     return GenerationRequest(list(prompt), min(new, room), "length" if new <= room else "context", seed, eos)
 
 
-def distinct(rows: Sequence[list[int]]) -> tuple[list[list[int]], list[int]]:
+def unique_consecutive(rows: Sequence[list[int]]) -> tuple[list[list[int]], list[int]]:
     """Rows without those that repeat the one before, and which of them each row is: samples of a text are read once."""
     different: list[list[int]] = []
     which = []
@@ -121,7 +121,7 @@ def generate(
     for number, row in enumerate(rows):
         row.hear = partial(hear, number)
     lengths = [len(row.prompt) + row.limit for row in rows[::n]]
-    tokens = budget(options, model.embedding.weight.device)
+    tokens = token_budget(options, model.embedding.weight.device)
     together = by_size(lengths) if uses_cuda_graphs(model) else length_batches(lengths, tokens, n)
     for group in together:
         ended = 0
@@ -140,7 +140,7 @@ def check_generation(options: DecodeConfig) -> None:
         raise RegardError(f"{options.nbest} samples at temperature 0 are all the same: give a temperature above 0")
     if options.max_new_tokens < 1:
         raise RegardError(f"decode.max_new_tokens must be at least 1, not {options.max_new_tokens}")
-    check(options)
+    check_options(options)
 
 
 def by_size(lengths: Sequence[int]) -> Iterator[list[int]]:
@@ -170,11 +170,11 @@ def generation_steps(
         from regard.decode.graphs.engine import NotCapturable
 
         try:
-            return decoding.steps(model, rows, options)
+            return decoding.graph_steps(model, rows, options)
         except NotCapturable as error:
             warn_not_captured(model, str(error))
             return plain_groups(model, rows, options)  # slots take more rows than a batch does
-    return plain_steps(model, rows, options)
+    return eager_steps(model, rows, options)
 
 
 def plain_groups(
@@ -182,12 +182,12 @@ def plain_groups(
 ) -> Iterator[list[GenerationRequest]]:
     """The steps of as many rows at a time as the budget of tokens allows."""
     lengths = [len(row.prompt) + row.limit for row in rows]
-    for group in length_batches(lengths, budget(options, model.embedding.weight.device)):
-        yield from plain_steps(model, [rows[i] for i in group], options)
+    for group in length_batches(lengths, token_budget(options, model.embedding.weight.device)):
+        yield from eager_steps(model, [rows[i] for i in group], options)
 
 
 @torch.inference_mode()
-def plain_steps(
+def eager_steps(
     model: LanguageModel, rows: list[GenerationRequest], options: DecodeConfig
 ) -> Iterator[list[GenerationRequest]]:
     logits, state = begin(model, rows)
@@ -216,16 +216,16 @@ def chosen(
 ) -> tuple[Tensor, Tensor]:
     """The next token of each row and its log p."""
     device = logits.device
-    seen = seen_of([row.ids for row in rows], logits) if options.repetition_penalty != 1 else None
+    seen = seen_tokens([row.ids for row in rows], logits) if options.repetition_penalty != 1 else None
     early = torch.full((len(rows),), step < options.min_len, device=device)
-    seeds, steps = seeds_of([row.seed for row in rows], device), torch.full((len(rows),), step, device=device)
+    seeds, steps = seed_tensor([row.seed for row in rows], device), torch.full((len(rows),), step, device=device)
     return choose_next(logits, seen, early, seeds, steps, options, config)
 
 
 def begin(model: LanguageModel, rows: list[GenerationRequest]) -> tuple[Tensor, Any]:
     """Read what the rows hold; neighbours that hold the same are read once. Logits (N, V) and the state after it."""
     device = model.embedding.weight.device
-    different, which = distinct([row.ids for row in rows])
+    different, which = unique_consecutive([row.ids for row in rows])
     logits, state = model.begin(pad_rows(different, device))
     if len(different) == len(rows):
         return logits, state
@@ -247,7 +247,7 @@ def token_log_probs(model: LanguageModel, texts: Sequence[Sequence[int]], option
     """log p(x_t | x_<t) of every token but the first, in each text."""
     found: dict[int, list[float]] = {}
     device = model.embedding.weight.device
-    for group in length_batches([len(ids) for ids in texts], budget(options, device)):
+    for group in length_batches([len(ids) for ids in texts], token_budget(options, device)):
         ids = pad_rows([texts[i] for i in group], device)  # (B, T)
         hidden = model.read(ids)[:, :-1].flatten(0, 1)  # (B*(T-1), C)
         pieces = zip(hidden.split(CHUNK), ids[:, 1:].flatten().split(CHUNK), strict=True)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from regard.config import DecodeConfig, ModelConfig
-from regard.decode.constraints import Decoder, Hypothesis, mask_disallowed, opened
-from regard.kernels.hashing import WORD, hash_bits
+from regard.decode.constraints import Decoder, Hypothesis, mask_disallowed, start_decoding
+from regard.kernels.hashing import UINT32_MAX, hash_bits
 from regard.text.special_tokens import EOS_TEMPLATE
 
 
@@ -36,7 +36,7 @@ def choose_next(
     """
     logits = logits.float()
     scores, log_z = scores_and_normaliser(logits)  # before `forbid` writes into the logits
-    wanted = logits if seen is None else penalise(logits, seen, options.repetition_penalty)
+    wanted = logits if seen is None else penalize_repetition(logits, seen, options.repetition_penalty)
     token = choose(mask_disallowed(wanted, no_end, config), seeds, steps, options)
     return token, scores.gather(1, token[:, None]).squeeze(1) - log_z
 
@@ -51,16 +51,16 @@ def scores_and_normaliser(logits: Tensor) -> tuple[Tensor, Tensor | float]:
 def choose(logits: Tensor, seeds: Tensor, steps: Tensor, options: DecodeConfig) -> Tensor:
     """The likeliest token of each row (N,) at temperature 0, else one drawn."""
     if options.temperature == 0:
-        return likeliest(logits)
+        return argmax(logits)
     p = truncate(logits / options.temperature, options.top_k, options.top_p, options.min_p).softmax(-1)
     # The exponential race: argmax of p_i / e_i with e_i ~ Exp(1) picks i with probability p_i.
-    return (p / exponential(seeds, steps, logits.shape[1])).argmax(-1)
+    return (p / exponential_noise(seeds, steps, logits.shape[1])).argmax(-1)
 
 
 BLOCK = 128  # tokens
 
 
-def likeliest(logits: Tensor) -> Tensor:
+def argmax(logits: Tensor) -> Tensor:
     """Return the index of the largest of each row (N, V) -> (N,), the first of equal ones.
 
     On a CPU, torch finds a maximum twenty times faster than its place, so the place is looked for in one block alone."""
@@ -71,7 +71,7 @@ def likeliest(logits: Tensor) -> Tensor:
     return block * BLOCK + blocks[torch.arange(len(blocks)), block].argmax(1)
 
 
-def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+def penalize_repetition(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     """CTRL's rule: the logit of a token that was seen is divided by the penalty if positive, else multiplied by it."""
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
@@ -91,12 +91,12 @@ def truncate(logits: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> Te
     return logits
 
 
-def exponential(seeds: Tensor, steps: Tensor, n: int) -> Tensor:
+def exponential_noise(seeds: Tensor, steps: Tensor, n: int) -> Tensor:
     """Noise (N, n), distributed as Exp(1), by a hash of seed, step and column."""
     key = hash_bits(
-        hash_bits(seeds & WORD) ^ hash_bits((seeds >> 32) + 0x9E3779B9) ^ hash_bits(steps.long() + 0x7F4A7C15)
+        hash_bits(seeds & UINT32_MAX) ^ hash_bits((seeds >> 32) + 0x9E3779B9) ^ hash_bits(steps.long() + 0x7F4A7C15)
     )[:, None]
-    column = torch.arange(n, device=seeds.device) * 0x9E3779B1 & WORD
+    column = torch.arange(n, device=seeds.device) * 0x9E3779B1 & UINT32_MAX
     bits = hash_bits(hash_bits(column ^ key) + key)
     return -((bits >> 9).float() + 0.5).mul_(2.0**-23).log_()  # exact in fp32, never 0 or 1 before the logarithm
 
@@ -111,13 +111,13 @@ def sample(
     start: tuple[int, ...] = EOS_TEMPLATE.start,
 ) -> list[Hypothesis]:
     """One translation of each source row (B, S); greedy at temperature 0."""
-    state, last = opened(model, source, start)
-    rows, most, chance = list(range(len(seeds))), limits.tolist(), seeds_of(seeds, source.device)
+    state, last = start_decoding(model, source, start)
+    rows, most, chance = list(range(len(seeds))), limits.tolist(), seed_tensor(seeds, source.device)
     said = [list(start) for _ in seeds]
     log_probs, end = [0.0] * len(seeds), model.config.eos_token_id
     for step in range(max(most)):
         logits = model.step(last, state)
-        seen = seen_of([said[i] for i in rows], logits) if options.repetition_penalty != 1 else None
+        seen = seen_tokens([said[i] for i in rows], logits) if options.repetition_penalty != 1 else None
         steps = torch.full_like(chance, step)
         last, gained = choose_next(logits, seen, step < options.min_len, chance, steps, options, model.config)
         tokens = last.tolist()
@@ -140,12 +140,12 @@ def _hypothesis(ids: list[int], log_prob: float, options: DecodeConfig, end: int
     return Hypothesis(ids[: len(ids) - ended], log_prob / len(ids) ** options.length_penalty, log_prob, ended)
 
 
-def seeds_of(seeds: list[int], device: torch.device) -> Tensor:
+def seed_tensor(seeds: list[int], device: torch.device) -> Tensor:
     """(N,) int64"""
     return torch.tensor([seed % 2**63 for seed in seeds], device=device)
 
 
-def seen_of(rows: list[list[int]], logits: Tensor) -> Tensor:
+def seen_tokens(rows: list[list[int]], logits: Tensor) -> Tensor:
     """(N, V): the tokens that each row has read or written."""
     seen = torch.zeros(logits.shape, dtype=torch.bool)
     for row, ids in zip(seen, rows, strict=True):

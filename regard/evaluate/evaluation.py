@@ -59,9 +59,9 @@ def evaluate(
         known = translator.directions[0]
         raise RegardError(f"this model has several directions: write the corpus's own behind it, as in '...@{known}'")
     to = directions[0].split(">")[-1] or None
-    start = time.perf_counter()
-    hypotheses = [t.text for t in translator.translate(sources, progress=progress, to=to, **options)]
-    seconds = time.perf_counter() - start
+    begun = time.perf_counter()
+    hypotheses = [t.text for t in translator.translate_sentences(sources, progress=progress, to=to, **options)]
+    seconds = time.perf_counter() - begun
     tokenizers, model = translator.tokenizers, translator.model
     token_template = translator.token_template
     filters = Filters(model.config.max_len - max(len(token_template.wrap(())), len(token_template.start)))

@@ -39,7 +39,7 @@ LEVELS = ((0.4, 5, 0.8), (0.6, 7, 0.65), (math.inf, 9, 0.5))
 
 
 @dataclass(frozen=True)
-class Likeness:
+class PatchWeighting:
     """What makes two patches alike."""
 
     h: float
@@ -89,10 +89,10 @@ def nonlocal_means(
     return apply(image, denoise, channel_axis)
 
 
-def run(x: Tensor, like: Likeness, mode: str) -> Tensor:
+def run(x: Tensor, like: PatchWeighting, mode: str) -> Tensor:
     quick = x.dtype == torch.float32 and not x.requires_grad
     if quick and x.device.type == "cpu":
-        return compiled(x, like, mode)
+        return nonlocal_means_numba(x, like, mode)
     if quick and x.is_cuda and mode == "pixel" and has_triton():
         return in_tiles(x, like)
     return pixelwise(x, like) if mode == "pixel" else patchwise(x, like)
@@ -100,7 +100,7 @@ def run(x: Tensor, like: Likeness, mode: str) -> Tensor:
 
 def by_level(
     x: Tensor, patch: int | None, reach: int, sigma: float, mode: str, patch_weights: str
-) -> tuple[Likeness, str]:
+) -> tuple[PatchWeighting, str]:
     """Settings for one picture (1, C, H, W) by how much of its deviation is noise."""
     share = sigma / x.detach().var((-2, -1), correction=0).mean().sqrt().clamp(min=1e-30).item()
     side, ratio = next((side, ratio) for limit, side, ratio in LEVELS if share < limit)
@@ -109,7 +109,7 @@ def by_level(
 
 def settings(
     h: float, patch: int | None, reach: int, sigma: float, mode: str, patch_weights: str
-) -> tuple[Likeness, str]:
+) -> tuple[PatchWeighting, str]:
     side = 7 if patch is None else patch
     if h <= 0 or sigma < 0:
         raise RegardError(f"h {h:g} and sigma {sigma:g}: h must be above 0, and sigma not below")
@@ -119,7 +119,7 @@ def settings(
         )
     if mode not in ("pixel", "patch") or patch_weights not in ("flat", "gaussian"):
         raise RegardError(f"mode {mode!r} is pixel or patch, patch_weights {patch_weights!r} flat or gaussian")
-    return Likeness(h, sigma, taps_of(side, patch_weights), reach), mode
+    return PatchWeighting(h, sigma, taps_of(side, patch_weights), reach), mode
 
 
 def taps_of(patch: int, weights: str) -> tuple[float, ...]:
@@ -133,7 +133,7 @@ def taps_of(patch: int, weights: str) -> tuple[float, ...]:
 # ---- the definition ---------------------------------------------------------------------------------------------------
 
 
-def pixelwise(x: Tensor, like: Likeness) -> Tensor:
+def pixelwise(x: Tensor, like: PatchWeighting) -> Tensor:
     """x (B, C, H, W)"""
     sums, total = torch.zeros_like(x), torch.zeros_like(x[:, :1])
     for weight, there in shifts(x, like):
@@ -141,7 +141,7 @@ def pixelwise(x: Tensor, like: Likeness) -> Tensor:
     return sums / total
 
 
-def patchwise(x: Tensor, like: Likeness) -> Tensor:
+def patchwise(x: Tensor, like: PatchWeighting) -> Tensor:
     total, sums = torch.zeros_like(x[:, :1]), torch.zeros_like(x)
     for weight, _ in shifts(x, like):
         total = total + weight
@@ -150,7 +150,7 @@ def patchwise(x: Tensor, like: Likeness) -> Tensor:
     return sums / around(torch.ones_like(total), like.radius)
 
 
-def shifts(x: Tensor, like: Likeness) -> Iterator[tuple[Tensor, Tensor]]:
+def shifts(x: Tensor, like: PatchWeighting) -> Iterator[tuple[Tensor, Tensor]]:
     """For every shift within reach: each pixel's weight (B, 1, H, W), and what stands there (B, C, H, W)."""
     (height, width), r = x.shape[-2:], like.radius
     wide = pad(x, like.edge, like.edge)
@@ -181,7 +181,7 @@ def around(x: Tensor, r: int) -> Tensor:
 # ---- on a GPU ---------------------------------------------------------------------------------------------------------
 
 
-def in_tiles(x: Tensor, like: Likeness) -> Tensor:
+def in_tiles(x: Tensor, like: PatchWeighting) -> Tensor:
     """`pixelwise` for float32 on a GPU."""
     from regard.filters.nonlocal_kernels import pixels
 
@@ -191,7 +191,7 @@ def in_tiles(x: Tensor, like: Likeness) -> Tensor:
 # ---- on a CPU ---------------------------------------------------------------------------------------------------------
 
 
-def compiled(x: Tensor, like: Likeness, mode: str) -> Tensor:
+def nonlocal_means_numba(x: Tensor, like: PatchWeighting, mode: str) -> Tensor:
     """The same for float32 on a CPU."""
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""A trained classifier: texts, pairs or pictures in, answers out."""
+"""Classification, regression and tagging of texts, and classification of images, with a trained model."""
 
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ TASKS = ("classification", "regression", "tagging", "images")
 
 @dataclass(frozen=True)
 class Answer:
-    label: str  # the likeliest class; for numbers the number
-    probability: float  # of that class; 1 for numbers
-    probabilities: dict[str, float]  # of every class
-    value: float | None = None  # the number, where numbers were learned
-    tags: tuple[tuple[str, str], ...] = ()  # each word and its tag, where tags were learned
+    """The prediction of a classifier for one item."""
+
+    label: str  # the likeliest class; in regression the number, in tagging all tags
+    probability: float  # of that class; 1 in regression and tagging
+    probabilities: dict[str, float]  # of every class; empty in regression and tagging
+    value: float | None = None  # the number, in regression
+    tags: tuple[tuple[str, str], ...] = ()  # each word and its tag, in tagging
 
     def __str__(self) -> str:
         return " ".join(f"{word}/{tag}" for word, tag in self.tags) if self.tags else self.label
 
 
 class Classifier:
-    """`regard.load` makes one."""
+    """A model trained on labels, as `regard.load` returns it."""
 
     def __init__(self, package: model_folder.ModelPackage) -> None:
         if package.task not in TASKS:
@@ -53,19 +55,19 @@ class Classifier:
     @overload
     def classify(self, items: Sequence[str | tuple[str, str]]) -> list[Answer]: ...
     def classify(self, items: str | Sequence[str | tuple[str, str]]) -> Answer | list[Answer]:
-        """One text, or several: texts, pairs of texts, or paths of pictures."""
+        """Classify one item, or several: texts, pairs of texts, or paths of images."""
         if isinstance(items, str):
             return self.classify([items])[0]
         if not items:
             return []
         if self.package.task == "images":
-            return self._pictures([Path(str(item)) for item in items])
+            return self._classify_images([Path(str(item)) for item in items])
         if self.package.task == "tagging":
-            return self._tagged([(item if isinstance(item, str) else " ".join(item)).split() for item in items])
+            return self._tag([(item if isinstance(item, str) else " ".join(item)).split() for item in items])
         found = self._outputs(self._rows([(item,) if isinstance(item, str) else tuple(item) for item in items]))
         if self.package.task == "regression":
             return [Answer(f"{float(a[0]):.4g}", 1.0, {}, value=float(a[0])) for a in found]
-        return [self._chosen(a) for a in found]
+        return [self._answer(a) for a in found]
 
     def _rows(self, texts: list[tuple[str, ...]]) -> EncodedExamples:
         assert self.package.tokenizers is not None
@@ -87,13 +89,15 @@ class Classifier:
         found, _ = text_classification.predict(self.model, rows, self.package.task, self.device, torch.float32)
         return found
 
-    def _chosen(self, logits: np.ndarray) -> Answer:
+    def _answer(self, logits: np.ndarray) -> Answer:
+        """Return the likeliest class and the softmax of the logits (C,)."""
         p = np.exp(logits - logits.max())
         p /= p.sum()
         best = int(p.argmax())
         return Answer(self.labels[best], float(p[best]), dict(zip(self.labels, p.tolist(), strict=True)))
 
-    def _tagged(self, sentences: list[list[str]]) -> list[Answer]:
+    def _tag(self, sentences: list[list[str]]) -> list[Answer]:
+        """Tag the words of sentences; a word has the tag that is predicted for its first subword piece."""
         assert self.package.tokenizers is not None
         tokenizer, token_template = self.package.tokenizers.source, self.package.token_template
         ids, firsts = [], []
@@ -105,21 +109,23 @@ class Classifier:
         rows = EncodedExamples(ids, [[0] * len(row) for row in ids], [[CONTINUES] * len(row) for row in ids])
         answers = []
         for words, at, logits in zip(sentences, firsts, self._outputs(rows), strict=True):
-            said = [self.labels[logits[i].argmax()] for i in at]
-            tags = tuple(zip(words, said, strict=True))
+            predicted = [self.labels[logits[i].argmax()] for i in at]
+            tags = tuple(zip(words, predicted, strict=True))
             answers.append(Answer(" ".join(tag for _, tag in tags), 1.0, {}, tags=tags))
         return answers
 
-    def _pictures(self, paths: list[Path]) -> list[Answer]:
+    def _classify_images(self, paths: list[Path]) -> list[Answer]:
         config, own = self.package.config, self.package.config.table(ViTSettings)
-        side = round((config.max_len - 1) ** 0.5) * own.patch_size  # of an imported model, whose images are square
+        # An imported model does not state the size of its images, which are square then.
+        side = round((config.max_len - 1) ** 0.5) * own.patch_size
         height, width = map(int, self.package.pixels.get("size", (side, side)))
         pixels = np.stack([read_image(path, height, width, own.image_channels) for path in paths])
         logits = image_classification.predict_logits(
             self.model, pixels, self.package.pixels, self.device, torch.float32, lambda: None
         )
-        return [self._chosen(row) for row in logits.numpy()]
+        return [self._answer(row) for row in logits.numpy()]
 
 
 def load_classifier(path: str | Path, device: str = "auto") -> Classifier:
+    """Load a classifier from a run or model folder."""
     return Classifier(load_model(Path(path), pick_device(device)))

@@ -1,4 +1,4 @@
-"""Texts as vectors, one each, whose directions can be compared."""
+"""Text embeddings: one vector for each text, compared by cosine similarity."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POOLINGS = ("mean", "first")
 
 
 class Embedder:
-    """`load_embedder` makes one. An encoder's last layer, or a language model's, pooled over the tokens of a text."""
+    """An encoder or language model whose last layer is pooled over the tokens of a text; `regard.load` returns one."""
 
     def __init__(self, package: model_folder.ModelPackage) -> None:
         model = package.model.body if isinstance(package.model, ClassificationModel) else package.model
@@ -35,7 +35,7 @@ class Embedder:
             raise RegardError("this model has no tokenizer, so it can read no text: import it with its tokenizer.json")
         self.model, self.pooling = model, package.pooling
         self.tokenizer = getattr(package.tokenizers, model.vocabularies[0])
-        # a language model meets the end token as the sign to be silent: it is not read
+        # A language model never reads its end token in training, so none is appended.
         self.token_template = (
             SpecialTokenTemplate(before=package.token_template.before, after=())
             if model.generates
@@ -51,14 +51,17 @@ class Embedder:
         batch_tokens: int = 8192,
         progress: Callable[[int], None] = lambda done: None,
     ) -> np.ndarray:
-        """(N, C) fp32, by default of length 1. A text longer than the model's max_len is refused, or cut by `truncate`."""
+        """Return the vectors (N, C) of N texts in fp32, by default scaled to length 1.
+
+        A text longer than the model's max_len is refused, or cut if `truncate` is true.
+        """
         pooling = self._pooling(pooling)
         rows = [self._row(i, ids, truncate) for i, ids in enumerate(self.tokenizer.encode_batch(list(texts)))]
         vectors = np.zeros((len(rows), self.model.width), np.float32)
         for group in length_batches([len(row) for row in rows], batch_tokens):
             vectors[group] = self._vectors([rows[i] for i in group], pooling).float().cpu().numpy()
             progress(len(group))
-        return unit(vectors) if normalise else vectors
+        return normalize_rows(vectors) if normalise else vectors
 
     def _pooling(self, asked: str | None) -> str:
         pooling = asked or self.pooling
@@ -82,7 +85,7 @@ class Embedder:
 
     @torch.inference_mode()
     def _vectors(self, rows: list[list[int]], pooling: str) -> Tensor:
-        """(B, C)"""
+        """Return the pooled vectors (B, C) of a batch of token ids."""
         ids = pad_rows(rows, next(self.model.parameters()).device)  # (B, T)
         hidden = self.model.vectors(ids)  # (B, T, C)
         if pooling == "first":
@@ -91,17 +94,17 @@ class Embedder:
         return hidden.masked_fill(~real, 0).sum(1) / real.sum(1)
 
 
-def unit(vectors: np.ndarray) -> np.ndarray:
-    """Each row at length 1; a row of zeros stays."""
+def normalize_rows(vectors: np.ndarray) -> np.ndarray:
+    """Return the rows scaled to length 1; a row of zeros stays."""
     length = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.where(length == 0, 1, length)
 
 
 def similarity(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Cosines (N, M) between the rows of a (N, C) and those of b (M, C)."""
-    return unit(np.asarray(a)) @ unit(np.asarray(b)).T
+    """Return the cosine similarity (N, M) of the rows of `a` (N, C) and those of `b` (M, C)."""
+    return normalize_rows(np.asarray(a)) @ normalize_rows(np.asarray(b)).T
 
 
 def load_embedder(path: str | Path, device: str = "auto") -> Embedder:
-    """An embedder from a run folder or a model folder."""
+    """Load an embedder from a run or model folder."""
     return Embedder(load_model(Path(path), pick_device(device)))

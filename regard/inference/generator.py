@@ -1,4 +1,8 @@
-"""A language model with its tokenizer: it goes on with texts, talks, and says how likely texts are."""
+"""Text generation, chat and scoring with a language model.
+
+generator = regard.load("runs/gpt")
+generator.generate("Once upon a time", temperature=0.8, max_new_tokens=50).text
+"""
 
 from __future__ import annotations
 
@@ -36,16 +40,22 @@ log = logging.getLogger("regard")
 
 @dataclass(frozen=True)
 class Generation:
+    """The continuation of a prompt."""
+
     prompt: str
-    text: str  # what was written after it
+    text: str  # the continuation, without the prompt
     log_prob: float  # log p(tokens | prompt), the end token included where there is one
-    tokens: tuple[str, ...]  # the pieces written, those of a stop string too
-    end: str  # why: end (the model's own), stop (a stop string), length (max_new_tokens), context (the model's max_len)
-    samples: tuple[Generation, ...] = ()  # all of this prompt, this one first, when more than one was asked for
+    tokens: tuple[str, ...]  # the subword pieces of the continuation, those of a stop string too
+    end: (
+        str  # why it ended: end (end token), stop (stop string), length (max_new_tokens), context (the model's max_len)
+    )
+    samples: tuple[
+        Generation, ...
+    ] = ()  # all samples of this prompt, this one first, where more than one was asked for
 
     @property
     def ended(self) -> bool:
-        """False: cut off."""
+        """Whether the text ended by itself; otherwise it was cut off."""
         return self.end in ("end", "stop")
 
     def __str__(self) -> str:
@@ -54,24 +64,28 @@ class Generation:
 
 @dataclass(frozen=True)
 class TextScore:
+    """The log-probability of a text under a language model, token by token."""
+
     text: str
-    tokens: tuple[str, ...]  # a model without a start token cannot score the first one, which is then left out
-    log_probs: tuple[float, ...]  # log p(token | those before)
-    total: float  # their sum
-    perplexity: float  # exp of minus their mean
+    tokens: tuple[str, ...]  # without the first one where the model has no start token to predict it from
+    log_probs: tuple[float, ...]  # log p(token | tokens before it)
+    total: float  # sum of log_probs
+    perplexity: float  # exp(-mean of log_probs)
     bits_per_character: float
 
 
 @dataclass(frozen=True)
 class Ranked:
+    """A continuation of a prefix, with its probability among several."""
+
     text: str
     log_prob: float  # log p(text | prefix)
-    probability: float  # among the texts that were compared
-    per_token: float  # log_prob / tokens: long texts have more to lose
+    probability: float  # normalized over the continuations that were compared
+    per_token: float  # log_prob / number of tokens, since log_prob falls with length
 
 
 class Generator:
-    """`load_writer` makes one."""
+    """A language model with its tokenizer, as `regard.load` returns it."""
 
     def __init__(self, package: model_folder.ModelPackage) -> None:
         if not isinstance(package.model, LanguageModel):
@@ -91,21 +105,23 @@ class Generator:
     def generate(
         self, prompts: str | Sequence[str], progress: Callable[[int], None] = lambda done: None, **options: Any
     ) -> Generation | list[Generation]:
-        """Go on with one prompt, or several. Options are those of `[decode]`: temperature, max_new_tokens, seed, ...; also
-        `n`, samples of each prompt, and `stop`, strings before which the text ends."""
+        """Continue one prompt, or several.
+
+        Options are those of `[decode]`: temperature, max_new_tokens, seed, ...; also `n`, the number of samples of each
+        prompt, and `stop`, strings before which the text ends.
+        """
         if isinstance(prompts, str):
             return self.generate([prompts], progress=progress, **options)[0]
         chosen = self.decode_options(**options)
         n = chosen.nbest
-        written = generate_texts(
-            self.model, self.tokenizer, [self.framed(prompt) for prompt in prompts], chosen, progress
-        )
+        ids = [self.framed(prompt) for prompt in prompts]
+        written = generate_texts(self.model, self.tokenizer, ids, chosen, progress)
         found = [self._generation(prompts[i // n], text, row) for i, (text, row) in enumerate(written)]
         groups = [tuple(found[i : i + n]) for i in range(0, len(found), n)]
         return [dataclasses.replace(group[0], samples=group) if n > 1 else group[0] for group in groups]
 
     def stream(self, prompt: str, **options: Any) -> Iterator[str]:
-        """The text that `generate` would return, in pieces while it is written."""
+        """Return an iterator over the text that `generate` would return, in pieces while it is generated."""
         chosen = self.decode_options(**options)
         if chosen.nbest > 1:
             raise RegardError(f"one text can be streamed at a time, not {chosen.nbest}: leave out n")
@@ -131,7 +147,7 @@ class Generator:
         yield from filter(None, [teller.flush()])
 
     def chat(self, system: str = "", template: ChatTemplate = DEFAULT_CHAT_TEMPLATE, **options: Any) -> Conversation:
-        """A conversation to go on with by `say`; `system` is what the model reads before it."""
+        """Return a new conversation, to be continued by its method `say`; `system` is the system prompt."""
         return Conversation(self, system, template, options)
 
     @overload
@@ -139,7 +155,7 @@ class Generator:
     @overload
     def score(self, texts: Sequence[str]) -> list[TextScore]: ...
     def score(self, texts: str | Sequence[str]) -> TextScore | list[TextScore]:
-        """How likely a text is, token by token; that it ends where it does is not counted."""
+        """Score a text, or several: the log-probability of every token. The end token is not counted."""
         if isinstance(texts, str):
             return self.score([texts])[0]
         framed = [self._fitting(text, i) for i, text in enumerate(texts)]
@@ -149,15 +165,16 @@ class Generator:
         return [self._score(text, ids[given:], scored[given - 1 :]) for text, ids, scored in parts]
 
     def rank(self, prefix: str, continuations: Sequence[str]) -> list[Ranked]:
-        """The continuations (joined to the prefix as they are) by how likely they are after it, best first.
+        """Return the continuations, which are appended to the prefix as they are, by their probability, best first.
 
-        All are scored from the first token in which any of them differs from the prefix alone, since a vocabulary may join
-        the end of the prefix to what follows."""
+        All are scored from the first token in which any of them differs from the prefix alone, since a tokenizer may merge
+        the end of the prefix with what follows.
+        """
         if not continuations:
             raise RegardError("nothing to rank: give some continuations")
         framed = [self._fitting(prefix + text, i) for i, text in enumerate(continuations)]
         alone = self.framed(prefix)
-        known = min(shared(alone, ids) for ids in framed)
+        known = min(common_prefix_length(alone, ids) for ids in framed)
         if known == 0:
             raise RegardError("this model has no token that begins a text, and needs a longer prefix to rank after")
         if any(len(ids) == known for ids in framed):
@@ -172,17 +189,18 @@ class Generator:
         return sorted(ranked, key=lambda r: -r.log_prob)
 
     def decode_options(self, n: int | None = None, stop: Any = None, **options: Any) -> DecodeConfig:
+        """Return the decode settings of the model, changed by the options of `generate`; None changes nothing."""
         given = {k: v for k, v in options.items() if v is not None}
         given |= {"nbest": n} if n is not None else {}
         given |= {"stop_strings": [stop] if isinstance(stop, str) else list(stop)} if stop is not None else {}
         return build({**dataclasses.asdict(self.options), "beam": 1, **given}, DecodeConfig, "decode.")
 
     def framed(self, text: str) -> list[int]:
-        """The ids the model reads for a text."""
+        """Return the token ids that the model reads for a text, special tokens included."""
         return [*self.token_template.before, *self.tokenizer.encode(text)]
 
     def _fitting(self, text: str, number: int) -> list[int]:
-        """A text to be scored."""
+        """Return the token ids of a text to be scored, or refuse one that is too short or too long."""
         ids, most = self.framed(text), max_length_of(self.model)
         if len(ids) <= max(1, len(self.token_template.before)):
             raise RegardError(f"text {number + 1} ({text!r}) is too short: there is no token to score")
@@ -208,60 +226,63 @@ class Generator:
 
 
 class Conversation:
-    """Turns and answers. Once it outgrows the model's context, the oldest turns are forgotten; never the system text."""
+    """A chat with a language model.
 
-    def __init__(self, writer: Generator, system: str, template: ChatTemplate, options: dict[str, Any]) -> None:
-        self.writer, self.system, self.template = writer, system, template
+    Once the conversation outgrows the model's context, the oldest turns are left out; never the system prompt.
+    """
+
+    def __init__(self, generator: Generator, system: str, template: ChatTemplate, options: dict[str, Any]) -> None:
+        self.generator, self.system, self.template = generator, system, template
         given = options.get("stop", ())
         self.options = {**options, "stop": (*template.stop, *([given] if isinstance(given, str) else given or ()))}
         self.turns: list[Turn] = []
-        self.forgot = False  # whether turns were left out, ever
+        self.has_forgotten = False  # whether turns were left out since the start or the last reset
 
     def say(self, text: str, **options: Any) -> str:
-        """The whole answer."""
+        """Return the answer to a question."""
         return "".join(self.stream(text, **options))
 
     def stream(self, text: str, **options: Any) -> Iterator[str]:
-        """The answer in pieces; one that is broken off stays in the conversation as far as it came."""
+        """Yield the answer in pieces; an answer that is interrupted stays in the conversation as far as it came."""
         chosen = {**self.options, **options}
-        turns = self._fitting([*self.turns, Turn("user", text)], self.writer.decode_options(**chosen).max_new_tokens)
-        pieces = self.writer.stream(self.template.render(turns, self.system), **chosen)
+        turns = self._fitting([*self.turns, Turn("user", text)], self.generator.decode_options(**chosen).max_new_tokens)
+        pieces = self.generator.stream(self.template.render(turns, self.system), **chosen)
         said = waiting = ""
         try:
             for piece in pieces:
                 waiting += piece if said or waiting else piece.lstrip()
-                fresh = waiting.rstrip()  # white space is told once something follows it
+                fresh = waiting.rstrip()  # white space is held back until something follows it
                 said, waiting = said + fresh, waiting[len(fresh) :]
                 yield from filter(None, [fresh])
         finally:
             self.turns = [*turns, Turn("assistant", said)]
 
     def reset(self) -> None:
-        """Begin again; the system text stays."""
-        self.turns, self.forgot = [], False
+        """Forget all turns; the system prompt stays."""
+        self.turns, self.has_forgotten = [], False
 
     def _fitting(self, turns: list[Turn], new: int) -> list[Turn]:
-        """The newest turns that leave room for an answer of `new` tokens, or of half the context where that is less."""
-        most = max_length_of(self.writer.model)
+        """Return the newest turns that leave room for an answer of `new` tokens, or of half the context if that is less."""
+        most = max_length_of(self.generator.model)
         room = most - min(new, most // 2)
 
         def fits(some: Sequence[Turn]) -> bool:
-            return len(self.writer.framed(self.template.render(some, self.system))) <= room
+            return len(self.generator.framed(self.template.render(some, self.system))) <= room
 
         kept = keep_last_turns(turns, fits)
-        if len(kept) < len(turns) and not self.forgot:
-            self.forgot = True
+        if len(kept) < len(turns) and not self.has_forgotten:
+            self.has_forgotten = True
             log.warning(
                 "the conversation outgrew the model's %d tokens (model.max_len): the oldest turns are forgotten", most
             )
         return kept
 
 
-def shared(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two rows begin with in common."""
+def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return the number of tokens that two rows begin with in common."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def load_generator(path: str | Path, device: str = "auto", weights: str = "auto") -> Generator:
-    """A writer from a run folder or a model folder."""
+    """Load a language model from a run or model folder."""
     return Generator(load_model(Path(path), pick_device(device), weights))

@@ -1,4 +1,4 @@
-"""`regard.load`: a trained model from its folder, as the class for what it learned."""
+"""`regard.load`: a trained model from its folder, as an object of the class for its task."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from regard.models.architectures import architecture_of
 
 
 def load(path: str | Path, device: str = "auto", weights: str = "auto") -> Any:
-    """A model by what it learned: a Translator, Writer, Labeller or Embedder, from a run folder or a model folder; or
-    WordVectors, from their file or folder.
+    """Load a trained model from a run or model folder, or a bundled model by its name.
 
-    `weights`: auto, fp32 or bf16, on a CPU also int8 and fp16."""
+    Returns a `Translator` for an encoder-decoder, a `Generator` for a language model, a `Classifier` for a model trained on
+    labels, an `Embedder` for other encoders, and `WordVectors` for a file or folder of word vectors.
+
+    `device`: auto, cpu, cuda or cuda:N. `weights`: auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16; on a CPU also int8
+    and fp16.
+    """
     from regard.inference.classifier import TASKS, Classifier
     from regard.inference.embedder import Embedder
     from regard.inference.generator import Generator

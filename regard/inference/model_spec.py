@@ -1,4 +1,4 @@
-"""The model that a user means by a name: a preset, a recipe, or a run or model folder. Nothing of it is made."""
+"""The configuration of the model that a name stands for: a preset, a recipe, or a run or model folder."""
 
 from __future__ import annotations
 
@@ -24,26 +24,29 @@ from regard.text.tokenizer import Tokenizers
 
 
 def config_of(name: str, settings: dict[str, str]) -> tuple[ModelConfig, dict[str, Any]]:
-    """Its configuration, sizes resolved, and what had to be assumed because data would tell."""
+    """Return the configuration of a named model, with `settings` applied and sizes resolved.
+
+    Also returned is what had to be assumed because only the data determine it, such as the size of the vocabulary.
+    """
     known, vocab, path = {}, TokenizerConfig.vocab_size, resolve_name(name)
     if name in PRESETS:
         config = preset(name, **settings)
     elif name.endswith(".toml") or (exists(path) and path.is_dir()):
         recipe = recipe_of(path, {f"model.{field}": value for field, value in settings.items()})
-        config, vocab, known = recipe.model, recipe.tokenizer.vocab_size, told(path)
+        config, vocab, known = recipe.model, recipe.tokenizer.vocab_size, sizes_of_data(path)
     else:
         raise RegardError(
             f"'{name}' is no preset, recipe (.toml) or folder: `regard cost` without a name lists the presets"
         )
     missing = assumptions(config, vocab)
-    if "max_len" not in settings and architecture_of(config).sees_images:  # as long as its pictures have patches
+    if "max_len" not in settings and architecture_of(config).sees_images:  # one token for each patch of its images
         config = replace(config, max_len=known.get("max_len", config.max_len))
     assumed = {field: n for field, n in missing.items() if field not in known}
     return resolve(replace(config, **{field: known.get(field, n) for field, n in missing.items()})), assumed
 
 
 def assumptions(config: ModelConfig, vocab: int) -> dict[str, Any]:
-    """What data would fill in."""
+    """Return values for the sizes that the data would determine and `config` leaves open."""
     used = [f"{side}_vocab" for side in architecture_of(config).vocabularies]
     missing = {field: vocab for field in used if not getattr(config, field)}
     if not config.n_classes and architecture_of(config).gives_classes(config):
@@ -51,8 +54,8 @@ def assumptions(config: ModelConfig, vocab: int) -> dict[str, Any]:
     return missing
 
 
-def told(run: Path) -> dict[str, int]:
-    """What a run's data said: a finished model knows all of it, before that there is the vocabulary."""
+def sizes_of_data(run: Path) -> dict[str, int]:
+    """Return the sizes that the data of a run determined: all for a finished run, before that those of the vocabulary."""
     finished = run / "model" / "config.json"
     if exists(finished):
         table = read_json_object(finished).get("model")
@@ -67,21 +70,21 @@ def told(run: Path) -> dict[str, int]:
 
 
 def recipe_of(target: Path, settings: Mapping[str, Any]) -> Config:
-    """The recipe of a run (finished or not), or what a model folder says in its place, with settings written over it."""
+    """Return the recipe of a run, finished or not, or the configuration of a model folder, with `settings` applied."""
     recipe = target / "config.toml" if exists(target / "config.toml") else target
     if (exists(recipe) and recipe.is_file()) or recipe.suffix == ".toml":
-        return built(recipes.load(recipe), settings)
+        return build_config(recipes.load(recipe), settings)
     from regard import model_folder
 
     path = model_folder.find(target) / "config.json"
     try:
-        return built({"model": read_json(path)["model"]}, settings)
+        return build_config({"model": read_json(path)["model"]}, settings)
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise RegardError(f"{path} is not a model's configuration ({type(error).__name__}: {error})") from None
 
 
-def built(values: dict[str, Any], settings: Mapping[str, Any]) -> Config:
-    """With the style of the preset where nothing is said, and the answers that its task asks for."""
+def build_config(values: dict[str, Any], settings: Mapping[str, Any]) -> Config:
+    """Return a configuration: defaults from the preset, then `values`, then `settings`; its head is that of the task."""
     config = recipes.build({**recipes.override(values, settings), "model": model_settings(values, settings)}, Config)
     return replace(config, model=replace(config.model, answer=ANSWERS.get(config.task, config.model.answer)))
 
@@ -95,19 +98,20 @@ def summary(
     depth: int = 2,
     settings: dict[str, str] | None = None,
 ) -> Summary:
-    """Of a model, of what holds one (such as a Translator), or of a preset, a recipe or a folder by name.
+    """Summarize a model layer by layer: parameters, FLOPs and bytes.
 
-    `length` is that of the rows, by default the model's longest; `source_length` that of a translator's source, if it is
-    another. `depth` 1 shows stacks, 2 their blocks, 3 the sublayers of those. `settings` change a model that is not there
-    yet.
+    `model` is a module, an object that holds one (such as a Translator), or the name of a preset, a recipe or a folder.
+    `length` is the number of tokens in a row, by default the model's max_len; `source_length` that of a translator's source
+    rows, if it differs. `depth` 1 shows stacks, 2 their blocks, 3 the sublayers of those. `settings` are model settings to
+    try on a preset or a recipe.
     """
-    name, built, assumed = found_model(model, settings or {})
+    name, module, assumed = find_model(model, settings or {})
     sizes = {"batch": batch, "length": length, "source_length": source_length, "depth": depth}
-    return analysis.summarize(built, name, assumed=assumed, **sizes)  # type: ignore[arg-type]
+    return analysis.summarize(module, name, assumed=assumed, **sizes)  # type: ignore[arg-type]
 
 
-def found_model(model: Any, settings: dict[str, str]) -> tuple[str, nn.Module, dict[str, int]]:
-    """Return its name, the model, whose numbers do not matter, and what was assumed."""
+def find_model(model: Any, settings: dict[str, str]) -> tuple[str, nn.Module, dict[str, int]]:
+    """Return the name of a model, the module, which may be on the meta device, and the sizes that were assumed."""
     if isinstance(model, (str, Path)):
         there = any((Path(model) / place / "config.json").exists() for place in ("", "model"))
         if settings or not there:

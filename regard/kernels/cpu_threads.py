@@ -17,10 +17,10 @@ import torch
 
 log = logging.getLogger("regard")
 T = TypeVar("T")
-LARGE = 4 << 20  # bytes of a matrix from which two threads are faster than one
+LARGE_MATRIX_BYTES = 4 << 20  # bytes of a matrix from which two threads are faster than one
 
 
-class LargeProducts:
+class LargeMatmul:
     """Multiplies with large matrices in several threads, and in one for a while whenever a thread came late.
 
     A product is late when it takes `late` seconds longer than four times its best time. The pause after it lasts twice as
@@ -59,7 +59,7 @@ class LargeProducts:
             self.pause -= 1
 
 
-large_product = LargeProducts()
+large_matmul = LargeMatmul()
 
 
 @contextlib.contextmanager
@@ -68,10 +68,10 @@ def one_thread() -> Iterator[int]:
 
     That number is OMP_NUM_THREADS, or what `torch.set_num_threads` was given, or all cores."""
     threads = torch.get_num_threads()
-    before, large_product.threads = large_product.threads, max(threads, large_product.threads)
+    before, large_matmul.threads = large_matmul.threads, max(threads, large_matmul.threads)
     torch.set_num_threads(1)
     try:
         yield threads
     finally:
-        large_product.threads = before
+        large_matmul.threads = before
         torch.set_num_threads(threads)

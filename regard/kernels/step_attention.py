@@ -17,14 +17,14 @@ from torch import Tensor
 
 from regard.kernels.attention_functions import masked_softmax, rotate, split_qkv
 from regard.kernels.step_attention_triton import LOG2E, combine_kernel, cross_kernel, self_kernel
-from regard.kernels.step_linear import MACHINE, launch, runs_kernels
+from regard.kernels.step_linear import NUM_SMS, launch_options, runs_kernels
 
 QUERIES = 64  # the most of one program
 
 # Small programs hide each other's waiting; where there are few, each must read more.
 TILES = (  # below so many programs: warps of one, bytes of keys that a warp reads at once
-    (2 * MACHINE, 4, 2048),
-    (8 * MACHINE, 2, 2048),
+    (2 * NUM_SMS, 4, 2048),
+    (8 * NUM_SMS, 2, 2048),
     (math.inf, 2, 1024),
 )
 SEVERAL = (4, 2048)  # the same where a key meets several queries
@@ -59,7 +59,7 @@ def self_attend(
     (n, g, length, d), h = keys.shape, heads[0]
     assert keys.stride() == values.stride(), "keys and values must lie alike"
     assert qkv.stride(1) == keys.stride(3) == 1, "the numbers of a head must lie together"
-    splits = pieces(n, g, length, d)
+    splits = count_splits(n, g, length, d)
     out = qkv.new_empty(n, h * d)
     part = out if splits == 1 else qkv.new_empty(n, h, splits, d, dtype=torch.float32)
     lse = None if splits == 1 else part.new_empty(n, h, splits)
@@ -70,21 +70,21 @@ def self_attend(
         scale * LOG2E.value, 0 if back is None else back,
         H=h, G=g, D=d, D_BLOCK=width(d), Q_BLOCK=rows_of_queries(h // g), BLOCK=block, SPLITS=splits,
         OWNED=owner is not None, TURN=cos is not None, BIAS=bias is not None, WINDOW=back is not None,
-        num_warps=warps, **launch(qkv),
+        num_warps=warps, **launch_options(qkv),
     )  # fmt: skip
     if lse is not None:
         combine_kernel[(n * h,)](
             part, lse, out, D=d, D_BLOCK=width(d), SPLITS=splits, S_BLOCK=triton.next_power_of_2(splits), num_warps=4,
-            **launch(qkv),
+            **launch_options(qkv),
         )  # fmt: skip
     return out
 
 
-def pieces(n: int, g: int, length: int, d: int) -> int:
+def count_splits(n: int, g: int, length: int, d: int) -> int:
     """Into how many parts the keys of a row are cut: few rows with long caches must still fill the machine."""
-    if n * g >= MACHINE or length * d <= 512 * 64:
+    if n * g >= NUM_SMS or length * d <= 512 * 64:
         return 1
-    return min(8, triton.cdiv(2 * MACHINE, n * g), triton.cdiv(length, 64))
+    return min(8, triton.cdiv(2 * NUM_SMS, n * g), triton.cdiv(length, 64))
 
 
 def tile(programs: int, length: int, row: int, queries: int) -> tuple[int, int]:
@@ -174,7 +174,7 @@ def cross_attend(
     out = q.new_empty(n, h * d)
     cross_kernel[(b, g, triton.cdiv(queries, rows))](
         q, keys, values, length, out, q.stride(0), *keys.stride()[:3], n // b, scale * LOG2E.value,
-        H=h, G=g, D=d, D_BLOCK=width(d), Q_BLOCK=rows, BLOCK=block, num_warps=warps, **launch(q),
+        H=h, G=g, D=d, D_BLOCK=width(d), Q_BLOCK=rows, BLOCK=block, num_warps=warps, **launch_options(q),
     )  # fmt: skip
     return out
 

@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from regard.kernels.linear_activation import ACTIVATIONS
 from regard.kernels.weight_layout import gate_block, split_gates
 
-MACHINE = 132  # multiprocessors of the least GPU worth filling
+NUM_SMS = 132  # multiprocessors of the least GPU worth filling
 
 # What a program of `one_row` reads at once
 VECTORS = 8  # of 16 bytes, by one thread
 BYTES = 16384  # of the matrix, unless a row has more
-PROGRAMS = 4 * MACHINE  # at least, before a program takes a second row
+MIN_PROGRAMS = 4 * NUM_SMS  # at least, before a program takes a second row
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def runs_kernels(x: Tensor) -> bool:
     return x.is_cuda or bool(triton.knobs.runtime.interpret)
 
 
-def launch(x: Tensor) -> dict[str, Any]:
+def launch_options(x: Tensor) -> dict[str, Any]:
     """How a kernel on this tensor is launched: early, where the GPU can do that."""
     early = x.is_cuda and torch.version.hip is None and torch.cuda.get_device_capability(x.device) >= (9, 0)
     return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
@@ -110,31 +110,33 @@ def linear_one_row(
     Gated: W is (2N, C), and the result activation(gates) * values, as in feedforward.Gated.
     """
     if not runs_kernels(x):
-        return one_row_reference(x, weight, bias, norm=norm, activation=activation, gated=gated, residual=residual)
+        return linear_one_row_reference(
+            x, weight, bias, norm=norm, activation=activation, gated=gated, residual=residual
+        )
     (m, c), n = x.shape, weight.shape[0] // (1 + gated)
     assert m == 1, f"{m} rows are more than one"
     for row in (x, x if residual is None else residual):
         assert row.stride(1) == 1, "the numbers of a row must lie together"
     assert weight.is_contiguous()
-    out, (rows, warps) = x.new_empty(1, n), tile(n, c, weight.itemsize, gated)
+    out, (rows, warps) = x.new_empty(1, n), tile_size(n, c, weight.itemsize, gated)
     shift = None if norm is None else norm.bias
     one_row_kernel[(triton.cdiv(n, rows),)](
         x, weight, bias, None if norm is None else norm.weight, shift, residual, out, n, 0.0 if norm is None else norm.eps,
         C=c, WIDTH=triton.next_power_of_2(c), ROWS=rows, NORM="" if norm is None else norm.kind, SHIFT=shift is not None,
         BIAS=bias is not None, ACTIVATION=activation, GATES=gate_block(n) if gated else 0, RESIDUAL=residual is not None,
-        num_warps=warps, **launch(x),
+        num_warps=warps, **launch_options(x),
     )  # fmt: skip
     return out
 
 
-def tile(n: int, c: int, size: int, gated: bool) -> tuple[int, int]:
+def tile_size(n: int, c: int, size: int, gated: bool) -> tuple[int, int]:
     """(rows of W, warps) of a program, W being (N, C) of numbers of `size` bytes: all of its part is read at once."""
     row = triton.next_power_of_2(c) * size * (1 + gated)  # bytes
-    rows = max(r for r in (1, 2, 4, 8) if r == 1 or (n >= r * PROGRAMS and r * row <= BYTES))
+    rows = max(r for r in (1, 2, 4, 8) if r == 1 or (n >= r * MIN_PROGRAMS and r * row <= BYTES))
     return rows, max(1, min(16, rows * row // (32 * 16 * VECTORS)))
 
 
-def one_row_reference(
+def linear_one_row_reference(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -252,7 +254,7 @@ def add_norm(x: Tensor, y: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
     add_norm_kernel[(m,)](
         x, None if y is None else y.contiguous(), norm.weight, norm.bias, total, out, norm.eps,
         C=c, WIDTH=width, ADD=y is not None, NORM=norm.kind, SHIFT=norm.bias is not None,
-        num_warps=max(1, min(16, width // 256)), **launch(x),
+        num_warps=max(1, min(16, width // 256)), **launch_options(x),
     )  # fmt: skip
     return total, out
 

@@ -64,7 +64,7 @@ class DistanceBias(Protocol):
 
 
 @dataclass(frozen=True)
-class Table:
+class ToeplitzBias:
     """A bias of distance, whose numbers are learned as they are, or made by two numbers of each head."""
 
     spans: Spans
@@ -74,25 +74,27 @@ class Table:
     flat: int | None  # from this distance on, the numbers of a side are one
 
 
-def prepare(scheme: DistanceBias, mask: Mask, positions: Tensor) -> Table:
+def prepare(scheme: DistanceBias, mask: Mask, positions: Tensor) -> ToeplitzBias:
     n, device = positions.shape[1], positions.device
     theta = scheme.theta()
     if theta is None:
         values = scheme.table(n, device)
-        return Table(spans(mask, positions), padded(values.detach() * LOG2E), values, None, scheme.flat)
+        return ToeplitzBias(spans(mask, positions), padded(values.detach() * LOG2E), values, None, scheme.flat)
     fixed, distance = theta.detach(), torch.arange(1 - n, n, device=device)
     second = torch.zeros_like(fixed).index_fill_(1, torch.ones(1, dtype=torch.long, device=device), 1.0)
     values, slope = torch.func.jvp(lambda x: scheme.curve(x, distance), (fixed,), (second,))[:2]
-    return Table(spans(mask, positions), padded(values * LOG2E), theta, padded(slope), None)
+    return ToeplitzBias(spans(mask, positions), padded(values * LOG2E), theta, padded(slope), None)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, table: Table, scale: float | None) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, table: ToeplitzBias, scale: float | None) -> Tensor:
     return Toeplitz.apply(q, k, v, table.learned, table, scale or q.shape[-1] ** -0.5)
 
 
 class Toeplitz(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, learned: Tensor, table: Table, scale: float) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, learned: Tensor, table: ToeplitzBias, scale: float
+    ) -> Tensor:
         out, lse = Launch(q, k, v, table.bias, table.spans, scale).forward()
         ctx.save_for_backward(q, k, v, learned, out, lse)
         ctx.table, ctx.scale, ctx.needed = table, scale, learned.requires_grad

@@ -62,7 +62,7 @@ def picture(translator: Translator, text: str, layer: str = "", **options: Any) 
         raise RegardError("there is nothing to translate: give a sentence")
     name = cross_layer(translator, layer)
     with record(translator.model, name) as tape:
-        translation = translator.translate(text, **options)
+        (translation,) = translator.translate_sentences([text], **options)
     (kept,) = tape[name]
     assert kept.tokens is not None
     begun = len(translator.token_template.start)

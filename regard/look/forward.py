@@ -109,7 +109,7 @@ def run(
 def translated(sight: Sight, patterns: str | Sequence[str], stream: bool) -> Forward:
     translator = Translator(sight.package)
     with record(translator.model, patterns, stream=stream) as tape:
-        translation = translator.translate(sight.text, **sight.options)
+        (translation,) = translator.translate_sentences([sight.text], **sight.options)
     records, vectors = {name: tape[name][-1] for name in tape}, tape.vectors
     tokens = next(iter(records.values())).tokens
     assert tokens is not None

@@ -39,7 +39,7 @@ def searched(translator: Translator, text: str, to: str | None = None, **options
         raise RegardError("there is nothing to translate: give a sentence")
     live = Live(translator.model, translator.decode_options(**options), len(translator.token_template.start))
     following, given = Following(translator, live), {} if to is None else {"to": to}
-    translation = following.translate(text, **{**options, **given})
+    (translation,) = following.translate_sentences([text], **{**options, **given})
     best = following.found[0]
     return translation, live.search([*best.tokens, *[live.config.eos_token_id] * best.ended])
 

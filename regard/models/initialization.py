@@ -56,7 +56,7 @@ def initialize(model: nn.Module, seed: int | None = None) -> None:
         init_module(module, seed, path, mine, config is not None and config.embedding_norm)
 
 
-def materialise(model: nn.Module, device: torch.device | str) -> None:
+def materialize(model: nn.Module, device: torch.device | str) -> None:
     """Give a model of the meta device its numbers: those that it would have if it had been built on `device`.
 
     `to_empty` of torch would tear tied weights apart."""

@@ -44,7 +44,7 @@ class RNN(StatefulLanguageModel):
         self.recurrent = Recurrent(
             config.cell,
             config.d_model,
-            widths(config),
+            layer_widths(config),
             bidirectional=s.bidirectional,
             dropout=s.hidden_dropout,
             weight_dropout=s.weight_dropout,
@@ -127,7 +127,7 @@ def tied(config: ModelConfig) -> bool:
     return config.tie in ("decoder", "all") and not config.table(RecurrentSettings).bidirectional
 
 
-def widths(config: ModelConfig) -> list[int]:
+def layer_widths(config: ModelConfig) -> list[int]:
     """Of each layer; the last gives vectors as wide as the embeddings where these are the head."""
     hidden = config.table(RecurrentSettings).d_hidden
     return [hidden] * (config.n_decoder_layers - 1) + [config.d_model if tied(config) else hidden]

@@ -56,7 +56,9 @@ class Seq2Seq(TranslationModel):
         self.reverse_source = config.table(Seq2SeqSettings).reverse_source
         self.dropout = VariationalDropout(config.dropout, s.variational)
         self.encoder = layers(config, config.d_model, config.n_encoder_layers, s.bidirectional)
-        self.decoder = RNNSearchDecoder(config, self.encoder.d_out) if attends(config) else FixedContextDecoder(config)
+        self.decoder = (
+            RNNSearchDecoder(config, self.encoder.d_out) if uses_attention(config) else FixedContextDecoder(config)
+        )
         self.output_dropout = VariationalDropout(s.output_dropout, s.variational)
         self.head = Head(
             nn.Parameter(torch.empty(config.target_vocab, config.d_model))
@@ -85,7 +87,7 @@ class Seq2Seq(TranslationModel):
         order = self.reading_order(source)
         read = source.gather(1, order)
         annotations, end = self.encoder(self.embed(self.source_embedding, read), real=read >= 0)
-        if attends(self.config):
+        if uses_attention(self.config):
             annotations = annotations.gather(1, order.argsort(1)[..., None].expand_as(annotations))
         return self.decoder.begin(annotations, end, source < 0)
 
@@ -132,7 +134,7 @@ class FixedContextDecoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.width = width = config.table(RecurrentSettings).d_hidden
-        self.again = reads_again(config)
+        self.again = repeats_context(config)
         self.n = states_of(config)
         self.layers = layers(config, config.d_model + width * self.again, config.n_decoder_layers)
         if self.again:
@@ -276,11 +278,11 @@ def states_of(config: ModelConfig) -> int:
     return states
 
 
-def attends(config: ModelConfig) -> bool:
+def uses_attention(config: ModelConfig) -> bool:
     return config.score not in ("none", "constant")
 
 
-def reads_again(config: ModelConfig) -> bool:
+def repeats_context(config: ModelConfig) -> bool:
     """Whether the one context vector goes into every step."""
     return config.score == "constant"
 
@@ -288,12 +290,12 @@ def reads_again(config: ModelConfig) -> bool:
 def check_sizes(config: ModelConfig) -> None:
     """Refuse settings that mean nothing together."""
     reverse = config.table(Seq2SeqSettings).reverse_source
-    if config.table(RecurrentSettings).bidirectional and (not attends(config) or reverse):
+    if config.table(RecurrentSettings).bidirectional and (not uses_attention(config) or reverse):
         raise RegardError(
             "model.recurrent.bidirectional is for encoders that attention looks at: without it the decoder goes on from "
             "where one direction ended, and there is nothing to reverse where both are read (model.seq2seq.reverse_source)"
         )
-    if not attends(config) and config.n_encoder_layers != config.n_decoder_layers:
+    if not uses_attention(config) and config.n_encoder_layers != config.n_decoder_layers:
         raise RegardError(
             f"without attention (model.score {config.score}) every decoder layer begins with the state of an encoder layer: "
             f"{config.n_encoder_layers} and {config.n_decoder_layers} layers do not go together"

@@ -81,7 +81,7 @@ def check(model: nn.Module, tensors: Mapping[str, Tensor], where: Path) -> None:
         for name in own.keys() & tensors.keys()
         if own[name].shape != tensors[name].shape
     ]
-    wrong += [f"{name} holds numbers that are not finite" for name, x in tensors.items() if not finite(x)]
+    wrong += [f"{name} holds numbers that are not finite" for name, x in tensors.items() if not is_finite(x)]
     if wrong:
         shown = "; ".join(sorted(wrong)[:4]) + (f"; and {len(wrong) - 4} more" if len(wrong) > 4 else "")
         raise RegardError(f"the weights in {where} do not fit this model (another vocabulary or size?): {shown}")
@@ -91,11 +91,11 @@ def check_scales(tensors: Mapping[str, Tensor], where: Path) -> None:
     """Of matrices in bytes, which `check` sees none of."""
     for name, x in tensors.items():
         step = tensors.get(name + STEP)
-        if x.dtype == torch.int8 and (step is None or step.shape != (len(x), 1) or not finite(step)):
+        if x.dtype == torch.int8 and (step is None or step.shape != (len(x), 1) or not is_finite(step)):
             raise RegardError(f"the steps of {name} in {where} are missing or broken: copy the folder anew")
 
 
-def finite(x: Tensor) -> bool:
+def is_finite(x: Tensor) -> bool:
     """One number that is not finite makes the sum so too, which is faster to see; a sum of huge ones may be, without any."""
     return not x.is_floating_point() or bool(x.sum().isfinite() or x.isfinite().all())
 

@@ -21,7 +21,7 @@ from regard.data.parallel_corpus import ParallelCorpus
 from regard.device import cpu_cores, pick_device
 from regard.errors import RegardError
 from regard.files import read_json, write_text
-from regard.inference.translator import Translator, load
+from regard.inference.translator import Translator, load_translator
 from regard.models.analysis.cost import Cost
 from regard.studies.finetuning import Values, merged
 from regard.studies.job import machine
@@ -129,7 +129,7 @@ def translations(translator: Translator, tests: dict[str, list[Pair]]) -> dict[s
     """{test set: {sentences joined: hypotheses}}"""
 
     def said(pairs: list[Pair]) -> list[str]:
-        return [found.text for found in translator.translate([pair[0] for pair in pairs])]
+        return [found.text for found in translator.translate_sentences([pair[0] for pair in pairs])]
 
     return {test: {str(n): said(joined(pairs, n)) for n in JOINS} for test, pairs in tests.items()}
 
@@ -202,7 +202,7 @@ def run_job(job: Job) -> None:
     train(config, job.run, overwrite=True, quiet=True)
     done, per_step = progress_of(job.run), config.train.accumulate
     flops = spent(prepare_job(job.run, config, quiet=True), done.step * per_step)
-    translator = load(job.run, job.device)
+    translator = load_translator(job.run, job.device)
     found = {
         "of": job.identity(),
         "parameters": sum(p.numel() for p in translator.model.parameters()),

@@ -25,6 +25,7 @@ from regard.tasks.text_data import check_task
 from regard.terminal import count_progress, progress_bar
 from regard.text.bpe_dropout import BPEDropout
 from regard.text.language_identification import Profiles
+from regard.text.special_tokens import eos_template
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.job import Job, Poll, Validation
 from regard.training.metrics_log import print_message

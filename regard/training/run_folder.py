@@ -45,7 +45,7 @@ EVENTS = "events.out.tfevents.*"
 @contextlib.contextmanager
 def open_run(folder: Path, config: Config, *, overwrite: bool = False, resuming: bool = False) -> Iterator[None]:
     """Lock the run folder for this process; the settings of a run that has checkpoints must agree with `config`."""
-    constraints.check(config.decode)
+    constraints.check_options(config.decode)
     holds_run(folder)  # refuses a folder that is not a run before the lock file is made in it
     with _locked(folder):
         if not holds_run(folder) or overwrite:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.kernels.hashing import WORD, hash_bits
+from regard.kernels.hashing import UINT32_MAX, hash_bits
 from regard.layers.positions.scheme import Positions
 
 BF16 = torch.bfloat16
@@ -41,7 +41,7 @@ def draw_seeds(n: int, device: torch.device) -> list[Tensor]:
     These are the only numbers taken from torch's generator, which a CUDA graph advances at every replay: each replay of a
     captured step rounds with new random bits.
     """
-    return list(torch.randint(WORD, (n, 2), device=device))
+    return list(torch.randint(UINT32_MAX, (n, 2), device=device))
 
 
 def random_bits(seed: Tensor, like: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ PACKED = {b"\x1f\x8b": ".gz", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
 Rows = Iterator[tuple[list[bytes], np.ndarray]]  # some words and their vectors (n, D)
 
 
-def read(path: Path, errors: str = "replace") -> WordVectors:
+def read_vectors(path: Path, errors: str = "replace") -> WordVectors:
     """Any of the four kinds. Of words that are there twice the first is kept."""
     if exists(path) and path.is_dir():
         return read_folder(path)
@@ -318,7 +318,7 @@ def _check_free(path: Path, kind: str) -> None:
         raise RegardError(f"{path} is a folder, and {kind} vectors are a file: give it a name")
 
 
-def write(vectors: WordVectors, path: Path, kind: str = "") -> None:
+def write_vectors(vectors: WordVectors, path: Path, kind: str = "") -> None:
     kind = check_target(path, kind)
     if kind == "folder":
         return write_folder(vectors, path)
@@ -396,7 +396,7 @@ def write_folder(vectors: WordVectors, path: Path) -> None:
 # ---- TensorBoard's projector -------------------------------------------------------------------------------------
 
 
-def project(vectors: WordVectors, folder: Path, most: int = 10_000) -> int:
+def write_projector(vectors: WordVectors, folder: Path, most: int = 10_000) -> int:
     """A folder that `tensorboard --logdir` shows under PROJECTOR: tensors.tsv, metadata.tsv and projector_config.pbtxt.
 
     A browser draws it, so only the first words are written; metadata of one column has no header. Returns how many.

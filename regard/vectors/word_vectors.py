@@ -122,16 +122,16 @@ class WordVectors:
 
     def save(self, path: str | Path, kind: str = "") -> None:
         """A file by its suffix (.txt, .vec: word2vec text; .bin: its binary; also with .gz, .xz, .zst), else a folder."""
-        from regard.vectors.formats import write
+        from regard.vectors.formats import write_vectors
 
-        write(self, Path(path), kind)
+        write_vectors(self, Path(path), kind)
 
     @classmethod
     def load(cls, path: str | Path, errors: str = "replace") -> WordVectors:
         """A folder, or a word2vec or GloVe file; `errors` says what becomes of broken UTF-8: replace, ignore or strict."""
-        from regard.vectors.formats import read
+        from regard.vectors.formats import read_vectors
 
-        return read(Path(path), errors)
+        return read_vectors(Path(path), errors)
 
 
 def is_folder(path: Path) -> bool:

@@ -208,7 +208,7 @@ def test_a_model_of_two_directions_does_what_its_tag_says(learned: tuple[Transla
     translator, words = learned
     assert translator.directions == ("en>de", "en>fr")
     for to, change in (("de", lambda w: w[::-1]), ("fr", shifted)):
-        said = [t.text for t in translator.translate(words, to=to)]
+        said = [t.text for t in translator.translate_sentences(words, to=to)]
         right = sum(text == change(word) for text, word in zip(said, words, strict=True))
         assert right / len(words) >= 0.9, (to, right, len(words))
 
@@ -251,10 +251,10 @@ def test_such_a_model_learns_on_with_directions_alone(
 def test_such_a_model_wants_to_be_told(learned: tuple[Translator, list[str]]) -> None:
     translator, _ = learned
     with pytest.raises(RegardError, match="this model translates en>de, en>fr: say which language"):
-        translator.translate("abc")
+        translator.translate_sentences(["abc"])
     with pytest.raises(RegardError, match="no token for the language 'zh': it translates to de, fr"):
-        translator.translate("abc", to="zh")
-    assert translator.translate(["", "abc"], to="de")[0].text == ""
+        translator.translate_sentences(["abc"], to="zh")
+    assert translator.translate_sentences(["", "abc"], to="de")[0].text == ""
 
 
 def test_such_a_model_is_scored_one_direction_at_a_time(learned: tuple[Translator, list[str]], tmp_path: Path) -> None:

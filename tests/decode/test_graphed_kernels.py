@@ -18,11 +18,11 @@ from tokens import EOS, MASK, PADDING, SOS, UNK
 from torch import Tensor
 
 from regard.decode.graphs import top_candidates as choosing
-from regard.decode.graphs.top_candidates import best_of, candidates, likeliest
+from regard.decode.graphs.top_candidates import best_candidate, greedy_token, top_candidates
 from regard.kernels import step_attention as attend
 from regard.kernels import step_linear as linear
 from regard.kernels.step_attention import cross_attend, cross_attend_reference, self_attend, self_attend_reference
-from regard.kernels.step_linear import Norm, add_norm, add_norm_reference, linear_one_row, one_row_reference
+from regard.kernels.step_linear import Norm, add_norm, add_norm_reference, linear_one_row, linear_one_row_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
@@ -78,7 +78,7 @@ def make_norm(kind: str, c: int, dtype: torch.dtype) -> Norm | None:
     return Norm("rms" if kind == "rms" else "layer", draw(c, dtype=dtype, seed=7, shift=1), bias, 1e-3)
 
 
-@pytest.mark.parametrize("function", [linear_one_row, one_row_reference])
+@pytest.mark.parametrize("function", [linear_one_row, linear_one_row_reference])
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize(
     ("n", "c", "norm", "activation", "gated"),
@@ -103,7 +103,7 @@ def test_a_matrix_times_one_row_is_the_formula(
     gated: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(linear, "PROGRAMS", 2)  # so that a program has more than one row of the matrix
+    monkeypatch.setattr(linear, "MIN_PROGRAMS", 2)  # so that a program has more than one row of the matrix
     x = draw(1, c, dtype=dtype, shift=1)
     weight, bias = (
         draw((1 + gated) * n, c, dtype=dtype, seed=1, size=c**-0.5),
@@ -129,10 +129,10 @@ def test_the_row_may_be_part_of_a_longer_one() -> None:
 def test_tiles_fill_the_machine_and_no_more_registers_than_there_are(size: int, gated: bool) -> None:
     for n in (1, 700, 3000, 60000):
         for c in (20, 768, 3072, 5504, 8192):
-            rows, warps = linear.tile(n, c, size, gated)
+            rows, warps = linear.tile_size(n, c, size, gated)
             held = rows * triton.next_power_of_2(c) * size * (1 + gated) / (32 * warps)  # bytes of one thread
             assert held <= 256
-            assert rows == 1 or n / rows >= linear.PROGRAMS
+            assert rows == 1 or n / rows >= linear.MIN_PROGRAMS
 
 
 @pytest.mark.parametrize("function", [add_norm, add_norm_reference])
@@ -248,9 +248,9 @@ def test_a_new_token_looks_at_its_past_wherever_it_lies(
 
 
 def test_keys_are_cut_into_parts_only_where_few_rows_have_long_caches() -> None:
-    assert attend.pieces(1, 12, 256, 64) == attend.pieces(64, 12, 2048, 64) == 1
-    assert attend.pieces(1, 16, 2048, 128) == 8
-    assert attend.pieces(4, 1, 300, 128) == 5  # as the tests of self_attend want it
+    assert attend.count_splits(1, 12, 256, 64) == attend.count_splits(64, 12, 2048, 64) == 1
+    assert attend.count_splits(1, 16, 2048, 128) == 8
+    assert attend.count_splits(4, 1, 300, 128) == 5  # as the tests of self_attend want it
 
 
 def test_only_the_columns_of_new_tokens_are_written() -> None:
@@ -339,7 +339,7 @@ def check_candidates(
     logits: Tensor, best: int, no_end: Tensor, forbidden: tuple[int, ...] = FORBIDDEN, end: int = EOS
 ) -> None:
     (n, v), x = logits.shape, exact(logits)
-    value, index, log_z = candidates(logits, best, no_end, forbidden, end)
+    value, index, log_z = top_candidates(logits, best, no_end, forbidden, end)
     assert (value.dtype, index.dtype, log_z.dtype) == (FP32, torch.int32, FP32)
     width = choosing.part_width(n, v, 2048 if n >= 64 else 1024)
     for row in range(n):
@@ -398,7 +398,7 @@ def test_special_tokens_may_stand_anywhere(
 def test_the_end_token_is_a_candidate_only_where_a_row_may_end() -> None:
     logits = torch.zeros(2, 1003, device=DEVICE)
     logits[:, :6] = torch.tensor([9.0, 9, 8, 9, 9, 7], device=DEVICE)
-    value, index, _ = candidates(logits, 2, flags(2), FORBIDDEN, EOS)
+    value, index, _ = top_candidates(logits, 2, flags(2), FORBIDDEN, EOS)
     assert (value.tolist(), index.tolist()) == ([[7, 0], [8, 7]], [[5, 6], [EOS, 5]])
 
 
@@ -415,9 +415,9 @@ def test_greedy_says_the_likeliest_token_of_the_lowest_id() -> None:
     allowed[::2, EOS] = -np.inf
     expected = allowed.argmax(1)
     for token, log_prob in (
-        likeliest(logits, no_end, FORBIDDEN, EOS),
-        best_of(*candidates(logits, 1, no_end, FORBIDDEN, EOS)),
-        best_of(*candidates(logits, 3, no_end, FORBIDDEN, EOS)),
+        greedy_token(logits, no_end, FORBIDDEN, EOS),
+        best_candidate(*top_candidates(logits, 1, no_end, FORBIDDEN, EOS)),
+        best_candidate(*top_candidates(logits, 3, no_end, FORBIDDEN, EOS)),
     ):
         assert token.dtype == torch.int64
         assert token.tolist() == expected.tolist()

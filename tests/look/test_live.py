@@ -270,7 +270,7 @@ def test_a_sentence_is_translated_as_ever(bundles: Any, kind: str, options: dict
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 5}, {"stop": "a"}])
-def test_a_text_is_gone_on_with_as_ever(bundles: Any, options: dict[str, Any]) -> None:
+def test_a_text_is_continued_as_ever(bundles: Any, options: dict[str, Any]) -> None:
     writer = Generator(bundles["gpt"])
     generation, seen = continued(writer, "the man", max_new_tokens=9, **options)
     assert generation == writer.generate("the man", max_new_tokens=9, **options)

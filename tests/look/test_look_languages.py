@@ -54,7 +54,7 @@ def forced(package: ModelPackage, to: str, layer: str) -> tuple[list[str], np.nd
     assert package.tokenizers is not None
     cut = package.tokenizers.source
     source = [cut.tags()[to], *cut.encode(TEXT), EOS]
-    said = Translator(package).translate(TEXT, to=to)
+    (said,) = Translator(package).translate_sentences([TEXT], to=to)
     written = [SOS, *(cut._backend.token_to_id(piece) for piece in said.tokens), *[EOS] * said.ended]
     with torch.no_grad(), record(package.model, layer) as tape:
         package.model(torch.tensor([source]), torch.tensor([written[:-1]]))

@@ -19,8 +19,8 @@ from regard.errors import RegardError
 from regard.inference.model_spec import summary
 from regard.layers.quantization import quantize_model
 from regard.models.analysis.cost import forward_flops
-from regard.models.analysis.cost import inputs as example
-from regard.models.analysis.summary import Line, Summary
+from regard.models.analysis.cost import meta_inputs as example
+from regard.models.analysis.summary import LayerSummary, Summary
 from regard.models.architectures import make_model, preset
 
 B, S, T = 3, 9, 7
@@ -45,11 +45,11 @@ def found(model: nn.Module, depth: int = 3) -> Summary:
     return summary(model, batch=B, length=17 if hasattr(model, "patches") else T, source_length=source, depth=depth)
 
 
-def lines(result: Summary) -> dict[str, Line]:
+def lines(result: Summary) -> dict[str, LayerSummary]:
     return {line.name: line for line in result.lines}
 
 
-def at(result: Summary, first: str, last: str = "") -> Line:
+def at(result: Summary, first: str, last: str = "") -> LayerSummary:
     """The line whose path begins and ends so."""
     (line,) = (line for line in result.lines if line.name.startswith(first) and line.name.endswith(last))
     return line

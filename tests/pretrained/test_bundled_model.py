@@ -1,4 +1,4 @@
-"""The translator that Regard brings along, as it is on the disk."""
+"""The bundled translation model, as it is on the disk."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ import torch
 import regard
 from regard import model_folder, pretrained
 from regard.config.recipes import to_dict
-from regard.inference.document_translator import Interpreter
+from regard.inference.translator import Translator
 
-MANY = pretrained.FOLDER / "en-de-fr-zh"
+FOLDER = pretrained.FOLDER / "en-de-fr-zh"
 EVERYDAY, FORMAL = (
     tomllib.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))["sentence"]
     for name in ("everyday.toml", "formal.toml")
@@ -45,8 +45,8 @@ AREA = {
 
 
 @pytest.fixture(scope="module")
-def many() -> Interpreter:
-    return Interpreter(regard.load("en-de-fr-zh", "cpu", "int8"))
+def translator() -> Translator:
+    return regard.load("en-de-fr-zh", "cpu", "int8")
 
 
 def plain(text: str) -> str:
@@ -60,8 +60,9 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("source", "target"), cases())
-def test_everyday_sentences(many: Interpreter, source: str, target: str) -> None:
-    said = many.translate([sentence[source][0] for sentence in EVERYDAY], to=target, source=source)
+def test_everyday_sentences(translator: Translator, source: str, target: str) -> None:
+    texts = [sentence[source][0] for sentence in EVERYDAY]
+    said = [made.text for made in translator.translate(texts, to=target, source=source)]
     known = [{plain(text) for text in sentence[target]} for sentence in EVERYDAY]
     others = [text for text, accepted in zip(said, known, strict=True) if plain(text) not in accepted]
     print(f"{source}>{target}: {len(EVERYDAY) - len(others)} of {len(EVERYDAY)}; others: {others}")
@@ -70,22 +71,23 @@ def test_everyday_sentences(many: Interpreter, source: str, target: str) -> None
 
 
 @pytest.mark.parametrize("target", LANGUAGES)
-def test_a_formal_sentence_with_a_term_and_a_date(many: Interpreter, target: str) -> None:
+def test_a_formal_sentence_with_a_term_and_a_date(translator: Translator, target: str) -> None:
     text = "The agreement on the European Economic Area was signed in August 1992."
-    assert many.translate(text, to=target) in AREA[target]
+    assert translator.translate(text, to=target).text in AREA[target]
 
 
-def test_patterns_of_the_phrasebook_leave_no_traces(many: Interpreter) -> None:
+def test_patterns_of_the_phrasebook_leave_no_traces(translator: Translator) -> None:
     """Once all that was important was so *for* something, and all reports were *about* something."""
     texts = ["Education is important.", "The city council rejected the proposal."]
-    assert many.translate(texts, to="zh") == ["教育很重要。", "市议会否决了提案。"]
+    assert [made.text for made in translator.translate(texts, to="zh")] == ["教育很重要。", "市议会否决了提案。"]
 
 
 @pytest.mark.parametrize(("target", "least"), [("de", 66), ("fr", 60), ("zh", 25)])
-def test_formal_sentences_are_near_to_their_references(many: Interpreter, target: str, least: float) -> None:
+def test_formal_sentences_are_near_to_their_references(translator: Translator, target: str, least: float) -> None:
     """A floor, some points below what the model has: new weights that lose formal text are found."""
     assert len(FORMAL) == 30
-    said = many.translate([sentence["en"][0] for sentence in FORMAL], to=target, source="en")
+    texts = [sentence["en"][0] for sentence in FORMAL]
+    said = [made.text for made in translator.translate(texts, to=target, source="en")]
     references = list(zip_longest(*(sentence[target] for sentence in FORMAL)))
     tokens = "zh" if target == "zh" else "13a"
     chrf = sacrebleu.corpus_chrf(said, references).score
@@ -94,20 +96,20 @@ def test_formal_sentences_are_near_to_their_references(many: Interpreter, target
 
 
 def test_the_folder_is_whole_and_small_and_says_what_it_is() -> None:
-    manifest = json.loads((MANY / "manifest.json").read_text())
+    manifest = json.loads((FOLDER / "manifest.json").read_text())
     for name, known in manifest["sha256"].items():
-        assert hashlib.sha256((MANY / name).read_bytes()).hexdigest() == known
+        assert hashlib.sha256((FOLDER / name).read_bytes()).hexdigest() == known
     assert {"model.safetensors", "tokenizer.json", "config.json", "languages.json"} <= set(manifest["sha256"])
-    assert sum(path.stat().st_size for path in MANY.iterdir()) <= 40e6
-    card = (MANY / "README.md").read_text(encoding="utf-8")
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= 40e6
+    card = (FOLDER / "README.md").read_text(encoding="utf-8")
     for part in ("CC-BY 2.0 FR", "tatoeba.org", "FLOPs", "minutes", "tok:zh", "tok:13a", "## Weaknesses"):
         assert part in card
 
 
 def test_its_configuration_is_what_saving_it_would_write() -> None:
     """No setting in an older form, and none left to a default that may change."""
-    package = model_folder.load(MANY, torch.device("cpu"), "int8")
-    written = json.loads((MANY / "config.json").read_text())
+    package = model_folder.load(FOLDER, torch.device("cpu"), "int8")
+    written = json.loads((FOLDER / "config.json").read_text())
     assert written["model"] == json.loads(json.dumps(to_dict(package.config)))
     assert written["decode"] == json.loads(json.dumps(asdict(package.decode)))
     assert written["token_template"] == json.loads(json.dumps(package.token_template.to_dict()))
@@ -122,14 +124,14 @@ def test_the_first_command() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "Ich habe einen Apfel gegessen.\n", "")
 
 
-def test_languages_are_found_and_pairs_that_are_not_known_listed(many: Interpreter) -> None:
+def test_languages_are_found_and_pairs_that_are_not_known_listed(translator: Translator) -> None:
     texts = ["Wo ist der Bahnhof?", "Où est la gare ?", "车站在哪里？", "車站在哪裡？", "Where is the station?"]
-    found = many.interpret(texts)
+    found = translator.translate(texts)
     assert [made.source for made in found] == ["de", "fr", "zh", "zh-Hant", "en"]
     assert [made.target for made in found] == ["en", "en", "en", "en", "de"]
     assert all("station" in made.text for made in found[:4])
     with pytest.raises(regard.RegardError, match="from de to fr: it knows en>de, de>en, en>fr"):
-        many.translate("Wo ist der Bahnhof?", to="fr")
+        translator.translate("Wo ist der Bahnhof?", to="fr")
 
 
 @pytest.mark.parametrize(
@@ -143,20 +145,20 @@ def test_languages_are_found_and_pairs_that_are_not_known_listed(many: Interpret
         "Angela Merkel was born in Hamburg.",
     ],
 )
-def test_names_and_headings_are_read_as_what_was_asked_for(many: Interpreter, text: str) -> None:
-    assert many.routes.detect([text], "de", None)[0].pair == ("en", "de")
+def test_names_and_headings_are_read_as_what_was_asked_for(translator: Translator, text: str) -> None:
+    assert translator.detector.detect([text], "de", None)[0].pair == ("en", "de")
     rest = "I went to the house of my friend yesterday."
-    assert [route.source for route in many.routes.detect([rest, text], None, None)] == ["en", "en"]
+    assert [route.source for route in translator.detector.detect([rest, text], None, None)] == ["en", "en"]
 
 
-def test_headings_are_in_the_language_of_their_page(many: Interpreter, data_folder: Path) -> None:
+def test_headings_are_in_the_language_of_their_page(translator: Translator, data_folder: Path) -> None:
     with lzma.open(data_folder / "lm" / "wikitext2.test.txt.xz", "rt", encoding="utf-8") as file:
         found = [re.fullmatch(r"\s*(?:= )+(.*?)(?: =)+\s*", line) for line in file]
     headings = list(dict.fromkeys(match[1] for match in found if match))
     assert len(headings) > 400
-    sources = [route.source for route in many.routes.detect(headings, None, None)]
+    sources = [route.source for route in translator.detector.detect(headings, None, None)]
     assert len(headings) - sources.count("en") - sources.count("") <= 3
-    assert {route.source for route in many.routes.detect(headings, "de", None)} == {"en", ""}
+    assert {route.source for route in translator.detector.detect(headings, "de", None)} == {"en", ""}
 
 
 @pytest.mark.parametrize(
@@ -169,20 +171,20 @@ def test_headings_are_in_the_language_of_their_page(many: Interpreter, data_fold
         "Nie wiem, co zrobić z tym problemem.",
     ],
 )
-def test_other_languages_are_noted(many: Interpreter, text: str) -> None:
-    assert "probably in none of en, de, fr, zh, zh-Hant" in many.routes.detect([text], None, None)[0].note
+def test_other_languages_are_noted(translator: Translator, text: str) -> None:
+    assert "probably in none of en, de, fr, zh, zh-Hant" in translator.detector.detect([text], None, None)[0].note
 
 
-def test_ordinary_sentences_are_not_noted(many: Interpreter) -> None:
+def test_ordinary_sentences_are_not_noted(translator: Translator) -> None:
     texts = [text for sentence in EVERYDAY for language in ("en", *LANGUAGES) for text in sentence[language]]
-    assert not any(many.routes.detect([text], None, None)[0].note for text in texts)
+    assert not any(translator.detector.detect([text], None, None)[0].note for text in texts)
 
 
-def test_a_text_keeps_its_lines_numbers_links_and_other_scripts(many: Interpreter) -> None:
+def test_a_text_keeps_its_lines_numbers_links_and_other_scripts(translator: Translator) -> None:
     text = (
         "I ate an apple. How are you?\n\n- See https://example.org/a?b=1 😀\n- I paid 4,523 euros in 1992.\nПривет!\n"
     )
-    said = many.translate(text, to="de")
+    said = translator.translate(text, to="de").text
     assert said.startswith("Ich habe einen Apfel gegessen. Wie geht es")
     lines = said.split("\n")
     assert len(lines) == len(text.split("\n"))
@@ -194,22 +196,26 @@ def test_a_text_keeps_its_lines_numbers_links_and_other_scripts(many: Interprete
     assert lines[4] == "Привет!"
 
 
-def test_it_does_not_matter_how_a_sentence_is_typed(many: Interpreter) -> None:
-    assert many.translate(["how are you", "WHERE IS THE STATION?", "i love you"], to="de") == [
+def test_it_does_not_matter_how_a_sentence_is_typed(translator: Translator) -> None:
+    found = translator.translate(["how are you", "WHERE IS THE STATION?", "i love you"], to="de")
+    assert [made.text for made in found] == [
         "Wie geht es dir",
         "WO IST DER BAHNHOF?",
         "Ich liebe dich",
     ]
-    assert many.interpret(["WO IST DER BAHNHOF?"])[0].source == "de"
+    assert translator.translate(["WO IST DER BAHNHOF?"])[0].source == "de"
 
 
-def test_what_is_around_words_keeps_its_form(many: Interpreter) -> None:
-    assert many.translate("Visit https://example.com", to="de").endswith(" https://example.com")
-    assert many.translate("The address is 192.168.0.1 and it was -12 degrees.", to="de").count("192.168.0.1") == 1
-    assert re.fullmatch(r"\| [^|]+ \| 25 \|", many.translate("| The man | 25 |", to="zh"))
-    assert re.fullmatch(r"[^<>]*<b>[^<>]+</b>[^<>]*", many.translate("This is <b>very</b> important.", to="fr"))
+def test_what_is_around_words_keeps_its_form(translator: Translator) -> None:
+    assert translator.translate("Visit https://example.com", to="de").text.endswith(" https://example.com")
+    said = translator.translate("The address is 192.168.0.1 and it was -12 degrees.", to="de").text
+    assert said.count("192.168.0.1") == 1
+    assert re.fullmatch(r"\| [^|]+ \| 25 \|", translator.translate("| The man | 25 |", to="zh").text)
+    assert re.fullmatch(
+        r"[^<>]*<b>[^<>]+</b>[^<>]*", translator.translate("This is <b>very</b> important.", to="fr").text
+    )
 
 
-def test_what_is_cut_is_said(many: Interpreter) -> None:
-    (made,) = many.interpret(["I went to the house of my friend yesterday."], to="de", max_len_a=0.0, max_len_b=3)
+def test_what_is_cut_is_said(translator: Translator) -> None:
+    (made,) = translator.translate(["I went to the house of my friend yesterday."], to="de", max_len_a=0.0, max_len_b=3)
     assert "cut off" in made.notes[0]

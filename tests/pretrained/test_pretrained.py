@@ -1,4 +1,4 @@
-"""A model that comes along with Regard: found by its name, and what `regard translate` uses when none is named."""
+"""The bundled model: found by its name, and what `regard translate` uses when no model is given."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ import regard
 from regard import model_folder, pretrained
 from regard.cli import main
 from regard.cli.doctor_commands import examine
-from regard.cli.translate_commands import _chosen
+from regard.cli.translate_commands import _choose_model
 from regard.config import DecodeConfig, TokenizerConfig
 from regard.errors import RegardError
 from regard.files import find_damage
-from regard.inference.document_translator import Interpreter
 from regard.inference.translator import Translator
 from regard.layers.quantization import is_quantized
 from regard.models.architectures import make_model, preset
@@ -58,10 +57,10 @@ def save_tiny(path: Path, directions: tuple[str, ...] = DIRECTIONS, endless: boo
 
 
 @pytest.fixture
-def along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    save_tiny(tmp_path / "along" / "en-de-fr-zh")
-    monkeypatch.setattr(pretrained, "FOLDER", tmp_path / "along")
-    return tmp_path / "along" / "en-de-fr-zh"
+def bundled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    save_tiny(tmp_path / "bundled" / "en-de-fr-zh")
+    monkeypatch.setattr(pretrained, "FOLDER", tmp_path / "bundled")
+    return tmp_path / "bundled" / "en-de-fr-zh"
 
 
 @pytest.fixture
@@ -78,13 +77,13 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return run
 
 
-def test_a_model_is_found_by_its_name(along: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_found_by_its_name(bundled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     translator = regard.load("en-de-fr-zh", "cpu")
     assert isinstance(translator, Translator)
     assert translator.directions == DIRECTIONS
     assert pretrained.bundled_models() == ["en-de-fr-zh"]
     assert examine()["models"] == "en-de-fr-zh"
-    with pytest.raises(RegardError, match=r"no model at few: .* bundled model \(en-de-fr-zh\)"):
+    with pytest.raises(RegardError, match=r"no model at few: .*\(en-de-fr-zh\)"):
         regard.load("few", "cpu")
     monkeypatch.chdir(tmp_path)
     save_tiny(tmp_path / "en-de-fr-zh", directions=())  # a folder of that name goes first
@@ -94,11 +93,11 @@ def test_a_model_is_found_by_its_name(along: Path, tmp_path: Path, monkeypatch: 
 def test_without_any_the_list_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrained, "FOLDER", tmp_path)
     assert pretrained.bundled_models() == []
-    assert examine()["models"] == "none brought along"
+    assert examine()["models"] == "none bundled"
 
 
-def test_translating_without_a_model_uses_it(along: Path, call: Call) -> None:
-    expected = Interpreter(regard.load("en-de-fr-zh", "cpu", "int8")).translate("the man went", to="de")
+def test_translating_without_a_model_uses_it(bundled: Path, call: Call) -> None:
+    expected = regard.load("en-de-fr-zh", "cpu", "int8").translate("the man went", to="de").text
     assert call("translate", "the man went", "--device", "cpu")[:2] == (0, expected + "\n")
     assert (
         call("translate", "the man went", "--device", "cpu", "-m", "en-de-fr-zh", "--weights", "int8")[1]
@@ -107,18 +106,20 @@ def test_translating_without_a_model_uses_it(along: Path, call: Call) -> None:
     assert call("translate", "--device", "cpu", stdin=b"the man went\n")[1] == expected + "\n"
 
 
-def test_its_weights_stay_in_bytes_on_a_cpu(along: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_weights_stay_quantized_on_a_cpu(bundled: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = []
-    monkeypatch.setattr("regard.cli.translate_commands.load", lambda *a: loaded.append(regard.load(*a)) or loaded[-1])
+    monkeypatch.setattr(
+        "regard.inference.translator.load_translator", lambda *a: loaded.append(regard.load(*a)) or loaded[-1]
+    )
     call("translate", "the man went", "--device", "cpu")
     call("translate", "the man went", "--device", "cpu", "--weights", "fp32")
     assert [is_quantized(translator.model) for translator in loaded] == [True, False]
-    monkeypatch.setattr("regard.cli.translate_commands.pick_device", lambda name: torch.device("cuda"))
-    assert _chosen(None, "auto", "auto")[2] == "auto"
+    monkeypatch.setattr("regard.device.pick_device", lambda name: torch.device("cuda"))
+    assert _choose_model(None, "auto", "auto")[2] == "auto"
 
 
 def test_a_folder_of_its_name_is_not_taken_unasked(
-    along: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bundled: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     expected = call("translate", "--device", "cpu", "--to", "fr", "the man went")
@@ -127,9 +128,9 @@ def test_a_folder_of_its_name_is_not_taken_unasked(
     assert expected[0] == 0
 
 
-def test_languages_can_be_said(along: Path, call: Call) -> None:
+def test_languages_can_be_said(bundled: Path, call: Call) -> None:
     words = ["translate", "--device", "cpu", "--weights", "fp32", "--json"]
-    ours = Interpreter(regard.load("en-de-fr-zh", "cpu"))
+    translator = regard.load("en-de-fr-zh", "cpu")
     for to, source, pair in (
         ("fr", None, ("en", "fr")),
         (None, None, ("en", "de")),
@@ -138,12 +139,12 @@ def test_languages_can_be_said(along: Path, call: Call) -> None:
     ):
         given = [*(["--to", to] if to else []), *(["--from", source] if source else [])]
         code, out, _ = call(*words, *given, "the man went")
-        expected = ours.translate("the man went", to=pair[1], source=pair[0])
+        expected = translator.translate("the man went", to=pair[1], source=pair[0]).text
         assert code == 0
         assert json.loads(out) == {"source": "the man went", "text": expected, "from": pair[0], "to": pair[1]}
 
 
-def test_a_text_keeps_its_lines_and_a_file_its_numbers(along: Path, call: Call, tmp_path: Path) -> None:
+def test_a_text_keeps_its_lines_and_a_file_its_numbers(bundled: Path, call: Call, tmp_path: Path) -> None:
     _, out, _ = call("translate", "--device", "cpu", "the man\n\n12\n")
     assert len(out.split("\n")) == 5
     assert out.split("\n")[1:3] == ["", "12"]
@@ -152,7 +153,7 @@ def test_a_text_keeps_its_lines_and_a_file_its_numbers(along: Path, call: Call, 
     assert (tmp_path / "out.txt").read_text().split("\n")[1:] == ["", "12", "https://a.org/b", ""]
 
 
-def test_nbest_is_for_single_sentences(along: Path, call: Call) -> None:
+def test_nbest_is_for_single_sentences(bundled: Path, call: Call) -> None:
     words = ["translate", "--device", "cpu", "--nbest", "2"]
     code, out, _ = call(*words, "the man went https://a.org/b", "", "der Mann und die Frau gehen nicht in das Haus")
     assert code == 0
@@ -177,14 +178,14 @@ def test_nbest_is_for_single_sentences(along: Path, call: Call) -> None:
     ],
 )
 def test_what_it_cannot_do_is_one_line_that_says_what_it_can(
-    along: Path, call: Call, words: list[str], said: str
+    bundled: Path, call: Call, words: list[str], said: str
 ) -> None:
     code, out, err = call("translate", "--device", "cpu", *words)
     assert (code, out) == (2, "")
     assert said in err
 
 
-def test_what_it_cannot_read_passes_with_a_warning(along: Path, call: Call, tmp_path: Path) -> None:
+def test_what_it_cannot_read_passes_with_a_warning(bundled: Path, call: Call, tmp_path: Path) -> None:
     text = "Привет 漢字 ではない"
     warned = "left as it is, being in none of en, de"
     assert call("translate", "--device", "cpu", text) == (0, f"{text}\n", f"regard: {warned}: {text!r}\n")
@@ -194,21 +195,21 @@ def test_what_it_cannot_read_passes_with_a_warning(along: Path, call: Call, tmp_
     assert f"regard: lines 2, 4: {warned}: {text!r}\n" in err
 
 
-def test_many_lines_are_warned_of_at_once(along: Path, call: Call, tmp_path: Path) -> None:
+def test_many_lines_are_warned_of_at_once(bundled: Path, call: Call, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("Привет\n" * 30)
     _, _, err = call("translate", "--device", "cpu", "-i", str(tmp_path / "in.txt"))
     assert err.startswith("regard: lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 ...: left")
     assert err.count("\n") == 1
 
 
-def test_a_translation_that_was_cut_is_warned_of(along: Path, call: Call) -> None:
-    save_tiny(along, endless=True)
+def test_a_translation_that_was_cut_is_warned_of(bundled: Path, call: Call) -> None:
+    save_tiny(bundled, endless=True)
     code, _, err = call("translate", "--device", "cpu", "--decode.max_len_b", "1", "the man went")
     assert code == 0
     assert err == "regard: cut off at the length limit (--decode.max_len_b N raises it): 'the man went'\n"
 
 
-def test_code_between_lines_of_a_file_stays(along: Path, call: Call, tmp_path: Path) -> None:
+def test_code_between_lines_of_a_file_stays(bundled: Path, call: Call, tmp_path: Path) -> None:
     (tmp_path / "in.md").write_text("the man\n```\nthe man\n```\n")
     _, out, _ = call("translate", "--device", "cpu", "-i", str(tmp_path / "in.md"))
     assert out.split("\n")[1:] == ["```", "the man", "```", ""]

@@ -15,7 +15,7 @@ class Parrot:
     directions: tuple[str, ...] = ("en>zh", "zh>en")
     source, target = "en", "zh"
 
-    def translate(self, texts: list[str], to: str | None, beam: int) -> list[Translation]:
+    def translate_sentences(self, texts: list[str], to: str | None, beam: int) -> list[Translation]:
         return [Translation(f"{to}{beam} {text}", -1.0, -1.0, ()) for text in texts]
 
 

@@ -104,7 +104,7 @@ def test_english_made_of_chinese_is_fine() -> None:
 class There:
     """Forth: French that is numbered, and French with German in it. Back: the first as it was, the second as another."""
 
-    def translate(self, texts: list[str], to: str, beam: int) -> list[Translation]:
+    def translate_sentences(self, texts: list[str], to: str, beam: int) -> list[Translation]:
         if to == "fr":
             return [said(f"La commission a parlé {i} fois.") for i in range(2)] + [said("La Kommission a parlé.")]
         assert texts == ["La commission a parlé 0 fois.", "La commission a parlé 1 fois."]

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from regard.config import DecodeConfig
-from regard.decode.constraints import Hypothesis, length_limits, opened, pad_rows
-from regard.decode.generation import GenerationRequest, distinct
-from regard.decode.graphs.engine import Engine, Job, Snapshot, engine_for, power, rounded, slots_for
+from regard.decode.constraints import Hypothesis, length_limits, pad_rows, start_decoding
+from regard.decode.generation import GenerationRequest, unique_consecutive
+from regard.decode.graphs.engine import DecodeJob, Engine, Snapshot, engine_for, power, rounded, slots_for
 from regard.decode.graphs.slots import collect, unpack
 
 Sample = tuple[int, int]  # which sentence, and which of its samples
@@ -30,7 +30,7 @@ def translate(
 ) -> list[list[Hypothesis]]:
     """The translations of each source, best first; sources as the model reads them, special tokens included."""
     before: Snapshot | None = None
-    with Translation(model, sources, options, start) as job:
+    with TranslationJob(model, sources, options, start) as job:
         while job.waiting or job.working:
             job.enter()
             after = job.burst()
@@ -40,7 +40,7 @@ def translate(
         return job.results()
 
 
-class Translation(Job[Sample]):
+class TranslationJob(DecodeJob[Sample]):
     def __init__(
         self, model: Any, sources: Sequence[Sequence[int]], options: DecodeConfig, start: tuple[int, ...]
     ) -> None:
@@ -78,7 +78,7 @@ class Translation(Job[Sample]):
 
     def _read(self, source: Tensor, which: Tensor) -> None:
         """Read the sources and the start tokens before the last, and put what they leave into the slots."""
-        state, _ = opened(self.model, source, self.start)
+        state, _ = start_decoding(self.model, source, self.start)
         self.engine.state.fill_slots(which, state, torch.arange(len(which), device=which.device))
 
     def harvest(self, snapshot: Snapshot) -> int:
@@ -99,14 +99,14 @@ class Translation(Job[Sample]):
         return [sorted(found, key=lambda h: -h.score) if self.samples > 1 else found for found in samples]
 
 
-def steps(model: Any, rows: list[GenerationRequest], options: DecodeConfig) -> Iterator[list[GenerationRequest]]:
+def graph_steps(model: Any, rows: list[GenerationRequest], options: DecodeConfig) -> Iterator[list[GenerationRequest]]:
     """Return an iterator over a few tokens more for every open row at a time, until all have ended; it yields those that
     got some. A model whose step cannot be captured raises `NotCapturable` here, before anything is written."""
-    return _steps(Continuation(model, rows, options))
+    return _steps(GenerationJob(model, rows, options))
 
 
 @torch.inference_mode()
-def _steps(continuation: Continuation) -> Iterator[list[GenerationRequest]]:
+def _steps(continuation: GenerationJob) -> Iterator[list[GenerationRequest]]:
     before: Snapshot | None = None
     with continuation as job:
         while job.waiting or job.working:
@@ -117,7 +117,7 @@ def _steps(continuation: Continuation) -> Iterator[list[GenerationRequest]]:
             before = after
 
 
-class Continuation(Job[GenerationRequest]):
+class GenerationJob(DecodeJob[GenerationRequest]):
     def __init__(self, model: Any, rows: list[GenerationRequest], options: DecodeConfig) -> None:
         self.model, self.options = model, options
         columns = max(64, power(max(len(row.prompt) + row.limit for row in rows)))  # a conversation grows
@@ -143,7 +143,7 @@ class Continuation(Job[GenerationRequest]):
 
     def _read(self, prompts: list[list[int]], which: torch.Tensor) -> None:
         """Neighbours with the same prompt, samples of it, are read once."""
-        different, copies = distinct(prompts)
+        different, copies = unique_consecutive(prompts)
         ids = pad_rows([prompt[:-1] for prompt in different], which.device)
         if ids.shape[1] == 0:
             return self.engine.state.clear_slots(which)

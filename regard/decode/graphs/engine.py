@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from regard.config import DecodeConfig
-from regard.decode.constraints import budget
+from regard.decode.constraints import token_budget
 from regard.decode.graphs.slots import Slots, advance, beam_step
-from regard.decode.graphs.step_model import Shadow, stepped
-from regard.decode.graphs.top_candidates import candidates, likeliest
+from regard.decode.graphs.step_model import StepModel, stepped
+from regard.decode.graphs.top_candidates import greedy_token, top_candidates
 from regard.decode.sampling import choose_next
 from regard.kernels.cuda_graph import GraphedCallable
 from regard.layers.decoding_state import state_bytes
@@ -31,7 +31,7 @@ from regard.layers.part import find_failing_part
 from regard.layers.static_decoding_state import StaticState
 
 BURST = 4  # steps between two looks at the slots
-KEPT = 4  # engines of one model that stay ready
+MAX_ENGINES = 4  # engines of one model that stay ready
 SHARE = 0.3  # of the memory that is free, for keys and values
 RECORDED = ("length_penalty", "min_len", "stop", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
@@ -64,7 +64,7 @@ class Engine:
         b, k, room, columns = shape
         device = next(model.parameters()).device
         self.options, self.k = options, k
-        self.shadow = Shadow(model, dtype)
+        self.shadow = StepModel(model, dtype)
         self.config = model.config
         self.special = (self.config.suppress_tokens, self.config.eos_token_id)
         self.slots = Slots.make(b, k, room, device, columns - room, self.config.eos_token_id)
@@ -113,7 +113,7 @@ class Engine:
         slots = self.slots
         logits = self.shadow.step(slots.last, self.state)
         before = slots.step.clone() if self.state.rows else None
-        beam_step(slots, *candidates(logits, 2 * self.k, slots.no_end, *self.special), self.options)
+        beam_step(slots, *top_candidates(logits, 2 * self.k, slots.no_end, *self.special), self.options)
         if before is not None:
             self.state.reorder(self._parents(before))
 
@@ -134,7 +134,7 @@ class Engine:
             self.seen.scatter_(1, slots.last[:, None], True)
         logits = self.shadow.step(slots.last, self.state)
         if options.temperature == 0 and self.seen is None:
-            token, log_prob = likeliest(logits, slots.no_end, *self.special)
+            token, log_prob = greedy_token(logits, slots.no_end, *self.special)
         else:
             token, log_prob = choose_next(logits, self.seen, slots.no_end, self.seeds, slots.step, options, self.config)
         self.gained.scatter_(1, slots.step[:, None].long(), log_prob[:, None])
@@ -179,7 +179,7 @@ Work = TypeVar("Work")
 Writing = Any  # a model that has `step`, `head` and a configuration
 
 
-class Job(Generic[Work]):
+class DecodeJob(Generic[Work]):
     """What waits for a slot, and which slot works on what. A context, at whose end the engine is given back; one in which
     something went wrong is not used again."""
 
@@ -227,12 +227,12 @@ class Job(Generic[Work]):
 
 
 Shelf = OrderedDict[object, Engine]
-SHELVES: WeakKeyDictionary[Writing, Shelf] = WeakKeyDictionary()  # engines that rest, by model: they go when it goes
+ENGINES: WeakKeyDictionary[Writing, Shelf] = WeakKeyDictionary()  # engines that rest, by model: they go when it goes
 
 
 def engine_for(model: Writing, options: DecodeConfig, shape: tuple[int, int, int, int], width: int = 0) -> Engine:
     """One that is ready, or a new one. It is the caller's alone until `give_back`."""
-    shelf = SHELVES.setdefault(model, OrderedDict())
+    shelf = ENGINES.setdefault(model, OrderedDict())
     dtype, weights = (
         dtype_of(model),
         [p.data_ptr() for m in stepped(model) for p in m._parameters.values() if p is not None],
@@ -240,7 +240,7 @@ def engine_for(model: Writing, options: DecodeConfig, shape: tuple[int, int, int
     key = (*(getattr(options, name) for name in RECORDED), dtype, shape, width, model.head.weight.device, *weights)
     engine = shelf.pop(key, None)
     if engine is None:
-        while len(shelf) >= KEPT:  # before the new one asks for memory
+        while len(shelf) >= MAX_ENGINES:  # before the new one asks for memory
             shelf.popitem(last=False)[1].forget()
         try:
             engine = Engine(model, options, dtype, shape, width)
@@ -267,7 +267,7 @@ def slots_for(
     columns and sources of `width` tokens."""
     k, columns = rows
     device = model.head.weight.device
-    most = budget(options, device) // tokens
+    most = token_budget(options, device) // tokens
     if device.type == "cuda":
         each = max(1, state_bytes(model, 1, k, columns, width, dtype_of(model)))
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for whoever asks

@@ -27,7 +27,7 @@ DROPS = "dropout, which is active in training mode"
 NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
-class Shadow:
+class StepModel:
     """A copy of a model's module tree in evaluation mode, without observers, whose parameters have one precision."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
@@ -84,7 +84,7 @@ class StepHead(nn.Module):
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, head: Head, original: Head, shadow: Shadow) -> None:
+    def __init__(self, head: Head, original: Head, shadow: StepModel) -> None:
         super().__init__()
         weight, bias = head.weight, head.bias
         self.scale, self.size = head.scale, len(weight)
@@ -119,7 +119,7 @@ class StepHead(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
-def cannot(model: nn.Module) -> str:
+def why_not_capturable(model: nn.Module) -> str:
     """Return what a model has that a captured step would not see, or an empty string.
 
     Whether the step itself can be captured is found out by running it (decode/graphs/engine.py)."""

@@ -16,13 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.kernels.step_linear import MACHINE, launch, launch_dependents, runs_kernels, wait_for_previous
+from regard.kernels.step_linear import NUM_SMS, launch_dependents, launch_options, runs_kernels, wait_for_previous
 
 LOG2E: tl.constexpr = tl.constexpr(1 / math.log(2))
 BEYOND: tl.constexpr = tl.constexpr(2**30)  # more than any id
 
 
-def candidates(
+def top_candidates(
     logits: Tensor, best: int, no_end: Tensor, forbidden: tuple[int, ...], end: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of logits (N, V): the `best` largest of each of P parts of the vocabulary (N, P*best), best first, their ids, and the
@@ -35,12 +35,12 @@ def candidates(
     return value, index, log_sum_exp(part_z)
 
 
-def likeliest(logits: Tensor, no_end: Tensor, forbidden: tuple[int, ...], end: int) -> tuple[Tensor, Tensor]:
+def greedy_token(logits: Tensor, no_end: Tensor, forbidden: tuple[int, ...], end: int) -> tuple[Tensor, Tensor]:
     """The likeliest token that may be said (N,) and its log p (N,): what greedy decoding says."""
-    return best_of(*best_of_parts(logits, 1, no_end, forbidden, end))
+    return best_candidate(*best_of_parts(logits, 1, no_end, forbidden, end))
 
 
-def best_of(value: Tensor, index: Tensor, log_z: Tensor) -> tuple[Tensor, Tensor]:
+def best_candidate(value: Tensor, index: Tensor, log_z: Tensor) -> tuple[Tensor, Tensor]:
     """The likeliest of the candidates, (N,) int64, and its log p (N,). log_z (N,), or (N, P), of each part."""
     log_z = log_z.view(len(value), -1)
     if not runs_kernels(value):
@@ -49,7 +49,7 @@ def best_of(value: Tensor, index: Tensor, log_z: Tensor) -> tuple[Tensor, Tensor
     token, log_prob = index.new_empty(n, dtype=torch.int64), torch.empty_like(value[:, 0])
     width = triton.next_power_of_2(max(c, log_z.shape[1]))
     best_of_kernel[(n,)](
-        value, index, log_z, token, log_prob, C=c, P=log_z.shape[1], BLOCK=width, num_warps=1, **launch(value)
+        value, index, log_z, token, log_prob, C=c, P=log_z.shape[1], BLOCK=width, num_warps=1, **launch_options(value)
     )
     return token, log_prob
 
@@ -70,7 +70,7 @@ def best_of_parts(
     best_of_parts_kernel[(n, parts)](
         logits, no_end.view(torch.uint8), value, index, part_z, v, logits.stride(0), width,
         NEVER=forbidden, NEVERS=len(forbidden), LOW=min(ids, default=v), HIGH=max(ids, default=-1), END=end,
-        BEST=best, PLACES=triton.next_power_of_2(max(best, 2)), BLOCK=block, num_warps=4, **launch(logits),
+        BEST=best, PLACES=triton.next_power_of_2(max(best, 2)), BLOCK=block, num_warps=4, **launch_options(logits),
     )  # fmt: skip
     return value, index, part_z
 
@@ -78,7 +78,7 @@ def best_of_parts(
 def part_width(n: int, v: int, block: int) -> int:
     """How much of the vocabulary one program goes through: whole blocks, enough parts to fill the machine."""
     blocks = triton.cdiv(v, block)
-    return triton.cdiv(blocks, min(blocks, triton.cdiv(4 * MACHINE, n))) * block
+    return triton.cdiv(blocks, min(blocks, triton.cdiv(4 * NUM_SMS, n))) * block
 
 
 def log_sum_exp(part_z: Tensor) -> Tensor:
@@ -88,7 +88,9 @@ def log_sum_exp(part_z: Tensor) -> Tensor:
         return part_z[:, 0]
     if not runs_kernels(part_z):
         return part_z.logsumexp(1)
-    log_sum_exp_kernel[(n,)](part_z, out, P=parts, BLOCK=triton.next_power_of_2(parts), num_warps=1, **launch(part_z))
+    log_sum_exp_kernel[(n,)](
+        part_z, out, P=parts, BLOCK=triton.next_power_of_2(parts), num_warps=1, **launch_options(part_z)
+    )
     return out
 
 

@@ -198,7 +198,7 @@ def scan_bleu(
     with progress_bar("sentences", (len(heads) + 1) * len(lines), quiet) as advance:
 
         def counted() -> np.ndarray:
-            found = translator.translate(lines, progress=advance, to=to, beam=1, nbest=1, temperature=0.0)
+            found = translator.translate_sentences(lines, progress=advance, to=to, beam=1, nbest=1, temperature=0.0)
             return bleu.counts([translation.text for translation in found])
 
         base, effects = counted(), []

@@ -25,10 +25,10 @@ from regard.config.registry import find
 from regard.device import PEAK_FLOPS
 from regard.kernels.cross_entropy import chunk_rows
 from regard.layers.decoding_state import PerRow, declared_storage
-from regard.models.analysis.counting import Counting, Shape, count, meta_model
+from regard.models.analysis.counting import ForwardCount, Shape, count, meta_model
 from regard.models.architectures import architecture_of
-from regard.models.rnn import widths
-from regard.models.seq2seq import attends, reads_again
+from regard.models.rnn import layer_widths
+from regard.models.seq2seq import repeats_context, uses_attention
 
 
 class Cost:
@@ -50,14 +50,14 @@ class Cost:
     @property
     def blocks(self) -> int:
         """How many blocks, or recurrent layers, there are on both sides together."""
-        source, target = lengths(self.config, 1)
+        source, target = side_lengths(self.config, 1)
         return source * self.config.n_encoder_layers + target * self.config.n_decoder_layers
 
     @cached_property
-    def token(self) -> Counting:
+    def token(self) -> ForwardCount:
         """What happens in a row of one token, on each side that the model has; of an image, of one patch."""
         side = 2 if "images" in arguments(self.model) else 1
-        return count(self.model, *inputs(self.model, 1, side, side))
+        return count(self.model, *meta_inputs(self.model, 1, side, side))
 
     @property
     def active(self) -> int:
@@ -74,7 +74,7 @@ class Cost:
         (batch, target_len). Logits are counted for every token."""
         at = source_len, target_len
         if at not in self.counted:
-            self.counted[at] = count(self.model, *inputs(self.model, 1, *at)).flops().total()
+            self.counted[at] = count(self.model, *meta_inputs(self.model, 1, *at)).flops().total()
         return batch * self.counted[at]
 
     def training_flops(self, batch: int, source_len: int = 0, target_len: int = 0, checkpointing: bool = False) -> int:
@@ -99,7 +99,7 @@ class Cost:
             "gradients": 4 * n,
             "moments": 8 * n,  # AdamW's two
             "bf16 copies": 2 * self.multiplied,
-            "activations": batch * activations(self.config, source_len, target_len),
+            "activations": batch * activation_bytes(self.config, source_len, target_len),
             "logits": logit_bytes(self.config, batch, source_len, target_len),
         }
 
@@ -133,7 +133,7 @@ def arguments(model: nn.Module) -> list[str]:
     return [p.name for p in parameters if p.default is p.empty and p.name != "self"]
 
 
-def inputs(model: nn.Module, batch: int, s: int, t: int) -> tuple[Tensor, ...]:
+def meta_inputs(model: nn.Module, batch: int, s: int, t: int) -> tuple[Tensor, ...]:
     """Inputs of these lengths, without padding, on the meta device; those of an image are its patches and one more."""
     config: ModelConfig = model.config  # type: ignore[assignment]
     images = config.table(ViTSettings)
@@ -153,7 +153,7 @@ def inputs(model: nn.Module, batch: int, s: int, t: int) -> tuple[Tensor, ...]:
     )
 
 
-def lengths(config: ModelConfig, length: int) -> tuple[int, int]:
+def side_lengths(config: ModelConfig, length: int) -> tuple[int, int]:
     """How long source and target are in rows of `length` tokens; 0 for a side that the model does not have."""
     sides = architecture_of(config).sides
     return length * ("encoder" in sides), length * ("decoder" in sides)
@@ -183,7 +183,7 @@ def parameter_table(model: nn.Module) -> list[dict[str, Any]]:
 # ---- memory ------------------------------------------------------------------------------------------------------------
 
 
-def activations(config: ModelConfig, s: int, t: int) -> int:
+def activation_bytes(config: ModelConfig, s: int, t: int) -> int:
     """Bytes that the backward pass of one row needs: what norms and products read, in bf16."""
     return (recurrent_activations if architecture_of(config).is_recurrent else stack_activations)(config, s, t)
 
@@ -237,10 +237,10 @@ def recurrent_activations(config: ModelConfig, s: int, t: int) -> int:
         return d_in + kept * sum(sizes) + (sum(sizes[:-1]) if recurrent.hidden_dropout else 0)
 
     if not architecture_of(config).translates:
-        sizes = [each * width for width in widths(config)]
+        sizes = [each * width for width in layer_widths(config)]
         return t * 2 * (layers(c, sizes) + sizes[-1])
     annotation, brought, key = annotated(config)
-    again = annotation or h * reads_again(config)
+    again = annotation or h * repeats_context(config)
     source = s * 2 * layers(c, [each * h] * config.n_encoder_layers)
     target = t * 2 * (layers(c + again, [h] * config.n_decoder_layers) + c)
     if annotation:  # and the weights, in fp32 and in bf16
@@ -251,7 +251,7 @@ def recurrent_activations(config: ModelConfig, s: int, t: int) -> int:
 def annotated(config: ModelConfig) -> tuple[int, int, int]:
     """How many numbers attention keeps of a token of the source: its annotation, what that brings to the gates, and its
     key; 0 where there is none, or where it is the annotation itself."""
-    if not architecture_of(config).translates or not attends(config):
+    if not architecture_of(config).translates or not uses_attention(config):
         return 0, 0, 0
     recurrent, cell = config.table(RecurrentSettings), find("cell", config.cell)
     h, before = recurrent.d_hidden, not (cell.adds_input or recurrent.norm)
@@ -283,7 +283,7 @@ def decoding_bytes(model: nn.Module, source_len: int, target_len: int, dtype: to
 # ---- all of it ---------------------------------------------------------------------------------------------------------
 
 
-def measured(config: ModelConfig, batch: int, length: int, tokens: int | None = None) -> dict[str, Any]:
+def report_costs(config: ModelConfig, batch: int, length: int, tokens: int | None = None) -> dict[str, Any]:
     """All the numbers of a model, as `regard cost` prints them."""
     cost = Cost(config)
     return {
@@ -297,7 +297,7 @@ def measured(config: ModelConfig, batch: int, length: int, tokens: int | None = 
 
 
 def count_flops(cost: Cost, length: int, tokens: int | None) -> dict[str, Any]:
-    at = lengths(cost.config, length)
+    at = side_lengths(cost.config, length)
     result: dict[str, Any] = {"forward_per_token": cost.forward_flops(1, *at) / length}
     result["training_per_token"] = cost.training_flops(1, *at) / length
     if tokens:
@@ -312,9 +312,9 @@ GPU, MFU = "H200", 0.4  # the example
 
 def count_memory(cost: Cost, batch: int, length: int) -> dict[str, Any]:
     """Bytes."""
-    training = cost.training_memory(batch, *lengths(cost.config, length))
+    training = cost.training_memory(batch, *side_lengths(cost.config, length))
     decoding = {"weights_bf16": 2 * cost.parameters, "weights_fp32": 4 * cost.parameters}
-    one, all_of_it = (decoding_bytes(cost.model, *lengths(cost.config, n), torch.bfloat16) for n in (1, length))
+    one, all_of_it = (decoding_bytes(cost.model, *side_lengths(cost.config, n), torch.bfloat16) for n in (1, length))
     if one["state"]:
         decoding["state_per_row"] = one["state"]
     if one["cache"]:

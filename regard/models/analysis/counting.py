@@ -253,7 +253,7 @@ class Output(NamedTuple):
     shape: Shape
 
 
-class Counting(MetaShapes):
+class ForwardCount(MetaShapes):
     """While it is entered, what a model on the meta device does is noted in `log`."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -269,7 +269,7 @@ class Counting(MetaShapes):
         self.until = ExitStack()
         self.done: dict[Any, Any] = {}  # what alike modules did
 
-    def __enter__(self) -> Counting:
+    def __enter__(self) -> ForwardCount:
         before = register_module_forward_pre_hook(self._enter_module)
         after = register_module_forward_hook(self._leave_module)
         for handle in (before, after):
@@ -328,10 +328,10 @@ class Counting(MetaShapes):
     @contextmanager
     def _counted_once(self, module: nn.Module) -> Iterator[None]:
         """A call like an earlier one of a module like this is not made again."""
-        structure, usual, own = likeness(module), module.forward, vars(module).get("forward")
+        structure, usual, own = structure_key(module), module.forward, vars(module).get("forward")
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            key = structure, likeness((args, kwargs)), recurrent.repetition_count()
+            key = structure, structure_key((args, kwargs)), recurrent.repetition_count()
             mine = [*module.modules(), *modules_in((args, kwargs))]
             if key in self.done:
                 out, theirs, log = self.done[key]
@@ -381,19 +381,19 @@ def storage(x: Tensor) -> int:
 OWN = set(vars(nn.Module()))  # what every module has
 
 
-def likeness(x: Any) -> Any:
+def structure_key(x: Any) -> Any:
     """A value that is equal for what does the same with tensors of the same shapes: structure matters, numbers do not."""
     if isinstance(x, Tensor):
         return tuple(x.shape), x.dtype, x.device.type
     if isinstance(x, nn.Module):
         plain = {name: value for name, value in vars(x).items() if name not in OWN and name != "forward"}
-        return type(x), likeness([plain, x._parameters, x._buffers, x._modules])
+        return type(x), structure_key([plain, x._parameters, x._buffers, x._modules])
     if isinstance(x, dict):
-        return type(x), tuple((likeness(key), likeness(value)) for key, value in x.items())
+        return type(x), tuple((structure_key(key), structure_key(value)) for key, value in x.items())
     if isinstance(x, list | tuple):
-        return type(x), tuple(likeness(value) for value in x)
+        return type(x), tuple(structure_key(value) for value in x)
     if is_dataclass(x) and not isinstance(x, type):
-        return type(x), tuple(likeness(getattr(x, field.name)) for field in fields(x))
+        return type(x), tuple(structure_key(getattr(x, field.name)) for field in fields(x))
     if x is None or isinstance(x, bool | int | float | str | torch.dtype | torch.device):
         return type(x), x
     return id(x)
@@ -412,9 +412,9 @@ def modules_in(x: Any) -> Iterator[nn.Module]:
         yield from modules_in([getattr(x, field.name) for field in fields(x)])
 
 
-def count(model: nn.Module, *inputs: Tensor) -> Counting:
+def count(model: nn.Module, *inputs: Tensor) -> ForwardCount:
     """Run a model of the meta device, and return what it did."""
-    counting = Counting(model)
+    counting = ForwardCount(model)
     try:
         with torch.no_grad(), counting:
             model(*inputs)

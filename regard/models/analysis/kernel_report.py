@@ -19,7 +19,7 @@ from regard.layers.stack import Stack
 
 
 @dataclass(frozen=True)
-class Row:
+class KernelChoice:
     """What one kind of attention runs on in one situation."""
 
     layer: str  # decoder.0-5.self: blocks 0 to 5 do the same
@@ -30,7 +30,7 @@ class Row:
     fast: bool
 
 
-def explain_model(model: nn.Module, device: str, length: int) -> list[Row]:
+def explain_model(model: nn.Module, device: str, length: int) -> list[KernelChoice]:
     """Neighbouring blocks that do the same share their rows."""
     rows = recurrent_rows(model, length)
     for name, stack in model.named_modules():
@@ -44,7 +44,7 @@ def explain_model(model: nn.Module, device: str, length: int) -> list[Row]:
     return rows
 
 
-def block_rows(stack: Stack, i: int, place: str, config: ModelConfig, device: str, length: int) -> list[Row]:
+def block_rows(stack: Stack, i: int, place: str, config: ModelConfig, device: str, length: int) -> list[KernelChoice]:
     """The rows of block i, whose layer is only `self` or `cross` yet."""
     scheme = stack.schemes[i % len(stack.schemes)]  # one for all blocks, or one each
     mixer = stack.mixers[i]
@@ -59,7 +59,7 @@ def block_rows(stack: Stack, i: int, place: str, config: ModelConfig, device: st
     return rows
 
 
-def two_rows(layer: str, positions: str, training: Situation, reads: bool) -> list[Row]:
+def two_rows(layer: str, positions: str, training: Situation, reads: bool) -> list[KernelChoice]:
     """In training, and in use: an encoder reads a whole source, a decoder adds a token to its cache."""
     used = replace(training, dropout=0.0, needs_grad=False)
     used = used if reads else replace(used, queries=1, self_attention=False)
@@ -68,10 +68,10 @@ def two_rows(layer: str, positions: str, training: Situation, reads: bool) -> li
         "reading a source" if reads else "decoding a token": used,
     }
     choices = {when: choose(situation) for when, situation in times.items()}
-    return [Row(layer, positions, when, c.kernel, c.why, c.fast) for when, c in choices.items()]
+    return [KernelChoice(layer, positions, when, c.kernel, c.why, c.fast) for when, c in choices.items()]
 
 
-def recurrent_rows(model: nn.Module, length: int) -> list[Row]:
+def recurrent_rows(model: nn.Module, length: int) -> list[KernelChoice]:
     """Of layers of cells: all steps as one fused kernel, or a scan, step by step; a decoder that attends has one in which
     every step looks first."""
     rows = []
@@ -100,15 +100,15 @@ def how_cells_run(module: Recurrent, padded: bool) -> tuple[str, str]:
     return "scan", f"there is no fused kernel for {type(cell).__name__}"
 
 
-def step_rows(layer: str, kernel: str, why: str, length: int, reads: bool = False) -> list[Row]:
+def step_rows(layer: str, kernel: str, why: str, length: int, reads: bool = False) -> list[KernelChoice]:
     """In training, and in use."""
-    training = Row(layer, "none", f"training, {length} tokens", kernel, why, kernel == "fused")
+    training = KernelChoice(layer, "none", f"training, {length} tokens", kernel, why, kernel == "fused")
     if reads:
         return [training, replace(training, when="reading a source")]
-    return [training, Row(layer, "none", "decoding a token", "step", "a step is a few products", True)]
+    return [training, KernelChoice(layer, "none", "decoding a token", "step", "a step is a few products", True)]
 
 
-def table(rows: Sequence[Row]) -> str:
+def format_choices(rows: Sequence[KernelChoice]) -> str:
     """Rows under their names; `!` marks what is slower than it could be."""
     cells = [("layer", "positions", "when", "kernel", "why")]
     cells += [(row.layer, row.positions, row.when, row.kernel, row.why) for row in rows]

@@ -17,14 +17,14 @@ from torch import nn
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.models.analysis.cost import inputs, lengths
+from regard.models.analysis.cost import meta_inputs, side_lengths
 from regard.models.analysis.counting import Shape, count, meta_copy
 from regard.models.architectures import architecture_of
 from regard.terminal import format_bytes, format_count, format_table
 
 
 @dataclass(frozen=True)
-class Line:
+class LayerSummary:
     """One layer, or all of them."""
 
     name: str
@@ -50,8 +50,8 @@ class Summary:
     batch: int
     source_length: int  # 0 for a side that the model does not have
     target_length: int
-    lines: list[Line]
-    total: Line
+    lines: list[LayerSummary]
+    total: LayerSummary
     assumed: dict[str, int]
 
     @property
@@ -87,7 +87,7 @@ class Summary:
         }
 
 
-def line_dict(line: Line) -> dict[str, Any]:
+def line_dict(line: LayerSummary) -> dict[str, Any]:
     return {**vars(line), "output": list(line.output)}
 
 
@@ -115,7 +115,7 @@ def summarize(
 
 def asked_lengths(config: ModelConfig, batch: int, length: int | None, source_length: int | None) -> tuple[int, int]:
     """Of source and target; 0 for a side that the model does not have."""
-    s, t = lengths(config, config.max_len if length is None else length)
+    s, t = side_lengths(config, config.max_len if length is None else length)
     two_sides = s > 0 and t > 0
     if source_length is not None:
         if not two_sides:
@@ -139,13 +139,13 @@ def check_lengths(config: ModelConfig, batch: int, *lengths: int) -> None:
             raise RegardError(f"--batch {batch} must be at least 1, and --length {length} from 1 {most}")
 
 
-def counted(model: nn.Module, batch: int, s: int, t: int, depth: int) -> list[Line]:
+def counted(model: nn.Module, batch: int, s: int, t: int, depth: int) -> list[LayerSummary]:
     """Every layer, in the order of the modules."""
     on_meta = model if next(model.parameters()).is_meta else meta_copy(model)
-    ran = count(on_meta, *inputs(on_meta, batch, s, t))
+    ran = count(on_meta, *meta_inputs(on_meta, batch, s, t))
     flops, shapes = ran.flops(), ran.shapes()
     containers = {path for path, module in model.named_modules() if isinstance(module, (nn.ModuleList, nn.ModuleDict))}
-    groups: dict[str, list[Line]] = {}
+    groups: dict[str, list[LayerSummary]] = {}
     seen: set[int] = set()
     for path, module in model.named_modules():
         numbers = tied = weights = 0
@@ -156,7 +156,9 @@ def counted(model: nn.Module, batch: int, s: int, t: int, depth: int) -> list[Li
                 numbers, weights = numbers + p.numel(), weights + p.nbytes
             seen.add(id(p))
         group = above(path, depth, containers)
-        groups.setdefault(group, []).append(Line(path, shapes.get(path, ()), numbers, tied, flops[path], weights))
+        groups.setdefault(group, []).append(
+            LayerSummary(path, shapes.get(path, ()), numbers, tied, flops[path], weights)
+        )
     lines = (joined(name or "model", group, shapes.get(name, ())) for name, group in groups.items())
     return [line for line in lines if any((line.parameters, line.tied, line.flops))]
 
@@ -175,7 +177,7 @@ def above(path: str, depth: int, containers: set[str]) -> str:
     return ".".join(steps[:end])
 
 
-def joined(name: str, lines: list[Line], output: Shape) -> Line:
+def joined(name: str, lines: list[LayerSummary], output: Shape) -> LayerSummary:
     """Lines as one."""
     sums = (sum(getattr(line, field) for line in lines) for field in ("parameters", "tied", "flops", "weights"))
-    return Line(name, output, *sums)
+    return LayerSummary(name, output, *sums)

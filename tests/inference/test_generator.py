@@ -1,4 +1,4 @@
-"""A language model taught a few sentences: it goes on with them, talks, scores, ranks and embeds them."""
+"""A language model taught a few sentences: it continues them, chats, scores, ranks and embeds them."""
 
 from __future__ import annotations
 
@@ -68,39 +68,39 @@ def taught() -> ModelPackage:
 
 
 @pytest.fixture(scope="module")
-def writer() -> Generator:
+def generator() -> Generator:
     return Generator(taught())
 
 
 # ---- generate and stream ---------------------------------------------------------------------------------------------
 
 
-def test_it_goes_on_with_what_it_knows(writer: Generator) -> None:
-    found = writer.generate("You were")
+def test_it_continues_what_it_knows(generator: Generator) -> None:
+    found = generator.generate("You were")
     assert (found.prompt, found.text, found.end, found.ended) == ("You were", " eating soup.", "end", True)
     assert "".join(found.tokens).replace("▁", " ") == found.text
-    assert [str(g) for g in writer.generate(["You were eating", "I was reading"])] == [" soup.", " a book."]
+    assert [str(g) for g in generator.generate(["You were eating", "I was reading"])] == [" soup.", " a book."]
 
 
-def test_an_empty_prompt_begins_a_document(writer: Generator) -> None:
-    found = writer.generate("", temperature=1.0, n=8)
+def test_an_empty_prompt_begins_a_document(generator: Generator) -> None:
+    found = generator.generate("", temperature=1.0, n=8)
     assert found.samples[0].text == found.text
     assert sum(g.text in LINES for g in found.samples) >= 4
 
 
-def test_a_stop_string_and_all_after_it_is_left_out(writer: Generator) -> None:
-    found = writer.generate("You were", stop="ing so")
+def test_a_stop_string_and_all_after_it_is_left_out(generator: Generator) -> None:
+    found = generator.generate("You were", stop="ing so")
     assert (found.text, found.end) == (" eat", "stop")
-    assert writer.generate("You were", stop=["xyz", "soup", "eat"]).text == " "
-    assert writer.generate("You were", stop_strings=["p."]).text == " eating sou"
+    assert generator.generate("You were", stop=["xyz", "soup", "eat"]).text == " "
+    assert generator.generate("You were", stop_strings=["p."]).text == " eating sou"
 
 
-def test_what_is_cut_off_says_why(writer: Generator) -> None:
-    short = writer.generate("You were", max_new_tokens=2)
+def test_what_is_cut_off_says_why(generator: Generator) -> None:
+    short = generator.generate("You were", max_new_tokens=2)
     assert (short.end, short.ended, len(short.tokens)) == ("length", False, 2)
-    long = writer.generate("I was", max_new_tokens=1000, min_len=1000)
+    long = generator.generate("I was", max_new_tokens=1000, min_len=1000)
     assert (long.end, long.ended) == ("context", False)
-    assert len(writer.framed("I was")) + len(long.tokens) == 96
+    assert len(generator.framed("I was")) + len(long.tokens) == 96
 
 
 @settings(max_examples=40)
@@ -111,35 +111,35 @@ def test_what_is_cut_off_says_why(writer: Generator) -> None:
     temperature=st.sampled_from([0.0, 1.0, 4.0]),
 )
 def test_the_streamed_pieces_are_the_text(prompt: str, stops: list[str], seed: int, temperature: float) -> None:
-    writer = Generator(taught())
+    generator = Generator(taught())
     options: dict[str, Any] = {"stop": stops, "temperature": temperature, "max_new_tokens": 12}
-    pieces = list(writer.stream(prompt, seed=seed, **options))
-    whole = writer.generate(prompt, seed=seed, **options)
+    pieces = list(generator.stream(prompt, seed=seed, **options))
+    whole = generator.generate(prompt, seed=seed, **options)
     assert "".join(pieces) == whole.text
     assert "" not in pieces
     assert not any(stop in whole.text for stop in stops)
-    assert writer.generate(["I was", prompt, "You"], seed=seed - 1, **options)[1].text == whole.text
+    assert generator.generate(["I was", prompt, "You"], seed=seed - 1, **options)[1].text == whole.text
 
 
-def test_words_are_streamed_before_the_end(writer: Generator) -> None:
-    pieces = writer.stream("You were")
+def test_words_are_streamed_before_the_end(generator: Generator) -> None:
+    pieces = generator.stream("You were")
     first = next(pieces)
     assert " eating soup.".startswith(first)
     assert len(first) < 8
     assert first + "".join(pieces) == " eating soup."
 
 
-def test_what_cannot_be_written_is_refused_at_once(writer: Generator) -> None:
+def test_what_cannot_be_written_is_refused_at_once(generator: Generator) -> None:
     long = "I was " * 60
-    for call in (writer.generate, writer.stream):
+    for call in (generator.generate, generator.stream):
         with pytest.raises(RegardError, match=r"prompt .* tokens, but the model was built for at most 96 .*shorten"):
             call(long)
     with pytest.raises(RegardError, match="one text can be streamed"):
-        writer.stream("I", n=2, temperature=1.0)
+        generator.stream("I", n=2, temperature=1.0)
     with pytest.raises(RegardError, match="at temperature 0 are all the same"):
-        writer.generate("I", n=2)
+        generator.generate("I", n=2)
     with pytest.raises(RegardError, match=r"unknown setting 'decode\.temprature'"):
-        writer.generate("I", temprature=1.0)
+        generator.generate("I", temprature=1.0)
 
 
 def test_other_models_do_not_write() -> None:
@@ -159,11 +159,11 @@ def log_softmax_rows(model: GPT, ids: list[int]) -> np.ndarray:
     return log_p[np.arange(len(ids) - 1), ids[1:]]
 
 
-def test_a_score_is_the_sum_of_the_models_log_probabilities(writer: Generator) -> None:
+def test_a_score_is_the_sum_of_the_models_log_probabilities(generator: Generator) -> None:
     text = "I was eating soup."
     ids = tokenizers().target.encode(text)
-    expected = log_softmax_rows(writer.model, [SOS, *ids])
-    score = writer.score(text)
+    expected = log_softmax_rows(generator.model, [SOS, *ids])
+    score = generator.score(text)
     assert score.log_probs == pytest.approx(expected, abs=1e-4)
     assert len(score.tokens) == len(ids)
     assert score.total == pytest.approx(expected.sum(), abs=1e-3)
@@ -171,7 +171,7 @@ def test_a_score_is_the_sum_of_the_models_log_probabilities(writer: Generator) -
     assert score.bits_per_character == pytest.approx(-expected.sum() / np.log(2) / len(text), rel=1e-4)
 
 
-def test_without_a_start_token_the_first_token_is_given(writer: Generator) -> None:
+def test_without_a_start_token_the_first_token_is_given(generator: Generator) -> None:
     bare = Generator(dataclasses.replace(taught(), token_template=SpecialTokenTemplate()))
     ids = tokenizers().target.encode("I was eating")
     score = bare.score("I was eating")
@@ -183,14 +183,14 @@ def test_without_a_start_token_the_first_token_is_given(writer: Generator) -> No
         bare.rank("", ["I was", "You were"])
 
 
-def test_texts_are_scored_together_as_alone(writer: Generator) -> None:
-    together = writer.score(LINES[:4])
+def test_texts_are_scored_together_as_alone(generator: Generator) -> None:
+    together = generator.score(LINES[:4])
     for line, score in zip(LINES, together, strict=False):
-        assert score.log_probs == pytest.approx(writer.score(line).log_probs, abs=1e-4)
+        assert score.log_probs == pytest.approx(generator.score(line).log_probs, abs=1e-4)
 
 
-def test_what_it_was_eating(writer: Generator) -> None:
-    ranked = writer.rank("I was eating", [" a book.", " an apple.", " hands."])
+def test_what_it_was_eating(generator: Generator) -> None:
+    ranked = generator.rank("I was eating", [" a book.", " an apple.", " hands."])
     assert ranked[0].text == " an apple."
     assert sum(r.probability for r in ranked) == pytest.approx(1)
     assert [r.log_prob for r in ranked] == sorted((r.log_prob for r in ranked), reverse=True)
@@ -198,79 +198,79 @@ def test_what_it_was_eating(writer: Generator) -> None:
     for r in ranked:
         given, whole = [SOS, *encode("I was eating")], [SOS, *encode("I was eating" + r.text)]
         assert whole[: len(given)] == given  # the vocabulary does not join across this border
-        expected = log_softmax_rows(writer.model, whole)[len(given) - 1 :]
+        expected = log_softmax_rows(generator.model, whole)[len(given) - 1 :]
         assert r.log_prob == pytest.approx(expected.sum(), abs=1e-3)
         assert r.per_token == pytest.approx(expected.mean(), abs=1e-3)
     a, b = ranked[:2]
     assert a.probability / b.probability == pytest.approx(math.exp(a.log_prob - b.log_prob), rel=1e-6)
 
 
-def test_ranking_holds_where_the_vocabulary_joins_the_border(writer: Generator) -> None:
+def test_ranking_holds_where_the_vocabulary_joins_the_border(generator: Generator) -> None:
     """'eat' + 'ing' is one token or two: probabilities compare whole texts, however they are cut."""
     prefix, ends = "I was e", ["ating an apple.", "xyz"]
     encode = tokenizers().target.encode
     assert any(encode(prefix + end)[: len(encode(prefix))] != encode(prefix) for end in ends)
-    totals = {end: log_softmax_rows(writer.model, [SOS, *encode(prefix + end)]).sum() for end in ends}
-    a, b = writer.rank(prefix, ends)
+    totals = {end: log_softmax_rows(generator.model, [SOS, *encode(prefix + end)]).sum() for end in ends}
+    a, b = generator.rank(prefix, ends)
     assert a.log_prob - b.log_prob == pytest.approx(totals[a.text] - totals[b.text], abs=1e-3)
 
 
-def test_what_cannot_be_scored_is_named(writer: Generator) -> None:
+def test_what_cannot_be_scored_is_named(generator: Generator) -> None:
     with pytest.raises(RegardError, match=r"text 2 \(''\) is too short"):
-        writer.score(["I was", ""])
+        generator.score(["I was", ""])
     with pytest.raises(RegardError, match=r"text 1 has \d+ tokens, but the model was built for at most 96"):
-        writer.score("I was " * 60)
+        generator.score("I was " * 60)
     with pytest.raises(RegardError, match="a continuation is empty"):
-        writer.rank("I was", [" eating", ""])
+        generator.rank("I was", [" eating", ""])
     with pytest.raises(RegardError, match="nothing to rank"):
-        writer.rank("I was", [])
+        generator.rank("I was", [])
 
 
 # ---- conversations ---------------------------------------------------------------------------------------------------
 
 
-def test_a_conversation_has_turns(writer: Generator) -> None:
-    talk = writer.chat()
-    assert talk.say("Hello") == "Good day to you."
-    assert "".join(talk.stream("Bye")) == "See you soon."
-    assert talk.turns == [
+def test_a_conversation_has_turns(generator: Generator) -> None:
+    conversation = generator.chat()
+    assert conversation.say("Hello") == "Good day to you."
+    assert "".join(conversation.stream("Bye")) == "See you soon."
+    assert conversation.turns == [
         Turn("user", "Hello"),
         Turn("assistant", "Good day to you."),
         Turn("user", "Bye"),
         Turn("assistant", "See you soon."),
     ]
-    talk.reset()
-    assert talk.turns == []
+    conversation.reset()
+    assert conversation.turns == []
 
 
-def test_white_space_around_an_answer_is_left_out(writer: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_white_space_around_an_answer_is_left_out(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        Generator, "stream", lambda writer, prompt, **options: iter([" ", "\n", " a", " ", "\nb", "c ", "\n"])
+        Generator, "stream", lambda generator, prompt, **options: iter([" ", "\n", " a", " ", "\nb", "c ", "\n"])
     )
-    talk = writer.chat()
-    assert list(talk.stream("Hello")) == ["a", " \nb", "c"]
-    assert talk.turns[-1] == Turn("assistant", "a \nbc")
+    conversation = generator.chat()
+    assert list(conversation.stream("Hello")) == ["a", " \nb", "c"]
+    assert conversation.turns[-1] == Turn("assistant", "a \nbc")
 
 
-def test_an_answer_that_is_broken_off_is_remembered_as_far_as_it_came(writer: Generator) -> None:
-    talk = writer.chat()
-    pieces = talk.stream("Hello")
+def test_an_answer_that_is_broken_off_is_remembered_as_far_as_it_came(generator: Generator) -> None:
+    conversation = generator.chat()
+    pieces = conversation.stream("Hello")
     first = next(pieces)
     pieces.close()  # type: ignore[attr-defined]
-    assert talk.turns == [Turn("user", "Hello"), Turn("assistant", first.strip())]
+    assert conversation.turns == [Turn("user", "Hello"), Turn("assistant", first.strip())]
 
 
 def test_old_turns_are_forgotten_and_the_system_text_is_not(
-    writer: Generator, caplog: pytest.LogCaptureFixture
+    generator: Generator, caplog: pytest.LogCaptureFixture
 ) -> None:
-    talk = writer.chat("You were eating soup.", max_new_tokens=12, min_len=12)
+    conversation = generator.chat("You were eating soup.", max_new_tokens=12, min_len=12)
     read: list[str] = []
-    framed = writer.framed
-    talk.writer = Generator(taught())
-    talk.writer.framed = lambda text: (read.append(text), framed(text))[1]  # type: ignore[method-assign]
+    framed = generator.framed
+    conversation.generator = Generator(taught())
+    conversation.generator.framed = lambda text: (read.append(text), framed(text))[1]  # type: ignore[method-assign]
     with caplog.at_level(logging.WARNING, "regard"):
         for i in range(9):
-            talk.say(f"I was reading {i}")
+            conversation.say(f"I was reading {i}")
             assert read[-1].startswith("You were eating soup.\n\nUser: ")
             assert read[-1].endswith(f"I was reading {i}\nAssistant:")
             assert len(framed(read[-1])) <= 96 - 12
@@ -279,13 +279,13 @@ def test_old_turns_are_forgotten_and_the_system_text_is_not(
     assert "outgrew the model's 96 tokens" in caplog.text
 
 
-def test_a_question_too_long_for_the_model_is_refused_and_forgotten(writer: Generator) -> None:
-    talk = writer.chat()
-    talk.say("Hello")
-    before = list(talk.turns)
+def test_a_question_too_long_for_the_model_is_refused_and_forgotten(generator: Generator) -> None:
+    conversation = generator.chat()
+    conversation.say("Hello")
+    before = list(conversation.turns)
     with pytest.raises(RegardError, match="shorten it"):
-        talk.say("I was " * 60)
-    assert talk.turns == before
+        conversation.say("I was " * 60)
+    assert conversation.turns == before
 
 
 # ---- embed -----------------------------------------------------------------------------------------------------------

@@ -7,11 +7,11 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from regard.cli.cost_commands import cost, cost_command, parse_tokens
+from regard.cli.cost_commands import cost, parse_tokens
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
 from regard.inference.model_spec import config_of
-from regard.models.analysis.cost import measured
+from regard.models.analysis.cost import report_costs
 from regard.models.architectures import PRESETS
 from regard.terminal import format_bytes, format_count
 from regard.text.tokenizer import Tokenizer, Tokenizers
@@ -73,7 +73,7 @@ def test_json_holds_the_same_numbers_as_the_function() -> None:
     done = call("llama-7b", "--json", "--batch", "2", "--length", "100", "--tokens", "1e9", n_kv_heads="8")
     answer = json.loads(done.stdout)
     config, assumed = config_of("llama-7b", {"n_kv_heads": "8"})
-    expected = {"model": "llama-7b", "assumed": assumed, **measured(config, 2, 100, 10**9)}
+    expected = {"model": "llama-7b", "assumed": assumed, **report_costs(config, 2, 100, 10**9)}
     assert answer == json.loads(json.dumps(expected))
     assert any(row["shape"] == [(32 + 2 * 8) * 128, 4096] for row in answer["parameters"]["rows"])
     assert answer["flops"]["training"] == pytest.approx(1e9 * answer["flops"]["training_per_token"])
@@ -137,13 +137,11 @@ def test_a_recipe_has_the_style_of_its_preset(tmp_path: Path) -> None:
     assert (config.feedforward, config.norm_kind, config.n_decoder_layers, assumed) == ("gated", "rms", 2, {})
 
 
-def test_what_data_would_tell_is_assumed_and_said(capsys: pytest.CaptureFixture[str]) -> None:
-    cost_command("bert-tiny", {"answer": "row"}, None, 1, None, False)
-    out = capsys.readouterr().out
+def test_what_data_would_tell_is_assumed_and_said() -> None:
+    out = call("bert-tiny", answer="row").stdout
     assert "model.source_vocab comes from the data: 8,000 assumed" in out
     assert "model.n_classes comes from the data: 10 assumed" in out
-    cost_command("bert-tiny", {"source_vocab": "77"}, None, 1, None, False)
-    assert "assumed" not in capsys.readouterr().out
+    assert "assumed" not in call("bert-tiny", source_vocab="77").stdout
 
 
 @pytest.mark.parametrize(
@@ -200,5 +198,11 @@ def test_flops_have_four_digits_and_a_unit(n: int, text: str) -> None:
 def test_what_has_no_cost_is_refused(
     name: str | None, settings: dict[str, str], batch: int, length: int | None, message: str
 ) -> None:
+    words = [
+        *([name] if name else []),
+        "--batch",
+        str(batch),
+        *(["--length", str(length)] if length is not None else []),
+    ]
     with pytest.raises(RegardError, match=message):
-        cost_command(name, settings, None, batch, length, False)
+        raise call(*words, **settings).exception or AssertionError("nothing was refused")

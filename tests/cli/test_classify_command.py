@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from test_cli import call
-from test_labeller import NAMES, TEXTS, package
+from command_line import call
+from test_classifier import NAMES, TEXTS, package
 
 from regard import model_folder
 from regard.inference.classifier import Answer, Classifier
@@ -15,7 +15,7 @@ from regard.inference.classifier import Answer, Classifier
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("labellers")
+    path = tmp_path_factory.mktemp("classifier")
     for task in ("classification", "regression", "tagging"):
         model_folder.save(path / task, package(task, () if task == "regression" else NAMES), "a card")
     return path

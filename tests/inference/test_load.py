@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_labeller import package, picture_bundle
-from test_writer import bert_bundle, taught
+from test_classifier import package, picture_bundle
+from test_generator import bert_bundle, taught
 
 import regard
 from regard import model_folder, train

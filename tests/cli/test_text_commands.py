@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import typer
-from test_writer import LINES, bert_bundle, taught
+from test_generator import LINES, bert_bundle, taught
 
 from regard import model_folder
 from regard.cli import main, options, text_commands
@@ -64,7 +64,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- generate --------------------------------------------------------------------------------------------------------
 
 
-def test_a_text_is_gone_on_with(call: Call, gpt: Path) -> None:
+def test_a_text_is_continued(call: Call, gpt: Path) -> None:
     assert call("generate", gpt, "You were") == (0, "You were eating soup.\n", "")
     assert call("generate", gpt, "You were", "--stream").out == "You were eating soup.\n"
     assert call("generate", gpt, "You were", "--stop", "soup", "--stop", "x").out == "You were eating \n"
@@ -77,7 +77,7 @@ def test_prompts_may_come_from_stdin_and_results_are_told_apart(call: Call, gpt:
     assert said.out == "You were eating soup.\n---\nI was reading a book.\n"
 
 
-def test_samples_as_json_are_those_of_the_writer(call: Call, gpt: Path) -> None:
+def test_samples_as_json_are_those_of_the_generator(call: Call, gpt: Path) -> None:
     words = ("-n", "3", "--temperature", "1.5", "--seed", "7", "--top-k", "9", "--top-p", "0.9", "--min-p", "0.01")
     said = call("generate", gpt, "I was", *words, "--repetition-penalty", "1.1", "--json")
     options = {"n": 3, "temperature": 1.5, "seed": 7, "top_k": 9, "top_p": 0.9, "min_p": 0.01}
@@ -164,12 +164,12 @@ def test_at_a_terminal_ctrl_c_stops_the_answer_and_not_the_program(
     monkeypatch.setattr(sys, "stdin", Terminal(io.BytesIO()))
     stream, turns = Generator.stream, []
 
-    def interrupted(writer: Generator, prompt: str, **options: object) -> Iterator[str]:
+    def interrupted(generator: Generator, prompt: str, **options: object) -> Iterator[str]:
         turns.append(prompt)
         if len(turns) > 1:  # whatever it would say to this
             yield "So long."
             return
-        yield next(stream(writer, prompt, **options))
+        yield next(stream(generator, prompt, **options))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Generator, "stream", interrupted)

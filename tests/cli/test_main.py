@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import call
 
 import regard
 from regard.cli import main
@@ -47,22 +48,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cli")
     (folder / "tiny.toml").write_text(RECIPE)
     return regard.train(folder / "tiny.toml", folder / "run", quiet=True)
-
-
-def call(capfd, monkeypatch, *words: str, stdin: bytes = b"") -> tuple[int, str, str]:
-    """`regard WORDS` in this process: exit code, stdout, stderr."""
-    monkeypatch.setattr(sys, "argv", ["regard", *words])
-    monkeypatch.setattr(sys, "stdin", _stdin(stdin))
-    with pytest.raises(SystemExit) as stop:
-        main.main()
-    out, err = capfd.readouterr()
-    return int(stop.value.code or 0), out, err
-
-
-def _stdin(content: bytes):
-    import io
-
-    return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
 
 
 def test_help_does_not_import_torch() -> None:
@@ -262,7 +247,7 @@ BAD = [
 @pytest.mark.parametrize(("words", "message"), BAD, ids=[" ".join(words)[:60] for words, _ in BAD])
 def test_bad_input_is_one_line_and_exit_code_2(run: Path, capfd, monkeypatch, tmp_path, words, message) -> None:
     places = {"recipe": run.parent / "tiny.toml", "run": run, "tmp": tmp_path}
-    monkeypatch.setattr("regard.pretrained.FOLDER", tmp_path)  # as if no model came along
+    monkeypatch.setattr("regard.pretrained.FOLDER", tmp_path)  # as if no model were bundled
     code, out, err = call(capfd, monkeypatch, *(word.format(**places) for word in words))
     said = [line for line in err.splitlines() if line.startswith("regard: ")]
     assert (code, out, len(said)) == (2, "", 1)

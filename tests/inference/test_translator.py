@@ -14,7 +14,7 @@ import regard
 from regard import model_folder
 from regard.config import DecodeConfig
 from regard.errors import RegardError
-from regard.inference.translator import Translation, Translator, load, translate
+from regard.inference.translator import Translation, Translator, load_translator, translate
 
 RECIPE = """
 [data]
@@ -71,7 +71,7 @@ def run(task: tuple[Path, list[str]]) -> Path:
 
 @pytest.fixture(scope="module")
 def translator(run: Path) -> Translator:
-    return load(run, "cpu")
+    return load_translator(run, "cpu")
 
 
 def test_a_tiny_transformer_learns_to_reverse(translator: Translator, task: tuple[Path, list[str]]) -> None:
@@ -91,7 +91,7 @@ def test_a_finished_run_says_what_comes_next(
     assert "2,500 training pairs" in said
     card = (run / "model" / "README.md").read_text()
     assert "language: [en, de]" in card
-    assert f"{sum(p.numel() for p in load(run, 'cpu').model.parameters()):,}" in card
+    assert f"{sum(p.numel() for p in load_translator(run, 'cpu').model.parameters()):,}" in card
 
 
 # ---- what translate takes and gives ------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def test_empty_lines_have_empty_translations(translator: Translator) -> None:
     texts = ["", "abc", "  ", "\t", "bca", ""]
     translations = translator.translate(texts)
     assert [t.text for t in translations] == ["", "cba", "", "", "acb", ""]
-    assert translations[0] == Translation("", 0.0, 0.0, ())
+    assert translations[0] == Translation("", 0.0, 0.0, (), source="en", target="de")
     assert translator.translate("").text == ""
 
 
@@ -173,7 +173,9 @@ def test_cut_off_translations_say_so(translator: Translator) -> None:
     assert len(cut.tokens) == 2
 
 
-@pytest.mark.parametrize("load_it", [load, regard.load, lambda path, device: load(str(path), device)])
+@pytest.mark.parametrize(
+    "load_it", [load_translator, regard.load, lambda path, device: load_translator(str(path), device)]
+)
 def test_load_takes_runs_and_model_folders(run: Path, load_it: Callable[..., Translator]) -> None:
     for path in (run, run / "model"):
         assert load_it(path, "cpu").translate("abc").text == "cba"
@@ -188,7 +190,7 @@ def test_translate_in_one_call(run: Path) -> None:
 
 def test_unknown_device(run: Path) -> None:
     with pytest.raises(RegardError, match="unknown device 'abacus'"):
-        load(run, "abacus")
+        load_translator(run, "abacus")
 
 
 def test_saving_again_translates_the_same(translator: Translator, tmp_path: Path) -> None:
@@ -198,5 +200,5 @@ def test_saving_again_translates_the_same(translator: Translator, tmp_path: Path
     )
     model_folder.save(tmp_path / "copy", package, "")
     words = ["abc", "edcba", "aabb"]
-    again = load(tmp_path / "copy", "cpu").translate(words, beam=4, nbest=2)
+    again = load_translator(tmp_path / "copy", "cpu").translate(words, beam=4, nbest=2)
     assert again == translator.translate(words, beam=4, nbest=2)

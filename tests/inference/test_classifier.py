@@ -98,8 +98,8 @@ def test_a_number_is_the_answer_itself() -> None:
 
 
 def test_one_text_has_one_answer() -> None:
-    labeller = Classifier(package("classification"))
-    assert labeller.classify("the cat sat") == labeller.classify(["the cat sat"])[0]
+    classifier = Classifier(package("classification"))
+    assert classifier.classify("the cat sat") == classifier.classify(["the cat sat"])[0]
 
 
 def test_nothing_to_classify() -> None:
@@ -162,7 +162,7 @@ def test_a_picture_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["classification", "regression", "tagging"])
-def test_load_gives_a_labeller_that_answers_the_same(tmp_path: Path, task: str) -> None:
+def test_load_gives_a_classifier_that_answers_the_same(tmp_path: Path, task: str) -> None:
     found = package(task, () if task == "regression" else NAMES)
     model_folder.save(tmp_path / "model", found, "a card")
     loaded = regard.load(tmp_path / "model", device="cpu")
