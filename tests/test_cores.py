@@ -17,7 +17,7 @@ from regard.decode import batch_decoding, cpu_processes
 from regard.decode.batch_decoding import batches, decode, processes
 from regard.decode.cpu_processes import fork_map, idle_cores
 from regard.kernels import cpu_threads
-from regard.kernels.cpu_threads import LARGE, LargeProducts, large_product, one_thread
+from regard.kernels.cpu_threads import LARGE_MATRIX_BYTES, LargeMatmul, large_matmul, one_thread
 from regard.layers.quantization import convert_weights
 from regard.models.architectures import make_model, preset
 
@@ -204,7 +204,7 @@ class Matrix:
 
 
 def test_a_product_that_is_late_is_done_in_one_thread_for_ever_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    team, matrix, x = LargeProducts(), Matrix(), torch.ones(1, 4)
+    team, matrix, x = LargeMatmul(), Matrix(), torch.ones(1, 4)
     monkeypatch.setattr(cpu_threads.time, "perf_counter", lambda: matrix.now)
     team.threads = 2
     for _ in range(3):
@@ -226,15 +226,15 @@ def test_a_product_that_is_late_is_done_in_one_thread_for_ever_longer(monkeypatc
 def test_decoding_is_in_one_thread_and_threads_come_back_after_it() -> None:
     def interrupted() -> None:
         with one_thread() as threads:
-            assert (threads, torch.get_num_threads(), large_product.threads) == (2, 1, 2)
+            assert (threads, torch.get_num_threads(), large_matmul.threads) == (2, 1, 2)
             with one_thread() as inner:
-                assert (inner, large_product.threads) == (1, 2)
+                assert (inner, large_matmul.threads) == (1, 2)
             raise KeyError
 
     with pytest.raises(KeyError):
         interrupted()
     assert torch.get_num_threads() == 2
-    assert large_product.threads == 1
+    assert large_matmul.threads == 1
 
 
 @pytest.mark.usefixtures("_two_threads")
@@ -248,13 +248,13 @@ def test_large_matrices_are_multiplied_in_several_threads_and_others_in_one(
     model = make_model(preset("transformer-base", **sizes, n_encoder_layers=1, n_decoder_layers=1, dropout=0.0)).eval()
     model = convert_weights(model, weights, CPU)
     seen: list[int] = []
-    judge = LargeProducts.judge
+    judge = LargeMatmul.update_backoff
 
-    def judged(self: LargeProducts, which: tuple[int, int], seconds: float) -> None:
+    def judged(self: LargeMatmul, which: tuple[int, int], seconds: float) -> None:
         seen.append(which[0])
         judge(self, which, 0.0)
 
-    monkeypatch.setattr(LargeProducts, "judge", judged)
+    monkeypatch.setattr(LargeMatmul, "update_backoff", judged)
     with torch.inference_mode():
         source = torch.tensor([[5, 6, 7, 2]])
         plain = model.step(torch.tensor([1]), model.begin(source))
@@ -263,7 +263,7 @@ def test_large_matrices_are_multiplied_in_several_threads_and_others_in_one(
         with one_thread():
             threaded = model.step(torch.tensor([1]), state)
     products = {name: m for name, m in model.decoder.named_modules() if isinstance(m, torch.nn.Linear)}
-    large = [name for name, m in products.items() if m.weight.nbytes >= LARGE and not name.endswith("cross.kv")]
+    large = [name for name, m in products.items() if m.weight.nbytes >= LARGE_MATRIX_BYTES and not name.endswith("cross.kv")]
     assert len(set(seen)) == (1 + len(large) if weights == "fp32" else 1)  # the memory's kv are made by `begin`
     error = (plain - threaded).abs().max()
     assert error <= 1024 * torch.finfo(torch.float32).eps * plain.abs().max()

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from regard.kernels.cpu_threads import large_product
+from regard.kernels.cpu_threads import large_matmul
 
 log = logging.getLogger("regard")
 T = TypeVar("T")
@@ -118,7 +118,7 @@ def _fork(work: Callable[[T], Any], items: Sequence[T], tasks: int) -> tuple[int
         os.close(results)
         gc.disable()  # a collection would write to, and so copy, every page of Python's objects
         torch.set_num_threads(1)
-        large_product.threads = 1
+        large_matmul.threads = 1
         with os.fdopen(pipe, "wb") as file:
             for i in _taken(tasks):
                 result = json.dumps(work(items[i])).encode()

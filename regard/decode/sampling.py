@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.config import DecodeConfig, ModelConfig
 from regard.decode.constraints import Decoder, Hypothesis, mask_disallowed, opened
-from regard.kernels.hashing import WORD, hash_bits
+from regard.kernels.hashing import UINT32_MAX, hash_bits
 from regard.text.special_token_template import OWN
 
 
@@ -94,9 +94,9 @@ def truncate(logits: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> Te
 def exponential(seeds: Tensor, steps: Tensor, n: int) -> Tensor:
     """Noise (N, n), distributed as Exp(1), by a hash of seed, step and column."""
     key = hash_bits(
-        hash_bits(seeds & WORD) ^ hash_bits((seeds >> 32) + 0x9E3779B9) ^ hash_bits(steps.long() + 0x7F4A7C15)
+        hash_bits(seeds & UINT32_MAX) ^ hash_bits((seeds >> 32) + 0x9E3779B9) ^ hash_bits(steps.long() + 0x7F4A7C15)
     )[:, None]
-    column = torch.arange(n, device=seeds.device) * 0x9E3779B1 & WORD
+    column = torch.arange(n, device=seeds.device) * 0x9E3779B1 & UINT32_MAX
     bits = hash_bits(hash_bits(column ^ key) + key)
     return -((bits >> 9).float() + 0.5).mul_(2.0**-23).log_()  # exact in fp32, never 0 or 1 before the logarithm
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.kernels.cpu_threads import LARGE, large_product
+from regard.kernels.cpu_threads import LARGE_MATRIX_BYTES, large_matmul
 
 
 class Embedding(nn.Embedding):
@@ -40,8 +40,8 @@ class Head(nn.Module):
         return x * self.scale if self.scale != 1.0 else x
 
     def forward(self, x: Tensor) -> Tensor:
-        large = x.device.type == "cpu" and self.weight.nbytes >= LARGE
-        return large_product(self.multiply, x) if large else self.multiply(x)
+        large = x.device.type == "cpu" and self.weight.nbytes >= LARGE_MATRIX_BYTES
+        return large_matmul(self.multiply, x) if large else self.multiply(x)
 
     def multiply(self, x: Tensor) -> Tensor:
         return F.linear(self.features(x), self.weight, self.bias)  # (..., V)

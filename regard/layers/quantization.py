@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.kernels.cpu_threads import LARGE, large_product
+from regard.kernels.cpu_threads import LARGE_MATRIX_BYTES, large_matmul
 from regard.layers.embedding import Head
 from regard.layers.positions.scheme import Positions
 
@@ -33,7 +33,7 @@ def column_major(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.weight.data = module.weight.data.t().contiguous().t()
-            if type(module) is nn.Linear and module.weight.nbytes >= LARGE:
+            if type(module) is nn.Linear and module.weight.nbytes >= LARGE_MATRIX_BYTES:
                 module.__class__ = LargeLinear
 
 
@@ -41,7 +41,7 @@ class LargeLinear(nn.Linear):
     """A linear layer that decoding multiplies in several threads while the machine is idle (cores.py)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return large_product(super().forward, x)
+        return large_matmul(super().forward, x)
 
 
 def _direct(op: Any) -> Any:
@@ -69,13 +69,13 @@ class Int8Linear(nn.Module):
             else:
                 values = torch.quantize_per_channel(weight.float(), step, zero, 0, torch.qint8)
             self.matrix = torch.ops.quantized.linear_prepack(values, None)
-        self.size, self.large = weight.numel(), weight.numel() >= LARGE
+        self.size, self.large = weight.numel(), weight.numel() >= LARGE_MATRIX_BYTES
         self.bias = None if bias is None else bias.float()  # not a buffer, which is slower to get at
         # Without VNNI, pairs of products are summed in 16 bits, so inputs may only have 7.
         self.most = 127 if torch.cpu._is_vnni_supported() else 63
 
     def forward(self, x: Tensor) -> Tensor:
-        return large_product(self.multiply, x) if self.large else self.multiply(x)
+        return large_matmul(self.multiply, x) if self.large else self.multiply(x)
 
     def multiply(self, x: Tensor) -> Tensor:
         # In a row of zeros 0 / 0 is rounded to some byte, and what comes of it is multiplied by 0.

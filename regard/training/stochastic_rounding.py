@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.kernels.hashing import WORD, hash_bits
+from regard.kernels.hashing import UINT32_MAX, hash_bits
 from regard.layers.positions.scheme import Positions
 
 LOW = torch.bfloat16
@@ -37,7 +37,7 @@ def weights_to_bf16(model: nn.Module) -> None:
 
 def draw_seeds(n: int, device: torch.device) -> list[Tensor]:
     """A seed for each of n tensors, (2,). The only random numbers drawn, so recorded steps draw others each time."""
-    return list(torch.randint(WORD, (n, 2), device=device))
+    return list(torch.randint(UINT32_MAX, (n, 2), device=device))
 
 
 def random_bits(seed: Tensor, like: Tensor) -> Tensor:

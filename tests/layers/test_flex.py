@@ -45,5 +45,5 @@ def test_what_a_mask_hides_is_skipped(name: str) -> None:
 
 
 def test_blocks_are_listed_before_those_that_are_not_visited() -> None:
-    count, order = flex_attention.ordered(torch.tensor([[False, True, False, True]]))
+    count, order = flex_attention.count_and_order(torch.tensor([[False, True, False, True]]))
     assert (count.tolist(), order.tolist()) == ([2], [[1, 3, 0, 2]])

@@ -91,7 +91,7 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel, interpreted, over several blocks a row; vocabularies are filled up to whole tiles, as on a GPU."""
     kernels = pytest.importorskip("regard.kernels.cross_entropy_triton")
     monkeypatch.setattr(kernels, "BLOCK", 16)
-    monkeypatch.setattr(cross_entropy, "worker", lambda x: kernels.row_losses)
+    monkeypatch.setattr(cross_entropy, "select_row_losses", lambda x: kernels.row_losses)
     monkeypatch.setitem(cross_entropy.TILE, "cpu", 8)
 
 
