@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from regard.config import ModelConfig
 from regard.kernels.attention_functions import rotate
 from regard.kernels.masks import CAUSAL
-from regard.kernels.toeplitz_attention import Table
+from regard.kernels.toeplitz_attention import ToeplitzBias
 from regard.layers.attention_kernels import make_plan
 from regard.layers.kernel_selection import Situation, choose
 from regard.layers.positions.scheme import make_positions
@@ -65,7 +65,7 @@ def with_scheme(name: str, qkv: list[Tensor], g: Tensor) -> tuple[Step, Step, st
     def once() -> None:
         plan = make_plan(CAUSAL, positions, positions, scheme, d_head=d)
         scheme.rotation(positions)
-        if isinstance(plan.ready, Table) and plan.ready.learned.requires_grad:
+        if isinstance(plan.ready, ToeplitzBias) and plan.ready.learned.requires_grad:
             plan.ready.learned.backward(torch.zeros_like(plan.ready.learned))
 
     return step, once, choose(Situation("cuda", t, True, CAUSAL, scheme, d)).kernel

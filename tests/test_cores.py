@@ -263,7 +263,9 @@ def test_large_matrices_are_multiplied_in_several_threads_and_others_in_one(
         with one_thread():
             threaded = model.step(torch.tensor([1]), state)
     products = {name: m for name, m in model.decoder.named_modules() if isinstance(m, torch.nn.Linear)}
-    large = [name for name, m in products.items() if m.weight.nbytes >= LARGE_MATRIX_BYTES and not name.endswith("cross.kv")]
+    large = [
+        name for name, m in products.items() if m.weight.nbytes >= LARGE_MATRIX_BYTES and not name.endswith("cross.kv")
+    ]
     assert len(set(seen)) == (1 + len(large) if weights == "fp32" else 1)  # the memory's kv are made by `begin`
     error = (plain - threaded).abs().max()
     assert error <= 1024 * torch.finfo(torch.float32).eps * plain.abs().max()

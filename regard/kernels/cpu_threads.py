@@ -1,8 +1,9 @@
 """Threads of matrix products on a CPU: one for small products, all of them for large ones.
 
-The threads of a matrix product wait for each other at its end. If another process occupies one of the cores, the wait lasts
-until the scheduler runs the delayed thread again: milliseconds for a product of microseconds. So a decoding step runs in one
-thread, except for products with large matrices, which use all threads as long as none of them is delayed (`LargeMatmul`).
+The threads of a matrix product wait for each other at its end. If another process occupies one of the cores, the wait
+lasts until the scheduler runs the delayed thread again: milliseconds for a product of microseconds. So a decoding step
+runs in one thread, except for products with large matrices, which use all threads as long as none of them is delayed
+(`LargeMatmul`).
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ LARGE_MATRIX_BYTES = 4 << 20  # from this size of a matrix on, two threads are f
 class LargeMatmul:
     """Runs products with large matrices in several threads, and in one for a while after a delay (exponential backoff).
 
-    A product was delayed if it takes `max_delay` seconds longer than four times its best time. Then the next `backoff` products
-    run in one thread, and the backoff doubles, so that a busy machine is tried ever more rarely. Every product in time makes it
-    one shorter again.
+    A product was delayed if it takes `max_delay` seconds longer than four times its best time. Then the next `backoff`
+    products run in one thread, and the backoff doubles, so that a busy machine is tried ever more rarely. Every product
+    in time makes it one shorter again.
     """
 
     min_backoff, max_backoff, max_delay = 32, 4096, 1e-3  # products, products, seconds

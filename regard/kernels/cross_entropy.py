@@ -1,9 +1,9 @@
 """Chunked linear cross-entropy: output projection and loss in one function that never stores all logits.
 
-The logits (M, V) of a batch would be the largest tensor of training. Here they are computed for a chunk of rows at a time, in
-the precision of the matrix product. The forward pass already computes the gradient of each chunk, in place of its logits, and
-multiplies it into the gradients of the hidden vectors and of the weight. The backward pass only scales these by the incoming
-gradient.
+The logits (M, V) of a batch would be the largest tensor of training. Here they are computed for a chunk of rows at a
+time, in the precision of the matrix product. The forward pass already computes the gradient of each chunk, in place of
+its logits, and multiplies it into the gradients of the hidden vectors and of the weight. The backward pass only scales
+these by the incoming gradient.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from regard.text.special_tokens import PAD
 
-CHUNK_BYTES = {"cuda": 800 << 20, "cpu": 32 << 20}  # logits of one chunk; on a GPU large enough for fast matrix products
+CHUNK_BYTES = {"cuda": 800 << 20, "cpu": 32 << 20}  # logits of one chunk
 TILE = {"cuda": 64, "cpu": 1}  # the vocabulary is padded to a multiple: several times faster products on a GPU
 
 
@@ -46,10 +46,10 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     shares: Tensor | None = None,
 ) -> Tensor:
-    """Return three sums over the rows, (3,): the training loss, the negative log-likelihood, and the number of scored labels.
+    """Return three sums over the rows, (3,): training loss, negative log-likelihood and number of scored labels.
 
-    The logits are x (M, C) times weight (V, C) transposed, plus bias (V,); labels (M,) of PAD are not scored. `shares` (M,)
-    is the weight of each label in the training loss (1 by default), which is the only sum that has a gradient.
+    The logits are x (M, C) times weight (V, C) transposed, plus bias (V,); labels (M,) of PAD are not scored. `shares`
+    (M,) is the weight of each label in the training loss (1 by default), which is the only sum that has a gradient.
     """
     scored = labels != PAD
     low = torch.is_autocast_enabled(x.device.type)

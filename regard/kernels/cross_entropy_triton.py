@@ -1,8 +1,8 @@
 """Triton kernel of kernels/cross_entropy.py: the losses of a row of logits and, in place of the logits, their gradient.
 
-A program handles one row and reads it twice: once for the log-sum-exp (online softmax), once for the gradient. Few rows are in
-flight at a time, so the second read mostly hits the L2 cache. (Keeping a whole row in registers is slower: too few rows are in
-flight then.)
+A program handles one row and reads it twice: once for the log-sum-exp (online softmax), once for the gradient. Few rows
+are in flight at a time, so the second read mostly hits the L2 cache. (Keeping a whole row in registers is slower: too
+few rows are in flight then.)
 """
 
 # mypy: ignore-errors

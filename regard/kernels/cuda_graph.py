@@ -19,10 +19,10 @@ def count_compiled_graphs() -> int:
 class GraphedCallable:
     """A function of tensors, without a result, whose calls are replayed as CUDA graphs, one for each tuple of input shapes.
 
-    The function must use the same memory in every call, apart from its inputs, which are copied into static buffers. Calls
-    with new shapes run eagerly (warm-up) until one of them compiles nothing; the next call is captured, and later ones are
-    replayed. One warm-up call is mostly enough. But where torch.compile breaks a graph, the parts behind the break are
-    compiled only when they are reached again, which must not happen during capture.
+    The function must use the same memory in every call, apart from its inputs, which are copied into static buffers.
+    Calls with new shapes run eagerly (warm-up) until one of them compiles nothing; the next call is captured, and later
+    ones are replayed. One warm-up call is mostly enough. But where torch.compile breaks a graph, the parts behind the
+    break are compiled only when they are reached again, which must not happen during capture.
     """
 
     def __init__(self, function: Callable[..., None]) -> None:

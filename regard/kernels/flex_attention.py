@@ -33,7 +33,11 @@ def prepare(first: Tensor, last: Tensor, table: Tensor | None) -> Blocks:
 
     some, every = block_spans(first, last)
     mask = BlockMask.from_kv_blocks(
-        *count_and_order(some & ~every), *count_and_order(every), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(first.shape[1],) * 2
+        *count_and_order(some & ~every),
+        *count_and_order(every),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=sees,
+        seq_lengths=(first.shape[1],) * 2,
     )
     return Blocks(mask, table)
 

@@ -1,7 +1,7 @@
 """Counter-based random bits: a hash of integers, equal on every device and usable inside a CUDA graph.
 
-A generator has a state that must be advanced; a hash of (seed, row, step, ...) needs none, so a replayed CUDA graph draws
-other numbers when the seed or the step in its input changes.
+A generator has a state that must be advanced; a hash of (seed, row, step, ...) needs none, so a replayed CUDA graph
+draws other numbers when the seed or the step in its input changes.
 """
 
 from __future__ import annotations

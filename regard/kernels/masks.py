@@ -1,11 +1,12 @@
 """Attention masks: which keys a query may attend to. In a boolean mask, True means "attend".
 
-Every mask of this package lets a query see one interval of key *positions*: a causal mask all positions up to the query's own,
-a sliding window the last few of them, a prefix mask the prefix as well. Position -1 marks padding (or an empty slot of a
-key/value cache) and lies in no interval, so padding, ragged batches, windows and caches need no special cases.
+Every mask of this package lets a query see one interval of key *positions*: a causal mask all positions up to the
+query's own, a sliding window the last few of them, a prefix mask the prefix as well. Position -1 marks padding (or an
+empty slot of a key/value cache) and lies in no interval, so padding, ragged batches, windows and caches need no special
+cases.
 
-A packed row holds several documents, one after the other. Positions start at 0 in each document, so `index - position` is the
-index at which a token's document begins; two tokens belong to the same document if these numbers are equal.
+A packed row holds several documents, one after the other. Positions start at 0 in each document, so `index - position`
+is the index at which a token's document begins; two tokens belong to the same document if these numbers are equal.
 """
 
 from __future__ import annotations
@@ -95,8 +96,9 @@ def document_mask(mask: Mask) -> Mask:
 def dense_mask(mask: Mask, q: Tensor, k: Tensor, index: Tensor | None = None) -> Tensor:
     """Return the boolean mask of queries at positions q (B, T) and keys at k (B, S): (B, 1, T or 1, S), True = attend.
 
-    The second dimension broadcasts over heads, the third is 1 where every query of a row sees the same keys. `index` (T,) is
-    the index of each query among the keys, if they are the same tokens; packed rows need it to tell documents apart.
+    The second dimension broadcasts over heads, the third is 1 where every query of a row sees the same keys. `index`
+    (T,) is the index of each query among the keys, if they are the same tokens; packed rows need it to tell documents
+    apart.
     """
     seen = (k > PAD_POSITION)[:, None, :]  # (B, 1, S)
     if mask.back is not None or mask.ahead is not None:  # not `mask != FULL`, which torch cannot compile
@@ -114,8 +116,8 @@ def dense_mask(mask: Mask, q: Tensor, k: Tensor, index: Tensor | None = None) ->
 def key_intervals(mask: Mask, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first and the last key *index* that each query sees in self-attention, int32 (B, T) each.
 
-    It is the mask of `dense_mask` for keys that are the queries' own tokens, without ever storing (T, T) numbers. For padding
-    the interval is empty: its last index is -1.
+    It is the mask of `dense_mask` for keys that are the queries' own tokens, without ever storing (T, T) numbers. For
+    padding the interval is empty: its last index is -1.
     """
     real = positions > PAD_POSITION
     index = torch.arange(positions.shape[1], device=positions.device)

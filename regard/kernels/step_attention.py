@@ -1,10 +1,10 @@
 """Attention of one new token in each row: over what its row remembers, and over its sentence's source.
 
-Rows are never moved: `owner[n, j]` says in which row column j of row n's past lies, so that reordering hypotheses changes a
-few integers. How far a row has come is read from memory, so one recorded kernel serves every step.
+Rows are never moved: `owner[n, j]` says in which row column j of row n's past lies, so that reordering hypotheses
+changes a few integers. How far a row has come is read from memory, so one recorded kernel serves every step.
 
-The kernels start before the one before them has ended (see step_linear.py) and read keys of earlier steps meanwhile: those,
-owner and position must not be the work of the same step.
+The kernels start before the one before them has ended (see step_linear.py) and read keys of earlier steps meanwhile:
+those, owner and position must not be the work of the same step.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def self_attend(
     """The new tokens qkv (N, (H+2G)*D) enter the keys and values (N, G, L, D) at column `position` (N,), and look at the
     columns before it, at most `back` of them, and at themselves; (N, H*D). `split_qkv` says which numbers are whose.
 
-    cos, sin (L, D/2): how queries and keys at each position are rotated; bias (H, L): added to a score by the distance back.
+    cos, sin (L, D/2): how queries and keys at each position are rotated; bias (H, L): added to a score by the distance
+    back.
     """
     if not runs_kernels(qkv):
         return self_attend_reference(

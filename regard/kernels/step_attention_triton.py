@@ -1,11 +1,11 @@
 """The kernels of step_attention.py.
 
-A single query does not fill a tensor core: it is multiplied key by key, and each lane keeps a softmax of its own until the
-end. Several queries (heads that share keys, hypotheses of one sentence) are one small matrix. Scores are in units of ln 2,
-since exp2 is what the hardware has.
+A single query does not fill a tensor core: it is multiplied key by key, and each lane keeps a softmax of its own until
+the end. Several queries (heads that share keys, hypotheses of one sentence) are one small matrix. Scores are in units
+of ln 2, since exp2 is what the hardware has.
 
-Memory is far away: a block of keys and values is asked for while the one before is worked on, and the first, which earlier
-steps have written, before the queries are there.
+Memory is far away: a block of keys and values is asked for while the one before is worked on, and the first, which
+earlier steps have written, before the queries are there.
 """
 
 # mypy: ignore-errors

@@ -1,13 +1,14 @@
 """A matrix times one row, and the normalisation of many: what a decoding step does between its attentions.
 
-With one row, a projection is nothing but reading its weights, so `one_row` is built to read: each program takes a few rows
-of the matrix at once, and does all the small things around the product (the normalisation before it, bias, activation, gate
-and residual after it) itself. With more rows, tensor cores do better.
+With one row, a projection is nothing but reading its weights, so `one_row` is built to read: each program takes a few
+rows of the matrix at once, and does all the small things around the product (the normalisation before it, bias,
+activation, gate and residual after it) itself. With more rows, tensor cores do better.
 
-Kernels start early: while the one before still works, the next is on the machine and reads what was there before the step,
-its weights above all; then it waits until the one before has ended. That one has waited in its turn, so by then all of the
-past is done. So before it has waited, a kernel writes nothing, and reads nothing of the step's own, only weights and what
-earlier steps left behind: those are over when a step begins, since its first kernel is launched plainly.
+Kernels start early: while the one before still works, the next is on the machine and reads what was there before the
+step, its weights above all; then it waits until the one before has ended. That one has waited in its turn, so by then
+all of the past is done. So before it has waited, a kernel writes nothing, and reads nothing of the step's own, only
+weights and what earlier steps left behind: those are over when a step begins, since its first kernel is launched
+plainly.
 
 Everything is worked in fp32 and rounded once, at the end.
 """

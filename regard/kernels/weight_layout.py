@@ -1,8 +1,8 @@
 """Row order of fused weight matrices: interleaved in blocks, so that tensor parallelism can split them.
 
-Queries, keys and values are one matrix product, and so are the gates and values of a gated feed-forward layer. A rank of a
-tensor-parallel group takes a contiguous range of rows: were all queries stored before all keys, the first rank would get
-queries only. So rows come in blocks, each with its share of every matrix:
+Queries, keys and values are one matrix product, and so are the gates and values of a gated feed-forward layer. A rank
+of a tensor-parallel group takes a contiguous range of rows: were all queries stored before all keys, the first rank
+would get queries only. So rows come in blocks, each with its share of every matrix:
 
 | layer                | one block                                                           |
 |----------------------|---------------------------------------------------------------------|

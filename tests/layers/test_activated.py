@@ -128,15 +128,15 @@ def test_whatever_stands_for_a_matrix_is_called(kind: str, gated: bool) -> None:
 def test_kernels_are_for_plain_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_activation, "TRITON", True)
     x, linear = torch.empty(2, 8), nn.Linear(8, 4)
-    assert linear_activation.fits(x, linear)
-    assert linear_activation.fits(x.to(HALF), linear)
-    assert not linear_activation.fits(x.double(), linear)
-    assert not linear_activation.fits(x, nn.Sequential(linear))
-    assert not linear_activation.fits(x, nn.utils.parametrizations.weight_norm(nn.Linear(8, 4)))
+    assert linear_activation.can_fuse(x, linear)
+    assert linear_activation.can_fuse(x.to(HALF), linear)
+    assert not linear_activation.can_fuse(x.double(), linear)
+    assert not linear_activation.can_fuse(x, nn.Sequential(linear))
+    assert not linear_activation.can_fuse(x, nn.utils.parametrizations.weight_norm(nn.Linear(8, 4)))
     with torch.autocast("cpu", HALF):
-        assert linear_activation.fits(x.double(), linear)  # what is multiplied is in half precision
+        assert linear_activation.can_fuse(x.double(), linear)  # what is multiplied is in half precision
     monkeypatch.setattr(linear_activation, "TRITON", False)
-    assert not linear_activation.fits(x, linear)
+    assert not linear_activation.can_fuse(x, linear)
 
 
 @all_kinds

@@ -116,7 +116,7 @@ def test_kernels_are_for_norms_of_whole_rows_that_fit_into_a_program(monkeypatch
     monkeypatch.setattr(residual_norm, "TRITON", True)
 
     def fits(norm: nn.Module, c: int = 8, dtype: torch.dtype = torch.float32) -> bool:
-        return residual_norm.fits(torch.empty(2, c, dtype=dtype), torch.empty(2, c, dtype=HALF), norm)
+        return residual_norm.can_fuse(torch.empty(2, c, dtype=dtype), torch.empty(2, c, dtype=HALF), norm)
 
     assert fits(nn.LayerNorm(8))
     assert fits(nn.LayerNorm(8, bias=False))
@@ -284,7 +284,7 @@ class Layer(nn.Module):
         p = self.dropout.p if self.training else 0.0
         if x.is_cuda:
             return residual_norm.add_norm(x, y, self.norm, p)
-        assert residual_norm.fits(x, y, self.norm)
+        assert residual_norm.can_fuse(x, y, self.norm)
         return residual_norm.fused(x, y, self.norm, p, x.dtype)
 
 

@@ -115,7 +115,7 @@ def test_in_half_precision_it_is_the_formula_but_for_roundings(width: int, d: in
 
 def test_a_scheme_may_scale_the_scores() -> None:
     q, k, v = qkv(1, 5, 5, 16)
-    rows = short_attention.Rows(torch.tensor([5], dtype=torch.int32, device=DEVICE), False)
+    rows = short_attention.LengthMask(torch.tensor([5], dtype=torch.int32, device=DEVICE), False)
     expected = ((q @ k.mT) * 0.7).softmax(-1) @ v
     torch.testing.assert_close(short_attention.attend(q, k, v, rows, 0.7, 0.0), expected, rtol=0, atol=1e-5)
 
@@ -192,8 +192,8 @@ def multipliers(seed: int, rows: int, n: int, groups: int = H) -> Tensor:
     return short_attention.attend(q, k, v, whole(rows, n), None, P)[..., :n] * n
 
 
-def whole(rows: int, n: int, causal: bool = False) -> short_attention.Rows:
-    return short_attention.Rows(torch.full((rows,), n, dtype=torch.int32, device=DEVICE), causal)
+def whole(rows: int, n: int, causal: bool = False) -> short_attention.LengthMask:
+    return short_attention.LengthMask(torch.full((rows,), n, dtype=torch.int32, device=DEVICE), causal)
 
 
 def test_dropout_drops_its_share_and_scales_the_rest() -> None:
@@ -302,12 +302,12 @@ class Layer(nn.Module):
         super().__init__()
         self.dropout = dropout
 
-    def forward(self, x: Tensor, rows: short_attention.Rows) -> Tensor:
+    def forward(self, x: Tensor, rows: short_attention.LengthMask) -> Tensor:
         q, k, v = (part.unflatten(-1, (-1, 16)).transpose(1, 2) for part in (x * 2).split([32, 16, 16], -1))
         return short_attention.attend(q, k, v, rows, None, self.dropout).transpose(1, 2).flatten(2).sin()
 
 
-def gradient(layer: nn.Module, x: Tensor, rows: short_attention.Rows) -> tuple[Tensor, Tensor]:
+def gradient(layer: nn.Module, x: Tensor, rows: short_attention.LengthMask) -> tuple[Tensor, Tensor]:
     torch.manual_seed(3)
     x = x.detach().requires_grad_()
     result = layer(x, rows)
