@@ -22,7 +22,7 @@ from regard.decode.graphs.top_candidates import best_of, candidates, likeliest
 from regard.kernels import step_attention as attend
 from regard.kernels import step_linear as linear
 from regard.kernels.step_attention import cross_attend, cross_attend_reference, self_attend, self_attend_reference
-from regard.kernels.step_linear import Norm, add_norm, add_norm_reference, linear_one_row, one_row_reference
+from regard.kernels.step_linear import Norm, add_norm, add_norm_reference, linear_one_row, linear_one_row_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
@@ -78,7 +78,7 @@ def make_norm(kind: str, c: int, dtype: torch.dtype) -> Norm | None:
     return Norm("rms" if kind == "rms" else "layer", draw(c, dtype=dtype, seed=7, shift=1), bias, 1e-3)
 
 
-@pytest.mark.parametrize("function", [linear_one_row, one_row_reference])
+@pytest.mark.parametrize("function", [linear_one_row, linear_one_row_reference])
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize(
     ("n", "c", "norm", "activation", "gated"),
@@ -103,7 +103,7 @@ def test_a_matrix_times_one_row_is_the_formula(
     gated: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(linear, "PROGRAMS", 2)  # so that a program has more than one row of the matrix
+    monkeypatch.setattr(linear, "MIN_PROGRAMS", 2)  # so that a program has more than one row of the matrix
     x = draw(1, c, dtype=dtype, shift=1)
     weight, bias = (
         draw((1 + gated) * n, c, dtype=dtype, seed=1, size=c**-0.5),
@@ -129,10 +129,10 @@ def test_the_row_may_be_part_of_a_longer_one() -> None:
 def test_tiles_fill_the_machine_and_no_more_registers_than_there_are(size: int, gated: bool) -> None:
     for n in (1, 700, 3000, 60000):
         for c in (20, 768, 3072, 5504, 8192):
-            rows, warps = linear.tile(n, c, size, gated)
+            rows, warps = linear.tile_size(n, c, size, gated)
             held = rows * triton.next_power_of_2(c) * size * (1 + gated) / (32 * warps)  # bytes of one thread
             assert held <= 256
-            assert rows == 1 or n / rows >= linear.PROGRAMS
+            assert rows == 1 or n / rows >= linear.MIN_PROGRAMS
 
 
 @pytest.mark.parametrize("function", [add_norm, add_norm_reference])
@@ -248,9 +248,9 @@ def test_a_new_token_looks_at_its_past_wherever_it_lies(
 
 
 def test_keys_are_cut_into_parts_only_where_few_rows_have_long_caches() -> None:
-    assert attend.pieces(1, 12, 256, 64) == attend.pieces(64, 12, 2048, 64) == 1
-    assert attend.pieces(1, 16, 2048, 128) == 8
-    assert attend.pieces(4, 1, 300, 128) == 5  # as the tests of self_attend want it
+    assert attend.count_splits(1, 12, 256, 64) == attend.count_splits(64, 12, 2048, 64) == 1
+    assert attend.count_splits(1, 16, 2048, 128) == 8
+    assert attend.count_splits(4, 1, 300, 128) == 5  # as the tests of self_attend want it
 
 
 def test_only_the_columns_of_new_tokens_are_written() -> None:
@@ -273,7 +273,7 @@ def test_what_stands_beyond_the_position_is_not_read(function: Any, at: int, len
 
 @pytest.mark.parametrize("function", [self_attend, self_attend_reference])
 def test_far_positions_are_turned_exactly(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attend, "MACHINE", 1)  # nothing is cut
+    monkeypatch.setattr(attend, "NUM_SMS", 1)  # nothing is cut
     at, length, d = 100_003, 100_010, 16
     qkv, keys, values = memory(1, 1, 1, length, d, FP32)
     angle = torch.arange(length, device=DEVICE)[:, None] * torch.linspace(1, 0.37, d // 2, device=DEVICE)
@@ -371,7 +371,7 @@ def test_candidates_are_the_best_of_each_part_lower_ids_first(best: int, dtype: 
 
 @pytest.mark.usefixtures("either")
 def test_candidates_are_kept_from_block_to_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "MACHINE", 1)  # four rows fill it, so none is cut
+    monkeypatch.setattr(choosing, "NUM_SMS", 1)  # four rows fill it, so none is cut
     check_candidates(logits_with_ties(4, 4500, FP32), 5, flags(4))
     rising = torch.arange(3000.0, device=DEVICE).repeat(4, 1) / 100  # every block is better than the one before
     check_candidates(rising, 6, flags(4))
@@ -388,7 +388,7 @@ def test_special_tokens_may_stand_anywhere(
     forbidden: tuple[int, ...], end: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_candidates(logits_with_ties(2, 3000, FP32), 4, flags(2), forbidden, end)
-    monkeypatch.setattr(choosing, "MACHINE", 1)
+    monkeypatch.setattr(choosing, "NUM_SMS", 1)
     logits = logits_with_ties(4, 3000, FP32)
     logits[:, [*forbidden, max(end, 0)]] = 30.0
     check_candidates(logits, 2, flags(4), forbidden, end)

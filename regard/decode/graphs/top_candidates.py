@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.kernels.step_linear import MACHINE, launch, launch_dependents, runs_kernels, wait_for_previous
+from regard.kernels.step_linear import NUM_SMS, launch_dependents, launch_options, runs_kernels, wait_for_previous
 
 LOG2E: tl.constexpr = tl.constexpr(1 / math.log(2))
 BEYOND: tl.constexpr = tl.constexpr(2**30)  # more than any id
@@ -49,7 +49,7 @@ def best_of(value: Tensor, index: Tensor, log_z: Tensor) -> tuple[Tensor, Tensor
     token, log_prob = index.new_empty(n, dtype=torch.int64), torch.empty_like(value[:, 0])
     width = triton.next_power_of_2(max(c, log_z.shape[1]))
     best_of_kernel[(n,)](
-        value, index, log_z, token, log_prob, C=c, P=log_z.shape[1], BLOCK=width, num_warps=1, **launch(value)
+        value, index, log_z, token, log_prob, C=c, P=log_z.shape[1], BLOCK=width, num_warps=1, **launch_options(value)
     )
     return token, log_prob
 
@@ -70,7 +70,7 @@ def best_of_parts(
     best_of_parts_kernel[(n, parts)](
         logits, no_end.view(torch.uint8), value, index, part_z, v, logits.stride(0), width,
         NEVER=forbidden, NEVERS=len(forbidden), LOW=min(ids, default=v), HIGH=max(ids, default=-1), END=end,
-        BEST=best, PLACES=triton.next_power_of_2(max(best, 2)), BLOCK=block, num_warps=4, **launch(logits),
+        BEST=best, PLACES=triton.next_power_of_2(max(best, 2)), BLOCK=block, num_warps=4, **launch_options(logits),
     )  # fmt: skip
     return value, index, part_z
 
@@ -78,7 +78,7 @@ def best_of_parts(
 def part_width(n: int, v: int, block: int) -> int:
     """How much of the vocabulary one program goes through: whole blocks, enough parts to fill the machine."""
     blocks = triton.cdiv(v, block)
-    return triton.cdiv(blocks, min(blocks, triton.cdiv(4 * MACHINE, n))) * block
+    return triton.cdiv(blocks, min(blocks, triton.cdiv(4 * NUM_SMS, n))) * block
 
 
 def log_sum_exp(part_z: Tensor) -> Tensor:
@@ -88,7 +88,9 @@ def log_sum_exp(part_z: Tensor) -> Tensor:
         return part_z[:, 0]
     if not runs_kernels(part_z):
         return part_z.logsumexp(1)
-    log_sum_exp_kernel[(n,)](part_z, out, P=parts, BLOCK=triton.next_power_of_2(parts), num_warps=1, **launch(part_z))
+    log_sum_exp_kernel[(n,)](
+        part_z, out, P=parts, BLOCK=triton.next_power_of_2(parts), num_warps=1, **launch_options(part_z)
+    )
     return out
 
 
@@ -136,12 +138,12 @@ def insert(kept, ids, worst, value, id):
 def best_of_parts_kernel(
     logits, no_end, value, index, part_z, V, row, width,
     NEVER: tl.constexpr, NEVERS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, END: tl.constexpr,
-    BEST: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    BEST: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One part of one row. NEVER are the ids that are no candidates; they and END lie between LOW and HIGH, so that most
     blocks need not look for them."""
-    launch_dependents(EARLY)
-    wait_for_previous(EARLY)
+    launch_dependents(PDL)
+    wait_for_previous(PDL)
     n, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     early = tl.load(no_end + n) != 0
     begin = part * width
@@ -194,19 +196,19 @@ def total_of(part_z, P: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def log_sum_exp_kernel(part_z, out, P: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    launch_dependents(EARLY)
-    wait_for_previous(EARLY)
+def log_sum_exp_kernel(part_z, out, P: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    launch_dependents(PDL)
+    wait_for_previous(PDL)
     n = tl.program_id(0)
     tl.store(out + n, total_of(part_z + n * P, P, BLOCK))
 
 
 @triton.jit
 def best_of_kernel(
-    value, index, log_z, token, log_prob, C: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+    value, index, log_z, token, log_prob, C: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    launch_dependents(EARLY)
-    wait_for_previous(EARLY)
+    launch_dependents(PDL)
+    wait_for_previous(PDL)
     n, c = tl.program_id(0), tl.arange(0, BLOCK)
     x = tl.load(value + n * C + c, mask=c < C, other=-float("inf"))
     ids = tl.load(index + n * C + c, mask=c < C, other=BEYOND)
