@@ -206,9 +206,9 @@ def vectors_project(
     n: Most = 10_000,
 ) -> None:
     """Write what TensorBoard's embedding projector shows."""
-    from regard.vectors.formats import project
+    from regard.vectors.formats import write_projector
 
-    print(f"{output}: {project(load(vectors), output, n):,} words; see them with tensorboard --logdir {output}")
+    print(f"{output}: {write_projector(load(vectors), output, n):,} words; see them with tensorboard --logdir {output}")
 
 
 def load(path: Path) -> WordVectors:

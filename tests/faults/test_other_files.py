@@ -24,7 +24,7 @@ from regard.exchange.huggingface import write_huggingface
 from regard.tasks.run_config import make_config
 from regard.text.tokenizer import Tokenizer
 from regard.training.checkpoint import Checkpoints, Progress
-from regard.vectors.formats import read, write_folder
+from regard.vectors.formats import read_vectors, write_folder
 from regard.vectors.word_vectors import WordVectors
 
 CPU = torch.device("cpu")
@@ -120,7 +120,7 @@ def test_a_fault_in_a_corpus(spec: str, fault: str, place: Path) -> None:
 )
 def test_word_vectors_whose_header_lies(data: bytes, place: Path) -> None:
     (place / "v.txt").write_bytes(data)
-    how, found = outcome(lambda: read(place / "v.txt"))
+    how, found = outcome(lambda: read_vectors(place / "v.txt"))
     assert how == "line" or len(found) <= 3
 
 
@@ -135,7 +135,7 @@ def test_a_fault_in_a_folder_of_word_vectors(file: str, fault: str, place: Path)
     EVERY[fault](folder / file)
     before = content(folder)
     with as_nobody(fault):
-        how, found = outcome(lambda: read(folder))
+        how, found = outcome(lambda: read_vectors(folder))
     assert how == "line" or (found.words == ["a", "b", "c", "d"] and np.array_equal(found.vectors, numbers))
     assert content(folder) == before
 

@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 from regard.errors import RegardError
 from regard.files import write_manifest
 from regard.vectors import formats as files
-from regard.vectors.formats import project
+from regard.vectors.formats import write_projector
 from regard.vectors.word_vectors import WordVectors
 
 ROWS = np.array([[0.5, -1.25], [3.0, 1e-8], [0.1, 2.0]], np.float32)
@@ -275,7 +275,7 @@ def test_names_and_kinds_that_make_no_sense_are_errors(tmp_path: Path) -> None:
 
 
 def test_the_projector_gets_tensors_one_column_of_words_and_its_configuration(tmp_path: Path) -> None:
-    assert project(WordVectors(WORDS, ROWS), tmp_path, most=2) == 2
+    assert write_projector(WordVectors(WORDS, ROWS), tmp_path, most=2) == 2
     table = [line.split("\t") for line in (tmp_path / "tensors.tsv").read_text().splitlines()]
     np.testing.assert_array_equal(np.array(table, np.float32), ROWS[:2])
     assert (tmp_path / "metadata.tsv").read_text(encoding="utf-8") == "the\nnaïve\n"
@@ -284,16 +284,16 @@ def test_the_projector_gets_tensors_one_column_of_words_and_its_configuration(tm
 def test_tables_that_are_not_the_projectors_are_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "metadata.tsv").write_text("mine")
     with pytest.raises(RegardError, match=r"metadata\.tsv is not of a projector"):
-        project(WordVectors(WORDS, ROWS), tmp_path)
+        write_projector(WordVectors(WORDS, ROWS), tmp_path)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("metadata.tsv", "mine")]
     for _ in range(2):
-        project(WordVectors(WORDS, ROWS), tmp_path / "new")
+        write_projector(WordVectors(WORDS, ROWS), tmp_path / "new")
 
 
 def test_tensorboard_understands_the_configuration(tmp_path: Path) -> None:
     config = pytest.importorskip("tensorboard.plugins.projector").ProjectorConfig()
     text_format = pytest.importorskip("google.protobuf.text_format")
-    project(WordVectors(WORDS, ROWS), tmp_path)
+    write_projector(WordVectors(WORDS, ROWS), tmp_path)
     text_format.Parse((tmp_path / "projector_config.pbtxt").read_text(), config)
     (embedding,) = config.embeddings
     assert (embedding.tensor_path, embedding.metadata_path) == ("tensors.tsv", "metadata.tsv")

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.config import VectorsConfig
 from regard.data.shards import TokenStore
 from regard.vectors import word2vec, word2vec_gpu
-from regard.vectors.huffman import Tree, huffman
+from regard.vectors.huffman import HuffmanTree, huffman_tree
 from regard.vectors.word_counts import Vocabulary
 
 V, D = 7, 9
@@ -33,7 +33,7 @@ def matrices(rows: int) -> tuple[np.ndarray, np.ndarray]:
     return rng.normal(size=(V, D), scale=0.7), rng.normal(size=(rows, D), scale=0.7)
 
 
-def way(tree: Tree, word: int) -> tuple[np.ndarray, np.ndarray]:
+def way(tree: HuffmanTree, word: int) -> tuple[np.ndarray, np.ndarray]:
     place = slice(tree.start[word], tree.start[word + 1])
     return tree.nodes[place].astype(np.int64), tree.bits[place]
 
@@ -46,7 +46,7 @@ def by_hand(kind: str, h: np.ndarray, outputs: np.ndarray, target: int, negative
         wrong = p - np.eye(len(p))[target]
         return -np.log(p[target]), wrong @ outputs, np.outer(wrong, h)
     if kind == "hierarchical":
-        nodes, bits = way(huffman(COUNTS), target)
+        nodes, bits = way(huffman_tree(COUNTS), target)
         decisions = [(int(node), 1 - int(bit)) for node, bit in zip(nodes, bits, strict=True)]
     else:
         decisions = [(target, 1), *((n, 0) for n in negatives if n != target)]
@@ -63,7 +63,7 @@ def defined(kind: str, h: Tensor, outputs: Tensor, target: int, negatives: list[
     if kind == "softmax":
         return word2vec_losses.full_softmax(h, outputs, target)
     if kind == "hierarchical":
-        nodes, bits = (torch.from_numpy(x) for x in way(huffman(COUNTS), target))
+        nodes, bits = (torch.from_numpy(x) for x in way(huffman_tree(COUNTS), target))
         return word2vec_losses.hierarchical_softmax(h, outputs, nodes, bits)
     return word2vec_losses.negative_sampling(h, outputs, target, torch.tensor(negatives))
 
@@ -85,9 +85,9 @@ def test_the_definitions_have_the_gradients_of_the_paper(kind: str, context: lis
     np.testing.assert_allclose(u.grad.numpy(), by_outputs, atol=1e-12)
 
 
-def started(ids: list[int], config: VectorsConfig) -> word2vec.Work:
+def started(ids: list[int], config: VectorsConfig) -> word2vec.TrainingState:
     """A training of one sentence in which chance has nothing to say, with vectors that are not small."""
-    work = word2vec.begin(TokenStore(np.array(ids, np.uint16), np.array([0, len(ids)])), vocabulary(), config)
+    work = word2vec.initial_state(TokenStore(np.array(ids, np.uint16), np.array([0, len(ids)])), vocabulary(), config)
     inputs, outputs = matrices(len(work.outputs))
     work.inputs[:], work.outputs[:] = inputs, outputs
     share, other = np.zeros(V, np.float32), np.full(V, NOISE, np.int32)
@@ -163,7 +163,7 @@ def test_a_step_of_the_gpu_is_that_of_all_pairs_of_a_window(model: str, loss: st
     ids = [3, NOISE, 6]
     config = settings(model=model, loss=loss, cbow_gradient="divided", negatives=1, batch=1)
     work = started(ids, config)
-    held = word2vec_gpu.Held.of(work, DEVICE)
+    held = word2vec_gpu.DeviceState.of(work, DEVICE)
     for i in range(3):
         word2vec_gpu.launch(held, config, put(ids), put([0, 0, 0]), i, i + 1, LR, seed=1)
     v, u, mean = step_by_hand(ids, config, shared=True)
@@ -175,7 +175,7 @@ def test_a_step_of_the_gpu_is_that_of_all_pairs_of_a_window(model: str, loss: st
 def test_windows_on_the_gpu_end_with_their_sentence() -> None:
     config = settings(batch=1, negatives=1)
     work = started([3, 1, 6], config)
-    held = word2vec_gpu.Held.of(work, DEVICE)
+    held = word2vec_gpu.DeviceState.of(work, DEVICE)
     word2vec_gpu.launch(held, config, put([3, 1, 6]), put([0, 1, 1]), 0, 2, LR, seed=1)
     assert held.totals[1] == 1  # of the first two centres one has a neighbour, and it is one
     assert torch.equal(held.inputs[3].cpu(), torch.from_numpy(work.inputs[3]))
@@ -190,7 +190,7 @@ def test_what_is_decided_beyond_doubt_teaches_nothing(on_gpu: bool, size: float,
     work.inputs[:], work.outputs[:] = 1.0, size / D
     before = work.outputs.copy()
     if on_gpu:
-        held = word2vec_gpu.Held.of(work, DEVICE)
+        held = word2vec_gpu.DeviceState.of(work, DEVICE)
         word2vec_gpu.launch(held, config, put(ids), put([0, 0]), 0, 1, LR, seed=1)
         after, loss = held.outputs.cpu().numpy(), held.totals[0].item()
     else:

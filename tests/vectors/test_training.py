@@ -16,7 +16,7 @@ from regard.config import VectorsConfig
 from regard.data.shards import TokenStore
 from regard.errors import RegardError
 from regard.vectors import word2vec
-from regard.vectors.word2vec import Work, blocks, learning_rate, run_threads, train, train_ids
+from regard.vectors.word2vec import TrainingState, blocks, learning_rate, run_threads, train, train_ids
 from regard.vectors.word_counts import Vocabulary
 from regard.vectors.word_vectors import WordVectors
 
@@ -94,7 +94,7 @@ def test_the_learning_rate_falls_in_a_line_to_its_floor() -> None:
 def test_all_epochs_share_one_decay(topics: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[float, int, int]] = []
 
-    def note(work: Work, a: int, b: int, state: np.ndarray, totals: np.ndarray) -> None:
+    def note(work: TrainingState, a: int, b: int, state: np.ndarray, totals: np.ndarray) -> None:
         seen.append((work.lr, a, b))
 
     monkeypatch.setattr(word2vec, "run_block", note)
@@ -137,7 +137,7 @@ def test_more_threads_than_sentences_are_no_trouble() -> None:
 
 def test_an_error_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     store = TokenStore(np.array([0, 1, 0], np.uint16), np.array([0, 3]))
-    work = word2vec.begin(store, Vocabulary(["a", "b"], np.array([2, 1])), SMALL)
+    work = word2vec.initial_state(store, Vocabulary(["a", "b"], np.array([2, 1])), SMALL)
 
     def fail(*_: Any) -> None:
         raise ZeroDivisionError
