@@ -29,8 +29,8 @@ from PIL import Image
 
 from regard.filters.bilateral import bilateral
 from regard.filters.gaussian import gaussian
-from regard.filters.images import psnr
-from regard.filters.nonlocal_means import Likeness, compiled, nonlocal_means
+from regard.filters.image_arrays import psnr
+from regard.filters.nonlocal_means import PatchWeighting, nonlocal_means, nonlocal_means_numba
 from regard.filters.texture import synthesise
 from regard.filters.total_variation import total_variation
 
@@ -64,9 +64,9 @@ def compare(report: Report, what: str, ours: Callable[[], Any], theirs: Callable
 # ---- beside scikit-image ----------------------------------------------------------------------------------------------
 
 
-def as_skimage(h: float, patch: int, reach: int, sigma: float) -> Likeness:
+def as_skimage(h: float, patch: int, reach: int, sigma: float) -> PatchWeighting:
     """What its fast mode computes: squares of patch - 1 pixels a side, sums over them divided by patch^2."""
-    return Likeness(h, sigma * (patch - 1) / patch, (0.0, *[1 / patch] * (patch - 1)), reach)
+    return PatchWeighting(h, sigma * (patch - 1) / patch, (0.0, *[1 / patch] * (patch - 1)), reach)
 
 
 def nlm(report: Report) -> None:
@@ -74,7 +74,9 @@ def nlm(report: Report) -> None:
     reach = 2 if report.options.tiny else 11
 
     def ours() -> np.ndarray:
-        return compiled(torch.from_numpy(image)[None, None], as_skimage(h, 7, reach, SIGMA), "pixel")[0, 0].numpy()
+        return nonlocal_means_numba(torch.from_numpy(image)[None, None], as_skimage(h, 7, reach, SIGMA), "pixel")[
+            0, 0
+        ].numpy()
 
     def theirs() -> np.ndarray:
         from skimage.restoration import denoise_nl_means

@@ -1,4 +1,4 @@
-"""Inner loops of word2vec on CPU threads, compiled by numba: stochastic gradient descent on matrices that all threads share without locks.
+"""Inner loops of word2vec on CPU threads, compiled by numba: SGD on matrices that all threads share without locks (Hogwild).
 
 As in the original program, skip-gram takes each word of a window as the input and predicts the centre. The tests
 compare every step with the gradients of the losses as formulas (tests/vectors/word2vec_losses.py). mypy does not check

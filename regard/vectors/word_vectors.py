@@ -125,7 +125,7 @@ class WordVectors:
         return WordVectors(self.words[:n], self.vectors[:n], counts, about=self.about)
 
     def save(self, path: str | Path, kind: str = "") -> None:
-        """Save to a file by its suffix (.txt, .vec: text; .bin: binary; with or without .gz, .xz, .zst), else to a folder."""
+        """Save to a file by its suffix (.txt, .vec: text; .bin: binary; also with .gz, .xz, .zst), else to a folder."""
         from regard.vectors.formats import write_vectors
 
         write_vectors(self, Path(path), kind)

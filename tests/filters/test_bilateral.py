@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import RegardError
-from regard.filters.bilateral import bilateral, compiled, definition
-from regard.filters.images import BORDERS, pad
+from regard.filters.bilateral import bilateral, bilateral_numba, bilateral_reference
+from regard.filters.image_arrays import BORDERS, pad
 
 
 def noisy(*shape: int, seed: int = 0) -> np.ndarray:
@@ -55,15 +55,17 @@ def test_it_is_its_formula(border: str, channels: int) -> None:
 def test_the_compiled_one_is_the_definition(height: int, width: int, channels: int, pictures: int, r: int) -> None:
     x = 255 * torch.rand(pictures, channels, height, width, generator=torch.Generator().manual_seed(height))
     wide = pad(x, r, r)
-    torch.testing.assert_close(compiled(x, wide, 30.0, 1.5), definition(x, wide, 30.0, 1.5), rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(
+        bilateral_numba(x, wide, 30.0, 1.5), bilateral_reference(x, wide, 30.0, 1.5), rtol=1e-5, atol=1e-3
+    )
 
 
 def test_threads_share_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.filters import averages_numba
+    from regard.filters import filters_numba
 
     image = noisy(37, 20).astype(np.float32)
     alone = bilateral(image, 0.2)
-    monkeypatch.setattr(averages_numba, "NUMBERS", 60)
+    monkeypatch.setattr(filters_numba, "BAND_PIXELS", 60)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     np.testing.assert_array_equal(bilateral(image, 0.2), alone)
 

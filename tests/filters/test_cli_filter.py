@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from regard.cli.main import app
 from regard.errors import RegardError
-from regard.filters.catalogue import ALL, FILTERS, Filter
-from regard.filters.files import open_picture
+from regard.filters.filter_registry import ALL, FILTERS, Filter
 from regard.filters.gaussian import gaussian
+from regard.filters.image_io import open_picture
 
 PROGRAM = """
 import sys

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.filters.images import BORDERS, apply, pad, psnr
+from regard.filters.image_arrays import BORDERS, apply, pad, psnr
 
 TYPES = ("uint8", "uint16", "float16", "float32", "float64")
 

@@ -13,8 +13,15 @@ from hypothesis import strategies as st
 
 from regard.errors import RegardError
 from regard.filters import nonlocal_means as module
-from regard.filters.images import psnr
-from regard.filters.nonlocal_means import Likeness, compiled, nonlocal_means, patchwise, pixelwise, taps_of
+from regard.filters.image_arrays import psnr
+from regard.filters.nonlocal_means import (
+    PatchWeighting,
+    nonlocal_means,
+    nonlocal_means_numba,
+    patch_taps,
+    patchwise,
+    pixelwise,
+)
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -73,18 +80,18 @@ def test_the_compiled_one_is_the_definition(
     height: int, width: int, channels: int, r: int, reach: int, form: tuple[str, str]
 ) -> None:
     x = 255 * torch.rand(2, channels, height, width, generator=torch.Generator().manual_seed(width))
-    like = Likeness(60.0, 20.0, taps_of(2 * r + 1, form[1]), reach)
+    like = PatchWeighting(60.0, 20.0, patch_taps(2 * r + 1, form[1]), reach)
     expected = (pixelwise if form[0] == "pixel" else patchwise)(x, like)
-    torch.testing.assert_close(compiled(x, like, form[0]), expected, rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(nonlocal_means_numba(x, like, form[0]), expected, rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("mode", ["pixel", "patch"])
 def test_bands_of_rows_meet_without_a_seam(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.filters import averages_numba
+    from regard.filters import filters_numba
 
     image = noisy(37, 20).astype(np.float32)
     whole = nonlocal_means(image, 0.1, 5, 4, mode=mode)
-    monkeypatch.setattr(averages_numba, "NUMBERS", 60)
+    monkeypatch.setattr(filters_numba, "BAND_PIXELS", 60)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     np.testing.assert_allclose(nonlocal_means(image, 0.1, 5, 4, mode=mode), whole, atol=1e-6)
 
@@ -97,7 +104,9 @@ def test_scikit_images_fast_mode_is_this_one_with_squares_of_a_pixel_less(channe
     image = noisy(30, 27, channels)
     theirs = restoration.denoise_nl_means(image, 7, 4, 0.2, fast_mode=True, sigma=sigma, channel_axis=-1)
     x = torch.from_numpy(image).movedim(-1, 0)[None].float()
-    ours = compiled(x, Likeness(0.2, sigma * 6 / 7, (0.0, *[1 / 7] * 6), 4), "pixel")[0].movedim(0, -1)
+    ours = nonlocal_means_numba(x, PatchWeighting(0.2, sigma * 6 / 7, (0.0, *[1 / 7] * 6), 4), "pixel")[0].movedim(
+        0, -1
+    )
     theirs = theirs.reshape(image.shape)  # it drops an axis of one channel
     np.testing.assert_allclose(ours.numpy(), theirs, atol=8e-3)
     whole = nonlocal_means(image, 0.2, 7, 4, sigma, channel_axis=-1)
@@ -213,12 +222,12 @@ def test_the_kernel_is_the_definition(channels: int, weights: str, monkeypatch: 
     pytest.importorskip("triton")
     if not CUDA and not os.environ.get("TRITON_INTERPRET"):
         pytest.skip("Triton has neither a GPU nor its interpreter")
-    from regard.filters import nonlocal_kernels
+    from regard.filters import nonlocal_means_triton
 
-    monkeypatch.setattr(nonlocal_kernels, "TILE", (4, 8))
+    monkeypatch.setattr(nonlocal_means_triton, "TILE", (4, 8))
     x = torch.rand(2, channels, 5, 9, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    like = Likeness(0.3, 0.1, taps_of(3, weights), 1)
-    torch.testing.assert_close(module.in_tiles(x, like), pixelwise(x, like), rtol=1e-5, atol=1e-6)
+    like = PatchWeighting(0.3, 0.1, patch_taps(3, weights), 1)
+    torch.testing.assert_close(module.pixelwise_triton(x, like), pixelwise(x, like), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.gpu
