@@ -1,4 +1,4 @@
-"""`regard filter`, from files to files."""
+"""`regard filter` on image files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way in and out: any picture comes back as what it was, and a filter sees (B, C, H, W)."""
+"""Conversion of images: the result is the same kind of image, and a filter gets (B, C, H, W)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The filters are attention: the Transformer's own functions, given patches or (position, value), do the same."""
+"""The filters are attention: the Transformer's own functions on patches or (position, value) give the same."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_what_products_leave_out_is_the_same_for_every_key() -> None:
 
 
 def test_the_kernel_of_the_layers_gives_the_same() -> None:
-    """`reference`, with its scale and its softmax in float32, over a whole picture: no mask, reach beyond every border."""
+    """`reference`, with its scale and its softmax in float32, over a whole image: no mask, reach beyond every border."""
     a = torch.randn(1, 1, 30, 4, generator=torch.Generator().manual_seed(0))  # (B, H, T, D): 30 patches of 4 pixels
     values = torch.randn(1, 1, 30, 2, generator=torch.Generator().manual_seed(1))
     queries, keys = dot_product_features(a, a)

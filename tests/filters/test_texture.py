@@ -1,4 +1,4 @@
-"""Efros and Leung's synthesis: the fill_layer_numba loop beside its definition, and what a grown texture has to be."""
+"""Texture synthesis: the compiled loop against its definition, and properties of a grown texture."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_compiled_loop_is_the_definition(seed: int, channels: int, window: i
 
 
 def test_the_best_match_is_copied() -> None:
-    """One unknown pixel whose surroundings stand at one place of the sample alone."""
+    """One unknown pixel, whose surroundings occur at one place of the sample only."""
     given_sample, weights = sample(1, 12, 12), gaussian_window(5)
     for way in (fill_layer, fill_layer_numba):
         picture, known = given_sample[:, 2:7, 4:9].copy(), np.ones((5, 5), bool)
@@ -42,7 +42,7 @@ def test_the_best_match_is_copied() -> None:
 
 
 def test_what_is_unknown_does_not_count() -> None:
-    """The right half is unknown and would match elsewhere."""
+    """The right half is unknown; with its values another place would match."""
     given_sample, weights = sample(1, 12, 12), gaussian_window(5)
     for way in (fill_layer, fill_layer_numba):
         picture, known = given_sample[:, 2:7, 4:9].copy(), np.zeros((5, 5), bool)

@@ -1,4 +1,4 @@
-"""Total variation against scikit-image's, and against the conditions that its minimum has to meet."""
+"""Total variation against scikit-image, and against the optimality conditions of its minimum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from regard.filters.total_variation import advance, advance_numba, nesterov_mome
 
 
 def steps(*shape: int) -> np.ndarray:
-    """Something flat with edges and noise, from 0 to 1."""
+    """Return flat regions with edges and noise, from 0 to 1."""
     rng = np.random.default_rng(0)
     image = np.full(shape, 0.2)
     image[shape[0] // 4 :, shape[1] // 3 :] += 0.5

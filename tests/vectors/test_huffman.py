@@ -1,4 +1,4 @@
-"""Huffman codes: as short as can be, and codes at all."""
+"""Huffman codes are optimal prefix codes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def code(tree: HuffmanTree, word: int) -> str:
 
 
 def least_total(counts: list[int]) -> int:
-    """Bits of the whole text under an optimal code: the sum of all merged weights."""
+    """Return the bits of the whole text under an optimal code: the sum of all merged weights."""
     heap, total = list(counts), 0
     heapq.heapify(heap)
     while len(heap) > 1:

@@ -1,4 +1,4 @@
-"""Training from files: the learning rate, the order of things, what comes out."""
+"""Training of word2vec from files: learning rate, order of the text, and results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL = VectorsConfig(dim=16, window=3, min_count=1, subsample=0.0, epochs=5, lr
 
 @pytest.fixture(scope="module")
 def topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sentences about fire and sentences about water, which share three words."""
+    """Write sentences about fire and sentences about water, which share three words."""
     rng = np.random.default_rng(0)
     path = tmp_path_factory.mktemp("topics") / "topics.txt"
     lines = [rng.choice((*(FIRE, WATER)[i % 2], "the", "is", "of"), 8) for i in range(1500)]
@@ -115,7 +115,7 @@ def test_blocks_cover_every_sentence_once() -> None:
 
 
 def test_a_text_read_in_blocks_gives_the_pairs_of_one_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At one learning rate: what is learned does not depend on where blocks end."""
+    """At a constant learning rate, the result does not depend on where blocks end."""
     rng = np.random.default_rng(2)
     ids, lengths = rng.integers(0, 20, 3000), [*rng.integers(1, 30, 100)]
     vocabulary = Vocabulary([f"w{i}" for i in range(20)], np.sort(np.bincount(ids))[::-1].copy())

@@ -1,4 +1,4 @@
-"""The definitions against formulas written here in NumPy, and one step of every kernel against their gradients."""
+"""The losses of word2vec against formulas in NumPy, and one step of every kernel against their gradients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sigmoid(x: Any) -> Any:
 
 
 def matrices(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Whose scores are all within what is learned from."""
+    """Return input and output vectors with scores small enough that none is beyond MAX_SCORE."""
     rng = np.random.default_rng(3)
     return rng.normal(size=(V, D), scale=0.7), rng.normal(size=(rows, D), scale=0.7)
 
@@ -39,7 +39,7 @@ def way(tree: HuffmanTree, word: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def by_hand(kind: str, h: np.ndarray, outputs: np.ndarray, target: int, negatives: list[int]) -> tuple[float, Any, Any]:
-    """Loss and its gradients by h and by the outputs, differentiated on paper."""
+    """Return the loss and its gradients with respect to h and the outputs, differentiated by hand."""
     by_outputs = np.zeros_like(outputs)
     if kind == "softmax":
         p = np.exp(outputs @ h) / np.exp(outputs @ h).sum()
@@ -86,7 +86,7 @@ def test_the_definitions_have_the_gradients_of_the_paper(kind: str, context: lis
 
 
 def started(ids: list[int], config: VectorsConfig) -> word2vec.TrainingState:
-    """A training of one sentence in which chance has nothing to say, with vectors that are not small."""
+    """Return the state of a training run on one sentence that draws no random choices, with vectors that are not small."""
     work = word2vec.initial_state(TokenStore(np.array(ids, np.uint16), np.array([0, len(ids)])), vocabulary(), config)
     inputs, outputs = matrices(len(work.outputs))
     work.inputs[:], work.outputs[:] = inputs, outputs
@@ -105,7 +105,7 @@ def settings(**changes: Any) -> VectorsConfig:
 
 
 def step_by_hand(ids: list[int], config: VectorsConfig, shared: bool) -> tuple[np.ndarray, np.ndarray, float]:
-    """Every window of a sentence, one after the other, in float64; skip-gram pair by pair, or a window's pairs at once."""
+    """Train on every window of a sentence in float64; skip-gram pair by pair, or all pairs of a window at once."""
     v, u = matrices(V - (config.loss == "hierarchical"))
     v, u = v.astype(np.float32).astype(np.float64), u.astype(np.float32).astype(np.float64)
     losses, n = 0.0, 0
@@ -126,7 +126,7 @@ def step_by_hand(ids: list[int], config: VectorsConfig, shared: bool) -> tuple[n
 
 
 def sequential(kind: str, h: np.ndarray, u: np.ndarray, target: int, noise: list[int]) -> tuple[float, Any, Any]:
-    """As `by_hand`, but a noise word drawn twice sees what the first time did to it."""
+    """Do what `by_hand` does, but a noise word that is drawn twice is updated in between."""
     if kind != "negative":
         return by_hand(kind, h, u, target, noise)
     now, loss, by_h = u.copy(), 0.0, np.zeros_like(h)
@@ -159,7 +159,7 @@ def put(ids: list[int]) -> Tensor:
 @pytest.mark.parametrize("model", ["skipgram", "cbow"])
 @pytest.mark.parametrize("loss", ["negative", "hierarchical"])
 def test_a_step_of_the_gpu_is_that_of_all_pairs_of_a_window(model: str, loss: str) -> None:
-    """With one noise word, since all words of a window see it as it was."""
+    """With one noise word, since all words of a window use its vector from before the step."""
     ids = [3, NOISE, 6]
     config = settings(model=model, loss=loss, cbow_gradient="divided", negatives=1, batch=1)
     work = started(ids, config)
@@ -184,7 +184,7 @@ def test_windows_on_the_gpu_end_with_their_sentence() -> None:
 @pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize(("size", "moves"), [(5.9, True), (6.1, False)])
 def test_what_is_decided_beyond_doubt_teaches_nothing(on_gpu: bool, size: float, moves: bool) -> None:
-    """Scores from -6 to 6 teach, others count in the loss alone."""
+    """Scores from -6 to 6 cause updates; others count in the loss only."""
     ids, config = [3, 1], settings(negatives=1, batch=1)
     work = started(ids, config)
     work.inputs[:], work.outputs[:] = 1.0, size / D

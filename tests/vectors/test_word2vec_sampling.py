@@ -1,4 +1,4 @@
-"""What is drawn by chance, against the formulas it is drawn by (chi-square, with fixed seeds)."""
+"""Random draws of word2vec against their distributions (chi-square, with fixed seeds)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def seeded(seed: int) -> np.ndarray:
 
 
 def unlikely(observed: np.ndarray, expected: np.ndarray) -> bool:
-    """Whether chi-square is above its mean by five of its standard deviations."""
+    """Return whether chi-square is above its mean by five of its standard deviations."""
     n = len(expected) - 1
     return ((observed - expected) ** 2 / expected).sum() > n + 5 * (2 * n) ** 0.5
 

@@ -1,4 +1,4 @@
-"""Counting words file by file, and sentences out of files of every shape."""
+"""Counting words file by file, and sentences of files of every kind."""
 
 from __future__ import annotations
 
