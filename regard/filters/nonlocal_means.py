@@ -44,9 +44,7 @@ class PatchWeighting:
 
     h: float
     sigma: float
-    taps: tuple[
-        float, ...
-    ]  # weights along a side of a patch, which sum to 1; that of a pixel is the product of its two
+    taps: tuple[float, ...]  # weights along a side of a patch, sum 1; the weight of a pixel is a product of two
     reach: int
 
     @property
@@ -216,10 +214,8 @@ def nonlocal_means_numba(x: Tensor, weighting: PatchWeighting, mode: str) -> Ten
     from regard.filters.filters_numba import in_bands, patches_band, pixels_band
 
     (_, channels, height, width), taps = x.shape, np.array(weighting.taps, np.float32)
-    noise, share = (
-        2 * channels * weighting.sigma**2,
-        1 / (channels * weighting.h**2),
-    )  # for sums over channels instead of means
+    # The compiled loops sum over channels, where the definition takes the mean.
+    noise, share = 2 * channels * weighting.sigma**2, 1 / (channels * weighting.h**2)
     out, total = np.empty(x.shape, np.float32), np.empty((height, width), np.float32)
     patches = np.outer(count_near(height, weighting.radius), count_near(width, weighting.radius))
     for wide, sums in zip(pad(x, weighting.edge, weighting.edge).contiguous().numpy(), out, strict=True):

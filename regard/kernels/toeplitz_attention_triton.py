@@ -92,9 +92,8 @@ def forward(
     denominator = tl.where(total > 0, total, 1.0)  # a query that sees no key gets zeros
     at = out + bh * T * D + i[:, None] * D + tl.arange(0, D)[None, :]
     tl.store(at, (acc / denominator[:, None]).to(out.dtype.element_ty), mask=(i < T)[:, None])
-    tl.store(
-        lse + bh * T + i, tl.where(total > 0, m + tl.log2(denominator), float("inf")), mask=i < T
-    )  # inf: weights of 0
+    z = tl.where(total > 0, m + tl.log2(denominator), float("inf"))  # inf makes the weights 0 in the backward pass
+    tl.store(lse + bh * T + i, z, mask=i < T)
 
 
 @triton.jit

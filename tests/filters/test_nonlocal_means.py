@@ -99,7 +99,7 @@ def test_bands_of_rows_meet_without_a_seam(mode: str, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("sigma", [0.0, 0.1])
 def test_scikit_images_fast_mode_is_this_one_with_squares_of_a_pixel_less(channels: int, sigma: float) -> None:
-    """For a patch of 7 scikit-image compares 6 x 6 pixels but divides by 49; weights below exp(-5) are 0, and exp is rough."""
+    """For a patch of 7 scikit-image compares 6 x 6 pixels but divides by 49; weights below exp(-5) are 0, exp is rough."""
     restoration = pytest.importorskip("skimage.restoration")
     image = noisy(30, 27, channels)
     theirs = restoration.denoise_nl_means(image, 7, 4, 0.2, fast_mode=True, sigma=sigma, channel_axis=-1)
