@@ -29,7 +29,7 @@ from PIL import Image
 
 from regard.filters.bilateral import bilateral
 from regard.filters.gaussian import gaussian
-from regard.filters.images import psnr
+from regard.filters.image_arrays import psnr
 from regard.filters.nonlocal_means import PatchWeighting, nonlocal_means, nonlocal_means_numba
 from regard.filters.texture import synthesise
 from regard.filters.total_variation import total_variation

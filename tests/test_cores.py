@@ -248,13 +248,13 @@ def test_large_matrices_are_multiplied_in_several_threads_and_others_in_one(
     model = make_model(preset("transformer-base", **sizes, n_encoder_layers=1, n_decoder_layers=1, dropout=0.0)).eval()
     model = convert_weights(model, weights, CPU)
     seen: list[int] = []
-    judge = LargeMatmul.judge
+    judge = LargeMatmul.update_backoff
 
     def judged(self: LargeMatmul, which: tuple[int, int], seconds: float) -> None:
         seen.append(which[0])
         judge(self, which, 0.0)
 
-    monkeypatch.setattr(LargeMatmul, "judge", judged)
+    monkeypatch.setattr(LargeMatmul, "update_backoff", judged)
     with torch.inference_mode():
         source = torch.tensor([[5, 6, 7, 2]])
         plain = model.step(torch.tensor([1]), model.begin(source))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.errors import RegardError
-from regard.filters.catalogue import ALL, Filter, Parameter, option
+from regard.filters.filter_registry import ALL, Filter, Parameter, option
 
 if TYPE_CHECKING:
     import torch
@@ -159,9 +159,8 @@ def output_paths(files: list[Path], output: Path) -> list[tuple[Path, Path]]:
 
 
 def filter_file(request: Request, source: Path, target: Path) -> dict[str, Any]:
-    """Filter one picture, write the result, and return its settings and PSNR."""
-    from regard.filters.files import check_ending, open_picture, save_picture
-    from regard.filters.images import apply
+    from regard.filters.image_arrays import apply
+    from regard.filters.image_io import check_ending, open_picture, save_picture
 
     picture = open_picture(source)
     check_ending(target, picture)
@@ -193,8 +192,8 @@ def add_noise(x: torch.Tensor, noise: float, seed: int) -> torch.Tensor:
 
 
 def compare(clean: Picture, given: torch.Tensor, made: Picture) -> dict[str, float]:
-    """Return the PSNR in dB of the filter's input, which is not rounded, and of its output, as it is written."""
-    from regard.filters.images import apply, peak_of, psnr
+    """PSNR in dB of what the filter was given, before any rounding, and of what it made, as it is written."""
+    from regard.filters.image_arrays import apply, peak_of, psnr
 
     planes: list[Any] = []
     for picture in (clean, made):

@@ -215,7 +215,7 @@ def vectors_project(
     output: Annotated[Path, typer.Argument(help="A folder, for `tensorboard --logdir FOLDER`.")],
     n: Most = 10_000,
 ) -> None:
-    """Write files for TensorBoard's embedding projector."""
+    """Write what TensorBoard's embedding projector shows."""
     from regard.vectors.formats import write_projector
 
     print(f"{output}: {write_projector(load(vectors), output, n):,} words; see them with tensorboard --logdir {output}")

@@ -1,7 +1,7 @@
-"""Attention's ancestors: filters that make each pixel a weighted mean of others, and their kin.
+"""Classical image filters, relatives of attention: most make each pixel a weighted mean of other pixels.
 
     from regard.filters.nonlocal_means import nonlocal_means
-    clean = nonlocal_means(picture, sigma=20)
+    clean = nonlocal_means(image, sigma=20)
 
-`images` is the way in and out, and says what a picture may be; one file a filter.
+There is one module per filter; `image_arrays` says what an image may be (NumPy, torch or Pillow).
 """

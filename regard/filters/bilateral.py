@@ -1,10 +1,10 @@
-"""The bilateral filter (Tomasi and Manduchi 1998): a mean of the pixels nearby, those of like value weighing most.
+"""The bilateral filter (Tomasi and Manduchi 1998): a mean of nearby pixels, weighted by distance and by similarity of value.
 
     out(p) = sum_q w(p, q) I(q) / sum_q w(p, q)
     w(p, q) = exp(-|p - q|^2 / 2 sigma_spatial^2 - |I(p) - I(q)|^2 / 2 sigma_color^2)
 
-over a square window of q around p. The weights are a softmax of minus squared distances of (position, value): an
-attention (attention.py).
+over a square window of q around p. The weights are a softmax of negative squared distances of (position, value), so the
+filter is attention (attention_filters.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.filters.images import apply, pad
+from regard.filters.image_arrays import apply, pad
 
 
 def bilateral(
@@ -28,11 +28,11 @@ def bilateral(
     border: str = "reflect",
     channel_axis: int | None = None,
 ) -> Any:
-    """`image` smoothed without its edges.
+    """Return `image` smoothed, but with its edges preserved.
 
-    `sigma_color` is in the units of the picture's values (out of 255 for uint8), and of the Euclidean distance of
-    colours; `sigma_spatial` in pixels. `window` is its odd side, three sigmas either way unless given. `border`:
-    numpy.pad's modes.
+    `sigma_color` is in the units of the image's values (out of 255 for uint8) and applies to the Euclidean distance of
+    colours; `sigma_spatial` is in pixels. `window` is the odd side of the window, three sigma_spatial in each direction
+    by default. `border` is a mode of numpy.pad.
     """
     if min(sigma_color, sigma_spatial) <= 0:
         raise RegardError(f"sigma_color {sigma_color} and sigma_spatial {sigma_spatial}: both must be above 0")
@@ -41,14 +41,21 @@ def bilateral(
         raise RegardError(f"a window of {window} pixels has no middle: give an odd number")
 
     def smooth(x: Tensor) -> Tensor:
-        run = compiled if x.dtype == torch.float32 and x.device.type == "cpu" and not x.requires_grad else definition
+        run = (
+            bilateral_numba
+            if x.dtype == torch.float32 and x.device.type == "cpu" and not x.requires_grad
+            else bilateral_reference
+        )
         return run(x, pad(x, side // 2, side // 2, border), sigma_color, sigma_spatial)
 
     return apply(image, smooth, channel_axis)
 
 
-def definition(x: Tensor, around: Tensor, sigma_color: float, sigma_spatial: float) -> Tensor:
-    """x (B, C, H, W), the same with its border `around`; one shift of the whole picture at a time."""
+def bilateral_reference(x: Tensor, around: Tensor, sigma_color: float, sigma_spatial: float) -> Tensor:
+    """Return the filtered x (B, C, H, W) in plain torch, one shift of the whole image at a time.
+
+    `around` is x with its border; its width determines the window.
+    """
     height, width = x.shape[-2:]
     r = (around.shape[-1] - width) // 2
     sums, total = torch.zeros_like(x), torch.zeros_like(x[:, :1])
@@ -61,11 +68,11 @@ def definition(x: Tensor, around: Tensor, sigma_color: float, sigma_spatial: flo
     return sums / total
 
 
-def compiled(x: Tensor, around: Tensor, sigma_color: float, sigma_spatial: float) -> Tensor:
-    """The same for float32 on a CPU."""
+def bilateral_numba(x: Tensor, around: Tensor, sigma_color: float, sigma_spatial: float) -> Tensor:
+    """Return what `bilateral_reference` defines, for float32 on a CPU."""
     import numpy as np
 
-    from regard.filters.averages_numba import bilateral_band, in_bands
+    from regard.filters.filters_numba import bilateral_band, in_bands
 
     r = (around.shape[-1] - x.shape[-1]) // 2
     steps = np.arange(-r, r + 1, dtype=np.float64) ** 2

@@ -1,4 +1,8 @@
-"""The functions that attention is made of: pure functions of tensors, shared by layers and kernels."""
+"""Building blocks of attention: pure functions of tensors, shared by layers, kernels and the tools that inspect a model.
+
+Shapes use these letters: B rows of a batch, T queries, S keys, H query heads, G key/value heads (G = H in multi-head
+attention, 1 < G < H in grouped-query attention, G = 1 in multi-query attention), D numbers of one head.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +12,29 @@ import importlib.util
 import torch
 from torch import Tensor
 
-SHORT_TILE = 128  # queries and keys up to which short attention (kernels/short_attention.py) is one tile
-Rotation = tuple[Tensor, Tensor]  # cosines and sines, (B, 1, T, D/2) each
+SHORT_TILE = 128  # most queries and keys for which short attention (kernels/short_attention.py) needs one tile only
+Rotation = tuple[Tensor, Tensor]  # cosines and sines of rotary position embeddings, (B, 1, T, D/2) each
 
 
 def split_heads(x: Tensor, d_head: int) -> Tensor:
-    """(B, T, H*D) -> (B, H, T, D)"""
+    """Split the last dimension into heads: (B, T, H*D) -> (B, H, T, D), a view."""
     return x.view(*x.shape[:2], -1, d_head).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
-    """(B, H, T, D) -> (B, T, H*D)"""
+    """Concatenate the heads of every token: (B, H, T, D) -> (B, T, H*D)."""
     return x.transpose(1, 2).flatten(2)
 
 
 def split_qkv(y: Tensor, heads: int, groups: int, d_head: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(B, T, (H+2G)*D) -> q (B, H, T, D), k and v (B, G, T, D).
+    """Split a fused projection (B, T, (H+2G)*D) into q (B, H, T, D), k (B, G, T, D) and v (B, G, T, D).
 
-    The numbers come by head of keys: the H/G heads of queries that read it, its key, its value (kernels/weight_layout.py). With as
-    many heads of keys as of queries all three are views; with fewer, q alone is a copy. The backward pass is one
+    The last dimension is ordered by key/value head: the H/G query heads that share it, then its key, then its value
+    (kernels/weight_layout.py). With H = G all three are views; with H > G only q is a copy. The backward pass is one
     concatenation.
     """
     shared = heads // groups
-    if shared == 1 and not torch.is_grad_enabled():  # fewer operations; its gradient would be laid out otherwise
+    if shared == 1 and not torch.is_grad_enabled():  # fewer operations, but its gradient would have other strides
         q, k, v = y.view(*y.shape[:2], groups, 3, d_head).permute(3, 0, 2, 1, 4).unbind()
         return q, k, v
     parts = y.view(*y.shape[:2], groups, shared + 2, d_head).split([shared, 1, 1], 3)
@@ -39,7 +43,10 @@ def split_qkv(y: Tensor, heads: int, groups: int, d_head: int) -> tuple[Tensor, 
 
 
 def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
-    """Turn the pairs of x (B, H, T, D), in fp32."""
+    """Apply rotary position embeddings to x (B, H, T, D); return x itself where `rotation` is None.
+
+    The neighbouring numbers (x_2m, x_2m+1) of a head are rotated as one point of the plane, in fp32.
+    """
     if rotation is None:
         return x
     cos, sin = rotation
@@ -48,7 +55,10 @@ def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
 
 
 def masked_softmax(scores: Tensor, seen: Tensor | None) -> Tensor:
-    """exp(e_i) / sum exp(e_j), over the keys that may be seen. A query that may look nowhere gets zeros, not NaN."""
+    """Return the softmax of scores (B, H, T, S) over the keys where `seen`, which broadcasts to the scores, is True.
+
+    A query that sees no key at all gets weights of zero instead of NaN. `seen` = None means that every key is seen.
+    """
     if seen is None:
         return scores.softmax(-1)
     nowhere = ~seen.any(-1, keepdim=True)
@@ -56,10 +66,14 @@ def masked_softmax(scores: Tensor, seen: Tensor | None) -> Tensor:
 
 
 def repeat_kv(x: Tensor, q: Tensor) -> Tensor:
-    """Each of the G heads of keys or values stands before its H/G heads of queries."""
+    """Repeat keys or values x (B, G, S, D) for grouped-query attention with queries q (B, H, T, D): (B, H, S, D).
+
+    Query heads h*H/G to (h+1)*H/G - 1 share key/value head h.
+    """
     return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
 
 
 @functools.cache
 def has_triton() -> bool:
+    """Return whether Triton is installed."""
     return importlib.util.find_spec("triton") is not None

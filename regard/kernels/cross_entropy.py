@@ -1,9 +1,9 @@
-"""Cross-entropy over a vocabulary, straight from the vectors that its matrix multiplies.
+"""Chunked linear cross-entropy: output projection and loss in one function that never stores all logits.
 
-The logits (M, V) of a batch would be the largest tensor of training. Here some rows are worked out at a time, in the
-precision of the product: their losses are read off, the gradient takes the place of the logits, and goes at once into
-those of the vectors and of the matrix. The backward pass has only to multiply by what comes in, and nothing of size
-M x V is ever there.
+The logits (M, V) of a batch would be the largest tensor of training. Here they are computed for a chunk of rows at a
+time, in the precision of the matrix product. The forward pass already computes the gradient of each chunk, in place of
+its logits, and multiplies it into the gradients of the hidden vectors and of the weight. The backward pass only scales
+these by the incoming gradient.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from torch.autograd.function import once_differentiable
 
 from regard.text.special_tokens import PAD
 
-CHUNK_BYTES = {"cuda": 800 << 20, "cpu": 32 << 20}  # of logits at a time: on a GPU large enough for fast products
-TILE = {"cuda": 64, "cpu": 1}  # products with a vocabulary of whole tiles are several times faster on a GPU
+CHUNK_BYTES = {"cuda": 800 << 20, "cpu": 32 << 20}  # logits of one chunk
+TILE = {"cuda": 64, "cpu": 1}  # the vocabulary is padded to a multiple: several times faster products on a GPU
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What the loss of a row is made of: (1 - e) nll + e (log Z - mean logit) + z (log Z)^2."""
+class LossTerms:
+    """Settings of the loss of a row: (1 - e) nll + e (log Z - mean logit) + z (log Z)^2.
+
+    e is the label smoothing, z the weight of the z-loss, and log Z the log-sum-exp of the logits.
+    """
 
     smoothing: float
     z_loss: float
-    answers: int  # how many there are
-    dtype: torch.dtype  # of the products
+    vocabulary: int  # V, without padding
+    dtype: torch.dtype  # of the matrix products
 
 
 def linear_cross_entropy(
@@ -43,28 +46,31 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     shares: Tensor | None = None,
 ) -> Tensor:
-    """x (M, C), weight (V, C), labels (M,) -> three sums, (3,): the loss to descend, the plain one, and how many are scored.
+    """Return three sums over the rows, (3,): training loss, negative log-likelihood and number of scored labels.
 
-    `shares` (M,) is how much each answer weighs in the loss to descend, which alone has a gradient.
+    The logits are x (M, C) times weight (V, C) transposed, plus bias (V,); labels (M,) of PAD are not scored. `shares`
+    (M,) is the weight of each label in the training loss (1 by default), which is the only sum that has a gradient.
     """
     scored = labels != PAD
     low = torch.is_autocast_enabled(x.device.type)
     dtype = torch.get_autocast_dtype(x.device.type) if low else x.dtype
     exact = torch.promote_types(dtype, torch.float32)
     weights = scored.to(exact) if shares is None else (shares * scored).to(exact)
-    terms = Terms(smoothing, z_loss, len(weight), dtype)
+    terms = LossTerms(smoothing, z_loss, len(weight), dtype)
     given = (x, weight, bias, labels.clamp(min=0), weights, terms)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
         return LinearCrossEntropy.apply(*given)
-    return in_chunks(*given, (False, False, False))[0]
+    return compute_in_chunks(*given, (False, False, False))[0]
 
 
 class LinearCrossEntropy(torch.autograd.Function):
+    """Autograd function whose forward pass computes the gradients as well, and whose backward pass scales them."""
+
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shares: Tensor, terms: Terms
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shares: Tensor, terms: LossTerms
     ) -> Tensor:
-        sums, gradients = in_chunks(x, weight, bias, labels, shares, terms, ctx.needs_input_grad[:3])
+        sums, gradients = compute_in_chunks(x, weight, bias, labels, shares, terms, ctx.needs_input_grad[:3])
         ctx.save_for_backward(*gradients)
         ctx.dtypes = [x.dtype, weight.dtype, weight.dtype if bias is None else bias.dtype]
         return sums
@@ -73,52 +79,55 @@ class LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         pairs = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        return *(None if d is None else scaled(d, grad[:1], dtype) for d, dtype in pairs), None, None, None
+        return *(None if d is None else scale_gradient(d, grad[:1], dtype) for d, dtype in pairs), None, None, None
 
 
-def scaled(gradient: Tensor, by: Tensor, dtype: torch.dtype) -> Tensor:
-    """In one go, multiplied in fp32 and rounded once."""
-    return torch.mul(gradient, by, out=torch.empty_like(gradient, dtype=dtype))
+def scale_gradient(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return gradient * factor in `dtype`: one kernel, which multiplies in fp32 and rounds once."""
+    return torch.mul(gradient, factor, out=torch.empty_like(gradient, dtype=dtype))
 
 
-def in_chunks(
+def compute_in_chunks(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     labels: Tensor,
     shares: Tensor,
-    terms: Terms,
-    wanted: tuple[bool, ...],
+    terms: LossTerms,
+    needs_grad: tuple[bool, ...],
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """The three sums, and the gradients of x, weight and bias where they are wanted."""
-    matrix, added = prepare(weight, bias, terms)
+    """Return the three sums, and the gradients of x, weight and bias where `needs_grad` says so."""
+    matrix, padded_bias = pad_vocabulary(weight, bias, terms)
     x = x.to(terms.dtype)
     (m, c), v = x.shape, len(matrix)
-    dx = torch.empty_like(x) if wanted[0] else None
-    dw = shares.new_empty(v, c) if wanted[1] else None
-    db = shares.new_zeros(v) if wanted[2] else None
+    dx = torch.empty_like(x) if needs_grad[0] else None
+    dw = shares.new_empty(v, c) if needs_grad[1] else None
+    db = shares.new_zeros(v) if needs_grad[2] else None
     losses = shares.new_empty(m, 2)
     rows = chunk_rows(m, v * x.element_size(), x.device)
-    buffer, work = x.new_empty(min(rows, m), v), worker(x)
+    buffer, losses_and_gradient = x.new_empty(min(rows, m), v), select_row_losses(x)
     for start in range(0, max(m, 1), rows):
         part = slice(start, start + rows)
         logits = buffer[: len(x[part])]
-        multiply(x[part], matrix, added, logits)
-        work(logits, labels[part], shares[part], terms, losses[part], any(wanted))
+        if padded_bias is None:
+            torch.mm(x[part], matrix.t(), out=logits)
+        else:
+            torch.addmm(padded_bias, x[part], matrix.t(), out=logits)
+        losses_and_gradient(logits, labels[part], shares[part], terms, losses[part], any(needs_grad))
         if dx is not None:
             torch.mm(logits, matrix, out=dx[part])
         if dw is not None:
-            add_product(dw, logits.t(), x[part], blank=start == 0)
+            accumulate_matmul(dw, logits.t(), x[part], overwrite=start == 0)
         if db is not None:
             db += logits.sum(0, dtype=db.dtype)
     sums = torch.stack([*losses.sum(0), (shares != 0).sum()])
     return sums, [dx, None if dw is None else dw[: len(weight)], None if db is None else db[: len(weight)]]
 
 
-def prepare(weight: Tensor, bias: Tensor | None, terms: Terms) -> tuple[Tensor, Tensor | None]:
-    """The matrix in the precision of the product, filled up with rows to whole tiles, and what is added to its logits.
+def pad_vocabulary(weight: Tensor, bias: Tensor | None, terms: LossTerms) -> tuple[Tensor, Tensor | None]:
+    """Return the weight in the dtype of the product, padded to a multiple of TILE rows, and the bias of its logits, if any.
 
-    An answer that only fills up has a bias of minus infinity.
+    Padding has a bias of minus infinity, so that its probability is zero.
     """
     v = len(weight)
     more = -v % TILE.get(weight.device.type, 1)
@@ -127,38 +136,31 @@ def prepare(weight: Tensor, bias: Tensor | None, terms: Terms) -> tuple[Tensor, 
         matrix = torch.nn.functional.pad(matrix, (0, 0, 0, more))
     if bias is None and not more:
         return matrix, None
-    added = matrix.new_full((v + more,), -torch.inf)
-    added[:v] = 0.0 if bias is None else bias
-    return matrix, added
+    padded_bias = matrix.new_full((v + more,), -torch.inf)
+    padded_bias[:v] = 0.0 if bias is None else bias
+    return matrix, padded_bias
 
 
 def chunk_rows(m: int, row_bytes: int, device: torch.device) -> int:
-    """Chunks of one size, as few as the memory allows; whole tiles of rows."""
+    """Return the rows of a chunk: chunks of one size, as few as CHUNK_BYTES allows, in multiples of 128 rows."""
     count = max(1, -(-m * row_bytes // CHUNK_BYTES.get(device.type, CHUNK_BYTES["cuda"])))
     return 128 * max(1, -(-m // (128 * count)))
 
 
-def multiply(x: Tensor, matrix: Tensor, added: Tensor | None, logits: Tensor) -> None:
-    if added is None:
-        torch.mm(x, matrix.t(), out=logits)
-    else:
-        torch.addmm(added, x, matrix.t(), out=logits)
-
-
-def add_product(total: Tensor, a: Tensor, b: Tensor, blank: bool) -> None:
-    """total += a @ b in fp32 even where a and b are not; where it is blank, whatever it held is overwritten."""
+def accumulate_matmul(total: Tensor, a: Tensor, b: Tensor, overwrite: bool) -> None:
+    """Add a @ b to `total`, in fp32 even where a and b are not; `overwrite` ignores what `total` held."""
     if total.dtype == a.dtype:
-        torch.addmm(total, a, b, beta=1 - blank, out=total)
+        torch.addmm(total, a, b, beta=1 - overwrite, out=total)
     elif total.is_cuda:
-        torch.addmm(total, a, b, out_dtype=total.dtype, beta=1 - blank, out=total)
-    elif blank:
+        torch.addmm(total, a, b, out_dtype=total.dtype, beta=1 - overwrite, out=total)
+    elif overwrite:
         total.copy_(a @ b)
     else:
         total += a @ b
 
 
-def worker(x: Tensor) -> Callable[[Tensor, Tensor, Tensor, Terms, Tensor, bool], None]:
-    """On a GPU one kernel that reads a row once and writes it once; elsewhere the same in torch."""
+def select_row_losses(x: Tensor) -> Callable[[Tensor, Tensor, Tensor, LossTerms, Tensor, bool], None]:
+    """Return the function that computes losses and gradients: the fused Triton kernel on a GPU, else the torch reference."""
     if x.is_cuda and x.dtype != torch.float64 and importlib.util.find_spec("triton"):
         from regard.kernels.cross_entropy_triton import row_losses as fused
 
@@ -167,18 +169,21 @@ def worker(x: Tensor) -> Callable[[Tensor, Tensor, Tensor, Terms, Tensor, bool],
 
 
 def row_losses(
-    logits: Tensor, labels: Tensor, shares: Tensor, terms: Terms, losses: Tensor, with_gradient: bool
+    logits: Tensor, labels: Tensor, shares: Tensor, terms: LossTerms, losses: Tensor, with_gradient: bool
 ) -> None:
-    """Loss and plain loss of each row into `losses` (R, 2); `logits` (R, V) become the gradient of the summed loss."""
-    e, z, n = terms.smoothing, terms.z_loss, terms.answers
+    """Write the training loss and the negative log-likelihood of each row into `losses` (R, 2).
+
+    With `with_gradient`, `logits` (R, V) are overwritten by the gradient of the summed training loss.
+    """
+    e, z, n = terms.smoothing, terms.z_loss, terms.vocabulary
     scores = logits.to(losses.dtype)
-    given = scores > -torch.inf if n < scores.shape[1] else None
+    real = scores > -torch.inf if n < scores.shape[1] else None  # False on padding of the vocabulary
     log_z = scores.logsumexp(1)
     nll = log_z - scores.gather(1, labels[:, None]).squeeze(1)
     nll = nll.where(shares != 0, 0)
     loss = nll
     if e:
-        mean = (scores if given is None else scores.where(given, 0)).sum(1) / n
+        mean = (scores if real is None else scores.where(real, 0)).sum(1) / n
         loss = (1 - e) * nll + e * (log_z - mean)
     losses[:, 0] = (loss + z * log_z**2) * shares
     losses[:, 1] = nll
@@ -186,7 +191,7 @@ def row_losses(
         return
     scores.sub_(log_z[:, None]).exp_().mul_((shares * (1 + 2 * z * log_z))[:, None])  # the softmax, scaled
     if e:
-        even = (shares * (e / n))[:, None]
-        scores.sub_(even if given is None else even * given)
+        uniform = (shares * (e / n))[:, None]
+        scores.sub_(uniform if real is None else uniform * real)
     scores.scatter_add_(1, labels[:, None], ((e - 1) * shares)[:, None])
     logits.copy_(scores)

@@ -1,11 +1,11 @@
-"""The Triton side of kernels/cross_entropy.py: a row of logits to its losses and, in their place, to its gradient.
+"""Triton kernel of kernels/cross_entropy.py: the losses of a row of logits and, in place of the logits, their gradient.
 
-A program has one row. It goes over it twice, and so few rows are in work at a time that the second reading finds much of
-them in the second-level cache. (Holding a whole row in registers is slower: too few rows are in work then.)
+A program handles one row and reads it twice: once for the log-sum-exp (online softmax), once for the gradient. Few rows
+are in flight at a time, so the second read mostly hits the L2 cache. (Keeping a whole row in registers is slower: too
+few rows are in flight then.)
 """
 
 # mypy: ignore-errors
-# Triton's language is not Python's
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.kernels.cross_entropy import Terms
+from regard.kernels.cross_entropy import LossTerms
 
 BLOCK = 4096  # logits at a time
 WARPS = 8
 
 
 def row_losses(
-    logits: Tensor, labels: Tensor, shares: Tensor, terms: Terms, losses: Tensor, with_gradient: bool
+    logits: Tensor, labels: Tensor, shares: Tensor, terms: LossTerms, losses: Tensor, with_gradient: bool
 ) -> None:
-    """Loss and plain loss of each row into `losses` (R, 2); `logits` (R, V) become the gradient of the summed loss."""
+    """Write the training loss and the negative log-likelihood of each row into `losses` (R, 2), as the torch reference does.
+
+    With `with_gradient`, `logits` (R, V) are overwritten by the gradient of the summed training loss.
+    """
     rows, v = logits.shape
     block = min(BLOCK, triton.next_power_of_2(v))
-    of_row[(rows,)](
+    row_loss_kernel[(rows,)](
         *(logits, labels, shares, losses, v),
-        *(terms.smoothing, terms.smoothing / terms.answers, terms.z_loss),
+        *(terms.smoothing, terms.smoothing / terms.vocabulary, terms.z_loss),
         SMOOTH=terms.smoothing > 0,
         GRADIENT=with_gradient,
         N=block,
@@ -36,17 +39,17 @@ def row_losses(
 
 
 @triton.jit
-def gradient(x, right, log_z, share, smoothing, even, z, SMOOTH: tl.constexpr):
-    """Of the loss by the logits x, of which `right` is the right one."""
+def gradient(x, is_label, log_z, share, smoothing, uniform, z, SMOOTH: tl.constexpr):
+    """Return the gradient of the loss with respect to the logits x (N,)."""
     g = share * (1 + 2 * z * log_z) * tl.exp(x - log_z)
     if SMOOTH:
-        g -= tl.where(x > -float("inf"), share * even, 0.0)
-    return g - tl.where(right, share * (1 - smoothing), 0.0)
+        g -= tl.where(x > -float("inf"), share * uniform, 0.0)  # padding of the vocabulary has logits of -inf
+    return g - tl.where(is_label, share * (1 - smoothing), 0.0)
 
 
 @triton.jit
-def of_row(
-    logits, labels, shares, losses, V, smoothing, even, z,
+def row_loss_kernel(
+    logits, labels, shares, losses, V, smoothing, uniform, z,
     SMOOTH: tl.constexpr, GRADIENT: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -61,22 +64,22 @@ def of_row(
                 tl.store(logits + at, tl.zeros((N,), logits.dtype.element_ty), mask=at < V)
     else:
         label = tl.load(labels + row)
-        right = tl.load(logits + label).to(tl.float32)
-        log_z, total = sums(logits, V, SMOOTH, N)
-        nll = log_z - right
+        label_logit = tl.load(logits + label).to(tl.float32)
+        log_z, total = log_sum_exp(logits, V, SMOOTH, N)
+        nll = log_z - label_logit
         loss = nll
         if SMOOTH:
-            loss = (1 - smoothing) * nll + smoothing * log_z - even * total
+            loss = (1 - smoothing) * nll + smoothing * log_z - uniform * total
         tl.store(losses + 2 * row, share * (loss + z * log_z * log_z))
         tl.store(losses + 2 * row + 1, nll)
         if GRADIENT:
-            tl.debug_barrier()  # every thread has read the right answer's logit
-            differentiate(logits, label, V, log_z, share, smoothing, even, z, SMOOTH, N)
+            tl.debug_barrier()  # every thread must have read the label's logit before it is overwritten
+            write_gradient(logits, label, V, log_z, share, smoothing, uniform, z, SMOOTH, N)
 
 
 @triton.jit
-def sums(logits, V, SMOOTH: tl.constexpr, N: tl.constexpr):
-    """log Z, and the sum of the logits that are not minus infinity."""
+def log_sum_exp(logits, V, SMOOTH: tl.constexpr, N: tl.constexpr):
+    """Return the log-sum-exp of a row (online softmax), and the sum of its logits other than minus infinity."""
     m = -1e30
     z = tl.zeros((N,), tl.float32)
     total = tl.zeros((N,), tl.float32)
@@ -92,9 +95,9 @@ def sums(logits, V, SMOOTH: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def differentiate(logits, label, V, log_z, share, smoothing, even, z, SMOOTH: tl.constexpr, N: tl.constexpr):
+def write_gradient(logits, label, V, log_z, share, smoothing, uniform, z, SMOOTH: tl.constexpr, N: tl.constexpr):
     for start in range(0, V, N):
         at = start + tl.arange(0, N)
         x = tl.load(logits + at, mask=at < V, other=-float("inf")).to(tl.float32)
-        g = gradient(x, at == label, log_z, share, smoothing, even, z, SMOOTH)
+        g = gradient(x, at == label, log_z, share, smoothing, uniform, z, SMOOTH)
         tl.store(logits + at, g.to(logits.dtype.element_ty), mask=at < V)

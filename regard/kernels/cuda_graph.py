@@ -1,4 +1,4 @@
-"""CUDA graphs: work that is recorded once and then replayed, so that launching its kernels costs nothing."""
+"""CUDA graphs: a function is captured once per input shape and then replayed, without the cost of launching each kernel."""
 
 from __future__ import annotations
 
@@ -10,53 +10,54 @@ import torch
 from torch import Tensor
 
 
-def compilations() -> int:
+def count_compiled_graphs() -> int:
     """Return how many graphs torch.compile has made in this process."""
-    dynamo = sys.modules.get("torch._dynamo.utils")  # not imported by this: it takes seconds
+    dynamo = sys.modules.get("torch._dynamo.utils")  # not an import: that takes seconds
     return dynamo.counters["stats"]["unique_graphs"] if dynamo else 0
 
 
 class GraphedCallable:
-    """A function of tensors, without a result, that works on the same memory each time: recorded per input shape.
+    """A function of tensors, without a result, whose calls are replayed as CUDA graphs, one for each tuple of input shapes.
 
-    Calls with a shape run as usual until one of them compiles nothing; the next is recorded, and from then on it is
-    replayed. Mostly the first call compiles nothing or all there is. But a compiler that gives up on a function when it
-    meets it in one place compiles it in parts elsewhere only when it comes there again, and must not do so in a recording.
+    The function must use the same memory in every call, apart from its inputs, which are copied into static buffers.
+    Calls with new shapes run eagerly (warm-up) until one of them compiles nothing; the next call is captured, and later
+    ones are replayed. One warm-up call is mostly enough. But where torch.compile breaks a graph, the parts behind the
+    break are compiled only when they are reached again, which must not happen during capture.
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
         self.function = function
-        self.seen: set[tuple[torch.Size, ...]] = set()  # shapes that are recorded next time
+        self.warmed_up: set[tuple[torch.Size, ...]] = set()  # shapes whose next call is captured
         self.graphs: dict[tuple[torch.Size, ...], tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
         self.pool: Any = None
         self.stream = torch.cuda.Stream()
 
     def __call__(self, *inputs: Tensor) -> None:
         shape = tuple(x.shape for x in inputs)
-        if shape not in self.seen:
-            before = compilations()
-            self._run_aside(inputs)
-            if compilations() == before:
-                self.seen.add(shape)
+        if shape not in self.warmed_up:
+            before = count_compiled_graphs()
+            self._warm_up(inputs)
+            if count_compiled_graphs() == before:
+                self.warmed_up.add(shape)
             return
         if shape not in self.graphs:
-            self.graphs[shape] = self._record(inputs)
-        graph, places = self.graphs[shape]
-        for place, x in zip(places, inputs, strict=True):
-            place.copy_(x, non_blocking=True)
+            self.graphs[shape] = self._capture(inputs)
+        graph, static_inputs = self.graphs[shape]
+        for static, x in zip(static_inputs, inputs, strict=True):
+            static.copy_(x, non_blocking=True)
         graph.replay()
 
-    def _run_aside(self, inputs: tuple[Tensor, ...]) -> None:
-        """On a stream of its own, as recording will be, so that lazily made workspaces exist by then."""
+    def _warm_up(self, inputs: tuple[Tensor, ...]) -> None:
+        """Run eagerly on a side stream, as the capture will, so that lazily allocated workspaces exist by then."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             self.function(*inputs)
         torch.cuda.current_stream().wait_stream(self.stream)
 
-    def _record(self, inputs: tuple[Tensor, ...]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
-        graph, places = torch.cuda.CUDAGraph(), tuple(x.clone() for x in inputs)
-        # thread_local: the thread that prepares batches may pin memory meanwhile
+    def _capture(self, inputs: tuple[Tensor, ...]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
+        graph, static_inputs = torch.cuda.CUDAGraph(), tuple(x.clone() for x in inputs)
+        # thread_local: the data-loading thread may pin memory during the capture
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            self.function(*places)
+            self.function(*static_inputs)
         self.pool = self.pool or graph.pool()
-        return graph, places
+        return graph, static_inputs

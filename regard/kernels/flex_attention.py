@@ -1,6 +1,6 @@
-"""FlexAttention over spans of keys: torch's compiled kernel, which visits only the blocks that a mask leaves.
+"""FlexAttention: torch's compiled block-sparse kernel, which skips the blocks of scores that a mask hides.
 
-The spans of `masks.intervals` say which blocks those are without ever writing a (T, T) mask down.
+The intervals of `masks.key_intervals` say which blocks those are, without a dense (T, T) mask.
 """
 
 from __future__ import annotations
@@ -14,61 +14,66 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-BLOCK = 128
+BLOCK = 128  # queries and keys in a block
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """What FlexAttention needs to know of a forward, made once for all layers."""
+    """The block-sparse mask and the position bias of a batch, made once for all layers."""
 
     mask: BlockMask
-    table: Tensor | None  # (H, 2T-1), the bias of every distance
+    table: Tensor | None  # (H, 2T-1), the bias at the distances 1 - T to T - 1
 
 
 def prepare(first: Tensor, last: Tensor, table: Tensor | None) -> Blocks:
-    """From the first and last key that each query sees, int32 (B, T)."""
+    """Return the block-sparse mask in which each query sees the keys `first` to `last`, int32 (B, T), and the bias table."""
 
     def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (j >= first[b, i]) & (j <= last[b, i])
 
     some, every = block_spans(first, last)
     mask = BlockMask.from_kv_blocks(
-        *ordered(some & ~every), *ordered(every), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(first.shape[1],) * 2
+        *count_and_order(some & ~every),
+        *count_and_order(every),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=sees,
+        seq_lengths=(first.shape[1],) * 2,
     )
     return Blocks(mask, table)
 
 
 def block_spans(first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """Which blocks of keys some query of a block of queries sees, and which ones every query sees, (B, 1, n, n) each."""
+    """Return which blocks of keys some query of a block sees, and which every query sees whole: (B, 1, n, n) bool each."""
     t = first.shape[1]
     n = -(-t // BLOCK)
     pad = (0, n * BLOCK - t)
 
     def blocks(x: Tensor, beyond: int) -> Tensor:
-        """(B, n, BLOCK); queries beyond the end have a value that changes nothing."""
+        """Return x as (B, n, BLOCK), padded by a value that changes no minimum or maximum."""
         return torch.nn.functional.pad(x, pad, value=beyond).unflatten(1, (n, BLOCK))
 
-    start = torch.arange(n, device=first.device) * BLOCK  # of each block of keys
+    start = torch.arange(n, device=first.device) * BLOCK  # first key of each block
     lowest, highest = blocks(first, t).amin(2)[..., None], blocks(last, -1).amax(2)[..., None]
-    some = (lowest < start + BLOCK) & (highest >= start)  # may count a block too many
+    some = (lowest < start + BLOCK) & (highest >= start)  # an upper bound: may include a block that no query sees
     every = (blocks(first, 0).amax(2)[..., None] <= start) & (blocks(last, t).amin(2)[..., None] >= start + BLOCK - 1)
     return some[:, None], every[:, None]
 
 
-def ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks each row has, and their numbers before all others."""
+def count_and_order(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many blocks of each row are True, and all block numbers, those that are True first (BlockMask's format)."""
     return blocks.sum(-1).int(), blocks.int().argsort(dim=-1, descending=True, stable=True).int()
 
 
 @functools.cache
 def compiled() -> Callable[..., Any]:
-    """Once for every shape: FlexAttention's kernels are made for sizes that are known."""
-    limit = torch._dynamo.config
-    limit.recompile_limit = max(limit.recompile_limit, 256)  # torch's own, 8, would then run it unfused
+    """Return FlexAttention compiled with static shapes: it is compiled anew for every shape."""
+    config = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, 256)  # beyond torch's default of 8 shapes it would run unfused
     return torch.compile(flex_attention, dynamic=False)
 
 
 def flex_attend(q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, scale: float | None) -> Tensor:
+    """Return the attention of q (B, H, T, D) over k and v (B, G, T, D): (B, H, T, D)."""
     table = blocks.table
 
     def with_bias(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -87,7 +92,7 @@ def flex_attend(q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, scale: float | 
     )
 
 
-# A looked-up bias takes shared memory: smaller tiles than FlexAttention's own choice.
+# Looking up a bias takes shared memory, so the tiles are smaller than FlexAttention's defaults.
 LOOKUP_OPTIONS = {
     "fwd_BLOCK_M": 64, "fwd_BLOCK_N": 64, "fwd_num_stages": 2, "fwd_num_warps": 4,
     "bwd_BLOCK_M1": 64, "bwd_BLOCK_N1": 64, "bwd_BLOCK_M2": 64, "bwd_BLOCK_N2": 64, "bwd_num_stages": 1, "bwd_num_warps": 4,

@@ -1,13 +1,18 @@
-"""A projection and what is made of it, as one operation: f(x W^T + b), or gated, f(gate) * value.
+"""Linear layer and activation as one fused operation: f(x W^T + b), or gated, f(gate) * value.
 
-The products are the library's; what counts is how often their wide result passes through memory besides. On CUDA devices, in
-training, the product itself cuts where f is ReLU, and the signs of the result say later what was cut; for others one kernel
-reads x W^T + b and writes the result. Backward one kernel reads the gradient and what was kept, writes the gradient of
-x W^T + b, gates and values in one tensor, and adds up that of b on the way. Elsewhere it is torch, operation by
-operation, which is also the definition.
+The matrix products are cuBLAS's; the fused kernels save passes of their wide result through memory. This is how
+training on a CUDA device works:
 
-The kernels are operators of torch, so a compiled block stays one graph. The product is inside because only the library's
-kernel can add b and cut; after a product of the compiler's that is a pass of its own. The backward's products are outside.
+- Forward, ReLU is part of the epilogue of the product, like the bias; the backward pass needs only the sign of the
+  result. For other activations one kernel reads x W^T + b, which is saved, and writes the result.
+- Backward, one kernel reads the gradient and the saved tensor, writes the gradient of x W^T + b (gates and values in
+  one tensor), and sums up the gradient of b on the way.
+
+Elsewhere it is plain torch, which is also the definition.
+
+The kernels are registered as torch operators, so a compiled block stays one graph. The forward product is inside the
+operator because only cuBLAS has a bias + ReLU epilogue: torch.compile would spend a pass of its own on it. The products
+of the backward pass are outside.
 """
 
 from __future__ import annotations
@@ -21,30 +26,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.device import working_dtype
-from regard.kernels.residual_norm import TRITON, processors
+from regard.kernels.residual_norm import TRITON, multiprocessors
 from regard.kernels.weight_layout import gate_block, split_gates
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
-    "gelu-tanh": functools.partial(F.gelu, approximate="tanh"),  # GPT-2's: cheaper once, kept since
+    "gelu-tanh": functools.partial(F.gelu, approximate="tanh"),  # GPT-2's approximation
     "silu": F.silu,
 }
 
 
 def linear_activation(x: Tensor, linear: nn.Module, activation: str, gated: bool) -> Tensor:
-    """f(linear(x)), (..., C) -> (..., F). Gated, `linear` gives gates and values in turns (kernels/weight_layout.py), 2F numbers.
+    """Return f(linear(x)) for x (..., C): (..., F).
 
-    It is an nn.Linear, or whatever stands for one.
+    Gated, it is f(gate) * value, and `linear` has 2F outputs, gates and values interleaved (kernels/weight_layout.py).
+    `linear` is an nn.Linear, or a module that replaces one, such as a quantized matrix.
     """
-    if x.is_cuda and torch.is_grad_enabled() and fits(x, linear):
+    if x.is_cuda and torch.is_grad_enabled() and can_fuse(x, linear):
         return fused(x, linear, activation, gated)
-    if x.dim() == 2 and x.is_cuda and cut_by_product(activation, gated) and fits(x, linear):
+    if x.dim() == 2 and x.is_cuda and relu_in_epilogue(activation, gated) and can_fuse(x, linear):
         assert isinstance(linear, nn.Linear)
-        if linear.bias is not None and linear.weight.dtype == x.dtype:
-            return torch._addmm_activation(
-                linear.bias, x, linear.weight.t()
-            )  # a decoding step: the product adds and cuts
+        if linear.bias is not None and linear.weight.dtype == x.dtype:  # a decoding step: ReLU in the epilogue
+            return torch._addmm_activation(linear.bias, x, linear.weight.t())
     y = linear(x)
     if not gated:
         return ACTIVATIONS[activation](y)
@@ -52,12 +56,13 @@ def linear_activation(x: Tensor, linear: nn.Module, activation: str, gated: bool
     return (ACTIVATIONS[activation](gate) * value).flatten(-2)
 
 
-def fits(x: Tensor, linear: nn.Module) -> bool:
-    """Whether the kernels know what to do: a plain matrix, and no float64."""
+def can_fuse(x: Tensor, linear: nn.Module) -> bool:
+    """Return whether the fused kernels support this layer: exactly an nn.Linear, and no float64."""
     return TRITON and type(linear) is nn.Linear and working_dtype(x) != torch.float64
 
 
 def fused(x: Tensor, linear: nn.Module, activation: str, gated: bool) -> Tensor:
+    """Return what `linear_activation` defines, by the fused operators."""
     assert isinstance(linear, nn.Linear)
     dtype = working_dtype(x)
     rows = x.to(dtype).reshape(-1, x.shape[-1])
@@ -70,71 +75,77 @@ def fused(x: Tensor, linear: nn.Module, activation: str, gated: bool) -> Tensor:
 
 @torch.library.custom_op("regard::activated", mutates_args=())
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, gated: bool) -> tuple[Tensor, Tensor]:
-    """The result (M, F) of x (M, C), and what the backward needs besides: x W^T + b, or nothing where the result will do."""
+    """Return the result (M, F) for x (M, C), and for the backward pass x W^T + b, or (0,) where the result suffices."""
     bias = None if bias is None else bias.to(x.dtype)
-    if cut_by_product(activation, gated):
+    if relu_in_epilogue(activation, gated):
         bias = x.new_zeros(len(weight)) if bias is None else bias
         return torch._addmm_activation(bias, x, weight.t()), x.new_empty(0)
     from regard.kernels import linear_activation_triton as kernels
 
-    kept = F.linear(x, weight, bias)
-    result, _ = results(x, weight, activation, gated)
+    saved = F.linear(x, weight, bias)
+    result, _ = allocate_outputs(x, weight, activation, gated)
     rows, f = result.shape
     blocks = -(-rows // ROWS) * -(-f // WIDTH)
-    kernels.forward[(blocks,)](kept, result, rows, **options(f, activation, gated))
-    return result, kept
+    kernels.forward[(blocks,)](saved, result, rows, **kernel_options(f, activation, gated))
+    return result, saved
 
 
 @forward.register_fake
 def _(x: Tensor, weight: Tensor, bias: Any, activation: str, gated: bool) -> tuple[Tensor, Tensor]:
-    return results(x, weight, activation, gated)
+    return allocate_outputs(x, weight, activation, gated)
 
 
 @torch.library.custom_op("regard::activated_backward", mutates_args=())
-def backward(grad: Tensor, kept: Tensor, activation: str, gated: bool, bias: bool) -> tuple[Tensor, Tensor]:
-    """The gradients of x W^T + b, (M, N), and of b, (N,) fp32, or nothing where there is none."""
+def backward(grad: Tensor, saved: Tensor, activation: str, gated: bool, has_bias: bool) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x W^T + b, (M, N), and of b, (N,) fp32, or (0,) without a bias.
+
+    `saved` is what `forward` saved: x W^T + b, or the result where that suffices.
+    """
     from regard.kernels import linear_activation_triton as kernels
 
-    by_product, by_bias = gradients(kept, bias)
+    grad_linear, grad_bias = allocate_gradients(saved, has_bias)
     rows, f = grad.shape
     blocks = -(-f // WIDTH)
-    programs = min(-(-rows // ROWS), -(-PROGRAMS * processors(kept) // blocks))
-    parts = by_bias.new_empty(programs, len(by_bias))
+    programs = min(-(-rows // ROWS), -(-PROGRAMS * multiprocessors(saved) // blocks))
+    partial_sums = grad_bias.new_empty(programs, len(grad_bias))
     kernels.backward[(blocks, programs)](
-        *(grad.contiguous(), kept, by_product, parts, rows),
-        **(options(f, activation, gated) | {"BIAS": bias, "STAGES": STAGES}),
+        *(grad.contiguous(), saved, grad_linear, partial_sums, rows),
+        **(kernel_options(f, activation, gated) | {"BIAS": has_bias, "STAGES": STAGES}),
     )
-    torch.sum(parts, 0, out=by_bias)
-    return by_product, by_bias
+    torch.sum(partial_sums, 0, out=grad_bias)
+    return grad_linear, grad_bias
 
 
 @backward.register_fake
-def _(grad: Tensor, kept: Tensor, activation: str, gated: bool, bias: bool) -> tuple[Tensor, Tensor]:
-    return gradients(kept, bias)
+def _(grad: Tensor, saved: Tensor, activation: str, gated: bool, has_bias: bool) -> tuple[Tensor, Tensor]:
+    return allocate_gradients(saved, has_bias)
 
 
-def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """Save what the backward pass needs (torch.library's `setup_context`)."""
     x, weight, bias, activation, gated = inputs
-    result, kept = output
-    ctx.mark_non_differentiable(kept)
+    result, saved = output
+    ctx.mark_non_differentiable(saved)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, weight, result if cut_by_product(activation, gated) else kept)
+    ctx.save_for_backward(x, weight, result if relu_in_epilogue(activation, gated) else saved)
     ctx.settings = activation, gated, bias is not None
     ctx.dtype = None if bias is None else bias.dtype
 
 
-def differentiate(ctx: Any, grad: Tensor, _: None) -> Any:
-    x, weight, kept = ctx.saved_tensors
-    by_product, by_bias = backward(grad, kept, *ctx.settings)
-    by_x = by_product @ weight if ctx.needs_input_grad[0] else None
-    by_weight = by_product.t() @ x if ctx.needs_input_grad[1] else None
-    return by_x, by_weight, by_bias.to(ctx.dtype) if ctx.dtype else None, None, None
+def run_backward(ctx: Any, grad: Tensor, _: None) -> Any:
+    """Return the gradients of the inputs of `forward`, None for those that have none."""
+    x, weight, saved = ctx.saved_tensors
+    grad_linear, grad_bias = backward(grad, saved, *ctx.settings)
+    grad_x = grad_linear @ weight if ctx.needs_input_grad[0] else None
+    grad_weight = grad_linear.t() @ x if ctx.needs_input_grad[1] else None
+    return grad_x, grad_weight, grad_bias.to(ctx.dtype) if ctx.dtype else None, None, None
 
 
-forward.register_autograd(differentiate, setup_context=save)
+forward.register_autograd(run_backward, setup_context=setup_context)
 
 
-def cut_by_product(activation: str, gated: bool) -> bool:
+def relu_in_epilogue(activation: str, gated: bool) -> bool:
+    """Return whether the epilogue of the matrix product can apply the activation: ReLU, not gated."""
     return activation == "relu" and not gated
 
 
@@ -142,20 +153,22 @@ def cut_by_product(activation: str, gated: bool) -> bool:
 
 ROWS, WIDTH = 16, 128  # of a tile
 WARPS = 4
-PROGRAMS = 8  # of the backward, for each processor; each walks over its share of the rows
-STAGES = 1  # in which it does so
+PROGRAMS = 8  # of the backward kernel, per multiprocessor; each loops over its share of the rows
+STAGES = 1  # software pipeline stages of that loop
 
 
-def results(x: Tensor, weight: Tensor, activation: str, gated: bool) -> tuple[Tensor, Tensor]:
+def allocate_outputs(x: Tensor, weight: Tensor, activation: str, gated: bool) -> tuple[Tensor, Tensor]:
+    """Allocate the outputs of `forward`."""
     rows, n = x.shape[0], weight.shape[0]
-    kept = x.new_empty(0) if cut_by_product(activation, gated) else x.new_empty(rows, n)
-    return x.new_empty(rows, n // (1 + gated)), kept
+    saved = x.new_empty(0) if relu_in_epilogue(activation, gated) else x.new_empty(rows, n)
+    return x.new_empty(rows, n // (1 + gated)), saved
 
 
-def gradients(kept: Tensor, bias: bool) -> tuple[Tensor, Tensor]:
-    return kept.new_empty(kept.shape), kept.new_empty(kept.shape[1] if bias else 0, dtype=torch.float32)
+def allocate_gradients(saved: Tensor, has_bias: bool) -> tuple[Tensor, Tensor]:
+    """Allocate the outputs of `backward`."""
+    return saved.new_empty(saved.shape), saved.new_empty(saved.shape[1] if has_bias else 0, dtype=torch.float32)
 
 
-def options(f: int, activation: str, gated: bool) -> dict[str, Any]:
+def kernel_options(f: int, activation: str, gated: bool) -> dict[str, Any]:
     block = gate_block(f) if gated else 0
     return {"F": f, "NAME": activation, "GATES": block, "ROWS": ROWS, "WIDTH": WIDTH, "num_warps": WARPS}

@@ -1,7 +1,8 @@
-"""The Triton side of kernels/linear_activation.py: an activation, maybe one half of its input gating the other, and its backward.
+"""Triton kernels of kernels/linear_activation.py: an activation, plain or gated, forward and backward.
 
-A program has tiles of ROWS rows and WIDTH of their F columns, in fp32. Gated, the input's rows are F gates and F
-values in turns, GATES of each: column c of the result has its gate at c + c // GATES * GATES, and its value GATES further.
+A program handles tiles of ROWS rows and WIDTH of the F columns, in fp32. Gated, a row of the input has F gates and F
+values, interleaved in blocks of GATES: column c of the result has its gate at c + c // GATES * GATES, and its value
+GATES further.
 """
 
 # mypy: ignore-errors
@@ -11,12 +12,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from regard.kernels.residual_norm_triton import read
+from regard.kernels.residual_norm_triton import load_fp32
 
 
 @triton.jit
 def value_and_slope(z, NAME: tl.constexpr):
-    """f(z) and f'(z). ReLU's slope at f(z) is the one at z."""
+    """Return f(z) and f'(z). For ReLU, f'(f(z)) = f'(z), so z may be the result itself."""
     if NAME == "relu":
         y = tl.maximum(z, 0.0)
         slope = tl.where(z <= 0.0, 0.0, 1.0)
@@ -38,7 +39,7 @@ def value_and_slope(z, NAME: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def forward(
-    kept, result, rows,
+    saved, result, rows,
     F: tl.constexpr, NAME: tl.constexpr, GATES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(F, WIDTH)
@@ -46,46 +47,49 @@ def forward(
     c = (tl.program_id(0) % blocks * WIDTH + tl.arange(0, WIDTH))[None, :]
     inside = (row < rows) & (c < F)
     if GATES:
-        at = kept + row * 2 * F + c + c // GATES * GATES
-        y, _ = value_and_slope(read(at, inside), NAME)
-        y *= read(at + GATES, inside)
+        at = saved + row * 2 * F + c + c // GATES * GATES
+        y, _ = value_and_slope(load_fp32(at, inside), NAME)
+        y *= load_fp32(at + GATES, inside)
     else:
-        y, _ = value_and_slope(read(kept + row * F + c, inside), NAME)
+        y, _ = value_and_slope(load_fp32(saved + row * F + c, inside), NAME)
     tl.store(result + row * F + c, y.to(result.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def backward(
-    grad, kept, by_product, parts, rows,
+    grad, saved, grad_linear, partial_sums, rows,
     F: tl.constexpr, NAME: tl.constexpr, GATES: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Few programs walk over all rows, so that the sums for the bias stay in registers: (ROWS, WIDTH) until the end, since
-    adding rows up is the dear part."""
+    """Write the gradient of x W^T + b, and the sums over rows that the gradient of the bias is made of.
+
+    A few programs loop over all rows, so that these sums stay in registers, as (ROWS, WIDTH) until the end: the
+    reduction over rows is the expensive part.
+    """
     N: tl.constexpr = 2 * F if GATES else F
     c = (tl.program_id(0) * WIDTH + tl.arange(0, WIDTH))[None, :]
     n = c + c // GATES * GATES if GATES else c
-    first = tl.zeros((ROWS, WIDTH), tl.float32)  # sums of the only gradient, or of the gate's
-    second = tl.zeros((ROWS, WIDTH), tl.float32)  # of the value's
+    gate_sums = tl.zeros((ROWS, WIDTH), tl.float32)  # sums of the gradient; gated, of the gate's gradient
+    value_sums = tl.zeros((ROWS, WIDTH), tl.float32)  # sums of the value's gradient
     for start in tl.range(tl.program_id(1) * ROWS, rows, tl.num_programs(1) * ROWS, num_stages=STAGES):
         row = (start + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         inside = (row < rows) & (c < F)
-        g = read(grad + row * F + c, inside)  # 0 beyond rows and F, and so is all that is added up
-        y, slope = value_and_slope(read(kept + row * N + n, inside), NAME)
-        at = by_product + row * N + n
+        g = load_fp32(grad + row * F + c, inside)  # 0 beyond rows and F, so the sums are not changed there
+        y, slope = value_and_slope(load_fp32(saved + row * N + n, inside), NAME)
+        at = grad_linear + row * N + n
         if GATES:
-            value = read(kept + row * N + n + GATES, inside)
+            value = load_fp32(saved + row * N + n + GATES, inside)
             y *= g
-            tl.store(at + GATES, y.to(by_product.dtype.element_ty), mask=inside)
+            tl.store(at + GATES, y.to(grad_linear.dtype.element_ty), mask=inside)
             if BIAS:
-                second += y
+                value_sums += y
             g *= value
         g *= slope
-        tl.store(at, g.to(by_product.dtype.element_ty), mask=inside)
+        tl.store(at, g.to(grad_linear.dtype.element_ty), mask=inside)
         if BIAS:
-            first += g
+            gate_sums += g
     if BIAS:
-        at = parts + tl.program_id(1) * N + n
-        tl.store(at, tl.sum(first, 0, keep_dims=True), mask=c < F)
+        at = partial_sums + tl.program_id(1) * N + n
+        tl.store(at, tl.sum(gate_sums, 0, keep_dims=True), mask=c < F)
         if GATES:
-            tl.store(at + GATES, tl.sum(second, 0, keep_dims=True), mask=c < F)
+            tl.store(at + GATES, tl.sum(value_sums, 0, keep_dims=True), mask=c < F)

@@ -1,11 +1,12 @@
-"""Who may look at whom. True = attend, everywhere.
+"""Attention masks: which keys a query may attend to. In a boolean mask, True means "attend".
 
-Every mask of this package lets a query see one span of key *positions*: a causal query all up to itself, a window the last
-few, a prefix its beginning too. A position of -1 marks padding (or an empty cache slot) and lies in no span, so padding,
-ragged batches, windows and caches need no case of their own.
+Every mask of this package lets a query see one interval of key *positions*: a causal mask all positions up to the
+query's own, a sliding window the last few of them, a prefix mask the prefix as well. Position -1 marks padding (or an
+empty slot of a key/value cache) and lies in no interval, so padding, ragged batches, windows and caches need no special
+cases.
 
-Packed rows hold several documents one after the other; positions begin again at 0 with each, so `index - position` is where
-a token's document begins, and tells documents apart.
+A packed row holds several documents, one after the other. Positions start at 0 in each document, so `index - position`
+is the index at which a token's document begins; two tokens belong to the same document if these numbers are equal.
 """
 
 from __future__ import annotations
@@ -19,31 +20,35 @@ PAD_POSITION = -1  # the position of padding
 
 
 def positions_of(ids: Tensor) -> Tensor:
-    """0, 1, 2, ... along each row, `NOWHERE` on padding (ids below 0), which stands at the end."""
+    """Return the positions of tokens ids (B, T): 0, 1, 2, ... along each row, and PAD_POSITION on padding (ids below 0).
+
+    Padding must be at the end of a row.
+    """
     steps = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)  # (B, T)
     return steps.masked_fill(ids < 0, PAD_POSITION)
 
 
 @dataclass(frozen=True)
 class Mask:
-    """A query at position p sees keys at p - back .. p + ahead, and the first `prefix` ones."""
+    """An attention mask: a query at position p sees the keys at p - back .. p + ahead, and the first `prefix` keys."""
 
-    back: int | None = None  # None: without limit
-    ahead: int | None = None
-    prefix: int | Tensor = 0  # tokens that all may see, also those before them; a tensor (B, 1): of each row
-    packed: bool = False  # rows hold several documents; nobody sees another one
+    back: int | None = None  # None: no limit
+    ahead: int | None = None  # None: no limit; 0: causal
+    prefix: int | Tensor = 0  # leading tokens that every query sees, even from before them; (B, 1): one number a row
+    packed: bool = False  # rows hold several documents; a query sees its own document only
 
     @property
     def causal(self) -> bool:
+        """Whether a query sees neither later keys nor a prefix."""
         return self.ahead == 0 and isinstance(self.prefix, int) and self.prefix == 0
 
     @property
     def triangle(self) -> bool:
-        """Exactly the lower triangle, where keys and queries are the same tokens."""
+        """Whether the dense mask is exactly the lower triangle, keys and queries being the same tokens."""
         return self.causal and self.back is None and not self.packed
 
     def span(self, q: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The first and the last key position that queries at q (B, T) may see; None: to the end."""
+        """Return the first and the last key position that queries at positions q (B, T) see, (B, T) each; None: no last."""
         first = torch.zeros_like(q) if self.back is None else (q - self.back).clamp(min=0)
         if self.ahead is None:
             return first, None
@@ -58,11 +63,14 @@ class Mask:
 
 
 FULL = Mask()  # encoders and cross-attention
-CAUSAL = Mask(ahead=0)  # decoders: no look-ahead
+CAUSAL = Mask(ahead=0)  # decoders
 
 
 def with_window(mask: Mask, width: int) -> Mask:
-    """At most `width` tokens in each direction that the mask allows, the query's own included; 0: no window."""
+    """Return `mask` limited to a sliding window of `width` tokens in each direction it allows; 0: no window.
+
+    The width includes the query's own token.
+    """
     if not width:
         return mask
     if mask.ahead == 0 and not mask.causal:
@@ -71,21 +79,26 @@ def with_window(mask: Mask, width: int) -> Mask:
 
 
 def prefix(n: int | Tensor) -> Mask:
-    """A prefix language model: the first n tokens see each other, the rest is causal. A tensor (B, 1): n of each row."""
+    """Return the mask of a prefix language model: the first n tokens see each other, the rest is causal.
+
+    A tensor n (B, 1) gives every row a prefix of its own.
+    """
     if isinstance(n, Tensor) and (n.dim() != 2 or n.shape[1] != 1):
         raise ValueError(f"the prefixes of B rows are a tensor (B, 1), not {tuple(n.shape)}")
     return Mask(ahead=0, prefix=n)
 
 
 def document_mask(mask: Mask) -> Mask:
-    """The same, within each document of a packed row."""
+    """Return `mask` for packed rows: each query sees tokens of its own document only."""
     return replace(mask, packed=True)
 
 
 def dense_mask(mask: Mask, q: Tensor, k: Tensor, index: Tensor | None = None) -> Tensor:
-    """The mask for queries at positions q (B, T) and keys at k (B, S), (B, 1, T or 1, S): it broadcasts over heads.
+    """Return the boolean mask of queries at positions q (B, T) and keys at k (B, S): (B, 1, T or 1, S), True = attend.
 
-    `index` (T,): where the queries stand among the keys, if they are the same tokens; packed rows need to know.
+    The second dimension broadcasts over heads, the third is 1 where every query of a row sees the same keys. `index`
+    (T,) is the index of each query among the keys, if they are the same tokens; packed rows need it to tell documents
+    apart.
     """
     seen = (k > PAD_POSITION)[:, None, :]  # (B, 1, S)
     if mask.back is not None or mask.ahead is not None:  # not `mask != FULL`, which torch cannot compile
@@ -95,16 +108,20 @@ def dense_mask(mask: Mask, q: Tensor, k: Tensor, index: Tensor | None = None) ->
             seen = seen & (k[:, None, :] <= last[:, :, None])  # (B, T, S)
     if mask.packed:
         assert index is not None, "packed rows cannot be read through a cache"
-        start = torch.arange(k.shape[1], device=k.device) - k  # (B, S), where a token's document begins
+        start = torch.arange(k.shape[1], device=k.device) - k  # (B, S), the index at which a token's document begins
         seen = seen & (start[:, None, :] == (index - q)[:, :, None])
     return seen[:, None]
 
 
 def key_intervals(mask: Mask, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for the queries' own tokens, as the first and last *index* each may see, int32 (B, T); empty on padding."""
+    """Return the first and the last key *index* that each query sees in self-attention, int32 (B, T) each.
+
+    It is the mask of `dense_mask` for keys that are the queries' own tokens, without ever storing (T, T) numbers. For
+    padding the interval is empty: its last index is -1.
+    """
     real = positions > PAD_POSITION
     index = torch.arange(positions.shape[1], device=positions.device)
-    start = torch.where(real, index - positions, 0)  # (B, T), where the token's document begins
+    start = torch.where(real, index - positions, 0)  # (B, T), the index at which the token's document begins
     length = torch.zeros_like(positions).scatter_add_(1, start, real.long()).gather(1, start)
     first, last = mask.span(positions)
     last = length - 1 if last is None else last.minimum(length - 1)

@@ -1,10 +1,11 @@
-"""Attention of one new token in each row: over what its row remembers, and over its sentence's source.
+"""Attention of a decoding step, one new token per row: self-attention over a static key/value cache, and cross-attention.
 
-Rows are never moved: `owner[n, j]` says in which row column j of row n's past lies, so that reordering hypotheses changes a
-few integers. How far a row has come is read from memory, so one recorded kernel serves every step.
+Reordering beams does not move keys and values: `owner[n, j]` is the row of the cache that holds column j of row n's
+past, so that a reordering changes a few integers. The position of each row is read from memory, so one CUDA graph
+serves every step.
 
-The kernels start before the one before them has ended (see step_linear.py) and read keys of earlier steps meanwhile: those,
-owner and position must not be the work of the same step.
+The kernels use programmatic dependent launch (kernels/step_linear.py) and prefetch keys of earlier steps: these keys,
+`owner` and `position` must not be written in the same step.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from regard.kernels.attention_functions import masked_softmax, rotate, split_qkv
 from regard.kernels.step_attention_triton import LOG2E, combine_kernel, cross_kernel, self_kernel
 from regard.kernels.step_linear import NUM_SMS, launch_options, runs_kernels
 
-QUERIES = 64  # the most of one program
+MAX_QUERIES = 64  # of one program
 
-# Small programs hide each other's waiting; where there are few, each must read more.
-TILES = (  # below so many programs: warps of one, bytes of keys that a warp reads at once
+# Many small programs hide each other's memory latency; where there are few programs, each must read more at once.
+TILES = (  # most programs (exclusive), warps of a program, bytes of keys that a warp reads at once
     (2 * NUM_SMS, 4, 2048),
     (8 * NUM_SMS, 2, 2048),
     (math.inf, 2, 1024),
 )
-SEVERAL = (4, 2048)  # the same where a key meets several queries
+MULTI_QUERY_TILE = (4, 2048)  # warps and bytes where several queries share a key
 
 # ---- self-attention ----------------------------------------------------------------------------------------------------
 
@@ -46,10 +47,13 @@ def self_attend(
     scale: float,
     heads: tuple[int, int],
 ) -> Tensor:
-    """The new tokens qkv (N, (H+2G)*D) enter the keys and values (N, G, L, D) at column `position` (N,), and look at the
-    columns before it, at most `back` of them, and at themselves; (N, H*D). `split_qkv` says which numbers are whose.
+    """Write the keys and values of new tokens into the cache and return their self-attention, (N, H*D).
 
-    cos, sin (L, D/2): how queries and keys at each position are rotated; bias (H, L): added to a score by the distance back.
+    qkv (N, (H+2G)*D) is the fused projection of one new token per row, ordered as in `split_qkv`. Its key and value are
+    written to keys and values (N, G, L, D) at column `position` (N,). The token attends to itself and to the columns
+    before it, at most `back` of them. owner (N, L): the row of the cache that holds each column of a row's past; None:
+    its own row. cos, sin (L, D/2): rotary embeddings of each position. bias (H, L): added to the scores by distance.
+    heads: (H, G).
     """
     if not runs_kernels(qkv):
         return self_attend_reference(
@@ -63,43 +67,44 @@ def self_attend(
     out = qkv.new_empty(n, h * d)
     part = out if splits == 1 else qkv.new_empty(n, h, splits, d, dtype=torch.float32)
     lse = None if splits == 1 else part.new_empty(n, h, splits)
-    block, warps = tile(n * g * splits, length, width(d) * keys.itemsize, h // g)
+    block, warps = tile_size(n * g * splits, length, head_width(d) * keys.itemsize, h // g)
     self_kernel[(n, g, splits)](
         qkv, keys, values, position, owner, cos, sin, bias, part, lse, qkv.stride(0), *keys.stride()[:3],
         0 if owner is None else owner.stride(0), 0 if bias is None else bias.stride(0), length,
         scale * LOG2E.value, 0 if back is None else back,
-        H=h, G=g, D=d, D_BLOCK=width(d), Q_BLOCK=rows_of_queries(h // g), BLOCK=block, SPLITS=splits,
-        OWNED=owner is not None, TURN=cos is not None, BIAS=bias is not None, WINDOW=back is not None,
+        H=h, G=g, D=d, D_BLOCK=head_width(d), Q_BLOCK=query_rows(h // g), BLOCK=block, SPLITS=splits,
+        OWNED=owner is not None, ROTARY=cos is not None, BIAS=bias is not None, WINDOW=back is not None,
         num_warps=warps, **launch_options(qkv),
     )  # fmt: skip
     if lse is not None:
         combine_kernel[(n * h,)](
-            part, lse, out, D=d, D_BLOCK=width(d), SPLITS=splits, S_BLOCK=triton.next_power_of_2(splits), num_warps=4,
+            part, lse, out, D=d, D_BLOCK=head_width(d), SPLITS=splits, S_BLOCK=triton.next_power_of_2(splits), num_warps=4,
             **launch_options(qkv),
         )  # fmt: skip
     return out
 
 
 def count_splits(n: int, g: int, length: int, d: int) -> int:
-    """Into how many parts the keys of a row are cut: few rows with long caches must still fill the machine."""
+    """Return into how many splits the keys of a row are cut (split-K), so that few rows with long caches fill the GPU."""
     if n * g >= NUM_SMS or length * d <= 512 * 64:
         return 1
     return min(8, triton.cdiv(2 * NUM_SMS, n * g), triton.cdiv(length, 64))
 
 
-def tile(programs: int, length: int, row: int, queries: int) -> tuple[int, int]:
-    """(keys of `row` bytes read at once, warps). As many values are, and the next of both are on their way."""
-    warps, read = SEVERAL if queries > 1 else next(how for most, *how in TILES if programs < most)
-    return max(16, min(warps * read // row, triton.next_power_of_2(length))), warps
+def tile_size(programs: int, length: int, row_bytes: int, queries: int) -> tuple[int, int]:
+    """Return how many keys, of `row_bytes` each, a program reads at once (and as many values), and its warps."""
+    warps, warp_bytes = MULTI_QUERY_TILE if queries > 1 else next(sizes for most, *sizes in TILES if programs < most)
+    return max(16, min(warps * warp_bytes // row_bytes, triton.next_power_of_2(length))), warps
 
 
-def width(d: int) -> int:
+def head_width(d: int) -> int:
+    """Return the power of two that holds d numbers of a head, at least 16."""
     return max(16, triton.next_power_of_2(d))
 
 
-def rows_of_queries(n: int) -> int:
-    """1, or what a tensor core takes."""
-    return 1 if n == 1 else min(QUERIES, max(16, triton.next_power_of_2(n)))
+def query_rows(n: int) -> int:
+    """Return the rows of a tile of n queries: 1, or a power of two that tensor cores support."""
+    return 1 if n == 1 else min(MAX_QUERIES, max(16, triton.next_power_of_2(n)))
 
 
 def self_attend_reference(
@@ -116,6 +121,7 @@ def self_attend_reference(
     scale: float,
     heads: tuple[int, int],
 ) -> Tensor:
+    """Return what `self_attend` defines, in plain torch; the cache is written as well."""
     (n, g, length, d), h = keys.shape, heads[0]
     at, rows, columns = position.long(), torch.arange(n, device=qkv.device), torch.arange(length, device=qkv.device)
     q, k, v = split_qkv(qkv[:, None], h, g, d)  # (N, H or G, 1, D)
@@ -124,25 +130,25 @@ def self_attend_reference(
         rotation = cos[at][:, None, None], sin[at][:, None, None]  # (N, 1, 1, D/2)
         q, k = rotate(q, rotation), rotate(k, rotation)
     keys[rows, :, at], values[rows, :, at] = k[:, :, 0].to(keys.dtype), v[:, :, 0].to(values.dtype)
-    where = rows[:, None].expand(n, length) if owner is None else owner[:, :length].long()
-    where = torch.where(columns == at[:, None], rows[:, None], where)  # (N, L)
-    past, told = keys[where, :, columns], values[where, :, columns]  # (N, L, G, D)
+    source = rows[:, None].expand(n, length) if owner is None else owner[:, :length].long()
+    source = torch.where(columns == at[:, None], rows[:, None], source)  # (N, L)
+    past_k, past_v = keys[source, :, columns], values[source, :, columns]  # (N, L, G, D)
     distance = at[:, None] - columns  # (N, L)
-    scores = similarity(q[:, :, 0], past.transpose(1, 2), scale)  # (N, H, L)
+    scores = dot_scores(q[:, :, 0], past_k.transpose(1, 2), scale)  # (N, H, L)
     if bias is not None:
         scores = scores + bias[:, distance.clamp(min=0)].transpose(0, 1)
     seen = (distance >= 0) & (distance <= (length if back is None else back))
-    return mixture(scores, seen[:, None], told.transpose(1, 2)).flatten(1).to(qkv.dtype)
+    return softmax_mean(scores, seen[:, None], past_v.transpose(1, 2)).flatten(1).to(qkv.dtype)
 
 
-def similarity(q: Tensor, k: Tensor, scale: float) -> Tensor:
-    """q (N, H, D) with k (N, G, S, D), H/G heads of queries to a head of keys; (N, H, S) in fp32."""
+def dot_scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """Return the scores of q (N, H, D) and k (N, G, S, D): (N, H, S) in fp32; H/G query heads share a key head."""
     grouped = q.float().unflatten(1, (k.shape[1], -1))  # (N, G, H/G, D)
     return (grouped @ k.float().transpose(-2, -1)).flatten(1, 2) * scale
 
 
-def mixture(scores: Tensor, seen: Tensor, v: Tensor) -> Tensor:
-    """softmax(scores) v, zeros where nothing is seen: (N, H, S) and (N, G, S, D) -> (N, H, D)"""
+def softmax_mean(scores: Tensor, seen: Tensor, v: Tensor) -> Tensor:
+    """Return softmax(scores) v for scores (N, H, S) and v (N, G, S, D): (N, H, D); zeros where no key is seen."""
     weights = masked_softmax(scores, seen).unflatten(1, (v.shape[1], -1))
     return (weights @ torch.where(seen[..., None], v.float(), 0.0)).flatten(1, 2)
 
@@ -159,9 +165,10 @@ def cross_attend(
     scale: float,
     heads: tuple[int, int],
 ) -> Tensor:
-    """q (N, H*D) look at the first `length` (B,) of their sentence's keys and values (B, G, S, D); (N, H*D).
+    """Return the cross-attention of q (N, H*D) over the first `length` (B,) keys of its source: (N, H*D).
 
-    The N/B hypotheses of a sentence are read together, so its keys are read once. A sentence of length 0 gives zeros.
+    keys and values are (B, G, S, D). The N/B consecutive rows of a source (the hypotheses of a beam) share its keys,
+    which are read once. A source of length 0 gives zeros. heads: (H, G).
     """
     if not runs_kernels(q):
         return cross_attend_reference(q, keys, values, length, scale=scale, heads=heads)
@@ -169,12 +176,12 @@ def cross_attend(
     assert keys.stride() == values.stride(), "keys and values must lie alike"
     assert q.stride(1) == keys.stride(3) == 1, "the numbers of a head must lie together"
     queries = n // b * (h // g)
-    rows = rows_of_queries(queries)
-    block, warps = tile(b * g, s, width(d) * keys.itemsize, queries)
+    rows = query_rows(queries)
+    block, warps = tile_size(b * g, s, head_width(d) * keys.itemsize, queries)
     out = q.new_empty(n, h * d)
     cross_kernel[(b, g, triton.cdiv(queries, rows))](
         q, keys, values, length, out, q.stride(0), *keys.stride()[:3], n // b, scale * LOG2E.value,
-        H=h, G=g, D=d, D_BLOCK=width(d), Q_BLOCK=rows, BLOCK=block, num_warps=warps, **launch_options(q),
+        H=h, G=g, D=d, D_BLOCK=head_width(d), Q_BLOCK=rows, BLOCK=block, num_warps=warps, **launch_options(q),
     )  # fmt: skip
     return out
 
@@ -188,8 +195,9 @@ def cross_attend_reference(
     scale: float,
     heads: tuple[int, int],
 ) -> Tensor:
+    """Return what `cross_attend` defines, in plain torch."""
     each = q.shape[0] // keys.shape[0]
     k, v, real = (x.repeat_interleave(each, dim=0) for x in (keys, values, length))
-    scores = similarity(q.unflatten(1, (heads[0], -1)), k, scale)  # (N, H, S)
+    scores = dot_scores(q.unflatten(1, (heads[0], -1)), k, scale)  # (N, H, S)
     seen = torch.arange(keys.shape[2], device=q.device) < real[:, None]
-    return mixture(scores, seen[:, None], v).flatten(1).to(q.dtype)
+    return softmax_mean(scores, seen[:, None], v).flatten(1).to(q.dtype)

@@ -74,9 +74,9 @@ class Int8Linear(nn.Module):
                 values = torch.quantize_per_channel(weight.float(), scale, zero, 0, torch.qint8)
             self.matrix = torch.ops.quantized.linear_prepack(values, None)
         self.size, self.large = weight.numel(), weight.numel() >= LARGE_MATRIX_BYTES
-        self.bias = None if bias is None else bias.float()  # a plain attribute: access to a buffer is slower
-        # Without VNNI, pairs of products are summed in 16 bits, so inputs may have only 7 bits.
-        self.max_input = 127 if torch.cpu._is_vnni_supported() else 63
+        self.bias = None if bias is None else bias.float()  # not a buffer, which is slower to get at
+        # Without VNNI, pairs of products are summed in 16 bits, so inputs may only have 7.
+        self.most = 127 if torch.cpu._is_vnni_supported() else 63
 
     def forward(self, x: Tensor) -> Tensor:
         return large_matmul(self.multiply, x) if self.large else self.multiply(x)

@@ -16,9 +16,9 @@ import torch
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.files import write_text
-from regard.filters.catalogue import FILTERS
-from regard.filters.files import open_picture
-from regard.filters.images import psnr
+from regard.filters.filter_registry import FILTERS
+from regard.filters.image_arrays import psnr
+from regard.filters.image_io import open_picture
 from regard.look.figures import save
 from regard.studies.finetuning import setting
 

@@ -1,4 +1,4 @@
-"""Word vectors from files: word2vec's text and binary forms, GloVe's text, Regard's own folder (vectors_out.py writes them).
+"""File formats of word vectors, read and written: word2vec's text and binary files, GloVe's text, Regard's own folder.
 
 | kind   | first line | each word                                                  |
 |--------|------------|------------------------------------------------------------|
@@ -7,11 +7,13 @@
 | glove  | none       | as text                                                    |
 | folder |            | words.txt, vectors.safetensors, config.json, manifest.json |
 
-What a file is, is read from its content; only compression (.gz, .xz, .zst) goes by the name. Files are read in blocks, so no
-more than the vectors themselves is ever in memory. In text a word may hold spaces, as some of GloVe's do: the numbers are
-taken from the right. The C program cuts long words inside a character: such bytes become U+FFFD, unless asked otherwise.
+A file to read is recognised by its content; only its compression (.gz, .xz, .zst) is taken from its name. It is read in
+chunks, so little more than the vectors themselves is in memory. A word in a text file may contain spaces, as some of
+GloVe's do, so the numbers are taken from the right. The original C program truncates long words inside a UTF-8
+character: such bytes become U+FFFD, unless the caller asks for another way to handle errors.
 
-MERGED: Word vectors into files: the four kinds that vectors.py reads, and TensorBoard's projector.
+A file to write gets its format from the caller or from its suffix. `write_projector` writes for TensorBoard's embedding
+projector.
 """
 
 from __future__ import annotations
@@ -42,28 +44,37 @@ from regard.files import (
     read_json,
     temporary_path,
 )
-from regard.vectors.word_vectors import FOLDER, WordVectors, is_folder
+from regard.vectors.word_vectors import FOLDER_KIND, WordVectors, is_folder
+
+KINDS = ("text", "binary", "glove", "folder")
+SUFFIXES = {".txt": "text", ".vec": "text", ".bin": "binary"}
 
 HEADER = re.compile(rb"\s*(\d{1,12})\s+(\d{1,6})\s*")
-HEAD = 1 << 20  # bytes that tell what a file is: its first lines
-CHUNK = 1 << 24  # bytes of a file that are in memory at a time
+DETECT_BYTES = 1 << 20  # read from the beginning of a file to detect its format
+CHUNK = 1 << 24  # bytes of a file in memory at a time
 LONGEST_WORD = 1 << 16  # bytes
-FIRST = 1 << 22  # numbers that there is room for before any is read: the dimension is only what the file says
-PACKED = {b"\x1f\x8b": ".gz", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
+FIRST_NUMBERS = 1 << 22  # most numbers allocated before any is read: the dimension that the file states may be wrong
+MAGIC = {b"\x1f\x8b": ".gz", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
 
 Rows = Iterator[tuple[list[bytes], np.ndarray]]  # some words and their vectors (n, D)
 
 
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
 def read_vectors(path: Path, errors: str = "replace") -> WordVectors:
-    """Any of the four kinds. Of words that are there twice the first is kept."""
+    """Read word vectors in any of the four formats; of a word that occurs twice, the first vector is kept.
+
+    `errors` says how to decode invalid UTF-8: replace, ignore or strict.
+    """
     if exists(path) and path.is_dir():
         return read_folder(path)
     if errors not in ("replace", "ignore", "strict"):
         raise RegardError(f"broken UTF-8 can be met with replace, ignore or strict, not {errors!r}")
-    kind, count, dim, start = detect(check_file(path))
+    kind, count, dim, start = detect_format(check_file(path))
     rows = binary_rows(path, start, count, dim) if count and kind == "binary" else text_rows(path, count, dim)
     raw, vectors = gather(rows, dim)
-    words = [decode(word, number, path, errors) for number, word in enumerate(raw, 1)]
+    words = [decode_word(word, number, path, errors) for number, word in enumerate(raw, 1)]
     first = {word: row for row, word in zip(reversed(range(len(words))), reversed(words), strict=True)}
     if len(first) < len(words):
         kept = sorted(first.values())
@@ -74,10 +85,10 @@ def read_vectors(path: Path, errors: str = "replace") -> WordVectors:
     return WordVectors(words, vectors)
 
 
-def detect(path: Path) -> tuple[str, int | None, int, int]:
-    """The kind of a file, how many words it says it has (if it does), the dimension, and the byte where words begin."""
+def detect_format(path: Path) -> tuple[str, int | None, int, int]:
+    """Return the format of a file, the number of words in its header (or None), the dimension, and the end of the header."""
     head = first_bytes(path)
-    for magic, suffix in PACKED.items():
+    for magic, suffix in MAGIC.items():
         if head.startswith(magic):
             raise RegardError(f"{path} is compressed: give it a name that ends in {suffix}")
     lines = head.split(b"\n")
@@ -90,40 +101,41 @@ def detect(path: Path) -> tuple[str, int | None, int, int]:
             return "binary", count, dim, start
         if len(lines) < 2 or len(lines[1].split()) > 2 or dim == 1:
             return "text", count, dim, start
-    return "glove", None, usual_numbers(path, lines), 0
+    return "glove", None, most_common_dimension(path, lines), 0
 
 
 def first_bytes(path: Path) -> bytes:
+    """Return the beginning of a file, decompressed."""
     head = b""
     for block in read_blocks(path):
         head += block
-        if len(head) >= HEAD:
+        if len(head) >= DETECT_BYTES:
             break
     return head
 
 
 def is_binary(body: bytes, dim: int) -> bool:
-    """Whether what follows the header is no line of text: a word and `dim` numbers that can be read."""
+    """Return whether the bytes after a header are binary: not a text line with a word and `dim` numbers."""
     line = body.split(b"\n", 1)[0]
     fields = line.split()
-    if len(fields) > dim and numbers(b" ".join(fields[-dim:]), dim) is not None:
+    if len(fields) > dim and parse_numbers(b" ".join(fields[-dim:]), dim) is not None:
         return False
-    if len(fields) == 1:  # no line of text has a word alone: the next byte of a number is the code of a line break
+    if len(fields) == 1:  # a text line has numbers: here a byte of a float is a line feed
         return True
     return bool(re.search(rb"[\x00-\x08\x0e-\x1f]", body[: 8 * dim + 4096])) or not fields_are_text(line)
 
 
 def fields_are_text(line: bytes) -> bool:
-    """Whether everything after the word is made of the characters of numbers."""
+    """Return whether everything after the word consists of characters that numbers are written with."""
     return bool(re.fullmatch(rb"[-+.0-9eEinfatyINFATY\s]*", line.partition(b" ")[2]))
 
 
-def usual_numbers(path: Path, lines: list[bytes]) -> int:
-    """GloVe's dimension: most of the first lines have that many numbers, a few of them words with spaces."""
-    whole = [line for line in (lines[:-1] or lines)[:200] if line.strip()]  # the last one may go on
+def most_common_dimension(path: Path, lines: list[bytes]) -> int:
+    """Return the dimension of a GloVe file: how many numbers most lines have; a few lines have words with spaces."""
+    whole = [line for line in (lines[:-1] or lines)[:200] if line.strip()]  # the last line may be incomplete
     counts = Counter(len(line.split()) - 1 for line in whole)
     dim = min(counts, key=lambda n: (-counts[n], n), default=0)
-    if dim < 1 or not any(numbers(b" ".join(line.split()[-dim:]), dim) is not None for line in whole):
+    if dim < 1 or not any(parse_numbers(b" ".join(line.split()[-dim:]), dim) is not None for line in whole):
         raise RegardError(
             f"{path} holds no word vectors: a line should be a word and its numbers (GloVe), "
             "after a first line 'words dimension' in word2vec's text and binary files"
@@ -132,7 +144,7 @@ def usual_numbers(path: Path, lines: list[bytes]) -> int:
 
 
 def text_rows(path: Path, count: int | None, dim: int) -> Rows:
-    """Of word2vec's text (count given, after a header) and of GloVe's."""
+    """Yield words and vectors of a word2vec text file (with a header and `count` words) or a GloVe file (None)."""
     lines = ((number, line) for number, line in enumerate(raw_lines(path), 1) if line.strip())
     if count is not None:
         next(lines)
@@ -150,6 +162,7 @@ def text_rows(path: Path, count: int | None, dim: int) -> Rows:
 
 
 def split_lines(path: Path, lines: list[tuple[int, bytes]], dim: int) -> tuple[list[bytes], np.ndarray]:
+    """Return the words and vectors of numbered text lines."""
     words, rest = [], []
     for number, line in lines:
         word, values = split_line(line.rstrip(), dim)
@@ -158,16 +171,16 @@ def split_lines(path: Path, lines: list[tuple[int, bytes]], dim: int) -> tuple[l
             raise RegardError(f"{path} line {number}: {found}, where {dim} were expected; is the file cut short?")
         words.append(word)
         rest.append(values)
-    table = numbers(b" ".join(rest), dim * len(lines))
+    table = parse_numbers(b" ".join(rest), dim * len(lines))
     if table is None:
-        at = next(i for i, row in enumerate(rest) if numbers(row, dim) is None)
+        at = next(i for i, row in enumerate(rest) if parse_numbers(row, dim) is None)
         shown = rest[at][:60].decode(errors="replace")
         raise RegardError(f"{path} line {lines[at][0]}: {dim} numbers were expected after a word, not {shown!r} ...")
     return words, table.reshape(-1, dim)
 
 
 def split_line(line: bytes, dim: int) -> tuple[bytes, bytes]:
-    """A word and its numbers; from the right, where there are more spaces than numbers. No word: too few numbers."""
+    """Split a text line into its word and its last `dim` numbers; the word is empty if there are too few numbers."""
     if line.count(b" ") == dim and line[0] != 32:
         word, _, rest = line.partition(b" ")
         return word, rest
@@ -175,8 +188,8 @@ def split_line(line: bytes, dim: int) -> tuple[bytes, bytes]:
     return (fields[0], b" ".join(fields[1:])) if len(fields) > dim else (b"", line)
 
 
-def numbers(text: bytes, n: int) -> np.ndarray | None:
-    """Exactly n of them, or None."""
+def parse_numbers(text: bytes, n: int) -> np.ndarray | None:
+    """Parse exactly n numbers; return None if the text is something else."""
     try:
         values = np.fromstring(text, dtype=np.float32, sep=" ")
     except ValueError:
@@ -185,6 +198,7 @@ def numbers(text: bytes, n: int) -> np.ndarray | None:
 
 
 def raw_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file, decompressed and without line feeds."""
     rest = b""
     for chunk in chunks(path):
         *lines, rest = (rest + chunk).split(b"\n")
@@ -193,6 +207,7 @@ def raw_lines(path: Path) -> Iterator[bytes]:
 
 
 def chunks(path: Path) -> Iterator[bytes]:
+    """Yield a file, decompressed, in chunks of about CHUNK bytes."""
     held: list[bytes] = []
     size = 0
     for block in read_blocks(path):
@@ -205,8 +220,12 @@ def chunks(path: Path) -> Iterator[bytes]:
 
 
 def binary_rows(path: Path, start: int, count: int, dim: int) -> Rows:
-    """Words end at a space; the newline that the C program writes after each vector begins the next word, and is dropped."""
-    rest, seen, offset = b"", 0, 0  # offset: of the first byte of `rest` in the file
+    """Yield words and vectors of a word2vec binary file.
+
+    A word ends at a space. The C program writes a line feed after each vector, which is removed from the front of the
+    next word.
+    """
+    rest, seen, offset = b"", 0, 0  # offset: position of `rest` in the file
     for chunk in chunks(path):
         data = rest + chunk
         if offset + len(data) < start:
@@ -230,25 +249,25 @@ def binary_rows(path: Path, start: int, count: int, dim: int) -> Rows:
 
 
 def split_records(data: bytes, at: int, most: int, dim: int) -> tuple[list[bytes], np.ndarray, int]:
-    """At most so many whole records from `at` on, and where the next one begins."""
-    size, words, places = 4 * dim, list[bytes](), list[int]()
+    """Return the words and vectors of up to `most` complete records from offset `at` on, and the offset of the next one."""
+    size, words, offsets = 4 * dim, list[bytes](), list[int]()
     while len(words) < most:
         space = data.find(b" ", at)
         if space < 0 or space + 1 + size > len(data):
             break
         words.append(data[at:space].lstrip(b"\n"))
-        places.append(space + 1)
+        offsets.append(space + 1)
         at = space + 1 + size
-    values = np.empty((len(places), dim), "<f4")
-    for row, place in enumerate(places):
-        values[row] = np.frombuffer(data, "<f4", dim, place)
+    values = np.empty((len(offsets), dim), "<f4")
+    for row, offset in enumerate(offsets):
+        values[row] = np.frombuffer(data, "<f4", dim, offset)
     return words, values, at
 
 
 def gather(rows: Rows, dim: int) -> tuple[list[bytes], np.ndarray]:
-    """All parts as one array, which grows where it lies instead of being copied together in the end."""
+    """Return all words and one array of all vectors, which grows in place: concatenation would need twice the memory."""
     words: list[bytes] = []
-    vectors = np.empty((max(1, min(1024, FIRST // dim)), dim), np.float32)
+    vectors = np.empty((max(1, min(1024, FIRST_NUMBERS // dim)), dim), np.float32)
     for part, values in rows:
         need = len(words) + len(part)
         if need > len(vectors):
@@ -259,7 +278,8 @@ def gather(rows: Rows, dim: int) -> tuple[list[bytes], np.ndarray]:
     return words, vectors
 
 
-def decode(word: bytes, number: int, path: Path, errors: str) -> str:
+def decode_word(word: bytes, number: int, path: Path, errors: str) -> str:
+    """Decode word number `number` of a file."""
     try:
         return word.decode("utf-8", errors)
     except UnicodeDecodeError as error:
@@ -268,6 +288,7 @@ def decode(word: bytes, number: int, path: Path, errors: str) -> str:
 
 
 def read_folder(path: Path) -> WordVectors:
+    """Read Regard's own folder of word vectors; check it against its manifest first."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
@@ -284,12 +305,11 @@ def read_folder(path: Path) -> WordVectors:
         raise RegardError(f"the word vectors in {path} cannot be read ({error}); copy the folder again") from error
 
 
-KINDS = ("text", "binary", "glove", "folder")
-SUFFIXES = {".txt": "text", ".vec": "text", ".bin": "binary"}
+# ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 def kind_of(path: Path) -> str:
-    """What a name asks for: a file by its suffix, whatever it is compressed by; a folder where it has none of ours."""
+    """Return the format that a name stands for: by its suffix before any compression; a folder if it has no known suffix."""
     name = path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
     kind = SUFFIXES.get(name.suffix.lower())
     if kind is None and name != path:
@@ -300,25 +320,24 @@ def kind_of(path: Path) -> str:
 
 
 def check_target(path: Path, kind: str = "") -> str:
-    """Return the kind of vectors that `path` is for; refuse one at which they cannot be written."""
+    """Return the format in which to write `path`; raise an error if it cannot be written there."""
     kind = kind or kind_of(path)
     if kind not in KINDS:
         raise RegardError(f"unknown kind of vectors {kind!r}: choose {', '.join(KINDS)}")
     with disk_errors(path):
-        _check_free(path, kind)
+        if kind == "folder":
+            if path.is_file() or (path.is_dir() and any(path.iterdir()) and not is_folder(path)):
+                raise RegardError(
+                    f"{path} is there and holds no word vectors, so it is not replaced: choose another name"
+                )
+            check_replaceable(path)
+        elif path.is_dir():
+            raise RegardError(f"{path} is a folder, and {kind} vectors are a file: give it a name")
     return kind
 
 
-def _check_free(path: Path, kind: str) -> None:
-    if kind == "folder":
-        if path.is_file() or (path.is_dir() and any(path.iterdir()) and not is_folder(path)):
-            raise RegardError(f"{path} is there and holds no word vectors, so it is not replaced: choose another name")
-        check_replaceable(path)
-    elif path.is_dir():
-        raise RegardError(f"{path} is a folder, and {kind} vectors are a file: give it a name")
-
-
 def write_vectors(vectors: WordVectors, path: Path, kind: str = "") -> None:
+    """Write word vectors in the format `kind`, or in the one that the name stands for."""
     kind = check_target(path, kind)
     if kind == "folder":
         return write_folder(vectors, path)
@@ -332,7 +351,7 @@ def write_vectors(vectors: WordVectors, path: Path, kind: str = "") -> None:
 
 
 def check_words(words: Iterable[str], kind: str) -> None:
-    """A word that could not be read back is refused, not written."""
+    """Raise an error for a word that could not be read back from a file of this format."""
     bad = r"[ \n\0]" if kind == "binary" else r"^[ \t\n\r\x0b\f]|[ \t\n\r\x0b\f]$|\n" if kind != "folder" else r"\n"
     broken = re.compile(bad)
     for word in words:
@@ -342,64 +361,68 @@ def check_words(words: Iterable[str], kind: str) -> None:
 
 
 def text_records(vectors: WordVectors) -> Iterator[bytes]:
-    """Nine digits, by which float32 numbers come back as they were."""
+    """Yield a text line for each word; nine digits restore a float32 number exactly."""
     form = " %.9g" * vectors.dim + "\n"
     for word, row in zip(vectors.words, vectors.vectors, strict=True):
-        yield word.encode() + _row(form, row)
-
-
-def _row(form: str, row: np.ndarray) -> bytes:
-    return (form % tuple(row.tolist())).encode()
+        yield word.encode() + (form % tuple(row.tolist())).encode()
 
 
 def binary_records(vectors: WordVectors) -> Iterator[bytes]:
+    """Yield a record of word2vec's binary format for each word."""
     for word, row in zip(vectors.words, vectors.vectors.astype("<f4", copy=False), strict=True):
         yield b"%s %s\n" % (word.encode(), row.tobytes())
 
 
 @contextmanager
 def new_file(path: Path) -> Iterator[IO[bytes]]:
-    """Compressed by its suffix; it has its name only when all of it is written."""
+    """Open a file for writing, compressed by its suffix; it appears under its name only when it is complete."""
     draft = temporary_path(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with draft.open("wb") as plain, packed(plain, path.suffix.lower()) as file:
+            with draft.open("wb") as plain, compressor(plain, path.suffix.lower()) as file:
                 yield file
             draft.rename(path)
         finally:
             draft.unlink(missing_ok=True)
 
 
-def packed(file: IO[bytes], suffix: str) -> Any:
+def compressor(file: IO[bytes], suffix: str) -> Any:
+    """Return a writer that compresses into an open file as the suffix says."""
     if suffix == ".zst":
         import zstandard
 
         return zstandard.ZstdCompressor().stream_writer(file, closefd=False)
-    ways: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
-    return ways[suffix](file, "wb") if suffix in ways else open(file.fileno(), "wb", buffering=1 << 20, closefd=False)
+    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+    return (
+        openers[suffix](file, "wb")
+        if suffix in openers
+        else open(file.fileno(), "wb", buffering=1 << 20, closefd=False)
+    )
 
 
 def write_folder(vectors: WordVectors, path: Path) -> None:
+    """Write Regard's own folder: words.txt, vectors.safetensors, config.json and manifest.json."""
     from safetensors.numpy import save_file
 
     check_words(vectors.words, "folder")
     given = {"vectors": vectors.vectors, "counts": vectors.counts, "outside": vectors.outside}
     tensors = {name: np.ascontiguousarray(array) for name, array in given.items() if array is not None}
-    about = {"kind": FOLDER, "words": len(vectors), "dim": vectors.dim, **vectors.about}
+    about = {"kind": FOLDER_KIND, "words": len(vectors), "dim": vectors.dim, **vectors.about}
     with atomic_folder(path) as folder:
         save_file(tensors, folder / "vectors.safetensors")
         (folder / "words.txt").write_bytes("".join(f"{word}\n" for word in vectors.words).encode())
         (folder / "config.json").write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-# ---- TensorBoard's projector -------------------------------------------------------------------------------------
+# ---- TensorBoard's projector -----------------------------------------------------------------------------------------
 
 
 def write_projector(vectors: WordVectors, folder: Path, most: int = 10_000) -> int:
-    """A folder that `tensorboard --logdir` shows under PROJECTOR: tensors.tsv, metadata.tsv and projector_config.pbtxt.
+    """Write a folder that `tensorboard --logdir` shows under PROJECTOR; return the number of words written.
 
-    A browser draws it, so only the first words are written; metadata of one column has no header. Returns how many.
+    The files are tensors.tsv, metadata.tsv (one column, so without a header) and projector_config.pbtxt. Only the first
+    `most` words are written, since a browser draws them.
     """
     n = min(most, len(vectors))
     if n < 1:
@@ -413,7 +436,7 @@ def write_projector(vectors: WordVectors, folder: Path, most: int = 10_000) -> i
     form = "\t".join(["%.9g"] * vectors.dim) + "\n"
     with new_file(folder / "tensors.tsv") as file:
         for row in vectors.vectors[:n]:
-            file.write(_row(form, row))
+            file.write((form % tuple(row.tolist())).encode())
     with new_file(folder / "metadata.tsv") as file:
         for word in vectors.words[:n]:
             file.write((re.sub(r"[\t\n\r]", " ", word) + "\n").encode())

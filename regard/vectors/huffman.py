@@ -1,4 +1,4 @@
-"""Huffman's tree over the words: frequent ones near the root, so that a prediction takes few decisions."""
+"""Huffman tree of a vocabulary, for hierarchical softmax: frequent words are near the root and need few decisions."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Tree:
-    """Each word's way down from the root: word w decides at nodes[start[w]:start[w + 1]], by the bits of the same places.
+class HuffmanTree:
+    """The path of each word from the root: word w passes the inner nodes[start[w]:start[w + 1]] and takes bits[...] there.
 
-    There are V - 1 inner nodes, the root being the last.
+    There are V - 1 inner nodes; the root is the last.
     """
 
     start: np.ndarray  # (V + 1,) int64
@@ -20,27 +20,32 @@ class Tree:
 
     @property
     def lengths(self) -> np.ndarray:
+        """The length of each word's code, (V,)."""
         return np.diff(self.start)
 
 
-def huffman(counts: np.ndarray) -> Tree:
-    """Of counts sorted downwards; two queues, leaves and inner nodes, both hold what is rarest in front."""
+def huffman_tree(counts: np.ndarray) -> HuffmanTree:
+    """Return the Huffman tree of words with these counts (V,), sorted in descending order."""
     n = len(counts)
     parent, bit = _merge(counts)
-    ways: list[list[tuple[int, int]]] = []
+    paths: list[list[tuple[int, int]]] = []
     for word in range(n):
-        way, node = [], word
+        path, node = [], word
         while node < 2 * n - 2:
-            way.append((parent[node] - n, bit[node]))
+            path.append((parent[node] - n, bit[node]))
             node = parent[node]
-        ways.append(way[::-1])
-    flat = np.array([step for way in ways for step in way], np.int64).reshape(-1, 2)
-    start = np.cumsum([0, *map(len, ways)], dtype=np.int64)
-    return Tree(start, flat[:, 0].astype(np.int32), flat[:, 1].astype(np.int8))
+        paths.append(path[::-1])
+    flat = np.array([step for path in paths for step in path], np.int64).reshape(-1, 2)
+    start = np.cumsum([0, *map(len, paths)], dtype=np.int64)
+    return HuffmanTree(start, flat[:, 0].astype(np.int32), flat[:, 1].astype(np.int8))
 
 
 def _merge(counts: np.ndarray) -> tuple[list[int], list[int]]:
-    """The parent of every node (leaves 0..V-1, then inner ones as they are made) and its bit: 1 for the heavier child."""
+    """Return the parent of every node (leaves 0..V-1, then inner nodes in the order of merging) and its bit.
+
+    The two lightest nodes are merged again and again; bit 1 is the heavier one. Leaves and inner nodes are two queues,
+    each with its lightest node in front, so that no heap is needed.
+    """
     n = len(counts)
     weight = [*map(int, counts)]
     parent, bit = [0] * (2 * n - 1), [0] * (2 * n - 1)

@@ -1,9 +1,10 @@
-"""Word vectors as the first embeddings of a model: `train.vectors`.
+"""Word vectors as the initial embeddings of a model (setting `train.vectors`).
 
-A piece of the vocabulary that is a whole word takes the vector of that word; all others keep their random start. Whole are
-all pieces in a vocabulary of words, and of sub-words those that begin a word ("▁cat"; in WordPiece "cat", not "##cat") and
-punctuation. Case counts, but a word that is only there in lower case lends its vector. Found vectors are multiplied by one
-number, by which they have on average the size that the weights they replace had: angles and relative lengths stay.
+A token that is a whole word gets the vector of that word; all others keep their random initialisation. In a vocabulary
+of words all tokens are whole words; in a subword vocabulary, those that begin a word ("▁cat"; in WordPiece "cat", not
+"##cat") and punctuation. Case matters, but a word without a vector gets that of its lower-case form. The vectors are
+multiplied by one factor, so that their root mean square is that of the weights they replace: angles and relative
+lengths stay.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from regard.vectors.word_vectors import WordVectors
 
 
 def load_vectors_for(path: Path, d_model: int) -> WordVectors:
-    """Vectors as wide as the model."""
+    """Load word vectors; raise an error unless their dimension is that of the model."""
     vectors = WordVectors.load(path)
     if vectors.dim != d_model:
         raise RegardError(
@@ -35,24 +36,24 @@ def load_vectors_for(path: Path, d_model: int) -> WordVectors:
 
 @torch.no_grad()
 def initialize_embeddings(model: nn.Module, tokenizers: Tokenizers, vectors: WordVectors) -> str:
-    """Put vectors where they belong; says how many pieces got one."""
-    said, most = [], 0
+    """Replace the embeddings of all tokens that have a word vector; return a sentence about how many there are."""
+    reports, most = [], 0
     for side, embedding, tokenizer in embeddings_of(model, tokenizers):
-        pieces, rows = matches(tokenizer, vectors)
+        pieces, rows = match_tokens(tokenizer, vectors)
         most += len(pieces)
-        scale = put(embedding.weight, pieces, torch.from_numpy(vectors.vectors[rows])) if pieces else 1.0
-        said.append(f"{len(pieces):,} of {len(tokenizer):,} {side}pieces (times {scale:.3g})")
-    if not said:
+        scale = replace_rows(embedding.weight, pieces, torch.from_numpy(vectors.vectors[rows])) if pieces else 1.0
+        reports.append(f"{len(pieces):,} of {len(tokenizer):,} {side}pieces (times {scale:.3g})")
+    if not reports:
         raise RegardError("train.vectors is for models that read text, and this one has no embeddings of words")
     if not most:
         raise RegardError(
             "none of the vocabulary's pieces is among the words of train.vectors: is it another language?"
         )
-    return ", ".join(said)
+    return ", ".join(reports)
 
 
 def embeddings_of(model: nn.Module, tokenizers: Tokenizers) -> Iterator[tuple[str, Embedding, Tokenizer]]:
-    """The tables of token embeddings, each once, with the vocabulary that they belong to."""
+    """Yield each token embedding of a model once, with its side ("source ", "target " or "") and its tokenizer."""
     done = set()
     for name, module in model.named_modules():
         if isinstance(module, Embedding) and id(module.weight) not in done:
@@ -62,8 +63,8 @@ def embeddings_of(model: nn.Module, tokenizers: Tokenizers) -> Iterator[tuple[st
             yield side, module, tokenizers.target if last.startswith("target") else tokenizers.source
 
 
-def matches(tokenizer: Tokenizer, vectors: WordVectors) -> tuple[list[int], list[int]]:
-    """Ids of pieces that have a vector, and the rows of their vectors."""
+def match_tokens(tokenizer: Tokenizer, vectors: WordVectors) -> tuple[list[int], list[int]]:
+    """Return the ids of the tokens that have a word vector, and the rows of these vectors."""
     index, found = vectors.index, list[tuple[int, int]]()
     for piece, word in whole_words(tokenizer):
         row = index.get(word, index.get(word.lower()))
@@ -73,7 +74,7 @@ def matches(tokenizer: Tokenizer, vectors: WordVectors) -> tuple[list[int], list
 
 
 def whole_words(tokenizer: Tokenizer) -> Iterator[tuple[int, str]]:
-    """Ids of pieces that are words by themselves, and those words."""
+    """Yield the id and the word of each token that is a whole word."""
     pieces = tokenizer.pieces(range(len(tokenizer)))
     model = tokenizer._backend.model
     for i, piece in enumerate(pieces):
@@ -86,10 +87,10 @@ def whole_words(tokenizer: Tokenizer) -> Iterator[tuple[int, str]]:
             yield i, word
 
 
-def put(weight: Tensor, rows: list[int], vectors: Tensor) -> float:
-    """Replace rows of a table (V, C) by vectors (n, C), all times the number that is returned."""
-    places = torch.tensor(rows, device=weight.device)
+def replace_rows(weight: Tensor, rows: list[int], vectors: Tensor) -> float:
+    """Replace rows of weight (V, C) by vectors (n, C), scaled to the root mean square of the old rows; return the factor."""
+    index = torch.tensor(rows, device=weight.device)
     size = vectors.float().square().mean().sqrt().item()
-    scale = weight[places].float().square().mean().sqrt().item() / size if size else 1.0
-    weight[places] = (vectors * scale).to(weight)
+    scale = weight[index].float().square().mean().sqrt().item() / size if size else 1.0
+    weight[index] = (vectors * scale).to(weight)
     return scale

@@ -1,8 +1,8 @@
-"""Training word vectors on a GPU: the text and both matrices lie there, and programs of one kernel train on them.
+"""Training of word2vec on a GPU, which holds text and matrices, by the Triton kernel of word2vec_triton.py.
 
-Words are dropped (sub-sampled) for a large block of text at once, then the kernel goes through what is left in pieces, each
-at one learning rate. The windows in hand at once are few (`batch`), because every one of them works with vectors that the
-others are changing: hundreds keep the quality of CPU threads, and a GPU busy enough.
+A large block of the text is subsampled at once; then the kernel trains on what is left in parts, each at one learning
+rate. Few windows (`batch`) are processed at once, because each uses vectors that the others are changing: some hundred
+keep the quality of CPU threads, and keep a GPU busy enough.
 """
 
 from __future__ import annotations
@@ -16,97 +16,104 @@ from torch import Tensor
 from regard.config import VectorsConfig
 from regard.device import pick_device
 from regard.errors import RegardError
-from regard.vectors.word2vec import Work, blocks
+from regard.vectors.word2vec import TrainingState, blocks
 
-BLOCK = 1 << 22  # words that are dropped or kept at a time
-PIECES = 512  # at least so many learning rates in all
-SEEDS = 1 << 31
+BLOCK = 1 << 22  # words that are subsampled at once
+LEARNING_RATES = 512  # in all epochs, at least
+SEEDS = 1 << 31  # random seeds are below this
 WARPS = 2
 
 
 @dataclass
-class Held:
-    """What the kernel works on, on its device."""
+class DeviceState:
+    """The tensors of a training run on its device."""
 
     inputs: Tensor  # (V, D)
     outputs: Tensor
-    keep: Tensor  # (V,)
-    noise: tuple[Tensor, Tensor]
-    tree: tuple[Tensor, Tensor, Tensor]
+    keep: Tensor  # (V,), probability that subsampling keeps a word
+    noise: tuple[Tensor, Tensor]  # alias table of the noise distribution
+    tree: tuple[Tensor, Tensor, Tensor]  # start, nodes and bits of the Huffman tree
     totals: Tensor  # (2,) float64: losses and predictions
 
     @classmethod
-    def of(cls, work: Work, device: torch.device) -> Held:
+    def of(cls, state: TrainingState, device: torch.device) -> DeviceState:
+        """Return copies of the arrays of a training state."""
+
         def put(x: np.ndarray) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(x)).to(device, copy=True)
 
-        tree = work.tree
+        tree = state.tree
         return cls(
-            put(work.inputs),
-            put(work.outputs),
-            put(work.keep),
-            (put(work.noise[0]), put(work.noise[1])),
+            put(state.inputs),
+            put(state.outputs),
+            put(state.keep),
+            (put(state.noise[0]), put(state.noise[1])),
             (put(tree.start.astype(np.int32)), put(tree.nodes), put(tree.bits)),
             torch.zeros(2, dtype=torch.float64, device=device),
         )
 
 
-def run_gpu(work: Work) -> None:
-    """All epochs; the vectors come back into `work`."""
-    if work.config.loss == "softmax":
+def run_gpu(state: TrainingState) -> None:
+    """Train all epochs on a GPU; the vectors are copied back into the training state."""
+    if state.config.loss == "softmax":
         raise RegardError("the full softmax is learned on the CPU alone: give device = cpu, or another loss")
-    train_on(work, pick_device(work.config.device))
+    device = pick_device(state.config.device)
+    device_state = DeviceState.of(state, device)
+    generator = torch.Generator(device).manual_seed(state.config.seed)
+    for epoch in range(state.config.epochs):
+        device_state.totals.zero_()
+        for a, b in blocks(state.offsets, 0, len(state.offsets) - 1, BLOCK):
+            run_block(state, device_state, a, b, generator)
+            state.totals[epoch, 0, :2] = device_state.totals.cpu().numpy()
+    state.inputs[:] = device_state.inputs.cpu().numpy()
+    state.outputs[:] = device_state.outputs.cpu().numpy()
 
 
-def train_on(work: Work, device: torch.device) -> None:
-    held = Held.of(work, device)
-    generator = torch.Generator(device).manual_seed(work.config.seed)
-    for epoch in range(work.config.epochs):
-        held.totals.zero_()
-        for a, b in blocks(work.offsets, 0, len(work.offsets) - 1, BLOCK):
-            run_block(work, held, a, b, generator)
-            work.totals[epoch, 0, :2] = held.totals.cpu().numpy()
-    work.inputs[:] = held.inputs.cpu().numpy()
-    work.outputs[:] = held.outputs.cpu().numpy()
-
-
-def run_block(work: Work, held: Held, a: int, b: int, generator: torch.Generator) -> None:
-    """Sentences a to b, in pieces that each have one learning rate."""
-    begin, end = (int(work.offsets[i]) for i in (a, b))
-    lengths = torch.from_numpy(work.text.lengths[a:b]).to(held.keep.device)
-    ids = torch.from_numpy(work.text.ids[begin:end].astype(np.int32)).to(held.keep.device)
-    ids, sentence = subsample(ids, lengths, held.keep, generator)
-    piece = max(1, min(len(ids), work.total // PIECES))
-    seeds = np.random.default_rng([work.config.seed, work.done]).integers(SEEDS, size=-(-len(ids) // piece))
-    for seed, first in zip(seeds.tolist(), range(0, len(ids), piece), strict=True):
-        last = min(first + piece, len(ids))
-        launch(held, work.config, ids, sentence, first, last, work.lr, seed)
-        work.advance((end - begin) * last // len(ids) - (end - begin) * first // len(ids))
+def run_block(state: TrainingState, device_state: DeviceState, a: int, b: int, generator: torch.Generator) -> None:
+    """Train on the sentences a to b (exclusive), in parts that each have one learning rate."""
+    begin, end = (int(state.offsets[i]) for i in (a, b))
+    lengths = torch.from_numpy(state.text.lengths[a:b]).to(device_state.keep.device)
+    ids = torch.from_numpy(state.text.ids[begin:end].astype(np.int32)).to(device_state.keep.device)
+    ids, sentence = subsample(ids, lengths, device_state.keep, generator)
+    size = max(1, min(len(ids), state.total // LEARNING_RATES))  # words of a part
+    seeds = np.random.default_rng([state.config.seed, state.done]).integers(SEEDS, size=-(-len(ids) // size))
+    for seed, first in zip(seeds.tolist(), range(0, len(ids), size), strict=True):
+        last = min(first + size, len(ids))
+        launch(device_state, state.config, ids, sentence, first, last, state.lr, seed)
+        state.advance((end - begin) * last // len(ids) - (end - begin) * first // len(ids))
     if not len(ids):
-        work.advance(end - begin)
+        state.advance(end - begin)
 
 
 def subsample(ids: Tensor, lengths: Tensor, keep: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """The words that stay, and the number of the sentence each is in.  # (N,) -> (n,), (n,)"""
+    """Return the words (n,) of ids (N,) that subsampling keeps, and the number of the sentence of each, (n,)."""
     sentence = torch.repeat_interleave(torch.arange(len(lengths), device=ids.device, dtype=torch.int32), lengths)
     kept = torch.rand(len(ids), device=ids.device, generator=generator) < keep[ids.long()]
     return ids[kept], sentence[kept]
 
 
 def launch(
-    held: Held, config: VectorsConfig, ids: Tensor, sentence: Tensor, first: int, last: int, lr: float, seed: int
+    device_state: DeviceState,
+    config: VectorsConfig,
+    ids: Tensor,
+    sentence: Tensor,
+    first: int,
+    last: int,
+    lr: float,
+    seed: int,
 ) -> None:
-    """One piece of the text, whose windows look past its ends."""
+    """Train on the words first to last (exclusive) of a text; their windows may reach beyond."""
     import triton
 
     from regard.vectors.word2vec_triton import train_part
 
     tree, cbow = config.loss == "hierarchical", config.model == "cbow"
     programs = min(config.batch or (256 if tree else 512), last - first)
-    dim = held.inputs.shape[1]
+    dim = device_state.inputs.shape[1]
     train_part[(programs,)](
-        ids, sentence, len(ids), first, last, held.inputs, held.outputs, *held.noise, *held.tree, held.totals, seed, lr,
-        len(held.keep), dim, held.inputs.stride(0), config.window, config.negatives,
+        ids, sentence, len(ids), first, last, device_state.inputs, device_state.outputs,
+        *device_state.noise, *device_state.tree, device_state.totals, seed, lr,
+        len(device_state.keep), dim, device_state.inputs.stride(0), config.window, config.negatives,
         CBOW=cbow, TREE=tree, SHRINK=config.shrink_windows, DIVIDED=cbow and config.cbow_gradient == "divided",
         D=triton.next_power_of_2(dim), W=triton.next_power_of_2(2 * config.window), num_warps=WARPS,
     )  # fmt: skip

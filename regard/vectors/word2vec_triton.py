@@ -1,11 +1,11 @@
-"""Word2vec on a GPU (Triton): programs that work like the CPU's threads, some hundred of them on shared matrices.
+"""Triton kernel of word2vec: some hundred programs that work like CPU threads, on shared matrices (Hogwild).
 
-A program goes through its part of the text word by word. For one centre it loads the vectors of the window, and one output
-vector after the other: the centre's and the negatives', which all words of the window share, or the nodes on the way
-to the centre. Updates are atomic sums that nobody waits for, so frequent words are behind by no more than what the programs
-have in hand, and need no care of their own.
+A program trains on its part of the text word by word. For each centre it loads the vectors of the window, and one
+output vector after the other: those of the centre and of the negatives, which all words of the window share, or those
+of the nodes on the path to the centre. Updates are relaxed atomic additions, so even the vectors of frequent words lack
+only the updates that other programs are computing at the moment.
 
-Vectors are read past the first cache (.cg), which does not hear of what other processors add.
+Vectors are loaded past the L1 cache (.cg), which does not see the updates of other multiprocessors.
 """
 
 # mypy: ignore-errors
@@ -17,13 +17,16 @@ import triton.language as tl
 
 
 @triton.jit
-def _decide(h, active, outputs, target, label, lr, d, dim, stride):
-    """One logistic decision for all rows of h: what they get, their loss; moves the output vector."""
+def _logistic_step(h, active, outputs, target, label, lr, d, dim, stride):
+    """Take one step of a logistic regression for all rows of h (R, D); return their updates and the sum of their losses.
+
+    The output vector is updated in memory.
+    """
     here = outputs + target.to(tl.int64) * stride + d
     u = tl.load(here, mask=d < dim, other=0.0, cache_modifier=".cg")  # (D,)
     score = tl.sum(h * u[None, :], 1)  # (R,)
     p = 1 / (1 + tl.exp(-score))
-    step = tl.where(active & (tl.abs(score) <= 6.0), lr * (label - p), 0.0)  # 6: kernels_numba.SURE
+    step = tl.where(active & (tl.abs(score) <= 6.0), lr * (label - p), 0.0)  # 6: word2vec_numba.MAX_SCORE
     tl.atomic_add(here, tl.sum(step[:, None] * h, 0), mask=d < dim, sem="relaxed")
     signed = (1.0 - 2.0 * label) * score
     loss = tl.maximum(signed, 0.0) + tl.log(1 + tl.exp(-tl.abs(signed)))
@@ -31,37 +34,37 @@ def _decide(h, active, outputs, target, label, lr, d, dim, stride):
 
 
 @triton.jit
-def _draw_noise(seed, counter, share, other, size):
-    """One word, by the alias method."""
-    place, coin, _, _ = tl.randint4x(seed, counter)
-    i = ((place.to(tl.uint32, bitcast=True).to(tl.uint64) * size) >> 32).to(tl.int32)
-    kept = tl.uint_to_uniform_float(coin) < tl.load(share + i)
-    return tl.where(kept, i, tl.load(other + i))
+def _draw_noise(seed, counter, keep, alias, size):
+    """Draw a word from the noise distribution by its alias table."""
+    index, coin, _, _ = tl.randint4x(seed, counter)
+    i = ((index.to(tl.uint32, bitcast=True).to(tl.uint64) * size) >> 32).to(tl.int32)
+    kept = tl.uint_to_uniform_float(coin) < tl.load(keep + i)
+    return tl.where(kept, i, tl.load(alias + i))
 
 
 @triton.jit(do_not_specialize=["n", "begin", "end", "seed"])
 def train_part(
-    ids, sentence, n, begin, end, inputs, outputs, share, other, start, nodes, bits, totals, seed, lr, size,
+    ids, sentence, n, begin, end, inputs, outputs, keep, alias, start, nodes, bits, totals, seed, lr, size,
     dim, stride, window, negatives,
     CBOW: tl.constexpr, TREE: tl.constexpr, SHRINK: tl.constexpr, DIVIDED: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
-    """Places begin to end of a text of n kept words; a program has an equal run of them."""
+    """Train on the words begin to end (exclusive) of a subsampled text of n words; each program has an equal part."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     length = (end - begin + programs - 1) // programs
     first = begin + program * length
     d, w = tl.arange(0, D), tl.arange(0, W)
-    apart = tl.where(w < window, w - window, w - window + 1)  # -window..-1, 1..window
+    offset = tl.where(w < window, w - window, w - window + 1)  # -window..-1, 1..window
     losses, predictions = tl.full((), 0.0, tl.float32), tl.full((), 0, tl.int32)
     for i in range(first, tl.minimum(first + length, end)):
         counter = (i - begin) * (negatives + 1)
-        reach = window
+        radius = window
         if SHRINK:
-            reach = 1 + (tl.rand(seed, counter) * window).to(tl.int32)
-            reach = tl.minimum(reach, window)
+            radius = 1 + (tl.rand(seed, counter) * window).to(tl.int32)
+            radius = tl.minimum(radius, window)
         centre, own = tl.load(ids + i), tl.load(sentence + i)
-        inside = (tl.abs(apart) <= reach) & (i + apart >= 0) & (i + apart < n)
-        inside = inside & (tl.load(sentence + i + apart, mask=inside, other=-1) == own)
-        words = tl.load(ids + i + apart, mask=inside, other=0)
+        inside = (tl.abs(offset) <= radius) & (i + offset >= 0) & (i + offset < n)
+        inside = inside & (tl.load(sentence + i + offset, mask=inside, other=-1) == own)
+        words = tl.load(ids + i + offset, mask=inside, other=0)
         count = tl.sum(inside.to(tl.int32), 0)
         if count > 0:
             here = inputs + words.to(tl.int64)[:, None] * stride + d[None, :]
@@ -78,16 +81,16 @@ def train_part(
                 error = tl.zeros_like(h)
                 for j in range(tl.load(start + centre), tl.load(start + centre + 1)):
                     label = 1.0 - tl.load(bits + j).to(tl.float32)
-                    more, loss = _decide(h, active, outputs, tl.load(nodes + j), label, lr, d, dim, stride)
+                    more, loss = _logistic_step(h, active, outputs, tl.load(nodes + j), label, lr, d, dim, stride)
                     error += more
                     losses += loss
             else:
-                error, loss = _decide(h, active, outputs, centre, 1.0, lr, d, dim, stride)
+                error, loss = _logistic_step(h, active, outputs, centre, 1.0, lr, d, dim, stride)
                 losses += loss
                 for k in range(negatives):
-                    noise = _draw_noise(seed, counter + 1 + k, share, other, size)
+                    noise = _draw_noise(seed, counter + 1 + k, keep, alias, size)
                     if noise != centre:
-                        more, loss = _decide(h, active, outputs, noise, 0.0, lr, d, dim, stride)
+                        more, loss = _logistic_step(h, active, outputs, noise, 0.0, lr, d, dim, stride)
                         error += more
                         losses += loss
             if DIVIDED:

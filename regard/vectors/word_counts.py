@@ -1,7 +1,7 @@
-"""The words of a text, counted file by file without loading one, and the text as their numbers.
+"""Vocabulary of word2vec: words are counted file by file, without loading a whole file, and texts encoded as word ids.
 
-Words are what white space separates, and a line is a sentence. A text without line ends (text8 is one) is cut into
-sentences of 64 KiB, between words.
+Words are separated by white space, and a line is a sentence. A text without line feeds (such as text8) is split into
+sentences of about 64 KiB, between words.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
-from regard.config import VectorsConfig
 from regard.data.parallel_corpus import BOM, file_digest, json_rows, read_blocks
 from regard.errors import RegardError
 
-LONGEST = 1 << 16  # bytes of a sentence
+MAX_SENTENCE_BYTES = 1 << 16
 SPACES = b" \t\r\v\f"
 
 
 @dataclass(frozen=True)
-class Texts:
-    """Files as sentences, one a row."""
+class TextFiles:
+    """Text files as rows of one sentence each, in the form that `data.shards.prepare_store` reads."""
 
     files: tuple[Path, ...]
     lowercase: bool = False
@@ -51,23 +50,23 @@ class Texts:
 
 
 def sentences(path: Path) -> Iterator[str]:
-    """The lines of a file, longer ones in pieces; bytes that are no UTF-8 become the sign for that."""
+    """Yield the lines of a file; long lines are split between words, and invalid UTF-8 becomes U+FFFD."""
     rest, first = b"", True
     for block in read_blocks(path):
         *lines, rest = (rest + (block.removeprefix(BOM) if first else block)).split(b"\n")
         first = False
-        if len(rest) > LONGEST:
+        if len(rest) > MAX_SENTENCE_BYTES:
             cut = max(rest.rfind(space) for space in map(bytes, zip(SPACES, strict=True))) + 1
             lines, rest = [*lines, rest[:cut]], rest[cut:]
         yield from (line.decode(errors="replace") for line in lines)
-        if len(rest) > 16 * LONGEST:
+        if len(rest) > 16 * MAX_SENTENCE_BYTES:
             raise RegardError(f"{path} has {len(rest):,} bytes without a space: give text with spaces between words")
     yield rest.decode(errors="replace")
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words and how often they occur, the most frequent first; equally frequent ones in the order of the alphabet."""
+    """Words and their counts, the most frequent first; words of equal counts are in alphabetical order."""
 
     words: list[str]
     counts: np.ndarray  # (V,) int64
@@ -83,23 +82,24 @@ class Vocabulary:
         max_vocab: int = 0,
         progress: Callable[[int], None] = lambda done: None,
     ) -> Vocabulary:
-        """Of the words that occur at least `min_count` times."""
+        """Count the words of all rows; keep those that occur at least `min_count` times, at most `max_vocab` (0: all)."""
         found: Counter[str] = Counter()
         for (text,) in rows:
             found.update(text.split())
             progress(1)
         kept = sorted((item for item in found.items() if item[1] >= min_count), key=lambda item: (-item[1], item[0]))
         if not kept:
-            raise RegardError(_nothing_left(found, min_count))
+            raise RegardError(_empty_message(found, min_count))
         kept = kept[: max_vocab or None]
         return cls([word for word, _ in kept], np.array([n for _, n in kept], np.int64))
 
     @cached_property
     def index(self) -> dict[str, int]:
+        """The id of each word."""
         return {word: i for i, word in enumerate(self.words)}
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Rare words are left out, so that windows reach over the gap."""
+        """Return the word ids of each text; unknown words are removed, so that windows reach across them."""
         index = self.index
         return [[index[word] for word in text.split() if word in index] for text in texts]
 
@@ -107,9 +107,10 @@ class Vocabulary:
         return hashlib.sha256(json.dumps(self.words).encode()).hexdigest()
 
     def keep_probability(self, t: float, rule: str = "word2vec") -> np.ndarray:
-        """Sub-sampling: how likely an occurrence of each word stays.  # (V,)
+        """Return the probability that subsampling keeps an occurrence of each word, (V,).
 
-        The programs use sqrt(t/f) + t/f, the paper writes sqrt(t/f); f is a word's share of the text.
+        It is sqrt(t/f) + t/f in the original programs (rule "word2vec") and sqrt(t/f) in the paper, where f is the
+        relative frequency of a word.
         """
         if not t:
             return np.ones(len(self))
@@ -117,12 +118,12 @@ class Vocabulary:
         return np.minimum(np.sqrt(ratio) + (ratio if rule == "word2vec" else 0), 1)
 
     def noise(self, power: float = 0.75) -> np.ndarray:
-        """What negatives are drawn from.  # (V,)"""
+        """Return the noise distribution that negative samples are drawn from, (V,): counts to a power, normalised."""
         weights = self.counts.astype(np.float64) ** power
         return weights / weights.sum()
 
 
-def _nothing_left(found: Counter[str], min_count: int) -> str:
+def _empty_message(found: Counter[str], min_count: int) -> str:
     if not found:
         return "there are no words in the text: give a file with words between spaces"
     word, n = found.most_common(1)[0]
@@ -133,23 +134,18 @@ def _nothing_left(found: Counter[str], min_count: int) -> str:
 
 
 def alias_table(p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Walker's method: draw i evenly, keep it with probability share[i], else take other[i]; exact, in two look-ups.
+    """Return the tables of Walker's alias method for the distribution p (V,): keep (V,) float32 and alias (V,) int32.
 
-    Returns share (V,) float32 and other (V,) int32.
+    To draw from p, draw i uniformly, return i with probability keep[i], else alias[i]: exact, in two look-ups.
     """
     n = len(p)
-    share, other = p * n, np.arange(n, dtype=np.int32)
-    small, large = [i for i in range(n) if share[i] < 1], [i for i in range(n) if share[i] >= 1]
+    keep, alias = p * n, np.arange(n, dtype=np.int32)
+    small, large = [i for i in range(n) if keep[i] < 1], [i for i in range(n) if keep[i] >= 1]
     while small and large:
-        poor, rich = small.pop(), large[-1]
-        other[poor] = rich
-        share[rich] -= 1 - share[poor]
-        if share[rich] < 1:
+        below, above = small.pop(), large[-1]
+        alias[below] = above
+        keep[above] -= 1 - keep[below]
+        if keep[above] < 1:
             small.append(large.pop())
-    share[small + large] = 1  # what rounding left
-    return share.astype(np.float32), other
-
-
-def configured(texts: Texts, config: VectorsConfig, progress: Callable[[int], None] = lambda done: None) -> Vocabulary:
-    """The vocabulary that a configuration asks for."""
-    return Vocabulary.count(texts.rows(), config.min_count, config.max_vocab, progress)
+    keep[small + large] = 1  # rounding errors
+    return keep.astype(np.float32), alias

@@ -1,7 +1,8 @@
-"""Word vectors in use: nearest words, analogies and similarities, by the cosine of the angle between vectors.
+"""Word vectors: nearest words, analogies and similarities, all by cosine similarity.
 
-A word is looked up as it is written: "Paris" and "paris" are two words, each with its own vector or none. Only the test sets
-(evaluate/word_similarity.py) fold case. Vectors are kept as they came; a copy of length 1 is made once, when first needed.
+Look-up is case-sensitive: "Paris" and "paris" are two words, each with its own vector or none. Only the test sets
+(evaluate/word_similarity.py) ignore case. Vectors are stored as they were read; a normalised copy is made when first
+needed.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ import numpy as np
 from regard.errors import RegardError
 from regard.files import read_json
 
-EPSILON = 1e-3  # of 3CosMul, as Levy and Goldberg (2014) have it
+EPSILON = 1e-3  # of 3CosMul (Levy and Goldberg 2014)
 METHODS = ("add", "mul")
-FOLDER = "word-vectors"  # what config.json in their folder calls them
-SPELT = 200_000  # an unknown word is compared with this many of the first words, the most frequent ones
+FOLDER_KIND = "word-vectors"  # "kind" in the config.json of a folder of word vectors
+SUGGESTION_WORDS = 200_000  # spellings are suggested from the first, that is, most frequent words only
 
-Found = list[tuple[str, float]]  # words and how close they are, the closest first
+Neighbours = list[tuple[str, float]]  # words and their scores, best first
 
 
 @dataclass(frozen=True)
 class WordVectors:
-    """Words, most frequent first where that is known, and one vector each; `outside` are the vectors they had as context."""
+    """Words, most frequent first where counts are known, and one vector for each."""
 
     words: list[str]
     vectors: np.ndarray  # (V, D) float32
     counts: np.ndarray | None = None  # (V,)
-    outside: np.ndarray | None = None  # (V', D), one for each word, or for each inner node of a Huffman tree
-    about: dict[str, Any] = field(default_factory=dict)  # how they were made, kept in their folder
+    outside: np.ndarray | None = None  # (V', D), output vectors: one per word, or per inner node of a Huffman tree
+    about: dict[str, Any] = field(default_factory=dict)  # how they were trained; stored in their folder
 
     def __post_init__(self) -> None:
         shape = self.vectors.shape
@@ -59,27 +60,30 @@ class WordVectors:
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """The row of each word; of a word that is there twice, the first."""
+        """The row of each word; the first one of a word that occurs twice."""
         return {word: row for row, word in zip(reversed(range(len(self))), reversed(self.words), strict=True)}
 
     @cached_property
     def unit(self) -> np.ndarray:
-        """(V, D), each of length 1; a vector of zeros stays one, and is close to nothing."""
+        """The vectors scaled to length 1, (V, D); a vector of zeros stays zero, and so do its similarities."""
         lengths = np.linalg.norm(self.vectors, axis=1, keepdims=True)
         return (self.vectors / np.maximum(lengths, np.finfo(np.float32).tiny)).astype(np.float32, copy=False)
 
     def row(self, word: str) -> int:
+        """Return the row of a word; the error for an unknown word suggests similar spellings."""
         found = self.index.get(word)
         if found is None:
-            raise RegardError(f"{word!r} is not among the {len(self):,} words{_hint(spellings(word, self.words))}")
+            raise RegardError(
+                f"{word!r} is not among the {len(self):,} words{_hint(similar_spellings(word, self.words))}"
+            )
         return found
 
     def similarity(self, a: str, b: str) -> float:
-        """The cosine of two words: 1 = the same direction, 0 = nothing in common."""
+        """Return the cosine similarity of two words, -1 to 1."""
         return float(self.unit[self.row(a)] @ self.unit[self.row(b)])
 
-    def nearest(self, word: str | np.ndarray, n: int = 10) -> Found:
-        """The words closest to a word (itself left out), or to any vector."""
+    def nearest(self, word: str | np.ndarray, n: int = 10) -> Neighbours:
+        """Return the n words nearest to a word (itself excluded) or to a vector (D,), with their cosines."""
         if isinstance(word, str):
             row = self.row(word)
             return self._best(self.unit @ self.unit[row], n, [row])
@@ -89,18 +93,18 @@ class WordVectors:
         length = np.linalg.norm(vector)
         return self._best(self.unit @ (vector / (length or 1.0)), n, [])
 
-    def analogy(self, a: str, b: str, c: str, n: int = 10, method: str = "add") -> Found:
-        """What is to c as b is to a, the three left out: `analogy("man", "king", "woman")`.
+    def analogy(self, a: str, b: str, c: str, n: int = 10, method: str = "add") -> Neighbours:
+        """Return the words that are to c as b is to a, these three excluded: `analogy("man", "king", "woman")`.
 
-        `add` (3CosAdd) looks for the words closest to b - a + c, all of length 1; `mul` (3CosMul) for the greatest
-        cos(b) cos(c) / cos(a), in which no one of them can outweigh the others.
+        `add` (3CosAdd) finds the words nearest to b - a + c, vectors of length 1; `mul` (3CosMul) those with the
+        largest cos(b) cos(c) / cos(a), where no single term can dominate.
         """
         rows = [self.row(word) for word in (a, b, c)]
         va, vb, vc = self.unit[rows][:, None]  # (1, D) each
         return self._best(analogy_scores(self.unit, va, vb, vc, method)[0], n, rows)
 
     def rank(self, word: str, other: str) -> int:
-        """Which of the words nearest to `word` is `other`: 1 = the nearest."""
+        """Return the rank of `other` among the words nearest to `word`: 1 for the nearest."""
         row, wanted = self.row(word), self.row(other)
         if row == wanted:
             raise RegardError(f"{word!r} has no rank among the words nearest to itself: give two words")
@@ -108,44 +112,45 @@ class WordVectors:
         scores[row] = -np.inf
         return int((scores > scores[wanted]).sum()) + 1
 
-    def _best(self, scores: np.ndarray, n: int, without: list[int]) -> Found:
+    def _best(self, scores: np.ndarray, n: int, without: list[int]) -> Neighbours:
         if n < 1:
             raise RegardError(f"at least 1 word must be asked for, not {n}")
         scores[without] = -np.inf
-        rows = top(scores, min(n, len(self) - len(set(without))))
+        rows = top_indices(scores, min(n, len(self) - len(set(without))))
         return [(self.words[row], float(scores[row])) for row in rows]
 
     def first(self, n: int) -> WordVectors:
-        """The first n words alone."""
+        """Return the first n words and their vectors."""
         counts = None if self.counts is None else self.counts[:n]
         return WordVectors(self.words[:n], self.vectors[:n], counts, about=self.about)
 
     def save(self, path: str | Path, kind: str = "") -> None:
-        """A file by its suffix (.txt, .vec: word2vec text; .bin: its binary; also with .gz, .xz, .zst), else a folder."""
+        """Save to a file by its suffix (.txt, .vec: text; .bin: binary; also with .gz, .xz, .zst), else to a folder."""
         from regard.vectors.formats import write_vectors
 
         write_vectors(self, Path(path), kind)
 
     @classmethod
     def load(cls, path: str | Path, errors: str = "replace") -> WordVectors:
-        """A folder, or a word2vec or GloVe file; `errors` says what becomes of broken UTF-8: replace, ignore or strict."""
+        """Load a folder, or a word2vec or GloVe file; `errors` for invalid UTF-8 is replace, ignore or strict."""
         from regard.vectors.formats import read_vectors
 
         return read_vectors(Path(path), errors)
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is a folder of word vectors."""
+    """Return whether `path` is a folder of word vectors."""
     try:
-        return bool(read_json(path / "config.json").get("kind") == FOLDER)
+        return bool(read_json(path / "config.json").get("kind") == FOLDER_KIND)
     except (OSError, ValueError, AttributeError):
         return False
 
 
 def analogy_scores(unit: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray, method: str = "add") -> np.ndarray:
-    """How well each word answers each question a : b :: c : ?; all of length 1, (V, D) and (Q, D) -> (Q, V).
+    """Return the score of each word as the answer to each analogy a : b :: c : ?, (Q, V).
 
-    3CosAdd's are cosines, for which b - a + c is brought to length 1; 3CosMul's are made of cosines moved to 0 ... 1.
+    The words `unit` are (V, D), the questions a, b and c (Q, D), all of length 1. `add` gives cosines with b - a + c,
+    scaled to length 1; `mul` combines cosines mapped to 0 ... 1.
     """
     if method == "add":
         target = b - a + c
@@ -156,18 +161,18 @@ def analogy_scores(unit: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray
     raise RegardError(f"unknown way to solve analogies {method!r}: choose {' or '.join(METHODS)}")
 
 
-def top(scores: np.ndarray, n: int) -> np.ndarray:
-    """Places of the n greatest, the greatest first; equal ones in their order."""
+def top_indices(scores: np.ndarray, n: int) -> np.ndarray:
+    """Return the indices of the n largest scores, largest first, ties in their order."""
     if n < len(scores):
         least = np.partition(scores, -n)[-n] if n else np.inf
-        places = np.flatnonzero(scores >= least)
+        indices = np.flatnonzero(scores >= least)
     else:
-        places = np.arange(len(scores))
-    return places[np.argsort(-scores[places], kind="stable")][:n]
+        indices = np.arange(len(scores))
+    return indices[np.argsort(-scores[indices], kind="stable")][:n]
 
 
-def spellings(word: str, words: Sequence[str], n: int = 3) -> list[str]:
-    """Words that look like an unknown one. Only those with nearly its length and letters are looked at closely."""
+def similar_spellings(word: str, words: Sequence[str], n: int = 3) -> list[str]:
+    """Return up to n words spelt like an unknown one; only words of nearly its length and letters are compared."""
     likely = islice(_similar_letters(word.casefold(), words), 20_000)
     matcher = SequenceMatcher(b=word.casefold(), autojunk=False)
     found = []
@@ -180,7 +185,7 @@ def spellings(word: str, words: Sequence[str], n: int = 3) -> list[str]:
 
 def _similar_letters(word: str, words: Sequence[str]) -> Iterable[str]:
     letters, size = set(word), len(word)
-    for other in islice(words, SPELT):
+    for other in islice(words, SUGGESTION_WORDS):
         if abs(len(other) - size) <= 2 and len(letters.symmetric_difference(other.casefold())) <= 3:
             yield other
 

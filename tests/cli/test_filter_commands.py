@@ -1,4 +1,4 @@
-"""`regard filter`, from files to files."""
+"""`regard filter` on image files."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from regard.cli.main import app
 from regard.errors import RegardError
-from regard.filters.catalogue import ALL, FILTERS, Filter
-from regard.filters.files import open_picture
+from regard.filters.filter_registry import ALL, FILTERS, Filter
 from regard.filters.gaussian import gaussian
+from regard.filters.image_io import open_picture
 
 PROGRAM = """
 import sys

@@ -1,4 +1,4 @@
-"""`regard vectors` from end to end on a tiny file: what it prints, what it writes, and its errors."""
+"""`regard vectors` from end to end on a tiny file: its output, the files it writes, and its errors."""
 
 from __future__ import annotations
 

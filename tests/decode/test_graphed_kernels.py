@@ -273,7 +273,7 @@ def test_what_stands_beyond_the_position_is_not_read(function: Any, at: int, len
 
 @pytest.mark.parametrize("function", [self_attend, self_attend_reference])
 def test_far_positions_are_turned_exactly(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attend, "MACHINE", 1)  # nothing is cut
+    monkeypatch.setattr(attend, "NUM_SMS", 1)  # nothing is cut
     at, length, d = 100_003, 100_010, 16
     qkv, keys, values = memory(1, 1, 1, length, d, FP32)
     angle = torch.arange(length, device=DEVICE)[:, None] * torch.linspace(1, 0.37, d // 2, device=DEVICE)
@@ -371,7 +371,7 @@ def test_candidates_are_the_best_of_each_part_lower_ids_first(best: int, dtype: 
 
 @pytest.mark.usefixtures("either")
 def test_candidates_are_kept_from_block_to_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "MACHINE", 1)  # four rows fill it, so none is cut
+    monkeypatch.setattr(choosing, "NUM_SMS", 1)  # four rows fill it, so none is cut
     check_candidates(logits_with_ties(4, 4500, FP32), 5, flags(4))
     rising = torch.arange(3000.0, device=DEVICE).repeat(4, 1) / 100  # every block is better than the one before
     check_candidates(rising, 6, flags(4))
@@ -388,7 +388,7 @@ def test_special_tokens_may_stand_anywhere(
     forbidden: tuple[int, ...], end: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_candidates(logits_with_ties(2, 3000, FP32), 4, flags(2), forbidden, end)
-    monkeypatch.setattr(choosing, "MACHINE", 1)
+    monkeypatch.setattr(choosing, "NUM_SMS", 1)
     logits = logits_with_ties(4, 3000, FP32)
     logits[:, [*forbidden, max(end, 0)]] = 30.0
     check_candidates(logits, 2, flags(4), forbidden, end)

@@ -1,4 +1,4 @@
-"""The bilateral filter beside its formula in float64 and beside scikit-image."""
+"""The bilateral filter against its formula in float64 and against scikit-image."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import RegardError
-from regard.filters.bilateral import bilateral, compiled, definition
-from regard.filters.images import BORDERS, pad
+from regard.filters.bilateral import bilateral, bilateral_numba, bilateral_reference
+from regard.filters.image_arrays import BORDERS, pad
 
 
 def noisy(*shape: int, seed: int = 0) -> np.ndarray:
-    """An edge under noise, from 0 to 1."""
+    """Return an edge with noise, from 0 to 1."""
     edge = (np.indices(shape[:2]).sum(0) > shape[0]).astype(np.float64)
     rng = np.random.default_rng(seed)
     return (edge.reshape(*shape[:2], *[1] * (len(shape) - 2)) * 0.5 + 0.2) + 0.1 * rng.normal(size=shape)
 
 
 def formula(image: np.ndarray, sigma_color: float, sigma_spatial: float, r: int, border: str) -> np.ndarray:
-    """(H, W, C), pixel by pixel."""
+    """Return the filtered image (H, W, C), pixel by pixel."""
     height, width, _ = image.shape
     wide = np.pad(image, ((r, r), (r, r), (0, 0)), mode=border)  # type: ignore[call-overload]
     out = np.empty_like(image)
@@ -55,21 +55,23 @@ def test_it_is_its_formula(border: str, channels: int) -> None:
 def test_the_compiled_one_is_the_definition(height: int, width: int, channels: int, pictures: int, r: int) -> None:
     x = 255 * torch.rand(pictures, channels, height, width, generator=torch.Generator().manual_seed(height))
     wide = pad(x, r, r)
-    torch.testing.assert_close(compiled(x, wide, 30.0, 1.5), definition(x, wide, 30.0, 1.5), rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(
+        bilateral_numba(x, wide, 30.0, 1.5), bilateral_reference(x, wide, 30.0, 1.5), rtol=1e-5, atol=1e-3
+    )
 
 
 def test_threads_share_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.filters import averages_numba
+    from regard.filters import filters_numba
 
     image = noisy(37, 20).astype(np.float32)
     alone = bilateral(image, 0.2)
-    monkeypatch.setattr(averages_numba, "NUMBERS", 60)
+    monkeypatch.setattr(filters_numba, "BAND_PIXELS", 60)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     np.testing.assert_array_equal(bilateral(image, 0.2), alone)
 
 
 def test_scikit_image_gives_the_same_once_its_table_fits_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its spatial table has one row and column more than the window that it is read by; its colours also differ (below)."""
+    """scikit-image's spatial table is one row and column larger than its window; its colours also differ (below)."""
     restoration = pytest.importorskip("skimage.restoration._denoise")
 
     def table(side: int, sigma: float, *, dtype: Any = float) -> np.ndarray:
@@ -86,7 +88,7 @@ def test_scikit_image_gives_the_same_once_its_table_fits_its_window(monkeypatch:
 
 
 def test_scikit_images_colour_table_is_read_at_a_share_of_the_distance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With C channels it looks a distance up at 1/C of it: its sigma_color is C times ours."""
+    """With C channels scikit-image looks a distance up at 1/C of it: its sigma_color is C times ours."""
     restoration = pytest.importorskip("skimage.restoration._denoise")
     image = noisy(30, 33, 3)
     image -= image.min()

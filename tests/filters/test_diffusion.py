@@ -27,14 +27,14 @@ def noise(*shape: int) -> np.ndarray:
 
 @pytest.mark.parametrize("sigma", [2.0, 3.0, 5.5])
 def test_heat_after_half_of_sigma_squared_is_the_gaussian(sigma: float) -> None:
-    """On white noise; what is left is the alias of a sampled Gaussian, exp(-2 pi^2) = 3e-9 at sigma 2, and none above."""
+    """On white noise the difference is the aliasing of a sampled Gaussian, exp(-2 pi^2) = 3e-9 at sigma 2."""
     image = noise(40, 31)
     expected = ndimage.gaussian_filter(image, sigma, mode="reflect", truncate=10)
     assert np.abs(heat(image, sigma**2 / 2) - expected).max() < (1e-9 if sigma == 2 else 1e-13)
 
 
 def cosine(n: int, k: int) -> np.ndarray:
-    """Mode k of a bar with closed ends, at the middles of n pixels."""
+    """Return mode k of a bar with closed ends, at the middles of n pixels."""
     return np.cos(math.pi * k * (np.arange(n) + 0.5) / n)
 
 
@@ -45,7 +45,7 @@ def test_a_cosine_fades_as_the_equation_says() -> None:
 
 
 def test_explicit_steps_come_nearer_with_the_square_of_the_pixels_size() -> None:
-    """The same function on grids twice as fine: a pixel is half as wide, so the same time is four times as many."""
+    """On a grid twice as fine a pixel is half as wide, so that the same time is four times as many steps."""
     errors = []
     for n in (16, 32, 64):
         image = np.outer(cosine(n, 2), cosine(n, 1)) + cosine(n, 3)
@@ -96,7 +96,7 @@ FORMULAS = {"exponential": lambda s: math.exp(-(s**2)), "rational": lambda s: 1 
 
 
 def loop(u: np.ndarray, g, rate: float) -> np.ndarray:  # type: ignore[no-untyped-def]
-    """Pixel by pixel, neighbour by neighbour; u (H, W) or (H, W, C), where g gets the difference of all channels."""
+    """Return explicit steps pixel by pixel; u is (H, W) or (H, W, C), where g gets the difference of all channels."""
     out = u.copy()
     for i in range(u.shape[0]):
         for j in range(u.shape[1]):

@@ -1,4 +1,4 @@
-"""The way in and out: any picture comes back as what it was, and a filter sees (B, C, H, W)."""
+"""Conversion of images: the result is the same kind of image, and a filter gets (B, C, H, W)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.filters.images import BORDERS, apply, pad, psnr
+from regard.filters.image_arrays import BORDERS, apply, pad, psnr
 
 TYPES = ("uint8", "uint16", "float16", "float32", "float64")
 

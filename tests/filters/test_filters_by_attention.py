@@ -1,4 +1,4 @@
-"""The filters are attention: the Transformer's own functions, given patches or (position, value), do the same."""
+"""The filters are attention: the Transformer's own functions on patches or (position, value) give the same."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.filters.attention import as_products, bilateral_by_attention, nonlocal_means_by_attention
+from regard.filters.attention_filters import (
+    bilateral_by_attention,
+    dot_product_features,
+    nonlocal_means_by_attention,
+)
 from regard.filters.bilateral import bilateral
 from regard.filters.nonlocal_means import nonlocal_means
 from regard.kernels.masks import FULL
@@ -42,16 +46,16 @@ def test_weights_sum_to_one_over_the_window_and_are_nothing_beyond() -> None:
 
 def test_what_products_leave_out_is_the_same_for_every_key() -> None:
     a, b = torch.randn(2, 5, 3, dtype=torch.float64), torch.randn(2, 8, 3, dtype=torch.float64)
-    queries, keys = as_products(a, b)
+    queries, keys = dot_product_features(a, b)
     left = torch.cdist(a, b).square() + queries @ keys.mT
     torch.testing.assert_close(left, a.square().sum(-1, keepdim=True).expand_as(left))
 
 
 def test_the_kernel_of_the_layers_gives_the_same() -> None:
-    """`reference`, with its scale and its softmax in float32, over a whole picture: no mask, reach beyond every border."""
+    """`reference`, with its scale and its softmax in float32, over a whole image: no mask, reach beyond every border."""
     a = torch.randn(1, 1, 30, 4, generator=torch.Generator().manual_seed(0))  # (B, H, T, D): 30 patches of 4 pixels
     values = torch.randn(1, 1, 30, 2, generator=torch.Generator().manual_seed(1))
-    queries, keys = as_products(a, a)
+    queries, keys = dot_product_features(a, a)
     places = torch.arange(30)[None]
     found = reference(queries * 5**0.5, keys, values, Plan(reference, FULL, places, places), 0.0)
     expected = torch.softmax(-torch.cdist(a.double(), a.double()).square(), -1) @ values.double()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from regard.errors import RegardError
-from regard.filters.gaussian import gaussian, kernel
+from regard.filters.gaussian import gaussian, gaussian_kernel
 
 SCIPYS = {"symmetric": "reflect", "edge": "nearest", "reflect": "mirror", "wrap": "wrap", "constant": "constant"}
 
@@ -52,7 +52,7 @@ def test_bytes_are_rounded_from_the_exact_result() -> None:
 
 def test_the_weights_of_sigma_one_are_those_of_the_formula() -> None:
     half = np.exp(-0.5 * np.arange(5) ** 2)
-    assert kernel(1.0, 4.0) == pytest.approx(half / (half[0] + 2 * half[1:].sum()))
+    assert gaussian_kernel(1.0, 4.0) == pytest.approx(half / (half[0] + 2 * half[1:].sum()))
 
 
 def test_gradients_are_those_of_differences() -> None:

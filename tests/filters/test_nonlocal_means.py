@@ -1,4 +1,4 @@
-"""Non-local means beside its formula in float64, in all its forms, and beside scikit-image."""
+"""Non-local means against its formula in float64, in all its forms, and against scikit-image."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from regard.errors import RegardError
 from regard.filters import nonlocal_means as module
-from regard.filters.images import psnr
+from regard.filters.image_arrays import psnr
 from regard.filters.nonlocal_means import (
     PatchWeighting,
     nonlocal_means,
     nonlocal_means_numba,
+    patch_taps,
     patchwise,
     pixelwise,
-    taps_of,
 )
 
 CUDA = torch.cuda.is_available()
@@ -29,14 +29,14 @@ FORMS = [(mode, weights) for mode in ("pixel", "patch") for weights in ("flat", 
 
 
 def noisy(*shape: int, seed: int = 0) -> np.ndarray:
-    """Stripes under noise, from 0 to 1."""
+    """Return stripes with noise, from 0 to 1."""
     stripes = np.sin(np.indices(shape[:2]).sum(0) / 2.0) * 0.3 + 0.5
     rng = np.random.default_rng(seed)
     return stripes.reshape(*shape[:2], *[1] * (len(shape) - 2)) + 0.1 * rng.normal(size=shape)
 
 
 def formula(image: np.ndarray, h: float, side: int, reach: int, sigma: float, mode: str, weights: str) -> np.ndarray:
-    """(H, W, C), patch by patch, as the papers say it: a patch is estimated whole, its pixels are what modes differ in."""
+    """Return the denoised image (H, W, C), patch by patch, as in the papers; the modes use different pixels of a patch."""
     (height, width, _), r = image.shape, side // 2
     edge = r + reach
     wide = np.pad(image, ((edge, edge), (edge, edge), (0, 0)), mode="reflect")
@@ -80,18 +80,18 @@ def test_the_compiled_one_is_the_definition(
     height: int, width: int, channels: int, r: int, reach: int, form: tuple[str, str]
 ) -> None:
     x = 255 * torch.rand(2, channels, height, width, generator=torch.Generator().manual_seed(width))
-    like = PatchWeighting(60.0, 20.0, taps_of(2 * r + 1, form[1]), reach)
+    like = PatchWeighting(60.0, 20.0, patch_taps(2 * r + 1, form[1]), reach)
     expected = (pixelwise if form[0] == "pixel" else patchwise)(x, like)
     torch.testing.assert_close(nonlocal_means_numba(x, like, form[0]), expected, rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("mode", ["pixel", "patch"])
 def test_bands_of_rows_meet_without_a_seam(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.filters import averages_numba
+    from regard.filters import filters_numba
 
     image = noisy(37, 20).astype(np.float32)
     whole = nonlocal_means(image, 0.1, 5, 4, mode=mode)
-    monkeypatch.setattr(averages_numba, "NUMBERS", 60)
+    monkeypatch.setattr(filters_numba, "BAND_PIXELS", 60)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     np.testing.assert_allclose(nonlocal_means(image, 0.1, 5, 4, mode=mode), whole, atol=1e-6)
 
@@ -99,7 +99,7 @@ def test_bands_of_rows_meet_without_a_seam(mode: str, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("sigma", [0.0, 0.1])
 def test_scikit_images_fast_mode_is_this_one_with_squares_of_a_pixel_less(channels: int, sigma: float) -> None:
-    """Asked for patches of 7 it compares 6 x 6 pixels, and divides by 49; weights below exp(-5) are 0, and exp is rough."""
+    """For a patch of 7 scikit-image compares 6 x 6 pixels but divides by 49; weights below exp(-5) are 0, exp is rough."""
     restoration = pytest.importorskip("skimage.restoration")
     image = noisy(30, 27, channels)
     theirs = restoration.denoise_nl_means(image, 7, 4, 0.2, fast_mode=True, sigma=sigma, channel_axis=-1)
@@ -114,7 +114,7 @@ def test_scikit_images_fast_mode_is_this_one_with_squares_of_a_pixel_less(channe
 
 
 def test_scikit_images_slow_mode_is_the_gaussian_one_away_from_the_border() -> None:
-    """There it looks at less: what lies beyond is not reflected. Weights below exp(-5) are 0, and exp is rough."""
+    """scikit-image does not reflect the border for comparisons. Weights below exp(-5) are 0, and exp is rough."""
     restoration = pytest.importorskip("skimage.restoration")
     image = noisy(24, 22, 3)
     theirs = restoration.denoise_nl_means(image, 5, 4, 0.2, fast_mode=False, sigma=0.1, channel_axis=-1)
@@ -218,16 +218,16 @@ def test_parameters_out_of_range_are_refused(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("channels", "weights"), [(1, "gaussian"), (3, "flat")])
 def test_the_kernel_is_the_definition(channels: int, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interpreted on a CPU, itself on a GPU: tiles that are not full, two pictures."""
+    """The Triton kernel (interpreted on a CPU) with tiles that are not full, and two images."""
     pytest.importorskip("triton")
     if not CUDA and not os.environ.get("TRITON_INTERPRET"):
         pytest.skip("Triton has neither a GPU nor its interpreter")
-    from regard.filters import nonlocal_kernels
+    from regard.filters import nonlocal_means_triton
 
-    monkeypatch.setattr(nonlocal_kernels, "TILE", (4, 8))
+    monkeypatch.setattr(nonlocal_means_triton, "TILE", (4, 8))
     x = torch.rand(2, channels, 5, 9, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    like = PatchWeighting(0.3, 0.1, taps_of(3, weights), 1)
-    torch.testing.assert_close(module.in_tiles(x, like), pixelwise(x, like), rtol=1e-5, atol=1e-6)
+    like = PatchWeighting(0.3, 0.1, patch_taps(3, weights), 1)
+    torch.testing.assert_close(module.pixelwise_triton(x, like), pixelwise(x, like), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""`regard study filters`."""
+"""`regard study filters` on a synthetic image and on a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Efros and Leung's synthesis: the compiled loop beside its definition, and what a grown texture has to be."""
+"""Texture synthesis: the compiled loop against its definition, and properties of a grown texture."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.errors import RegardError
-from regard.filters.texture import fill, gaussian, grown, next_layer, synthesise
-from regard.filters.texture_numba import fill as compiled
+from regard.filters.filters_numba import fill_layer as fill_layer_numba
+from regard.filters.texture import fill_layer, gaussian_window, grow_texture, next_layer, synthesise
 
 
 def sample(*shape: int, seed: int = 0) -> np.ndarray:
@@ -23,14 +23,17 @@ def sample(*shape: int, seed: int = 0) -> np.ndarray:
 @settings(max_examples=15)
 def test_the_compiled_loop_is_the_definition(seed: int, channels: int, window: int, epsilon: float) -> None:
     given_sample = sample(channels, 11, 9, seed=seed)
-    a, b = (grown(given_sample, (9, 12), gaussian(window), epsilon, seed, way) for way in (fill, compiled))
+    a, b = (
+        grow_texture(given_sample, (9, 12), gaussian_window(window), epsilon, seed, way)
+        for way in (fill_layer, fill_layer_numba)
+    )
     np.testing.assert_array_equal(a, b)
 
 
 def test_the_best_match_is_copied() -> None:
-    """One unknown pixel whose surroundings stand at one place of the sample alone."""
-    given_sample, weights = sample(1, 12, 12), gaussian(5)
-    for way in (fill, compiled):
+    """One unknown pixel, whose surroundings occur at one place of the sample only."""
+    given_sample, weights = sample(1, 12, 12), gaussian_window(5)
+    for way in (fill_layer, fill_layer_numba):
         picture, known = given_sample[:, 2:7, 4:9].copy(), np.ones((5, 5), bool)
         known[2, 2], picture[0, 2, 2] = False, -1
         way(given_sample, picture, known, np.array([[0, 0]]), weights, 0.1, np.array([0.99]))
@@ -39,9 +42,9 @@ def test_the_best_match_is_copied() -> None:
 
 
 def test_what_is_unknown_does_not_count() -> None:
-    """The right half is unknown and would match elsewhere."""
-    given_sample, weights = sample(1, 12, 12), gaussian(5)
-    for way in (fill, compiled):
+    """The right half is unknown; with its values another place would match."""
+    given_sample, weights = sample(1, 12, 12), gaussian_window(5)
+    for way in (fill_layer, fill_layer_numba):
         picture, known = given_sample[:, 2:7, 4:9].copy(), np.zeros((5, 5), bool)
         known[:, :2] = True
         picture[:, :, 2:] = given_sample[:, 6:11, 2:5]

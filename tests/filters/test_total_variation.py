@@ -1,4 +1,4 @@
-"""Total variation against scikit-image's, and against the conditions that its minimum has to meet."""
+"""Total variation against scikit-image, and against the optimality conditions of its minimum."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from skimage.restoration import denoise_tv_chambolle
 
 from regard.errors import RegardError
-from regard.filters.total_variation import advance, compiled, nesterov, total_variation
+from regard.filters.total_variation import advance, advance_numba, nesterov_momenta, total_variation
 
 
 def steps(*shape: int) -> np.ndarray:
-    """Something flat with edges and noise, from 0 to 1."""
+    """Return flat regions with edges and noise, from 0 to 1."""
     rng = np.random.default_rng(0)
     image = np.full(shape, 0.2)
     image[shape[0] // 4 :, shape[1] // 3 :] += 0.5
@@ -107,10 +107,10 @@ def test_easy_pictures_of_a_batch_do_not_make_a_hard_one_worse() -> None:
 @pytest.mark.parametrize("shape", [(1, 1, 9, 33), (2, 3, 20, 17), (1, 2, 1, 5), (1, 1, 5, 1)])
 def test_the_compiled_steps_are_those_in_torch(shape: tuple[int, ...]) -> None:
     f = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    momenta = nesterov(12)
+    momenta = nesterov_momenta(12)
     exact = advance(f.double(), *(torch.zeros(2, *shape, dtype=torch.float64) for _ in range(2)), 0.7, momenta)
-    found = compiled(f, *(torch.zeros(2, *shape) for _ in range(2)), 0.7, momenta[:5])
-    found = compiled(f, *found, 0.7, momenta[5:])  # goes on where it stopped
+    found = advance_numba(f, *(torch.zeros(2, *shape) for _ in range(2)), 0.7, momenta[:5])
+    found = advance_numba(f, *found, 0.7, momenta[5:])  # continues where it stopped
     for mine, other in zip(found, exact, strict=True):
         torch.testing.assert_close(mine.double(), other, atol=2e-6, rtol=0)
     assert exact[0].abs().amax() > (0.9 if min(shape[2:]) > 1 else 0.3)

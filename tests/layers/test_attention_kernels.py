@@ -1,6 +1,6 @@
 """Softmax attention against NumPy and the chain rule on paper; which kernel runs when; plans and their rows.
 
-The whole matrix of kernels, schemes and masks is in test_kernels.py.
+The whole matrix of kernels, schemes and masks is in tests/kernels/test_kernel_matrix.py.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Files of word vectors: made by hand as the C program, gensim and GloVe write them, in and out, whole and broken."""
+"""Files of word vectors as the C program, gensim and GloVe write them: read and written, intact and damaged."""
 
 from __future__ import annotations
 

@@ -138,12 +138,12 @@ def insert(kept, ids, worst, value, id):
 def best_of_parts_kernel(
     logits, no_end, value, index, part_z, V, row, width,
     NEVER: tl.constexpr, NEVERS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, END: tl.constexpr,
-    BEST: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    BEST: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One part of one row. NEVER are the ids that are no candidates; they and END lie between LOW and HIGH, so that most
     blocks need not look for them."""
-    launch_dependents(EARLY)
-    wait_for_previous(EARLY)
+    launch_dependents(PDL)
+    wait_for_previous(PDL)
     n, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     early = tl.load(no_end + n) != 0
     begin = part * width
@@ -196,19 +196,19 @@ def total_of(part_z, P: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def log_sum_exp_kernel(part_z, out, P: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    launch_dependents(EARLY)
-    wait_for_previous(EARLY)
+def log_sum_exp_kernel(part_z, out, P: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    launch_dependents(PDL)
+    wait_for_previous(PDL)
     n = tl.program_id(0)
     tl.store(out + n, total_of(part_z + n * P, P, BLOCK))
 
 
 @triton.jit
 def best_of_kernel(
-    value, index, log_z, token, log_prob, C: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+    value, index, log_z, token, log_prob, C: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    launch_dependents(EARLY)
-    wait_for_previous(EARLY)
+    launch_dependents(PDL)
+    wait_for_previous(PDL)
     n, c = tl.program_id(0), tl.arange(0, BLOCK)
     x = tl.load(value + n * C + c, mask=c < C, other=-float("inf"))
     ids = tl.load(index + n * C + c, mask=c < C, other=BEYOND)

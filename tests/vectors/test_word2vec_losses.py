@@ -1,4 +1,4 @@
-"""The definitions against formulas written here in NumPy, and one step of every kernel against their gradients."""
+"""The losses of word2vec against formulas in NumPy, and one step of every kernel against their gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.config import VectorsConfig
 from regard.data.shards import TokenStore
 from regard.vectors import word2vec, word2vec_gpu
-from regard.vectors.huffman import Tree, huffman
+from regard.vectors.huffman import HuffmanTree, huffman_tree
 from regard.vectors.word_counts import Vocabulary
 
 V, D = 7, 9
@@ -28,25 +28,25 @@ def sigmoid(x: Any) -> Any:
 
 
 def matrices(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Whose scores are all within what is learned from."""
+    """Return input and output vectors with scores small enough that none is beyond MAX_SCORE."""
     rng = np.random.default_rng(3)
     return rng.normal(size=(V, D), scale=0.7), rng.normal(size=(rows, D), scale=0.7)
 
 
-def way(tree: Tree, word: int) -> tuple[np.ndarray, np.ndarray]:
+def way(tree: HuffmanTree, word: int) -> tuple[np.ndarray, np.ndarray]:
     place = slice(tree.start[word], tree.start[word + 1])
     return tree.nodes[place].astype(np.int64), tree.bits[place]
 
 
 def by_hand(kind: str, h: np.ndarray, outputs: np.ndarray, target: int, negatives: list[int]) -> tuple[float, Any, Any]:
-    """Loss and its gradients by h and by the outputs, differentiated on paper."""
+    """Return the loss and its gradients with respect to h and the outputs, differentiated by hand."""
     by_outputs = np.zeros_like(outputs)
     if kind == "softmax":
         p = np.exp(outputs @ h) / np.exp(outputs @ h).sum()
         wrong = p - np.eye(len(p))[target]
         return -np.log(p[target]), wrong @ outputs, np.outer(wrong, h)
     if kind == "hierarchical":
-        nodes, bits = way(huffman(COUNTS), target)
+        nodes, bits = way(huffman_tree(COUNTS), target)
         decisions = [(int(node), 1 - int(bit)) for node, bit in zip(nodes, bits, strict=True)]
     else:
         decisions = [(target, 1), *((n, 0) for n in negatives if n != target)]
@@ -63,7 +63,7 @@ def defined(kind: str, h: Tensor, outputs: Tensor, target: int, negatives: list[
     if kind == "softmax":
         return word2vec_losses.full_softmax(h, outputs, target)
     if kind == "hierarchical":
-        nodes, bits = (torch.from_numpy(x) for x in way(huffman(COUNTS), target))
+        nodes, bits = (torch.from_numpy(x) for x in way(huffman_tree(COUNTS), target))
         return word2vec_losses.hierarchical_softmax(h, outputs, nodes, bits)
     return word2vec_losses.negative_sampling(h, outputs, target, torch.tensor(negatives))
 
@@ -85,9 +85,9 @@ def test_the_definitions_have_the_gradients_of_the_paper(kind: str, context: lis
     np.testing.assert_allclose(u.grad.numpy(), by_outputs, atol=1e-12)
 
 
-def started(ids: list[int], config: VectorsConfig) -> word2vec.Work:
-    """A training of one sentence in which chance has nothing to say, with vectors that are not small."""
-    work = word2vec.begin(TokenStore(np.array(ids, np.uint16), np.array([0, len(ids)])), vocabulary(), config)
+def started(ids: list[int], config: VectorsConfig) -> word2vec.TrainingState:
+    """Return the state of a training run on one sentence that draws no random choices, with vectors that are not small."""
+    work = word2vec.initial_state(TokenStore(np.array(ids, np.uint16), np.array([0, len(ids)])), vocabulary(), config)
     inputs, outputs = matrices(len(work.outputs))
     work.inputs[:], work.outputs[:] = inputs, outputs
     share, other = np.zeros(V, np.float32), np.full(V, NOISE, np.int32)
@@ -105,7 +105,7 @@ def settings(**changes: Any) -> VectorsConfig:
 
 
 def step_by_hand(ids: list[int], config: VectorsConfig, shared: bool) -> tuple[np.ndarray, np.ndarray, float]:
-    """Every window of a sentence, one after the other, in float64; skip-gram pair by pair, or a window's pairs at once."""
+    """Train on every window of a sentence in float64; skip-gram pair by pair, or all pairs of a window at once."""
     v, u = matrices(V - (config.loss == "hierarchical"))
     v, u = v.astype(np.float32).astype(np.float64), u.astype(np.float32).astype(np.float64)
     losses, n = 0.0, 0
@@ -126,7 +126,7 @@ def step_by_hand(ids: list[int], config: VectorsConfig, shared: bool) -> tuple[n
 
 
 def sequential(kind: str, h: np.ndarray, u: np.ndarray, target: int, noise: list[int]) -> tuple[float, Any, Any]:
-    """As `by_hand`, but a noise word drawn twice sees what the first time did to it."""
+    """Do what `by_hand` does, but a noise word that is drawn twice is updated in between."""
     if kind != "negative":
         return by_hand(kind, h, u, target, noise)
     now, loss, by_h = u.copy(), 0.0, np.zeros_like(h)
@@ -159,11 +159,11 @@ def put(ids: list[int]) -> Tensor:
 @pytest.mark.parametrize("model", ["skipgram", "cbow"])
 @pytest.mark.parametrize("loss", ["negative", "hierarchical"])
 def test_a_step_of_the_gpu_is_that_of_all_pairs_of_a_window(model: str, loss: str) -> None:
-    """With one noise word, since all words of a window see it as it was."""
+    """With one noise word, since all words of a window use its vector from before the step."""
     ids = [3, NOISE, 6]
     config = settings(model=model, loss=loss, cbow_gradient="divided", negatives=1, batch=1)
     work = started(ids, config)
-    held = word2vec_gpu.Held.of(work, DEVICE)
+    held = word2vec_gpu.DeviceState.of(work, DEVICE)
     for i in range(3):
         word2vec_gpu.launch(held, config, put(ids), put([0, 0, 0]), i, i + 1, LR, seed=1)
     v, u, mean = step_by_hand(ids, config, shared=True)
@@ -175,7 +175,7 @@ def test_a_step_of_the_gpu_is_that_of_all_pairs_of_a_window(model: str, loss: st
 def test_windows_on_the_gpu_end_with_their_sentence() -> None:
     config = settings(batch=1, negatives=1)
     work = started([3, 1, 6], config)
-    held = word2vec_gpu.Held.of(work, DEVICE)
+    held = word2vec_gpu.DeviceState.of(work, DEVICE)
     word2vec_gpu.launch(held, config, put([3, 1, 6]), put([0, 1, 1]), 0, 2, LR, seed=1)
     assert held.totals[1] == 1  # of the first two centres one has a neighbour, and it is one
     assert torch.equal(held.inputs[3].cpu(), torch.from_numpy(work.inputs[3]))
@@ -184,13 +184,13 @@ def test_windows_on_the_gpu_end_with_their_sentence() -> None:
 @pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize(("size", "moves"), [(5.9, True), (6.1, False)])
 def test_what_is_decided_beyond_doubt_teaches_nothing(on_gpu: bool, size: float, moves: bool) -> None:
-    """Scores from -6 to 6 teach, others count in the loss alone."""
+    """Scores from -6 to 6 cause updates; others count in the loss only."""
     ids, config = [3, 1], settings(negatives=1, batch=1)
     work = started(ids, config)
     work.inputs[:], work.outputs[:] = 1.0, size / D
     before = work.outputs.copy()
     if on_gpu:
-        held = word2vec_gpu.Held.of(work, DEVICE)
+        held = word2vec_gpu.DeviceState.of(work, DEVICE)
         word2vec_gpu.launch(held, config, put(ids), put([0, 0]), 0, 1, LR, seed=1)
         after, loss = held.outputs.cpu().numpy(), held.totals[0].item()
     else:

@@ -1,4 +1,4 @@
-"""Counting words file by file, and sentences out of files of every shape."""
+"""Counting words file by file, and sentences of files of every kind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import RegardError
-from regard.vectors.word_counts import LONGEST, Texts, Vocabulary, alias_table, sentences
+from regard.vectors.word_counts import MAX_SENTENCE_BYTES, TextFiles, Vocabulary, alias_table, sentences
 
 TEXT = "the cat and the dog\nthe end\n\nand the cat\n"
 
@@ -49,7 +49,7 @@ def test_files_of_every_kind_give_the_same_words(tmp_path: Path, suffix: str) ->
     else:
         pack = {".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)
         path.write_bytes(pack(TEXT.encode()))
-    found = Vocabulary.count(Texts((path,)).rows(), min_count=1)
+    found = Vocabulary.count(TextFiles((path,)).rows(), min_count=1)
     assert dict(zip(found.words, found.counts, strict=True)) == {"the": 4, "and": 2, "cat": 2, "dog": 1, "end": 1}
 
 
@@ -60,20 +60,24 @@ def test_a_text_without_line_ends_is_cut_between_words(tmp_path: Path) -> None:
     found = list(sentences(path))
     assert [word for sentence in found for word in sentence.split()] == words
     assert len(found) > 10
-    assert max(map(len, found)) <= 3 * LONGEST
+    assert max(map(len, found)) <= 3 * MAX_SENTENCE_BYTES
 
 
 def test_marks_lower_case_and_broken_bytes_are_read(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_bytes(b"\xef\xbb\xbfOne Two\r\nth\xffree\n")
-    assert [text.split() for (text,) in Texts((path,), lowercase=True).rows()] == [["one", "two"], ["th\ufffdree"], []]
+    assert [text.split() for (text,) in TextFiles((path,), lowercase=True).rows()] == [
+        ["one", "two"],
+        ["th\ufffdree"],
+        [],
+    ]
 
 
 def test_missing_files_and_none_at_all_are_said(tmp_path: Path) -> None:
     with pytest.raises(RegardError, match=r"no file .*nowhere\.txt"):
-        list(Texts((tmp_path / "nowhere.txt",)).rows())
+        list(TextFiles((tmp_path / "nowhere.txt",)).rows())
     with pytest.raises(RegardError, match="at least one file"):
-        Texts(())
+        TextFiles(())
 
 
 def test_keep_probabilities_follow_both_formulas() -> None:

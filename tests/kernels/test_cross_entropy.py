@@ -1,4 +1,4 @@
-"""Cross-entropy in chunks against torch's own on all logits at once, in float64: losses and every gradient."""
+"""Chunked cross-entropy against torch's own on all logits at once, in float64: losses and every gradient."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHARE = 0.37  # what comes in from above: never one
 
 @dataclass
 class Case:
-    """Vectors, a matrix and a bias to learn, and the right answers."""
+    """Hidden vectors, the weight and bias of an output layer, and labels."""
 
     x: Tensor
     weight: Tensor
@@ -33,7 +33,7 @@ class Case:
         return [t for t in (self.x, self.weight, self.bias) if t is not None]
 
     def to(self, dtype: torch.dtype) -> Case:
-        """The same numbers, as leaves of their own."""
+        """Return the case in another dtype, with leaves of its own."""
         x, weight, bias = (
             None if t is None else t.detach().to(dtype).requires_grad_() for t in (self.x, self.weight, self.bias)
         )
@@ -43,7 +43,7 @@ class Case:
 
 
 def case(m: int = M, biased: bool = True, seed: int = 0, v: int = V) -> Case:
-    """Numbers that bf16 holds exactly."""
+    """Return random numbers that bf16 represents exactly."""
     g = torch.Generator().manual_seed(seed)
     x, weight, bias = (
         torch.randn(size, generator=g).bfloat16().double().requires_grad_() for size in ((m, C), (v, C), (v,))
@@ -53,7 +53,7 @@ def case(m: int = M, biased: bool = True, seed: int = 0, v: int = V) -> Case:
 
 
 def expected(c: Case, smoothing: float = 0.0, z_loss: float = 0.0, shares: Tensor | None = None) -> Tensor:
-    """torch's cross-entropy."""
+    """Return the three sums by torch's cross-entropy."""
     scored = c.labels != PAD
     labels, logits = c.labels[scored], F.linear(c.x, c.weight, c.bias)[scored]
     weights = (torch.ones(len(c.labels)) if shares is None else shares).to(logits.dtype)[scored]
@@ -82,16 +82,16 @@ def check(c: Case, tolerance: float = 1e-12, **options: object) -> None:
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """128 rows at a time."""
+    """Use chunks of 128 rows."""
     monkeypatch.setitem(cross_entropy.CHUNK_BYTES, "cpu", 128 * V * 4)
 
 
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel, interpreted, over several blocks a row; vocabularies are filled up to whole tiles, as on a GPU."""
+    """Use the Triton kernel, interpreted, with several blocks per row; vocabularies are padded, as on a GPU."""
     kernels = pytest.importorskip("regard.kernels.cross_entropy_triton")
     monkeypatch.setattr(kernels, "BLOCK", 16)
-    monkeypatch.setattr(cross_entropy, "worker", lambda x: kernels.row_losses)
+    monkeypatch.setattr(cross_entropy, "select_row_losses", lambda x: kernels.row_losses)
     monkeypatch.setitem(cross_entropy.TILE, "cpu", 8)
 
 
@@ -204,7 +204,7 @@ def test_without_gradients_only_the_losses_are_worked_out(monkeypatch: pytest.Mo
 
 
 def test_a_tied_matrix_learns_from_both_ends_and_from_every_batch() -> None:
-    """The gradient adds to the embedding's, and to that of the batch before."""
+    """With tied weights the gradient adds to that of the embedding, and to that of the previous batch."""
     ours, theirs = (nn.Embedding.from_pretrained(case().weight.detach().clone(), freeze=False) for _ in range(2))
     for seed in (0, 1):
         ids, labels = torch.randint(0, V, (2, M), generator=torch.Generator().manual_seed(seed))
@@ -224,7 +224,7 @@ def test_the_kernel_is_the_formula(options: dict[str, object], fused: None, smal
 
 @pytest.mark.parametrize("kind", ["torch", "kernel"])
 def test_products_in_bf16_are_as_good_as_bf16(kind: str, request: pytest.FixtureRequest, small_chunks: None) -> None:
-    """Under autocast, over fp32 weights: gradients in the precision of what they belong to, within bf16's of the exact."""
+    """Under autocast with fp32 weights, gradients have the dtype of their parameters, and are exact up to bf16 rounding."""
     if kind == "kernel":
         request.getfixturevalue("fused")
     m = M if kind == "torch" else 20
@@ -277,7 +277,7 @@ def test_a_logit_that_is_no_number_is_seen_in_the_loss(kind: str, request: pytes
 def test_on_a_gpu_it_is_the_same(
     dtype: torch.dtype, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several chunks and blocks, a vocabulary of no whole tile."""
+    """Several chunks and blocks, and a vocabulary that is no multiple of a tile."""
     torch.set_float32_matmul_precision("highest")
     vocabulary = 9001
     monkeypatch.setitem(cross_entropy.CHUNK_BYTES, "cuda", 128 * vocabulary * 2)

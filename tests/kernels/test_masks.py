@@ -32,7 +32,7 @@ in_documents = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min
 
 @st.composite
 def masks(draw: st.DrawFn) -> tuple[Mask, dict[str, Any]]:
-    """A mask, and the same for `visible`."""
+    """Draw a mask, and the arguments of `visible` for the same mask."""
     kind, width = draw(st.sampled_from(["full", "causal", "prefix", "prefixes"])), draw(st.integers(0, 5))
     if kind == "prefix":
         return prefix(width), {"ahead": 0, "prefix": width}
@@ -47,7 +47,7 @@ def masks(draw: st.DrawFn) -> tuple[Mask, dict[str, Any]]:
 
 
 def real_rows(mask: Tensor, positions: Tensor, keys: Tensor) -> Tensor:
-    """(B, T, S), nothing for padded queries."""
+    """Return a dense mask (B, T, S) with False for padded queries."""
     full = mask.expand(B, 1, positions.shape[1], keys.shape[1])[:, 0]
     return full & (positions > PAD_POSITION)[:, :, None]
 
@@ -80,13 +80,13 @@ def test_causal_hides_what_comes_later_and_padding(q: list[list[int]], k: list[l
 
 @given(mask=masks(), q=scattered, k=scattered)
 def test_every_mask_over_any_keys(mask: tuple[Mask, dict[str, Any]], q: list[list[int]], k: list[list[int]]) -> None:
-    """Queries over a cache: keys in any order, some of its slots empty."""
+    """Queries over a cache, with keys in any order and some slots empty."""
     positions, keys = torch.tensor(q), torch.tensor(k)
     assert torch.equal(real_rows(dense_mask(mask[0], positions, keys), positions, keys), visible(q, k, **mask[1]))
 
 
 def assert_spans(mask: Mask, positions: Tensor, expected: Tensor) -> None:
-    """Dense mask and intervals say what is expected of queries among their own tokens."""
+    """Check the dense mask and the intervals of self-attention against the expected mask."""
     index = torch.arange(positions.shape[1])
     assert torch.equal(real_rows(dense_mask(mask, positions, positions, index), positions, positions), expected)
     first, last = key_intervals(mask, positions)
@@ -127,7 +127,7 @@ def test_packed_rows_cannot_be_read_through_a_cache() -> None:
 
 
 def drawn(mask: Mask, positions: Tensor) -> list[str]:
-    """Row by row, x where the first sentence's query sees the key."""
+    """Return the mask of the first row as text, with an x where the query sees the key."""
     allowed = dense_mask(mask, positions, positions, torch.arange(positions.shape[1]))
     return ["".join("x" if seen else "." for seen in row) for row in allowed[0, 0].tolist()]
 

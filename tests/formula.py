@@ -1,5 +1,6 @@
-"""What the tests of attention compare with: who may see whom by double loops, and attention with every position scheme
-as its paper has it, one query at a time in float64. Of the code under test it knows only the names of parameters.
+"""Oracle of attention tests: masks by double loops, and attention with every position scheme as in its paper.
+
+It computes one query at a time in float64, and shares nothing with the code under test but the names of parameters.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Every filter by its name: what it is, what it takes, in which units. The command line and the study read it here.
+"""Registry of the filters: names, parameters, units and defaults, for the command line and the study of filters.
 
-Nothing heavy is imported before a filter is asked for.
+A filter's module is imported only when the filter is used.
 """
 
 from __future__ import annotations
@@ -16,34 +16,35 @@ from regard.errors import RegardError
 
 @dataclass(frozen=True)
 class Parameter:
-    """One of a filter's; where neither a default nor the noise says what it is, it has to be given."""
+    """A parameter of a filter."""
 
     name: str
     kind: type
     help: str  # with its unit
     default: Any = None
     needed: bool = False  # it has no default
-    noises: float | None = None  # what it is unless given where the noise is known: so many standard deviations of it
-    colours: bool = (
-        False  # it is compared with distances of colours, which noise in C channels makes sqrt(C) times as long
-    )
+    noises: float | None = None  # default where the noise is known: this many standard deviations of the noise
+    colours: bool = False  # times sqrt(C): it is compared with distances of colours, and noise is in all C channels
 
 
 @dataclass(frozen=True)
 class Filter:
+    """A filter and its parameters."""
+
     name: str
     place: str  # module:function
-    line: str
+    line: str  # of help
     parameters: tuple[Parameter, ...]
-    denoises: bool = True  # its result can be laid beside what it was given
+    denoises: bool = True  # the result can be compared with the input, pixel by pixel
 
     @property
     def function(self) -> Callable[..., Any]:
+        """The function of the filter, imported now."""
         module, name = self.place.split(":")
         return getattr(import_module(f"regard.filters.{module}"), name)
 
     def settings(self, given: dict[str, Any], noise: float | None, channels: int = 1) -> dict[str, Any]:
-        """What the function is called with: what was given, else what fits the noise, else its own defaults."""
+        """Return the arguments of the function: those given, and defaults that depend on the noise, if that is known."""
         values = {name: value for name, value in given.items() if value is not None}
         for parameter in self.parameters:
             if parameter.name in values:
@@ -56,17 +57,18 @@ class Filter:
 
 
 def option(name: str) -> str:
+    """Return the command-line option of a parameter."""
     return f"--{name.replace('_', '-')}"
 
 
 UNITS = "in the picture's units"  # out of 255 for 8 bits, out of 65535 for 16
-BORDER = "What is beyond the border: reflect, symmetric, edge, wrap or constant, as numpy.pad's."
+BORDER = "Padding at the border: reflect, symmetric, edge, wrap or constant, as in numpy.pad."
 
 ALL = (
     Filter(
         "gaussian",
         "gaussian:gaussian",
-        "A mean of what is near.",
+        "A mean of nearby pixels, weighted by distance.",
         (
             Parameter("sigma", float, "Width of the Gaussian, in pixels.", needed=True),
             Parameter("truncate", float, "Where its weights end, in sigmas.", 4.0),
@@ -88,7 +90,7 @@ ALL = (
         "Diffusion that stops at edges.",
         (
             Parameter("kappa", float, f"Difference of neighbours that stops flow, {UNITS}.", needed=True, noises=1.0),
-            Parameter("steps", int, "How many.", 8),
+            Parameter("steps", int, "Number of steps.", 8),
             Parameter("rate", float, "Time of a step, in square pixels: 1/4 at most.", 0.2),
             Parameter("conductance", str, "exponential (prefers sharp edges) or rational (large regions).", "rational"),
         ),
@@ -96,7 +98,7 @@ ALL = (
     Filter(
         "bilateral",
         "bilateral:bilateral",
-        "A mean of what is near and of like value.",
+        "A mean of nearby pixels of similar value.",
         (
             Parameter(
                 "sigma_color",
@@ -114,7 +116,7 @@ ALL = (
     Filter(
         "nlm",
         "nonlocal_means:nonlocal_means",
-        "Non-local means: a mean of what has surroundings that look alike.",
+        "Non-local means: a mean of pixels with similar surroundings.",
         (
             Parameter("h", float, f"Difference of patches that makes weights fall, {UNITS}; given sigma alone, by it."),
             Parameter("patch", int, "Side of a patch, odd, in pixels; given sigma alone by it, else 7."),
@@ -129,11 +131,11 @@ ALL = (
     Filter(
         "tv",
         "total_variation:total_variation",
-        "Total variation: the nearest picture with little sum of differences.",
+        "Total variation: the nearest picture with small differences of neighbours.",
         (
             Parameter("weight", float, f"The bigger, the smoother, {UNITS}.", needed=True, noises=0.7),
             Parameter("tolerance", float, "Promised distance from the exact solution, in weights.", 0.05),
-            Parameter("max_steps", int, "At most so many.", 500),
+            Parameter("max_steps", int, "Maximum number of steps.", 500),
         ),
     ),
     Filter(
@@ -141,11 +143,11 @@ ALL = (
         "texture:synthesise",
         "Efros and Leung: a larger picture that looks like a sample of it.",
         (
-            Parameter("height", int, "Of the result, in pixels.", needed=True),
-            Parameter("width", int, "Of the result, in pixels.", needed=True),
+            Parameter("height", int, "Height of the result, in pixels.", needed=True),
+            Parameter("width", int, "Width of the result, in pixels.", needed=True),
             Parameter("window", int, "Side of the surroundings that are compared, odd, in pixels.", 11),
             Parameter("epsilon", float, "How much worse than the best a match may be, as a share of it.", 0.1),
-            Parameter("seed", int, "Of what is drawn.", 0),
+            Parameter("seed", int, "Random seed.", 0),
         ),
         denoises=False,
     ),

@@ -1,8 +1,8 @@
-"""Weighted means on a CPU: the bilateral filter and non-local means as loops over rows, compiled.
+"""Inner loops of the filters on a CPU, compiled by numba, for float32. The modules of the filters define what they compute.
 
-What they compute is defined in bilateral.py and nonlocal_means.py. Threads share nothing: each owns a band of rows.
-Inner loops run along rows, so that they are vectorised; sums over a patch are made anew for every row, since running
-sums would drift in float32.
+Inner loops run along rows, so that they are vectorised. In the bilateral filter and non-local means every thread has a
+band of rows of its own, and sums over a patch are computed anew for every row, since running sums would lose precision
+in float32.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ import numpy as np
 import torch
 from numba import njit
 
-NUMBERS = 1 << 17  # of a band, so that its sums stay in a core's cache
+BAND_PIXELS = 1 << 17  # of a band of rows, so that its sums stay in the cache of a core
 
 
 def in_bands(out: np.ndarray, work: Callable[[int, int], Any]) -> None:
-    """`work(first row, row after the last)` for bands of all rows of out (..., H, W), on as many threads as torch may
-    use."""
+    """Call work(first, end) for bands of rows that cover out (..., H, W), on as many threads as torch uses."""
     (height, width), threads = out.shape[-2:], torch.get_num_threads()
-    bands = threads * -(-height * width // (threads * NUMBERS))
+    bands = threads * -(-height * width // (threads * BAND_PIXELS))
     ends = [height * i // bands for i in range(bands + 1)]
     if threads == 1:
         for first, after in pairwise(ends):
@@ -35,7 +34,10 @@ def in_bands(out: np.ndarray, work: Callable[[int, int], Any]) -> None:
 
 @njit(fastmath=True, inline="always")
 def exponential(x: np.float32) -> np.float32:
-    """exp(x) for x <= 0 to 2e-7 of itself: 2^n as bits times 2^f by a polynomial. A loop over it is vectorised."""
+    """Return exp(x) for x <= 0 with a relative error of 2e-7; unlike np.exp, a loop over it is vectorised.
+
+    It is 2^n, made of the bits of a float, times 2^f, by a polynomial.
+    """
     t = max(x * np.float32(1.4426950408889634), np.float32(-126))
     n = np.int32(t)
     f = t - np.float32(n)  # in (-1, 0]
@@ -51,7 +53,10 @@ def exponential(x: np.float32) -> np.float32:
 
 @njit(fastmath=True, nogil=True, cache=True)
 def bilateral_band(x, spatial, share, out, first, after):  # type: ignore[no-untyped-def]
-    """Rows first..after of out (C, H, W), of x (C, H + 2r, W + 2r); weights are exp(spatial + share * squares)."""
+    """Filter rows first to after (exclusive) of x (C, H + 2r, W + 2r) into out (C, H, W).
+
+    The weights are exp(spatial + share * squared difference).
+    """
     channels, _, width = out.shape
     side = spatial.shape[0]
     r = side // 2
@@ -83,7 +88,10 @@ def bilateral_band(x, spatial, share, out, first, after):  # type: ignore[no-unt
 
 @njit(fastmath=True, nogil=True, inline="always")
 def distances_row(x, y, left, dy, dx, taps, squares, row):  # type: ignore[no-untyped-def]
-    """row[i]: the squares at (y, left + i) beside those at (y + dy, left + dx + i), weighed along the row by the taps."""
+    """Write the squared differences of row y and the row shifted by (dy, dx), weighted along the row by `taps`, into `row`.
+
+    row[i] belongs to the pixels (y, left + i) and (y + dy, left + dx + i). `squares` is scratch memory.
+    """
     channels, n, side = x.shape[0], row.size, taps.size
     r = side // 2
     for c in range(channels):
@@ -100,7 +108,10 @@ def distances_row(x, y, left, dy, dx, taps, squares, row):  # type: ignore[no-un
 
 @njit(fastmath=True, nogil=True, inline="always")
 def weights_row(ring, y, taps, noise, share, weight):  # type: ignore[no-untyped-def]
-    """weight[i] = exp(-max(distance - noise, 0) * share), the distance from the rows of `ring` around y."""
+    """Write exp(-max(distance - noise, 0) * share) into `weight`; the distances are sums over the rows of `ring` around y.
+
+    `ring` is a ring buffer of what `distances_row` wrote for the last rows, as many as `taps`.
+    """
     side, n = taps.size, weight.size
     weight[:] = 0
     for k in range(side):
@@ -113,7 +124,7 @@ def weights_row(ring, y, taps, noise, share, weight):  # type: ignore[no-untyped
 
 @njit(fastmath=True, nogil=True, inline="always")
 def add_row(weight, values, sums):  # type: ignore[no-untyped-def]
-    """sums (C, n) += weight * values (C, n)"""
+    """Add weight (n,) * values (C, n) to sums (C, n)."""
     for c in range(values.shape[0]):
         value, summed = values[c], sums[c]
         for i in range(weight.size):
@@ -122,9 +133,10 @@ def add_row(weight, values, sums):  # type: ignore[no-untyped-def]
 
 @njit(fastmath=True, nogil=True, cache=True)
 def pixels_band(x, taps, reach, noise, share, sums, total, first, after):  # type: ignore[no-untyped-def]
-    """Rows first..after of the sums (C, H, W) of weighted values and of their total weight (H, W); x is reach + r wider.
+    """Compute rows first to after (exclusive) of pixelwise non-local means: sums (C, H, W) and total weights (H, W).
 
-    A pair has one weight both ways, so half of the shifts are gone through, and each row of weights serves both its ends.
+    x has a border of reach + r pixels. A pair of pixels has the same weight in both directions, so only half of the
+    shifts are visited, and each row of weights is used for both pixels of its pairs.
     """
     width, r = total.shape[1], taps.size // 2
     edge = reach + r
@@ -136,7 +148,7 @@ def pixels_band(x, taps, reach, noise, share, sums, total, first, after):  # typ
         dy = (shift + reach) // (2 * reach + 1)
         dx = (shift + reach) % (2 * reach + 1) - reach
         n, left = width + abs(dx), min(0, -dx)
-        here, there = -left, -dx - left  # where column 0 stands in a row of weights, for either end
+        here, there = -left, -dx - left  # index of column 0 in a row of weights, for either pixel of a pair
         for y in range(first - dy - r, after + r):
             distances_row(x, edge + y, edge + left, dy, dx, taps, squares, ring[y % taps.size, :n])
             at = y - r
@@ -155,7 +167,10 @@ def pixels_band(x, taps, reach, noise, share, sums, total, first, after):  # typ
 
 @njit(fastmath=True, nogil=True, cache=True)
 def patches_band(x, taps, reach, noise, share, inverse, sums, first, after):  # type: ignore[no-untyped-def]
-    """Rows first..after of the sums (C, H, W) over all patches; `inverse` (H, W) is one over a patch's total weight."""
+    """Compute rows first to after (exclusive) of the sums (C, H, W) of patchwise non-local means.
+
+    `inverse` (H, W) is 1 / total weight of the patch around each pixel.
+    """
     (height, width), side = inverse.shape, taps.size
     r = side // 2
     edge = reach + r
@@ -190,3 +205,96 @@ def patches_band(x, taps, reach, noise, share, inverse, sums, first, after):  # 
                             box[i] += row[i]
                     values = x[:, edge + at - r + dy, edge + dx : edge + dx + width]
                     add_row(box, values, sums[:, at - r])
+
+
+# ---- total variation -------------------------------------------------------------------------------------------------
+
+
+@njit(fastmath=True, nogil=True, cache=True)
+def advance_plane(f, down, right, down_ahead, right_ahead, weight, momenta):  # type: ignore[no-untyped-def]
+    """Run a step of the dual ascent for each momentum on one plane f (H, W), in place, in one pass over memory each.
+
+    Only two rows of the primal image u are kept: the current one and the one below.
+    """
+    height, width = f.shape
+    rate = np.float32(1 / (8 * weight))
+    here, below = np.empty(width + 1, np.float32), np.empty(width + 1, np.float32)
+    for momentum in momenta:
+        primal_row(f, down_ahead, right_ahead, weight, 0, here)
+        for i in range(height):
+            if i + 1 < height:
+                primal_row(f, down_ahead, right_ahead, weight, i + 1, below)
+            else:
+                below[:] = here
+            for j in range(width):
+                a = down_ahead[i, j] + rate * (below[j] - here[j])
+                b = right_ahead[i, j] + rate * (here[j + 1] - here[j])
+                share = np.float32(1) / max(np.float32(1), np.sqrt(a * a + b * b))
+                a, b = a * share, b * share
+                down_ahead[i, j] = a + momentum * (a - down[i, j])
+                right_ahead[i, j] = b + momentum * (b - right[i, j])
+                down[i, j], right[i, j] = a, b
+            here, below = below, here
+
+
+@njit(fastmath=True, nogil=True, inline="always")
+def primal_row(f, down, right, weight, i, u):  # type: ignore[no-untyped-def]
+    """Write row i of u = f + weight div q; the last number is repeated, so that the difference across the border is 0."""
+    width = f.shape[1]
+    u[0] = f[i, 0] + weight * (down[i, 0] + right[i, 0])
+    for j in range(1, width):
+        u[j] = f[i, j] + weight * (down[i, j] + right[i, j] - right[i, j - 1])
+    if i > 0:
+        for j in range(width):
+            u[j] -= weight * down[i - 1, j]
+    u[width] = u[width - 1]
+
+
+# ---- texture synthesis -----------------------------------------------------------------------------------------------
+
+
+@njit(fastmath=True, nogil=True, cache=True)
+def fill_layer(sample, image, known, layer, weights, epsilon, draws):  # type: ignore[no-untyped-def]
+    """Fill the pixels of a layer in place, one after the other, as `texture.fill_layer` defines it.
+
+    For every known pixel of a window, the distances of all windows of the sample are updated at once.
+    """
+    side = weights.shape[0]
+    r, rows, columns = side // 2, sample.shape[1] - side + 1, sample.shape[2] - side + 1
+    distance = np.empty((rows, columns), np.float32)
+    for at in range(layer.shape[0]):
+        y, x = layer[at]
+        distance[:] = 0
+        for dy in range(side):
+            for dx in range(side):
+                if known[y + dy, x + dx]:
+                    add_squares(distance, sample, image[:, y + dy, x + dx], dy, dx, weights[dy, dx])
+        row, column = draw_candidate(distance, epsilon, draws[at])
+        image[:, y + r, x + r] = sample[:, row + r, column + r]
+        known[y + r, x + r] = True
+
+
+@njit(fastmath=True, nogil=True, inline="always")
+def add_squares(distance, sample, colour, dy, dx, weight):  # type: ignore[no-untyped-def]
+    """Add the weighted squared difference of a colour and the pixel at (dy, dx) of every window of the sample."""
+    rows, columns = distance.shape
+    for c in range(sample.shape[0]):
+        value = colour[c]
+        for i in range(rows):
+            line, row = sample[c, i + dy, dx : dx + columns], distance[i]
+            for j in range(columns):
+                row[j] += weight * (line[j] - value) ** 2
+
+
+@njit(fastmath=True, nogil=True, inline="always")
+def draw_candidate(distance, epsilon, draw):  # type: ignore[no-untyped-def]
+    """Return the row and column of the candidate, within (1 + epsilon) of the best, that `draw` in [0, 1) selects."""
+    limit = np.float32((1 + epsilon) * distance.min())
+    left = int(draw * (distance <= limit).sum())
+    for i in range(distance.shape[0]):
+        for j in range(distance.shape[1]):
+            if distance[i, j] <= limit:
+                if left == 0:
+                    return i, j
+                left -= 1
+    return 0, 0

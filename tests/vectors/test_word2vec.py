@@ -1,4 +1,4 @@
-"""Training from files: the learning rate, the order of things, what comes out."""
+"""Training of word2vec from files: learning rate, order of the text, and results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from regard.config import VectorsConfig
 from regard.data.shards import TokenStore
 from regard.errors import RegardError
 from regard.vectors import word2vec
-from regard.vectors.word2vec import Work, blocks, learning_rate, run_threads, train, train_ids
+from regard.vectors.word2vec import TrainingState, blocks, learning_rate, run_threads, train, train_ids
 from regard.vectors.word_counts import Vocabulary
 from regard.vectors.word_vectors import WordVectors
 
@@ -26,7 +26,7 @@ SMALL = VectorsConfig(dim=16, window=3, min_count=1, subsample=0.0, epochs=5, lr
 
 @pytest.fixture(scope="module")
 def topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sentences about fire and sentences about water, which share three words."""
+    """Write sentences about fire and sentences about water, which share three words."""
     rng = np.random.default_rng(0)
     path = tmp_path_factory.mktemp("topics") / "topics.txt"
     lines = [rng.choice((*(FIRE, WATER)[i % 2], "the", "is", "of"), 8) for i in range(1500)]
@@ -94,7 +94,7 @@ def test_the_learning_rate_falls_in_a_line_to_its_floor() -> None:
 def test_all_epochs_share_one_decay(topics: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[float, int, int]] = []
 
-    def note(work: Work, a: int, b: int, state: np.ndarray, totals: np.ndarray) -> None:
+    def note(work: TrainingState, a: int, b: int, state: np.ndarray, totals: np.ndarray) -> None:
         seen.append((work.lr, a, b))
 
     monkeypatch.setattr(word2vec, "run_block", note)
@@ -115,7 +115,7 @@ def test_blocks_cover_every_sentence_once() -> None:
 
 
 def test_a_text_read_in_blocks_gives_the_pairs_of_one_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At one learning rate: what is learned does not depend on where blocks end."""
+    """At a constant learning rate, the result does not depend on where blocks end."""
     rng = np.random.default_rng(2)
     ids, lengths = rng.integers(0, 20, 3000), [*rng.integers(1, 30, 100)]
     vocabulary = Vocabulary([f"w{i}" for i in range(20)], np.sort(np.bincount(ids))[::-1].copy())
@@ -137,7 +137,7 @@ def test_more_threads_than_sentences_are_no_trouble() -> None:
 
 def test_an_error_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     store = TokenStore(np.array([0, 1, 0], np.uint16), np.array([0, 3]))
-    work = word2vec.begin(store, Vocabulary(["a", "b"], np.array([2, 1])), SMALL)
+    work = word2vec.initial_state(store, Vocabulary(["a", "b"], np.array([2, 1])), SMALL)
 
     def fail(*_: Any) -> None:
         raise ZeroDivisionError

@@ -1,5 +1,4 @@
-"""The residual sum and its norm: the definition, and the kernels (interpreted on a CPU, themselves on a GPU) beside the
-definition in float64."""
+"""Residual sum and norm: the definition and the kernels (interpreted on a CPU) against formulas in float64."""
 
 from __future__ import annotations
 
@@ -42,14 +41,14 @@ def make_norm(kind: str, c: int, dtype: torch.dtype = torch.float32) -> nn.Modul
 
 
 def inputs(*shape: int, x: torch.dtype = torch.float32, y: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """No y is so small that its being dropped could not be seen in the sum."""
+    """Return x and y; no y is so small that the sum would not show whether it was dropped."""
     given = torch.randn(shape)
     added = (0.5 + torch.rand(shape)) * torch.where(torch.rand(shape) < 0.5, -1.0, 1.0)  # never 0: a sum shows it
     return given.to(DEVICE, x).requires_grad_(), added.to(DEVICE, y).requires_grad_()
 
 
 def by_formula(total: Tensor, norm: nn.Module) -> tuple[Tensor, list[Tensor]]:
-    """The norm in float64, and the parameters it was made of."""
+    """Return the norm in float64, and its parameters in float64."""
     weight, *bias = exact = [w.detach().double().requires_grad_() for w in norm.parameters()]
     centred = total if isinstance(norm, nn.RMSNorm) else total - total.mean(-1, keepdim=True)
     z = centred / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt() * weight  # type: ignore[operator]
@@ -57,14 +56,14 @@ def by_formula(total: Tensor, norm: nn.Module) -> tuple[Tensor, list[Tensor]]:
 
 
 def near(found: Tensor, expected: Tensor, share: float) -> bool:
-    """Up to a share of the largest number there is."""
+    """Return whether the error is at most a share of the largest number."""
     return bool((found.double() - expected).abs().max() <= share * expected.abs().max().clamp(min=1e-3))
 
 
 def compare(
     x: Tensor, y: Tensor, norm: nn.Module, p: float, share: float, dtype: torch.dtype, used: str = "both"
 ) -> None:
-    """Results and gradients beside float64, where what was dropped is seen in the sum; `used`: what has a gradient."""
+    """Compare results and gradients with float64; the sum shows what was dropped. `used`: which results have a gradient."""
     total, normal = residual_norm.fused(x, y, norm, p, dtype)
     x64, y64 = (part.detach().double().requires_grad_() for part in (x, y))
     gone = ((total - x) == 0) if p else torch.zeros_like(y, dtype=torch.bool)
@@ -116,7 +115,7 @@ def test_kernels_are_for_norms_of_whole_rows_that_fit_into_a_program(monkeypatch
     monkeypatch.setattr(residual_norm, "TRITON", True)
 
     def fits(norm: nn.Module, c: int = 8, dtype: torch.dtype = torch.float32) -> bool:
-        return residual_norm.fits(torch.empty(2, c, dtype=dtype), torch.empty(2, c, dtype=HALF), norm)
+        return residual_norm.can_fuse(torch.empty(2, c, dtype=dtype), torch.empty(2, c, dtype=HALF), norm)
 
     assert fits(nn.LayerNorm(8))
     assert fits(nn.LayerNorm(8, bias=False))
@@ -167,7 +166,7 @@ def test_either_result_may_be_left_unused(used: str, p: float) -> None:
 
 @with_kernels
 def test_the_norm_is_that_of_the_rounded_sum() -> None:
-    """Where almost nothing of y is left after rounding, almost nothing of it is left in the norm."""
+    """Where rounding removes almost all of y from the sum, almost none of it is in the norm."""
     x = torch.full((1, 4), 256.0, dtype=HALF, device=DEVICE)
     y = torch.tensor([[0.0, 0.25, 0.5, 4.0]], dtype=HALF, device=DEVICE)
     total, normal = residual_norm.fused(x, y, nn.LayerNorm(4, device=DEVICE), 0.0, torch.float32)
@@ -238,7 +237,7 @@ def test_dropout_drops_its_share_and_scales_the_rest() -> None:
 
 @with_kernels
 def test_what_is_dropped_in_one_place_says_nothing_of_another() -> None:
-    """Neighbouring rows, columns and seeds, and places a power of two apart."""
+    """Dropout is independent for neighbouring rows, columns and seeds, and for indices a power of two apart."""
     x = multipliers(1, 128, 256) - 1
     pairs = {"seeds": (x, multipliers(2, 128, 256) - 1)}
     for dim, name in enumerate(("rows", "columns")):
@@ -256,7 +255,7 @@ def test_what_is_dropped_in_one_place_says_nothing_of_another() -> None:
 @with_kernels
 @pytest.mark.parametrize(("kind", "p"), [("layer", 0.0), ("layer", P), ("rms", P)])
 def test_torch_accepts_the_operators(kind: str, p: float) -> None:
-    """Schemas, fake results, autograd and tracing with sizes that vary."""
+    """Check schemas, fake tensors, autograd and tracing with dynamic shapes."""
     norm, (x, y) = make_norm(kind, 8), inputs(2, 3, 8)
     weight, *bias = norm.parameters()
     seed = torch.tensor([7], device=DEVICE) if p else None
@@ -270,7 +269,7 @@ def test_torch_accepts_the_operators(kind: str, p: float) -> None:
 
 
 class Layer(nn.Module):
-    """Two sublayers of a kind, as blocks have them."""
+    """Two sublayers of one kind, as in a block."""
 
     def __init__(self, kind: str, p: float) -> None:
         super().__init__()
@@ -284,7 +283,7 @@ class Layer(nn.Module):
         p = self.dropout.p if self.training else 0.0
         if x.is_cuda:
             return residual_norm.add_norm(x, y, self.norm, p)
-        assert residual_norm.fits(x, y, self.norm)
+        assert residual_norm.can_fuse(x, y, self.norm)
         return residual_norm.fused(x, y, self.norm, p, x.dtype)
 
 

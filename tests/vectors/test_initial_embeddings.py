@@ -1,4 +1,4 @@
-"""`train.vectors`: which rows of which embeddings begin with word vectors, for every model that reads text."""
+"""`train.vectors`: which rows of which embeddings are initialised by word vectors, for every model that reads text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cases in which kernels and plans are tried: every mask, ragged rows, packed rows, caches, memories, shared keys."""
+"""Cases for tests of attention: every mask, ragged and packed rows, caches, encoder memories, shared key heads."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A projection and its activation: the definition, and the kernels (interpreted on a CPU, themselves on a GPU) beside the
-formulas in float64."""
+"""Linear layer and activation: the definition and the kernels (interpreted on a CPU) against formulas in float64."""
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ def by_formula(x: Tensor, weight: Tensor, bias: Tensor | None, name: str, gated:
 
 
 def near(found: Tensor, expected: Tensor, share: float) -> bool:
-    """Up to a share of the largest number there is."""
+    """Return whether the error is at most a share of the largest number."""
     if not expected.numel():
         return found.shape == expected.shape
     return bool((found.double() - expected).abs().max() <= share * expected.abs().max().clamp(min=1e-3))
@@ -79,7 +78,7 @@ def with_gradients(result: Tensor, leaves: list[Tensor], g: Tensor) -> list[Tens
 
 
 def compare(x: Tensor, linear: nn.Linear, name: str, gated: bool, share: float) -> None:
-    """Result and gradients beside float64."""
+    """Compare the result and all gradients with the formula in float64."""
     leaves = [x, *linear.parameters()]
     x64, weight, *bias = exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
     result = linear_activation.fused(x, linear, name, gated)
@@ -128,15 +127,15 @@ def test_whatever_stands_for_a_matrix_is_called(kind: str, gated: bool) -> None:
 def test_kernels_are_for_plain_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_activation, "TRITON", True)
     x, linear = torch.empty(2, 8), nn.Linear(8, 4)
-    assert linear_activation.fits(x, linear)
-    assert linear_activation.fits(x.to(HALF), linear)
-    assert not linear_activation.fits(x.double(), linear)
-    assert not linear_activation.fits(x, nn.Sequential(linear))
-    assert not linear_activation.fits(x, nn.utils.parametrizations.weight_norm(nn.Linear(8, 4)))
+    assert linear_activation.can_fuse(x, linear)
+    assert linear_activation.can_fuse(x.to(HALF), linear)
+    assert not linear_activation.can_fuse(x.double(), linear)
+    assert not linear_activation.can_fuse(x, nn.Sequential(linear))
+    assert not linear_activation.can_fuse(x, nn.utils.parametrizations.weight_norm(nn.Linear(8, 4)))
     with torch.autocast("cpu", HALF):
-        assert linear_activation.fits(x.double(), linear)  # what is multiplied is in half precision
+        assert linear_activation.can_fuse(x.double(), linear)  # what is multiplied is in half precision
     monkeypatch.setattr(linear_activation, "TRITON", False)
-    assert not linear_activation.fits(x, linear)
+    assert not linear_activation.can_fuse(x, linear)
 
 
 @all_kinds
@@ -215,7 +214,7 @@ def test_under_autocast_products_are_in_half_precision_and_gradients_as_their_pa
 
 @with_kernels
 def test_the_bias_gradient_of_many_rows_is_not_rounded_on_the_way() -> None:
-    """A thousand times 1/256 beside one 256 would be lost, were sums kept in half precision."""
+    """In half precision, adding 1/256 to 256 a thousand times would change nothing."""
     linear = nn.Linear(1, 1, device=DEVICE)
     x = torch.zeros(1001, 1, device=DEVICE, requires_grad=True)
     linear.bias.data.fill_(1.0)
@@ -273,7 +272,7 @@ def test_what_has_no_gradient_gets_none(name: str, frozen: int) -> None:
     [("relu", False, True), ("relu", True, False), ("gelu", True, True), ("gelu", False, False)],
 )
 def test_torch_accepts_the_operators(name: str, gated: bool, bias: bool) -> None:
-    """Schemas, fake results, autograd and tracing with sizes that vary."""
+    """Check schemas, fake tensors, autograd and tracing with dynamic shapes."""
     linear, x = make_linear(6, 5, gated, bias), inputs(3, 6)
     torch.library.opcheck(linear_activation.forward, (x, linear.weight, linear.bias, name, gated))
     kept = torch.randn(3, 5 * (1 + gated), device=DEVICE)
@@ -281,7 +280,7 @@ def test_torch_accepts_the_operators(name: str, gated: bool, bias: bool) -> None
 
 
 class Layer(nn.Module):
-    """A projection between other things, as in a feed-forward layer."""
+    """A linear layer with activation between other operations, as in a feed-forward layer."""
 
     def __init__(self, name: str, gated: bool) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ import pytest
 
 import regard
 from regard.errors import RegardError
-from regard.vectors.word_vectors import WordVectors, spellings, top
+from regard.vectors.word_vectors import WordVectors, similar_spellings, top_indices
 
 ROYAL = {
     "king": [1.0, 1.0, 0.1],
@@ -105,7 +105,7 @@ def test_of_a_word_that_is_there_twice_the_first_counts() -> None:
 
 
 def test_top_keeps_the_order_of_equal_scores() -> None:
-    assert top(np.array([1.0, 3.0, 2.0, 3.0, 2.0]), 4).tolist() == [1, 3, 2, 4]
+    assert top_indices(np.array([1.0, 3.0, 2.0, 3.0, 2.0]), 4).tolist() == [1, 3, 2, 4]
 
 
 # ---- what is not there -----------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def test_where_no_spelling_is_near_the_error_says_how_words_are_looked_up(royal:
 
 
 def test_the_nearest_spelling_comes_first() -> None:
-    assert spellings("recive", ["relieve", "deceive", "receive", "table"])[0] == "receive"
+    assert similar_spellings("recive", ["relieve", "deceive", "receive", "table"])[0] == "receive"
 
 
 def test_what_cannot_be_asked_is_an_error(royal: WordVectors) -> None:

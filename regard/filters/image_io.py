@@ -1,4 +1,4 @@
-"""Picture files in and out, with all the bits they have."""
+"""Image files, read and written by Pillow without a loss of bits: 16-bit grey stays 16-bit."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from regard.errors import RegardError
 from regard.files import disk_errors, temporary_path
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
+    from PIL.Image import Image as PILImage
 
-# What a filter has no use for becomes the nearest that it has; 16 bits of grey stay 16.
+# Modes that filters do not support are converted to these.
 MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "LAB": "RGB", "HSV": "RGB", "RGBX": "RGB"}
 ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp", ".pgm", ".ppm")
 
 
-def open_picture(path: Path) -> Picture:
-    """Upright; L, LA, RGB, RGBA, I;16 or F."""
+def open_picture(path: Path) -> PILImage:
+    """Open an image, rotated as its EXIF data says, in a mode that filters support: L, LA, RGB, RGBA, I;16 or F."""
     from PIL import Image, ImageOps
 
     if not path.is_file():
         raise RegardError(f"there is no picture {path}; check its name")
-    if deep_colour(path):
+    if is_16_bit_colour(path):
         raise RegardError(
             f"{path} has 16 bits for each colour, of which 8 would be lost: convert it to grey or to 8 bits"
         )
@@ -31,23 +31,23 @@ def open_picture(path: Path) -> Picture:
             image.load()
             upright = ImageOps.exif_transpose(image)
     except Exception as error:  # a decoder may raise anything
-        raise RegardError(f"{path} cannot be read as a picture ({error}); mend or convert it") from error
+        raise RegardError(f"{path} cannot be read as a picture ({error}); repair or convert it") from error
     if upright.mode == "P" and "transparency" in upright.info:
         return upright.convert("RGBA")
     if upright.mode in ("I", "I;16B", "I;16L", "I;16N"):
-        return sixteen_bits(upright, path)
+        return to_uint16(upright, path)
     return upright.convert(MODES[upright.mode]) if upright.mode in MODES else upright
 
 
-def deep_colour(path: Path) -> bool:
-    """A PNG of 16 bits that is not grey alone: Pillow would read the upper half of each number, and not say so."""
+def is_16_bit_colour(path: Path) -> bool:
+    """Return whether a file is a 16-bit colour PNG, of which Pillow would silently read the upper 8 bits only."""
     with path.open("rb") as file:
         head = file.read(26)
     return head.startswith(b"\x89PNG") and len(head) == 26 and head[24] == 16 and head[25] != 0
 
 
-def sixteen_bits(image: Picture, path: Path) -> Picture:
-    """Whole numbers as Pillow has them in many ways, in one."""
+def to_uint16(image: PILImage, path: Path) -> PILImage:
+    """Return an image of one of Pillow's integer modes as uint16 (mode I;16)."""
     import numpy as np
     from PIL import Image
 
@@ -57,20 +57,20 @@ def sixteen_bits(image: Picture, path: Path) -> Picture:
     return Image.fromarray(values.astype(np.uint16))
 
 
-def check_ending(path: Path, picture: Picture) -> None:
-    """Before any work: whether this kind of file can hold this picture."""
+def check_ending(path: Path, image: PILImage) -> None:
+    """Raise an error if a file of this suffix cannot hold this image; called before any work is done."""
     if path.suffix.lower() not in ENDINGS:
         raise RegardError(f"{path}: a picture's name ends in {', '.join(ENDINGS)}")
-    if picture.mode == "I;16" and path.suffix.lower() not in (".png", ".tif", ".tiff", ".pgm"):
+    if image.mode == "I;16" and path.suffix.lower() not in (".png", ".tif", ".tiff", ".pgm"):
         raise RegardError(f"{path} cannot hold 16 bits: write a .png")
-    if picture.mode == "F" and path.suffix.lower() not in (".tif", ".tiff"):
+    if image.mode == "F" and path.suffix.lower() not in (".tif", ".tiff"):
         raise RegardError(f"{path} cannot hold floating-point numbers: write a .tif")
-    if picture.mode in ("LA", "RGBA") and path.suffix.lower() not in (".png", ".tif", ".tiff", ".webp"):
+    if image.mode in ("LA", "RGBA") and path.suffix.lower() not in (".png", ".tif", ".tiff", ".webp"):
         raise RegardError(f"{path} cannot hold what is transparent: write a .png")
 
 
-def save_picture(picture: Picture, path: Path) -> None:
-    """Whole or not at all; the kind of file is that of the name."""
+def save_picture(image: PILImage, path: Path) -> None:
+    """Save an image in the format of the suffix; the file appears under its name only when it is complete."""
     from PIL import Image
 
     kind = Image.registered_extensions()[path.suffix.lower()]
@@ -78,7 +78,7 @@ def save_picture(picture: Picture, path: Path) -> None:
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            picture.save(draft, kind, **({"quality": 95} if kind in ("JPEG", "WEBP") else {}))
+            image.save(draft, kind, **({"quality": 95} if kind in ("JPEG", "WEBP") else {}))
             draft.rename(path)
         finally:
             draft.unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """Every kernel with every position scheme under every mask, forward and backward, against formula.py in float64.
 
-On a GPU the same matrix compares the kernels that run only there with `reference` in fp32: `pytest -m gpu` on this file.
+On a GPU the same matrix compares the kernels that run only there with `reference` in fp32: `pytest -m gpu` on this
+file.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Outcome = dict[str, Tensor]  # the result, and the gradients of q, k, v and of t
 
 
 def inputs(name: str, case: Case, d: int) -> tuple[dict[str, Tensor], Tensor]:
-    """q, k and v, and the weights of the result in the loss, none on padding. All are exact in bf16."""
+    """Return q, k and v, and weights of the result in the loss, which are 0 on padding; all are exact in bf16."""
     torch.manual_seed(1)
     (b, t), s = case.q.shape, case.keys.shape[1]
     size = d**-0.5 if name == "t5" else 1.0  # T5 does not divide the scores by sqrt(D): smaller queries instead
@@ -40,7 +41,7 @@ def inputs(name: str, case: Case, d: int) -> tuple[dict[str, Tensor], Tensor]:
 
 
 def outcome(f: Callable[..., Tensor], qkv: dict[str, Tensor], parameters: dict[str, Tensor], g: Tensor) -> Outcome:
-    """f(q, k, v) on every real query, and the gradients of sum(f * g)."""
+    """Return f(q, k, v) on every real query, and the gradients of sum(f * g)."""
     qkv = {name: x.detach().requires_grad_() for name, x in qkv.items()}
     result = f(*qkv.values())
     leaves = {**qkv, **parameters}
@@ -73,9 +74,10 @@ def assert_near(
     where: str = "",
     summed: dict[str, Tensor] | None = None,
 ) -> None:
-    """Within a share of the largest number of its kind: the result, each gradient, those of all parameters together.
+    """Compare up to a share of the largest number of the result, of each gradient, and of all parameter gradients together.
 
-    `summed`: what may be off in a parameter's gradient instead, where that is known."""
+    `summed`: the error allowed in a parameter's gradient instead, where that is known.
+    """
     assert found.keys() == expected.keys()
     learned = [x.abs().max().item() for name, x in expected.items() if name not in PLAIN]
     for name, x in expected.items():
@@ -92,10 +94,10 @@ def assert_near(
 def terms(scheme: Positions, case: Case, qkv: dict[str, Tensor], g: Tensor) -> dict[str, Tensor]:
     """By how much rounding to bf16 may move the gradient of each parameter of a bias.
 
-    The gradient is a sum of many terms that cancel: of each score, its gradient times the derivative of its bias. Rounding
-    moves a term by a share of itself, and by that share times the bias, which is rounded before it is added to the score.
-    So the terms are summed without their signs (the derivatives of one parameter have one sign), and four roundings of 2^-9
-    are allowed."""
+    The gradient is a sum of many terms that cancel: of each score, its gradient times the derivative of its bias.
+    Rounding moves a term by a share of itself, and by that share times the bias, which is rounded before it is added to
+    the score. So the terms are summed without their signs (the derivatives of one parameter have one sign), and four
+    roundings of 2^-9 are allowed."""
     q_at, k_at = case.q.to(g.device), case.keys.to(g.device)
     mask = case.mask
     if isinstance(mask.prefix, Tensor):
@@ -134,7 +136,7 @@ def expected(name: str, case_name: str) -> Outcome:
 
 
 def on_cpu() -> Iterator[Any]:
-    """Every kernel, scheme and mask in fp32; in bf16 every pair of them, as the kernels take turns."""
+    """Return every kernel, scheme and mask in fp32, and in bf16 every pair of them, with the kernels in turn."""
     for i, (name, case_name) in enumerate(allowed(SMALL)):
         kernels = ("reference",) if name in CONTEXTUAL else ("reference", "sdpa")
         for kernel in kernels:
@@ -156,7 +158,7 @@ def test_kernels_are_the_formula_forward_and_backward(
 
 @pytest.mark.parametrize("name", ["alibi", "kerple-power"])
 def test_a_bias_far_from_zero_keeps_its_differences_in_bf16(name: str) -> None:
-    """The softmax sees differences alone: what all keys of a query share must not cost precision."""
+    """The softmax depends on differences alone, so a bias shared by all keys of a query must not cost precision."""
     case = Case("cross", FULL, {}, torch.tensor([[1003]]), torch.arange(300, 360)[None])
     scheme = scheme_of(name, "cross")
     qkv, g = inputs(name, case, D)
@@ -171,7 +173,7 @@ def test_a_bias_far_from_zero_keeps_its_differences_in_bf16(name: str) -> None:
 
 @pytest.fixture
 def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton runs its kernels in Python, on the CPU; in small tiles, so that a few tokens make several of them."""
+    """Run Triton's interpreter on the CPU, with small tiles, so that a few tokens make several of them."""
     pytest.importorskip("triton")
     if not os.environ.get("TRITON_INTERPRET"):
         pytest.skip("there is a GPU: the kernels themselves are tested here")
@@ -185,7 +187,7 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp2")  # where a mask will put a zero
 @pytest.mark.parametrize("name", ADDITIVE)
 def test_regards_own_kernels_are_the_formula_when_interpreted(name: str) -> None:
-    """The interpreter is slow: two tiles of 16 tokens a side, the second not full, where three would show no more."""
+    """The interpreter is slow, so there are two tiles of 16 tokens per side, the second of them not full."""
     some = {
         "recurrent.bidirectional": 20,
         "causal window": 37 if name in ("t5", "fire") else 20,
@@ -234,9 +236,10 @@ SIZES = [(200, 64), (130, 32), (130, 128)]  # tokens, which never fill the last 
 
 
 def on_gpu() -> Iterator[Any]:
-    """Every kernel with every scheme it runs, in each dtype, and in each size; not all crosses of them.
+    """Return every kernel with every scheme it supports, in each dtype and each size, but not all combinations.
 
-    FlexAttention takes minutes to compile a table at D = 128 and is not chosen there."""
+    FlexAttention takes minutes to compile a table at D = 128 and is not selected there.
+    """
     for kernel, names in RUNS.items():
         for i, name in enumerate(names):
             for j, (t, d) in enumerate(SIZES):
@@ -248,7 +251,7 @@ def on_gpu() -> Iterator[Any]:
 
 @pytest.fixture
 def _exact_products() -> Iterator[None]:
-    """A GPU as training sets it up, but fp32 products in fp32: `reference` is the formula."""
+    """Set up the GPU as training does, but with exact fp32 products, since `reference` is the formula."""
     set_up_device(TrainConfig(device="cuda", threads=1))
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")

@@ -1,4 +1,4 @@
-"""The kernel for short rows: interpreted on a CPU, itself on a GPU, beside `reference` in float64."""
+"""The attention kernel for short rows (interpreted on a CPU) against `reference` in float64."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ H = 2
 
 
 def projected(rows: int, n: int, heads: list[int], d: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """(B, heads, n, D) each, views of one (B, n, all heads * D), as a layer's projection gives them."""
+    """Return tensors (B, heads, n, D) that are views of one (B, n, all heads * D), like those of a fused projection."""
     whole = torch.randn(rows, n, sum(heads) * d).bfloat16().to(DEVICE, dtype)
     return [x.unflatten(-1, (-1, d)).transpose(1, 2) for x in whole.split([h * d for h in heads], -1)]
 
@@ -45,7 +45,7 @@ def positions(lengths: list[int], width: int) -> Tensor:
 
 
 def both(mask: Mask, q_at: Tensor, k_at: Tensor, given: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Result and gradients of the kernel, and of the formula in float64."""
+    """Return the result and gradients of the kernel, and those of the formula in float64."""
     g = torch.randn(given[0].shape).to(given[0])
     return run("short", mask, q_at, k_at, given, g), run("reference", mask, q_at, k_at, [x.double() for x in given], g)
 
@@ -97,7 +97,7 @@ def test_rows_that_look_at_themselves_are_the_formula(
 def test_rows_that_look_at_others_are_the_formula(
     queries: int, keys: int, lengths: list[int], d: int, groups: int
 ) -> None:
-    """Queries that are padding look as well: nobody reads what they find."""
+    """In cross-attention, queries that are padding attend as well; their result is not used."""
     q_at = positions([queries, *(max(1, queries // 2) for _ in lengths[1:])], queries)
     given = qkv(len(lengths), queries, keys, d, groups)
     assert_near(*both(FULL, q_at, positions(lengths, keys), given), 1e-5)
@@ -115,7 +115,7 @@ def test_in_half_precision_it_is_the_formula_but_for_roundings(width: int, d: in
 
 def test_a_scheme_may_scale_the_scores() -> None:
     q, k, v = qkv(1, 5, 5, 16)
-    rows = short_attention.Rows(torch.tensor([5], dtype=torch.int32, device=DEVICE), False)
+    rows = short_attention.LengthMask(torch.tensor([5], dtype=torch.int32, device=DEVICE), False)
     expected = ((q @ k.mT) * 0.7).softmax(-1) @ v
     torch.testing.assert_close(short_attention.attend(q, k, v, rows, 0.7, 0.0), expected, rtol=0, atol=1e-5)
 
@@ -135,7 +135,7 @@ def test_padding_is_not_even_read(mask: Mask) -> None:
 
 
 def test_who_sees_nothing_gets_zeros_and_gives_none() -> None:
-    """A row without keys; and under the triangle, queries that are padding."""
+    """A row without keys, and queries that are padding under a causal mask."""
     at, given = positions([0, 4], 6), qkv(2, 6, 6, 16)
     for mask in (FULL, CAUSAL):
         result, dq, dk, dv = run("short", mask, at, at, given, torch.ones_like(given[0]))
@@ -159,7 +159,7 @@ def test_what_all_layers_share_is_how_long_rows_are() -> None:
 
 
 def test_heads_are_merged_without_a_copy() -> None:
-    """Result and gradients lie in memory as (B, T, H, D)."""
+    """The result and the gradients are stored as (B, T, H, D)."""
     at, given = positions([7, 7], 7), qkv(2, 7, 7, 16, 1)
     for x in run("short", CAUSAL, at, at, given, torch.randn_like(given[0])):
         assert x.transpose(1, 2).is_contiguous()
@@ -184,7 +184,7 @@ P = 0.25
 
 
 def multipliers(seed: int, rows: int, n: int, groups: int = H) -> Tensor:
-    """What each weight is multiplied by, (rows, H, n, n): equal weights, and values that are the keys' one-hot vectors."""
+    """Return the dropout factor of each weight, (rows, H, n, n), by equal weights and one-hot values."""
     q = torch.zeros(rows, H, n, 64, device=DEVICE)
     k = torch.zeros(rows, groups, n, 64, device=DEVICE)
     v = torch.eye(n, 64, device=DEVICE).expand(rows, groups, n, 64)
@@ -192,8 +192,8 @@ def multipliers(seed: int, rows: int, n: int, groups: int = H) -> Tensor:
     return short_attention.attend(q, k, v, whole(rows, n), None, P)[..., :n] * n
 
 
-def whole(rows: int, n: int, causal: bool = False) -> short_attention.Rows:
-    return short_attention.Rows(torch.full((rows,), n, dtype=torch.int32, device=DEVICE), causal)
+def whole(rows: int, n: int, causal: bool = False) -> short_attention.LengthMask:
+    return short_attention.LengthMask(torch.full((rows,), n, dtype=torch.int32, device=DEVICE), causal)
 
 
 def test_dropout_drops_its_share_and_scales_the_rest() -> None:
@@ -207,7 +207,7 @@ def test_dropout_drops_its_share_and_scales_the_rest() -> None:
 
 
 def test_what_is_dropped_in_one_place_says_nothing_of_another() -> None:
-    """Neighbouring keys, queries, heads, rows and seeds, and places a power of two apart."""
+    """Dropout is independent for neighbouring keys, queries, heads, rows and seeds, and for indices a power of two apart."""
     x = multipliers(1, 3, 64) - 1
     pairs = {"seeds": (x, multipliers(2, 3, 64) - 1), "mirrored": (x[..., :32, 32:], x[..., 32:, :32].mT)}
     for dim, name in enumerate(("rows", "heads", "queries", "keys")):
@@ -220,7 +220,7 @@ def test_what_is_dropped_in_one_place_says_nothing_of_another() -> None:
 
 
 def test_dropout_changes_nothing_on_average() -> None:
-    """Sixteen rows of two equal heads are dropped in 32 ways, by two seeds."""
+    """Sixteen rows of two equal heads have 32 dropout masks for each of two seeds."""
     n = 16
     q, k, v = (x[:, :1].expand(n, H, 6, 16) for x in qkv(1, 6, 6, 16))
     exact = short_attention.attend(q[:1], k[:1], v[:1], whole(1, 6, True), None, 0.0)[0, 0]
@@ -237,7 +237,7 @@ def test_dropout_changes_nothing_on_average() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("n", "groups"), [(6, H), (50, 1)])
 def test_gradients_drop_what_the_result_dropped(n: int, groups: int, causal: bool) -> None:
-    """Beside the formula in float64, with the multipliers that another call has shown."""
+    """Compare with the formula in float64, with the dropout factors that another call has shown."""
     drop = multipliers(5, 1, n, groups).double()
     given = [x.detach().requires_grad_() for x in qkv(1, n, n, 16, groups)]
     torch.manual_seed(5)
@@ -252,7 +252,7 @@ def test_gradients_drop_what_the_result_dropped(n: int, groups: int, causal: boo
 
 
 def test_gradients_with_dropout_are_the_slope_of_the_result() -> None:
-    """Of rows too wide to show their multipliers: a step along the gradient and one against it, with one seed."""
+    """For rows too long to show their factors: finite differences along the gradient, with one seed."""
     given, rows = qkv(1, 100, 100, 16), whole(1, 100, causal=True)
     g = torch.randn_like(given[0])
 
@@ -282,7 +282,7 @@ def test_without_dropout_nothing_is_drawn() -> None:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_torch_accepts_the_operators(dropout: float) -> None:
-    """Schemas, fake results, autograd, and with dropout tracing with sizes that vary as well, which takes longest."""
+    """Check schemas, fake tensors and autograd; with dropout also tracing with dynamic shapes, which takes longest."""
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
     checks += ["test_aot_dispatch_dynamic"] if dropout else []
     q, k, v = (x.detach().requires_grad_() for x in qkv(2, 5, 5, 16, 1))
@@ -296,18 +296,18 @@ def test_torch_accepts_the_operators(dropout: float) -> None:
 
 
 class Layer(nn.Module):
-    """A projection, attention and what follows it, as a block has them."""
+    """A projection, attention and an operation after it, as in a block."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
         self.dropout = dropout
 
-    def forward(self, x: Tensor, rows: short_attention.Rows) -> Tensor:
+    def forward(self, x: Tensor, rows: short_attention.LengthMask) -> Tensor:
         q, k, v = (part.unflatten(-1, (-1, 16)).transpose(1, 2) for part in (x * 2).split([32, 16, 16], -1))
         return short_attention.attend(q, k, v, rows, None, self.dropout).transpose(1, 2).flatten(2).sin()
 
 
-def gradient(layer: nn.Module, x: Tensor, rows: short_attention.Rows) -> tuple[Tensor, Tensor]:
+def gradient(layer: nn.Module, x: Tensor, rows: short_attention.LengthMask) -> tuple[Tensor, Tensor]:
     torch.manual_seed(3)
     x = x.detach().requires_grad_()
     result = layer(x, rows)

@@ -1,4 +1,4 @@
-"""What is drawn by chance, against the formulas it is drawn by (chi-square, with fixed seeds)."""
+"""Random draws of word2vec against their distributions (chi-square, with fixed seeds)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from numba import njit
 
 from regard.vectors import word2vec_gpu
-from regard.vectors.word2vec_numba import draw_noise, span, subsample
+from regard.vectors.word2vec_numba import draw_noise, subsample, window_bounds
 from regard.vectors.word_counts import Vocabulary, alias_table
 
 DRAWS = 200_000
@@ -19,7 +19,7 @@ def seeded(seed: int) -> np.ndarray:
 
 
 def unlikely(observed: np.ndarray, expected: np.ndarray) -> bool:
-    """Whether chi-square is above its mean by five of its standard deviations."""
+    """Return whether chi-square is above its mean by five of its standard deviations."""
     n = len(expected) - 1
     return ((observed - expected) ** 2 / expected).sum() > n + 5 * (2 * n) ** 0.5
 
@@ -41,7 +41,7 @@ def test_negatives_are_drawn_by_counts_to_a_power() -> None:
 
 def test_windows_reach_evenly_from_one_to_the_largest() -> None:
     state = seeded(2)
-    reaches = [50 - span(50, 100, 5, True, state)[0] for _ in range(20_000)]
+    reaches = [50 - window_bounds(50, 100, 5, True, state)[0] for _ in range(20_000)]
     found = np.bincount(reaches, minlength=6)
     assert found[0] == 0
     assert len(found) == 6
@@ -50,9 +50,9 @@ def test_windows_reach_evenly_from_one_to_the_largest() -> None:
 
 def test_windows_stay_in_their_sentence() -> None:
     state = seeded(3)
-    assert span(0, 3, 5, False, state) == (0, 3)
-    assert span(9, 30, 5, False, state) == (4, 15)
-    assert span(0, 1, 5, True, state) == (0, 1)
+    assert window_bounds(0, 3, 5, False, state) == (0, 3)
+    assert window_bounds(9, 30, 5, False, state) == (4, 15)
+    assert window_bounds(0, 1, 5, True, state) == (0, 1)
 
 
 def kept_by_threads(text: np.ndarray, keep: np.ndarray) -> np.ndarray:

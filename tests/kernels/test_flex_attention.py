@@ -1,4 +1,4 @@
-"""The blocks that FlexAttention visits, against the dense mask cut into blocks; the kernel itself needs a GPU."""
+"""The blocks that FlexAttention visits, against the dense mask split into blocks; the kernel itself needs a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_blocks(case: Case) -> Tensor:
-    """Who sees whom, (B, blocks of queries, blocks of keys, 4, 4); padding sees nobody, nor is anybody beyond the end."""
+    """Return the dense mask in blocks, (B, blocks of queries, blocks of keys, 4, 4); padding has no True."""
     index = torch.arange(case.q.shape[1])
     seen = dense_mask(case.mask, case.q, case.q, index)[:, 0] & (case.q >= 0)[:, :, None]
     short = -seen.shape[1] % 4
@@ -45,5 +45,5 @@ def test_what_a_mask_hides_is_skipped(name: str) -> None:
 
 
 def test_blocks_are_listed_before_those_that_are_not_visited() -> None:
-    count, order = flex_attention.ordered(torch.tensor([[False, True, False, True]]))
+    count, order = flex_attention.count_and_order(torch.tensor([[False, True, False, True]]))
     assert (count.tolist(), order.tolist()) == ([2], [[1, 3, 0, 2]])
