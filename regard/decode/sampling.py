@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from regard.config import DecodeConfig, ModelConfig
-from regard.decode.constraints import Decoder, Hypothesis, mask_disallowed, opened
+from regard.decode.constraints import Decoder, Hypothesis, mask_disallowed, start_decoding
 from regard.kernels.hashing import UINT32_MAX, hash_bits
-from regard.text.special_token_template import OWN
+from regard.text.special_tokens import EOS_TEMPLATE
 
 
 def choose_next(

@@ -24,12 +24,14 @@ from torch import Tensor
 
 from regard.filters.image_arrays import pad
 from regard.filters.nonlocal_means import patch_taps
-from regard.layers.attention_stages import Look, many_queries
+from regard.layers.attention_stages import AttentionOutput, many_queries
 
 # Both filters take x (B, C, H, W), and return a result of the same shape and the attention weights (B, H W, keys).
 
 
-def nonlocal_means_by_attention(x: Tensor, h: float, patch: int, reach: int, patch_weights: str = "flat") -> Look:
+def nonlocal_means_by_attention(
+    x: Tensor, h: float, patch: int, reach: int, patch_weights: str = "flat"
+) -> AttentionOutput:
     """Return non-local means as attention: softmax(-|patch_p - patch_q|^2 / h^2) V."""
     taps = torch.tensor(patch_taps(patch, patch_weights), dtype=x.dtype)
     share = (torch.outer(taps, taps) / x.shape[1]).sqrt().flatten()  # weight of each pixel of a patch, before squaring
@@ -38,7 +40,7 @@ def nonlocal_means_by_attention(x: Tensor, h: float, patch: int, reach: int, pat
     return attend_to_window(patches.flatten(1, 2).mT, pad(x, reach, reach), reach)
 
 
-def bilateral_by_attention(x: Tensor, sigma_color: float, sigma_spatial: float, window: int) -> Look:
+def bilateral_by_attention(x: Tensor, sigma_color: float, sigma_spatial: float, window: int) -> AttentionOutput:
     """Return the bilateral filter as attention: softmax(-|(p, I(p)) - (q, I(q))|^2 / 2) V.
 
     Positions p and values I(p) are divided by their sigmas.
@@ -49,7 +51,7 @@ def bilateral_by_attention(x: Tensor, sigma_color: float, sigma_spatial: float, 
     return attend_to_window(torch.cat([coordinates, values], -1), wide, window // 2)
 
 
-def attend_to_window(features: Tensor, wide: Tensor, reach: int) -> Look:
+def attend_to_window(features: Tensor, wide: Tensor, reach: int) -> AttentionOutput:
     """Return the attention of every pixel of an image to the pixels at most `reach` rows and columns away.
 
     `wide` (B, C, H + 2 reach, W + 2 reach) is the image with its border, `features` (B, keys, D) belong to all its
