@@ -46,7 +46,7 @@ SLOW = (
     "test_recipes.py::test_a_recipe_runs",
     "data/test_directions.py::test_a_model_of_two_directions",
     "data/test_images.py::test_mnist",
-    "decode/test_graphed_beams.py::test_the_kernel_finds_what_a_batch_finds",
+    "decode/test_graph_slots.py::test_the_kernel_finds_what_a_batch_finds",
     "look/test_browser_attention.py::test_512_tokens",
     "look/test_browser_kinds.py",
     "look/test_document.py::test_512_tokens",

@@ -14,7 +14,7 @@ import torch
 
 from regard.config import DecodeConfig
 from regard.decode import batch_decoding, cpu_processes
-from regard.decode.batch_decoding import batches, decode, processes
+from regard.decode.batch_decoding import count_processes, decode, make_batches
 from regard.decode.cpu_processes import fork_map, idle_cores
 from regard.kernels import cpu_threads
 from regard.kernels.cpu_threads import LARGE, LargeProducts, large_product, one_thread
@@ -56,7 +56,7 @@ def test_several_processes_do_take_part() -> None:
 
 
 def test_more_items_than_a_pipe_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_processes, "MOST", 7)
+    monkeypatch.setattr(cpu_processes, "MAX_ITEMS", 7)
     assert gathered(lambda x: -x, list(range(30)), 2) == {i: -i for i in range(30)}
 
 
@@ -152,16 +152,16 @@ def test_small_work_is_for_one_process(model: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(batch_decoding, "idle_cores", lambda: 7)
     greedy, wide = DecodeConfig(beam=1), DecodeConfig(beam=4)
     long = [list(range(5, 35))] * 4000
-    assert processes(model, SOURCES, greedy, 8) == 1  # a model that takes no time
-    assert processes(model, long, greedy, 8) == 8
-    assert processes(model, long, greedy, 1) == 1
+    assert count_processes(model, SOURCES, greedy, 8) == 1  # a model that takes no time
+    assert count_processes(model, long, greedy, 8) == 8
+    assert count_processes(model, long, greedy, 1) == 1
     monkeypatch.setattr(batch_decoding, "FORKED_SECONDS", 0.0)
-    assert processes(model, long[:7], greedy, 8) == 1  # seven rows cost little more than one
-    assert processes(model, long[:16], greedy, 8) == 2
-    assert processes(model, long[:16], wide, 8) == 8
-    assert processes(model, long[:1], wide, 8) == 1
+    assert count_processes(model, long[:7], greedy, 8) == 1  # seven rows cost little more than one
+    assert count_processes(model, long[:16], greedy, 8) == 2
+    assert count_processes(model, long[:16], wide, 8) == 8
+    assert count_processes(model, long[:1], wide, 8) == 1
     monkeypatch.setattr(batch_decoding, "idle_cores", lambda: 0)  # every other core is busy
-    assert processes(model, long, greedy, 8) == 1
+    assert count_processes(model, long, greedy, 8) == 1
 
 
 @pytest.mark.parametrize(("running", "idle"), [(1, 3), (3, 1), (4, 0), (9, 0)])
@@ -179,7 +179,7 @@ def test_cores_that_run_something_are_not_idle(
 
 @pytest.mark.parametrize(("n", "width", "workers"), [(16, 1, 2), (16, 4, 2), (1000, 1, 2), (7, 5, 3), (1, 1, 4)])
 def test_batches_for_several_processes_are_even_and_not_too_large(n: int, width: int, workers: int) -> None:
-    found = list(batches([[5] * 10] * n, DecodeConfig(beam=width), CPU, workers))
+    found = list(make_batches([[5] * 10] * n, DecodeConfig(beam=width), CPU, workers))
     sizes = [len(rows) for rows in found]
     assert sorted(i for rows in found for i in rows) == list(range(n))
     assert max(sizes) * width <= max(batch_decoding.ROWS, width)

@@ -29,9 +29,9 @@ from regard.config.registry import register, setting, unregister
 from regard.data.batches import Batch
 from regard.decode.batch_decoding import decode
 from regard.decode.constraints import NOT_CAPTURED, uses_cuda_graphs, warn_once
-from regard.decode.generation import GenerationRequest, generate, make_request, plain_steps
-from regard.decode.graphs.decoding import steps, translate
-from regard.decode.graphs.engine import SHELVES
+from regard.decode.generation import GenerationRequest, eager_steps, generate, make_request
+from regard.decode.graphs.decoding import graph_steps, translate
+from regard.decode.graphs.engine import ENGINES
 from regard.errors import RegardError
 from regard.kernels.attention_functions import Rotation
 from regard.kernels.masks import PAD_POSITION
@@ -283,10 +283,10 @@ def test_slots_write_what_rows_write(name: str, device: str) -> None:
     """Eleven prompts through four slots, so that slots are entered again; in a CUDA graph on a GPU."""
     model, options = language_model(name), DecodeConfig(beam=1, max_new_tokens=13, batch_tokens=64 * 4)
     plain, found = rows(model, options, 11), rows(model, options, 11)
-    for _ in plain_steps(copy.deepcopy(model), plain, options):
+    for _ in eager_steps(copy.deepcopy(model), plain, options):
         pass
     with torch.backends.cudnn.flags(allow_tf32=False):
-        for _ in steps(model.to(device), found, options):
+        for _ in graph_steps(model.to(device), found, options):
             pass
     assert [row.ids for row in found] == [row.ids for row in plain]
     for ours, theirs in zip(found, plain, strict=True):
@@ -314,7 +314,7 @@ def test_a_part_that_nobody_knows_is_decoded_by_graphs(name: str) -> None:
     model = language_model(name).cuda()
     assert uses_cuda_graphs(model)
     generate(model, words(2, 6), DecodeConfig(beam=1, max_new_tokens=8))
-    assert SHELVES[model]  # an engine was made, and rests
+    assert ENGINES[model]  # an engine was made, and rests
     assert model not in NOT_CAPTURED
 
 
@@ -365,7 +365,7 @@ def test_a_step_does_the_same_operations_at_every_position(name: str) -> None:
     for position in (3, 7):
         engine.slots.position.fill_(position)
         with Trace() as trace, torch.no_grad():
-            engine.shadow.step(engine.slots.last, engine.state)
+            engine.step_model.step(engine.slots.last, engine.state)
         traces.append(trace.seen)
     assert traces[0] == traces[1]
 

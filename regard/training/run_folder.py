@@ -41,7 +41,7 @@ EVENTS = "events.out.tfevents.*"
 @contextlib.contextmanager
 def open_run(folder: Path, config: Config, *, overwrite: bool = False, resuming: bool = False) -> Iterator[None]:
     """Hold the run folder for this process; a run that has checkpoints must agree with `config`."""
-    constraints.check(config.decode)
+    constraints.check_options(config.decode)
     holds_run(folder)  # refuses a folder of somebody else before the lock is made in it
     with _locked(folder):
         if not holds_run(folder) or overwrite:

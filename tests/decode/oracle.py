@@ -72,7 +72,7 @@ def random_table(seed: int, words: int, end: float = 0.0, spread: float = 1.5) -
     @cache
     def table(name: int, said: Prefix) -> np.ndarray:
         logits = np.random.default_rng([seed, name, *said]).normal(size=FIRST_WORD + words) * spread
-        logits[list(BANNED)] -= 2.0  # never said, they only take their share
+        logits[list(BANNED)] -= 2.0  # masked by the decoder, they only take their share of the probability
         logits[EOS] += end
         return log_softmax(logits)
 
@@ -160,8 +160,8 @@ def tiny_transformer(seed: int, end: float = 2.0, **sizes: object) -> Transforme
     h, g, d = model.config.n_heads, model.config.n_kv_heads, model.config.d_head
     rows = {"qkv": qkv_rows(h, g, d), "kv": kv_rows(g, d)}
     with torch.no_grad():
-        for name, weight in model.named_parameters():
-            spread = 1.0 if "norm.weight" in name else 0.1 if name.endswith("bias") else 0.4
+        for name, weight in parameters_by_sublayer(model):
+            spread = 1.0 if "norm" in name and name.endswith("weight") else 0.1 if name.endswith("bias") else 0.4
             drawn = torch.randn(weight.shape, generator=generator) * spread
             layer = name.split(".")[-2]
             weight.copy_(fused(drawn, rows[layer]) if layer in rows else drawn)  # the same model whatever the layout
@@ -170,6 +170,27 @@ def tiny_transformer(seed: int, end: float = 2.0, **sizes: object) -> Transforme
         last = [module for module in model.decoder.modules() if isinstance(module, torch.nn.LayerNorm)][-1]
         last.bias += end * embedding[EOS] / embedding[EOS].norm() ** 2
     return model
+
+
+def parameters_by_sublayer(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    """Return the parameters with the norm of a sublayer right after it: an order for drawing random weights that does not
+    depend on where a block keeps its norms."""
+    norms: dict[str, list[tuple[str, torch.nn.Parameter]]] = {}
+    others = []
+    for name, parameter in model.named_parameters():
+        block, is_norm, rest = name.partition(".norms.")
+        if is_norm:
+            norms.setdefault(f"{block}.sublayers.{rest.split('.')[0]}.", []).append((name, parameter))
+        else:
+            others.append((name, parameter))
+    found = []
+    for i, (name, parameter) in enumerate(others):
+        found.append((name, parameter))
+        following = others[i + 1][0] if i + 1 < len(others) else ""
+        for sublayer in [prefix for prefix in norms if name.startswith(prefix) and not following.startswith(prefix)]:
+            found += norms.pop(sublayer)
+    assert not norms
+    return found
 
 
 def random_sources(seed: int, count: int, longest: int = 12) -> list[list[int]]:

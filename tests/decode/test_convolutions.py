@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from oracle import every_sequence, random_sources, slow_beam, tiny_transformer
-from test_beam import assert_same, forward_table, search
+from test_beam_search import assert_same, forward_table, search
 
 from regard.models.transformer import Transformer
 

@@ -28,7 +28,7 @@ from regard.decode import sampling as drawing
 from regard.decode.batch_decoding import decode
 from regard.decode.beam_search import beam_search
 from regard.decode.constraints import Hypothesis
-from regard.decode.sampling import choose, exponential, penalise, sample, seen_of, truncate
+from regard.decode.sampling import choose, exponential_noise, penalize_repetition, sample, seen_tokens, truncate
 from regard.errors import RegardError
 from regard.text.special_token_template import SpecialTokenTemplate
 
@@ -160,7 +160,7 @@ def test_one_seed_again_and_again() -> None:
 def test_the_noise_is_exponential_and_independent(large: int) -> None:
     """Over columns, steps and seeds: mean and deviation 1, the right tail, and no correlation between neighbours."""
     seeds, steps = torch.meshgrid(torch.arange(60) + large, torch.arange(50), indexing="ij")
-    noise = exponential(seeds.flatten(), steps.flatten(), 40).view(60, 50, 40).double()
+    noise = exponential_noise(seeds.flatten(), steps.flatten(), 40).view(60, 50, 40).double()
     assert noise.min() > 0
     assert noise.isfinite().all()
     n = noise.numel()
@@ -303,7 +303,9 @@ def test_what_is_drawn_from_is_what_transformers_would_draw_from(
     processors += [theirs.TopPLogitsWarper(top_p)] if top_p < 1 else []
     processors += [theirs.MinPLogitsWarper(min_p)] if min_p else []
     expected = theirs.LogitsProcessorList(processors)(torch.tensor(seen), logits.clone())
-    found = truncate(penalise(logits, seen_of(seen.tolist(), logits), penalty) / temperature, top_k, top_p, min_p)
+    found = truncate(
+        penalize_repetition(logits, seen_tokens(seen.tolist(), logits), penalty) / temperature, top_k, top_p, min_p
+    )
     torch.testing.assert_close(found, expected)
 
 
@@ -319,7 +321,7 @@ def test_min_p_by_hand() -> None:
 def test_the_penalty_by_hand() -> None:
     """Divided where positive, multiplied where negative, once however often a token was seen."""
     logits = torch.tensor([[3.0, -3.0, 0.0, 1.0], [2.0, 2.0, -1.0, -torch.inf]])
-    found = penalise(logits, seen_of([[0, 1, 2, 0], [3]], logits), 2.0)
+    found = penalize_repetition(logits, seen_tokens([[0, 1, 2, 0], [3]], logits), 2.0)
     assert found.tolist() == [[1.5, -6.0, 0.0, 1.0], [2.0, 2.0, -1.0, -np.inf]]
 
 

@@ -192,25 +192,25 @@ class Echo:
 @pytest.mark.parametrize("batch_tokens", [1, 60, 10**6])
 def test_order_progress_and_batches(way: dict, batch_tokens: int) -> None:
     sources = [*random_sources(4, 40), []]
-    model, heard = Echo(), []
+    model, finished = Echo(), []
     options = DecodeConfig(batch_tokens=batch_tokens, **way)
-    found = decode(model, sources, options, MAX_LEN, CPU, progress=heard.append)
+    found = decode(model, sources, options, MAX_LEN, CPU, progress=finished.append)
     assert [ranked[0].tokens for ranked in found] == sources
     assert all(ranked[0].ended for ranked in found)
-    assert sum(heard) == len(sources)
-    assert len(heard) == len(model.shapes)
+    assert sum(finished) == len(sources)
+    assert len(finished) == len(model.shapes)
     width = 1 if way == {"beam": 1} else max(options.beam, options.nbest)
     copies = 1 if options.temperature == 0 else options.nbest
     for rows, length in model.shapes:
         assert rows == copies or rows // copies * length * width <= batch_tokens
-    assert batch_tokens < 10**6 or len(heard) == 1
-    assert batch_tokens > 1 or len(heard) == len(sources)
+    assert batch_tokens < 10**6 or len(finished) == 1
+    assert batch_tokens > 1 or len(finished) == len(sources)
 
 
 def test_nothing_to_do() -> None:
-    heard: list[int] = []
-    assert decode(Echo(), [], DecodeConfig(), MAX_LEN, CPU, progress=heard.append) == []
-    assert heard == []
+    finished: list[int] = []
+    assert decode(Echo(), [], DecodeConfig(), MAX_LEN, CPU, progress=finished.append) == []
+    assert finished == []
 
 
 # --- lengths -----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""Recorded steps write what plain ones write: the same hypotheses, whoever enters and leaves meanwhile.
+"""CUDA-graph decoding finds the hypotheses of eager decoding, whichever sentences enter and leave meanwhile.
 
-Without a GPU the operations are torch's own and nothing is recorded; the rest is the same code.
+Without a GPU the operations are torch's own and no graph is captured; the rest is the same code.
 """
 
 import copy
@@ -15,10 +15,10 @@ from torch import nn
 from regard.config import DecodeConfig, ModelConfig
 from regard.decode.batch_decoding import decode
 from regard.decode.constraints import Hypothesis, free_decode_graphs
-from regard.decode.generation import GenerationRequest, make_request, plain_steps
-from regard.decode.graphs.decoding import Translation, steps, translate
-from regard.decode.graphs.engine import KEPT, SHELVES
-from regard.decode.graphs.step_model import cannot
+from regard.decode.generation import GenerationRequest, eager_steps, make_request
+from regard.decode.graphs.decoding import TranslationJob, graph_steps, translate
+from regard.decode.graphs.engine import ENGINES, MAX_ENGINES
+from regard.decode.graphs.step_model import why_not_capturable
 from regard.kernels.attention_functions import Rotation
 from regard.kernels.masks import FULL
 from regard.layers.attention_kernels import Plan
@@ -176,9 +176,9 @@ def test_texts_go_on_alike(style: str, settings: dict[str, object], device: str)
     cpu.load_state_dict(model.state_dict())
     options = DecodeConfig(beam=1, max_new_tokens=17, batch_tokens=64 * 4, **settings)  # type: ignore[arg-type]
     found, plain = rows(options, 11), rows(options, 11)
-    for _ in steps(model, found, options):
+    for _ in graph_steps(model, found, options):
         pass
-    for _ in plain_steps(cpu, plain, options):
+    for _ in eager_steps(cpu, plain, options):
         pass
     for ours, theirs in zip(found, plain, strict=True):
         assert (ours.ids, ours.end) == (theirs.ids, theirs.end)
@@ -186,12 +186,12 @@ def test_texts_go_on_alike(style: str, settings: dict[str, object], device: str)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_row_that_has_heard_enough_leaves(device: str) -> None:
+def test_a_row_that_its_callback_stops_leaves(device: str) -> None:
     options = DecodeConfig(beam=1, temperature=1.0, max_new_tokens=20, batch_tokens=64 * 2)
     job = rows(options, 9)
     for row in job:
-        row.hear = lambda token, row=row: len(row.tokens) == 3  # type: ignore[misc]
-    for _ in steps(gpt(device), job, options):
+        row.on_token = lambda token, row=row: len(row.tokens) == 3  # type: ignore[misc]
+    for _ in graph_steps(gpt(device), job, options):
         pass
     assert {(row.end, len(row.tokens)) for row in job if row.end != "end"} == {("stop", 3)}
 
@@ -202,18 +202,18 @@ def test_two_texts_may_be_written_in_turn(device: str) -> None:
     model, options = gpt(device), DecodeConfig(beam=1, temperature=1.0, max_new_tokens=17)
     alone = [rows(options, 3)[i : i + 1] for i in (0, 1)]
     for job in alone:
-        for _ in steps(model, job, options):
+        for _ in graph_steps(model, job, options):
             pass
     together = [rows(options, 3)[i : i + 1] for i in (0, 1)]
-    turns = [steps(model, job, options) for job in together]
+    turns = [graph_steps(model, job, options) for job in together]
     while turns:
         turns = [turn for turn in turns if next(turn, None) is not None]
     assert [job[0].ids for job in together] == [job[0].ids for job in alone]
-    left = steps(model, rows(options, 1), options)
+    left = graph_steps(model, rows(options, 1), options)
     next(left)
     left.close()
     again = rows(options, 3)[:1]
-    for _ in steps(model, again, options):
+    for _ in graph_steps(model, again, options):
         pass
     assert again[0].ids == alone[0][0].ids
 
@@ -222,18 +222,18 @@ def test_engines_rest_with_their_model_and_no_more_than_a_few() -> None:
     model = transformer()
     for beam in range(2, 9):
         translate(model, sentences(2), DecodeConfig(beam=beam), (SOS,))
-    assert len(SHELVES[model]) == KEPT
+    assert len(ENGINES[model]) == MAX_ENGINES
     free_decode_graphs(model)
-    assert model not in SHELVES
+    assert model not in ENGINES
 
 
 def test_an_engine_that_failed_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model, options = transformer(), DecodeConfig(beam=2)
     with monkeypatch.context() as broken:
-        broken.setattr(Translation, "enter", lambda job: 1 / 0)
+        broken.setattr(TranslationJob, "enter", lambda job: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             translate(model, sentences(3), options, (SOS,))
-    assert not SHELVES[model]
+    assert not ENGINES[model]
     both(model, options)
 
 
@@ -286,9 +286,9 @@ def write_alike(model: nn.Module, device: str, **settings: object) -> None:
     options = DecodeConfig(beam=1, max_new_tokens=17, batch_tokens=64 * 4, **settings)  # type: ignore[arg-type]
     found, plain = rows(options, 11), rows(options, 11)
     with torch.backends.cudnn.flags(allow_tf32=False):  # its layers round products to 10 bits otherwise
-        for _ in steps(model.to(device), found, options):
+        for _ in graph_steps(model.to(device), found, options):
             pass
-    for _ in plain_steps(cpu, plain, options):  # type: ignore[arg-type]
+    for _ in eager_steps(cpu, plain, options):  # type: ignore[arg-type]
         pass
     for ours, theirs in zip(found, plain, strict=True):
         assert (ours.ids, ours.end) == (theirs.ids, theirs.end)
@@ -297,8 +297,8 @@ def write_alike(model: nn.Module, device: str, **settings: object) -> None:
 
 @pytest.mark.parametrize("style", STYLES)
 def test_every_style_is_decoded_by_graphs(style: str) -> None:
-    assert cannot(transformer(**STYLES[style])) == ""
-    assert cannot(gpt(**STYLES[style] | {"encoder_positions": ""})) == ""
+    assert why_not_capturable(transformer(**STYLES[style])) == ""
+    assert why_not_capturable(gpt(**STYLES[style] | {"encoder_positions": ""})) == ""
 
 
 def made(scheme: type[Positions], model: GPT) -> Positions:
@@ -383,9 +383,9 @@ REFUSED: dict[str, Callable[[GPT], None]] = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_a_captured_step_would_not_see_is_named(reason: str) -> None:
     model = gpt(positions="rope")
-    assert cannot(model) == ""
+    assert why_not_capturable(model) == ""
     REFUSED[reason](model)
-    assert cannot(model) == reason
+    assert why_not_capturable(model) == reason
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -396,13 +396,13 @@ def test_a_model_with_a_part_of_its_own_is_written_alike(change: str, n: int, de
     model = gpt(positions="rope")
     CHANGES[change](model)
     model.eval()
-    assert cannot(model) == ""
+    assert why_not_capturable(model) == ""
     options = DecodeConfig(beam=1, max_new_tokens=17)
     cpu = copy.deepcopy(model)
     found, plain = rows(options, n), rows(options, n)
-    for _ in steps(model.to(device), found, options):
+    for _ in graph_steps(model.to(device), found, options):
         pass
-    for _ in plain_steps(cpu, plain, options):
+    for _ in eager_steps(cpu, plain, options):
         pass
     assert [row.ids for row in found] == [row.ids for row in plain]
 
@@ -411,4 +411,4 @@ def test_a_recorded_model_is_still_decoded_by_graphs() -> None:
     """Recorders only look on: they keep copies of what the layers compute."""
     model = gpt()
     with record(model, stream=True):
-        assert cannot(model) == ""
+        assert why_not_capturable(model) == ""

@@ -312,8 +312,9 @@ def marian_weights(model: Transformer) -> dict[str, torch.Tensor]:
         weights[f"model.{side}.embed_tokens.weight"] = embedding
         weights[f"model.{side}.embed_positions.weight"] = positions.encoding  # sines and cosines in our order
     for name, value in model.named_parameters():  # such as decoder.blocks.0.sublayers.cross.kv.weight
-        if ".blocks." in name:
-            side, _, i, _, sublayer, *_, module, kind = name.split(".")
+        if ".blocks." in name:  # or decoder.blocks.0.norms.cross.weight
+            side, _, i, holder, sublayer, *rest, kind = name.split(".")
+            module = "norm" if holder == "norms" else rest[-1]
             theirs = MARIAN[sublayer, module]
             value = value[rows[module]] if module in rows else value
             for target, part in zip(theirs, value.chunk(len(theirs)), strict=True):

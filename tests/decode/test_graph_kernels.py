@@ -1,4 +1,4 @@
-"""The operations of a recorded decoding step, kernels and references alike, against the formulas in float64.
+"""The operations of a captured decoding step, kernels and references alike, against the formulas in float64.
 
 Kernels run on the GPU where there is one, else in Triton's interpreter.
 """
@@ -18,7 +18,7 @@ from tokens import EOS, MASK, PADDING, SOS, UNK
 from torch import Tensor
 
 from regard.decode.graphs import top_candidates as choosing
-from regard.decode.graphs.top_candidates import best_of, candidates, likeliest
+from regard.decode.graphs.top_candidates import best_candidate, greedy_token, top_candidates
 from regard.kernels import step_attention as attend
 from regard.kernels import step_linear as linear
 from regard.kernels.step_attention import cross_attend, cross_attend_reference, self_attend, self_attend_reference
@@ -339,7 +339,7 @@ def check_candidates(
     logits: Tensor, best: int, no_end: Tensor, forbidden: tuple[int, ...] = FORBIDDEN, end: int = EOS
 ) -> None:
     (n, v), x = logits.shape, exact(logits)
-    value, index, log_z = candidates(logits, best, no_end, forbidden, end)
+    value, index, log_z = top_candidates(logits, best, no_end, forbidden, end)
     assert (value.dtype, index.dtype, log_z.dtype) == (FP32, torch.int32, FP32)
     width = choosing.part_width(n, v, 2048 if n >= 64 else 1024)
     for row in range(n):
@@ -398,7 +398,7 @@ def test_special_tokens_may_stand_anywhere(
 def test_the_end_token_is_a_candidate_only_where_a_row_may_end() -> None:
     logits = torch.zeros(2, 1003, device=DEVICE)
     logits[:, :6] = torch.tensor([9.0, 9, 8, 9, 9, 7], device=DEVICE)
-    value, index, _ = candidates(logits, 2, flags(2), FORBIDDEN, EOS)
+    value, index, _ = top_candidates(logits, 2, flags(2), FORBIDDEN, EOS)
     assert (value.tolist(), index.tolist()) == ([[7, 0], [8, 7]], [[5, 6], [EOS, 5]])
 
 
@@ -415,9 +415,9 @@ def test_greedy_says_the_likeliest_token_of_the_lowest_id() -> None:
     allowed[::2, EOS] = -np.inf
     expected = allowed.argmax(1)
     for token, log_prob in (
-        likeliest(logits, no_end, FORBIDDEN, EOS),
-        best_of(*candidates(logits, 1, no_end, FORBIDDEN, EOS)),
-        best_of(*candidates(logits, 3, no_end, FORBIDDEN, EOS)),
+        greedy_token(logits, no_end, FORBIDDEN, EOS),
+        best_candidate(*top_candidates(logits, 1, no_end, FORBIDDEN, EOS)),
+        best_candidate(*top_candidates(logits, 3, no_end, FORBIDDEN, EOS)),
     ):
         assert token.dtype == torch.int64
         assert token.tolist() == expected.tolist()

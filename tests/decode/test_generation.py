@@ -11,6 +11,7 @@ import torch
 from fused_rows import fused, qkv_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle import parameters_by_sublayer
 from tokens import EOS, MASK, PADDING, SETTINGS, SOS, UNK
 from torch import Tensor
 
@@ -32,8 +33,8 @@ def tiny_gpt(seed: int = 2, end: float = 0.0, **sizes: object) -> GPT:
     generator = torch.Generator().manual_seed(seed)
     rows = qkv_rows(model.config.n_heads, model.config.n_kv_heads, model.config.d_head)
     with torch.no_grad():
-        for name, weight in model.named_parameters():
-            spread = 1.0 if "norm.weight" in name else 0.1 if name.endswith("bias") else 0.4
+        for name, weight in parameters_by_sublayer(model):
+            spread = 1.0 if "norm" in name and name.endswith("weight") else 0.1 if name.endswith("bias") else 0.4
             drawn = torch.randn(weight.shape, generator=generator) * spread
             weight.copy_(fused(drawn, rows) if ".qkv." in name else drawn)  # the same model whatever the layout
         embedding = model.embedding.weight
@@ -50,7 +51,7 @@ def random_prompts(seed: int, count: int, longest: int = 12) -> list[list[int]]:
     return [[SOS, *rng.integers(5, V, size=rng.integers(0, longest + 1)).tolist()] for _ in range(count)]
 
 
-def told(row: GenerationRequest) -> tuple[list[int], str]:
+def tokens_and_end(row: GenerationRequest) -> tuple[list[int], str]:
     return row.tokens, row.end
 
 
@@ -116,7 +117,7 @@ def test_a_row_does_not_depend_on_its_batch(seed: int, count: int, batch_tokens:
     together = go_on(prompts, temperature=temperature, seed=seed, batch_tokens=batch_tokens)
     for i, (prompt, row) in enumerate(zip(prompts, together, strict=True)):
         (alone,) = go_on([prompt], temperature=temperature, seed=seed + i)
-        assert told(alone) == told(row)
+        assert tokens_and_end(alone) == tokens_and_end(row)
         assert alone.log_probs == pytest.approx(row.log_probs, abs=1e-4)
 
 
@@ -128,7 +129,9 @@ def test_short_prompts_use_the_whole_context_beside_long_ones() -> None:
     assert [len(row.ids) for row in rows] == [24, 24, 24]
     assert {row.end for row in rows} == {"context"}
     for i, row in enumerate(rows):
-        assert told(go_on([prompts[i]], model, max_new_tokens=99, temperature=1.0, seed=i)[0]) == told(row)
+        assert tokens_and_end(
+            go_on([prompts[i]], model, max_new_tokens=99, temperature=1.0, seed=i)[0]
+        ) == tokens_and_end(row)
 
 
 def test_samples_of_a_prompt_read_it_once_and_have_their_own_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +145,7 @@ def test_samples_of_a_prompt_read_it_once_and_have_their_own_seeds(monkeypatch: 
     for i, prompt in enumerate(prompts):
         for j in range(5):
             (alone,) = go_on([prompt], temperature=1.5, seed=(4 + i) * 5 + j)
-            assert told(alone) == told(rows[i * 5 + j])
+            assert tokens_and_end(alone) == tokens_and_end(rows[i * 5 + j])
 
 
 # ---- what is written -------------------------------------------------------------------------------------------------
@@ -185,29 +188,30 @@ def test_special_tokens_are_never_written_and_the_end_not_before_its_time() -> N
     assert all(len(row.log_probs) == len(row.tokens) + (row.end == "end") <= 20 for row in rows)
 
 
-def test_who_listens_hears_every_token_and_may_end_a_row() -> None:
-    heard: dict[int, list[int]] = {0: [], 1: [], 2: []}
+def test_a_callback_receives_every_token_and_may_end_a_row() -> None:
+    received: dict[int, list[int]] = {0: [], 1: [], 2: []}
 
-    def hear(row: int, token: int) -> bool:
-        heard[row].append(token)
-        return row == 1 and len(heard[row]) == 2
+    def on_token(row: int, token: int) -> bool:
+        received[row].append(token)
+        return row == 1 and len(received[row]) == 2
 
     prompts = [[SOS, 5], [SOS, 6], [SOS, 7]]
     model = tiny_gpt(end=-9.0)
     free = go_on(prompts, model, max_new_tokens=6)
-    rows = generate(model, prompts, DecodeConfig(max_new_tokens=6, beam=1), hear)
-    assert [heard[i] for i in range(3)] == [row.tokens for row in rows]
-    assert [told(row) for row in rows] == [told(free[0]), (free[1].tokens[:2], "stop"), told(free[2])]
+    rows = generate(model, prompts, DecodeConfig(max_new_tokens=6, beam=1), on_token)
+    assert [received[i] for i in range(3)] == [row.tokens for row in rows]
+    first, _, last = (tokens_and_end(row) for row in free)
+    assert [tokens_and_end(row) for row in rows] == [first, (free[1].tokens[:2], "stop"), last]
 
 
-def test_recording_hears_one_forward_over_what_was_written() -> None:
+def test_recording_sees_one_forward_over_what_was_written() -> None:
     prompts = [[SOS, 5, 6, 7], [SOS, 8]]
     with record(MODEL, "decoder.0.self") as tape:
         rows = go_on(prompts)
-    (heard,) = tape["decoder.0.self"]
-    assert heard.tokens is not None
-    assert heard.sentences is not None
-    for sentence, tokens in zip(heard.sentences, heard.tokens, strict=True):
+    (trace,) = tape["decoder.0.self"]
+    assert trace.tokens is not None
+    assert trace.sentences is not None
+    for sentence, tokens in zip(trace.sentences, trace.tokens, strict=True):
         assert tokens[: len(rows[sentence].ids)] == rows[sentence].ids
 
 
@@ -282,14 +286,14 @@ def test_nothing_of_a_stop_string_is_told_however_it_is_cut_into_tokens(text: st
         n = int(rng.integers(1, 6))
         ids += BYTES.encode(text[:n])
         text = text[n:]
-    whole, told_ = BYTES.decode(ids), ""
-    teller = TextStreamer(BYTES, [], stops)
+    whole, streamed = BYTES.decode(ids), ""
+    streamer = TextStreamer(BYTES, [], stops)
     for id in ids:
-        told_ += teller.push(id)
-        assert cut(whole, stops).startswith(told_)
-        if teller.stopped:
+        streamed += streamer.push(id)
+        assert cut(whole, stops).startswith(streamed)
+        if streamer.stopped:
             break
-    assert told_ + teller.flush() == cut(whole, stops)
+    assert streamed + streamer.flush() == cut(whole, stops)
     assert not any(s in cut(whole, stops) for s in stops)
 
 
@@ -301,15 +305,15 @@ def test_of_stop_strings_in_one_token_the_one_that_is_complete_first_counts() ->
 
 
 def test_text_is_told_as_soon_as_it_cannot_be_a_stop_string() -> None:
-    teller = TextStreamer(BYTES, [], ["User:"])
-    told_ = [teller.push(BYTES.encode(char)[0]) for char in "a Us b User"]
-    assert told_ == ["a", " ", "", "", "Us ", "b", " ", "", "", "", ""]
-    assert teller.flush() == "User"
+    streamer = TextStreamer(BYTES, [], ["User:"])
+    streamed = [streamer.push(BYTES.encode(char)[0]) for char in "a Us b User"]
+    assert streamed == ["a", " ", "", "", "Us ", "b", " ", "", "", "", ""]
+    assert streamer.flush() == "User"
 
 
 def test_the_space_after_the_prompt_is_told() -> None:
     """A word alone decodes without the space in front of it; after a prompt the space counts."""
     prompt, rest = PIECES.encode("ab"), PIECES.encode("ab cab")[len(PIECES.encode("ab")) :]
     assert PIECES.decode(rest) == "cab"
-    teller = TextStreamer(PIECES, [SOS, *prompt], [])
-    assert "".join(map(teller.push, rest)) + teller.flush() == " cab"
+    streamer = TextStreamer(PIECES, [SOS, *prompt], [])
+    assert "".join(map(streamer.push, rest)) + streamer.flush() == " cab"
