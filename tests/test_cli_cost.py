@@ -11,7 +11,7 @@ from regard.cli.cost_commands import cost, cost_command, parse_tokens
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
 from regard.inference.model_spec import config_of
-from regard.models.analysis.cost import measured
+from regard.models.analysis.cost import report_costs
 from regard.models.architectures import PRESETS
 from regard.terminal import format_bytes, format_count
 from regard.text.tokenizer import Tokenizer, Tokenizers
@@ -73,7 +73,7 @@ def test_json_holds_the_same_numbers_as_the_function() -> None:
     done = call("llama-7b", "--json", "--batch", "2", "--length", "100", "--tokens", "1e9", n_kv_heads="8")
     answer = json.loads(done.stdout)
     config, assumed = config_of("llama-7b", {"n_kv_heads": "8"})
-    expected = {"model": "llama-7b", "assumed": assumed, **measured(config, 2, 100, 10**9)}
+    expected = {"model": "llama-7b", "assumed": assumed, **report_costs(config, 2, 100, 10**9)}
     assert answer == json.loads(json.dumps(expected))
     assert any(row["shape"] == [(32 + 2 * 8) * 128, 4096] for row in answer["parameters"]["rows"])
     assert answer["flops"]["training"] == pytest.approx(1e9 * answer["flops"]["training_per_token"])

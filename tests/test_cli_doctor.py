@@ -8,13 +8,13 @@ from configured import SCHEMES
 
 from regard.cli.doctor_commands import explain
 from regard.errors import RegardError
-from regard.models.analysis.kernel_report import Row, table
+from regard.models.analysis.kernel_report import KernelChoice, format_choices
 
 PLAIN = {"none", "linear", "sinusoidal", "learned", "rope", "yarn"}  # nothing is added to the scores
 CONTEXTUAL = {"shaw", "cope"}
 
 
-def brief(rows: list[Row]) -> list[tuple[str, str, str, str, bool]]:
+def brief(rows: list[KernelChoice]) -> list[tuple[str, str, str, str, bool]]:
     return [(row.layer, row.positions, row.when, row.kernel, row.fast) for row in rows]
 
 
@@ -117,7 +117,7 @@ def written(path: Path, preset: str, **settings: str) -> Path:
     return path
 
 
-def kernels(rows: list[Row]) -> list[tuple[str, str, str, bool]]:
+def kernels(rows: list[KernelChoice]) -> list[tuple[str, str, str, bool]]:
     return [(row.layer, row.when, row.kernel, row.fast) for row in rows]
 
 
@@ -160,16 +160,16 @@ def test_a_convolution_is_no_attention(tmp_path: Path) -> None:
 
 def test_the_table_marks_what_is_not_fast() -> None:
     rows = [
-        Row("decoder.0-5.self", "alibi", "training, 8 tokens", "toeplitz", "inside", fast=True),
-        Row("decoder.0.self", "cope", "decoding a token", "reference", "looks at queries", fast=False),
+        KernelChoice("decoder.0-5.self", "alibi", "training, 8 tokens", "toeplitz", "inside", fast=True),
+        KernelChoice("decoder.0.self", "cope", "decoding a token", "reference", "looks at queries", fast=False),
     ]
-    assert table(rows).splitlines() == [
+    assert format_choices(rows).splitlines() == [
         "  layer             positions  when                kernel     why",
         "  decoder.0-5.self  alibi      training, 8 tokens  toeplitz   inside",
         "! decoder.0.self    cope       decoding a token    reference  looks at queries",
         "! not on the fast path",
     ]
-    assert "!" not in table(rows[:1])
+    assert "!" not in format_choices(rows[:1])
 
 
 @pytest.mark.parametrize(

@@ -136,9 +136,9 @@ def test_sentences_in_several_processes_are_translated_as_in_one(
 ) -> None:
     chosen = DecodeConfig(max_len_b=8, **options)
     done: list[int] = []
-    monkeypatch.setattr(batch_decoding, "processes", lambda *args: 1)
+    monkeypatch.setattr(batch_decoding, "count_processes", lambda *args: 1)
     alone = decode(model, SOURCES, chosen, 40, CPU)
-    monkeypatch.setattr(batch_decoding, "processes", lambda *args: 3)
+    monkeypatch.setattr(batch_decoding, "count_processes", lambda *args: 3)
     shared = decode(model, SOURCES, chosen, 40, CPU, done.append)
     assert sum(done) == len(SOURCES)
     assert torch.get_num_threads() == 2

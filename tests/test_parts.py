@@ -44,7 +44,7 @@ from regard.layers.positions.scheme import Positions
 from regard.layers.stack import Stack
 from regard.look import see
 from regard.look.record import record
-from regard.models.analysis.cost import Cost, measured
+from regard.models.analysis.cost import Cost, report_costs
 from regard.models.architectures import make_model
 from regard.training.objective import Objective
 from regard.training.optimizer import make_optimizer
@@ -474,7 +474,7 @@ def test_cost_and_summary_count_what_is_there(name: str) -> None:
     ):
         model(torch.full((1, length), 6))
     assert cost.forward_flops(1, 0, length) == counter.get_total_flops()
-    found = measured(model.config, 2, length)["memory"]["decoding"]
+    found = report_costs(model.config, 2, length)["memory"]["decoding"]
     state = model.begin(torch.full((1, length), 6))[1]
     kept = sum(
         x[..., :length, :].nbytes if x.dim() == 4 else x.nbytes for _, part in state for x in vars(part).values()

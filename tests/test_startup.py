@@ -14,7 +14,7 @@ from torch import nn
 from regard import model_folder
 from regard.config import TokenizerConfig
 from regard.models.architectures import make_model, preset
-from regard.models.weights import SkipInit, finite
+from regard.models.weights import SkipInit, is_finite
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 HEAVY = [
@@ -104,4 +104,4 @@ def test_a_model_made_unfilled_has_all_that_is_not_drawn() -> None:
     ],
 )
 def test_finite(values: list[float], expected: bool) -> None:
-    assert finite(torch.tensor(values)) is expected
+    assert is_finite(torch.tensor(values)) is expected

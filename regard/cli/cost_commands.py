@@ -46,13 +46,13 @@ def cost_command(
     if name is None:
         result: dict[str, Any] = {"presets": presets()}
         return print(jsons.dumps(result) if as_json else show_presets(result["presets"]))
-    from regard.models.analysis.cost import measured
+    from regard.models.analysis.cost import report_costs
 
     config, assumed = config_of(name, settings)
     length = config.max_len if length is None else length
     check_lengths(config, batch, length)
     result = {"model": name, "assumed": assumed}
-    result |= measured(config, batch, length, None if tokens is None else parse_tokens(tokens))
+    result |= report_costs(config, batch, length, None if tokens is None else parse_tokens(tokens))
     print(jsons.dumps(result, ensure_ascii=False) if as_json else show(result))
 
 

@@ -16,7 +16,7 @@ from regard.cli.options import Json, print_result, section_settings
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
-    from regard.models.analysis.kernel_report import Row
+    from regard.models.analysis.kernel_report import KernelChoice
 
 
 def doctor(
@@ -37,12 +37,12 @@ def doctor(
 
     With --explain: which kernel attention runs on. Model settings can be tried: --model.positions rope, ...
     """
-    from regard.models.analysis.kernel_report import table
+    from regard.models.analysis.kernel_report import format_choices
 
     if why:
         section_settings(context, "model")
         rows = explain(target, context.obj, device, length)
-        return print_result({"layers": [vars(row) for row in rows]}, True) if json else print(table(rows))
+        return print_result({"layers": [vars(row) for row in rows]}, True) if json else print(format_choices(rows))
     if target or length is not None or context.obj or device != "auto":
         raise RegardError("a model, a device, a length and settings belong to `regard doctor --explain`: add --explain")
     print_result(examine(), json)
@@ -94,7 +94,7 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def explain(target: Path | None, settings: Mapping[str, Any], device: str, length: int | None = None) -> list[Row]:
+def explain(target: Path | None, settings: Mapping[str, Any], device: str, length: int | None = None) -> list[KernelChoice]:
     """For a run, a model folder or a recipe, or without any for a causal decoder with each of the position schemes.
 
     `settings` are dotted, {"model.positions": "rope"}. The device need not be here, and no weight is ever made. `length` is

@@ -15,11 +15,11 @@ from regard.kernels.weight_layout import gate_block
 from regard.models import architectures
 from regard.models.analysis.cost import (
     Cost,
-    activations,
+    activation_bytes,
     decoding_bytes,
     forward_flops,
-    lengths,
-    measured,
+    report_costs,
+    side_lengths,
     training_flops,
     training_memory,
 )
@@ -151,7 +151,7 @@ NAMES = ["transformer", "gpt", "bert", "vit"]
 @pytest.mark.parametrize("architecture", NAMES)
 def test_every_architecture_costs_what_torch_counts(architecture: str, style: dict[str, Any]) -> None:
     net, inputs = small(architecture, **style), inputs_of(architecture)
-    at = lengths(net.config, L)
+    at = side_lengths(net.config, L)
     assert forward_flops(net.config, B, *at) == counted_on(net, *inputs, backward=False)
     counted_training = counted_on(net, *inputs, backward=True)
     if architecture == "vit":  # by convention three forwards; torch makes no gradient for the image itself
@@ -165,7 +165,7 @@ def test_a_head_that_answers_takes_the_place_of_the_logits(architecture: str, an
     net = small(architecture, answer=answer)
     ids = torch.randint(5, 50, (B, L))
     expected = counted_on(net, ids, torch.zeros_like(ids), backward=False)
-    assert forward_flops(net.config, B, *lengths(net.config, L)) == expected
+    assert forward_flops(net.config, B, *side_lengths(net.config, L)) == expected
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_head_that_answers_takes_the_place_of_the_logits(architecture: str, an
 def test_a_polynomial_through_short_rows_tells_the_flops_of_long_ones(name: str) -> None:
     cost = Cost(preset_of(name, source_vocab=50, target_vocab=50))
     for at in ((37, 52), (2, 90)):
-        s, t = (n * used for n, used in zip(at, lengths(cost.config, 1), strict=True))
+        s, t = (n * used for n, used in zip(at, side_lengths(cost.config, 1), strict=True))
         assert cost.fitted_flops(s, t) == cost.forward_flops(1, s, t)
 
 
@@ -185,7 +185,7 @@ def test_a_window_is_counted_in_full() -> None:
 
 def test_gpt3_took_about_the_flops_that_its_paper_says() -> None:
     # Table D.1: 3.14e23 for 300 billion tokens by 6 per parameter and token, which leaves attention out.
-    found = measured(preset_of("gpt3"), 1, 2048, 300 * 10**9)["flops"]
+    found = report_costs(preset_of("gpt3"), 1, 2048, 300 * 10**9)["flops"]
     attention = 3 * 4 * 2048 * 12_288 * 96
     assert found["training"] - 300e9 * attention == pytest.approx(3.14e23, rel=0.003)
 
@@ -233,7 +233,7 @@ def test_weights_gradients_and_moments_take_the_bytes_of_their_tensors(architect
     for p in net.parameters():
         p.grad = torch.zeros_like(p)
     optimizer.step()
-    found = training_memory(net.config, 1, *lengths(net.config, L))
+    found = training_memory(net.config, 1, *side_lengths(net.config, L))
     assert found["weights"] == nbytes(net.parameters())
     assert found["gradients"] == nbytes(p.grad for p in net.parameters())
     moments = (state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq"))
@@ -261,8 +261,8 @@ def test_activations_are_what_autograd_keeps(architecture: str, style: dict[str,
         expected += B * L * 96 * (2 if net.config.activation in ("gelu", "silu") else 4)
     if net.config.feedforward == "gated":  # there the activated gate is made again from the gate
         expected -= B * L * Cost(net.config).blocks * 2 * 160
-    assert B * activations(net.config, *lengths(net.config, L)) == expected
-    found = training_memory(net.config, B, *lengths(net.config, L))
+    assert B * activation_bytes(net.config, *side_lengths(net.config, L)) == expected
+    found = training_memory(net.config, B, *side_lengths(net.config, L))
     if architecture != "vit":  # the copy that the loss makes of the output matrix is gone with it
         found["bf16 copies"] -= 2 * 50 * 96
     assert found["bf16 copies"] == pytest.approx(nbytes(copies), rel=0.05)
@@ -271,7 +271,7 @@ def test_activations_are_what_autograd_keeps(architecture: str, style: dict[str,
 def test_dropout_keeps_a_mask_except_where_its_numbers_are_drawn_again() -> None:
     plain, dropped = (small("gpt", dropout=p, ff_dropout=p).config for p in (0.0, 0.1))
     # a byte for each number: the embeddings, and the 40 inside 3 blocks; there what is left of the numbers as well
-    assert activations(dropped, 0, L) - activations(plain, 0, L) == L * (32 + 3 * (40 + 2 * 40))
+    assert activation_bytes(dropped, 0, L) - activation_bytes(plain, 0, L) == L * (32 + 3 * (40 + 2 * 40))
 
 
 def test_logits_of_tokens_are_there_a_chunk_at_a_time() -> None:
@@ -301,9 +301,9 @@ def test_the_cache_of_a_translator_also_keeps_the_memory() -> None:
 
 
 def test_llama_2_by_hand_its_cache_is_an_eighth_of_what_64_heads_would_keep() -> None:
-    found = measured(preset_of("llama2-70b"), 2, 4096)["memory"]["decoding"]
+    found = report_costs(preset_of("llama2-70b"), 2, 4096)["memory"]["decoding"]
     per_token = 2 * 80 * 8 * 128 * 2  # keys and values, blocks, heads, width, bytes
     assert found["cache_bf16_per_token"] == per_token == 327_680
     assert found["cache_bf16"] == 2 * 4096 * per_token
     assert found["weights_bf16"] == 2 * 68_976_648_192
-    assert "cache_bf16" not in measured(preset_of("bert-base"), 1, 512)["memory"]["decoding"]
+    assert "cache_bf16" not in report_costs(preset_of("bert-base"), 1, 512)["memory"]["decoding"]

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from regard.data.batches import Batch
 from regard.layers.recurrent import Recurrent
 from regard.models.analysis.cost import (
-    activations,
+    activation_bytes,
     decoding_bytes,
     forward_flops,
-    lengths,
-    measured,
+    report_costs,
+    side_lengths,
     training_flops,
     training_memory,
 )
@@ -66,7 +66,7 @@ def test_training_costs_three_forwards_but_for_the_gradient_of_the_first_state(c
 def test_recurrent_answers_cost_what_torch_counts(answer: str, both: bool) -> None:
     net, ids = scanned("lstm-small", answer=answer, **{"recurrent.bidirectional": both}), texts()[1]
     expected = counted_on(net, ids, torch.zeros_like(ids), backward=False)
-    assert forward_flops(net.config, B, *lengths(net.config, L)) == expected
+    assert forward_flops(net.config, B, *side_lengths(net.config, L)) == expected
 
 
 TRANSLATORS: list[tuple[str, dict[str, Any]]] = [
@@ -118,18 +118,18 @@ def test_a_meter_counts_the_batches_of_every_recurrent_task(task: str) -> None:
 def test_activations_of_a_language_model_by_hand() -> None:
     """Bytes a token: what the first layer reads, gates and states of both, and what the head is given, in bf16."""
     lstm = preset_of("lstm-small", target_vocab=50, d_model=20, **{"recurrent.d_hidden": 24})
-    assert activations(lstm, 0, L) == L * 2 * (20 + (4 + 2) * 24 + (4 + 2) * 20 + 20)
+    assert activation_bytes(lstm, 0, L) == L * 2 * (20 + (4 + 2) * 24 + (4 + 2) * 20 + 20)
     dropped = preset_of(
         "gru-small", target_vocab=50, d_model=20, **{"recurrent.d_hidden": 24, "recurrent.hidden_dropout": 0.1}
     )
-    assert activations(dropped, 0, L) == L * 2 * (20 + (3 + 1) * 24 + 24 + (3 + 1) * 20 + 20)
+    assert activation_bytes(dropped, 0, L) == L * 2 * (20 + (3 + 1) * 24 + 24 + (3 + 1) * 20 + 20)
 
 
 def test_activations_of_rnnsearch_by_hand() -> None:
     config = preset_of("rnnsearch-small", **{**SIZES, **DATA, "n_encoder_layers": 1, "n_decoder_layers": 1})
     source = 20 + (3 + 1) * 48 + 3 * 24 + 24  # what goes in, both ways, what annotations bring to the gates, keys
     target = (20 + 48) + (3 + 1) * 24 + (24 + 20 + 48) + 3 * 20 + 20  # the cell, what the readout reads and makes
-    assert activations(config, S, L) == 2 * (S * source + L * target) + 6 * S * L
+    assert activation_bytes(config, S, L) == 2 * (S * source + L * target) + 6 * S * L
 
 
 @pytest.mark.parametrize("name", ["lstm-small", "gru-small", "sutskever-small", "rnnenc-small", "rnnsearch-small"])
@@ -137,7 +137,7 @@ def test_a_scan_that_is_not_compiled_keeps_at_most_twice_of_that(name: str) -> N
     net = scanned(name, d_model=96, **{"recurrent.d_hidden": 112})
     inputs = texts() if net.config.architecture == "seq2seq" else texts()[1:]
     looked = B * S * L * 112 * 2 if net.config.score == "additive" and len(inputs) == 2 else 0  # is not there, compiled
-    expected = B * activations(net.config, *((S, L) if len(inputs) == 2 else (0, L)))
+    expected = B * activation_bytes(net.config, *((S, L) if len(inputs) == 2 else (0, L)))
     assert 1 < (nbytes(saved(net, *inputs)[1]) - looked) / expected < 2
 
 
@@ -152,7 +152,7 @@ def test_what_a_recurrent_model_remembers_is_its_state_and_what_attention_reads(
 
 
 def test_a_state_is_as_large_after_a_thousand_tokens_as_after_one() -> None:
-    short, long = (measured(preset_of("awd-lstm"), 3, n)["memory"]["decoding"] for n in (1, 1000))
+    short, long = (report_costs(preset_of("awd-lstm"), 3, n)["memory"]["decoding"] for n in (1, 1000))
     assert short == long
     assert short["state_per_row"] == 4 * 2 * (1150 + 1150 + 400)  # h and c of each layer, in fp32 at least
     assert "cache_bf16" not in short
@@ -181,12 +181,12 @@ def test_convolutions_cost_what_torch_counts_and_keep_what_autograd_keeps(
     architecture: str, style: dict[str, Any]
 ) -> None:
     net, inputs = convolutional(architecture, **style), inputs_of(architecture)
-    at = lengths(net.config, L)
+    at = side_lengths(net.config, L)
     assert forward_flops(net.config, B, *at) == counted_on(net, *inputs, backward=False)
     assert training_flops(net.config, B, *at) == counted_on(net, *inputs, backward=True)
     widths = (96, 160, 24, 2 * 96, net.config.value("convolution.kernel") * 96)
     expected = nbytes(x for x in saved(net, *inputs)[1] if x.shape[-1] in widths)
-    assert B * activations(net.config, *at) == expected
+    assert B * activation_bytes(net.config, *at) == expected
 
 
 def test_a_convolution_keeps_the_inputs_that_it_still_sees() -> None:
@@ -202,7 +202,7 @@ def test_a_convolution_keeps_the_inputs_that_it_still_sees() -> None:
 @pytest.mark.parametrize("name", ["conv-lm", "lstm-small", "rnnsearch-small"])
 def test_their_weights_gradients_and_copies_are_counted_like_any_others(name: str) -> None:
     net = make_model(preset(name, **DATA))
-    found = training_memory(net.config, B, *lengths(net.config, L))
+    found = training_memory(net.config, B, *side_lengths(net.config, L))
     matrices = [p for path, p in net.named_parameters() if p.dim() == 2 and "embedding" not in path]
     tied = net.head.weight  # it is multiplied too
     once = {id(p): p.numel() for p in (*matrices, tied)}

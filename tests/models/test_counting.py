@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 import regard.kernels.linear_activation
 import regard.kernels.residual_norm  # noqa: F401 (registers its operators)
 from regard.layers.recurrent import repeating
-from regard.models.analysis.counting import FORMULAS, RARE, Counting, count, likeness, meta_copy, meta_model
+from regard.models.analysis.counting import FORMULAS, RARE, ForwardCount, count, meta_copy, meta_model, structure_key
 from regard.models.architectures import make_model, preset
 
 B, T, C = 2, 5, 8
@@ -51,7 +51,7 @@ class Tower(nn.Module):
         return x
 
 
-def on_meta(model: nn.Module, *shape: int) -> Counting:
+def on_meta(model: nn.Module, *shape: int) -> ForwardCount:
     return count(meta_copy(model), torch.empty(*shape, device="meta"))
 
 
@@ -72,7 +72,7 @@ def test_blocks_that_are_alike_run_once_and_all_have_their_lines() -> None:
     model = meta_copy(Tower(6))
     dispatched: list[str] = []
 
-    class Heard(Counting):
+    class Heard(ForwardCount):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             dispatched.append(func._schema.name)
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -95,8 +95,8 @@ def test_blocks_of_other_sizes_are_not_alike() -> None:
         (nn.Dropout(0.1), nn.Dropout(0.2)),
         (nn.Sequential(nn.Linear(3, 3), nn.ReLU()), nn.Sequential(nn.Linear(3, 3), nn.GELU())),
     ]
-    assert all(likeness(a) != likeness(b) for a, b in pairs)
-    assert likeness(nn.Linear(3, 4)) == likeness(nn.Linear(3, 4))
+    assert all(structure_key(a) != structure_key(b) for a, b in pairs)
+    assert structure_key(nn.Linear(3, 4)) == structure_key(nn.Linear(3, 4))
 
 
 class Loop(nn.Module):
@@ -144,7 +144,7 @@ def test_shapes_types_and_order_in_memory_are_those_of_a_cpu(operation: Any) -> 
     model = Run()
     outs = []
     expected = model(torch.ones(2, 5, 4))
-    with Counting(model):
+    with ForwardCount(model):
         outs.append(model(torch.empty(2, 5, 4, device="meta")))
     (found,) = outs
     assert (found.shape, found.dtype, found.is_meta) == (expected.shape, expected.dtype, True)
@@ -192,8 +192,8 @@ def test_the_formulas_of_operators_are_those_of_the_products_inside() -> None:
 def test_counting_does_not_load_torchs_compiler(name: str) -> None:
     """It takes about as long to import as torch itself, twice as long as counting GPT-3."""
     script = (
-        "import sys; from regard.models.analysis.cost import measured; from regard.inference.model_spec import config_of; "
-        f"measured(config_of('{name}', {{}})[0], 1, 64, None); print('torch._dynamo' in sys.modules, 'sympy' in sys.modules)"
+        "import sys; from regard.models.analysis.cost import report_costs; from regard.inference.model_spec import config_of; "
+        f"report_costs(config_of('{name}', {{}})[0], 1, 64, None); print('torch._dynamo' in sys.modules, 'sympy' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]

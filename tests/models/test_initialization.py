@@ -16,7 +16,7 @@ from regard.layers.embedding import Embedding
 from regard.layers.mixers.attention import CrossAttention, SelfAttention
 from regard.models.architectures import make_model, preset
 from regard.models.gpt import GPT
-from regard.models.initialization import initialize, materialise
+from regard.models.initialization import initialize, materialize
 from regard.models.transformer import Transformer
 
 C, H, V = 64, 4, 500
@@ -229,7 +229,7 @@ def test_a_model_of_the_meta_device_becomes_the_one_that_is_built_directly(name:
     torch.manual_seed(3)
     with torch.device("meta"):
         later = make_model(config)
-    materialise(later, "cpu")
+    materialize(later, "cpu")
     assert tensors(direct).keys() == tensors(later).keys()
     for path, x in tensors(direct).items():
         assert torch.equal(x, tensors(later)[path]), path

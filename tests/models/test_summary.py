@@ -18,9 +18,8 @@ from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.inference.model_spec import summary
 from regard.layers.quantization import quantize_model
-from regard.models.analysis.cost import forward_flops
-from regard.models.analysis.cost import inputs as example
-from regard.models.analysis.summary import Line, Summary
+from regard.models.analysis.cost import forward_flops, meta_inputs
+from regard.models.analysis.summary import LayerSummary, Summary
 from regard.models.architectures import make_model, preset
 
 B, S, T = 3, 9, 7
@@ -45,11 +44,11 @@ def found(model: nn.Module, depth: int = 3) -> Summary:
     return summary(model, batch=B, length=17 if hasattr(model, "patches") else T, source_length=source, depth=depth)
 
 
-def lines(result: Summary) -> dict[str, Line]:
+def lines(result: Summary) -> dict[str, LayerSummary]:
     return {line.name: line for line in result.lines}
 
 
-def at(result: Summary, first: str, last: str = "") -> Line:
+def at(result: Summary, first: str, last: str = "") -> LayerSummary:
     """The line whose path begins and ends so."""
     (line,) = (line for line in result.lines if line.name.startswith(first) and line.name.endswith(last))
     return line
@@ -141,7 +140,7 @@ def test_what_positions_multiply_is_counted_too(name: str, style: dict[str, Any]
 
 def torch_counts(model: nn.Module) -> int:
     at = (17, 0) if hasattr(model, "patches") else (S, T) if hasattr(model, "encode") else (T, T)
-    inputs = [torch.ones_like(x, device="cpu") for x in example(model, B, *at)]
+    inputs = [torch.ones_like(x, device="cpu") for x in meta_inputs(model, B, *at)]
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model.eval()(*inputs)
     return counter.get_total_flops()
