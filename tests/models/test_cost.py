@@ -1,4 +1,4 @@
-"""What models/analysis/cost.py counts without numbers against torch's own counter on real passes, and the bytes of real tensors."""
+"""The costs of models/analysis/cost.py against torch's own counter on real passes and the bytes of real tensors."""
 
 from typing import Any
 

@@ -172,7 +172,7 @@ def test_a_window_sees_its_last_tokens_alone(name: str, width: int) -> None:
 @every_scheme
 def test_a_prefix_sees_itself_and_the_rest_is_causal(name: str) -> None:
     model, row = make(name), ids(8)
-    for t, first in ((3, 0), (6, 6)):  # a token of the prefix reaches its beginning; one after it goes on being causal
+    for t, first in ((3, 0), (6, 6)):  # a token of the prefix reaches its beginning; the mask of one after it is causal
         changed = row.clone()
         changed[:, t] = other(row[:, t])
         difference = (model(changed, prefix(5)) - model(row, prefix(5)))[0].abs().amax(-1)

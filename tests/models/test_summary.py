@@ -61,25 +61,25 @@ def test_a_translator_by_hand() -> None:
     result = found(small("transformer-tiny"))
     line = lines(result)
     projections = 4 * C * C
-    assert at(result, "encoder.blocks.1.", "self").flops == B * (2 * S * projections + 2 * 2 * H * S * S * D)
-    assert at(result, "decoder.blocks.2.", "self").flops == B * (2 * T * projections + 2 * 2 * H * T * T * D)
+    assert at(result, "encoder.blocks.1.sublayers.self").flops == B * (2 * S * projections + 2 * 2 * H * S * S * D)
+    assert at(result, "decoder.blocks.2.sublayers.self").flops == B * (2 * T * projections + 2 * 2 * H * T * T * D)
     crossed = 2 * T * 2 * C * C + 2 * S * 2 * C * C + 2 * 2 * H * T * S * D  # q and out, k and v, q k^T and a v
-    assert at(result, "decoder.blocks.0.", "cross").flops == B * crossed
-    assert at(result, "decoder.blocks.0.", "ff").flops == B * T * 2 * 2 * C * F
+    assert at(result, "decoder.blocks.0.sublayers.cross").flops == B * crossed
+    assert at(result, "decoder.blocks.0.sublayers.ff").flops == B * T * 2 * 2 * C * F
     assert line["head"].flops == B * T * 2 * C * V
     assert line["source_embedding"].flops == 0
     block = found(small("transformer-tiny"), 2)
     norms = 2 * 2 * C
     assert at(block, "encoder.blocks.0").parameters == projections + 4 * C + 2 * C * F + F + C + norms
     assert line["source_embedding"].output == (B, T, C)
-    assert at(result, "encoder.blocks.0.", "self").output == (B, S, C)
-    assert at(result, "decoder.blocks.0.", "cross").output == line["decoder.norm"].output == (B, T, C)
+    assert at(result, "encoder.blocks.0.sublayers.self").output == (B, S, C)
+    assert at(result, "decoder.blocks.0.sublayers.cross").output == line["decoder.norm"].output == (B, T, C)
     assert line["head"].output == (B, T, V)
 
 
 def test_shared_keys_by_hand() -> None:
     expected = 2 * T * C * (C + 2 * (2 * D) + C) + 2 * 2 * H * T * T * D  # all heads of queries look
-    assert at(found(small("gpt-tiny", n_kv_heads=2)), "decoder.blocks.1.", "self").flops == B * expected
+    assert at(found(small("gpt-tiny", n_kv_heads=2)), "decoder.blocks.1.sublayers.self").flops == B * expected
 
 
 def test_a_picture_by_hand() -> None:
@@ -92,7 +92,7 @@ def test_a_picture_by_hand() -> None:
 
 def test_a_convolution_by_hand() -> None:
     result = found(small("conv-lm", n_heads=1, d_ff=0, **{"convolution.kernel": 5}))
-    assert at(result, "decoder.blocks.0.", "self").flops == B * T * 2 * (5 * C) * (2 * C)
+    assert at(result, "decoder.blocks.0.sublayers.self").flops == B * T * 2 * (5 * C) * (2 * C)
     assert not any(name.endswith("ff") for name in lines(result))
 
 

@@ -326,11 +326,10 @@ def test_a_window_reaches_both_ways_in_the_encoder_and_back_in_the_decoder(name:
 def test_a_bias_in_cross_attention_tells_the_order_of_the_memory(cross: str) -> None:
     """The decoder alone: the same memory in another order, and the same memory at other positions."""
     model = with_scheme("sinusoidal", cross)
-    memory, places = torch.randn(1, 6, 16), torch.arange(6)[None]
-    target, positions = ids(4), torch.arange(4)[None]
-    before = model.decode(target, positions, memory, places)
-    assert (model.decode(target, positions, memory.flip(1), places) - before).abs().max() > 1e-4
-    torch.testing.assert_close(model.decode(target, positions, memory.flip(1), places.flip(1)), before, **close)
+    memory, places, target = torch.randn(1, 6, 16), torch.arange(6)[None], ids(4)
+    before = model.read_target((memory, places), target)
+    assert (model.read_target((memory.flip(1), places), target) - before).abs().max() > 1e-4
+    torch.testing.assert_close(model.read_target((memory.flip(1), places.flip(1)), target), before, **close)
 
 
 @pytest.mark.parametrize("name", [name for name in DECODER_SCHEMES if name not in IN_CROSS])

@@ -83,9 +83,9 @@ class Cost:
         return (4 if checkpointing else 3) * self.forward_flops(batch, source_len, target_len)
 
     def fitted_flops(self, source_len: int, target_len: int) -> int:
-        """Return the forward FLOPs of one row by the polynomial through a few short rows, where very many lengths are asked for.
+        """Return the forward FLOPs of one row by a quadratic through those of a few short rows, without counting.
 
-        A quadratic is exact where a model multiplies at most pairs of tokens, as all of them do here."""
+        It is exact where a model multiplies at most pairs of tokens, as all of them do here."""
         if max(source_len, target_len) <= max(FITTED):
             return self.forward_flops(1, source_len, target_len)
         sides = [{0: 1} if n == 0 else {at: lagrange_weight(n, at) for at in FITTED} for n in (source_len, target_len)]

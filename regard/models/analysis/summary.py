@@ -110,7 +110,7 @@ def summarize(
     depth: int = 2,
     assumed: dict[str, int] | None = None,
 ) -> Summary:
-    """Return the summary of a model, which may be on the meta device; `inference.model_spec.summary` explains the options."""
+    """Return the summary of a model, which may be on the meta device; `inference.model_spec.summary` has the options."""
     if depth < 1:
         raise RegardError(f"--depth must be at least 1, not {depth}: 1 for stacks, 2 for blocks, 3 for sublayers")
     config: ModelConfig = model.config  # type: ignore[assignment]
