@@ -155,11 +155,11 @@ class FixedContextDecoder(nn.Module):
         return {"context": PerSentence((self.width,)), **self.layers.storage()}
 
     def named(self, memory: Memory) -> dict[str, Tensor]:
-        """Return what was made of the source under the names of `state`."""
+        """Return the memory of the source under the names that `state` declares."""
         return {"context": memory[0]}
 
     def memory(self, kept: Any) -> Memory:
-        """Return what was made of the source as `forward` takes it."""
+        """Return the memory of the source from the decoding state, as `forward` takes it."""
         return (kept.context,)
 
     def forward(self, y: Tensor, memory: Memory, state: Hidden) -> tuple[Tensor, Hidden]:
@@ -210,12 +210,12 @@ class RNNSearchDecoder(nn.Module):
         }
 
     def named(self, memory: Memory) -> dict[str, Tensor]:
-        """Return what was made of the source under the names of `state`."""
+        """Return the memory of the source under the names that `state` declares."""
         keys, entering, padding, annotations = memory
         return {"keys": keys, "entering": entering, "real": ~padding, "annotations": annotations}
 
     def memory(self, kept: Any) -> Memory:
-        """Return what was made of the source as `forward` takes it."""
+        """Return the memory of the source from the decoding state, as `forward` takes it."""
         return kept.keys, kept.entering, ~kept.real, kept.annotations
 
     def forward(self, y: Tensor, memory: Memory, state: Hidden) -> tuple[Tensor, Hidden]:

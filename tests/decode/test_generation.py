@@ -1,4 +1,4 @@
-"""Continuing prompts: transformers' own loop as the oracle, rows that do not know their neighbours, text up to a stop."""
+"""Generation against the loop of transformers, independence of the batch, scoring, and text up to a stop string."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BANNED = [PADDING, SOS, UNK, MASK]
 
 
 def tiny_gpt(seed: int = 2, end: float = 0.0, **sizes: object) -> GPT:
-    """A random model with a mind of its own: it ends at different lengths and repeats itself now and then."""
+    """Return a random model whose texts end at different lengths and sometimes repeat tokens."""
     chosen = {"n_decoder_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 32, "max_len": 48, **sizes}
     model = GPT(ModelConfig(**{"preset": "gpt-tiny", "target_vocab": V, "dropout": 0.0, **SETTINGS, **chosen})).eval()  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(seed)
@@ -122,7 +122,7 @@ def test_a_row_does_not_depend_on_its_batch(seed: int, count: int, batch_tokens:
 
 
 def test_short_prompts_use_the_whole_context_beside_long_ones() -> None:
-    """The columns of the cache run out for the short row long before its own room does."""
+    """The columns of the cache are used up while the short row may still have many more tokens."""
     model = tiny_gpt(end=-9.0, max_len=24)
     prompts = [[SOS, *range(5, 5 + n)] for n in (17, 1, 9)]
     rows = go_on(prompts, model, max_new_tokens=99, temperature=1.0)
@@ -152,7 +152,7 @@ def test_samples_of_a_prompt_read_it_once_and_have_their_own_seeds(monkeypatch: 
 
 
 def brute_log_probs(model: GPT, ids: list[int]) -> list[float]:
-    """log p of each token but the first, from one full forward a token."""
+    """Return log p of each token but the first, from one full forward pass per token."""
     found = []
     for t in range(1, len(ids)):
         logits = model(torch.tensor([ids[:t]]))[0, -1].double().numpy()
@@ -162,7 +162,7 @@ def brute_log_probs(model: GPT, ids: list[int]) -> list[float]:
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.5, "top_k": 4}, {"repetition_penalty": 1.4}])
 def test_log_probabilities_are_the_models_own(options: dict[str, float]) -> None:
-    """Of all tokens, the banned ones too, at temperature 1, without any penalty."""
+    """log p is over all tokens, disallowed ones included, at temperature 1 and without a penalty."""
     for row in go_on(random_prompts(5, 4), **options):
         whole = [*row.ids, *([EOS] if row.end == "end" else [])]
         assert row.log_probs == pytest.approx(brute_log_probs(MODEL, whole)[len(row.prompt) - 1 :], abs=1e-4)
@@ -266,7 +266,7 @@ PIECES = Tokenizer.train(LINES, TokenizerConfig(kind="bpe", vocab_size=40))
 
 
 def cut(text: str, stops: list[str]) -> str:
-    """Character by character: once a stop string is complete, what stands before it."""
+    """Return the text before the first stop string that is complete, looking character by character."""
     for end in range(len(text) + 1):
         starts = [end - len(s) for s in stops if text[:end].endswith(s)]
         if starts:
@@ -282,7 +282,7 @@ def cut(text: str, stops: list[str]) -> str:
 def test_nothing_of_a_stop_string_is_told_however_it_is_cut_into_tokens(text: str, stops: list[str], seed: int) -> None:
     rng = np.random.default_rng(seed)
     ids: list[int] = []
-    while text:  # tokens that the tokenizer would not choose itself, too
+    while text:  # also tokens that the tokenizer itself would not choose
         n = int(rng.integers(1, 6))
         ids += BYTES.encode(text[:n])
         text = text[n:]

@@ -33,7 +33,7 @@ DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[
 
 
 def written(slots: Slots, slot: int, row: int) -> Prefix:
-    """What a row has said, by walking back."""
+    """Return the tokens of a row, by walking back along the parents."""
     said: list[int] = []
     for t in reversed(range(int(slots.step[slot]))):
         said.append(int(slots.token_ids[slot, t, row]))
@@ -54,7 +54,7 @@ def top_of_chunks(scores: Tensor, best: int) -> tuple[Tensor, Tensor]:
 
 
 class Cache:
-    """Tokens where a real cache has their keys, and `before` columns of a prompt."""
+    """A cache that holds tokens in place of their keys, after `before` columns of a prompt."""
 
     def __init__(self, slots: Slots, before: int) -> None:
         self.tokens = np.full(slots.owner.shape, -1)
@@ -86,7 +86,7 @@ def look_up(table: Table, slots: Slots, inside: dict[int, int], cache: Cache) ->
 def decode_in_slots(
     table: Table, limits: Sequence[int], options: DecodeConfig, step: Step, b: int, exact: bool = True, before: int = 0
 ) -> list[list[Hypothesis]]:
-    """Sentence i is named 5 + i. One of them enters at each step that finds a slot free."""
+    """Decode sentences named 5 + i; one of them enters before each step that finds a free slot."""
     slots = Slots.make(b, options.beam, max(limits), "cpu", offset=before, eos=EOS)
     cache = Cache(slots, before)
     inside: dict[int, int] = {}
@@ -225,7 +225,7 @@ def drawn(n: int, words: int, best: int, seed: int, levels: int) -> tuple[Tensor
     ],
 )
 def test_the_kernel_writes_what_the_reference_writes(k: int, penalty: float, stop: str, device: str) -> None:
-    """With a prompt of 40 columns before, so that the past is moved in more than one piece for K = 16."""
+    """With a prompt of 40 columns before, so that owners are copied in more than one block for K = 16."""
     options = DecodeConfig(beam=k, length_penalty=penalty, stop=stop, min_len=2)
     slots = entered(b=4, k=k, room=6, limits=[6, 2, 5], min_len=2, device=device, offset=40)
     for step in range(4):

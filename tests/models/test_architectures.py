@@ -1,4 +1,4 @@
-"""Architectures are told apart by what their classes declare: names stand in one place, and a new one needs no edit."""
+"""Architectures differ by what their classes declare: their names are in one place, and a new one needs no other edit."""
 
 import ast
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Counting on the meta device: parts that nobody has seen before, alike blocks, operators, and what it does not import."""
+"""Counting on the meta device: unknown parts, equal blocks, custom operators, and modules that it must not import."""
 
 import copy
 import subprocess
@@ -21,7 +21,7 @@ B, T, C = 2, 5, 8
 
 
 class Switched(nn.Module):
-    """A mixture of experts that nobody has told the package about: every token goes through one of `experts` matrices."""
+    """A mixture of experts that the package does not know: every token goes through one of `experts` matrices."""
 
     def __init__(self, experts: int) -> None:
         super().__init__()

@@ -115,7 +115,7 @@ def test_a_parallel_block_has_one_norm_and_the_names_of_any_other() -> None:
 
 
 def test_sublayers_do_not_see_each_other() -> None:
-    """What attention says changes the sum, but not what the feed-forward adds to it."""
+    """The output of attention changes the sum, but not what the feed-forward layer adds to it."""
     model, x = palm(), torch.randn(2, 5, C)
     seen: list[Tensor] = []
     for block in model.decoder.blocks:

@@ -1,4 +1,4 @@
-"""A model layer by layer: against closed forms written here, torch's own counter, and models of every style."""
+"""The summary of a model against closed forms, torch's own counter, and models of every style."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def lines(result: Summary) -> dict[str, LayerSummary]:
 
 
 def at(result: Summary, first: str, last: str = "") -> LayerSummary:
-    """The line whose path begins and ends so."""
+    """Return the line whose path begins and ends so."""
     (line,) = (line for line in result.lines if line.name.startswith(first) and line.name.endswith(last))
     return line
 
@@ -78,7 +78,7 @@ def test_a_translator_by_hand() -> None:
 
 
 def test_shared_keys_by_hand() -> None:
-    expected = 2 * T * C * (C + 2 * (2 * D) + C) + 2 * 2 * H * T * T * D  # all heads of queries look
+    expected = 2 * T * C * (C + 2 * (2 * D) + C) + 2 * 2 * H * T * T * D  # every head of queries attends
     assert at(found(small("gpt-tiny", n_kv_heads=2)), "decoder.blocks.1.sublayers.self").flops == B * expected
 
 

@@ -176,13 +176,13 @@ def test_without_positions_the_decoder_reads_the_source_as_a_bag() -> None:
 
 @both
 def test_cached_equals_uncached_at_every_step(model: Transformer) -> None:
-    source, target = ids(7, 3, 5), ids(40, 40, 40)  # past two doublings of the cache's room
+    source, target = ids(7, 3, 5), ids(40, 40, 40)  # the cache doubles its columns twice
     state = model.begin(source)
     whole = model(source, target)
     for t in range(40):
         logits = model.step(target[:, t], state)
         torch.testing.assert_close(logits, whole[:, t], **close)
-        if t % 10 == 0:  # and a fresh forward over the prefix alone says the same
+        if t % 10 == 0:  # a forward pass over the prefix alone gives the same
             torch.testing.assert_close(logits, model(source, target[:, : t + 1])[:, -1], **close)
 
 
@@ -274,7 +274,7 @@ def test_every_scheme_decodes_as_it_trains(name: str, cross: str, sizes: dict[st
     model, source = with_scheme(name, cross, **sizes), ids(7, 3, 5)
     state = model.begin(source)
     owner, rows = torch.arange(3), torch.empty(3, 0, dtype=torch.long)
-    for t in range(18):  # past the cache's first room
+    for t in range(18):  # past the first columns of the cache
         if t in (2, 9):
             chosen = [0, 0, 1, 1, 2, 2] if t == 2 else [1, 0, 2, 2, 5, 4]
             state.select(torch.tensor(chosen))
