@@ -314,7 +314,7 @@ def test_a_part_that_nobody_knows_is_decoded_by_graphs(name: str) -> None:
     model = language_model(name).cuda()
     assert uses_cuda_graphs(model)
     generate(model, words(2, 6), DecodeConfig(beam=1, max_new_tokens=8))
-    assert ENGINES[model]  # an engine was made, and is kept for reuse
+    assert ENGINES[model]  # an engine was made, and rests
     assert model not in NOT_CAPTURED
 
 
@@ -365,7 +365,7 @@ def test_a_step_does_the_same_operations_at_every_position(name: str) -> None:
     for position in (3, 7):
         engine.slots.position.fill_(position)
         with Trace() as trace, torch.no_grad():
-            engine.shadow.step(engine.slots.last, engine.state)
+            engine.step_model.step(engine.slots.last, engine.state)
         traces.append(trace.seen)
     assert traces[0] == traces[1]
 

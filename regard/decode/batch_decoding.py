@@ -1,7 +1,8 @@
-"""Many sentences of any length in, translations in the same order out.
+"""Batched decoding of encoder-decoders: sentences of any lengths in, translations in the same order out.
 
-Sentences of similar length are decoded together, by a budget of tokens; each keeps its own length limit and seed, so its
-result does not depend on its neighbours.
+Sentences of similar length are decoded together, by a budget of tokens. Each keeps its own length limit and seed, so its
+result does not depend on its neighbours. On a GPU the CUDA-graph engine decodes them (decode/graphs/), on a CPU several
+processes may share them.
 """
 
 from __future__ import annotations
@@ -43,9 +44,11 @@ def decode(
     progress: Callable[[int], None] = lambda done: None,
     token_template: SpecialTokenTemplate = EOS_TEMPLATE,
 ) -> list[list[Hypothesis]]:
-    """The translations (best first) of each source; `progress` hears how many sentences each batch finished."""
+    """Return the translations of each source, best first; `progress` is called with the size of each finished batch.
+
+    `sources` are ids without the special tokens of the template; `max_len` is the model's longest source."""
     check_options(options)
-    around = len(token_template.wrap(()))
+    around = len(token_template.one(()))
     for i, ids in enumerate(sources):
         if len(ids) + around > max_len:
             raise RegardError(
@@ -75,29 +78,29 @@ def decode(
         return [results[i] for i in range(len(sources))]
     with one_thread() as threads:
         n = count_processes(model, sources, options, threads)
-        together = list(make_batches(sources, options, device, n))
+        batches = list(make_batches(sources, options, device, n))
         if n == 1:
-            for rows in together:
+            for rows in batches:
                 done(rows, work(rows))
         else:
             fork_map(
                 lambda rows: [[astuple(h) for h in ranked] for ranked in work(rows)],
-                together,
+                batches,
                 n,
-                lambda i, found: done(together[i], [[Hypothesis(*h) for h in ranked] for ranked in found]),
+                lambda i, found: done(batches[i], [[Hypothesis(*h) for h in ranked] for ranked in found]),
             )
     return [results[i] for i in range(len(sources))]
 
 
-FORKED_ROWS = 8  # hypotheses that cost little more than one: fewer are not worth a process
-FORKED_SECONDS = 0.2  # of decoding that are worth starting processes, which takes a tenth of that
-STEP_SECONDS, PRODUCTS_PER_SECOND = 3e-3, 5e10  # of one core: what a step takes at least, and multiplications
-ROWS = 64  # hypotheses from which a core multiplies as fast as it can
+FORKED_ROWS = 8  # hypotheses per process: fewer cost little less than these, so they are not worth a process
+FORKED_SECONDS = 0.2  # seconds of decoding for which processes are started, which takes a tenth of that
+STEP_SECONDS, PRODUCTS_PER_SECOND = 3e-3, 5e10  # of one core: the least time of a step, and its multiplications
+ROWS = 64  # hypotheses in a batch with which a core reaches its full speed
 
 
 def count_processes(model: Any, sources: Sequence[Sequence[int]], options: DecodeConfig, threads: int) -> int:
-    """Return how many processes share these sentences on a CPU: at most one a thread and one for each core that is idle,
-    and one where the work is small.
+    """Return how many processes share these sentences on a CPU: one where the work is small, otherwise this one and one
+    for each idle core, but no more than `threads`.
 
     A model that is being recorded is decoded in this process, where the recorder is."""
     width = max(options.beam, options.nbest)
@@ -119,14 +122,15 @@ def decode_in_graphs(
     token_template: SpecialTokenTemplate,
     progress: Callable[[int], None],
 ) -> list[list[Hypothesis]]:
+    """Decode by CUDA graphs; active recorders see a teacher-forced forward pass over the best translations afterwards."""
     from regard.decode.graphs.decoding import translate
 
-    framed = [token_template.wrap(ids) for ids in sources]
+    complete = [token_template.one(ids) for ids in sources]
     with paused(model):
-        found = translate(model, framed, options, token_template.start, progress) if framed else []
+        found = translate(model, complete, options, token_template.start, progress) if complete else []
     if is_observed(model):
         for rows in make_batches(sources, options, device):
-            source = pad_rows([framed[i] for i in rows], device)
+            source = pad_rows([complete[i] for i in rows], device)
             record_forced_forward(model, source, rows, [found[i][0] for i in rows], token_template.start)
     return found
 
@@ -139,7 +143,8 @@ def decode_batch(
     max_len: int,
     start: tuple[int, ...],
 ) -> list[list[Hypothesis]]:
-    with paused(model):  # hypotheses change places at every step
+    """Decode source rows (B, S) eagerly; `rows` are their numbers among all sources."""
+    with paused(model):  # beams are reordered at every step, so a recorder could not tell whose step it sees
         found = search(model, source, rows, options, max_len, start)
     if is_observed(model):
         record_forced_forward(model, source, rows, [ranked[0] for ranked in found], start)
@@ -149,6 +154,7 @@ def decode_batch(
 def search(
     model: Decoder, source: Tensor, rows: list[int], options: DecodeConfig, max_len: int, start: tuple[int, ...]
 ) -> list[list[Hypothesis]]:
+    """Return the translations of source rows (B, S), by beam search, greedily or by sampling."""
     limits = length_limits((source >= 0).sum(1), options, max_len - len(start) + 1)
     if options.temperature == 0 and options.beam > 1:
         return beam_search(model, source, limits, options, start)
@@ -163,19 +169,19 @@ def search(
 def record_forced_forward(
     model: Any, source: Tensor, rows: list[int], best: list[Hypothesis], start: tuple[int, ...]
 ) -> None:
-    """One forced forward over the best hypotheses, for whoever records: the same weights as during the search."""
+    """Run one teacher-forced forward pass over the best hypotheses, so that active recorders see it."""
     end: int = model.config.eos_token_id
     written = [[*start, *h.tokens, *([end] if h.ended else [])] for h in best]
     with labelled(model, rows, written):
-        model(source, pad_rows([ids[:-1] for ids in written], source.device))  # the last token is said, never read
+        model(source, pad_rows([ids[:-1] for ids in written], source.device))  # the last token is never read
 
 
 def make_batches(
     sources: Sequence[Sequence[int]], options: DecodeConfig, device: torch.device, processes: int = 1
 ) -> Iterator[list[int]]:
-    """Indices of sentences to decode together: longest first, so that memory troubles show at once.
+    """Yield the indices of sentences to decode together, longest first, so that a lack of memory shows at once.
 
-    For several processes there are as many batches, or a multiple of it, of at most `ROWS` hypotheses."""
+    For several processes the number of batches is a multiple of theirs, and a batch has at most `ROWS` hypotheses."""
     width = max(options.beam, options.nbest)
     order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
     most, start = len(order), 0

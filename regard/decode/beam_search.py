@@ -1,14 +1,14 @@
 """Beam search.
 
 A hypothesis y is ranked by  log p(y | x) / |y|^a,  where a is the length penalty and |y| counts the generated tokens with
-the end token. Each step looks at the 2K best extensions of the K open hypotheses: those among the first K that end are
-kept as finished, the best K others stay open. A sentence stops when K hypotheses are finished and the worst of them
-scores at least as well as any open one
+the end token. Each step takes the 2K best candidates, extensions of the K open hypotheses by one token: those among the
+first K that end are kept as finished, the best K others stay open (2K, because at most K of them can end). A sentence stops
+when K hypotheses are finished and the worst of them scores at least as well as any open one
 
 - at its present length (`stop = "likely"`: fast, and what most toolkits do), or
 - at any length it could still reach (`stop = "proven"`: log p only falls, so log p / limit^a bounds it for a > 0).
 
-Sentences that have stopped leave the batch. Everything stays on the device; only the stop flags are read.
+Sentences that have stopped leave the batch. Everything stays on the device; the host reads only the flags that say so.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ from torch import Tensor
 
 from regard.config import DecodeConfig
 from regard.decode.constraints import Decoder, Hypothesis, log_probabilities, start_decoding
-from regard.text.special_tokens import EOS_TEMPLATE
+from regard.text.special_token_template import OWN
 
-BLOCK = 128  # tokens
+BLOCK = 128  # tokens whose maximum `best_extensions` computes first
 
 
 @dataclass
 class Beams:
-    """B sentences with K hypotheses each, L tokens of room. Rows leave together when a sentence stops."""
+    """The open and finished hypotheses of B sentences, K of each, with up to L tokens."""
 
-    sentence: Tensor  # (B,) which input a row belongs to
-    limit: Tensor  # (B,) most tokens
-    tokens: Tensor  # (B, K, L) open
-    log_prob: Tensor  # (B, K) -inf: no such hypothesis yet
-    done: Tensor  # (B, K, L) finished
-    done_score: Tensor  # (B, K) -inf: an empty place
+    sentence: Tensor  # (B,) which source a row belongs to
+    limit: Tensor  # (B,) at most this many tokens
+    tokens: Tensor  # (B, K, L) of open hypotheses
+    log_prob: Tensor  # (B, K) of open hypotheses; -inf: there is none in this place
+    done: Tensor  # (B, K, L) tokens of finished hypotheses
+    done_score: Tensor  # (B, K) of finished hypotheses, best first; -inf: there is none in this place
     done_log_prob: Tensor  # (B, K)
     done_length: Tensor  # (B, K) tokens, the end token included
 
     @classmethod
     def start(cls, limits: Tensor, k: int) -> Beams:
+        """Return the beams before the first step: one open hypothesis of each sentence, without a token."""
         b, room = len(limits), int(limits.max())
         device = limits.device
-        tokens = torch.zeros((b, k, room), dtype=torch.long, device=device)  # a row that is not there reads token 0
+        tokens = torch.zeros((b, k, room), dtype=torch.long, device=device)  # empty places read token 0
         log_prob = torch.full((b, k), -torch.inf, device=device)
         log_prob[:, 0] = 0.0
         empty = torch.full_like(log_prob, -torch.inf)
@@ -52,6 +53,7 @@ class Beams:
         )
 
     def keep(self, rows: Tensor) -> None:
+        """Drop all sentences but these."""
         for name, value in vars(self).items():
             setattr(self, name, value[rows])
 
@@ -60,30 +62,32 @@ class Beams:
 def beam_search(
     model: Decoder, source: Tensor, limits: Tensor, options: DecodeConfig, start: tuple[int, ...] = EOS_TEMPLATE.start
 ) -> list[list[Hypothesis]]:
-    """The `nbest` best translations of each source row (B, S), best first."""
+    """Return the `nbest` best translations of each source row (B, S), best first."""
     k, end = options.beam, model.config.eos_token_id
-    state, last = start_decoding(model, source, start)  # one hypothesis each, multiplied by the first reordering
+    state, last = start_decoding(model, source, start)  # one hypothesis each; the first reordering makes K of it
     beams = Beams.start(limits, k)
     found: dict[int, list[Hypothesis]] = {}
     for step in range(int(limits.max())):
         log_p = log_probabilities(model.step(last, state), step, options, model.config)  # (B*K or B, V)
-        parents = extend(beams, log_p, step, options, end)  # (B, K) hypotheses that live on
+        parents = extend(beams, log_p, step, options, end)  # (B, K)
         stopped = has_stopped(beams, step, options)
         if stopped.any():
             collect(beams, stopped, options, found, end)
-            going = (~stopped).nonzero().squeeze(1)
-            if len(going) == 0:
+            remaining = (~stopped).nonzero().squeeze(1)
+            if len(remaining) == 0:
                 break
-            beams.keep(going)
-            parents = parents[going]
-            state.select(going)
+            beams.keep(remaining)
+            parents = parents[remaining]
+            state.select(remaining)
         state.reorder(parents)
         last = beams.tokens[:, :, step].flatten()
     return [found[i] for i in range(len(source))]
 
 
 def extend(beams: Beams, log_p: Tensor, step: int, options: DecodeConfig, end: int) -> Tensor:
-    """Add one token to every hypothesis; return which hypothesis of its sentence each open one now continues, (B, K)."""
+    """Add one token to every hypothesis; return the parents (B, K), by which the decoding state is to be reordered.
+
+    A parent is the hypothesis, numbered within its sentence, that an open hypothesis continues."""
     b, k = beams.log_prob.shape
     rows = log_p.shape[0] // b  # 1 at the first step, else K
     value, parent, token = best_extensions(log_p.view(b, rows, -1), beams.log_prob[:, :rows], 2 * k)
@@ -104,10 +108,10 @@ def extend(beams: Beams, log_p: Tensor, step: int, options: DecodeConfig, end: i
 
 
 def best_extensions(log_p: Tensor, log_prob: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The n largest of log_prob (B, K) + log_p (B, K, V), best first: their values, hypotheses and tokens, (B, n) each.
+    """Return values, hypotheses and tokens, (B, n) each, of the n largest of log_prob (B, K) + log_p (B, K, V), best first.
 
-    Looking for n among K V numbers takes longer than reading them. The n best lie in those n blocks whose largest are the n
-    largest; adding rounds, but never turns two numbers round, so it can wait until few are left.
+    A top-k over K V numbers takes longer than reading them. The n best lie in the n blocks whose maxima are the largest, so
+    a top-k over blocks comes first. Its addition of log_prob to maxima is safe: rounding never reverses an order.
     """
     _, k, vocab = log_p.shape
     block = min(BLOCK, vocab)
@@ -126,7 +130,7 @@ def best_extensions(log_p: Tensor, log_prob: Tensor, n: int) -> tuple[Tensor, Te
 
 
 def _pad(x: Tensor, k: int, value: float) -> Tensor:
-    """(B, <=K) -> (B, K): a tiny vocabulary has fewer extensions than the beam has places."""
+    """Pad (B, <=K) to (B, K): a tiny vocabulary has fewer candidates than the beam has places."""
     return x if x.shape[1] == k else torch.nn.functional.pad(x, (0, k - x.shape[1]), value=value)
 
 
@@ -145,14 +149,15 @@ def finish(beams: Beams, tokens: Tensor, log_prob: Tensor, length: int, options:
 
 
 def has_stopped(beams: Beams, step: int, options: DecodeConfig) -> Tensor:
-    """(B,) sentences that can gain nothing more."""
+    """Return which sentences (B,) have K finished hypotheses that no open one will beat, or are at their limit."""
     proven = options.stop == "proven" and options.length_penalty > 0
     length = beams.limit if proven else step + 1
-    hope = beams.log_prob[:, 0] / length**options.length_penalty  # the best open one is the first
-    return (beams.done_score[:, -1] >= hope) | (step + 1 >= beams.limit)
+    best_open = beams.log_prob[:, 0] / length**options.length_penalty  # open hypotheses are sorted
+    return (beams.done_score[:, -1] >= best_open) | (step + 1 >= beams.limit)
 
 
 def collect(beams: Beams, stopped: Tensor, options: DecodeConfig, found: dict[int, list[Hypothesis]], end: int) -> None:
+    """Put the finished hypotheses of sentences that have stopped into `found`, by the number of their source."""
     rows = stopped.nonzero().squeeze(1)
     fields = (beams.sentence, beams.done, beams.done_score, beams.done_log_prob, beams.done_length)
     for sentence, tokens, scores, log_probs, lengths in zip(*(x[rows].tolist() for x in fields), strict=True):

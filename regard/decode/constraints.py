@@ -1,4 +1,4 @@
-"""What a decoder may say next, and when it must stop: pure functions on logits, the same for search and sampling."""
+"""What beam search and sampling share: length limits, disallowed tokens masked to -inf, and the choice of CUDA graphs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from regard.errors import RegardError
 from regard.text.special_tokens import PAD
 
 log = logging.getLogger("regard")
-WIDEST = 16  # beams that recorded steps have room for
+MAX_GRAPH_BEAM = 16  # the widest beam that the CUDA-graph kernels support
 
 
 class Decoder(Protocol):
-    """A model that reads a source once and then writes token by token. `step` takes and returns N rows. Which token ends a
-    text, and which are never generated, its configuration says."""
+    """A model that reads a source once and then writes token by token; `step` takes and returns N rows.
+
+    Its configuration names the token that ends a text and those that are never generated."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -36,7 +37,7 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One translation in ids, without start and end tokens."""
+    """One translation as token ids, without start and end tokens."""
 
     tokens: list[int]
     score: float  # what hypotheses are ranked by
@@ -45,7 +46,7 @@ class Hypothesis:
 
 
 def check_options(options: DecodeConfig) -> None:
-    """Refuse settings that mean nothing."""
+    """Refuse values of decoding settings that are out of range or contradict each other."""
     if options.beam < 1 or options.nbest < 1:
         raise RegardError(f"decode.beam and decode.nbest must be at least 1, not {options.beam} and {options.nbest}")
     if options.temperature == 0 and options.nbest > options.beam:
@@ -66,22 +67,19 @@ def check_options(options: DecodeConfig) -> None:
 
 
 def token_budget(options: DecodeConfig, device: torch.device) -> int:
-    """Tokens decoded at a time: a CPU gains nothing from more, a GPU is idle with less."""
+    """Return how many tokens are decoded at a time: a CPU gains nothing from more, a GPU is idle with fewer."""
     return options.batch_tokens or (131072 if device.type == "cuda" else 8192)
 
 
 def uses_cuda_graphs(model: Any, beam: int = 1) -> bool:
-    """Return whether a model is decoded by CUDA graphs (decode/graphed): on a GPU, unless something stands against it."""
+    """Return whether a model is decoded by CUDA graphs (decode/graphs): on a GPU, if its step can be captured."""
     weight = getattr(getattr(model, "head", None), "weight", None)
     if weight is None or not weight.is_cuda or importlib.util.find_spec("triton") is None:
         return False
     from regard.decode.graphs.step_model import why_not_capturable
 
-    reason = (
-        why_not_capturable(model)
-        or NOT_CAPTURED.get(model)
-        or (f"a beam of {beam}, more than {WIDEST}" if beam > WIDEST else "")
-    )
+    too_wide = f"a beam of {beam}, more than {MAX_GRAPH_BEAM}" if beam > MAX_GRAPH_BEAM else ""
+    reason = why_not_capturable(model) or NOT_CAPTURED.get(model) or too_wide
     if reason:
         warn_once(f"decoding goes token by token, not by CUDA graphs: {reason}")
     return not reason
@@ -91,17 +89,17 @@ NOT_CAPTURED: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # models whose 
 
 
 def warn_not_captured(model: Any, reason: str) -> None:
-    """Remember that a model's step cannot be captured, and say so."""
+    """Remember that a model's step cannot be captured in a CUDA graph, and warn about it."""
     NOT_CAPTURED[model] = reason
     warn_once(f"decoding goes token by token, not by CUDA graphs: {reason}")
 
 
 def free_decode_graphs(model: Any) -> None:
-    """Give up the memory that recorded decoding of this model keeps, if it does."""
-    engines = sys.modules.get("regard.decode.graphs.engine")
+    """Free the CUDA graphs and static caches that are kept for decoding `model`."""
+    engines = sys.modules.get("regard.decode.graphs.engine")  # without it there are none, and it need not be imported
     if engines is not None:
-        for engine in engines.SHELVES.pop(model, {}).values():
-            engine.forget()
+        for engine in engines.ENGINES.pop(model, {}).values():
+            engine.release()
 
 
 @functools.cache
@@ -110,19 +108,21 @@ def warn_once(text: str) -> None:
 
 
 def length_limits(source_lengths: Tensor, options: DecodeConfig, max_len: int) -> Tensor:
-    """The most tokens (end token included) of each sentence's translation; its own, so no neighbour can change it."""
+    """Return how many tokens the translation of each sentence may have, the end token included, (B,).
+
+    The limit depends on the sentence alone, so no neighbour in the batch can change a result."""
     limit = options.max_len_a * source_lengths.double() + options.max_len_b
     return limit.clamp(min=max(1, options.min_len + 1), max=max_len).long()
 
 
 def pad_rows(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """(B, T) ids, padded on the right."""
+    """Return ids (B, T), padded on the right."""
     width = max(map(len, rows))
     return torch.tensor([[*ids, *[PAD] * (width - len(ids))] for ids in rows], device=device)
 
 
 def start_decoding(model: Decoder, source: Tensor, start: tuple[int, ...]) -> tuple[Any, Tensor]:
-    """The sources (B, S) are read and all start tokens but the last, which is returned (B,) for the first step."""
+    """Read sources (B, S) and all start tokens but the last; return the state and that last token (B,)."""
     state = model.begin(source)
     *first, last = (torch.full((len(source),), id, device=source.device) for id in start)
     for tokens in first:
@@ -131,20 +131,20 @@ def start_decoding(model: Decoder, source: Tensor, start: tuple[int, ...]) -> tu
 
 
 def log_probabilities(logits: Tensor, step: int, options: DecodeConfig, config: ModelConfig) -> Tensor:
-    """log p of each next token (N, V) in fp32, with what may not be said at -inf."""
+    """Return log p of each next token (N, V) in fp32, with disallowed tokens masked to -inf."""
     return mask_disallowed(logits.float().log_softmax(-1), step < options.min_len, config)
 
 
 def mask_disallowed(scores: Tensor, no_end: Tensor | bool, config: ModelConfig) -> Tensor:
-    """-inf, in place, for the tokens that are never generated, and for the end token in rows (N,) that may not end yet.
+    """Mask to -inf, in place, the tokens that are never generated and, in rows (N,) that may not end yet, the end token.
 
-    On a GPU one by one, since a recorded step cannot look them up by a list."""
+    On a GPU they are masked one by one: a CUDA graph cannot capture the copy of an index list from the host."""
     end = config.eos_token_id
     if scores.is_cuda:
         for id in config.suppress_tokens:
             scores[:, id] = -torch.inf
     elif config.suppress_tokens:
-        scores.index_fill_(1, ids_of(config.suppress_tokens), -torch.inf)
+        scores.index_fill_(1, index_tensor(config.suppress_tokens), -torch.inf)
     if end < 0:
         return scores
     if isinstance(no_end, Tensor):
@@ -155,6 +155,6 @@ def mask_disallowed(scores: Tensor, no_end: Tensor | bool, config: ModelConfig) 
 
 
 @functools.cache
-def ids_of(tokens: tuple[int, ...]) -> Tensor:
-    """Made once: it takes as long as filling their columns."""
+def index_tensor(tokens: tuple[int, ...]) -> Tensor:
+    """Return token ids as a tensor, made once: that takes as long as masking their columns."""
     return torch.tensor(tokens)

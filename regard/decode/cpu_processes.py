@@ -1,4 +1,4 @@
-"""Forked processes for decoding on a CPU: other cores decode other sentences, and all share the weights."""
+"""Forked processes for decoding on a CPU: each core decodes other sentences, and all processes share the weights."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ T = TypeVar("T")
 
 CAN_FORK = sys.platform == "linux"
 MAX_ITEMS = 16384  # item numbers that fit into a pipe
-END = (1 << 32) - 1  # written by a process that has ended in good order
+END = (1 << 32) - 1  # written by a process that has no more items, after its results
 
 
 def idle_cores(load: str = "/proc/loadavg", looks: int = 3, seconds: float = 1e-3) -> int:
-    """Return how many cores of the machine run nothing: the most of a few looks, since some processes run for moments only.
+    """Return how many cores of the machine are idle: the most of a few measurements, since some processes run briefly.
 
-    Linux counts what runs on the whole machine, this thread included; elsewhere all cores but this thread's are taken to
-    be idle."""
+    Linux reports the number of running threads of the whole machine, this thread included. On other systems all cores but
+    one are assumed to be idle."""
     cores, found = os.cpu_count() or 1, 0
     try:
         for _ in range(looks):
@@ -46,8 +46,8 @@ def idle_cores(load: str = "/proc/loadavg", looks: int = 3, seconds: float = 1e-
 def fork_map(work: Callable[[T], Any], items: Sequence[T], processes: int, done: Callable[[int, Any], None]) -> None:
     """Call `done(i, work(items[i]))` for every item, in this process and in `processes - 1` forked copies of it.
 
-    Each process takes the next item when it has finished one, so a process on a busy core takes fewer. What `work` returns
-    must survive JSON. Items of a process that fails or is killed are worked on here, where an error is raised as usual.
+    Each process takes the next item when it has finished one, so a process on a busy core takes fewer. Results of `work`
+    are sent as JSON. Items of a process that fails or is killed are processed here, where an error is raised as usual.
     """
     for start in range(0, len(items), MAX_ITEMS):
         part = items[start : start + MAX_ITEMS]
@@ -87,7 +87,7 @@ def _fork_map(work: Callable[[T], Any], items: Sequence[T], processes: int, done
     finally:
         os.close(tasks)
         for child in children:
-            if ended < len(children):  # an error here: what they would find is not wanted any more
+            if ended < len(children):  # an error was raised above, so their results are not needed
                 os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
     if missing:
@@ -97,16 +97,16 @@ def _fork_map(work: Callable[[T], Any], items: Sequence[T], processes: int, done
 
 
 def _taken(tasks: int) -> Iterator[int]:
-    """The numbers of items that nobody has begun, one at a time; other processes take theirs from the same pipe."""
+    """Yield the numbers of items that no process has taken; all processes take theirs from the same pipe."""
     while number := os.read(tasks, 4):
         yield int.from_bytes(number, "little")
 
 
 def _fork(work: Callable[[T], Any], items: Sequence[T], tasks: int) -> tuple[int, int]:
-    """Start a process that takes items until none is left; returns its id and the pipe that its results come through."""
+    """Start a process that takes items until none is left; return its id and the pipe that its results are read from."""
     results, pipe = os.pipe()
     with warnings.catch_warnings():
-        # Python warns of locks that other threads may hold. The copy only multiplies: it takes no lock of theirs.
+        # Python warns of locks that other threads may hold. The child takes none of them: it only runs the model.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child:
@@ -126,16 +126,16 @@ def _fork(work: Callable[[T], Any], items: Sequence[T], tasks: int) -> tuple[int
                 file.flush()
             file.write(END.to_bytes(4, "little"))
     finally:
-        os._exit(0)  # nothing of the parent's is cleaned up or flushed a second time
+        os._exit(0)  # without the parent's cleanup handlers and buffers, which would run and be written twice
 
 
 def _receive(pipe: int, found: queue.SimpleQueue[tuple[int, Any] | None]) -> None:
-    """Put what a process finds into the queue, and None when it has ended."""
+    """Put the results of a process into the queue, and None when it has ended."""
     try:
         with os.fdopen(pipe, "rb") as file:
             while (number := file.read(4)) and (i := int.from_bytes(number, "little")) != END:
                 found.put((i, json.loads(file.read(int.from_bytes(file.read(8), "little")))))
-    except ValueError:  # it was killed while it wrote
+    except ValueError:  # the process was killed while it wrote
         pass
     finally:
         found.put(None)

@@ -1,11 +1,9 @@
-"""One text that a language model goes on with: its prompt, its limit, what was written, and why it ended.
+"""Generation with a language model: prompts of any lengths in, continuations in the same order out.
 
-MERGED: A language model that goes on writing: prompts of any lengths in, continuations in the same order out.
-
-The prompts of a batch are read at once, padded on the right, each once however many samples it gets. Rows that end leave
-the batch. A row has its own limit and seed, so what it gets does not depend on its neighbours. The cache has
-one column for each step of any row, so rows that began shorter may have room left when its columns are used up: then what
-they hold is read anew, without the gaps.
+The prompts of a batch are read at once, padded on the right; a prompt with several samples is read once. Rows that end
+leave the batch. A row has its own limit and seed, so its result does not depend on its neighbours. The key/value cache has
+one column for each step of any row, so a row with a short prompt may have tokens left when the columns are used up: then the
+rows are read again from the start, without the gaps.
 """
 
 from __future__ import annotations
@@ -32,49 +30,55 @@ from regard.text.detokenizer import Detokenizer
 from regard.text.special_tokens import PAD
 from regard.text.tokenizer import Tokenizer
 
+CHUNK = 1024  # tokens whose logits are in memory at a time when texts are scored
+
+# ---- one continuation --------------------------------------------------------------------------------------------------
+
 
 @dataclass
 class GenerationRequest:
-    """One continuation being written."""
+    """A prompt and its continuation, with the limit, the seed and the reason why it ended."""
 
     prompt: list[int]
-    limit: int  # most tokens
-    at_limit: str  # why it would end there
+    limit: int  # at most this many new tokens
+    limit_reason: str  # `end` of a continuation that reaches the limit: length or context
     seed: int
     eos: int = -1  # the token that ends it
-    hear: Callable[[int], bool] = lambda token: False  # told every token; True: enough
-    ids: list[int] = field(default_factory=list)  # the prompt and what was written, without the end token
-    log_probs: list[float] = field(default_factory=list)  # of what was written, the end token included
-    end: str = ""  # why it ended: end (token), stop (`hear` had enough), length (max_new_tokens), context (max_len)
+    on_token: Callable[[int], bool] = lambda token: False  # called with every new token; True stops the continuation
+    ids: list[int] = field(default_factory=list)  # prompt and continuation, without the end token
+    log_probs: list[float] = field(default_factory=list)  # of the new tokens, the end token included
+    end: str = ""  # why it ended: end (token), stop (by `on_token`), length (max_new_tokens), context (max_len)
 
     def __post_init__(self) -> None:
         self.ids = list(self.prompt)
 
     @property
     def tokens(self) -> list[int]:
+        """The new tokens, without the end token."""
         return self.ids[len(self.prompt) :]
 
     def add(self, token: int, log_prob: float) -> None:
+        """Append a token, and set `end` if it is the last one."""
         self.log_probs.append(log_prob)
         if token == self.eos:
             self.end = "end"
             return
         self.ids.append(token)
-        if self.hear(token):
+        if self.on_token(token):
             self.end = "stop"
         elif len(self.log_probs) == self.limit:
-            self.end = self.at_limit
+            self.end = self.limit_reason
 
 
 def max_length_of(model: nn.Module) -> int:
-    """The most tokens that a text may have; for a recurrent model, whose state does not grow, there is no most."""
+    """Return how many tokens a text may have: `max_len`; a recurrent model, whose state does not grow, has no limit."""
     return sys.maxsize if isinstance(model, StatefulLanguageModel) else model.config.max_len  # type: ignore[union-attr,return-value]
 
 
 def make_request(
     prompt: Sequence[int], seed: int, options: DecodeConfig, model: nn.Module, name: str = "the prompt"
 ) -> GenerationRequest:
-    """Refuses a prompt that leaves no room for a single token."""
+    """Return the request for one continuation; refuse a prompt that is empty or leaves no room for a new token."""
     max_len = max_length_of(model)
     room = max_len - len(prompt)
     if not prompt:
@@ -90,27 +94,32 @@ def make_request(
 
 
 def unique_consecutive(rows: Sequence[list[int]]) -> tuple[list[list[int]], list[int]]:
-    """Rows without those that repeat the one before, and which of them each row is: samples of a text are read once."""
-    different: list[list[int]] = []
-    which = []
+    """Return the rows without repetitions of the row before, and for each row its index among them.
+
+    The samples of one prompt are neighbours, so that it is read once."""
+    unique: list[list[int]] = []
+    index = []
     for ids in rows:
-        if not different or ids != different[-1]:
-            different.append(ids)
-        which.append(len(different) - 1)
-    return different, which
+        if not unique or ids != unique[-1]:
+            unique.append(ids)
+        index.append(len(unique) - 1)
+    return unique, index
 
 
-CHUNK = 1024  # tokens whose logits are in memory at a time when text is scored
+# ---- generating --------------------------------------------------------------------------------------------------------
 
 
 def generate(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     options: DecodeConfig,
-    hear: Callable[[int, int], bool] = lambda row, token: False,
+    on_token: Callable[[int, int], bool] = lambda row, token: False,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[GenerationRequest]:
-    """`nbest` continuations of each prompt, one after the other; `hear` is told (row, token) and may say it is enough."""
+    """Return `nbest` continuations of each prompt, those of a prompt one after the other.
+
+    `on_token` is called with (row, token) for every new token and stops the row by returning True; `progress` is called
+    with the number of prompts that have ended since the last call."""
     check_generation(options)
     n = options.nbest
     rows = [
@@ -119,15 +128,15 @@ def generate(
         for j in range(n)
     ]
     for number, row in enumerate(rows):
-        row.hear = partial(hear, number)
+        row.on_token = partial(on_token, number)
     lengths = [len(row.prompt) + row.limit for row in rows[::n]]
     tokens = token_budget(options, model.embedding.weight.device)
-    together = by_size(lengths) if uses_cuda_graphs(model) else length_batches(lengths, tokens, n)
-    for group in together:
+    groups = group_by_size(lengths) if uses_cuda_graphs(model) else length_batches(lengths, tokens, n)
+    for group in groups:
         ended = 0
-        with paused(model):  # rows change places
-            for heard in generation_steps(model, [row for i in group for row in rows[i * n : i * n + n]], options):
-                before, ended = ended, ended + sum(bool(row.end) for row in heard)
+        with paused(model):  # rows leave the batch, so a recorder could not tell whose step it sees
+            for written in generation_steps(model, [row for i in group for row in rows[i * n : i * n + n]], options):
+                before, ended = ended, ended + sum(bool(row.end) for row in written)
                 progress(ended // n - before // n)
     if is_observed(model):
         for group in length_batches(lengths, tokens):
@@ -136,6 +145,7 @@ def generate(
 
 
 def check_generation(options: DecodeConfig) -> None:
+    """Refuse settings with which nothing can be generated."""
     if options.nbest > 1 and options.temperature == 0:
         raise RegardError(f"{options.nbest} samples at temperature 0 are all the same: give a temperature above 0")
     if options.max_new_tokens < 1:
@@ -143,15 +153,15 @@ def check_generation(options: DecodeConfig) -> None:
     check_options(options)
 
 
-def by_size(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Indices of rows of similar length, the longest first: slots are as long as the longest that uses them."""
+def group_by_size(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the indices of rows of similar length, the longest first: a slot is as long as the longest row of a group."""
     size = [max(6, (n - 1).bit_length()) for n in lengths]  # 2^size tokens at most
     for wanted in sorted(set(size), reverse=True):
         yield [i for i, found in enumerate(size) if found == wanted]
 
 
 def length_batches(lengths: Sequence[int], tokens: int, n: int = 1) -> Iterator[list[int]]:
-    """Indices of rows to read together, longest first, by a budget of padded tokens."""
+    """Yield the indices of rows to read together, longest first, by a budget of padded tokens; each row has n copies."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     while order:
         size = max(1, tokens // (lengths[order[0]] * n))
@@ -162,9 +172,9 @@ def length_batches(lengths: Sequence[int], tokens: int, n: int = 1) -> Iterator[
 def generation_steps(
     model: LanguageModel, rows: list[GenerationRequest], options: DecodeConfig
 ) -> Iterator[list[GenerationRequest]]:
-    """A token more, or a few, for every open row at a time, until all have ended; samples of one prompt stand together.
+    """Add one token, or a few, to every open row until all have ended; samples of one prompt must be neighbours.
 
-    Yields the rows that got some, those that ended with them for the last time."""
+    Yields the rows that got new tokens; a row is yielded for the last time when it has ended."""
     if uses_cuda_graphs(model):
         from regard.decode.graphs import decoding
         from regard.decode.graphs.engine import NotCapturable
@@ -173,14 +183,14 @@ def generation_steps(
             return decoding.graph_steps(model, rows, options)
         except NotCapturable as error:
             warn_not_captured(model, str(error))
-            return plain_groups(model, rows, options)  # slots take more rows than a batch does
+            return eager_batches(model, rows, options)  # the rows were grouped for slots, which hold more than a batch
     return eager_steps(model, rows, options)
 
 
-def plain_groups(
+def eager_batches(
     model: LanguageModel, rows: list[GenerationRequest], options: DecodeConfig
 ) -> Iterator[list[GenerationRequest]]:
-    """The steps of as many rows at a time as the budget of tokens allows."""
+    """Run `eager_steps` for as many rows at a time as the budget of tokens allows."""
     lengths = [len(row.prompt) + row.limit for row in rows]
     for group in length_batches(lengths, token_budget(options, model.embedding.weight.device)):
         yield from eager_steps(model, [rows[i] for i in group], options)
@@ -190,10 +200,11 @@ def plain_groups(
 def eager_steps(
     model: LanguageModel, rows: list[GenerationRequest], options: DecodeConfig
 ) -> Iterator[list[GenerationRequest]]:
-    logits, state = begin(model, rows)
+    """Add one token at a time to all open rows, without CUDA graphs; yield the rows that got one."""
+    logits, state = read_prompts(model, rows)
     on_cpu = logits.device.type == "cpu"
     for step in count():
-        tokens, gained = chosen(logits, rows, step, options, model.config)
+        tokens, gained = choose_tokens(logits, rows, step, options, model.config)
         for row, token, log_prob in zip(rows, tokens.tolist(), gained.tolist(), strict=True):
             row.add(token, log_prob)
         yield rows
@@ -205,16 +216,16 @@ def eager_steps(
             rows, tokens = [rows[i] for i in open_], tokens[kept]
             state.select(kept)
         if state.length == max_length_of(model):
-            logits, state = begin(model, rows)
+            logits, state = read_prompts(model, rows)
         else:
             with one_thread() if on_cpu else nullcontext():
                 logits = model.step(tokens, state)
 
 
-def chosen(
+def choose_tokens(
     logits: Tensor, rows: list[GenerationRequest], step: int, options: DecodeConfig, config: ModelConfig
 ) -> tuple[Tensor, Tensor]:
-    """The next token of each row and its log p."""
+    """Return the next token of each row (N,) and its log p (N,)."""
     device = logits.device
     seen = seen_tokens([row.ids for row in rows], logits) if options.repetition_penalty != 1 else None
     early = torch.full((len(rows),), step < options.min_len, device=device)
@@ -222,21 +233,23 @@ def chosen(
     return choose_next(logits, seen, early, seeds, steps, options, config)
 
 
-def begin(model: LanguageModel, rows: list[GenerationRequest]) -> tuple[Tensor, Any]:
-    """Read what the rows hold; neighbours that hold the same are read once. Logits (N, V) and the state after it."""
+def read_prompts(model: LanguageModel, rows: list[GenerationRequest]) -> tuple[Tensor, Any]:
+    """Read prompts and what has been written after them; return the logits (N, V) and the state after the last tokens.
+
+    Neighbours with the same tokens are read once."""
     device = model.embedding.weight.device
-    different, which = unique_consecutive([row.ids for row in rows])
-    logits, state = model.begin(pad_rows(different, device))
-    if len(different) == len(rows):
+    unique, index = unique_consecutive([row.ids for row in rows])
+    logits, state = model.begin(pad_rows(unique, device))
+    if len(unique) == len(rows):
         return logits, state
-    copies = torch.tensor(which, device=device)
+    copies = torch.tensor(index, device=device)
     state.select(copies)
     return logits[copies], state
 
 
 @torch.no_grad()
 def record_forced_forward(model: LanguageModel, prompts: list[int], rows: list[GenerationRequest]) -> None:
-    """One forward over what was written, for whoever records."""
+    """Run one teacher-forced forward pass over prompts and continuations, so that active recorders see it."""
     written = [[*row.ids, *([row.eos] if row.end == "end" else [])] for row in rows]
     with labelled(model, prompts, written):
         model(pad_rows([ids[:-1] for ids in written], model.embedding.weight.device))
@@ -244,7 +257,7 @@ def record_forced_forward(model: LanguageModel, prompts: list[int], rows: list[G
 
 @torch.inference_mode()
 def token_log_probs(model: LanguageModel, texts: Sequence[Sequence[int]], options: DecodeConfig) -> list[list[float]]:
-    """log p(x_t | x_<t) of every token but the first, in each text."""
+    """Return log p(x_t | x_<t) of every token but the first, for each text."""
     found: dict[int, list[float]] = {}
     device = model.embedding.weight.device
     for group in length_batches([len(ids) for ids in texts], token_budget(options, device)):
@@ -260,6 +273,9 @@ def token_log_probs(model: LanguageModel, texts: Sequence[Sequence[int]], option
     return [found[i] for i in range(len(texts))]
 
 
+# ---- text --------------------------------------------------------------------------------------------------------------
+
+
 def generate_texts(
     model: LanguageModel,
     tokenizer: Tokenizer,
@@ -267,48 +283,49 @@ def generate_texts(
     options: DecodeConfig,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[tuple[str, GenerationRequest]]:
-    """Return the text and the row of each continuation that `write` makes, ended before the stop strings of the options."""
-    tellers = [TextStreamer(tokenizer, ids, options.stop_strings) for ids in prompts for _ in range(options.nbest)]
-    texts = [""] * len(tellers)
+    """Return the text and the request of each continuation that `generate` makes, ended before a stop string."""
+    streamers = [TextStreamer(tokenizer, ids, options.stop_strings) for ids in prompts for _ in range(options.nbest)]
+    texts = [""] * len(streamers)
 
-    def hear(row: int, token: int) -> bool:
-        texts[row] += tellers[row].push(token)
-        return tellers[row].stopped
+    def on_token(row: int, token: int) -> bool:
+        texts[row] += streamers[row].push(token)
+        return streamers[row].stopped
 
-    rows = generate(model, prompts, options, hear, progress)
-    return [(texts[i] + tellers[i].flush(), row) for i, row in enumerate(rows)]
+    rows = generate(model, prompts, options, on_token, progress)
+    return [(texts[i] + streamers[i].flush(), row) for i, row in enumerate(rows)]
 
 
 class TextStreamer:
-    """The text of one continuation while its tokens arrive, up to the stop string that is complete first.
+    """Incremental detokenizer of one continuation, up to the stop string that is complete first.
 
-    What may be the beginning of a stop string is held back, so nothing of one is ever told. The prompt is known, because
-    whether a first word has a space in front depends on what it follows.
+    Text that may be the beginning of a stop string is held back, so no part of a stop string is ever returned. The prompt
+    is needed because whether the first word has a space in front depends on what it follows.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str]) -> None:
         self.stop, self.stopped, self._held = stop, False, ""
         self._detokenizer = Detokenizer(tokenizer)
-        for id in prompt[-8:]:  # further back it does not look
+        for id in prompt[-8:]:  # tokens further back do not change how the next one is detokenized
             self._detokenizer.push(id)
 
     def push(self, token: int) -> str:
-        return self._tell(self._held + self._detokenizer.push(token), last=False)
+        """Add a token; return the text that is certain by now, which may be empty."""
+        return self._release(self._held + self._detokenizer.push(token), last=False)
 
     def flush(self) -> str:
-        """What was held back, at the end."""
-        return "" if self.stopped else self._tell(self._held + self._detokenizer.flush(), last=True)
+        """Return the text that was held back, after the last token."""
+        return "" if self.stopped else self._release(self._held + self._detokenizer.flush(), last=True)
 
-    def _tell(self, text: str, last: bool) -> str:
+    def _release(self, text: str, last: bool) -> str:
         found = [(text.index(s) + len(s), text.index(s)) for s in self.stop if s in text]
         if found:
             self.stopped = True
             return text[: min(found)[1]]
-        keep = 0 if last else max((begun(text, s) for s in self.stop), default=0)
+        keep = 0 if last else max((overlap(text, s) for s in self.stop), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
 
-def begun(text: str, stop: str) -> int:
-    """How many characters at the end of the text may be the beginning of `stop`."""
+def overlap(text: str, stop: str) -> int:
+    """Return how many characters at the end of the text are the beginning of `stop`."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

@@ -133,11 +133,11 @@ class Generator:
     def _pieces(self, row: GenerationRequest, teller: TextStreamer, options: DecodeConfig) -> Iterator[str]:
         fresh: list[str] = []
 
-        def hear(token: int) -> bool:
+        def on_token(token: int) -> bool:
             fresh.append(teller.push(token))
             return teller.stopped
 
-        row.hear = hear
+        row.on_token = on_token
         with paused(self.model):
             for _ in generation_steps(self.model, [row], options):
                 yield from filter(None, fresh)

@@ -1,4 +1,4 @@
-"""Every model by name: what a recipe's preset or a model folder's configuration may ask for, and nothing else."""
+"""The registry of model architectures and presets, and the construction of a model from its configuration."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def register(name: str) -> Callable[[M], M]:
         for settings in cls.presets.values():
             settings["architecture"] = name
         ARCHITECTURES[name] = cls
+        MADE_OF.pop(name, None)  # `Model.resolve` may have entered it before: the order is that of registration
         MADE_OF[name] = cls.made_of
         PRESETS.update(cls.presets)
         return cls
@@ -53,7 +54,7 @@ register("seq2seq")(Seq2Seq)
 
 
 def architecture_of(config: ModelConfig) -> type[Model]:
-    """Return the class of the model that a configuration describes: what is asked about an architecture is its attribute."""
+    """Return the model class of a configuration, whose attributes describe the architecture."""
     name = config.architecture or with_preset({"preset": config.preset})["architecture"]
     if name not in ARCHITECTURES:
         near = difflib.get_close_matches(name, ARCHITECTURES, n=1)
@@ -63,7 +64,7 @@ def architecture_of(config: ModelConfig) -> type[Model]:
 
 
 def preset(name: str, **settings: Any) -> ModelConfig:
-    """A published model's sizes and style, with some of them changed: `preset("llama3-8b", rope={"base": 1e6})`.
+    """Return the configuration of a preset with some settings changed: `preset("llama3-8b", rope={"base": 1e6})`.
 
     Names may be dotted: `preset("llama3-8b", **{"rope.base": 1e6})`.
     """
@@ -71,7 +72,9 @@ def preset(name: str, **settings: Any) -> ModelConfig:
 
 
 def with_preset(settings: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The settings of a `[model]` table, and of what is written over it, over those of the preset that they name."""
+    """Merge the settings of a preset, of a `[model]` table and of its overrides; the later ones take precedence.
+
+    The preset is the one that the overrides or the table name."""
     overrides = overrides or {}
     name = overrides.get("preset", settings.get("preset", ModelConfig.preset))
     if not isinstance(name, str) or name not in PRESETS:
@@ -82,12 +85,12 @@ def with_preset(settings: Mapping[str, Any], overrides: Mapping[str, Any] | None
 
 
 def resolve(config: ModelConfig) -> ModelConfig:
-    """The sizes this model will have; impossible ones are refused, and positions where they make no sense."""
+    """Return the configuration with all sizes filled in; refuse impossible ones and parts where they make no sense."""
     return architecture_of(config).resolve(config)
 
 
 def make_model(config: ModelConfig) -> nn.Module:
-    """Fresh weights; with answers to give, a head for them on top of the model that reads."""
+    """Return a model with random initial weights; where `answer` is set, with a classification head on top."""
     config = resolve(config)
     try:
         body = architecture_of(config)(config)

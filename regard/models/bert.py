@@ -1,4 +1,4 @@
-"""The encoder-only Transformer: every token sees every other, and learns by filling in blanks.
+"""The encoder-only Transformer (BERT): every token attends to every other, and masked tokens are predicted.
 
 Shapes: ids and types (B, T), hidden (B, T, C), logits (B, T, V).
 """
@@ -21,6 +21,8 @@ from regard.models.model import ANSWERS, Model
 
 
 class Bert(Model):
+    """An encoder with a masked language modelling head and a pooler: BERT, RoBERTa, RoFormer, DeBERTa."""
+
     presets = tables.BERT
     tasks = ("masked-lm", *ANSWERS)
     sides = ("encoder",)
@@ -43,7 +45,7 @@ class Bert(Model):
         initialize(self, seed)
 
     def hidden(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
-        """(B, T, C); rows are padded on the right."""
+        """Return hidden vectors (B, T, C) of ids (B, T), padded on the right; `types` says which sentence a token is in."""
         positions = positions_of(ids)
         x = self.embedding(ids)
         if self.types is not None:
@@ -51,15 +53,15 @@ class Bert(Model):
         x = self.encoder.embed(x, positions)
         return self.encoder(self.dropout(self.embedding_norm(x)), positions)
 
-    read = hidden  # as the other models call what their heads are given
+    read = hidden  # the name that all models use for the input of their head
 
     def vectors(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
         return self.hidden(ids, types if self.config.token_types > 1 else None)
 
     def pooled(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        """(B, C), made by the pooler from the first token."""
+        """Return one vector for each row (B, C): the pooler's, made of the first token."""
         return self.pooler(hidden)
 
     def forward(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
-        """Logits (B, T, V) of the token that belongs in each place."""
+        """Return the logits (B, T, V) of the original token in each place."""
         return self.head(self.read(ids, types))

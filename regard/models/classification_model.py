@@ -1,4 +1,4 @@
-"""A model that reads, and a head that answers: a class or a number for each row, or a tag for each token.
+"""A model with a linear head for classification, regression (a class or a number for each row) or tagging (each token).
 
 Shapes: ids and types (B, T), hidden (B, T, C), answers (B, n_classes) or (B, T, n_classes).
 """
@@ -14,8 +14,8 @@ from regard.models.model import ANSWERS, Model, names_learning
 
 
 class ClassificationModel(nn.Module):
-    """A model that gives `vectors`, and a linear layer that turns them into answers: those of each token, or one vector of
-    each row, which the model's `pooled` chooses."""
+    """A model (`body`) that gives `vectors`, and a linear layer on top: of every token, or of one vector for each row, which
+    the model's `pooled` chooses."""
 
     def __init__(self, config: ModelConfig, body: Model) -> None:
         super().__init__()
@@ -38,6 +38,7 @@ class ClassificationModel(nn.Module):
         return self.body.vectors(ids, types)
 
     def answer(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """Return the logits of the head, (B, n_classes) or, for tagging, (B, T, n_classes)."""
         return self.answers(self.dropout(hidden if self.by_token else self.body.pooled(hidden, ids)))
 
     def forward(self, ids: Tensor, types: Tensor) -> Tensor:

@@ -22,6 +22,8 @@ from regard.models.model import ANSWERS, LanguageModel
 
 
 class GPT(LanguageModel):
+    """A decoder-only language model: GPT, LLaMA, PaLM, BLOOM, convolutional language models."""
+
     presets = tables.GPT
     tasks = ("causal-lm", *ANSWERS)
     embeds = packs_documents = True
@@ -33,7 +35,7 @@ class GPT(LanguageModel):
         self.embedding = Embedding(config.target_vocab, config.d_model, config.scale_embeddings)
         self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
-        # its blocks are an encoder's, [self, ff]: only the mask makes it a decoder
+        # The blocks are those of an encoder, [self, ff]: only the causal mask makes it a decoder.
         blocks = make_blocks(config, config.n_decoder_layers, "decoder", causal=True)
         self.decoder = Stack(config, blocks, CAUSAL, "decoder")
         tied = config.tie in ("decoder", "all")
@@ -45,30 +47,34 @@ class GPT(LanguageModel):
         initialize(self, seed)
 
     def hidden(self, ids: Tensor, positions: Tensor, state: State | None = None, mask: Mask | None = None) -> Tensor:
-        """Return hidden vectors (B, T, C); with a state, these are prompts, and it is filled."""
+        """Return hidden vectors (B, T, C); a state, if given, is filled with the keys and values of these prompts."""
         self.check_length(ids.shape[1])
         x = self.dropout(self.embedding_norm(self.decoder.embed(self.embedding(ids), positions)))
         return self.decoder(x, positions, state=state, mask=mask)
 
     def check_length(self, length: int) -> None:
+        """Refuse more tokens than the model was built for."""
         if length > self.config.max_len:
             raise RegardError(
                 f"{length} tokens, but the model was built for at most {self.config.max_len} (model.max_len)"
             )
 
     def read(self, ids: Tensor, mask: Mask | None = None) -> Tensor:
-        """What the head is given (B, T, C) for the token after each token; rows are padded on the right."""
+        """Return the input of the head (B, T, C) for the token after each token; rows are padded on the right."""
         return self.hidden(ids, positions_of(ids), mask=mask)
 
     def read_packed(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """The same for rows of several documents, whose positions (B, T) begin again with each; none sees another."""
+        """Return the input of the head (B, T, C) for rows of several documents, which do not attend to each other.
+
+        Positions (B, T) begin again with each document."""
         return self.hidden(ids, positions, mask=document_mask(CAUSAL))
 
     def forward(self, ids: Tensor, mask: Mask | None = None) -> Tensor:
-        """Logits (B, T, V) of the token after each token."""
+        """Return the logits (B, T, V) of the token after each token."""
         return self.head(self.read(ids, mask))
 
     def packed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Return the logits (B, T, V) for rows of several documents."""
         return self.head(self.read_packed(ids, positions))
 
     def begin(self, prompt: Tensor, mask: Mask | None = None) -> tuple[Tensor, State]:

@@ -1,4 +1,4 @@
-"""What stands on top of a stack: hidden vectors (B, T, C) to answers."""
+"""The heads of BERT on top of the encoder's hidden vectors (B, T, C)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regard.layers.norm import make_norm
 
 
 class MaskedHead(nn.Module):
-    """BERT's: one more layer and a norm before the embedding matrix, used the other way round, and a bias a token."""
+    """The masked language modelling head: a dense layer and a norm, then the tied embedding matrix and a bias per token."""
 
     def __init__(self, config: ModelConfig, weight: Tensor) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class MaskedHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(len(weight)))
 
     def features(self, x: Tensor) -> Tensor:
-        """What the matrix multiplies."""
+        """Return the input of the embedding matrix (B, T, C)."""
         return self.norm(self.activation(self.inner(x)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ class MaskedHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """tanh(W x_0 + b): the first token speaks for its row."""
+    """One vector for each row, tanh(W x_0 + b), from the first token."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Every initial weight.
+"""The initialization of all weights.
 
-| weights                      | start                                                              |
+| weights                      | initial values                                                     |
 |------------------------------|--------------------------------------------------------------------|
 | projections                  | Xavier uniform; q, k, v share one matrix, so each starts smaller   |
 |                              | by sqrt(2), which keeps early attention soft                       |
@@ -12,14 +12,13 @@
 | LayerNorm, RMSNorm           | gain 1, bias 0                                                     |
 | others                       | as the `init_weights` of their modules say                         |
 
-Every parameter is drawn from a generator of its own, seeded by the model's seed and by the path of the module that holds
-it (of modules with several matrices, of the parameter); what a module fills by `init_weights`, by the module's path. So a
-weight does not depend on what was built before it: many GPUs can make the same weights shard by shard, and a block of a
-hybrid keeps its weights when another block becomes one of another kind. The model's seed is one number of torch's global
-generator.
+Every parameter is drawn from a generator of its own, seeded by the model's seed and by the path of its module (for modules
+with several matrices, by the path of the parameter); `init_weights` of a module draws by the module's path. So a weight does
+not depend on what was built before it: many GPUs can make the same weights shard by shard, and a block of a hybrid model
+keeps its weights when another block gets another mixer. The model's seed is one number of torch's global generator.
 
-A module with a method `init_weights` fills vectors and buffers of its own there. It may change its matrices and those of its
-children too, which have been filled by then. A model that was built on the meta device becomes a real one by `materialise`.
+A module with a method `init_weights` fills its own vectors and buffers there. It may also change its matrices and those of
+its children, which have been filled by then. `materialize` gives a model on the meta device real weights.
 """
 
 from __future__ import annotations
@@ -38,28 +37,27 @@ from regard.models.heads import MaskedHead
 
 
 def new_seed() -> int:
-    """Draw the seed of a model. Models do that before anything else: what their layers draw at first is overwritten."""
+    """Draw the seed of a model, before its layers are built: these draw numbers too, which are overwritten later."""
     return int(torch.randint(1 << 62, (), device="cpu"))
 
 
 def initialize(model: nn.Module, seed: int | None = None) -> None:
-    """Fill all parameters and computed buffers of a model, or of a layer; without a seed, by a new one."""
+    """Fill all parameters and computed buffers of a model or a layer; without a seed, with a new one."""
     seed = new_seed() if seed is None else seed
     model.seed = seed  # type: ignore[assignment]
     config = getattr(model, "config", None)
     modules = [*model.named_modules()]
     owners = {id(p): module for _, module in reversed(modules) for p in module.parameters(recurse=False)}
     for path, module in reversed(modules):  # children before their parents
-        mine = {
-            name: p for name, p in module.named_parameters(recurse=False) if owners[id(p)] is module
-        }  # tied: the first's
+        # A tied weight belongs to the first module that has it.
+        mine = {name: p for name, p in module.named_parameters(recurse=False) if owners[id(p)] is module}
         init_module(module, seed, path, mine, config is not None and config.embedding_norm)
 
 
 def materialize(model: nn.Module, device: torch.device | str) -> None:
-    """Give a model of the meta device its numbers: those that it would have if it had been built on `device`.
+    """Give a model on the meta device the weights that it would have if it had been built on `device`.
 
-    `to_empty` of torch would tear tied weights apart."""
+    torch's `to_empty` would untie tied weights."""
     made: dict[int, Tensor] = {}
     for module in model.modules():
         for name, p in module.named_parameters(recurse=False):
@@ -71,12 +69,12 @@ def materialize(model: nn.Module, device: torch.device | str) -> None:
 
 
 def init_module(module: nn.Module, seed: int, path: str, mine: dict[str, nn.Parameter], normed: bool = False) -> None:
-    """Fill what belongs to one module, not to its children. `normed`: a norm follows the embeddings."""
+    """Fill the parameters `mine` of one module, not of its children; `normed` says that a norm follows the embeddings."""
     has_own = getattr(type(module), "init_weights", Part.init_weights) is not Part.init_weights
     tensor = next(chain(module.parameters(), module.buffers()), None)
     if tensor is None or tensor.is_meta or not (has_own or mine):
         return
-    path = path.removeprefix("body.")  # that of a classifier starts as it would by itself
+    path = path.removeprefix("body.")  # the body of a classification model gets the weights it would have by itself
     known = isinstance(module, KNOWN)
     with torch.no_grad():
         if mine and not known and not has_own and hasattr(module, "reset_parameters"):
@@ -86,9 +84,9 @@ def init_module(module: nn.Module, seed: int, path: str, mine: dict[str, nn.Para
         for name, p in mine.items():
             with seeded(seed, path if known else f"{path}.{name}", p.device):
                 if known:
-                    fill(module, name, p, normed)
+                    init_layer_parameter(module, name, p, normed)
                 else:
-                    fill_other(name, p)
+                    init_part_parameter(name, p)
         if has_own:
             with seeded(seed, path, tensor.device):
                 module.init_weights()  # type: ignore[operator]
@@ -97,8 +95,8 @@ def init_module(module: nn.Module, seed: int, path: str, mine: dict[str, nn.Para
 KNOWN = (nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.Linear, Head, MaskedHead)
 
 
-def fill(module: nn.Module, name: str, p: Tensor, normed: bool) -> None:
-    """Fill a parameter of a layer that all models are made of."""
+def init_layer_parameter(module: nn.Module, name: str, p: Tensor, normed: bool) -> None:
+    """Fill a parameter of a standard layer (`KNOWN`)."""
     if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
         nn.init.constant_(p, float(name == "weight"))
     elif name == "bias":
@@ -111,9 +109,10 @@ def fill(module: nn.Module, name: str, p: Tensor, normed: bool) -> None:
         nn.init.xavier_uniform_(p)
 
 
-def fill_other(name: str, p: Tensor) -> None:
-    """Fill a parameter of a part that says nothing: matrices, several of which may be one tensor, and biases. Other vectors
-    stay as their part made them."""
+def init_part_parameter(name: str, p: Tensor) -> None:
+    """Fill a parameter of a part without rules of its own: a matrix, several matrices in one tensor, or a bias.
+
+    Other vectors keep the values that their part gave them."""
     if p.dim() >= 2:
         for matrix in p.flatten(0, -3) if p.dim() > 2 else [p]:
             nn.init.xavier_uniform_(matrix)
@@ -123,7 +122,7 @@ def fill_other(name: str, p: Tensor) -> None:
 
 @contextmanager
 def seeded(seed: int, path: str, device: torch.device) -> Iterator[None]:
-    """Random numbers of `device` that depend on a seed and a path alone; afterwards its generator is as it was."""
+    """Seed the generator of `device` with a seed and a path inside of the context, and restore its state afterwards."""
     generator = torch.default_generator
     if device.type == "cuda":
         generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]

@@ -1,7 +1,8 @@
-"""What a model class declares about itself, so that nothing else in Regard asks for an architecture by name.
+"""The base classes of all models: what a model class declares about itself.
 
-An architecture is one class derived from `Model`, entered under its name in models/architectures.py. Tasks, decoding,
-`regard look`, `regard cost` and the exchange with other libraries read the attributes below and call the methods.
+An architecture is one class derived from `Model`, registered under its name in models/architectures.py. Tasks, decoding,
+`regard look`, `regard cost` and the exchange with other libraries read the attributes below and call the methods, so that
+none of them asks for an architecture by name.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from regard.layers.decoding_state import State
     from regard.layers.embedding import Embedding, Head
 
-ANSWERS = ("classification", "regression", "tagging")  # tasks in which a Classifier stands on top of a model
+ANSWERS = ("classification", "regression", "tagging")  # tasks of a ClassificationModel, with a head on top of a model
 
 ARCHITECTURES: dict[str, type[Model]] = {}  # by name; filled by models/architectures.py
 
@@ -37,18 +38,18 @@ class Model(nn.Module):
     presets: ClassVar[Table]  # its published sizes by name; the first one has no style of its own
     tasks: ClassVar[tuple[str, ...]]  # what it can learn
     sides: ClassVar[tuple[str, ...]]  # which stacks of layers it has: encoder, decoder
-    vocabularies: ClassVar[tuple[str, ...]]  # of which text it reads or writes tokens: source, target
-    made_of: ClassVar[tuple[str, ...]] = (BLOCKS,)  # which decides the parts and settings it has (registry.py)
+    vocabularies: ClassVar[tuple[str, ...]]  # of which texts it reads or writes tokens: source, target
+    made_of: ClassVar[tuple[str, ...]] = (BLOCKS,)  # decides which parts and settings it has (config/registry.py)
 
     translates: ClassVar[bool] = False  # writes one text while reading another: a TranslationModel
-    generates: ClassVar[bool] = False  # continues a text, every token seeing those before it: a LanguageModel
-    fills_blanks: ClassVar[bool] = False  # predicts the token of each place from those on both sides
+    generates: ClassVar[bool] = False  # continues a text, every token attending to those before it: a LanguageModel
+    fills_blanks: ClassVar[bool] = False  # predicts masked tokens from those on both sides
     sees_images: ClassVar[bool] = False  # reads pictures cut into patches instead of text
-    classifies: ClassVar[bool] = False  # its own head gives classes; others get one from a Classifier
+    classifies: ClassVar[bool] = False  # its own head gives classes; others get one from a ClassificationModel
     embeds: ClassVar[bool] = False  # `vectors` of a text can be pooled into one vector
     is_recurrent: ClassVar[bool] = False  # its layers are recurrent cells and not blocks
-    carries_state: ClassVar[bool] = False  # reads texts of any length in pieces: a StreamModel
-    packs_documents: ClassVar[bool] = False  # `read_packed`: documents in one row that do not see each other
+    carries_state: ClassVar[bool] = False  # reads texts of any length in pieces: a StatefulLanguageModel
+    packs_documents: ClassVar[bool] = False  # has `read_packed`: documents in one row that do not attend to each other
 
     config: ModelConfig
 
@@ -57,7 +58,7 @@ class Model(nn.Module):
     @classmethod
     def resolve(cls, config: ModelConfig) -> ModelConfig:
         """Return the sizes that a model will have; refuse impossible ones, and settings that would do nothing."""
-        if config.preset in cls.presets:  # a class may be used without architectures.py, which enters all of them
+        if config.preset in cls.presets:  # a class may be used without architectures.py, which registers all of them
             MADE_OF.setdefault(cls.presets[config.preset]["architecture"], cls.made_of)
         config = resolve_sizes(config, cls.presets)
         if RECURRENT in cls.made_of:
@@ -73,12 +74,12 @@ class Model(nn.Module):
 
     @classmethod
     def output_vocabulary(cls, config: ModelConfig) -> int:
-        """Return how many tokens it chooses among where it predicts one."""
+        """Return the size of the vocabulary of which it predicts tokens."""
         return config.target_vocab if "target" in cls.vocabularies else config.source_vocab
 
     @classmethod
     def gives_classes(cls, config: ModelConfig) -> bool:
-        """Return whether its answers are classes or numbers and not tokens."""
+        """Return whether its outputs are classes or numbers and not tokens."""
         return cls.classifies or config.answer != "none"
 
     @classmethod
@@ -94,19 +95,19 @@ class Model(nn.Module):
         ids = tuple(torch.ones(batch, lengths[side], dtype=torch.long, device=like.device) for side in cls.sides)
         return ids if config.answer == "none" else (*ids, torch.zeros_like(ids[0]))
 
-    # ---- what a Classifier and an Embedder read ------------------------------------------------------------------------
+    # ---- vectors, for classification and for embeddings of texts -------------------------------------------------------
 
     @property
     def width(self) -> int:
-        """How many numbers a vector of `vectors` has."""
+        """The size C of the vectors that `vectors` returns."""
         return self.config.d_model
 
     def vectors(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
-        """Return a vector (B, T, C) for each token (B, T); `types` says which of two texts a token is in."""
+        """Return a vector for each token, (B, T) -> (B, T, C); `types` says which of two texts a token is in."""
         raise NotImplementedError
 
     def pooled(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        """Return one vector (B, C) for each row of `vectors`: that of its last token, the only one to have seen them all."""
+        """Return one vector (B, C) for each row of `vectors`: that of its last token, which alone depends on all tokens."""
         last = (ids >= 0).sum(1) - 1
         return hidden[torch.arange(len(ids), device=ids.device), last]
 
@@ -147,7 +148,7 @@ class TranslationModel(Model):
         raise NotImplementedError
 
     def advance(self, tokens: Tensor, state: State) -> Tensor:
-        """Return what `step` gives to the head (N, C)."""
+        """Return the input of the head (N, C) in a `step`."""
         raise NotImplementedError
 
 
@@ -172,7 +173,7 @@ class LanguageModel(Model):
         raise NotImplementedError
 
     def read_prompt(self, prompt: Tensor) -> tuple[Tensor, State]:
-        """Read prompts as `begin` does; return hidden vectors (B, T, C) in the place of logits."""
+        """Read prompts as `begin` does; return hidden vectors (B, T, C) instead of logits."""
         raise NotImplementedError
 
     def step(self, tokens: Tensor, state: State) -> Tensor:
@@ -197,14 +198,14 @@ class StatefulLanguageModel(LanguageModel):
 
 def names_where(attribute: str) -> str:
     """Return the names of the architectures that have an attribute, as error messages list them: gpt or rnn."""
-    return listed([name for name, model in ARCHITECTURES.items() if getattr(model, attribute)])
+    return join_names([name for name, model in ARCHITECTURES.items() if getattr(model, attribute)])
 
 
 def names_learning(task: str) -> str:
     """Return the names of the architectures that can learn a task, as error messages list them."""
-    return listed([name for name, model in ARCHITECTURES.items() if task in model.tasks])
+    return join_names([name for name, model in ARCHITECTURES.items() if task in model.tasks])
 
 
-def listed(names: list[str]) -> str:
-    """a, b or c"""
+def join_names(names: list[str]) -> str:
+    """Return names as a list in English: a, b or c."""
     return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))

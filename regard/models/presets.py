@@ -1,6 +1,7 @@
-"""Models by name: sizes and style of the published ones, one table an architecture. Those of sizes alone have any style.
+"""The presets: sizes and style of published models, one table for each architecture.
 
-A preset is what a recipe's `[model]` could say, nested in the same way: parts are named, and their settings are tables.
+A preset has the form of a recipe's `[model]` table: parts are named, and their settings are nested tables. A preset that
+gives sizes alone, such as gpt-small, has the default style.
 """
 
 from __future__ import annotations
@@ -18,18 +19,25 @@ def decoder(layers: int, d_model: int, n_heads: int, d_ff: int) -> dict[str, int
     return {"n_decoder_layers": layers, "d_model": d_model, "n_heads": n_heads, "d_ff": d_ff}
 
 
-def both(layers: int, d_model: int, n_heads: int, d_ff: int) -> dict[str, int]:
+def encoder_decoder(layers: int, d_model: int, n_heads: int, d_ff: int) -> dict[str, int]:
     return {**encoder(layers, d_model, n_heads, d_ff), "n_decoder_layers": layers}
 
 
 DROPOUTS = {"dropout": 0.1, "attention_dropout": 0.1}
-PLAIN = {"scale_embeddings": False}
+UNSCALED = {"scale_embeddings": False}
 
 # ---- decoders ---------------------------------------------------------------------------------------------------------
 
-GPT2 = {**PLAIN, **DROPOUTS, "activation": "gelu-tanh", "positions": "learned", "target_vocab": 50257, "max_len": 1024}
+GPT2 = {
+    **UNSCALED,
+    **DROPOUTS,
+    "activation": "gelu-tanh",
+    "positions": "learned",
+    "target_vocab": 50257,
+    "max_len": 1024,
+}
 LLAMA = {
-    **PLAIN,
+    **UNSCALED,
     **{
         "norm_kind": "rms",
         "norm_eps": 1e-6,
@@ -42,7 +50,7 @@ LLAMA = {
 }
 LLAMA3 = {**LLAMA, "norm_eps": 1e-5, "rope": {"base": 500000.0}, "target_vocab": 128256, "max_len": 8192}
 PALM = {
-    **PLAIN,
+    **UNSCALED,
     **{
         "parallel": True,
         "bias": False,
@@ -54,7 +62,7 @@ PALM = {
     **{"n_kv_heads": 1, "d_head": 256, "target_vocab": 256000, "max_len": 2048, "dropout": 0.0},
 }
 BLOOM = {
-    **PLAIN,
+    **UNSCALED,
     **{"activation": "gelu-tanh", "positions": "alibi", "embedding_norm": True},
     **{"target_vocab": 250880, "max_len": 2048, "dropout": 0.0},
 }
@@ -83,7 +91,7 @@ GPT: Table = {
 # ---- encoders ---------------------------------------------------------------------------------------------------------
 
 BERT_STYLE = {
-    **PLAIN,
+    **UNSCALED,
     **DROPOUTS,
     **{"norm": "post", "norm_eps": 1e-12, "activation": "gelu", "embedding_norm": True},
     **{"positions": "learned", "token_types": 2, "source_vocab": 30522, "max_len": 512},
@@ -106,7 +114,7 @@ BERT: Table = {
 
 VIT_STYLE = {"norm_eps": 1e-12, "activation": "gelu", "positions": "learned", "n_classes": 1000}
 
-VIT: Table = {  # max_len: the patches of 224 x 224 pixels, and one
+VIT: Table = {  # max_len: the patches of 224 x 224 pixels and the class token
     "vit-tiny": encoder(6, 192, 3, 768),
     "vit-base-16": {
         **encoder(12, 768, 12, 3072),
@@ -131,48 +139,54 @@ VIT: Table = {  # max_len: the patches of 224 x 224 pixels, and one
 # ---- encoder-decoders -------------------------------------------------------------------------------------------------
 
 
-def joint(size: int) -> dict[str, int]:
-    """One vocabulary on both sides."""
+def joint_vocabulary(size: int) -> dict[str, int]:
+    """Return the sizes of one vocabulary for source and target."""
     return {"source_vocab": size, "target_vocab": size}
 
 
 T5 = {
-    **PLAIN,
+    **UNSCALED,
     **DROPOUTS,
-    **joint(32128),
+    **joint_vocabulary(32128),
     **{"norm_kind": "rms", "norm_eps": 1e-6, "bias": False, "positions": "t5", "scale_logits": True, "d_head": 64},
     **{"ff_dropout": 0.1, "max_len": 512},
 }
 T5_1_1 = {**T5, "activation": "gelu-tanh", "feedforward": "gated", "scale_logits": False, "tie": "inputs"}
 BART = {
-    **PLAIN,
+    **UNSCALED,
     **DROPOUTS,
-    **joint(50265),
+    **joint_vocabulary(50265),
     **{"norm": "post", "activation": "gelu", "embedding_norm": True, "positions": "learned", "ff_dropout": 0.1},
 }
 
 TRANSFORMER: Table = {
-    "transformer-tiny": both(4, 128, 4, 256),
-    "transformer-small": both(6, 256, 4, 1024),
-    "transformer-base": both(6, 512, 8, 2048),
-    "transformer-big": both(6, 1024, 16, 4096),
-    "t5-small": {**both(6, 512, 8, 2048), **T5},
-    "t5-base": {**both(12, 768, 12, 3072), **T5},
-    "t5-large": {**both(24, 1024, 16, 4096), **T5},
-    "t5-v1.1-small": {**both(8, 512, 6, 1024), **T5_1_1},
-    "t5-v1.1-base": {**both(12, 768, 12, 2048), **T5_1_1},
-    "bart-base": {**both(6, 768, 12, 3072), **BART},
-    "bart-large": {**both(12, 1024, 16, 4096), **BART},
-    "marian": {**both(6, 512, 8, 2048), **joint(58101), "norm": "post", "activation": "silu", "max_len": 512},
+    "transformer-tiny": encoder_decoder(4, 128, 4, 256),
+    "transformer-small": encoder_decoder(6, 256, 4, 1024),
+    "transformer-base": encoder_decoder(6, 512, 8, 2048),
+    "transformer-big": encoder_decoder(6, 1024, 16, 4096),
+    "t5-small": {**encoder_decoder(6, 512, 8, 2048), **T5},
+    "t5-base": {**encoder_decoder(12, 768, 12, 3072), **T5},
+    "t5-large": {**encoder_decoder(24, 1024, 16, 4096), **T5},
+    "t5-v1.1-small": {**encoder_decoder(8, 512, 6, 1024), **T5_1_1},
+    "t5-v1.1-base": {**encoder_decoder(12, 768, 12, 2048), **T5_1_1},
+    "bart-base": {**encoder_decoder(6, 768, 12, 3072), **BART},
+    "bart-large": {**encoder_decoder(12, 1024, 16, 4096), **BART},
+    "marian": {
+        **encoder_decoder(6, 512, 8, 2048),
+        **joint_vocabulary(58101),
+        "norm": "post",
+        "activation": "silu",
+        "max_len": 512,
+    },
 }
 
-# ---- convolutions: blocks of a transformer or gpt that see a few tokens each ---------------------------------------------
+# ---- convolutions: blocks of a transformer or gpt whose mixer is a convolution -------------------------------------------
 
 CONVOLUTION = {"mixer": "convolution", "positions": "learned"}
 TRANSFORMER |= {
-    "convs2s-small": {**both(6, 256, 4, 0), **CONVOLUTION},
-    "convs2s": {**both(20, 512, 1, 0), **CONVOLUTION},
-    "bytenet-small": {**both(5, 256, 4, 0), **CONVOLUTION, "convolution": {"dilations": (1, 2, 4, 8, 16)}},
+    "convs2s-small": {**encoder_decoder(6, 256, 4, 0), **CONVOLUTION},
+    "convs2s": {**encoder_decoder(20, 512, 1, 0), **CONVOLUTION},
+    "bytenet-small": {**encoder_decoder(5, 256, 4, 0), **CONVOLUTION, "convolution": {"dilations": (1, 2, 4, 8, 16)}},
 }
 GPT |= {
     "conv-lm": {
@@ -187,18 +201,23 @@ GPT |= {
 
 
 def recurrent(layers: int, d_model: int, d_hidden: int, cell: str = "lstm", **more: Any) -> dict[str, Any]:
-    """`more` are further settings of `[model.recurrent]`."""
+    """Return the sizes of a recurrent decoder; `more` are further settings of `[model.recurrent]`."""
     table = {"d_hidden": d_hidden, **more}
-    return {"n_decoder_layers": layers, "d_model": d_model, "cell": cell, "recurrent": table, **PLAIN}
+    return {"n_decoder_layers": layers, "d_model": d_model, "cell": cell, "recurrent": table, **UNSCALED}
 
 
-def reading(layers: int, d_model: int, d_hidden: int, cell: str, **more: Any) -> dict[str, Any]:
-    """An encoder and a decoder."""
+def recurrent_pair(layers: int, d_model: int, d_hidden: int, cell: str, **more: Any) -> dict[str, Any]:
+    """Return the sizes of a recurrent encoder-decoder with as many layers on both sides."""
     return {"n_encoder_layers": layers, **recurrent(layers, d_model, d_hidden, cell, **more)}
 
 
 AWD = {"dropout": 0.65, "head_bias": True, "target_vocab": 33278, "max_len": 4096}
-DROPPED: dict[str, Any] = {"hidden_dropout": 0.2, "output_dropout": 0.4, "weight_dropout": 0.5, "word_dropout": 0.1}
+AWD_DROPOUTS: dict[str, Any] = {
+    "hidden_dropout": 0.2,
+    "output_dropout": 0.4,
+    "weight_dropout": 0.5,
+    "word_dropout": 0.1,
+}
 REVERSED = {"score": "none", "seq2seq": {"reverse_source": True}}
 
 RNN: Table = {
@@ -206,15 +225,15 @@ RNN: Table = {
     "lstm-small": recurrent(2, 256, 256),
     "lstm-char": recurrent(3, 512, 512),
     "gru-small": recurrent(2, 256, 256, "gru"),
-    "awd-lstm": {**recurrent(3, 400, 1150, **DROPPED), **AWD},
+    "awd-lstm": {**recurrent(3, 400, 1150, **AWD_DROPOUTS), **AWD},
 }
 SEQ2SEQ: Table = {
-    "sutskever-small": {**reading(2, 256, 512, "lstm"), **REVERSED},
-    "sutskever": {**reading(4, 1000, 1000, "lstm"), **REVERSED, "tie": "none"},
-    "rnnenc-small": {**reading(1, 256, 512, "gru"), "score": "constant"},
-    "rnnenc": {**reading(1, 620, 1000, "gru"), "score": "constant", "tie": "none"},
-    "rnnsearch-small": {**reading(1, 256, 512, "gru", bidirectional=True)},
-    "rnnsearch": {**reading(1, 620, 1000, "gru", bidirectional=True), "tie": "none"},
+    "sutskever-small": {**recurrent_pair(2, 256, 512, "lstm"), **REVERSED},
+    "sutskever": {**recurrent_pair(4, 1000, 1000, "lstm"), **REVERSED, "tie": "none"},
+    "rnnenc-small": {**recurrent_pair(1, 256, 512, "gru"), "score": "constant"},
+    "rnnenc": {**recurrent_pair(1, 620, 1000, "gru"), "score": "constant", "tie": "none"},
+    "rnnsearch-small": {**recurrent_pair(1, 256, 512, "gru", bidirectional=True)},
+    "rnnsearch": {**recurrent_pair(1, 620, 1000, "gru", bidirectional=True), "tie": "none"},
 }
 
 TABLES = {"transformer": TRANSFORMER, "gpt": GPT, "bert": BERT, "vit": VIT, "rnn": RNN, "seq2seq": SEQ2SEQ}

@@ -1,4 +1,4 @@
-"""A recurrent language model: all it has read is in a state of one size, and the next token is predicted from that alone.
+"""The recurrent language model: the next token is predicted from a state of fixed size, which holds all that was read.
 
 Shapes: ids (B, T), hidden (B, T, C), logits (B, T, V).
 """
@@ -24,6 +24,8 @@ from regard.models.model import ANSWERS, StatefulLanguageModel
 
 
 class RNN(StatefulLanguageModel):
+    """A recurrent language model with any cell, such as AWD-LSTM; bidirectional only below a classification head."""
+
     presets = tables.RNN
     tasks = ("causal-lm", *ANSWERS)
     made_of = (RECURRENT,)
@@ -55,11 +57,12 @@ class RNN(StatefulLanguageModel):
         self.output_dropout = VariationalDropout(s.output_dropout, s.variational)
         if not s.bidirectional:
             matrix = nn.Parameter(torch.empty(config.target_vocab, self.recurrent.d_out))
-            weight = self.embedding.weight if tied(config) else matrix
+            weight = self.embedding.weight if is_tied(config) else matrix
             self.head = Head(weight, config.scale_logits, config.head_bias)
         initialize(self, seed)
 
     def embed(self, ids: Tensor) -> Tensor:
+        """Return embeddings (B, T, C), with dropout of words and of features."""
         weight = word_dropout(self.embedding.weight, self.settings.word_dropout, self.training)
         return self.dropout(F.embedding(ids.clamp(min=0), weight) * self.embedding.scale)  # (B, T, C)
 
@@ -67,13 +70,14 @@ class RNN(StatefulLanguageModel):
         return self.recurrent.zero_state(rows, self.embedding.weight.detach())
 
     def hidden(self, ids: Tensor, state: Hidden | None = None, real: Tensor | None = None) -> tuple[Tensor, Hidden]:
-        """What the last layer gives at each token (B, T, C), going on from a state, and the state after the last one.
+        """Return what the last layer gives at each token (B, T, C), continuing from a state, and the state after the last.
 
-        `real` (B, T) says which ids are tokens; forwards, padding at the end of a row need not be told apart."""
+        `real` (B, T) says which ids are tokens. In a forward direction padding at the end of a row changes nothing before
+        it, so `real` may be None."""
         return self.recurrent(self.embed(ids), state, real)
 
     def read(self, ids: Tensor) -> Tensor:
-        """What the head is given (B, T, C) for the token after each token; rows are padded on the right."""
+        """Return the input of the head (B, T, C) for the token after each token; rows are padded on the right."""
         return self.output_dropout(self.hidden(ids, real=ids >= 0 if self.settings.bidirectional else None)[0])
 
     @property
@@ -81,7 +85,7 @@ class RNN(StatefulLanguageModel):
         return self.recurrent.d_out
 
     def pooled(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        """(B, C): the last token's; where it reads both ways, the half that reads backwards is the first token's."""
+        """Return one vector for each row (B, C): that of the last token, with the backward half of the first token."""
         at_end = super().pooled(hidden, ids)
         if not self.settings.bidirectional:
             return at_end
@@ -89,7 +93,7 @@ class RNN(StatefulLanguageModel):
         return torch.cat([at_end[:, :way], hidden[:, 0, way:]], -1)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Logits (B, T, V) of the token after each token."""
+        """Return the logits (B, T, V) of the token after each token."""
         return self.head(self.read(ids))
 
     def begin(self, prompt: Tensor) -> tuple[Tensor, State]:
@@ -100,7 +104,7 @@ class RNN(StatefulLanguageModel):
     def read_prompt(self, prompt: Tensor) -> tuple[Tensor, State]:
         """Return hidden vectors (B, T, C), the last of each row in the last column, and the state after it.
 
-        Rows move to the right, so that all end together: padding that comes first leaves a state of zeros as it is."""
+        Rows are moved to the right, so that all end in the last column: padding in front leaves the zero state unchanged."""
         n = prompt.shape[1]
         empty = (prompt < 0).sum(1, keepdim=True)  # (B, 1)
         places = torch.arange(n, device=prompt.device) - empty  # (B, T), negative for padding
@@ -122,12 +126,12 @@ class RNN(StatefulLanguageModel):
         return self.head(hidden)
 
 
-def tied(config: ModelConfig) -> bool:
-    """Whether the head is the embedding matrix; what reads both ways has no head."""
+def is_tied(config: ModelConfig) -> bool:
+    """Return whether the head is the embedding matrix; a bidirectional model has no head."""
     return config.tie in ("decoder", "all") and not config.table(RecurrentSettings).bidirectional
 
 
 def layer_widths(config: ModelConfig) -> list[int]:
-    """Of each layer; the last gives vectors as wide as the embeddings where these are the head."""
+    """Return the width of each layer: d_hidden, but the last one has that of the embeddings if they are the head."""
     hidden = config.table(RecurrentSettings).d_hidden
-    return [hidden] * (config.n_decoder_layers - 1) + [config.d_model if tied(config) else hidden]
+    return [hidden] * (config.n_decoder_layers - 1) + [config.d_model if is_tied(config) else hidden]

@@ -1,10 +1,10 @@
 """Recurrent encoder-decoders: one context vector (Sutskever, RNNenc), or attention over all of the source (RNNsearch).
 
-| model.score            | it is       | the decoder                                             |
-|------------------------|-------------|---------------------------------------------------------|
-| none                   | Sutskever's | begins with the state that every encoder layer ends in  |
-| constant               | RNNenc      | the same, and reads the last layer's again at each step |
-| additive, dot, general | RNNsearch   | looks at all annotations before each step               |
+| model.score            | model     | the decoder                                                        |
+|------------------------|-----------|--------------------------------------------------------------------|
+| none                   | Sutskever | begins with the final state of every encoder layer                 |
+| constant               | RNNenc    | also reads the final state of the last encoder layer at every step |
+| additive, dot, general | RNNsearch | attends to all annotations before each step                        |
 
 Shapes: source (B, S) and target (B, T) ids, hidden (B, T, C), states (B, H), annotations (B, S, M), logits (B, T, V).
 """
@@ -33,10 +33,12 @@ from regard.models import presets as tables
 from regard.models.initialization import initialize, new_seed
 from regard.models.model import TranslationModel
 
-Memory = tuple[Tensor, ...]  # one row a sentence
+Memory = tuple[Tensor, ...]  # what the decoder reads of the source, one row for each sentence
 
 
 class Seq2Seq(TranslationModel):
+    """A recurrent encoder-decoder with any cell: Sutskever et al. 2014, RNNenc, RNNsearch."""
+
     presets = tables.SEQ2SEQ
     tasks = ("translation",)
     made_of = (RECURRENT, ALIGNMENT)
@@ -55,7 +57,7 @@ class Seq2Seq(TranslationModel):
         self.settings = s = config.table(RecurrentSettings)
         self.reverse_source = config.table(Seq2SeqSettings).reverse_source
         self.dropout = VariationalDropout(config.dropout, s.variational)
-        self.encoder = layers(config, config.d_model, config.n_encoder_layers, s.bidirectional)
+        self.encoder = make_layers(config, config.d_model, config.n_encoder_layers, s.bidirectional)
         self.decoder = (
             RNNSearchDecoder(config, self.encoder.d_out) if uses_attention(config) else FixedContextDecoder(config)
         )
@@ -72,15 +74,16 @@ class Seq2Seq(TranslationModel):
     @classmethod
     def resolve(cls, config: ModelConfig) -> ModelConfig:
         config = super().resolve(config)
-        check_sizes(config)
+        check_settings(config)
         return config
 
     def embed(self, embedding: Embedding, ids: Tensor) -> Tensor:
+        """Return embeddings (B, T, C), with dropout of words and of features."""
         weight = word_dropout(embedding.weight, self.settings.word_dropout, self.training)
         return self.dropout(F.embedding(ids.clamp(min=0), weight) * embedding.scale)  # (B, T, C)
 
     def encode(self, source: Tensor) -> tuple[Memory, Hidden]:
-        """What the decoder reads at every step, and the state it begins with."""
+        """Return what the decoder reads at every step, and the state it begins with."""
         if self.settings.bidirectional:
             annotations, end = self.encoder(self.embed(self.source_embedding, source), real=source >= 0)
             return self.decoder.begin(annotations, end, source < 0)
@@ -92,7 +95,8 @@ class Seq2Seq(TranslationModel):
         return self.decoder.begin(annotations, end, source < 0)
 
     def reading_order(self, source: Tensor) -> Tensor:
-        """Columns (B, S) with padding in front, so that one direction ends on a word: the last, or the first."""
+        """Return the columns (B, S) in the order of reading, with padding in front, so that the final state is a token's:
+        that of the last token, or of the first where the source is reversed."""
         columns = torch.arange(source.shape[1], device=source.device).expand_as(source)
         if self.reverse_source:
             return columns.flip(1)
@@ -112,11 +116,11 @@ class Seq2Seq(TranslationModel):
         return state
 
     def step(self, tokens: Tensor, state: State) -> Tensor:
-        """Return logits (N, V) after one more token (N,) of each hypothesis, those of a sentence one after the other."""
+        """Return the logits (N, V) after one more token (N,) of each hypothesis; those of a sentence are neighbours."""
         return self.head(self.advance(tokens, state))
 
     def advance(self, tokens: Tensor, state: State) -> Tensor:
-        """Return what the head is given (N, C) in a step."""
+        """Return the input of the head (N, C) in a step."""
         kept = state.parts[self.decoder]
         y = self.embed(self.target_embedding, tokens[:, None])
         features, after = self.decoder(y, self.decoder.memory(kept), Recurrent.load_state(kept))
@@ -124,20 +128,22 @@ class Seq2Seq(TranslationModel):
         return self.output_dropout(features)[:, 0]
 
 
-# ---- decoders: the embedded target (N, T, C), memory and state -> what the head is given (N, T, C), and the next state ----
+# ---- decoders: the embedded target (N, T, C), memory and state -> the input of the head (N, T, C), and the next state ----
 
 
 class FixedContextDecoder(nn.Module):
-    """All that is known of the source is the state that its encoder ended in. RNNenc (Cho et al. 2014) does not trust the
-    decoder to remember it: the last layer's goes into every step, and into what the head is given."""
+    """A decoder that starts from the final state of the encoder and sees nothing else of the source.
+
+    RNNenc (Cho et al. 2014) repeats the state of the last layer as an input of every step and of the readout, so that the
+    decoder need not remember it."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.width = width = config.table(RecurrentSettings).d_hidden
-        self.again = repeats_context(config)
-        self.n = states_of(config)
-        self.layers = layers(config, config.d_model + width * self.again, config.n_decoder_layers)
-        if self.again:
+        self.repeats_context = repeats_context(config)
+        self.n = cell_states(config)
+        self.layers = make_layers(config, config.d_model + width * self.repeats_context, config.n_decoder_layers)
+        if self.repeats_context:
             self.readout: nn.Module = Maxout(config.d_model + 2 * width, config.d_model)
         else:
             self.readout = nn.Linear(width, config.d_model) if width != config.d_model else nn.Identity()
@@ -149,36 +155,38 @@ class FixedContextDecoder(nn.Module):
         return {"context": PerSentence((self.width,)), **self.layers.storage()}
 
     def named(self, memory: Memory) -> dict[str, Tensor]:
-        """Return what was made of the source under the names of `state`."""
+        """Return the memory of the source under the names that `state` declares."""
         return {"context": memory[0]}
 
     def memory(self, kept: Any) -> Memory:
-        """Return what was made of the source as `forward` takes it."""
+        """Return the memory of the source from the decoding state, as `forward` takes it."""
         return (kept.context,)
 
     def forward(self, y: Tensor, memory: Memory, state: Hidden) -> tuple[Tensor, Hidden]:
-        if not self.again:
-            s, state = through(self.layers, y, state)
+        if not self.repeats_context:
+            s, state = run_layers(self.layers, y, state)
             return self.readout(s), state
         (context,) = memory
         c = context.repeat_interleave(len(y) // len(context), 0)[:, None].expand(-1, y.shape[1], -1)  # (N, T, H)
-        s, state = through(self.layers, torch.cat([y, c.to(y.dtype)], -1), state)
-        return self.readout(joined(s, y, c)), state
+        s, state = run_layers(self.layers, torch.cat([y, c.to(y.dtype)], -1), state)
+        return self.readout(concatenate(s, y, c)), state
 
 
 class RNNSearchDecoder(nn.Module):
-    """RNNsearch (Bahdanau et al. 2015): s_0 = tanh(W_s h_1), where h_1 is what the encoder ended in, going backwards; then
-    c_i by attention, s_i = cell(s_{i-1}, [y_{i-1}; c_i]), and the head is given a maxout of s_i, y_{i-1} and c_i. More
-    layers stand on top of that one."""
+    """The decoder of RNNsearch (Bahdanau et al. 2015), with attention over the annotations of the source.
+
+    s_0 = tanh(W_s h_1), where h_1 is the final state of the backward encoder; then c_i by attention from s_{i-1},
+    s_i = cell(s_{i-1}, [y_{i-1}; c_i]), and the input of the head is a maxout of s_i, y_{i-1} and c_i. Further recurrent
+    layers (`above`) read s_i."""
 
     def __init__(self, config: ModelConfig, d_annotation: int) -> None:
         super().__init__()
         s = config.table(RecurrentSettings)
         self.width = width = s.d_hidden
-        self.n = states_of(config)
+        self.n = cell_states(config)
         self.attentive = AttentionCell(config, config.d_model, width, d_annotation)
         more = config.n_decoder_layers - 1
-        self.above = layers(config, width, more) if more else None
+        self.above = make_layers(config, width, more) if more else None
         self.bridge = nn.Linear(width, self.n * width)
         self.dropout = VariationalDropout(s.hidden_dropout, s.variational)
         self.readout = Maxout(width + config.d_model + d_annotation, config.d_model)
@@ -202,36 +210,38 @@ class RNNSearchDecoder(nn.Module):
         }
 
     def named(self, memory: Memory) -> dict[str, Tensor]:
-        """Return what was made of the source under the names of `state`."""
+        """Return the memory of the source under the names that `state` declares."""
         keys, entering, padding, annotations = memory
         return {"keys": keys, "entering": entering, "real": ~padding, "annotations": annotations}
 
     def memory(self, kept: Any) -> Memory:
-        """Return what was made of the source as `forward` takes it."""
+        """Return the memory of the source from the decoding state, as `forward` takes it."""
         return kept.keys, kept.entering, ~kept.real, kept.annotations
 
     def forward(self, y: Tensor, memory: Memory, state: Hidden) -> tuple[Tensor, Hidden]:
         source, annotations = SourceAnnotations(*memory[:-1]), memory[-1]
-        s, first, weights = self.attentive.run_steps(y, source, state[: self.n])
-        if self.attentive.cross.is_observed:
-            self.tell(torch.cat([state[0][:, None].to(s.dtype), s[:, :-1]], 1), source, annotations)
+        s, first, weights = self.attentive.over(y, source, state[: self.n])
+        if self.attentive.cross.heard:
+            self.expose_attention(torch.cat([state[0][:, None].to(s.dtype), s[:, :-1]], 1), source, annotations)
         c = (weights.to(annotations.dtype) @ annotations).view(*y.shape[:2], -1)  # (N, T, M)
         rest: Hidden = ()
         if self.above:
-            s, rest = through(self.above, self.dropout(s), state[self.n :])
-        return self.readout(joined(s, y, c)), (*first, *rest)
+            s, rest = run_layers(self.above, self.dropout(s), state[self.n :])
+        return self.readout(concatenate(s, y, c)), (*first, *rest)
 
-    def tell(self, states: Tensor, source: SourceAnnotations, annotations: Tensor) -> None:
-        """Whoever listens hears what the steps looked with (N, T, H): T of a sentence, or one of each of its hypotheses."""
+    def expose_attention(self, states: Tensor, source: SourceAnnotations, annotations: Tensor) -> None:
+        """Expose queries, keys and values to active recorders; `states` (N, T, H) are those that the steps attended with.
+
+        The queries of a sentence are its T steps, or one step of each of its hypotheses."""
         cross = self.attentive.cross
         q = cross.score.queries(states).view(len(annotations), -1, source.keys.shape[-1])
-        at = source.padding.long().neg()  # 0, or -1 on padding, which is all that a mask without order asks
+        at = source.padding.long().neg()  # positions: 0, or -1 on padding; the full mask needs no order
         plan = Plan(reference, FULL, at.new_zeros(q.shape[:2]), at)
         cross.attend(q[:, None], source.keys[:, None], annotations[:, None], plan)
 
 
 class Maxout(nn.Module):
-    """The larger of every two outputs."""
+    """A linear layer of which the larger of every two outputs is taken."""
 
     def __init__(self, d_in: int, d_out: int) -> None:
         super().__init__()
@@ -241,13 +251,13 @@ class Maxout(nn.Module):
         return self.pairs(x).unflatten(-1, (-1, 2)).amax(-1)
 
 
-def joined(*parts: Tensor) -> Tensor:
-    """Side by side, in the precision of the first."""
+def concatenate(*parts: Tensor) -> Tensor:
+    """Concatenate features, in the precision of the first part."""
     return torch.cat([part.to(parts[0].dtype) for part in parts], -1)
 
 
-def through(recurrent: Recurrent, x: Tensor, state: Hidden) -> tuple[Tensor, Hidden]:
-    """A single step goes without the kernels that are made for many."""
+def run_layers(recurrent: Recurrent, x: Tensor, state: Hidden) -> tuple[Tensor, Hidden]:
+    """Run recurrent layers over x (N, T, C) from a state; a single step needs no kernel for sequences."""
     if x.shape[1] > 1:
         return recurrent(x, state)
     out, state = recurrent.step(x[:, 0], state)
@@ -257,7 +267,8 @@ def through(recurrent: Recurrent, x: Tensor, state: Hidden) -> tuple[Tensor, Hid
 # ---- settings ---------------------------------------------------------------------------------------------------------
 
 
-def layers(config: ModelConfig, d_in: int, n: int, bidirectional: bool = False) -> Recurrent:
+def make_layers(config: ModelConfig, d_in: int, n: int, bidirectional: bool = False) -> Recurrent:
+    """Return n recurrent layers of the configured cell."""
     s = config.table(RecurrentSettings)
     return Recurrent(
         config.cell,
@@ -272,27 +283,28 @@ def layers(config: ModelConfig, d_in: int, n: int, bidirectional: bool = False) 
     )
 
 
-def states_of(config: ModelConfig) -> int:
-    """How many tensors the state of a cell has."""
+def cell_states(config: ModelConfig) -> int:
+    """Return how many tensors the state of a cell has."""
     states: int = find("cell", config.cell).states
     return states
 
 
 def uses_attention(config: ModelConfig) -> bool:
+    """Return whether the decoder attends to the source (RNNsearch)."""
     return config.score not in ("none", "constant")
 
 
 def repeats_context(config: ModelConfig) -> bool:
-    """Whether the one context vector goes into every step."""
+    """Return whether the context vector is an input of every step (RNNenc)."""
     return config.score == "constant"
 
 
-def check_sizes(config: ModelConfig) -> None:
-    """Refuse settings that mean nothing together."""
+def check_settings(config: ModelConfig) -> None:
+    """Refuse settings that contradict each other."""
     reverse = config.table(Seq2SeqSettings).reverse_source
     if config.table(RecurrentSettings).bidirectional and (not uses_attention(config) or reverse):
         raise RegardError(
-            "model.recurrent.bidirectional is for encoders that attention looks at: without it the decoder goes on from "
+            "model.recurrent.bidirectional is for encoders that attention looks at: without it the decoder continues from "
             "where one direction ended, and there is nothing to reverse where both are read (model.seq2seq.reverse_source)"
         )
     if not uses_attention(config) and config.n_encoder_layers != config.n_decoder_layers:

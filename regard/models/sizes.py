@@ -1,6 +1,6 @@
-"""The sizes of a model: those of its preset where none are given, and none that cannot be.
+"""The sizes of a model: those left at 0 are filled in from the preset or derived, and impossible settings are refused.
 
-A preset has a style too, which models/architectures.py puts into a configuration; here it is there already.
+The style of a preset is not applied here: models/architectures.py has put it into the configuration before.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ DERIVED = ("n_kv_heads", "d_head")  # sizes that follow from others where they a
 
 
 def resolve_sizes(config: ModelConfig, presets: Mapping[str, Mapping[str, Any]]) -> ModelConfig:
-    """Sizes left at 0 are the preset's or follow from others; impossible ones are refused.
+    """Return the configuration with the sizes that are 0 filled in; refuse impossible ones.
 
-    The tables of the configuration are then those of the parts that it names, and no others.
+    It then has the tables of the parts that it names, and no others.
     """
     if config.preset not in presets:
         raise RegardError(f"unknown model.preset '{config.preset}': choose one of {', '.join(presets)}")
     preset = presets[config.preset]
     sizes: dict[str, int] = {name: getattr(config, name) or preset[name] for name in SIZES if name in preset}
     if "n_heads" in preset:
-        sizes |= heads(config, sizes)
+        sizes |= head_sizes(config, sizes)
     config = dataclasses.replace(config, architecture=preset["architecture"], **sizes)  # type: ignore[arg-type]
-    config = dataclasses.replace(config, parts=tables(config, preset))
-    check(config, sizes, preset)
+    config = dataclasses.replace(config, parts=part_settings(config, preset))
+    check_sizes(config, sizes, preset)
     return config
 
 
-def tables(config: ModelConfig, preset: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the parts that a configuration names, by the names of their tables."""
-    found = {name: config.named(name) for name in chosen_tables(vars(config))}
+def part_settings(config: ModelConfig, preset: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the parts that a configuration names, by the names of their tables."""
+    found = {name: config.named(name) for name in chosen_parts(vars(config))}
     recurrent = found.get("recurrent")
     if recurrent is not None and not recurrent.d_hidden:
         found["recurrent"] = dataclasses.replace(recurrent, d_hidden=preset["recurrent"]["d_hidden"])
     return found
 
 
-def heads(config: ModelConfig, sizes: Mapping[str, int]) -> dict[str, int]:
-    """What follows from the number of heads."""
+def head_sizes(config: ModelConfig, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the sizes that are derived from the number of heads."""
     d_model, n_heads, d_head = sizes["d_model"], sizes["n_heads"], sizes.get("d_head", config.d_head)
     if n_heads > 0 and d_model % n_heads and not d_head:
         raise RegardError(
@@ -64,18 +64,20 @@ def heads(config: ModelConfig, sizes: Mapping[str, int]) -> dict[str, int]:
     }
 
 
-def check(config: ModelConfig, sizes: Mapping[str, int], preset: Mapping[str, Any]) -> None:
+def check_sizes(config: ModelConfig, sizes: Mapping[str, int], preset: Mapping[str, Any]) -> None:
+    """Refuse sizes and settings that are out of range, contradict each other or would do nothing."""
     if not config.mixer:
         raise RegardError("model.mixer names no part: choose one, such as attention")
+    attends = any(mixer.attends for mixer in mixers_of(config))
     for name in sizes:
-        least = 0 if name == "d_ff" and not attends(config) else 1
+        least = 0 if name == "d_ff" and not attends else 1
         if getattr(config, name) < least:
             raise RegardError(f"model.{name} must be at least {least}, not {getattr(config, name)}")
     if RECURRENT in MADE_OF.get(config.architecture, ()) and config.table(RecurrentSettings).d_hidden < 1:
         raise RegardError("model.recurrent.d_hidden must be at least 1, not 0")
     check_values(config, "model.")
-    check_own(config)
-    check_idle(config, preset)
+    check_architecture(config)
+    check_unused(config, preset)
     if config.n_kv_heads and config.n_heads % config.n_kv_heads:
         raise RegardError(
             f"model.n_heads {config.n_heads} cannot share model.n_kv_heads {config.n_kv_heads} evenly: "
@@ -85,8 +87,8 @@ def check(config: ModelConfig, sizes: Mapping[str, int], preset: Mapping[str, An
         raise RegardError("model.parallel adds sublayers that read one norm: it needs model.norm pre")
 
 
-def check_own(config: ModelConfig) -> None:
-    """Refuse settings of other architectures, which would do nothing."""
+def check_architecture(config: ModelConfig) -> None:
+    """Refuse settings of other architectures, which would do nothing here."""
     for name, field in fields_of(ModelConfig).items():
         of = field.metadata.get("of", "")
         if of and of not in MADE_OF.get(config.architecture, (of,)) and getattr(config, name) != field.default:
@@ -117,21 +119,16 @@ def check_parts(config: ModelConfig, sides: tuple[str, ...]) -> None:
             check_part("feedforward", config.feedforward, config, place)
 
 
-def attends(config: ModelConfig) -> bool:
-    """Whether any of its blocks has self-attention, or another mixer that compares queries with keys."""
-    return any(mixer.attends for mixer in mixers_of(config))
-
-
-def check_idle(config: ModelConfig, preset: Mapping[str, Any]) -> None:
-    """Settings of layers that this model does not have; what its preset says is no question."""
+def check_unused(config: ModelConfig, preset: Mapping[str, Any]) -> None:
+    """Refuse settings of layers that this model does not have, unless the value is the default or the preset's."""
     usual = {**vars(ModelConfig()), **preset}
-    for name, why in idle(config).items():
+    for name, why in unused_settings(config).items():
         if getattr(config, name) != usual[name]:
             raise RegardError(f"model.{name} would do nothing here, {why}: leave it out")
 
 
-def idle(config: ModelConfig) -> dict[str, str]:
-    """Settings that nothing reads, and why."""
+def unused_settings(config: ModelConfig) -> dict[str, str]:
+    """Return the settings that no layer reads, and why."""
     found: dict[str, str] = {}
     if BLOCKS not in MADE_OF.get(config.architecture, ()):
         return found

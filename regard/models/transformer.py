@@ -21,6 +21,8 @@ from regard.models.model import TranslationModel
 
 
 class Transformer(TranslationModel):
+    """An encoder-decoder Transformer: the original, Marian, T5, BART, convolutional sequence-to-sequence models."""
+
     presets = tables.TRANSFORMER
     tasks = ("translation", "spans", "denoising")
     embeds = True
@@ -52,7 +54,7 @@ class Transformer(TranslationModel):
         initialize(self, seed)
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """The memory (B, S, C) that the decoder reads, and the positions of its tokens (B, S)."""
+        """Return the memory (B, S, C) that the decoder reads, and the positions of its tokens (B, S)."""
         positions = positions_of(source)
         x = self.dropout(self.source_norm(self.encoder.embed(self.source_embedding(source), positions)))
         return self.encoder(x, positions), positions
@@ -73,10 +75,10 @@ class Transformer(TranslationModel):
         return state
 
     def step(self, tokens: Tensor, state: State) -> Tensor:
-        """Return logits (N, V) after one more token (N,) of each hypothesis, those of a sentence one after the other."""
+        """Return the logits (N, V) after one more token (N,) of each hypothesis; those of a sentence are neighbours."""
         return self.head(self.advance(tokens, state))
 
     def advance(self, tokens: Tensor, state: State) -> Tensor:
-        """Return what the head is given (N, C) in a step."""
+        """Return the input of the head (N, C) in a step."""
         x = self.decoder.embed(self.target_embedding(tokens), state.position())
         return self.decoder.step(self.dropout(normalize(x, self.target_norm)), state)

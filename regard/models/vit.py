@@ -1,4 +1,4 @@
-"""The vision Transformer: an image is a sentence of patches.
+"""The vision Transformer: an encoder over the patches of an image.
 
 Shapes: images (B, channels, height, width), hidden (B, 1 + patches, C), logits (B, classes).
 """
@@ -21,6 +21,8 @@ from regard.models.model import Model
 
 
 class ViT(Model):
+    """An encoder of image patches and a class token, with a linear head on the class token."""
+
     made_of = (BLOCKS, IMAGES)
     presets = tables.VIT
     tasks = ("images",)
@@ -34,10 +36,8 @@ class ViT(Model):
         self.config = config = self.resolve(config)
         images = config.table(ViTSettings)
         size = images.patch_size
-        self.patches = nn.Conv2d(
-            images.image_channels, config.d_model, size, stride=size
-        )  # each patch times one matrix
-        self.summary = nn.Parameter(torch.zeros(config.d_model))  # a token of no patch, which the class is read from
+        self.patches = nn.Conv2d(images.image_channels, config.d_model, size, stride=size)  # one matrix for all patches
+        self.summary = nn.Parameter(torch.zeros(config.d_model))  # the class token
         self.dropout = nn.Dropout(config.dropout)
         blocks = make_blocks(config, config.n_encoder_layers, "encoder", causal=False)
         self.encoder = Stack(config, blocks, FULL, "encoder")
@@ -48,7 +48,7 @@ class ViT(Model):
         nn.init.zeros_(self.summary)
 
     def hidden(self, images: Tensor) -> Tensor:
-        """(B, 1 + patches, C), patches row by row."""
+        """Return hidden vectors (B, 1 + patches, C): the class token, then the patches row by row."""
         x = self.patches(images).flatten(2).transpose(1, 2)  # (B, patches, C)
         x = torch.cat([self.summary.expand(len(x), 1, -1), x], 1)
         positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
@@ -59,13 +59,13 @@ class ViT(Model):
 
     @classmethod
     def lengths(cls, config: ModelConfig, *inputs: Tensor) -> tuple[int, int]:
-        """Return how many tokens a picture (B, channels, height, width) has: its patches and the summary."""
+        """Return how many tokens images (B, channels, height, width) have: their patches and the class token."""
         (height, width), size = inputs[0].shape[-2:], config.table(ViTSettings).patch_size
         return 1 + (height // size) * (width // size), 0
 
     @classmethod
     def example_inputs(cls, config: ModelConfig, batch: int, s: int, t: int, like: Tensor) -> tuple[Tensor, ...]:
-        """Return pictures of s - 1 patches, square ones where that is a square number."""
+        """Return images of s - 1 patches, square ones where that is a square number."""
         rows = isqrt(s - 1) if isqrt(s - 1) ** 2 == s - 1 else 1
         images = config.table(ViTSettings)
         size = images.patch_size * rows, images.patch_size * ((s - 1) // rows)

@@ -1,4 +1,4 @@
-"""A model's weights as named tensors, out and in."""
+"""Saving and loading weights as named tensors, in full precision or quantized to int8."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from regard.layers.quantization import linear_layers, load_int8_layers
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter once, tied ones under their first name."""
+    """Return every parameter by name, tied ones once, under their first name."""
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
-STEP = ".step"  # a matrix in bytes has its steps beside it
+STEP = ".step"  # suffix of the name of the scales (rows, 1) of an int8 matrix
 
 
 def quantize_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same in a quarter of the room: of a matrix each row in 255 steps of its own, all else in halves."""
+    """Quantize matrices to int8, symmetrically and with a scale for each row; convert other tensors to fp16."""
     made: dict[str, Tensor] = {}
     for name, x in tensors.items():
         if x.ndim == 2:
@@ -39,7 +39,7 @@ def quantize_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def dequantize_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices that `in_bytes` rounded, in fp32; other tensors as they are."""
+    """Return int8 matrices of `quantize_weights` in fp32, and other tensors unchanged."""
     steps = {name.removesuffix(STEP): step for name, step in tensors.items() if name.endswith(STEP)}
     kept = {name: x for name, x in tensors.items() if not name.endswith(STEP)}
     return {name: x.float() * steps[name] if name in steps else x for name, x in kept.items()}
@@ -50,29 +50,34 @@ def are_quantized(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def load_quantized(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
-    """What `in_bytes` rounded, into a model whose products are then of bytes (layers/quantization.py). No matrix becomes fp32 but
-    those that rows are looked up in."""
-    check(model, {name: x for name, x in tensors.items() if not name.endswith(STEP)}, where)
+    """Load tensors of `quantize_weights` into a model whose linear layers then multiply int8 (layers/quantization.py).
+
+    Only other matrices, such as embeddings, of which rows are looked up, are dequantized to fp32."""
+    check_weights(model, {name: x for name, x in tensors.items() if not name.endswith(STEP)}, where)
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     multiplied = {names[layer.weight] for _, _, layer in linear_layers(model) if isinstance(layer, nn.Linear)}
-    fill(model, dequantize_weights({k: x for k, x in tensors.items() if k.removesuffix(STEP) not in multiplied}))
-    load_int8_layers(model, lambda weight: (tensors[names[weight]], tensors[names[weight] + STEP]))
+    copy_weights(
+        model, dequantize_weights({k: x for k, x in tensors.items() if k.removesuffix(STEP) not in multiplied})
+    )
+    quantized_bytes(model, lambda weight: (tensors[names[weight]], tensors[names[weight] + STEP]))
 
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
-    """Copy tensors into a model; whatever is missing, extra or of another shape is listed."""
-    check(model, tensors, where)
-    fill(model, tensors)
+    """Copy tensors into a model; the error lists those that are missing, extra or of another shape."""
+    check_weights(model, tensors, where)
+    copy_weights(model, tensors)
 
 
-def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def copy_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into the parameters of the same names."""
     own = dict(model.named_parameters())
     with torch.no_grad():
         for name, x in tensors.items():
             own[name].copy_(x)
 
 
-def check(model: nn.Module, tensors: Mapping[str, Tensor], where: Path) -> None:
+def check_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: Path) -> None:
+    """Refuse tensors that do not have the names and shapes of the model's parameters, or are not finite."""
     own = dict(model.named_parameters())
     wrong = [f"{name} is missing" for name in own.keys() - tensors.keys()]
     wrong += [f"{name} is not in the model" for name in tensors.keys() - own.keys()]
@@ -88,7 +93,7 @@ def check(model: nn.Module, tensors: Mapping[str, Tensor], where: Path) -> None:
 
 
 def check_scales(tensors: Mapping[str, Tensor], where: Path) -> None:
-    """Of matrices in bytes, which `check` sees none of."""
+    """Refuse int8 matrices whose scales are missing, of another shape or not finite; `check_weights` sees no scales."""
     for name, x in tensors.items():
         step = tensors.get(name + STEP)
         if x.dtype == torch.int8 and (step is None or step.shape != (len(x), 1) or not is_finite(step)):
@@ -96,30 +101,33 @@ def check_scales(tensors: Mapping[str, Tensor], where: Path) -> None:
 
 
 def is_finite(x: Tensor) -> bool:
-    """One number that is not finite makes the sum so too, which is faster to see; a sum of huge ones may be, without any."""
+    """Return whether all numbers are finite.
+
+    A finite sum proves it in less time; only where the sum is not finite, which huge numbers can cause, is every one
+    looked at."""
     return not x.is_floating_point() or bool(x.sum().isfinite() or x.isfinite().all())
 
 
-# ---- sizes -------------------------------------------------------------------------------------------------------
+# ---- checking sizes before memory is allocated -----------------------------------------------------------------
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of the tensors in a safetensors file, of which only the header is read."""
+    """Return the names and shapes of the tensors in a safetensors file; only its header is read."""
     with safe_open(check_regular(path), "pt") as file:
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
 
-SPARE = 1 << 24  # numbers that a model may have beside twice those in its file: heads that are new, computed tables
+SPARE = 1 << 24  # numbers that a model may have beyond twice those in its file: new heads, computed tables
 
 
 class SizeLimit(TorchFunctionMode):
-    """Limits the tensors that are made inside to a number of elements: sizes from a file are checked against its weights
-    before any memory is taken.
+    """A limit on the elements of the tensors that are made inside of the context: a configuration from a file is checked
+    against the size of its weights before any memory is allocated.
 
-    A model on the `meta` device would tell the same, but its first operation imports 900 modules of torch, which takes
-    longer than loading the model.
+    Building the model on the `meta` device would check the same, but its first operation imports 900 modules of torch,
+    which takes longer than loading the model.
     """
 
     def __init__(self, config: ModelConfig, shapes: Shapes, where: Path) -> None:
@@ -146,13 +154,13 @@ class SizeLimit(TorchFunctionMode):
 FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.randn}
 
 
-# ---- unfilled ----------------------------------------------------------------------------------------------------
+# ---- skipping the initialization ---------------------------------------------------------------------------------
 
 DRAWS = {nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_, Tensor.uniform_, Tensor.normal_}
 
 
 class SkipInit(TorchFunctionMode):
-    """A model made inside draws no initial weights. Its own are about to be loaded, which takes less time than drawing."""
+    """A context in which a model is built without random initial weights, since its weights are about to be loaded."""
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -160,7 +168,7 @@ class SkipInit(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in DRAWS:
             return args[0] if args else kwargs["tensor"]
-        if func is torch.linalg.qr:  # by which drawn matrices become orthogonal
+        if func is torch.linalg.qr:  # makes random matrices orthogonal
             return args[0], args[0]
         if func is torch.randint:  # a model's seed
             return torch.zeros((), dtype=torch.long, device="cpu")

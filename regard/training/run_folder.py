@@ -44,9 +44,9 @@ EVENTS = "events.out.tfevents.*"
 
 @contextlib.contextmanager
 def open_run(folder: Path, config: Config, *, overwrite: bool = False, resuming: bool = False) -> Iterator[None]:
-    """Lock the run folder for this process; the settings of a run that has checkpoints must agree with `config`."""
+    """Hold the run folder for this process; a run that has checkpoints must agree with `config`."""
     constraints.check_options(config.decode)
-    holds_run(folder)  # refuses a folder that is not a run before the lock file is made in it
+    holds_run(folder)  # refuses a folder of somebody else before the lock is made in it
     with _locked(folder):
         if not holds_run(folder) or overwrite:
             write_text(folder / MARKER, json.dumps({"regard_run": 1, "version": __version__}) + "\n")

@@ -29,7 +29,7 @@ HEAVY = [
     *(
         "regard.tasks",
         "regard.training",
-        "regard.decode.graphed",
+        "regard.decode.graphs",
         "regard.decode.model1",
         "regard.kernels.toeplitz_attention",
     ),

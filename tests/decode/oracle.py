@@ -1,4 +1,4 @@
-"""What the tests of decoding compare with: a model that is a table, brute force, and a beam search written the slow way.
+"""Oracles for the tests of decoding: a model that is a table, exhaustive search, and a simple, slow beam search.
 
 The oracles count in fp64 Python and never call `regard.decode`; they share with it only the ids of the special tokens.
 """
@@ -24,7 +24,7 @@ BANNED = (PADDING, SOS, UNK, MASK)
 FIRST_WORD = 5
 VOCAB = 23  # of the tiny Transformer
 Prefix = tuple[int, ...]
-LogP = Callable[[Prefix], np.ndarray]  # the words said so far -> log p of each next token, (V,) fp64
+LogP = Callable[[Prefix], np.ndarray]  # the words written so far -> log p of each next token, (V,) fp64
 Said = tuple[list[int], float, float, bool]  # tokens, score, log_prob, ended: the fields of a Hypothesis
 
 
@@ -49,10 +49,10 @@ class TableState:
 
 @dataclass
 class TableModel:
-    """A `Decoder` that looks its log-probabilities up. The first token of a source is the sentence's name."""
+    """A `Decoder` that looks up its log-probabilities in a table, by the first token of the source and the prefix."""
 
     table: Callable[[int, Prefix], np.ndarray]
-    steps: int = field(default=0)  # how often it was asked
+    steps: int = field(default=0)  # how often `step` was called
     config: ModelConfig = field(default_factory=lambda: model_config(**SETTINGS))
 
     def begin(self, source: Tensor) -> TableState:
@@ -67,12 +67,12 @@ class TableModel:
 
 
 def random_table(seed: int, words: int, end: float = 0.0, spread: float = 1.5) -> Callable[[int, Prefix], np.ndarray]:
-    """Log-probabilities drawn anew for every sentence and prefix; `end` shifts how readily a sentence ends."""
+    """Return random log-probabilities for every sentence and prefix; `end` is added to the logit of the end token."""
 
     @cache
     def table(name: int, said: Prefix) -> np.ndarray:
         logits = np.random.default_rng([seed, name, *said]).normal(size=FIRST_WORD + words) * spread
-        logits[list(BANNED)] -= 2.0  # never said, they only take their share
+        logits[list(BANNED)] -= 2.0  # masked by the decoder, they only take their share of the probability
         logits[EOS] += end
         return log_softmax(logits)
 
@@ -89,13 +89,13 @@ def score(log_prob: float, length: int, penalty: float) -> float:
 
 
 def successors(log_p: np.ndarray, said: Prefix, min_len: int) -> list[tuple[int, float]]:
-    """The tokens that may follow, with their log p."""
+    """Return the allowed next tokens with their log p."""
     banned = set(BANNED) | ({EOS} if len(said) < min_len else set())
     return [(token, float(log_p[token])) for token in range(len(log_p)) if token not in banned]
 
 
 def every_sequence(log_p: LogP, limit: int, penalty: float, min_len: int = 0) -> list[Said]:
-    """All that can be said in at most `limit` tokens (end token included), best score first."""
+    """Return all sequences of at most `limit` tokens (end token included), best score first."""
 
     def walk(said: Prefix, total: float) -> list[Said]:
         found: list[Said] = []
@@ -140,10 +140,10 @@ def slow_beam(log_p: LogP, k: int, limit: int, penalty: float, min_len: int = 0,
 
 
 def tiny_transformer(seed: int, end: float = 2.0, **sizes: object) -> Transformer:
-    """A random model that says different things about different sources, and ends at different lengths.
+    """Return a random model whose translations depend on the source and end at different lengths.
 
-    Norms of any sign keep it from repeating its last word (tied embeddings like to), embeddings of one size keep any word
-    from winning always, and the last norm leans towards the end token by `end`.
+    Norm scales are random: with tied embeddings and unit scales an untrained decoder repeats its last token. Embeddings of
+    equal size keep any one word from always being the likeliest. The bias of the last norm favours the end token by `end`.
     """
     chosen = {
         "n_encoder_layers": 2,
@@ -160,8 +160,8 @@ def tiny_transformer(seed: int, end: float = 2.0, **sizes: object) -> Transforme
     h, g, d = model.config.n_heads, model.config.n_kv_heads, model.config.d_head
     rows = {"qkv": qkv_rows(h, g, d), "kv": kv_rows(g, d)}
     with torch.no_grad():
-        for name, weight in model.named_parameters():
-            spread = 1.0 if "norm.weight" in name else 0.1 if name.endswith("bias") else 0.4
+        for name, weight in parameters_by_sublayer(model):
+            spread = 1.0 if "norm" in name and name.endswith("weight") else 0.1 if name.endswith("bias") else 0.4
             drawn = torch.randn(weight.shape, generator=generator) * spread
             layer = name.split(".")[-2]
             weight.copy_(fused(drawn, rows[layer]) if layer in rows else drawn)  # the same model whatever the layout
@@ -172,12 +172,33 @@ def tiny_transformer(seed: int, end: float = 2.0, **sizes: object) -> Transforme
     return model
 
 
+def parameters_by_sublayer(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    """Return the parameters with the norm of a sublayer right after it: an order for drawing random weights that does not
+    depend on where a block keeps its norms."""
+    norms: dict[str, list[tuple[str, torch.nn.Parameter]]] = {}
+    others = []
+    for name, parameter in model.named_parameters():
+        block, is_norm, rest = name.partition(".norms.")
+        if is_norm:
+            norms.setdefault(f"{block}.sublayers.{rest.split('.')[0]}.", []).append((name, parameter))
+        else:
+            others.append((name, parameter))
+    found = []
+    for i, (name, parameter) in enumerate(others):
+        found.append((name, parameter))
+        following = others[i + 1][0] if i + 1 < len(others) else ""
+        for sublayer in [prefix for prefix in norms if name.startswith(prefix) and not following.startswith(prefix)]:
+            found += norms.pop(sublayer)
+    assert not norms
+    return found
+
+
 def random_sources(seed: int, count: int, longest: int = 12) -> list[list[int]]:
     rng = np.random.default_rng(seed)
     return [rng.integers(FIRST_WORD, VOCAB, size=rng.integers(1, longest + 1)).tolist() for _ in range(count)]
 
 
 def padded(rows: Sequence[Sequence[int]]) -> Tensor:
-    """(B, S), each row ending on EOS."""
+    """Return padded ids (B, S), each row with EOS at its end."""
     width = max(map(len, rows)) + 1
     return torch.tensor([[*row, EOS] + [PAD] * (width - 1 - len(row)) for row in rows])

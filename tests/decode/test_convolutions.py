@@ -1,11 +1,11 @@
-"""Searches through a convolutional model, whose state holds inputs instead of keys: brute force and a slow beam search."""
+"""Beam search with a convolutional model, whose state holds inputs instead of keys, against the oracles."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from oracle import every_sequence, random_sources, slow_beam, tiny_transformer
-from test_beam import assert_same, forward_table, search
+from test_beam_search import assert_same, forward_table, search
 
 from regard.models.transformer import Transformer
 
@@ -16,7 +16,7 @@ def convolutional(seed: int) -> Transformer:
 
 @torch.no_grad()
 def test_a_convolutional_model_searched_exhaustively() -> None:
-    """Every translation of two tokens, its log-probabilities taken from whole forwards without a cache."""
+    """All translations of two tokens, with log-probabilities from full forward passes without a cache."""
     model, sources = convolutional(0), random_sources(0, 3)
     for source, ranked in zip(sources, search(model, sources, [2] * 3, beam=400, nbest=400), strict=True):
         assert_same(ranked, every_sequence(forward_table(model, source), 2, penalty=1.0), tolerance=1e-4)

@@ -1,4 +1,4 @@
-"""Sampling: frequencies against probabilities, truncation against NumPy, and seeds that mean something."""
+"""Sampling: frequencies against probabilities, truncation against NumPy, and the meaning of seeds."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def assert_frequencies(counts: Counter, p: dict, n: int) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("never", [[], [0], [0, 1, 2], [6], list(range(6))])
 def test_log_p_is_a_number_whichever_tokens_cannot_come(never: list[int], temperature: float) -> None:
-    """Logits of minus infinity, as of a vocabulary that is filled up, in the first column or any other."""
+    """Logits of minus infinity, as a padded vocabulary has them, in the first column or any other."""
     logits = 50 * torch.randn(40, 7)
     logits[:, never] = -torch.inf
     options, config = DecodeConfig(temperature=temperature), ModelConfig()
@@ -187,7 +187,7 @@ def test_whole_sequences_have_the_frequency_of_their_probability() -> None:
     assert sum(p.values()) == pytest.approx(1)
     found = draw(TableModel(table), [5], 3, n)
     assert_frequencies(Counter((*h.tokens, h.ended) for h in found), p, n)
-    # The reported log p is the model's own: of all it could have said, before any ban or temperature.
+    # The reported log p is the model's own: of all it could have said, before any mask or temperature.
     known = {(*tokens, ended): log_prob for tokens, _, log_prob, ended in every_sequence(partial(table, 5), 3, 0)}
     for h in found[:50]:
         assert h.log_prob == pytest.approx(known[*h.tokens, h.ended], abs=1e-5)

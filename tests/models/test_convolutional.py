@@ -102,7 +102,7 @@ def test_a_token_changes_nothing_before_it(style: dict[str, Any]) -> None:
 
 
 def test_without_positions_a_text_may_begin_anywhere() -> None:
-    """What convolutions say depends on the tokens of their field alone."""
+    """The output of convolutions depends only on the tokens of their receptive field."""
     model, row = stirred(LM), ids(40)
     field = 1 + 2 * (1 + 2 + 3)
     torch.testing.assert_close(model(row)[:, -1], model(row[:, -field:])[:, -1], **close)
@@ -151,7 +151,7 @@ def test_packed_documents_have_the_logits_they_have_alone(style: dict[str, Any])
 
 @every_style
 def test_ragged_prompts_go_on_as_whole_rows_would(style: dict[str, Any]) -> None:
-    """Prompts read at once, then token by token past the cache's first room; one row leaves, another is copied."""
+    """Prompts read at once, then token by token past the first columns of the cache; one row leaves, another is copied."""
     model, lengths = stirred(LM, **style), (9, 1, 4)
     prompts = ids(*lengths)
     logits, state = model.begin(prompts)
@@ -314,13 +314,13 @@ def learn(model: Any, make: Any, steps: int) -> float:
 
 
 def test_a_dilated_language_model_learns_to_look_eight_tokens_back() -> None:
-    """Each token is that eight before it plus one; blocks of one step each see seven back, and cannot know."""
+    """Each token is that eight before it plus one; blocks without dilation see seven tokens back, which is too few."""
 
     def texts() -> tuple[Tensor, Tensor]:
         first = torch.randint(0, V - 5, (16, 8))
         row = torch.cat([(first + i) % (V - 5) + 5 for i in range(4)], 1)
         labels = row[:, 1:].clone()
-        labels[:, :7] = PAD  # nobody can know the first eight
+        labels[:, :7] = PAD  # the first eight cannot be predicted
         return row[:, :-1], labels
 
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What models/analysis/cost.py counts without numbers against torch's own counter on real passes, and the bytes of real tensors."""
+"""The costs of models/analysis/cost.py against torch's own counter on real passes and the bytes of real tensors."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def counted(net: nn.Module, batch: int, s: int, t: int, *, backward: bool) -> in
 
 
 def counted_on(net: nn.Module, *inputs: Tensor, backward: bool) -> int:
-    # Attention as plain products: the counter does not know the fused kernel for CPUs.
+    # Attention as plain products: torch's counter does not count the fused kernel for CPUs.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         logits = net(*inputs)
         if backward:
@@ -285,7 +285,7 @@ def test_logits_of_tokens_are_there_a_chunk_at_a_time() -> None:
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_the_cache_of_a_language_model_is_what_decoding_keeps(groups: int) -> None:
     net = small("gpt", n_kv_heads=groups, d_head=12)
-    _, state = net.begin(torch.randint(5, 50, (B, 16)))  # room doubles: it is full at powers of two
+    _, state = net.begin(torch.randint(5, 50, (B, 16)))  # the cache doubles its columns: it is full at powers of two
     found = decoding_bytes(net, 0, 16, torch.float32)
     assert B * found["cache"] == state.nbytes() == 4 * B * 16 * 2 * 3 * groups * 12
     assert found["state"] == 0

@@ -28,7 +28,7 @@ DATA = {"source_vocab": 50, "target_vocab": 50, "n_classes": 6}
 
 
 def scanned(name: str, **settings: Any) -> nn.Module:
-    """A model whose layers go step by step: torch's counter does not look into fused kernels."""
+    """Return a model whose layers run step by step: torch's counter does not see into fused kernels."""
     torch.manual_seed(0)
     model = make_model(preset(name, **{**SIZES, **DATA, **settings}))
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""Counting on the meta device: parts that nobody has seen before, alike blocks, operators, and what it does not import."""
+"""Counting on the meta device: unknown parts, equal blocks, custom operators, and modules that it must not import."""
 
 import copy
 import subprocess
@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import regard.kernels.linear_activation
 import regard.kernels.residual_norm  # noqa: F401 (registers its operators)
-from regard.layers.recurrent import counted_as
+from regard.layers.recurrent import repeating
 from regard.models.analysis.counting import FORMULAS, RARE, ForwardCount, count, meta_copy, meta_model, structure_key
 from regard.models.architectures import make_model, preset
 
@@ -21,7 +21,7 @@ B, T, C = 2, 5, 8
 
 
 class Switched(nn.Module):
-    """A mixture of experts that nobody has told the package about: every token goes through one of `experts` matrices."""
+    """A mixture of experts that the package does not know: every token goes through one of `experts` matrices."""
 
     def __init__(self, experts: int) -> None:
         super().__init__()
@@ -72,12 +72,12 @@ def test_blocks_that_are_alike_run_once_and_all_have_their_lines() -> None:
     model = meta_copy(Tower(6))
     dispatched: list[str] = []
 
-    class Heard(ForwardCount):
+    class Watched(ForwardCount):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             dispatched.append(func._schema.name)
             return super().__torch_dispatch__(func, types, args, kwargs)
 
-    with torch.no_grad(), Heard(model) as counting:
+    with torch.no_grad(), Watched(model) as counting:
         model(torch.empty(B, T, C, device="meta"))
     assert len([name for name in dispatched if name.endswith("mm")]) == 1 + 2  # one of each kind
     flops = counting.flops()
@@ -192,8 +192,10 @@ def test_the_formulas_of_operators_are_those_of_the_products_inside() -> None:
 def test_counting_does_not_load_torchs_compiler(name: str) -> None:
     """It takes about as long to import as torch itself, twice as long as counting GPT-3."""
     script = (
-        "import sys; from regard.models.analysis.cost import measured; from regard.inference.model_spec import config_of; "
-        f"measured(config_of('{name}', {{}})[0], 1, 64, None); print('torch._dynamo' in sys.modules, 'sympy' in sys.modules)"
+        "import sys; from regard.models.analysis.cost import report_costs; "
+        "from regard.inference.model_spec import config_of; "
+        f"report_costs(config_of('{name}', {{}})[0], 1, 64, None); "
+        "print('torch._dynamo' in sys.modules, 'sympy' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]

@@ -91,7 +91,7 @@ def test_neither_padding_nor_neighbours_change_a_row(name: str) -> None:
 
 @every_scheme
 def test_the_order_of_earlier_tokens_matters(name: str) -> None:
-    """Even without positions: the mask lets a second layer count. One layer alone reads a bag."""
+    """Even without positions the causal mask lets a second layer count tokens; a single layer reads a bag of words."""
     row = torch.tensor([[5, 6, 7, 8, 9, 10]])
     swapped = row[:, [1, 3, 0, 4, 2, 5]]
     assert (make(name)(row) - make(name)(swapped))[:, -1].abs().max() > 1e-4
@@ -123,7 +123,7 @@ def test_cached_equals_full_forward_at_every_step(name: str, width: int, groups:
     model = make(name, **{"attention.window": width}, n_kv_heads=groups)
     assert_cached_equals_full(
         model, (7, 2, 5), 12
-    )  # a window shorter than the prompts, and past the cache's first room
+    )  # a window shorter than the prompts, and past the first columns of the cache
 
 
 @every_scheme
@@ -172,7 +172,7 @@ def test_a_window_sees_its_last_tokens_alone(name: str, width: int) -> None:
 @every_scheme
 def test_a_prefix_sees_itself_and_the_rest_is_causal(name: str) -> None:
     model, row = make(name), ids(8)
-    for t, first in ((3, 0), (6, 6)):  # a token of the prefix reaches its beginning; one after it goes on being causal
+    for t, first in ((3, 0), (6, 6)):  # a token of the prefix reaches its beginning; the mask of one after it is causal
         changed = row.clone()
         changed[:, t] = other(row[:, t])
         difference = (model(changed, prefix(5)) - model(row, prefix(5)))[0].abs().amax(-1)
@@ -314,7 +314,7 @@ def test_gpt2() -> None:
 
 @every_scheme
 def test_token_0_is_a_piece_like_any_other(name: str) -> None:
-    """Rows in which it stands anywhere, the ends included, say what they say alone; padding beside it says nothing."""
+    """Rows with this token anywhere, also at their ends, have the logits that they have alone, without padding."""
     model = make(name)
     rows = [torch.tensor(row) for row in ([0, 5, 0], [7, 0, 0, 0, 9, 0], [0])]
     together = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)

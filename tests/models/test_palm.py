@@ -10,7 +10,7 @@ from fused_rows import gate_rows, qkv_rows
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.layers.block import Block, ParallelBlock, make_blocks
+from regard.layers.block import ParallelBlock, PreNormBlock, make_blocks
 from regard.models.architectures import preset
 from regard.models.gpt import GPT
 
@@ -108,14 +108,14 @@ def test_a_parallel_block_has_one_norm_and_the_names_of_any_other() -> None:
     for side, crosses in (("encoder", False), ("decoder", True)):
         (together,), (apart,) = (make_blocks(c, 1, side, side == "decoder", crosses) for c in (config, sequential))
         assert type(together) is ParallelBlock
-        assert type(apart) is Block
+        assert type(apart) is PreNormBlock
         names, others = ({name for name, _ in block.named_parameters()} for block in (together, apart))
         assert names - others == {"norm.weight"}
         assert {name.split(".")[0] for name in others - names} == {"norms"}
 
 
 def test_sublayers_do_not_see_each_other() -> None:
-    """What attention says changes the sum, but not what the feed-forward adds to it."""
+    """The output of attention changes the sum, but not what the feed-forward layer adds to it."""
     model, x = palm(), torch.randn(2, 5, C)
     seen: list[Tensor] = []
     for block in model.decoder.blocks:

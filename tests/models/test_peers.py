@@ -64,7 +64,7 @@ def stir(*modules: nn.Module) -> None:
 
 
 def covers(pairs: list[Pair], ours: nn.Module, theirs: nn.Module) -> bool:
-    """Nothing is left out on either side."""
+    """Check that every parameter of both sides is compared."""
     elements = [sum(p.ours[p.our_rows].numel() for p in pairs), sum(p.theirs[p.their_rows].numel() for p in pairs)]
     return elements == [sum(p.numel() for p in module.parameters()) for module in (ours, theirs)]
 
@@ -149,7 +149,7 @@ def torch_logits(peer: nn.Transformer, embedding: Tensor, source: Tensor, target
     hidden = peer(
         x,
         y,
-        tgt_mask=torch.ones(y.shape[1], y.shape[1]).triu(1).bool(),  # True = hidden, over there
+        tgt_mask=torch.ones(y.shape[1], y.shape[1]).triu(1).bool(),  # torch: True = masked
         tgt_is_causal=True,
         src_key_padding_mask=source == PAD,
         tgt_key_padding_mask=target == PAD,

@@ -42,7 +42,7 @@ def count(model: nn.Module, without: tuple[str, ...] = ()) -> int:
 # What an encoder has on top is not counted in the published numbers; BERT and RoBERTa count their pooler.
 NOT_COUNTED = dict.fromkeys(("bert-base", "bert-large", "roberta-base", "roberta-large"), ("head.",))
 NOT_COUNTED |= dict.fromkeys(("roformer-base", "deberta-base", "deberta-v3-base"), ("head.", "pooler."))
-# What they have more than ours: where positions count from 2 on, two rows in each table that nobody reads.
+# What they have more than ours: where positions count from 2 on, two rows in each table that are never read.
 MORE = {"roberta-base": 2 * 768, "roberta-large": 2 * 1024, "bart-base": 4 * 768, "bart-large": 4 * 1024}
 # DeBERTa 1 has no biases of keys, neither of words nor of positions; here a layer has 768 of each.
 MORE |= {"deberta-base": -12 * 2 * 768}

@@ -172,7 +172,7 @@ def test_a_text_in_two_parts_is_the_text() -> None:
 
 
 def naive(model: RNN, prompt: list[int], n: int) -> list[int]:
-    """The likeliest token again and again, everything read anew each time."""
+    """Return greedy tokens, with a full forward pass for each."""
     row = list(prompt)
     for _ in range(n):
         logits = model(torch.tensor([row]))[0, -1]

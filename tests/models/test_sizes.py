@@ -1,4 +1,4 @@
-"""Sizes: the preset's where none are given, what follows from others, and refusals in one line."""
+"""Sizes: defaults from the preset, derived sizes, and errors in one line."""
 
 from typing import Any
 

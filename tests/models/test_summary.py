@@ -1,4 +1,4 @@
-"""A model layer by layer: against closed forms written here, torch's own counter, and models of every style."""
+"""The summary of a model against closed forms, torch's own counter, and models of every style."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.inference.model_spec import summary
 from regard.layers.quantization import quantize_model
-from regard.models.analysis.cost import forward_flops
-from regard.models.analysis.cost import meta_inputs as example
+from regard.models.analysis.cost import forward_flops, meta_inputs
 from regard.models.analysis.summary import LayerSummary, Summary
 from regard.models.architectures import make_model, preset
 
@@ -50,7 +49,7 @@ def lines(result: Summary) -> dict[str, LayerSummary]:
 
 
 def at(result: Summary, first: str, last: str = "") -> LayerSummary:
-    """The line whose path begins and ends so."""
+    """Return the line whose path begins and ends so."""
     (line,) = (line for line in result.lines if line.name.startswith(first) and line.name.endswith(last))
     return line
 
@@ -62,25 +61,25 @@ def test_a_translator_by_hand() -> None:
     result = found(small("transformer-tiny"))
     line = lines(result)
     projections = 4 * C * C
-    assert at(result, "encoder.blocks.1.", "self").flops == B * (2 * S * projections + 2 * 2 * H * S * S * D)
-    assert at(result, "decoder.blocks.2.", "self").flops == B * (2 * T * projections + 2 * 2 * H * T * T * D)
+    assert at(result, "encoder.blocks.1.sublayers.self").flops == B * (2 * S * projections + 2 * 2 * H * S * S * D)
+    assert at(result, "decoder.blocks.2.sublayers.self").flops == B * (2 * T * projections + 2 * 2 * H * T * T * D)
     crossed = 2 * T * 2 * C * C + 2 * S * 2 * C * C + 2 * 2 * H * T * S * D  # q and out, k and v, q k^T and a v
-    assert at(result, "decoder.blocks.0.", "cross").flops == B * crossed
-    assert at(result, "decoder.blocks.0.", "ff").flops == B * T * 2 * 2 * C * F
+    assert at(result, "decoder.blocks.0.sublayers.cross").flops == B * crossed
+    assert at(result, "decoder.blocks.0.sublayers.ff").flops == B * T * 2 * 2 * C * F
     assert line["head"].flops == B * T * 2 * C * V
     assert line["source_embedding"].flops == 0
     block = found(small("transformer-tiny"), 2)
     norms = 2 * 2 * C
     assert at(block, "encoder.blocks.0").parameters == projections + 4 * C + 2 * C * F + F + C + norms
     assert line["source_embedding"].output == (B, T, C)
-    assert at(result, "encoder.blocks.0.", "self").output == (B, S, C)
-    assert at(result, "decoder.blocks.0.", "cross").output == line["decoder.norm"].output == (B, T, C)
+    assert at(result, "encoder.blocks.0.sublayers.self").output == (B, S, C)
+    assert at(result, "decoder.blocks.0.sublayers.cross").output == line["decoder.norm"].output == (B, T, C)
     assert line["head"].output == (B, T, V)
 
 
 def test_shared_keys_by_hand() -> None:
-    expected = 2 * T * C * (C + 2 * (2 * D) + C) + 2 * 2 * H * T * T * D  # all heads of queries look
-    assert at(found(small("gpt-tiny", n_kv_heads=2)), "decoder.blocks.1.", "self").flops == B * expected
+    expected = 2 * T * C * (C + 2 * (2 * D) + C) + 2 * 2 * H * T * T * D  # every head of queries attends
+    assert at(found(small("gpt-tiny", n_kv_heads=2)), "decoder.blocks.1.sublayers.self").flops == B * expected
 
 
 def test_a_picture_by_hand() -> None:
@@ -93,7 +92,7 @@ def test_a_picture_by_hand() -> None:
 
 def test_a_convolution_by_hand() -> None:
     result = found(small("conv-lm", n_heads=1, d_ff=0, **{"convolution.kernel": 5}))
-    assert at(result, "decoder.blocks.0.", "self").flops == B * T * 2 * (5 * C) * (2 * C)
+    assert at(result, "decoder.blocks.0.sublayers.self").flops == B * T * 2 * (5 * C) * (2 * C)
     assert not any(name.endswith("ff") for name in lines(result))
 
 
@@ -141,7 +140,7 @@ def test_what_positions_multiply_is_counted_too(name: str, style: dict[str, Any]
 
 def torch_counts(model: nn.Module) -> int:
     at = (17, 0) if hasattr(model, "patches") else (S, T) if hasattr(model, "encode") else (T, T)
-    inputs = [torch.ones_like(x, device="cpu") for x in example(model, B, *at)]
+    inputs = [torch.ones_like(x, device="cpu") for x in meta_inputs(model, B, *at)]
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model.eval()(*inputs)
     return counter.get_total_flops()

@@ -176,13 +176,13 @@ def test_without_positions_the_decoder_reads_the_source_as_a_bag() -> None:
 
 @both
 def test_cached_equals_uncached_at_every_step(model: Transformer) -> None:
-    source, target = ids(7, 3, 5), ids(40, 40, 40)  # past two doublings of the cache's room
+    source, target = ids(7, 3, 5), ids(40, 40, 40)  # the cache doubles its columns twice
     state = model.begin(source)
     whole = model(source, target)
     for t in range(40):
         logits = model.step(target[:, t], state)
         torch.testing.assert_close(logits, whole[:, t], **close)
-        if t % 10 == 0:  # and a fresh forward over the prefix alone says the same
+        if t % 10 == 0:  # a forward pass over the prefix alone gives the same
             torch.testing.assert_close(logits, model(source, target[:, : t + 1])[:, -1], **close)
 
 
@@ -274,7 +274,7 @@ def test_every_scheme_decodes_as_it_trains(name: str, cross: str, sizes: dict[st
     model, source = with_scheme(name, cross, **sizes), ids(7, 3, 5)
     state = model.begin(source)
     owner, rows = torch.arange(3), torch.empty(3, 0, dtype=torch.long)
-    for t in range(18):  # past the cache's first room
+    for t in range(18):  # past the first columns of the cache
         if t in (2, 9):
             chosen = [0, 0, 1, 1, 2, 2] if t == 2 else [1, 0, 2, 2, 5, 4]
             state.select(torch.tensor(chosen))
@@ -326,11 +326,10 @@ def test_a_window_reaches_both_ways_in_the_encoder_and_back_in_the_decoder(name:
 def test_a_bias_in_cross_attention_tells_the_order_of_the_memory(cross: str) -> None:
     """The decoder alone: the same memory in another order, and the same memory at other positions."""
     model = with_scheme("sinusoidal", cross)
-    memory, places = torch.randn(1, 6, 16), torch.arange(6)[None]
-    target, positions = ids(4), torch.arange(4)[None]
-    before = model.decode(target, positions, memory, places)
-    assert (model.decode(target, positions, memory.flip(1), places) - before).abs().max() > 1e-4
-    torch.testing.assert_close(model.decode(target, positions, memory.flip(1), places.flip(1)), before, **close)
+    memory, places, target = torch.randn(1, 6, 16), torch.arange(6)[None], ids(4)
+    before = model.read_target((memory, places), target)
+    assert (model.read_target((memory.flip(1), places), target) - before).abs().max() > 1e-4
+    torch.testing.assert_close(model.read_target((memory.flip(1), places.flip(1)), target), before, **close)
 
 
 @pytest.mark.parametrize("name", [name for name in DECODER_SCHEMES if name not in IN_CROSS])

@@ -1,7 +1,4 @@
-"""Many sentences of any length in, translations out, on a GPU: a sentence that ends makes room for the next.
-
-MERGED: A language model that goes on writing, on a GPU: a row that ends makes room for the next prompt.
-"""
+"""Translation and generation with continuous batching on a GPU: a sentence that ends frees its slot for the next one."""
 
 from __future__ import annotations
 
@@ -14,10 +11,20 @@ from torch import Tensor
 from regard.config import DecodeConfig
 from regard.decode.constraints import Hypothesis, length_limits, pad_rows, start_decoding
 from regard.decode.generation import GenerationRequest, unique_consecutive
-from regard.decode.graphs.engine import DecodeJob, Engine, Snapshot, engine_for, power, rounded, slots_for
+from regard.decode.graphs.engine import (
+    DecodeJob,
+    Engine,
+    Snapshot,
+    count_slots,
+    next_power_of_two,
+    round_up,
+    take_engine,
+)
 from regard.decode.graphs.slots import collect, unpack
 
-Sample = tuple[int, int]  # which sentence, and which of its samples
+Sample = tuple[int, int]  # the number of a sentence, and of a sample of it
+
+# ---- translation -------------------------------------------------------------------------------------------------------
 
 
 @torch.inference_mode()
@@ -28,19 +35,21 @@ def translate(
     start: tuple[int, ...],
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[list[Hypothesis]]:
-    """The translations of each source, best first; sources as the model reads them, special tokens included."""
+    """Return the translations of each source, best first; the sources include their special tokens."""
     before: Snapshot | None = None
     with TranslationJob(model, sources, options, start) as job:
         while job.waiting or job.working:
             job.enter()
-            after = job.burst()
+            after = job.launch_steps()
             if before is not None:
-                progress(job.harvest(before))
+                progress(job.collect_finished(before))
             before = after
         return job.results()
 
 
 class TranslationJob(DecodeJob[Sample]):
+    """A decoding job whose items are sources, or samples of sources."""
+
     def __init__(
         self, model: Any, sources: Sequence[Sequence[int]], options: DecodeConfig, start: tuple[int, ...]
     ) -> None:
@@ -54,16 +63,16 @@ class TranslationJob(DecodeJob[Sample]):
         super().__init__(engine, ((i, j) for i in longest_first for j in range(self.samples)))
 
     def _engine(self, sentences: int, longest: int) -> Engine:
-        """With as many slots as the budget of tokens allows."""
+        """Take an engine with as many slots as the budget of tokens allows."""
         k = self.options.beam if self.options.temperature == 0 else 1
-        width, room = rounded(longest), rounded(max(self.limits))
+        width, room = round_up(longest), round_up(max(self.limits))
         columns = room + len(self.start) - 1
-        b = slots_for(self.model, sentences, width * k, (k, columns), self.options, width)
-        return engine_for(self.model, self.options, (b, k, room, columns), width)
+        b = count_slots(self.model, sentences, width * k, (k, columns), self.options, width)
+        return take_engine(self.model, self.options, (b, k, room, columns), width)
 
     def enter(self) -> None:
-        """Sentences that wait are read together and take the free slots."""
-        entering, slots = self.next()
+        """Read waiting sentences together and put them into the free slots."""
+        entering, slots = self.take_waiting()
         if not entering:
             return
         engine, device = self.engine, self.engine.slots.last.device
@@ -72,20 +81,20 @@ class TranslationJob(DecodeJob[Sample]):
         limits = torch.tensor([self.limits[i] for i, _ in entering], device=device)
         engine.slots.enter(which, limits, self.start[-1], len(self.start) - 1, self.options)
         seeds = [(self.options.seed + i) * self.options.nbest + j for i, j in entering for _ in range(engine.k)]
-        engine.begin(rows, seeds, [self.start] * len(rows))
+        engine.set_rows(rows, seeds, [self.start] * len(rows))
         for slot, sample in zip(slots, entering, strict=True):
             self.begin(slot, sample, self.limits[sample[0]])
 
     def _read(self, source: Tensor, which: Tensor) -> None:
-        """Read the sources and the start tokens before the last, and put what they leave into the slots."""
+        """Read sources (n, S) and all start tokens but the last; copy the resulting state into slots `which` (n,)."""
         state, _ = start_decoding(self.model, source, self.start)
-        self.engine.state.fill_slots(which, state, torch.arange(len(which), device=which.device))
+        self.engine.state.enter(which, state, torch.arange(len(which), device=which.device))
 
-    def harvest(self, snapshot: Snapshot) -> int:
-        """Take what has ended; how many sentences these are."""
+    def collect_finished(self, snapshot: Snapshot) -> int:
+        """Collect the hypotheses of sentences that have stopped and free their slots; return the number of sentences."""
         snapshot.wait()
         stopped = unpack(snapshot.packed, self.engine.k)["stopped"].tolist()
-        ended = [slot for slot in self.seen_by(snapshot) if stopped[slot]]
+        ended = [slot for slot in self.slots_in(snapshot) if stopped[slot]]
         if not ended:
             return 0
         done = [self.end(slot) for slot in ended]
@@ -95,39 +104,47 @@ class TranslationJob(DecodeJob[Sample]):
         return sum(number == 0 for _, number in done)
 
     def results(self) -> list[list[Hypothesis]]:
+        """Return the hypotheses of each source, best first."""
         samples = ([h for j in range(self.samples) for h in self.found[i, j]] for i in range(len(self.sources)))
         return [sorted(found, key=lambda h: -h.score) if self.samples > 1 else found for found in samples]
 
 
+# ---- generation --------------------------------------------------------------------------------------------------------
+
+
 def graph_steps(model: Any, rows: list[GenerationRequest], options: DecodeConfig) -> Iterator[list[GenerationRequest]]:
-    """Return an iterator over a few tokens more for every open row at a time, until all have ended; it yields those that
-    got some. A model whose step cannot be captured raises `NotCapturable` here, before anything is written."""
-    return _steps(GenerationJob(model, rows, options))
+    """Return an iterator that adds a few tokens at a time to the open rows and yields the rows that got some.
+
+    A model whose step cannot be captured raises `NotCapturable` here, before any token is written."""
+    return _graph_steps(GenerationJob(model, rows, options))
 
 
 @torch.inference_mode()
-def _steps(continuation: GenerationJob) -> Iterator[list[GenerationRequest]]:
+def _graph_steps(generation: GenerationJob) -> Iterator[list[GenerationRequest]]:
     before: Snapshot | None = None
-    with continuation as job:
+    with generation as job:
         while job.waiting or job.working:
             job.enter()
-            after = job.burst()
+            after = job.launch_steps()
             if before is not None:
-                yield job.hear(before)
+                yield job.deliver_tokens(before)
             before = after
 
 
 class GenerationJob(DecodeJob[GenerationRequest]):
+    """A decoding job whose items are prompts to continue."""
+
     def __init__(self, model: Any, rows: list[GenerationRequest], options: DecodeConfig) -> None:
         self.model, self.options = model, options
-        columns = max(64, power(max(len(row.prompt) + row.limit for row in rows)))  # a conversation grows
-        room = min(max(64, power(max(row.limit for row in rows))), columns)
-        b = slots_for(model, len(rows), columns, (1, columns), options)
-        super().__init__(engine_for(model, options, (b, 1, room, columns)), rows)
+        # Powers of two: the growing prompts of a conversation fit the same engine for many turns.
+        columns = max(64, next_power_of_two(max(len(row.prompt) + row.limit for row in rows)))
+        room = min(max(64, next_power_of_two(max(row.limit for row in rows))), columns)
+        b = count_slots(model, len(rows), columns, (1, columns), options)
+        super().__init__(take_engine(model, options, (b, 1, room, columns)), rows)
 
     def enter(self) -> None:
-        """Prompts that wait take the free slots. All but a prompt's last token are read, and that by the first step."""
-        rows, slots = self.next()
+        """Put waiting prompts into the free slots: all tokens but the last are read here, the last by the first step."""
+        rows, slots = self.take_waiting()
         if not rows:
             return
         engine, device = self.engine, self.engine.slots.last.device
@@ -137,32 +154,33 @@ class GenerationJob(DecodeJob[GenerationRequest]):
             [(row.prompt[-1], len(row.prompt) - 1, row.limit) for row in rows], device=device
         ).T
         engine.slots.enter(which, limits, last, before, self.options)
-        engine.begin(which, [row.seed for row in rows], prompts)
+        engine.set_rows(which, [row.seed for row in rows], prompts)
         for slot, row in zip(slots, rows, strict=True):
             self.begin(slot, row, row.limit)
 
     def _read(self, prompts: list[list[int]], which: torch.Tensor) -> None:
-        """Neighbours with the same prompt, samples of it, are read once."""
-        different, copies = unique_consecutive(prompts)
-        ids = pad_rows([prompt[:-1] for prompt in different], which.device)
+        """Read prompts without their last tokens into slots `which` (n,); a prompt with several samples is read once."""
+        unique, copies = unique_consecutive(prompts)
+        ids = pad_rows([prompt[:-1] for prompt in unique], which.device)
         if ids.shape[1] == 0:
             return self.engine.state.clear_slots(which)
         _, state = self.model.read_prompt(ids)
         self.engine.state.fill_slots(which, state, torch.tensor(copies, device=ids.device))
 
-    def hear(self, snapshot: Snapshot) -> list[GenerationRequest]:
-        """Tell the rows what was written for them; those that have ended leave."""
+    def deliver_tokens(self, snapshot: Snapshot) -> list[GenerationRequest]:
+        """Add the new tokens to their requests, free the slots of those that have ended, and return the requests."""
         snapshot.wait()
         fields = unpack(snapshot.packed, 1)
-        step, said, gained = fields["step"].tolist(), fields["said"][:, :, 0].numpy(), snapshot.gained.numpy()
+        step, tokens = fields["step"].tolist(), fields["token_ids"][:, :, 0].numpy()
+        log_probs = snapshot.token_log_probs.numpy()
         rows = []
-        for slot in self.seen_by(snapshot):
+        for slot in self.slots_in(snapshot):
             row = self.working[slot]
             fresh = slice(len(row.log_probs), step[slot])
-            for token, log_prob in zip(said[slot, fresh].tolist(), gained[slot, fresh].tolist(), strict=True):
+            for token, log_prob in zip(tokens[slot, fresh].tolist(), log_probs[slot, fresh].tolist(), strict=True):
                 row.add(token, log_prob)
                 if row.end:
-                    self.engine.slots.active[slot] = 0  # it may not know yet
+                    self.engine.slots.active[slot] = 0  # `on_token` may have stopped it, which the device cannot know
                     self.end(slot)
                     break
             rows.append(row)

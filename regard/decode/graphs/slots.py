@@ -1,10 +1,10 @@
-"""Many sentences that are decoded side by side on a device, each with a step counter of its own.
+"""The slots of continuous batching: sentences that are decoded side by side on a device, each with its own step counter.
 
-What decode/beam_search.py says about beam search holds for every slot here (2K candidates, K kept, two ways to stop). Nothing is
-ever moved or looked at by the host: a step writes for each of the K rows its token and which row of the step before it
-continues, and `collect` walks back along these. Of a finished hypothesis its last token and that row are enough.
+Beam search in a slot follows decode/beam_search.py (2K candidates, K kept, two ways to stop). No hypothesis is ever moved,
+and the host reads nothing during a step. A step writes for each of the K rows its token and its parent, the row of the
+step before that it continues; `collect` walks back along the parents. A finished hypothesis is its last token and parent.
 
-All that the host wants to know of a slot lies side by side in `Slots.packed`, so that it is one copy.
+All that the host reads of a slot is adjacent in `Slots.packed`, so that it is one copy.
 """
 
 from __future__ import annotations
@@ -23,49 +23,49 @@ from regard.decode.constraints import Hypothesis
 COUNTERS = ("active", "step", "limit", "stopped")
 NUMBERS = ("log_prob", "done_score", "done_log_prob")
 ROWS = ("done_length", "done_parent", "done_token")
-HEAD = len(NUMBERS) + len(ROWS)  # numbers a row, before what was written
-IDS = 1 << 24  # more than any vocabulary has: row * IDS + token fits 31 bits
+HEAD = len(NUMBERS) + len(ROWS)  # fields of a row, before its tokens and parents
+IDS = 1 << 24  # more than any vocabulary has: row * IDS + token fits 31 bits, and orders ties by row and token
 
 
 def unpack(packed: Tensor, k: int) -> dict[str, Tensor]:
-    """The fields of `packed` (B, 4 + K * (6 + 2L)) by name, as views of it."""
+    """Return the fields of `packed` (B, 4 + K * (6 + 2L)) by name, as views of it."""
     first = len(COUNTERS)
     fields = {name: packed[:, i] for i, name in enumerate(COUNTERS)}
     for i, name in enumerate(NUMBERS + ROWS):
         field = packed[:, first + i * k : first + (i + 1) * k]  # (B, K)
         fields[name] = field.view(torch.float32) if name in NUMBERS else field
     written = packed[:, first + HEAD * k :]
-    said, parent = written.unflatten(1, (2, written.shape[1] // (2 * k), k)).unbind(1)  # (B, L, K) each
-    return fields | {"said": said, "parent": parent}
+    token_ids, parent = written.unflatten(1, (2, written.shape[1] // (2 * k), k)).unbind(1)  # (B, L, K) each
+    return fields | {"token_ids": token_ids, "parent": parent}
 
 
 @dataclass
 class Slots:
-    """B slots with K rows each, L tokens of room. Row n belongs to slot n // K."""
+    """B slots with K rows (hypotheses) each and up to L new tokens; row n belongs to slot n // K."""
 
     packed: Tensor  # (B, 4 + K * (6 + 2L)) int32: the fields from here to `parent`
     active: Tensor  # (B,) 1: being decoded
     step: Tensor  # (B,) tokens written so far
-    limit: Tensor  # (B,) most tokens
-    stopped: Tensor  # (B,) 1: at its end, and not entered again since
-    log_prob: Tensor  # (B, K) fp32 of the open hypotheses, -inf: no such hypothesis
-    done_score: Tensor  # (B, K) fp32 of the finished ones, best first, -inf: an empty place
+    limit: Tensor  # (B,) at most this many tokens
+    stopped: Tensor  # (B,) 1: has ended, and no other sentence has entered since
+    log_prob: Tensor  # (B, K) fp32 of the open hypotheses, -inf: there is none in this row
+    done_score: Tensor  # (B, K) fp32 of the finished ones, best first, -inf: there is none in this place
     done_log_prob: Tensor  # (B, K) fp32
     done_length: Tensor  # (B, K) tokens, the end token included
-    done_parent: Tensor  # (B, K) the row of the step before its last token that it continues
+    done_parent: Tensor  # (B, K) the row of the step before that its last token continues
     done_token: Tensor  # (B, K) its last token
-    said: Tensor  # (B, L, K) the token that was written at a step in a row
-    parent: Tensor  # (B, L, K) the row of the step before that it continues
-    last: Tensor  # (N,) int64, what each row reads next
-    position: Tensor  # (N,) int32, the column of the cache where that token stands; 0 in slots that rest
+    token_ids: Tensor  # (B, L, K) the token that a row wrote at a step
+    parent: Tensor  # (B, L, K) the row of the step before that this token continues
+    last: Tensor  # (N,) int64, the token that each row reads next
+    position: Tensor  # (N,) int32, the column of the cache for that token; 0 in inactive slots
     no_end: Tensor  # (N,) bool: the end token is not allowed yet
     owner: Tensor  # (N, columns) int32, the row of the cache that holds each column of a row's past
-    fresh: Tensor  # (1, 4 + 6K) int32, what a slot begins with
+    fresh: Tensor  # (1, 4 + 6K) int32, the counters and fields with which a sentence enters
     eos: int  # the token that ends a hypothesis, -1: none does
 
     @classmethod
     def make(cls, b: int, k: int, room: int, device: torch.device | str, offset: int = 0, eos: int = -1) -> Slots:
-        """Empty slots. `offset`: columns of the cache before that of the token that is read first, at most."""
+        """Return empty slots; `offset` is the largest number of cache columns before the first token that is read."""
         packed = torch.zeros((b, len(COUNTERS) + k * (HEAD + 2 * room)), dtype=torch.int32, device=device)
         fresh = torch.zeros((1, len(COUNTERS) + k * HEAD), dtype=torch.int32, device=device)
         fields = unpack(fresh, k)
@@ -74,7 +74,7 @@ class Slots:
             fields[name].fill_(-torch.inf)
         fields["log_prob"][:, 0] = 0.0
         n = torch.arange(b * k, dtype=torch.int32, device=device)
-        last = torch.zeros(b * k, dtype=torch.int64, device=device)  # slots that rest read token 0
+        last = torch.zeros(b * k, dtype=torch.int64, device=device)  # inactive slots read token 0
         owner = n[:, None].repeat(1, offset + room)
         return cls(packed, **unpack(packed, k), last=last, position=torch.zeros_like(n),
                    no_end=torch.zeros_like(n, dtype=torch.bool), owner=owner, fresh=fresh, eos=eos)  # fmt: skip
@@ -82,14 +82,14 @@ class Slots:
     def enter(
         self, which: Tensor, limits: Tensor, start: int | Tensor, position: int | Tensor, options: DecodeConfig
     ) -> None:
-        """Slots `which` (n,) begin anew: `start` (n,) is read first, in every row, at column `position` (n,).
+        """Reset slots `which` (n,) for new sentences: every row reads `start` (n,) first, at column `position` (n,).
 
-        The columns before it are each row's own; what stands there is the same in all rows of a slot.
+        Each row owns the columns before that; their contents are the same in all rows of a slot.
         """
         k = self.log_prob.shape[1]
         rows = (which[:, None] * k + torch.arange(k, device=which.device)).flatten()
         self.packed[:, : self.fresh.shape[1]].index_copy_(0, which, self.fresh.expand(len(which), -1))
-        self.limit.index_copy_(0, which, limits.to(torch.int32).clamp(max=self.said.shape[1]))
+        self.limit.index_copy_(0, which, limits.to(torch.int32).clamp(max=self.token_ids.shape[1]))
         self.owner.index_copy_(0, rows, rows[:, None].to(torch.int32).expand(-1, self.owner.shape[1]))
         self.no_end.index_fill_(0, rows, options.min_len > 0)
         for field, value in ((self.last, start), (self.position, position)):
@@ -107,7 +107,7 @@ def _in_triton(x: Tensor) -> bool:
 
 
 def beam_step(slots: Slots, value: Tensor, index: Tensor, log_z: Tensor, options: DecodeConfig) -> None:
-    """One token more in every active slot.
+    """Extend the beams of every active slot by one token.
 
     value, index (N, C): logits of the likeliest tokens of each row and their ids, with -inf where there is none; the 2K
     best of a row must be among them. log_z (N,): log p = value - log_z.
@@ -120,6 +120,7 @@ def beam_step(slots: Slots, value: Tensor, index: Tensor, log_z: Tensor, options
 
 
 def beam_step_reference(slots: Slots, value: Tensor, index: Tensor, log_z: Tensor, options: DecodeConfig) -> None:
+    """Compute `beam_step` with torch operations: the definition of what the kernel does."""
     b, k = slots.log_prob.shape
     total = slots.log_prob[:, :, None] + (value - log_z[:, None]).view(b, k, -1)  # (B, K, C)
     log_prob, row, token = _best(total, index.view(b, k, -1), 2 * k)  # (B, 2K), best first
@@ -131,15 +132,15 @@ def beam_step_reference(slots: Slots, value: Tensor, index: Tensor, log_z: Tenso
     row, token = row.gather(1, place)[:, :k], token.gather(1, place)[:, :k]
     new["log_prob"] = log_prob[:, :k]
     bound = slots.limit if options.stop == "proven" and options.length_penalty > 0 else length
-    hope = log_prob[:, 0] / _power(bound, options)
-    stopped = (new["done_score"].min(1).values >= hope) | (length >= slots.limit)
+    best_open = log_prob[:, 0] / _power(bound, options)
+    stopped = (new["done_score"].min(1).values >= best_open) | (length >= slots.limit)
 
-    _move_past(slots, row)
+    _reorder_owners(slots, row)
     _write(slots, token, row, stopped, new, options)
 
 
 def _best(total: Tensor, index: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The n largest of each slot, with row and token; equal ones in the order of rows and ids."""
+    """Return the n largest of each slot, with row and token; equal ones in the order of rows and ids."""
     k, c = total.shape[1:]
     there = total > -torch.inf
     place = torch.where(there, torch.arange(k, device=total.device)[:, None] * IDS + index, 0).flatten(1)
@@ -154,7 +155,9 @@ def _best(total: Tensor, index: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _finished(slots: Slots, log_prob: Tensor, row: Tensor, token: Tensor, options: DecodeConfig) -> dict[str, Tensor]:
-    """The K best of the finished hypotheses and those of the first K candidates (B, 2K) that end: above -inf."""
+    """Return the fields of the K best finished hypotheses: those of the slots and those of the first K candidates that end.
+
+    log_prob (B, 2K) is -inf for candidates that do not end."""
     k = slots.log_prob.shape[1]
     length = (slots.step + 1)[:, None].expand(-1, k)
     score = log_prob[:, :k] / _power(length, options)
@@ -172,10 +175,12 @@ def _power(length: Tensor, options: DecodeConfig) -> Tensor:
 def _write(
     slots: Slots, token: Tensor, row: Tensor, stopped: Tensor, new: dict[str, Tensor], options: DecodeConfig
 ) -> None:
-    """What every row (B, K) wrote, which it continues, and the fields in `new`; only in slots that are active."""
+    """Store token and parent of every row (B, K) and the fields in `new`, only in active slots."""
     active = slots.active.bool()
-    now = (torch.arange(slots.said.shape[1], device=token.device) == slots.step[:, None]) & active[:, None]  # (B, L)
-    slots.said.copy_(torch.where(now[:, :, None], token[:, None], slots.said))
+    now = (torch.arange(slots.token_ids.shape[1], device=token.device) == slots.step[:, None]) & active[
+        :, None
+    ]  # (B, L)
+    slots.token_ids.copy_(torch.where(now[:, :, None], token[:, None], slots.token_ids))
     slots.parent.copy_(torch.where(now[:, :, None], row[:, None], slots.parent))
     new["step"], new["stopped"], new["active"] = slots.step + 1, stopped, ~stopped
     for name, x in new.items():
@@ -189,8 +194,10 @@ def _write(
     slots.no_end.copy_(torch.where(rows, early, slots.no_end.view_as(token)).flatten())
 
 
-def _move_past(slots: Slots, row: Tensor) -> None:
-    """A row's past becomes that of the row (B, K) it continues, in whose own cache the token just read stands."""
+def _reorder_owners(slots: Slots, row: Tensor) -> None:
+    """Reorder beams by parent `row` (B, K) without moving the cache: only the owner of each column is copied.
+
+    The token that was just read is in the parent's own row of the cache."""
     b, k = row.shape
     owner, position = slots.owner.view(b, k, -1), slots.position.view(b, k, 1)
     mine = torch.arange(b, device=row.device)[:, None] * k + row  # (B, K)
@@ -200,11 +207,11 @@ def _move_past(slots: Slots, row: Tensor) -> None:
     owner.copy_(torch.where(moves, past, owner))
 
 
-# --- one hypothesis a slot ---------------------------------------------------------------------------------------------
+# --- greedy decoding and sampling: one hypothesis per slot -------------------------------------------------------------
 
 
 def advance(slots: Slots, token: Tensor, log_prob: Tensor, options: DecodeConfig) -> None:
-    """One token more in every active slot, where K = 1: `token` (N,), which has `log_prob` (N,)."""
+    """Add `token` (N,), which has `log_prob` (N,), to every active slot; K is 1."""
     if not _in_triton(token):
         return advance_reference(slots, token, log_prob, options)
     from regard.decode.graphs import slots_triton
@@ -213,6 +220,7 @@ def advance(slots: Slots, token: Tensor, log_prob: Tensor, options: DecodeConfig
 
 
 def advance_reference(slots: Slots, token: Tensor, log_prob: Tensor, options: DecodeConfig) -> None:
+    """Compute `advance` with torch operations: the definition of what the kernel does."""
     token = token[:, None]  # (B, 1)
     total = slots.log_prob + log_prob[:, None]
     length = (slots.step + 1)[:, None]
@@ -224,15 +232,15 @@ def advance_reference(slots: Slots, token: Tensor, log_prob: Tensor, options: De
     _write(slots, token, row, stopped.squeeze(1), new | {"log_prob": total}, options)
 
 
-# --- what came of it ---------------------------------------------------------------------------------------------------
+# --- results -----------------------------------------------------------------------------------------------------------
 
 
 def collect(host: Tensor, which: Sequence[int], k: int, options: DecodeConfig, eos: int) -> list[list[Hypothesis]]:
-    """The finished hypotheses of slots `which`, best first, from a copy of `Slots.packed`."""
+    """Return the finished hypotheses of slots `which`, best first, from a copy of `Slots.packed` on the host."""
     slots, n = np.asarray(which, dtype=np.int64), options.nbest
     fields = {name: x.numpy()[slots] for name, x in unpack(host, k).items()}
     done = {name: fields[name][:, :n] for name in NUMBERS + ROWS}
-    tokens = _walk_back(fields["said"], fields["parent"], done)
+    tokens = _walk_back(fields["token_ids"], fields["parent"], done)
     flat, (count, width, longest) = tokens.ravel().tolist(), tokens.shape
     columns = (done["done_score"], done["done_log_prob"], done["done_length"], done["done_token"] == eos)
     found: list[list[Hypothesis]] = [[] for _ in range(count)]
@@ -243,13 +251,13 @@ def collect(host: Tensor, which: Sequence[int], k: int, options: DecodeConfig, e
     return found
 
 
-def _walk_back(said: np.ndarray, parent: np.ndarray, done: dict[str, np.ndarray]) -> np.ndarray:
-    """The tokens (n, nbest, longest) of the finished hypotheses; said and parent are (n, L, K)."""
+def _walk_back(token_ids: np.ndarray, parent: np.ndarray, done: dict[str, np.ndarray]) -> np.ndarray:
+    """Return the tokens (n, nbest, longest) of the finished hypotheses; token_ids and parent are (n, L, K)."""
     row, length = done["done_parent"], done["done_length"]
     longest = int(length.max(initial=0))
-    tokens = np.empty((*row.shape, longest), dtype=said.dtype)
+    tokens = np.empty((*row.shape, longest), dtype=token_ids.dtype)
     for step in reversed(range(longest)):
         before = step < length - 1
-        tokens[:, :, step] = np.where(before, np.take_along_axis(said[:, step], row, 1), done["done_token"])
+        tokens[:, :, step] = np.where(before, np.take_along_axis(token_ids[:, step], row, 1), done["done_token"])
         row = np.where(before, np.take_along_axis(parent[:, step], row, 1), row)
     return tokens

@@ -1,10 +1,10 @@
 # mypy: ignore-errors
-"""The Triton side of beams.py: one program does all the bookkeeping of a slot's step.
+"""Triton kernels of slots.py: one program does all the bookkeeping of a slot's step.
 
-Scores are compared as integers of the same order, equal ones by row * IDS + token: so a maximum and a minimum find the best
-candidate and say what it is. Lists of hypotheses are vectors of W lanes; a list is put in order by counting for each of its
-members how many come before it and storing it at that place. A slot is read and written by the same program: all threads
-have read what they need before any of them writes.
+Scores are compared as integers of the same order, and equal ones by row * IDS + token: a maximum and a minimum find the best
+candidate with its row and token. Lists of hypotheses are vectors of W lanes; a list is sorted by counting for each member
+how many come before it and storing it at that place. A slot is read and written by the same program: all threads have read
+what they need before any of them writes.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from regard.config import DecodeConfig
 from regard.decode.graphs.slots import IDS, Slots
 
 ID_BITS: tl.constexpr = tl.constexpr(IDS.bit_length() - 1)
-TOKEN: tl.constexpr = tl.constexpr(IDS - 1)  # those bits
+TOKEN: tl.constexpr = tl.constexpr(IDS - 1)  # the mask of these bits
 NONE: tl.constexpr = tl.constexpr(-(2**31))  # below the integer of any score
 LARGEST: tl.constexpr = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
 def power(length, PENALTY: tl.constexpr):
-    """length ** PENALTY, worked out in fp64."""
+    """Return length ** PENALTY, computed in fp64."""
     return tl.exp(tl.full((), PENALTY, tl.float64) * tl.log(length.to(tl.float64))).to(tl.float32)
 
 
 @triton.jit
 def mirrored(bits):
-    """The bits of fp32 numbers <-> integers of the same order."""
+    """Convert the bits of fp32 numbers to integers of the same order, and back."""
     return bits ^ ((bits >> 31) & LARGEST)
 
 
@@ -38,7 +38,7 @@ def mirrored(bits):
 def best_extensions(
     log_prob, value, index, log_z, lane, K: tl.constexpr, C: tl.constexpr, M: tl.constexpr, W: tl.constexpr
 ):  # fmt: skip
-    """log p, row and token (W,) of a slot's 2K best candidates among the C of each of its rows, best first."""
+    """Return log p, row and token (W,) of a slot's 2K best candidates among the C of each of its rows, best first."""
     m = tl.arange(0, M)
     real, row = m < K * C, m // C
     gained = tl.load(value + m, mask=real, other=-float("inf")) - tl.load(log_z + row, mask=real, other=0.0)
@@ -62,16 +62,16 @@ def best_extensions(
 
 @triton.jit
 def ahead(x, y, lane, SHIFT: tl.constexpr):
-    """How many of y come before each of x: larger ones, and equal ones up to SHIFT lanes behind it."""
+    """Count how many of y come before each of x: larger ones, and equal ones in lanes below that of x plus SHIFT."""
     equal = (y[None, :] == x[:, None]) & (lane[None, :] < lane[:, None] + SHIFT)
     return tl.sum(((y[None, :] > x[:, None]) | equal).to(tl.int32), 1)
 
 
 @triton.jit
-def move_past(owner, slot, heir, position, COLUMNS, K: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr):
-    """Row r's past becomes that of row heir[r], in whose own cache the column `position` is."""
+def reorder_owners(owner, slot, parents, position, COLUMNS, K: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr):
+    """Copy the owners of the columns of row parents[r] to row r; the column `position` is in the parent's own cache row."""
     r = tl.arange(0, R)
-    mine = (slot * K + heir)[:, None]
+    mine = (slot * K + parents)[:, None]
     for start in range(0, position + 1, BLOCK):
         j = (start + tl.arange(0, BLOCK))[None, :]
         past = tl.load(owner + mine * COLUMNS + j, mask=(r < K)[:, None] & (j < position), other=0)
@@ -82,8 +82,8 @@ def move_past(owner, slot, heir, position, COLUMNS, K: tl.constexpr, R: tl.const
 
 @triton.jit
 def beam_step(
-    active, step, limit, stopped, log_prob, done_score, done_log_prob, done_length, done_parent, done_token, said, parent,
-    last, position, no_end, owner, value, index, log_z, min_len, ROW, COLUMNS,
+    active, step, limit, stopped, log_prob, done_score, done_log_prob, done_length, done_parent, done_token,
+    token_ids, parent, last, position, no_end, owner, value, index, log_z, min_len, ROW, COLUMNS,
     K: tl.constexpr, C: tl.constexpr, M: tl.constexpr, W: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
     PENALTY: tl.constexpr, PROVEN: tl.constexpr, END: tl.constexpr,
 ):  # fmt: skip
@@ -111,14 +111,14 @@ def beam_step(
         worst = tl.max(tl.where(stays & (old_place == K - 1), old, -float("inf")), 0)
         worst = tl.maximum(worst, tl.max(tl.where(joins & (new_place == K - 1), new, -float("inf")), 0))
 
-        going_on = tl.where(ends, -float("inf"), total)
-        opens = going_on > -float("inf")
+        still_open = tl.where(ends, -float("inf"), total)
+        opens = still_open > -float("inf")
         before = tl.sum((opens[None, :] & (lane[None, :] < lane[:, None])).to(tl.int32), 1)
         place = tl.where(opens, before, tl.sum(opens.to(tl.int32), 0) + lane - before)
-        hope = tl.div_rn(tl.max(going_on, 0), power(most if PROVEN else length, PENALTY))
-        stops = (worst >= hope) | (length >= most)
+        best_open = tl.div_rn(tl.max(still_open, 0), power(most if PROVEN else length, PENALTY))
+        stops = (worst >= best_open) | (length >= most)
         r = tl.arange(0, R)
-        heir = tl.max(tl.where(place[:, None] == r[None, :], row[:, None], 0), 0)  # (R,)
+        parents = tl.max(tl.where(place[:, None] == r[None, :], row[:, None], 0), 0)  # (R,)
 
         tl.debug_barrier()
         tl.store(done_score + base + old_place, old, mask=stays)
@@ -132,8 +132,8 @@ def beam_step(
         tl.store(done_parent + base + new_place, row, mask=joins)
         tl.store(done_token + base + new_place, token, mask=joins)
         kept = place < K
-        tl.store(log_prob + base + place, going_on, mask=kept)
-        tl.store(said + base + written * K + place, token, mask=kept)
+        tl.store(log_prob + base + place, still_open, mask=kept)
+        tl.store(token_ids + base + written * K + place, token, mask=kept)
         tl.store(parent + base + written * K + place, row, mask=kept)
         tl.store(last + row0 + place, token.to(tl.int64), mask=kept)
         tl.store(position + row0 + lane, tl.where(stops, 0, column + 1), mask=mine)
@@ -141,47 +141,48 @@ def beam_step(
         tl.store(step + base, length)
         tl.store(stopped + base, stops.to(tl.int32))
         tl.store(active + base, 1 - stops.to(tl.int32))
-        move_past(owner, slot, heir, column, COLUMNS, K, R, BLOCK)
+        reorder_owners(owner, slot, parents, column, COLUMNS, K, R, BLOCK)
 
 
 @triton.jit
 def advance(
-    active, step, limit, stopped, log_prob, done_score, done_log_prob, done_length, done_token, said, last, position, no_end,
-    token, gained, min_len, ROW, N, PENALTY: tl.constexpr, BLOCK: tl.constexpr, END: tl.constexpr,
+    active, step, limit, stopped, log_prob, done_score, done_log_prob, done_length, done_token, token_ids, last,
+    position, no_end, token, gained, min_len, ROW, N, PENALTY: tl.constexpr, BLOCK: tl.constexpr, END: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     base = n.to(tl.int64) * ROW
     going = tl.load(active + base, mask=n < N, other=0) != 0
     written = tl.load(step + base, mask=going, other=0)
-    says = tl.load(token + n, mask=going, other=0)
+    chosen = tl.load(token + n, mask=going, other=0)
     total = tl.load(log_prob + base, mask=going, other=0.0) + tl.load(gained + n, mask=going, other=0.0)
     length = written + 1
-    stops = (says == END) | (length >= tl.load(limit + base, mask=going, other=0))
+    stops = (chosen == END) | (length >= tl.load(limit + base, mask=going, other=0))
     column = tl.load(position + n, mask=going, other=0)
     ended = going & stops
     tl.debug_barrier()
     tl.store(log_prob + base, total, mask=going)
-    tl.store(said + base + written, says.to(tl.int32), mask=going)
-    tl.store(last + n, says, mask=going)
+    tl.store(token_ids + base + written, chosen.to(tl.int32), mask=going)
+    tl.store(last + n, chosen, mask=going)
     tl.store(position + n, tl.where(stops, 0, column + 1), mask=going)
     tl.store(no_end + n, length < min_len, mask=going)
     tl.store(step + base, length, mask=going)
     tl.store(done_score + base, tl.div_rn(total, power(length, PENALTY)), mask=ended)
     tl.store(done_log_prob + base, total, mask=ended)
     tl.store(done_length + base, length, mask=ended)
-    tl.store(done_token + base, says.to(tl.int32), mask=ended)
+    tl.store(done_token + base, chosen.to(tl.int32), mask=ended)
     tl.store(stopped + base, stops.to(tl.int32), mask=going)
     tl.store(active + base, 1 - stops.to(tl.int32), mask=going)
 
 
 def launch_beam_step(slots: Slots, value: Tensor, index: Tensor, log_z: Tensor, options: DecodeConfig) -> None:
+    """Launch one program for each slot."""
     s, (b, k), c = slots, slots.log_prob.shape, value.shape[1]
     m, r = triton.next_power_of_2(k * c), triton.next_power_of_2(k)
     columns = s.owner.shape[1]
     block = min(triton.next_power_of_2(columns), max(32, 512 // r))
     beam_step[(b,)](
         s.active, s.step, s.limit, s.stopped, s.log_prob, s.done_score, s.done_log_prob, s.done_length, s.done_parent,
-        s.done_token, s.said, s.parent, s.last, s.position, s.no_end, s.owner, value, index, log_z,
+        s.done_token, s.token_ids, s.parent, s.last, s.position, s.no_end, s.owner, value, index, log_z,
         options.min_len, s.packed.stride(0), columns, K=k, C=c, M=m, W=2 * r, R=r, BLOCK=block,
         PENALTY=float(options.length_penalty), PROVEN=options.stop == "proven" and options.length_penalty > 0,
         END=s.eos, num_warps=warps(m),
@@ -192,11 +193,11 @@ def launch_advance(slots: Slots, token: Tensor, log_prob: Tensor, options: Decod
     s, n, block = slots, len(token), 128
     advance[(triton.cdiv(n, block),)](
         s.active, s.step, s.limit, s.stopped, s.log_prob, s.done_score, s.done_log_prob, s.done_length, s.done_token,
-        s.said, s.last, s.position, s.no_end, token, log_prob,
+        s.token_ids, s.last, s.position, s.no_end, token, log_prob,
         options.min_len, s.packed.stride(0), n, PENALTY=float(options.length_penalty), BLOCK=block, END=s.eos,
     )  # fmt: skip
 
 
 def warps(candidates: int) -> int:
-    """One for a few hundred candidates: a warp finds its maximum without waiting for others."""
+    """Return the number of warps: one for a few hundred candidates, since a maximum within a warp needs no barrier."""
     return min(16, max(1, candidates // 512))

@@ -1,8 +1,8 @@
-"""The model as the CUDA-graph decoder steps it: the same modules, with weights in the precision of decoding.
+"""The model whose step is captured in a CUDA graph: the same modules, with weights in the precision of decoding.
 
-A model in use has that precision already, and its parameters are shared. One in training has fp32 weights, of which
-`refresh` takes copies before a search; the copies stay where they are, so captured steps read the new numbers. Norms and
-position schemes keep their own precision.
+A model that was loaded for inference has that precision already, and its parameters are shared. A model in training has
+fp32 weights, which `refresh` copies before a search; the copies stay at their addresses, so captured steps read the new
+values. Norms and position schemes keep their own precision.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from regard.layers.quantization import LargeLinear
 from regard.layers.stack import Stack
 from regard.layers.variational_dropout import VariationalDropout
 
-TILE = 64
-DROPS = "dropout, which is active in training mode"
+TILE = 64  # columns of the output matrix
+ACTIVE_DROPOUT = "dropout, which is active in training mode"
 NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
@@ -35,7 +35,7 @@ class StepModel:
         self.copies: list[tuple[Tensor, Tensor]] = []  # (copy, parameter)
         kept = {p for m in model.modules() if isinstance(m, (*NORMS, Positions)) for p in m.parameters()}
         memo: dict[int, Any] = {}
-        for module in stepped(model):
+        for module in modules_in_step(model):
             for parameter in module.parameters(recurse=False):
                 if id(parameter) not in memo:
                     converts = isinstance(module, (nn.Linear, nn.Embedding, Head)) and parameter not in kept
@@ -47,8 +47,8 @@ class StepModel:
                 memo.setdefault(id(buffer), buffer)
         self.model: Any = copy.deepcopy(model, memo).eval()
         for module in self.model.modules():
-            _without_observers(module)
-            if type(module) is LargeLinear:  # laid out for a CPU
+            remove_observers(module)
+            if type(module) is LargeLinear:  # its forward is for CPUs
                 module.__class__ = nn.Linear  # type: ignore[assignment]
         self.model.head = self.head = StepHead(self.model.head, model.head, self)  # type: ignore[arg-type]
         for _, part in self.model.named_modules():
@@ -64,36 +64,36 @@ class StepModel:
         return made
 
     def refresh(self) -> None:
-        """Take over what training has changed since."""
+        """Copy the weights that training has changed since the last call."""
         if self.copies:
             torch._foreach_copy_([made.detach() for made, _ in self.copies], [p.detach() for _, p in self.copies])
         self.head.refresh()
 
     def step(self, tokens: Tensor, state: Any) -> Tensor:
-        """Return logits (N, V, and a few more at -inf) after one more token (N,) of each row."""
-        # Parameters that are no matrix of a known layer are converted at each use, as autocast does in training.
+        """Return logits (N, V padded to tiles, with -inf) after one more token (N,) of each row."""
+        # Parameters that were not converted above are converted at each use by autocast, as in training.
         with torch.autocast(tokens.device.type, self.dtype, enabled=self.autocast, cache_enabled=False):
             return self.model.step(tokens, state)
 
 
 class StepHead(nn.Module):
-    """The output layer with a vocabulary of whole tiles: products with others are several times slower.
+    """The output layer with a vocabulary padded to whole tiles: matrix products of other sizes are several times slower.
 
-    What only fills up has a bias of minus infinity."""
+    The logits of the padding are -inf, by their bias."""
 
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, head: Head, original: Head, shadow: StepModel) -> None:
+    def __init__(self, head: Head, original: Head, step_model: StepModel) -> None:
         super().__init__()
         weight, bias = head.weight, head.bias
         self.scale, self.size = head.scale, len(weight)
         more = -self.size % TILE
         self.padded = more > 0
-        self.original = (original,)  # a tuple, because the module stays the model's
+        self.original = (original,)  # in a tuple, so that it is not registered as a child
         if self.padded:
-            filled = weight.new_zeros(self.size + more, weight.shape[1], dtype=shadow.dtype)
-            added = weight.new_full((self.size + more,), -torch.inf, dtype=shadow.dtype)
+            filled = weight.new_zeros(self.size + more, weight.shape[1], dtype=step_model.dtype)
+            added = weight.new_full((self.size + more,), -torch.inf, dtype=step_model.dtype)
             self.weight, self.bias = (nn.Parameter(x, requires_grad=False) for x in (filled, added))
             self.refresh()
         else:
@@ -101,6 +101,7 @@ class StepHead(nn.Module):
 
     @torch.no_grad()
     def refresh(self) -> None:
+        """Copy the weights of the original head."""
         if self.padded:
             weight, bias = self.original[0].weight, self.original[0].bias
             assert self.bias is not None
@@ -120,33 +121,33 @@ class StepHead(nn.Module):
 
 
 def why_not_capturable(model: nn.Module) -> str:
-    """Return what a model has that a captured step would not see, or an empty string.
+    """Return why a model must be decoded eagerly: what a captured step would miss, or an empty string.
 
-    Whether the step itself can be captured is found out by running it (decode/graphs/engine.py)."""
+    Whether the step itself can be captured is tested by running it (decode/graphs/engine.py)."""
     if not hasattr(model, "step"):
         return f"{type(model).__name__}, which has no step"
     head = getattr(model, "head", None)
     if type(head) is not Head:
         return f"a head of the class {type(head).__name__}"
-    for module in stepped(model):
+    for module in modules_in_step(model):
         if isinstance(module, Stack):
             if module.intervened:
                 return "what is changed in it for the time being"
             if module.training and module.random:
-                return DROPS
+                return ACTIVE_DROPOUT
             if not module.mask.causal:
                 return f"a mask that is not causal ({module.mask})"
         if isinstance(module, (nn.Dropout, VariationalDropout)) and module.training and module.p > 0:
-            return DROPS
-        reason = altered_by(module)
+            return ACTIVE_DROPOUT
+        reason = find_override(module)
         if reason:
             path = next(name for name, other in model.named_modules() if other is module)
             return f"{reason} {type(module).__name__}" + (f" ({path})" if path else "")
     return ""
 
 
-def stepped(model: nn.Module) -> list[nn.Module]:
-    """Return the modules of a model that its steps run: all but those of encoders, which read the source as they are."""
+def modules_in_step(model: nn.Module) -> list[nn.Module]:
+    """Return the modules of a model that its step may call: all but those of encoders, which read the source eagerly."""
     found, children = [model], [*model.children()]
     while children:
         module = children.pop()
@@ -156,13 +157,13 @@ def stepped(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def altered_by(module: nn.Module) -> str:
-    """Return what makes a module compute something other than its class does, or an empty string.
+def find_override(module: nn.Module) -> str:
+    """Return which hook or replaced method makes a module compute something else than its class, or an empty string.
 
-    A captured step runs no Python, so a hook or a replaced method may miss what it counts on. Recorders (look/record.py)
-    mark their functions with `observes`: these leave every number as it is, and may be left out.
+    Graph replay skips Python, so a hook or a replaced method would not run at every step. Recorders (look/record.py) mark
+    their functions with `observes`: these change no number, and may be left out.
     """
-    own, names = vars(module), methods(type(module))  # type: ignore[arg-type]
+    own, names = vars(module), method_names(type(module))  # type: ignore[arg-type]
     if not names.isdisjoint(own):
         for name in names & own.keys():
             if not getattr(own[name], "observes", False):
@@ -175,16 +176,16 @@ def altered_by(module: nn.Module) -> str:
 
 
 @cache
-def methods(kind: Any) -> frozenset[str]:
+def method_names(kind: Any) -> frozenset[str]:
     """Return the names of all methods of a class."""
     return frozenset(name for name in dir(kind) if callable(getattr(kind, name)))
 
 
-def _without_observers(module: nn.Module) -> None:
-    """Take recorders off a module of the copy: they record the model itself."""
+def remove_observers(module: nn.Module) -> None:
+    """Remove recorders from a module of the copy: they record the model itself."""
     own = vars(module)
-    for name in methods(type(module)) & own.keys():  # type: ignore[arg-type]
+    for name in method_names(type(module)) & own.keys():  # type: ignore[arg-type]
         del own[name]
-    own.pop("observe", None)  # of a block
+    own.pop("observe", None)  # set on blocks
     module._forward_hooks.clear()
     module._forward_pre_hooks.clear()

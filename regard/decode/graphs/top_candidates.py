@@ -1,8 +1,8 @@
-"""The likeliest next tokens of each row, in one pass over the logits: what search and greedy decoding look at.
+"""The candidates of beam search and greedy decoding: the top logits of each row and their log-sum-exp, in one pass.
 
-A row is cut into P parts where there are few rows, so that the whole machine takes part. A program goes through its part
-block by block with the best it has met so far, and looks closer at a block only while that holds something better: after
-the first few blocks hardly ever. The log-sum-exp of all logits is added up on the way.
+Where there are few rows, a row is cut into P parts, so that all multiprocessors are busy. A program reads its part block by
+block and keeps the best so far. It sorts new values in only while the maximum of a block is better than the worst that is
+kept, which hardly happens after the first few blocks. The log-sum-exp of all logits is accumulated meanwhile.
 """
 
 # mypy: allow-untyped-defs, no-check-untyped-defs
@@ -25,31 +25,31 @@ BEYOND: tl.constexpr = tl.constexpr(2**30)  # more than any id
 def top_candidates(
     logits: Tensor, best: int, no_end: Tensor, forbidden: tuple[int, ...], end: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of logits (N, V): the `best` largest of each of P parts of the vocabulary (N, P*best), best first, their ids, and the
-    log-sum-exp of all (N,), so that log p = value - log_z.
+    """Return the `best` largest logits of each of P parts of the vocabulary (N, P*best), best first, their ids, and the
+    log-sum-exp of all logits (N,), so that log p = value - log_z. The logits are (N, V).
 
-    No candidates are the forbidden ids, the token `end` in rows where `no_end` (N,), and logits of -inf. Places that are
-    left have -inf and id 0. Of equal logits the lower id comes first.
+    Forbidden ids, the token `end` in rows where `no_end` (N,), and logits of -inf are no candidates. Places that remain
+    empty have -inf and id 0. Of equal logits the lower id comes first.
     """
     value, index, part_z = best_of_parts(logits, best, no_end, forbidden, end)
     return value, index, log_sum_exp(part_z)
 
 
 def greedy_token(logits: Tensor, no_end: Tensor, forbidden: tuple[int, ...], end: int) -> tuple[Tensor, Tensor]:
-    """The likeliest token that may be said (N,) and its log p (N,): what greedy decoding says."""
+    """Return the likeliest allowed token (N,) and its log p (N,): a step of greedy decoding."""
     return best_candidate(*best_of_parts(logits, 1, no_end, forbidden, end))
 
 
 def best_candidate(value: Tensor, index: Tensor, log_z: Tensor) -> tuple[Tensor, Tensor]:
-    """The likeliest of the candidates, (N,) int64, and its log p (N,). log_z (N,), or (N, P), of each part."""
+    """Return the likeliest of the candidates (N,) int64 and its log p (N,); log_z is (N,), or (N, P) for the parts."""
     log_z = log_z.view(len(value), -1)
     if not runs_kernels(value):
-        return best_of_reference(value, index, log_z)
+        return best_candidate_reference(value, index, log_z)
     n, c = value.shape
     token, log_prob = index.new_empty(n, dtype=torch.int64), torch.empty_like(value[:, 0])
     width = triton.next_power_of_2(max(c, log_z.shape[1]))
-    best_of_kernel[(n,)](
-        value, index, log_z, token, log_prob, C=c, P=log_z.shape[1], BLOCK=width, num_warps=1, **launch_options(value)
+    best_candidate_kernel[(n,)](
+        value, index, log_z, token, log_prob, C=c, P=log_z.shape[1], BLOCK=width, num_warps=1, **launch(value)
     )
     return token, log_prob
 
@@ -57,7 +57,7 @@ def best_candidate(value: Tensor, index: Tensor, log_z: Tensor) -> tuple[Tensor,
 def best_of_parts(
     logits: Tensor, best: int, no_end: Tensor, forbidden: tuple[int, ...], end: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Values and ids as `candidates` gives them, and the log-sum-exp of each part (N, P)."""
+    """Return values and ids as `top_candidates` does, and the log-sum-exp of each part (N, P)."""
     assert 1 <= best <= 32
     (n, v), block = logits.shape, 2048 if len(logits) >= 64 else 1024
     width = part_width(n, v, block)
@@ -76,13 +76,13 @@ def best_of_parts(
 
 
 def part_width(n: int, v: int, block: int) -> int:
-    """How much of the vocabulary one program goes through: whole blocks, enough parts to fill the machine."""
+    """Return how many columns of the vocabulary one program reads: whole blocks, with enough parts to fill the GPU."""
     blocks = triton.cdiv(v, block)
     return triton.cdiv(blocks, min(blocks, triton.cdiv(4 * NUM_SMS, n))) * block
 
 
 def log_sum_exp(part_z: Tensor) -> Tensor:
-    """(N, P) -> (N,)"""
+    """Return the log-sum-exp over the parts, (N, P) -> (N,)."""
     (n, parts), out = part_z.shape, torch.empty_like(part_z[:, 0])
     if parts == 1:
         return part_z[:, 0]
@@ -100,6 +100,7 @@ def log_sum_exp(part_z: Tensor) -> Tensor:
 def best_of_parts_reference(
     logits: Tensor, best: int, no_end: Tensor, forbidden: tuple[int, ...], end: int, width: int
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute `best_of_parts` with torch operations."""
     x = F.pad(logits.float(), (0, -logits.shape[1] % width), value=-torch.inf)
     part_z = x.unflatten(1, (-1, width)).logsumexp(2)
     ids = torch.arange(x.shape[1], device=x.device)
@@ -116,7 +117,8 @@ def best_of_parts_reference(
     return value.flatten(1), index.masked_fill(value == -torch.inf, 0).flatten(1).int(), part_z
 
 
-def best_of_reference(value: Tensor, index: Tensor, log_z: Tensor) -> tuple[Tensor, Tensor]:
+def best_candidate_reference(value: Tensor, index: Tensor, log_z: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute `best_candidate` with torch operations."""
     top = value.amax(1)
     token = index.long().masked_fill(value < top[:, None], BEYOND.value).amin(1)
     return token, top - log_z.logsumexp(1)
@@ -127,7 +129,7 @@ def best_of_reference(value: Tensor, index: Tensor, log_z: Tensor) -> tuple[Tens
 
 @triton.jit
 def insert(kept, ids, worst, value, id):
-    """A better value takes the place of the worst, of equal ones the last; returns the list and its new worst."""
+    """Replace the worst of the list, of equal ones the last, by a better value; return the list and its new worst."""
     last = tl.max(tl.where(kept == worst, ids, -BEYOND), 0)
     here = (kept == worst) & (ids == last)
     kept, ids = tl.where(here, value, kept), tl.where(here, id, ids)
@@ -140,17 +142,18 @@ def best_of_parts_kernel(
     NEVER: tl.constexpr, NEVERS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, END: tl.constexpr,
     BEST: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One part of one row. NEVER are the ids that are no candidates; they and END lie between LOW and HIGH, so that most
-    blocks need not look for them."""
-    launch_dependents(PDL)
-    wait_for_previous(PDL)
+    """Find the candidates of one part of one row.
+
+    NEVER are the forbidden ids; they and END lie between LOW and HIGH, so that most blocks need not compare with them."""
+    launch_dependents(EARLY)
+    wait_for_previous(EARLY)
     n, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     early = tl.load(no_end + n) != 0
     begin = part * width
     end = tl.minimum(begin + width, V)
     lane, place = tl.arange(0, BLOCK), tl.arange(0, PLACES)
     logits += n * row
-    kept = tl.where(place < BEST, -float("inf"), float("inf"))  # nothing is better than a place that is not there
+    kept = tl.where(place < BEST, -float("inf"), float("inf"))  # places beyond BEST are never replaced
     ids = -1 - place
     worst = tl.min(kept, 0)
     top = -1e30
@@ -176,7 +179,7 @@ def best_of_parts_kernel(
             x = tl.where(id == first, -float("inf"), x)
             most = tl.max(x, 0)
     tl.store(part_z + n * parts + part, top + tl.log(tl.sum(total, 0)))
-    # Each candidate goes where its rank is; places that are not there rank last.
+    # Each candidate is stored at its rank; places beyond BEST rank last.
     kept = tl.where(place < BEST, kept, -float("inf"))
     ids = tl.where(place < BEST, ids, BEYOND + place)
     mine, other = kept[:, None], kept[None, :]
@@ -188,7 +191,7 @@ def best_of_parts_kernel(
 
 @triton.jit
 def total_of(part_z, P: tl.constexpr, BLOCK: tl.constexpr):
-    """log(sum(exp(z))) of P numbers."""
+    """Return log(sum(exp(z))) of P numbers."""
     p = tl.arange(0, BLOCK)
     z = tl.load(part_z + p, mask=p < P, other=-float("inf"))
     top = tl.max(z, 0)
@@ -204,8 +207,8 @@ def log_sum_exp_kernel(part_z, out, P: tl.constexpr, BLOCK: tl.constexpr, PDL: t
 
 
 @triton.jit
-def best_of_kernel(
-    value, index, log_z, token, log_prob, C: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+def best_candidate_kernel(
+    value, index, log_z, token, log_prob, C: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):
     launch_dependents(PDL)
     wait_for_previous(PDL)

@@ -127,7 +127,7 @@ class Aligning:
     def enter(self, stack: ExitStack) -> None:
         stack.enter_context(swapped({self.layer: self}, "forward"))
         stack.enter_context(swapped({self.decoder: self.begin}, "begin"))
-        stack.enter_context(swapped({self.decoder: self.tell}, "tell"))
+        stack.enter_context(swapped({self.decoder: self.tell}, "expose_attention"))
 
     def begin(self, annotations: Tensor, end: CellState, padding: Tensor) -> Any:
         self.step = 0
@@ -159,7 +159,7 @@ class Aligning:
             return heard(q, k, v, self.plan(source.padding, at))
 
         with swapped({self.layer: attend}, "attend"):
-            RNNSearchDecoder.tell(self.decoder, states, source, annotations)
+            RNNSearchDecoder.expose_attention(self.decoder, states, source, annotations)
 
 
 # ---- positions --------------------------------------------------------------------------------------------------------

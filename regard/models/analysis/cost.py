@@ -1,11 +1,11 @@
-"""What a model costs: parameters, arithmetic and memory. Sizes must be resolved.
+"""The cost of a model: parameters, FLOPs and memory. The sizes of its configuration must be resolved.
 
-Parameters and FLOPs are counted on the model itself, on the meta device (models/analysis/counting.py); nothing of its architecture is
-written here once more. A product of (m, k) and (k, n) is 2mkn FLOPs. Attention is counted in full, S keys for each query,
-masked or not: the usual convention. What is no matrix product is not counted.
+Parameters and FLOPs are counted on the model itself, on the meta device (models/analysis/counting.py), so that no
+architecture is described here a second time. A product of (m, k) and (k, n) is 2mkn FLOPs. Attention is counted in full, S
+keys for each query, masked or not: the usual convention. Only matrix products are counted.
 
-Formulas are what no forward pass tells: a backward pass costs two forwards; what an optimizer keeps of every parameter; the
-activations that a backward pass needs, one formula for stacks of blocks and one for recurrent models.
+Formulas give what a forward pass does not show: a backward pass costs two forward passes; the optimizer's state of every
+parameter; the activations that a backward pass needs, by one formula for stacks of blocks and one for recurrent models.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from regard.config import ModelConfig, RecurrentSettings, ViTSettings
 from regard.config.registry import find
 from regard.device import PEAK_FLOPS
 from regard.kernels.cross_entropy import chunk_rows
-from regard.layers.decoding_state import PerRow, declared_storage
+from regard.layers.decoding_state import PerRow, declared
 from regard.models.analysis.counting import ForwardCount, Shape, count, meta_model
 from regard.models.architectures import architecture_of
 from regard.models.rnn import layer_widths
@@ -32,7 +32,7 @@ from regard.models.seq2seq import repeats_context, uses_attention
 
 
 class Cost:
-    """What models of a configuration cost. It is counted once for rows of the same lengths."""
+    """The cost of the model of a configuration; FLOPs are counted once for rows of the same lengths."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -44,55 +44,57 @@ class Cost:
 
     @cached_property
     def parameters(self) -> int:
-        """How many numbers are learned, tied ones once."""
+        """The number of learned numbers, tied ones counted once."""
         return sum(p.numel() for p in self.model.parameters())
 
     @property
     def blocks(self) -> int:
-        """How many blocks, or recurrent layers, there are on both sides together."""
+        """The number of blocks, or recurrent layers, of encoder and decoder together."""
         source, target = side_lengths(self.config, 1)
         return source * self.config.n_encoder_layers + target * self.config.n_decoder_layers
 
     @cached_property
     def token(self) -> ForwardCount:
-        """What happens in a row of one token, on each side that the model has; of an image, of one patch."""
-        side = 2 if "images" in arguments(self.model) else 1
+        """The count of a forward pass over one token on each side that the model has; for images, over one patch."""
+        side = 2 if "images" in forward_arguments(self.model) else 1
         return count(self.model, *meta_inputs(self.model, 1, side, side))
 
     @property
     def active(self) -> int:
-        """How many weights a token is multiplied with: in a mixture of experts not all that there are."""
+        """The number of weights that a token is multiplied with: in a mixture of experts not all of them."""
         return sum(min(p.numel(), flops // 2) for p, flops in self.token.weights().items())
 
     @property
     def multiplied(self) -> int:
-        """How many numbers are in weights that are multiplied with anything."""
+        """The number of weights in matrix products, which have a bf16 copy in training."""
         return sum(p.numel() for p in self.token.weights())
 
     def forward_flops(self, batch: int, source_len: int = 0, target_len: int = 0) -> int:
-        """One forward pass over padded rows. An encoder reads (batch, source_len), for images 1 + patches; a decoder writes
-        (batch, target_len). Logits are counted for every token."""
+        """Return the FLOPs of one forward pass over padded rows, with logits for every token.
+
+        An encoder reads (batch, source_len), for images 1 + patches; a decoder (batch, target_len)."""
         at = source_len, target_len
         if at not in self.counted:
             self.counted[at] = count(self.model, *meta_inputs(self.model, 1, *at)).flops().total()
         return batch * self.counted[at]
 
     def training_flops(self, batch: int, source_len: int = 0, target_len: int = 0, checkpointing: bool = False) -> int:
-        """A backward pass is two forwards; with activation checkpointing there is one more forward."""
+        """Return the FLOPs of a training step: a backward pass is two forward passes, activation checkpointing one more."""
         return (4 if checkpointing else 3) * self.forward_flops(batch, source_len, target_len)
 
     def fitted_flops(self, source_len: int, target_len: int) -> int:
-        """The forward FLOPs of one row by the polynomial through a few short rows, for those who ask of very many lengths.
+        """Return the forward FLOPs of one row by a quadratic through those of a few short rows, without counting.
 
         It is exact where a model multiplies at most pairs of tokens, as all of them do here."""
         if max(source_len, target_len) <= max(FITTED):
             return self.forward_flops(1, source_len, target_len)
-        sides = [{0: 1} if n == 0 else {at: lagrange(n, at) for at in FITTED} for n in (source_len, target_len)]
+        sides = [{0: 1} if n == 0 else {at: lagrange_weight(n, at) for at in FITTED} for n in (source_len, target_len)]
         sums = (a * b * self.forward_flops(1, s, t) for s, a in sides[0].items() for t, b in sides[1].items())
         return round(sum(sums))
 
     def training_memory(self, batch: int, source_len: int = 0, target_len: int = 0) -> dict[str, int]:
-        """Bytes of a training step in bf16: fp32 weights, products under autocast, attention that keeps no (T, S) matrix."""
+        """Return the bytes of a training step in bf16: fp32 weights, products under autocast, attention without a (T, S)
+        matrix."""
         n = self.parameters
         return {
             "weights": 4 * n,
@@ -116,25 +118,25 @@ def training_memory(config: ModelConfig, batch: int, source_len: int = 0, target
     return Cost(config).training_memory(batch, source_len, target_len)
 
 
-FITTED = (4, 6, 9)  # lengths
+FITTED = (4, 6, 9)  # lengths at which FLOPs are counted for the polynomial
 
 
-def lagrange(n: int, at: int) -> Fraction:
-    """The polynomial that is 1 at one of the fitted lengths and 0 at the others."""
+def lagrange_weight(n: int, at: int) -> Fraction:
+    """Return the value at n of the Lagrange polynomial that is 1 at one of the fitted lengths and 0 at the others."""
     return prod((Fraction(n - other, at - other) for other in FITTED if other != at), start=Fraction(1))
 
 
 # ---- inputs ------------------------------------------------------------------------------------------------------------
 
 
-def arguments(model: nn.Module) -> list[str]:
-    """The names of what a forward must be given."""
+def forward_arguments(model: nn.Module) -> list[str]:
+    """Return the names of the required arguments of a model's forward."""
     parameters = inspect.signature(type(model).forward).parameters.values()
     return [p.name for p in parameters if p.default is p.empty and p.name != "self"]
 
 
 def meta_inputs(model: nn.Module, batch: int, s: int, t: int) -> tuple[Tensor, ...]:
-    """Inputs of these lengths, without padding, on the meta device; those of an image are its patches and one more."""
+    """Return inputs of these lengths, without padding, on the meta device; an image has s - 1 patches."""
     config: ModelConfig = model.config  # type: ignore[assignment]
     images = config.table(ViTSettings)
 
@@ -149,12 +151,12 @@ def meta_inputs(model: nn.Module, batch: int, s: int, t: int) -> tuple[Tensor, .
         image()
         if name == "images"
         else torch.empty(batch, lengths.get(name, max(s, t)), dtype=torch.long, device="meta")
-        for name in arguments(model)
+        for name in forward_arguments(model)
     )
 
 
 def side_lengths(config: ModelConfig, length: int) -> tuple[int, int]:
-    """How long source and target are in rows of `length` tokens; 0 for a side that the model does not have."""
+    """Return the lengths of source and target in rows of `length` tokens; 0 for a side that the model does not have."""
     sides = architecture_of(config).sides
     return length * ("encoder" in sides), length * ("decoder" in sides)
 
@@ -163,9 +165,9 @@ def side_lengths(config: ModelConfig, length: int) -> tuple[int, int]:
 
 
 def parameter_table(model: nn.Module) -> list[dict[str, Any]]:
-    """Every parameter by its path, those of alike members of a list as one line: `blocks.*.ff.inner.weight`.
+    """Return every parameter by its path, with one line for equal members of a list: `blocks.*.ff.inner.weight`.
 
-    A parameter that has several paths is counted at the first; the others are tied."""
+    A parameter with several paths is counted at the first; the others are marked as tied."""
     lists = {path for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}
     numbers: Counter[tuple[str, Shape, bool]] = Counter()
     seen: set[int] = set()
@@ -184,73 +186,77 @@ def parameter_table(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def activation_bytes(config: ModelConfig, s: int, t: int) -> int:
-    """Bytes that the backward pass of one row needs: what norms and products read, in bf16."""
-    return (recurrent_activations if architecture_of(config).is_recurrent else stack_activations)(config, s, t)
+    """Return the bytes that the backward pass of one row needs: the inputs of norms and products, in bf16."""
+    return (recurrent_activation_bytes if architecture_of(config).is_recurrent else block_activation_bytes)(
+        config, s, t
+    )
 
 
-def stack_activations(config: ModelConfig, s: int, t: int) -> int:
-    """Of stacks of blocks: of each sublayer the sum that its norm reads, the norm, and what its own products read."""
+def block_activation_bytes(config: ModelConfig, s: int, t: int) -> int:
+    """Return the activation bytes of stacks of blocks: for each sublayer the residual sum that its norm reads, the output
+    of the norm, and the inputs of its own products."""
     c, f, queries, keys = config.d_model, config.d_ff, *head_widths(config)
-    summed = 0 if config.parallel else 4 * c  # of the sublayers after the first
-    turned = 4 * queries + 2 * keys if config.positions in ("rope", "yarn") else 0  # copies, by heads
-    # of self-attention q, k, v and what it gives; of a convolution the tokens seen, and both halves before the gate
-    attention = 4 * c + 2 * (queries + 2 * keys) + 2 * queries + turned
+    summed = 0 if config.parallel else 4 * c  # sum and norm of the sublayers after the first
+    rotated = 4 * queries + 2 * keys if config.positions in ("rope", "yarn") else 0  # copies, by heads
+    # self-attention: q, k, v and its output; convolution: the tokens in its window, and both halves before the gate
+    attention = 4 * c + 2 * (queries + 2 * keys) + 2 * queries + rotated
     convolution = 2 * c + (2 * c if config.parallel else 0) + 2 * config.value("convolution.kernel") * c + 4 * c
     n = max(config.n_encoder_layers, config.n_decoder_layers)
     names = [config.mixer[i % len(config.mixer)] for i in range(n)]
     mixer = sum(convolution if name == "convolution" else attention for name in names) // n
-    kept = (
-        3 if config.feedforward == "gated" else 1 if config.activation == "relu" else 2
-    )  # relu is its own derivative's memory
+    # The derivative of relu is known from its output, so its input need not be kept.
+    kept = 3 if config.feedforward == "gated" else 1 if config.activation == "relu" else 2
     block = mixer + (summed + 2 * kept * f + (3 * f if config.ff_dropout else 0) if f else 0)
     normed = config.embedding_norm and not architecture_of(config).sees_images
-    ends = (4 * c if normed else 0) + (c if config.dropout else 0)  # the embeddings in fp32; a mask
-    ends += 4 * c if config.norm == "pre" else 2 * c  # what a stack gives, and the last sum
+    ends = (4 * c if normed else 0) + (c if config.dropout else 0)  # the embeddings in fp32; a dropout mask
+    ends += 4 * c if config.norm == "pre" else 2 * c  # the output of a stack, and the last residual sum
     total = 0
-    for n_blocks, tokens, crosses in stacks(config, s, t):
+    for n_blocks, tokens, crosses in stack_sizes(config, s, t):
         total += tokens * (n_blocks * block + ends)
         total += n_blocks * crosses * (t * (summed + 4 * queries) + s * 4 * keys)
-    return total + (s * 8 * c if architecture_of(config).fills_blanks else 0)  # its head has a layer of its own
+    return total + (
+        s * 8 * c if architecture_of(config).fills_blanks else 0
+    )  # BERT's head has a dense layer and a norm
 
 
-def stacks(config: ModelConfig, s: int, t: int) -> list[tuple[int, int, bool]]:
-    """Blocks, tokens, and whether they have cross-attention, of each stack."""
+def stack_sizes(config: ModelConfig, s: int, t: int) -> list[tuple[int, int, bool]]:
+    """Return the number of blocks, the number of tokens, and whether there is cross-attention, of each stack."""
     both = architecture_of(config).translates
     encoder, decoder = (config.n_encoder_layers, s, False), (config.n_decoder_layers, t, both)
     return [encoder, decoder] if both else [decoder if "decoder" in architecture_of(config).sides else encoder]
 
 
 def head_widths(config: ModelConfig) -> tuple[int, int]:
-    """Of the queries and of the keys of all heads together."""
+    """Return the widths of the queries and of the keys of all heads together."""
     return config.n_heads * config.d_head, config.n_kv_heads * config.d_head
 
 
-def recurrent_activations(config: ModelConfig, s: int, t: int) -> int:
-    """Of recurrent models: of each layer what it reads, its gates and its states; what the head is given; in a translator
-    what attention and the readout, a maxout, read and make."""
+def recurrent_activation_bytes(config: ModelConfig, s: int, t: int) -> int:
+    """Return the activation bytes of recurrent models: inputs, gates and states of each layer, the input of the head, and in
+    an encoder-decoder the inputs and outputs of attention and of the maxout readout."""
     recurrent, cell = config.table(RecurrentSettings), find("cell", config.cell)
     c, h, each = config.d_model, recurrent.d_hidden, 1 + recurrent.bidirectional
     kept = cell.gates + cell.states
 
     def layers(d_in: int, sizes: list[int]) -> int:
-        """Numbers of one token; with dropout between layers, what a layer reads is a copy."""
+        """Return the numbers of one token; with dropout between layers, the input of a layer is a copy."""
         return d_in + kept * sum(sizes) + (sum(sizes[:-1]) if recurrent.hidden_dropout else 0)
 
     if not architecture_of(config).translates:
         sizes = [each * width for width in layer_widths(config)]
         return t * 2 * (layers(c, sizes) + sizes[-1])
-    annotation, brought, key = annotated(config)
+    annotation, to_gates, key = source_attention_widths(config)
     again = annotation or h * repeats_context(config)
     source = s * 2 * layers(c, [each * h] * config.n_encoder_layers)
     target = t * 2 * (layers(c + again, [h] * config.n_decoder_layers) + c)
-    if annotation:  # and the weights, in fp32 and in bf16
-        source += s * 2 * ((annotation if recurrent.hidden_dropout else 0) + brought + key) + s * t * 6
+    if annotation:  # and the attention weights, in fp32 and in bf16
+        source += s * 2 * ((annotation if recurrent.hidden_dropout else 0) + to_gates + key) + s * t * 6
     return source + target + (t * 2 * (h + c + again + 3 * c) if again else 0)
 
 
-def annotated(config: ModelConfig) -> tuple[int, int, int]:
-    """How many numbers attention keeps of a token of the source: its annotation, what that brings to the gates, and its
-    key; 0 where there is none, or where it is the annotation itself."""
+def source_attention_widths(config: ModelConfig) -> tuple[int, int, int]:
+    """Return how many numbers attention keeps of a source token: its annotation, the annotation's contribution to the
+    gates, and its key; 0 where there is none, or where it is the annotation itself."""
     if not architecture_of(config).translates or not uses_attention(config):
         return 0, 0, 0
     recurrent, cell = config.table(RecurrentSettings), find("cell", config.cell)
@@ -259,7 +265,10 @@ def annotated(config: ModelConfig) -> tuple[int, int, int]:
 
 
 def logit_bytes(config: ModelConfig, batch: int, s: int, t: int) -> int:
-    """Those of tokens are there in bf16, a chunk at a time, and become their gradient; classes in fp32 beside theirs."""
+    """Return the bytes of logits and their gradients.
+
+    Logits of tokens are in bf16, one chunk at a time, and are overwritten by their gradient; logits of classes are in fp32
+    and have a gradient of their own."""
     if architecture_of(config).gives_classes(config):
         return batch * 8 * config.n_classes * (max(s, t) if config.answer == "token" else 1)
     rows, vocab = (
@@ -270,8 +279,9 @@ def logit_bytes(config: ModelConfig, batch: int, s: int, t: int) -> int:
 
 
 def decoding_bytes(model: nn.Module, source_len: int, target_len: int, dtype: torch.dtype) -> dict[str, int]:
-    """Bytes that decoding keeps of one row: `state`, however long the row is, and `cache`, which grows with it. They are
-    what the parts of the model declare (layers/decoding_state.py)."""
+    """Return the bytes that decoding keeps of one row: `state` of fixed size, and `cache`, which grows with the row.
+
+    They are the storage that the parts of the model declare (layers/decoding_state.py)."""
     found = {"state": 0, "cache": 0}
     for _, _, storages in declared_storage(model):
         for storage in storages.values():
@@ -280,11 +290,11 @@ def decoding_bytes(model: nn.Module, source_len: int, target_len: int, dtype: to
     return found
 
 
-# ---- all of it ---------------------------------------------------------------------------------------------------------
+# ---- the report --------------------------------------------------------------------------------------------------------
 
 
 def report_costs(config: ModelConfig, batch: int, length: int, tokens: int | None = None) -> dict[str, Any]:
-    """All the numbers of a model, as `regard cost` prints them."""
+    """Return parameters, FLOPs and memory of a model, as `regard cost` prints them."""
     cost = Cost(config)
     return {
         "architecture": config.architecture,
@@ -297,6 +307,7 @@ def report_costs(config: ModelConfig, batch: int, length: int, tokens: int | Non
 
 
 def count_flops(cost: Cost, length: int, tokens: int | None) -> dict[str, Any]:
+    """Return FLOPs per token and, if `tokens` is given, of a whole training, with the days it takes on one GPU."""
     at = side_lengths(cost.config, length)
     result: dict[str, Any] = {"forward_per_token": cost.forward_flops(1, *at) / length}
     result["training_per_token"] = cost.training_flops(1, *at) / length
@@ -307,17 +318,17 @@ def count_flops(cost: Cost, length: int, tokens: int | None) -> dict[str, Any]:
     return result
 
 
-GPU, MFU = "H200", 0.4  # the example
+GPU, MFU = "H200", 0.4  # the example: a GPU and its model FLOPs utilization
 
 
 def count_memory(cost: Cost, batch: int, length: int) -> dict[str, Any]:
-    """Bytes."""
+    """Return the bytes of training and of decoding."""
     training = cost.training_memory(batch, *side_lengths(cost.config, length))
     decoding = {"weights_bf16": 2 * cost.parameters, "weights_fp32": 4 * cost.parameters}
-    one, all_of_it = (decoding_bytes(cost.model, *side_lengths(cost.config, n), torch.bfloat16) for n in (1, length))
+    one, whole = (decoding_bytes(cost.model, *side_lengths(cost.config, n), torch.bfloat16) for n in (1, length))
     if one["state"]:
         decoding["state_per_row"] = one["state"]
     if one["cache"]:
         decoding["cache_bf16_per_token"] = one["cache"]
-        decoding["cache_bf16"] = batch * all_of_it["cache"]
+        decoding["cache_bf16"] = batch * whole["cache"]
     return {"training": {**training, "total": sum(training.values())}, "decoding": decoding}

@@ -1,14 +1,14 @@
-"""Counts a model by running it on the meta device, where tensors have shapes and no numbers.
+"""Counting parameters and FLOPs by running a model on the meta device, where tensors have shapes and no numbers.
 
-Nothing here knows what a model is made of. Parameters are those of its modules, FLOPs are those of the matrix products
-that a forward pass makes, each by its shapes, and a product belongs to the module whose weight is in it, else to the
-module that runs. So a part that nobody has seen before is counted like all others.
+No architecture is known here. FLOPs are those of the matrix products of a forward pass, each by its shapes. A product
+belongs to the module whose weight is multiplied, otherwise to the module that is running. So any new part is counted
+without further code.
 
-Of blocks that are alike one is run: a module of an nn.ModuleList that has the structure of an earlier one, and is called
-with arguments of the same shapes, is not run again; what the earlier one did is noted for it.
+Of equal blocks only one is run: if a module of an nn.ModuleList has the structure of an earlier one and is called with
+arguments of the same shapes, the log of the earlier one is repeated for it.
 
-An operator of a part that multiplies matrices gets its formula where torch's own counter looks for it, by
-`torch.utils.flop_counter.register_flop_formula`. What is no matrix product (norms, softmax, sums) counts nothing.
+A custom operator that multiplies matrices registers its formula with `torch.utils.flop_counter.register_flop_formula`,
+where torch's own counter looks for it. Operations that are no matrix products (norms, softmax, sums) count as 0.
 """
 
 from __future__ import annotations
@@ -42,75 +42,75 @@ Shape = tuple[int, ...]
 # ---- formulas ----------------------------------------------------------------------------------------------------------
 
 
-def product(a: Tensor, b: Tensor) -> int:
-    """(..., m, k) x (k, n): 2 m k n."""
+def matmul_flops(a: Tensor, b: Tensor) -> int:
+    """Return the FLOPs of (..., m, k) x (k, n): 2 m k n."""
     return 2 * a.numel() * b.shape[-1]
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor) -> int:
-    """q k^T and the weighted sum of v, for q (B, H, T, D) and k, v (B, G, S, D), masked or not."""
+def attention_flops(q: Tensor, k: Tensor, v: Tensor) -> int:
+    """Return the FLOPs of q k^T and the weighted sum of v, for q (B, H, T, D) and k, v (B, G, S, D), masked or not."""
     return 2 * math.prod(q.shape[:3]) * k.shape[2] * (q.shape[3] + v.shape[3])
 
 
 FORMULAS: dict[str, Callable[..., int]] = {
-    "aten::mm": product,
-    "aten::bmm": product,
-    "aten::addmm": lambda bias, a, b, **_: product(a, b),
-    "aten::baddbmm": lambda bias, a, b, **_: product(a, b),
-    # what torch has no formula for
+    "aten::mm": matmul_flops,
+    "aten::bmm": matmul_flops,
+    "aten::addmm": lambda bias, a, b, **_: matmul_flops(a, b),
+    "aten::baddbmm": lambda bias, a, b, **_: matmul_flops(a, b),
+    # torch has no formula for these
     "aten::mv": lambda matrix, vector: 2 * matrix.numel(),
     "aten::addmv": lambda bias, matrix, vector, **_: 2 * matrix.numel(),
     "aten::dot": lambda a, b: 2 * a.numel(),
-    "aten::_addmm_activation": lambda bias, a, b, **_: product(a, b),
-    "aten::_grouped_mm": lambda a, b, *_, **__: product(a, b),  # every row meets one of the matrices
+    "aten::_addmm_activation": lambda bias, a, b, **_: matmul_flops(a, b),
+    "aten::_grouped_mm": lambda a, b, *_, **__: matmul_flops(a, b),  # every row is multiplied with one of the matrices
     "regard::activated": lambda x, weight, *_: 2 * x.numel() * len(weight),
     "regard::activated_backward": lambda *_: 0,  # its products are outside of it
     "regard::add_norm": lambda *_: 0,
     "regard::add_norm_backward": lambda *_: 0,
-    "regard::short_attention": lambda q, k, v, *_: attention(q, k, v),
-    # the scores again, and the gradients of q, k, v and the weights
-    "regard::short_attention_backward": lambda grad, q, k, v, *_: 5 * attention(q, k, v) // 2,
+    "regard::short_attention": lambda q, k, v, *_: attention_flops(q, k, v),
+    # five products instead of two: the scores again, and the gradients of q, k, v and the weights
+    "regard::short_attention_backward": lambda grad, q, k, v, *_: 5 * attention_flops(q, k, v) // 2,
 }
 
 
+# Products for which torch's formulas are loaded.
 RARE = tuple(
     f"aten::{name}" for name in ("_scaled", "_flash", "_efficient", "_cudnn", "cudnn", "conv", "_conv", "_slow")
 )
 
 
 def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> int | None:
-    """The FLOPs of an operation, or None where it is no product.
+    """Return the FLOPs of an operation, or None if it is no product.
 
-    torch's formulas are asked for rare products, and for operators whose authors have registered one with torch. Its module
-    imports Triton: it is not imported for what all models do."""
+    torch's formulas are used for rare products and for operators that have registered one. Their module imports Triton, so
+    it is not imported for the operations of common models."""
     name = func._schema.name
     if name in FORMULAS:
         return FORMULAS[name](*args, **kwargs)
     if name.startswith(RARE):
         importlib.import_module("torch.utils.flop_counter")
-    torchs = sys.modules.get("torch.utils.flop_counter")
-    formula = torchs and torchs.flop_registry.get(func._overloadpacket)
+    torch_formulas = sys.modules.get("torch.utils.flop_counter")
+    formula = torch_formulas and torch_formulas.flop_registry.get(func._overloadpacket)
     return formula(*args, **kwargs, out_val=out) if formula else None
 
 
-# ---- tensors without numbers -------------------------------------------------------------------------------------------
+# ---- shape inference ---------------------------------------------------------------------------------------------------
 
 
 class MetaShapes(TorchDispatchMode):
-    """Answers operations on meta tensors by their shapes.
+    """A dispatch mode that infers the shapes of operations on meta tensors.
 
-    torch can do that itself, but it works out the shapes of most operations in Python, and loads its compiler before the
-    first of them, which takes longer than counting a model. The few rules here do for nearly all operations; the others
-    are torch's.
+    torch can do that itself, but it computes most shapes in Python and loads its compiler before the first operation, which
+    takes longer than counting a model. The few rules here cover nearly all operations; torch infers the others.
     """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Not wrapped for the compiler, which would be loaded for it."""
+        """Return False, so that torch does not wrap the mode for its compiler, which it would have to load."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return result_of(func, args, kwargs or {})
+        return infer_result(func, args, kwargs or {})
 
 
 SAME_SHAPE = {
@@ -121,8 +121,8 @@ PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::mv": 0, "aten::addmm": 1, "ate
 REDUCTION = getattr(torch.Tag, "reduction", None)
 
 
-def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an operation returns, on the meta device if one of its arguments is there."""
+def infer_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the result of an operation, on the meta device if one of its arguments is there."""
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     name: str = func._schema.name
     if not tensors and torch.device(kwargs.get("device") or "cpu").type == "meta":
@@ -133,7 +133,7 @@ def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not any(x.is_meta for x in tensors) or "out" in kwargs:
         return func(*args, **kwargs)
     if name.endswith("_") and torch.Tag.inplace_view not in func.tags:
-        return args[0]  # it would be written into
+        return args[0]  # an in-place operation
     if torch.Tag.pointwise in func.tags:
         return pointwise(func, args, kwargs, tensors)
     if len(tensors) == 1 and (name in SAME_SHAPE or REDUCTION in func.tags):
@@ -152,11 +152,12 @@ def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name == "aten::index" and all(i is not None and i.dtype == torch.long for i in args[1]):
         return args[0].new_empty((*broadcast(*(i.shape for i in args[1])), *args[0].shape[len(args[1]) :]))
     if name in ("aten::cat", "aten::stack"):
-        return joined(name == "aten::stack", *args, **kwargs)
+        return concatenate(name == "aten::stack", *args, **kwargs)
     return func(*args, **kwargs)
 
 
 def arange(*limits: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    """Return the result of torch.arange on the meta device."""
     start, end, step = {1: (0, *limits, 1), 2: (*limits, 1), 3: limits}[len(limits)]
     whole = all(isinstance(x, int) for x in limits)
     n = max(0, math.ceil((end - start) / step))
@@ -164,20 +165,21 @@ def arange(*limits: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """The common shape; where two sizes differ, one of them is 1."""
+    """Return the common shape of tensors that can be broadcast together."""
     rows = zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
     return tuple(next((n for n in sizes if n != 1), 1) for sizes in rows)[::-1]
 
 
-def ordered_as(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor of the same shape, its dimensions in the same order in memory."""
+def empty_like_strides(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return an empty tensor of the same shape, with its dimensions in the same order in memory."""
     order = sorted(range(x.dim()), key=x.stride, reverse=True)
     dense = torch.empty([x.shape[i] for i in order], dtype=dtype, device="meta")
     return dense.permute(sorted(range(x.dim()), key=order.__getitem__))
 
 
 def pointwise(func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-    """The result has the common shape, and the type that the operation itself has on a CPU for tensors of no numbers."""
+    """Return the result of a pointwise operation: of the common shape, and of the dtype that the operation has on a CPU for
+    empty tensors."""
     shape = broadcast(*(x.shape for x in tensors))
     dense = kwargs.get("memory_format") == torch.contiguous_format
     like = None if dense else next((x for x in tensors if x.shape == shape), None)  # the order in memory is kept
@@ -188,13 +190,14 @@ def pointwise(func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
     def full(x: Any) -> Any:
         if like is None:
             return torch.empty(shape, dtype=x.dtype, device="meta")
-        return ordered_as(like, x.dtype)
+        return empty_like_strides(like, x.dtype)
 
     return tree_map(full, func(*tree_map(empty, args), **tree_map(empty, kwargs)))
 
 
 def along_dimensions(func: Any, args: Any, kwargs: Any, x: Tensor) -> Any:
-    """An operation that keeps or drops whole dimensions. A CPU tells which, on a small tensor of sizes 2, 3, 4, ..."""
+    """Return the result of an operation that keeps or drops whole dimensions: which ones is seen by running it on a small
+    CPU tensor of sizes 2, 3, 4, ..."""
     sizes = dict(enumerate(x.shape, start=2)) | {1: 1}
 
     def small(y: Any) -> Any:
@@ -206,7 +209,8 @@ def along_dimensions(func: Any, args: Any, kwargs: Any, x: Tensor) -> Any:
     return tree_map(full, func(*tree_map(small, args), **tree_map(small, kwargs)))
 
 
-def joined(stacked: bool, parts: list[Tensor], dim: int = 0) -> Tensor:
+def concatenate(stacked: bool, parts: list[Tensor], dim: int = 0) -> Tensor:
+    """Return the result of torch.cat, or of torch.stack."""
     dtype, shape = parts[0].dtype, list(parts[0].shape)
     for part in parts[1:]:
         dtype = torch.promote_types(dtype, part.dtype)
@@ -220,13 +224,13 @@ def joined(stacked: bool, parts: list[Tensor], dim: int = 0) -> Tensor:
 
 
 def meta_model(config: ModelConfig) -> nn.Module:
-    """Build a model that takes no memory, whatever its size."""
+    """Build a model on the meta device, where it takes no memory whatever its size."""
     with torch.device("meta"), SkipInit(), MetaShapes():
         return make_model(config).eval()
 
 
 def meta_copy(model: nn.Module) -> nn.Module:
-    """Copy a model to the meta device, without a copy of its numbers on the way."""
+    """Copy a model to the meta device, without copying its numbers meanwhile."""
     memo: dict[int, Any] = {}
     for p in model.parameters():
         memo[id(p)] = nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
@@ -239,7 +243,7 @@ def meta_copy(model: nn.Module) -> nn.Module:
 
 
 class Product(NamedTuple):
-    """Products of matrices that belong to one module."""
+    """A matrix product, or several, and the module that it belongs to."""
 
     module: nn.Module
     flops: int
@@ -247,27 +251,27 @@ class Product(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What a module returned: the shape of its first tensor."""
+    """The shape of the first tensor that a module returned."""
 
     module: nn.Module
     shape: Shape
 
 
 class ForwardCount(MetaShapes):
-    """While it is entered, what a model on the meta device does is noted in `log`."""
+    """A context that logs the matrix products and the output shapes of a model on the meta device."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.log: list[Product | Output] = []
         self.paths = {module: path for path, module in model.named_modules()}
-        self.running: list[nn.Module] = [model]  # the innermost last
-        self.owners: dict[int, list[tuple[nn.Module, str]]] = {}  # a storage -> whose weight is in it
+        self.running: list[nn.Module] = [model]  # modules whose forward is running, the innermost last
+        self.owners: dict[int, list[tuple[nn.Module, str]]] = {}  # a storage -> modules and names of the weight in it
         for module in self.paths:
             for name, p in module.named_parameters(recurse=False):
-                self.owners.setdefault(storage(p), []).append((module, name))
-        self.copies: list[Tensor] = []  # kept, or another tensor would get the storage of one
+                self.owners.setdefault(storage_id(p), []).append((module, name))
+        self.copies: list[Tensor] = []  # kept alive, so that no other tensor gets the storage of one
         self.until = ExitStack()
-        self.done: dict[Any, Any] = {}  # what alike modules did
+        self.done: dict[Any, Any] = {}  # output and log of modules by structure and arguments
 
     def __enter__(self) -> ForwardCount:
         before = register_module_forward_pre_hook(self._enter_module)
@@ -277,7 +281,7 @@ class ForwardCount(MetaShapes):
         for module in self.paths:
             if isinstance(module, nn.ModuleList) and len(module) > 1:
                 for child in module:
-                    self.until.enter_context(self._counted_once(child))
+                    self.until.enter_context(self._run_once(child))
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -286,12 +290,11 @@ class ForwardCount(MetaShapes):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        out = result_of(func, args, kwargs)
+        out = infer_result(func, args, kwargs)
         name = func._schema.name
-        if (
-            name in ("aten::_to_copy", "aten::clone") and storage(args[0]) in self.owners
-        ):  # a weight in another precision
-            self.owners[storage(out)] = self.owners[storage(args[0])]
+        # The copy of a weight in another precision belongs to the same modules.
+        if name in ("aten::_to_copy", "aten::clone") and storage_id(args[0]) in self.owners:
+            self.owners[storage_id(out)] = self.owners[storage_id(args[0])]
             self.copies.append(out)
         if name == "aten::embedding":
             module, _ = self._owner(args)
@@ -305,12 +308,12 @@ class ForwardCount(MetaShapes):
         self.log.append(Product(module, flops * recurrent.repetition_count(), weight))
 
     def _owner(self, args: Any) -> tuple[nn.Module, str | None]:
-        """Whom an operation belongs to. A tied weight is the running module's if it has it, else its first owner's."""
-        largest = sorted(
-            (x for x in args if isinstance(x, Tensor)), key=lambda x: -x.numel()
-        )  # a matrix before its bias
-        for x in largest:
-            if owners := self.owners.get(storage(x)):
+        """Return the module that an operation belongs to, and the name of its weight.
+
+        A tied weight belongs to the running module if that has it, otherwise to its first owner."""
+        tensors = [x for x in args if isinstance(x, Tensor)]
+        for x in sorted(tensors, key=lambda x: -x.numel()):  # a matrix comes before its bias
+            if owners := self.owners.get(storage_id(x)):
                 return next((owner for owner in owners if owner[0] is self.running[-1]), owners[0])
         return self.running[-1], None
 
@@ -326,12 +329,12 @@ class ForwardCount(MetaShapes):
                 self.log.append(Output(module, tuple(first.shape)))
 
     @contextmanager
-    def _counted_once(self, module: nn.Module) -> Iterator[None]:
-        """A call like an earlier one of a module like this is not made again."""
+    def _run_once(self, module: nn.Module) -> Iterator[None]:
+        """Replace the forward of a module: a call with a structure and shapes that have run before is not run again."""
         structure, usual, own = structure_key(module), module.forward, vars(module).get("forward")
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            key = structure, structure_key((args, kwargs)), recurrent.repetition_count()
+            key = structure, structure_key((args, kwargs)), recurrent.times()
             mine = [*module.modules(), *modules_in((args, kwargs))]
             if key in self.done:
                 out, theirs, log = self.done[key]
@@ -353,7 +356,7 @@ class ForwardCount(MetaShapes):
     # ---- results ----
 
     def flops(self) -> Counter[str]:
-        """FLOPs by the path of a module."""
+        """Return the FLOPs of each module, by its path."""
         found: Counter[str] = Counter()
         for entry in self.log:
             if isinstance(entry, Product):
@@ -361,11 +364,11 @@ class ForwardCount(MetaShapes):
         return found
 
     def shapes(self) -> dict[str, Shape]:
-        """What every module that was called returned, by its path."""
+        """Return the output shape of every module that was called, by its path."""
         return {self.paths[entry.module]: entry.shape for entry in self.log if isinstance(entry, Output)}
 
     def weights(self) -> dict[nn.Parameter, int]:
-        """The parameters that were multiplied, and the FLOPs of that."""
+        """Return the parameters that were multiplied, with the FLOPs of these products."""
         found: Counter[nn.Parameter] = Counter()
         for entry in self.log:
             if isinstance(entry, Product) and entry.weight is not None:
@@ -373,16 +376,16 @@ class ForwardCount(MetaShapes):
         return found
 
 
-def storage(x: Tensor) -> int:
-    """What views of a tensor share."""
+def storage_id(x: Tensor) -> int:
+    """Return a number that all views of a tensor share."""
     return x.untyped_storage()._cdata
 
 
-OWN = set(vars(nn.Module()))  # what every module has
+OWN = set(vars(nn.Module()))  # attributes that every module has
 
 
 def structure_key(x: Any) -> Any:
-    """A value that is equal for what does the same with tensors of the same shapes: structure matters, numbers do not."""
+    """Return a key that is equal for modules or arguments of equal structure and shapes; their numbers do not matter."""
     if isinstance(x, Tensor):
         return tuple(x.shape), x.dtype, x.device.type
     if isinstance(x, nn.Module):
@@ -400,7 +403,7 @@ def structure_key(x: Any) -> Any:
 
 
 def modules_in(x: Any) -> Iterator[nn.Module]:
-    """Modules among arguments, with all that is in them, always in the same order."""
+    """Yield the modules among arguments and their children, always in the same order."""
     if isinstance(x, nn.Module):
         yield from x.modules()
     elif isinstance(x, dict):
@@ -413,7 +416,7 @@ def modules_in(x: Any) -> Iterator[nn.Module]:
 
 
 def count(model: nn.Module, *inputs: Tensor) -> ForwardCount:
-    """Run a model of the meta device, and return what it did."""
+    """Run the forward pass of a model on the meta device and return its count."""
     counting = ForwardCount(model)
     try:
         with torch.no_grad(), counting:

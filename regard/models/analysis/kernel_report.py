@@ -1,4 +1,4 @@
-"""Which kernel each attention layer of a model runs on, in training and in use, and why (`regard doctor --explain`)."""
+"""The report of `regard doctor --explain`: which kernel each layer of a model uses in training and decoding, and why."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from regard.layers.stack import Stack
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """What one kind of attention runs on in one situation."""
+    """The kernel of one layer, or of equal layers, in one situation."""
 
-    layer: str  # decoder.0-5.self: blocks 0 to 5 do the same
+    layer: str  # decoder.0-5.self: blocks 0 to 5 have the same kernel
     positions: str
-    when: str
+    when: str  # training, reading a source or decoding a token
     kernel: str
     why: str
-    fast: bool
+    fast: bool  # False: a slower kernel than usual
 
 
 def explain_model(model: nn.Module, device: str, length: int) -> list[KernelChoice]:
-    """Neighbouring blocks that do the same share their rows."""
-    rows = recurrent_rows(model, length)
+    """Return the kernels of all layers; neighbouring blocks with the same kernels share their lines."""
+    rows = choices_of_recurrent(model, length)
     for name, stack in model.named_modules():
         if not isinstance(stack, Stack):
             continue
-        each = [block_rows(stack, i, name, model.config, device, length) for i in range(len(stack.blocks))]  # type: ignore[arg-type]
+        each = [choices_of_block(stack, i, name, model.config, device, length) for i in range(len(stack.blocks))]  # type: ignore[arg-type]
         for same, group in itertools.groupby(range(len(each)), key=each.__getitem__):
             blocks = [*group]
             span = f"{blocks[0]}-{blocks[-1]}" if len(blocks) > 1 else f"{blocks[0]}"
@@ -44,25 +44,28 @@ def explain_model(model: nn.Module, device: str, length: int) -> list[KernelChoi
     return rows
 
 
-def block_rows(stack: Stack, i: int, place: str, config: ModelConfig, device: str, length: int) -> list[KernelChoice]:
-    """The rows of block i, whose layer is only `self` or `cross` yet."""
+def choices_of_block(
+    stack: Stack, i: int, place: str, config: ModelConfig, device: str, length: int
+) -> list[KernelChoice]:
+    """Return the kernels of block i; `layer` is only `self` or `cross` here."""
     scheme = stack.schemes[i % len(stack.schemes)]  # one for all blocks, or one each
     mixer = stack.mixers[i]
     mask = with_window(stack.mask, mixer.window)
     training = Situation(device, length, True, mask, scheme, stack.d_head, stack.attention_dropout, keys=length)  # type: ignore[arg-type]
-    rows = two_rows("self", config.positions_at(place), training, place == "encoder")
+    rows = choices_of_layer("self", config.positions_at(place), training, place == "encoder")
     if not mixer.attends:
         rows = [replace(row, kernel="product", why=help_of(type(mixer)), fast=True) for row in rows]
     if "cross" in stack.blocks[i].sublayers:  # type: ignore[operator]
-        cross = replace(training, self_attention=False, mask=FULL, scheme=stack.cross_scheme)
-        rows += two_rows("cross", config.positions_at("cross"), cross, reads=False)
+        cross = replace(training, own=False, mask=FULL, scheme=stack.cross_scheme)
+        rows += choices_of_layer("cross", config.positions_at("cross"), cross, reads=False)
     return rows
 
 
-def two_rows(layer: str, positions: str, training: Situation, reads: bool) -> list[KernelChoice]:
-    """In training, and in use: an encoder reads a whole source, a decoder adds a token to its cache."""
-    used = replace(training, dropout=0.0, needs_grad=False)
-    used = used if reads else replace(used, queries=1, self_attention=False)
+def choices_of_layer(layer: str, positions: str, training: Situation, reads: bool) -> list[KernelChoice]:
+    """Return the kernels in training and at inference, where an encoder reads a whole source (`reads`) and a decoder adds
+    one token to its cache."""
+    used = replace(training, dropout=0.0, learning=False)
+    used = used if reads else replace(used, queries=1, own=False)
     times = {
         f"training, {training.queries} tokens": training,
         "reading a source" if reads else "decoding a token": used,
@@ -71,25 +74,28 @@ def two_rows(layer: str, positions: str, training: Situation, reads: bool) -> li
     return [KernelChoice(layer, positions, when, c.kernel, c.why, c.fast) for when, c in choices.items()]
 
 
-def recurrent_rows(model: nn.Module, length: int) -> list[KernelChoice]:
-    """Of layers of cells: all steps as one fused kernel, or a scan, step by step; a decoder that attends has one in which
-    every step looks first."""
+def choices_of_recurrent(model: nn.Module, length: int) -> list[KernelChoice]:
+    """Return the kernels of recurrent layers: one fused kernel for all steps, or a scan, step by step; the first layer of a
+    decoder with attention is a scan, since every step attends first."""
     rows = []
     for path, module in model.named_modules():
         reads = path == "encoder" or path.startswith("body")
         padded = path == "encoder" or bool(getattr(module, "bidirectional", False))
         if isinstance(module, AttentionCell):
-            rows += step_rows("decoder.0", "scan", "each step looks at the source with the state of the last", length)
+            rows += choices_of_cells(
+                "decoder.0", "scan", "each step looks at the source with the state of the last", length
+            )
         elif isinstance(module, Recurrent):
             first, n = 1 if path.endswith("above") else 0, len(module.layers)
             span = f"{first}-{first + n - 1}" if n > 1 else f"{first}"
-            rows += step_rows(
-                f"{path.removeprefix('body.').split('.')[0]}.{span}", *how_cells_run(module, padded), length, reads
+            rows += choices_of_cells(
+                f"{path.removeprefix('body.').split('.')[0]}.{span}", *explain_cells(module, padded), length, reads
             )
     return rows
 
 
-def how_cells_run(module: Recurrent, padded: bool) -> tuple[str, str]:
+def explain_cells(module: Recurrent, padded: bool) -> tuple[str, str]:
+    """Return the kernel of recurrent layers over a sequence, and why."""
     if module.fuses_padded if padded else module.fuses:
         return "fused", "all steps are one kernel, of cuDNN or oneDNN"
     cell = next(cell for cell in module.modules() if isinstance(cell, Cell))
@@ -100,8 +106,8 @@ def how_cells_run(module: Recurrent, padded: bool) -> tuple[str, str]:
     return "scan", f"there is no fused kernel for {type(cell).__name__}"
 
 
-def step_rows(layer: str, kernel: str, why: str, length: int, reads: bool = False) -> list[KernelChoice]:
-    """In training, and in use."""
+def choices_of_cells(layer: str, kernel: str, why: str, length: int, reads: bool = False) -> list[KernelChoice]:
+    """Return the kernels of recurrent layers in training and at inference."""
     training = KernelChoice(layer, "none", f"training, {length} tokens", kernel, why, kernel == "fused")
     if reads:
         return [training, replace(training, when="reading a source")]
@@ -109,7 +115,7 @@ def step_rows(layer: str, kernel: str, why: str, length: int, reads: bool = Fals
 
 
 def format_choices(rows: Sequence[KernelChoice]) -> str:
-    """Rows under their names; `!` marks what is slower than it could be."""
+    """Return a table of the choices; `!` marks those that are not on the fast path."""
     cells = [("layer", "positions", "when", "kernel", "why")]
     cells += [(row.layer, row.positions, row.when, row.kernel, row.why) for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

@@ -1,10 +1,10 @@
-"""A model layer by layer: what each gives, its parameters and FLOPs, and the bytes of its weights.
+"""The summary of a model: output shape, parameters, FLOPs and weight bytes of each layer.
 
     regard.summary("gpt2", length=128)                     # a preset, a recipe, or a run or model folder
     regard.summary(regard.load("runs/toy-en-de"), depth=3)
 
-All of it is counted on the model (models/analysis/counting.py), and a line is a module, by its path. What is tied is counted once,
-where it stands first.
+The numbers are counted on the model (models/analysis/counting.py). A line is a module, by its path. Tied weights are
+counted once, at their first place.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from regard.terminal import format_bytes, format_count, format_table
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """One layer, or all of them."""
+    """One line of a summary: a layer, or the total."""
 
     name: str
-    output: Shape  # of what it gives; () for what only lends its numbers
+    output: Shape  # of its output; () for a module that is not called
     parameters: int
-    tied: int  # numbers of another line that it uses too
+    tied: int  # parameters that it shares with an earlier line
     flops: int
     weights: int  # bytes
 
     def cells(self) -> tuple[str, ...]:
+        """Return the line as text, one string for each column."""
         title = self.name + (" (tied)" if self.tied and self.name != "total" else "")
         numbers = f"{self.parameters:,}", format_count(self.flops), format_bytes(self.weights)
         return (title, " x ".join(f"{n:,}" for n in self.output), *numbers)
@@ -45,6 +46,8 @@ HEADER = ("layer", "output", "parameters", "FLOPs", "weights")
 
 @dataclass(frozen=True)
 class Summary:
+    """The layers of a model and their total; it prints as a table, and as HTML in a notebook."""
+
     model: str
     config: ModelConfig
     batch: int
@@ -52,15 +55,17 @@ class Summary:
     target_length: int
     lines: list[LayerSummary]
     total: LayerSummary
-    assumed: dict[str, int]
+    assumed: dict[str, int]  # sizes that the data would determine, such as the vocabulary
 
     @property
     def title(self) -> str:
+        """The line above the table: model, architecture, batch and lengths."""
         sides = " and ".join(f"{n:,}" for n in (self.source_length, self.target_length) if n)
         return f"{self.model} ({self.config.architecture}), {self.batch:,} x {sides} tokens"
 
     @property
     def notes(self) -> list[str]:
+        """The lines below the table."""
         tied = any(line.tied for line in self.lines)
         found = ["Tied: with numbers of a line above, which are counted once."] if tied else []
         return found + [f"model.{field} comes from the data: {n:,} assumed" for field, n in self.assumed.items()]
@@ -70,7 +75,7 @@ class Summary:
         return "\n".join([self.title, "", *format_table(rows, 2), *([""] if self.notes else []), *self.notes])
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """Return the table as HTML, for notebooks."""
         cell = '<td style="text-align:right">{}</td>'
         head = "".join(f"<th>{name}</th>" for name in HEADER)
         lines = (*self.lines, self.total)
@@ -79,6 +84,7 @@ class Summary:
         return f"<p>{escape(self.title)}</p><table><tr>{head}</tr>{''.join(body)}</table>{notes}"
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the summary as JSON types."""
         return {
             **{"model": self.model, "architecture": self.config.architecture, "batch": self.batch},
             **{"source_length": self.source_length, "target_length": self.target_length},
@@ -91,7 +97,7 @@ def line_dict(line: LayerSummary) -> dict[str, Any]:
     return {**vars(line), "output": list(line.output)}
 
 
-# ---- making one --------------------------------------------------------------------------------------------------------
+# ---- making a summary --------------------------------------------------------------------------------------------------
 
 
 def summarize(
@@ -104,17 +110,17 @@ def summarize(
     depth: int = 2,
     assumed: dict[str, int] | None = None,
 ) -> Summary:
-    """Return the summary of a model, which may stand on the meta device; `inference.model_spec.summary` explains the rest."""
+    """Return the summary of a model, which may be on the meta device; `inference.model_spec.summary` has the options."""
     if depth < 1:
         raise RegardError(f"--depth must be at least 1, not {depth}: 1 for stacks, 2 for blocks, 3 for sublayers")
     config: ModelConfig = model.config  # type: ignore[assignment]
-    s, t = asked_lengths(config, batch, length, source_length)
-    lines = counted(model, batch, s, t, depth)
-    return Summary(name, config, batch, s, t, lines, joined("total", lines, ()), assumed or {})
+    s, t = resolve_lengths(config, batch, length, source_length)
+    lines = count_layers(model, batch, s, t, depth)
+    return Summary(name, config, batch, s, t, lines, merge_lines("total", lines, ()), assumed or {})
 
 
-def asked_lengths(config: ModelConfig, batch: int, length: int | None, source_length: int | None) -> tuple[int, int]:
-    """Of source and target; 0 for a side that the model does not have."""
+def resolve_lengths(config: ModelConfig, batch: int, length: int | None, source_length: int | None) -> tuple[int, int]:
+    """Return the lengths of source and target, by default `max_len`; 0 for a side that the model does not have."""
     s, t = side_lengths(config, config.max_len if length is None else length)
     two_sides = s > 0 and t > 0
     if source_length is not None:
@@ -130,17 +136,16 @@ def asked_lengths(config: ModelConfig, batch: int, length: int | None, source_le
 
 
 def check_lengths(config: ModelConfig, batch: int, *lengths: int) -> None:
-    """Refuse rows that the model cannot have."""
-
-    endless = architecture_of(config).carries_state  # it reads texts of any length
+    """Refuse a batch or lengths that the model cannot have."""
+    endless = architecture_of(config).carries_state  # a recurrent language model reads texts of any length
     for length in lengths:
         if batch < 1 or length < 1 or (length > config.max_len and not endless):
             most = "on" if endless else f"to model.max_len {config.max_len}"
             raise RegardError(f"--batch {batch} must be at least 1, and --length {length} from 1 {most}")
 
 
-def counted(model: nn.Module, batch: int, s: int, t: int, depth: int) -> list[LayerSummary]:
-    """Every layer, in the order of the modules."""
+def count_layers(model: nn.Module, batch: int, s: int, t: int, depth: int) -> list[LayerSummary]:
+    """Return a line for each module at `depth`, in the order of the modules."""
     on_meta = model if next(model.parameters()).is_meta else meta_copy(model)
     ran = count(on_meta, *meta_inputs(on_meta, batch, s, t))
     flops, shapes = ran.flops(), ran.shapes()
@@ -155,17 +160,19 @@ def counted(model: nn.Module, batch: int, s: int, t: int, depth: int) -> list[La
             else:
                 numbers, weights = numbers + p.numel(), weights + p.nbytes
             seen.add(id(p))
-        group = above(path, depth, containers)
+        group = ancestor_path(path, depth, containers)
         groups.setdefault(group, []).append(
             LayerSummary(path, shapes.get(path, ()), numbers, tied, flops[path], weights)
         )
-    lines = (joined(name or "model", group, shapes.get(name, ())) for name, group in groups.items())
+    lines = (merge_lines(name or "model", group, shapes.get(name, ())) for name, group in groups.items())
     return [line for line in lines if any((line.parameters, line.tied, line.flops))]
 
 
-def above(path: str, depth: int, containers: set[str]) -> str:
-    """The first `depth` modules on a path; a list or dictionary of modules is no level of its own, but its members are, and
-    the body of a classifier is none."""
+def ancestor_path(path: str, depth: int, containers: set[str]) -> str:
+    """Return the path of the first `depth` modules on a path.
+
+    The members of a list or dictionary of modules are levels, the container is not, nor is the body of a classification
+    model."""
     steps = path.split(".")
     levels, end = 0, 0
     for i in range(len(steps)):
@@ -177,7 +184,7 @@ def above(path: str, depth: int, containers: set[str]) -> str:
     return ".".join(steps[:end])
 
 
-def joined(name: str, lines: list[LayerSummary], output: Shape) -> LayerSummary:
-    """Lines as one."""
+def merge_lines(name: str, lines: list[LayerSummary], output: Shape) -> LayerSummary:
+    """Return the sum of lines as one line."""
     sums = (sum(getattr(line, field) for line in lines) for field in ("parameters", "tied", "flops", "weights"))
     return LayerSummary(name, output, *sums)

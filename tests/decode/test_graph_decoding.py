@@ -1,6 +1,6 @@
-"""Recorded steps write what plain ones write: the same hypotheses, whoever enters and leaves meanwhile.
+"""CUDA-graph decoding finds the hypotheses of eager decoding, whichever sentences enter and leave meanwhile.
 
-Without a GPU the operations are torch's own and nothing is recorded; the rest is the same code.
+Without a GPU the operations are torch's own and no graph is captured; the rest is the same code.
 """
 
 import copy
@@ -60,7 +60,7 @@ STYLES: dict[str, dict[str, object]] = {
 
 
 def sharp(model: torch.nn.Module) -> None:
-    """Larger weights: answers that differ, and end."""
+    """Double the matrices, so that translations differ and end."""
     for p in model.parameters():
         if p.dim() == 2:
             p.data *= 2.0
@@ -130,7 +130,7 @@ def test_every_way_to_decode_is_alike(settings: dict[str, object], device: str) 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("beam", [1, 4])
 def test_sentences_enter_and_leave_while_others_go_on(beam: int, device: str) -> None:
-    """Room for few of them at a time: 20 sentences through two or four slots."""
+    """20 sentences share two or four slots."""
     both(transformer(device), DecodeConfig(beam=beam, batch_tokens=32 * 4 * 2), n=20)
 
 
@@ -186,11 +186,11 @@ def test_texts_go_on_alike(style: str, settings: dict[str, object], device: str)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_row_that_has_heard_enough_leaves(device: str) -> None:
+def test_a_row_that_its_callback_stops_leaves(device: str) -> None:
     options = DecodeConfig(beam=1, temperature=1.0, max_new_tokens=20, batch_tokens=64 * 2)
     job = rows(options, 9)
     for row in job:
-        row.hear = lambda token, row=row: len(row.tokens) == 3  # type: ignore[misc]
+        row.on_token = lambda token, row=row: len(row.tokens) == 3  # type: ignore[misc]
     for _ in graph_steps(gpt(device), job, options):
         pass
     assert {(row.end, len(row.tokens)) for row in job if row.end != "end"} == {("stop", 3)}
@@ -198,7 +198,7 @@ def test_a_row_that_has_heard_enough_leaves(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_two_texts_may_be_written_in_turn(device: str) -> None:
-    """Each job has an engine of its own; one that is left in the middle gives its back."""
+    """Each job has an engine of its own; a job that is closed early returns its engine."""
     model, options = gpt(device), DecodeConfig(beam=1, temperature=1.0, max_new_tokens=17)
     alone = [rows(options, 3)[i : i + 1] for i in (0, 1)]
     for job in alone:
@@ -252,7 +252,7 @@ def test_every_position_scheme_is_searched_alike(positions: str, device: str) ->
     [
         {"mixer": "convolution", "convolution.dilations": (1, 2), "positions": "learned"},
         {"positions": "alibi", "cross_positions": "alibi"},
-        {"d_model": 30, "d_head": 15},  # an odd width, which the kernels do not know
+        {"d_model": 30, "d_head": 15},  # an odd width, which the kernels do not support
     ],
     ids=str,
 )
@@ -392,7 +392,7 @@ def test_what_a_captured_step_would_not_see_is_named(reason: str) -> None:
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("n", [1, 11])
 def test_a_model_with_a_part_of_its_own_is_written_alike(change: str, n: int, device: str) -> None:
-    """Its own step is what is stepped, also where one row has kernels for the parts that it stands in for."""
+    """The part's own step is captured, also for one row, where the parts that it replaces have fused kernels."""
     model = gpt(positions="rope")
     CHANGES[change](model)
     model.eval()
@@ -408,7 +408,7 @@ def test_a_model_with_a_part_of_its_own_is_written_alike(change: str, n: int, de
 
 
 def test_a_recorded_model_is_still_decoded_by_graphs() -> None:
-    """Recorders only look on: they keep copies of what the layers compute."""
+    """Recorders change nothing: they keep copies of what the layers compute."""
     model = gpt()
     with record(model, stream=True):
         assert why_not_capturable(model) == ""

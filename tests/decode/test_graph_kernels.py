@@ -1,4 +1,4 @@
-"""The operations of a recorded decoding step, kernels and references alike, against the formulas in float64.
+"""The operations of a captured decoding step, kernels and references alike, against the formulas in float64.
 
 Kernels run on the GPU where there is one, else in Triton's interpreter.
 """
@@ -31,7 +31,7 @@ FORBIDDEN = (PADDING, SOS, UNK, MASK)
 
 
 def draw(*shape: int, dtype: torch.dtype = FP32, seed: int = 0, size: float = 1.0, shift: float = 0.0) -> Tensor:
-    """Made on the CPU: kernels that start early must not find another of the GPU at work on their weights."""
+    """Draw weights on the CPU: with programmatic dependent launch a kernel may start before the GPU has written them."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(seed + 1000 * len(shape))) * size + shift
     return x.to(dtype).to(DEVICE)
 

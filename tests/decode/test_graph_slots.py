@@ -1,4 +1,4 @@
-"""Beam search in slots against decode/beam_search.py to the bit, against the slow beam search, and kernels against references.
+"""Beam search in slots against decode/beam_search.py to the bit and the slow beam search; kernels against references.
 
 The model is a table, whose rows are looked up by what the slots themselves say was written. A cache that holds a token where
 a real one holds keys checks `owner`. On a GPU the kernels run there: `pytest -m gpu` on this file.
@@ -33,15 +33,15 @@ DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[
 
 
 def written(slots: Slots, slot: int, row: int) -> Prefix:
-    """What a row has said, by walking back."""
+    """Return the tokens of a row, by walking back along the parents."""
     said: list[int] = []
     for t in reversed(range(int(slots.step[slot]))):
-        said.append(int(slots.said[slot, t, row]))
+        said.append(int(slots.token_ids[slot, t, row]))
         row = int(slots.parent[slot, t, row])
     return tuple(reversed(said))
 
 
-def shortlist(scores: Tensor, best: int) -> tuple[Tensor, Tensor]:
+def top_of_chunks(scores: Tensor, best: int) -> tuple[Tensor, Tensor]:
     """The best of each chunk of the vocabulary: value and index (N, P * best), -inf and 0 where there are no more."""
     values, ids = [], []
     for first in range(0, scores.shape[1], CHUNK):
@@ -54,7 +54,7 @@ def shortlist(scores: Tensor, best: int) -> tuple[Tensor, Tensor]:
 
 
 class Cache:
-    """Tokens where a real cache has their keys, and `before` columns of a prompt."""
+    """A cache that holds tokens in place of their keys, after `before` columns of a prompt."""
 
     def __init__(self, slots: Slots, before: int) -> None:
         self.tokens = np.full(slots.owner.shape, -1)
@@ -86,7 +86,7 @@ def look_up(table: Table, slots: Slots, inside: dict[int, int], cache: Cache) ->
 def decode_in_slots(
     table: Table, limits: Sequence[int], options: DecodeConfig, step: Step, b: int, exact: bool = True, before: int = 0
 ) -> list[list[Hypothesis]]:
-    """Sentence i is named 5 + i. One of them enters at each step that finds a slot free."""
+    """Decode sentences named 5 + i; one of them enters before each step that finds a free slot."""
     slots = Slots.make(b, options.beam, max(limits), "cpu", offset=before, eos=EOS)
     cache = Cache(slots, before)
     inside: dict[int, int] = {}
@@ -103,7 +103,7 @@ def decode_in_slots(
         scores = logits.log_softmax(1) if exact else 3 * logits + 1
         scores[:, BANNED] = -torch.inf
         scores[:, EOS].masked_fill_(slots.no_end, -torch.inf)
-        step(slots, *shortlist(scores, 2 * options.beam), log_z, options)
+        step(slots, *top_of_chunks(scores, 2 * options.beam), log_z, options)
         assert all(bool(slots.active[s] == 1 - slots.stopped[s]) for s in inside)
         assert slots.position.max() < slots.owner.shape[1]
         ended = [slot for slot in inside if slots.stopped[slot]]
@@ -177,7 +177,7 @@ def test_slots_find_what_the_slow_search_finds(step: Step) -> None:
 
 def clone(slots: Slots) -> Slots:
     """A copy whose fields are views of its own `packed`."""
-    k, room = slots.log_prob.shape[1], slots.said.shape[1]
+    k, room = slots.log_prob.shape[1], slots.token_ids.shape[1]
     other = Slots.make(len(slots.active), k, room, slots.packed.device, slots.owner.shape[1] - room, slots.eos)
     for name in ("packed", "last", "position", "no_end", "owner"):
         getattr(other, name).copy_(getattr(slots, name))
@@ -209,7 +209,7 @@ def drawn(n: int, words: int, best: int, seed: int, levels: int) -> tuple[Tensor
     scores[:, EOS] += levels / 16
     scores.masked_fill_(torch.rand(scores.shape, generator=rng) < 0.4, -torch.inf)
     scores[:, BANNED] = -torch.inf
-    return *shortlist(scores, best), torch.randint(1, 3, (n,), generator=rng).float()
+    return *top_of_chunks(scores, best), torch.randint(1, 3, (n,), generator=rng).float()
 
 
 @DEVICES
@@ -225,7 +225,7 @@ def drawn(n: int, words: int, best: int, seed: int, levels: int) -> tuple[Tensor
     ],
 )
 def test_the_kernel_writes_what_the_reference_writes(k: int, penalty: float, stop: str, device: str) -> None:
-    """With a prompt of 40 columns before, so that the past is moved in more than one piece for K = 16."""
+    """With a prompt of 40 columns before, so that owners are copied in more than one block for K = 16."""
     options = DecodeConfig(beam=k, length_penalty=penalty, stop=stop, min_len=2)
     slots = entered(b=4, k=k, room=6, limits=[6, 2, 5], min_len=2, device=device, offset=40)
     for step in range(4):
@@ -249,7 +249,7 @@ def test_equal_extensions_are_taken_in_the_order_of_rows_and_ids(step: Step) -> 
     step(slots, value, index, torch.zeros(2), DecodeConfig(beam=2))
     assert slots.done_token[0].tolist() == [EOS, 0]
     assert slots.done_score[0].tolist() == [-1.0, -torch.inf]
-    assert (slots.said[0, 1].tolist(), slots.parent[0, 1].tolist()) == ([b, a], [0, 1])
+    assert (slots.token_ids[0, 1].tolist(), slots.parent[0, 1].tolist()) == ([b, a], [0, 1])
     assert slots.last.tolist() == [b, a]
     assert slots.log_prob.tolist() == [[-2.0, -2.0]]
 
@@ -370,7 +370,7 @@ def test_the_kernel_advances_as_the_reference_does(device: str) -> None:
 def test_hypotheses_are_read_off_the_fields() -> None:
     """Worked by hand: rows change places at the second step; one hypothesis ended, one was cut, one place is empty."""
     slots = Slots.make(3, 3, 3, "cpu", eos=EOS)
-    slots.said[1] = torch.tensor([[10, 11, 12], [20, 21, 22], [0, 0, 0]])
+    slots.token_ids[1] = torch.tensor([[10, 11, 12], [20, 21, 22], [0, 0, 0]])
     slots.parent[1] = torch.tensor([[0, 0, 0], [2, 0, 0], [0, 0, 0]])
     slots.done_score[1] = torch.tensor([-0.5, -1.0, -torch.inf])
     slots.done_log_prob[1] = torch.tensor([-1.5, -3.0, -torch.inf])

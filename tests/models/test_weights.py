@@ -1,4 +1,4 @@
-"""Weights in bytes: a quarter of the room on the disk, and the way from there into a model."""
+"""Weights quantized to int8: a quarter of the bytes in a file, and loading them into a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beam search against brute force, against a slow beam search, and against Hugging Face's."""
+"""Beam search against exhaustive search, against a slow beam search, and against Hugging Face's."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_each_sentence_has_its_own_limit(limits: list[int]) -> None:
 
 
 def test_a_transformer_searched_exhaustively() -> None:
-    """The same with a real model. Its log-probabilities are taken from whole forwards in fp64, without a cache.
+    """Exhaustive search with a real model. Its log-probabilities are taken from whole forwards in fp64, without a cache.
 
     A logit in fp32 passes through about 33 products of at most 32 terms each, and each term adds an error of eps/2 at most,
     relative to numbers of the logits' size, which is below 8. Hypotheses whose scores differ by less may stand in any order.
@@ -170,7 +170,7 @@ def test_stopping_worked_by_hand() -> None:
 
 @pytest.mark.parametrize("stop", ["likely", "proven"])
 def test_stopping_with_a_negative_penalty_worked_by_hand(stop: str) -> None:
-    """Beam 2, penalty -0.5: score = ln p * sqrt(|y|), so an open hypothesis stands best at its present length.
+    """Beam 2, penalty -0.5: score = ln p * sqrt(|y|), so an open hypothesis scores best at its present length.
 
     Step 1 finishes '' at ln 0.06 = -2.813, step 2 'a' at ln 0.45 * sqrt(2) = -1.129; open is 'ab', ln 0.378 * sqrt(2) =
     -1.376, which may still beat the first (though not at the limit of 9: ln 0.378 * 3 = -2.919). Step 3 finishes 'ab' at
@@ -194,7 +194,7 @@ def test_stopping_with_a_negative_penalty_worked_by_hand(stop: str) -> None:
 
 
 def test_a_stopped_sentence_leaves_the_batch() -> None:
-    """Sentence 5 ends at once, sentence 6 never: the model is asked about one row after the first sentence has gone."""
+    """Sentence 5 ends at once, sentence 6 never: the batch has one sentence less after the first step."""
     widths = []
 
     class Watched(TableModel):
@@ -224,7 +224,7 @@ def test_fewer_sequences_than_places() -> None:
 @pytest.mark.parametrize("vocab", [1, 5, 127, 128, 129, 1000])
 @pytest.mark.parametrize(("k", "n"), [(1, 2), (4, 8), (3, 700)])
 def test_the_best_extensions_are_those_of_sorting_all(vocab: int, k: int, n: int) -> None:
-    """Whatever stands where: at the ends of blocks, in the short last one, behind hypotheses that do not exist."""
+    """The best may be at the ends of blocks or in the short last block; some hypotheses do not exist (-inf)."""
     rng = np.random.default_rng([vocab, k])
     log_p, log_prob = rng.normal(size=(3, k, vocab)).astype(np.float32), rng.normal(size=(3, k)).astype(np.float32)
     log_p[:, :, rng.random(vocab) < 0.2] = -np.inf
@@ -281,7 +281,7 @@ def marian() -> tuple[Transformer, object]:
 
 @pytest.fixture(scope="module")
 def marian64(marian: tuple[Transformer, object]) -> tuple[Transformer, object]:
-    """In fp64 both see the same log-probabilities to the last bit of the fp32 they are searched in.
+    """Return both in fp64, where they have the same log-probabilities to the last bit of the fp32 they are searched in.
 
     So what is compared are the searches, not the roundings of two ways to multiply matrices.
     """
@@ -312,8 +312,9 @@ def marian_weights(model: Transformer) -> dict[str, torch.Tensor]:
         weights[f"model.{side}.embed_tokens.weight"] = embedding
         weights[f"model.{side}.embed_positions.weight"] = positions.encoding  # sines and cosines in our order
     for name, value in model.named_parameters():  # such as decoder.blocks.0.sublayers.cross.kv.weight
-        if ".blocks." in name:
-            side, _, i, _, sublayer, *_, module, kind = name.split(".")
+        if ".blocks." in name:  # or decoder.blocks.0.norms.cross.weight
+            side, _, i, holder, sublayer, *rest, kind = name.split(".")
+            module = "norm" if holder == "norms" else rest[-1]
             theirs = MARIAN[sublayer, module]
             value = value[rows[module]] if module in rows else value
             for target, part in zip(theirs, value.chunk(len(theirs)), strict=True):
@@ -322,7 +323,7 @@ def marian_weights(model: Transformer) -> dict[str, torch.Tensor]:
 
 
 def hugging_face(model: object, sources: list[list[int]], beams: int, **options: object) -> list[list[Said]]:
-    """What `generate` finds for each source; it does not tell log p."""
+    """Return what `generate` finds for each source; it does not return log p, which is 0 here."""
     ids = padded(sources)
     out = model.generate(  # type: ignore[attr-defined]
         input_ids=ids.clamp(min=0),
@@ -385,7 +386,7 @@ def test_hugging_face_finds_the_same_beams(
         atol=1e-4,
     )
     lengths = {len(said[0]) for ranked in found for said in ranked}
-    assert len(lengths) >= 6  # not a dull model
+    assert len(lengths) >= 6  # the model is not degenerate
     assert len({tuple(ranked[0][0]) for ranked in found}) >= 20
 
 

@@ -1,4 +1,4 @@
-"""The cache against whole forwards, a sentence against its neighbours, and the engine's manners."""
+"""Cached steps against full forward passes, independence of the batch, and the order, limits and checks of `decode`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(model: Transformer, sources: list[list[int]], **options: object) -> list
 
 
 class Follower:
-    """Steps a model through its cache, and checks every step against a forward of everything said so far."""
+    """Runs cached steps of a model and checks each against a full forward pass over all tokens so far."""
 
     def __init__(self, model: Transformer, sources: list[list[int]]) -> None:
         self.model, self.sources = model, sources
@@ -49,14 +49,14 @@ class Follower:
             said.append(int(torch.randint(FIRST_WORD, VOCAB, (1,), generator=self.generator)))
 
     def reorder(self, parents: list[list[int]]) -> None:
-        """Hypotheses of each sentence become those named here, by their numbers in the sentence."""
+        """Reorder beams: the hypotheses of each sentence become these parents, numbered within the sentence."""
         self.state.reorder(torch.tensor(parents))
         width = len(self.said) // len(parents)
         rows = [i * width + j for i, row in enumerate(parents) for j in row]
         self.said, self.owner = [list(self.said[i]) for i in rows], [self.owner[i] for i in rows]
 
     def select(self, sentences: list[int]) -> None:
-        """Sentences leave, with their hypotheses, as the searches do it."""
+        """Keep these sentences and drop the others, as a search does when some have stopped."""
         names = [list(dict.fromkeys(self.owner))[i] for i in sentences]
         self.state.select(torch.tensor(sentences))
         rows = [row for row, owner in enumerate(self.owner) if owner in names]
@@ -65,7 +65,7 @@ class Follower:
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_every_step_equals_a_whole_forward(norm: str) -> None:
-    """Forty steps: the cache outgrows its room of 16, and of 32."""
+    """Forty steps: the cache grows beyond its first 16 columns, and beyond 32."""
     follower = Follower(tiny_transformer(0, norm=norm), random_sources(0, 7))
     with torch.no_grad():
         for _ in range(40):
@@ -81,7 +81,7 @@ def test_hypotheses_multiply_swap_and_leave() -> None:
             follower.check_step()
         follower.reorder([[2, 1, 0], [0, 0, 1], [2, 2, 2], [2, 0, 1]])  # swapped, doubled, dropped
         for _ in range(14):
-            follower.check_step()  # past the first room of 16
+            follower.check_step()  # past the first 16 columns of the cache
         follower.select([0, 2, 3])
         follower.check_step()
         follower.reorder([[1, 1, 0], [0, 2, 1], [0, 0, 0]])
@@ -157,7 +157,7 @@ def test_in_another_order(way: dict) -> None:
 
 
 class Echo:
-    """Says its source again, word by word: what a result belongs to can be seen."""
+    """A model that copies its source, so that a result shows which source it belongs to."""
 
     config = ModelConfig(**SETTINGS)
 
@@ -192,25 +192,25 @@ class Echo:
 @pytest.mark.parametrize("batch_tokens", [1, 60, 10**6])
 def test_order_progress_and_batches(way: dict, batch_tokens: int) -> None:
     sources = [*random_sources(4, 40), []]
-    model, heard = Echo(), []
+    model, finished = Echo(), []
     options = DecodeConfig(batch_tokens=batch_tokens, **way)
-    found = decode(model, sources, options, MAX_LEN, CPU, progress=heard.append)
+    found = decode(model, sources, options, MAX_LEN, CPU, progress=finished.append)
     assert [ranked[0].tokens for ranked in found] == sources
     assert all(ranked[0].ended for ranked in found)
-    assert sum(heard) == len(sources)
-    assert len(heard) == len(model.shapes)
+    assert sum(finished) == len(sources)
+    assert len(finished) == len(model.shapes)
     width = 1 if way == {"beam": 1} else max(options.beam, options.nbest)
     copies = 1 if options.temperature == 0 else options.nbest
     for rows, length in model.shapes:
         assert rows == copies or rows // copies * length * width <= batch_tokens
-    assert batch_tokens < 10**6 or len(heard) == 1
-    assert batch_tokens > 1 or len(heard) == len(sources)
+    assert batch_tokens < 10**6 or len(finished) == 1
+    assert batch_tokens > 1 or len(finished) == len(sources)
 
 
 def test_nothing_to_do() -> None:
-    heard: list[int] = []
-    assert decode(Echo(), [], DecodeConfig(), MAX_LEN, CPU, progress=heard.append) == []
-    assert heard == []
+    finished: list[int] = []
+    assert decode(Echo(), [], DecodeConfig(), MAX_LEN, CPU, progress=finished.append) == []
+    assert finished == []
 
 
 # --- lengths -----------------------------------------------------------------------------------------------------------

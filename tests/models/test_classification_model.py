@@ -1,4 +1,4 @@
-"""The head that answers: where it looks, and that padding and other rows do not matter to it."""
+"""The classification head: which vectors it reads, and that padding and other rows do not change its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Continuing prompts: transformers' own loop as the oracle, rows that do not know their neighbours, text up to a stop."""
+"""Generation against the loop of transformers, independence of the batch, scoring, and text up to a stop string."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from fused_rows import fused, qkv_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle import parameters_by_sublayer
 from tokens import EOS, MASK, PADDING, SETTINGS, SOS, UNK
 from torch import Tensor
 
@@ -26,14 +27,14 @@ BANNED = [PADDING, SOS, UNK, MASK]
 
 
 def tiny_gpt(seed: int = 2, end: float = 0.0, **sizes: object) -> GPT:
-    """A random model with a mind of its own: it ends at different lengths and repeats itself now and then."""
+    """Return a random model whose texts end at different lengths and sometimes repeat tokens."""
     chosen = {"n_decoder_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 32, "max_len": 48, **sizes}
     model = GPT(ModelConfig(**{"preset": "gpt-tiny", "target_vocab": V, "dropout": 0.0, **SETTINGS, **chosen})).eval()  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(seed)
     rows = qkv_rows(model.config.n_heads, model.config.n_kv_heads, model.config.d_head)
     with torch.no_grad():
-        for name, weight in model.named_parameters():
-            spread = 1.0 if "norm.weight" in name else 0.1 if name.endswith("bias") else 0.4
+        for name, weight in parameters_by_sublayer(model):
+            spread = 1.0 if "norm" in name and name.endswith("weight") else 0.1 if name.endswith("bias") else 0.4
             drawn = torch.randn(weight.shape, generator=generator) * spread
             weight.copy_(fused(drawn, rows) if ".qkv." in name else drawn)  # the same model whatever the layout
         embedding = model.embedding.weight
@@ -50,7 +51,7 @@ def random_prompts(seed: int, count: int, longest: int = 12) -> list[list[int]]:
     return [[SOS, *rng.integers(5, V, size=rng.integers(0, longest + 1)).tolist()] for _ in range(count)]
 
 
-def told(row: GenerationRequest) -> tuple[list[int], str]:
+def tokens_and_end(row: GenerationRequest) -> tuple[list[int], str]:
     return row.tokens, row.end
 
 
@@ -116,19 +117,21 @@ def test_a_row_does_not_depend_on_its_batch(seed: int, count: int, batch_tokens:
     together = go_on(prompts, temperature=temperature, seed=seed, batch_tokens=batch_tokens)
     for i, (prompt, row) in enumerate(zip(prompts, together, strict=True)):
         (alone,) = go_on([prompt], temperature=temperature, seed=seed + i)
-        assert told(alone) == told(row)
+        assert tokens_and_end(alone) == tokens_and_end(row)
         assert alone.log_probs == pytest.approx(row.log_probs, abs=1e-4)
 
 
 def test_short_prompts_use_the_whole_context_beside_long_ones() -> None:
-    """The columns of the cache run out for the short row long before its own room does."""
+    """The columns of the cache are used up while the short row may still have many more tokens."""
     model = tiny_gpt(end=-9.0, max_len=24)
     prompts = [[SOS, *range(5, 5 + n)] for n in (17, 1, 9)]
     rows = go_on(prompts, model, max_new_tokens=99, temperature=1.0)
     assert [len(row.ids) for row in rows] == [24, 24, 24]
     assert {row.end for row in rows} == {"context"}
     for i, row in enumerate(rows):
-        assert told(go_on([prompts[i]], model, max_new_tokens=99, temperature=1.0, seed=i)[0]) == told(row)
+        assert tokens_and_end(
+            go_on([prompts[i]], model, max_new_tokens=99, temperature=1.0, seed=i)[0]
+        ) == tokens_and_end(row)
 
 
 def test_samples_of_a_prompt_read_it_once_and_have_their_own_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,14 +145,14 @@ def test_samples_of_a_prompt_read_it_once_and_have_their_own_seeds(monkeypatch: 
     for i, prompt in enumerate(prompts):
         for j in range(5):
             (alone,) = go_on([prompt], temperature=1.5, seed=(4 + i) * 5 + j)
-            assert told(alone) == told(rows[i * 5 + j])
+            assert tokens_and_end(alone) == tokens_and_end(rows[i * 5 + j])
 
 
 # ---- what is written -------------------------------------------------------------------------------------------------
 
 
 def brute_log_probs(model: GPT, ids: list[int]) -> list[float]:
-    """log p of each token but the first, from one full forward a token."""
+    """Return log p of each token but the first, from one full forward pass per token."""
     found = []
     for t in range(1, len(ids)):
         logits = model(torch.tensor([ids[:t]]))[0, -1].double().numpy()
@@ -159,7 +162,7 @@ def brute_log_probs(model: GPT, ids: list[int]) -> list[float]:
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.5, "top_k": 4}, {"repetition_penalty": 1.4}])
 def test_log_probabilities_are_the_models_own(options: dict[str, float]) -> None:
-    """Of all tokens, the banned ones too, at temperature 1, without any penalty."""
+    """log p is over all tokens, disallowed ones included, at temperature 1 and without a penalty."""
     for row in go_on(random_prompts(5, 4), **options):
         whole = [*row.ids, *([EOS] if row.end == "end" else [])]
         assert row.log_probs == pytest.approx(brute_log_probs(MODEL, whole)[len(row.prompt) - 1 :], abs=1e-4)
@@ -185,29 +188,30 @@ def test_special_tokens_are_never_written_and_the_end_not_before_its_time() -> N
     assert all(len(row.log_probs) == len(row.tokens) + (row.end == "end") <= 20 for row in rows)
 
 
-def test_who_listens_hears_every_token_and_may_end_a_row() -> None:
-    heard: dict[int, list[int]] = {0: [], 1: [], 2: []}
+def test_a_callback_receives_every_token_and_may_end_a_row() -> None:
+    received: dict[int, list[int]] = {0: [], 1: [], 2: []}
 
-    def hear(row: int, token: int) -> bool:
-        heard[row].append(token)
-        return row == 1 and len(heard[row]) == 2
+    def on_token(row: int, token: int) -> bool:
+        received[row].append(token)
+        return row == 1 and len(received[row]) == 2
 
     prompts = [[SOS, 5], [SOS, 6], [SOS, 7]]
     model = tiny_gpt(end=-9.0)
     free = go_on(prompts, model, max_new_tokens=6)
-    rows = generate(model, prompts, DecodeConfig(max_new_tokens=6, beam=1), hear)
-    assert [heard[i] for i in range(3)] == [row.tokens for row in rows]
-    assert [told(row) for row in rows] == [told(free[0]), (free[1].tokens[:2], "stop"), told(free[2])]
+    rows = generate(model, prompts, DecodeConfig(max_new_tokens=6, beam=1), on_token)
+    assert [received[i] for i in range(3)] == [row.tokens for row in rows]
+    first, _, last = (tokens_and_end(row) for row in free)
+    assert [tokens_and_end(row) for row in rows] == [first, (free[1].tokens[:2], "stop"), last]
 
 
-def test_recording_hears_one_forward_over_what_was_written() -> None:
+def test_recording_sees_one_forward_over_what_was_written() -> None:
     prompts = [[SOS, 5, 6, 7], [SOS, 8]]
     with record(MODEL, "decoder.0.self") as tape:
         rows = go_on(prompts)
-    (heard,) = tape["decoder.0.self"]
-    assert heard.tokens is not None
-    assert heard.sentences is not None
-    for sentence, tokens in zip(heard.sentences, heard.tokens, strict=True):
+    (trace,) = tape["decoder.0.self"]
+    assert trace.tokens is not None
+    assert trace.sentences is not None
+    for sentence, tokens in zip(trace.sentences, trace.tokens, strict=True):
         assert tokens[: len(rows[sentence].ids)] == rows[sentence].ids
 
 
@@ -262,7 +266,7 @@ PIECES = Tokenizer.train(LINES, TokenizerConfig(kind="bpe", vocab_size=40))
 
 
 def cut(text: str, stops: list[str]) -> str:
-    """Character by character: once a stop string is complete, what stands before it."""
+    """Return the text before the first stop string that is complete, looking character by character."""
     for end in range(len(text) + 1):
         starts = [end - len(s) for s in stops if text[:end].endswith(s)]
         if starts:
@@ -278,18 +282,18 @@ def cut(text: str, stops: list[str]) -> str:
 def test_nothing_of_a_stop_string_is_told_however_it_is_cut_into_tokens(text: str, stops: list[str], seed: int) -> None:
     rng = np.random.default_rng(seed)
     ids: list[int] = []
-    while text:  # tokens that the tokenizer would not choose itself, too
+    while text:  # also tokens that the tokenizer itself would not choose
         n = int(rng.integers(1, 6))
         ids += BYTES.encode(text[:n])
         text = text[n:]
-    whole, told_ = BYTES.decode(ids), ""
-    teller = TextStreamer(BYTES, [], stops)
+    whole, streamed = BYTES.decode(ids), ""
+    streamer = TextStreamer(BYTES, [], stops)
     for id in ids:
-        told_ += teller.push(id)
-        assert cut(whole, stops).startswith(told_)
-        if teller.stopped:
+        streamed += streamer.push(id)
+        assert cut(whole, stops).startswith(streamed)
+        if streamer.stopped:
             break
-    assert told_ + teller.flush() == cut(whole, stops)
+    assert streamed + streamer.flush() == cut(whole, stops)
     assert not any(s in cut(whole, stops) for s in stops)
 
 
@@ -301,15 +305,15 @@ def test_of_stop_strings_in_one_token_the_one_that_is_complete_first_counts() ->
 
 
 def test_text_is_told_as_soon_as_it_cannot_be_a_stop_string() -> None:
-    teller = TextStreamer(BYTES, [], ["User:"])
-    told_ = [teller.push(BYTES.encode(char)[0]) for char in "a Us b User"]
-    assert told_ == ["a", " ", "", "", "Us ", "b", " ", "", "", "", ""]
-    assert teller.flush() == "User"
+    streamer = TextStreamer(BYTES, [], ["User:"])
+    streamed = [streamer.push(BYTES.encode(char)[0]) for char in "a Us b User"]
+    assert streamed == ["a", " ", "", "", "Us ", "b", " ", "", "", "", ""]
+    assert streamer.flush() == "User"
 
 
 def test_the_space_after_the_prompt_is_told() -> None:
     """A word alone decodes without the space in front of it; after a prompt the space counts."""
     prompt, rest = PIECES.encode("ab"), PIECES.encode("ab cab")[len(PIECES.encode("ab")) :]
     assert PIECES.decode(rest) == "cab"
-    teller = TextStreamer(PIECES, [SOS, *prompt], [])
-    assert "".join(map(teller.push, rest)) + teller.flush() == " cab"
+    streamer = TextStreamer(PIECES, [SOS, *prompt], [])
+    assert "".join(map(streamer.push, rest)) + streamer.flush() == " cab"
