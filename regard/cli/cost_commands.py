@@ -58,16 +58,18 @@ def cost(
             "tokens, rows and settings belong to a model: give the name of a preset, a recipe or a folder"
         )
     if name is None:
-        result: dict[str, Any] = {"presets": presets()}
-        return print(jsons.dumps(result) if as_json else show_presets(result["presets"]))
+        result: dict[str, Any] = {"presets": list_presets()}
+        return print(jsons.dumps(result) if json else presets_table(result["presets"]))
+    from regard.inference.model_spec import config_of
     from regard.models.analysis.cost import report_costs
+    from regard.models.analysis.summary import check_lengths
 
     config, assumed = config_of(name, settings)
     length = config.max_len if length is None else length
     check_lengths(config, batch, length)
     result = {"model": name, "assumed": assumed}
     result |= report_costs(config, batch, length, None if tokens is None else parse_tokens(tokens))
-    print(jsons.dumps(result, ensure_ascii=False) if as_json else show(result))
+    print(jsons.dumps(result, ensure_ascii=False) if json else cost_report(result))
 
 
 def parse_tokens(text: str) -> int:

@@ -95,7 +95,9 @@ def installed_version(name: str) -> str:
         return "not installed"
 
 
-def explain(target: Path | None, settings: Mapping[str, Any], device: str, length: int | None = None) -> list[KernelChoice]:
+def explain(
+    target: Path | None, settings: Mapping[str, Any], device: str, length: int | None = None
+) -> list[KernelChoice]:
     """For a run, a model folder or a recipe, or without any for a causal decoder with each of the position schemes.
 
     Without a target the model is a causal decoder, with each of the position schemes. `settings` are dotted,

@@ -48,7 +48,7 @@ def decode(
 
     `sources` are ids without the special tokens of the template; `max_len` is the model's longest source."""
     check_options(options)
-    around = len(token_template.one(()))
+    around = len(token_template.wrap(()))
     for i, ids in enumerate(sources):
         if len(ids) + around > max_len:
             raise RegardError(
@@ -125,7 +125,7 @@ def decode_in_graphs(
     """Decode by CUDA graphs; active recorders see a teacher-forced forward pass over the best translations afterwards."""
     from regard.decode.graphs.decoding import translate
 
-    complete = [token_template.one(ids) for ids in sources]
+    complete = [token_template.wrap(ids) for ids in sources]
     with paused(model):
         found = translate(model, complete, options, token_template.start, progress) if complete else []
     if is_observed(model):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from regard.config import DecodeConfig
 from regard.decode.constraints import Decoder, Hypothesis, log_probabilities, start_decoding
-from regard.text.special_token_template import OWN
+from regard.text.special_tokens import EOS_TEMPLATE
 
 BLOCK = 128  # tokens whose maximum `best_extensions` computes first
 

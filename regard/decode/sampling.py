@@ -14,8 +14,8 @@ from torch import Tensor
 
 from regard.config import DecodeConfig, ModelConfig
 from regard.decode.constraints import Decoder, Hypothesis, mask_disallowed, start_decoding
-from regard.kernels.hashing import WORD, hash_bits
-from regard.text.special_token_template import OWN
+from regard.kernels.hashing import UINT32_MAX, hash_bits
+from regard.text.special_tokens import EOS_TEMPLATE
 
 # ---- translating -------------------------------------------------------------------------------------------------------
 
@@ -27,7 +27,7 @@ def sample(
     limits: Tensor,
     seeds: list[int],
     options: DecodeConfig,
-    start: tuple[int, ...] = OWN.start,
+    start: tuple[int, ...] = EOS_TEMPLATE.start,
 ) -> list[Hypothesis]:
     """Return one sampled translation of each source row (B, S); at temperature 0, the greedy one."""
     state, last = start_decoding(model, source, start)

@@ -76,7 +76,7 @@ class Int8Linear(nn.Module):
         self.size, self.large = weight.numel(), weight.numel() >= LARGE_MATRIX_BYTES
         self.bias = None if bias is None else bias.float()  # not a buffer, which is slower to get at
         # Without VNNI, pairs of products are summed in 16 bits, so inputs may only have 7.
-        self.most = 127 if torch.cpu._is_vnni_supported() else 63
+        self.max_input = 127 if torch.cpu._is_vnni_supported() else 63
 
     def forward(self, x: Tensor) -> Tensor:
         return large_matmul(self.multiply, x) if self.large else self.multiply(x)

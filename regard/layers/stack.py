@@ -62,7 +62,9 @@ class Stack(nn.Module):
         self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
         self.activation_checkpointing = False  # keep only the input of each block, and recompute the rest
         self.compiled = False  # the blocks are compiled for training (training/training_step.py)
-        self.intervened = False  # look/change replaced methods of its parts, which compiled code would not call
+        self.intervened = (
+            False  # look/intervention_hooks.py replaced methods of its parts, which compiled code would not call
+        )
         chances = (config.dropout, config.attention_dropout, config.ff_dropout)
         parts = [*self.blocks.modules()]
         drops = any(isinstance(part, nn.Dropout) and part.p > 0 for part in parts)

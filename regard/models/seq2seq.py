@@ -220,8 +220,8 @@ class RNNSearchDecoder(nn.Module):
 
     def forward(self, y: Tensor, memory: Memory, state: Hidden) -> tuple[Tensor, Hidden]:
         source, annotations = SourceAnnotations(*memory[:-1]), memory[-1]
-        s, first, weights = self.attentive.over(y, source, state[: self.n])
-        if self.attentive.cross.heard:
+        s, first, weights = self.attentive.run_steps(y, source, state[: self.n])
+        if self.attentive.cross.is_observed:
             self.expose_attention(torch.cat([state[0][:, None].to(s.dtype), s[:, :-1]], 1), source, annotations)
         c = (weights.to(annotations.dtype) @ annotations).view(*y.shape[:2], -1)  # (N, T, M)
         rest: Hidden = ()

@@ -43,7 +43,7 @@ def resolve_sizes(config: ModelConfig, presets: Mapping[str, Mapping[str, Any]])
 
 def part_settings(config: ModelConfig, preset: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of the parts that a configuration names, by the names of their tables."""
-    found = {name: config.named(name) for name in chosen_parts(vars(config))}
+    found = {name: config.named(name) for name in chosen_tables(vars(config))}
     recurrent = found.get("recurrent")
     if recurrent is not None and not recurrent.d_hidden:
         found["recurrent"] = dataclasses.replace(recurrent, d_hidden=preset["recurrent"]["d_hidden"])

@@ -59,7 +59,7 @@ def load_quantized(model: nn.Module, tensors: dict[str, Tensor], where: Path) ->
     copy_weights(
         model, dequantize_weights({k: x for k, x in tensors.items() if k.removesuffix(STEP) not in multiplied})
     )
-    quantized_bytes(model, lambda weight: (tensors[names[weight]], tensors[names[weight] + STEP]))
+    load_int8_layers(model, lambda weight: (tensors[names[weight]], tensors[names[weight] + STEP]))
 
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:

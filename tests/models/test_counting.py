@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import regard.kernels.linear_activation
 import regard.kernels.residual_norm  # noqa: F401 (registers its operators)
-from regard.layers.recurrent import repeating
+from regard.layers.recurrent import counted_as
 from regard.models.analysis.counting import FORMULAS, RARE, ForwardCount, count, meta_copy, meta_model, structure_key
 from regard.models.architectures import make_model, preset
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokens import EOS, SOS
+from tokens import BERT_TEMPLATE, EOS, SOS
 
 from regard.config import DataConfig, TokenizerConfig
 from regard.data.batches import Cursor
@@ -24,7 +24,7 @@ from regard.tasks.text_classification import (
     read_split,
     truncate_texts,
 )
-from regard.text.special_tokens import CLASSIC, PAD, SpecialTokenTemplate
+from regard.text.special_tokens import PAD, SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.train(["a b c"], TokenizerConfig(kind="word", vocab_size=20))
@@ -91,14 +91,14 @@ def test_two_parts_of_a_file_are_its_examples(tmp_path: Path) -> None:
 
 
 def test_single_texts_and_pairs_may_stand_side_by_side() -> None:
-    ids, types = encode_texts([("a",), ("b", "c"), ("a b",)], TOKENIZER, CLASSIC)
+    ids, types = encode_texts([("a",), ("b", "c"), ("a b",)], TOKENIZER, BERT_TEMPLATE)
     assert ids == [[SOS, A, EOS], [SOS, B, EOS, C, EOS], [SOS, A, B, EOS]]
     assert types == [[0, 0, 0], [0, 0, 0, 1, 1], [0, 0, 0, 0]]
 
 
 def test_a_text_that_is_too_long_still_ends_as_every_text_does(capsys: pytest.CaptureFixture[str]) -> None:
     examples = [Example(("a b c a b c",), "x"), Example(("a b",), "y")]
-    rows = encode_examples(examples, TOKENIZER, CLASSIC, "classification", ("x", "y"), 5, "some.tsv")
+    rows = encode_examples(examples, TOKENIZER, BERT_TEMPLATE, "classification", ("x", "y"), 5, "some.tsv")
     assert rows.ids == [[SOS, A, B, C, EOS], [SOS, A, B, EOS]]
     assert rows.types == [[0] * 5, [0] * 4]
     assert rows.answers == [0, 1]
@@ -176,7 +176,7 @@ def test_of_two_texts_the_longer_gives_way_first(first: int, second: int, room: 
 
 def test_a_long_first_text_leaves_room_for_the_second() -> None:
     examples = [Example(("a " * 30, "b b"), "x")]
-    rows = encode_examples(examples, TOKENIZER, CLASSIC, "classification", ("x",), 12, "here", quiet=True)
+    rows = encode_examples(examples, TOKENIZER, BERT_TEMPLATE, "classification", ("x",), 12, "here", quiet=True)
     assert rows.ids == [[SOS, *[A] * 7, EOS, B, B, EOS]]
     assert rows.types == [[0] * 9 + [1] * 3]
 

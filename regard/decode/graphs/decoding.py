@@ -88,7 +88,7 @@ class TranslationJob(DecodeJob[Sample]):
     def _read(self, source: Tensor, which: Tensor) -> None:
         """Read sources (n, S) and all start tokens but the last; copy the resulting state into slots `which` (n,)."""
         state, _ = start_decoding(self.model, source, self.start)
-        self.engine.state.enter(which, state, torch.arange(len(which), device=which.device))
+        self.engine.state.fill_slots(which, state, torch.arange(len(which), device=which.device))
 
     def collect_finished(self, snapshot: Snapshot) -> int:
         """Collect the hypotheses of sentences that have stopped and free their slots; return the number of sentences."""

@@ -267,7 +267,7 @@ def take_engine(model: Steppable, options: DecodeConfig, shape: tuple[int, int, 
             raise
         except Exception as error:  # a part's step may raise anything under these conditions
             reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise NotCapturable(f"{part_in(error)} cannot be captured: {reason}") from error
+            raise NotCapturable(f"{find_failing_part(error)} cannot be captured: {reason}") from error
         engine.cache_entry = (cache, key)
     engine.refresh()
     return engine

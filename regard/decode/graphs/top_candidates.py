@@ -49,7 +49,7 @@ def best_candidate(value: Tensor, index: Tensor, log_z: Tensor) -> tuple[Tensor,
     token, log_prob = index.new_empty(n, dtype=torch.int64), torch.empty_like(value[:, 0])
     width = triton.next_power_of_2(max(c, log_z.shape[1]))
     best_candidate_kernel[(n,)](
-        value, index, log_z, token, log_prob, C=c, P=log_z.shape[1], BLOCK=width, num_warps=1, **launch(value)
+        value, index, log_z, token, log_prob, C=c, P=log_z.shape[1], BLOCK=width, num_warps=1, **launch_options(value)
     )
     return token, log_prob
 
@@ -145,8 +145,8 @@ def best_of_parts_kernel(
     """Find the candidates of one part of one row.
 
     NEVER are the forbidden ids; they and END lie between LOW and HIGH, so that most blocks need not compare with them."""
-    launch_dependents(EARLY)
-    wait_for_previous(EARLY)
+    launch_dependents(PDL)
+    wait_for_previous(PDL)
     n, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     early = tl.load(no_end + n) != 0
     begin = part * width
@@ -208,7 +208,7 @@ def log_sum_exp_kernel(part_z, out, P: tl.constexpr, BLOCK: tl.constexpr, PDL: t
 
 @triton.jit
 def best_candidate_kernel(
-    value, index, log_z, token, log_prob, C: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+    value, index, log_z, token, log_prob, C: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
     launch_dependents(PDL)
     wait_for_previous(PDL)

@@ -24,7 +24,7 @@ from regard.config import ModelConfig, RecurrentSettings, ViTSettings
 from regard.config.registry import find
 from regard.device import PEAK_FLOPS
 from regard.kernels.cross_entropy import chunk_rows
-from regard.layers.decoding_state import PerRow, declared
+from regard.layers.decoding_state import PerRow, declared_storage
 from regard.models.analysis.counting import ForwardCount, Shape, count, meta_model
 from regard.models.architectures import architecture_of
 from regard.models.rnn import layer_widths

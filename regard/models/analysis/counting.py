@@ -334,7 +334,7 @@ class ForwardCount(MetaShapes):
         structure, usual, own = structure_key(module), module.forward, vars(module).get("forward")
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            key = structure, structure_key((args, kwargs)), recurrent.times()
+            key = structure, structure_key((args, kwargs)), recurrent.repetition_count()
             mine = [*module.modules(), *modules_in((args, kwargs))]
             if key in self.done:
                 out, theirs, log = self.done[key]

@@ -56,7 +56,7 @@ def choices_of_block(
     if not mixer.attends:
         rows = [replace(row, kernel="product", why=help_of(type(mixer)), fast=True) for row in rows]
     if "cross" in stack.blocks[i].sublayers:  # type: ignore[operator]
-        cross = replace(training, own=False, mask=FULL, scheme=stack.cross_scheme)
+        cross = replace(training, self_attention=False, mask=FULL, scheme=stack.cross_scheme)
         rows += choices_of_layer("cross", config.positions_at("cross"), cross, reads=False)
     return rows
 
@@ -64,8 +64,8 @@ def choices_of_block(
 def choices_of_layer(layer: str, positions: str, training: Situation, reads: bool) -> list[KernelChoice]:
     """Return the kernels in training and at inference, where an encoder reads a whole source (`reads`) and a decoder adds
     one token to its cache."""
-    used = replace(training, dropout=0.0, learning=False)
-    used = used if reads else replace(used, queries=1, own=False)
+    used = replace(training, dropout=0.0, needs_grad=False)
+    used = used if reads else replace(used, queries=1, self_attention=False)
     times = {
         f"training, {training.queries} tokens": training,
         "reading a source" if reads else "decoding a token": used,
