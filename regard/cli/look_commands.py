@@ -18,9 +18,9 @@ from regard.errors import RegardError
 from regard.exchange.loader import load_model
 
 if TYPE_CHECKING:
-    from regard.look.change.changes import Change
-    from regard.look.drawn import Drawn
-    from regard.look.positions import Picture
+    from regard.look.figures import Drawable
+    from regard.look.interventions import Intervention
+    from regard.look.position_figures import PositionFigure
 
 
 class PageFirst(TyperGroup):
@@ -71,8 +71,8 @@ def look_page(
     With another model, or with changes to this one, both are in it to be compared. Settings: --decode.beam 1, ...
     """
     from regard.cli.options import section_settings
-    from regard.look.change.intervene import parse
-    from regard.look.page.html import show
+    from regard.look.interventions import parse
+    from regard.look.page.html_page import show
 
     given = {"zero": zero, "mean": mean, "force": force, "forbid": forbid, "pin": pin, "replace": replace}
     changes = [parse(kind, word) for kind, words in (given | {"positions": positions}).items() for word in words or ()]
@@ -127,25 +127,25 @@ def look_alignment(
     """Translate a sentence, and draw which of its words each word of the translation was written from."""
     from regard.cli.options import section_settings
     from regard.inference.translator import load
-    from regard.look.alignment import picture
+    from regard.look.attention_figure import draw_alignment
 
     options = section_settings(context, "decode") | ({"to": to} if to else {})
-    drawn = picture(load(model, "cpu"), sentence, layer, **options)
+    drawn = draw_alignment(load(model, "cpu"), sentence, layer, **options)
     if json:
         return print(jsons.dumps(drawn.numbers(), ensure_ascii=False))
     drawn.save(png)
     print(f"{drawn.translation}\n{png}")
 
 
-def positions_picture(name: str, model: Path | None, settings: dict[str, str], length: int) -> Picture:
-    from regard.look.positions import trained, untrained
+def positions_picture(name: str, model: Path | None, settings: dict[str, str], length: int) -> PositionFigure:
+    from regard.look.position_figures import draw_trained_scheme, draw_untrained_scheme
 
     if model is not None:
         from regard.device import pick_device
 
         if settings:
             raise RegardError(f"{model} has its own settings: leave out --model.{next(iter(settings))}")
-        return trained(name, load_model(model, pick_device("cpu")).model, length)
+        return draw_trained_scheme(name, load_model(model, pick_device("cpu")).model, length)
     from regard.config import ModelConfig
     from regard.config.recipes import build, nest
     from regard.models.architectures import ARCHITECTURES
@@ -156,7 +156,7 @@ def positions_picture(name: str, model: Path | None, settings: dict[str, str], l
     tables = [kind.presets for kind in ARCHITECTURES.values() if "decoder" in kind.sides and not kind.is_recurrent]
     presets = {name: preset for table in tables for name, preset in table.items()}
     config = resolve_sizes(build(values, ModelConfig, "model."), presets)
-    return untrained(name, config, length)
+    return draw_untrained_scheme(name, config, length)
 
 
 Texts = list[str] | None
@@ -179,9 +179,9 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
 def changes_of(
     zero: Texts, mean: Texts, force: Texts, forbid: Texts, pin: Texts, replace: Texts, positions: str | None
-) -> list[Change]:
+) -> list[Intervention]:
     """What these options ask for."""
-    from regard.look.change.changes import parse
+    from regard.look.interventions import parse
 
     named = {"zero": zero, "mean": mean, "force": force, "forbid": forbid, "pin": pin, "replace": replace}
     named["positions"] = [positions] if positions else None
@@ -208,7 +208,7 @@ def look_change(
     from regard.inference.generator import Generator
     from regard.inference.load import load
     from regard.inference.translator import Translator
-    from regard.look.change.compare import compare
+    from regard.look.output_comparison import compare
 
     changes = changes_of(zero, mean, force, forbid, pin, replace, positions)
     if not changes:
@@ -239,13 +239,13 @@ def look_heads(
     from regard.cli.options import no_settings
     from regard.data.parallel_corpus import read_lines
     from regard.device import pick_device
-    from regard.look.change.heads import scan
+    from regard.look.head_importance import scan_heads
 
     no_settings(context)
     if sentences < 2:
         raise RegardError(f"--sentences must be at least 2, not {sentences}: one alone has no error to tell")
     lines, other = (list(islice(read_lines(path), sentences)) if path else [] for path in (source, target))
-    found = scan(load_model(model, pick_device(device), "fp32"), lines, other, metric, to)
+    found = scan_heads(load_model(model, pick_device(device), "fp32"), lines, other, metric, to)
     if not json:
         print(found)
     hand_out(found, json, png, {}, Path("heads.png"))
@@ -256,10 +256,10 @@ Model = Annotated[Path, typer.Argument(help="A run or model folder.")]
 
 def drawable(path: Path | None) -> Path | None:
     """Said before the work is done, not after it."""
-    from regard.look.figures import kind_of
+    from regard.look.figures import image_format
 
     if path is not None:
-        kind_of(path)
+        image_format(path)
     return path
 
 
@@ -297,11 +297,11 @@ def look_attention(
     from regard.cli.options import section_settings
     from regard.device import pick_device
     from regard.exchange.loader import load_model as load
-    from regard.look.attention import attention
+    from regard.look.attention_figure import draw_attention
 
     options = section_settings(context, "decode") | ({"to": to} if to else {})
     package = load(model, pick_device(device), "fp32")
-    found = attention(package, sentence, layer, kind, head, words, hide_sinks, renormalise, **options)
+    found = draw_attention(package, sentence, layer, kind, head, words, hide_sinks, renormalise, **options)
     if found.output and not json:
         print(found.output)
     hand_out(found, json, png, {csv: "save_csv", npz: "save_npz"}, Path("attention.png"))
@@ -323,7 +323,7 @@ def look_statistics(
     from regard.data.parallel_corpus import read_lines
     from regard.device import pick_device
     from regard.exchange.loader import load_model as load
-    from regard.look.statistics import statistics
+    from regard.look.statistics_figure import measure_statistics
     from regard.terminal import progress_bar
 
     if bool(text) == (file is not None):
@@ -332,7 +332,7 @@ def look_statistics(
     options = section_settings(context, "decode") | ({"to": to} if to else {})
     package = load(model, pick_device(device), "fp32")
     with progress_bar("reading", len(texts), quiet=len(texts) == 1) as advance:
-        found = statistics(package, texts, advance, **options)
+        found = measure_statistics(package, texts, advance, **options)
     if not json:
         print(found)
     hand_out(found, json, png, {csv: "save_csv"}, Path("statistics.png"))
@@ -350,9 +350,9 @@ def look_gradients(
 
     The run's settings hold; others can be given: --train.batch_tokens 1024, --data.train FILE, ...
     """
-    from regard.look.gradients import gradients
+    from regard.look.gradient_figure import measure_gradients
 
-    found = gradients(run, context.obj or {}, device)
+    found = measure_gradients(run, context.obj or {}, device)
     if not json:
         print(found)
     hand_out(found, json, png, {csv: "save_csv"}, Path("gradients.png"))
@@ -367,16 +367,16 @@ def look_training(
 ) -> None:
     """Draw how runs went: loss, validation, learning rate, gradient norm and speed, all runs in one picture."""
     from regard.cli.options import no_settings
-    from regard.look.curves import training
+    from regard.look.training_curves import read_training_curves
 
     no_settings(context)
-    found = training(runs)
+    found = read_training_curves(runs)
     if not json:
         print(found)
     hand_out(found, json, png, {csv: "save_csv"}, Path("training.png"))
 
 
-def hand_out(found: Drawn, json: bool, png: Path | None, tables: dict[Path | None, str], usual: Path) -> None:
+def hand_out(found: Drawable, json: bool, png: Path | None, tables: dict[Path | None, str], usual: Path) -> None:
     """Numbers to stdout if asked for; whatever files were named, or the usual picture; their names to stdout."""
     named = {path: way for path, way in tables.items() if path is not None}
     files: dict[Path, Any] = {path: getattr(found, way) for path, way in named.items()}

@@ -1,7 +1,7 @@
-"""What a position scheme does, as pictures: a scheme -> arrays.
+"""Figures of position schemes.
 
-Every number comes out of the scheme's own hooks, so a picture shows what a model would use. What is learned is drawn as it
-starts, or as a trained model has it.
+Every number comes from the scheme's own methods, so a figure shows what a model uses. Learned schemes are drawn as they
+are initialised, or as a trained model has them.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from regard.errors import RegardError
 from regard.layers.part import Curves
 from regard.layers.positions.scheme import Positions, make_positions
 from regard.layers.stack import Stack
-from regard.look.drawn import Drawn
-from regard.look.figures import Image, Lines, Panel, draw
+from regard.look.figures import Drawable, Image, Lines, Panel, draw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
-class Picture(Drawn):
+class PositionFigure(Drawable):
+    """The curves and matrices that describe one position scheme."""
+
     scheme: str
     formula: str
     panels: tuple[Panel, ...]
@@ -42,34 +43,34 @@ class Picture(Drawn):
 
 
 @torch.no_grad()
-def untrained(name: str, config: ModelConfig, n: int) -> Picture:
-    """A scheme over n positions of a causal decoder of these (resolved) sizes, as it starts; the seed is always 0."""
+def draw_untrained_scheme(name: str, config: ModelConfig, n: int) -> PositionFigure:
+    """Draw a scheme as initialised, over n positions of a causal decoder of these resolved sizes; the seed is 0."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         scheme = make_positions(config, "decoder", name)
     learned = any(p.any() for p in scheme.parameters())
     panels = panels_of(scheme, config, n, "as it starts" if learned else "")
-    return Picture(name, scheme.formula, panels, len(panels))
+    return PositionFigure(name, scheme.formula, panels, len(panels))
 
 
 @torch.no_grad()
-def trained(name: str, model: nn.Module, n: int) -> Picture:
-    """A scheme as a model has learned it: each of its places, and each layer where layers have their own."""
+def draw_trained_scheme(name: str, model: nn.Module, n: int) -> PositionFigure:
+    """Draw a scheme as a model has learned it: in each stack, and in each layer where layers have their own."""
     config = model.config
     assert isinstance(config, ModelConfig)
-    found = [(where, scheme) for used, where, scheme in places(model, config) if used == name]
+    found = [(where, scheme) for used, where, scheme in schemes_of(model) if used == name]
     if not found:
-        used = ", ".join(dict.fromkeys(used for used, *_ in places(model, config)))
+        used = ", ".join(dict.fromkeys(used for used, *_ in schemes_of(model)))
         raise RegardError(f"this model has no positions '{name}' to draw: it has {used or 'no scheme at all'}")
     if next(found[0][1].parameters(), None) is None:
-        found = [("", found[0][1])]  # nothing is learned: all are alike
+        found = [("", found[0][1])]  # without parameters all places are alike
     groups = [panels_of(scheme, config, n, where) for where, scheme in found]
     columns = len(groups[0]) if len(groups[0]) > 1 else min(len(groups), 3)
-    return Picture(name, found[0][1].formula, tuple(panel for group in groups for panel in group), columns)
+    return PositionFigure(name, found[0][1].formula, tuple(panel for group in groups for panel in group), columns)
 
 
-def places(model: nn.Module, config: ModelConfig) -> Iterator[tuple[str, str, Positions]]:
-    """(name of the scheme, where exactly, the scheme) of every scheme in a model."""
+def schemes_of(model: nn.Module) -> Iterator[tuple[str, str, Positions]]:
+    """Yield name, place and module of every position scheme in a model."""
     for place, stack in model.named_modules():
         if not isinstance(stack, Stack):
             continue
@@ -82,7 +83,7 @@ def places(model: nn.Module, config: ModelConfig) -> Iterator[tuple[str, str, Po
 
 
 def panels_of(scheme: Positions, config: ModelConfig, n: int, where: str) -> tuple[Panel, ...]:
-    """What a scheme says of itself, as panels; `where` stands in the titles of what is learned."""
+    """Return the panels that describe a scheme; `where` is added to their titles."""
     if scheme.hook() == "embed" and n > config.max_len:
         raise RegardError(
             f"--length {n} is more than the {config.max_len} positions of model.max_len: draw fewer, or raise it"
@@ -94,18 +95,18 @@ def panels_of(scheme: Positions, config: ModelConfig, n: int, where: str) -> tup
     return tuple(
         Lines(
             shown.title + note,
-            array(shown.x),
-            {name: array(curve) for name, curve in shown.curves.items()},
+            to_numpy(shown.x),
+            {name: to_numpy(curve) for name, curve in shown.curves.items()},
             shown.across,
             shown.up,
             log=shown.log,
             ticks=shown.ticks,
         )
         if isinstance(shown, Curves)
-        else Image(shown.title + note, array(shown.values), shown.across, shown.up, start=shown.start)
+        else Image(shown.title + note, to_numpy(shown.values), shown.across, shown.up, start=shown.start)
         for shown in described
     )
 
 
-def array(x: Tensor) -> np.ndarray:
+def to_numpy(x: Tensor) -> np.ndarray:
     return x.detach().cpu().numpy()
