@@ -16,7 +16,7 @@ from regard.config.recipes import every_setting
 from regard.errors import RegardError
 from regard.layers.positions.scheme import schemes_for
 from regard.look.figures import Image, Lines, draw
-from regard.look.positions import Picture, trained, untrained
+from regard.look.position_figures import PositionFigure, draw_trained_scheme, draw_untrained_scheme
 from regard.models.architectures import make_model, preset
 from regard.models.gpt import GPT
 from regard.models.sizes import resolve_sizes
@@ -29,17 +29,17 @@ def config(**settings: object) -> ModelConfig:
     return resolve_sizes(model_config(preset="transformer-tiny", **settings), Transformer.presets)  # type: ignore[arg-type]
 
 
-def picture(name: str, n: int = 16, **settings: object) -> Picture:
-    return untrained(name, config(positions=name, encoder_positions="sinusoidal", **settings), n)
+def picture(name: str, n: int = 16, **settings: object) -> PositionFigure:
+    return draw_untrained_scheme(name, config(positions=name, encoder_positions="sinusoidal", **settings), n)
 
 
-def lines(shown: Picture, panel: int = 0) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def lines(shown: PositionFigure, panel: int = 0) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     drawn = shown.panels[panel]
     assert isinstance(drawn, Lines)
     return drawn.at, drawn.lines
 
 
-def image(shown: Picture, panel: int = 0) -> np.ndarray:
+def image(shown: PositionFigure, panel: int = 0) -> np.ndarray:
     drawn = shown.panels[panel]
     assert isinstance(drawn, Image)
     return drawn.values
@@ -124,7 +124,7 @@ def test_fire_is_drawn_for_the_last_query() -> None:
             scheme.outer.weight.copy_(torch.tensor([[1.0], [-2.0]]))
             scheme.inner.bias.zero_()
             scheme.outer.bias.zero_()
-    shown = trained("fire", model, 11)
+    shown = draw_trained_scheme("fire", model, 11)
     at, heads = lines(shown)
     assert at[5] == -5
     assert heads["head 0"][5] == pytest.approx(math.log(1.5) / math.log(2), abs=1e-5)  # psi(5) / psi(10)
@@ -171,7 +171,7 @@ def translator(**settings: object) -> Transformer:
 
 def test_a_trained_model_shows_each_of_its_places() -> None:
     model = translator(positions="learned")
-    shown = trained("learned", model, 20)
+    shown = draw_trained_scheme("learned", model, 20)
     assert [panel.title for panel in shown.panels] == [f"added to the embeddings ({s})" for s in ("encoder", "decoder")]
     for panel, stack in enumerate((model.encoder, model.decoder)):
         assert np.array_equal(image(shown, panel), stack.schemes[0].encoding[:20].detach().numpy())
@@ -181,16 +181,16 @@ def test_a_bias_shows_both_sides_where_a_query_meets_them() -> None:
     model = translator(positions="t5", cross_positions="kerple-log", encoder_positions="alibi")
     with torch.no_grad():
         model.decoder.schemes[0].weight.fill_(0.5)
-    assert lines(trained("alibi", model, 4))[0].tolist() == [-3, -2, -1, 0, 1, 2, 3]
-    assert lines(trained("kerple-log", model, 4))[0].tolist() == [-3, -2, -1, 0, 1, 2, 3]
-    decoder = trained("t5", model, 4)
+    assert lines(draw_trained_scheme("alibi", model, 4))[0].tolist() == [-3, -2, -1, 0, 1, 2, 3]
+    assert lines(draw_trained_scheme("kerple-log", model, 4))[0].tolist() == [-3, -2, -1, 0, 1, 2, 3]
+    decoder = draw_trained_scheme("t5", model, 4)
     assert lines(decoder, 0)[0].tolist() == lines(decoder, 1)[0].tolist() == [-3, -2, -1, 0]
     assert set(lines(decoder, 1)[1]["head 0"]) == {0.5}
 
 
 def test_what_is_not_learned_is_shown_once() -> None:
-    assert len(trained("rope", translator(positions="rope"), 8).panels) == 2
-    assert len(trained("sinusoidal", translator(), 8).panels) == 1
+    assert len(draw_trained_scheme("rope", translator(positions="rope"), 8).panels) == 2
+    assert len(draw_trained_scheme("sinusoidal", translator(), 8).panels) == 1
 
 
 def test_learned_vectors_of_cope_are_shown_layer_by_layer() -> None:
@@ -198,7 +198,7 @@ def test_learned_vectors_of_cope_are_shown_layer_by_layer() -> None:
     with torch.no_grad():
         for scheme in model.decoder.schemes:
             scheme.vectors.normal_()
-    assert [image(trained("cope", model, 8), i).shape for i in range(2)] == [(5, 32)] * 2
+    assert [image(draw_trained_scheme("cope", model, 8), i).shape for i in range(2)] == [(5, 32)] * 2
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
@@ -213,9 +213,9 @@ def test_what_cannot_be_drawn_is_said() -> None:
         with pytest.raises(RegardError, match="--length 33 is more than the 32 positions"):
             picture(name, 33, max_len=32)
     with pytest.raises(RegardError, match="no positions 'rope' to draw: it has sinusoidal, none"):
-        trained("rope", translator(), 8)
+        draw_trained_scheme("rope", translator(), 8)
     with pytest.raises(RegardError, match="no positions 'rope' to draw: it has no scheme at all"):
-        trained(
+        draw_trained_scheme(
             "rope",
             make_model(
                 preset("rnnsearch-small", d_model=8, **{"recurrent.d_hidden": 8}, source_vocab=9, target_vocab=9)
@@ -295,4 +295,4 @@ def test_the_page_says_where_each_scheme_is_refused(name: str) -> None:
 
 def test_a_notebook_shows_the_picture_of_a_scheme() -> None:
     config = resolve_sizes(model_config(preset="transformer-tiny"), Transformer.presets)
-    assert untrained("rope", config, 8)._repr_png_()[:4] == b"\x89PNG"
+    assert draw_untrained_scheme("rope", config, 8)._repr_png_()[:4] == b"\x89PNG"

@@ -24,9 +24,10 @@ from regard.errors import RegardError
 from regard.inference.translator import Translator
 from regard.layers.mixers.attention import Attention
 from regard.layers.positions.scheme import NoPositions
-from regard.look.change.intervene import Change, Forbid, Force, Mean, Pin, Positions, Replace, Zero, changed
-from regard.look.live import searched
-from regard.look.record import layers_of, record
+from regard.look.beam_search_trace import trace_translation
+from regard.look.intervention_hooks import intervene
+from regard.look.interventions import Forbid, Force, Intervention, Mean, Pin, Positions, Replace, Zero
+from regard.look.record import attention_layers, record
 from regard.models.gpt import GPT
 from regard.models.seq2seq import Seq2Seq
 
@@ -60,7 +61,7 @@ def heads_silenced(model: nn.Module, chosen: Sequence[tuple[str, int]]) -> nn.Mo
     """A copy whose output projections have zeros where these heads come in."""
     other = copy.deepcopy(model)
     for name, head in chosen:
-        layer = layers_of(other)[name]
+        layer = attention_layers(other)[name]
         assert isinstance(layer, Attention)
         with torch.no_grad():
             layer.out.weight[:, head * layer.d_head : (head + 1) * layer.d_head] = 0.0
@@ -79,7 +80,7 @@ def test_a_word_changes_when_the_one_it_came_from_is_hidden_and_the_others_stay(
         right = toy.translated(text).split()
         assert translator.translate(text, beam=beam).text.split() == right
         for place in range(len(right)):
-            with changed(translator.model, [Forbid("*cross", None, place, place)]):
+            with intervene(translator.model, [Forbid("*cross", None, place, place)]):
                 found = translator.translate(text, beam=beam).text.split()
             assert found[place : place + 1] != right[place : place + 1]
             assert found[:place] == right[:place]
@@ -91,7 +92,7 @@ def test_a_pinned_word_is_written_from_where_it_is_pinned_to(kind: str) -> None:
     assert translator.translate(text).text == "Elch Affe Fuchs Henne"
     found = []
     for key in range(4):
-        with changed(translator.model, [Pin(0, key)]):
+        with intervene(translator.model, [Pin(0, key)]):
             found.append(translator.translate(text).text.split()[0])
     assert found == ["Elch", "Affe", "Fuchs", "Henne"]
 
@@ -102,10 +103,10 @@ def test_a_pinned_word_is_written_from_where_it_is_pinned_to(kind: str) -> None:
 @pytest.mark.parametrize("positions", SCHEMES)
 def test_a_zeroed_head_is_one_whose_output_projection_is_gone(positions: str) -> None:
     model = transformer(positions=positions, **({"encoder_positions": "rope"} if positions == "fire" else {}))
-    for name in layers_of(model):
+    for name in attention_layers(model):
         for head in (0, 3):
             expected = run(heads_silenced(model, [(name, head)]))
-            with changed(model, [Zero(name, (head,))]):
+            with intervene(model, [Zero(name, (head,))]):
                 found = run(model)
             torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
             assert not torch.equal(found, run(model))
@@ -119,7 +120,7 @@ def test_so_it_is_in_searches_with_their_caches(norm: str, options: DecodeConfig
         [("decoder.1.cross", 1), ("decoder.0.self", 3), ("encoder.1.self", 0)],
     )
     expected = translations(heads_silenced(model, chosen), options)
-    with changed(model, [Zero(name, (head,)) for name, head in chosen]):
+    with intervene(model, [Zero(name, (head,)) for name, head in chosen]):
         found = translations(model, options)
     assert [h.tokens for h in found] == [h.tokens for h in expected]
     assert [h.log_prob for h in found] == pytest.approx([h.log_prob for h in expected], abs=1e-5)
@@ -130,7 +131,7 @@ def test_so_it_is_in_a_language_model_that_goes_on_writing() -> None:
     model, options = gpt(positions="rope"), DecodeConfig(max_new_tokens=6, temperature=1.0, seed=3)
     prompts = [[SOS, 5, 6, 7, 8], [SOS, 9]]
     expected = generate(heads_silenced(model, [("decoder.0.self", 1)]), prompts, options)  # type: ignore[arg-type]
-    with changed(model, [Zero("decoder.0.self", (1,))]):
+    with intervene(model, [Zero("decoder.0.self", (1,))]):
         found = generate(model, prompts, options)
     assert [row.ids for row in found] == [row.ids for row in expected]
     for ours, theirs in zip(found, expected, strict=True):
@@ -140,9 +141,9 @@ def test_so_it_is_in_a_language_model_that_goes_on_writing() -> None:
 def test_a_recurrent_decoder_without_its_one_head_reads_no_source() -> None:
     """Its context is zero: annotations that are all zero give it the same one."""
     model = rnnsearch()
-    with changed(model, [Zero("decoder.cross")]):
+    with intervene(model, [Zero("decoder.cross")]):
         found = run(model)
-    with record(model, "*") as tape, changed(model, [Zero("*cross", (0,))]):
+    with record(model, "*") as tape, intervene(model, [Zero("*cross", (0,))]):
         assert torch.equal(run(model), found)
     assert not tape.weights("decoder.cross").any()
 
@@ -150,9 +151,9 @@ def test_a_recurrent_decoder_without_its_one_head_reads_no_source() -> None:
 # ---- weights ---------------------------------------------------------------------------------------------------------
 
 
-def looked(model: nn.Module, name: str, changes: Sequence[Change] = ()) -> np.ndarray:
+def looked(model: nn.Module, name: str, changes: Sequence[Intervention] = ()) -> np.ndarray:
     """Recorded weights (B, H, T, S)."""
-    with changed(model, changes), record(model, name) as tape:
+    with intervene(model, changes), record(model, name) as tape:
         run(model)
     return tape.weights(name).double().numpy()
 
@@ -260,7 +261,7 @@ def test_of_changes_that_contradict_each_other_the_later_holds(kind: str, name: 
 
 # ---- all ways to run it ----------------------------------------------------------------------------------------------
 
-MANY: dict[str, list[Change]] = {
+MANY: dict[str, list[Intervention]] = {
     "zero": [Zero("*cross", (0,))],
     "mean": [Mean("*cross")],
     "forbid": [Forbid("*cross", None, (1, 2), (0, 1))],
@@ -281,7 +282,7 @@ USABLE += [(kind, change) for kind in ALIGNING for change in ("zero", "mean", "f
 def test_a_search_finds_what_a_forced_forward_of_the_changed_model_confirms(kind: str, change: str) -> None:
     """Sentences of several lengths, hypotheses that change places, and steps that only see their own past."""
     model: Any = MODELS[kind]()
-    with changed(model, MANY[change]):
+    with intervene(model, MANY[change]):
         for found, ids in zip(translations(model, BEAM), SOURCES, strict=True):
             written = [*found.tokens, *[EOS] * found.ended]
             with torch.no_grad():
@@ -301,7 +302,7 @@ def test_a_language_model_writes_what_a_forced_forward_confirms() -> None:
         Force("decoder.1.self", (0, 2), 8, 3),
         Mean("decoder.0.self", (1,)),
     ]
-    with changed(model, changes):
+    with intervene(model, changes):
         found = generate(model, prompts, options)
         forced = token_log_probs(model, [row.ids for row in found], options)
     for row, scored_ in zip(found, forced, strict=True):
@@ -311,11 +312,11 @@ def test_a_language_model_writes_what_a_forced_forward_confirms() -> None:
 @pytest.mark.parametrize(("kind", "change"), USABLE)
 def test_whoever_records_hears_the_changed_weights_inside_and_outside(kind: str, change: str) -> None:
     model, changes = MODELS[kind](), MANY[change]
-    with record(model, "*") as outside, changed(model, changes):
+    with record(model, "*") as outside, intervene(model, changes):
         first = run(model)
-    with changed(model, changes), record(model, "*") as inside:
+    with intervene(model, changes), record(model, "*") as inside:
         second = run(model)
-    with changed(model, changes):
+    with intervene(model, changes):
         assert torch.equal(run(model), first)
     assert torch.equal(first, second)
     with record(model, "*") as unchanged:
@@ -332,8 +333,8 @@ def test_whoever_records_hears_the_changed_weights_inside_and_outside(kind: str,
 @pytest.mark.parametrize(("kind", "layer"), [("transformer", "decoder.1.cross"), ("rnnsearch", "decoder.cross")])
 def test_a_search_that_is_followed_live_is_followed_as_changed(kind: str, layer: str) -> None:
     translator, text = Translator(toy.taught(kind)), "owl bee cat jay"
-    with changed(translator.model, [Pin(1, 3), Forbid(layer, None, 2, 2)]):
-        translation, search = searched(translator, text, beam=3)
+    with intervene(translator.model, [Pin(1, 3), Forbid(layer, None, 2, 2)]):
+        translation, search = trace_translation(translator, text, beam=3)
         with record(translator.model, layer) as tape:
             assert translator.translate(text, beam=3).text == translation.text
     torch.testing.assert_close(search.weights[layer], tape.weights(layer)[0], atol=1e-5, rtol=0)
@@ -346,7 +347,7 @@ def test_a_search_that_is_followed_live_is_followed_as_changed(kind: str, layer:
 def test_a_model_without_its_positions_is_one_that_was_built_without_them() -> None:
     model, bare = gpt(positions="sinusoidal"), gpt(positions="none")
     bare.load_state_dict(model.state_dict())
-    with changed(model, [Positions("none")]):
+    with intervene(model, [Positions("none")]):
         assert torch.equal(run(model), run(bare))
     assert not torch.equal(run(model), run(bare))
 
@@ -355,7 +356,7 @@ def test_a_model_without_its_positions_is_one_that_was_built_without_them() -> N
 def test_it_may_be_given_any_scheme_that_has_nothing_to_learn(name: str) -> None:
     bare, other = gpt(positions="none"), gpt(positions=name)
     other.load_state_dict(bare.state_dict())
-    with changed(bare, [Positions(name)]):
+    with intervene(bare, [Positions(name)]):
         torch.testing.assert_close(run(bare), run(other), atol=1e-6, rtol=0)
 
 
@@ -364,7 +365,7 @@ def test_both_halves_of_a_transformer_lose_theirs(scheme: str) -> None:
     model = transformer(positions=scheme)
     bare = copy.deepcopy(model)
     bare.encoder.schemes = bare.decoder.schemes = nn.ModuleList([NoPositions()])
-    with changed(model, [Positions("none")]):
+    with intervene(model, [Positions("none")]):
         found = run(model)
     torch.testing.assert_close(found, run(bare), atol=1e-6, rtol=0)
 
@@ -374,17 +375,20 @@ def test_attention_over_the_source_loses_its_own_positions_too() -> None:
     bare = copy.deepcopy(model)
     bare.encoder.schemes = bare.decoder.schemes = nn.ModuleList([NoPositions()])
     bare.decoder.cross_scheme = NoPositions()
-    with changed(model, [Positions("none")]):
+    with intervene(model, [Positions("none")]):
         torch.testing.assert_close(run(model), run(bare), atol=1e-6, rtol=0)
 
 
 def test_what_must_be_learned_or_is_not_there_is_refused() -> None:
     for name in ("learned", "t5", "shaw"):
-        with pytest.raises(RegardError, match=f"'{name}' are learned"), changed(transformer(), [Positions(name)]):
+        with pytest.raises(RegardError, match=f"'{name}' are learned"), intervene(transformer(), [Positions(name)]):
             pass
-    with pytest.raises(RegardError, match="no position scheme"), changed(rnnsearch(), [Positions("none")]):
+    with pytest.raises(RegardError, match="no position scheme"), intervene(rnnsearch(), [Positions("none")]):
         pass
-    with pytest.raises(RegardError, match="unknown positions 'nosuch'"), changed(transformer(), [Positions("nosuch")]):
+    with (
+        pytest.raises(RegardError, match="unknown positions 'nosuch'"),
+        intervene(transformer(), [Positions("nosuch")]),
+    ):
         pass
 
 
@@ -408,10 +412,10 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
 def test_afterwards_a_model_is_what_it_was_also_after_a_fault(kind: str, change: str) -> None:
     model = MODELS[kind]()
     before, result = everything(model), run(model)
-    with changed(model, MANY[change]):
+    with intervene(model, MANY[change]):
         assert not torch.equal(run(model), result)
     assert same(everything(model), before)
-    with suppress(ZeroDivisionError), changed(model, MANY[change]), record(model, "*"):
+    with suppress(ZeroDivisionError), intervene(model, MANY[change]), record(model, "*"):
         run(model)
         raise ZeroDivisionError
     assert same(everything(model), before)
@@ -421,21 +425,24 @@ def test_afterwards_a_model_is_what_it_was_also_after_a_fault(kind: str, change:
 @pytest.mark.parametrize("kind", ["transformer", "additive"])
 def test_changes_inside_of_changes_are_the_changes_of_both(kind: str) -> None:
     model = MODELS[kind]()
-    first: list[Change] = [Forbid("*cross", None, 1, 0), Mean("*cross") if kind == "additive" else Mean("*cross", (1,))]
-    second: list[Change] = [Forbid("*cross", None, 1, 2), Force("*cross", None, 3, 1)]
-    with changed(model, [*first, *second]), record(model, "*cross") as wanted:
+    first: list[Intervention] = [
+        Forbid("*cross", None, 1, 0),
+        Mean("*cross") if kind == "additive" else Mean("*cross", (1,)),
+    ]
+    second: list[Intervention] = [Forbid("*cross", None, 1, 2), Force("*cross", None, 3, 1)]
+    with intervene(model, [*first, *second]), record(model, "*cross") as wanted:
         expected = run(model)
-    with record(model, "*cross") as outside, changed(model, first), record(model, "*cross") as between:
-        with changed(model, second), record(model, "*cross") as inside:
+    with record(model, "*cross") as outside, intervene(model, first), record(model, "*cross") as between:
+        with intervene(model, second), record(model, "*cross") as inside:
             assert torch.equal(run(model), expected)
         alone = run(model)
     for tape in (outside, between, inside):
         for name in tape:
             assert torch.equal(tape[name][0].weights(), wanted.weights(name))
-    with changed(model, first):
+    with intervene(model, first):
         assert torch.equal(run(model), alone)
-    with changed(model, [Force("*cross", None, 1, 0)]), changed(model, [Force("*cross", None, 1, 2)]):
-        (*_, last) = layers_of(model)
+    with intervene(model, [Force("*cross", None, 1, 0)]), intervene(model, [Force("*cross", None, 1, 2)]):
+        (*_, last) = attention_layers(model)
         assert (looked(model, last)[:, :, 1, 2] == 1).all()  # the inner one is the later
 
 
@@ -444,7 +451,7 @@ def test_rows_and_heads_that_are_not_concerned_stay_as_they_are_to_the_bit() -> 
     with record(model, "decoder.0.cross") as before:
         run(model)
     changes = [Zero("decoder.0.cross", (2,)), Forbid("decoder.0.cross", (0,), 1, 1)]
-    with changed(model, changes), record(model, "decoder.0.cross") as after:
+    with intervene(model, changes), record(model, "decoder.0.cross") as after:
         run(model)
     old, new = before["decoder.0.cross"][0].out, after["decoder.0.cross"][0].out
     assert old is not None
@@ -463,7 +470,7 @@ def test_what_was_compiled_around_a_layer_is_left_meanwhile() -> None:
     blocks = [*model.decoder.blocks]
     for block in blocks:
         block._compiled_call_impl = compiled
-    with changed(model, [Zero("decoder.0.self", (0,))]):
+    with intervene(model, [Zero("decoder.0.self", (0,))]):
         run(model)
     assert all(block._compiled_call_impl is compiled for block in blocks)
 
@@ -471,9 +478,9 @@ def test_what_was_compiled_around_a_layer_is_left_meanwhile() -> None:
 def test_gradients_go_through_a_change_and_not_through_a_head_that_says_nothing() -> None:
     model = transformer()
     source, target = rows()
-    with changed(model, [Zero("decoder.1.cross", (1,)), Forbid("decoder.1.cross", None, 0, 1)]):
+    with intervene(model, [Zero("decoder.1.cross", (1,)), Forbid("decoder.1.cross", None, 0, 1)]):
         model(source, target).logsumexp(-1).sum().backward()
-    layer = layers_of(model)["decoder.1.cross"]
+    layer = attention_layers(model)["decoder.1.cross"]
     assert isinstance(layer, Attention)
     assert layer.out.weight.grad is not None
     by_head = layer.out.weight.grad.unflatten(1, (-1, layer.d_head)).abs().sum((0, 2))
@@ -482,7 +489,7 @@ def test_gradients_go_through_a_change_and_not_through_a_head_that_says_nothing(
 
 
 def test_layers_and_heads_that_are_not_there_are_refused() -> None:
-    refused: list[tuple[Change, str]] = [
+    refused: list[tuple[Intervention, str]] = [
         (Zero("decoder.9"), r"no attention layer is called 'decoder\.9'"),
         (Zero("decoder.0.self", (1, 4)), r"decoder\.0\.self has no head 4: its 4 heads"),
         (Pin("Apfel", 1), "'Apfel' is a word"),
@@ -490,14 +497,14 @@ def test_layers_and_heads_that_are_not_there_are_refused() -> None:
         (Forbid("*cross", None, (), 1), "counted from 0"),
     ]
     for change, why in refused:
-        with pytest.raises(RegardError, match=why), changed(transformer(), [change]):
+        with pytest.raises(RegardError, match=why), intervene(transformer(), [change]):
             pass
 
 
 def test_other_tokens_are_not_the_models_affair() -> None:
     model = transformer()
     result = run(model)
-    with changed(model, [Replace("source", 1, "dog")]):
+    with intervene(model, [Replace("source", 1, "dog")]):
         assert torch.equal(run(model), result)
 
 
@@ -510,11 +517,11 @@ def test_other_tokens_are_not_the_models_affair() -> None:
 def test_on_a_gpu_changed_searches_find_the_same(change: str) -> None:
     """Recorded decoding knows nothing of changes, and must be left."""
     model, device = transformer(), torch.device("cuda")
-    with changed(model, MANY[change]):
+    with intervene(model, MANY[change]):
         expected = translations(model, BEAM)
     model.to(device)
     decode(model, SOURCES, BEAM, MAX_LEN, device)  # so that there is a recording
-    with changed(model, MANY[change]):
+    with intervene(model, MANY[change]):
         found = [ranked[0] for ranked in decode(model, SOURCES, BEAM, MAX_LEN, device)]
     assert [h.tokens for h in found] == [h.tokens for h in expected]
     assert [h.log_prob for h in found] == pytest.approx([h.log_prob for h in expected], abs=1e-3)

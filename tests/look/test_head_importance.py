@@ -21,9 +21,16 @@ from regard import model_folder
 from regard.cli.look_commands import look_heads
 from regard.errors import RegardError
 from regard.inference.translator import Translator
-from regard.look.change.heads import Bleu, Effect, Scan, heads_of, ratio, scan
-from regard.look.change.scored import rows_of
-from regard.look.record import layers_of
+from regard.look.head_importance import (
+    Effect,
+    HeadImportance,
+    ResampledBleu,
+    all_heads,
+    make_batches,
+    ratio,
+    scan_heads,
+)
+from regard.look.record import attention_layers
 from regard.model_folder import ModelPackage
 from regard.text.special_tokens import PAD
 
@@ -42,7 +49,7 @@ LINES = [
 def silenced(package: ModelPackage, name: str, head: int) -> Any:
     """A copy of the model without what this head says."""
     model = copy.deepcopy(package.model)
-    layer: Any = layers_of(model)[name]
+    layer: Any = attention_layers(model)[name]
     with torch.no_grad():
         layer.out.weight[:, head * layer.d_head : (head + 1) * layer.d_head] = 0.0
     return model
@@ -62,11 +69,13 @@ def translation_losses(model: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def test_the_loss_without_a_head_is_that_of_a_model_without_it() -> None:
     package = toy.taught("transformer")
-    found = scan(package, SOURCE, TARGET)
+    found = scan_heads(package, SOURCE, TARGET)
     base, counts = translation_losses(package.model)
     assert found.baseline == pytest.approx(base.sum() / counts.sum(), abs=1e-6)
     assert found.sentences == 12
-    assert [(e.layer, e.head) for e in found.effects] == [(n, h) for n in layers_of(package.model) for h in range(4)]
+    assert [(e.layer, e.head) for e in found.effects] == [
+        (n, h) for n in attention_layers(package.model) for h in range(4)
+    ]
     for effect in found.effects[::3]:
         differences = translation_losses(silenced(package, effect.layer, effect.head))[0] - base
         assert effect.change == pytest.approx(differences.sum() / counts.sum(), abs=1e-5)
@@ -76,20 +85,20 @@ def test_the_loss_without_a_head_is_that_of_a_model_without_it() -> None:
 
 
 def test_in_a_toy_language_some_head_that_reads_the_source_matters_most_without_all_of_them_nothing_works() -> None:
-    found = scan(toy.taught("transformer"), SOURCE, TARGET)
+    found = scan_heads(toy.taught("transformer"), SOURCE, TARGET)
     worst = found.ranked[0]
-    assert worst.shown
+    assert worst.is_significant
     assert worst.change > 0
     assert worst.change == max(effect.change for effect in found.effects)
-    assert all(not effect.shown for effect in found.useless)
-    assert len(found.useless) + sum(effect.shown for effect in found.effects) == len(found.effects)
+    assert all(not effect.is_significant for effect in found.useless)
+    assert len(found.useless) + sum(effect.is_significant for effect in found.effects) == len(found.effects)
 
 
 def test_a_recurrent_decoder_has_one_head_and_cannot_do_without() -> None:
-    (effect,) = scan(toy.taught("rnnsearch"), SOURCE, TARGET).effects
+    (effect,) = scan_heads(toy.taught("rnnsearch"), SOURCE, TARGET).effects
     assert (effect.layer, effect.head) == ("decoder.cross", 0)
     assert effect.change > 0.5
-    assert effect.shown
+    assert effect.is_significant
 
 
 def test_errors_are_those_of_a_ratio() -> None:
@@ -110,10 +119,10 @@ def test_errors_are_those_of_a_ratio() -> None:
 @pytest.mark.parametrize("kind", ["gpt", "bert"])
 def test_models_of_plain_text_are_measured_on_its_lines(bundles: dict[str, ModelPackage], kind: str) -> None:
     package = bundles[kind]
-    found = scan(package, LINES)
+    found = scan_heads(package, LINES)
     total, count = 0.0, 0
-    for rows in rows_of(package, LINES):
-        for read, wanted in zip(rows.read, rows.wanted, strict=True):
+    for rows in make_batches(package, LINES):
+        for read, wanted in zip(rows.inputs, rows.labels, strict=True):
             row = read[read != PAD]
             with torch.no_grad():
                 log_p: Any = package.model(row[None]).double().log_softmax(-1)[0]
@@ -122,7 +131,7 @@ def test_models_of_plain_text_are_measured_on_its_lines(bundles: dict[str, Model
             count += len(asked)
     assert found.sentences == 4
     assert found.baseline == pytest.approx(total / count, abs=1e-5)
-    assert len(found.effects) == len(heads_of(package.model))
+    assert len(found.effects) == len(all_heads(package.model))
     assert any(effect.change != 0 for effect in found.effects)
 
 
@@ -132,15 +141,15 @@ def test_a_language_model_is_asked_for_every_token_but_the_first_and_bert_for_bl
     tokenizers = bundles["gpt"].tokenizers
     assert tokenizers is not None
     ids = tokenizers.target.encode(LINES[1])
-    (rows,) = rows_of(bundles["gpt"], LINES[1:2])
-    assert rows.read.tolist() == [[SOS, *ids[:-1]]]
-    assert rows.wanted.tolist() == [ids]
-    (rows,) = rows_of(bundles["bert"], LINES[1:2])
-    asked = rows.wanted[0] != PAD
+    (rows,) = make_batches(bundles["gpt"], LINES[1:2])
+    assert rows.inputs.tolist() == [[SOS, *ids[:-1]]]
+    assert rows.labels.tolist() == [ids]
+    (rows,) = make_batches(bundles["bert"], LINES[1:2])
+    asked = rows.labels[0] != PAD
     assert 1 <= asked.sum() <= max(1, round(0.15 * len(ids)))
-    assert [SOS, *ids, EOS] == torch.where(asked, rows.wanted[0], rows.read[0]).tolist()
-    again = rows_of(bundles["bert"], LINES[1:2])[0]
-    assert torch.equal(again.read, rows.read)
+    assert [SOS, *ids, EOS] == torch.where(asked, rows.labels[0], rows.inputs[0]).tolist()
+    again = make_batches(bundles["bert"], LINES[1:2])[0]
+    assert torch.equal(again.inputs, rows.inputs)
 
 
 # ---- BLEU ------------------------------------------------------------------------------------------------------------
@@ -149,14 +158,14 @@ def test_a_language_model_is_asked_for_every_token_but_the_first_and_bert_for_bl
 def test_bleu_from_the_counts_of_sentences_is_sacrebleus() -> None:
     translator = Translator(toy.taught("transformer"))
     spoken = [" ".join(reversed(text.split())) if i % 3 else text for i, text in enumerate(TARGET)]
-    bleu = Bleu(translator, TARGET)
+    bleu = ResampledBleu(translator, TARGET)
     assert bleu.score(bleu.counts(spoken)) == pytest.approx(BLEU().corpus_score(spoken, [TARGET]).score, abs=1e-9)
     assert bleu.score(bleu.counts(TARGET)) == pytest.approx(100)
 
 
 def test_bleu_without_a_head_is_that_of_its_greedy_translations() -> None:
     package = toy.taught("transformer")
-    found = scan(package, SOURCE, TARGET, "bleu")
+    found = scan_heads(package, SOURCE, TARGET, "bleu")
     written = [t.text for t in Translator(package).translate(SOURCE, beam=1)]
     assert found.baseline == pytest.approx(BLEU().corpus_score(written, [TARGET]).score)
     worst = found.ranked[0]
@@ -170,20 +179,20 @@ def test_bleu_without_a_head_is_that_of_its_greedy_translations() -> None:
 
 def test_sentences_that_are_left_out_are_counted_and_one_alone_is_refused() -> None:
     package, long = toy.taught("transformer"), " ".join(["ape"] * 40)
-    found = scan(package, [*SOURCE, long, ""], [*TARGET, "Affe", "Affe"])
+    found = scan_heads(package, [*SOURCE, long, ""], [*TARGET, "Affe", "Affe"])
     assert (found.sentences, found.left_out) == (12, 2)
     assert str(found).startswith("12 sentences (2 left out: empty, or too long for this model): ")
     assert found.numbers()["left_out"] == 2
-    assert scan(package, SOURCE, TARGET).left_out == 0
+    assert scan_heads(package, SOURCE, TARGET).left_out == 0
     with pytest.raises(RegardError, match="1 sentence has no error to tell"):
-        scan(package, [SOURCE[0], long], [TARGET[0], "Affe"])
+        scan_heads(package, [SOURCE[0], long], [TARGET[0], "Affe"])
     with pytest.raises(RegardError, match="1 sentence has no error to tell"):
-        scan(package, SOURCE[:1], TARGET[:1], "bleu")
+        scan_heads(package, SOURCE[:1], TARGET[:1], "bleu")
 
 
 # ---- as it is shown --------------------------------------------------------------------------------------------------
 
-MADE = Scan(
+MADE = HeadImportance(
     "loss",
     2.0,
     0.1,
@@ -207,7 +216,7 @@ def test_heads_that_matter_stand_first_and_those_that_do_not_are_named() -> None
     assert lines[5] == "better without: encoder.1.self:0"
     names = "decoder.0.cross:1, encoder.0.self:1, encoder.1.self:1"
     assert lines[6] == f"3 of 6 heads change it by no more than twice the error: {names}"
-    bleu = Scan("bleu", 30.0, 0.5, 7, (Effect("a.self", 0, 2.0, 0.1), Effect("a.self", 1, -3.0, 0.1)))
+    bleu = HeadImportance("bleu", 30.0, 0.5, 7, (Effect("a.self", 0, 2.0, 0.1), Effect("a.self", 1, -3.0, 0.1)))
     assert [e.head for e in bleu.ranked] == [1, 0]
     assert "better without: a.self:0" in str(bleu)
 
@@ -228,19 +237,19 @@ def test_the_picture_has_a_panel_a_kind_on_one_scale() -> None:
 def test_what_cannot_be_measured_is_refused(bundles: dict[str, ModelPackage]) -> None:
     package = toy.taught("transformer")
     with pytest.raises(RegardError, match="loss or bleu, not 'chrf'"):
-        scan(package, SOURCE, TARGET, "chrf")
+        scan_heads(package, SOURCE, TARGET, "chrf")
     with pytest.raises(RegardError, match="give a target too"):
-        scan(package, SOURCE)
+        scan_heads(package, SOURCE)
     with pytest.raises(RegardError, match="12 lines and the target 3"):
-        scan(package, SOURCE, TARGET[:3])
+        scan_heads(package, SOURCE, TARGET[:3])
     with pytest.raises(RegardError, match="12 lines and the target 3"):
-        scan(package, SOURCE, TARGET[:3], "bleu")
+        scan_heads(package, SOURCE, TARGET[:3], "bleu")
     with pytest.raises(RegardError, match="only translations have a target"):
-        scan(bundles["gpt"], LINES, metric="bleu")
+        scan_heads(bundles["gpt"], LINES, metric="bleu")
     with pytest.raises(RegardError, match="no text to measure"):
-        scan(bundles["gpt"], ["", " "])
+        scan_heads(bundles["gpt"], ["", " "])
     with pytest.raises(RegardError, match="translate, write or fill in blanks"):
-        scan(bundles["classifier"], LINES)
+        scan_heads(bundles["classifier"], LINES)
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -263,7 +272,7 @@ def test_the_command_prints_draws_and_gives_numbers(tmp_path: Path) -> None:
     assert (tmp_path / "h.svg").read_text().startswith("<?xml")
     found = json.loads(call(*files, "--json", "--png", str(tmp_path / "j.png")).output)
     assert (tmp_path / "j.png").read_bytes()[:4] == b"\x89PNG"
-    expected = scan(toy.taught("transformer"), SOURCE, TARGET)
+    expected = scan_heads(toy.taught("transformer"), SOURCE, TARGET)
     assert found["sentences"] == 12
     assert found["baseline"] == pytest.approx(expected.baseline)
     assert [head["change"] for head in found["heads"]] == pytest.approx([e.change for e in expected.effects])

@@ -13,7 +13,8 @@ import torch
 from fused_rows import gate_rows, kv_rows, qkv_rows
 from torch import nn
 
-from regard.look.page.seen import Attention, Seen, see
+from regard.look.model_trace import AttentionLayer, Trace
+from regard.look.tracers import trace
 from regard.model_folder import ModelPackage
 
 Maker = Callable[..., ModelPackage]
@@ -37,8 +38,8 @@ class Chain:
     def __init__(self, package: ModelPackage, text: str) -> None:
         self.model: Any = package.model.double()
         self.stacks = [name for name in ("encoder", "decoder") if hasattr(self.model, name)]
-        self.config, self.seen = package.config, see(package, text)
-        assert isinstance(self.seen, Seen)
+        self.config, self.seen = package.config, trace(package, text)
+        assert isinstance(self.seen, Trace)
         self.strips = {"encoder": "source", "decoder": "target"} if len(self.stacks) == 2 else {}
 
     def reads(self, stack: str) -> str:
@@ -48,14 +49,14 @@ class Chain:
         self, stack: str, stage: str, layer: int | None = None, sublayer: str | None = None, own: str = ""
     ) -> Array:
         where = (own or self.reads(stack), layer, sublayer, stage)
-        (found,) = [s for s in self.seen.chain if (s.strip, s.layer, s.sublayer, s.stage) == where]
+        (found,) = [s for s in self.seen.activations if (s.sequence, s.layer, s.sublayer, s.stage) == where]
         return found.values.numpy()
 
     def has(self, stack: str, stage: str, layer: int, sublayer: str) -> bool:
         where = (self.reads(stack), layer, sublayer, stage)
-        return any((s.strip, s.layer, s.sublayer, s.stage) == where for s in self.seen.chain)
+        return any((s.sequence, s.layer, s.sublayer, s.stage) == where for s in self.seen.activations)
 
-    def attention(self, name: str) -> Attention:
+    def attention(self, name: str) -> AttentionLayer:
         (found,) = [one for one in self.seen.attention if one.name == name]
         return found
 
@@ -102,13 +103,16 @@ def blocks(chain: Chain) -> list[tuple[str, int, str, Any]]:
     found = []
     for stack in chain.stacks:
         for layer, block in enumerate(getattr(chain.model, stack).blocks):
-            found += [(stack, layer, name, (part, block.norms[name])) for name, part in block.sublayers.items()]
+            norms = block.norms or dict.fromkeys(
+                block.sublayers, getattr(block, "norm", None)
+            )  # a parallel block has one
+            found += [(stack, layer, name, (part, norms[name])) for name, part in block.sublayers.items()]
     return found
 
 
 def test_the_input_is_a_row_of_the_matrix_and_a_position(chain: Chain) -> None:
     for stack in chain.stacks:
-        ids = list(chain.seen.strips[chain.reads(stack)].ids)
+        ids = list(chain.seen.sequences[chain.reads(stack)].ids)
         name = {"encoder": "source_embedding", "decoder": "target_embedding"}[stack] if chain.strips else "embedding"
         table = getattr(chain.model, name)
         embedded = array(table.weight)[ids] * table.scale
@@ -200,7 +204,7 @@ def last(chain: Chain, stack: str) -> tuple[Any, ...]:
 
 
 def assert_mixed(
-    chain: Chain, seen: Attention, inner: Any, where: tuple[str, int, str], q: Array, k: Array, v: Array
+    chain: Chain, seen: AttentionLayer, inner: Any, where: tuple[str, int, str], q: Array, k: Array, v: Array
 ) -> None:
     """scores = q . k / sqrt(D), weights their softmax, mix = weights v, output = mix W + b."""
     n, groups = seen.heads, k.shape[1] // inner.d_head
@@ -257,21 +261,21 @@ def test_candidates_are_the_softmax_of_the_last_vector_times_the_vocabulary(chai
 
 
 def test_the_stages_come_in_the_order_in_which_they_happen(make: Maker) -> None:
-    seen = see(make("translation"), "the man.")
-    names = [s.stage for s in seen.chain if s.strip == "target" and s.layer in (None, 0)]
+    seen = trace(make("translation"), "the man.")
+    names = [s.stage for s in seen.activations if s.sequence == "target" and s.layer in (None, 0)]
     inside = ["norm", "query", "key", "value", "mix", "output", "residual"]
     crossing = [name for name in inside if name not in ("key", "value")]  # those are the source's
     ff = ["norm", "inner", "output", "residual"]
     assert names == ["embedding", "position", "input", *inside, *crossing, *ff, "final"]
-    assert {s.sublayer for s in seen.chain if s.strip == "source" and s.stage == "key"} == {"self", "cross"}
+    assert {s.sublayer for s in seen.activations if s.sequence == "source" and s.stage == "key"} == {"self", "cross"}
 
 
 def test_an_alignment_has_its_states_annotations_and_contexts(make: Maker) -> None:
     package = make("rnnsearch")
     model: Any = replace(package, model=package.model.double()).model
-    seen = see(package, "der Mann.")
-    q, k, v, mix = (stage.values.numpy() for stage in seen.chain)
-    assert [stage.stage for stage in seen.chain] == ["query", "key", "value", "mix"]
+    seen = trace(package, "der Mann.")
+    q, k, v, mix = (stage.values.numpy() for stage in seen.activations)
+    assert [stage.stage for stage in seen.activations] == ["query", "key", "value", "mix"]
     scores = np.tanh(q[:, None] + k[None]) @ array(model.decoder.attentive.cross.score.v)
     weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
     np.testing.assert_allclose(seen.attention[0].weights()[0], weights, atol=1e-6)

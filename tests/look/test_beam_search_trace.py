@@ -22,7 +22,7 @@ from regard.errors import RegardError
 from regard.inference.generator import Generator
 from regard.inference.translator import Translator
 from regard.layers.hooks import is_observed
-from regard.look.live import Live, Node, Search, continued, searched
+from regard.look.beam_search_trace import BeamNode, BeamSearchTrace, SearchTracer, trace_generation, trace_translation
 from regard.look.record import record
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
@@ -65,13 +65,15 @@ def ending(model: Any, share: float = 0.05) -> Any:
     return model
 
 
-def run(model: Any, options: DecodeConfig, start: tuple[int, ...] = (SOS,)) -> tuple[Live, list[list[Hypothesis]]]:
+def run(
+    model: Any, options: DecodeConfig, start: tuple[int, ...] = (SOS,)
+) -> tuple[SearchTracer, list[list[Hypothesis]]]:
     """All sentences in one batch; the same as without anybody who looks."""
     source, rows = pad_rows(SOURCES, CPU), list(range(len(SOURCES)))
-    live = Live(model, options, len(start))
-    found = search(live, source, rows, options, MAX_LEN, start)
+    tracer = SearchTracer(model, options, len(start))
+    found = search(tracer, source, rows, options, MAX_LEN, start)
     assert found == search(model, source, rows, options, MAX_LEN, start)
-    return live, found
+    return tracer, found
 
 
 def said(hypothesis: Hypothesis) -> list[int]:
@@ -87,17 +89,17 @@ def forced(
     return {name: tape.weights(name)[0] for name in tape}
 
 
-def check_weights(found: Search, expected: dict[str, Tensor]) -> None:
+def check_weights(found: BeamSearchTrace, expected: dict[str, Tensor]) -> None:
     assert found.weights.keys() == expected.keys()
     for name, w in expected.items():
         torch.testing.assert_close(found.weights[name], w, atol=1e-5, rtol=0)
 
 
-def best(found: Search) -> list[Node]:
+def best(found: BeamSearchTrace) -> list[BeamNode]:
     return [node for level in found.steps for node in level if node.best]
 
 
-def check_tree(found: Search, hypothesis: Hypothesis, model: Any, source: list[int]) -> None:
+def check_tree(found: BeamSearchTrace, hypothesis: Hypothesis, model: Any, source: list[int]) -> None:
     """Every node is worth what the model says of its tokens; the survivors are the hypothesis."""
     path = best(found)
     assert [node.token for node in path] == said(hypothesis)
@@ -122,10 +124,10 @@ def test_weights_recorded_during_beam_search_are_those_of_a_forced_forward(name:
     everything = []
     for share in (0.05, 0.4):  # some are cut off, some stop early
         model = ending(MODELS[name](), share)
-        live, found = run(model, BEAM)
+        tracer, found = run(model, BEAM)
         for i, ranked in enumerate(found):
             for hypothesis in (ranked[0], ranked[-1]):
-                seen = live.search(said(hypothesis), i)
+                seen = tracer.trace(said(hypothesis), i)
                 check_weights(seen, forced(model, SOURCES[i], said(hypothesis), (SOS,)))
                 check_tree(seen, hypothesis, model, SOURCES[i])
                 everything.append(hypothesis)
@@ -138,9 +140,9 @@ def test_weights_recorded_during_beam_search_are_those_of_a_forced_forward(name:
 @pytest.mark.parametrize("name", ["rope, grouped", "additive"])
 def test_of_greedy_search_and_of_samples_the_tree_is_a_line(name: str, options: dict[str, Any]) -> None:
     model = ending(MODELS[name]())
-    live, found = run(model, DecodeConfig(beam=1, max_len_a=1.0, max_len_b=6, **options))
+    tracer, found = run(model, DecodeConfig(beam=1, max_len_a=1.0, max_len_b=6, **options))
     for i, (hypothesis,) in enumerate(found):
-        seen = live.search(said(hypothesis), i)
+        seen = tracer.trace(said(hypothesis), i)
         assert [len(level) for level in seen.steps] == [1] * len(said(hypothesis))
         check_weights(seen, forced(model, SOURCES[i], said(hypothesis), (SOS,)))
         check_tree(seen, hypothesis, model, SOURCES[i])
@@ -149,9 +151,9 @@ def test_of_greedy_search_and_of_samples_the_tree_is_a_line(name: str, options: 
 
 def test_a_start_of_two_tokens_is_read_and_not_written() -> None:
     model = ending(transformer(positions="alibi"))
-    live, found = run(model, BEAM, (EOS, 7))
+    tracer, found = run(model, BEAM, (EOS, 7))
     for i, ranked in enumerate(found):
-        seen = live.search(said(ranked[0]), i)
+        seen = tracer.trace(said(ranked[0]), i)
         check_weights(seen, forced(model, SOURCES[i], said(ranked[0]), (EOS, 7)))
         assert [node.token for node in best(seen)] == said(ranked[0])
 
@@ -163,10 +165,10 @@ def test_hypotheses_that_tie(kind: str) -> None:
     with torch.no_grad():
         for weight in (model.head.weight, model.target_embedding.weight):
             weight[6:22:2] = weight[5:21:2]
-    live, found = run(model, replace(BEAM, min_len=4))
+    tracer, found = run(model, replace(BEAM, min_len=4))
     ties = 0
     for i, ranked in enumerate(found):
-        seen = live.search(said(ranked[0]), i)
+        seen = tracer.trace(said(ranked[0]), i)
         ties += sum(len(level) - len({round(node.log_prob, 5) for node in level}) for level in seen.steps)
         check_weights(seen, forced(model, SOURCES[i], said(ranked[0]), (SOS,)))
         check_tree(seen, ranked[0], model, SOURCES[i])
@@ -186,11 +188,11 @@ def test_the_tree_of_a_search_worked_out_by_hand() -> None:
     step = model.step
     model.step = lambda tokens, state: step(tokens, state) * 0 + table[tokens].log()  # type: ignore[method-assign]
     options = DecodeConfig(beam=2, length_penalty=0.0)
-    live = Live(model, options)
+    tracer = SearchTracer(model, options)
     source = torch.tensor([[5, 6, EOS]])
-    ((found,),) = beam_search(live, source, length_limits(torch.tensor([3]), options, 10), options)
+    ((found,),) = beam_search(tracer, source, length_limits(torch.tensor([3]), options, 10), options)
     assert said(found) == [a, EOS]
-    seen = live.search([a, EOS])
+    seen = tracer.trace([a, EOS])
     levels = [[(n.token, n.parent, round(math.exp(n.log_prob), 6), n.ended, n.best) for n in x] for x in seen.steps]
     # after A (0.6) and B (0.3): A end 0.30, A B 0.24, B end 0.21, A A 0.06: A end is among the best two, so it is kept
     # A B and A A stay open (B A is worth 0.06 too)
@@ -208,9 +210,9 @@ def test_rows_that_only_fill_the_beam_are_no_hypotheses() -> None:
     model = transformer(source_vocab=6, target_vocab=6)
     options = DecodeConfig(beam=4, max_len_a=0.0, max_len_b=5)
     source = torch.tensor([[5, 5, EOS]])
-    live = Live(model, options)
-    (ranked,) = beam_search(live, source, torch.tensor([5]), options)
-    seen = live.search(said(ranked[0]))
+    tracer = SearchTracer(model, options)
+    (ranked,) = beam_search(tracer, source, torch.tensor([5]), options)
+    seen = tracer.trace(said(ranked[0]))
     for t, level in enumerate(seen.steps):
         texts = [(node.token, node.ended) for node in level]
         assert sorted(texts) == sorted({(5, False), (EOS, True)}), t
@@ -220,10 +222,10 @@ def test_rows_that_only_fill_the_beam_are_no_hypotheses() -> None:
 
 def test_the_end_token_is_no_node_before_it_may_be_said() -> None:
     model = ending(transformer(), 0.5)
-    live, found = run(model, replace(BEAM, min_len=3))
+    tracer, found = run(model, replace(BEAM, min_len=3))
     ended = 0
     for i, ranked in enumerate(found):
-        seen = live.search(said(ranked[0]), i)
+        seen = tracer.trace(said(ranked[0]), i)
         assert not any(node.ended for level in seen.steps[:3] for node in level)
         ended += sum(node.ended for node in seen.steps[3])
     assert ended > 0
@@ -234,18 +236,18 @@ def test_a_recording_around_it_hears_nothing_of_the_steps() -> None:
     with record(model, stream=True) as tape:
         run(model, replace(BEAM, nbest=1))
         steps = [len(tape[name]) for name in tape]
-        live = Live(model, BEAM)
-        beam_search(live, pad_rows(SOURCES, CPU), torch.full((7,), 4), BEAM)
+        tracer = SearchTracer(model, BEAM)
+        beam_search(tracer, pad_rows(SOURCES, CPU), torch.full((7,), 4), BEAM)
         assert [len(tape[name]) for name in tape] == steps
         assert is_observed(model)
 
 
 def test_what_the_search_never_followed_is_refused_and_so_is_a_model_without_attention() -> None:
-    live, _ = run(transformer(), BEAM)
+    tracer, _ = run(transformer(), BEAM)
     with pytest.raises(RegardError, match="no such hypothesis"):
-        live.search([0, 0])
+        tracer.trace([0, 0])
     with pytest.raises(RegardError, match="no attention"):
-        Live(seq2seq(score="none"))
+        SearchTracer(seq2seq(score="none"))
 
 
 # ---- texts -----------------------------------------------------------------------------------------------------------
@@ -256,7 +258,7 @@ def test_what_the_search_never_followed_is_refused_and_so_is_a_model_without_att
 def test_a_sentence_is_translated_as_ever(bundles: Any, kind: str, options: dict[str, Any]) -> None:
     translator = Translator(bundles[kind])
     text = "der Mann hat einen roten Apfel."
-    translation, seen = searched(translator, text, max_len_b=8, max_len_a=0.0, **options)
+    translation, seen = trace_translation(translator, text, max_len_b=8, max_len_a=0.0, **options)
     assert translation == translator.translate(text, max_len_b=8, max_len_a=0.0, **options)
     path = best(seen)
     assert path[-1].log_prob == pytest.approx(translation.log_prob, abs=1e-4)
@@ -266,32 +268,32 @@ def test_a_sentence_is_translated_as_ever(bundles: Any, kind: str, options: dict
         translator.translate(text, max_len_b=8, max_len_a=0.0, **options)
     check_weights(seen, {name: tape.weights(name)[0] for name in tape})
     with pytest.raises(RegardError, match="nothing to translate"):
-        searched(translator, " ")
+        trace_translation(translator, " ")
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 5}, {"stop": "a"}])
 def test_a_text_is_gone_on_with_as_ever(bundles: Any, options: dict[str, Any]) -> None:
     writer = Generator(bundles["gpt"])
-    generation, seen = continued(writer, "the man", max_new_tokens=9, **options)
+    generation, seen = trace_generation(writer, "the man", max_new_tokens=9, **options)
     assert generation == writer.generate("the man", max_new_tokens=9, **options)
     assert [len(level) for level in seen.steps] == [1] * (len(generation.tokens) + (generation.end == "end"))
     assert best(seen)[-1].log_prob == pytest.approx(generation.log_prob, abs=1e-4)
     with record(writer.model) as tape:
         writer.generate("the man", max_new_tokens=9, **options)
     check_weights(seen, {name: tape.weights(name)[0] for name in tape})
-    same, line = continued(writer, "the man", beam=3, max_new_tokens=9, **options)
+    same, line = trace_generation(writer, "the man", beam=3, max_new_tokens=9, **options)
     assert (same, line.steps) == (generation, seen.steps)
     with pytest.raises(RegardError, match="one text"):
-        continued(writer, "the man", n=2, temperature=1.0)
+        trace_generation(writer, "the man", n=2, temperature=1.0)
 
 
 def test_prompts_of_several_lengths_in_one_batch() -> None:
     model, prompts = gpt(positions="rope", n_kv_heads=2), [[SOS, 7, 8, 9, 10], [SOS, 11], [SOS, 12, 13]]
     options = DecodeConfig(beam=1, max_new_tokens=6)
-    live = Live(model, options)
-    rows = generate(live, prompts, options)  # type: ignore[arg-type]
+    tracer = SearchTracer(model, options)
+    rows = generate(tracer, prompts, options)  # type: ignore[arg-type]
     for i, row in enumerate(sorted(rows, key=lambda row: -len(row.prompt))):  # as they stand in the batch
         tokens = [*row.tokens, *[EOS] * (row.end == "end")]
         with record(model) as tape, torch.no_grad():
             model(torch.tensor([[*row.prompt, *tokens[:-1]]]))
-        check_weights(live.search(tokens, i), {name: tape.weights(name)[0] for name in tape})
+        check_weights(tracer.trace(tokens, i), {name: tape.weights(name)[0] for name in tape})

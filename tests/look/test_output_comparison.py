@@ -19,8 +19,9 @@ from regard.cli.look_commands import look_change
 from regard.errors import RegardError
 from regard.inference.generator import Generator
 from regard.inference.translator import Translator
-from regard.look.change.compare import Difference, Output, compare
-from regard.look.change.intervene import Change, Forbid, Pin, Replace, Zero, changed, parse
+from regard.look.intervention_hooks import intervene
+from regard.look.interventions import Forbid, Intervention, Pin, Replace, Zero, parse
+from regard.look.output_comparison import Difference, Output, compare
 from regard.model_folder import ModelPackage
 
 KINDS = ("transformer", "rnnsearch")
@@ -52,7 +53,7 @@ def test_what_is_hidden_by_name_changes_that_word_alone(kind: str) -> None:
     assert (1, 1, True) not in found.rows()
     assert found.kept[0] == pytest.approx(found.before.log_probs[0], abs=1e-5)
     assert found.before.log_probs == pytest.approx(by_hand(user, TEXT, found.before.ids), abs=1e-5)
-    with changed(user.model, [Forbid("*cross", None, 1, 1)]):
+    with intervene(user.model, [Forbid("*cross", None, 1, 1)]):
         assert found.after.log_probs == pytest.approx(by_hand(user, TEXT, found.after.ids), abs=1e-5)
         assert found.kept == pytest.approx(by_hand(user, TEXT, found.before.ids), abs=1e-5)
     assert found.kept_log_prob < found.before.log_prob - 1
@@ -97,7 +98,7 @@ def test_places_must_stay_where_they_were_on_both_sides() -> None:
 
 def test_a_change_without_a_place_goes_with_any_other_text() -> None:
     found = compare(translator(), TEXT, [Replace("source", 1, "owl bee"), Zero("decoder.0.self", (1,))])
-    with changed(translator().model, [Zero("decoder.0.self", (1,))]):
+    with intervene(translator().model, [Zero("decoder.0.self", (1,))]):
         expected = by_hand(translator(), "elk owl bee fox hen", found.after.ids)
     assert found.after.log_probs == pytest.approx(expected, abs=1e-5)
 
@@ -132,7 +133,7 @@ def test_nothing_and_empty_texts_are_refused() -> None:
 @pytest.mark.parametrize("text", ["decoder.*.self@2>1", "zero"])
 def test_a_language_model_goes_on_otherwise(bundles: dict[str, ModelPackage], text: str) -> None:
     user = Generator(bundles["gpt"])
-    change: Change = Zero("decoder.0.self") if text == "zero" else parse("forbid", text)
+    change: Intervention = Zero("decoder.0.self") if text == "zero" else parse("forbid", text)
     found = compare(user, "the man has", [change], max_new_tokens=5)
     assert found.before.text == user.generate("the man has", max_new_tokens=5).text.strip()
     prompt = user.framed("the man has")
@@ -143,7 +144,7 @@ def test_a_language_model_goes_on_otherwise(bundles: dict[str, ModelPackage], te
         return [log_p[i, token].item() for i, token in enumerate(ids)]
 
     assert found.before.log_probs == pytest.approx(scored(found.before.ids), abs=1e-5)
-    with changed(user.model, [change]):
+    with intervene(user.model, [change]):
         assert found.after.log_probs == pytest.approx(scored(found.after.ids), abs=1e-5)
         assert found.kept == pytest.approx(scored(found.before.ids), abs=1e-5)
 

@@ -1,4 +1,4 @@
-"""Weights in bytes: within half a level, whatever they are."""
+"""Attention weights quantized to uint8: errors are within half a level."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from regard.look.compact import Compact
+from regard.look.page.document import QuantizedWeights
 
 shapes = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 6))
 numbers = st.floats(0, 1, width=32)
@@ -16,7 +16,7 @@ numbers = st.floats(0, 1, width=32)
 
 @given(shapes.flatmap(lambda shape: arrays(np.float32, shape, elements=numbers)), st.sampled_from([255, 15, 1]))
 def test_a_weight_comes_back_within_half_a_level(w: np.ndarray, levels: int) -> None:
-    kept = Compact.of(torch.from_numpy(w), levels)
+    kept = QuantizedWeights.of(torch.from_numpy(w), levels)
     assert kept.codes.dtype == torch.uint8
     assert kept.codes.max() <= levels
     largest = w.astype(np.float64).max(2)
@@ -27,7 +27,7 @@ def test_a_weight_comes_back_within_half_a_level(w: np.ndarray, levels: int) -> 
 
 def test_each_row_has_its_own_scale_and_the_largest_is_exact() -> None:
     w = torch.tensor([[[0.5, 0.25, 0.0]], [[0.02, 0.01, 0.005]], [[0.0, 0.0, 0.0]]])
-    kept = Compact.of(w)
+    kept = QuantizedWeights.of(w)
     assert kept.scale.tolist() == w.amax(2).tolist()
     assert kept.codes.tolist() == [
         [[255, 180, 0]],
@@ -41,13 +41,13 @@ def test_each_row_has_its_own_scale_and_the_largest_is_exact() -> None:
 
 
 def test_small_weights_of_a_row_that_also_has_a_large_one_are_told_apart() -> None:
-    kept = Compact.of(torch.tensor([[[1.0, 0.002, 0.001, 0.0002]]])).weights()[0, 0]
+    kept = QuantizedWeights.of(torch.tensor([[[1.0, 0.002, 0.001, 0.0002]]])).weights()[0, 0]
     np.testing.assert_allclose(kept[1:], [0.002, 0.001, 0.0002], rtol=0.25)
 
 
 def test_what_was_turned_round_or_learned_is_kept_all_the_same() -> None:
     w = torch.rand(2, 3, 4, requires_grad=True).transpose(1, 2)
-    kept = Compact.of(w)
+    kept = QuantizedWeights.of(w)
     assert kept.bytes() == kept.codes.contiguous().numpy().tobytes()
     assert not kept.weights().requires_grad
     torch.testing.assert_close(kept.weights(), w.detach(), atol=1 / 255, rtol=0)

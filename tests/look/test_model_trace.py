@@ -1,4 +1,4 @@
-"""Views of one input: that they show what the model did, whoever it is, and what a second one shows beside a first."""
+"""Traces of one input: they show what each kind of model did, and a second trace can be compared with a first."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from regard.inference.classifier import Classifier
 from regard.inference.embedder import Embedder
 from regard.inference.generator import Generator
 from regard.inference.translator import Translator
-from regard.look.change.intervene import Forbid, Pin, Replace, Zero
-from regard.look.page.html import show
-from regard.look.page.kinds_read import with_masks
-from regard.look.page.seen import Seen, is_mark, see
+from regard.look.interventions import Forbid, Pin, Replace, Zero
+from regard.look.model_trace import Trace
+from regard.look.page.html_page import show
+from regard.look.reading_tracers import encode_with_masks
 from regard.look.record import record
+from regard.look.token_sequence import is_punctuation
+from regard.look.tracers import trace
 from regard.model_folder import ModelPackage
 from regard.text.special_token_template import CLASSIC
 from regard.text.tokenizer import Tokenizer, Tokenizers
@@ -43,8 +45,8 @@ KINDS = {
 }
 
 
-def view(bundles: dict[str, ModelPackage], asked: dict[str, str], kind: str, **options: Any) -> Seen:
-    return see(bundles[kind], asked[kind], **options)
+def view(bundles: dict[str, ModelPackage], asked: dict[str, str], kind: str, **options: Any) -> Trace:
+    return trace(bundles[kind], asked[kind], **options)
 
 
 # ---- every kind ------------------------------------------------------------------------------------------------------
@@ -66,7 +68,7 @@ def test_every_head_of_every_layer_is_there_and_its_rows_sum_to_one(kind: str, b
     for one in seen.attention:
         weights = one.weights().numpy()
         assert one.heads == (1 if seen.kind == "alignment" else config.n_heads)
-        assert weights.shape == one.shape == (one.heads, *(len(seen.strips[s].ids) for s in (one.queries, one.keys)))
+        assert weights.shape == one.shape == (one.heads, *(len(seen.sequences[s].ids) for s in (one.queries, one.keys)))
         np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
         assert one.causal == (one.kind == "decoder")
         if one.causal:
@@ -79,7 +81,7 @@ def test_every_head_of_every_layer_is_there_and_its_rows_sum_to_one(kind: str, b
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_strips_say_what_was_read_in_pieces_and_words(kind: str, bundles: Any, asked: Any) -> None:
-    for strip in view(bundles, asked, kind).strips.values():
+    for strip in view(bundles, asked, kind).sequences.values():
         n = len(strip.ids)
         assert len(strip.pieces) == len(strip.special) == n
         assert [i for _, places in strip.words for i in places] == list(range(n))
@@ -88,12 +90,12 @@ def test_strips_say_what_was_read_in_pieces_and_words(kind: str, bundles: Any, a
 
 
 def test_special_tokens_and_punctuation_are_marked(bundles: Any) -> None:
-    strip = see(bundles["translation"], "don't, say I!").strips["source"]
+    strip = trace(bundles["translation"], "don't, say I!").sequences["source"]
     marked = {piece for piece, special in zip(strip.pieces, strip.special, strict=True) if special}
     assert {",", "!", "<eos>"} <= marked
     assert "I" not in " ".join(marked)
-    assert all(is_mark(piece) for piece in (".", "▁", "▁„", "…", "。", "", "##."))
-    assert not any(is_mark(piece) for piece in ("▁a", "👩", "1", "##a", "a."))
+    assert all(is_punctuation(piece) for piece in (".", "▁", "▁„", "…", "。", "", "##."))
+    assert not any(is_punctuation(piece) for piece in ("▁a", "👩", "1", "##a", "a."))
 
 
 @pytest.mark.parametrize("kind", ["translation", "rnnsearch", "gpt", "bert", "classifier", "vit"])
@@ -102,8 +104,8 @@ def test_a_folder_a_bundle_and_whoever_uses_it_are_seen_alike(
 ) -> None:
     users: dict[str, Any] = {"translation": Translator, "rnnsearch": Translator, "gpt": Generator, "bert": Embedder}
     expected = view(bundles, asked, kind)
-    ways = [see(folders[kind], asked[kind]), see(str(folders[kind]), asked[kind])]
-    ways.append(see(users.get(kind, Classifier)(bundles[kind]), asked[kind]))
+    ways = [trace(folders[kind], asked[kind]), trace(str(folders[kind]), asked[kind])]
+    ways.append(trace(users.get(kind, Classifier)(bundles[kind]), asked[kind]))
     for found in ways:
         assert found.kind == expected.kind
         assert found.output == expected.output
@@ -132,15 +134,15 @@ STYLES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("style", STYLES)
 def test_models_of_every_style_are_seen_whole(style: str, make: Maker) -> None:
     kind, changes = STYLES[style]
-    seen = see(make(kind, **changes), "the man has eaten.")
+    seen = trace(make(kind, **changes), "the man has eaten.")
     for one in seen.attention:
         np.testing.assert_allclose(one.weights().sum(-1), 1, atol=1e-5)
         assert one.difference() < 1e-4
-    residual = [stage for stage in seen.chain if stage.stage == "residual"]
+    residual = [stage for stage in seen.activations if stage.stage == "residual"]
     per_layer = {"translation": 5, "post-norm": 5}.get(kind, 2)
     assert len(residual) == 2 * per_layer
-    assert all(stage.values.isfinite().all() for stage in seen.chain)
-    assert any(stage.stage == "mix" for stage in seen.chain)
+    assert all(stage.values.isfinite().all() for stage in seen.activations)
+    assert any(stage.stage == "mix" for stage in seen.activations)
 
 
 # ---- models that write -----------------------------------------------------------------------------------------------
@@ -157,9 +159,9 @@ def test_a_translation_is_the_translators_and_so_are_its_numbers(
     assert seen.output == expected.text
     written = [*seen.written[1:]]
     assert tuple(translator.tokenizers.target.pieces(written)) == (*expected.tokens, *["<eos>"] * expected.ended)
-    assert seen.strips["target"].ids == seen.written[:-1]
-    assert seen.strips["target"].ids[0] == SOS
-    assert seen.strips["source"].ids == (*translator.tokenizers.source.encode(asked[kind]), EOS)
+    assert seen.sequences["target"].ids == seen.written[:-1]
+    assert seen.sequences["target"].ids[0] == SOS
+    assert seen.sequences["source"].ids == (*translator.tokenizers.source.encode(asked[kind]), EOS)
     assert [one.chosen.id for one in seen.predictions] == written
     assert math.fsum(one.chosen.log_prob for one in seen.predictions) == pytest.approx(expected.log_prob, abs=1e-4)
     assert [one.place for one in seen.predictions] == list(range(len(written)))
@@ -211,9 +213,9 @@ def test_a_sampled_text_is_the_one_that_is_seen(bundles: Any, asked: Any) -> Non
 def test_candidates_are_the_likeliest_tokens_in_float64(bundles: Any) -> None:
     package = bundles["bert"]
     tokenizer = package.tokenizers.source
-    seen = see(package, "der Mann <mask> einen Apfel")
+    seen = trace(package, "der Mann <mask> einen Apfel")
     (one,) = seen.predictions
-    ids = [*seen.strips["tokens"].ids]
+    ids = [*seen.sequences["tokens"].ids]
     assert ids[one.place] == MASK
     with torch.no_grad():
         logits = package.model(torch.tensor([ids]))[0, one.place].double().numpy()
@@ -231,7 +233,7 @@ def test_candidates_are_the_likeliest_tokens_in_float64(bundles: Any) -> None:
 
 def test_without_a_mask_every_token_is_scored_where_it_stands(bundles: Any, asked: Any) -> None:
     seen = view(bundles, asked, "bert")
-    ids = seen.strips["tokens"].ids
+    ids = seen.sequences["tokens"].ids
     assert [one.chosen.id for one in seen.predictions] == [*ids]
     assert all(one.given for one in seen.predictions)
     assert ids[0] == SOS
@@ -248,37 +250,39 @@ def test_a_mask_stands_in_a_text_as_it_stood_in_training(kind: str) -> None:
         first = tokenizer.encode(before.rstrip())
         assert whole[: len(first)] == first
         ends = (i for i in range(len(whole) + 1) if tokenizer.decode(whole[i:]).strip() == after.strip())
-        assert with_masks(tokenizer, text.replace(word, "<mask>", 1)) == [*first, MASK, *whole[next(ends) :]], word
-    assert with_masks(tokenizer, "<mask><mask>") == [MASK, MASK]
-    assert with_masks(tokenizer, "") == []
+        assert encode_with_masks(tokenizer, text.replace(word, "<mask>", 1)) == [*first, MASK, *whole[next(ends) :]], (
+            word
+        )
+    assert encode_with_masks(tokenizer, "<mask><mask>") == [MASK, MASK]
+    assert encode_with_masks(tokenizer, "") == []
 
 
 def test_classes_are_the_labellers_with_their_probabilities(bundles: Any, asked: Any) -> None:
     for text in (asked["classifier"], "the man\ta red apple"):
         first, tab, second = text.partition("\t")
         (answer,) = Classifier(bundles["classifier"]).classify([(first, second) if tab else first])
-        seen = see(bundles["classifier"], text)
+        seen = trace(bundles["classifier"], text)
         assert seen.labels is not None
         assert dict(seen.labels) == pytest.approx(answer.probabilities, abs=1e-6)
         assert seen.output == answer.label == seen.labels[0][0]
         assert [p for _, p in seen.labels] == sorted((p for _, p in seen.labels), reverse=True)
-    pair = see(bundles["classifier"], "the man\ta red apple").strips["tokens"].pieces
+    pair = trace(bundles["classifier"], "the man\ta red apple").sequences["tokens"].pieces
     assert pair.count("<eos>") == 2
 
 
 def test_numbers_and_tags_are_seen_too(make: Maker) -> None:
     number = replace(make("classifier", n_classes=1), task="regression", labels=())
     (answer,) = Classifier(number).classify(["the man has eaten"])
-    seen = see(number, "the man has eaten")
+    seen = trace(number, "the man has eaten")
     assert seen.output == answer.label
     assert seen.labels is None
     tags = replace(make("classifier", answer="token"), task="tagging")
     (answer,) = Classifier(tags).classify(["the red apple"])
-    seen = see(tags, "the red apple")
+    seen = trace(tags, "the red apple")
     assert seen.output == str(answer)
     assert [one.chosen.piece for one in seen.predictions] == [tag for _, tag in answer.tags]
     starts = [word[0] for word in ("the", "red", "apple")]
-    shown = [seen.strips["tokens"].pieces[one.place].strip("▁")[:1] for one in seen.predictions]
+    shown = [seen.sequences["tokens"].pieces[one.place].strip("▁")[:1] for one in seen.predictions]
     assert [s in ("", start) for s, start in zip(shown, starts, strict=True)] == [True] * 3
 
 
@@ -286,15 +290,15 @@ def test_a_picture_is_shown_with_its_patches(bundles: Any, asked: Any, picture: 
     seen = view(bundles, asked, "vit")
     (answer,) = Classifier(bundles["vit"]).classify([str(picture)])
     assert dict(seen.labels or []) == pytest.approx(answer.probabilities, abs=1e-6)
-    assert seen.picture is not None
-    assert (seen.picture.rows, seen.picture.columns) == (4, 4)
-    shown = np.asarray(Image.open(io.BytesIO(seen.picture.png)))
+    assert seen.image is not None
+    assert (seen.image.rows, seen.image.columns) == (4, 4)
+    shown = np.asarray(Image.open(io.BytesIO(seen.image.png)))
     np.testing.assert_array_equal(shown, np.asarray(Image.open(picture)))
-    pieces = seen.strips["tokens"].pieces
+    pieces = seen.sequences["tokens"].pieces
     assert pieces[:3] == ("summary", "1,1", "1,2")
     assert len(pieces) == 17
     assert pieces[-1] == "4,4"
-    assert seen.strips["tokens"].special == (True, *[False] * 16)
+    assert seen.sequences["tokens"].special == (True, *[False] * 16)
 
 
 # ---- two views -------------------------------------------------------------------------------------------------------
@@ -302,16 +306,16 @@ def test_a_picture_is_shown_with_its_patches(bundles: Any, asked: Any, picture: 
 
 def test_a_second_model_reads_what_the_first_one_wrote(bundles: Any, asked: Any) -> None:
     first = view(bundles, asked, "translation")
-    alone = see(bundles["rope"], asked["translation"])
-    second = see(bundles["rope"], asked["translation"], along=first)
+    alone = trace(bundles["rope"], asked["translation"])
+    second = trace(bundles["rope"], asked["translation"], along=first)
     assert alone.written != first.written
     assert second.written == first.written
-    assert second.strips == first.strips
+    assert second.sequences == first.sequences
     assert second.output == alone.output
     assert second.tree == alone.tree
     assert alone.output in second.notes[0]
     assert [one.chosen.id for one in second.predictions] == [one.chosen.id for one in first.predictions]
-    source, target = (torch.tensor([second.strips[side].ids]) for side in ("source", "target"))
+    source, target = (torch.tensor([second.sequences[side].ids]) for side in ("source", "target"))
     with torch.no_grad(), record(bundles["rope"].model) as tape:
         bundles["rope"].model(source, target)
     for one in second.attention:
@@ -320,17 +324,17 @@ def test_a_second_model_reads_what_the_first_one_wrote(bundles: Any, asked: Any)
 
 def test_a_second_language_model_goes_on_with_the_firsts_text(make: Maker, bundles: Any, asked: Any) -> None:
     first, other = view(bundles, asked, "gpt"), make("gpt", positions="alibi")
-    second = see(other, asked["gpt"], along=first)
-    assert second.strips == first.strips
+    second = trace(other, asked["gpt"], along=first)
+    assert second.sequences == first.sequences
     assert second.output == Generator(other).generate(asked["gpt"]).text != first.output
 
 
 def test_models_of_other_vocabularies_keep_their_own_tokens_and_say_so(bundles: Any, make: Maker) -> None:
-    first = see(bundles["translation"], "the man has")
-    second = see(bundles["hostile"], "the man has", along=first)
-    assert second.strips["target"].pieces != first.strips["target"].pieces
+    first = trace(bundles["translation"], "the man has")
+    second = trace(bundles["hostile"], "the man has", along=first)
+    assert second.sequences["target"].pieces != first.sequences["target"].pieces
     assert "other pieces" in second.notes[0]
-    same = see(bundles["translation"], "the man has", along=first)
+    same = trace(bundles["translation"], "the man has", along=first)
     assert "differ" in same.notes[0]  # nothing had to be forced
 
 
@@ -342,12 +346,12 @@ def test_changes_hold_while_a_model_is_seen_and_are_said(bundles: Any, asked: An
     plain = view(bundles, asked, "translation")
     forbidden = Forbid("decoder.1.cross", (1,), 2, "man")
     seen = view(bundles, asked, "translation", changes=[forbidden, Zero("encoder.0.self", (0,))])
-    (places,) = [places for word, places in seen.strips["source"].words if word == "man"]
+    (places,) = [places for word, places in seen.sequences["source"].words if word == "man"]
     (layer,) = [one for one in seen.attention if one.name == "decoder.1.cross"]
     assert (layer.weights()[1, 2, list(places)] == 0).all()
     assert (layer.weights()[0, 2, list(places)] > 0).all()
     assert layer.weights()[1, 2].sum() == pytest.approx(1, abs=1e-5)
-    mixed = [s for s in seen.chain if (s.layer, s.sublayer, s.stage, s.strip) == (0, "self", "mix", "source")]
+    mixed = [s for s in seen.activations if (s.layer, s.sublayer, s.stage, s.sequence) == (0, "self", "mix", "source")]
     assert (mixed[0].values[:, :8] == 0).all()
     assert (mixed[0].values[:, 8:] != 0).any()
     assert seen.changes == ("forbid decoder.1.cross:1@2>man", "zero encoder.0.self:0")
@@ -359,7 +363,7 @@ def test_changes_hold_while_a_model_is_seen_and_are_said(bundles: Any, asked: An
 def test_other_tokens_are_read_or_written_by_force(bundles: Any, asked: Any) -> None:
     plain = view(bundles, asked, "translation")
     source = view(bundles, asked, "translation", changes=[Replace("source", "man", " apple")])
-    assert [word for word, _ in source.strips["source"].words].count("apple") == 2
+    assert [word for word, _ in source.sequences["source"].words].count("apple") == 2
     target = view(bundles, asked, "translation", changes=[Replace("target", 2, "I")], along=plain)
     forced = bundles["translation"].tokenizers.target.encode("I")
     assert [*target.written[2 : 2 + len(forced)]] == forced
@@ -385,21 +389,21 @@ def test_another_word_in_a_prompt_is_read_before_what_the_first_one_wrote(bundle
     first = view(bundles, asked, "gpt")
     second = view(bundles, asked, "gpt", changes=[Replace("source", "man", " apple has")], along=first)
     tokenizer = bundles["gpt"].tokenizers.target
-    (places,) = [places for word, places in first.strips["tokens"].words if word == "man"]
+    (places,) = [places for word, places in first.sequences["tokens"].words if word == "man"]
     asked_for = [SOS, *tokenizer.encode(asked["gpt"])]
     prompt = [*asked_for[: places[0]], *tokenizer.encode(" apple has"), *asked_for[places[-1] + 1 :]]
     assert [*second.written] == [*prompt, *first.written[len(asked_for) :]]
-    assert second.strips["tokens"].ids == second.written[:-1]
-    own = see(bundles["gpt"], asked["gpt"], [Replace("source", "man", " apple has")])
+    assert second.sequences["tokens"].ids == second.written[:-1]
+    own = trace(bundles["gpt"], asked["gpt"], [Replace("source", "man", " apple has")])
     assert second.output == own.output != first.output
     assert [one.given for one in second.predictions].count(True) == len(prompt) - 1
 
 
 def test_a_word_of_a_text_that_is_only_read_can_be_another(bundles: Any) -> None:
-    seen = see(bundles["bert"], "the man has eaten", changes=[Replace("source", "man", " apple")])
-    assert "apple" in [word for word, _ in seen.strips["tokens"].words]
+    seen = trace(bundles["bert"], "the man has eaten", changes=[Replace("source", "man", " apple")])
+    assert "apple" in [word for word, _ in seen.sequences["tokens"].words]
     with pytest.raises(RegardError, match="as many pieces"):
-        see(bundles["classifier"], "the man has", changes=[Replace("source", "man", " eaten roten gegessen")])
+        trace(bundles["classifier"], "the man has", changes=[Replace("source", "man", " eaten roten gegessen")])
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
@@ -407,11 +411,11 @@ def test_a_word_of_a_text_that_is_only_read_can_be_another(bundles: Any) -> None
 
 def test_what_has_no_attention_is_refused_with_a_reason(make: Maker) -> None:
     with pytest.raises(RegardError, match=r"no attention \(model.score none\)"):
-        see(make("rnnsearch", score="none", **{"recurrent.bidirectional": False}), "der Mann")
+        trace(make("rnnsearch", score="none", **{"recurrent.bidirectional": False}), "der Mann")
     with pytest.raises(RegardError, match="attends to anything"):
-        see(make("gpt", mixer="convolution", positions="none", n_kv_heads=4), "the man")
+        trace(make("gpt", mixer="convolution", positions="none", n_kv_heads=4), "the man")
     with pytest.raises(RegardError, match="nothing to look into"):
-        see(3.5, "the man")
+        trace(3.5, "the man")
 
 
 @pytest.mark.parametrize(
@@ -451,28 +455,28 @@ def test_changes_that_would_do_nothing_are_refused(bundles: Any, asked: Any) -> 
         show(bundles["translation"], asked["translation"], own=True)
 
 
-@pytest.mark.parametrize(("kind", "what"), [("translation", "translate"), ("bert", "read"), ("gpt", "go on with")])
+@pytest.mark.parametrize(("kind", "what"), [("translation", "translate"), ("bert", "read"), ("gpt", "continue")])
 def test_an_empty_text_is_refused(kind: str, what: str, bundles: Any) -> None:
     with pytest.raises(RegardError, match=f"nothing to {what}"):
-        see(bundles[kind], "")
+        trace(bundles[kind], "")
 
 
 @pytest.mark.parametrize("kind", ["translation", "bert", "classifier", "gpt"])
 def test_a_text_that_is_too_long_is_refused(kind: str, bundles: Any) -> None:
     with pytest.raises(RegardError, match="at most"):
-        see(bundles[kind], "apple " * 70)
+        trace(bundles[kind], "apple " * 70)
 
 
 def test_a_model_without_a_tokenizer_is_refused(bundles: Any) -> None:
     with pytest.raises(RegardError, match="no tokenizer"):
-        see(replace(bundles["bert"], tokenizers=None), "the man")
+        trace(replace(bundles["bert"], tokenizers=None), "the man")
 
 
 def test_the_names_of_the_package_are_imported_when_first_used() -> None:
     import regard.look
 
-    assert regard.look.see is see
-    assert regard.look.Seen is Seen
+    assert regard.look.trace is trace
+    assert regard.look.Trace is Trace
     with pytest.raises(AttributeError, match="nothing"):
         _ = regard.look.nothing
 
@@ -485,5 +489,5 @@ def test_two_vocabularies_of_a_translator_are_told_apart(make: Maker) -> None:
     mixed = replace(
         make("translation", **sizes), tokenizers=Tokenizers(other, package.tokenizers.target), token_template=CLASSIC
     )
-    seen = see(mixed, "a b")
-    assert seen.strips["source"].pieces == ("<sos>", *other.pieces(other.encode("a b")), "<eos>")
+    seen = trace(mixed, "a b")
+    assert seen.sequences["source"].pieces == ("<sos>", *other.pieces(other.encode("a b")), "<eos>")

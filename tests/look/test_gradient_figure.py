@@ -18,8 +18,17 @@ from typer.testing import CliRunner, Result
 from regard.cli.look_commands import look_gradients
 from regard.data.batches import Batch
 from regard.errors import RegardError
-from regard.look.gradients import Flow, Part, gradients, measure, named, verdict
-from regard.look.through_time import LAST, arriving, heard_states
+from regard.look.gradient_figure import (
+    LAST_STEP,
+    GradientFlow,
+    ParameterGroup,
+    gradient_flow,
+    gradient_over_distance,
+    layer_and_kind,
+    measure_gradients,
+    record_states,
+    verdict,
+)
 from regard.models.architectures import make_model, preset
 from regard.models.rnn import RNN
 from regard.signals import Interrupted
@@ -67,7 +76,7 @@ def test_norms_are_those_of_autograd_layer_by_layer() -> None:
     source, target, labels = batch.inputs
     logits = model(source, target)
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=PAD)
-    found = measure(Objective(model), batch)
+    found = gradient_flow(Objective(model), batch)
     assert found.loss == pytest.approx(loss.item(), rel=1e-5)
     names = [name for name, _ in model.named_parameters()]
     by_name = dict(zip(names, torch.autograd.grad(loss, list(model.parameters())), strict=True))
@@ -94,7 +103,7 @@ def norm(tensors: list[Tensor]) -> float:
 
 def test_measuring_leaves_no_gradient_no_hook_and_no_random_number_behind() -> None:
     model, before = recurrent("lstm"), torch.get_rng_state()
-    measure(RecurrentObjective(model), text(), seed=3)
+    gradient_flow(RecurrentObjective(model), text(), seed=3)
     assert torch.equal(torch.get_rng_state(), before)
     assert all(p.grad is None for p in model.parameters())
     assert model.recurrent.fuses
@@ -103,7 +112,7 @@ def test_measuring_leaves_no_gradient_no_hook_and_no_random_number_behind() -> N
 
 def test_dropout_is_on_and_the_same_every_time() -> None:
     model = translator(dropout=0.5).train()
-    first, again, other = (measure(Objective(model), pairs(), seed=seed).total for seed in (1, 1, 2))
+    first, again, other = (gradient_flow(Objective(model), pairs(), seed=seed).total for seed in (1, 1, 2))
     assert first == again != other
 
 
@@ -132,7 +141,7 @@ def test_dropout_is_on_and_the_same_every_time() -> None:
     ],
 )
 def test_a_parameter_belongs_to_a_layer_and_a_kind(parameter: str, expected: tuple[str, str]) -> None:
-    assert named(parameter) == expected
+    assert layer_and_kind(parameter) == expected
 
 
 # ---- through time ----------------------------------------------------------------------------------------------------
@@ -164,21 +173,21 @@ def by_hand(model: RNN, batch: Batch, last_only: bool) -> list[np.ndarray]:
 @pytest.mark.parametrize("cell", ["rnn", "lstm"])
 def test_gradients_of_states_are_those_of_the_recurrence_written_out(cell: str) -> None:
     model, batch = recurrent(cell), text()
-    found = measure(RecurrentObjective(model), batch).time
+    found = gradient_flow(RecurrentObjective(model), batch).time
     assert list(found) == ["recurrent.0.forward"]
     lines = found["recurrent.0.forward"]
     names = ["|dL/dh|", "|dL/dc|"][: len(model.recurrent.start(1, torch.zeros(1)))]
-    assert list(lines) == [*names, *(f"{name}{LAST}" for name in names)]
+    assert list(lines) == [*names, *(f"{name}{LAST_STEP}" for name in names)]
     for last_only in (False, True):
         for name, expected in zip(names, by_hand(model, batch, last_only), strict=True):
-            np.testing.assert_allclose(lines[name + LAST * last_only], expected, rtol=1e-6)
+            np.testing.assert_allclose(lines[name + LAST_STEP * last_only], expected, rtol=1e-6)
 
 
 def test_the_fused_kernel_and_the_steps_have_one_loss() -> None:
     model, batch = recurrent("lstm", layers=2), text()
     objective = RecurrentObjective(model)
     plain = objective(*batch.inputs)[0].item()
-    with heard_states(model) as states:
+    with record_states(model) as states:
         stepped = objective(*batch.inputs)[0].item()
     assert stepped == pytest.approx(plain, rel=1e-9)
     assert {name: len(steps) for name, steps in states.items()} == {f"recurrent.{i}.forward": 9 for i in range(2)}
@@ -189,11 +198,11 @@ def test_both_directions_of_an_encoder_are_shown_by_position() -> None:
     sizes = {"d_model": 6, "recurrent.d_hidden": 6, "recurrent.bidirectional": True, "dropout": 0.0, **VOCABULARY}
     model = make_model(preset("rnnsearch-small", **sizes)).double()
     x = torch.randn(2, 7, 6, dtype=torch.float64)
-    with heard_states(model) as states:
+    with record_states(model) as states:
         annotations, _ = model.encoder(x)  # type: ignore[operator]
     backward = [h for h, *_ in states["encoder.0.backward"]]
     np.testing.assert_allclose(torch.stack(backward[::-1], 1).detach(), annotations[..., 6:].detach())
-    found = measure(Objective(model), pairs()).time
+    found = gradient_flow(Objective(model), pairs()).time
     assert set(found) == {"encoder.0.forward", "encoder.0.backward", "decoder.cell"}
     assert {len(lines["|dL/dh|"]) for lines in found.values()} == {7}
     steps = stepwise(model, pairs())
@@ -204,7 +213,7 @@ def test_both_directions_of_an_encoder_are_shown_by_position() -> None:
 def stepwise(model: nn.Module, batch: Batch) -> dict[str, list[float]]:
     """|dL/dh| in the order in which each cell made its steps."""
     source, target, labels = batch.inputs
-    with heard_states(model) as states:
+    with record_states(model) as states:
         logits = model(source, target)
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=PAD)
     hs = {name: [h for h, *_ in steps] for name, steps in states.items()}
@@ -214,16 +223,16 @@ def stepwise(model: nn.Module, batch: Batch) -> dict[str, list[float]]:
 # ---- verdicts --------------------------------------------------------------------------------------------------------
 
 
-def flow(parts: list[Part], clip: float = 0.0, **time: Any) -> Flow:
+def flow(parts: list[ParameterGroup], clip: float = 0.0, **time: Any) -> GradientFlow:
     total = math.sqrt(sum(part.gradient**2 for part in parts))
-    lines = {name.replace("_", "."): {f"|dL/dh|{LAST}": np.array(values)} for name, values in time.items()}
-    return Flow("a run", tuple(parts), 1.0, total, clip, lines)
+    lines = {name.replace("_", "."): {f"|dL/dh|{LAST_STEP}": np.array(values)} for name, values in time.items()}
+    return GradientFlow("a run", tuple(parts), 1.0, total, clip, lines)
 
 
 def test_the_ends_of_a_stack_are_compared_by_what_each_weight_gets() -> None:
-    parts = [Part("encoder.0", "self", 100, 0.03, 1.0), Part("encoder.0", "ff", 100, 0.04, 1.0)]
-    parts += [Part("encoder.0", "norm", 10, 9.0, 1.0), Part("encoder.1", "ff", 50, 0.05, 1.0)]
-    parts += [Part("encoder.10", "ff", 2, 100.0, 1.0)]  # the last by its number
+    parts = [ParameterGroup("encoder.0", "self", 100, 0.03, 1.0), ParameterGroup("encoder.0", "ff", 100, 0.04, 1.0)]
+    parts += [ParameterGroup("encoder.0", "norm", 10, 9.0, 1.0), ParameterGroup("encoder.1", "ff", 50, 0.05, 1.0)]
+    parts += [ParameterGroup("encoder.10", "ff", 2, 100.0, 1.0)]  # the last by its number
     assert list(flow(parts).depths()) == ["encoder"]
     assert flow(parts).depths()["encoder"] == pytest.approx((0.05 / math.sqrt(200), 100 / math.sqrt(2)))
     assert "encoder: the first layer has 5e-05 (vanishing)" in "\n".join(flow(parts).verdicts())
@@ -231,23 +240,27 @@ def test_the_ends_of_a_stack_are_compared_by_what_each_weight_gets() -> None:
 
 def test_verdicts_say_what_they_go_by() -> None:
     assert [verdict(x) for x in (0.5, 0.0009, 1001)] == ["0.5 (even enough)", "0.0009 (vanishing)", "1e+03 (exploding)"]
-    one = Part("head", "head", 4, 3.0, 2.0)
+    one = ParameterGroup("head", "head", 4, 3.0, 2.0)
     said = flow([one], clip=1.0).verdicts()
     assert said[0] == "the norm of the gradient is 3, and train.clip 1 makes it 1"
     assert said[-1] == "vanishing: less than 0.001 of it is left; exploding: more than 1000 times as much"
     assert flow([one], clip=5.0).verdicts()[0].endswith("train.clip 5 leaves it as it is")
     assert flow([one]).verdicts()[0] == "the norm of the gradient is 3"
-    assert flow([Part("head", "head", 4, math.inf, 2.0)]).verdicts() == ["the gradient is not finite: it has exploded"]
+    assert flow([ParameterGroup("head", "head", 4, math.inf, 2.0)]).verdicts() == [
+        "the gradient is not finite: it has exploded"
+    ]
 
 
 def test_what_arrives_through_time_has_a_factor_a_step() -> None:
     halves = 0.5 ** np.arange(11)[::-1]  # the last step has all of it
     said = "\n".join(flow([], recurrent_0_forward=[*halves, 0.0]).verdicts())
     assert "recurrent.0.forward: 0.00098 (vanishing) of it arrives 10 steps before, a factor of 0.500 a step" in said
-    backward = arriving({f"|dL/dh|{LAST}": halves[::-1]}, "recurrent.0.backward")
+    backward = gradient_over_distance({f"|dL/dh|{LAST_STEP}": halves[::-1]}, "recurrent.0.backward")
     np.testing.assert_allclose(backward, 0.5 ** np.arange(11))
-    assert len(arriving({"|dL/dh|": halves}, "encoder.0.forward")) == 0
-    both = arriving({f"|dL/dh|{LAST}": np.array([3.0]), f"|dL/dc|{LAST}": np.array([4.0])}, "decoder.cell")
+    assert len(gradient_over_distance({"|dL/dh|": halves}, "encoder.0.forward")) == 0
+    both = gradient_over_distance(
+        {f"|dL/dh|{LAST_STEP}": np.array([3.0]), f"|dL/dc|{LAST_STEP}": np.array([4.0])}, "decoder.cell"
+    )
     assert both.tolist() == [5.0]
 
 
@@ -255,8 +268,8 @@ def test_what_arrives_through_time_has_a_factor_a_step() -> None:
 
 
 def test_the_picture_has_layers_kinds_the_clip_and_time() -> None:
-    parts = [Part("encoder.0", "self", 4, 0.5, 5.0), Part("encoder.1", "self", 4, 0.25, 5.0)]
-    parts += [Part("encoder.1", "ff", 4, 0.1, 1.0), Part("head", "head", 4, 0.0, 1.0)]
+    parts = [ParameterGroup("encoder.0", "self", 4, 0.5, 5.0), ParameterGroup("encoder.1", "self", 4, 0.25, 5.0)]
+    parts += [ParameterGroup("encoder.1", "ff", 4, 0.1, 1.0), ParameterGroup("head", "head", 4, 0.0, 1.0)]
     figure = flow(parts, 1.0, decoder_cell=[0.1, 1.0, 0.0]).figure()
     gradient, ratio, time = figure.axes
     assert [axes.get_yscale() for axes in figure.axes] == ["log"] * 3
@@ -274,7 +287,7 @@ def test_the_picture_has_layers_kinds_the_clip_and_time() -> None:
 
 
 def test_numbers_are_json_even_where_weights_are_all_zero() -> None:
-    found = flow([Part("types", "embedding", 4, 0.1, 0.0)])
+    found = flow([ParameterGroup("types", "embedding", 4, 0.1, 0.0)])
     numbers = json.loads(json.dumps(found.numbers(), allow_nan=False))
     assert numbers["parts"] == [
         {
@@ -289,7 +302,7 @@ def test_numbers_are_json_even_where_weights_are_all_zero() -> None:
 
 
 def test_what_is_no_number_is_null_in_json() -> None:
-    broken = flow([Part("head", "head", 4, math.nan, 2.0)], decoder_cell=[0.5, math.inf])
+    broken = flow([ParameterGroup("head", "head", 4, math.nan, 2.0)], decoder_cell=[0.5, math.inf])
     numbers = json.loads(json.dumps(broken.numbers(), allow_nan=False))
     assert numbers["norm"] is numbers["parts"][0]["gradient"] is None
     assert [*numbers["time"]["decoder.cell"].values()] == [[0.5, None]]
@@ -327,24 +340,24 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_a_run_is_measured_on_its_own_first_batch_and_left_as_it_was(finished: Path) -> None:
     before = contents(finished)
-    found = gradients(finished, device="cpu")
+    found = measure_gradients(finished, device="cpu")
     assert contents(finished) == before
     assert found.clip == 0.5
     assert {part.layer for part in found.parts} >= {"source_embedding", "encoder.0", "encoder.1", "decoder.1"}
     assert math.isfinite(found.loss)
     assert found.time == {}
-    smaller = gradients(finished, {"train.batch_tokens": "32"}, device="cpu")
+    smaller = measure_gradients(finished, {"train.batch_tokens": "32"}, device="cpu")
     assert smaller.total != found.total
 
 
 def test_a_model_without_its_run_reads_what_it_is_given(finished: Path) -> None:
     files = {"data.root": str(finished.parent), "data.train": "train.tsv"}
     same = {"train.batch_tokens": "128", "train.label_smoothing": "0.1", "train.clip": "0.5"}
-    given = gradients(finished / "model", {**files, **same}, device="cpu")
-    own = gradients(finished, {"train.label_smoothing": "0.1"}, device="cpu")
+    given = measure_gradients(finished / "model", {**files, **same}, device="cpu")
+    own = measure_gradients(finished, {"train.label_smoothing": "0.1"}, device="cpu")
     assert [part.gradient for part in given.parts] == pytest.approx([part.gradient for part in own.parts])
     with pytest.raises(RegardError, match=r"without its run: .*--data\.train FILE"):
-        gradients(finished / "model", device="cpu")
+        measure_gradients(finished / "model", device="cpu")
 
 
 def test_an_unfinished_run_has_the_weights_of_its_newest_checkpoint(
@@ -355,12 +368,12 @@ def test_an_unfinished_run_has_the_weights_of_its_newest_checkpoint(
         patch.setattr("regard.training.trainer.Trainer._finish", stopped)
         with pytest.raises(Interrupted):
             train(chosen, tmp_path / "run", quiet=True)
-    unfinished = gradients(tmp_path / "run", device="cpu")
+    unfinished = measure_gradients(tmp_path / "run", device="cpu")
     assert unfinished.total > 0
     for folder in (tmp_path / "run" / "checkpoints").iterdir():
         folder.rename(tmp_path / folder.name)
     with pytest.raises(RegardError, match="no weights yet"):
-        gradients(tmp_path / "run", device="cpu")
+        measure_gradients(tmp_path / "run", device="cpu")
 
 
 def stopped(trainer: Any, stop: Any) -> None:
@@ -385,7 +398,7 @@ def test_a_recurrent_language_model_is_shown_through_time(tmp_path: Path) -> Non
     run = train(
         make_config(values | {"model": {"preset": "lstm-small"}}, {**model, **text_data}), tmp_path / "run", quiet=True
     )
-    found = gradients(run, device="cpu")
+    found = measure_gradients(run, device="cpu")
     assert list(found.time) == ["recurrent.0.forward", "recurrent.1.forward"]
     assert {len(values) for lines in found.time.values() for values in lines.values()} == {12}
     assert any("of it arrives 11 steps before" in line for line in found.verdicts())

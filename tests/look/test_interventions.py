@@ -9,31 +9,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import RegardError
-from regard.look.change.changes import (
+from regard.look.interventions import (
     CROSS,
-    Change,
     Forbid,
     Force,
+    InputAndOutput,
+    Intervention,
     Mean,
     Pin,
     Places,
     Positions,
     Replace,
-    Strips,
     Zero,
-    forced_target,
-    other_source,
+    forced_prefix,
     parse,
-    resolved,
+    replace_in_source,
+    resolve_words,
 )
 
 NAMES = ["encoder.0.self", "encoder.1.self", "decoder.0.self", "decoder.0.cross", "decoder.1.self", "decoder.1.cross"]
-STRIPS = Strips(
+TEXTS = InputAndOutput(
     source=[("the", [0]), ("apple", [1, 2]), ("the", [3]), ("2016", [4]), ("<eos>", [5])],
     target=[("<sos>", [0]), ("der", [1]), ("Apfel", [2, 3]), (">", [4]), ("<eos>", [5])],
 )
 
-EXAMPLES: list[tuple[str, str, Change]] = [
+EXAMPLES: list[tuple[str, str, Intervention]] = [
     ("zero", "decoder.2.cross:3", Zero("decoder.2.cross", (3,))),
     ("zero", "decoder.*.cross", Zero("decoder.*.cross")),
     ("mean", "encoder.0.self:0,11", Mean("encoder.0.self", (0, 11))),
@@ -53,7 +53,7 @@ EXAMPLES: list[tuple[str, str, Change]] = [
 
 
 @pytest.mark.parametrize(("kind", "text", "change"), EXAMPLES)
-def test_every_change_can_be_written_on_the_command_line(kind: str, text: str, change: Change) -> None:
+def test_every_change_can_be_written_on_the_command_line(kind: str, text: str, change: Intervention) -> None:
     assert parse(kind, text) == change
     again_kind, _, again = str(change).partition(" ")
     assert (again_kind, parse(again_kind, again)) == (kind, change)
@@ -69,7 +69,12 @@ PLACES = st.integers(0, 999) | st.lists(st.integers(0, 999), min_size=2, max_siz
 def test_what_a_change_says_of_itself_is_how_it_is_written(
     layers: str, heads: tuple[int, ...] | None, query: Places, key: Places, text: str
 ) -> None:
-    changes: list[Change] = [Zero(layers, heads), Mean(layers, heads), Pin(query, key), Replace("source", query, text)]
+    changes: list[Intervention] = [
+        Zero(layers, heads),
+        Mean(layers, heads),
+        Pin(query, key),
+        Replace("source", query, text),
+    ]
     for change in [*changes, Force(layers, heads, query, key), Forbid(layers, heads, query, key)]:
         kind, _, rest = str(change).partition(" ")
         assert parse(kind, rest) == change
@@ -121,8 +126,8 @@ def test_there_are_only_so_many_kinds() -> None:
         (Positions("rope"), Positions("rope")),
     ],
 )
-def test_words_become_the_places_of_their_pieces(change: Change, expected: Change) -> None:
-    assert resolved([change], STRIPS, NAMES) == [expected]
+def test_words_become_the_places_of_their_pieces(change: Intervention, expected: Intervention) -> None:
+    assert resolve_words([change], TEXTS, NAMES) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -138,9 +143,9 @@ def test_words_become_the_places_of_their_pieces(change: Change, expected: Chang
         (Replace("source", "pear", "x"), "'pear' is no word of the source"),
     ],
 )
-def test_words_that_are_not_there_or_twice_are_refused(change: Change, why: str) -> None:
+def test_words_that_are_not_there_or_twice_are_refused(change: Intervention, why: str) -> None:
     with pytest.raises(RegardError, match=why):
-        resolved([change], STRIPS, NAMES)
+        resolve_words([change], TEXTS, NAMES)
 
 
 @pytest.mark.parametrize(
@@ -164,9 +169,9 @@ def test_words_that_are_not_there_or_twice_are_refused(change: Change, why: str)
         ),
     ],
 )
-def test_layers_that_a_model_has_not_are_refused(change: Change, names: list[str], why: str) -> None:
+def test_layers_that_a_model_has_not_are_refused(change: Intervention, names: list[str], why: str) -> None:
     with pytest.raises(RegardError, match=re.escape(why)):
-        resolved([change], STRIPS, names)
+        resolve_words([change], TEXTS, names)
 
 
 # ---- other tokens ----------------------------------------------------------------------------------------------------
@@ -177,13 +182,17 @@ def spelled(text: str) -> list[int]:
 
 
 def test_tokens_are_replaced_wherever_they_stand_and_by_however_many() -> None:
-    changes: list[Change] = [Replace("source", 1, "7"), Replace("source", (3, 4), "8 8 8"), Replace("target", 0, "9")]
-    assert other_source(changes, [0, 1, 2, 3, 4, 5], spelled) == [0, 7, 2, 8, 8, 8, 5]
-    assert other_source([Replace("source", 0, "")], [0, 1], spelled) == [1]
-    assert other_source([Zero("*")], [0, 1], spelled) == [0, 1]
+    changes: list[Intervention] = [
+        Replace("source", 1, "7"),
+        Replace("source", (3, 4), "8 8 8"),
+        Replace("target", 0, "9"),
+    ]
+    assert replace_in_source(changes, [0, 1, 2, 3, 4, 5], spelled) == [0, 7, 2, 8, 8, 8, 5]
+    assert replace_in_source([Replace("source", 0, "")], [0, 1], spelled) == [1]
+    assert replace_in_source([Zero("*")], [0, 1], spelled) == [0, 1]
 
 
 def test_a_decoder_is_made_to_have_read_all_up_to_the_last_replaced_token() -> None:
-    changes: list[Change] = [Replace("target", 1, "7"), Replace("target", 3, "8 8"), Replace("source", 5, "9")]
-    assert forced_target(changes, [0, 1, 2, 3, 4, 5], spelled) == [0, 7, 2, 8, 8]
-    assert forced_target(changes[2:], [0, 1, 2], spelled) == []
+    changes: list[Intervention] = [Replace("target", 1, "7"), Replace("target", 3, "8 8"), Replace("source", 5, "9")]
+    assert forced_prefix(changes, [0, 1, 2, 3, 4, 5], spelled) == [0, 7, 2, 8, 8]
+    assert forced_prefix(changes[2:], [0, 1, 2], spelled) == []

@@ -21,8 +21,9 @@ from regard.cli.look_commands import look_app
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
 from regard.inference.translator import Translator
-from regard.look.alignment import Picture, by_words, picture, words
+from regard.look.attention_figure import AlignmentFigure, draw_alignment
 from regard.look.record import record
+from regard.look.token_sequence import group_words, merge_weights
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
 from regard.text.tokenizer import Tokenizer, Tokenizers
@@ -76,7 +77,7 @@ def translator(kind: str, **changes: object) -> Translator:
 def test_pieces_are_put_together_to_words_whatever_the_vocabulary(kind: str, size: int) -> None:
     cut = tokenizer(kind, size)
     ids = [*cut.encode("the red man, der Apfel."), EOS]
-    found = words(cut, ids)
+    found = group_words(cut, ids)
     assert [word for word, _ in found] == ["the", "red", "man", ",", "der", "Apfel", ".", "<eos>"]
     assert [i for _, places in found for i in places] == list(range(len(ids)))
     if kind == "char":
@@ -85,7 +86,7 @@ def test_pieces_are_put_together_to_words_whatever_the_vocabulary(kind: str, siz
 
 def test_sources_sum_their_pieces_and_targets_are_the_mean_of_theirs() -> None:
     weights = np.array([[0.1, 0.2, 0.7], [0.3, 0.4, 0.3], [0.0, 0.0, 1.0]])
-    merged = by_words(weights, [("ab", [0, 1]), ("c", [2])], [("xy", [0, 1]), ("z", [2])])
+    merged = merge_weights(weights, [("ab", [0, 1]), ("c", [2])], [("xy", [0, 1]), ("z", [2])])
     np.testing.assert_allclose(merged, [[0.5, 0.5], [0.0, 1.0]])
 
 
@@ -102,7 +103,7 @@ def expected(chosen: Translator, layer: str, source: Sequence[int], written: Seq
 @pytest.mark.parametrize(("kind", "layer"), [("transformer", "decoder.1.cross"), ("rnnsearch", "decoder.cross")])
 def test_a_picture_is_where_the_last_layer_looked_along_the_translation(kind: str, layer: str) -> None:
     chosen, text = translator(kind), "der Mann hat einen Apfel."
-    drawn = picture(chosen, text, max_len_b=5, max_len_a=0.0)
+    drawn = draw_alignment(chosen, text, max_len_b=5, max_len_a=0.0)
     assert drawn.layer == layer
     assert drawn.source == ("der", "Mann", "hat", "einen", "Apfel", ".", "<eos>")
     result = chosen.translate(text, max_len_b=5, max_len_a=0.0)
@@ -111,7 +112,7 @@ def test_a_picture_is_where_the_last_layer_looked_along_the_translation(kind: st
     written = [SOS, *(tokens._backend.token_to_id(piece) for piece in result.tokens), *[EOS] * result.ended]
     source = [*tokens.encode(text), EOS]
     weights = expected(chosen, layer, source, written)
-    merged = by_words(weights, words(tokens, written[1:]), words(tokens, source))
+    merged = merge_weights(weights, group_words(tokens, written[1:]), group_words(tokens, source))
     np.testing.assert_allclose(drawn.weights, merged, atol=1e-6)
     np.testing.assert_allclose(drawn.weights.sum(1), 1, atol=1e-6)
     assert drawn.weights.shape == (len(drawn.target), 7)
@@ -119,32 +120,37 @@ def test_a_picture_is_where_the_last_layer_looked_along_the_translation(kind: st
 
 def test_a_decoder_that_begins_with_two_tokens_is_drawn_from_its_first_word_on() -> None:
     given = package("rnnsearch")
-    chosen, how = Translator(replace(given, frame=replace(given.frame, start=(EOS, SOS)))), {"max_len_b": 6, "beam": 1}
-    drawn = picture(chosen, "der Mann", **how)
+    chosen, how = (
+        Translator(replace(given, token_template=replace(given.token_template, start=(EOS, SOS)))),
+        {"max_len_b": 6, "beam": 1},
+    )
+    drawn = draw_alignment(chosen, "der Mann", **how)
     tokens = chosen.tokenizers.target
     result = chosen.translate("der Mann", **how)
     written = [*(tokens._backend.token_to_id(piece) for piece in result.tokens), *[EOS] * result.ended]
-    assert drawn.target == tuple(word for word, _ in words(tokens, written))
+    assert drawn.target == tuple(word for word, _ in group_words(tokens, written))
     weights = expected(chosen, "decoder.cross", [*tokens.encode("der Mann"), EOS], [EOS, SOS, *written])[1:]
-    merged = by_words(weights, words(tokens, written), words(tokens, [*tokens.encode("der Mann"), EOS]))
+    merged = merge_weights(
+        weights, group_words(tokens, written), group_words(tokens, [*tokens.encode("der Mann"), EOS])
+    )
     np.testing.assert_allclose(drawn.weights, merged, atol=1e-6)
 
 
 def test_a_layer_can_be_chosen_and_what_is_not_there_is_refused() -> None:
     chosen = translator("transformer")
-    assert picture(chosen, "der Mann", "decoder.0.cross").layer == "decoder.0.cross"
+    assert draw_alignment(chosen, "der Mann", "decoder.0.cross").layer == "decoder.0.cross"
     with pytest.raises(RegardError, match=r"'decoder\.0\.self'.*decoder\.0\.cross, decoder\.1\.cross"):
-        picture(chosen, "der Mann", "decoder.0.self")
+        draw_alignment(chosen, "der Mann", "decoder.0.self")
     with pytest.raises(RegardError, match="give a sentence"):
-        picture(chosen, " ")
+        draw_alignment(chosen, " ")
     with pytest.raises(RegardError, match="no attention over its source"):
-        picture(translator("rnnsearch", score="none", **{"recurrent.bidirectional": False}), "der Mann")
+        draw_alignment(translator("rnnsearch", score="none", **{"recurrent.bidirectional": False}), "der Mann")
 
 
 def test_white_is_all_and_black_is_nothing(tmp_path: Path) -> None:
     """Three black cells and two grey ones, all of one size, which fill most of the image; text and frame are thin."""
     weights = np.array([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5], [0.0, 1.0]])
-    Picture("decoder.cross", "a b c d", ("x", "y"), ("a", "b", "c", "d"), weights).save(tmp_path / "a.png")
+    AlignmentFigure("decoder.cross", "a b c d", ("x", "y"), ("a", "b", "c", "d"), weights).save(tmp_path / "a.png")
     image = imread(tmp_path / "a.png")[..., 0]
     black, grey = image < 0.02, np.abs(image - 0.5) < 0.02
     assert black.mean() / grey.mean() == pytest.approx(3 / 2, rel=0.1)

@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from regard.cli.look_commands import look_training
 from regard.errors import RegardError
-from regard.look.curves import Training, training
 from regard.look.figures import Curves, Lines, draw
+from regard.look.training_curves import TrainingCurves, read_training_curves
 
 STEPS = [(10, 5.0, 1e-3, 2.0), (20, 4.0, 2e-3, 1.5), (30, 3.5, 1e-3, 9.0)]
 
@@ -41,12 +41,12 @@ def write(folder: Path, shift: float = 0.0, scores: dict[str, float] | None = No
     return folder
 
 
-def by_title(found: Training) -> dict[str, Curves]:
+def by_title(found: TrainingCurves) -> dict[str, Curves]:
     return {panel.title: panel for panel in found.panels()}
 
 
 def test_the_curves_are_what_the_run_wrote(tmp_path: Path) -> None:
-    panels = by_title(training([write(tmp_path / "run")]))
+    panels = by_title(read_training_curves([write(tmp_path / "run")]))
     assert list(panels) == [
         "loss",
         "validation: perplexity",
@@ -66,7 +66,7 @@ def test_the_curves_are_what_the_run_wrote(tmp_path: Path) -> None:
 
 def test_several_runs_are_in_one_picture_under_their_names(tmp_path: Path) -> None:
     runs = [write(tmp_path / "a" / "first"), write(tmp_path / "second", 1.0, {"accuracy": 0.5})]
-    panels = by_title(training(runs))
+    panels = by_title(read_training_curves(runs))
     assert list(panels["loss"].curves) == [
         "first, training",
         "first, validation",
@@ -76,23 +76,23 @@ def test_several_runs_are_in_one_picture_under_their_names(tmp_path: Path) -> No
     assert list(panels["validation: accuracy"].curves) == ["second"]
     assert list(panels["speed"].curves) == ["first", "second"]
     twins = [tmp_path / "a" / "first", write(tmp_path / "b" / "first")]
-    assert [run.name for run in training(twins).runs] == [str(path) for path in twins]
+    assert [run.name for run in read_training_curves(twins).runs] == [str(path) for path in twins]
 
 
 def test_a_line_that_a_killed_run_left_half_written_and_values_that_are_no_numbers_are_passed_over(
     tmp_path: Path,
 ) -> None:
     broken = '{"kind": "train", "step": 40, "loss": NaN}\n[1]\n{"kind": "train", "st'
-    (loss, *_) = training([write(tmp_path / "run", more=broken)]).panels()
+    (loss, *_) = read_training_curves([write(tmp_path / "run", more=broken)]).panels()
     assert loss.curves["training"][0].tolist() == [10, 20, 30]
 
 
 def test_what_is_no_run_is_said(tmp_path: Path) -> None:
     with pytest.raises(RegardError, match=r"no metrics\.jsonl in .*runs/toy-en-de"):
-        training([tmp_path])
+        read_training_curves([tmp_path])
     (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(RegardError, match="has no line yet"):
-        training([tmp_path])
+        read_training_curves([tmp_path])
 
 
 def test_a_run_without_a_number_is_said(tmp_path: Path) -> None:
@@ -100,12 +100,12 @@ def test_a_run_without_a_number_is_said(tmp_path: Path) -> None:
     line = '{"kind": "train", "step": 10, "loss": NaN, "lr": null}\n'
     (tmp_path / "run" / "metrics.jsonl").write_text(line, encoding="utf-8")
     with pytest.raises(RegardError, match=r"no number in the metrics\.jsonl of run yet"):
-        training([tmp_path / "run"])
-    assert training([tmp_path / "run", write(tmp_path / "other")]).panels()
+        read_training_curves([tmp_path / "run"])
+    assert read_training_curves([tmp_path / "run", write(tmp_path / "other")]).panels()
 
 
 def test_a_run_in_short(tmp_path: Path) -> None:
-    found = training([write(tmp_path / "run"), write(tmp_path / "none", scores={})])
+    found = read_training_curves([write(tmp_path / "run"), write(tmp_path / "none", scores={})])
     assert found.runs[0].summary() == {
         "run": "run",
         "steps": 30,
@@ -121,7 +121,7 @@ def test_a_run_in_short(tmp_path: Path) -> None:
 
 
 def test_axes_hold_the_curves_their_names_and_scales(tmp_path: Path) -> None:
-    found = training([write(tmp_path / "one"), write(tmp_path / "_two_$x$")])
+    found = read_training_curves([write(tmp_path / "one"), write(tmp_path / "_two_$x$")])
     figure = found.figure()
     axes = {one.get_title(): one for one in figure.axes}
     loss = axes["loss"]
