@@ -220,8 +220,7 @@ def decay_factor(gains: Sequence[float]) -> float:
     return math.exp(np.polyfit(k, np.log(gains), 1)[0])
 
 
-# ---- recurrent layers through time
-# -------------------------------------------------------------------------------------
+# ---- recurrent layers through time ------------------------------------------------------------------------------------
 
 
 def mean_loss(objective: Objective, inputs: Sequence[Tensor], answers: int, seed: int) -> Tensor:

@@ -179,6 +179,34 @@ def scan_loss(package: ModelPackage, batches: Sequence[ScoredBatch], quiet: bool
     return HeadImportance("loss", *ratio(np.array(base), n), len(n), tuple(effects))
 
 
+@dataclass(frozen=True)
+class ScoredBatch:
+    """Some texts and the tokens that are scored: the next token, or for BERT the masked one; PAD where none is."""
+
+    inputs: Tensor  # (B, T)
+    labels: Tensor  # (B, T)
+    source: Tensor | None = None  # (B, S)
+
+
+@torch.inference_mode()
+def encode_sources(model: nn.Module, batch: ScoredBatch) -> Any:
+    """Return the encoder's memory of the sources; None for a model that does not translate."""
+    return model.encode(batch.source) if isinstance(model, TranslationModel) and batch.source is not None else None
+
+
+@torch.inference_mode()
+def losses_of(model: nn.Module, batch: ScoredBatch, memory: Any) -> list[float]:
+    """Return the sum of -log p over the scored tokens of each row."""
+    translates = isinstance(model, TranslationModel)
+    hidden = model.read_target(memory, batch.inputs) if translates else model.read(batch.inputs)  # type: ignore[operator]
+    scored = batch.labels != PAD
+    n = TOKENS_PER_LOGITS
+    pieces = zip(hidden[scored].split(n), batch.labels[scored].split(n), strict=True)
+    losses = [F.cross_entropy(model.head(h).float(), w, reduction="none") for h, w in pieces]  # type: ignore[operator]
+    result = torch.zeros(len(batch.inputs), dtype=torch.float64, device=batch.inputs.device)
+    return result.index_add(0, scored.nonzero()[:, 0], torch.cat(losses).double()).tolist()
+
+
 def check_enough(sentences: int) -> None:
     if sentences < 2:
         raise RegardError(f"{sentences} sentence has no error to tell: give two at least that the model can read")
@@ -246,34 +274,6 @@ class ResampledBleu:
 
 
 # ---- texts to measure the loss on -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ScoredBatch:
-    """Some texts and the tokens that are scored: the next token, or for BERT the masked one; PAD where none is."""
-
-    inputs: Tensor  # (B, T)
-    labels: Tensor  # (B, T)
-    source: Tensor | None = None  # (B, S)
-
-
-@torch.inference_mode()
-def encode_sources(model: nn.Module, batch: ScoredBatch) -> Any:
-    """Return the encoder's memory of the sources; None for a model that does not translate."""
-    return model.encode(batch.source) if isinstance(model, TranslationModel) and batch.source is not None else None
-
-
-@torch.inference_mode()
-def losses_of(model: nn.Module, batch: ScoredBatch, memory: Any) -> list[float]:
-    """Return the sum of -log p over the scored tokens of each row."""
-    translates = isinstance(model, TranslationModel)
-    hidden = model.read_target(memory, batch.inputs) if translates else model.read(batch.inputs)  # type: ignore[operator]
-    scored = batch.labels != PAD
-    n = TOKENS_PER_LOGITS
-    pieces = zip(hidden[scored].split(n), batch.labels[scored].split(n), strict=True)
-    losses = [F.cross_entropy(model.head(h).float(), w, reduction="none") for h, w in pieces]  # type: ignore[operator]
-    result = torch.zeros(len(batch.inputs), dtype=torch.float64, device=batch.inputs.device)
-    return result.index_add(0, scored.nonzero()[:, 0], torch.cat(losses).double()).tolist()
 
 
 def make_batches(

@@ -52,8 +52,7 @@ def replace_tokens(request: TraceRequest, ids: list[int], tokenizer: Tokenizer) 
     return request, other
 
 
-# ---- BERT
-# ---------------------------------------------------------------------------------------------------------------
+# ---- BERT -------------------------------------------------------------------------------------------------------------
 
 
 def trace_filling(request: TraceRequest) -> Trace:
@@ -99,8 +98,7 @@ def encode_continuation(tokenizer: Tokenizer, text: str) -> list[int]:
     return both[len(before) :] if both[: len(before)] == before else tokenizer.encode(text)
 
 
-# ---- class heads
-# --------------------------------------------------------------------------------------------------------
+# ---- class heads ------------------------------------------------------------------------------------------------------
 
 
 def trace_classification(request: TraceRequest) -> Trace:
@@ -150,8 +148,7 @@ def rank_labels(logits: Tensor, names: Sequence[str]) -> dict[str, Any]:
     return {"output": labels[0][0], "labels": labels}
 
 
-# ---- ViT
-# ----------------------------------------------------------------------------------------------------------------
+# ---- ViT --------------------------------------------------------------------------------------------------------------
 
 
 def trace_image(request: TraceRequest) -> Trace:

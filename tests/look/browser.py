@@ -1,4 +1,4 @@
-"""What tests do with a page in a browser, and documents for such pages: random numbers that a model might have had."""
+"""Helpers for tests of the page in a browser, and documents with random numbers to fill it."""
 
 from __future__ import annotations
 

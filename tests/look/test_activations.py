@@ -1,4 +1,4 @@
-"""The chain of vectors, step by step: every equation of the papers worked out in float64 from the model's own parameters."""
+"""Activations along the path of a token: every equation is computed in float64 from the model's own parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Alignments of words: worked by hand, out of a Transformer and out of RNNsearch, drawn, and from the command line."""
+"""Alignment figures: merged words by hand, weights of a Transformer and of RNNsearch, drawing, and the command line."""
 
 from __future__ import annotations
 

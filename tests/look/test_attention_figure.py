@@ -1,4 +1,4 @@
-"""HeatMap-maps of attention: the numbers in them, what the axes say, and the files, of every kind of model."""
+"""Heat-maps of attention: their numbers, axes and files, for every kind of model."""
 
 from __future__ import annotations
 

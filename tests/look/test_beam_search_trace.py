@@ -1,4 +1,4 @@
-"""What is recorded during a search equals a forward that is given the hypothesis, and the tree is that of the search."""
+"""Weights recorded during a search equal those of a forward pass over the hypothesis; the tree is that of the search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page is made of: arrays that come back as what they were, text that stays text, files that stay small."""
+"""The document of a page: arrays are restored as stored, text is never markup, files stay small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradient flow: norms against autograd and against a recurrence written out, verdicts, and whole runs left untouched."""
+"""Gradient flow: norms against autograd and against an unrolled recurrence, verdicts, and whole runs left untouched."""
 
 from __future__ import annotations
 

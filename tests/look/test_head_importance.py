@@ -1,4 +1,4 @@
-"""Scans of heads: against a loop that zeroes matrices by hand, sacreBLEU itself, and errors worked in NumPy."""
+"""Head importance against a loop that zeroes matrices, sacreBLEU itself, and errors computed in NumPy."""
 
 from __future__ import annotations
 

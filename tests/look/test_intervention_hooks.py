@@ -1,4 +1,4 @@
-"""Changed models against models that were built so, against the formula in NumPy, and in every way of running them."""
+"""Interventions against models with edited weights, against formulas in NumPy, and in every way of running a model."""
 
 from __future__ import annotations
 

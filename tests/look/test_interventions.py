@@ -1,4 +1,4 @@
-"""Changes as the command line writes them, and the words in them."""
+"""Parsing interventions, and resolving the words in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that is told by a token which language to translate to: that token is one of the source's wherever one looks."""
+"""Models with a target-language token: figures and statistics treat it as a token of the source."""
 
 from __future__ import annotations
 

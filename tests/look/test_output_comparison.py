@@ -1,5 +1,5 @@
-"""Before and after, side by side: in a language whose words have one source each, in a language model, as text and HTML, and
-from the command line."""
+"""Outputs before and after interventions: of a translator that aligns words one to one, of a language model, as text and
+HTML, and from the command line."""
 
 from __future__ import annotations
 

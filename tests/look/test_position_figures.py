@@ -1,4 +1,4 @@
-"""Pictures of position schemes: the numbers in them worked by hand, and that something is really drawn."""
+"""Figures of position schemes: numbers computed by hand, and drawing."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Recorded weights against a forward written in NumPy, against what the kernels made of them, and cached decoding."""
+"""Recorded weights against a forward pass in NumPy, against the results of the kernels, and in cached decoding."""
 
 from __future__ import annotations
 

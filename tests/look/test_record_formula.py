@@ -1,5 +1,5 @@
-"""Recorded weights of every kind of model against float64 NumPy: what a layer was given times its own matrices, positions by
-their published formulas, softmax. Alignments of recurrent models from the parameters alone."""
+"""Recorded weights of every kind of model against float64 NumPy: projections, position schemes by their published formulas,
+softmax. Alignments of recurrent models from the parameters alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What heads and the residual stream do on the whole: measures worked by hand, against the recorder, drawn and printed."""
+"""Statistics of heads and of the residual stream: computed by hand, against the recorder, drawn and printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training curves: what stands in metrics.jsonl is what is drawn, of one run or of several, finished or not."""
+"""Training curves: the figure shows what metrics.jsonl holds, for one run or several, finished or not."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ Regard.dom = (() => {
     return element("table", more, element("thead", {}, head), element("tbody", {}, rows));
   }
 
-  // ---- tokens -------------------------------------------------------------------------------------------------------
+  // ---- tokens --------------------------------------------------------------------------------------------------------
 
   const SPACES = { "\n": "⏎", "\r": "␍", "\t": "⇥", " ": "␣", "\u00a0": "⍽" };
 
@@ -104,7 +104,7 @@ Regard.dom = (() => {
     return element("bdi", { dir: "auto", ...more, class: `token ${more.class ?? ""}`.trim() }, parts);
   }
 
-  // ---- numbers ------------------------------------------------------------------------------------------------------
+  // ---- numbers -------------------------------------------------------------------------------------------------------
 
   /** Format with all digits of fp32, or with as many as are certain if a value may be off by `error`. */
   function exact(value, error = 0) {
@@ -136,7 +136,7 @@ Regard.dom = (() => {
     return element("span", { class: "bar", ...more }, inner, element("span", { class: "bar-label" }, label));
   }
 
-  // ---- tooltip --------------------------------------------------------------------------------------------------------
+  // ---- tooltip -------------------------------------------------------------------------------------------------------
 
   function tip(event, lines) {
     const box = document.getElementById("tip");

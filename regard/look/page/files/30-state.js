@@ -71,7 +71,7 @@ Regard.state = (() => {
     change({ [axis]: all ? others : [...others, ...places] });
   }
 
-  // ---- the address --------------------------------------------------------------------------------------------------
+  // ---- the address ---------------------------------------------------------------------------------------------------
 
   function toHash() {
     const said = Object.keys(DEFAULTS).filter((key) => String(now[key]) !== String(DEFAULTS[key]));

@@ -101,7 +101,7 @@ Regard.matrix = (() => {
     ].filter(Boolean);
   }
 
-  // ---- values -------------------------------------------------------------------------------------------------------
+  // ---- values --------------------------------------------------------------------------------------------------------
 
   const most = (matrix) => matrix.values.reduce((a, b) => Math.max(a, b), 0);
   const at = (matrix, r, c) => matrix.values[r * matrix.columns.length + c];

@@ -47,7 +47,7 @@ Regard.heat = (() => {
     return `${size} Arrow keys move from cell to cell, Enter pins a query, K a key.`;
   }
 
-  // ---- sizes --------------------------------------------------------------------------------------------------------
+  // ---- sizes ---------------------------------------------------------------------------------------------------------
 
   const ruler = document.createElement("canvas").getContext("2d");
 
@@ -190,7 +190,7 @@ Regard.heat = (() => {
 
   const boxed = (x, y, width, height) => `left:${x}px;top:${y}px;width:${width}px;height:${height}px`;
 
-  // ---- pointer and keys ---------------------------------------------------------------------------------------------
+  // ---- pointer and keys ----------------------------------------------------------------------------------------------
 
   function addListeners(node, stage, matrix, options, { cell }) {
     const cursor = stage.querySelector(".cursor");
@@ -237,7 +237,7 @@ Regard.heat = (() => {
     if (c) options.onpin("keys", matrix.columns[c]);
   }
 
-  // ---- export -------------------------------------------------------------------------------------------------------
+  // ---- export --------------------------------------------------------------------------------------------------------
 
   function picture(matrix, options, sizes, drawn) {
     const { left, top, across, down, spill } = sizes;

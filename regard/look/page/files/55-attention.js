@@ -8,7 +8,7 @@ Regard.attention = (() => {
   const NOTHING = "All keys are hidden: they are special tokens and punctuation. Show sinks to see them.";
   const SCALES = [["one", "from 0 to 1"], ["max", "from 0 to the maximum"], ["log", "logarithmic"]];
 
-  // ---- controls, some of which other tabs use too -------------------------------------------------------------------
+  // ---- controls, some of which other tabs use too --------------------------------------------------------------------
 
   /** Buttons for the values of one field of the state. */
   function choices(label, key, values, say = String) {
@@ -45,7 +45,7 @@ Regard.attention = (() => {
     ];
   }
 
-  // ---- the tab ------------------------------------------------------------------------------------------------------
+  // ---- the tab -------------------------------------------------------------------------------------------------------
 
   async function draw(view) {
     const matrix = await Regard.matrix.shown(view, layerOf(view, now.kind, now.layer), now.head, now);
@@ -128,7 +128,7 @@ Regard.attention = (() => {
       Regard.export.buttons(`${now.kind} heads`, { picture: drawn.picture }));
   }
 
-  // ---- the panel at the right ---------------------------------------------------------------------------------------
+  // ---- the panel at the right ----------------------------------------------------------------------------------------
 
   function panel(view, matrix, pins) {
     const heads = Math.max(...layersOf(view, now.kind).map((layer) => layer.heads));
@@ -158,7 +158,7 @@ Regard.attention = (() => {
     return ["Who looks at ", named(matrix.columns, columns), columns.length > 1 && ` (sum of ${columns.length} keys)`];
   }
 
-  // ---- one cell in words --------------------------------------------------------------------------------------------
+  // ---- one cell in words ---------------------------------------------------------------------------------------------
 
   const sideText = (side) => [`${side.places.join("+")} `, token(side.label)];
 

@@ -54,7 +54,7 @@ Regard.chain = (() => {
       left > 0 && element("span", { class: "faint" }, `vectors of ${left} others are left out, for size`));
   }
 
-  // ---- steps, in the order in which they happen ---------------------------------------------------------------------
+  // ---- steps, in the order in which they happen ----------------------------------------------------------------------
 
   async function stepsOf(view, walk) {
     const groups = byLayer(walk.items);
@@ -147,7 +147,7 @@ Regard.chain = (() => {
     return `x = ${off <= 0.01 * most ? sum : `norm(${sum} + …)`}    ${x.length}`;
   }
 
-  // ---- vectors as colours -------------------------------------------------------------------------------------------
+  // ---- vectors as colours --------------------------------------------------------------------------------------------
 
   /** Vectors of concatenated heads: the chosen head, and its place among all. */
   function strips(item, values, walk) {
@@ -197,7 +197,7 @@ Regard.chain = (() => {
     return canvas;
   }
 
-  // ---- scores against every key -------------------------------------------------------------------------------------
+  // ---- scores against every key --------------------------------------------------------------------------------------
 
   async function scoresStep(view, walk, item) {
     const across = ["cross", "alignment"];
@@ -269,7 +269,7 @@ Regard.chain = (() => {
     return Math.abs(squared - whole) < 1e-3 * squared ? `÷ √${whole}` : `× ${brief(scale)}`;
   }
 
-  // ---- predictions --------------------------------------------------------------------------------------------------
+  // ---- predictions ---------------------------------------------------------------------------------------------------
 
   function candidates(view, walk) {
     const found = Regard.document.predictionOf(view, walk.strip, walk.place);

@@ -51,7 +51,7 @@ Regard.compare = (() => {
     return (width > 860 ? width / 2 : width) - 60;
   }
 
-  // ---- the difference -----------------------------------------------------------------------------------------------
+  // ---- the difference ------------------------------------------------------------------------------------------------
 
   /** Return why there is no difference: weights are only compared between the same tokens. */
   function noDifference([a, b]) {
@@ -106,7 +106,7 @@ Regard.compare = (() => {
     return card("Largest differences", table(["query → key", "A", "B", "B − A"], rows, { class: "largest" }));
   }
 
-  // ---- outputs ------------------------------------------------------------------------------------------------------
+  // ---- outputs -------------------------------------------------------------------------------------------------------
 
   function outputs(views) {
     const [a, b] = views.map((view) => (view.output ?? "").split(/\s+/).filter(Boolean));

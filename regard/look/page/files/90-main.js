@@ -59,7 +59,7 @@ Regard.main = (() => {
     return choice(dark ? "☀ Light" : "☾ Dark", dark, otherTheme, "theme", more);
   }
 
-  // ---- the header ---------------------------------------------------------------------------------------------------
+  // ---- the header ----------------------------------------------------------------------------------------------------
 
   function header(shown, open) {
     const line = (label, text) => Boolean(text) && element("div", { class: "said" },
@@ -98,7 +98,7 @@ Regard.main = (() => {
     return element("div", { id: "help", class: "faint" }, "Keys:", keys, inside);
   }
 
-  // ---- keyboard -----------------------------------------------------------------------------------------------------
+  // ---- keyboard ------------------------------------------------------------------------------------------------------
 
   const next = (list, value, step = 1) => list[(list.indexOf(value) + step + list.length) % list.length];
   const turn = (key) => change({ [key]: next(CHOICES[key], now[key]) });
@@ -131,7 +131,7 @@ Regard.main = (() => {
     act();
   }
 
-  // ---- start --------------------------------------------------------------------------------------------------------
+  // ---- start ---------------------------------------------------------------------------------------------------------
 
   function start() {
     Regard.state.begin(Regard.document.load().views[0], draw);
