@@ -302,7 +302,7 @@ def gradient_over_distance(lines: Mapping[str, np.ndarray], name: str) -> np.nda
 
 @contextmanager
 def job_of_run(path: Path, settings: Mapping[str, Any]) -> Iterator[Job]:
-    """Return the training job of a run with its trained weights; its folder is not changed, since a copy is used."""
+    """Yield the training job of a run with its trained weights; its folder is not changed, since a copy is used."""
     begun = (path / "config.toml").exists()
     finished = not begun or (path / "model" / "config.json").exists()
     package = load_model(path, torch.device("cpu"), "fp32") if finished else None

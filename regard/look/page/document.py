@@ -136,9 +136,9 @@ def layers_json(
 def layer_json(one: AttentionLayer, weights: Blob, scores: Blob | None) -> dict[str, Any]:
     """Return an attention layer as JSON, with its arrays in the document."""
     known = {"name": one.name, "kind": one.kind, "layer": one.layer, "heads": one.heads}
-    strips = {"queries": one.queries, "keys": one.keys, "causal": one.causal}
+    axes = {"queries": one.queries, "keys": one.keys, "causal": one.causal}
     numbers = {"weights": weights, "scores": scores, "scale": to_number(one.scale), "difference": one.difference()}
-    return {**known, **strips, "seen": mask_json(one.seen().numpy()), **numbers}
+    return {**known, **axes, "seen": mask_json(one.seen().numpy()), **numbers}
 
 
 def mask_json(seen: np.ndarray) -> dict[str, Any]:
