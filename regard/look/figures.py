@@ -146,9 +146,8 @@ class Curves:
         if self.log and any((values > 0).any() for _, values in self.curves.values()):
             set_log_scale(axes)
         if len(self.curves) > 1:
-            shown_names = [
-                name.lstrip("_") or name for name in self.curves
-            ]  # matplotlib hides names that begin with "_"
+            # matplotlib hides names that begin with "_"
+            shown_names = [name.lstrip("_") or name for name in self.curves]
             for text in axes.legend(axes.lines, shown_names, fontsize=8).get_texts():
                 text.set_parse_math(False)
 
