@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable
 from typing import Any
 from xml.etree import ElementTree
@@ -323,7 +324,9 @@ def test_the_tree_has_every_hypothesis_and_marks_the_one_that_survived(open_page
     last = next((s, i) for s, i in reversed(every) if steps[s][i].best)
     page.hover(f'main [data-node="{last[0]},{last[1]}"]')
     node = steps[last[0]][last[1]]
-    assert f"{node.log_prob:.4f}".replace("-", "−") in page.inner_text("#tip")
+    said = re.search(r"log-probability (\S+)", page.inner_text("#tip"))
+    assert said is not None
+    assert float(said[1].replace("−", "-")) == pytest.approx(node.log_prob, abs=1e-4)  # four digits of a rounded number
     assert ElementTree.fromstring(downloaded(page, "svg")).tag.endswith("svg")
     saved = {(int(row[0]), int(row[1])): float(row[5]) for row in rows_of(downloaded(page, "csv"))[1:]}
     assert saved == pytest.approx({(s, i): steps[s][i].log_prob for s, i in every}, rel=1e-5)
