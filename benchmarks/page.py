@@ -23,8 +23,8 @@ import torch
 from common import Report, parser
 
 from regard.config import DecodeConfig, TokenizerConfig
-from regard.look.page.html import Page
-from regard.look.page.seen import see
+from regard.look.page.html_page import Page
+from regard.look.tracers import trace
 from regard.model_folder import ModelPackage
 from regard.models.architectures import make_model, preset
 from regard.text.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS_TEMPLATE, SpecialTokenTemplate, bert_template
@@ -102,7 +102,7 @@ def measure(report: Report, kind: str) -> None:
     tokens = 70 if report.options.tiny else 512
     package, text = package_of(kind, tokens, report.options.tiny), text_of(tokens)
     begun = time.perf_counter()
-    html = Page([see(package, text)]).html()
+    html = Page([trace(package, text)]).html()
     report.put(f"{kind}, made", "regard", time.perf_counter() - begun, "s")
     report.put(f"{kind}, size", "regard", len(html.encode()) / 1e6, "MB")
     with tempfile.TemporaryDirectory() as place, browser() as window:

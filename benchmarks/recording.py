@@ -31,7 +31,7 @@ from torch import nn
 from regard.config import DecodeConfig, ModelConfig, TrainConfig
 from regard.decode.batch_decoding import decode
 from regard.device import pick_device
-from regard.look.live import Live
+from regard.look.beam_search_trace import SearchTracer
 from regard.look.record import record
 
 Work = Callable[[], Any]
@@ -143,7 +143,7 @@ def decoding(report: Report) -> None:
     def run(model: Any) -> None:
         decode(model, sources, options, config.max_len, report.device)
 
-    measure(report, "decoding", models, partial(partial, run), 1, live=lambda: run(Live(models[2], options)))
+    measure(report, "decoding", models, partial(partial, run), 1, live=lambda: run(SearchTracer(models[2], options)))
 
 
 SECTIONS: dict[str, Callable[[Report], None]] = {"forward": forward, "training": training, "decoding": decoding}

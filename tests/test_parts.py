@@ -42,7 +42,7 @@ from regard.layers.decoding_state import PerRow, Storage
 from regard.layers.part import FeedForward, Mixer, Place
 from regard.layers.positions.scheme import Positions
 from regard.layers.stack import Stack
-from regard.look import see
+from regard.look import trace
 from regard.look.record import record
 from regard.models.analysis.cost import Cost, report_costs
 from regard.models.architectures import make_model
@@ -417,7 +417,7 @@ def test_a_model_trains_is_saved_loaded_used_and_shown(name: str, tmp_path: Path
     assert len(writer.generate("the cat", max_new_tokens=5).tokens) <= 5
     assert writer.score("the cat sat").total < 0
     if name != "mgu":  # a language model without attention has nothing that `look` could show: see the translator below
-        assert see(run, "the cat", max_new_tokens=3).kind == "language"
+        assert trace(run, "the cat", max_new_tokens=3).kind == "language"
     text = str(regard.summary(run, depth=3))
     assert f"{sum(p.numel() for p in writer.model.parameters()):,}" in text
 

@@ -17,9 +17,9 @@ from regard.cli.options import Device, no_settings, section_settings
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
-    from regard.look.change.changes import Change
-    from regard.look.drawn import Drawn
-    from regard.look.positions import Picture
+    from regard.look.figures import Drawable
+    from regard.look.interventions import Intervention
+    from regard.look.position_figures import PositionFigure
 
 
 class PageFirst(TyperGroup):
@@ -120,7 +120,9 @@ def look_page(
 
     With another model, or with changes to this one, the page compares both. Settings: --decode.beam 1, ...
     """
-    from regard.look.page.html import show
+    from regard.cli.options import section_settings
+    from regard.look.interventions import parse
+    from regard.look.page.html_page import show
 
     given = {"zero": zero, "mean": mean, "force": force, "forbid": forbid, "pin": pin, "replace": replace}
     changes = parse_changes(**given, positions=positions)
@@ -163,9 +165,33 @@ def look_positions(
     print(path)
 
 
-def positions_picture(name: str, model: Path | None, settings: dict[str, str], length: int) -> Picture:
-    """Return the picture of a position scheme: that of a trained model, or one made with `settings`."""
-    from regard.look.positions import trained, untrained
+@look_app.command("alignment")
+def look_alignment(
+    context: typer.Context,
+    model: Annotated[Path, typer.Argument(help="A run or model folder that translates.")],
+    sentence: Annotated[str, typer.Argument(help="A sentence in the language it translates from.")],
+    png: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("alignment.png"),
+    layer: Annotated[str, typer.Option(help="One of its layers, such as decoder.2.cross; by default the last.")] = "",
+    json: Json = False,
+    to: Annotated[
+        str | None, typer.Option(help="The language to translate to, for a model that knows several.")
+    ] = None,
+) -> None:
+    """Translate a sentence, and draw which of its words each word of the translation was written from."""
+    from regard.cli.options import section_settings
+    from regard.inference.translator import load
+    from regard.look.attention_figure import draw_alignment
+
+    options = section_settings(context, "decode") | ({"to": to} if to else {})
+    drawn = draw_alignment(load(model, "cpu"), sentence, layer, **options)
+    if json:
+        return print(jsons.dumps(drawn.numbers(), ensure_ascii=False))
+    drawn.save(png)
+    print(f"{drawn.translation}\n{png}")
+
+
+def positions_picture(name: str, model: Path | None, settings: dict[str, str], length: int) -> PositionFigure:
+    from regard.look.position_figures import draw_trained_scheme, draw_untrained_scheme
 
     if model is not None:
         from regard.device import pick_device
@@ -173,7 +199,7 @@ def positions_picture(name: str, model: Path | None, settings: dict[str, str], l
 
         if settings:
             raise RegardError(f"{model} has its own settings: leave out --model.{next(iter(settings))}")
-        return trained(name, load_model(model, pick_device("cpu")).model, length)
+        return draw_trained_scheme(name, load_model(model, pick_device("cpu")).model, length)
     from regard.config import ModelConfig
     from regard.config.recipes import build, nest
     from regard.models.architectures import ARCHITECTURES
@@ -184,11 +210,39 @@ def positions_picture(name: str, model: Path | None, settings: dict[str, str], l
     tables = [kind.presets for kind in ARCHITECTURES.values() if "decoder" in kind.sides and not kind.is_recurrent]
     presets = {name: preset for table in tables for name, preset in table.items()}
     config = resolve_sizes(build(values, ModelConfig, "model."), presets)
-    return untrained(name, config, length)
+    return draw_untrained_scheme(name, config, length)
 
 
-@look_app.command("alignment")
-def look_alignment(
+Texts = list[str] | None
+Zeroed = Annotated[
+    Texts, typer.Option("--zero", help="Heads that say nothing: LAYER[:HEADS], as in decoder.2.cross:3.")
+]
+Levelled = Annotated[Texts, typer.Option("--mean", help="Heads that look alike at all they see: LAYER[:HEADS].")]
+Forced = Annotated[Texts, typer.Option("--force", help="Look at nothing else: [LAYER[:HEADS]@]QUERY>KEY.")]
+Forbidden = Annotated[
+    Texts,
+    typer.Option(
+        "--forbid", help="Do not look there: [LAYER[:HEADS]@]QUERY>KEY; places or words, as in 'Apfel>apple'."
+    ),
+]
+Pinned = Annotated[Texts, typer.Option("--pin", help="Force in all attention over the source: QUERY>KEY.")]
+Replaced = Annotated[Texts, typer.Option("--replace", help="Another word: source:PLACE=TEXT or target:PLACE=TEXT.")]
+Placed = Annotated[str | None, typer.Option("--positions", help="Another position scheme: none, rope, alibi, ...")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+
+
+def changes_of(
+    zero: Texts, mean: Texts, force: Texts, forbid: Texts, pin: Texts, replace: Texts, positions: str | None
+) -> list[Intervention]:
+    """What these options ask for."""
+    from regard.look.interventions import parse
+
+    named = {"zero": zero, "mean": mean, "force": force, "forbid": forbid, "pin": pin, "replace": replace}
+    named["positions"] = [positions] if positions else None
+    return [parse(kind, text) for kind, texts in named.items() for text in texts or ()]
+
+
+def look_change(
     context: typer.Context,
     model: Annotated[Path, typer.Argument(help="A run or model folder that translates.")],
     sentence: Annotated[str, typer.Argument(help="A sentence in the source language.")],
@@ -199,15 +253,71 @@ def look_alignment(
     json: Json = False,
     to: To = None,
 ) -> None:
-    """Translate a sentence and draw which source words each word attends to."""
-    from regard.inference.translator import load_translator
-    from regard.look.alignment import picture
+    """Change what a model looks at, and print what it writes before and after, side by side."""
+    from regard.cli.options import section_settings
+    from regard.inference.generator import Generator
+    from regard.inference.load import load
+    from regard.inference.translator import Translator
+    from regard.look.output_comparison import compare
 
-    drawn = picture(load_translator(model, "cpu"), sentence, layer, **decode_settings(context, to))
-    if json:
-        return print(jsons.dumps(drawn.numbers(), ensure_ascii=False))
-    drawn.save(png)
-    print(f"{drawn.translation}\n{png}")
+    changes = changes_of(zero, mean, force, forbid, pin, replace, positions)
+    if not changes:
+        raise RegardError("nothing is changed: give --zero, --mean, --force, --forbid, --pin, --replace or --positions")
+    user = load(model, device)
+    if not isinstance(user, (Translator, Generator)):
+        raise RegardError(f"the model in {model} neither translates nor writes, so there is nothing to compare")
+    options = section_settings(context, "decode") | ({"to": to} if to else {})
+    found = compare(user, sentence, changes, **options)
+    print(jsons.dumps(found.numbers(), ensure_ascii=False) if json else found)
+
+
+def look_heads(
+    context: typer.Context,
+    model: Annotated[Path, typer.Argument(help="A run or model folder: one that translates, a GPT or a BERT.")],
+    source: Annotated[Path, typer.Option(help="Sentences, one a line; for a GPT or BERT any text.")],
+    target: Annotated[Path | None, typer.Option(help="Their translations.")] = None,
+    metric: Annotated[str, typer.Option(help="loss, or for translations bleu.")] = "loss",
+    sentences: Annotated[int, typer.Option(help="How many lines to read.")] = 500,
+    to: Annotated[str | None, typer.Option(help="The language, for a model that translates to several.")] = None,
+    png: Png = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Zero every head in turn, and say how much worse the model is without it."""
+    from itertools import islice
+
+    from regard.cli.options import no_settings
+    from regard.data.parallel_corpus import read_lines
+    from regard.device import pick_device
+    from regard.look.head_importance import scan_heads
+
+    no_settings(context)
+    if sentences < 2:
+        raise RegardError(f"--sentences must be at least 2, not {sentences}: one alone has no error to tell")
+    lines, other = (list(islice(read_lines(path), sentences)) if path else [] for path in (source, target))
+    found = scan_heads(load_model(model, pick_device(device), "fp32"), lines, other, metric, to)
+    if not json:
+        print(found)
+    hand_out(found, json, png, {}, Path("heads.png"))
+
+
+Model = Annotated[Path, typer.Argument(help="A run or model folder.")]
+
+
+def drawable(path: Path | None) -> Path | None:
+    """Said before the work is done, not after it."""
+    from regard.look.figures import image_format
+
+    if path is not None:
+        image_format(path)
+    return path
+
+
+Png = Annotated[
+    Path | None, typer.Option(help="Where the picture goes: PNG, or SVG if the name ends so.", callback=drawable)
+]
+Csv = Annotated[Path | None, typer.Option(help="Write the numbers as a table.")]
+To = Annotated[str | None, typer.Option(help="The language to translate to, for a model that knows several.")]
 
 
 @look_app.command("attention")
@@ -240,11 +350,11 @@ def look_attention(
     """
     from regard.device import pick_device
     from regard.exchange.loader import load_model as load
-    from regard.look.attention import attention
+    from regard.look.attention_figure import draw_attention
 
     options = decode_settings(context, to)
     package = load(model, pick_device(device), "fp32")
-    found = attention(package, sentence, layer, kind, head, words, hide_sinks, renormalise, **options)
+    found = draw_attention(package, sentence, layer, kind, head, words, hide_sinks, renormalise, **options)
     if found.output and not json:
         print(found.output)
     write_results(found, json, png, {csv: "save_csv", npz: "save_npz"}, Path("attention.png"))
@@ -266,7 +376,7 @@ def look_statistics(
     from regard.data.parallel_corpus import read_lines
     from regard.device import pick_device
     from regard.exchange.loader import load_model as load
-    from regard.look.statistics import statistics
+    from regard.look.statistics_figure import measure_statistics
     from regard.terminal import progress_bar
 
     if bool(text) == (file is not None):
@@ -275,7 +385,7 @@ def look_statistics(
     options = decode_settings(context, to)
     package = load(model, pick_device(device), "fp32")
     with progress_bar("reading", len(texts), quiet=len(texts) == 1) as advance:
-        found = statistics(package, texts, advance, **options)
+        found = measure_statistics(package, texts, advance, **options)
     if not json:
         print(found)
     write_results(found, json, png, {csv: "save_csv"}, Path("statistics.png"))
@@ -295,9 +405,9 @@ def look_gradients(
     They are shown by layer and kind, and by time step where a model is recurrent. Any setting of the run can be changed:
     --train.batch_tokens 1024, --data.train FILE, ...
     """
-    from regard.look.gradients import gradients
+    from regard.look.gradient_figure import measure_gradients
 
-    found = gradients(run, context.obj or {}, device)
+    found = measure_gradients(run, context.obj or {}, device)
     if not json:
         print(found)
     write_results(found, json, png, {csv: "save_csv"}, Path("gradients.png"))
@@ -311,17 +421,29 @@ def look_training(
     csv: Csv = None,
     json: Json = False,
 ) -> None:
-    """Draw the loss, learning rate, gradient norm and speed of runs."""
-    from regard.look.curves import training
+    """Draw how runs went: loss, validation, learning rate, gradient norm and speed, all runs in one picture."""
+    from regard.cli.options import no_settings
+    from regard.look.training_curves import read_training_curves
 
     no_settings(context)
-    found = training(runs)
+    found = read_training_curves(runs)
     if not json:
         print(found)
     write_results(found, json, png, {csv: "save_csv"}, Path("training.png"))
 
 
-# ---- interventions ---------------------------------------------------------------------------------------------------
+def hand_out(found: Drawable, json: bool, png: Path | None, tables: dict[Path | None, str], usual: Path) -> None:
+    """Numbers to stdout if asked for; whatever files were named, or the usual picture; their names to stdout."""
+    named = {path: way for path, way in tables.items() if path is not None}
+    files: dict[Path, Any] = {path: getattr(found, way) for path, way in named.items()}
+    if png is not None or not (files or json):
+        files[png or usual] = found.save
+    for path, write in files.items():
+        write(path)
+    if json:
+        return print(jsons.dumps(found.numbers(), ensure_ascii=False))
+    for path in files:
+        print(path)
 
 
 @look_app.command("change")

@@ -177,12 +177,12 @@ def vectors_plot(
     output: Annotated[Path, typer.Option("--output", "-o", help="A .png or .svg file.")] = Path("words.png"),
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object instead.")] = False,
 ) -> None:
-    """Plot words on the first two principal components of their vectors."""
-    from regard.look.vectors import picture
+    """Draw words in the two directions in which their vectors differ most."""
+    from regard.look.word_vector_plot import plot_words
 
     if output.suffix.lower() not in (".png", ".svg"):
         raise RegardError(f"a picture is a .png or .svg file, not {output}")
-    drawn = picture(load(vectors), words or (), n)
+    drawn = plot_words(load(vectors), words or (), n)
     if json:
         return print_json(drawn.numbers())
     drawn.save(output)

@@ -1,4 +1,4 @@
-"""Looking inside.
+"""Looking inside a model: recording, tracing, interventions, figures and the page.
 
     from regard.look import show
 
@@ -13,20 +13,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regard.look.page.html import Page, show
-    from regard.look.page.seen import Seen, see
+    from regard.look.model_trace import Trace
+    from regard.look.page.html_page import Page, show
+    from regard.look.tracers import trace
 
-__all__ = ["Page", "Seen", "see", "show"]
+__all__ = ["Page", "Trace", "show", "trace"]
 
-_HOMES = {
-    "Page": "regard.look.page.html",
-    "show": "regard.look.page.html",
-    "Seen": "regard.look.page.seen",
-    "see": "regard.look.page.seen",
+_MODULES = {
+    "Page": "regard.look.page.html_page",
+    "show": "regard.look.page.html_page",
+    "Trace": "regard.look.model_trace",
+    "trace": "regard.look.tracers",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'regard.look' has no attribute '{name}'")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

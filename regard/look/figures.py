@@ -1,15 +1,18 @@
-"""Pictures from arrays, and the same arrays as numbers.
+"""Figures of several panels, as PNG or SVG and as numbers.
 
-No window is ever opened: a figure is drawn in memory and written as PNG or SVG. Matplotlib is imported when the first
-one is drawn.
+No window is opened: a figure is drawn in memory and written to a file. Matplotlib is imported when the first one is
+drawn.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,26 +22,51 @@ import numpy as np
 
 from regard.errors import RegardError
 from regard.files import disk_errors
+from regard.terminal import format_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-# All can be told apart without red and green (Okabe and Ito), and the dashes without any colour.
-FEW = ("#0072B2", "#D55E00", "#000000")
+# Safe for colour-blind readers (Okabe and Ito); the dashes can be told apart without colour.
+LINE_COLOURS = ("#0072B2", "#D55E00", "#000000")
 DASHES = ("-", "--", "-.", ":")
-LONGEST = 30  # letters of a label
+MAX_LABEL = 30  # characters of a label
+
+
+class Drawable(ABC):
+    """A result that can be saved as a figure, and that a notebook shows as one."""
+
+    @abstractmethod
+    def figure(self) -> Figure: ...
+
+    @abstractmethod
+    def numbers(self) -> dict[str, Any]:
+        """Return what is drawn as values for JSON."""
+
+    def save(self, path: Path) -> None:
+        """Write a PNG or SVG file, by the suffix."""
+        save(self.figure(), path)
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        with ignore_missing_glyphs():
+            self.figure().savefig(file, format="png")
+        return file.getvalue()
+
+
+# ---- panels -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Image:
-    """A matrix as colours, its first row at the top."""
+    """A matrix in colours, its first row at the top."""
 
     title: str
     values: np.ndarray  # (rows, columns)
-    x: str  # what columns are
-    y: str  # what rows are
+    x: str  # label of the columns
+    y: str  # label of the rows
     start: int = 0  # the number of the first column
 
     def draw(self, axes: Axes) -> None:
@@ -51,22 +79,28 @@ class Image:
 
     def numbers(self) -> dict[str, Any]:
         columns = range(self.start, self.start + self.values.shape[1])
-        return {"title": self.title, "rows": self.y, "columns": self.x, "at": [*columns], "values": short(self.values)}
+        return {
+            "title": self.title,
+            "rows": self.y,
+            "columns": self.x,
+            "at": [*columns],
+            "values": rounded(self.values),
+        }
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Numbers over an axis, one line each."""
+    """Lines over one common x axis."""
 
     title: str
     at: np.ndarray  # (n,)
     lines: dict[str, np.ndarray]  # name -> (n,)
     x: str
     y: str
-    log: bool = False  # the y axis
-    powers: bool = False  # `at` are powers of 2, as far from each other as their exponents
-    ticks: tuple[str, ...] = ()  # words instead of numbers under `at`
-    marks: tuple[tuple[str, float], ...] = ()  # heights to be seen beside them, by name
+    log: bool = False  # logarithmic y axis
+    powers: bool = False  # `at` are powers of 2, on a logarithmic x axis
+    ticks: tuple[str, ...] = ()  # tick labels in place of the numbers in `at`
+    marks: tuple[tuple[str, float], ...] = ()  # names and heights of horizontal lines
 
     def draw(self, axes: Axes) -> None:
         mark, width = "o" if self.ticks else "", 1.8 if len(self.at) <= 1000 else 0.7
@@ -77,7 +111,7 @@ class Lines:
         for i, (name, height) in enumerate(self.marks):
             axes.axhline(height, color="#888888", linewidth=1.2, linestyle=DASHES[-1 - i], label=name, zorder=1)
         if self.log:
-            plain_log(axes)
+            set_log_scale(axes)
         if self.powers:
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter("{x:g}")
@@ -88,20 +122,20 @@ class Lines:
 
     def numbers(self) -> dict[str, Any]:
         at = [*self.ticks] or self.at.tolist()
-        lines = {name: short(values) for name, values in self.lines.items()}
+        lines = {name: rounded(values) for name, values in self.lines.items()}
         marks = {"marks": dict(self.marks)} if self.marks else {}
         return {"title": self.title, "x": self.x, "y": self.y, "at": at, "lines": lines, **marks}
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Lines that have an x axis each: runs of different lengths, say."""
+    """Lines with x values of their own, such as runs of different lengths."""
 
     title: str
     curves: dict[str, tuple[np.ndarray, np.ndarray]]  # name -> x (n,), y (n,)
     x: str
     y: str
-    log: bool = False  # the y axis, which then leaves out what is not above 0
+    log: bool = False  # logarithmic y axis, which leaves out values that are not positive
 
     def draw(self, axes: Axes) -> None:
         for i, (at, values) in enumerate(self.curves.values()):
@@ -110,32 +144,33 @@ class Curves:
             axes.plot(at, shown, linewidth=1.5, marker="o" if len(at) <= 20 else "", markersize=3, **style)
         axes.grid(alpha=0.3)
         if self.log and any((values > 0).any() for _, values in self.curves.values()):
-            plain_log(axes)
+            set_log_scale(axes)
         if len(self.curves) > 1:
-            shown_names = [name.lstrip("_") or name for name in self.curves]  # matplotlib hides what begins with "_"
+            # matplotlib hides names that begin with "_"
+            shown_names = [name.lstrip("_") or name for name in self.curves]
             for text in axes.legend(axes.lines, shown_names, fontsize=8).get_texts():
                 text.set_parse_math(False)
 
     def numbers(self) -> dict[str, Any]:
-        curves = {name: {"at": short(at), "values": short(values)} for name, (at, values) in self.curves.items()}
+        curves = {name: {"at": rounded(at), "values": rounded(values)} for name, (at, values) in self.curves.items()}
         return {"title": self.title, "x": self.x, "y": self.y, "curves": curves}
 
 
 @dataclass(frozen=True)
-class Heat:
-    """A matrix whose rows and columns have names; what is NaN stays blank."""
+class HeatMap:
+    """A matrix whose rows and columns have names; NaN stays blank."""
 
     title: str
     values: np.ndarray  # (rows, columns)
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    x: str  # what columns are
-    y: str  # what rows are
-    most: float | None = None  # the brightest number of many pictures on one scale, which share one colour bar
+    x: str  # label of the columns
+    y: str  # label of the rows
+    most: float | None = None  # upper end of the colour scale, where several heat-maps share one colour bar
 
     def draw(self, axes: Axes) -> None:
         drawn = self.paint(axes)
-        name_ticks(axes, self.rows, self.columns)
+        label_ticks(axes, self.rows, self.columns)
         if self.most is None:
             axes.figure.colorbar(drawn, ax=axes)
 
@@ -145,11 +180,11 @@ class Heat:
 
     def numbers(self) -> dict[str, Any]:
         names = {"x": self.x, "y": self.y, "rows": [*self.rows], "columns": [*self.columns]}
-        return {"title": self.title, **names, "values": short(self.values)}
+        return {"title": self.title, **names, "values": rounded(self.values)}
 
 
-def plain_log(axes: Axes) -> None:
-    """A logarithmic y axis; over a few powers of ten with numbers as people write them."""
+def set_log_scale(axes: Axes) -> None:
+    """Make the y axis logarithmic; over less than four powers of ten with plain numbers."""
     from matplotlib.ticker import LogLocator
 
     axes.set_yscale("log")
@@ -160,10 +195,11 @@ def plain_log(axes: Axes) -> None:
         axes.yaxis.set_minor_formatter("{x:g}")
 
 
-def name_ticks(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
-    """A name for every row and column, or for as many as there is room for. Names are text, whatever they look like, and
-    long ones are cut."""
-    rows, columns = ([cut(name) for name in names] for names in (rows, columns))
+def label_ticks(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
+    """Label every row and column, or every n-th if there are too many; long labels are shortened.
+
+    Labels are never parsed as formulas, whatever is in them."""
+    rows, columns = ([shorten(name) for name in names] for names in (rows, columns))
     box = axes.get_position()
     width, height = axes.figure.get_size_inches() * (box.width, box.height)  # type: ignore[union-attr]
     for axis, names, inches, turn in ((axes.yaxis, rows, height, 0), (axes.xaxis, columns, width, 90)):
@@ -175,15 +211,15 @@ def name_ticks(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
         axis.set_tick_params(length=0)
 
 
-def cut(name: str) -> str:
-    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
+def shorten(name: str) -> str:
+    return name if len(name) <= MAX_LABEL else name[: MAX_LABEL - 1] + "…"
 
 
-Panel = Image | Lines | Curves | Heat
+Panel = Image | Lines | Curves | HeatMap
 
 
 def draw(title: str, panels: Sequence[Panel], columns: int) -> Figure:
-    """Panels side by side, a title above all."""
+    """Return a figure of panels in a grid, with a title above all."""
     from matplotlib.figure import Figure
 
     rows = math.ceil(len(panels) / columns)
@@ -198,18 +234,19 @@ def draw(title: str, panels: Sequence[Panel], columns: int) -> Figure:
     return figure
 
 
-def grid(title: str, panels: Sequence[Heat], columns: int, scale: str) -> Figure:
-    """Many matrices of one kind as small multiples: one colour bar, which `scale` names, and names of rows and columns only
-    at the left and at the bottom."""
+def draw_small_multiples(title: str, panels: Sequence[HeatMap], columns: int, scale: str) -> Figure:
+    """Return a figure of many heat-maps with one colour bar, labelled `scale`.
+
+    Rows and columns are labelled only at the left and at the bottom."""
     from matplotlib.figure import Figure
 
     rows = math.ceil(len(panels) / columns)
-    most = 9.0 if len(panels) == 1 else max(1.5, 22 / max(columns, rows))  # inches of one
+    most = 9.0 if len(panels) == 1 else max(1.5, 22 / max(columns, rows))  # inches of one panel
     wide, high = (min(most, max(1.5, 0.26 * n)) for n in panels[0].values.shape[::-1])
-    names = [0.08 * max(len(cut(name)) for name in ticks) for ticks in (panels[0].rows, panels[0].columns)]
+    names = [0.08 * max(len(shorten(name)) for name in ticks) for ticks in (panels[0].rows, panels[0].columns)]
     size = (max(4.5, columns * wide + names[0] + 1.8), rows * (high + 0.3) + names[1] + 1.2)
     figure = Figure(figsize=size, dpi=150, layout="constrained")
-    width = max(40, int(13 * size[0]))  # letters in a line
+    width = max(40, int(13 * size[0]))  # characters in a line
     lines = [part for line in title.split("\n") for part in textwrap.wrap(line, width)[:3]]
     figure.suptitle("\n".join(lines), fontsize=10, parse_math=False)
     figure.supxlabel(panels[0].x, fontsize=10)
@@ -218,22 +255,25 @@ def grid(title: str, panels: Sequence[Heat], columns: int, scale: str) -> Figure
         axes = figure.add_subplot(rows, columns, place + 1)
         drawn = panel.paint(axes)
         left, bottom = place % columns == 0, place + columns >= len(panels)
-        name_ticks(axes, panel.rows if left else (), panel.columns if bottom else ())
+        label_ticks(axes, panel.rows if left else (), panel.columns if bottom else ())
         axes.set_title(panel.title, fontsize=8)
     figure.colorbar(drawn, ax=figure.axes, label=scale, fraction=0.05, aspect=30)
     return figure
 
 
+# ---- files and tables -------------------------------------------------------------------------------------------------
+
+
 def save(figure: Figure, path: Path) -> None:
-    """PNG or SVG, by the suffix."""
-    kind = kind_of(path)
-    with disk_errors(path), any_letters():
+    """Write a figure as PNG or SVG, by the suffix."""
+    kind = image_format(path)
+    with disk_errors(path), ignore_missing_glyphs():
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format=kind)
 
 
-def kind_of(path: Path) -> str:
-    """What a picture's name says that it is; a name that says nothing is a PNG's."""
+def image_format(path: Path) -> str:
+    """Return png or svg by the suffix of a path; png if it has none."""
     kind = path.suffix.lower().removeprefix(".") or "png"
     if kind not in ("png", "svg"):
         raise RegardError(f"{path}: pictures are PNG or SVG, so let the name end in .png or .svg")
@@ -241,22 +281,55 @@ def kind_of(path: Path) -> str:
 
 
 @contextmanager
-def any_letters() -> Iterator[None]:
-    """Letters that the font does not have become boxes, without a word about each."""
+def ignore_missing_glyphs() -> Iterator[None]:
+    """Draw characters that the font does not have as boxes, without a warning for each."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 
 
 def colour(i: int, n: int) -> Any:
-    """Of line i of n: a few stand apart, many are a ramp from dark to light."""
+    """Return the colour of line i of n: distinct colours for a few, a ramp from dark to light for many."""
     from matplotlib import colormaps
 
-    return FEW[i] if n <= len(FEW) else colormaps["viridis"](0.92 * i / (n - 1))
+    return LINE_COLOURS[i] if n <= len(LINE_COLOURS) else colormaps["viridis"](0.92 * i / (n - 1))
 
 
-def short(values: np.ndarray) -> Any:
-    """Nested lists of numbers with six digits, all that fp32 has to say; None for what is no number."""
+def rounded(values: np.ndarray) -> Any:
+    """Return nested lists of numbers with six digits, the precision of fp32; None for NaN and infinity."""
     if values.ndim > 1:
-        return [short(row) for row in values]
+        return [rounded(row) for row in values]
     return [float(f"{x:.6g}") if math.isfinite(x) else None for x in values]
+
+
+def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a line for each row, under the names of the first; None stays empty."""
+    rows = iter(rows)
+    first = next(rows, None)
+    if first is None:
+        raise RegardError(f"there is no number to write to {path} yet")
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(first), lineterminator="\n")
+            writer.writeheader()
+            writer.writerow(first)
+            writer.writerows(rows)
+
+
+def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as a table in plain text; None is a dash."""
+
+    def cell(value: Any) -> str:
+        return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    return "\n".join(format_table([tuple(rows[0]), *(tuple(map(cell, row.values())) for row in rows)], right=1))
+
+
+def finite(value: Any) -> Any:
+    """Return nested values with None for NaN and infinity, which JSON cannot hold."""
+    if isinstance(value, Mapping):
+        return {name: finite(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,31 +1,51 @@
-"""Attention weights of any layer, while the model runs as fast as ever.
+"""Recording the attention and the residual stream of a model while it runs.
 
     with record(model, "decoder.*.cross") as tape:
         model(source, target)
     tape["decoder.3.cross"][0].weights(rows=[5])  # (B, H, 1, S)
 
-Recurrent decoders have one such layer with one head, "decoder.cross", whose weights are an alignment.
+Recurrent decoders have one attention layer with one head, "decoder.cross", whose weights are an alignment.
 
-A fused kernel never has the weights, so a recorded layer keeps what they are made of: queries, keys and the plan, whose size
-is linear in length, and the score of a layer that compares them by one of its own. The weights are worked out when asked
-for, and of a long sequence only the rows asked for: a row meets all of its keys at once and so normalises itself, no
-log-sum-exp is needed. The forward does not change by a bit, and
-`difference()` says how far its result is from that of these weights.
+A fused attention kernel never holds the weights, so a record keeps what they are computed from: queries, keys and the
+plan, whose size is linear in the length, and the score function of a layer that has its own. The weights are computed
+when they are asked for, and of a long sequence only the rows asked for: a row is compared with all of its keys at once,
+so its softmax needs no stored log-sum-exp. The result of the forward pass does not change by a bit, and `difference()`
+returns how far it is from the result of the recomputed weights.
 
-`record(model, stream=True)` keeps the vectors between the layers too (look/stream.py), as `tape.vectors`.
+`record(model, stream=True)` also keeps the vectors between the layers, as `tape.vectors`:
 
-Searches move their hypotheses about at every step, so decoding is not recorded while it runs: the engine reads the best
-hypothesis of each sentence once more, and that forward is recorded, with its `sentences` and `tokens`. (`look.live` records
-the steps themselves.) A training step that somebody listens to runs as written, not compiled and not replayed.
+| name                   | vectors                                                                                   |
+|------------------------|-------------------------------------------------------------------------------------------|
+| encoder.embedding      | the embedded tokens (BERT: with token type embeddings; ViT: patches)                      |
+| encoder.position       | the position embeddings that were added to them, if there are any                         |
+| encoder.input          | the input of the first block: their sum, normalised where the model does that             |
+| encoder.0.self.input   | the input of the sublayer: normalised in a pre-norm model                                 |
+| encoder.0.self.mix     | the concatenated heads before the output projection; attention only                       |
+| encoder.0.self.output  | the output of the sublayer                                                                |
+| encoder.0.self.stream  | the residual stream after it: x + output, or the norm of that in a post-norm model        |
+| encoder.0.ff.inner     | the input of the second matrix of a dense feed-forward layer                              |
+| encoder.output         | the output of the stack, after its last norm                                              |
+| logits                 | the output of the model                                                                   |
+
+`self` is followed by `cross` in a decoder and by `ff`. A parallel block makes one sum of all its sublayers, which has
+the name of the last. A part declares which of its inner vectors are kept (`mix`, `inner`: `Part.observed`). Nothing is
+computed twice: a sum is taken from the norm that computes it. The last sum of a pre-norm stack is computed here,
+without dropout. Recurrent models have logits only.
+
+A search moves its hypotheses at every step, so decoding is not recorded while it runs: the engine reads the best
+hypothesis of each sentence once more, and that forward pass is recorded, with its `sentences` and `tokens`.
+(look/beam_search_trace.py records the steps themselves.) A training step of a recorded model runs eagerly, neither
+compiled nor as a CUDA graph.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,79 +55,81 @@ from regard.errors import RegardError
 from regard.kernels.attention_functions import masked_softmax, repeat_kv
 from regard.kernels.masks import PAD_POSITION
 from regard.layers.attention_kernels import Plan, raw_scores, reference
+from regard.layers.block import Block
 from regard.layers.hooks import AttentionHook, Recording
 from regard.layers.mixers.attention import Attention
+from regard.layers.part import Part
 from regard.layers.recurrent_attention import Alignment
-from regard.look.stream import hearing, short_name
-from regard.look.stream import swapped as swapped
+from regard.layers.stack import Stack
 
 Layer = Attention | Alignment
-Formula = Callable[[Tensor, Tensor, Plan], Tensor]  # queries and keys -> scores (B, H, T, S), whatever may be seen
-Which = Sequence[int] | Tensor | None  # None: all
-ROWS = 256  # queries whose weights are there at a time
+ScoreFunction = Callable[[Tensor, Tensor, Plan], Tensor]  # queries and keys -> unmasked scores (B, H, T, S)
+Selection = Sequence[int] | Tensor | None  # None: all
+QUERIES_AT_A_TIME = 256  # queries whose weights `difference` holds in memory at a time
+UNNAMED = ("blocks", "sublayers", "attentive", "body")  # parts of module paths that short names leave out
 
 
 @dataclass(frozen=True)
-class Record:
-    """One layer in one forward."""
+class AttentionRecord:
+    """Queries, keys, values and plan of one attention layer in one forward pass."""
 
     q: Tensor  # (B, H, T, D)
     k: Tensor  # (B, G, S, D)
     v: Tensor  # (B, G, S, D)
     plan: Plan
-    formula: Formula = raw_scores
+    score: ScoreFunction = raw_scores
     sentences: list[int] | None = None  # after decoding: which source each of the B rows translates,
-    tokens: list[list[int]] | None = None  # ... and what was written; row t of the weights wrote token t + 1
-    out: Tensor | None = None  # (B, H, T, D) what the layer's kernel made of them; a recurrent decoder has none
+    tokens: list[list[int]] | None = None  # ... and the output tokens; row t of the weights predicted token t + 1
+    out: Tensor | None = None  # (B, H, T, D) the result of the layer's kernel; None for a recurrent decoder
 
-    def weights(self, rows: Which = None, heads: Which = None) -> Tensor:
-        """(B, H, T, S) fp32, or only these queries and heads; a query that may look nowhere has zeros."""
+    def weights(self, rows: Selection = None, heads: Selection = None) -> Tensor:
+        """Return the weights (B, H, T, S) in fp32, or those of some queries and heads; all zero where no key is visible."""
         q, plan = self._queries(rows)
-        return self._heads(masked_softmax(self._raw(q, plan), plan.seen()), heads)
+        return self._heads(masked_softmax(self._raw_scores(q, plan), plan.seen()), heads)
 
-    def scores(self, rows: Which = None, heads: Which = None) -> Tensor:
-        """What the softmax is taken of; -inf where a query may not look."""
+    def scores(self, rows: Selection = None, heads: Selection = None) -> Tensor:
+        """Return the scores before the softmax, (B, H, T, S); -inf where a key is masked."""
         q, plan = self._queries(rows)
-        return self._heads(self._raw(q, plan).masked_fill(~plan.seen(), -torch.inf), heads)
+        return self._heads(self._raw_scores(q, plan).masked_fill(~plan.seen(), -torch.inf), heads)
 
     def difference(self) -> float | None:
-        """The largest |weights @ v - out| of a query that is no padding; None where the kernel's result was not heard.
+        """Return the largest |weights @ v - out| over queries that are no padding; None without a kernel's result.
 
-        Rounding alone, unless attention dropout was on."""
+        It is rounding error only, unless attention dropout was on."""
         if self.out is None:
             return None
         worst = 0.0
-        for rows in torch.arange(self.q.shape[2], device=self.q.device).split(ROWS):
-            gap = (self._mixed(rows) - self.out[:, :, rows]).abs().amax((1, 3))  # (B, rows)
+        for rows in torch.arange(self.q.shape[2], device=self.q.device).split(QUERIES_AT_A_TIME):
+            gap = (self._mixed_values(rows) - self.out[:, :, rows]).abs().amax((1, 3))  # (B, rows)
             worst = max(worst, float(gap.where(self.plan.q[:, rows] != PAD_POSITION, 0.0).max()))
         return worst
 
-    def _mixed(self, rows: Tensor) -> Tensor:
-        """What these queries read, by the formula, (B, H, rows, D)."""
+    def _mixed_values(self, rows: Tensor) -> Tensor:
+        """Return weights @ values for these queries, (B, H, rows, D)."""
         w = self.weights(rows)
         found = w @ repeat_kv(self.v.to(w.dtype), w)
         if self.plan.scheme.contextual:
             found = found + self.plan.scheme.values(w, (self.plan.q[:, rows], self.plan.k))  # type: ignore[operator]
         return found
 
-    def _queries(self, rows: Which) -> tuple[Tensor, Plan]:
+    def _queries(self, rows: Selection) -> tuple[Tensor, Plan]:
         if rows is None:
             return self.q, self.plan
-        places = indices(rows, self.q.shape[2], "queries").to(self.q.device)
-        return self.q[:, :, places], self.plan.for_queries(places)
+        places = checked_indices(rows, self.q.shape[2], "queries").to(self.q.device)
+        return self.q[:, :, places], self.plan.rows(places)
 
-    def _raw(self, q: Tensor, plan: Plan) -> Tensor:
-        # in fp32 also for a model in bf16: the fused kernels keep their scores in fp32 too
+    def _raw_scores(self, q: Tensor, plan: Plan) -> Tensor:
+        # fp32 for a bf16 model too: the fused kernels also keep their scores in fp32.
         q, k = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, self.k))
         with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-            return self.formula(q, k, plan)
+            return self.score(q, k, plan)
 
-    def _heads(self, found: Tensor, heads: Which) -> Tensor:
-        return found if heads is None else found[:, indices(heads, found.shape[1], "heads").to(found.device)]
+    def _heads(self, found: Tensor, heads: Selection) -> Tensor:
+        return found if heads is None else found[:, checked_indices(heads, found.shape[1], "heads").to(found.device)]
 
 
-def indices(which: Sequence[int] | Tensor, n: int, what: str) -> Tensor:
-    """Looked up here, because a GPU does not survive an index that is out of range."""
+def checked_indices(which: Sequence[int] | Tensor, n: int, what: str) -> Tensor:
+    """Return non-negative indices below n; checked on the CPU, because a CUDA context does not survive a wrong index."""
     try:
         return torch.arange(n)[torch.as_tensor(which, dtype=torch.long, device="cpu")]
     except IndexError as error:
@@ -115,14 +137,14 @@ def indices(which: Sequence[int] | Tensor, n: int, what: str) -> Tensor:
 
 
 class Tape(Recording):
-    """The records of each layer, oldest first: `tape["decoder.0.cross"][-1]`. Iterates over names.
+    """The records of each layer, oldest first: `tape["decoder.0.cross"][-1]`. It iterates over the names of layers.
 
-    `vectors` are those between the layers, by name (look/stream.py), one tensor a forward, if they were asked for.
+    `vectors` maps the names of the module docstring to one tensor per forward pass, if the stream is recorded.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
-        self._records: dict[str, list[Record]] = {name: [] for name in names}
+        self._records: dict[str, list[AttentionRecord]] = {name: [] for name in names}
         self.vectors: dict[str, list[Tensor]] = {}
 
     @property
@@ -131,14 +153,14 @@ class Tape(Recording):
 
     @property
     def is_recording(self) -> bool:
-        """Whether it is not paused; blocks that are recomputed in the backward pass have been recorded before."""
+        """Whether it is neither paused nor in a backward pass, which recomputes blocks that were recorded before."""
         return not self.pauses and torch._C._current_graph_task_id() == -1
 
     def keep(self, name: str, vectors: Tensor) -> None:
         if self.is_recording:
             self.vectors.setdefault(name, []).append(vectors.detach())
 
-    def __getitem__(self, name: str) -> list[Record]:
+    def __getitem__(self, name: str) -> list[AttentionRecord]:
         if name not in self._records:
             raise RegardError(f"'{name}' was not recorded: choose one of {', '.join(self._records)}")
         return self._records[name]
@@ -149,8 +171,8 @@ class Tape(Recording):
     def __len__(self) -> int:
         return len(self._records)
 
-    def weights(self, name: str, rows: Which = None, heads: Which = None) -> Tensor:
-        """Those of the layer's last forward."""
+    def weights(self, name: str, rows: Selection = None, heads: Selection = None) -> Tensor:
+        """Return the weights of the layer's last forward pass, (B, H, T, S)."""
         if not self[name]:
             raise RegardError(f"'{name}' has no records: run the model inside the `with`")
         return self[name][-1].weights(rows, heads)
@@ -158,25 +180,31 @@ class Tape(Recording):
 
 @contextmanager
 def record(model: nn.Module, patterns: str | Sequence[str] = "*", stream: bool = False) -> Iterator[Tape]:
-    """Keep what the named attention layers do in every forward inside the `with`; patterns as in file names.
+    """Record the attention layers whose names match, in every forward pass inside the `with`; patterns as in file names.
 
-    With `stream`, also the vectors that go from layer to layer, of the whole model."""
-    layers = chosen(layers_of(model), [patterns] if isinstance(patterns, str) else patterns)
+    With `stream`, the vectors between the layers of the whole model are recorded too."""
+    layers = select_layers(attention_layers(model), [patterns] if isinstance(patterns, str) else patterns)
     tape = Tape(list(layers))
     recorders = {layer: AttentionRecorder(layer, tape, name) for name, layer in layers.items()}
     concerned = None if stream else set[nn.Module](recorders)
-    vectors = hearing(model, tape.keep) if stream else nullcontext()
-    with swapped(recorders, "attend"), uncompiled(model, concerned), vectors:
+    vectors = record_stream(model, tape.keep) if stream else nullcontext()
+    with patch_attribute(recorders, "attend"), uncompiled(model, concerned), vectors:
         yield tape
 
 
-def layers_of(model: nn.Module) -> dict[str, Layer]:
-    """Every attention by its name: "decoder.blocks.3.sublayers.cross" is "decoder.3.cross"."""
+def short_name(path: str) -> str:
+    """Return "encoder.3.self" for the module path "body.encoder.blocks.3.sublayers.self"."""
+    return ".".join(part for part in path.split(".") if part not in UNNAMED)
+
+
+def attention_layers(model: nn.Module) -> dict[str, Layer]:
+    """Return every attention layer of a model by its short name, such as "decoder.3.cross"."""
     paths = {path: layer for path, layer in model.named_modules() if isinstance(layer, (Attention, Alignment))}
     return {short_name(path): layer for path, layer in paths.items()}
 
 
-def chosen(layers: dict[str, Layer], patterns: Sequence[str]) -> dict[str, Layer]:
+def select_layers(layers: dict[str, Layer], patterns: Sequence[str]) -> dict[str, Layer]:
+    """Return the layers whose names match any of the patterns; a pattern that matches none is an error."""
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in layers):
             there_are = ", ".join(layers) or "none"
@@ -184,45 +212,167 @@ def chosen(layers: dict[str, Layer], patterns: Sequence[str]) -> dict[str, Layer
     return {name: layer for name, layer in layers.items() if any(fnmatchcase(name, p) for p in patterns)}
 
 
-# ---- recording --------------------------------------------------------------------------------------------------------
+@contextmanager
+def patch_attribute(values: Mapping[Any, object], name: str) -> Iterator[None]:
+    """Set an instance attribute of each module inside the `with`; afterwards each has what it had before, or none."""
+    before = {module: module.__dict__[name] for module in values if name in module.__dict__}
+    for module, value in values.items():
+        module.__dict__[name] = value
+    try:
+        yield
+    finally:
+        for module in values:
+            del module.__dict__[name]
+        for module, value in before.items():
+            module.__dict__[name] = value
+
+
+def uncompiled(model: nn.Module, layers: set[nn.Module] | None) -> AbstractContextManager[None]:
+    """Run modules eagerly that were compiled in place and contain any of these layers; None: all compiled modules."""
+    compiled = (m for m in model.modules() if m._compiled_call_impl is not None)
+    around = (m for m in compiled if layers is None or layers.intersection(m.modules()))
+    return patch_attribute(dict.fromkeys(around), "_compiled_call_impl")
+
+
+# ---- attention --------------------------------------------------------------------------------------------------------
 
 
 class AttentionRecorder(AttentionHook):
-    """Stands before a layer's `attend`, keeps a copy of what goes in and what comes out, and lets it through.
+    """A hook that copies the inputs and the result of a layer's `attend` to a tape.
 
-    A copy, because a cache writes its keys and values in place. The scheme too, or the layer's own score, where there are
-    parameters in it: they may have been trained further before anybody asks for the weights.
+    Copies are needed because a key/value cache is written in place. Learned position schemes and score functions are
+    copied too: their parameters may have been trained further by the time that the weights are asked for.
     """
 
     def __init__(self, layer: Layer, tape: Tape, name: str) -> None:
         super().__init__(layer, tape)
-        self.score = layer.score if isinstance(layer, Alignment) else None
+        self.own_score = layer.score if isinstance(layer, Alignment) else None
         self.tape, self.name = tape, name
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Any:
         out = self.inner(q, k, v, plan)
         if self.tape.is_recording:
-            self.tape[self.name].append(self.recorded(q, k, v, plan, out))
+            self.tape[self.name].append(self.make_record(q, k, v, plan, out))
         return out
 
-    def recorded(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan, out: Tensor | None) -> Record:
+    def make_record(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan, out: Tensor | None) -> AttentionRecord:
         scheme = plan.scheme
         if scheme.relative or scheme.contextual:
             scheme = copy.deepcopy(scheme).requires_grad_(False)
         light = replace(plan, kernel=reference, scheme=scheme, prepared=None)  # `prepared` may be a dense mask
         q, k, v = (x.detach().clone() for x in (q, k, v))
         out = None if out is None else out.detach()
-        return Record(q, k, v, light, self.formula(), self.tape.sentences, self.tape.tokens, out)
+        return AttentionRecord(q, k, v, light, self.score_function(), self.tape.sentences, self.tape.tokens, out)
 
-    def formula(self) -> Formula:
-        if self.score is None:
+    def score_function(self) -> ScoreFunction:
+        if self.own_score is None:
             return raw_scores
-        score = copy.deepcopy(self.score).requires_grad_(False)
+        score = copy.deepcopy(self.own_score).requires_grad_(False)
         return lambda q, k, plan: score(q, k)
 
 
-def uncompiled(model: nn.Module, layers: set[nn.Module] | None) -> AbstractContextManager[None]:
-    """Whatever was compiled in place around these layers, or all of it, runs as written."""
-    compiled = (m for m in model.modules() if m._compiled_call_impl is not None)
-    around = (m for m in compiled if layers is None or layers.intersection(m.modules()))
-    return swapped(dict.fromkeys(around), "_compiled_call_impl")
+# ---- residual stream --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def record_stream(model: nn.Module, keep: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """Call `keep(name, vectors)` for the vectors between the layers, in every forward pass inside the `with`."""
+    with ExitStack() as entered:
+        for path, module in model.named_modules():
+            if isinstance(module, Stack):
+                StreamRecorder(module, short_name(path), keep, entered)
+        head = getattr(model, "answers", None) or getattr(model, "head", None)
+        if isinstance(head, nn.Module):
+            add_forward_hook(entered, head, lambda logits: keep("logits", logits))
+        yield
+
+
+class StreamRecorder:
+    """The hooks on one stack, its blocks and their sublayers; `entered` removes them."""
+
+    def __init__(self, stack: Stack, name: str, keep: Callable[[str, Tensor], None], entered: ExitStack) -> None:
+        self.stack, self.name, self.keep, self.entered = stack, name, keep, entered
+        self.pending: tuple[str, Tensor, Tensor] | None = None  # name, x and y of a sum that is not computed yet
+        self.inner_embed = stack.embed  # the stack's own method, or that of an outer recording
+        entered.enter_context(patch_attribute({stack: self.embed}, "embed"))
+        add_forward_pre_hook(entered, stack, self.begin)
+        for i, block in enumerate(stack.blocks):
+            assert isinstance(block, Block)
+            self.add_block(block, f"{name}.{i}")
+        add_forward_hook(entered, stack, self.end)
+
+    def add_block(self, block: Block, name: str) -> None:
+        for kind, part in block.sublayers.items():
+            self.add_sublayer(part, f"{name}.{kind}")
+        outer = block.observe  # None, or the observer of an outer recording, which must be called as well
+
+        def observe(sublayer: str, x: Tensor, y: Tensor | None) -> None:
+            if outer is not None:
+                outer(sublayer, x, y)
+            self.keep_sum(f"{name}.{sublayer}.stream", x, y)
+
+        self.entered.enter_context(patch_attribute({block: observe}, "observe"))
+
+    def add_sublayer(self, sublayer: nn.Module, name: str) -> None:
+        assert isinstance(sublayer, Part)
+        add_forward_pre_hook(self.entered, sublayer, partial(self.keep_input, f"{name}.input"))
+        for vectors, child in sublayer.observed.items():
+            hook = partial(self.keep_input, f"{name}.{vectors}")
+            add_forward_pre_hook(self.entered, sublayer.get_submodule(child), hook)
+        add_forward_hook(self.entered, sublayer, partial(self.keep_output, f"{name}.output"))
+
+    def keep_input(self, name: str, args: tuple[Any, ...]) -> None:
+        self.keep(name, args[0])
+
+    def keep_output(self, name: str, result: Any) -> None:
+        self.keep(name, result[0] if isinstance(result, tuple) else result)  # a tuple also holds an auxiliary loss
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        self.keep(f"{self.name}.embedding", x)
+        result = self.inner_embed(x, positions)
+        if result is not x:  # embedding zeros gives what the scheme adds, without the rounding of result - x
+            added = self.stack.schemes[0].embed(torch.zeros_like(x), positions)  # type: ignore[operator]
+            self.keep(f"{self.name}.position", added)
+        return result
+
+    embed.observes = True  # type: ignore[attr-defined]
+
+    def begin(self, args: tuple[Any, ...]) -> None:
+        self.pending = None
+        self.keep(f"{self.name}.input", args[0])
+
+    def keep_sum(self, name: str, x: Tensor, y: Tensor | None) -> None:
+        """Keep the stream after a sublayer; if y has still to be added to x, when the next norm has computed the sum."""
+        if self.pending is not None:
+            self.keep(self.pending[0], x)
+        if y is None:
+            self.keep(name, x)
+        self.pending = None if y is None else (name, x, y)
+
+    def end(self, result: Tensor) -> None:
+        if self.pending is not None:
+            name, x, y = self.pending
+            self.keep(name, (x + y).to(x.dtype))
+        self.pending = None
+        self.keep(f"{self.name}.output", result)
+
+
+def add_forward_pre_hook(entered: ExitStack, module: nn.Module, observe: Callable[[tuple[Any, ...]], None]) -> None:
+    """Call `observe(args)` before the module runs, until `entered` is closed."""
+
+    def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+        observe(args)
+
+    # The mark tells CUDA-graph decoding that it may leave the hook out (decode/graphs/step_model.py).
+    hook.observes = True  # type: ignore[attr-defined]
+    entered.enter_context(module.register_forward_pre_hook(hook))
+
+
+def add_forward_hook(entered: ExitStack, module: nn.Module, observe: Callable[[Any], None]) -> None:
+    """Call `observe(result)` after the module has run, until `entered` is closed."""
+
+    def hook(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
+        observe(result)
+
+    hook.observes = True  # type: ignore[attr-defined]
+    entered.enter_context(module.register_forward_hook(hook))

@@ -26,7 +26,7 @@ from regard.layers.context import Context, Request
 from regard.layers.part import Mixer, Place, make_part
 from regard.layers.recurrent import CellState, Recurrent
 from regard.look.figures import Lines, draw, save
-from regard.look.gradients import factor
+from regard.look.gradient_figure import decay_factor
 from regard.models.initialization import initialize
 from regard.studies.finetuning import setting
 
@@ -80,7 +80,7 @@ def measure(row: Row, x: Tensor, reach: int) -> dict[str, Any]:
 
 
 def measured(gains: Sequence[float], expected: float) -> dict[str, Any]:
-    return {"gains": list(gains), "factor": factor(gains), "expected": expected}
+    return {"gains": list(gains), "factor": decay_factor(gains), "expected": expected}
 
 
 # ---- recurrent layers -------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def expected(row: Row, layer: Recurrent, x: Tensor, reach: int) -> float:
     if row.cell == "rnn":
         return row.radius * float((1 - h[:, -reach:].square()).square().mean().sqrt())
     kept = gates(layer, x, h[:, :-1]).flip(1)[:, :reach].cumprod(1)  # (N, reach, H)
-    return factor(kept.square().mean((0, 2)).sqrt().tolist())
+    return decay_factor(kept.square().mean((0, 2)).sqrt().tolist())
 
 
 def gates(layer: Recurrent, x: Tensor, h: Tensor) -> Tensor:

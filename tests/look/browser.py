@@ -1,4 +1,4 @@
-"""What tests do with a page in a browser, and documents for such pages: random numbers that a model might have had."""
+"""Helpers for tests of the page in a browser, and documents with random numbers to fill it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from regard.look.page.document import HIDDEN, Document
-from regard.look.page.html import filled
+from regard.look.page.document import MASKED, Document
+from regard.look.page.html_page import fill_template
 
 Strips = dict[str, dict[str, Any]]
 
@@ -104,7 +104,7 @@ class Sample:
         known = {"name": name, "kind": kind, "layer": layer, "heads": heads, "queries": queries, "keys": keys}
         arrays = {"weights": self.stored(weights, **how), "scores": None, "difference": 1.25e-7, "causal": causal}
         if not how:
-            arrays["scores"] = self.document.add(np.maximum(scores, HIDDEN).astype(np.float32))
+            arrays["scores"] = self.document.add(np.maximum(scores, MASKED).astype(np.float32))
         self.parts.setdefault("attention", []).append({**known, **arrays})
 
     def stored(self, weights: np.ndarray, levels: int | None = None, half: bool = False) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class Sample:
 
     def html(self, *others: dict[str, Any], **more: Any) -> str:
         self.document.views = [self.view(**more), *others]
-        return filled(self.document)
+        return fill_template(self.document)
 
 
 def strip(label: str, pieces: Sequence[str], words: Sequence[tuple[str, list[int]]] = ()) -> dict[str, Any]:

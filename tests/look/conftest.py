@@ -6,6 +6,7 @@ Transformer. The browser's tests use them too.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from regard.model_folder import ModelPackage
 from regard.models.architectures import make_model, preset
 from regard.text.special_tokens import EOS_TEMPLATE, SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizer, Tokenizers
+
+sys.path.append(str(Path(__file__).parent))
+from small import add_noise
 
 LINES = ["der Mann hat einen roten Apfel gegessen.", "the man has eaten a red apple.", "don't, say I!"]
 HOSTILE = (
@@ -76,9 +80,7 @@ def tiny(kind: str, **changes: Any) -> ModelPackage:
     sizes = {} if pieces is None else {"source_vocab": len(pieces), "target_vocab": len(pieces)}
     torch.manual_seed(1)
     model = make_model(preset(changes.pop("preset", name), **{**PLAIN, **SETTINGS, **sizes, **settings, **changes}))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
+    add_noise(model, kind)
     labels = ("bad", "fair", "good") if kind in ("classifier", "vit") else ()
     pixels = {"mean": [0.5], "std": [0.25], "size": [16.0, 16.0]} if kind == "vit" else {}
     return ModelPackage(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 import torch
 from configured import model_config
@@ -19,12 +21,21 @@ from regard.text.special_tokens import PAD
 V, C, H, D, MAX_LEN = 23, 16, 4, 4, 64
 
 
+@torch.no_grad()
+def add_noise(model: nn.Module, seed: str = "") -> None:
+    """Add noise to every parameter, so that none is at a special value such as 0 or 1.
+
+    It is seeded by the parameter's name: models stay the same if their modules are registered in another order. Scales of
+    norms get any sign: with tied embeddings and scales near 1 an untrained decoder repeats its last token.
+    """
+    for name, p in model.named_parameters():
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}{name}".encode()))
+        noise = torch.randn(p.shape, generator=generator)
+        p.add_((1.0 if "norm" in name and name.endswith("weight") else 0.3) * noise)
+
+
 def stirred(model: nn.Module) -> nn.Module:
-    """No weight at a special value such as 0 or 1."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.3 * torch.randn(p.shape, generator=generator))
+    add_noise(model)
     return model.eval()
 
 

@@ -1,4 +1,4 @@
-"""Heat-maps of attention: the numbers in them, what the axes say, and the files, of every kind of model."""
+"""Heat-maps of attention: their numbers, axes and files, for every kind of model."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ from typer.testing import CliRunner, Result
 
 from regard.cli.look_commands import look_attention
 from regard.errors import RegardError
-from regard.look import forward
-from regard.look.alignment import by_words
-from regard.look.attention import Attention, Map, attention
-from regard.look.figures import Heat, grid
-from regard.look.forward import Strip, alone, run
-from regard.look.page import seen
-from regard.look.page.kinds import reader_of
-from regard.look.record import Record, layers_of, record
+from regard.look.attention_figure import AttentionFigure, LayerWeights, draw_attention
+from regard.look.figures import HeatMap, draw_small_multiples
+from regard.look.model_trace import body_of
+from regard.look.record import AttentionRecord, attention_layers, record
+from regard.look.recorded_forward import record_forward
+from regard.look.token_sequence import TokenSequence, merge_weights, single_words
 from regard.model_folder import ModelPackage
 from regard.models.architectures import make_model, preset
 
@@ -37,16 +35,19 @@ Bundles = dict[str, ModelPackage]
 KINDS = ["translation", "post-norm", "rope", "gpt", "bert", "classifier", "rnnsearch", "vit"]
 
 
-def strip(labels: str, special: str = "", name: str = "token") -> Strip:
+def strip(labels: str, special: str = "", name: str = "token") -> TokenSequence:
     """Places named by letters."""
-    marks = np.array([letter in special for letter in labels], bool)
-    return Strip(name, tuple(labels), alone(labels), marks, marks)
+    marks = tuple(letter in special for letter in labels)
+    return TokenSequence(name, (), tuple(labels), single_words(labels), marks)
 
 
-def drawn(weights: Any, queries: Strip, keys: Strip, **given: Any) -> Attention:
+def drawn(weights: Any, queries: TokenSequence, keys: TokenSequence, **given: Any) -> AttentionFigure:
     weights = np.array(weights, float)
-    return Attention(
-        "a text", "", (Map("decoder.0.cross", tuple(range(len(weights))), weights, queries, keys, 0.0),), **given
+    return AttentionFigure(
+        "a text",
+        "",
+        (LayerWeights("decoder.0.cross", tuple(range(len(weights))), weights, queries, keys, 0.0),),
+        **given,
     )
 
 
@@ -62,15 +63,15 @@ def maps_of(figure: Figure) -> list[Any]:
 def test_every_layer_of_every_kind_of_model_is_drawn_with_a_place_for_each_token(
     kind: str, bundles: Bundles, asked: dict[str, str]
 ) -> None:
-    layers = list(layers_of(reader_of(bundles[kind].model)))
+    layers = list(attention_layers(body_of(bundles[kind].model)))
     for layer in layers:
-        found = attention(bundles[kind], asked[kind], layer)
+        found = draw_attention(bundles[kind], asked[kind], layer)
         (kept,) = found.maps
         assert kept.layer == layer
-        assert kept.weights.shape == (len(kept.heads), len(kept.queries.labels), len(kept.keys.labels))
+        assert kept.weights.shape == (len(kept.heads), len(kept.queries.pieces), len(kept.keys.pieces))
         np.testing.assert_allclose(kept.weights.sum(-1), 1, atol=1e-6)
         assert kept.off < 1e-6
-    assert [kept.layer for kept in attention(bundles[kind], asked[kind]).maps] == layers[
+    assert [kept.layer for kept in draw_attention(bundles[kind], asked[kind]).maps] == layers[
         -1:
     ]  # in a decoder that is cross
 
@@ -82,63 +83,63 @@ def test_cross_attention_is_that_of_the_translation_by_what_was_written(
     package = bundles[kind]
     assert package.tokenizers is not None
     pieces = package.tokenizers.target
-    found = attention(package, asked[kind], layer)
+    found = draw_attention(package, asked[kind], layer)
     (kept,) = found.maps
     vocabulary = pieces.pieces(range(len(pieces)))
-    written = [SOS, *(vocabulary.index(label) for label in kept.queries.labels)]
+    written = [SOS, *(vocabulary.index(label) for label in kept.queries.pieces)]
     source = [*package.tokenizers.source.encode(asked[kind]), EOS]
     with torch.no_grad(), record(package.model, layer) as tape:
         package.model(torch.tensor([source]), torch.tensor([written[:-1]]))
     np.testing.assert_allclose(kept.weights, tape.weights(layer)[0].numpy(), atol=1e-6)
-    assert kept.keys.labels == tuple(pieces.pieces(source))
+    assert kept.keys.pieces == tuple(pieces.pieces(source))
     assert pieces.decode(written) == found.output
     assert found.axes == ("query: target token (as written)", "key: source token")
 
 
 def test_each_side_has_its_own_axes(bundles: Bundles, asked: dict[str, str]) -> None:
     text = asked["translation"]
-    encoder = attention(bundles["translation"], text, kind="encoder")
+    encoder = draw_attention(bundles["translation"], text, kind="encoder")
     assert encoder.axes == ("query: source token", "key: source token")
-    decoder = attention(bundles["translation"], text, kind="decoder")
+    decoder = draw_attention(bundles["translation"], text, kind="decoder")
     assert decoder.axes == ("query: target token (as read)", "key: target token (as read)")
-    assert decoder.maps[0].queries.labels[0] == "<sos>"
+    assert decoder.maps[0].queries.pieces[0] == "<sos>"
     assert np.triu(decoder.maps[0].weights[0], 1).max() == 0
-    assert attention(bundles["gpt"], asked["gpt"]).axes == ("query: token", "key: token")
+    assert draw_attention(bundles["gpt"], asked["gpt"]).axes == ("query: token", "key: token")
 
 
 def test_a_language_model_reads_the_text_and_no_more(bundles: Bundles, asked: dict[str, str]) -> None:
     package = bundles["gpt"]
     assert package.tokenizers is not None
     ids = [SOS, *package.tokenizers.target.encode(asked["gpt"])]
-    (kept,) = attention(package, asked["gpt"], "decoder.0.self").maps
-    assert kept.queries.labels == tuple(package.tokenizers.target.pieces(ids))
+    (kept,) = draw_attention(package, asked["gpt"], "decoder.0.self").maps
+    assert kept.queries.pieces == tuple(package.tokenizers.target.pieces(ids))
     with torch.no_grad(), record(package.model, "decoder.0.self") as tape:
         package.model(torch.tensor([ids]))
     np.testing.assert_allclose(kept.weights, tape.weights("decoder.0.self")[0].numpy(), atol=1e-6)
 
 
 def test_a_mask_in_a_text_is_that_token_and_a_pair_has_two_types(bundles: Bundles) -> None:
-    (kept,) = attention(bundles["bert"], "the <mask> apple").maps
-    assert kept.keys.labels.count("<mask>") == 1
+    (kept,) = draw_attention(bundles["bert"], "the <mask> apple").maps
+    assert kept.keys.pieces.count("<mask>") == 1
     assert bundles["bert"].tokenizers is not None
     assert bundles["bert"].tokenizers.source.pieces([MASK]) == ["<mask>"]
-    one, two = (attention(bundles["classifier"], text).maps[0] for text in ("the man say", "the man\tsay"))
-    assert one.keys.labels.count("<eos>") == 1
-    assert two.keys.labels.count("<eos>") == 2
+    one, two = (draw_attention(bundles["classifier"], text).maps[0] for text in ("the man say", "the man\tsay"))
+    assert one.keys.pieces.count("<eos>") == 1
+    assert two.keys.pieces.count("<eos>") == 2
 
 
 def test_one_head_can_be_chosen(bundles: Bundles, asked: dict[str, str]) -> None:
-    (all_heads,) = attention(bundles["translation"], asked["translation"]).maps
-    (one,) = attention(bundles["translation"], asked["translation"], head=1).maps
+    (all_heads,) = draw_attention(bundles["translation"], asked["translation"]).maps
+    (one,) = draw_attention(bundles["translation"], asked["translation"], head=1).maps
     assert one.heads == (1,)
     assert np.array_equal(one.weights, all_heads.weights[1:])
 
 
 def test_pieces_become_words_where_that_is_asked(bundles: Bundles, asked: dict[str, str]) -> None:
-    by_pieces = attention(bundles["translation"], asked["translation"])
-    by_word = attention(bundles["translation"], asked["translation"], words=True)
+    by_pieces = draw_attention(bundles["translation"], asked["translation"])
+    by_word = draw_attention(bundles["translation"], asked["translation"], words=True)
     (pieces,), (words,) = by_pieces.maps, by_word.maps
-    assert words.keys.labels == ("the", "man", "has", "eaten", "a", "red", "apple", ".", "<eos>")
+    assert words.keys.pieces == ("the", "man", "has", "eaten", "a", "red", "apple", ".", "<eos>")
     assert by_word.axes == ("query: target word (as written)", "key: source word")
     for i, (_, rows) in enumerate(pieces.queries.words):
         for j, (_, columns) in enumerate(pieces.keys.words):
@@ -152,7 +153,7 @@ def test_merging_keeps_what_rows_sum_to_whatever_the_words(seed: int, t: int, s:
     weights = rng.dirichlet(np.ones(s), (2, 3, t))
     cut = [np.split(np.arange(n), np.sort(rng.choice(n, rng.integers(0, n), replace=False))) for n in (t, s)]
     target, source = ([("w", part.tolist()) for part in parts if len(part)] for parts in cut)
-    merged = by_words(weights, target, source)
+    merged = merge_weights(weights, target, source)
     assert merged.shape == (2, 3, len(target), len(source))
     np.testing.assert_allclose(merged.sum(-1), 1)
     (_, rows), (_, columns) = target[-1], source[0]
@@ -163,45 +164,44 @@ def test_merging_keeps_what_rows_sum_to_whatever_the_words(seed: int, t: int, s:
 
 
 def test_hiding_sinks_leaves_weights_as_they_were_or_lets_rows_sum_to_one_again() -> None:
-    kept = Map(
+    kept = LayerWeights(
         "encoder.0.self", (0,), np.array([[[0.9, 0.04, 0.06], [1.0, 0.0, 0.0]]]), strip("ab"), strip(".xy", "."), 0.0
     )
-    plain, again = kept.hiding(renormalise=False), kept.hiding(renormalise=True)
-    assert plain.keys.labels == ("x", "y")
+    plain, again = kept.hide_sinks(renormalise=False), kept.hide_sinks(renormalise=True)
+    assert plain.keys.pieces == ("x", "y")
     np.testing.assert_allclose(plain.weights, [[[0.04, 0.06], [0, 0]]])
     np.testing.assert_allclose(again.weights, [[[0.4, 0.6], [0, 0]]])  # who looked nowhere else looks nowhere
     with pytest.raises(RegardError, match="nothing is left"):
-        replace(kept, keys=strip(".,:", ".,:")).hiding(renormalise=False)
+        replace(kept, keys=strip(".,:", ".,:")).hide_sinks(renormalise=False)
 
 
 @pytest.mark.parametrize("words", [False, True])
 def test_special_tokens_and_punctuation_are_hidden_and_the_picture_says_so(
     words: bool, bundles: Bundles, asked: dict[str, str]
 ) -> None:
-    found = attention(bundles["translation"], asked["translation"], words=words, hide_sinks=True)
-    assert not {"<eos>", "."} & set(found.maps[0].keys.labels)
+    found = draw_attention(bundles["translation"], asked["translation"], words=words, hide_sinks=True)
+    assert not {"<eos>", "."} & set(found.maps[0].keys.pieces)
     assert {"<eos>", "."} <= set(
-        attention(bundles["translation"], asked["translation"], words=words).maps[0].keys.labels
+        draw_attention(bundles["translation"], asked["translation"], words=words).maps[0].keys.pieces
     )
     hidden, _, how = found.note.partition(";")
     assert {".", "<eos>"} <= set(hidden.removeprefix("hidden keys:").split()) <= {".", "<eos>", "▁"}
     assert how == " weights are as they were, rows sum to 1 or less"
     assert "hidden keys: " in found.figure().get_suptitle()
-    again = attention(bundles["translation"], asked["translation"], words=words, hide_sinks=True, renormalise=True)
+    again = draw_attention(bundles["translation"], asked["translation"], words=words, hide_sinks=True, renormalise=True)
     np.testing.assert_allclose(again.maps[0].weights.sum(-1), 1)
     assert "rows are made to sum to 1 again" in again.note
 
 
 def test_what_a_language_model_begins_with_is_a_sink_whatever_it_is(bundles: Bundles) -> None:
-    given = seen.Strip("", (9, 8, 7), ("a", ".", "b"), (("a", (0,)), (".", (1,)), ("b", (2,))), (False, True, False))
     for first in (False, True):
-        made = forward.strip("token", given, first)
-        assert made.special.tolist() == [False, True, False]
+        made = TokenSequence("token", (9, 8, 7), tuple("a.b"), single_words("a.b"), (False, True, False), first)
+        assert made.special == (False, True, False)
         assert made.sinks.tolist() == [first, True, False]
     bare = replace(bundles["gpt"], token_template=replace(bundles["gpt"].token_template, before=()))
-    assert run(bare, "the man").strips["decoder"][1].sinks[0]
-    _, keys = run(bundles["bert"], "the man.").strips["encoder"]
-    assert {keys.labels[i] for i in np.flatnonzero(keys.sinks)} >= {"<sos>", ".", "<eos>"}
+    assert record_forward(bare, "the man").tokens["decoder"][1].sinks[0]
+    _, keys = record_forward(bundles["bert"], "the man.").tokens["encoder"]
+    assert {keys.pieces[i] for i in np.flatnonzero(keys.sinks)} >= {"<sos>", ".", "<eos>"}
 
 
 # ---- pictures --------------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def test_a_map_shows_its_weights_under_the_names_of_both_sides() -> None:
 
 
 def test_all_heads_of_all_layers_of_a_kind_share_one_scale(bundles: Bundles, asked: dict[str, str]) -> None:
-    found = attention(bundles["translation"], asked["translation"], kind="cross")
+    found = draw_attention(bundles["translation"], asked["translation"], kind="cross")
     axes = maps_of(found.figure())
     titles = [f"decoder.{layer}.cross, head {head}" for layer in range(2) for head in range(2)]
     assert [one.get_title() for one in axes] == titles
@@ -238,7 +238,9 @@ def test_all_heads_of_all_layers_of_a_kind_share_one_scale(bundles: Bundles, ask
 
 def test_names_that_look_like_formulas_are_text(tmp_path: Path) -> None:
     found = drawn(
-        [[[0.5, 0.5]]], strip("_"), Strip("token", ("$\\frac$", "a_{$"), alone("ab"), *[np.zeros(2, bool)] * 2)
+        [[[0.5, 0.5]]],
+        strip("_"),
+        TokenSequence("token", (), ("$\\\\frac$", "a_{$"), single_words("ab"), (False, False)),
     )
     found = replace(found, text="costs $5 and $\\x$")
     (axes,) = maps_of(found.figure())
@@ -254,7 +256,7 @@ def test_letters_without_a_glyph_are_drawn_without_a_warning(recwarn: pytest.War
 
 def test_of_many_tokens_as_many_are_named_as_there_is_room_for() -> None:
     names = tuple(f"t{i}" for i in range(400))
-    figure = grid("", [Heat("", np.eye(400), names, names, "x", "y", 1.0)] * 4, 2, "weight")
+    figure = draw_small_multiples("", [HeatMap("", np.eye(400), names, names, "x", "y", 1.0)] * 4, 2, "weight")
     ticks = maps_of(figure)[2].get_xticks()
     assert 10 < len(ticks) < 200
     assert [names[int(i)] for i in ticks] == [text.get_text() for text in maps_of(figure)[2].get_xticklabels()]
@@ -262,7 +264,7 @@ def test_of_many_tokens_as_many_are_named_as_there_is_room_for() -> None:
 
 def test_long_names_are_cut_and_pictures_stay_small() -> None:
     names = ("a" * 30, "b" * 240)
-    figure = grid("", [Heat("", np.eye(2), names, names, "x", "y", 1.0)], 1, "weight")
+    figure = draw_small_multiples("", [HeatMap("", np.eye(2), names, names, "x", "y", 1.0)], 1, "weight")
     (axes,) = maps_of(figure)
     assert [text.get_text() for text in axes.get_xticklabels()] == ["a" * 30, "b" * 29 + "…"]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["a" * 30, "b" * 29 + "…"]
@@ -281,7 +283,7 @@ def test_a_picture_is_not_written_under_the_name_of_another_format(name: str, tm
 
 
 def test_where_the_summary_token_looks_is_laid_over_the_picture(bundles: Bundles, picture: Path) -> None:
-    found = attention(bundles["vit"], str(picture))
+    found = draw_attention(bundles["vit"], str(picture))
     assert found.maps[0].weights.shape == (2, 17, 17)
     figure = found.figure()
     assert "where the summary token looks" in figure.get_suptitle()
@@ -294,7 +296,7 @@ def test_where_the_summary_token_looks_is_laid_over_the_picture(bundles: Bundles
         assert above.get_clim() == (0, found.maps[0].weights[:, 0, 1:].max())
         assert [*below.get_extent()] == [*above.get_extent()] == [-0.5, 3.5, 3.5, -0.5]
         np.testing.assert_allclose(below.get_array(), np.round(imread(picture) * 255))
-    hidden = attention(bundles["vit"], str(picture), hide_sinks=True)
+    hidden = draw_attention(bundles["vit"], str(picture), hide_sinks=True)
     np.testing.assert_allclose(
         maps_of(hidden.figure())[1].images[1].get_array().ravel(), found.maps[0].weights[1, 0, 1:]
     )
@@ -323,12 +325,14 @@ def colour_of_the_middle(png: bytes) -> tuple[float, ...]:
 def test_rows_that_do_not_sum_to_one_are_an_error_that_is_said(
     bundles: Bundles, asked: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = Record.weights
-    monkeypatch.setattr(Record, "weights", lambda self: whole(self) * (1 - 0.01 * torch.eye(2)[0].view(1, 2, 1, 1)))
+    whole = AttentionRecord.weights
+    monkeypatch.setattr(
+        AttentionRecord, "weights", lambda self: whole(self) * (1 - 0.01 * torch.eye(2)[0].view(1, 2, 1, 1))
+    )
     with pytest.raises(
         RegardError, match=r"row \d+ of head 0 in decoder\.1\.cross sums to 0\.99 and not to 1.*error in Regard"
     ):
-        attention(bundles["translation"], asked["translation"])
+        draw_attention(bundles["translation"], asked["translation"])
 
 
 def test_what_cannot_be_drawn_is_said(bundles: Bundles) -> None:
@@ -345,18 +349,18 @@ def test_what_cannot_be_drawn_is_said(bundles: Bundles) -> None:
         ({"renormalise": True}, "--renormalise is for --hide-sinks"),
     ]:
         with pytest.raises(RegardError, match=message):
-            attention(package, "the man", **asked)  # type: ignore[arg-type]
+            draw_attention(package, "the man", **asked)  # type: ignore[arg-type]
     with pytest.raises(RegardError, match="no layer is of the kind cross"):
-        attention(bundles["gpt"], "the man", kind="cross")
+        draw_attention(bundles["gpt"], "the man", kind="cross")
     with pytest.raises(RegardError, match="give a sentence"):
-        attention(package, " ")
+        draw_attention(package, " ")
     with pytest.raises(RegardError, match=r"decode\.beam is for models that translate"):
-        attention(bundles["gpt"], "the man", beam=2)
+        draw_attention(bundles["gpt"], "the man", beam=2)
     with pytest.raises(RegardError, match="at most 64"):
-        attention(bundles["gpt"], "the man " * 60)
+        draw_attention(bundles["gpt"], "the man " * 60)
     recurrent = make_model(preset("rnn-tiny", d_model=8, **{"recurrent.d_hidden": 8}, source_vocab=9, target_vocab=9))
     with pytest.raises(RegardError, match="has no attention"):
-        attention(replace(bundles["gpt"], model=recurrent), "the man")
+        draw_attention(replace(bundles["gpt"], model=recurrent), "the man")
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

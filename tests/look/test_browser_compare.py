@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from browser import SIGNED, Sample, act, choose, click, colour, downloaded, hovered, press, rgb, translation
 
-from regard.look.page.html import show
+from regard.look.page.html_page import show
 from regard.model_folder import ModelPackage
 
 pytest_plugins = "chromium"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable
 from typing import Any
 from xml.etree import ElementTree
@@ -12,13 +13,14 @@ import numpy as np
 import pytest
 from browser import choose, click, downloaded, hovered, press
 
-from regard.look.page.html import Page, filled
-from regard.look.page.seen import Seen, see
+from regard.look.model_trace import Trace
+from regard.look.page.html_page import Page, fill_template
+from regard.look.tracers import trace
 from regard.model_folder import ModelPackage
 
 pytest_plugins = "chromium"
 Open = Callable[..., Any]
-See = Callable[[str], Seen]
+See = Callable[[str], Trace]
 KINDS = (
     "translation",
     "gpt",
@@ -39,17 +41,17 @@ TABS = {
 @pytest.fixture(scope="session")
 def seen(bundles: dict[str, ModelPackage], asked: dict[str, str]) -> See:
     """What a tiny model of a kind did, looked at once."""
-    known: dict[str, Seen] = {}
+    known: dict[str, Trace] = {}
 
-    def of(kind: str) -> Seen:
+    def of(kind: str) -> Trace:
         if kind not in known:
-            known[kind] = see(bundles[kind], asked[kind])
+            known[kind] = trace(bundles[kind], asked[kind])
         return known[kind]
 
     return of
 
 
-def weights_of(view: Seen) -> dict[str, np.ndarray]:
+def weights_of(view: Trace) -> dict[str, np.ndarray]:
     return {one.name: one.weights().numpy() for one in view.attention}
 
 
@@ -143,8 +145,8 @@ def test_the_vectors_of_a_token_are_those_of_the_model(open_page: Open, seen: Se
     strip = view.attention[-1].queries
     own = [
         one
-        for one in view.chain
-        if one.strip == strip and (one.sublayer != "cross" or one.stage not in ("key", "value"))
+        for one in view.activations
+        if one.sequence == strip and (one.sublayer != "cross" or one.stage not in ("key", "value"))
     ]
     _, *rows = rows_of(downloaded(page, "csv"))
     assert [row[2] for row in rows] == [one.stage for one in own]
@@ -155,7 +157,9 @@ def test_the_vectors_of_a_token_are_those_of_the_model(open_page: Open, seen: Se
 def test_a_strip_says_the_number_under_the_pointer_and_its_norm(open_page: Open, seen: See) -> None:
     view = seen("translation")
     page = open_page(Page([view]).html(), "tab=chain&queries=1")
-    values = next(one.values[1] for one in view.chain if one.stage == "embedding" and one.strip == "target").numpy()
+    values = next(
+        one.values[1] for one in view.activations if one.stage == "embedding" and one.sequence == "target"
+    ).numpy()
     canvas = page.locator('main [data-stage="embedding"] canvas')
     box = canvas.bounding_box()
     for i in (0, 5, 15):
@@ -168,7 +172,9 @@ def test_a_strip_says_the_number_under_the_pointer_and_its_norm(open_page: Open,
 def test_the_scores_of_a_query_are_its_products_with_every_key(open_page: Open, seen: See) -> None:
     view = seen("gpt")  # two heads share a key, and positions turn queries and keys
     page = open_page(Page([view]).html(), "tab=chain&queries=3&head=1&layer=1")
-    part = {one.stage: one.values.double().numpy() for one in view.chain if one.layer == 1 and one.sublayer == "self"}
+    part = {
+        one.stage: one.values.double().numpy() for one in view.activations if one.layer == 1 and one.sublayer == "self"
+    }
     query, keys = part["query"][3].reshape(4, 4)[1], part["key"].reshape(-1, 2, 4)[:, 0]
     weights = weights_of(view)["decoder.1.self"][1, 3]
     cells = page.eval_on_selector_all(
@@ -177,7 +183,7 @@ def test_the_scores_of_a_query_are_its_products_with_every_key(open_page: Open, 
     assert len(cells) == len(keys)
     for place, cell in enumerate(cells):
         said = [text.replace("−", "-") for text in cell]
-        assert said[0] == view.strips["tokens"].pieces[place]
+        assert said[0] == view.sequences["tokens"].pieces[place]
         assert float(said[2]) == pytest.approx(query @ keys[place], rel=6e-3, abs=1e-3)
         assert float(said[3]) == pytest.approx(query @ keys[place] / 2, rel=6e-3, abs=1e-3)
         assert (said[4] == "masked") == (place > 3)
@@ -191,7 +197,7 @@ def test_scores_are_scaled_as_the_layer_says(open_page: Open, seen: See, scale: 
     document = Page([seen("gpt")]).document
     for layer in document.views[0]["attention"]:
         layer["scale"] = scale
-    page = open_page(filled(document), "tab=chain&queries=3")
+    page = open_page(fill_template(document), "tab=chain&queries=3")
     assert page.locator('main [data-stage="scores"] thead th').all_inner_texts()[3] == said
     cells = page.locator('main [data-stage="scores"] tbody tr >> nth=0 >> td').all_inner_texts()
     product, scaled = (float(text.replace("−", "-")) for text in cells[1:3])
@@ -206,12 +212,12 @@ def test_formulas_have_the_sizes_and_the_scale_of_the_model(open_page: Open, see
     for one in mixes:
         narrow = np.zeros((len(one["tokens"]), 12), np.float32)
         one["values"] = document.add(narrow)  # as where heads are narrower than the model
-    page = open_page(filled(document), "tab=chain")
+    page = open_page(fill_template(document), "tab=chain")
     said = " ".join(page.inner_text("main .chain").split())
     assert "e = E[id] × 11.3 id → 16" in said
     assert "y = mix W_o 12 → 16" in said
     view["model"]["embedding scale"] = 1
-    again = open_page(filled(document), "tab=chain")
+    again = open_page(fill_template(document), "tab=chain")
     assert "e = E[id] id → 16" in " ".join(again.inner_text("main .chain").split())
 
 
@@ -247,7 +253,7 @@ def test_candidates_have_their_logits(open_page: Open, seen: See) -> None:
     for one in document.views[0]["predictions"]:
         one["top"] = [{**candidate, "logit": 3.25 - rank} for rank, candidate in enumerate(one["top"])]
         one["chosen"]["logit"] = -7.5
-    page = open_page(filled(document), "tab=predictions")
+    page = open_page(fill_template(document), "tab=predictions")
     place = page.locator('main [data-place="1"]')
     assert place.locator(".logit").all_inner_texts()[:10] == [f"{3.25 - i:.2f}".replace("-", "−") for i in range(10)]
     assert place.locator("li.faint").inner_text().split() == ["token", "probability", "logit"]
@@ -262,7 +268,7 @@ def test_what_was_given_is_no_part_of_what_the_model_wrote(open_page: Open, seen
     predictions = document.views[0]["predictions"]
     for i, one in enumerate(predictions):
         one["given"] = i < 2
-    page = open_page(filled(document), "tab=predictions")
+    page = open_page(fill_template(document), "tab=predictions")
     for i, one in enumerate(predictions):
         said = page.inner_text(f'main [data-place="{one["place"]}"] .chosen .bar-label')
         assert said.endswith("given" if i < 2 else "taken")
@@ -277,9 +283,9 @@ def test_tokens_that_a_model_could_see_have_no_sum(open_page: Open, seen: See) -
     predictions = document.views[0]["predictions"]
     for one in predictions:
         one["given"] = True
-    assert "Together" not in open_page(filled(document), "tab=predictions").inner_text("main")
+    assert "Together" not in open_page(fill_template(document), "tab=predictions").inner_text("main")
     predictions[1]["given"] = False
-    page = open_page(filled(document), "tab=predictions")
+    page = open_page(fill_template(document), "tab=predictions")
     assert f"{predictions[1]['chosen']['log_prob']:.4f}".replace("-", "−") in page.inner_text(
         "main .card .faint >> nth=0"
     )
@@ -318,7 +324,9 @@ def test_the_tree_has_every_hypothesis_and_marks_the_one_that_survived(open_page
     last = next((s, i) for s, i in reversed(every) if steps[s][i].best)
     page.hover(f'main [data-node="{last[0]},{last[1]}"]')
     node = steps[last[0]][last[1]]
-    assert f"{node.log_prob:.4f}".replace("-", "−") in page.inner_text("#tip")
+    said = re.search(r"log-probability (\S+)", page.inner_text("#tip"))
+    assert said is not None
+    assert float(said[1].replace("−", "-")) == pytest.approx(node.log_prob, abs=1e-4)  # four digits of a rounded number
     assert ElementTree.fromstring(downloaded(page, "svg")).tag.endswith("svg")
     saved = {(int(row[0]), int(row[1])): float(row[5]) for row in rows_of(downloaded(page, "csv"))[1:]}
     assert saved == pytest.approx({(s, i): steps[s][i].log_prob for s, i in every}, rel=1e-5)

@@ -1,4 +1,4 @@
-"""What a page is made of: arrays that come back as what they were, text that stays text, files that stay small."""
+"""The document of a page: arrays are restored as stored, text is never markup, files stay small."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from regard.cli.look_commands import look_app
 from regard.errors import RegardError
 from regard.kernels.masks import CAUSAL, FULL
 from regard.layers.attention_kernels import Plan, reference
-from regard.look.change.intervene import Forbid, Force, Mean, Zero
-from regard.look.compact import Compact
+from regard.look.interventions import Forbid, Force, Mean, Zero
+from regard.look.model_trace import Activation, AttentionLayer, Trace
 from regard.look.page import document as documents
-from regard.look.page.chain import Stage
-from regard.look.page.document import Document, deflated, document_of, number
-from regard.look.page.html import Page, file, files, joined, show
-from regard.look.page.seen import Attention, Seen, Strip, see
-from regard.look.record import Record, record
+from regard.look.page.document import Document, QuantizedWeights, deflate, make_document, to_number
+from regard.look.page.html_page import Page, join_files, page_files, read_file, show
+from regard.look.record import AttentionRecord, record
+from regard.look.token_sequence import TokenSequence
+from regard.look.tracers import trace
 from regard.model_folder import ModelPackage
 
 Maker = Callable[..., ModelPackage]
@@ -60,8 +60,8 @@ def rounding(exact: np.ndarray, levels: int) -> np.ndarray:
 @pytest.mark.parametrize("kind", KINDS)
 def test_small_documents_hold_what_the_recorder_heard_in_float64(kind: str, make: Maker, asked: Any) -> None:
     package = make(kind)
-    seen = see(package, asked[kind])
-    made = document_of([seen])
+    seen = trace(package, asked[kind])
+    made = make_document([seen])
     (view,) = json.loads(made.json())["views"]
     exact = inputs(package, seen)
     with torch.no_grad(), record(package.model.double(), stream=True) as tape:
@@ -78,7 +78,7 @@ def test_small_documents_hold_what_the_recorder_heard_in_float64(kind: str, make
         if kind != "rnnsearch":
             assert one["difference"] < 1e-4
     assert view["notes"] == [*seen.notes]
-    for one, stage in zip(view["chain"], seen.chain, strict=True):
+    for one, stage in zip(view["chain"], seen.activations, strict=True):
         assert one["values"]["type"] == "f32"
         np.testing.assert_array_equal(unpacked(one["values"], made.blobs), stage.values.numpy().astype(np.float64))
     if kind != "rnnsearch":
@@ -90,20 +90,20 @@ def test_small_documents_hold_what_the_recorder_heard_in_float64(kind: str, make
             )
 
 
-def inputs(package: ModelPackage, seen: Seen) -> list[torch.Tensor]:
+def inputs(package: ModelPackage, seen: Trace) -> list[torch.Tensor]:
     """What the model read, for another forward."""
     if seen.kind == "picture":
         from PIL import Image
 
         pixels = np.asarray(Image.open(seen.input)) / 255
         return [torch.from_numpy((pixels - 0.5) / 0.25)[None, None]]
-    rows = [torch.tensor([seen.strips[name].ids]) for name in seen.strips]
+    rows = [torch.tensor([seen.sequences[name].ids]) for name in seen.sequences]
     return [*rows, torch.zeros_like(rows[0])] if seen.kind == "classification" else rows
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "hostile"])
 def test_a_document_has_all_that_was_agreed(kind: str, bundles: Any, asked: Any) -> None:
-    made = document_of([see(bundles[kind], asked[kind])])
+    made = make_document([trace(bundles[kind], asked[kind])])
     tree = json.loads(made.json())
     assert tree["version"] == 1
     (view,) = tree["views"]
@@ -152,7 +152,7 @@ SCALES: dict[str, tuple[str, dict[str, Any], float]] = {  # heads have a width o
 @pytest.mark.parametrize("style", SCALES)
 def test_a_layer_says_what_its_products_are_multiplied_by(style: str, make: Maker) -> None:
     kind, settings, scale = SCALES[style]
-    (view,) = document_of([see(make(kind, **settings), "the man has")]).views
+    (view,) = make_document([trace(make(kind, **settings), "the man has")]).views
     own = [one["scale"] for one in view["attention"] if one["kind"] != "cross"]
     assert own == pytest.approx([scale] * len(own))
     cross = [one["scale"] for one in view["attention"] if one["kind"] == "cross"]
@@ -161,7 +161,7 @@ def test_a_layer_says_what_its_products_are_multiplied_by(style: str, make: Make
 
 def test_scores_without_positions_are_the_products_times_the_scale(make: Maker) -> None:
     for changes in ([], [Mean("encoder.0.self", (1,))]):
-        seen = see(make("translation"), "the man has", changes)
+        seen = trace(make("translation"), "the man has", changes)
         for one in seen.attention:
             products = (one.record.q.double() @ one.record.k.double().mT)[0] * one.scale
             products = products.masked_fill(one.scores().isinf(), -math.inf)
@@ -172,7 +172,7 @@ def test_scores_without_positions_are_the_products_times_the_scale(make: Maker) 
 @pytest.mark.parametrize(("kind", "scaled"), [("translation", True), ("translation", False), ("bert", True)])
 def test_the_embeddings_are_rows_of_their_matrix_times_a_scale(kind: str, scaled: bool, make: Maker) -> None:
     package = make(kind, scale_embeddings=scaled, embedding_norm=False, token_types=0)
-    (view,) = (made := document_of([see(package, "the man has")])).views
+    (view,) = (made := make_document([trace(package, "the man has")])).views
     assert view["model"]["embedding scale"] == (4.0 if scaled else 1)
     first = view["chain"][0]
     assert first["stage"] == "embedding"
@@ -209,8 +209,8 @@ SEEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
 @pytest.mark.parametrize("case", SEEN)
 def test_a_layer_says_who_may_look_where(case: str, make: Maker) -> None:
     kind, settings, changes = SEEN[case]
-    seen = see(make(kind, **settings), "the man has eaten.", changes)
-    (view,) = json.loads(document_of([seen]).json())["views"]
+    seen = trace(make(kind, **settings), "the man has eaten.", changes)
+    (view,) = json.loads(make_document([seen]).json())["views"]
     by_head = 0
     for one, source in zip(view["attention"], seen.attention, strict=True):
         may = ~source.scores().isinf().numpy()  # (H, T, S)
@@ -237,27 +237,31 @@ def test_a_layer_says_who_may_look_where(case: str, make: Maker) -> None:
 # ---- rounding --------------------------------------------------------------------------------------------------------
 
 
-def layer(n: int, name: str = "encoder.0.self", spread: float = 1.0, causal: bool = False, heads: int = 8) -> Attention:
+def layer(
+    n: int, name: str = "encoder.0.self", spread: float = 1.0, causal: bool = False, heads: int = 8
+) -> AttentionLayer:
     """Scores with a standard deviation of `spread`."""
     torch.manual_seed(zlib.crc32(name.encode()))
     q, k = (torch.randn(1, heads, n, 8) for _ in range(2))
     at = torch.arange(n)[None]
     plan = Plan(reference, CAUSAL if causal else FULL, at, at, torch.arange(n))
-    kept = Record(q * spread, k, k, plan)
-    return Attention(
+    kept = AttentionRecord(q * spread, k, k, plan)
+    return AttentionLayer(
         name, "decoder" if causal else "encoder", int(name.split(".")[1]), "tokens", "tokens", causal, kept
     )
 
 
-def seen_with(layers: list[Attention], n: int, chain: list[Stage] | None = None, kind: str = "filling") -> Seen:
-    strip = Strip("text", tuple(range(n)), tuple("a" * n), (("a" * n, tuple(range(n))),), (False,) * n)
-    return Seen(kind, "in", "out", {"architecture": "bert"}, {"tokens": strip}, layers, chain or [])
+def seen_with(
+    layers: list[AttentionLayer], n: int, chain: list[Activation] | None = None, kind: str = "filling"
+) -> Trace:
+    strip = TokenSequence("text", tuple(range(n)), tuple("a" * n), (("a" * n, tuple(range(n))),), (False,) * n)
+    return Trace(kind, "in", "out", {"architecture": "bert"}, {"tokens": strip}, layers, chain or [])
 
 
 @pytest.mark.parametrize("n", [60, 120, 200, 300])
 def test_weights_come_back_within_half_a_level_whatever_they_are_stored_as(n: int) -> None:
     layers = [layer(n, f"encoder.{i}.self") for i in range(2)] + [layer(n, "decoder.1.self", 4.0, causal=True)]
-    made = document_of([seen_with(layers, n)])
+    made = make_document([seen_with(layers, n)])
     (view,) = made.views
     kinds = {one["weights"]["type"] for one in view["attention"]}
     assert kinds == {{60: "f32", 120: "f32", 200: "f16", 300: "u8"}[n]}
@@ -279,7 +283,7 @@ def test_weights_come_back_within_half_a_level_whatever_they_are_stored_as(n: in
 
 
 def test_hidden_scores_are_a_number_that_json_and_floats_have() -> None:
-    made = document_of([seen_with([layer(5, causal=True, heads=1)], 5)])
+    made = make_document([seen_with([layer(5, causal=True, heads=1)], 5)])
     scores = unpacked(made.views[0]["attention"][0]["scores"], made.blobs)[0]
     assert (scores[np.triu_indices(5, 1)] == np.float32(-1e30)).all()
     assert (scores[np.tril_indices(5)] > -100).all()
@@ -287,12 +291,12 @@ def test_hidden_scores_are_a_number_that_json_and_floats_have() -> None:
 
 def test_levels_become_fewer_until_the_weights_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = [layer(100, f"encoder.{i}.self", 0.3) for i in range(2)]
-    monkeypatch.setattr(documents, "EXACT", 1)
-    monkeypatch.setattr(documents, "HALVES", 1)
+    monkeypatch.setattr(documents, "EXACT_SIZE", 1)
+    monkeypatch.setattr(documents, "FP16_SIZE", 1)
     sizes = {}
     for room in (10_000_000, 70_000, 45_000, 30_000):
-        monkeypatch.setattr(documents, "LADDER", [(levels, room) for levels in (255, 63, 15, 7, 3)])
-        made = document_of([seen_with(layers, 100)])
+        monkeypatch.setattr(documents, "QUANTIZATIONS", [(levels, room) for levels in (255, 63, 15, 7, 3)])
+        made = make_document([seen_with(layers, 100)])
         (levels,) = {one["weights"]["levels"] for one in made.views[0]["attention"]}
         assert f"{levels} levels" in made.views[0]["notes"][0]
         assert made.size <= room or levels == 3
@@ -307,18 +311,18 @@ def test_levels_become_fewer_until_the_weights_fit(monkeypatch: pytest.MonkeyPat
 def test_a_size_is_judged_by_some_heads_and_then_really_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = [layer(100, f"encoder.{i}.self", 0.3) for i in range(3)]
     for room in (90_000, 40_000):
-        monkeypatch.setattr(documents, "LADDER", [(levels, room) for levels in (255, 63, 15, 7, 3)])
+        monkeypatch.setattr(documents, "QUANTIZATIONS", [(levels, room) for levels in (255, 63, 15, 7, 3)])
         sizes = [
-            sum(len(deflated(Compact.of(one.weights(), n).codes.numpy())) for one in layers)
-            for n, _ in documents.fitting(layers, 1)
+            sum(len(deflate(QuantizedWeights.of(one.weights(), n).codes.numpy())) for one in layers)
+            for n, _ in documents.fitting_quantizations(layers, 1)
         ]
         assert sizes[0] <= 1.05 * room
         assert sizes == sorted(sizes, reverse=True)
 
 
-def stages(n: int, width: int, count: int = 4) -> list[Stage]:
+def stages(n: int, width: int, count: int = 4) -> list[Activation]:
     torch.manual_seed(0)
-    return [Stage("tokens", i, "self", "output", 5 * torch.randn(n, width)) for i in range(count)]
+    return [Activation("tokens", i, "self", "output", 5 * torch.randn(n, width)) for i in range(count)]
 
 
 @pytest.mark.parametrize(("kind", "places"), [("filling", [0, 1, 2]), ("language", [5, 6, 7])])
@@ -331,8 +335,8 @@ def test_vectors_are_those_of_as_many_tokens_as_fit(
         (12_799, list(range(8)), "f16"),
         (2_400, places, "f16"),
     ]:
-        monkeypatch.setattr(documents, "VECTORS", room)
-        made = document_of([seen_with([], 8, chain, kind)])
+        monkeypatch.setattr(documents, "VECTORS_SIZE", room)
+        made = make_document([seen_with([], 8, chain, kind)])
         (view,) = made.views
         assert [one["tokens"] for one in view["chain"]] == [tokens] * 4
         assert {one["values"]["type"] for one in view["chain"]} == {stored}
@@ -347,17 +351,19 @@ def test_vectors_are_those_of_as_many_tokens_as_fit(
 
 
 def test_a_number_too_large_for_fp16_is_the_largest_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "VECTORS", 1)
-    made = document_of([seen_with([], 1, [Stage("tokens", None, None, "input", torch.tensor([[1e6, -1e6, 2.5]]))])])
+    monkeypatch.setattr(documents, "VECTORS_SIZE", 1)
+    made = make_document(
+        [seen_with([], 1, [Activation("tokens", None, None, "input", torch.tensor([[1e6, -1e6, 2.5]]))])]
+    )
     assert unpacked(made.views[0]["chain"][0]["values"], made.blobs).tolist() == [[65504.0, -65504.0, 2.5]]
 
 
 def test_two_views_share_the_room_of_one() -> None:
     one = seen_with([layer(80)], 80)  # 8 * 80 * 80 weights and as many scores: 410 kB
-    assert document_of([one]).views[0]["attention"][0]["scores"] is not None
+    assert make_document([one]).views[0]["attention"][0]["scores"] is not None
     two = seen_with([layer(130)], 130)  # 1.08 MB
-    assert document_of([two]).views[0]["attention"][0]["scores"] is not None
-    (first, second) = document_of([two, two]).views
+    assert make_document([two]).views[0]["attention"][0]["scores"] is not None
+    (first, second) = make_document([two, two]).views
     assert first["attention"][0]["scores"] is second["attention"][0]["scores"] is None
 
 
@@ -367,7 +373,7 @@ def test_512_tokens_of_6_layers_and_8_heads_on_three_sides_stay_below_15_mb() ->
     n, spread = 512, 0.1
     kinds = [("encoder", "self", False), ("decoder", "self", True), ("decoder", "cross", False)]
     layers = [layer(n, f"{stack}.{i}.{kind}", spread, causal) for stack, kind, causal in kinds for i in range(6)]
-    made = document_of([seen_with(layers, n, stages(n, 512, 60) + stages(n, 2048, 12))])
+    made = make_document([seen_with(layers, n, stages(n, 512, 60) + stages(n, 2048, 12))])
     text = 4 / 3 * made.size + len(made.json())
     assert text < 14e6
     assert len(made.views[0]["chain"][0]["tokens"]) > 10
@@ -375,7 +381,7 @@ def test_512_tokens_of_6_layers_and_8_heads_on_three_sides_stay_below_15_mb() ->
 
 @pytest.mark.parametrize("x", [0.0, 1 / 3, -1e-30, 1234567.0, -math.inf, math.inf])
 def test_numbers_keep_seven_digits_and_are_finite(x: float) -> None:
-    found = number(x)
+    found = to_number(x)
     assert math.isfinite(found)
     if math.isfinite(x):
         assert found == pytest.approx(x, rel=1e-6)
@@ -409,7 +415,7 @@ class Scripts(HTMLParser):
 
 
 def test_hostile_text_comes_out_of_a_page_as_it_went_in(bundles: Any, asked: Any) -> None:
-    page = Page([see(bundles["hostile"], asked["hostile"])])
+    page = Page([trace(bundles["hostile"], asked["hostile"])])
     scripts = Scripts(page.html())
     assert scripts.tags == 2 + len(page.document.blobs)
     (view,) = json.loads(scripts.found["document"])["views"]
@@ -432,7 +438,7 @@ def test_any_text_survives_in_json_and_none_ends_its_element(text: str) -> None:
 
 
 def test_a_page_is_one_file_with_all_arrays_and_scripts_in_order(bundles: Any, asked: Any, tmp_path: Path) -> None:
-    page = Page([see(bundles["gpt"], asked["gpt"])])
+    page = Page([trace(bundles["gpt"], asked["gpt"])])
     page.save(tmp_path / "new" / "look.html")
     text = (tmp_path / "new" / "look.html").read_text(encoding="utf-8")
     assert text == page.html()
@@ -440,26 +446,26 @@ def test_a_page_is_one_file_with_all_arrays_and_scripts_in_order(bundles: Any, a
     for i, blob in enumerate(page.document.blobs):
         assert base64.b64decode(scripts[f"blob-{i}"]) == blob
     assert json.loads(scripts["document"]) == page.document.tree
-    names = sorted(path.name for path in files().iterdir() if path.name.endswith(".js"))
-    places = [scripts["code"].index(file(name).strip()) for name in names]
+    names = sorted(path.name for path in page_files().iterdir() if path.name.endswith(".js"))
+    places = [scripts["code"].index(read_file(name).strip()) for name in names]
     assert places == sorted(places)
     assert len(names) > 3
-    assert joined(".css").strip() in text
+    assert join_files(".css").strip() in text
     assert not re.search(r"<!--(STYLE|DOCUMENT|SCRIPT)-->", text)
     assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:)?//", text)
-    assert len(joined(".js")) < 150_000
+    assert len(join_files(".js")) < 150_000
 
 
 def test_a_notebook_gets_the_page_in_a_frame(bundles: Any, asked: Any) -> None:
-    page = Page([see(bundles["hostile"], asked["hostile"])])
+    page = Page([trace(bundles["hostile"], asked["hostile"])])
     shown = page._repr_html_()
     (inside,) = re.findall(r'^<iframe srcdoc="([^"]*)"[^<>]*></iframe>$', shown)
     assert html.unescape(inside) == page.html()
-    assert see(bundles["gpt"], asked["gpt"])._repr_html_().startswith("<iframe srcdoc=")
+    assert trace(bundles["gpt"], asked["gpt"])._repr_html_().startswith("<iframe srcdoc=")
 
 
 def test_a_page_has_one_view_or_two(bundles: Any, asked: Any) -> None:
-    one = see(bundles["bert"], asked["bert"])
+    one = trace(bundles["bert"], asked["bert"])
     with pytest.raises(RegardError, match="not 3"):
         Page([one] * 3)
     with pytest.raises(RegardError, match="not 0"):
@@ -493,7 +499,7 @@ def test_the_command_writes_a_page_and_says_where(folders: Any, asked: Any, tmp_
     out = tmp_path / "a" / "page.html"
     done = call(str(folders["translation"]), asked["translation"], "--out", str(out), beam="1")
     assert done.exit_code == 0, done.output
-    expected = see(folders["translation"], asked["translation"], beam=1)
+    expected = trace(folders["translation"], asked["translation"], beam=1)
     assert done.stdout.splitlines() == [expected.output, str(out)]
     assert "<script" in out.read_text(encoding="utf-8")
     same = call("page", "--out", str(out), str(folders["translation"]), asked["translation"], beam="1")

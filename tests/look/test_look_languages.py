@@ -1,4 +1,4 @@
-"""A model that is told by a token which language to translate to: that token is one of the source's wherever one looks."""
+"""Models with a target-language token: figures and statistics treat it as a token of the source."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from regard.cli.look_commands import look_app
 from regard.config import TokenizerConfig
 from regard.errors import RegardError
 from regard.inference.translator import Translator
-from regard.look.alignment import picture
-from regard.look.attention import attention
-from regard.look.change.heads import Bleu
-from regard.look.forward import run
-from regard.look.gradients import gradients
+from regard.look.attention_figure import draw_alignment, draw_attention
+from regard.look.gradient_figure import measure_gradients
+from regard.look.head_importance import ResampledBleu
 from regard.look.record import record
-from regard.look.statistics import statistics
+from regard.look.recorded_forward import record_forward
+from regard.look.statistics_figure import measure_statistics
 from regard.model_folder import ModelPackage
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
@@ -64,26 +63,26 @@ def forced(package: ModelPackage, to: str, layer: str) -> tuple[list[str], np.nd
 @pytest.mark.parametrize("to", ["de", "zh"])
 def test_the_token_of_the_language_is_the_first_key(several: ModelPackage, to: str) -> None:
     pieces, weights = forced(several, to, "decoder.1.cross")
-    (kept,) = attention(several, TEXT, to=to).maps
-    assert list(kept.keys.labels) == pieces
-    assert kept.keys.labels[0] == f"<to-{to}>"
+    (kept,) = draw_attention(several, TEXT, to=to).maps
+    assert list(kept.keys.pieces) == pieces
+    assert kept.keys.pieces[0] == f"<to-{to}>"
     np.testing.assert_allclose(kept.weights, weights, atol=1e-6)
 
 
 def test_words_sums_and_sinks_count_it_too(several: ModelPackage) -> None:
-    (merged,) = attention(several, TEXT, words=True, to="de").maps
-    assert merged.keys.labels == ("<to-de>", "the", "man", "has", "eaten", ".", "<eos>")
+    (merged,) = draw_attention(several, TEXT, words=True, to="de").maps
+    assert merged.keys.pieces == ("<to-de>", "the", "man", "has", "eaten", ".", "<eos>")
     np.testing.assert_allclose(merged.weights.sum(-1), 1, atol=1e-6)
-    hidden = attention(several, TEXT, "encoder.0.self", words=True, hide_sinks=True, to="de")
-    assert hidden.maps[0].keys.labels == ("the", "man", "has", "eaten")
+    hidden = draw_attention(several, TEXT, "encoder.0.self", words=True, hide_sinks=True, to="de")
+    assert hidden.maps[0].keys.pieces == ("the", "man", "has", "eaten")
     assert "<to-de>" in hidden.note
     _, weights = forced(several, "de", "encoder.1.self")
-    found = {layer.name: layer for layer in statistics(several, [TEXT], to="de").layers}
+    found = {layer.name: layer for layer in measure_statistics(several, [TEXT], to="de").layers}
     np.testing.assert_allclose(found["encoder.1.self"].measures["first"], weights[..., 0].mean(-1), atol=1e-6)
 
 
 def test_an_alignment_has_it_among_its_words(several: ModelPackage) -> None:
-    drawn = picture(Translator(several), TEXT, to="zh")
+    drawn = draw_alignment(Translator(several), TEXT, to="zh")
     _, weights = forced(several, "zh", "decoder.1.cross")
     assert drawn.source[:3] == ("<to-zh>", "the", "man")
     np.testing.assert_allclose(drawn.weights.sum(1), 1, atol=1e-6)
@@ -91,9 +90,9 @@ def test_an_alignment_has_it_among_its_words(several: ModelPackage) -> None:
 
 
 def test_names_that_are_not_as_many_as_the_weights_are_an_error_that_is_said(several: ModelPackage) -> None:
-    found = run(several, TEXT, to="de")
-    queries, keys = found.strips["cross"]
-    wrong = replace(found, strips={**found.strips, "cross": (queries, keys.without_sinks())})
+    found = record_forward(several, TEXT, to="de")
+    queries, keys = found.tokens["cross"]
+    wrong = replace(found, tokens={**found.tokens, "cross": (queries, keys.without_sinks())})
     with pytest.raises(
         RegardError, match=r"decoder\.1\.cross has \d+ queries and \d+ keys, but names for .*error in Reg"
     ):
@@ -103,8 +102,8 @@ def test_names_that_are_not_as_many_as_the_weights_are_an_error_that_is_said(sev
 
 def test_bleu_is_counted_as_in_the_language_that_is_translated_to(several: ModelPackage) -> None:
     user = Translator(several)
-    assert Bleu(user, ["我吃"], "zh").metric.tokenizer.signature() == "zh"
-    assert Bleu(user, ["ich"], "de").metric.tokenizer.signature() == "13a"
+    assert ResampledBleu(user, ["我吃"], "zh").metric.tokenizer.signature() == "zh"
+    assert ResampledBleu(user, ["ich"], "de").metric.tokenizer.signature() == "13a"
 
 
 # ---- the commands ----------------------------------------------------------------------------------------------------
@@ -135,6 +134,6 @@ def test_gradients_are_those_of_sources_that_say_where_they_go(saved: Path, tmp_
         (tmp_path / f"s.{language}").write_text(f"{line}\n" * 4, encoding="utf-8")
     spec = str(tmp_path / "s.{lang}")
     with pytest.raises(RegardError, match=r"translates en>de, en>zh: .*s\.\{lang\}@en>de'"):
-        gradients(saved, {"data.train": spec}, device="cpu")
-    found = gradients(saved, {"data.train": f"{spec}@en>de"}, device="cpu")
+        measure_gradients(saved, {"data.train": spec}, device="cpu")
+    found = measure_gradients(saved, {"data.train": f"{spec}@en>de"}, device="cpu")
     assert found.total > 0

@@ -1,4 +1,4 @@
-"""Recorded weights against a forward written in NumPy, against what the kernels made of them, and cached decoding."""
+"""Recorded weights against a forward pass in NumPy, against the results of the kernels, and in cached decoding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from regard.kernels.masks import CAUSAL, Mask, document_mask, prefix, with_windo
 from regard.layers.attention_kernels import Plan
 from regard.layers.hooks import is_observed, paused
 from regard.layers.mixers.attention import Attention
-from regard.look.record import Record, layers_of, record
+from regard.look.record import AttentionRecord, attention_layers, record
 from regard.models.transformer import Transformer
 from regard.text.special_tokens import PAD
 
@@ -128,7 +128,7 @@ def test_weights_of_all_layers_equal_a_forward_written_in_numpy(groups: int) -> 
 def test_weights_are_those_the_kernel_used(scheme: str) -> None:
     """What entered the output projection is weights times values, for all schemes (Shaw adds vectors of its own)."""
     model, mixed = transformer(positions=scheme, n_kv_heads=2, cross_positions="alibi"), {}
-    for name, layer in layers_of(model).items():
+    for name, layer in attention_layers(model).items():
         layer.out.register_forward_pre_hook(lambda _, args, name=name: mixed.update({name: args[0]}))
     with record(model) as tape:
         model(SOURCE, TARGET)
@@ -159,7 +159,7 @@ def test_the_difference_to_the_kernel_is_the_largest_of_a_real_query(
     scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Found in whichever part of the queries it is; what is made of padding does not count."""
-    monkeypatch.setattr("regard.look.record.ROWS", 3)
+    monkeypatch.setattr("regard.look.record.QUERIES_AT_A_TIME", 3)
     model = transformer(positions=scheme, n_kv_heads=2)
     with record(model) as tape:
         model(SOURCE, TARGET)
@@ -182,7 +182,7 @@ def test_the_difference_to_the_kernel_is_the_largest_of_a_real_query(
 CHOICES: list[Any] = [None, [2], [6, 0, 0], range(3), torch.tensor([1, 4]), [-1]]
 
 
-def assert_rows_and_heads_are_slices(kept: Record) -> None:
+def assert_rows_and_heads_are_slices(kept: AttentionRecord) -> None:
     whole, scores = kept.weights(), kept.scores()
     for rows in CHOICES:
         for heads in (None, [3], [1, 0]):
@@ -243,7 +243,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def elements_of(kept: Record) -> int:
+def elements_of(kept: AttentionRecord) -> int:
     tensors = [kept.q, kept.k, kept.v, *(x for x in vars(kept.plan).values() if isinstance(x, Tensor))]
     return sum(x.untyped_storage().nbytes() // x.element_size() for x in tensors)
 
@@ -342,7 +342,7 @@ def test_a_forward_is_a_record_and_only_inside_the_with() -> None:
     assert traces(model) == []
 
 
-# ---- listening -------------------------------------------------------------------------------------------------------
+# ---- observers -------------------------------------------------------------------------------------------------------
 
 
 def test_recordings_nest() -> None:
@@ -386,7 +386,7 @@ def test_a_pause_ends() -> None:
 
 def test_somebody_elses_attend_is_called_and_comes_back() -> None:
     model, calls = transformer(), []
-    layer = layers_of(model)["decoder.0.cross"]
+    layer = attention_layers(model)["decoder.0.cross"]
 
     def theirs(*args: Any) -> Tensor:
         calls.append(1)
@@ -479,7 +479,7 @@ def step_by_step(model: Transformer, source: list[int], written: list[int]) -> d
         return spy
 
     state = model.begin(torch.tensor([[*source, EOS]]))
-    layers = {name: layer for name, layer in layers_of(model).items() if name.startswith("decoder")}
+    layers = {name: layer for name, layer in attention_layers(model).items() if name.startswith("decoder")}
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         for name, layer in layers.items():
             patch.setattr(layer, "attend", spied(name, layer))

@@ -1,5 +1,5 @@
-"""Recorded weights of every kind of model against float64 NumPy: what a layer was given times its own matrices, positions by
-their published formulas, softmax. Alignments of recurrent models from the parameters alone."""
+"""Recorded weights of every kind of model against float64 NumPy: projections, position schemes by their published formulas,
+softmax. Alignments of recurrent models from the parameters alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from fused_rows import kv_rows, qkv_rows
 from torch import Tensor, nn
 
-from regard.look.record import Tape, layers_of, record
+from regard.look.record import Tape, attention_layers, record
 from regard.models.classification_model import ClassificationModel
 from regard.models.seq2seq import Seq2Seq
 from regard.text.special_tokens import PAD
@@ -119,7 +119,7 @@ def weights(layer: Any, x: np.ndarray, memory: np.ndarray | None, scheme: str, s
 
 def check(model: nn.Module, tape: Tape, there: dict[str, Tensor], scheme: str) -> None:
     body: Any = getattr(model, "body", model)
-    for name, layer in layers_of(model).items():
+    for name, layer in attention_layers(model).items():
         side, _, kind = name.split(".")
         given, found = tape.vectors[f"{name}.input"][0].double().numpy(), tape.weights(name)
         keys = there["encoder" if kind == "cross" else side]

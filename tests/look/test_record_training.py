@@ -1,4 +1,4 @@
-"""A training step that somebody listens to: the same step, and it leaves records."""
+"""Training steps of a recorded model: the updates are the same, and every batch leaves a record."""
 
 from __future__ import annotations
 
@@ -53,24 +53,24 @@ def weights_after(step: TrainingStep, kind: str, steps: int, first: int = 0) -> 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_step_that_is_recorded_learns_the_same(kind: str, accumulate: int, device: str, compile: bool) -> None:
     """Before, during and after: on a GPU steps are replayed, run as written, and replayed again."""
-    plain, heard = (step_of(kind, device, compile, accumulate) for _ in range(2))
+    plain, recorded = (step_of(kind, device, compile, accumulate) for _ in range(2))
     near = 0.0 if device == "cpu" else 1e-2  # compiled, sums are made in another order, and Adam makes much of little
     expected = weights_after(plain, kind, 9)
-    weights_after(heard, kind, 3)
-    with record(heard.objective.model, stream=True) as tape:
-        weights_after(heard, kind, 3, first=3)
-    found = weights_after(heard, kind, 3, first=6)
+    weights_after(recorded, kind, 3)
+    with record(recorded.objective.model, stream=True) as tape:
+        weights_after(recorded, kind, 3, first=3)
+    found = weights_after(recorded, kind, 3, first=6)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, atol=near, rtol=0)
-    torch.testing.assert_close(heard.sums, plain.sums, rtol=near, atol=0)
+    torch.testing.assert_close(recorded.sums, plain.sums, rtol=near, atol=0)
     assert [len(tape[name]) for name in tape] == [3 * accumulate] * len(tape)
     assert {len(kept) for kept in tape.vectors.values()} <= {3 * accumulate}
 
 
-def test_what_would_be_replayed_is_not_asked_while_somebody_listens() -> None:
-    """On a GPU `graphed_step` is a CUDA graph, whose replay runs no Python."""
+def test_a_captured_step_is_not_replayed_while_the_model_is_recorded() -> None:
+    """On a GPU `graphed_step` replays a CUDA graph, which runs no Python; here a function stands in for it."""
     step, calls = step_of("gpt", "cpu", False, 1), []
-    step.is_graphed, step.graphed_step = True, lambda *inputs: calls.append(1)
+    step.recorded, step.graphed_step = True, lambda *inputs: calls.append(1)
     model = step.objective.model
     weights_after(step, "gpt", 1)
     with record(model, "decoder.1.self") as tape:

@@ -1,4 +1,4 @@
-"""What heads and the residual stream do on the whole: measures worked by hand, against the recorder, drawn and printed."""
+"""Statistics of heads and of the residual stream: computed by hand, against the recorder, drawn and printed."""
 
 from __future__ import annotations
 
@@ -17,38 +17,49 @@ from typer.testing import CliRunner, Result
 
 from regard.cli.look_commands import look_statistics
 from regard.errors import RegardError
-from regard.look.drawn import table
-from regard.look.figures import Heat, Lines
-from regard.look.forward import Forward, Strip, alone, run
-from regard.look.page.kinds import reader_of
-from regard.look.record import layers_of
-from regard.look.statistics import MEASURES, Mean, Statistics, layer_of, measured, statistics, streamed, sublayer_of
+from regard.look.figures import HeatMap, Lines, text_table
+from regard.look.model_trace import body_of
+from regard.look.record import attention_layers
+from regard.look.recorded_forward import RecordedForward, record_forward
+from regard.look.statistics_figure import (
+    MEASURES,
+    RunningMeans,
+    Statistics,
+    head_measures,
+    layer_statistics,
+    measure_statistics,
+    stream_measures,
+    sublayer_statistics,
+)
+from regard.look.token_sequence import TokenSequence, single_words
 from regard.model_folder import ModelPackage
 
 Bundles = dict[str, ModelPackage]
 KINDS = ["translation", "post-norm", "gpt", "bert", "classifier", "rnnsearch", "vit"]
 
 
-def strip(labels: str, special: str = "") -> Strip:
-    marks = np.array([letter in special for letter in labels], bool)
-    return Strip("token", tuple(labels), alone(labels), marks, marks)
+def strip(labels: str, special: str = "") -> TokenSequence:
+    marks = tuple(letter in special for letter in labels)
+    return TokenSequence("token", (), tuple(labels), single_words(labels), marks)
 
 
-def forward(layer: str, weights: Any, queries: Strip, keys: Strip, causal: bool = False) -> Forward:
+def forward(
+    layer: str, weights: Any, queries: TokenSequence, keys: TokenSequence, causal: bool = False
+) -> RecordedForward:
     """One layer that looks so: weights (H, T, S)."""
     kept = torch.tensor(weights)[None]
     seen = torch.ones(1, 1, *kept.shape[2:], dtype=torch.bool)
     record = SimpleNamespace(weights=lambda: kept, plan=SimpleNamespace(seen=lambda: seen.tril() if causal else seen))
     kind = "cross" if layer.endswith("cross") else layer.split(".")[0]
-    return Forward({layer: record}, {}, {kind: (queries, keys)})  # type: ignore[dict-item]
+    return RecordedForward({layer: record}, {}, {kind: (queries, keys)})  # type: ignore[dict-item]
 
 
-def of_head(found: Forward, layer: str, head: int = 0) -> dict[str, float]:
-    rows = Mean()
-    rows.add(layer, measured(found, layer))
+def of_head(found: RecordedForward, layer: str, head: int = 0) -> dict[str, float]:
+    rows = RunningMeans()
+    rows.add(layer, head_measures(found, layer))
     ((name, means),) = rows.items()
-    made = layer_of(name, means)
-    return {measure: float(made.measures[measure][head]) for measure in MEASURES} | {"most": made.most}
+    made = layer_statistics(name, means)
+    return {measure: float(made.measures[measure][head]) for measure in MEASURES} | {"most": made.max_entropy}
 
 
 # ---- by hand ---------------------------------------------------------------------------------------------------------
@@ -101,7 +112,7 @@ def test_cross_attention_has_no_distance_and_no_self() -> None:
 
 
 def test_a_mean_counts_every_query_once_however_long_its_text() -> None:
-    mean = Mean()
+    mean = RunningMeans()
     mean.add("a", np.array([[1.0], [2.0], [3.0]]))
     mean.add("a", np.array([[10.0]]))
     assert [(name, value.tolist()) for name, value in mean.items()] == [("a", [4.0])]
@@ -120,7 +131,7 @@ def test_a_sublayer_is_compared_with_the_stream_it_was_added_to() -> None:
         encoder_0_ff_stream=[[0.0, 5.0]],
         encoder_output=[[9.0, 9.0]],
     )
-    rows = {name: sublayer_of(name, values.mean(0)) for name, values in streamed(found)}
+    rows = {name: sublayer_statistics(name, values.mean(0)) for name, values in stream_measures(found)}
     assert list(rows) == ["encoder.0.self", "encoder.0.ff"]
     assert rows["encoder.0.self"].length == pytest.approx(10)
     assert rows["encoder.0.self"].output == pytest.approx(1)
@@ -136,7 +147,7 @@ def test_sublayers_side_by_side_are_added_to_one_stream() -> None:
         decoder_0_ff_output=[[2.0, 2.0]],
         decoder_0_ff_stream=[[6.0, 8.0]],
     )
-    rows = {name: sublayer_of(name, values.mean(0)) for name, values in streamed(found)}
+    rows = {name: sublayer_statistics(name, values.mean(0)) for name, values in stream_measures(found)}
     assert [row.length for row in rows.values()] == pytest.approx([10, 10])
     assert [row.share for row in rows.values()] == pytest.approx([1 / math.sqrt(12.5), 2 / math.sqrt(12.5)])
 
@@ -146,13 +157,13 @@ def test_sublayers_side_by_side_are_added_to_one_stream() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_can_be_measured(kind: str, bundles: Bundles, asked: dict[str, str]) -> None:
-    found = statistics(bundles[kind], [asked[kind]])
-    reader = reader_of(bundles[kind].model)
-    assert [layer.name for layer in found.layers] == list(layers_of(reader))
+    found = measure_statistics(bundles[kind], [asked[kind]])
+    reader = body_of(bundles[kind].model)
+    assert [layer.name for layer in found.layers] == list(attention_layers(reader))
     for layer in found.layers:
         entropy = layer.measures["entropy"]
         assert (entropy >= 0).all()
-        assert (entropy <= layer.most + 1e-6).all()
+        assert (entropy <= layer.max_entropy + 1e-6).all()
     sublayers = {"translation": 10, "post-norm": 10, "rnnsearch": 0}.get(kind, 4)
     assert len(found.stream) == sublayers
     assert all(0 < sub.share < 1000 for sub in found.stream)
@@ -161,29 +172,32 @@ def test_every_kind_of_model_can_be_measured(kind: str, bundles: Bundles, asked:
 
 
 def test_patches_have_no_distance_since_they_lie_in_a_plane(bundles: Bundles, asked: dict[str, str]) -> None:
-    found = statistics(bundles["vit"], [asked["vit"]])
+    found = measure_statistics(bundles["vit"], [asked["vit"]])
     for layer in found.layers:
         assert np.isnan(layer.measures["distance"]).all()
         assert np.isfinite(layer.measures["itself"]).all()
-    assert "mean distance of the key (places)" not in [panel.title for panel in found.heads()]
+    assert "mean distance of the key (places)" not in [panel.title for panel in found.head_panels()]
 
 
 def test_the_stream_of_a_pre_norm_model_is_the_sum_of_what_was_returned(
     bundles: Bundles, asked: dict[str, str]
 ) -> None:
-    one = run(bundles["gpt"], asked["gpt"], stream=True)
+    one = record_forward(bundles["gpt"], asked["gpt"], stream=True)
     x = one.vectors["decoder.input"].double()
     lengths = []
     for name in ("decoder.0.self", "decoder.0.ff", "decoder.1.self", "decoder.1.ff"):
         x = x + one.vectors[f"{name}.output"].double()
         lengths.append(float(x.norm(dim=-1).mean()))
-    found = statistics(bundles["gpt"], [asked["gpt"]])
+    found = measure_statistics(bundles["gpt"], [asked["gpt"]])
     assert [sub.length for sub in found.stream] == pytest.approx(lengths, rel=1e-5)
 
 
 def test_several_texts_are_one_mean_over_their_queries(bundles: Bundles) -> None:
     texts = ["the man has", "der Apfel, I!"]
-    both, alone_ = statistics(bundles["gpt"], texts), [statistics(bundles["gpt"], [text]) for text in texts]
+    both, alone_ = (
+        measure_statistics(bundles["gpt"], texts),
+        [measure_statistics(bundles["gpt"], [text]) for text in texts],
+    )
     assert both.texts == 2
     n = [one.tokens["decoder"] for one in alone_]
     assert both.tokens == {"decoder": sum(n)}
@@ -196,9 +210,9 @@ def test_several_texts_are_one_mean_over_their_queries(bundles: Bundles) -> None
 
 def test_what_cannot_be_measured_is_said(bundles: Bundles) -> None:
     with pytest.raises(RegardError, match="nothing to read"):
-        statistics(bundles["gpt"], [])
+        measure_statistics(bundles["gpt"], [])
     with pytest.raises(RegardError, match="nothing to read"):
-        statistics(bundles["gpt"], ["the man", ""])
+        measure_statistics(bundles["gpt"], ["the man", ""])
 
 
 # ---- the drawing -----------------------------------------------------------------------------------------------------
@@ -206,12 +220,12 @@ def test_what_cannot_be_measured_is_said(bundles: Bundles) -> None:
 
 @pytest.fixture(scope="module")
 def measured_once(bundles: Bundles, asked: dict[str, str]) -> Statistics:
-    return statistics(bundles["translation"], [asked["translation"]])
+    return measure_statistics(bundles["translation"], [asked["translation"]])
 
 
 def test_the_picture_has_a_panel_for_each_measure_and_two_for_the_stream(measured_once: Statistics) -> None:
-    heads = measured_once.heads()
-    assert all(isinstance(panel, Heat) for panel in heads)
+    heads = measured_once.head_panels()
+    assert all(isinstance(panel, HeatMap) for panel in heads)
     figure = measured_once.figure()
     named = {axes.get_title(): axes for axes in figure.axes if axes.get_title()}
     assert len(named) == 7
@@ -226,7 +240,7 @@ def test_the_picture_has_a_panel_for_each_measure_and_two_for_the_stream(measure
 
 
 def test_the_stream_is_a_line_for_each_kind_of_sublayer(measured_once: Statistics) -> None:
-    length, share = measured_once.streams()
+    length, share = measured_once.stream_panels()
     assert isinstance(length, Lines)
     assert isinstance(share, Lines)
     assert length.ticks == ("encoder.0", "encoder.1", "decoder.0", "decoder.1")
@@ -243,7 +257,7 @@ def test_a_notebook_shows_the_picture(measured_once: Statistics) -> None:
 
 def test_a_table_is_as_wide_as_it_must_be() -> None:
     rows = [{"name": "a", "x": 0.123456}, {"name": "long one", "x": None}]
-    assert table(rows).splitlines() == ["name           x", "a         0.1235", "long one       -"]
+    assert text_table(rows).splitlines() == ["name           x", "a         0.1235", "long one       -"]
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

@@ -1,5 +1,4 @@
-"""A language that is translated word for word, and models that have learned it in a few seconds: where each word of a
-translation came from is known."""
+"""A toy language that is translated word for word, and models that learn it in seconds: the alignment is known."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from regard.config.registry import MADE_OF
 from regard.errors import RegardError
 from regard.exchange.huggingface import write_huggingface
 from regard.inference.embedder import load_embedder
-from regard.look import see
+from regard.look import trace
 from regard.model_folder import load
 from regard.models.architectures import ARCHITECTURES, PRESETS, architecture_of, make_model, preset, register
 from regard.models.gpt import GPT
@@ -165,7 +165,7 @@ def test_a_new_architecture_is_trained_saved_loaded_and_used_by_declaring_itself
         assert writer.score("the cat").total < 0
         assert "A projected model for causal-lm" in (run / "model" / "README.md").read_text()
         assert regard.summary(run).total.parameters == sum(p.numel() for p in writer.model.parameters())
-        view = see(run, "the cat", max_new_tokens=3)
+        view = trace(run, "the cat", max_new_tokens=3)
         assert (view.kind, view.model["architecture"], view.model["layers"]) == (
             "language",
             "projected",

@@ -23,7 +23,7 @@ from regard.studies.gradient_flow import (
     attention,
     attention_flow,
     carousel,
-    factor,
+    decay_factor,
     flow,
     make_layer,
     measure,
@@ -196,7 +196,7 @@ def test_attention_gives_the_jacobians_of_its_formula() -> None:
 
 
 def test_the_factor_is_that_of_a_geometric_series() -> None:
-    assert factor([5 * 0.8**k for k in range(20)]) == pytest.approx(0.8)
+    assert decay_factor([5 * 0.8**k for k in range(20)]) == pytest.approx(0.8)
 
 
 def test_the_command_writes_table_numbers_and_picture(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""One input as a model saw it, and the page that shows it."""
+"""The HTML page of `regard look`."""

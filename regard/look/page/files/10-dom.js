@@ -1,16 +1,16 @@
 "use strict";
-/** Everything of this page is in one object, a part for each file: Regard.dom, Regard.heat, ... */
+/** All scripts share one global object, with one part per file: Regard.dom, Regard.heat, ... */
 const Regard = {};
 
 /**
- * Making elements, and writing tokens and numbers.
+ * Create elements, and format tokens and numbers.
  *
  * Text of the document only ever becomes a text node or an attribute: it is never read as markup.
  */
 Regard.dom = (() => {
   const SVG = "http://www.w3.org/2000/svg";
 
-  /** element("p", {class: "faint", onclick: f}, "text", another, [more]); what is null or false is left out. */
+  /** element("p", {class: "faint", onclick: f}, "text", another, [more]); null and false are left out. */
   function element(name, attributes = {}, ...children) {
     return filled(document.createElement(name), attributes, children);
   }
@@ -29,12 +29,12 @@ Regard.dom = (() => {
     return node;
   }
 
-  /** `data-key` lets a button keep the focus when the page is drawn anew. */
+  /** `data-key` lets a button keep the focus when the page is redrawn. */
   function button(label, onclick, more = {}) {
     return element("button", { type: "button", onclick, ...more }, label);
   }
 
-  /** A button that is on or off. */
+  /** A toggle button. */
   function choice(label, pressed, onclick, key, more = {}) {
     return button(label, onclick, { class: "choice", "aria-pressed": String(pressed), "data-key": key, ...more });
   }
@@ -55,7 +55,7 @@ Regard.dom = (() => {
     return element("div", { class: "controls" }, children);
   }
 
-  /** Where the number under the pointer is said; screen readers hear of it. */
+  /** The text for the number under the pointer, which screen readers announce. */
   function readout(text) {
     return element("p", { class: "readout", "aria-live": "polite" }, text);
   }
@@ -73,17 +73,17 @@ Regard.dom = (() => {
     return element("table", more, element("thead", {}, head), element("tbody", {}, rows));
   }
 
-  // ---- tokens -------------------------------------------------------------------------------------------------------
+  // ---- tokens --------------------------------------------------------------------------------------------------------
 
   const SPACES = { "\n": "⏎", "\r": "␍", "\t": "⇥", " ": "␣", "\u00a0": "⍽" };
 
-  /** A token as text in which nothing is invisible; "▁" stands for a space already. */
+  /** Return a token as text without invisible characters; "▁" already marks a space. */
   function visible(piece) {
     const text = String(piece ?? "");
     return text === "" ? "∅" : harmless(text.replace(/[\n\r\t \u00a0]/g, (char) => SPACES[char]));
   }
 
-  /** Characters that hide, or turn the text around them, as numbers. Joiners stay: emoji and many scripts need them. */
+  /** Write invisible and bidirectional control characters as code points. Joiners stay: emoji and many scripts need them. */
   function harmless(text) {
     const hidden = /[\p{Cc}\p{Cf}\u2028\u2029]/gu;
     const joins = (char) => /[\u200c\u200d\u{e0020}-\u{e007f}]/u.test(char) && [...text].length > 1;
@@ -96,7 +96,7 @@ Regard.dom = (() => {
     return chars.length > most ? `${chars.slice(0, most - 1).join("")}…` : text;
   }
 
-  /** A token inside a line of text: in its own direction, and the mark of a space less loud than its letters. */
+  /** A token inside a line of text, with its own text direction and a faint mark for a space. */
   function token(piece, more = {}) {
     const text = visible(piece);
     const spaced = text.startsWith("▁") && text.length > 1;
@@ -104,16 +104,16 @@ Regard.dom = (() => {
     return element("bdi", { dir: "auto", ...more, class: `token ${more.class ?? ""}`.trim() }, parts);
   }
 
-  // ---- numbers ------------------------------------------------------------------------------------------------------
+  // ---- numbers -------------------------------------------------------------------------------------------------------
 
-  /** All digits that fp32 has, or as many as are known where a value may be off by `error`. */
+  /** Format with all digits of fp32, or with as many as are certain if a value may be off by `error`. */
   function exact(value, error = 0) {
     if (!Number.isFinite(value)) return value > 0 ? "∞" : value < 0 ? "−∞" : "not a number";
     if (error) return `${fixed(value, Math.max(2, Math.ceil(-Math.log10(error))))} ± ${error.toPrecision(1)}`;
     return minus(Math.abs(value) < 1e-4 && value !== 0 ? value.toExponential(5) : value.toFixed(6));
   }
 
-  /** Three digits. */
+  /** Format with three digits. */
   function brief(value) {
     if (!Number.isFinite(value)) return exact(value);
     const size = Math.abs(value);
@@ -129,14 +129,14 @@ Regard.dom = (() => {
     return p === 0 || p >= 0.00095 ? `${(100 * p).toFixed(1)} %` : `${(100 * p).toPrecision(1)} %`;
   }
 
-  /** A share from 0 to 1 as a line of that length. */
+  /** A share from 0 to 1 as a bar of that length. */
   function bar(share, label, more = {}) {
     const width = (100 * Math.min(1, Math.max(0, share))).toFixed(2);
     const inner = element("span", { class: "bar-fill", style: `width:${width}%` });
     return element("span", { class: "bar", ...more }, inner, element("span", { class: "bar-label" }, label));
   }
 
-  // ---- the small box beside the pointer -----------------------------------------------------------------------------
+  // ---- tooltip -------------------------------------------------------------------------------------------------------
 
   function tip(event, lines) {
     const box = document.getElementById("tip");

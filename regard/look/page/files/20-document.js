@@ -1,14 +1,14 @@
 /**
- * The document: one JSON object, and arrays that are unpacked when they are first shown.
+ * The document: one JSON object, and arrays that are inflated when they are first shown.
  *
- * An array stands in a <script type="text/plain" id="blob-N"> as base64 of deflated little-endian numbers.
+ * An array is stored in a <script type="text/plain" id="blob-N"> as base64 of deflated little-endian numbers.
  */
 Regard.document = (() => {
-  const MASKED = -1e29; // scores below were masked: -inf is stored as -1e30
+  const MASKED = -1e29; // lower scores are masked: -inf is stored as -1e30
 
   let read = null;
   const unpacked = new Map(); // id of an array -> promise of its bytes
-  const predicted = new Map(); // view -> its predictions by strip and place
+  const predicted = new Map(); // view -> its predictions by token sequence and place
 
   function load() {
     read = JSON.parse(document.getElementById("document").textContent);
@@ -16,7 +16,7 @@ Regard.document = (() => {
     return read;
   }
 
-  // ---- arrays -------------------------------------------------------------------------------------------------------
+  // ---- arrays --------------------------------------------------------------------------------------------------------
 
   /** An array as it is stored: `first` slices of `size` numbers. */
   async function array(blob) {
@@ -50,7 +50,7 @@ Regard.document = (() => {
     return Float32Array.from(new Uint16Array(buffer), half);
   }
 
-  /** Sixteen bits as a number: sign, five bits of exponent, ten of fraction. */
+  /** Convert the 16 bits of an fp16 number: sign, five bits of exponent, ten of fraction. */
   function half(bits) {
     const sign = bits & 0x8000 ? -1 : 1;
     const exponent = (bits >> 10) & 31;
@@ -60,7 +60,7 @@ Regard.document = (() => {
     return sign * (1024 + fraction) * 2 ** (exponent - 25);
   }
 
-  /** Slice i along the first axis, as fp32: a head of weights, a token of vectors. */
+  /** Return slice i along the first axis as fp32: the weights of a head, or the vector of a token. */
   function slice(given, i) {
     const part = given.numbers.subarray(i * given.size, (i + 1) * given.size);
     if (given.type !== "u8") return part;
@@ -72,8 +72,8 @@ Regard.document = (() => {
   }
 
   /**
-   * By how much a weight of row r of slice i (below 0: of the mean of all slices) may be off, at most: half the way to the
-   * next level. Of `together` weights with this sum the same holds for all of them.
+   * Return the largest error of a weight in row r of slice i (i < 0: of the mean of all slices), half the distance to the
+   * next level; for `together` weights with this sum, that of the sum.
    */
   function errorOf(given, i, r, value, together) {
     if (given.type !== "u8") return given.type === "f16" ? value * 2 ** -11 + together * 2 ** -25 : 0;
@@ -88,7 +88,7 @@ Regard.document = (() => {
     return total / heads;
   }
 
-  // ---- what is in a view --------------------------------------------------------------------------------------------
+  // ---- what is in a view ---------------------------------------------------------------------------------------------
 
   const KINDS = {
     encoder: "encoder self-attention",
@@ -101,7 +101,7 @@ Regard.document = (() => {
     return Object.keys(KINDS).filter((kind) => view.attention.some((one) => one.kind === kind));
   }
 
-  /** The layers of a kind, lowest first. */
+  /** Return the layers of a kind, lowest first. */
   function layersOf(view, kind) {
     return view.attention.filter((one) => one.kind === kind).sort((a, b) => a.layer - b.layer);
   }
@@ -110,14 +110,14 @@ Regard.document = (() => {
     return view.attention.find((one) => one.kind === kind && one.layer === layer);
   }
 
-  /** In one or two words which of the views this is. */
+  /** Return a short name of one of the views. */
   function nameOf(view) {
     const name = view.model?.name || view.model?.architecture || view.title;
     const letter = read.views.length > 1 ? `${"AB"[read.views.indexOf(view)]}: ` : "";
     return `${letter}${name}${view.changes?.length ? `, ${view.changes.join(", ")}` : ""}`;
   }
 
-  /** What row `place` of a strip wrote, if it wrote anything. */
+  /** Return the prediction of row `place` of a token sequence, if there is one. */
   function predictionOf(view, strip, place) {
     const name = (one) => `${one.strip} ${one.place}`;
     if (!predicted.has(view)) predicted.set(view, new Map((view.predictions ?? []).map((one) => [name(one), one])));

@@ -1,6 +1,6 @@
 /**
- * Colours. Weights go from the paper to one far end, vectors and differences from blue over paper to orange: both can be
- * told apart without red and green, and the lightness of a weight already says how large it is.
+ * Colours. Weights go from the background colour to one end, vectors and differences from blue over the background to
+ * orange: both are safe for colour-blind readers, and the lightness alone shows the size of a weight.
  */
 Regard.colour = (() => {
   const WEIGHTS = {
@@ -27,15 +27,15 @@ Regard.colour = (() => {
     return stops[low].map((from, i) => Math.round(from + (at - low) * (stops[low + 1][i] - from)));
   }
 
-  /** The same with the colours of 1024 steps worked out once: pictures have many cells. */
+  /** Return such a function with a table of 1024 colours, for pictures with many cells. */
   function ramp(stops) {
     const known = Array.from({ length: 1025 }, (_, i) => between(stops.map(parsed), i / 1024));
     return (share) => known[Math.round(1024 * Math.min(1, Math.max(0, share)))];
   }
 
   /**
-   * A scale: `colour` of a value as [r, g, b], `at`, the value at a share of the way `from` its beginning `to` its end, and
-   * in words which scale it is (`scaleText`). `none` is the share of the only value on a scale that ends where it begins.
+   * Return a scale: `colour` of a value as [r, g, b]; `at`, the value at a share of the way from `from` to `to`; its
+   * description (`scaleText`). `none` is the share of the only value if the scale is empty.
    */
   function linear(stops, from, to, scaleText, none = 0) {
     const colours = ramp(stops);
@@ -43,7 +43,7 @@ Regard.colour = (() => {
     return { from, to, colour, at: (share) => from + share * (to - from), scaleText };
   }
 
-  /** The scale of weights that was asked for; `most` is the largest on it, and `whose` that is. */
+  /** Return the chosen scale of weights; `most` is its upper end, and `whose` says what that is the maximum of. */
   function weights(most, whose) {
     const stops = WEIGHTS[theme()];
     const asked = Regard.state.now.scale;
@@ -56,19 +56,19 @@ Regard.colour = (() => {
     };
   }
 
-  /** From -most over 0 to most. */
+  /** Return a scale from -most over 0 to most. */
   function signed(most, scaleText = "") {
     return linear(SIGNED[theme()], -most, most, scaleText, 0.5);
   }
 
   const css = (rgb) => `#${rgb.map((x) => x.toString(16).padStart(2, "0")).join("")}`;
 
-  /** Black or white, whichever can be read on this colour. */
+  /** Return black or white, whichever is readable on this colour. */
   function over([r, g, b]) {
     return 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#14161a" : "#ffffff";
   }
 
-  /** A colour of the style sheet, as pictures that leave the page must name it. */
+  /** Return the value of a colour of the style sheet, for exported pictures. */
   function ink(name) {
     return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   }

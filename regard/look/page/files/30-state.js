@@ -1,10 +1,10 @@
 /**
- * What is being looked at. It is written into the address after "#", so that a link or a reload opens the same view.
+ * The state of the page. It is written into the address after "#", so that a link or a reload opens the same view.
  *
- * Everything that changes goes through `change`, which draws the page anew.
+ * All changes go through `change`, which redraws the page.
  */
 Regard.state = (() => {
-  const MEAN = -1; // the head that stands for the mean of all
+  const MEAN = -1; // the number of the mean over all heads
   const CHOICES = {
     sinks: ["show", "hide", "renormalise"],
     scale: ["one", "max", "log"],
@@ -18,7 +18,7 @@ Regard.state = (() => {
   const now = { ...DEFAULTS };
   let draw = () => {};
 
-  /** Where a document opens, unless the address says otherwise: the last layer of what it is about. */
+  /** Return the initial state, unless the address has one: the last layer of the main kind of attention. */
   function begin(view, drawAll) {
     const kinds = Regard.document.kindsOf(view);
     now.kind = kinds.includes("cross") ? "cross" : kinds.includes("alignment") ? "alignment" : kinds[0] ?? "";
@@ -39,7 +39,7 @@ Regard.state = (() => {
     draw();
   }
 
-  /** Nothing that is not there: layers, heads and tokens of this view. */
+  /** Restrict the state to layers, heads and tokens that this view has. */
   function tidy() {
     const views = Regard.document.views;
     now.view = Math.min(now.view, views.length - 1);
@@ -56,7 +56,7 @@ Regard.state = (() => {
 
   const within = (places, strip) => [...new Set(places)].filter((place) => place >= 0 && place < strip.ids.length);
 
-  /** Another kind looks from and at other tokens: what was pinned stays where its tokens do. */
+  /** Choose another kind of attention; pinned tokens are kept if the token sequence is the same. */
   function changeKind(kind) {
     const view = Regard.document.views[now.view];
     const [before, after] = [now.kind, kind].map((name) => Regard.document.layersOf(view, name)[0]);
@@ -64,14 +64,14 @@ Regard.state = (() => {
     change({ kind, queries: kept("queries", now.queries), keys: kept("keys", now.keys) });
   }
 
-  /** Pin a token, or let it go; `places` are the pieces of a word, or one token. */
+  /** Pin or unpin a token; `places` are the pieces of a word, or one token. */
   function pin(axis, places) {
     const all = places.every((place) => now[axis].includes(place));
     const others = now[axis].filter((place) => !places.includes(place));
     change({ [axis]: all ? others : [...others, ...places] });
   }
 
-  // ---- the address --------------------------------------------------------------------------------------------------
+  // ---- the address ---------------------------------------------------------------------------------------------------
 
   function toHash() {
     const said = Object.keys(DEFAULTS).filter((key) => String(now[key]) !== String(DEFAULTS[key]));

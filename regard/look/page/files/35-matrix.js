@@ -1,7 +1,7 @@
 /**
- * From stored weights to the matrix that is shown: heads averaged, pieces put together to words, sinks hidden.
+ * Compute the matrix that is shown from stored weights: heads averaged, pieces merged into words, sinks hidden.
  *
- * What a word is given is the sum over its pieces, and a word looks where its pieces look on average, so that rows still
+ * A word of the keys gets the sum over its pieces, and a word of the queries the mean over its pieces, so that rows still
  * sum to 1. A side is one row or column: a token or a word, with the places of its pieces.
  */
 Regard.matrix = (() => {
@@ -9,8 +9,8 @@ Regard.matrix = (() => {
 
   /**
    * @param options  words: true or false; sinks: "show", "hide" or "renormalise"
-   * @returns values (rows x columns), its sides, what was done to it (notes), by how much a value in a row may be off
-   *   (error(r, value)), and whether it may be at all (rounded)
+   * @returns values (rows x columns), its sides, notes on what was done, the largest error of a value in a row
+   *   (error(r, value)), and whether values are rounded at all (rounded)
    */
   async function shown(view, attention, head, options) {
     const stored = await array(attention.weights);
@@ -26,7 +26,7 @@ Regard.matrix = (() => {
     return { values, rows, columns, attention, head, view, notes, error, rounded: stored.type !== "f32" };
   }
 
-  /** The tokens of a strip, or its words. */
+  /** Return the tokens of a sequence, or its words. */
   function sides(strip, words) {
     if (words) return strip.words.map(([word, places]) => side(strip, word, places));
     return strip.pieces.map((piece, place) => side(strip, piece, [place]));
@@ -37,7 +37,7 @@ Regard.matrix = (() => {
     return { label, places, last: places.at(-1), special };
   }
 
-  /** A step of a decoder reads one token and writes the next; whoever looks at the source wants to know both. */
+  /** Add the token that a step of the decoder wrote to its row, which is labelled by the token that it read. */
   function sayWritten(view, { kind, queries }, rows) {
     if (!["cross", "alignment"].includes(kind)) return;
     for (const row of rows) row.wrote = Regard.document.predictionOf(view, queries, row.last)?.chosen?.piece;
@@ -65,7 +65,7 @@ Regard.matrix = (() => {
     return values;
   }
 
-  /** Rows divided by their sums, which are returned; a row that only looked at what is hidden stays empty. */
+  /** Divide rows by their sums, and return the sums; a row whose keys are all hidden stays zero. */
   function renormalise(values, rows) {
     const width = values.length / rows;
     const sums = [];
@@ -78,7 +78,7 @@ Regard.matrix = (() => {
     return sums;
   }
 
-  /** By how much a value in row r may be off, at most; renormalised ones are divided by a sum that may be off as well. */
+  /** Return the largest error of a value in row r; renormalised values are divided by a sum that has an error too. */
   function errors(stored, head, rows, columns, sums) {
     const pieces = columns.map((side) => side.places.length); // their errors add up
     const [together, all] = [Math.max(1, ...pieces), pieces.reduce((a, b) => a + b, 0)];
@@ -101,12 +101,12 @@ Regard.matrix = (() => {
     ].filter(Boolean);
   }
 
-  // ---- reading it ---------------------------------------------------------------------------------------------------
+  // ---- values --------------------------------------------------------------------------------------------------------
 
   const most = (matrix) => matrix.values.reduce((a, b) => Math.max(a, b), 0);
   const at = (matrix, r, c) => matrix.values[r * matrix.columns.length + c];
 
-  /** All digits that are known. */
+  /** Format a value with all digits that are certain. */
   const exactAt = (matrix, r, c) => Regard.dom.exact(at(matrix, r, c), matrix.error(r, at(matrix, r, c)));
 
   function row(matrix, r) {
@@ -116,7 +116,7 @@ Regard.matrix = (() => {
 
   const sumOfRow = (matrix, r) => row(matrix, r).reduce((a, b) => a + b, 0);
 
-  /** Where a query may not look; of words, where no piece of one may look at any of the other. */
+  /** Return whether a key is masked; for words, whether all pairs of their pieces are. */
   function masked(matrix, r, c) {
     if (matrix.hidden) return matrix.hidden(r, c);
     const { attention, head, rows, columns } = matrix;
@@ -126,8 +126,8 @@ Regard.matrix = (() => {
   const anyMasked = (matrix) => matrix.rows.some((_, r) => matrix.columns.some((_, c) => masked(matrix, r, c)));
 
   /**
-   * A layer, or each of its heads, says from where to where each query may look, and what in between it may not; else the
-   * future is hidden. The mean of heads sees what any of them may.
+   * Return whether a key is visible. A layer, or each of its heads, has the first and last visible key of each query, and
+   * the masked keys in between; without these the mask is causal. For the mean of heads, a key is visible if any head sees it.
    */
   function maySee({ seen: all, causal }, head, query, key) {
     if (!all) return !causal || key <= query;
@@ -135,7 +135,7 @@ Regard.matrix = (() => {
     return key >= seen.first[query] && key <= seen.last[query] && !forbiddenOf(seen).get(query)?.has(key);
   }
 
-  const forbidden = new WeakMap(); // what a layer says is seen -> query -> keys it may not see
+  const forbidden = new WeakMap(); // mask of a layer -> query -> masked keys
 
   function forbiddenOf(seen) {
     if (!forbidden.has(seen)) {
@@ -146,7 +146,7 @@ Regard.matrix = (() => {
     return forbidden.get(seen);
   }
 
-  /** Which of these sides have a pinned token in them. */
+  /** Return which of these sides contain a pinned token. */
   function pinned(some, places) {
     return some.flatMap((one, i) => (one.places.some((place) => places.includes(place)) ? [i] : []));
   }
@@ -155,12 +155,12 @@ Regard.matrix = (() => {
     return { rows: pinned(matrix.rows, queries), columns: pinned(matrix.columns, keys) };
   }
 
-  /** What some queries look at on average, one number a column. */
+  /** Return the mean weights of some queries, one number per column. */
   function meanRow(matrix, rows) {
     return Float32Array.from(matrix.columns, (_, c) => rows.reduce((sum, r) => sum + at(matrix, r, c), 0) / rows.length);
   }
 
-  /** What each query gives to some keys together, one number a row. */
+  /** Return the summed weights on some keys, one number per row. */
   function sumColumn(matrix, columns) {
     return Float32Array.from(matrix.rows, (_, r) => columns.reduce((sum, c) => sum + at(matrix, r, c), 0));
   }

@@ -2,7 +2,7 @@
  * Heat-maps: rows are queries, columns are keys, and a cell's colour is a weight, or a difference of two.
  *
  * Up to 64 tokens a side every cell is a rectangle of an SVG. Above, the cells are one canvas with a pixel a cell, which the
- * browser enlarges; labels are SVG in both cases and stay in sight while one scrolls.
+ * browser enlarges; labels are SVG in both cases and stay visible when the map is scrolled.
  */
 Regard.heat = (() => {
   const { element, svg, visible, shortened, brief } = Regard.dom;
@@ -11,14 +11,14 @@ Regard.heat = (() => {
   const FEW = 64;
   const FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif";
   const TILT = 60; // degrees of the labels above columns: 14 pixels apart they do not touch
-  const visited = new Map(); // key of a map -> the cell one was at, also when the page is drawn anew
+  const visited = new Map(); // key of a map -> the focused cell, kept when the page is redrawn
 
   /**
    * @param matrix   values, rows, columns (35-matrix.js)
    * @param options  title; queries, keys: what the axes are; width: pixels to fill; zoom; colour, from, to, at, scaleText:
    *   its scale (25-colour.js); pins: {rows, columns}; onpin(axis, side), onhover(r, c); describe(r, c) -> lines;
-   *   written(value) -> text inside large cells; key: keeps the focus
-   * @returns node, and picture() -> the same as one SVG that can leave the page
+   *   written(value) -> text inside large cells; key: under which the focus is kept
+   * @returns node, and picture() -> the map as one SVG for export
    */
   function draw(matrix, options) {
     const sizes = measure(matrix, options);
@@ -29,12 +29,12 @@ Regard.heat = (() => {
     const style = boxed(0, 0, across, down);
     const stage = element("div", { class: "cells", style, ...known }, inside, marks(options, sizes));
     const part = (name, drawn, width, height) => element("div", { class: name }, framed(drawn, width, height, "axis"));
-    const covered = `scroll-padding:${sizes.top + 2}px 2px 2px ${sizes.left + 2}px`; // by labels that stay in sight
+    const covered = `scroll-padding:${sizes.top + 2}px 2px 2px ${sizes.left + 2}px`; // by labels that stay visible
     const node = element("div", { class: "heat", style: `grid-template-columns:${sizes.left}px auto;${covered}` },
       part("heat-corner", axisOfRows(options, sizes), sizes.left, sizes.top),
       part("heat-top", columnLabels(matrix, options, sizes), across + sizes.spill, sizes.top),
       part("heat-left", rowLabels(matrix, options, sizes), sizes.left, down), stage);
-    listen(node, stage, matrix, options, sizes);
+    addListeners(node, stage, matrix, options, sizes);
     return { node, picture: () => picture(matrix, options, sizes, many ? inside : null) };
   }
 
@@ -47,7 +47,7 @@ Regard.heat = (() => {
     return `${size} Arrow keys move from cell to cell, Enter pins a query, K a key.`;
   }
 
-  // ---- sizes --------------------------------------------------------------------------------------------------------
+  // ---- sizes ---------------------------------------------------------------------------------------------------------
 
   const ruler = document.createElement("canvas").getContext("2d");
 
@@ -63,7 +63,7 @@ Regard.heat = (() => {
     return Math.ceil(sides.reduce((most, side) => Math.max(most, widthOf(label(side) + wrote(side))), least));
   }
 
-  /** As much of a text as has room. */
+  /** Return as much of a text as fits. */
   function fitting(said, room) {
     let most = [...said].length;
     while (most > 1 && widthOf(shortened(said, most)) > room) most--;
@@ -85,13 +85,13 @@ Regard.heat = (() => {
     return Math.max(14, Math.min(matrix.rows.length > 24 ? 26 : 40, Math.floor(fits)));
   }
 
-  // ---- parts: each is a <g>, on the page and in pictures that leave it ----------------------------------------------
+  // ---- parts: each is a <g>, on the page and in exported pictures ----------------------------------------------------
 
   function framed(part, width, height, name) {
     return svg("svg", { width, height, class: name, viewBox: `0 0 ${width} ${height}`, overflow: "visible" }, part);
   }
 
-  /** A whole picture, with its own background and no need of the style sheet. */
+  /** A picture with its own background that does not need the style sheet. */
   function sheet(width, height, ...children) {
     const known = { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}` };
     return svg("svg", known, svg("rect", { width, height, fill: ink("card") }), children);
@@ -101,14 +101,14 @@ Regard.heat = (() => {
     return svg("text", { x, y, "font-size": 12, "font-family": FONT, fill: ink("ink"), ...more }, said);
   }
 
-  /** Every how many-th label has room; up to 64 tokens all have. */
+  /** Return n so that every n-th label fits; up to 64 tokens all do. */
   const stepOf = (cell, room) => (cell >= 14 ? 1 : Math.ceil(room / cell));
 
   function look(pinned, side) {
     return pinned ? { fill: ink("mark"), "font-weight": 700 } : side.special ? { fill: ink("faint") } : {};
   }
 
-  /** The token of a row, and after it what its step wrote. */
+  /** The label of a row: the token that was read, and the one that its step wrote. */
   function rowText(side) {
     return [label(side), side.wrote !== undefined && svg("tspan", { fill: ink("faint"), "font-weight": 400 }, wrote(side))];
   }
@@ -155,13 +155,13 @@ Regard.heat = (() => {
     return text((c + 0.5) * cell, (r + 0.5) * cell + 4, options.written(at(matrix, r, c)), more);
   }
 
-  /** What may not be seen is no weight of 0: it has no colour at all, only a dot. */
+  /** A masked key is not a weight of 0: it has a dot instead of a colour. */
   function hole(r, c, cell) {
     const middle = { cx: (c + 0.5) * cell, cy: (r + 0.5) * cell, r: 1 };
     return svg("circle", { ...middle, fill: ink("line"), "data-masked": `${r},${c}` });
   }
 
-  /** One pixel a cell; masked ones stay transparent. */
+  /** Draw one pixel per cell; masked cells stay transparent. */
   function canvas(matrix, colour, sizes) {
     const [height, width] = [matrix.rows.length, matrix.columns.length];
     const drawn = element("canvas", { width, height, style: boxed(0, 0, sizes.across, sizes.down) });
@@ -190,9 +190,9 @@ Regard.heat = (() => {
 
   const boxed = (x, y, width, height) => `left:${x}px;top:${y}px;width:${width}px;height:${height}px`;
 
-  // ---- pointer and keys ---------------------------------------------------------------------------------------------
+  // ---- pointer and keys ----------------------------------------------------------------------------------------------
 
-  function listen(node, stage, matrix, options, { cell }) {
+  function addListeners(node, stage, matrix, options, { cell }) {
     const cursor = stage.querySelector(".cursor");
     let place = visited.get(options.key);
     const move = (r, c) => {
@@ -237,7 +237,7 @@ Regard.heat = (() => {
     if (c) options.onpin("keys", matrix.columns[c]);
   }
 
-  // ---- leaving the page ---------------------------------------------------------------------------------------------
+  // ---- export --------------------------------------------------------------------------------------------------------
 
   function picture(matrix, options, sizes, drawn) {
     const { left, top, across, down, spill } = sizes;
@@ -262,7 +262,7 @@ Regard.heat = (() => {
     return svg("image", { width: across, height: down, href, style: "image-rendering:pixelated" });
   }
 
-  /** What the colours mean: a bar from the least to the most, and in words which scale it is. */
+  /** The legend: a bar from the smallest to the largest value, and the name of the scale. */
   function scale({ colour, from, to, at: valueAt, scaleText }) {
     const steps = 60;
     const bits = Array.from({ length: steps }, (_, i) => {

@@ -1,7 +1,7 @@
 /**
- * The same weights as lines: queries on the left, keys on the right, and the larger a weight the stronger its line.
+ * Attention weights as lines: queries on the left, keys on the right; a larger weight has a stronger line.
  *
- * Pinned tokens show their lines alone; so does a token under the pointer. Of many lines only the strongest are drawn.
+ * If tokens are pinned or under the pointer, only their lines are shown. Of many lines only the strongest are drawn.
  */
 Regard.lines = (() => {
   const { element, svg, brief, visible, fixed } = Regard.dom;
@@ -11,7 +11,7 @@ Regard.lines = (() => {
   const LEAST = 0.01; // share of the strongest line that is worth drawing
   const BARS = 40;
 
-  /** Options as of a heat-map (40-heat.js). */
+  /** The options are those of a heat-map (40-heat.js). */
   function draw(matrix, options) {
     const sizes = measure(matrix, options.width);
     const most = Regard.state.now.scale === "one" ? 1 : Regard.matrix.most(matrix); // the weight of the strongest line
@@ -20,7 +20,7 @@ Regard.lines = (() => {
     const tokens = () => [titles(options, sizes), ["r", "c"].map((axis) => tokensOf(matrix, axis, sizes, options))];
     const known = { class: "bipartite", role: "group", "aria-label": options.title };
     const drawn = svg("svg", { width: sizes.width, height: sizes.height, ...known }, lines, tokens());
-    listen(drawn, lines, matrix, chosen, sizes, options);
+    addListeners(drawn, lines, matrix, chosen, sizes, options);
     const picture = () => sheet(sizes.width, sizes.height, links(chosen, sizes), tokens());
     return { node: element("div", { class: "scroll" }, drawn), picture, note: noteOf(chosen) };
   }
@@ -35,7 +35,7 @@ Regard.lines = (() => {
 
   const y = (i, sizes) => 44 + (i + 0.5) * sizes.step;
 
-  /** Which lines: those of pinned tokens if there are any, the strongest last, so that they lie above the others. */
+  /** Return the lines of pinned tokens, or all; the strongest last, so that they are drawn above the others. */
   function strongest(matrix, pins, least) {
     const wanted = (which, i) => !which.length || which.includes(i);
     const all = [];
@@ -82,7 +82,7 @@ Regard.lines = (() => {
     }));
   }
 
-  function listen(drawn, lines, matrix, chosen, sizes, options) {
+  function addListeners(drawn, lines, matrix, chosen, sizes, options) {
     const redraw = (only) => lines.replaceChildren(...links(chosen, sizes, only));
     const token = ({ target }) => target.closest("[data-r], [data-c]")?.dataset;
     const alone = (event) => {

@@ -1,7 +1,7 @@
 /**
- * All layers and heads of a kind at once, small; a click chooses one.
+ * Small pictures of all layers and heads of a kind; a click chooses one.
  *
- * A layer's weights are unpacked when its row comes into sight, and drawn when the browser has nothing better to do.
+ * The weights of a layer are inflated when its row becomes visible, and drawn when the browser is idle.
  */
 Regard.grid = (() => {
   const { element, svg, choice } = Regard.dom;
@@ -44,7 +44,7 @@ Regard.grid = (() => {
     return Array.from({ length: most - layer.heads }, () => element("span"));
   }
 
-  /** As long and wide as queries and keys are many, but no more than twice as long as wide. */
+  /** Return a size in proportion to the numbers of queries and keys, at most twice as high as wide. */
   function shape(view, layer, size) {
     const ratio = view.strips[layer.queries].ids.length / view.strips[layer.keys].ids.length;
     const [width, height] = ratio > 1 ? [size / Math.min(ratio, 2), size] : [size, size * Math.max(ratio, 0.5)];
@@ -62,14 +62,14 @@ Regard.grid = (() => {
 
   async function paintRow(view, layer, canvases) {
     for (const [head, canvas] of canvases.entries()) {
-      if (!canvas.isConnected) return; // the page has been drawn anew
+      if (!canvas.isConnected) return; // the page has been redrawn
       const matrix = await Regard.matrix.shown(view, layer, head, now);
       if (matrix.columns.length) paint(canvas, matrix);
       await new Promise((done) => idle(done));
     }
   }
 
-  /** The largest weight under each pixel, so that one bright cell of many is not lost. */
+  /** Draw the largest weight under each pixel, so that a single large weight stays visible. */
   function paint(canvas, matrix) {
     const { width, height } = canvas;
     const { colour } = Regard.colour.weights(Regard.matrix.most(matrix), "this head");
@@ -86,13 +86,13 @@ Regard.grid = (() => {
     canvas.dataset.drawn = "1";
   }
 
-  /** The cells under a pixel: from the first up to, but without, the last. */
+  /** Return the range of cells under a pixel, without its end. */
   function under(pixel, pixels, cells) {
     const from = Math.floor((pixel * cells) / pixels);
     return [from, Math.max(from + 1, Math.floor(((pixel + 1) * cells) / pixels))];
   }
 
-  /** Whether nothing under a pixel may be seen. */
+  /** Return whether all cells under a pixel are masked. */
   function hidden(matrix, r0, r1, c0, c1) {
     for (let r = r0; r < r1; r++) {
       for (let c = c0; c < c1; c++) if (!Regard.matrix.masked(matrix, r, c)) return false;

@@ -1,4 +1,4 @@
-/** A tab: which head looks from which token to which, as a heat-map, as lines, and all heads at once. */
+/** The Attention tab: the weights of a head as a heat-map or as lines, or all heads at once. */
 Regard.attention = (() => {
   const { element, button, choice, group, select, controls, card, faint, token, exact, brief } = Regard.dom;
   const { change, changeKind, pin, MEAN, now } = Regard.state;
@@ -8,15 +8,15 @@ Regard.attention = (() => {
   const NOTHING = "All keys are hidden: they are special tokens and punctuation. Show sinks to see them.";
   const SCALES = [["one", "from 0 to 1"], ["max", "from 0 to the maximum"], ["log", "logarithmic"]];
 
-  // ---- controls, some of which other tabs have too ------------------------------------------------------------------
+  // ---- controls, some of which other tabs use too --------------------------------------------------------------------
 
-  /** Buttons for the values that one part of the state may have. */
+  /** Buttons for the values of one field of the state. */
   function choices(label, key, values, say = String) {
     const one = (value) => choice(say(value), value === now[key], () => change({ [key]: value }), `${key} ${value}`);
     return group(label, values.map(one));
   }
 
-  /** Which kind, layer and head. */
+  /** Controls for kind, layer and head. */
   function chooser(view) {
     const layers = layersOf(view, now.kind).map((layer) => layer.layer);
     const heads = layerOf(view, now.kind, now.layer)?.heads ?? 0;
@@ -29,13 +29,13 @@ Regard.attention = (() => {
     ];
   }
 
-  /** With two views in one page: which of them this tab is about. */
+  /** A control for which of two views this tab shows. */
   function viewChooser() {
     const { views, nameOf } = Regard.document;
     return views.length > 1 && choices("View", "view", [0, 1], (i) => nameOf(views[i]));
   }
 
-  /** Words or pieces, sinks, and the scale of colours. */
+  /** Controls for words or pieces, sinks, and the scale of colours. */
   function display(view) {
     const pieces = Object.values(view.strips).some((strip) => strip.words?.length < strip.ids.length);
     return [
@@ -45,7 +45,7 @@ Regard.attention = (() => {
     ];
   }
 
-  // ---- the tab ------------------------------------------------------------------------------------------------------
+  // ---- the tab -------------------------------------------------------------------------------------------------------
 
   async function draw(view) {
     const matrix = await Regard.matrix.shown(view, layerOf(view, now.kind, now.layer), now.head, now);
@@ -56,7 +56,7 @@ Regard.attention = (() => {
       now.show === "grid" ? gridCard(view) : pictureCard(view, matrix));
   }
 
-  /** What a heat-map and lines need to know (40-heat.js). */
+  /** The options of a heat-map or of lines (40-heat.js). */
   function optionsFor(matrix, given = {}) {
     const { attention: layer, view } = matrix;
     const what = now.show === "lines" ? "line" : "cell";
@@ -77,7 +77,7 @@ Regard.attention = (() => {
     return `${layer.name}${layer.heads > 1 ? `, ${head === MEAN ? "mean of heads" : `head ${head}`}` : ""}`;
   }
 
-  /** Pixels there are for a picture, beside the panel at the right if there is room for both. */
+  /** Return the width for a picture in pixels, beside the panel at the right if both fit. */
   function room() {
     const width = document.getElementById("main").clientWidth;
     return width - (width > 970 ? 430 : 40);
@@ -104,7 +104,7 @@ Regard.attention = (() => {
       step && " A row is a step of the decoder: the token that it read → the one it wrote."];
   }
 
-  /** What rows sum to, as far as rounded weights can say. */
+  /** Return a sentence on the sums of rows, as far as rounded weights allow. */
   function sums(matrix) {
     const all = matrix.rows.map((_, r) => Regard.matrix.sumOfRow(matrix, r));
     const [least, most] = [Math.min(...all), Math.max(...all)];
@@ -128,7 +128,7 @@ Regard.attention = (() => {
       Regard.export.buttons(`${now.kind} heads`, { picture: drawn.picture }));
   }
 
-  // ---- the panel at the right ---------------------------------------------------------------------------------------
+  // ---- the panel at the right ----------------------------------------------------------------------------------------
 
   function panel(view, matrix, pins) {
     const heads = Math.max(...layersOf(view, now.kind).map((layer) => layer.heads));
@@ -158,7 +158,7 @@ Regard.attention = (() => {
     return ["Who looks at ", named(matrix.columns, columns), columns.length > 1 && ` (sum of ${columns.length} keys)`];
   }
 
-  // ---- one cell in words --------------------------------------------------------------------------------------------
+  // ---- one cell in words ---------------------------------------------------------------------------------------------
 
   const sideText = (side) => [`${side.places.join("+")} `, token(side.label)];
 

@@ -1,5 +1,5 @@
 /**
- * A tab: one token's way through the model, with the numbers of this input.
+ * The Chain tab: all activations of one token, from its embedding to the candidates for the next token.
  *
  * Token, id, embedding, position; in the chosen layer query, key, value, scores, softmax, mix, heads side by side, output
  * projection, residual sum, norm, feed-forward; the other layers in one line each; at last the candidates for the
@@ -29,7 +29,7 @@ Regard.chain = (() => {
       Regard.export.buttons(`chain of token ${walk.place}`, { csv: () => csv(walk) }));
   }
 
-  /** Which token, of which strip, through which layer and head. */
+  /** Return the chosen token with its sequence, layer and head. */
   function walkOf(view) {
     const asked = Regard.document.layerOf(view, now.kind, now.layer)?.queries;
     const strip = view.chain.some((item) => item.strip === asked) ? asked : view.chain[0].strip;
@@ -39,7 +39,7 @@ Regard.chain = (() => {
     return { strip, items, stored, place, layer: now.layer, head: Math.max(0, now.head) };
   }
 
-  /** Keys and values of cross-attention are made of the source, but are no step on its way: they stand beside the scores. */
+  /** Keys and values of cross-attention belong to the source, but are no step of its encoder: they are shown with the scores. */
   const isOwn = (item) => !(item.sublayer === "cross" && ["key", "value"].includes(item.stage));
 
   function tokenChooser(view, walk) {
@@ -54,7 +54,7 @@ Regard.chain = (() => {
       left > 0 && element("span", { class: "faint" }, `vectors of ${left} others are left out, for size`));
   }
 
-  // ---- steps, in the order in which they happen ---------------------------------------------------------------------
+  // ---- steps, in the order in which they happen ----------------------------------------------------------------------
 
   async function stepsOf(view, walk) {
     const groups = byLayer(walk.items);
@@ -65,7 +65,7 @@ Regard.chain = (() => {
     return [tokenStep(view, walk), steps, candidates(view, walk)];
   }
 
-  /** Neighbours of one layer together. */
+  /** Group consecutive steps of one layer. */
   function byLayer(items) {
     const groups = [];
     for (const item of items) {
@@ -90,7 +90,7 @@ Regard.chain = (() => {
     return [scores, step(names[item.stage] ?? item.stage, said, strips(item, values, walk), item)];
   }
 
-  /** A layer that is not the chosen one: what it left in the stream, and a button to look into it. */
+  /** A layer that is not chosen: the residual stream after it, and a button that chooses it. */
   async function passed(walk, items) {
     const { layer } = items[0];
     const last = items.filter((item) => ["residual", "norm"].includes(item.stage)).at(-1) ?? items.at(-1);
@@ -113,7 +113,7 @@ Regard.chain = (() => {
 
   const isBeside = (one, item) => one.layer === item.layer && one.sublayer === item.sublayer;
 
-  /** One line of mathematics, with the sizes of this model. */
+  /** The formula of a step, with the sizes of this model. */
   function formula(view, walk, item, size) {
     const { stage, sublayer, heads } = item;
     const { d_model: wide = "d", d_ff: inner = "d_ff", "embedding scale": times = 1 } = view.model ?? {};
@@ -135,7 +135,7 @@ Regard.chain = (() => {
     return (view.kind === "alignment" ? recurrent : lines)[stage] ?? String(size);
   }
 
-  /** Some models do more than add: then the numbers say so. */
+  /** Where a model does more than add, a note says so. */
   async function inputFormula(walk, x) {
     const parts = walk.items.filter((item) => ["embedding", "position"].includes(item.stage));
     const vectors = await Promise.all(parts.map((item) => vector(item, walk.place)));
@@ -147,9 +147,9 @@ Regard.chain = (() => {
     return `x = ${off <= 0.01 * most ? sum : `norm(${sum} + …)`}    ${x.length}`;
   }
 
-  // ---- vectors as strips --------------------------------------------------------------------------------------------
+  // ---- vectors as colours --------------------------------------------------------------------------------------------
 
-  /** Of vectors that are heads side by side: the chosen head, and where it lies among all. */
+  /** Vectors of concatenated heads: the chosen head, and its place among all. */
   function strips(item, values, walk) {
     if ((item.heads ?? 1) === 1) return strip(values);
     const { from, to } = headIn(item, values.length, walk.head);
@@ -158,7 +158,7 @@ Regard.chain = (() => {
       element("div", { class: "whole" }, strip(values, { marked, name: "all heads" })));
   }
 
-  /** Where a head lies; where heads share keys and values in groups, its group. */
+  /** Return the range of a head; with grouped keys and values, that of its group. */
   function headIn(item, size, head) {
     const layer = Regard.document.layerOf(Regard.document.views[now.view], now.kind, now.layer);
     const heads = Math.max(item.heads, layer?.heads ?? 1);
@@ -197,7 +197,7 @@ Regard.chain = (() => {
     return canvas;
   }
 
-  // ---- scores against every key -------------------------------------------------------------------------------------
+  // ---- scores against every key --------------------------------------------------------------------------------------
 
   async function scoresStep(view, walk, item) {
     const across = ["cross", "alignment"];
@@ -216,7 +216,7 @@ Regard.chain = (() => {
     return step(`scores and softmax, head ${walk.head}`, said, body, { ...item, stage: "scores" });
   }
 
-  /** What the table of one query needs, as far as it is stored: its query, all keys and values, scores and weights. */
+  /** Return what is stored for the table of one query: query, keys, values, scores and weights. */
   async function partsOf(view, walk, item, attention) {
     const { head, place } = walk;
     const width = view.strips[attention.keys].ids.length;
@@ -228,12 +228,12 @@ Regard.chain = (() => {
     return {
       query, key: await vectors("key", attention.keys), value: await vectors("value", attention.keys),
       weights: await rowOf(attention.weights), scores: await rowOf(attention.scores),
-      dots: attention.kind !== "alignment", // other scores are no products
+      dots: attention.kind !== "alignment", // other score functions are no dot products
       scale: attention.scale ?? 1 / Math.sqrt(query?.length ?? 1),
     };
   }
 
-  /** A function from places to the vectors of one head; null where a vector is not stored. */
+  /** Return a function from places to vectors of one head; null where a vector is not stored. */
   async function headsOf(item, head) {
     if (!item) return () => null;
     const stored = await array(item.values);
@@ -241,7 +241,7 @@ Regard.chain = (() => {
     return (place) => (item.tokens.includes(place) ? slice(stored, item.tokens.indexOf(place)).subarray(from, to) : null);
   }
 
-  /** [name, place of a key -> cell] of each column that there is something to show in. */
+  /** Return [name, place of a key -> cell] of each column for which there are numbers. */
   function columnsOf(keys, { query, key, value, dots, scale, weights, scores }) {
     const cell = (said) => element("td", { class: "number" }, said);
     const picture = (values, name) => element("td", {}, values ? strip(values, { small: true, name }) : "–");
@@ -261,7 +261,7 @@ Regard.chain = (() => {
     ].filter(Boolean);
   }
 
-  /** What products are multiplied by: one over a root, as a rule. */
+  /** Return the factor of the dot products, usually one over a square root. */
   function scaledBy(scale) {
     if (scale === 1) return "not scaled";
     const squared = 1 / scale ** 2;
@@ -269,7 +269,7 @@ Regard.chain = (() => {
     return Math.abs(squared - whole) < 1e-3 * squared ? `÷ √${whole}` : `× ${brief(scale)}`;
   }
 
-  // ---- the end ------------------------------------------------------------------------------------------------------
+  // ---- predictions ---------------------------------------------------------------------------------------------------
 
   function candidates(view, walk) {
     const found = Regard.document.predictionOf(view, walk.strip, walk.place);
@@ -277,7 +277,7 @@ Regard.chain = (() => {
     return found && step("logits → candidates", "p = softmax(logits) over the vocabulary", bars, { stage: "logits" });
   }
 
-  /** Every vector of this token: where it is, and its numbers. */
+  /** Return every vector of this token, with its stage. */
   async function csv(walk) {
     const line = async (item) => [item.layer ?? "", item.sublayer ?? "", item.stage, ...(await vector(item, walk.place))];
     const rows = await Promise.all(walk.items.map(line));

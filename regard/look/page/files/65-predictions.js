@@ -1,4 +1,4 @@
-/** A tab: what the model thought of writing at each place, and the labels of those that classify. */
+/** The Predictions tab: the most probable tokens at each place, and the labels of classifiers. */
 Regard.predictions = (() => {
   const { element, controls, card, faint, token, bar, percent, fixed } = Regard.dom;
 
@@ -15,7 +15,7 @@ Regard.predictions = (() => {
     return card("Labels", element("ol", { class: "candidates wide" }, lines), Regard.export.buttons("labels", { csv }));
   }
 
-  /** What the model wrote itself: not the places of a prompt, nor tokens that it could see when it foretold them. */
+  /** Return the predictions of tokens that the model chose: neither those of a prompt nor visible ones. */
   function own(view) {
     const wrote = ({ given }) => (view.kind === "filling" ? given === false : !given);
     return (view.predictions ?? []).filter((one) => one.chosen && wrote(one));
@@ -41,7 +41,7 @@ Regard.predictions = (() => {
     return element("div", { class: "place", "data-place": one.place }, title, candidates(one));
   }
 
-  /** Bars of the best, the chosen one marked, also where it is not among them. */
+  /** Bars of the most probable tokens; the chosen one is marked, and added if it is not among them. */
   function candidates({ top, chosen, given }) {
     const missing = chosen && !top.some(({ id }) => id === chosen.id);
     const logits = top.every(({ logit }) => typeof logit === "number");

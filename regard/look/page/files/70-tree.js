@@ -1,9 +1,9 @@
-/** A tab: the beam tree. Every hypothesis that was kept, step by step, and the one that survived. */
+/** The Beam tree tab: every hypothesis that was kept at each step, and the one that was returned. */
 Regard.tree = (() => {
   const { element, svg, controls, card, faint, visible, shortened, fixed } = Regard.dom;
   const { text, widthOf, sheet } = Regard.heat;
   const { ink } = Regard.colour;
-  const [TALL, GAP] = [40, 30]; // of a node, and between steps
+  const [TALL, GAP] = [40, 30]; // height of a node, and gap between steps
 
   function draw(view) {
     const { steps } = view.tree;
@@ -30,7 +30,7 @@ Regard.tree = (() => {
     const look = { "text-anchor": "middle", "font-size": 11, fill: ink("faint") };
     const number = (column, s) => text(column.x + column.width / 2, 14, String(s), look);
     const edges = each(edge).filter(Boolean).sort((a, b) => a.dataset.best - b.dataset.best); // the chosen path on top
-    return sheet(x + width + 20, widest(steps) * (TALL + 14) + 30, columns.map(number), edges, each(twig));
+    return sheet(x + width + 20, widest(steps) * (TALL + 14) + 30, columns.map(number), edges, each(nodeBox));
   }
 
   /** A column for each step, as wide as its widest token. */
@@ -47,7 +47,7 @@ Regard.tree = (() => {
   const name = (node) => shortened(visible(node.piece), 16);
   const y = (i) => 26 + i * (TALL + 14);
 
-  function twig(node, s, i, columns) {
+  function nodeBox(node, s, i, columns) {
     const { x, width } = columns[s];
     const stroke = { stroke: ink(node.best ? "mark" : "line"), "stroke-width": node.best ? 2 : 1 };
     const box = (inset) => {
@@ -69,7 +69,7 @@ Regard.tree = (() => {
     return svg("path", { d, fill: "none", ...stroke, "data-edge": `${s},${i}`, "data-best": Number(node.best) });
   }
 
-  /** The tokens that lead to a node. */
+  /** Return the tokens that lead to a node. */
   function wayTo(steps, s, i) {
     const way = [];
     for (let place = i; s >= 0 && typeof place === "number"; s--) {

@@ -1,4 +1,4 @@
-/** A tab: attention over a picture. Where a patch, or the summary token, looks; one head large, all of its layer small. */
+/** The Picture tab: the weights of the summary token or a patch over an image; one head large, all of its layer small. */
 Regard.picture = (() => {
   const { element, svg, controls, card, faint, choice, percent } = Regard.dom;
   const { now, change, MEAN } = Regard.state;
@@ -15,7 +15,7 @@ Regard.picture = (() => {
     const title = `${titleOf(layer, now.head)}: where ${nameOf(patches, query)} looks`;
     const large = overlay(view, patches, row, LARGE, query);
     const readout = Regard.dom.readout("Point at a patch for its weight; click it to see where it looks.");
-    listen(large, patches, row, query, readout);
+    addListeners(large, patches, row, query, readout);
     const save = { csv: () => csv(patches, row), picture: () => overlay(view, patches, row, LARGE, query) };
     const main = card(title, large, readout, Regard.heat.legend(legendOf(row)), summaryNote(row),
       Regard.export.buttons(title, save));
@@ -23,7 +23,7 @@ Regard.picture = (() => {
       element("div", { class: "beside" }, main, await gallery(view, layer, patches, query)));
   }
 
-  /** Patches come last in the strip; what stands before them are summary tokens. */
+  /** Patches come last in the token sequence; the tokens before them are summary tokens. */
   function patchesOf(view, layer) {
     const { rows, columns } = view.picture;
     return { rows, columns, before: view.strips[layer.keys].ids.length - rows * columns };
@@ -34,7 +34,7 @@ Regard.picture = (() => {
     return `patch (row ${Math.floor((place - before) / columns) + 1}, column ${((place - before) % columns) + 1})`;
   }
 
-  /** What one query gives to each patch, and to what is no patch; `to` is the end of the scale. */
+  /** Return the weights of one query on each patch and on other tokens; `to` is the end of the scale. */
   async function rowOf(view, layer, head, query, { before }) {
     const matrix = await Regard.matrix.shown(view, layer, head, PLAIN);
     const all = Regard.matrix.row(matrix, query);
@@ -62,7 +62,7 @@ Regard.picture = (() => {
     return before > 0 && faint(said);
   }
 
-  /** The picture in shade, and each patch as bright as its weight. */
+  /** Draw the image in grey, and each patch as bright as its weight. */
   function overlay(view, { rows, columns, before }, { weights, to }, side, query) {
     const [w, h] = [side / columns, side / columns];
     const height = h * rows;
@@ -81,7 +81,7 @@ Regard.picture = (() => {
     return drawn;
   }
 
-  function listen(drawn, patches, row, query, readout) {
+  function addListeners(drawn, patches, row, query, readout) {
     const said = "The picture. Arrow keys move from patch to patch.";
     const known = { tabindex: "0", "data-key": "picture", role: "img", "aria-label": said };
     for (const [key, value] of Object.entries(known)) drawn.setAttribute(key, value);
@@ -108,7 +108,7 @@ Regard.picture = (() => {
     event.stopPropagation();
   }
 
-  /** Every head of this layer. */
+  /** Small pictures of every head of this layer. */
   async function gallery(view, layer, patches, query) {
     const thumbs = await Promise.all(Array.from({ length: layer.heads }, async (_, head) => {
       const row = await rowOf(view, layer, head, query, patches);

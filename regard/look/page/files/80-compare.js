@@ -1,9 +1,9 @@
-/** A tab: two views on one scale. Both outputs, the same head of both side by side, and their difference. */
+/** The Compare tab: two views on one scale, with both outputs, the same head of both side by side, and their difference. */
 Regard.compare = (() => {
   const { element, controls, card, faint, table, token, exact, brief, fixed } = Regard.dom;
   const { now, change } = Regard.state;
   const { NOTHING, optionsFor, titleOf, chooser, display } = Regard.attention;
-  const LARGEST = 12; // differences that are listed
+  const LARGEST = 12; // number of differences that are listed
 
   async function draw(view) {
     const { views, KINDS } = Regard.document;
@@ -13,7 +13,7 @@ Regard.compare = (() => {
       layers.every(Boolean) ? await maps(views, layers) : card("", none));
   }
 
-  /** The chosen layer, or the last that a smaller model has; a recurrent one has its alignment for cross-attention. */
+  /** Return the chosen layer, or the last of a smaller model; the alignment of a recurrent model counts as cross-attention. */
   function layerIn(view) {
     const { layerOf, layersOf } = Regard.document;
     const other = { cross: "alignment", alignment: "cross" }[now.kind];
@@ -51,9 +51,9 @@ Regard.compare = (() => {
     return (width > 860 ? width / 2 : width) - 60;
   }
 
-  // ---- the difference -----------------------------------------------------------------------------------------------
+  // ---- the difference ------------------------------------------------------------------------------------------------
 
-  /** Why there is none: a number may only be taken from that of the same two tokens. */
+  /** Return why there is no difference: weights are only compared between the same tokens. */
   function noDifference([a, b]) {
     const same = (x, y) => x.length === y.length && x.every((side, i) => side.label === y[i].label);
     const axes = [!same(a.rows, b.rows) && "queries", !same(a.columns, b.columns) && "keys"].filter(Boolean);
@@ -106,7 +106,7 @@ Regard.compare = (() => {
     return card("Largest differences", table(["query → key", "A", "B", "B − A"], rows, { class: "largest" }));
   }
 
-  // ---- outputs ------------------------------------------------------------------------------------------------------
+  // ---- outputs -------------------------------------------------------------------------------------------------------
 
   function outputs(views) {
     const [a, b] = views.map((view) => (view.output ?? "").split(/\s+/).filter(Boolean));
@@ -129,14 +129,14 @@ Regard.compare = (() => {
     return known.length > 0 && `log-probability of the ${known.length} tokens that its rows wrote: ${fixed(total, 4)}`;
   }
 
-  /** The second of two that wrote something else may still have read what the first wrote. */
+  /** Say so if the second model wrote another output but read that of the first. */
   function sameRows(views, changed) {
     const [a, b] = views.map((view) => (view.predictions ?? []).map((one) => one.chosen?.id).join());
     const said = "The rows below are the same tokens in both: B also read what A wrote, so that weights can be compared.";
     return Boolean(changed && a && a === b) && faint(said);
   }
 
-  /** The longest common subsequence: which places of each are in it. */
+  /** Return the places of the longest common subsequence in both. */
   function common(a, b) {
     const best = Array.from({ length: a.length + 1 }, () => new Uint16Array(b.length + 1));
     for (let i = a.length - 1; i >= 0; i--) {

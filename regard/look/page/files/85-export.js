@@ -1,8 +1,8 @@
-/** What is shown, as a file: numbers as CSV, pictures as SVG and PNG. Nothing leaves the machine. */
+/** Export to files: numbers as CSV, pictures as SVG and PNG. Nothing is sent anywhere. */
 Regard.export = (() => {
   const { element, visible } = Regard.dom;
 
-  /** csv() -> text, picture() -> an <svg> that needs no style sheet; both may take their time (promises). */
+  /** csv() -> text, picture() -> an <svg> that needs no style sheet; both may return promises. */
   function buttons(name, { csv = null, picture = null }) {
     const file = name.toLowerCase().replace(/[^\p{L}\p{N}.]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, 80);
     const button = (kind, make) => {
@@ -25,7 +25,7 @@ Regard.export = (() => {
     return new Blob([new XMLSerializer().serializeToString(picture)], { type: "image/svg+xml;charset=utf-8" });
   }
 
-  /** The SVG drawn by the browser itself, twice as large so that it is sharp. */
+  /** Draw the SVG to a PNG of twice the size, so that it is sharp. */
   async function pngBlob(picture) {
     const [width, height] = ["width", "height"].map((side) => Number(picture.getAttribute(side)));
     const times = Math.max(1, Math.min(2, 8000 / Math.max(width, height)));
@@ -48,10 +48,10 @@ Regard.export = (() => {
     return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   }
 
-  /** As short as fp32 allows. */
+  /** Format a number with the fewest digits that identify it in fp32. */
   const number = (value) => (Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(8))));
 
-  /** Keys along the top, a query before each row. */
+  /** Return a matrix as CSV, with keys in the first line and a query before each row. */
   function matrixCsv(matrix) {
     const width = matrix.columns.length;
     const rows = matrix.rows.map((side, r) => [visible(side.label), ...matrix.values.subarray(r * width, (r + 1) * width)]);

@@ -1,4 +1,4 @@
-/** The page: header, tabs, keyboard, and drawing anew whenever the state changes. */
+/** The page: header, tabs, keyboard, and redrawing when the state changes. */
 Regard.main = (() => {
   const { element, choice, faint, harmless } = Regard.dom;
   const { now, change, changeKind, CHOICES, MEAN } = Regard.state;
@@ -20,7 +20,7 @@ Regard.main = (() => {
   const tabs = () => Object.keys(TABS).filter((tab) => TABS[tab][1](view()));
   let drawing = 0;
 
-  /** Draw all that depends on the state; what is not ready before the next change is thrown away. */
+  /** Draw all that depends on the state; results that are not ready before the next change are discarded. */
   async function draw() {
     const mine = ++drawing;
     if (!tabs().includes(now.tab)) now.tab = tabs()[0];
@@ -59,7 +59,7 @@ Regard.main = (() => {
     return choice(dark ? "☀ Light" : "☾ Dark", dark, otherTheme, "theme", more);
   }
 
-  // ---- the header ---------------------------------------------------------------------------------------------------
+  // ---- the header ----------------------------------------------------------------------------------------------------
 
   function header(shown, open) {
     const line = (label, text) => Boolean(text) && element("div", { class: "said" },
@@ -74,7 +74,7 @@ Regard.main = (() => {
     return element("div", {}, element("h1", {}, harmless(nameOf(shown))), lines, about(shown, open[0]));
   }
 
-  /** `which` of two views it is, where both are there. */
+  /** `which` is the index of one of two views. */
   function about({ model = {}, notes = [] }, open, which = null) {
     const rows = Object.entries(model).map(([key, value]) => element("tr", {},
       element("th", { scope: "row" }, key.replaceAll("_", " ")), element("td", {}, plain(value))));
@@ -85,7 +85,7 @@ Regard.main = (() => {
     return element("details", { class: "about", open: open ? "" : false }, title, table, list);
   }
 
-  /** Any value of the table of the model. */
+  /** Format a value of the table that describes the model. */
   function plain(value) {
     if (Array.isArray(value)) return value.map(plain).join(", ");
     if (value && typeof value === "object") return plain(Object.entries(value).map(([key, one]) => `${key} ${plain(one)}`));
@@ -98,7 +98,7 @@ Regard.main = (() => {
     return element("div", { id: "help", class: "faint" }, "Keys:", keys, inside);
   }
 
-  // ---- keyboard -----------------------------------------------------------------------------------------------------
+  // ---- keyboard ------------------------------------------------------------------------------------------------------
 
   const next = (list, value, step = 1) => list[(list.indexOf(value) + step + list.length) % list.length];
   const turn = (key) => change({ [key]: next(CHOICES[key], now[key]) });
@@ -131,7 +131,7 @@ Regard.main = (() => {
     act();
   }
 
-  // ---- the beginning ------------------------------------------------------------------------------------------------
+  // ---- start ---------------------------------------------------------------------------------------------------------
 
   function start() {
     Regard.state.begin(Regard.document.load().views[0], draw);

@@ -1,1 +1,0 @@
-"""What a model would do if a part of it did otherwise."""
