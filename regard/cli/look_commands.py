@@ -42,10 +42,10 @@ look_app = typer.Typer(
 
 def check_picture_format(path: Path | None) -> Path | None:
     """Refuse a picture of an unknown format before the work is done, not after it."""
-    from regard.look.figures import kind_of
+    from regard.look.figures import image_format
 
     if path is not None:
-        kind_of(path)
+        image_format(path)
     return path
 
 
@@ -64,14 +64,14 @@ def decode_settings(context: typer.Context, to: str | None) -> dict[str, Any]:
     return section_settings(context, "decode") | ({"to": to} if to else {})
 
 
-def parse_changes(**given: Texts) -> list[Change]:
+def parse_changes(**given: Texts) -> list[Intervention]:
     """Return the interventions that --zero, --mean, --force, --forbid, --pin, --replace and --positions ask for."""
-    from regard.look.change.changes import parse
+    from regard.look.interventions import parse
 
     return [parse(kind, text) for kind, texts in given.items() for text in texts or ()]
 
 
-def write_results(found: Drawn, json: bool, png: Path | None, tables: dict[Path | None, str], usual: Path) -> None:
+def write_results(found: Drawable, json: bool, png: Path | None, tables: dict[Path | None, str], usual: Path) -> None:
     """Write the files asked for, or the picture `usual`, and print their names; or print the numbers as JSON.
 
     `tables` maps the name of a file to the method of `found` that writes it.
@@ -111,7 +111,9 @@ def look_page(
     forbid: Annotated[Texts, change_option("forbid", "Mask a key: Apfel>apple")] = None,
     pin: Annotated[Texts, change_option("pin", "Force, in all attention over the source.")] = None,
     replace: Annotated[Texts, change_option("replace", "Replace a token: source:3=dog or target:2=Hund")] = None,
-    positions: Annotated[Texts, change_option("positions", "Change the position scheme: none, alibi, ...")] = None,
+    positions: Annotated[
+        Texts, change_option("positions", "Intervention the position scheme: none, alibi, ...")
+    ] = None,
     to: To = None,
     browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print what the page shows, without its arrays.")] = False,
@@ -120,8 +122,6 @@ def look_page(
 
     With another model, or with changes to this one, the page compares both. Settings: --decode.beam 1, ...
     """
-    from regard.cli.options import section_settings
-    from regard.look.interventions import parse
     from regard.look.page.html_page import show
 
     given = {"zero": zero, "mean": mean, "force": force, "forbid": forbid, "pin": pin, "replace": replace}
@@ -165,32 +165,8 @@ def look_positions(
     print(path)
 
 
-@look_app.command("alignment")
-def look_alignment(
-    context: typer.Context,
-    model: Annotated[Path, typer.Argument(help="A run or model folder that translates.")],
-    sentence: Annotated[str, typer.Argument(help="A sentence in the language it translates from.")],
-    png: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("alignment.png"),
-    layer: Annotated[str, typer.Option(help="One of its layers, such as decoder.2.cross; by default the last.")] = "",
-    json: Json = False,
-    to: Annotated[
-        str | None, typer.Option(help="The language to translate to, for a model that knows several.")
-    ] = None,
-) -> None:
-    """Translate a sentence, and draw which of its words each word of the translation was written from."""
-    from regard.cli.options import section_settings
-    from regard.inference.translator import load
-    from regard.look.attention_figure import draw_alignment
-
-    options = section_settings(context, "decode") | ({"to": to} if to else {})
-    drawn = draw_alignment(load(model, "cpu"), sentence, layer, **options)
-    if json:
-        return print(jsons.dumps(drawn.numbers(), ensure_ascii=False))
-    drawn.save(png)
-    print(f"{drawn.translation}\n{png}")
-
-
 def positions_picture(name: str, model: Path | None, settings: dict[str, str], length: int) -> PositionFigure:
+    """Return the picture of a position scheme: that of a trained model, or one made with `settings`."""
     from regard.look.position_figures import draw_trained_scheme, draw_untrained_scheme
 
     if model is not None:
@@ -213,36 +189,8 @@ def positions_picture(name: str, model: Path | None, settings: dict[str, str], l
     return draw_untrained_scheme(name, config, length)
 
 
-Texts = list[str] | None
-Zeroed = Annotated[
-    Texts, typer.Option("--zero", help="Heads that say nothing: LAYER[:HEADS], as in decoder.2.cross:3.")
-]
-Levelled = Annotated[Texts, typer.Option("--mean", help="Heads that look alike at all they see: LAYER[:HEADS].")]
-Forced = Annotated[Texts, typer.Option("--force", help="Look at nothing else: [LAYER[:HEADS]@]QUERY>KEY.")]
-Forbidden = Annotated[
-    Texts,
-    typer.Option(
-        "--forbid", help="Do not look there: [LAYER[:HEADS]@]QUERY>KEY; places or words, as in 'Apfel>apple'."
-    ),
-]
-Pinned = Annotated[Texts, typer.Option("--pin", help="Force in all attention over the source: QUERY>KEY.")]
-Replaced = Annotated[Texts, typer.Option("--replace", help="Another word: source:PLACE=TEXT or target:PLACE=TEXT.")]
-Placed = Annotated[str | None, typer.Option("--positions", help="Another position scheme: none, rope, alibi, ...")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-
-
-def changes_of(
-    zero: Texts, mean: Texts, force: Texts, forbid: Texts, pin: Texts, replace: Texts, positions: str | None
-) -> list[Intervention]:
-    """What these options ask for."""
-    from regard.look.interventions import parse
-
-    named = {"zero": zero, "mean": mean, "force": force, "forbid": forbid, "pin": pin, "replace": replace}
-    named["positions"] = [positions] if positions else None
-    return [parse(kind, text) for kind, texts in named.items() for text in texts or ()]
-
-
-def look_change(
+@look_app.command("alignment")
+def look_alignment(
     context: typer.Context,
     model: Annotated[Path, typer.Argument(help="A run or model folder that translates.")],
     sentence: Annotated[str, typer.Argument(help="A sentence in the source language.")],
@@ -253,71 +201,15 @@ def look_change(
     json: Json = False,
     to: To = None,
 ) -> None:
-    """Change what a model looks at, and print what it writes before and after, side by side."""
-    from regard.cli.options import section_settings
-    from regard.inference.generator import Generator
-    from regard.inference.load import load
-    from regard.inference.translator import Translator
-    from regard.look.output_comparison import compare
+    """Translate a sentence and draw which source words each word attends to."""
+    from regard.inference.translator import load_translator
+    from regard.look.attention_figure import draw_alignment
 
-    changes = changes_of(zero, mean, force, forbid, pin, replace, positions)
-    if not changes:
-        raise RegardError("nothing is changed: give --zero, --mean, --force, --forbid, --pin, --replace or --positions")
-    user = load(model, device)
-    if not isinstance(user, (Translator, Generator)):
-        raise RegardError(f"the model in {model} neither translates nor writes, so there is nothing to compare")
-    options = section_settings(context, "decode") | ({"to": to} if to else {})
-    found = compare(user, sentence, changes, **options)
-    print(jsons.dumps(found.numbers(), ensure_ascii=False) if json else found)
-
-
-def look_heads(
-    context: typer.Context,
-    model: Annotated[Path, typer.Argument(help="A run or model folder: one that translates, a GPT or a BERT.")],
-    source: Annotated[Path, typer.Option(help="Sentences, one a line; for a GPT or BERT any text.")],
-    target: Annotated[Path | None, typer.Option(help="Their translations.")] = None,
-    metric: Annotated[str, typer.Option(help="loss, or for translations bleu.")] = "loss",
-    sentences: Annotated[int, typer.Option(help="How many lines to read.")] = 500,
-    to: Annotated[str | None, typer.Option(help="The language, for a model that translates to several.")] = None,
-    png: Png = None,
-    device: Device = "auto",
-    json: Json = False,
-) -> None:
-    """Zero every head in turn, and say how much worse the model is without it."""
-    from itertools import islice
-
-    from regard.cli.options import no_settings
-    from regard.data.parallel_corpus import read_lines
-    from regard.device import pick_device
-    from regard.look.head_importance import scan_heads
-
-    no_settings(context)
-    if sentences < 2:
-        raise RegardError(f"--sentences must be at least 2, not {sentences}: one alone has no error to tell")
-    lines, other = (list(islice(read_lines(path), sentences)) if path else [] for path in (source, target))
-    found = scan_heads(load_model(model, pick_device(device), "fp32"), lines, other, metric, to)
-    if not json:
-        print(found)
-    hand_out(found, json, png, {}, Path("heads.png"))
-
-
-Model = Annotated[Path, typer.Argument(help="A run or model folder.")]
-
-
-def drawable(path: Path | None) -> Path | None:
-    """Said before the work is done, not after it."""
-    from regard.look.figures import image_format
-
-    if path is not None:
-        image_format(path)
-    return path
-
-
-Png = Annotated[
-    Path | None, typer.Option(help="Where the picture goes: PNG, or SVG if the name ends so.", callback=drawable)
-]
-Csv = Annotated[Path | None, typer.Option(help="Write the numbers as a table.")]
-To = Annotated[str | None, typer.Option(help="The language to translate to, for a model that knows several.")]
+    drawn = draw_alignment(load_translator(model, "cpu"), sentence, layer, **decode_settings(context, to))
+    if json:
+        return print(jsons.dumps(drawn.numbers(), ensure_ascii=False))
+    drawn.save(png)
+    print(f"{drawn.translation}\n{png}")
 
 
 @look_app.command("attention")
@@ -421,8 +313,7 @@ def look_training(
     csv: Csv = None,
     json: Json = False,
 ) -> None:
-    """Draw how runs went: loss, validation, learning rate, gradient norm and speed, all runs in one picture."""
-    from regard.cli.options import no_settings
+    """Draw the loss, learning rate, gradient norm and speed of runs."""
     from regard.look.training_curves import read_training_curves
 
     no_settings(context)
@@ -432,18 +323,7 @@ def look_training(
     write_results(found, json, png, {csv: "save_csv"}, Path("training.png"))
 
 
-def hand_out(found: Drawable, json: bool, png: Path | None, tables: dict[Path | None, str], usual: Path) -> None:
-    """Numbers to stdout if asked for; whatever files were named, or the usual picture; their names to stdout."""
-    named = {path: way for path, way in tables.items() if path is not None}
-    files: dict[Path, Any] = {path: getattr(found, way) for path, way in named.items()}
-    if png is not None or not (files or json):
-        files[png or usual] = found.save
-    for path, write in files.items():
-        write(path)
-    if json:
-        return print(jsons.dumps(found.numbers(), ensure_ascii=False))
-    for path in files:
-        print(path)
+# ---- interventions ---------------------------------------------------------------------------------------------------
 
 
 @look_app.command("change")
@@ -464,7 +344,7 @@ def look_change(
         Texts, typer.Option("--replace", help="Replace a token: source:INDEX=TEXT or target:INDEX=TEXT.")
     ] = None,
     positions: Annotated[
-        str | None, typer.Option("--positions", help="Change the position scheme: none, rope, alibi, ...")
+        str | None, typer.Option("--positions", help="Intervention the position scheme: none, rope, alibi, ...")
     ] = None,
     to: To = None,
     device: Device = "auto",
@@ -474,7 +354,7 @@ def look_change(
     from regard.inference.generator import Generator
     from regard.inference.load import load
     from regard.inference.translator import Translator
-    from regard.look.change.compare import compare
+    from regard.look.output_comparison import compare
 
     given = {"zero": zero, "mean": mean, "force": force, "forbid": forbid, "pin": pin, "replace": replace}
     changes = parse_changes(**given, positions=[positions] if positions else None)
@@ -506,13 +386,13 @@ def look_heads(
     from regard.data.parallel_corpus import read_lines
     from regard.device import pick_device
     from regard.exchange.loader import load_model
-    from regard.look.change.heads import scan
+    from regard.look.head_importance import scan_heads
 
     no_settings(context)
     if sentences < 2:
         raise RegardError(f"--sentences must be at least 2, not {sentences}: one alone has no error to tell")
     lines, other = (list(islice(read_lines(path), sentences)) if path else [] for path in (source, target))
-    found = scan(load_model(model, pick_device(device), "fp32"), lines, other, metric, to)
+    found = scan_heads(load_model(model, pick_device(device), "fp32"), lines, other, metric, to)
     if not json:
         print(found)
     write_results(found, json, png, {}, Path("heads.png"))

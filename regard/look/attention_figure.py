@@ -270,7 +270,7 @@ def draw_alignment(translator: Translator, text: str, layer: str = "", **options
         raise RegardError("there is nothing to translate: give a sentence")
     name = cross_attention_layer(translator, layer)
     with record(translator.model, name) as tape:
-        translation = translator.translate(text, **options)
+        (translation,) = translator.translate_sentences([text], **options)
     (one,) = tape[name]
     assert one.tokens is not None
     n_start = len(translator.token_template.start)

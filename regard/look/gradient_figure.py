@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from regard.config import Config, recipes
 from regard.data.batches import Batch, Cursor
-from regard.data.parallel_corpus import direction_of
+from regard.data.parallel_corpus import parse_direction
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.exchange.loader import load_model
@@ -162,7 +162,7 @@ def measure_gradients(
 
     Settings have dotted names, as on the command line."""
     with job_of_run(Path(path), settings or {}) as job:
-        batch, _ = next(job.batches().follow(Cursor()))
+        batch, _ = next(job.batches().iterate_from(Cursor()))
         where = pick_device(device)
         job.model.to(where).train()
         seed = job.config.train.seed
@@ -341,7 +341,7 @@ def config_of_model(package: ModelPackage | None, path: Path, settings: Mapping[
     if "data.train" not in settings:
         raise RegardError(f"{path} is a model without its run: say what it shall read with --data.train FILE")
     specs = settings["data.train"]
-    if package.directions and not all(direction_of(x)[1] for x in ([specs] if isinstance(specs, str) else specs)):
+    if package.directions and not all(parse_direction(x)[1] for x in ([specs] if isinstance(specs, str) else specs)):
         raise RegardError(
             f"{path} translates {', '.join(package.directions)}: say which of them the file is for, as in --data.train "
             f"'{specs}@{package.directions[0]}'"

@@ -237,7 +237,7 @@ def scan_bleu(
     with progress_bar("sentences", (len(heads) + 1) * len(lines), quiet) as advance:
 
         def counted() -> np.ndarray:
-            found = translator.translate(lines, progress=advance, to=to, beam=1, nbest=1, temperature=0.0)
+            found = translator.translate_sentences(lines, progress=advance, to=to, beam=1, nbest=1, temperature=0.0)
             return bleu.counts([translation.text for translation in found])
 
         base, effects = counted(), []
@@ -328,7 +328,7 @@ def translation_texts(
         text = (
             [*template.start, *written],
             [*[PAD] * (len(template.start) - 1), *written, *template.end],
-            template.one(read),
+            template.wrap(read),
         )
         if read and written and max(map(len, text)) <= most:
             yield text
@@ -337,7 +337,7 @@ def translation_texts(
 def language_model_texts(package: ModelPackage, lines: Iterator[list[int]]) -> Iterator[Text]:
     """Yield lines with their special tokens; without special tokens, windows of all lines joined."""
     template, most = package.token_template, package.config.max_len + 1
-    rows = [template.one(ids) for ids in lines] if template.one(()) else [[id for ids in lines for id in ids]]
+    rows = [template.wrap(ids) for ids in lines] if template.wrap(()) else [[id for ids in lines for id in ids]]
     given = max(0, len(template.before) - 1)
     for ids in (row[i : i + most] for row in rows for i in range(0, len(row), most - 1)):
         if len(ids) > 1 + given:
@@ -349,6 +349,6 @@ def masked_texts(package: ModelPackage, lines: Iterator[list[int]]) -> Iterator[
     assert package.tokenizers is not None
     rng, template = np.random.default_rng(0), package.token_template
     for ids in lines:
-        framed = np.array(template.one(ids[: package.config.max_len - len(template.one(()))]))
+        framed = np.array(template.wrap(ids[: package.config.max_len - len(template.wrap(()))]))
         inputs, labels = mask_tokens(framed, rng, package.config.source_vocab, package.tokenizers.source.special)
         yield inputs.tolist(), labels.tolist(), []

@@ -38,7 +38,7 @@ from regard.errors import RegardError
 from regard.kernels.attention_functions import masked_softmax
 from regard.kernels.masks import FULL, PAD_POSITION
 from regard.layers.attention_kernels import Plan, reference
-from regard.layers.cells import State
+from regard.layers.cells import CellState
 from regard.layers.context import Context
 from regard.layers.mixers.attention import Attention
 from regard.layers.positions.scheme import Positions as Scheme
@@ -223,9 +223,9 @@ class AlignmentHook:
     def enter(self, stack: ExitStack) -> None:
         stack.enter_context(patch_attribute({self.layer: self}, "forward"))
         stack.enter_context(patch_attribute({self.decoder: self.begin}, "begin"))
-        stack.enter_context(patch_attribute({self.decoder: self.tell}, "tell"))
+        stack.enter_context(patch_attribute({self.decoder: self.tell}, "expose_attention"))
 
-    def begin(self, annotations: Tensor, end: State, padding: Tensor) -> Any:
+    def begin(self, annotations: Tensor, end: CellState, padding: Tensor) -> Any:
         self.step = 0
         return RNNSearchDecoder.begin(self.decoder, annotations, end, padding)
 
@@ -255,7 +255,7 @@ class AlignmentHook:
             return recorder(q, k, v, self.plan(source.padding, at))
 
         with patch_attribute({self.layer: attend}, "attend"):
-            RNNSearchDecoder.tell(self.decoder, states, source, annotations)
+            RNNSearchDecoder.expose_attention(self.decoder, states, source, annotations)
 
 
 # ---- positions --------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from regard.look.model_trace import ImagePatches, Trace, TraceRequest, predictio
 from regard.look.output_comparison import check_places
 from regard.look.token_sequence import group_words, patch_sequence, token_sequence
 from regard.model_folder import ModelPackage
-from regard.tasks.text_classification import framed
+from regard.tasks.text_classification import encode_texts
 from regard.text.tokenizer import Tokenizer
 
 ONE_SEQUENCE = ("tokens", "tokens")  # the name of the only token sequence, for encoder and decoder
@@ -62,7 +62,7 @@ def trace_filling(request: TraceRequest) -> Trace:
     inside = encode_with_masks(tokenizer, request.text)
     if not inside:
         raise RegardError("there is nothing to read: give a text, with <mask> where something is to be filled in")
-    ids = request.check_length(request.package.token_template.one(inside))
+    ids = request.check_length(request.package.token_template.wrap(inside))
     request, ids = replace_tokens(request, ids, tokenizer)
     done = request.run(request.to_batch(ids))
     best = done.logits.argmax(-1).tolist()
@@ -87,7 +87,7 @@ def encode_with_masks(tokenizer: Tokenizer, text: str) -> list[int]:
     first, *others = text.split("<mask>")
     ids = tokenizer.encode(first.rstrip() if others else first)
     for i, part in enumerate(others, 1):
-        mask = tokenizer.special.need("mask", "<mask>")
+        mask = tokenizer.special.require("mask", "<mask>")
         ids += [mask, *encode_continuation(tokenizer, part if i == len(others) else part.rstrip())]
     return ids
 
@@ -127,7 +127,7 @@ def pair_ids(request: TraceRequest) -> tuple[list[int], list[int], list[int]]:
     """Return ids and token types of a text or a pair of texts; the last result is empty."""
     first, tab, second = request.text.partition("\t")
     pair = (first, second) if tab else (first,)
-    (ids,), (types,) = framed([pair], request.tokenizers.source, request.package.token_template)
+    (ids,), (types,) = encode_texts([pair], request.tokenizers.source, request.package.token_template)
     return ids, types, []
 
 
@@ -137,7 +137,7 @@ def tagged_ids(request: TraceRequest) -> tuple[list[int], list[int], list[int]]:
     Words are separated by white space."""
     words, template = request.text.split(), request.package.token_template
     pieces, marks = tags_to_pieces(words, [0] * len(words), request.tokenizers.source)
-    ids = template.one(pieces)
+    ids = template.wrap(pieces)
     return ids, [0] * len(ids), [len(template.before) + i for i, mark in enumerate(marks) if mark != CONTINUES]
 
 

@@ -116,7 +116,7 @@ class AttentionRecord:
         if rows is None:
             return self.q, self.plan
         places = checked_indices(rows, self.q.shape[2], "queries").to(self.q.device)
-        return self.q[:, :, places], self.plan.rows(places)
+        return self.q[:, :, places], self.plan.for_queries(places)
 
     def _raw_scores(self, q: Tensor, plan: Plan) -> Tensor:
         # fp32 for a bf16 model too: the fused kernels also keep their scores in fp32.

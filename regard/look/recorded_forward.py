@@ -82,7 +82,7 @@ def record_translation(request: TraceRequest, patterns: Patterns, stream: bool) 
     """Translate a text and record the reading of the hypothesis that is returned."""
     translator = Translator(request.package)
     with record(translator.model, patterns, stream=stream) as tape:
-        translation = translator.translate(request.text, **request.options)
+        (translation,) = translator.translate_sentences([request.text], **request.options)
     records = last_records(tape)
     tokens = next(iter(records.values())).tokens
     assert tokens is not None
@@ -104,7 +104,7 @@ def record_text(request: TraceRequest, patterns: Patterns, stream: bool) -> Reco
     if isinstance(package.model, ClassificationModel):
         ids, types, _ = tagged_ids(request) if package.task == "tagging" else pair_ids(request)
     elif reader.fills_blanks:
-        ids = package.token_template.one(encode_with_masks(tokenizer, request.text))
+        ids = package.token_template.wrap(encode_with_masks(tokenizer, request.text))
     else:
         ids = [*package.token_template.before, *tokenizer.encode(request.text)]
     inputs = [request.to_batch(row) for row in (request.check_length(ids), types) if row]

@@ -46,7 +46,7 @@ from regard.look.token_sequence import TokenSequence, token_sequence
 from regard.model_folder import ModelPackage
 from regard.models.architectures import architecture_of
 from regard.models.classification_model import ClassificationModel
-from regard.text.special_token_template import SpecialTokenTemplate
+from regard.text.special_tokens import SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizer
 
 SIDES = ("source", "target")

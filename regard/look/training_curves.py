@@ -13,7 +13,7 @@ import numpy as np
 from regard.errors import RegardError
 from regard.files import exists, parse_json
 from regard.look.figures import Curves, Drawable, draw, text_table, write_csv
-from regard.training.metrics_log import lines_of
+from regard.training.metrics_log import read_metric_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -125,7 +125,7 @@ def read_log(run: Path) -> tuple[dict[str, Any], ...]:
     path = run / "metrics.jsonl"
     if not exists(path):
         raise RegardError(f"there is no metrics.jsonl in {run}: give the folder of a run, such as runs/toy-en-de")
-    found = tuple(line for line in map(parse_line, lines_of(path)) if line)
+    found = tuple(line for line in map(parse_line, read_metric_lines(path)) if line)
     if not found:
         raise RegardError(f"{path} has no line yet: train.log_every says after how many steps the first is written")
     return found
