@@ -23,9 +23,8 @@ from regard.config import ModelConfig
 from regard.data.parallel_corpus import Corpus
 from regard.decode.constraints import pad_rows
 from regard.device import pick_device, pick_precision
-from regard.exchange.matching import theirs_of
-from regard.exchange.pairs import MARIAN
-from regard.exchange.rules import Rule, same, waves
+from regard.exchange.encoder_decoder_families import MARIAN
+from regard.exchange.tensor_rules import Rule, copy_layer, export_tensors, interleave_sinusoids
 from regard.inference.translator import Translator, load
 from regard.metrics.translation_scores import score
 from regard.text.special_tokens import PAD
@@ -39,7 +38,7 @@ def rules(config: ModelConfig) -> list[Rule]:
     found = list(MARIAN.rules(config))
     if config.norm == "pre":
         for side in ("encoder", "decoder"):
-            found += same(f"{side}.norm", f"model.{side}.layer_norm", (waves(config.d_model, 0),))
+            found += copy_layer(f"{side}.norm", f"model.{side}.layer_norm", (interleave_sinusoids(config.d_model, 0),))
     return found
 
 
@@ -47,7 +46,7 @@ def peer_of(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Mo
     """The same weights in transformers."""
     config: ModelConfig = model.config  # type: ignore[assignment]
     theirs = foreign(config, "marian" if config.norm == "post" else "pegasus", device)
-    tensors = theirs_of(rules(config), {name: p.detach() for name, p in model.named_parameters()})
+    tensors = export_tensors(rules(config), {name: p.detach() for name, p in model.named_parameters()})
     missing, unknown = theirs.load_state_dict(tensors, strict=False)
     left = [n for n in missing if not n.endswith(("embed_positions.weight", "embed_tokens.weight", "lm_head.weight"))]
     if unknown or set(left) - {"final_logits_bias"}:

@@ -12,7 +12,7 @@ from regard.errors import RegardError
 from regard.exchange.loader import load_model
 
 if TYPE_CHECKING:
-    from regard.exchange.report import Report
+    from regard.exchange.weight_conversion import ConversionReport
 
 ReportFile = Annotated[Path | None, typer.Option("--report", help="Write what became of every tensor here, as JSON.")]
 Json = Annotated[bool, typer.Option("--json", help="Print that as one JSON object instead.")]
@@ -74,7 +74,7 @@ def refuse_existing(path: Path) -> None:
         raise RegardError(f"{path} is already there: choose another folder with --out, or remove it")
 
 
-def show(found: Report, target: Path, report: Path | None, json: bool, verbose: bool) -> None:
+def show(found: ConversionReport, target: Path, report: Path | None, json: bool, verbose: bool) -> None:
     text = jsons.dumps({"folder": str(target), **found.to_dict()}, ensure_ascii=False)
     if report is not None:
         from regard.files import write_text

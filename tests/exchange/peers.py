@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.exchange.huggingface import read_huggingface
-from regard.exchange.report import Report
+from regard.exchange.weight_conversion import ConversionReport
 from regard.model_folder import ModelPackage
 from regard.text.special_tokens import PAD
 
@@ -112,7 +112,7 @@ def stirred(name: str) -> Any:
     return peer.eval()
 
 
-def imported(name: str, folder: Path) -> tuple[Any, ModelPackage, Report]:
+def imported(name: str, folder: Path) -> tuple[Any, ModelPackage, ConversionReport]:
     peer = stirred(name)
     peer.save_pretrained(folder / name)
     return peer, *read_huggingface(folder / name, CPU)

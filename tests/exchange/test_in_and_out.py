@@ -31,8 +31,9 @@ from torch.func import functional_call
 from regard import model_folder as folders
 from regard.config.recipes import to_dict
 from regard.exchange.families import FAMILIES
-from regard.exchange.family import rules_of
 from regard.exchange.huggingface import read_huggingface, write_huggingface
+from regard.exchange.loader import load_model, model_settings
+from regard.exchange.model_family import list_rules
 from regard.models.architectures import preset, resolve
 
 every = pytest.mark.parametrize("name", EVERY)
@@ -175,7 +176,7 @@ def test_loss_and_gradients_are_theirs(name: str, tmp_path: Path) -> None:
     peer, package, _ = imported(name, tmp_path)
     model = package.model.double()
     peer = peer.double()
-    rules = rules_of(FAMILIES[package.origin["family"]], package.config)
+    rules = list_rules(FAMILIES[package.origin["family"]], package.config)
     leaves = {k: p.detach().clone().requires_grad_() for k, p in peer.named_parameters() if p.requires_grad}
     rules = [rule for rule in rules if all(part.name in leaves for part in rule.parts)]
     theirs, ours, real = texts(peer)
@@ -271,5 +272,5 @@ def test_a_model_without_a_head_starts_one_and_says_so(tmp_path: Path) -> None:
 
 def test_a_folder_of_theirs_can_be_used_and_tuned_as_it_is(tmp_path: Path) -> None:
     _, package, _ = imported("bert", tmp_path)
-    assert folders.load(tmp_path / "bert", CPU).config == package.config
-    assert folders.settings(tmp_path / "bert") == to_dict(package.config)
+    assert load_model(tmp_path / "bert", CPU).config == package.config
+    assert model_settings(tmp_path / "bert") == to_dict(package.config)

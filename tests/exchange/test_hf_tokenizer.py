@@ -17,8 +17,8 @@ from regard import model_folder as folders
 from regard.config import DecodeConfig
 from regard.decode.generation import generate
 from regard.errors import RegardError
+from regard.exchange.hf_tokenizer import HFTokenizer, make_post_processor, read_tokenizer
 from regard.exchange.huggingface import read_huggingface, write_huggingface
-from regard.exchange.vocabulary import Foreign, read, template
 from regard.text.special_token_template import CLASSIC, SpecialTokenTemplate
 from regard.text.special_tokens import SpecialTokens
 from regard.text.tokenizer import VOCABULARY, Tokenizer, Tokenizers
@@ -217,11 +217,11 @@ def test_a_language_model_whose_token_0_is_a_piece_writes_and_ends(tmp_path: Pat
 def test_a_word_list_and_merges_are_tokenizers_too(tmp_path: Path) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "cafe", ",", "a"]
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
-    found = read(tmp_path)
+    found = read_tokenizer(tmp_path)
     assert found is not None
     token_template = found.token_template((), ())
     assert token_template == SpecialTokenTemplate((2,), (3,), (3,), (), ())
-    joint = found.ours(SpecialTokens(bos=2, eos=3, unk=1, mask=4, pad=0), 11).source
+    joint = found.to_ours(SpecialTokens(bos=2, eos=3, unk=1, mask=4, pad=0), 11).source
     theirs = transformers.BertTokenizer(str(tmp_path / "vocab.txt"))
     for text in ("The cats, a dog", "CAFÉ", "[MASK] a"):
         expected = theirs(text.replace("[MASK]", "[ MASK ]"))["input_ids"]
@@ -233,7 +233,7 @@ def test_a_word_list_and_merges_are_tokenizers_too(tmp_path: Path) -> None:
     vocab = json.loads((folder / "vocab.json").read_text())
     (folder / "vocab.json").write_text(json.dumps({**vocab, "<mask>": len(vocab)}))
     (folder / "special_tokens_map.json").write_text(json.dumps(names))
-    merged = read(folder)
+    merged = read_tokenizer(folder)
     assert merged is not None
     assert merged.pieces == backend.get_vocab()
     again = tokenizers.Tokenizer.from_str(merged.text)
@@ -248,8 +248,8 @@ def test_a_frame_as_a_template_is_read_as_that_frame(token_template: SpecialToke
     names = list(NAMES.values())
     backend = tokenizers.Tokenizer(models.WordLevel({**{s: i for i, s in enumerate(names)}, "a": 5}, "<unk>"))
     backend.add_special_tokens(names)
-    data = json.loads(backend.to_str()) | {"post_processor": template(token_template, Tokenizer(backend))}
-    assert Foreign(json.dumps(data)).token_template(token_template.start, token_template.end) == token_template
+    data = json.loads(backend.to_str()) | {"post_processor": make_post_processor(token_template, Tokenizer(backend))}
+    assert HFTokenizer(json.dumps(data)).token_template(token_template.start, token_template.end) == token_template
 
 
 def test_a_hole_in_a_vocabulary_stands_for_nothing() -> None:
@@ -283,7 +283,7 @@ def test_a_word_list_alone_has_the_special_tokens_of_bert(tmp_path: Path) -> Non
     theirs.save_pretrained(tmp_path / "whole")  # with a tokenizer.json, and files that name them
     alone, whole = (read_huggingface(tmp_path / place, CPU)[0] for place in ("words", "whole"))
     assert alone.token_template == whole.token_template == SpecialTokenTemplate((2,), (3,), (3,), (2,), (3,))
-    foreign = read(tmp_path / "words")
+    foreign = read_tokenizer(tmp_path / "words")
     assert foreign is not None
     backend = tokenizers.Tokenizer.from_str(foreign.text)
     assert alone.tokenizers is not None

@@ -1,4 +1,4 @@
-"""The tensors of a folder of safetensors, in one file or many, looked at by name and read one at a time."""
+"""Safetensors files of a folder, one or several with an index: shapes by name, and tensors read one at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from regard.files import check_regular, exists, read_json, refuse_pickle
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-class Checkpoint:
+class SafetensorsCheckpoint:
+    """The tensors in the safetensors files of a folder."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.files: dict[str, Any] = {}  # name of a tensor -> the open file that holds it
@@ -30,7 +32,7 @@ class Checkpoint:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each tensor, of which nothing but the files' headers is read."""
+        """The shape of each tensor, from the headers of the files."""
         return {name: tuple(file.get_slice(name).get_shape()) for name, file in self.files.items()}
 
     def check_rows(self, rows: int, what: str) -> None:
@@ -42,11 +44,12 @@ class Checkpoint:
             )
 
     def tensor(self, name: str) -> Tensor:
-        """In fp32, whatever it is stored in."""
+        """Return a tensor in fp32, in whatever precision it is stored."""
         return self.files[name].get_tensor(name).to(torch.float32)
 
 
 def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a folder: the single one, or those that the index names."""
     if exists(folder / SINGLE):
         return [folder / SINGLE]
     if not exists(folder / INDEX):
