@@ -30,7 +30,7 @@ def study(context: typer.Context) -> None:
 @study_app.command("dictionary")
 def study_dictionary(json: Json = False) -> None:
     """Attention as a soft dictionary: two queries at once, and a temperature that makes the look-up hard."""
-    from regard.studies.dictionary import run, show
+    from regard.studies.soft_dictionary import run, show
 
     result = run()
     print(jsons.dumps(result, ensure_ascii=False) if json else show(result))
@@ -47,7 +47,7 @@ def study_positions(
     quick: Annotated[bool, typer.Option("--quick", help="Tiny models and few steps, to try it out.")] = False,
 ) -> None:
     """Every position scheme trained at one length and tested at longer ones."""
-    from regard.studies.positions import study
+    from regard.studies.position_study import study
 
     names = tuple(name.strip() for name in schemes.split(",")) if schemes else None
     print(study(out=out, data=data, steps=steps, schemes=names, jobs=jobs, device=device, quick=quick))
@@ -74,9 +74,9 @@ def study_pretraining(
     quick: Quick = False,
 ) -> None:
     """What pre-training and the auxiliary loss bring: a GPT fine-tuned with and without them."""
-    from regard.studies import pretraining
+    from regard.studies.finetuning_study import PRETRAINING
 
-    print_study(pretraining, tasks, out, text, glue, seeds, jobs, device, quick)
+    print_study(PRETRAINING, tasks, out, text, glue, seeds, jobs, device, quick)
 
 
 @study_app.command("roformer")
@@ -91,9 +91,9 @@ def study_roformer(
     quick: Quick = False,
 ) -> None:
     """BERT against RoFormer: the same model with learned positions or rotary ones, pre-trained and fine-tuned."""
-    from regard.studies import roformer
+    from regard.studies.finetuning_study import ROFORMER
 
-    print_study(roformer, tasks, out, text, glue, seeds, jobs, device, quick)
+    print_study(ROFORMER, tasks, out, text, glue, seeds, jobs, device, quick)
 
 
 Translations = Annotated[
@@ -119,7 +119,7 @@ def study_three_ways(
     quick: Annotated[bool, typer.Option("--quick", help="Short texts and narrow layers, to try it out.")] = False,
 ) -> None:
     """Time, memory and path length of recurrence, convolution and attention against length and width."""
-    from regard.studies.three_ways import study
+    from regard.studies.layer_comparison import study
 
     print_table(study(out, device, quick))
 
@@ -162,7 +162,7 @@ def study_filters(
     device: Device = "auto",
 ) -> None:
     """Gaussian, diffusion, total variation, bilateral and non-local means on one noisy picture, side by side."""
-    from regard.studies.filters import study
+    from regard.studies.filter_study import study
 
     print_table(study(out, image, sigma, seed, device))
 
@@ -171,9 +171,9 @@ def print_table(out: Path) -> None:
     print((out / "table.md").read_text())
 
 
-def print_study(module: Any, tasks: str, out: Path, text: Path, glue: Path, *how: Any) -> None:
+def print_study(plan: Any, tasks: str, out: Path, text: Path, glue: Path, *how: Any) -> None:
     """Run a study of fine-tuning, and show its table."""
-    from regard.studies.finetuning import study
+    from regard.studies.finetuning_study import study
 
-    chosen = tasks.split(",") if tasks else list(module.TASKS)
-    print_table(study(module.STUDY, out, text, glue, chosen, *how))
+    chosen = tasks.split(",") if tasks else list(plan.tasks)
+    print_table(study(plan, out, text, glue, chosen, *how))

@@ -132,7 +132,7 @@ def find_start_ids(their: Mapping[str, Any], special: SpecialTokens, model: type
     return tuple(start)
 
 
-# ---- export ----------------------------------------------------------------------------------------------------------
+# ---- export -----------------------------------------------------------------------------------------------------------
 
 
 def write_tokenizer(folder: Path, package: ModelPackage) -> dict[str, dict[str, Any]]:

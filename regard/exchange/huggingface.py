@@ -38,7 +38,7 @@ from regard.text.special_tokens import SpecialTokens
 KEPT = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "preprocessor_config.json")
 
 
-# ---- import ---------------------------------------------------------------------------------------------------------------
+# ---- import -----------------------------------------------------------------------------------------------------------
 
 
 def read_huggingface(folder: Path, device: torch.device) -> tuple[ModelPackage, ConversionReport]:
@@ -128,7 +128,7 @@ def read_head_settings(family: Family, checkpoint: SafetensorsCheckpoint) -> dic
     return {"tie": "all" if tied else "inputs"}
 
 
-# ---- export --------------------------------------------------------------------------------------------------------------
+# ---- export -----------------------------------------------------------------------------------------------------------
 
 
 def write_huggingface(folder: Path, package: ModelPackage) -> ConversionReport:

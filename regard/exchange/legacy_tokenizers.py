@@ -88,7 +88,7 @@ def add_special_tokens(backend: tokenizers.Tokenizer, names: Mapping[str, str]) 
     backend.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in dict.fromkeys(known)])
 
 
-# ---- SentencePiece and Marian ---------------------------------------------------------------------------------------
+# ---- SentencePiece and Marian -----------------------------------------------------------------------------------------
 
 NORMAL, UNIGRAM = 1, 1  # type of a piece; type of a model
 

@@ -1,9 +1,9 @@
 """Rules that say which tensors of a Hugging Face model make which tensor of ours, used for import and for export.
 
-In this package `theirs` is a tensor or a setting of transformers, `ours` its counterpart in Regard. A `Step` is an invertible
-change of a tensor. A `Rule` takes one or more of their tensors, each through its own steps, concatenates them along the
-rows, and takes the result through further steps: our queries, keys and values, and our gates and values, are interleaved
-(kernels/weight_layout.py).
+In this package `theirs` is a tensor or setting of transformers, and `ours` its counterpart in Regard. A `Step` is an
+invertible change of a tensor. A `Rule` takes one or more of their tensors, each through its own steps, concatenates them
+along the rows, and takes the result through further steps: our queries, keys and values, and our gates and values, are
+interleaved (kernels/weight_layout.py).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from regard.cli.study_commands import study_app
 from regard.errors import RegardError
 from regard.filters.gaussian import gaussian
-from regard.studies.filters import ROWS, synthetic
+from regard.studies.filter_study import ROWS, make_picture
 
 
 def run(*words: str | Path) -> str:
@@ -30,8 +30,8 @@ def test_it_writes_table_numbers_and_picture(tmp_path: Path) -> None:
     found = {name: row["psnr"] for name, row in results["rows"].items()}
     assert list(found) == list(ROWS)
     noise = np.random.default_rng(0).normal(0, 20, (256, 256))
-    noisy = synthetic()[0] + noise.astype(np.float32)
-    error = gaussian(noisy, 0.9) - synthetic()[0]
+    noisy = make_picture()[0] + noise.astype(np.float32)
+    error = gaussian(noisy, 0.9) - make_picture()[0]
     assert results["noisy"] == pytest.approx(10 * np.log10(255**2 / np.mean(noise**2)), abs=1e-3)
     assert found["Gaussian"] == pytest.approx(10 * np.log10(255**2 / np.mean(error**2)), abs=1e-3)
     assert found["Gaussian"] < min(found[name] for name in ROWS if name != "Gaussian")  # it blurs edges, they do not

@@ -21,10 +21,26 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.files import read_json
 from regard.models.gpt import GPT
-from regard.studies import positions, report
-from regard.studies.job import ROPE_ROWS, Job, measure, model_config, read_as, rows_of, run_job, train
-from regard.studies.pool import Outcome, run_all
-from regard.studies.tasks import FIRST, FIRST_SYMBOL, SEPARATOR, UNKNOWN, Copy, Settings, Text, copies
+from regard.studies import position_study
+from regard.studies.job_pool import Outcome, load_result, run_jobs
+from regard.studies.position_study_jobs import (
+    FIRST_CHARACTER,
+    FIRST_SYMBOL,
+    ROPE_ROWS,
+    SEPARATOR,
+    UNKNOWN,
+    CopyTask,
+    PositionJob,
+    Settings,
+    TextTask,
+    list_rows,
+    make_copies,
+    make_model_config,
+    measure_lengths,
+    reconfigure,
+    run_job,
+    train,
+)
 from regard.text.special_tokens import PAD
 
 CPU = torch.device("cpu")
@@ -39,7 +55,7 @@ def random_text(n: int, alphabet: str = "abcde") -> str:
 
 def tiny_model(scheme: str, vocab: int, settings: Settings = TINY) -> GPT:
     torch.manual_seed(3)
-    return GPT(model_config(scheme, vocab, settings, "lm")).eval()
+    return GPT(make_model_config(scheme, vocab, settings, "lm")).eval()
 
 
 # ---- copy -------------------------------------------------------------------------------------------------------------
@@ -50,7 +66,7 @@ def test_a_string_stands_before_and_after_the_separator_and_only_the_second_is_s
     lengths: list[int], spare: int, symbols: int
 ) -> None:
     width = 2 * max(lengths) + 1 + spare
-    inputs, labels = copies(torch.tensor(lengths), width, symbols, torch.Generator().manual_seed(0))
+    inputs, labels = make_copies(torch.tensor(lengths), width, symbols, torch.Generator().manual_seed(0))
     for m, row, scored in zip(lengths, inputs.tolist(), labels.tolist(), strict=True):
         first = row[:m]
         assert all(FIRST_SYMBOL <= symbol < FIRST_SYMBOL + symbols for symbol in first)
@@ -60,7 +76,7 @@ def test_a_string_stands_before_and_after_the_separator_and_only_the_second_is_s
 
 def test_training_strings_have_every_length_that_fits_the_trained_one() -> None:
     settings = replaced(TINY, length=16, batch=64)
-    lengths = [m for x, _ in Copy(settings).batches(3, CPU) for m in (x == SEPARATOR).int().argmax(1).tolist()]
+    lengths = [m for x, _ in CopyTask(settings).batches(3, CPU) for m in (x == SEPARATOR).int().argmax(1).tolist()]
     assert set(lengths) == {4, 5, 6, 7}
 
 
@@ -81,9 +97,9 @@ class Copier(nn.Module):
 
 def test_copied_symbols_and_strings_are_counted() -> None:
     settings = replaced(TINY, batch=100)  # all six strings in one batch
-    perfect = Copy(settings).measure(Copier(), 2)  # type: ignore[arg-type]
+    perfect = CopyTask(settings).measure(Copier(), 2)  # type: ignore[arg-type]
     assert perfect == {"symbols": 1.0, "strings": 1.0}
-    some = Copy(settings).measure(Copier(((0, 0), (0, 6), (4, 3))), 2)  # type: ignore[arg-type]
+    some = CopyTask(settings).measure(Copier(((0, 0), (0, 6), (4, 3))), 2)  # type: ignore[arg-type]
     assert some == {"symbols": pytest.approx(1 - 3 / 42), "strings": pytest.approx(4 / 6)}  # six strings of seven
 
 
@@ -93,7 +109,10 @@ def test_copied_symbols_and_strings_are_counted() -> None:
 @given(st.integers(65, 400), st.integers(1, 40))
 def test_windows_of_every_length_end_at_the_same_places_and_their_last_blocks_do_not_overlap(n: int, most: int) -> None:
     settings = replaced(TINY, windows=most)
-    task, places = Text(random_text(2000), settings), torch.arange(n)  # a text that says where each character stands
+    task, places = (
+        TextTask(random_text(2000), settings),
+        torch.arange(n),
+    )  # a text that says where each character stands
     ends = []
     for multiple in TINY.multiples:
         inputs, labels = task.windows(places, multiple)
@@ -108,8 +127,8 @@ def test_windows_of_every_length_end_at_the_same_places_and_their_last_blocks_do
 
 def test_the_tests_read_nothing_that_training_reads() -> None:
     text = "c" + random_text(1799, "ab") + "b" * 100 + "c" * 100  # training, validation, test
-    task = Text(text, TINY)
-    a, b, c = FIRST, FIRST + 1, FIRST + 2
+    task = TextTask(text, TINY)
+    a, b, c = FIRST_CHARACTER, FIRST_CHARACTER + 1, FIRST_CHARACTER + 2
     for multiple in TINY.multiples:
         assert all((part == c).all() for part in task.windows(task.test, multiple))
         assert all((part == b).all() for part in task.windows(task.valid, multiple))
@@ -120,28 +139,28 @@ def test_the_tests_read_nothing_that_training_reads() -> None:
 
 def test_a_training_batch_is_text_and_the_same_text_one_character_on() -> None:
     text = random_text(1500)
-    inputs, labels = next(Text(text, TINY).batches(1, CPU))
+    inputs, labels = next(TextTask(text, TINY).batches(1, CPU))
     letters = np.array(list("??abcde"))
     for row, following in zip(letters[inputs], letters[labels], strict=True):
         assert "".join(row) + following[-1] in text[:1350]
         assert list(row[1:]) == list(following[:-1])
-    again, _ = next(Text(text, TINY).batches(1, CPU))
+    again, _ = next(TextTask(text, TINY).batches(1, CPU))
     assert torch.equal(again, inputs)
 
 
 def test_characters_that_training_has_not_seen_share_one_id() -> None:
-    task = Text("ab" * 900 + "xy" * 100, TINY)
+    task = TextTask("ab" * 900 + "xy" * 100, TINY)
     assert task.valid.unique().tolist() == task.test.unique().tolist() == [UNKNOWN]
 
 
 def test_a_text_too_short_for_the_longest_window_is_refused_with_what_it_takes() -> None:
     with pytest.raises(RegardError, match="1,280 characters: give one of at least 1,300"):
-        Text("a" * 1280, TINY)
+        TextTask("a" * 1280, TINY)
     with pytest.raises(RegardError, match="1 characters"):
-        Text("a", TINY)
+        TextTask("a", TINY)
     for n in range(1281, 1340):  # 5% hold a window of 64 characters and the one after it, or the text is refused
         try:
-            task = Text("a" * n, TINY)
+            task = TextTask("a" * n, TINY)
         except RegardError:
             assert n < 1300
         else:
@@ -149,7 +168,7 @@ def test_a_text_too_short_for_the_longest_window_is_refused_with_what_it_takes()
 
 
 def test_bits_are_those_of_the_logits() -> None:
-    task = Text(random_text(2600), TINY)
+    task = TextTask(random_text(2600), TINY)
     model = tiny_model("alibi", task.vocab)
     for multiple in (1, 4):
         bits = []
@@ -170,7 +189,7 @@ def test_bits_are_those_of_the_logits() -> None:
 @pytest.mark.parametrize("scheme", [name for name in SCHEMES if name != "yarn"])
 def test_every_scheme_learns_a_text_that_repeats_itself(scheme: str) -> None:
     settings = replaced(TINY, width=32, d_ff=64, steps=60, lr=1e-2, lm_dropout=0.0)
-    task = Text("abc" * 600, settings)
+    task = TextTask("abc" * 600, settings)
     model = tiny_model(scheme, task.vocab, settings)
     training = train(model, task, settings, CPU, torch.float32)
     assert training["first_bad_step"] is None
@@ -179,7 +198,7 @@ def test_every_scheme_learns_a_text_that_repeats_itself(scheme: str) -> None:
 
 
 def test_other_ways_to_read_rope_have_its_weights_and_a_factor_by_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = Text(random_text(2600), TINY)
+    task = TextTask(random_text(2600), TINY)
     model = tiny_model("rope", task.vocab)
     read: list[tuple[str, str, float]] = []
 
@@ -190,8 +209,8 @@ def test_other_ways_to_read_rope_have_its_weights_and_a_factor_by_length(monkeyp
         return {}
 
     monkeypatch.setattr(task, "measure", note)
-    for changes in rows_of("rope").values():
-        measure(model, task, changes, TINY)
+    for changes in list_rows("rope").values():
+        measure_lengths(model, task, changes, TINY)
     plain, linear, ntk, yarn = (read[i : i + 4] for i in range(0, 16, 4))
     assert plain == [("rope", "none", 1.0)] * 4
     assert linear == [("rope", "linear", n) for n in (1, 2, 4, 8)]
@@ -201,7 +220,7 @@ def test_other_ways_to_read_rope_have_its_weights_and_a_factor_by_length(monkeyp
 
 def test_rope_read_with_linear_scaling_sees_twice_the_length_at_half_the_angles() -> None:
     model = tiny_model("rope", 7)
-    other = read_as(model, ROPE_ROWS["rope + linear"](2.0, 8)).eval()
+    other = reconfigure(model, ROPE_ROWS["rope + linear"](2.0, 8)).eval()
     ids, places = torch.randint(1, 7, (2, 9)), torch.arange(9).expand(2, 9)
     expected = model.hidden(ids, places)
     torch.testing.assert_close(other.hidden(ids, 2 * places), expected)
@@ -213,7 +232,7 @@ def test_rope_read_with_linear_scaling_sees_twice_the_length_at_half_the_angles(
 def test_a_job_that_fails_or_dies_fails_alone() -> None:
     begun: list[str] = []
     jobs = {"one": "pass", "bad": "raise ValueError('no such thing')", "dead": "import os; os._exit(7)", "last": "pass"}
-    outcomes = {outcome.name: outcome for outcome in run_all(exec, jobs, 1, begun.append)}
+    outcomes = {outcome.name: outcome for outcome in run_jobs(exec, jobs, 1, begun.append)}
     assert begun == list(outcomes) == list(jobs)
     assert [outcome.error is None for outcome in outcomes.values()] == [True, False, False, True]
     assert outcomes["bad"].reason == "ValueError: no such thing"
@@ -227,7 +246,7 @@ def test_a_job_that_fails_or_dies_fails_alone() -> None:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study of two schemes, made by real worker processes."""
     out = tmp_path_factory.mktemp("study")
-    assert positions.study(out, None, 2, ("yarn", "alibi"), 1, "cpu", True) == out
+    assert position_study.study(out, None, 2, ("yarn", "alibi"), 1, "cpu", True) == out
     return out
 
 
@@ -235,7 +254,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def again(finished: Path, tmp_path: Path) -> Callable[[], Path]:
     """The same study once more, on a copy of its folder."""
     shutil.copytree(finished, tmp_path / "out")
-    return lambda: positions.study(tmp_path / "out", None, 2, ("yarn", "alibi"), 1, "cpu", True)
+    return lambda: position_study.study(tmp_path / "out", None, 2, ("yarn", "alibi"), 1, "cpu", True)
 
 
 def cells(table: str) -> dict[str, list[str]]:
@@ -269,7 +288,7 @@ def test_at_the_trained_length_all_ways_to_read_rope_are_one(finished: Path) -> 
 
 def test_the_picture_has_a_line_for_every_row_with_its_numbers(finished: Path) -> None:
     results = read_json(finished / "results.json")
-    lm, copy, along, _ = report.picture(results).axes
+    lm, copy, along, _ = position_study.plot_results(results).axes
     for axes, task, score in ((lm, "lm", "last"), (copy, "copy", "symbols")):
         drawn = {line.get_label(): list(line.get_ydata()) for line in axes.get_lines()}
         assert drawn == {row: [scores[score] for scores in by.values()] for row, by in results[task].items()}
@@ -277,8 +296,8 @@ def test_the_picture_has_a_line_for_every_row_with_its_numbers(finished: Path) -
 
 
 def test_every_row_has_a_look_of_its_own() -> None:
-    rows = [row for scheme in positions.to_train(None) for row in rows_of(scheme)]
-    styles = report.styles()
+    rows = [row for scheme in position_study.choose_schemes(None) for row in list_rows(scheme)]
+    styles = position_study.make_line_styles()
     assert set(rows) <= set(styles)
     assert len({styles[row]["color"] for row in rows}) == len(rows)
 
@@ -286,7 +305,7 @@ def test_every_row_has_a_look_of_its_own() -> None:
 def test_a_rerun_does_nothing_twice_and_says_so(
     again: Callable[[], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("regard.studies.pool.Worker", None)  # nothing can be started
+    monkeypatch.setattr("regard.studies.job_pool.Worker", None)  # nothing can be started
     before = read_json(again() / "results.json")
     assert "done before, with the same settings: lm-rope, lm-alibi, copy-rope, copy-alibi" in capsys.readouterr().err
     assert len(before["lm"]) == 5
@@ -295,14 +314,14 @@ def test_a_rerun_does_nothing_twice_and_says_so(
 def test_a_job_with_other_settings_or_a_damaged_result_counts_as_not_done(finished: Path, tmp_path: Path) -> None:
     results = read_json(finished / "results.json")
     settings = Settings(**results["setting"]["settings"] | {"multiples": (1, 2, 4, 8)})
-    job = Job("lm", "alibi", settings, finished / "jobs", text=results["setting"]["data"]["sha256"])
-    assert positions.result_of(job)
-    assert positions.result_of(dataclasses.replace(job, threads=5, data=Path("moved.txt")))
-    assert not positions.result_of(dataclasses.replace(job, settings=dataclasses.replace(settings, steps=3)))
-    assert not positions.result_of(dataclasses.replace(job, text="another"))
+    job = PositionJob("lm", "alibi", settings, finished / "jobs", text=results["setting"]["data"]["sha256"])
+    assert load_result(job)
+    assert load_result(dataclasses.replace(job, threads=5, data=Path("moved.txt")))
+    assert not load_result(dataclasses.replace(job, settings=dataclasses.replace(settings, steps=3)))
+    assert not load_result(dataclasses.replace(job, text="another"))
     cut = dataclasses.replace(job, folder=tmp_path)
     cut.result.write_text(job.result.read_text(encoding="utf-8")[:99], encoding="utf-8")
-    assert not positions.result_of(cut)
+    assert not load_result(cut)
 
 
 def test_a_failed_job_is_named_and_the_others_are_reported(
@@ -311,7 +330,7 @@ def test_a_failed_job_is_named_and_the_others_are_reported(
     out = tmp_path / "out"
     (out / "jobs" / "lm-alibi.json").unlink()
     trace = "Traceback:\n  somewhere\nOutOfMemoryError: too large"
-    monkeypatch.setattr("regard.studies.pool.run_all", lambda *_: [Outcome("lm-alibi", 1.0, trace)])
+    monkeypatch.setattr("regard.studies.job_pool.run_jobs", lambda *_: [Outcome("lm-alibi", 1.0, trace)])
     with pytest.raises(RegardError, match=r"1 of 4 jobs failed \(lm-alibi: OutOfMemoryError: too large\)"):
         again()
     results = read_json(out / "results.json")
@@ -323,14 +342,14 @@ def test_a_failed_job_is_named_and_the_others_are_reported(
 
 def test_a_training_that_breaks_off_is_said_under_the_tables() -> None:
     results = {"failed": {}, "training": {"lm-linear": {"first_bad_step": 12}, "lm-rope": {"first_bad_step": None}}}
-    assert report.remarks(results) == [
+    assert position_study.list_remarks(results) == [
         "- lm-linear: the loss was not finite at step 12; tested with the weights before it"
     ]
 
 
 def test_the_text_of_a_file_is_what_the_models_learn(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(random_text(30000, "ab\n"), encoding="utf-8")
-    job = Job("lm", "none", TINY, tmp_path, tmp_path / "text.txt")
+    job = PositionJob("lm", "none", TINY, tmp_path, tmp_path / "text.txt")
     run_job(job)
     result = json.loads(job.result.read_text(encoding="utf-8"))
     assert list(result["rows"]["none"]) == ["8", "16", "32", "64"]
@@ -350,10 +369,10 @@ def test_what_cannot_be_studied_is_refused_before_anything_runs(
     tmp_path: Path, wrong: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(RegardError, match=said):
-        positions.study(tmp_path / "out", **{"device": "cpu", "quick": True} | wrong)
+        position_study.study(tmp_path / "out", **{"device": "cpu", "quick": True} | wrong)
     assert not (tmp_path / "out").exists()
 
 
 def test_yarn_is_rope_read_otherwise_so_it_is_not_trained() -> None:
-    assert positions.to_train(("yarn", "alibi", "rope")) == ["rope", "alibi"]
-    assert sorted(positions.to_train(None)) == sorted(name for name in SCHEMES if name != "yarn")
+    assert position_study.choose_schemes(("yarn", "alibi", "rope")) == ["rope", "alibi"]
+    assert sorted(position_study.choose_schemes(None)) == sorted(name for name in SCHEMES if name != "yarn")

@@ -1,7 +1,7 @@
-"""`regard study filters`: one noisy picture through five filters, side by side, with what each of them wins.
+"""`regard study filters`: one noisy picture through five filters, side by side, with the PSNR of each.
 
-From first to last the weights of the mean know more: where a pixel is, then how it differs from those around it, and at last
-how its surroundings look, which is attention.
+From the first to the last, the weights depend on more: on the position of a pixel, then on its difference from its
+neighbours, and at last on the similarity of patches, which is attention.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from regard.filters.catalogue import FILTERS
 from regard.filters.files import open_picture
 from regard.filters.images import psnr
 from regard.look.figures import save
-from regard.studies.finetuning import setting
+from regard.studies.job_pool import describe_setting
 
-# Filter, what its weights see, and settings that do not go with the noise; those that do are the catalogue's.
+# Filter, what its weights depend on, and settings that do not depend on the noise; the catalogue derives the others.
 ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Gaussian": ("gaussian", "position", {"sigma": 0.9}),
     "anisotropic diffusion": ("perona-malik", "values of four neighbours", {}),
@@ -33,13 +33,13 @@ ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 def study(out: Path, image: Path | None = None, sigma: float = 20.0, seed: int = 0, device: str = "auto") -> Path:
-    """Write results.json, table.md and filters.png into `out`, which is returned. `sigma` is out of 255."""
+    """Write results.json, table.md and filters.png into `out`, and return it. `sigma` is on the scale 0 to 255."""
     if not 0 < sigma < 255:
         raise RegardError(
             f"noise of {sigma:g}: give a standard deviation above 0 and below 255, on pictures of 0 to 255"
         )
     where = pick_device(device)
-    clean = read(image) if image else synthetic()  # (C, H, W)
+    clean = read_picture(image) if image else make_picture()  # (C, H, W)
     noisy = clean + np.random.default_rng(seed).normal(0, sigma, clean.shape).astype(np.float32)
     pictures, rows = {"input": clean, "noisy": noisy}, {}
     for name, (which, weights, given) in ROWS.items():
@@ -52,16 +52,21 @@ def study(out: Path, image: Path | None = None, sigma: float = 20.0, seed: int =
             "settings": settings,
             "psnr": psnr(clean, pictures[name], 255),
         }
-    results = {"setting": setting(str(where), False), "image": str(image or "synthetic"), "sigma": sigma, "seed": seed}
+    results = {
+        "setting": describe_setting(str(where), False),
+        "image": str(image or "synthetic"),
+        "sigma": sigma,
+        "seed": seed,
+    }
     results |= {"size": list(clean.shape[1:]), "noisy": psnr(clean, noisy, 255), "rows": rows}
     write_text(out / "results.json", json.dumps(results, indent=1))
-    write_text(out / "table.md", table(results))
-    save(figure(pictures, results), out / "filters.png")
+    write_text(out / "table.md", format_table(results))
+    save(plot_pictures(pictures, results), out / "filters.png")
     return out
 
 
-def read(path: Path) -> np.ndarray:
-    """(C, H, W) from 0 to 255; what is transparent is not looked at."""
+def read_picture(path: Path) -> np.ndarray:
+    """Return a picture as (C, H, W) from 0 to 255, without its transparency."""
     picture = open_picture(path)
     if picture.mode not in ("L", "LA", "RGB", "RGBA"):
         raise RegardError(f"{path} has more than 8 bits for each colour: convert it first")
@@ -69,8 +74,8 @@ def read(path: Path) -> np.ndarray:
     return values[None] if values.ndim == 2 else np.ascontiguousarray(values.transpose(2, 0, 1))
 
 
-def synthetic(size: int = 256) -> np.ndarray:
-    """(1, H, W): what filters get right or wrong. A slope, flat shapes with edges, thin lines, textures that repeat."""
+def make_picture(size: int = 256) -> np.ndarray:
+    """Return a picture (1, H, W) that is hard for filters: a slope, flat shapes, thin lines, repeating textures."""
     y, x = np.mgrid[:size, :size] / size
     image = 60 + 120 * x
     image[np.hypot(y - 0.27, x - 0.27) < 0.18] = 210
@@ -87,12 +92,13 @@ def synthetic(size: int = 256) -> np.ndarray:
 # ---- report -----------------------------------------------------------------------------------------------------------
 
 
-def table(results: dict[str, Any]) -> str:
+def format_table(results: dict[str, Any]) -> str:
+    """Return the Markdown report."""
     sigma, where = results["sigma"], results["setting"]
     lines = ["| filter | weights see | settings | PSNR, dB |", "|---|---|---|---:|"]
     lines.append(f"| none | | | {results['noisy']:.2f} |")
     for name, row in results["rows"].items():
-        lines.append(f"| {name} | {row['weights']} | {told(row, sigma)} | {row['psnr']:.2f} |")
+        lines.append(f"| {name} | {row['weights']} | {format_settings(row, sigma)} | {row['psnr']:.2f} |")
     note = (
         f"{results['image']}, {results['size'][1]} x {results['size'][0]}; Gaussian noise of sigma {sigma:g} out of 255, "
         f"seed {results['seed']}, not clipped; pixels or units of 255. {where['device']}, torch {where['torch']}, "
@@ -101,8 +107,8 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines) + f"\n\n{note}\n\n```\n{where['command']}\n```\n"
 
 
-def told(row: dict[str, Any], sigma: float) -> str:
-    """Its settings; beside what goes with the noise, how many sigmas it is."""
+def format_settings(row: dict[str, Any], sigma: float) -> str:
+    """Return the settings of a filter in words; those that depend on the noise also as multiples of sigma."""
     with_noise = {parameter.name for parameter in FILTERS[row["filter"]].parameters if parameter.noises is not None}
     return ", ".join(
         f"{name} {value:.4g}" + (f" ({value / sigma:.3g} sigma)" if name in with_noise else "")
@@ -110,8 +116,8 @@ def told(row: dict[str, Any], sigma: float) -> str:
     )
 
 
-def figure(pictures: dict[str, np.ndarray], results: dict[str, Any]) -> Any:
-    """All in two rows, on one scale of grey."""
+def plot_pictures(pictures: dict[str, np.ndarray], results: dict[str, Any]) -> Any:
+    """Return a figure of all pictures in two rows, on one grey scale."""
     from matplotlib.figure import Figure
 
     scores = {"noisy": results["noisy"], **{name: row["psnr"] for name, row in results["rows"].items()}}

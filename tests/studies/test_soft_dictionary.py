@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import RegardError
-from regard.studies.dictionary import QUERIES, STORE, TEMPERATURES, run, show, vectors
+from regard.studies.soft_dictionary import QUERIES, STORE, TEMPERATURES, make_vectors, run, show
 
 
 def test_weights_and_answers_are_those_of_a_plain_loop() -> None:
     result = run([3.0], seed=5)
-    keys = dict(zip(STORE, vectors(list(STORE), 5).numpy(), strict=True))
+    keys = dict(zip(STORE, make_vectors(list(STORE), 5).numpy(), strict=True))
     for i, query in enumerate(QUERIES):
         powers = {
             name: math.exp(float(np.dot(keys[query], key)) / math.sqrt(len(key)) / 3.0) for name, key in keys.items()
