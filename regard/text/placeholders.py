@@ -1,7 +1,7 @@
 """What a translation must not touch, kept aside: links, addresses, code, scripts that the model cannot read.
 
 Each is a placeholder while the text is translated, ⟦1⟧, ⟦2⟧, ...: the model has learned to carry them over
-(recipes/translator/copies.py), whatever they stand for. Repetitions are bounded, so that no text takes long to look through.
+(recipes/translator/augmentation.py), whatever they stand for. Repetitions are bounded, so that no text takes long to look through.
 
 MERGED: Numbers of a text that its translation does not say.
 

@@ -9,8 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import filters
-import phrases
+import pair_filters
+import phrasebook
 import pytest
 
 EUROPEAN = {"en": "European", "de": "europäisch/Europäisch", "fr": "européen/européenne", "zh": "欧洲"}
@@ -34,30 +34,32 @@ BANK = {"en": "the investment bank", "de": "die Investitionsbank", "fr": "f banq
 
 
 def test_german_tells_subject_and_object_of_masculine_nouns_apart() -> None:
-    market = phrases.noun(MARKET, EUROPEAN, in_capitals=False)
+    market = phrasebook.make_phrase(MARKET, EUROPEAN, in_capitals=False)
     assert (market.de, market.de_object) == ("der europäische Arbeitsmarkt", "den europäischen Arbeitsmarkt")
-    energy = phrases.noun(ENERGY, EUROPEAN, in_capitals=False)
+    energy = phrasebook.make_phrase(ENERGY, EUROPEAN, in_capitals=False)
     assert energy.de == energy.de_object == "die europäische Sonnenenergie"
-    assert phrases.noun(MARKET, None, in_capitals=False).de_object == "den Arbeitsmarkt"
+    assert phrasebook.make_phrase(MARKET, None, in_capitals=False).de_object == "den Arbeitsmarkt"
 
 
 def test_french_nouns_are_elided_and_adjectives_stand_in_their_place_and_agree() -> None:
-    market, energy, bank = (phrases.noun(term, EUROPEAN, in_capitals=False) for term in (MARKET, ENERGY, BANK))
+    market, energy, bank = (
+        phrasebook.make_phrase(term, EUROPEAN, in_capitals=False) for term in (MARKET, ENERGY, BANK)
+    )
     assert (market.fr, energy.fr) == ("le marché du travail européen", "l'énergie solaire européenne")
     assert bank.fr == "la banque européenne d'investissement"
-    assert phrases.noun(BANK, None, in_capitals=False).fr == "la banque d'investissement"
-    assert (market.agreed("important"), energy.agreed("important")) == ("important", "importante")
+    assert phrasebook.make_phrase(BANK, None, in_capitals=False).fr == "la banque d'investissement"
+    assert (market.agree("important"), energy.agree("important")) == ("important", "importante")
 
 
 def test_english_has_an_article_where_the_term_does_and_capitals_on_request() -> None:
-    assert phrases.noun(MARKET, EUROPEAN, in_capitals=True).en == "the European Labour Market"
-    assert phrases.noun(ENERGY, EUROPEAN, in_capitals=False).en == "European solar energy"
+    assert phrasebook.make_phrase(MARKET, EUROPEAN, in_capitals=True).en == "the European Labour Market"
+    assert phrasebook.make_phrase(ENERGY, EUROPEAN, in_capitals=False).en == "European solar energy"
 
 
 def test_german_has_capitals_in_the_names_of_institutions_alone() -> None:
-    assert phrases.noun(BANK, EUROPEAN, in_capitals=True).de == "die Europäische Investitionsbank"
-    assert phrases.noun(BANK, EUROPEAN, in_capitals=False).de == "die europäische Investitionsbank"
-    assert phrases.noun(MARKET, EUROPEAN, in_capitals=True).de == "der europäische Arbeitsmarkt"
+    assert phrasebook.make_phrase(BANK, EUROPEAN, in_capitals=True).de == "die Europäische Investitionsbank"
+    assert phrasebook.make_phrase(BANK, EUROPEAN, in_capitals=False).de == "die europäische Investitionsbank"
+    assert phrasebook.make_phrase(MARKET, EUROPEAN, in_capitals=True).de == "der europäische Arbeitsmarkt"
 
 
 class Always:
@@ -77,9 +79,9 @@ class Always:
 
 
 @pytest.fixture
-def draw() -> phrases.Draw:
+def draw() -> phrasebook.SentenceGenerator:
     """Of one word each."""
-    draw = phrases.Draw(random.Random(0), in_capitals=False)
+    draw = phrasebook.SentenceGenerator(random.Random(0), in_capitals=False)
     draw.book = {
         "pact": [{"en": "treaty", "de": "der Vertrag", "fr": "m traité", "zh": "条约"}],
         "topic": [MARKET],
@@ -95,8 +97,8 @@ def draw() -> phrases.Draw:
     return draw
 
 
-def test_what_was_done_to_something_about_something(draw: phrases.Draw) -> None:
-    assert draw.done() == {
+def test_what_was_done_to_something_about_something(draw: phrasebook.SentenceGenerator) -> None:
+    assert draw.passive() == {
         "en": "the European treaty on the European labour market was suspended on 1 February 1850.",
         "de": "der europäische Vertrag über den europäischen Arbeitsmarkt wurde am 1. Februar 1850 ausgesetzt.",
         "fr": "le traité européen sur le marché du travail européen a été suspendu le 1er février 1850.",
@@ -104,21 +106,21 @@ def test_what_was_done_to_something_about_something(draw: phrases.Draw) -> None:
     }
 
 
-def test_patterns_with_less_in_them(draw: phrases.Draw) -> None:
+def test_patterns_with_less_in_them(draw: phrasebook.SentenceGenerator) -> None:
     draw.rng = Always(1.0)  # type: ignore[assignment]
-    assert draw.done() == {
+    assert draw.passive() == {
         "en": "the treaty was suspended on 1 February 1850.",
         "de": "der Vertrag wurde am 1. Februar 1850 ausgesetzt.",
         "fr": "le traité a été suspendu le 1er février 1850.",
         "zh": "条约于1850年2月1日被中止。",
     }
-    assert draw.does() == {
+    assert draw.active() == {
         "en": "the senate suspended the treaty.",
         "de": "der Senat hat den Vertrag ausgesetzt.",
         "fr": "le Sénat a suspendu le traité.",
         "zh": "参议院中止了条约。",
     }
-    assert draw.matters() == {
+    assert draw.importance() == {
         "en": "the labour market is important.",
         "de": "der Arbeitsmarkt ist wichtig.",
         "fr": "le marché du travail est important.",
@@ -126,9 +128,9 @@ def test_patterns_with_less_in_them(draw: phrases.Draw) -> None:
     }
 
 
-def test_the_other_patterns(draw: phrases.Draw) -> None:
-    assert draw.does()["zh"] == "欧洲参议院中止了关于欧洲劳动力市场的欧洲条约。"
-    assert draw.matters()["de"] == "der europäische Arbeitsmarkt ist wichtig für den europäischen Arbeitsmarkt."
+def test_the_other_patterns(draw: phrasebook.SentenceGenerator) -> None:
+    assert draw.active()["zh"] == "欧洲参议院中止了关于欧洲劳动力市场的欧洲条约。"
+    assert draw.importance()["de"] == "der europäische Arbeitsmarkt ist wichtig für den europäischen Arbeitsmarkt."
     assert draw.in_force()["fr"].endswith("sur le marché du travail européen entrera en vigueur le 1er février 2026.")
     assert draw.since()["zh"] == "自1950年以来，欧洲劳动力市场发生了变化。"
     assert draw.life() == {
@@ -146,7 +148,7 @@ def test_the_other_patterns(draw: phrases.Draw) -> None:
 
 
 def test_dates_are_on_the_calendar_and_the_same_on_both_sides() -> None:
-    draw = phrases.Draw(random.Random(0), in_capitals=False)
+    draw = phrasebook.SentenceGenerator(random.Random(0), in_capitals=False)
     days = set()
     for date in (draw.date(past=past) for past in (False, True) for _ in range(2000)):
         assert len({tuple(re.findall(r"\d{4}", text)) for text in date.values()}) == 1
@@ -162,7 +164,7 @@ def test_dates_are_on_the_calendar_and_the_same_on_both_sides() -> None:
 @pytest.mark.parametrize("in_capitals", [False, True])
 def test_sentences_are_whole(in_capitals: bool) -> None:
     for lang in ("de", "fr", "zh"):
-        for source, target in phrases.formal(lang, in_capitals)[:2000]:
+        for source, target in phrasebook.make_formal_pairs(lang, in_capitals)[:2000]:
             assert source[0].isupper()
             assert source[-1] == "."
             assert target[-1] in ".。"
@@ -170,22 +172,25 @@ def test_sentences_are_whole(in_capitals: bool) -> None:
 
 
 def test_english_in_capitals_has_capitals_and_is_not_there_without() -> None:
-    plain, capital = ({source for source, _ in phrases.formal("de", which)} for which in (False, True))
+    plain, capital = ({source for source, _ in phrasebook.make_formal_pairs("de", which)} for which in (False, True))
     assert len(capital) > 5_000
     assert len(plain & capital) < 0.05 * len(capital)  # Biodiversity is important.
 
 
 def test_traditional_chinese_has_no_simplified_characters() -> None:
-    assert len(phrases.SIMPLIFIED) == len(phrases.TRADITIONAL) == len(set(phrases.SIMPLIFIED))
+    assert len(phrasebook.SIMPLIFIED) == len(phrasebook.TRADITIONAL) == len(set(phrasebook.SIMPLIFIED))
     for in_capitals in (False, True):
-        assert all(filters.written_in("zh-Hant", target) for _, target in phrases.formal("zh-Hant", in_capitals))
-    assert phrases.traditional("反对党的计划体制、气候数据网和旅游") == "反對黨的計劃體制、氣候數據網和旅遊"
-    assert phrases.traditional("于1987年批准，制药业和制度") == "於1987年批准，製藥業和制度"
+        assert all(
+            pair_filters.is_written_in("zh-Hant", target)
+            for _, target in phrasebook.make_formal_pairs("zh-Hant", in_capitals)
+        )
+    assert phrasebook.to_traditional("反对党的计划体制、气候数据网和旅游") == "反對黨的計劃體制、氣候數據網和旅遊"
+    assert phrasebook.to_traditional("于1987年批准，制药业和制度") == "於1987年批准，製藥業和制度"
 
 
 def test_the_sentence_that_the_model_is_shown_with_is_not_learned() -> None:
     for in_capitals in (False, True):
-        english = [source.lower() for source, _ in phrases.formal("de", in_capitals)]
+        english = [source.lower() for source, _ in phrasebook.make_formal_pairs("de", in_capitals)]
         assert not any("economic area" in source for source in english)
 
 
@@ -193,10 +198,10 @@ def test_the_sentences_that_formal_text_is_scored_on_are_not_learned() -> None:
     path = Path(__file__).parents[1] / "pretrained" / "formal.toml"
     scored = {sentence["en"][0].lower() for sentence in tomllib.loads(path.read_text(encoding="utf-8"))["sentence"]}
     for in_capitals in (False, True):
-        assert not scored & {source.lower() for source, _ in phrases.formal("de", in_capitals)}
+        assert not scored & {source.lower() for source, _ in phrasebook.make_formal_pairs("de", in_capitals)}
 
 
 def test_the_phrasebook_has_no_entry_twice() -> None:
-    for kind, entries in phrases.phrasebook().items():
+    for kind, entries in phrasebook.load_phrasebook().items():
         english = [entry["en"] for entry in entries]
         assert len(set(english)) == len(english), kind

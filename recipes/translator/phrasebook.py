@@ -1,8 +1,7 @@
-"""Formal sentences and dates, put together from a phrasebook of our own (phrasebook.tsv).
+"""Formal sentences and dates, generated from patterns and the terms of a phrasebook (phrasebook.tsv).
 
-Tatoeba has next to none, and Europarl is in English and German only: nothing else says in French or Chinese what a treaty is
-about, or when it was signed. A few patterns with some 250 terms teach how such sentences are built; terms that are not
-among them are then built alike.
+Tatoeba has hardly any, and Europarl is in English and German only: nothing else shows how French or Chinese says what a
+treaty is about or when it was signed. A few patterns with some 250 terms teach how such sentences are built.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from pathlib import Path
 
 Pair = tuple[str, str]
 LANGUAGES = ("en", "de", "fr", "zh")
-COUNT = 12_000  # sentences drawn for a language; half as many in capitals
-ORIGIN, ABOUT = 0.4, 0.5  # how often something is said to be European, ..., and what it is about
+COUNT = 12_000  # sentences of each language; half as many with capitals
+ORIGIN, ABOUT = 0.4, 0.5  # probability of an origin (European, ...), and of a topic (on, for ...)
 VERBS = {"pact": "verb.pact", "text": "verb.text", "aim": "verb.text"}
 ABOUTS = {"pact": ("on", "über", "sur"), "text": ("on", "über", "sur"), "aim": ("for", "für", "pour")}
-NAMES = re.compile(
+INSTITUTIONS = re.compile(
     "(?:raum|union|fonds|bank|agentur|behörde|gericht|ausschuss|rat|parlament|kommission)$", re.IGNORECASE
 )
 SIMPLIFIED = (
@@ -32,24 +31,24 @@ TRADITIONAL = (
     "業東舉義書爭亞產親會倫債關養內軍農決務動勞勢區協單衛參發員團國場學審憲對將幣應開總戰護報數權條來樣歐湯濟漁環電稅競簽約紐組織"
     "經結統續締羅職聯脹藥覽計認討訓議論評識語財敗貨販貧貿費資賽車輸邊過運進選遺鋼鐵銀長聞陽際頓預館馬變爾節於體黨劃據機氣遊確種網"
 )
-Texts = dict[str, str]  # the same in each language
+Texts = dict[str, str]  # language -> text of the same meaning
 
 
-def formal(lang: str, in_capitals: bool = False) -> list[Pair]:
-    """Pairs with English. With Terms in Capitals the English is to be read, not to be written."""
-    draw = Draw(random.Random(0), in_capitals)
-    made = [draw.sentence() for _ in range(COUNT // 2 if in_capitals else COUNT)]
-    pairs = [(said["en"], traditional(said["zh"]) if lang == "zh-Hant" else said[lang]) for said in made]
+def make_formal_pairs(lang: str, in_capitals: bool = False) -> list[Pair]:
+    """Return pairs with English. With `in_capitals` English terms are in Title Case, for English as the source only."""
+    generator = SentenceGenerator(random.Random(0), in_capitals)
+    sentences = [generator.sentence() for _ in range(COUNT // 2 if in_capitals else COUNT)]
+    pairs = [(s["en"], to_traditional(s["zh"]) if lang == "zh-Hant" else s[lang]) for s in sentences]
     return list(dict.fromkeys(pairs))
 
 
-def traditional(text: str) -> str:
-    text = text.replace("制药", "製药")  # 制 stays as it is in all other words
+def to_traditional(text: str) -> str:
+    text = text.replace("制药", "製药")  # 制 is the same in all other words
     return text.translate(str.maketrans(SIMPLIFIED, TRADITIONAL))
 
 
-def phrasebook() -> dict[str, list[Texts]]:
-    """The entries of each kind."""
+def load_phrasebook() -> dict[str, list[Texts]]:
+    """Return the entries of each kind."""
     book: dict[str, list[Texts]] = defaultdict(list)
     for line in Path(__file__).with_name("phrasebook.tsv").read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -60,7 +59,7 @@ def phrasebook() -> dict[str, list[Texts]]:
 
 @dataclass
 class Phrase:
-    """A noun with its article, as subject (and, where German tells them apart, as object)."""
+    """A noun with its article, as subject and, for German, as object."""
 
     en: str
     de: str
@@ -69,28 +68,30 @@ class Phrase:
     zh: str
     feminine: bool  # in French
 
-    def agreed(self, word: str) -> str:
+    def agree(self, word: str) -> str:
         return word + "e" * self.feminine
 
 
 # ---- nouns -----------------------------------------------------------------------------------------------------------
 
 
-def noun(entry: Texts, origin: Texts | None, in_capitals: bool) -> Phrase:
-    """The thing itself, not one of its kind: the European labour market, der europäische Arbeitsmarkt, ..."""
+def make_phrase(entry: Texts, origin: Texts | None, in_capitals: bool) -> Phrase:
+    """Return a term with its definite article and, if given, its origin: the European labour market."""
     article, term = split_article(entry["en"])
     if origin:
         term = f"{origin['en']} {term}"
     if in_capitals:
         term = " ".join(word if word in ("of", "the") else word[0].upper() + word[1:] for word in term.split(" "))
-    named = in_capitals and NAMES.search(entry["de"])
-    whose = origin["de"].split("/")[-1 if named else 0] if origin else ""
+    named = in_capitals and INSTITUTIONS.search(entry["de"])
+    adjective_stem = origin["de"].split("/")[-1 if named else 0] if origin else ""
     gender, french = entry["fr"].split(" ", 1)
     return Phrase(
         en=article + term,
-        de=german(entry["de"], whose, "der"),
-        de_object=german(entry["de"], whose, "den"),
-        fr=definite(french_term(french, origin["fr"].split("/")[gender == "f"] if origin else ""), gender),
+        de=make_german_phrase(entry["de"], adjective_stem, "der"),
+        de_object=make_german_phrase(entry["de"], adjective_stem, "den"),
+        fr=add_french_article(
+            place_adjective(french, origin["fr"].split("/")[gender == "f"] if origin else ""), gender
+        ),
         zh=(origin["zh"] if origin else "") + entry["zh"],
         feminine=gender == "f",
     )
@@ -100,29 +101,29 @@ def split_article(term: str) -> tuple[str, str]:
     return ("the ", term[4:]) if term.startswith("the ") else ("", term)
 
 
-def german(term: str, whose: str, masculine: str) -> str:
-    """Subject and object differ where the noun is masculine."""
+def make_german_phrase(term: str, adjective_stem: str, masculine: str) -> str:
+    """Return the German phrase. Subject and object differ where the noun is masculine (`masculine` is der or den)."""
     article, word = term.split(" ", 1)
     if article == "der":
         article = masculine
     ending = "en" if article == "den" else "e"
-    return f"{article} {whose}{ending} {word}" if whose else f"{article} {word}"
+    return f"{article} {adjective_stem}{ending} {word}" if adjective_stem else f"{article} {word}"
 
 
-def french_term(term: str, adjective: str) -> str:
-    """The adjective stands behind, or where the term says: le ministère | des Finances."""
+def place_adjective(term: str, adjective: str) -> str:
+    """Return the French term with its adjective at the end, or where the term has a bar: le ministère | des Finances."""
     head, _, rest = term.partition("|")
     return head + (f" {adjective}" if adjective else "") + rest
 
 
-def definite(term: str, gender: str) -> str:
+def add_french_article(term: str, gender: str) -> str:
     if term[0].lower() in "aeiouéèêâîœ":
         return f"l'{term}"
     return f"{'la' if gender == 'f' else 'le'} {term}"
 
 
-def about(what: Phrase, topic: Phrase, kind: str) -> Phrase:
-    """The report on the labour market."""
+def add_topic(what: Phrase, topic: Phrase, kind: str) -> Phrase:
+    """Return the phrase with a topic: the report on the labour market."""
     en, de, fr = ABOUTS[kind]
     return replace(
         what,
@@ -137,62 +138,62 @@ def about(what: Phrase, topic: Phrase, kind: str) -> Phrase:
 # ---- sentences -------------------------------------------------------------------------------------------------------
 
 
-class Draw:
-    """Sentences at random."""
+class SentenceGenerator:
+    """A generator of random sentences."""
 
     def __init__(self, rng: random.Random, in_capitals: bool) -> None:
-        self.rng, self.in_capitals, self.book = rng, in_capitals, phrasebook()
+        self.rng, self.in_capitals, self.book = rng, in_capitals, load_phrasebook()
 
     def sentence(self) -> Texts:
         patterns: tuple[Callable[[], Texts], ...] = (
-            self.done,
-            self.done,
-            self.does,
+            self.passive,
+            self.passive,
+            self.active,
             self.in_force,
             self.since,
-            self.matters,
+            self.importance,
         )
         if not self.in_capitals:
             patterns += (self.life, self.life, self.event)
-        said = self.rng.choice(patterns)()
-        return {lang: text[0].upper() + text[1:] for lang, text in said.items()}
+        texts = self.rng.choice(patterns)()
+        return {lang: text[0].upper() + text[1:] for lang, text in texts.items()}
 
     def pick(self, *kinds: str) -> Texts:
         return self.rng.choice([entry for kind in kinds for entry in self.book[kind]])
 
     def thing(self, *kinds: str, article: str = "") -> Phrase:
-        """Of these kinds; `article` for those that always have one in English."""
+        """Return a random phrase of these kinds; `article` is for kinds that always have one in English."""
         kind = self.rng.choice([kind for kind in kinds for _ in self.book[kind]])
-        bare = kind.endswith(".named") or self.rng.random() > ORIGIN
-        entry, origin = self.pick(kind), None if bare else self.pick("origin")
-        return noun({**entry, "en": article + entry["en"]}, origin, self.in_capitals)
+        without_origin = kind.endswith(".named") or self.rng.random() > ORIGIN
+        entry, origin = self.pick(kind), None if without_origin else self.pick("origin")
+        return make_phrase({**entry, "en": article + entry["en"]}, origin, self.in_capitals)
 
     def topic(self) -> Phrase:
         return self.thing("topic", "topic.named")
 
     def document(self) -> tuple[Phrase, Texts, Texts]:
-        """A document with or without what it is about, what was done to it, and what somebody did to it."""
+        """Return a document with or without a topic, a verb in the passive, and the same verb in the active."""
         kind = self.rng.choice(("pact", "text", "aim"))
         verb = {lang: forms.split("/") for lang, forms in self.pick("verb", VERBS[kind]).items()}
         was, did = ({lang: forms[i] for lang, forms in verb.items()} for i in (0, -1))
         if self.rng.random() < ABOUT:
-            return about(self.thing(kind, article="the "), self.topic(), kind), was, did
+            return add_topic(self.thing(kind, article="the "), self.topic(), kind), was, did
         named = [f"{kind}.named"] if kind != "aim" else []
         return self.thing(kind, *named, article="the "), was, did
 
-    # ---- patterns
+    # ---- patterns, each with an example
 
-    def done(self) -> Texts:
+    def passive(self) -> Texts:
         """The report on the labour market was published in May 1987."""
         (what, verb, _), when = self.document(), self.date(past=True)
         return {
             "en": f"{what.en} was {verb['en']} {when['en']}.",
             "de": f"{what.de} wurde {when['de']} {verb['de']}.",
-            "fr": f"{what.fr} a été {what.agreed(verb['fr'])} {when['fr']}.",
+            "fr": f"{what.fr} a été {what.agree(verb['fr'])} {when['fr']}.",
             "zh": f"{what.zh}于{when['zh']}{verb['zh']}。",
         }
 
-    def does(self) -> Texts:
+    def active(self) -> Texts:
         """The parliament rejected the bill."""
         who, (what, _, verb) = self.thing("body", article="the "), self.document()
         return {
@@ -203,7 +204,7 @@ class Draw:
         }
 
     def in_force(self) -> Texts:
-        what, when = about(self.thing("pact", article="the "), self.topic(), "pact"), self.date(past=False)
+        what, when = add_topic(self.thing("pact", article="the "), self.topic(), "pact"), self.date(past=False)
         return {
             "en": f"{what.en} will enter into force {when['en']}.",
             "de": f"{what.de} tritt {when['de']} in Kraft.",
@@ -220,20 +221,20 @@ class Draw:
             "zh": f"自{year}年以来，{what.zh}发生了变化。",
         }
 
-    def matters(self) -> Texts:
+    def importance(self) -> Texts:
         """The labour market is important, or important for something."""
         what, which = self.topic(), self.topic()
         if self.rng.random() > ABOUT:
             return {
                 "en": f"{what.en} is important.",
                 "de": f"{what.de} ist wichtig.",
-                "fr": f"{what.fr} est {what.agreed('important')}.",
+                "fr": f"{what.fr} est {what.agree('important')}.",
                 "zh": f"{what.zh}很重要。",
             }
         return {
             "en": f"{what.en} is important for {which.en}.",
             "de": f"{what.de} ist wichtig für {which.de_object}.",
-            "fr": f"{what.fr} est {what.agreed('important')} pour {which.fr}.",
+            "fr": f"{what.fr} est {what.agree('important')} pour {which.fr}.",
             "zh": f"{what.zh}对{which.zh}很重要。",
         }
 
@@ -276,7 +277,7 @@ class Draw:
         }
 
     def date(self, past: bool) -> Texts:
-        """A day, a month or a year; the coming ones also without their year."""
+        """Return a day, a month or a year; future ones also without the year."""
         month = self.pick("month")
         day = self.rng.randint(1, calendar.monthrange(2001, int(month["zh"][:-1]))[1])
         year = self.rng.randint(1850, 2025) if past else self.rng.randint(2026, 2045)

@@ -1,8 +1,9 @@
-"""What it does to a translator how a sentence is typed, and what writing it with care (regard/text/casing.py) gives back.
+"""BLEU of sentences in lower case without full stops or in capitals, before and after restoring their casing.
 
-    python recipes/translator/typed.py MODEL WORK [--sentences 200]
+    python recipes/translator/score_casing.py MODEL WORK [--sentences 200]
 
-Validation sentences from English, greedy. BLEU is lower-cased, of sentences without their last mark: that is what was lost.
+It translates validation sentences from English, greedily, as they are and after `regard.text.casing`. BLEU is lower-cased
+and ignores the last punctuation mark, which the inputs lack.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from regard.data.parallel_corpus import read_lines
 from regard.text.casing import careful, stopped
 
 MARKS = ".?!。？！ "
-WAYS: dict[str, Callable[[str], str]] = {
+VARIANTS: dict[str, Callable[[str], str]] = {
     "as it was": str,
     "no capital, no stop": lambda text: text.rstrip(MARKS)[:1].lower() + text.rstrip(MARKS)[1:],
     "IN CAPITALS": str.upper,
@@ -37,12 +38,12 @@ def main() -> None:
         sides = [given.work / f"en-{language}.val.{side}.xz" for side in ("en", language)]
         english, references = (list(islice(read_lines(path), given.sentences)) for path in sides)
         bleu = BLEU(lowercase=True, tokenize="zh" if language == "zh" else "13a")
-        for name, way in WAYS.items():
-            typed = [way(text) for text in english]
-            for told, texts in (("", typed), (", with care", [stopped(careful(t, "en"), "en") for t in typed])):
-                said = [t.text.rstrip(MARKS) for t in translator.translate(texts, to=language, beam=1)]
-                score = bleu.corpus_score(said, [[text.rstrip(MARKS) for text in references]]).score
-                print(f"en>{language} {name}{told}: {score:.1f}", flush=True)
+        for name, change in VARIANTS.items():
+            changed = [change(text) for text in english]
+            for suffix, texts in (("", changed), (", with care", [stopped(careful(t, "en"), "en") for t in changed])):
+                outputs = [t.text.rstrip(MARKS) for t in translator.translate(texts, to=language, beam=1)]
+                score = bleu.corpus_score(outputs, [[text.rstrip(MARKS) for text in references]]).score
+                print(f"en>{language} {name}{suffix}: {score:.1f}", flush=True)
 
 
 if __name__ == "__main__":
