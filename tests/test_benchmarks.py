@@ -235,8 +235,8 @@ def test_what_is_compiled_after_the_warm_up_fails_the_section(load: Load) -> Non
 
 def test_a_loss_that_is_not_finite_is_no_training(load: Load) -> None:
     steps, config = load("steps"), load("common").sizes("gpt2", tiny=True, target_vocab=97)
-    model = load("common").fresh_model(config, CPU)
-    step, batch = steps.OwnStep(model, steps.TrainConfig(), True), steps.random_batch(config, 2, 8, CPU)
+    model = load("common").make_random_model(config, CPU)
+    step, batch = steps.RegardStep(model, steps.TrainConfig(), True), steps.random_batch(config, 2, 8, CPU)
     step(batch)
     step.check()
     with torch.no_grad():
@@ -268,7 +268,7 @@ def test_a_peer_has_as_many_weights(load: Load, kind: str, name: str) -> None:
     pytest.importorskip("transformers")
     vocabulary = {"target_vocab": 97} | ({"source_vocab": 97, "norm": "post"} if kind == "marian" else {})
     config = load("common").sizes(name, tiny=True, dropout=0.25, attention_dropout=0.25, **vocabulary)
-    theirs = load("others").foreign(config, kind, CPU)
+    theirs = load("peer_models").make_hf_model(config, kind, CPU)
     count = [sum(p.numel() for p in m.parameters() if p.requires_grad) for m in (theirs, make_model(config))]
     assert count[0] == count[1]
     dropouts = {module.p for module in theirs.modules() if isinstance(module, torch.nn.Dropout)}

@@ -1,4 +1,4 @@
-"""The others: models of the same sizes in transformers and torch.nn, and the training step their users write."""
+"""Peer models of the same sizes in transformers and torch.nn, and the training step that their users write."""
 
 from __future__ import annotations
 
@@ -18,28 +18,30 @@ from regard.text.tokenizer_training import LEARNED
 Step = Callable[[Batch], None]
 
 
-def foreign(config: ModelConfig, kind: str, device: torch.device, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """A model of transformers with the sizes of one of ours (resolved) and fresh weights."""
+def make_hf_model(
+    config: ModelConfig, kind: str, device: torch.device, dtype: torch.dtype = torch.float32
+) -> nn.Module:
+    """Return a model of transformers with the sizes of one of ours (resolved) and random weights."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    pairs = config.architecture == "transformer"
-    theirs = FAMILIES["marian" if pairs else kind].to_theirs(config, {})
+    is_seq2seq = config.architecture == "transformer"
+    theirs = FAMILIES["marian" if is_seq2seq else kind].to_theirs(config, {})
     theirs |= {"vocab_size": config.target_vocab, "pad_token_id": LEARNED.pad}
     theirs |= {"bos_token_id": LEARNED.bos, "eos_token_id": LEARNED.eos}
     theirs |= {"embd_pdrop": config.dropout} if kind == "gpt2" else {}
-    if pairs:
+    if is_seq2seq:
         theirs |= {"decoder_vocab_size": config.target_vocab, "decoder_start_token_id": LEARNED.bos}
         theirs |= {"forced_eos_token_id": None}
     del theirs["model_type"]
-    maker = AutoModelForSeq2SeqLM if pairs else AutoModelForCausalLM
+    maker = AutoModelForSeq2SeqLM if is_seq2seq else AutoModelForCausalLM
     with device:
         model = maker.from_config(AutoConfig.for_model(kind, **theirs), dtype=dtype)
     return model.to(device)
 
 
-def peer_step(model: nn.Module, loss: Callable[..., Tensor], device: torch.device, clip: float = 0.0) -> Step:
-    """The usual loop body: autocast, backward, fused AdamW; attention as torch chooses it, cuDNN's included."""
-    torch.backends.cuda.enable_cudnn_sdp(True)  # Regard's set-up, in the same process, switched it off
+def make_peer_step(model: nn.Module, loss: Callable[..., Tensor], device: torch.device, clip: float = 0.0) -> Step:
+    """Return the usual loop body: autocast, backward, fused AdamW; torch chooses the attention kernel, cuDNN included."""
+    torch.backends.cuda.enable_cudnn_sdp(True)  # set_up_device, in the same process, switched it off
     if hasattr(model, "config"):
         model.config.use_cache = False  # as transformers' own trainer does  # type: ignore[union-attr]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -57,12 +59,12 @@ def peer_step(model: nn.Module, loss: Callable[..., Tensor], device: torch.devic
     return step
 
 
-def smoothed(logits: Tensor, labels: Tensor) -> Tensor:
+def smoothed_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=PAD, label_smoothing=0.1)
 
 
 class TorchTransformer(nn.Module):
-    """torch.nn's own, with the embedding and the head it lacks."""
+    """torch.nn.Transformer with the embedding and the head that it lacks."""
 
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
@@ -77,11 +79,11 @@ class TorchTransformer(nn.Module):
         return F.linear(x, self.embedding.weight)
 
 
-def marian_step(model: nn.Module, device: torch.device, compiled: bool) -> Step:
+def make_marian_step(model: nn.Module, device: torch.device, compiled: bool) -> Step:
     called = torch.compile(model, dynamic=True) if compiled else model
 
     def loss(source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
         mask, source, target = (source != PAD).long(), source.clamp(min=0), target.clamp(min=0)
-        return smoothed(called(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits, labels)
+        return smoothed_loss(called(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits, labels)
 
-    return peer_step(model, loss, device, clip=1.0)
+    return make_peer_step(model, loss, device, clip=1.0)
