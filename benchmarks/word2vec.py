@@ -5,9 +5,9 @@
 
 FOLDER holds EN-WS-353-ALL, EN-MEN-TR-3k and questions-words (.txt, .txt.xz). Speeds are of training alone, with the
 vocabulary built and the text in memory, as ids for Regard and as lists of words for gensim; raw words of the vocabulary
-count, before sub-sampling. Seeds alternate between all trainers; the table has the median speed and the mean quality. With
---device cuda, `cpu` is Regard's own training on CPU threads. Settings are the same: gensim's learning rate for CBOW is set to
-the C program's, and Regard's initial vectors have the same spread as gensim's.
+count, before sub-sampling. Seeds alternate between all trainers; the table has the median speed and the mean quality.
+With --device cuda, `cpu` is Regard's own training on CPU threads. Settings are the same: gensim's learning rate for CBOW
+is set to the C program's, and Regard's initial vectors have the same spread as gensim's.
 """
 
 from __future__ import annotations
