@@ -1,4 +1,4 @@
-"""The benchmarks run (tiny, on the CPU), and what they compare is the same work."""
+"""The benchmarks run (tiny, on the CPU), and they compare equal work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Load = Callable[[str], ModuleType]
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
-    """A benchmark's module by name; other tests never see it."""
+    """Import a benchmark's module by name, hidden from other tests."""
     before, threads = set(sys.modules), torch.get_num_threads()
     monkeypatch.syspath_prepend(BENCHMARKS)
     yield importlib.import_module
@@ -42,7 +42,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
 
 @pytest.fixture
 def run(load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """A benchmark as a command, tiny and without peers: what it wrote."""
+    """Run a benchmark as a command, tiny and without peers; return the JSON that it wrote."""
 
     def command(name: str, *options: str, code: int = 0) -> dict[str, Any]:
         out = tmp_path / "out.json"
@@ -145,7 +145,7 @@ def test_all_that_is_recorded_takes_turns_with_what_is_not(load: Load) -> None:
 
 
 def tiny_folder(path: Path, norm: str) -> Path:
-    """Random weights over the toy language."""
+    """Save a model with random weights and a tokenizer of the toy language."""
     corpus = Corpus(("toy:50",), "en", "de", Path(), "train")
     joint = Tokenizer.train((text for row in corpus.rows() for text in row), TokenizerConfig(vocab_size=120))
     sizes = {"d_model": 16, "n_heads": 2, "d_ff": 32, "n_encoder_layers": 1, "n_decoder_layers": 1, "max_len": 64}

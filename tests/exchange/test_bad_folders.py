@@ -1,4 +1,4 @@
-"""What cannot come in is refused in one line that says what, and nothing is written; and the two verbs."""
+"""Folders that cannot be imported are refused in one line, and nothing is written; the commands `import` and `export`."""
 
 from __future__ import annotations
 

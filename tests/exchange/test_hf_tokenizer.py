@@ -1,4 +1,4 @@
-"""Vocabularies from elsewhere keep their ids: the pieces that transformers finds, special tokens, frames, the way back."""
+"""Imported vocabularies keep their ids: the pieces that transformers finds, special tokens, token templates, and export."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ FORMS: dict[str, tuple[Any, str, str, dict[str, Any]]] = {
 
 
 def folder_of(form: str, path: Path, spare: int = 3) -> Any:
-    """A model and its tokenizer, with some rows that no piece stands for."""
+    """Return the folder of a model and its tokenizer, with some rows that no piece stands for."""
     maker, kind, config, settings = FORMS[form]
     backend, names = maker()
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **names)
@@ -147,7 +147,7 @@ def test_the_file_comes_back_as_it_was(form: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_folder_of_ours_keeps_the_tokenizer(form: str, tmp_path: Path) -> None:
-    """Which tokens are special is no more than data there: their file stays as it was, and vocabulary.json says it."""
+    """Special tokens are data in our folder: the imported file is unchanged, and vocabulary.json names them."""
     folder_of(form, tmp_path / "in")
     package, _ = read_huggingface(tmp_path / "in", CPU)
     folders.save(tmp_path / "ours", package, "")
@@ -195,7 +195,7 @@ def test_roles_and_frames(tmp_path: Path) -> None:
 
 
 def test_a_language_model_whose_token_0_is_a_piece_writes_and_ends(tmp_path: Path) -> None:
-    """GPT-2's vocabulary: no padding, no mask, one token that begins and ends texts, which stands last."""
+    """GPT-2's vocabulary has no padding and no mask; one token, the last, begins and ends texts."""
     folder_of("gpt2", tmp_path, spare=0)
     package, _ = read_huggingface(tmp_path, CPU)
     assert package.tokenizers is not None
@@ -273,7 +273,7 @@ WITH_SPECIALS = ["the cat sat", "the [MASK] sat [SEP] a [PAD] [CLS] [UNK] dogs",
 
 
 def test_a_word_list_alone_has_the_special_tokens_of_bert(tmp_path: Path) -> None:
-    """As in transformers, whose tokenizer needs no file that names them."""
+    """As in transformers, vocab.txt needs no other file that names the special tokens."""
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     model = make("BertForMaskedLM", "BertConfig", vocab_size=len(WORDS), **sizes)()
     for place in ("words", "whole"):

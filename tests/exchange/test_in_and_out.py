@@ -1,4 +1,4 @@
-"""Every family with random weights: the same logits here, and bit for bit the same weights after a trip there and back."""
+"""Import and export of every family with random weights: equal logits, and bit-exact weights after a round trip."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ UNUSED = {"vit": {"scale_embeddings"}, "deberta-1": {"positions"}, "deberta-3": 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_the_architectures_that_have_their_logits(name: str, tmp_path: Path) -> None:
-    """Settings of a preset that are no sizes are those read from a model of theirs, whose logits are compared above."""
+    """A preset's settings other than sizes are those of an imported model, whose logits are compared above."""
     _, package, _ = imported(name, tmp_path)
     found, expected = to_dict(resolve(preset(PRESETS[name]))), to_dict(package.config)
     ignored = SIZES | UNUSED.get(name, set())
@@ -84,7 +84,7 @@ def test_presets_are_the_architectures_that_have_their_logits(name: str, tmp_pat
 
 @every
 def test_there_and_back_nothing_has_changed(name: str, tmp_path: Path) -> None:
-    """Through a folder of ours as well. Only the rows of a table of positions that nothing reads come back as zeros."""
+    """The round trip passes through a folder of ours. Only position rows that nothing reads come back as zeros."""
     peer, package, report = imported(name, tmp_path)
     folders.save(tmp_path / "ours", package, "")
     package = folders.load(tmp_path / "ours", CPU)
@@ -106,7 +106,7 @@ def test_there_and_back_nothing_has_changed(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [*DECODERS, *ENCODERS, *PAIRS])
 def test_the_embedding_and_the_special_tokens_are_theirs(name: str, tmp_path: Path) -> None:
-    """Row for row, and the end token and those that are never generated at their ids."""
+    """Embedding rows, the end token and the tokens that are never generated keep their ids."""
     peer, package, _ = imported(name, tmp_path)
     ours: Any = package.model
     mine = ours.source_embedding if name in PAIRS else ours.embedding
@@ -138,7 +138,7 @@ def test_greedy_continuations_are_theirs(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_greedy_translations_are_theirs(name: str, tmp_path: Path) -> None:
-    """From the start that the token_template says: BART's is its end token, and then <s>, which it is forced to say."""
+    """Decoding starts with the token template's start: for BART its end token, then the forced <s>."""
     peer, package, _ = imported(name, tmp_path)
     theirs, ours, _ = texts(peer, (7,))
     padding = peer.config.pad_token_id
@@ -219,7 +219,7 @@ def test_shards_and_half_precision_are_read(tmp_path: Path) -> None:
 
 
 def test_older_names_and_written_out_copies_are_read(tmp_path: Path) -> None:
-    """As in bert-base-uncased: gamma and beta, the tied matrix twice, and no prefix here and there."""
+    """bert-base-uncased has gamma and beta, the tied matrix twice, and some names without the prefix."""
     _, package, _ = imported("bert", tmp_path)
     path = tmp_path / "bert" / "model.safetensors"
     tensors = load_file(path)

@@ -1,4 +1,4 @@
-"""`regard study filters`."""
+"""The study of filters."""
 
 from __future__ import annotations
 

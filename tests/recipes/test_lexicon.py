@@ -1,4 +1,4 @@
-"""A lexicon from sentences."""
+"""A lexicon learned from sentence pairs."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_german_has_capitals_in_the_names_of_institutions_alone() -> None:
 
 
 class Always:
-    """Not so random: the first of all, and always the same number."""
+    """A random generator that always chooses the first option and returns one fixed number."""
 
     def __init__(self, number: float) -> None:
         self.number = number
@@ -80,7 +80,7 @@ class Always:
 
 @pytest.fixture
 def draw() -> phrasebook.SentenceGenerator:
-    """Of one word each."""
+    """Return a generator with a phrasebook of one entry per kind."""
     draw = phrasebook.SentenceGenerator(random.Random(0), in_capitals=False)
     draw.book = {
         "pact": [{"en": "treaty", "de": "der Vertrag", "fr": "m traité", "zh": "条约"}],

@@ -1,4 +1,4 @@
-"""Stage 1: which pairs are learned from, and what is made of them."""
+"""Stage 1: filters, data augmentation, and the prepared files."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_speeches_in_languages_without_a_profile_are_left_out() -> None:
 
 
 def test_what_is_nearer_to_the_foreign_lines_is_foreign() -> None:
-    """A Dutch line of words that German has too is found by the others."""
+    """A Dutch line of words that German has too is identified by the profile of foreign lines."""
     own, foreign = learn_profiles(TALK), learn_profiles(DUTCH)
     assert (
         pair_filters.get_margin(pair_filters.mean_log_prob("Wir haben den Bericht", {"own": own, "foreign": foreign}))

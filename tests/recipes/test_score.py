@@ -1,4 +1,4 @@
-"""Stage 7: the tests, in every direction that a model has."""
+"""Stage 7: the tests are scored in every direction that a model has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from regard.inference.translator import Translation
 
 
 class Parrot:
-    """Says the language and the text."""
+    """A translator that returns the language, the beam and the source text."""
 
     directions: tuple[str, ...] = ("en>zh", "zh>en")
     source, target = "en", "zh"

@@ -1,4 +1,4 @@
-"""Stage 3: what the model makes itself."""
+"""Stage 3: synthetic pairs."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_english_made_of_chinese_is_fine() -> None:
 
 
 class There:
-    """Forth: French that is numbered, and French with German in it. Back: the first as it was, the second as another."""
+    """A translator that gives numbered French and French with a German word, and translates back one right and one wrong."""
 
     def translate(self, texts: list[str], to: str, beam: int) -> list[Translation]:
         if to == "fr":

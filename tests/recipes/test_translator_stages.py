@@ -1,4 +1,4 @@
-"""The stages one after the other, with a model that learned nothing."""
+"""All stages in order, with an untrained model."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_model_without_a_test_is_not_scored(tmp_path: Path, data: Path, model:
 
 
 def test_the_share_of_what_was_made() -> None:
-    """Of prepared sets of one pair each and made ones of two, as often as train_synthetic.toml reads them."""
+    """Prepared sets have one pair each, synthetic ones two, and count as often as train_synthetic.toml reads them."""
     everyday = tuple(synthesise.STEMS)
     ones = {f"{name}{kind}.train": 1 for name in (*everyday, "europarl") for kind in ("", ".copies")}
     ones |= {f"{kind}-{name}.train": 1 for name in everyday for kind in ("words", "formal", "titled")}

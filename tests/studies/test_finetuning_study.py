@@ -1,4 +1,4 @@
-"""The studies that pre-train and fine-tune: what each job is, the whole of a tiny one, and the table by hand."""
+"""The studies that pre-train and fine-tune: their jobs, a tiny study from end to end, and the table by hand."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def torchs(cell: str, layer: gradient_flow.Recurrent) -> torch.nn.LSTM | torch.nn.GRU:
-    """torch's own layer with the same weights."""
+    """Return torch's own layer with the same weights."""
     made = (torch.nn.LSTM if cell == "lstm" else torch.nn.GRU)(WIDTH, WIDTH, batch_first=True).double()
     w, u, b = (getattr(get_weights(layer), name).detach() for name in ("weight_ih", "weight_hh", "bias"))
     for own, mine in zip(made.parameters(), (w, u, b, torch.zeros_like(b)), strict=True):

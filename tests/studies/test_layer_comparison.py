@@ -1,4 +1,4 @@
-"""Three ways to read a sequence: their arithmetic, what they keep, how far a token is from another, and the report."""
+"""LSTM, convolution and attention layers: FLOPs, saved memory, path lengths, and the report."""
 
 from __future__ import annotations
 

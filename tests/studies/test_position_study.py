@@ -81,7 +81,7 @@ def test_training_strings_have_every_length_that_fits_the_trained_one() -> None:
 
 
 class Copier(nn.Module):
-    """Reads the string back without a mistake, but for those at (row, symbol)."""
+    """A model that copies the string correctly, except for mistakes at (row, symbol)."""
 
     def __init__(self, mistakes: tuple[tuple[int, int], ...] = ()) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ def test_a_job_that_fails_or_dies_fails_alone() -> None:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study of two schemes, made by real worker processes."""
+    """Return the folder of a study of two schemes, run by real worker processes."""
     out = tmp_path_factory.mktemp("study")
     assert position_study.study(out, None, 2, ("yarn", "alibi"), 1, "cpu", True) == out
     return out
@@ -252,7 +252,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def again(finished: Path, tmp_path: Path) -> Callable[[], Path]:
-    """The same study once more, on a copy of its folder."""
+    """Return a function that runs the same study again, on a copy of its folder."""
     shutil.copytree(finished, tmp_path / "out")
     return lambda: position_study.study(tmp_path / "out", None, 2, ("yarn", "alibi"), 1, "cpu", True)
 
