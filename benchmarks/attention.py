@@ -2,10 +2,10 @@
 
     python benchmarks/attention.py [--out results.json]
 
-Every row is forward and backward, recorded once as a CUDA graph and replayed (as Regard trains), the preparation of the plan
-included: what a model of one layer pays. `once` is the part that deeper models pay once for all layers (FIRE: nothing, each
-layer has its own). Ratios are of the whole, to `scaled_dot_product_attention(is_causal=True)` as torch chooses it.
-The second table is memory against length.
+Every row is a forward and a backward pass in a CUDA graph (as Regard trains), including the preparation of the attention
+plan: the cost in a model of one layer. `once` is the part that deeper models pay once for all layers (FIRE: nothing, since
+each layer has its own). Ratios are of the whole, to `scaled_dot_product_attention(is_causal=True)` with torch's choice of
+kernel. The second table is memory against length.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def plain(qkv: list[Tensor], g: Tensor, backend: SDPBackend | None = None) -> St
 
 
 def with_scheme(name: str, qkv: list[Tensor], g: Tensor) -> tuple[Step, Step, str]:
-    """A training step of attention, what of it is done once for all layers, and the kernel it runs on."""
+    """Return a training step of attention, the part that is done once for all layers, and the name of the kernel."""
     b, h, t, d = qkv[0].shape
     config = ModelConfig(positions=name, d_model=h * d, n_heads=h, n_kv_heads=h, d_head=d, max_len=t)
     scheme = make_positions(config, "decoder").cuda()
@@ -72,7 +72,7 @@ def with_scheme(name: str, qkv: list[Tensor], g: Tensor) -> tuple[Step, Step, st
 
 
 def milliseconds(step: Step, leaves: list[Tensor]) -> float:
-    """Of one replay: the median of five times ten."""
+    """Return the time of one replay: the median of five measurements of ten replays."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
@@ -111,7 +111,7 @@ def speed(b: int, h: int, t: int, d: int) -> list[dict[str, object]]:
 
 
 def memory(h: int, d: int, lengths: tuple[int, ...]) -> list[dict[str, object]]:
-    """Bytes a token that one step takes beyond its inputs and their gradients, B = 1."""
+    """Return the bytes per token of one step beyond its inputs and their gradients, with one row."""
     rows = []
     for name in ("none", *SCHEMES):
         row: dict[str, object] = {"scheme": name}

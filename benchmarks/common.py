@@ -1,7 +1,7 @@
-"""What the benchmarks share: clocks, physical limits, models by size, and a report that goes on when a part fails.
+"""Shared parts of the benchmarks: clocks, physical limits, models by size, and a report that continues when a section fails.
 
-Figures are compared within one run alone. A peer's row says how many times better Regard's figure for the same work is;
-the last column is the share of what the device could do at best, measured a moment before in the same process.
+Figures are comparable within one run only. A peer's row says how many times better Regard's figure for the same work is. The
+last column is the share of what the device can do at best, measured just before in the same process.
 """
 
 from __future__ import annotations
@@ -30,41 +30,45 @@ from regard.text.special_tokens import DEFAULT_SPECIAL_TOKENS
 
 LOWER_IS_BETTER = {"s", "ms", "GiB"}
 TINY = {"n_decoder_layers": 2, "d_model": 32, "n_heads": 2, "d_ff": 64, "max_len": 64}
-LLAMA = {"n_decoder_layers": 24, "d_model": 2048, "n_heads": 16, "d_ff": 5504, "max_len": 2048}  # of 1.3B parameters
+LLAMA = {"n_decoder_layers": 24, "d_model": 2048, "n_heads": 16, "d_ff": 5504, "max_len": 2048}  # 1.3B parameters
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "numpy")
 
 
 def parser(doc: str | None, sections: Iterable[str], peers: Iterable[str], default: str) -> argparse.ArgumentParser:
-    """The options of every benchmark; a script adds its own."""
-    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--only", default="*", help=f"names or patterns, by commas, of {', '.join(sections)}")
-    made.add_argument("--peers", default=default, help=f"none, or by commas of {', '.join(peers)} (default {default})")
-    made.add_argument("--repeats", type=int, default=10, help="timed repeats, of which the median counts")
-    made.add_argument("--tiny", action="store_true", help="tiny sizes: does it run at all? The figures mean nothing")
-    made.add_argument("--json", type=Path, help="write all figures here")
-    made.add_argument("--date", default=str(date.today()), help="the date to write beside them")
-    return made
+    """Return a parser with the options of every benchmark; a script adds its own."""
+    options = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--only", default="*", help=f"names or patterns, by commas, of {', '.join(sections)}")
+    options.add_argument(
+        "--peers", default=default, help=f"none, or by commas of {', '.join(peers)} (default {default})"
+    )
+    options.add_argument("--repeats", type=int, default=10, help="timed repeats; the median is reported")
+    options.add_argument(
+        "--tiny", action="store_true", help="tiny sizes, to test that it runs; the figures mean nothing"
+    )
+    options.add_argument("--json", type=Path, help="write all figures to this file")
+    options.add_argument("--date", default=str(date.today()), help="date to write into the JSON")
+    return options
 
 
 # ---- clocks -----------------------------------------------------------------------------------------------------------
 
 
-def wait(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
 def wall(run: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of one call, host and device."""
-    wait(device)
-    begun = time.perf_counter()
+    """Return the seconds of one call, host and device."""
+    synchronize(device)
+    start = time.perf_counter()
     run()
-    wait(device)
-    return time.perf_counter() - begun
+    synchronize(device)
+    return time.perf_counter() - start
 
 
 def seconds(run: Callable[[], Any], device: torch.device, repeats: int, each: int = 1) -> float:
-    """Of one call: the median, by the device's own clock, of repeats of `each` calls; the caller has warmed up."""
+    """Return the seconds of one call: the median of repeats of `each` calls by the device's clock. The caller warms up."""
     if device.type != "cuda":
         return statistics.median(wall(run, device) for _ in range(repeats))
     times = []
@@ -80,14 +84,14 @@ def seconds(run: Callable[[], Any], device: torch.device, repeats: int, each: in
 
 
 def compiled_graphs() -> int:
-    """How many graphs torch has compiled so far: the same number later means that nothing was compiled in between."""
+    """Return how many graphs torch has compiled so far; if the number stays the same, nothing was compiled in between."""
     from torch._dynamo.utils import counters
 
     return counters["stats"]["unique_graphs"]
 
 
-def fresh(device: torch.device, compiler: bool = True) -> None:
-    """Memory, and the compiler, as a new process has them."""
+def reset_memory(device: torch.device, compiler: bool = True) -> None:
+    """Free memory, and reset the compiler, as in a new process."""
     gc.collect()
     if compiler:
         torch._dynamo.reset()
@@ -97,12 +101,12 @@ def fresh(device: torch.device, compiler: bool = True) -> None:
 
 
 def peak_memory(device: torch.device) -> float:
-    """GiB since `fresh`."""
+    """Return the peak in GiB since `reset_memory`."""
     return torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
 
 
-def limits(device: torch.device, tiny: bool = False) -> dict[str, float]:
-    """FLOP/s of a large bf16 product, and bytes a second of a copy, reading and writing counted."""
+def measure_limits(device: torch.device, tiny: bool = False) -> dict[str, float]:
+    """Return the FLOP/s of a large bf16 matrix product, and the bytes per second of a copy, counting reads and writes."""
     n, size = (16, 1 << 10) if tiny else (8192, 1 << 31) if device.type == "cuda" else (256, 1 << 22)
     a, b = (torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2))
     x = torch.empty(size, device=device, dtype=torch.uint8)
@@ -119,7 +123,7 @@ def limits(device: torch.device, tiny: bool = False) -> dict[str, float]:
 
 
 def sizes(name: str, tiny: bool = False, **settings: Any) -> ModelConfig:
-    """A preset with some settings, resolved; tiny: something of its kind that a test has time for."""
+    """Return a preset with some settings, resolved; if `tiny`, a model of the same kind that is small enough for a test."""
     if tiny:
         settings |= TINY | ({"n_encoder_layers": 2} if name.startswith("transformer") else {})
         settings |= {key: 97 for key in settings if key.endswith("_vocab")}
@@ -130,8 +134,8 @@ def joint(size: int) -> dict[str, int]:
     return {"source_vocab": size, "target_vocab": size}
 
 
-def fresh_model(config: ModelConfig, device: torch.device) -> nn.Module:
-    """Random weights, made where they are used."""
+def make_random_model(config: ModelConfig, device: torch.device) -> nn.Module:
+    """Return a model with random weights, created on the device."""
     torch.manual_seed(0)
     with device:
         return make_model(config).to(device)
@@ -142,14 +146,18 @@ def fresh_model(config: ModelConfig, device: torch.device) -> nn.Module:
 
 @dataclass(frozen=True)
 class Row:
+    """One measured figure."""
+
     what: str  # the work
-    who: str  # who did it: regard, or a peer
+    who: str  # regard, or a peer
     value: float
     unit: str
-    limit: float | None = None  # share of the physical limit
+    limit: float | None = None  # measured share of the physical limit
 
 
 class Report:
+    """The figures of a benchmark: printed as they are measured, then as a table and as JSON."""
+
     def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
         self.options, self.device = options, device
         if options.tiny:
@@ -157,46 +165,46 @@ class Report:
         self.rows: list[Row] = []
         self.notes: list[str] = []
         self.failed: list[str] = []
-        self.limits = limits(device, options.tiny)
+        self.limits = measure_limits(device, options.tiny)
         self.peers = [] if options.peers == "none" else options.peers.split(",")
         flops, copied = self.limits["matmul"] / 1e12, self.limits["copy"] / 1e12
         self.note(f"{describe(device)}: {flops:.3g} TFLOP/s in a bf16 product, {copied:.3g} TB/s in a copy")
 
     def put(self, what: str, who: str, value: float, unit: str, limit: float | None = None) -> None:
         self.rows.append(Row(what, who, value, unit, limit))
-        print(f"  {what}, {who}: {figure(value)} {unit}", flush=True)
+        print(f"  {what}, {who}: {format_figure(value)} {unit}", flush=True)
 
     def note(self, line: str) -> None:
         self.notes.append(line)
         print(f"  {line}", flush=True)
 
     def regard(self, what: str) -> float | None:
-        """Regard's figure for some work, if it was measured."""
+        """Return Regard's figure for some work, if it was measured."""
         return next((row.value for row in self.rows if (row.what, row.who) == (what, "regard")), None)
 
     def wanted(self, name: str) -> bool:
         return any(fnmatch(name, pattern) for pattern in self.options.only.split(","))
 
     def section(self, name: str, run: Callable[[Report], None]) -> None:
-        """One part, if it was asked for. What does not run is a finding too: one line, and the next part goes on."""
+        """Run one section, if it was asked for. A section that fails is reported in one line, and the next one runs."""
         if not self.wanted(name):
             return
         print(f"{name}", flush=True)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         try:
-            fresh(self.device)
+            reset_memory(self.device)
             run(self)
         except Exception as error:
             self.failed.append(name)
             self.note(f"{name} failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
-        print(f"  [{time.perf_counter() - begun:.0f} s]", flush=True)
+        print(f"  [{time.perf_counter() - start:.0f} s]", flush=True)
 
     def table(self) -> str:
-        """Lines of: work, who, figure, unit, how many times better Regard is, share of the limit."""
+        """Return lines of: work, who, figure, unit, how many times better Regard is, share of the limit."""
         cells = [("work", "who", "figure", "unit", "regard", "of limit")]
         for row in self.rows:
             limit = "" if row.limit is None else f"{100 * row.limit:.1f}%"
-            cells.append((row.what, row.who, figure(row.value), row.unit, self.ratio(row), limit))
+            cells.append((row.what, row.who, format_figure(row.value), row.unit, self.ratio(row), limit))
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)
 
@@ -207,7 +215,7 @@ class Report:
         return f"{row.value / own if row.unit in LOWER_IS_BETTER else own / row.value:.2f}x"
 
     def finish(self) -> int:
-        """Print the table, write the JSON; the exit code."""
+        """Print the table, write the JSON, and return the exit code."""
         print("\n" + self.table())
         if self.options.json:
             self.options.json.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
@@ -226,7 +234,7 @@ class Report:
         }
 
 
-def figure(value: float) -> str:
+def format_figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 

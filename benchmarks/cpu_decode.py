@@ -1,14 +1,14 @@
-"""Decoding on a CPU beside CTranslate2 and transformers: a random Transformer-base, 32 tokens in and 48 out a sentence.
+"""Decoding on a CPU beside CTranslate2 and transformers: a random Transformer-base, 32 tokens in and 48 out per sentence.
 
     python benchmarks/cpu_decode.py [--threads 2] [--weights fp32,int8] [--kinds float32,int8] [--neighbour] [--json FILE]
 
-Regard and CTranslate2 have the same weights, and in fp32 must write the same; that is checked first. Each has a process of
-its own, since the threads of two would get into each other's way in one, and they take turns, so that whatever else the
-machine does hits all alike: compare within one run. `limit` is what reading all weights once a step allows at the bandwidth
-measured here, for one sentence at a time.
+Regard and CTranslate2 have the same weights and must give the same output in fp32; that is checked first. Each runs in its
+own process, since the thread pools of two libraries disturb each other in one, and they take turns, so that other load on
+the machine affects all alike: compare within one run. `limit` is what reading all weights once per step allows at the
+measured bandwidth, for one sentence at a time.
 
-CTranslate2 runs with one thread, with all threads inside its products, and with a worker for each thread, as many batches as
-workers (`inter_threads`); the best of them counts. Regard runs as it is by default, and once more in one thread.
+CTranslate2 runs with one thread, with all threads inside its matrix products, and with a worker for each thread, as many
+batches as workers (`inter_threads`); the best of them counts. Regard runs with its defaults, and once more in one thread.
 `--neighbour` keeps one core busy with another process meanwhile: nothing may then be slower with all cores than with one.
 """
 
@@ -43,7 +43,7 @@ V, STEPS, LENGTH, HEADS = 32000, 48, 32, 8
 CASES = ((1, 1), (1, 4), (16, 1), (16, 4))  # sentences, beam
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 CPU = torch.device("cpu")
-Run = Callable[[int, int], list[list[int]]]  # sentences, beam -> the best hypothesis of each
+Run = Callable[[int, int], list[list[int]]]  # sentences, beam -> the best hypothesis of each sentence
 
 
 def random_model() -> Transformer:
@@ -58,36 +58,35 @@ def random_model() -> Transformer:
     model = make_model(preset("transformer-base", **sizes)).eval()
     assert isinstance(model, Transformer)
     for module in model.decoder.modules():
-        if isinstance(
-            module, torch.nn.LayerNorm
-        ):  # of any sign: else it says its last word again, as tied embeddings like to
+        # Random LayerNorm scales: with tied embeddings and unit scales an untrained decoder repeats its last token.
+        if isinstance(module, torch.nn.LayerNorm):
             torch.nn.init.normal_(module.weight)
     return model
 
 
-def sources(n: int) -> list[list[int]]:
+def make_sources(n: int) -> list[list[int]]:
     return [[5 + (i * 7 + j * 13) % (V - 5) for j in range(LENGTH - 1)] for i in range(n)]
 
 
-def ours(weights: str) -> Run:
+def make_regard(weights: str) -> Run:
     model = convert_weights(random_model(), weights, CPU)
 
     def run(n: int, beam: int) -> list[list[int]]:
         options = DecodeConfig(beam=beam, min_len=STEPS - 1, max_len_a=0.0, max_len_b=STEPS, batch_tokens=1 << 20)
-        return [ranked[0].tokens for ranked in decode(model, sources(n), options, 512, CPU)]  # type: ignore[arg-type]
+        return [ranked[0].tokens for ranked in decode(model, make_sources(n), options, 512, CPU)]  # type: ignore[arg-type]
 
     return run
 
 
 def huggingface() -> Run:
-    """transformers' Marian of the same sizes; its weights are its own."""
-    from others import foreign
+    """Return a decoder of transformers' Marian of the same sizes, with other random weights."""
+    from peer_models import make_hf_model
 
-    theirs = foreign(random_model().config, "marian", CPU).eval()
+    theirs = make_hf_model(random_model().config, "marian", CPU).eval()
 
     @torch.inference_mode()
     def run(n: int, beam: int) -> list[list[int]]:
-        ids = torch.tensor([[*row, DEFAULT_SPECIAL_TOKENS.eos] for row in sources(n)])
+        ids = torch.tensor([[*row, LEARNED.eos] for row in make_sources(n)])
         length = {"min_new_tokens": STEPS, "max_new_tokens": STEPS}
         return theirs.generate(input_ids=ids, num_beams=beam, do_sample=False, **length)[:, 1:].tolist()  # type: ignore[operator]
 
@@ -124,8 +123,8 @@ def ctranslate2_model(kind: str, threads: int, workers: int = 1, like_ours: bool
         rules |= {"disable_unk": True, "suppress_sequences": [["<blank>"], ["<s>"], ["t4"]]}
 
     def run(n: int, beam: int) -> list[list[int]]:
-        rows = [[*(names[i] for i in row), "</s>"] for row in sources(n)]
-        together = -(-n // workers) if workers > 1 else 0  # sentences in a batch; 0: all
+        rows = [[*(names[i] for i in row), "</s>"] for row in make_sources(n)]
+        together = -(-n // workers) if workers > 1 else 0  # sentences in a batch; 0 = all
         found = translator.translate_batch(rows, beam_size=beam, max_batch_size=together, **rules)
         return [[number[piece] for piece in result.hypotheses[0]] for result in found]
 
@@ -142,19 +141,19 @@ def fill_stack(stack: Any, own: torch.nn.Module) -> None:
         attention = layer.self_attention
         linear(attention.linear[0], parts["self"].qkv, parts=3)
         linear(attention.linear[1], parts["self"].out)
-        norm(attention.layer_norm, ours.norms["self"])
+        norm(attention.layer_norm, block.norms["self"])
         if "cross" in parts:
             linear(layer.attention.linear[0], parts["cross"].q)
             linear(layer.attention.linear[1], parts["cross"].kv, parts=2)
             linear(layer.attention.linear[2], parts["cross"].out)
-            norm(layer.attention.layer_norm, ours.norms["cross"])
+            norm(layer.attention.layer_norm, block.norms["cross"])
         linear(layer.ffn.linear_0, parts["ff"].inner)
         linear(layer.ffn.linear_1, parts["ff"].outer)
-        norm(layer.ffn.layer_norm, ours.norms["ff"])
+        norm(layer.ffn.layer_norm, block.norms["ff"])
 
 
 def linear(theirs: Any, own: torch.nn.Linear, parts: int = 1) -> None:
-    """`parts`: matrices that are head by head in one of ours, and one under the other in theirs."""
+    """Copy a linear layer; `parts` matrices are interleaved by head in ours and stacked in theirs."""
     weight, bias = (
         torch.cat(deinterleave_rows(p.detach(), HEADS, [1] * parts)).numpy() for p in (own.weight, own.bias)
     )
@@ -165,8 +164,8 @@ def norm(theirs: Any, own: torch.nn.LayerNorm) -> None:
     theirs.gamma, theirs.beta = own.weight.detach().numpy(), own.bias.detach().numpy()
 
 
-class Apart:
-    """Someone who decodes in a process of their own. `make` is a function of this file."""
+class DecoderProcess:
+    """A decoder in a process of its own. `make` is a function of this file."""
 
     def __init__(self, threads: int, make: Callable[..., Run], *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -176,7 +175,7 @@ class Apart:
         other.close()
 
     def __call__(self, n: int, beam: int) -> tuple[float, list[list[int]]]:
-        """Seconds, and what was written."""
+        """Return the seconds and the hypotheses."""
         self.pipe.send((n, beam))
         return self.pipe.recv()
 
@@ -189,13 +188,13 @@ def serve(pipe: Connection, threads: int, make: Callable[..., Run], arguments: t
     torch.set_num_threads(threads)
     run = make(*arguments)
     for n, beam in iter(pipe.recv, None):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         found = run(n, beam)
-        pipe.send((time.perf_counter() - begun, found))
+        pipe.send((time.perf_counter() - start, found))
 
 
-def in_turns(runs: dict[str, Apart], n: int, beam: int, repeats: int) -> dict[str, dict[str, float]]:
-    """Tokens a second of each: the median and the best of rounds in which all take turns, after one to warm up."""
+def in_turns(runs: dict[str, DecoderProcess], n: int, beam: int, repeats: int) -> dict[str, dict[str, float]]:
+    """Return the tokens per second of each, median and best, of rounds in which all take turns, after one warm-up round."""
     rounds = [{name: run(n, beam)[0] for name, run in runs.items()} for _ in range(repeats + 1)][1:]
     times = {name: [times[name] for times in rounds] for name in runs}
     work = n * STEPS
@@ -203,53 +202,55 @@ def in_turns(runs: dict[str, Apart], n: int, beam: int, repeats: int) -> dict[st
 
 
 def bandwidth() -> float:
-    """Bytes read a second, in passes over more than the caches hold."""
+    """Return the bytes read per second, in passes over more memory than the caches hold."""
     x, times = torch.ones(1 << 26), []
     for _ in range(6):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         x.sum()
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - start)
     return 4 * len(x) / min(times)
 
 
 def ratio(found: dict[str, dict[str, float]], which: str, theirs: str = "") -> float:
-    """Regard as it is by default, with its best weights, over the best of CTranslate2, of the runs named `theirs` alone."""
+    """Return Regard with defaults and its best weights over the best of CTranslate2, of the runs whose name has `theirs`."""
     own = [v[which] for k, v in found.items() if k.startswith("regard") and "," not in k]
     other = [v[which] for k, v in found.items() if k.startswith("ctranslate2") and theirs in k]
     return max(own) / max(other) if own and other else float("nan")
 
 
 def to_one_thread(found: dict[str, dict[str, float]], which: str) -> float:
-    """The least that all cores give of what one thread gives, over the kinds of weights."""
+    """Return the lowest ratio of all threads to one thread over the kinds of weights."""
     pairs = [(v[which], found[f"{k}, 1 thread"][which]) for k, v in found.items() if f"{k}, 1 thread" in found]
     return min((both / one for both, one in pairs), default=float("nan"))
 
 
-def same_hypotheses(a: Apart, b: Apart) -> dict[str, bool]:
+def same_hypotheses(a: DecoderProcess, b: DecoderProcess) -> dict[str, bool]:
     return {f"{n} x {beam}": a(n, beam)[1] == b(n, beam)[1] for n, beam in CASES}
 
 
-def make_runs(options: argparse.Namespace) -> dict[str, Apart]:
+def make_runs(options: argparse.Namespace) -> dict[str, DecoderProcess]:
     threads = options.threads
-    runs = {f"regard {weights}": Apart(threads, ours, weights) for weights in options.weights}
+    runs = {f"regard {weights}": DecoderProcess(threads, make_regard, weights) for weights in options.weights}
     if threads > 1:
-        runs |= {f"regard {weights}, 1 thread": Apart(1, ours, weights) for weights in options.weights}
+        runs |= {f"regard {weights}, 1 thread": DecoderProcess(1, make_regard, weights) for weights in options.weights}
     if options.kinds:
         import ctranslate2
 
         known = ctranslate2.get_supported_compute_types("cpu")
         for kind in (kind for kind in options.kinds if kind in known):
-            runs[f"ctranslate2 {kind}, {threads} threads"] = Apart(threads, ctranslate2_model, kind, threads)
+            runs[f"ctranslate2 {kind}, {threads} threads"] = DecoderProcess(threads, ctranslate2_model, kind, threads)
             if threads > 1:
-                runs[f"ctranslate2 {kind}, 1 thread"] = Apart(1, ctranslate2_model, kind, 1)
-                runs[f"ctranslate2 {kind}, {threads} workers"] = Apart(threads, ctranslate2_model, kind, 1, threads)
+                runs[f"ctranslate2 {kind}, 1 thread"] = DecoderProcess(1, ctranslate2_model, kind, 1)
+                runs[f"ctranslate2 {kind}, {threads} workers"] = DecoderProcess(
+                    threads, ctranslate2_model, kind, 1, threads
+                )
     if options.huggingface:
-        runs["transformers fp32"] = Apart(threads, huggingface)
+        runs["transformers fp32"] = DecoderProcess(threads, huggingface)
     return runs
 
 
 def keep_busy() -> None:
-    """A process that needs one core all the time and little memory."""
+    """Keep one core busy, with little memory."""
     x = 1
     while True:
         x = (x * 6364136223846793005 + 1) % (1 << 64)
@@ -293,7 +294,7 @@ def main() -> None:
     result: dict[str, Any] = {"threads": options.threads, "torch": torch.__version__, "processor": processor()}
     result["neighbour"] = options.neighbour
     if "regard fp32" in runs and "float32" in options.kinds:
-        theirs = Apart(options.threads, ctranslate2_model, "float32", options.threads, 1, True)
+        theirs = DecoderProcess(options.threads, ctranslate2_model, "float32", options.threads, 1, True)
         result["same as ctranslate2 in fp32"] = same_hypotheses(runs["regard fp32"], theirs)
         theirs.end()
         print("same hypotheses as CTranslate2 in fp32:", result["same as ctranslate2 in fp32"], file=sys.stderr)

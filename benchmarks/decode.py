@@ -1,11 +1,11 @@
-"""Decoding on a GPU beside `generate` of transformers: random weights of the same sizes in bf16, as many steps for each.
+"""Decoding on a GPU beside `generate` of transformers: random weights of the same sizes in bf16, the same number of steps.
 
     python benchmarks/decode.py [--only 'gpt2*'] [--peers hf|none] [--repeats 5] [--json FILE]
 
-Prompts of 32 tokens and 128 new ones for language models; sources of 32 tokens and 64 steps for translation. The end token
-is forbidden, so every row is as long as every other. The clock is the wall's, reading the prompt or source included; the
-first call, which compiles and records, is a figure of its own. What limits a step at a batch of one is reading all weights
-once: the share is of the bandwidth of a copy, measured in the same run.
+Language models continue prompts of 32 tokens by 128; translation has sources of 32 tokens and 64 steps. The end token is
+masked, so all rows are equally long. Times are wall-clock and include reading the prompt or source; the first call, which
+compiles and captures CUDA graphs, is a figure of its own. With one row, a step is limited by reading all weights once: the
+share is of the bandwidth of a copy, measured in the same run.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import LLAMA, Report, fresh, fresh_model, joint, parser, sizes, wall
-from others import foreign
+from common import LLAMA, Report, joint, make_random_model, parser, reset_memory, sizes, wall
+from peer_models import make_hf_model
 from torch import Tensor, nn
 
 from regard.config import DecodeConfig, ModelConfig
@@ -33,9 +33,9 @@ ALL_AT_ONCE = 1 << 20  # tokens: one batch, whatever its size
 Run = Callable[[], int]  # returns how many tokens it wrote
 
 
-def in_use(config: ModelConfig, device: torch.device) -> Any:
-    """A model as it is decoded with: in bf16 on a GPU."""
-    return fresh_model(config, device).to(pick_precision("auto", device)).eval()
+def make_inference_model(config: ModelConfig, device: torch.device) -> Any:
+    """Return a model as it is used for decoding: in bf16 on a GPU."""
+    return make_random_model(config, device).to(pick_precision("auto", device)).eval()
 
 
 def rows(n: int, length: int, vocabulary: int) -> list[list[int]]:
@@ -44,13 +44,13 @@ def rows(n: int, length: int, vocabulary: int) -> list[list[int]]:
 
 
 def weight_bytes(model: nn.Module, looked_up: Tensor) -> int:
-    """Bytes that every step of a decoder reads: its blocks and its head, but of an embedding one row alone."""
+    """Return the bytes that every decoding step reads: blocks and head, but only one row of an embedding."""
     held = sum(p.numel() * p.element_size() for p in model.parameters())
     return held - (0 if model.head.weight is looked_up else looked_up.numel() * looked_up.element_size())
 
 
 def measure(report: Report, what: str, who: str, run: Run, read: int = 0) -> None:
-    """Tokens a second; `read`: bytes that each token costs, where these are the limit."""
+    """Report tokens per second; `read`: bytes read per token, if these are the limit."""
     device, found = report.device, []
     report.put(f"{what}, first call", who, wall(lambda: found.append(run()), device), "s")
     clock = statistics.median(wall(run, device) for _ in range(report.options.repeats))
@@ -59,13 +59,13 @@ def measure(report: Report, what: str, who: str, run: Run, read: int = 0) -> Non
 
 
 def language_model(what: str, kind: str, peer: str, name: str, n: int, **settings: Any) -> Callable[[Report], None]:
-    """`n` prompts gone on with."""
+    """Return a section that continues `n` prompts."""
 
     def run(report: Report) -> None:
         tiny, device = report.options.tiny, report.device
         config, (length, new) = sizes(name, tiny, **settings), (4, 8) if tiny else (READ, 128)
         prompts = rows(n, length, config.target_vocab)
-        model: GPT = in_use(config, device)
+        model: GPT = make_inference_model(config, device)
         options = DecodeConfig(beam=1, min_len=new, max_new_tokens=new, batch_tokens=ALL_AT_ONCE)
 
         def own() -> int:
@@ -75,22 +75,22 @@ def language_model(what: str, kind: str, peer: str, name: str, n: int, **setting
         measure(report, what, "regard", own, read)
         if peer in report.peers:
             del model
-            fresh(device)
-            theirs = foreign(config, kind, device, pick_precision("auto", device)).eval()
+            reset_memory(device)
+            theirs = make_hf_model(config, kind, device, pick_precision("auto", device)).eval()
             measure(report, what, "hf", hf_generate(theirs, pad_rows(prompts, device), 1, new), read)
 
     return run
 
 
 def translation(what: str, n: int, beam: int) -> Callable[[Report], None]:
-    """`n` sources translated with a beam."""
+    """Return a section that translates `n` sources with a beam."""
 
     def run(report: Report) -> None:
         tiny, device = report.options.tiny, report.device
         config = sizes("transformer-base", tiny, **joint(32000), dropout=0.0, max_len=512)
         length, steps = (4, 8) if tiny else (READ, 64)
         sources = rows(n, length - 1, config.source_vocab)  # the end token is the last
-        model: Transformer = in_use(config, device)
+        model: Transformer = make_inference_model(config, device)
         limits = {"min_len": steps - 1, "max_len_a": 0.0, "max_len_b": steps, "batch_tokens": ALL_AT_ONCE}
         options = DecodeConfig(beam=beam, **limits)  # type: ignore[arg-type]
 
@@ -102,8 +102,8 @@ def translation(what: str, n: int, beam: int) -> Callable[[Report], None]:
         measure(report, what, "regard", own)
         if "hf" in report.peers:
             del model
-            fresh(device)
-            theirs = foreign(config, "marian", device, pick_precision("auto", device)).eval()
+            reset_memory(device)
+            theirs = make_hf_model(config, "marian", device, pick_precision("auto", device)).eval()
             source = pad_rows([[*ids, 2] for ids in sources], device)
             measure(report, what, "hf", hf_generate(theirs, source, beam, steps))
 
@@ -111,7 +111,7 @@ def translation(what: str, n: int, beam: int) -> Callable[[Report], None]:
 
 
 def hf_generate(model: Any, ids: Tensor, beam: int, steps: int) -> Run:
-    """transformers, for exactly `steps` tokens."""
+    """Return a call of transformers that generates exactly `steps` tokens."""
     mask = torch.ones_like(ids)
 
     @torch.inference_mode()

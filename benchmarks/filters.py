@@ -1,14 +1,14 @@
-"""Filters beside scikit-image on one 512 x 512 photograph, and how well they denoise.
+"""Filters beside scikit-image on one 512 x 512 photograph, and their denoising quality.
 
     python benchmarks/filters.py [--only nlm,bilateral,...] [--peers skimage] [--repeats 5] [--json FILE]
     python benchmarks/filters.py --psnr FOLDER     the table of PSNR on Set12_gray.tar and BSD68_gray.tar in that folder
 
-Each pair does the same work, and the largest difference of its results is noted, values being from 0 to 1. scikit-image
-reads two of its own parameters in its own way, so the same work is asked for like this:
-- fast non-local means of patches of 7 compares squares of 6 x 6 pixels and divides by 49: here as seven taps of which
+Both sides do the same work, and the largest difference of their results is noted, for values from 0 to 1. Two parameters of
+scikit-image mean something else than their documentation says, so the work is made equal:
+- its fast non-local means with patches of 7 compares squares of 6 x 6 pixels and divides by 49: here as seven taps of which
   the first is 0;
-- the table of spatial weights of its bilateral filter is one longer than the window that it is read by, which shears
-  it: here it is given the table of the right length.
+- the table of spatial weights of its bilateral filter is one element longer than the window it is indexed by, which shears
+  it: here it gets a table of the right length.
 `large`: non-local means of 12 megapixels, on a GPU.
 """
 
@@ -39,7 +39,7 @@ SIGMA = 20 / 255
 
 
 def photograph(report: Report) -> np.ndarray:
-    """The camera man with noise, float32 from 0 to 1; a gradient with noise where scikit-image is not."""
+    """Return the camera man with noise, float32 from 0 to 1; a gradient with noise if scikit-image is not used."""
     rng = np.random.default_rng(0)
     if report.options.tiny or "skimage" not in report.peers:
         n = 24 if report.options.tiny else 512
@@ -52,7 +52,7 @@ def photograph(report: Report) -> np.ndarray:
 
 
 def compare(report: Report, what: str, ours: Callable[[], Any], theirs: Callable[[], Any]) -> None:
-    """Both, their times and how far apart their results are. The first call of either warms up."""
+    """Report the times of both and the difference of their results. The first call of each warms up."""
     for who, run in (("regard", ours), ("skimage", theirs)):
         if who == "regard" or who in report.peers:
             run()
@@ -64,9 +64,9 @@ def compare(report: Report, what: str, ours: Callable[[], Any], theirs: Callable
 # ---- beside scikit-image ----------------------------------------------------------------------------------------------
 
 
-def as_skimage(h: float, patch: int, reach: int, sigma: float) -> PatchWeighting:
-    """What its fast mode computes: squares of patch - 1 pixels a side, sums over them divided by patch^2."""
-    return PatchWeighting(h, sigma * (patch - 1) / patch, (0.0, *[1 / patch] * (patch - 1)), reach)
+def as_skimage(h: float, patch: int, reach: int, sigma: float) -> Likeness:
+    """Return the weights of its fast mode: squares of patch - 1 pixels a side, whose sums are divided by patch^2."""
+    return Likeness(h, sigma * (patch - 1) / patch, (0.0, *[1 / patch] * (patch - 1)), reach)
 
 
 def nlm(report: Report) -> None:
@@ -90,19 +90,19 @@ def nlm(report: Report) -> None:
         report.put(what, "regard", 1e3 * seconds(run, CPU, report.options.repeats), "ms")
 
 
-def sheared_no_more(side: int, sigma: float, *, dtype: Any = float) -> np.ndarray:
+def unsheared_weights(side: int, sigma: float, *, dtype: Any = float) -> np.ndarray:
     steps = np.arange(-(side // 2), side // 2 + 1.0) ** 2
     return np.exp(-0.5 * (steps[:, None] + steps) / sigma**2).astype(dtype).ravel()
 
 
 def bilaterals(report: Report) -> None:
     image = photograph(report)
-    image -= image.min()  # its border is 0 only where no value is below
+    image -= image.min()  # its constant border is 0 only if no value is below 0
 
     def theirs(sigma: int) -> np.ndarray:
         from skimage.restoration import _denoise
 
-        _denoise._compute_spatial_lut = sheared_no_more
+        _denoise._compute_spatial_lut = unsheared_weights
         return _denoise.denoise_bilateral(image, sigma_color=0.2, sigma_spatial=sigma)
 
     for sigma in (1, 3):
@@ -165,7 +165,7 @@ SECTIONS: dict[str, Callable[[Report], None]] = {
 
 
 def pictures(path: Path) -> Iterator[np.ndarray]:
-    """Grey pictures of an archive, in the order of their names, from 0 to 255."""
+    """Yield the grey pictures of an archive in the order of their names, from 0 to 255."""
     with tarfile.open(path) as archive:
         for member in sorted(archive.getmembers(), key=lambda m: m.name):
             file = archive.extractfile(member)
@@ -174,8 +174,9 @@ def pictures(path: Path) -> Iterator[np.ndarray]:
 
 
 def psnr_table(folder: Path) -> None:
-    """Means over the pictures; noise of each from its own seed, not clipped; scikit-image at the settings it
-    recommends."""
+    """Print mean PSNR over the pictures, whose noise has a seed each and is not clipped; scikit-image with its recommended
+    settings.
+    """
     from skimage import data
 
     print("| pictures | sigma | noisy | scikit-image, fast, 5, 6, h = 0.8 sigma | regard, sigma alone |")

@@ -1,8 +1,8 @@
-"""A whole test set, ragged as it is: Translator.translate beside `generate` of transformers with the same weights.
+"""A whole test set with its mixed lengths: Translator.translate beside `generate` of transformers with the same weights.
 
     python benchmarks/multi30k.py --run runs/multi30k-en-de --data MULTI30K [--peers hf|none] [--repeats 3] [--json FILE]
 
-From text to text on both sides, the same tokenizer, beam 5. The peer gets the sentences sorted by length in batches of
+Both go from text to text, with the same tokenizer and beam 5. The peer gets the sentences sorted by length in batches of
 128, in bf16. Its class is Marian's for post-norm models and Pegasus's for pre-norm ones: the two differ in nothing else.
 """
 
@@ -15,19 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import Report, fresh, parser, wall
-from others import foreign
+from common import Report, parser, reset_memory, wall
+from peer_models import make_hf_model
 from torch import nn
 
 from regard.config import ModelConfig
 from regard.data.parallel_corpus import ParallelCorpus
 from regard.decode.constraints import pad_rows
 from regard.device import pick_device, pick_precision
-from regard.exchange.matching import theirs_of
-from regard.exchange.pairs import MARIAN
-from regard.exchange.rules import Rule, same, waves
-from regard.inference.translator import Translator, load_translator
-from regard.metrics.translation_scores import score_translations
+from regard.exchange.encoder_decoder_families import MARIAN
+from regard.exchange.tensor_rules import Rule, copy_layer, export_tensors, interleave_sinusoids
+from regard.inference.translator import Translator, load
+from regard.metrics.translation_scores import score
 from regard.text.special_tokens import PAD
 
 BATCH, BEAM = 128, 5
@@ -35,19 +34,19 @@ Translate = Callable[[list[str]], list[str]]
 
 
 def rules(config: ModelConfig) -> list[Rule]:
-    """Marian's, and for a pre-norm model the two norms at the end that Pegasus has beside them."""
+    """Return Marian's rules, and for a pre-norm model those of the two final norms that Pegasus has."""
     found = list(MARIAN.rules(config))
     if config.norm == "pre":
         for side in ("encoder", "decoder"):
-            found += same(f"{side}.norm", f"model.{side}.layer_norm", (waves(config.d_model, 0),))
+            found += copy_layer(f"{side}.norm", f"model.{side}.layer_norm", (interleave_sinusoids(config.d_model, 0),))
     return found
 
 
 def peer_of(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """The same weights in transformers."""
+    """Return the same weights in a model of transformers."""
     config: ModelConfig = model.config  # type: ignore[assignment]
-    theirs = foreign(config, "marian" if config.norm == "post" else "pegasus", device)
-    tensors = theirs_of(rules(config), {name: p.detach() for name, p in model.named_parameters()})
+    theirs = make_hf_model(config, "marian" if config.norm == "post" else "pegasus", device)
+    tensors = export_tensors(rules(config), {name: p.detach() for name, p in model.named_parameters()})
     missing, unknown = theirs.load_state_dict(tensors, strict=False)
     left = [n for n in missing if not n.endswith(("embed_positions.weight", "embed_tokens.weight", "lm_head.weight"))]
     if unknown or set(left) - {"final_logits_bias"}:
@@ -60,7 +59,7 @@ def own_translate(translator: Translator) -> Translate:
 
 
 def peer_translate(model: Any, translator: Translator) -> Translate:
-    """As its users do it: neighbours in length together."""
+    """Return a translation function that batches sentences of similar length."""
     tokenizers, token_template, options = translator.tokenizers, translator.token_template, translator.options
 
     @torch.inference_mode()
@@ -80,15 +79,15 @@ def peer_translate(model: Any, translator: Translator) -> Translate:
                 length_penalty=options.length_penalty,
                 max_new_tokens=min(limit, model.config.max_position_embeddings - 1),
             )
-            said = [[id for id in row if id not in tokenizers.target.special_ids] for row in written.tolist()]
-            found.update(zip(rows, tokenizers.target.decode_batch(said), strict=True))
+            outputs = [[id for id in row if id not in tokenizers.target.special_ids] for row in written.tolist()]
+            found.update(zip(rows, tokenizers.target.decode_batch(outputs), strict=True))
         return [found[i] for i in range(len(texts))]
 
     return translate
 
 
 def measure(report: Report, who: str, translate: Translate, pairs: list[tuple[str, ...]], language: str) -> list[str]:
-    """Seconds of all sentences, and what they score. The peer, which records nothing, warms up with a few of them."""
+    """Report the seconds of all sentences, and their scores. The peer, which captures no graphs, warms up with a few."""
     texts, references = ([pair[i] for pair in pairs] for i in (0, 1))
     own_way, device, found = who == "regard", report.device, list[list[str]]()
     first = wall(lambda: translate(texts if own_way else texts[:8]), device)
@@ -108,12 +107,12 @@ def section(report: Report) -> None:
     translator = load_translator(options.run, str(device))
     corpus = ParallelCorpus((options.test,), translator.source, translator.target, options.data, "test")
     pairs = list(corpus.rows())[: options.sentences or None]
-    mine = measure(report, "regard", own_translate(translator), pairs, translator.target)
+    ours = measure(report, "regard", own_translate(translator), pairs, translator.target)
     if "hf" in report.peers:
-        fresh(device)
+        reset_memory(device)
         model = peer_of(translator.model, device, pick_precision("auto", device))
         theirs = measure(report, "hf", peer_translate(model, translator), pairs, translator.target)
-        equal = sum(a == b for a, b in zip(mine, theirs, strict=True))
+        equal = sum(a == b for a, b in zip(ours, theirs, strict=True))
         report.note(f"{equal} of {len(pairs)} translations are the same")
 
 
@@ -123,7 +122,7 @@ def main() -> int:
     made.add_argument("--run", type=Path, required=True, help="a run or model folder of an encoder-decoder")
     made.add_argument("--data", type=Path, default=Path(), help="the folder of the test set")
     made.add_argument("--test", default="test_2016_flickr.{lang}.xz", help="the test set, as data.test names it")
-    made.add_argument("--sentences", type=int, default=0, help="only the first so many; 0: all")
+    made.add_argument("--sentences", type=int, default=0, help="use only the first N sentences; 0 = all")
     report = Report(made.parse_args(), pick_device("auto"))
     report.section("multi30k", section)
     return report.finish()

@@ -1,10 +1,11 @@
-"""How large a page of `regard look` is, and how fast a browser opens it: 512 tokens, 6 layers, 8 heads.
+"""Size of a page of `regard look`, and how fast a browser opens it: 512 tokens, 6 layers, 8 heads.
 
     python benchmarks/page.py [--only encoder,decoder,both] [--repeats 5] [--json FILE]
 
-Models with random weights: an encoder (BERT), a decoder (GPT), and an encoder-decoder, whose three kinds of attention are
-512 x 512 each. `made`: seconds from the loaded model to the HTML; `size` of the file; `opened`: from asking for the file to
-the first heat-map on the screen, in a headless Chromium, by its own clock; `another head`: from the key to the next picture.
+The models have random weights: an encoder (BERT), a decoder (GPT), and an encoder-decoder, whose three kinds of attention
+are 512 x 512 each. `made`: seconds from the loaded model to the HTML; `size` of the file; `opened`: from requesting the
+file to the first heat map on the screen, in a headless Chromium, by its own clock; `another head`: from the key press to
+the next heat map.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ ANOTHER = """async () => {
 
 
 def package_of(kind: str, tokens: int, tiny: bool) -> ModelPackage:
-    """Weights large enough for heads to look somewhere; translations that go on until they are long."""
+    """Return a random model whose attention is not uniform, and whose translations have the full length."""
     tokenizer = Tokenizer.train([" ".join(WORDS)] * 2, TokenizerConfig(kind="split", vocab_size=len(WORDS) + 10))
     sizes = {"source_vocab": len(tokenizer), "target_vocab": len(tokenizer), "max_len": tokens, "dropout": 0.0}
     sizes |= tokenizer.special.model_settings()
@@ -73,7 +74,7 @@ def package_of(kind: str, tokens: int, tiny: bool) -> ModelPackage:
 
 
 def text_of(tokens: int) -> str:
-    """With room for the special tokens of every token_template."""
+    """Return a text that leaves room for the special tokens of every template."""
     return " ".join(random.Random(0).choices(WORDS, k=tokens - 3))
 
 
@@ -89,7 +90,7 @@ def browser() -> Iterator[Any]:
 
 
 def opened(window: Any, path: Path) -> tuple[float, float]:
-    """Seconds to the first heat-map, and to that of another head."""
+    """Return the seconds to the first heat map, and to that of another head."""
     page = window.new_page()
     page.add_init_script(CLOCK)
     page.goto(path.as_uri() + "#tab=attention")

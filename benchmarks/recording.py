@@ -1,14 +1,13 @@
-"""What recording costs (look/record.py): nothing when it is off, and so much when it is on.
+"""Cost of recording activations (look/record.py), which must be nothing while it is off.
 
     python benchmarks/recording.py [--device cuda] [--only forward,training,decoding] [--peers once,on,stream,live]
                                    [--repeats 50] [--json FILE]
 
-Three models of one set of weights: `regard` was never recorded; `once` was, with its whole stream, and is not any more; the
-third is recorded all the time: `on` all its attention, `stream` what goes from layer to layer too; in decoding `on` reads
-the best hypotheses again, and `live` keeps every step of the search. All take turns, and which goes first changes at every
-turn; the figures are medians, and the notes are medians of the ratios of all turns, with the quartiles beside them: that of
-`once` should be 1.00 within 0.02. A training step is compiled and replayed on a GPU, and runs as written while it is
-recorded.
+Three models share one set of weights: `regard` was never recorded; `once` was recorded, with its residual stream, and is
+not any more; the third is recorded all the time: `on` all its attention, `stream` the residual stream too; in decoding
+`on` reads the best hypotheses again, and `live` keeps every step of the search. All take turns in alternating order.
+Figures are medians; the notes are medians of the ratios of all turns with their quartiles: the ratio of `once` should be
+1.00 within 0.02. On a GPU a training step is compiled and in a CUDA graph, and runs eagerly while it is recorded.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from typing import Any
 
 import torch
 from common import Report, joint, parser, sizes, wall
-from decode import in_use, rows
-from steps import OwnStep, random_batch
+from decode import make_inference_model, rows
+from steps import RegardStep, random_batch
 from torch import nn
 
 from regard.config import DecodeConfig, ModelConfig, TrainConfig
@@ -36,25 +35,25 @@ from regard.look.record import record
 
 Work = Callable[[], Any]
 Models = tuple[Any, Any, Any]
-SAID = {"once": "recorded once", "on": "recorded now", "stream": "with the stream", "live": "live"}
-WARM = 4  # turns before the clock runs: what is compiled is compiled then, and what is replayed recorded
+LABELS = {"once": "recorded once", "on": "recorded now", "stream": "with the stream", "live": "live"}
+WARM = 4  # turns before timing, in which models are compiled and CUDA graphs captured
 
 
 def config_of(report: Report) -> ModelConfig:
-    """The base Transformer on a GPU, a small one on a CPU."""
+    """Return the base Transformer on a GPU, a small one on a CPU."""
     name, vocabulary = ("transformer-base", 8000) if report.device.type == "cuda" else ("transformer-tiny", 1000)
     return sizes(name, report.options.tiny, **joint(vocabulary), dropout=0.0, max_len=128)
 
 
 def shape_of(report: Report) -> tuple[int, int]:
-    """Rows, and tokens of each."""
+    """Return the number of rows, and the tokens of each."""
     if report.options.tiny:
         return 2, 8
     return (64, 32) if report.device.type == "cuda" else (2, 16)
 
 
 def twin(model: nn.Module) -> Any:
-    """Another model of the same tensors: where weights lie in memory is no difference between them."""
+    """Return another model with the same tensors, so that their place in memory makes no difference."""
     held = [*model.parameters(), *model.buffers()]
     return copy.deepcopy(model, {id(x): x for x in held})
 
@@ -64,16 +63,16 @@ def three(model: nn.Module) -> Models:
 
 
 def clock(work: Work, device: torch.device) -> float:
-    """Seconds; on a CPU those that this process was given, since its neighbours are no difference between the two either."""
+    """Return seconds; on a CPU the CPU time of this process, so that other processes make no difference."""
     if device.type != "cpu":
         return wall(work, device)
-    begun = time.process_time()
+    start = time.process_time()
     work()
-    return time.process_time() - begun
+    return time.process_time() - start
 
 
 def compare(report: Report, what: str, works: dict[str, Work], each: int) -> None:
-    """`each` calls a turn."""
+    """Time `each` calls of all works in turns, and report them."""
     times: dict[str, list[float]] = {who: [] for who in works}
     for turn in range(WARM + report.options.repeats):
         for who in list(works)[:: 1 if turn % 2 else -1]:
@@ -85,7 +84,7 @@ def compare(report: Report, what: str, works: dict[str, Work], each: int) -> Non
     for who, found in times.items():
         ratios = [b / a for a, b in zip(never, found, strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-        report.note(f"{what}: {SAID[who]} / never recorded {middle:.3f} ({low:.3f} to {high:.3f})")
+        report.note(f"{what}: {LABELS[who]} / never recorded {middle:.3f} ({low:.3f} to {high:.3f})")
 
 
 def recorded(model: nn.Module, work: Work, stream: bool = False) -> None:
@@ -94,9 +93,9 @@ def recorded(model: nn.Module, work: Work, stream: bool = False) -> None:
 
 
 def measure(report: Report, what: str, models: Models, run: Callable[[Any], Work], each: int, **more: Work) -> None:
-    """`run(model)` is the work; the second model is recorded once, and then never again."""
+    """Compare the work `run(model)` of the three models; the second is recorded once at the beginning."""
     never, once, always = (run(model) for model in models)
-    for _ in range(WARM):  # so that what is compiled and replayed was there before it was recorded
+    for _ in range(WARM):  # compile and capture before recording
         never(), once()
     recorded(models[1], once, stream=True)
     works = {"regard": never, "once": once, "on": partial(recorded, models[2], always)}
@@ -110,7 +109,7 @@ def measure(report: Report, what: str, models: Models, run: Callable[[Any], Work
 
 def forward(report: Report) -> None:
     config, (n, length) = config_of(report), shape_of(report)
-    models = three(in_use(config, report.device))
+    models = three(make_inference_model(config, report.device))
     source, target = (torch.tensor(rows(n, length, config.source_vocab), device=report.device) for _ in range(2))
     for work in ("evaluating", "with gradients"):
         context = torch.inference_mode if work == "evaluating" else nullcontext
@@ -124,10 +123,10 @@ def forward(report: Report) -> None:
 
 def training(report: Report) -> None:
     config, (n, length) = config_of(report), shape_of(report)
-    models = three(in_use(config, report.device).float())
+    models = three(make_inference_model(config, report.device).float())
     batch = random_batch(config, n, length, report.device)
     one_thread = report.device.type == "cpu"
-    steps = {id(model): OwnStep(model, TrainConfig(device=report.device.type), one_thread) for model in models}
+    steps = {id(model): RegardStep(model, TrainConfig(device=report.device.type), one_thread) for model in models}
     each = 4 if report.device.type == "cuda" else 1
     measure(report, "training", models, lambda model: partial(steps[id(model)], batch), each)
     for step in steps.values():
@@ -136,7 +135,7 @@ def training(report: Report) -> None:
 
 def decoding(report: Report) -> None:
     config, (n, length) = config_of(report), shape_of(report)
-    models = three(in_use(config, report.device))
+    models = three(make_inference_model(config, report.device))
     limits = {"min_len": length - 1, "max_len_a": 0.0, "max_len_b": length}
     options, sources = DecodeConfig(beam=4, **limits), rows(n, length - 1, config.source_vocab)  # type: ignore[arg-type]
 
@@ -156,7 +155,7 @@ def main() -> int:
     made.add_argument("--device", default="auto", help="auto, cpu or cuda")
     options = made.parse_args()
     report = Report(options, pick_device(options.device))
-    torch.set_num_threads(1)  # on a CPU: threads that wait for each other are nothing to compare
+    torch.set_num_threads(1)  # on a CPU, waiting threads would disturb the comparison
     for name, run in SECTIONS.items():
         report.section(name, run)
     return report.finish()

@@ -1,10 +1,10 @@
-"""Recurrent layers: fused ones beside torch.nn.LSTM, and scans beside the plain loop over their steps.
+"""Recurrent layers: fused ones beside torch.nn.LSTM, and compiled scans beside a plain loop over the steps.
 
     python benchmarks/recurrent.py [--only lstm,lstm-layer,mut1] [--peers nn,eager] [--repeats 5] [--json FILE]
 
-`lstm`: training a language model of two layers of 1,024. `lstm-layer`: these two alone, both ways. The others: one
-layer of 512, 64 rows of 64 steps, forward and backward, compiled and recorded as in training; `eager` is the same cell in
-a loop that does everything at every step. torch.nn under autocast computes in fp16, Regard in bf16.
+`lstm`: training a language model of two layers of 1,024. `lstm-layer`: these two layers alone, forward and backward. The
+others: one layer of 512, 64 rows of 64 steps, forward and backward, compiled and in a CUDA graph as in training; `eager` is
+the same cell in a loop that does everything at every step. torch.nn under autocast computes in fp16, Regard in bf16.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import Report, fresh, fresh_model, parser, seconds, sizes, wall
-from others import peer_step
-from steps import OwnStep
+from common import Report, make_random_model, parser, reset_memory, seconds, sizes, wall
+from peer_models import make_peer_step
+from steps import RegardStep
 from torch import Tensor, nn
 from train import EACH, WARM, measure
 
@@ -34,6 +34,8 @@ SCANS = ("gru-cho", "mut1", "mut2", "mut3")
 
 
 class TorchLanguageModel(nn.Module):
+    """A language model of torch.nn layers."""
+
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
@@ -45,21 +47,23 @@ class TorchLanguageModel(nn.Module):
 
 
 def lstm(report: Report) -> None:
-    """Untied, with a bias in the head, without dropout."""
+    """Measure training of a language model: untied, with a bias in the head, without dropout."""
     tiny, device = report.options.tiny, report.device
     (rows, length), width = ((2, 16), 32) if tiny else ((256, 64), 1024)
     settings = {"d_model": width, "recurrent.d_hidden": width, "tie": "none", "head_bias": True, "dropout": 0.0}
     config = sizes("lstm-small", target_vocab=97 if tiny else 32000, max_len=length, **settings)
     words = torch.randint(5, config.target_vocab, (2, rows, length))
     batch = Batch(tuple(words.pin_memory() if device.type == "cuda" else words), rows * length)
-    flops = 6 * (2 * 8 * width * width + config.target_vocab * width)  # two layers of eight squares, and the head
-    step: Any = OwnStep(fresh_model(config, device), TrainConfig(label_smoothing=0.0), tiny)
+    flops = 6 * (
+        2 * 8 * width * width + config.target_vocab * width
+    )  # two layers of eight width x width matrices, and the head
+    step: Any = RegardStep(make_random_model(config, device), TrainConfig(label_smoothing=0.0), tiny)
     measure(report, "lstm", "regard", step, batch, flops)
     if "nn" in report.peers:
         del step
-        fresh(device)
+        reset_memory(device)
         theirs = TorchLanguageModel(config.target_vocab, width).to(device).train()
-        step = peer_step(
+        step = make_peer_step(
             theirs, lambda ids, labels: F.cross_entropy(theirs(ids).flatten(0, 1), labels.flatten()), device
         )
         measure(report, "lstm", "nn", step, batch, flops)
@@ -76,7 +80,7 @@ def layer(kind: str, width: int, depth: int, device: torch.device) -> Recurrent:
 
 
 def both_ways(read: Read, model: nn.Module, x: Tensor, by_out: Tensor) -> Callable[..., None]:
-    """Forward, and the gradients of the input and of every weight, in bf16 on a GPU."""
+    """Return a function that runs forward and backward to the input and every weight, in bf16 on a GPU."""
     dtype = torch.bfloat16 if x.is_cuda else torch.float32
 
     def work() -> None:
@@ -92,20 +96,20 @@ def put(report: Report, what: str, who: str, work: Callable[..., None]) -> None:
     report.put(what, who, 1e3 * seconds(work, report.device, report.options.repeats, EACH), "ms")
 
 
-def recorded(work: Callable[..., None], device: torch.device) -> Callable[..., None]:
+def capture_graph(work: Callable[..., None], device: torch.device) -> Callable[..., None]:
     return GraphedCallable(work) if device.type == "cuda" else work
 
 
-def ends(report: Report, rows: int, steps: int, width: int) -> tuple[Tensor, Tensor]:
+def make_tensors(report: Report, rows: int, steps: int, width: int) -> tuple[Tensor, Tensor]:
     x, by_out = torch.randn(2, rows, steps, width, device=report.device)
     return x.clone().requires_grad_(), by_out
 
 
 def lstm_layer(report: Report) -> None:
     rows, steps, width = (2, 8, 16) if report.options.tiny else (256, 64, 1024)
-    (x, by_out), device = ends(report, rows, steps, width), report.device
+    (x, by_out), device = make_tensors(report, rows, steps, width), report.device
     ours = layer("lstm", width, 2, device)
-    put(report, "lstm-layer", "regard", recorded(both_ways(lambda x: ours(x)[0], ours, x, by_out), device))
+    put(report, "lstm-layer", "regard", capture_graph(both_ways(lambda x: ours(x)[0], ours, x, by_out), device))
     if "nn" in report.peers:
         theirs = nn.LSTM(width, width, 2, batch_first=True).to(device)
         put(report, "lstm-layer", "nn", both_ways(lambda x: theirs(x)[0], theirs, x, by_out))
@@ -121,17 +125,17 @@ def plain_loop(cell: Cell, x: Tensor) -> Tensor:
     return torch.stack(outs, 1)
 
 
-def scanned(kind: str) -> Callable[[Report], None]:
+def scan_section(kind: str) -> Callable[[Report], None]:
     def run(report: Report) -> None:
         rows, steps, width = (2, 4, 16) if report.options.tiny else (64, 64, 512)
-        (x, by_out), device = ends(report, rows, steps, width), report.device
+        (x, by_out), device = make_tensors(report, rows, steps, width), report.device
         ours = layer(kind, width, 1, device)
         (cell,) = [module for module in ours.modules() if isinstance(module, Cell)]
         with torch.no_grad():
             torch.testing.assert_close(plain_loop(cell, x), ours(x)[0], atol=1e-3, rtol=0)
         if device.type == "cuda":
             cell.compile(dynamic=True)
-        put(report, kind, "regard", recorded(both_ways(lambda x: ours(x)[0], ours, x, by_out), device))
+        put(report, kind, "regard", capture_graph(both_ways(lambda x: ours(x)[0], ours, x, by_out), device))
         if "eager" in report.peers:
             put(report, kind, "eager", both_ways(lambda x: plain_loop(cell, x), ours, x, by_out))
 
@@ -141,7 +145,7 @@ def scanned(kind: str) -> Callable[[Report], None]:
 SECTIONS: dict[str, Callable[[Report], None]] = {
     "lstm": lstm,
     "lstm-layer": lstm_layer,
-    **{kind: scanned(kind) for kind in SCANS},
+    **{kind: scan_section(kind) for kind in SCANS},
 }
 
 

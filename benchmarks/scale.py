@@ -1,11 +1,11 @@
-"""How a step grows: time and memory of training against length, batch, vocabulary and model; of decoding against batch and
-context. The GPT family, few points each, every one twice the last.
+"""Growth of time and memory: training against length, batch, vocabulary and model; decoding against batch and context.
 
     python benchmarks/scale.py --json scale.json [--only length,batch] [--repeats 5]      on the GPU
     python benchmarks/scale.py --plot scale.json [--pictures docs/pictures]               anywhere
 
-Memory is the most that tensors held at once during a step. A decoding step is timed as the difference of two runs, one 64
-tokens longer than the other, so reading the prompt does not count.
+The models are GPTs; each point of an axis is twice the one before. Memory is the peak of allocated tensors during a step. A
+decoding step is timed as the difference of two runs, one 64 tokens longer than the other, so that reading the prompt does
+not count.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import Report, fresh, fresh_model, parser, peak_memory, seconds, sizes, wall
-from decode import ALL_AT_ONCE, in_use, rows
-from steps import OwnStep, Step, random_batch
+from common import Report, make_random_model, parser, peak_memory, reset_memory, seconds, sizes, wall
+from decode import ALL_AT_ONCE, make_inference_model, rows
+from steps import RegardStep, Step, random_batch
 from train import WARM
 
 from regard.config import DecodeConfig, ModelConfig, TrainConfig
@@ -37,7 +37,7 @@ AXES = {
     "train model": "4 x 1,024 tokens",
     "decode batch": "after 128 tokens",
     "decode context": "16 rows",
-}  # what stays the same
+}  # what is constant along each axis
 MODELS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 STEPS = 64  # decoding steps between the two runs
 Shape = tuple[int, int]  # rows, length
@@ -56,11 +56,11 @@ def gpt(report: Report, name: str = "gpt2", **settings: Any) -> ModelConfig:
 
 
 def stepper(config: ModelConfig, report: Report) -> Step:
-    return OwnStep(fresh_model(config, report.device), TrainConfig(label_smoothing=0.0), report.options.tiny)
+    return RegardStep(make_random_model(config, report.device), TrainConfig(label_smoothing=0.0), report.options.tiny)
 
 
 def point(report: Report, name: str, step: Step, config: ModelConfig, shape: Shape) -> None:
-    """Milliseconds and GiB of a training step; the first call with a shape is the one that is not replayed."""
+    """Report milliseconds and GiB of a training step, after its warm-up."""
     device = report.device
     batch = random_batch(config, *shape, device)
     wall(lambda: [step(batch) for _ in range(WARM)], device)
@@ -70,12 +70,12 @@ def point(report: Report, name: str, step: Step, config: ModelConfig, shape: Sha
 
 
 def shapes(report: Report, axis: str, found: Iterable[tuple[int, Shape]]) -> None:
-    """One model, many shapes."""
+    """Measure one model with many shapes."""
     found = list(found)
     config = gpt(report, max_len=max(length for _, (_, length) in found))
     step = stepper(config, report)
     for x, shape in found:
-        fresh(report.device, compiler=False)
+        reset_memory(report.device, compiler=False)
         point(report, f"train {axis}={x}", step, config, shape)
 
 
@@ -90,9 +90,9 @@ def batch(report: Report) -> None:
 
 
 def configurations(report: Report, axis: str, found: Iterable[tuple[Any, ModelConfig]], shape: Shape) -> None:
-    """Many models, one shape; blocks of the same sizes are compiled once."""
+    """Measure many models with one shape; blocks of the same sizes are compiled once."""
     for x, config in found:
-        fresh(report.device, compiler=False)
+        reset_memory(report.device, compiler=False)
         point(report, f"train {axis}={x}", stepper(config, report), config, (2, 8) if report.options.tiny else shape)
 
 
@@ -109,19 +109,19 @@ def model(report: Report) -> None:
 
 
 def decoding(report: Report, axis: str, found: Iterable[tuple[int, Shape]]) -> None:
-    """`found`: x, and how many prompts of how many tokens."""
+    """Measure decoding steps; `found` are x, and the number of prompts and their length."""
     found, tiny = list(found), report.options.tiny
     steps = 2 if tiny else STEPS
     config = gpt(report, max_len=max(n for _, (_, n) in found) + 3 * steps)
-    writer: GPT = in_use(config, report.device)
+    generator: GPT = make_inference_model(config, report.device)
     for x, (n, read) in found:
         prompts = rows(n, read, config.target_vocab)
 
         def clock(new: int, prompts: list[list[int]] = prompts) -> float:
             options = DecodeConfig(beam=1, min_len=new, max_new_tokens=new, batch_tokens=ALL_AT_ONCE)
-            wall(lambda: generate(writer, prompts, options), report.device)  # records
+            wall(lambda: generate(generator, prompts, options), report.device)  # captures the CUDA graph
             runs = range(report.options.repeats)
-            return statistics.median(wall(lambda: generate(writer, prompts, options), report.device) for _ in runs)
+            return statistics.median(wall(lambda: generate(generator, prompts, options), report.device) for _ in runs)
 
         report.put(f"decode {axis}={x}", "regard", 1e3 * (clock(2 * steps) - clock(steps)) / steps, "ms")
 
@@ -146,7 +146,7 @@ SECTIONS: dict[str, Callable[[Report], None]] = {
 
 
 def plot(source: Path, folder: Path) -> list[Path]:
-    """A picture of training and one of decoding, from what was measured."""
+    """Plot the measured figures: one picture of training and one of decoding."""
     found = json.loads(source.read_text())
     lines: dict[tuple[str, str, str], list[tuple[str, float]]] = defaultdict(list)
     for row in found["rows"]:
@@ -175,8 +175,8 @@ def panel(kind: str, unit: str, axis: str, points: list[tuple[str, float]]) -> L
 def main() -> int:
     made = parser(__doc__, SECTIONS, ["none"], "none")
     made.set_defaults(repeats=5)
-    made.add_argument("--plot", type=Path, help="draw what this JSON holds instead of measuring")
-    made.add_argument("--pictures", type=Path, default=Path("docs/pictures"), help="where to")
+    made.add_argument("--plot", type=Path, help="plot the figures of this JSON instead of measuring")
+    made.add_argument("--pictures", type=Path, default=Path("docs/pictures"), help="folder of the plots")
     options = made.parse_args()
     if options.plot:
         print("\n".join(map(str, plot(options.plot, options.pictures))))

@@ -1,12 +1,12 @@
-"""How long a new process takes to its first answer, on a CPU: `regard --help`, and `regard translate` of a short sentence.
+"""Time from the start of a process to its first output, on a CPU: `regard --help`, and `regard translate` of one sentence.
 
     python benchmarks/startup.py [--peers hf] [--repeats 7] [--json FILE]
 
-Of `en-de-fr-zh`, the translator that Regard brings along, also a short sentence after the first (the median of twenty).
+For the bundled model `en-de-fr-zh`, the time of another short sentence after the first is measured too (median of twenty).
 
-Beside it, `import torch`, below which nothing that uses torch can be (the last column is its share), and transformers with a
-Marian of the same sizes and the same tokenizer from a folder. Both search with a beam of 4 and write 10 tokens. They take
-turns, so that a busy moment hits all alike; files are in the page cache.
+Beside it are `import torch`, the lower bound of everything that uses torch (the last column is its share), and transformers
+with a Marian of the same sizes and the same tokenizer. Both use a beam of 4 and write 10 tokens. They take turns, so that
+other load affects all alike; files are in the page cache.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from common import Report, fresh_model, joint, parser, sizes
-from others import foreign
+from common import Report, joint, make_random_model, parser, sizes
+from peer_models import make_hf_model
 
 from regard.config import DecodeConfig, TokenizerConfig
 from regard.data.toy import pairs
@@ -33,7 +33,7 @@ from regard.text.tokenizer import Tokenizer, Tokenizers
 
 CPU = torch.device("cpu")
 SENTENCE, TOKENS, BEAM = "I ate an apple.", 10, 4
-MODELS = {"transformer-small": 1000, "transformer-base": 32000}  # preset -> pieces of its vocabulary
+MODELS = {"transformer-small": 1000, "transformer-base": 32000}  # preset -> size of its vocabulary
 SECTIONS = ("help", "en-de-fr-zh", *MODELS)
 THEIRS = f"""
 import sys
@@ -61,7 +61,7 @@ print(statistics.median(times))
 
 
 def lines(words: int) -> Iterator[str]:
-    """The toy corpus, and so many words that mean nothing, for vocabularies as large as real ones."""
+    """Yield the toy corpus and random words, for vocabularies as large as real ones."""
     for pair in pairs(1000, "train"):
         yield from pair
     rng = random.Random(0)
@@ -70,29 +70,29 @@ def lines(words: int) -> Iterator[str]:
 
 
 def save_models(folder: Path, name: str, size: int, tiny: bool, peers: list[str]) -> None:
-    """A random model in our form in `folder/regard`, and one of the same sizes in `folder/transformers`."""
+    """Save a random model of Regard in `folder/regard`, and one of the same sizes in `folder/transformers`."""
     size = 300 if tiny else size
     tokenizer = Tokenizer.train(lines(5 * size), TokenizerConfig(kind="bpe", vocab_size=size))
-    model = fresh_model(replace(sizes(name, tiny), **joint(len(tokenizer))), CPU)
+    model = make_random_model(replace(sizes(name, tiny), **joint(len(tokenizer))), CPU)
     options = DecodeConfig(beam=BEAM, min_len=TOKENS - 1, max_len_a=0.0, max_len_b=TOKENS)
     package = ModelPackage(model, Tokenizers(tokenizer, tokenizer), "translation", options, "en", "de")
     save(folder / "regard", package, "")
     if "hf" in peers:
         from transformers import PreTrainedTokenizerFast
 
-        foreign(model.config, "marian", CPU).save_pretrained(folder / "transformers")  # type: ignore[arg-type]
+        make_hf_model(model.config, "marian", CPU).save_pretrained(folder / "transformers")  # type: ignore[arg-type]
         file = str(folder / "regard" / "tokenizer.json")
         PreTrainedTokenizerFast(tokenizer_file=file, eos_token="<eos>").save_pretrained(folder / "transformers")
 
 
 def medians(programs: dict[str, list[str]], repeats: int) -> dict[str, float]:
-    """Seconds of each program, in turns, after one turn that does not count."""
+    """Return the seconds of each program: medians of runs in turns, after one turn to warm up."""
     times: dict[str, list[float]] = {name: [] for name in programs}
     for _ in range(repeats + 1):
         for name, words in programs.items():
-            begun = time.perf_counter()
+            start = time.perf_counter()
             done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
-            times[name].append(time.perf_counter() - begun)
+            times[name].append(time.perf_counter() - start)
             if done.returncode:
                 raise RuntimeError(f"{name}: {done.stderr.strip().splitlines()[-1]}")
     return {name: statistics.median(values[1:]) for name, values in times.items()}
@@ -112,14 +112,14 @@ def measure_help(report: Report) -> None:
         report.put("help", who, value, "s")
 
 
-def measure_many(report: Report) -> None:
-    """As a user meets it: no option but the device."""
+def measure_bundled(report: Report) -> None:
+    """Measure the bundled model as a user runs it, with no option but the device."""
     programs = {"regard": regard("translate", "--device", "cpu", SENTENCE), "import torch": python("import torch")}
     found = medians(programs, report.options.repeats)
     for who, value in found.items():
         report.put("translate, many", who, value, "s", found["import torch"] / value)
-    said = subprocess.run(python(NEXT), capture_output=True, text=True, check=True).stdout
-    report.put("the next short sentence, many", "regard", 1000 * float(said), "ms")
+    output = subprocess.run(python(NEXT), capture_output=True, text=True, check=True).stdout
+    report.put("the next short sentence, many", "regard", 1000 * float(output), "ms")
 
 
 def measure_translate(report: Report, name: str) -> None:
@@ -141,7 +141,7 @@ def main() -> int:
     options.repeats = max(options.repeats, 5 if not options.tiny else 1)
     report = Report(options, CPU)
     report.section("help", measure_help)
-    report.section("en-de-fr-zh", measure_many)
+    report.section("en-de-fr-zh", measure_bundled)
     for name in MODELS:
         report.section(name, lambda report, name=name: measure_translate(report, name))
     return report.finish()

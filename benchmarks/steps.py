@@ -1,4 +1,4 @@
-"""Regard's training step as the training loop calls it, and batches for it: random ones, or real ones prepared ahead."""
+"""Regard's training step as the training loop calls it, and its batches: random ones, or real ones that are prefetched."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from regard.device import set_up_device
 from regard.training.objective import make_token_objective
 from regard.training.training_step import TrainingStep
 
-FIRST = 5  # the first id that is a word
+FIRST = 5  # the first id after the special tokens
 Step = Callable[[Batch], Any]
 
 
-class OwnStep:
+class RegardStep:
+    """Regard's training step."""
+
     def __init__(self, model: nn.Module, config: TrainConfig, tiny: bool) -> None:
-        """Tiny models have no work for more than one thread."""
-        device, dtype = set_up_device(replace(config, threads=int(tiny)))
-        objective = make_token_objective(model.to(device).train(), config)
+        device, dtype = set_up_device(replace(config, threads=int(tiny)))  # tiny models need one thread only
+        objective = token_objective(model.to(device).train(), config)
         self.step = TrainingStep(objective, config, device, dtype)
 
     def __call__(self, batch: Batch) -> None:
         self.step([batch], 1e-4)
 
     def check(self) -> None:
-        """A step after a loss that was not finite does no work, and its time means nothing."""
+        """Raise if a loss was not finite: later steps did no work, so their time means nothing."""
         if self.step.updater.first_bad_step(0) is not None:
             raise AssertionError("the loss was not finite: what was timed is no training")
 
 
 def random_batch(config: ModelConfig, rows: int, length: int, device: torch.device) -> Batch:
-    """Every position holds a word and is scored."""
+    """Return a batch in which every position holds a token and is scored."""
     inputs = 2 if config.architecture == "gpt" else 3
     words = torch.randint(FIRST, config.target_vocab, (inputs, rows, length))
     batch = Batch(tuple(words), rows * length)
@@ -45,16 +46,18 @@ def random_batch(config: ModelConfig, rows: int, length: int, device: torch.devi
 
 
 @dataclass(frozen=True)
-class Ran:
+class TrainingSpeed:
+    """The speed of training on real batches."""
+
     first: float  # seconds of the warm-up
-    graphs: int  # compiled in it
-    updates: float  # a second, from then on
-    tokens: float  # of the target, scored, a second
+    graphs: int  # compiled during the warm-up
+    updates: float  # per second, after the warm-up
+    tokens: float  # scored target tokens per second
 
 
-def run_through(step: Step, batches: Batches, device: torch.device, warm: int, timed: int) -> Ran:
-    """`warm` and then `timed` batches as a run gets them: prepared ahead by a thread, whole epochs for the clock."""
-    stream, tokens = prefetch(batches.iterate_from(Cursor()), pin=device.type == "cuda"), 0
+def time_batches(step: Step, batches: Batches, device: torch.device, warm: int, timed: int) -> TrainingSpeed:
+    """Train on `warm` and then on `timed` batches as a run gets them, prefetched by a thread; time the latter."""
+    stream, tokens = prefetch(batches.follow(Cursor()), pin=device.type == "cuda"), 0
 
     def work(n: int) -> None:
         nonlocal tokens
@@ -68,6 +71,6 @@ def run_through(step: Step, batches: Batches, device: torch.device, warm: int, t
         clock = wall(lambda: work(timed), device)
     finally:
         stream.close()  # type: ignore[attr-defined]
-    if isinstance(step, OwnStep):
+    if isinstance(step, RegardStep):
         step.check()
-    return Ran(first, graphs, timed / clock, tokens / clock)
+    return TrainingSpeed(first, graphs, timed / clock, tokens / clock)

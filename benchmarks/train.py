@@ -2,9 +2,9 @@
 
     python benchmarks/train.py [--only gpt2,marian] [--peers hf,nn] [--data MULTI30K] [--repeats 5] [--json FILE]
 
-Regard's step is the one `regard train` takes: compiled, recorded and replayed on a GPU. A peer is compiled, under autocast,
-with a fused AdamW; on small real batches it runs as its users run it, eagerly (`--peers hf-compiled`: compiled too).
-MFU counts 6n + 12 L C T FLOPs a token (n: all parameters) against the maker's data sheet.
+Regard's step is that of `regard train`: compiled and in a CUDA graph on a GPU. A peer is compiled, under autocast, with a
+fused AdamW; on small real batches it runs eagerly, as its users run it (`--peers hf-compiled`: compiled too). MFU counts
+6n + 12 L C T FLOPs per token (n: all parameters) against the maker's data sheet.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from common import (
     TINY,
     Report,
     compiled_graphs,
-    fresh,
-    fresh_model,
     joint,
+    make_random_model,
     parser,
     peak_memory,
+    reset_memory,
     seconds,
     sizes,
     wall,
 )
-from others import TorchTransformer, foreign, marian_step, peer_step, smoothed
-from steps import OwnStep, Ran, Step, random_batch, run_through
+from peer_models import TorchTransformer, make_hf_model, make_marian_step, make_peer_step, smoothed_loss
+from steps import RegardStep, Step, TrainingSpeed, random_batch, time_batches
 from torch import nn
 
 from regard.config import ModelConfig, TrainConfig
@@ -44,9 +44,9 @@ from regard.tasks import prepare_job
 from regard.tasks.run_config import make_config
 from regard.training.job import Job
 
-WARM = 6  # calls before the clock: the first compiles, the second is recorded
-EACH = 3  # steps between two looks at the clock: they follow each other without a wait, as in training
-EPOCHS = 8  # of real batches on the clock
+WARM = 6  # calls before timing: the first compiles, the second captures the CUDA graph
+EACH = 3  # steps between two clock readings; they run without synchronization, as in training
+EPOCHS = 8  # timed epochs of real batches
 Section = Callable[[Report], None]
 
 
@@ -54,12 +54,12 @@ Section = Callable[[Report], None]
 
 
 def measure(report: Report, what: str, who: str, step: Step, batch: Batch, flops: float) -> None:
-    """Tokens a second; `flops`: of a token."""
+    """Report tokens per second; `flops` are those of a token."""
     device = report.device
     first = wall(lambda: [step(batch) for _ in range(WARM)], device)
     graphs = compiled_graphs()
     rate = batch.tokens / seconds(lambda: step(batch), device, report.options.repeats, EACH)
-    if isinstance(step, OwnStep):
+    if isinstance(step, RegardStep):
         step.check()
     report.put(what, who, rate, "tokens/s", rate * flops / report.limits["matmul"])
     if peak := peak_flops(device):
@@ -68,7 +68,7 @@ def measure(report: Report, what: str, who: str, step: Step, batch: Batch, flops
 
 
 def put_costs(report: Report, what: str, who: str, first: float, graphs: int) -> None:
-    """`graphs`: how many were compiled when the warm-up was over."""
+    """Report warm-up time and memory; `graphs` is how many were compiled when the warm-up was over."""
     report.put(f"{what}, first steps", who, first, "s")
     if report.device.type == "cuda":
         report.put(f"{what}, peak memory", who, peak_memory(report.device), "GiB")
@@ -79,29 +79,29 @@ def put_costs(report: Report, what: str, who: str, first: float, graphs: int) ->
 
 
 def language_model(what: str, peer: str, name: str, shape: tuple[int, int], **settings: Any) -> Section:
-    """A decoder-only model, and transformers' of the same sizes."""
+    """Return a section of a decoder-only model, and transformers' of the same sizes."""
 
     def run(report: Report) -> None:
         tiny, device = report.options.tiny, report.device
         config, (rows, length) = sizes(name, tiny, **settings), (2, 16) if tiny else shape
-        batch, model = random_batch(config, rows, length, device), fresh_model(config, device)
+        batch, model = random_batch(config, rows, length, device), make_random_model(config, device)
         parameters = sum(p.numel() for p in model.parameters())
         flops = 6 * parameters + 12 * config.n_decoder_layers * config.d_model * length
-        step = OwnStep(model, TrainConfig(label_smoothing=0.0), tiny)
+        step = RegardStep(model, TrainConfig(label_smoothing=0.0), tiny)
         measure(report, what, "regard", step, batch, flops)
         if peer in report.peers:
             del model, step
-            fresh(device)
-            theirs = foreign(config, what, device).train()
+            reset_memory(device)
+            theirs = make_hf_model(config, what, device).train()
             compiled = torch.compile(theirs)
-            step = peer_step(theirs, lambda ids, labels: compiled(ids, labels=ids).loss, device)
+            step = make_peer_step(theirs, lambda ids, labels: compiled(ids, labels=ids).loss, device)
             measure(report, what, "hf compiled", step, batch, flops)
 
     return run
 
 
 def base(report: Report) -> tuple[ModelConfig, Batch, float]:
-    """Transformer-base, a padded batch for it, and its FLOPs a target token."""
+    """Return Transformer-base, a padded batch for it, and its FLOPs per target token."""
     config = sizes("transformer-base", report.options.tiny, **joint(32000), dropout=0.1, max_len=512)
     rows, length = (4, 16) if report.options.tiny else (512, 64)
     flops = training_flops(config, 1, length, length) / length
@@ -110,14 +110,14 @@ def base(report: Report) -> tuple[ModelConfig, Batch, float]:
 
 def marian(report: Report) -> None:
     (config, batch, flops), device = base(report), report.device
-    step = OwnStep(fresh_model(config, device), TrainConfig(label_smoothing=0.1), report.options.tiny)
+    step = RegardStep(make_random_model(config, device), TrainConfig(label_smoothing=0.1), report.options.tiny)
     measure(report, "marian", "regard", step, batch, flops)
     if "hf" in report.peers:
         del step
-        fresh(device)
-        theirs = foreign(config, "marian", device).train()
+        reset_memory(device)
+        theirs = make_hf_model(config, "marian", device).train()
         compiled, mask = torch.compile(theirs), torch.ones_like(batch.labels, device=device)
-        step = peer_step(theirs, lambda s, _, y: compiled(input_ids=s, attention_mask=mask, labels=y).loss, device)
+        step = make_peer_step(theirs, lambda s, _, y: compiled(input_ids=s, attention_mask=mask, labels=y).loss, device)
         measure(report, "marian", "hf compiled", step, batch, flops)
 
 
@@ -128,7 +128,7 @@ def torch_nn(report: Report) -> None:
     theirs = TorchTransformer(config).to(device).train()
     mask = nn.Transformer.generate_square_subsequent_mask(batch.labels.shape[1], device=device)
     compiled = torch.compile(theirs)
-    step = peer_step(theirs, lambda s, t, y: smoothed(compiled(s, t, mask), y), device)
+    step = make_peer_step(theirs, lambda s, t, y: smoothed_loss(compiled(s, t, mask), y), device)
     measure(report, "marian", "nn compiled", step, batch, flops)
 
 
@@ -136,7 +136,7 @@ def torch_nn(report: Report) -> None:
 
 
 def real_job(options: argparse.Namespace, folder: str, batch_tokens: int, **model: Any) -> Job:
-    """Multi30k English to German as a run prepares it: 10,000 joint BPE pieces, rows in buckets."""
+    """Return Multi30k English to German as a run prepares it: 10,000 joint BPE pieces, rows in buckets of length."""
     if not (options.tiny or options.data):
         raise ValueError("give --data, the folder of train.en.xz, train.de.xz, val.en.xz and val.de.xz")
     toy = {"train": ("toy:60",), "valid": ("toy:10",)}
@@ -150,20 +150,22 @@ def real_job(options: argparse.Namespace, folder: str, batch_tokens: int, **mode
     return prepare_job(Path(folder), make_config(values, {}), quiet=True)
 
 
-def own_epochs(report: Report, model: nn.Module, job: Job) -> Ran:
-    """Whole epochs. All have the same shapes, so after two every one is recorded."""
+def own_epochs(report: Report, model: nn.Module, job: Job) -> TrainingSpeed:
+    """Train for whole epochs. All have the same shapes, so after two of them every shape is in a CUDA graph."""
     batches, tiny = job.batches(), report.options.tiny
     n = len(batches.plan(0))
-    return run_through(OwnStep(model, job.config.train, tiny), batches, report.device, 2 * n, n if tiny else EPOCHS * n)
+    return time_batches(
+        RegardStep(model, job.config.train, tiny), batches, report.device, 2 * n, n if tiny else EPOCHS * n
+    )
 
 
 def marian_real(report: Report) -> None:
-    """The model of `marian`, its vocabulary included, so that the share says what padding and the input pipeline cost."""
+    """Measure the model of `marian` with its vocabulary: the share shows the cost of padding and of the input pipeline."""
     config, device = base(report)[0], report.device
     with tempfile.TemporaryDirectory() as folder:
         job = real_job(report.options, folder, 32768, preset="transformer-base")
-    vocabulary = joint(max(config.target_vocab, job.config.model.target_vocab))
-    ran = own_epochs(report, fresh_model(replace(job.config.model, **vocabulary), device), job)
+    vocabulary = joint(max(config.target_vocab, job.sizes.target_vocab))
+    ran = own_epochs(report, make_random_model(replace(job.sizes, **vocabulary), device), job)
     padded = report.regard("marian")
     report.put("marian-real", "regard", ran.tokens, "tokens/s")
     if padded:
@@ -172,7 +174,7 @@ def marian_real(report: Report) -> None:
 
 
 def small_real(report: Report) -> None:
-    """4+4 layers of 128, 8,192 tokens a batch: limited by launches, not by arithmetic."""
+    """Measure 4+4 layers of 128 with 8,192 tokens per batch, which kernel launches limit, not arithmetic."""
     device, dropouts = report.device, {"dropout": 0.3, "attention_dropout": 0.1, "ff_dropout": 0.1}
     with tempfile.TemporaryDirectory() as folder:
         job = real_job(report.options, folder, 8192, preset="transformer-tiny", **dropouts)
@@ -183,9 +185,9 @@ def small_real(report: Report) -> None:
     n = len(batches.plan(0))
     for peer, who, warm in (("hf", "hf eager", 10), ("hf-compiled", "hf compiled", n)):
         if peer in report.peers:
-            fresh(device)
-            step = marian_step(foreign(job.config.model, "marian", device).train(), device, peer == "hf-compiled")
-            report.put("small-real", who, run_through(step, batches, device, warm, n).updates, "updates/s")
+            reset_memory(device)
+            step = make_marian_step(make_hf_model(job.sizes, "marian", device).train(), device, peer == "hf-compiled")
+            report.put("small-real", who, time_batches(step, batches, device, warm, n).updates, "updates/s")
 
 
 SECTIONS: dict[str, Section] = {

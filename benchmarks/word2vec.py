@@ -4,10 +4,10 @@
                                   [--seeds 3] [--epochs 5] [--threads 2] [--device cuda] [--lines N] [--json FILE]
 
 FOLDER holds EN-WS-353-ALL, EN-MEN-TR-3k and questions-words (.txt, .txt.xz). Speeds are of training alone, with the
-vocabulary there and the text in memory, as numbers for Regard and as lists of words for gensim; raw words of the vocabulary
-count, before sub-sampling. Seeds alternate between all who take part, and the median speed and the mean quality stand in the
-table. With --device cuda, `cpu` is Regard's own training on CPU threads. Settings are the same: gensim's learning rate for
-CBOW is set to the C program's, and Regard's vectors begin as widely spread as gensim's.
+vocabulary built and the text in memory, as ids for Regard and as lists of words for gensim; raw words of the vocabulary
+count, before sub-sampling. Seeds alternate between all trainers; the table has the median speed and the mean quality.
+With --device cuda, `cpu` is Regard's own training on CPU threads. Settings are the same: gensim's learning rate for CBOW
+is set to the C program's, and Regard's initial vectors have the same spread as gensim's.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Text:
 
 
 def read_text(files: list[Path], limit: int, tiny: bool) -> Text:
-    """Lower-cased words, a line each; --lines spreads over the files."""
+    """Return lower-cased words by line; --lines samples evenly over the files."""
     if tiny:
         return Text.of([english.lower().split() for english, _ in toy.pairs(300, "train")], 2)
     words = (WORD.findall(line.lower().replace("<unk>", "")) for path in files for line in read_lines(path))
@@ -101,7 +101,7 @@ TRAINERS: dict[str, Trainer] = {"regard": by_regard, "gensim": by_gensim, "cpu":
 
 
 def quality(vectors: WordVectors, sets: Path | None) -> dict[str, float]:
-    """Spearman's rank correlations and the share of analogies answered, all times 100."""
+    """Return Spearman's rank correlations and the share of analogies answered correctly, all times 100."""
     if sets is None:
         return {}
     found = {}
@@ -123,7 +123,7 @@ def compare(report: Report, text: Text, name: str) -> None:
     config = replace(KINDS[name], epochs=options.epochs, threads=options.threads, device=options.device)
     who = ["regard", *report.peers]
     start = Text(text.lines[:50], text.vocabulary, TokenStore(text.ids.ids[:1000], np.array([0, 1000])))
-    for peer in set(who) - {"gensim"}:  # compiles
+    for peer in set(who) - {"gensim"}:  # compiles before timing
         TRAINERS[peer](start, replace(config, epochs=1))
     speeds: dict[str, list[float]] = {peer: [] for peer in who}
     scores: dict[str, list[dict[str, float]]] = {peer: [] for peer in who}
@@ -148,7 +148,7 @@ def main() -> int:
     made.add_argument("--seeds", type=int, default=3)
     made.add_argument("--epochs", type=int, default=5)
     made.add_argument("--threads", type=int, default=2)
-    made.add_argument("--lines", type=int, default=0, help="take about so many lines, from everywhere; 0 = all")
+    made.add_argument("--lines", type=int, default=0, help="use about N lines, evenly spread; 0 = all")
     made.add_argument("--device", default="cpu")
     options = made.parse_args()
     if options.tiny:

@@ -1,4 +1,4 @@
-"""The benchmarks run (tiny, on the CPU), and what they compare is the same work."""
+"""The benchmarks run (tiny, on the CPU), and they compare equal work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Load = Callable[[str], ModuleType]
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
-    """A benchmark's module by name; other tests never see it."""
+    """Import a benchmark's module by name, hidden from other tests."""
     before, threads = set(sys.modules), torch.get_num_threads()
     monkeypatch.syspath_prepend(BENCHMARKS)
     yield importlib.import_module
@@ -42,7 +42,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
 
 @pytest.fixture
 def run(load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """A benchmark as a command, tiny and without peers: what it wrote."""
+    """Run a benchmark as a command, tiny and without peers; return the JSON that it wrote."""
 
     def command(name: str, *options: str, code: int = 0) -> dict[str, Any]:
         out = tmp_path / "out.json"
@@ -145,8 +145,8 @@ def test_all_that_is_recorded_takes_turns_with_what_is_not(load: Load) -> None:
 
 
 def tiny_folder(path: Path, norm: str) -> Path:
-    """Random weights over the toy language."""
-    corpus = ParallelCorpus(("toy:50",), "en", "de", Path(), "train")
+    """Save a model with random weights and a tokenizer of the toy language."""
+    corpus = Corpus(("toy:50",), "en", "de", Path(), "train")
     joint = Tokenizer.train((text for row in corpus.rows() for text in row), TokenizerConfig(vocab_size=120))
     sizes = {"d_model": 16, "n_heads": 2, "d_ff": 32, "n_encoder_layers": 1, "n_decoder_layers": 1, "max_len": 64}
     torch.manual_seed(0)
@@ -235,8 +235,8 @@ def test_what_is_compiled_after_the_warm_up_fails_the_section(load: Load) -> Non
 
 def test_a_loss_that_is_not_finite_is_no_training(load: Load) -> None:
     steps, config = load("steps"), load("common").sizes("gpt2", tiny=True, target_vocab=97)
-    model = load("common").fresh_model(config, CPU)
-    step, batch = steps.OwnStep(model, steps.TrainConfig(), True), steps.random_batch(config, 2, 8, CPU)
+    model = load("common").make_random_model(config, CPU)
+    step, batch = steps.RegardStep(model, steps.TrainConfig(), True), steps.random_batch(config, 2, 8, CPU)
     step(batch)
     step.check()
     with torch.no_grad():
@@ -268,7 +268,7 @@ def test_a_peer_has_as_many_weights(load: Load, kind: str, name: str) -> None:
     pytest.importorskip("transformers")
     vocabulary = {"target_vocab": 97} | ({"source_vocab": 97, "norm": "post"} if kind == "marian" else {})
     config = load("common").sizes(name, tiny=True, dropout=0.25, attention_dropout=0.25, **vocabulary)
-    theirs = load("others").foreign(config, kind, CPU)
+    theirs = load("peer_models").make_hf_model(config, kind, CPU)
     count = [sum(p.numel() for p in m.parameters() if p.requires_grad) for m in (theirs, make_model(config))]
     assert count[0] == count[1]
     dropouts = {module.p for module in theirs.modules() if isinstance(module, torch.nn.Dropout)}

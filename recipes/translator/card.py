@@ -1,9 +1,9 @@
-"""Stage 8: the card of what is shipped, once it is scored.
+"""Stage 8: the model card of the shipped model, with its scores.
 
     python recipes/translator/card.py OUT --work WORK --scores scores.json --flops 4.2e17 --minutes 21 [--gpu "one H200"]
 
-OUT is what pack.py made and score.py scored: scores of other weights are refused. Nothing but README.md and the checksums
-changes.
+OUT is the folder that pack.py wrote and score.py scored; scores of other weights are refused. Only README.md and the
+checksums are changed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from phrases import phrasebook
+from phrasebook import load_phrasebook
 
 from regard import model_folder
 from regard.config import recipes
@@ -33,13 +33,13 @@ library_name: regard
 ---
 # {name}
 
-One Transformer for {directions}: the translator that comes with Regard. `regard translate "I ate an apple."` uses it.
+One Transformer for {directions}: the bundled translation model of Regard. `regard translate "I ate an apple."` uses it.
 
 | | |
 |---|---|
 | parameters | {parameters:,}: {encoder} encoder and {decoder} decoder layers of width {width}, one embedding for all |
 | vocabulary | {vocabulary:,} byte-level pieces, one token for each target language |
-| on disk | weights of a byte each, with a step for each row; norms and biases in halves |
+| on disk | int8 weights with a scale for each row; norms and biases in fp16 |
 | trained | {flops:.2g} FLOPs, {minutes:g} minutes of {gpu} |
 
 ## Data
@@ -96,8 +96,14 @@ def main() -> None:
     scores = read_json(given.scores)
     if {row["weights"] for row in scores} != {sha256(given.out / "model.safetensors")}:
         raise SystemExit(f"{given.scores} does not hold scores of {given.out} alone: score it with score.py")
-    told = {"flops": given.flops, "minutes": given.minutes, "gpu": given.gpu}
-    text = CARD.format(name=given.out.name, **about(given.out), **data(given.work), **table(scores), **told)
+    training = {"flops": given.flops, "minutes": given.minutes, "gpu": given.gpu}
+    text = CARD.format(
+        name=given.out.name,
+        **describe_model(given.out),
+        **describe_data(given.work),
+        **format_scores(scores),
+        **training,
+    )
     with atomic_folder(given.out) as draft:
         for name in read_json(given.out / MANIFEST)["sha256"]:
             shutil.copy(given.out / name, draft)
@@ -106,7 +112,7 @@ def main() -> None:
     print(f"{given.out / 'README.md'}: {len(scores)} scores")
 
 
-def about(out: Path) -> dict[str, Any]:
+def describe_model(out: Path) -> dict[str, Any]:
     package = model_folder.load(out, torch.device("cpu"), "fp32")
     config = package.config
     return {
@@ -120,7 +126,7 @@ def about(out: Path) -> dict[str, Any]:
     }
 
 
-def table(scores: list[dict[str, Any]]) -> dict[str, str]:
+def format_scores(scores: list[dict[str, Any]]) -> dict[str, str]:
     signatures = sorted({f"- `{row[m + '_signature']}`" for row in scores for m in ("bleu", "chrf")})
     return {"scores": "\n".join(SCORE.format(**row) for row in scores), "signatures": "\n".join(signatures)}
 
@@ -128,34 +134,34 @@ def table(scores: list[dict[str, Any]]) -> dict[str, str]:
 # ---- the data --------------------------------------------------------------------------------------------------------
 
 
-def data(work: Path) -> dict[str, Any]:
-    """How many pairs were prepared, and how many made."""
+def describe_data(work: Path) -> dict[str, Any]:
+    """Return how many pairs were prepared and how many are synthetic."""
     report = {name: counts["kept"] for name, counts in read_json(work / "report.json").items()}
-    made = {path.parent.name: read_json(path)["counts"]["kept"] for path in sorted(work.glob("made-*/made.json"))}
-    back = sum(n for name, n in made.items() if name.endswith("-en"))
+    synthetic = {path.parent.name: read_json(path)["counts"]["kept"] for path in sorted(work.glob("made-*/made.json"))}
+    back = sum(n for name, n in synthetic.items() if name.endswith("-en"))
     return {
-        "amounts": "\n".join(row(name, report) for name in SETS),
+        "amounts": "\n".join(format_row(name, report) for name in SETS),
         "both": report["in both scripts"],
-        "terms": sum(map(len, phrasebook().values())),
-        "forth": sum(made.values()) - back,
-        "speeches": sum(n for name, n in made.items() if name.startswith("made-europarl")),
+        "terms": sum(map(len, load_phrasebook().values())),
+        "forth": sum(synthetic.values()) - back,
+        "speeches": sum(n for name, n in synthetic.items() if name.startswith("made-europarl")),
         "back": back,
-        "share": share(report, made),
+        "share": get_synthetic_share(report, synthetic),
     }
 
 
-def row(name: str, report: Amounts) -> str:
+def format_row(name: str, report: Amounts) -> str:
     kinds = [f"{name}.train", f"{name}.copies.train"] + [
         f"{kind}-{name}.train" for kind in ("words", "formal", "titled")
     ]
     return " | ".join([f"| {name}", *(f"{report[kind]:,}" if kind in report else "" for kind in kinds)]) + " |"
 
 
-def share(report: Amounts, made: Amounts) -> float:
-    """What part of the pairs that again.toml reads was made."""
-    specs = recipes.load(Path(__file__).parent / "again.toml")["data"]["train"]
-    names = [parse_direction(spec)[0].removesuffix(".{lang}.xz").removesuffix("/train") for spec in specs]
-    own = sum(made[name] for name in names if name.startswith("made-"))
+def get_synthetic_share(report: Amounts, synthetic: Amounts) -> float:
+    """Return the share of synthetic pairs among those that train_synthetic.toml reads in one epoch."""
+    specs = recipes.load(Path(__file__).parent / "train_synthetic.toml")["data"]["train"]
+    names = [direction_of(spec)[0].removesuffix(".{lang}.xz").removesuffix("/train") for spec in specs]
+    own = sum(synthetic[name] for name in names if name.startswith("made-"))
     return own / (own + sum(report[name] for name in names if not name.startswith("made-")))
 
 

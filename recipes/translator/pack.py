@@ -1,9 +1,9 @@
-"""Stage 6: from a finished run to the folder that Regard brings along.
+"""Stage 6: from a finished run to the bundled model, with int8 weights.
 
     python recipes/translator/pack.py RUN OUT
 
-The same model with its weights in bytes. OUT is regard/pretrained/en-de-fr-zh. It is scored next (score.py), and its card is
-written last (card.py): the scores are those of what is shipped.
+OUT is regard/pretrained/en-de-fr-zh. It is scored next (score.py), and its card is written last (card.py), so that the
+scores are those of the shipped model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from regard import model_folder
 
-MOST = 40e6  # bytes
+MAX_BYTES = 40e6
 CARD = "# {}\n\nNot scored yet: `recipes/translator/score.py`, then `card.py` writes what belongs here.\n"
 
 
@@ -27,9 +27,9 @@ def main() -> None:
     package = model_folder.load(given.run, torch.device("cpu"), "fp32")
     model_folder.save(given.out, package, CARD.format(given.out.name), small=True)
     for file in given.out.iterdir():
-        file.chmod(0o644)  # also for other users, wherever it is installed
+        file.chmod(0o644)  # readable for all users after installation
     size = sum(file.stat().st_size for file in given.out.iterdir())
-    print(f"{given.out}: {size / 1e6:.1f} MB" + (f", more than {MOST / 1e6:.0f}" if size > MOST else ""))
+    print(f"{given.out}: {size / 1e6:.1f} MB" + (f", more than {MAX_BYTES / 1e6:.0f}" if size > MAX_BYTES else ""))
 
 
 if __name__ == "__main__":

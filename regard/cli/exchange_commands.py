@@ -12,7 +12,7 @@ from regard.cli.options import no_settings
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
-    from regard.exchange.report import Report
+    from regard.exchange.weight_conversion import ConversionReport
 
 ReportFile = Annotated[Path | None, typer.Option("--report", help="Write a JSON report on every tensor to this file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")]
@@ -70,8 +70,7 @@ def refuse_existing(path: Path) -> None:
         raise RegardError(f"{path} is already there: choose another folder with --out, or remove it")
 
 
-def print_report(found: Report, target: Path, report: Path | None, json: bool, verbose: bool) -> None:
-    """Print the report of an import or export, and write it to a file if one was given."""
+def show(found: ConversionReport, target: Path, report: Path | None, json: bool, verbose: bool) -> None:
     text = jsons.dumps({"folder": str(target), **found.to_dict()}, ensure_ascii=False)
     if report is not None:
         from regard.files import write_text

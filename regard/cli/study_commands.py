@@ -30,8 +30,8 @@ def study(context: typer.Context) -> None:
 
 @study_app.command("dictionary")
 def study_dictionary(json: Json = False) -> None:
-    """Show attention as a soft dictionary look-up, hard at low temperature."""
-    from regard.studies.dictionary import run, show
+    """Attention as a soft dictionary: two queries at once, and a temperature that makes the look-up hard."""
+    from regard.studies.soft_dictionary import run, show
 
     result = run()
     print(jsons.dumps(result, ensure_ascii=False) if json else show(result))
@@ -49,8 +49,8 @@ def study_positions(
     device: Device = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="Use tiny models and few steps, to try it out.")] = False,
 ) -> None:
-    """Train each position scheme at one length and test it at longer ones."""
-    from regard.studies.positions import study
+    """Every position scheme trained at one length and tested at longer ones."""
+    from regard.studies.position_study import study
 
     names = tuple(name.strip() for name in schemes.split(",")) if schemes else None
     print(study(out=out, data=data, steps=steps, schemes=names, jobs=jobs, device=device, quick=quick))
@@ -75,10 +75,10 @@ def study_pretraining(
     device: Device = "auto",
     quick: Quick = False,
 ) -> None:
-    """Fine-tune a GPT with and without pre-training and auxiliary loss."""
-    from regard.studies import pretraining
+    """What pre-training and the auxiliary loss bring: a GPT fine-tuned with and without them."""
+    from regard.studies.finetuning_study import PRETRAINING
 
-    print_study(pretraining, tasks, out, text, glue, seeds, jobs, device, quick)
+    print_study(PRETRAINING, tasks, out, text, glue, seeds, jobs, device, quick)
 
 
 @study_app.command("roformer")
@@ -92,10 +92,10 @@ def study_roformer(
     device: Device = "auto",
     quick: Quick = False,
 ) -> None:
-    """Compare BERT with RoFormer: learned against rotary positions."""
-    from regard.studies import roformer
+    """BERT against RoFormer: the same model with learned positions or rotary ones, pre-trained and fine-tuned."""
+    from regard.studies.finetuning_study import ROFORMER
 
-    print_study(roformer, tasks, out, text, glue, seeds, jobs, device, quick)
+    print_study(ROFORMER, tasks, out, text, glue, seeds, jobs, device, quick)
 
 
 Translations = Annotated[
@@ -120,8 +120,8 @@ def study_three_ways(
     device: Device = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="Use short rows and narrow layers, to try it out.")] = False,
 ) -> None:
-    """Compare time and memory of recurrence, convolution and attention."""
-    from regard.studies.three_ways import study
+    """Time, memory and path length of recurrence, convolution and attention against length and width."""
+    from regard.studies.layer_comparison import study
 
     print_table(study(out, device, quick))
 
@@ -163,8 +163,8 @@ def study_filters(
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies/filters"),
     device: Device = "auto",
 ) -> None:
-    """Compare denoising filters, from Gaussian to non-local means."""
-    from regard.studies.filters import study
+    """Gaussian, diffusion, total variation, bilateral and non-local means on one noisy picture, side by side."""
+    from regard.studies.filter_study import study
 
     print_table(study(out, image, sigma, seed, device))
 
@@ -173,9 +173,9 @@ def print_table(out: Path) -> None:
     print((out / "table.md").read_text())
 
 
-def print_study(module: Any, tasks: str, out: Path, text: Path, glue: Path, *how: Any) -> None:
-    """Run a study of fine-tuning, and print its table."""
-    from regard.studies.finetuning import study
+def print_study(plan: Any, tasks: str, out: Path, text: Path, glue: Path, *how: Any) -> None:
+    """Run a study of fine-tuning, and show its table."""
+    from regard.studies.finetuning_study import study
 
-    chosen = tasks.split(",") if tasks else list(module.TASKS)
-    print_table(study(module.STUDY, out, text, glue, chosen, *how))
+    chosen = tasks.split(",") if tasks else list(plan.tasks)
+    print_table(study(plan, out, text, glue, chosen, *how))

@@ -1,4 +1,4 @@
-"""All families that can come in and go out, by the name that config.json gives them."""
+"""The families of Hugging Face models that Regard imports and exports, by their `model_type` in config.json."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import Any
 from regard.config import ModelConfig
 from regard.config.recipes import format_value
 from regard.errors import RegardError
-from regard.exchange.deberta import DEBERTA, DEBERTA2
-from regard.exchange.decoders import BLOOM, GPT2, LLAMA
-from regard.exchange.encoders import BERT, ROBERTA, ROFORMER
-from regard.exchange.family import Family, Kind
-from regard.exchange.pairs import BART, MARIAN, T5
-from regard.exchange.vision import VIT
+from regard.exchange.deberta_family import DEBERTA, DEBERTA2
+from regard.exchange.decoder_families import BLOOM, GPT2, LLAMA
+from regard.exchange.encoder_decoder_families import BART, MARIAN, T5
+from regard.exchange.encoder_families import BERT, ROBERTA, ROFORMER, VIT
+from regard.exchange.model_family import Family, ModelClass
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
@@ -20,8 +19,8 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def find(their: dict[str, Any]) -> tuple[Family, str]:
-    """The family of a config.json, and the class of its model."""
+def find_family(their: dict[str, Any]) -> tuple[Family, str]:
+    """Return the family of a config.json and the name of its model class."""
     known = ", ".join(family.name for family in FAMILIES.values())
     if their.get("model_type") is None:
         types = ", ".join(f'"{name}"' for name in FAMILIES)
@@ -31,23 +30,23 @@ def find(their: dict[str, Any]) -> tuple[Family, str]:
     family = FAMILIES.get(str(their["model_type"]))
     if family is None:
         raise RegardError(f"config.json is of a {format_value(their['model_type'])} model: Regard reads {known}")
-    bare = [name for name, kind in family.kinds.items() if kind.bare] or list(family.kinds)
-    names = their.get("architectures") or bare
+    headless = [name for name, found in family.classes.items() if found.headless] or list(family.classes)
+    names = their.get("architectures") or headless
     if not isinstance(names, list) or not isinstance(names[0], str):
         raise RegardError(
             f"config.json has architectures {format_value(names)}, which must be a list with the name of a class"
         )
     name = names[0]
-    if name not in family.kinds:
+    if name not in family.classes:
         raise RegardError(
-            f"config.json is of a {format_value(name)[1:-1]}: of {family.name}, Regard reads {', '.join(family.kinds)}"
+            f"config.json is of a {format_value(name)[1:-1]}: of {family.name}, Regard reads {', '.join(family.classes)}"
         )
     return family, name
 
 
-def fitting(config: ModelConfig) -> Family:
-    """The family that a model of ours belongs to, by its settings alone."""
-    wrong = {family.name: family.differences(config) for family in FAMILIES.values()}
+def match_family(config: ModelConfig) -> Family:
+    """Return the first family whose settings cover those of a model of ours."""
+    wrong = {family.name: family.list_differences(config) for family in FAMILIES.values()}
     for family in FAMILIES.values():
         if not wrong[family.name]:
             return family
@@ -60,9 +59,9 @@ def fitting(config: ModelConfig) -> Family:
     )
 
 
-def kind_for(family: Family, config: ModelConfig, before: str = "") -> tuple[str, Kind]:
-    """The class of theirs that answers what ours does: the one it came from, or the family's first."""
-    names = [name for name, kind in family.kinds.items() if kind.answer == config.answer]
+def choose_class(family: Family, config: ModelConfig, before: str = "") -> tuple[str, ModelClass]:
+    """Return the model class of theirs that predicts what ours does: `before`, from which it came, or the family's first."""
+    names = [name for name, found in family.classes.items() if found.answer == config.answer]
     name = before if before in names else names[0]
-    name = family.kinds[name].out or name
-    return name, family.kinds[name]
+    name = family.classes[name].exported_as or name
+    return name, family.classes[name]

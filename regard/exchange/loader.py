@@ -15,7 +15,10 @@ from regard.model_folder import ModelPackage, find, read_config
 
 
 def load_model(path: Path, device: torch.device, weights: str = "auto") -> ModelPackage:
-    """Load what `model_folder.load` loads, or a folder of Hugging Face transformers; `weights` are those of that function."""
+    """Load a model folder of Regard or a folder of Hugging Face transformers.
+
+    `weights` is the precision of the weights, as for `model_folder.load`.
+    """
     folder = find(path)
     if not is_huggingface(folder):
         return model_folder.load(path, device, weights)

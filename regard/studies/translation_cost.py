@@ -1,7 +1,7 @@
-"""`regard study translation-cost`: BLEU against the arithmetic of training, Table 2 of the Transformer's paper at our scale.
+"""`regard study translation-cost`: BLEU against training FLOPs, Table 2 of the Transformer's paper at a small scale.
 
 An LSTM with one context vector, RNNsearch, a convolutional model and a Transformer learn Multi30k, German to English, from
-the same batches. FLOPs are counted, not estimated from time: those of every batch that was trained on.
+the same batches. FLOPs are counted for every batch of the training, not estimated from time.
 """
 
 from __future__ import annotations
@@ -16,40 +16,42 @@ from matplotlib.figure import Figure
 
 from regard.device import pick_device
 from regard.files import disk_errors, write_text
-from regard.metrics.translation_scores import score_translations
-from regard.studies.finetuning import setting
-from regard.studies.translators import COLOURS, TITLES, Pair, read_tests, train_all
+from regard.metrics.translation_scores import score
+from regard.studies.job_pool import describe_setting
+from regard.studies.translation_models import COLOURS, TITLES, Pair, read_tests, train_models
 
 MODELS = ("lstm", "rnnsearch", "convs2s", "transformer")
 TEST = "test_2016_flickr"
-KEPT = ("parameters", "steps", "tokens", "flops", "seconds", "curve")  # of what training found
+KEPT = ("parameters", "steps", "tokens", "flops", "seconds", "curve")  # copied from the result of a training
 Rows = Mapping[str, Mapping[str, Any]]  # model -> numbers
 
 
 def study(out: Path, data: Path, jobs: int = 1, device: str = "auto", quick: bool = False) -> Path:
-    """Train what is not there yet and write results.json, table.md and translation-cost.png into `out`, which is returned.
+    """Train the models that are missing; write results.json, table.md and translation-cost.png into `out`, and return it.
 
-    `data` is the folder of Multi30k. The models are kept in the folder `translators` beside `out`."""
-    found = train_all(MODELS, out, data, jobs, device, quick)
+    `data` is the folder of Multi30k. The models are kept in the folder `translators` beside `out`.
+    """
+    found = train_models(MODELS, out, data, jobs, device, quick)
     pairs = read_tests(data, quick)[TEST]
-    where = setting(str(pick_device(device)), quick)
-    results = {"setting": where | {"jobs": jobs}, "rows": {name: row(found[name], pairs) for name in MODELS}}
+    where = describe_setting(str(pick_device(device)), quick)
+    results = {"setting": where | {"jobs": jobs}, "rows": {name: make_row(found[name], pairs) for name in MODELS}}
     write_text(out / "results.json", json.dumps(results, indent=1))
-    write_text(out / "table.md", table(results))
+    write_text(out / "table.md", format_table(results))
     with disk_errors(out):
-        picture(results["rows"]).savefig(out / "translation-cost.png", dpi=150)
+        plot_results(results["rows"]).savefig(out / "translation-cost.png", dpi=150)
     return out
 
 
-def row(found: Mapping[str, Any], pairs: list[Pair]) -> dict[str, Any]:
-    """What training a model took, and how it translates."""
+def make_row(found: Mapping[str, Any], pairs: list[Pair]) -> dict[str, Any]:
+    """Return the training cost of a model and its BLEU."""
     sources, references = zip(*pairs, strict=True)
     scores = score_translations(found["translations"][TEST]["1"], references, sources, "en")
     bleu = {"bleu_tokenised": scores.bleu_tokenised.value, "bleu_lower": scores.bleu_lower.value}
     return {key: found[key] for key in KEPT} | bleu
 
 
-def table(results: Mapping[str, Any]) -> str:
+def format_table(results: Mapping[str, Any]) -> str:
+    """Return the Markdown report."""
     head = ["", "parameters", "steps", "training FLOPs", "seconds", "BLEU, tokenised", "sacreBLEU"]
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
     for name, found in results["rows"].items():
@@ -66,18 +68,20 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\n{note}\n\n```\n{where['command']}\n```\n"
 
 
-def picture(rows: Rows) -> Figure:
+def plot_results(rows: Rows) -> Figure:
+    """Return the figure: BLEU and validation loss against training FLOPs."""
     figure = Figure(figsize=(12, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2)
-    draw_bleu(left, rows)
-    draw_losses(right, rows)
+    plot_bleu(left, rows)
+    plot_losses(right, rows)
     for axes in (left, right):
         axes.set(xscale="log", xlabel="training FLOPs")
         axes.grid(alpha=0.3, which="both")
     return figure
 
 
-def draw_bleu(axes: Axes, rows: Rows) -> None:
+def plot_bleu(axes: Axes, rows: Rows) -> None:
+    """Plot the BLEU of each model against its training FLOPs."""
     for name, found in rows.items():
         axes.plot(found["flops"], found["bleu_tokenised"], "o", color=COLOURS[name], markersize=9, label=TITLES[name])
     axes.set(title="After training", ylabel="BLEU, tokenised, lower-cased")
@@ -85,7 +89,7 @@ def draw_bleu(axes: Axes, rows: Rows) -> None:
     axes.legend()
 
 
-def draw_losses(axes: Axes, rows: Rows) -> None:
+def plot_losses(axes: Axes, rows: Rows) -> None:
     for name, found in rows.items():
         at, losses = zip(*((point["flops"], point["loss"]) for point in found["curve"]), strict=True)
         axes.plot(at, losses, marker=".", color=COLOURS[name])

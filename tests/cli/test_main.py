@@ -187,10 +187,10 @@ def test_studies_are_listed_and_run(capfd, monkeypatch, tmp_path: Path) -> None:
     assert "order_110" in call(capfd, monkeypatch, "study", "dictionary")[1]
     assert isinstance(json.loads(call(capfd, monkeypatch, "study", "dictionary", "--json")[1]), dict)
 
-    import regard.studies.positions as positions
+    import regard.studies.position_study as position_study
 
     asked: dict[str, object] = {}
-    monkeypatch.setattr(positions, "study", lambda **options: asked.update(options) or options["out"])
+    monkeypatch.setattr(position_study, "study", lambda **options: asked.update(options) or options["out"])
     words = ["study", "positions", "--out", str(tmp_path / "s"), "--schemes", "rope,none", "--steps", "7", "--quick"]
     assert call(capfd, monkeypatch, *words)[:2] == (0, f"{tmp_path / 's'}\n")
     expected = {"out": tmp_path / "s", "data": None, "steps": 7, "schemes": ("rope", "none"), "jobs": 1}

@@ -1,4 +1,4 @@
-"""Tiny models of transformers with random weights, and texts for both."""
+"""Tiny models of transformers with random weights, and inputs for them and for Regard."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.exchange.huggingface import read_huggingface
-from regard.exchange.report import Report
+from regard.exchange.weight_conversion import ConversionReport
 from regard.model_folder import ModelPackage
 from regard.text.special_tokens import PAD
 
@@ -96,7 +96,7 @@ EVERY = {**DECODERS, **ENCODERS, **PAIRS, **ANSWERING, **BARE, **VIT}
 
 
 def stirred(name: str) -> Any:
-    """No weight at a special value such as 0 or 1; a T5 of version 1.1 with a head of its own, as the published ones."""
+    """Return the model with no weight at a special value such as 0 or 1; T5 1.1 gets a head of its own, as published."""
     torch.manual_seed(0)
     peer = EVERY[name]()
     if name == "t5-1.1":
@@ -112,7 +112,7 @@ def stirred(name: str) -> Any:
     return peer.eval()
 
 
-def imported(name: str, folder: Path) -> tuple[Any, ModelPackage, Report]:
+def imported(name: str, folder: Path) -> tuple[Any, ModelPackage, ConversionReport]:
     peer = stirred(name)
     peer.save_pretrained(folder / name)
     return peer, *read_huggingface(folder / name, CPU)
@@ -122,7 +122,7 @@ LENGTHS = (11, 4, 8)
 
 
 def texts(peer: Any, lengths: tuple[int, ...] = LENGTHS) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of random tokens as they and as we read them, and which are real; padding is a token there, PAD here."""
+    """Return rows of random tokens as they and as we read them, and which are real; padding is a token there, PAD here."""
     generator = torch.Generator().manual_seed(1)
     theirs = torch.randint(10, V - 1, (len(lengths), max(lengths)), generator=generator)
     real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
@@ -131,7 +131,7 @@ def texts(peer: Any, lengths: tuple[int, ...] = LENGTHS) -> tuple[Tensor, Tensor
 
 
 def logits(name: str, peer: Any, package: ModelPackage) -> tuple[Tensor, Tensor]:
-    """Theirs and ours of the same input, real tokens alone."""
+    """Return their logits and ours of the same input, of real tokens alone."""
     if name in VIT:
         images = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(1))
         return peer(pixel_values=images).logits, package.model(images)

@@ -1,4 +1,4 @@
-"""What cannot come in is refused in one line that says what, and nothing is written; and the two verbs."""
+"""Folders that cannot be imported are refused in one line, and nothing is written; the commands `import` and `export`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from regard import model_folder as folders
 from regard.cli import exchange_commands
 from regard.errors import RegardError
 from regard.exchange.huggingface import read_huggingface
+from regard.exchange.loader import load_model
 from regard.inference.embedder import load_embedder
 from regard.inference.generator import load_generator
 
@@ -218,7 +219,7 @@ def test_a_configuration_without_model_type_is_told_what_to_add(peer_folder: Cal
     (folder / "config.json").write_text(json.dumps(config))
     assert 'add "model_type", one of "gpt2", "llama"' in refused(folder)
     with pytest.raises(RegardError, match='add "model_type"'):
-        folders.load(folder, CPU)
+        load_model(folder, CPU)
 
 
 @pytest.mark.parametrize(

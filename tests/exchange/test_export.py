@@ -1,4 +1,4 @@
-"""Models that were made here, as folders that transformers loads; and those that no family there has."""
+"""Export of models trained here to folders that transformers loads, and refusal of models that no family has."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def model_of(settings: dict[str, Any]) -> nn.Module:
 
 
 def make_keys_safe(model: Any) -> None:
-    """Make matrices of keys orthogonal: a random one may be near to singular, and DeBERTa's export solves by it."""
+    """Make the key matrices orthogonal: a random one may be nearly singular, and DeBERTa's export solves with it."""
     for block in model.encoder.blocks:
         attention = block.sublayers["self"]
         heads, width = attention.n_heads, model.config.d_model
@@ -224,7 +224,7 @@ def test_a_model_that_left_its_family_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_a_decoder_starts_with_may_be_token_0(tmp_path: Path) -> None:
-    """T5 starts with its padding, which is a token like any other here: it is read, and learns."""
+    """T5 starts with its padding token, which is an ordinary token here: it is read and trained."""
     write_huggingface(
         tmp_path / "out", dataclasses.replace(package_of("t5"), token_template=SpecialTokenTemplate(start=(0,)))
     )
@@ -244,13 +244,15 @@ def test_a_bias_that_nothing_can_take_over_is_refused(tmp_path: Path) -> None:
     package = package_of("deberta-1")
     with torch.no_grad():
         package.model.encoder.blocks[1].sublayers["self"].qkv.weight.zero_()  # type: ignore[union-attr,index]
-    with pytest.raises(RegardError, match=r"blocks\.1\..*qkv\.bias has learned what these models have no place for"):
+    with pytest.raises(
+        RegardError, match=r"blocks\.1\..*qkv\.bias cannot be exported: the non-zero parameter has no counterpart"
+    ):
         write_huggingface(tmp_path / "out", package)
     assert not list(tmp_path.iterdir())
 
 
 def test_what_no_rule_takes_out_is_refused(tmp_path: Path) -> None:
-    """Whatever a model has that its family has no tensor for, it is not dropped in silence."""
+    """A parameter that the family has no tensor for is not dropped silently."""
     package = package_of("gpt2")
     package.model.register_parameter("more", nn.Parameter(torch.ones(3)))
     with pytest.raises(RegardError, match=r"a GPT2LMHeadModel has no place for more"):

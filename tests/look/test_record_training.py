@@ -70,7 +70,7 @@ def test_a_step_that_is_recorded_learns_the_same(kind: str, accumulate: int, dev
 def test_a_captured_step_is_not_replayed_while_the_model_is_recorded() -> None:
     """On a GPU `graphed_step` replays a CUDA graph, which runs no Python; here a function stands in for it."""
     step, calls = step_of("gpt", "cpu", False, 1), []
-    step.recorded, step.graphed_step = True, lambda *inputs: calls.append(1)
+    step.is_graphed, step.graphed_step = True, lambda *inputs: calls.append(1)
     model = step.objective.model
     weights_after(step, "gpt", 1)
     with record(model, "decoder.1.self") as tape:

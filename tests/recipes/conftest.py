@@ -1,4 +1,4 @@
-"""The stages of the translator's recipe are scripts in a folder; each imports the others by name, as Python runs them."""
+"""Fixtures for the stages of the translator's recipe, which are scripts that import each other by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write() -> Callable[[Path, Sequence[str]], None]:
 
 @pytest.fixture(scope="session")
 def original_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Corpora of a few lines under the names of the real ones; no test may change them."""
+    """Return corpora of a few lines under the names of the real ones; no test may change them."""
     numbers = range(100, 310)
     english = [f"Number {i} is what Tom told me." for i in numbers]
     others = {
@@ -56,7 +56,7 @@ def original_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def original_work(original_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What stage 1 makes of the corpora; no test may change it."""
+    """Return the output of stage 1 for the corpora; no test may change it."""
     import prepare
 
     folder = tmp_path_factory.mktemp("prepared") / "work"
@@ -66,11 +66,11 @@ def original_work(original_data: Path, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def data(original_data: Path, tmp_path: Path) -> Path:
-    """A copy of the corpora that a test may change."""
+    """Return a copy of the corpora that a test may change."""
     return Path(shutil.copytree(original_data, tmp_path / "data"))
 
 
 @pytest.fixture
 def work(original_work: Path, tmp_path: Path) -> Path:
-    """A copy of what stage 1 makes of the corpora that a test may change."""
+    """Return a copy of the output of stage 1 that a test may change."""
     return Path(shutil.copytree(original_work, tmp_path / "work"))

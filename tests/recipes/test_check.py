@@ -1,4 +1,4 @@
-"""Proof that nothing that is held out is trained on."""
+"""The check that no held-out sentence is trained on."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_sentence_is_found_on_any_side_of_any_file(
 
 
 def test_files_that_no_recipe_names_do_not_matter(data: Path, work: Path) -> None:
-    """Such as what a job that was killed left of its draft."""
+    """A killed job may leave parts of a draft."""
     (work / ".made-en-de-fr.123").mkdir()
     (work / ".made-en-de-fr.123" / "train.fr.xz").write_bytes(b"half a fi")
     (work / "notes.txt").write_text(json.dumps("Number 305 is what Tom told me."))

@@ -1,4 +1,4 @@
-"""Stage 1: which pairs are learned from, and what is made of them."""
+"""Stage 1: filters, data augmentation, and the prepared files."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import random
 from collections import Counter
 from pathlib import Path
 
-import copies
-import filters
+import augmentation
+import pair_filters
 import prepare
 import pytest
-import titled
 
 from regard.config import recipes
 from regard.data.parallel_corpus import ParallelCorpus, read_lines
@@ -26,11 +25,11 @@ FOLDER = Path(prepare.__file__).parent
 def test_chinese_is_split_by_script() -> None:
     either, simplified, traditional = ("Hi.", "你好。"), ("A horse.", "一匹马。"), ("A horse.", "一匹馬。")
     mixed = ("Two horses.", "马和馬。")
-    assert filters.by_script([either, simplified, traditional, mixed]) == {
+    assert pair_filters.split_by_script([either, simplified, traditional, mixed]) == {
         "en-zh": [either, simplified],
         "en-zh-Hant": [either, traditional],
     }
-    assert filters.written_in("de", "马和馬")
+    assert pair_filters.is_written_in("de", "马和馬")
 
 
 @pytest.mark.parametrize(
@@ -46,22 +45,24 @@ def test_chinese_is_split_by_script() -> None:
     ],
 )
 def test_pairs_that_look_like_translations(pair: tuple[str, str], lang: str, expected: bool) -> None:
-    assert filters.good(pair, lang) is expected
+    assert pair_filters.is_plausible(pair, lang) is expected
 
 
 def test_a_side_in_another_language_is_noticed() -> None:
-    texts = {"en": "the man went to the house that he saw there", "de": "der Mann ging in das Haus, das er dort sah"}
-    profiles = {lang: learn_profile([text]) for lang, text in texts.items()}
-    assert filters.spoken("der Mann ging dort in das Haus", "de", profiles)
-    assert not filters.spoken("the man went to the house there", "de", profiles)
-    assert not filters.spoken("Το Κοινοβούλιο", "de", profiles)
+    texts = {"en": "the man went to the garden that he saw there", "de": "der Mann ging in den Garten, den er dort sah"}
+    profiles = {lang: learn_profiles([text]) for lang, text in texts.items()}
+    assert pair_filters.is_language("der Mann ging dort in den Garten", "de", profiles)
+    assert not pair_filters.is_language("the man went to the garden there", "de", profiles)
+    assert not pair_filters.is_language("Το Κοινοβούλιο", "de", profiles)
 
 
 def test_the_mean_is_over_the_trigrams() -> None:
     profiles = {"own": {" ja": -1.0, "ja ": -2.0}}
-    assert filters.mean("Ja.", profiles) == {"own": -1.5}
-    assert filters.mean("Ja no.", profiles) == {"own": (-1 - 2 - 3 - 3) / 4}  # " no" and "no " are one below the rarest
-    assert filters.mean("Ναι.", profiles) == {"own": float("-inf")}
+    assert pair_filters.mean_log_prob("Ja.", profiles) == {"own": -1.5}
+    assert pair_filters.mean_log_prob("Ja no.", profiles) == {
+        "own": (-1 - 2 - 3 - 3) / 4
+    }  # " no" and "no " are one below the rarest
+    assert pair_filters.mean_log_prob("Ναι.", profiles) == {"own": float("-inf")}
 
 
 TALK = ["Der Bericht des Ausschusses über den Haushalt ist gut", "Wir haben über die Frage der Kommission beraten"]
@@ -73,16 +74,22 @@ def test_speeches_in_languages_without_a_profile_are_left_out() -> None:
     foreign = [
         (f"Other {i}.", text) for i in range(2) for text in [*DUTCH, "Wszyscy mają już tę wiedzę", "Ναι, παρακαλώ"]
     ]
-    profiles = {"de": learn_profile(TALK), "en": learn_profile(["this and that"])}
-    assert filters.german(pairs, profiles) == pairs  # where there is nothing else, nothing is lost
-    assert filters.german([*pairs, *foreign], profiles) == pairs
+    profiles = {"de": learn_profiles(TALK), "en": learn_profiles(["this and that"])}
+    assert pair_filters.filter_german(pairs, profiles) == pairs  # where there is nothing else, nothing is lost
+    assert pair_filters.filter_german([*pairs, *foreign], profiles) == pairs
 
 
 def test_what_is_nearer_to_the_foreign_lines_is_foreign() -> None:
-    """A Dutch line of words that German has too is found by the others."""
-    own, foreign = learn_profile(TALK), learn_profile(DUTCH)
-    assert filters.lead(filters.mean("Wir haben den Bericht", {"own": own, "foreign": foreign})) > filters.LEAD
-    assert filters.lead(filters.mean("Wij hebben de commissie", {"own": own, "foreign": foreign})) < filters.LEAD
+    """A Dutch line of words that German has too is identified by the profile of foreign lines."""
+    own, foreign = learn_profiles(TALK), learn_profiles(DUTCH)
+    assert (
+        pair_filters.get_margin(pair_filters.mean_log_prob("Wir haben den Bericht", {"own": own, "foreign": foreign}))
+        > pair_filters.GERMAN_MARGIN
+    )
+    assert (
+        pair_filters.get_margin(pair_filters.mean_log_prob("Wij hebben de commissie", {"own": own, "foreign": foreign}))
+        < pair_filters.GERMAN_MARGIN
+    )
 
 
 # ---- copies ----------------------------------------------------------------------------------------------------------
@@ -111,16 +118,16 @@ def test_what_is_nearer_to_the_foreign_lines_is_foreign() -> None:
 def test_whole_names_and_numbers_of_both_sides_can_be_copied(
     source: str, target: str, expected: list[tuple[str, str]]
 ) -> None:
-    assert copies.shared(source, target, {"the", "union"}) == expected
+    assert augmentation.find_shared(source, target, {"the", "union"}) == expected
 
 
 def test_words_that_are_often_in_lower_case_are_no_names() -> None:
-    assert copies.ordinary_words(["The union.", *["a Trade union"] * 4, "Tom, the tom"]) == {"union"}
+    assert augmentation.find_ordinary_words(["The union.", *["a Trade union"] * 4, "Tom, the tom"]) == {"union"}
 
 
 def test_what_both_sides_share_is_replaced_on_both() -> None:
     pairs = [(f"Anna has {i} red cats.", f"Anna hat {i} rote Katzen.") for i in range(100, 400)]
-    made = copies.copies(pairs, "zh", set())
+    made = augmentation.make_copies(pairs, "zh", set())
     assert 80 < len(made) < 160
     for source, target in made:
         assert sorted(set(source.split()) - {"has", "red", "cats."}) == sorted(
@@ -131,7 +138,7 @@ def test_what_both_sides_share_is_replaced_on_both() -> None:
 
 
 def test_the_number_of_a_placeholder_is_not_replaced() -> None:
-    assert copies.replaced("Tom has 2.", {"Tom": "⟦2⟧", "2": "⟦1⟧"}) == "⟦2⟧ has ⟦1⟧."
+    assert augmentation.replace_words("Tom has 2.", {"Tom": "⟦2⟧", "2": "⟦1⟧"}) == "⟦2⟧ has ⟦1⟧."
 
 
 # ---- capitals --------------------------------------------------------------------------------------------------------
@@ -139,19 +146,19 @@ def test_the_number_of_a_placeholder_is_not_replaced() -> None:
 
 def test_some_words_get_capitals() -> None:
     rng = random.Random(0)
-    made = {titled.with_capitals("Members of the I area, too.", rng) for _ in range(300)}
+    made = {augmentation.capitalize_run("Members of the I area, too.", rng) for _ in range(300)}
     runs = ["Of", "Of The", "The", "Area,", "Area, Too.", "Too."]  # none goes past the I, none has the first word
     assert made == {"Members of the I area, too.".replace(run.lower(), run) for run in runs}
-    assert titled.with_capitals("Tom.", rng) == "Tom."
+    assert augmentation.capitalize_run("Tom.", rng) == "Tom."
 
 
 def test_a_share_of_the_pairs_is_titled_and_the_other_side_stays() -> None:
     pairs = [(f"This is house {i}.", f"Das ist Haus {i}.") for i in range(1000)]
-    made = titled.titled(pairs)
+    made = augmentation.title_case_pairs(pairs)
     assert 30 < len(made) < 80
     assert {(source.capitalize(), target) for source, target in made} <= set(pairs)
     assert all(source.capitalize() != source for source, _ in made)
-    assert titled.titled([("Tom.", "Tom!")] * 1000) == []
+    assert augmentation.title_case_pairs([("Tom.", "Tom!")] * 1000) == []
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -192,7 +199,9 @@ def test_how_often_the_recipe_reads_what() -> None:
     both = {
         f"{name}.train.{{lang}}.xz@{direction}": n
         for name, n in often.items()
-        for direction in (f"en>{prepare.language(name)}", f"{prepare.language(name)}>en")
+        for direction in (f"en>{prepare.get_language(name)}", f"{prepare.get_language(name)}>en")
     }
-    once = {f"titled-{n}.train.{{lang}}.xz@en>{prepare.language(n)}": 1 for n in prepare.EVERYDAY}  # never to English
+    once = {
+        f"titled-{n}.train.{{lang}}.xz@en>{prepare.get_language(n)}": 1 for n in prepare.EVERYDAY
+    }  # never to English
     assert specs == both | once

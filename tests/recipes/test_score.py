@@ -1,4 +1,4 @@
-"""Stage 7: the tests, in every direction that a model has."""
+"""Stage 7: the tests are scored in every direction that a model has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from regard.inference.translator import Translation
 
 
 class Parrot:
-    """Says the language and the text."""
+    """A translator that returns the language, the beam and the source text."""
 
     directions: tuple[str, ...] = ("en>zh", "zh>en")
     source, target = "en", "zh"
@@ -24,27 +24,27 @@ class Baseline(Parrot):
 
 
 def test_tests_are_in_both_directions_and_chinese_is_asked_for_in_the_script_of_the_line(data: Path) -> None:
-    tests = list(score.tests(data))
+    tests = list(score.read_test_sets(data))
     assert [t.direction for t in tests] == ["en>de", "de>en", "en>fr", "fr>en", "en>zh", "zh>en", "en>de", "de>en"]
     assert len(tests[-1].source) == 5
     chinese = tests[4]
     assert chinese.languages == ["zh", "zh-Hant", "zh", "zh-Hant", "zh"]
-    said = score.translated(Parrot(), chinese.source, chinese.languages, 3)  # type: ignore[arg-type]
+    said = score.translate_lines(Parrot(), chinese.source, chinese.languages, 3)  # type: ignore[arg-type]
     assert [line.split()[0] for line in said] == ["zh3", "zh-Hant3", "zh3", "zh-Hant3", "zh3"]
     assert all(line.endswith(text) for line, text in zip(said, chinese.source, strict=True))
 
 
 def test_a_model_of_one_direction_is_scored_in_that(data: Path) -> None:
-    tests = list(score.known(Baseline(), score.tests(data)))  # type: ignore[arg-type]
+    tests = list(score.select_known(Baseline(), score.read_test_sets(data)))  # type: ignore[arg-type]
     assert [t.direction for t in tests] == ["en>zh"]
-    said = score.translated(Baseline(), tests[0].source, tests[0].languages, 1)  # type: ignore[arg-type]
+    said = score.translate_lines(Baseline(), tests[0].source, tests[0].languages, 1)  # type: ignore[arg-type]
     assert [line.split()[0] for line in said] == ["None1"] * 5  # there is nothing to choose from
-    assert [t.direction for t in score.known(Parrot(), score.tests(data))] == ["en>zh", "zh>en"]  # type: ignore[arg-type]
+    assert [t.direction for t in score.select_known(Parrot(), score.read_test_sets(data))] == ["en>zh", "zh>en"]  # type: ignore[arg-type]
 
 
 def test_rows_have_scores_and_signatures(data: Path) -> None:
-    chinese, back = (next(t for t in score.tests(data) if t.direction == d) for d in ("en>zh", "zh>en"))
-    rows = score.scored(Parrot(), chinese, 1)  # type: ignore[arg-type]
+    chinese, back = (next(t for t in score.read_test_sets(data) if t.direction == d) for d in ("en>zh", "zh>en"))
+    rows = score.score_test_set(Parrot(), chinese, 1)  # type: ignore[arg-type]
     assert [(row["test"], row["sentences"]) for row in rows] == [
         ("tatoeba zh-Hant", 2),
         ("tatoeba zh", 3),
@@ -52,7 +52,7 @@ def test_rows_have_scores_and_signatures(data: Path) -> None:
     ]
     assert ["seconds" in row for row in rows] == [False, False, True]  # all lines were translated together
     assert all("tok:zh" in row["bleu_signature"] and "nc:6" in row["chrf_signature"] for row in rows)
-    assert all("tok:13a" in row["bleu_signature"] for row in score.scored(Parrot(), back, 1))  # type: ignore[arg-type]
-    assert score.cells(rows[0])[:4] == ("en>zh", "tatoeba zh-Hant", "2", "1")
-    assert score.cells(rows[0])[-1] == ""
-    assert score.parts(["de", "de"]) == {"": [0, 1]}
+    assert all("tok:13a" in row["bleu_signature"] for row in score.score_test_set(Parrot(), back, 1))  # type: ignore[arg-type]
+    assert score.format_row(rows[0])[:4] == ("en>zh", "tatoeba zh-Hant", "2", "1")
+    assert score.format_row(rows[0])[-1] == ""
+    assert score.group_by_language(["de", "de"]) == {"": [0, 1]}

@@ -1,4 +1,4 @@
-"""The stages one after the other, with a model that learned nothing."""
+"""All stages in order, with an untrained model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import card
 import check
-import made
 import pack
 import pytest
 import score
@@ -20,7 +19,7 @@ import torch
 from regard import model_folder
 from regard.config import DecodeConfig, TokenizerConfig
 from regard.data.parallel_corpus import read_lines
-from regard.files import sha256
+from regard.files import find_damage, sha256
 from regard.models.architectures import make_model, preset
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
@@ -54,12 +53,12 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def test_all_stages(
     data: Path, work: Path, model: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(synthesise, "wrong", lambda *given: "")  # this model says nothing that is right
-    monkeypatch.setattr(synthesise, "words_in", lambda lines: set())
+    monkeypatch.setattr(synthesise, "find_fault", lambda *given: "")  # this model says nothing that is right
+    monkeypatch.setattr(synthesise, "collect_words", lambda lines: set())
     few = (model, data, work, "--limit", 3, "--device", "cpu", "--back", 0)
     halves = [run(synthesise, *few, "--part", f"{i}/2") for i in (0, 1)]
-    assert sum(half.count("'read': 3, 'kept': 3") for half in halves) == len(made.jobs())
-    assert run(synthesise, *few).count("there already") == len(made.jobs())
+    assert sum(half.count("'read': 3, 'kept': 3") for half in halves) == len(synthesise.list_jobs())
+    assert run(synthesise, *few).count("there already") == len(synthesise.list_jobs())
     assert run(synthesise, *few, "--beam", 2, "--part", "5/23").count("there already") == 0  # other options
     assert json.loads((work / "made-en-de-zh" / "made.json").read_text())["counts"] == {"read": 3, "kept": 3}
     real = list(read_lines(work / "en-de.train.en.xz"))[:3]
@@ -89,7 +88,7 @@ def test_all_stages(
     assert text.count("| en>zh | tatoeba") == 6
     assert set(json.loads((out / "languages.json").read_text())) == {"en", "de", "fr"}
     assert sha256(out / "model.safetensors") == weights
-    assert model_folder.damage(out) is None
+    assert find_damage(out) is None
     assert {file.stat().st_mode & 0o777 for file in out.iterdir()} == {0o644}
 
 
@@ -108,13 +107,13 @@ def test_a_model_without_a_test_is_not_scored(tmp_path: Path, data: Path, model:
 
 
 def test_the_share_of_what_was_made() -> None:
-    """Of prepared sets of one pair each and made ones of two, as often as again.toml reads them."""
-    everyday = tuple(made.STEMS)
+    """Prepared sets have one pair each, synthetic ones two, and count as often as train_synthetic.toml reads them."""
+    everyday = tuple(synthesise.STEMS)
     ones = {f"{name}{kind}.train": 1 for name in (*everyday, "europarl") for kind in ("", ".copies")}
     ones |= {f"{kind}-{name}.train": 1 for name in everyday for kind in ("words", "formal", "titled")}
-    twos = {job.name: 2 for job in made.jobs()}
+    twos = {job.name: 2 for job in synthesise.list_jobs()}
     prepared = (
         2 * (2 * (2 + 2 + 4 + 4 + 1) + 4 * 2 + 4) + 4
     )  # both ways: sets and copies, words, formal; titled one way
     own = 2 * (2 * 16 + 3 + 4)  # both ways: everyday English; one way: speeches, and to English
-    assert card.share(ones, twos) == pytest.approx(own / (prepared + own))
+    assert card.get_synthetic_share(ones, twos) == pytest.approx(own / (prepared + own))

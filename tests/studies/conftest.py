@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from regard.studies import pool
+from regard.studies import job_pool
 
 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the worker processes, which tests/studies/test_positions_study.py covers: each imports torch for seconds."""
+    """Replace the worker processes, which tests/studies/test_position_study.py covers: each imports torch for seconds."""
 
-    def run_all(
+    def run_jobs(
         work: Callable[[Any], None], jobs: Mapping[str, Any], at_once: int, started: Callable[[str], None]
-    ) -> Iterator[pool.Outcome]:
+    ) -> Iterator[job_pool.Outcome]:
         for name, job in jobs.items():
             started(name)
             begun = time.perf_counter()
-            error = pool.attempt(work, job)
-            yield pool.Outcome(name, time.perf_counter() - begun, error)
+            error = job_pool.try_job(work, job)
+            yield job_pool.Outcome(name, time.perf_counter() - begun, error)
 
-    monkeypatch.setattr(pool, "run_all", run_all)
+    monkeypatch.setattr(job_pool, "run_jobs", run_jobs)

@@ -1,4 +1,4 @@
-"""The studies that pre-train and fine-tune: what each job is, the whole of a tiny one, and the table by hand."""
+"""The studies that pre-train and fine-tune: their jobs, a tiny study from end to end, and the table by hand."""
 
 from __future__ import annotations
 
@@ -12,9 +12,19 @@ import pytest
 
 from regard.errors import RegardError
 from regard.exchange import loader
-from regard.studies import finetuning, pretraining, roformer
-from regard.studies.finetuning import Row, Study, merged, spread, study, table, tuning_jobs
-from regard.studies.glue import TASKS
+from regard.studies.finetuning_study import (
+    GLUE_TASKS,
+    PRETRAINING,
+    ROFORMER,
+    FinetuningStudy,
+    Variant,
+    format_scores,
+    format_table,
+    merge_settings,
+    plan_finetuning,
+    plan_pretraining,
+    study,
+)
 from regard.tasks.run_config import make_config
 
 TINY: dict[str, Any] = {
@@ -23,9 +33,10 @@ TINY: dict[str, Any] = {
     "model": {"preset": "gpt-tiny", "n_decoder_layers": 1, "d_model": 16, "n_heads": 2, "d_ff": 16, "max_len": 32},
     "train": {"steps": 3, "batch_tokens": 256, "valid_every": 3, "save_every": 3, "samples": 0},
 }
-PLAN = Study(
+PLAN = FinetuningStudy(
     {"gpt": TINY},
-    (Row("tuned, aided", "gpt", changes={"train": {"auxiliary": 0.5}}), Row("fresh", "gpt", fresh=True)),
+    ("RTE",),
+    (Variant("tuned, aided", "gpt", changes={"train": {"auxiliary": 0.5}}), Variant("fresh", "gpt", fresh=True)),
     {"batch_tokens": 256, "lr": 1e-3},
 )
 
@@ -50,23 +61,29 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("module", [pretraining, roformer])
-def test_every_job_of_a_study_is_a_recipe(module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("plan", [PRETRAINING, ROFORMER], ids=["pretraining", "roformer"])
+def test_every_job_of_a_study_is_a_recipe(
+    plan: FinetuningStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     where: dict[str, Any] = {"device": "cpu", "threads": 1}
-    first = finetuning.pretraining_jobs(module.STUDY, tmp_path, tmp_path, False, **where)
+    first = plan_pretraining(plan, tmp_path, tmp_path, False, **where)
     for job in first:
         assert make_config(job.values, {}).task in ("causal-lm", "masked-lm")
     monkeypatch.setattr(loader, "model_settings", lambda init: {"preset": "gpt-small"})
-    jobs = tuning_jobs(module.STUDY, tmp_path, list(module.TASKS), 2, tmp_path, False, **where)
-    assert len({job.name for job in jobs}) == len(jobs) == 2 * len(module.TASKS) * len(module.STUDY.rows)
+    jobs = plan_finetuning(plan, tmp_path, list(plan.tasks), 2, tmp_path, False, **where)
+    assert len({job.name for job in jobs}) == len(jobs) == 2 * len(plan.tasks) * len(plan.variants)
     for job in jobs:
         config = make_config(job.values, {})
-        assert (config.task, config.train.metric) == (TASKS[job.task].task, TASKS[job.task].metric)
+        assert (config.task, config.train.metric) == (GLUE_TASKS[job.task].task, GLUE_TASKS[job.task].metric)
         assert bool(config.train.init) != bool(config.tokenizer.file)  # begins with a model, or with its vocabulary
 
 
 def test_settings_within_tables_are_merged() -> None:
-    assert merged({"a": {"x": 1, "y": 2}, "b": 3}, {"a": {"y": 4}, "c": 5}) == {"a": {"x": 1, "y": 4}, "b": 3, "c": 5}
+    assert merge_settings({"a": {"x": 1, "y": 2}, "b": 3}, {"a": {"y": 4}, "c": 5}) == {
+        "a": {"x": 1, "y": 4},
+        "b": 3,
+        "c": 5,
+    }
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -81,17 +98,17 @@ def test_a_tiny_study_from_files_to_its_table(
     assert results["pretraining"]["gpt"] > 0
     assert (out / "jobs" / "fresh-RTE-1" / "model" / "model.safetensors").exists()
     assert not (out / "jobs" / "fresh-RTE-1" / "checkpoints").exists()
-    monkeypatch.setattr("regard.studies.pool.attempt", None)  # nothing can be started
+    monkeypatch.setattr("regard.studies.job_pool.try_job", None)  # nothing can be started
     study(PLAN, tmp_path, files, files, ["RTE"], seeds=2, device="cpu", quick=True)
     assert "done before, with the same settings: gpt" in capsys.readouterr().err
 
 
 def test_the_table_by_hand() -> None:
-    assert spread([1.0, 2.0, 3.0]) == "2.0 ± 1.0"
-    assert spread([4.0]) == "4.0"
+    assert format_scores([1.0, 2.0, 3.0]) == "2.0 ± 1.0"
+    assert format_scores([4.0]) == "4.0"
     setting = {"device": "cpu", "torch": "2", "date": "2026-01-02T00", "command": "regard study x"}
     rows = {"one": {"RTE": [50.0, 52.0], "CoLA": [9.0, 11.0]}}
-    text = table({"rows": rows, "pretraining": {"gpt": 1.5}, "setting": setting}, ["RTE", "CoLA"])
+    text = format_table({"rows": rows, "pretraining": {"gpt": 1.5}, "setting": setting}, ["RTE", "CoLA"])
     assert "| one | 51.0 ± 1.4 | 10.0 ± 1.4 | 30.5 |" in text
     assert "gpt 1.500" in text
 

@@ -19,15 +19,15 @@ from regard.studies import gradient_flow
 from regard.studies.gradient_flow import (
     ATTENTION,
     HEADS,
-    Row,
-    attention,
-    attention_flow,
-    carousel,
-    decay_factor,
-    flow,
+    LayerSetup,
+    factor,
+    get_weights,
+    make_attention,
     make_layer,
     measure,
-    weights,
+    measure_attention_flow,
+    measure_carousel,
+    measure_flow,
 )
 
 WIDTH, STEPS = 6, 12
@@ -38,7 +38,7 @@ def inputs(rows: int = 2, seed: int = 0) -> torch.Tensor:
 
 
 def numbers(layer: gradient_flow.Recurrent, *names: str) -> list[np.ndarray]:
-    return [getattr(weights(layer), name).detach().numpy() for name in names]
+    return [getattr(get_weights(layer), name).detach().numpy() for name in names]
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -46,9 +46,9 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def torchs(cell: str, layer: gradient_flow.Recurrent) -> torch.nn.LSTM | torch.nn.GRU:
-    """torch's own layer with the same weights."""
+    """Return torch's own layer with the same weights."""
     made = (torch.nn.LSTM if cell == "lstm" else torch.nn.GRU)(WIDTH, WIDTH, batch_first=True).double()
-    w, u, b = (getattr(weights(layer), name).detach() for name in ("weight_ih", "weight_hh", "bias"))
+    w, u, b = (getattr(get_weights(layer), name).detach() for name in ("weight_ih", "weight_hh", "bias"))
     for own, mine in zip(made.parameters(), (w, u, b, torch.zeros_like(b)), strict=True):
         own.data.copy_(mine)
     return made
@@ -58,7 +58,7 @@ def torchs(cell: str, layer: gradient_flow.Recurrent) -> torch.nn.LSTM | torch.n
 @given(radius=st.floats(0.05, 4.0), seed=st.integers(0, 1000))
 def test_without_inputs_a_vanilla_layer_multiplies_gradients_by_its_radius(radius: float, seed: int) -> None:
     torch.manual_seed(seed)
-    found = measure(Row("linear", "rnn", radius, inputs=0.0), inputs(), reach=10)
+    found = measure(LayerSetup("linear", "rnn", radius, inputs=0.0), inputs(), reach=10)
     assert found["gains"] == pytest.approx([radius**k for k in range(1, 11)], rel=1e-10)
     assert found["factor"] == pytest.approx(radius, rel=1e-10)
     assert found["expected"] == radius
@@ -66,7 +66,7 @@ def test_without_inputs_a_vanilla_layer_multiplies_gradients_by_its_radius(radiu
 
 def test_a_vanilla_layer_gives_the_product_of_its_jacobians() -> None:
     torch.manual_seed(1)
-    layer, x = make_layer(Row("tanh", "rnn", 1.7), WIDTH), inputs()
+    layer, x = make_layer(LayerSetup("tanh", "rnn", 1.7), WIDTH), inputs()
     w, u, b = numbers(layer, "weight_ih", "weight_hh", "bias")
     squares = np.zeros(STEPS - 1)
     for row in x.numpy():
@@ -78,12 +78,12 @@ def test_a_vanilla_layer_gives_the_product_of_its_jacobians() -> None:
         for k, step in enumerate(reversed(steps[1:])):
             product = product @ step
             squares[k] += (product**2).sum()
-    assert flow(layer, x, STEPS - 1) == pytest.approx(np.sqrt(squares / (len(x) * WIDTH)), rel=1e-10)
+    assert measure_flow(layer, x, STEPS - 1) == pytest.approx(np.sqrt(squares / (len(x) * WIDTH)), rel=1e-10)
 
 
 def test_the_slope_of_tanh_takes_its_share_of_the_radius() -> None:
     torch.manual_seed(1)
-    row, x = Row("tanh", "rnn", 1.7), inputs()
+    row, x = LayerSetup("tanh", "rnn", 1.7), inputs()
     w, u, b = numbers(make_layer(row, WIDTH), "weight_ih", "weight_hh", "bias")
     slopes = []
     for tokens in x.numpy():
@@ -98,9 +98,9 @@ def test_the_slope_of_tanh_takes_its_share_of_the_radius() -> None:
 
 def test_an_lstm_whose_gates_do_not_see_h_gives_the_product_of_its_forget_gates() -> None:
     torch.manual_seed(2)
-    layer, x = make_layer(Row("lstm", "lstm", gate=0.7), WIDTH), inputs()
+    layer, x = make_layer(LayerSetup("lstm", "lstm", gate=0.7), WIDTH), inputs()
     with torch.no_grad():
-        weights(layer).weight_hh.zero_()
+        get_weights(layer).weight_hh.zero_()
     w, b = numbers(layer, "weight_ih", "bias")
     assert b.tolist() == [0.0] * WIDTH + [0.7] * WIDTH + [0.0] * (2 * WIDTH)
     i, f, g, o = np.split(x.numpy() @ w.T + b, 4, axis=-1)  # (N, T, H)
@@ -110,17 +110,17 @@ def test_an_lstm_whose_gates_do_not_see_h_gives_the_product_of_its_forget_gates(
         c = f[:, t] * c + i[:, t] * g[:, t]
     last = o[:, -1] * (1 - np.tanh(c) ** 2)  # dh_T / dc_T
     closed = [np.sqrt(np.mean((last * f[:, -k:].prod(1)) ** 2)) for k in range(1, 8)]
-    assert flow(layer, x, 7) == pytest.approx(closed, rel=1e-10)
+    assert measure_flow(layer, x, 7) == pytest.approx(closed, rel=1e-10)
 
 
 def test_a_gru_whose_gates_do_not_see_h_gives_the_product_of_its_update_gates() -> None:
     torch.manual_seed(3)
-    layer, x = make_layer(Row("gru", "gru", gate=1.5), WIDTH), inputs()
+    layer, x = make_layer(LayerSetup("gru", "gru", gate=1.5), WIDTH), inputs()
     with torch.no_grad():
-        weights(layer).weight_hh.zero_()
+        get_weights(layer).weight_hh.zero_()
     w, b = numbers(layer, "weight_ih", "bias")
     z = sigmoid(x.numpy() @ w.T + b)[..., WIDTH : 2 * WIDTH]
-    assert flow(layer, x, 7) == pytest.approx(
+    assert measure_flow(layer, x, 7) == pytest.approx(
         [np.sqrt(np.mean(z[:, -k:].prod(1) ** 2)) for k in range(1, 8)], rel=1e-10
     )
 
@@ -128,7 +128,7 @@ def test_a_gru_whose_gates_do_not_see_h_gives_the_product_of_its_update_gates() 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_a_gated_layer_gives_the_jacobians_of_torchs_by_all_of_its_state(cell: str) -> None:
     torch.manual_seed(7)
-    layer, x = make_layer(Row(cell, cell), WIDTH), inputs(rows=1)
+    layer, x = make_layer(LayerSetup(cell, cell), WIDTH), inputs(rows=1)
     theirs, k = torchs(cell, layer), 4
     state = theirs(x[:, :-k])[1]
     parts = state if cell == "lstm" else (state,)
@@ -138,12 +138,12 @@ def test_a_gated_layer_gives_the_jacobians_of_torchs_by_all_of_its_state(cell: s
 
     jacobians = torch.autograd.functional.jacobian(last, tuple(part.detach() for part in parts))
     expected = math.sqrt(sum(float(part.square().sum()) for part in jacobians) / WIDTH)
-    assert flow(layer, x, k)[-1] == pytest.approx(expected, rel=1e-10)
+    assert measure_flow(layer, x, k)[-1] == pytest.approx(expected, rel=1e-10)
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_the_expected_factor_is_that_of_the_gates_alone(cell: str) -> None:
-    row, x = Row(cell, cell, gate=2.0), inputs()
+    row, x = LayerSetup(cell, cell, gate=2.0), inputs()
     torch.manual_seed(4)
     layer = make_layer(row, WIDTH)
     h = torchs(cell, layer)(x)[0].detach().numpy()[:, -6:-1]  # what the last five steps are handed
@@ -157,14 +157,16 @@ def test_the_expected_factor_is_that_of_the_gates_alone(cell: str) -> None:
 
 def test_the_carousel_turns_by_the_forget_gate_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(5)
-    layer = make_layer(Row("lstm", "lstm"), WIDTH)
-    found = carousel(layer, inputs())
+    layer = make_layer(LayerSetup("lstm", "lstm"), WIDTH)
+    found = measure_carousel(layer, inputs())
     assert found["difference"] < 1e-15
     # before the sigmoid: a bias of 1, and W x + U h, whose variance is at most 1 + 1; six deviations
     assert sigmoid(1 - 6 * math.sqrt(2)) < found["least"] < found["most"] < 1
     assert found["steps"] == 2 * STEPS
-    monkeypatch.setattr(gradient_flow, "gates", lambda *args: torch.full((2 * STEPS, WIDTH), 0.7, dtype=torch.float64))
-    assert carousel(layer, inputs())["difference"] > 0.01
+    monkeypatch.setattr(
+        gradient_flow, "compute_gates", lambda *args: torch.full((2 * STEPS, WIDTH), 0.7, dtype=torch.float64)
+    )
+    assert measure_carousel(layer, inputs())["difference"] > 0.01
 
 
 ROWS = qkv_rows(HEADS, HEADS, 2)
@@ -172,18 +174,18 @@ ROWS = qkv_rows(HEADS, HEADS, 2)
 
 def test_attention_that_looks_everywhere_alike_is_flat() -> None:
     torch.manual_seed(6)
-    layer = attention(8)
+    layer = make_attention(8)
     with torch.no_grad():
         layer.qkv.weight[ROWS[:16]] = 0  # queries and keys: all scores are 0
     x = torch.randn(2, STEPS, 8, dtype=torch.float64)
     through = layer.out.weight.detach().numpy() @ layer.qkv.weight.detach().numpy()[ROWS[16:]]
     expected = np.sqrt((through**2).sum() / 8) / STEPS
-    assert attention_flow(layer, x) == pytest.approx([expected] * (STEPS - 1), rel=1e-10)
+    assert measure_attention_flow(layer, x) == pytest.approx([expected] * (STEPS - 1), rel=1e-10)
 
 
 def test_attention_gives_the_jacobians_of_its_formula() -> None:
     torch.manual_seed(8)
-    layer, x = attention(8), torch.randn(1, STEPS, 8, dtype=torch.float64)
+    layer, x = make_attention(8), torch.randn(1, STEPS, 8, dtype=torch.float64)
 
     def last(x: torch.Tensor) -> torch.Tensor:
         q, k, v = (part.unflatten(-1, (HEADS, 2)) for part in layer.qkv(x)[..., ROWS].chunk(3, -1))  # (T, H, D)
@@ -192,7 +194,7 @@ def test_attention_gives_the_jacobians_of_its_formula() -> None:
 
     jacobian = torch.autograd.functional.jacobian(last, x[0]).detach()  # (C, T, C)
     expected = jacobian.square().sum((0, 2)).div(8).sqrt().tolist()
-    assert attention_flow(layer, x) == pytest.approx(expected[-2::-1], rel=1e-10)
+    assert measure_attention_flow(layer, x) == pytest.approx(expected[-2::-1], rel=1e-10)
 
 
 def test_the_factor_is_that_of_a_geometric_series() -> None:

@@ -15,8 +15,9 @@ from tiny_translators import TINY, write_multi30k
 from regard.config import recipes
 from regard.data.batches import Cursor
 from regard.errors import RegardError
-from regard.studies import sentence_length, translation_cost, translators
-from regard.studies.translators import MODELS, curve, plan, run_job, spent, values_of
+from regard.studies import sentence_length, translation_cost, translation_models
+from regard.studies.finetuning_study import merge_settings
+from regard.studies.translation_models import MODELS, count_flops, make_settings, plan_jobs, read_curve, run_job
 from regard.tasks.run_config import make_config
 from regard.tasks.translation import prepare_job
 
@@ -31,7 +32,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_study_trains_by_the_recipe(name: str) -> None:
-    own = make_config(translators.merged(translators.COMMON, MODELS[name]), {})
+    own = make_config(merge_settings(translation_models.COMMON, MODELS[name]), {})
     there = make_config(recipes.load(RECIPES / f"{FILES[name]}.toml"), {})
     shared = {"data.source", "data.target", "tokenizer.vocab_size"}  # one for all, so that models can be compared
     assert set(recipes.differences(own, there)) <= {"name", "data.root", *shared}
@@ -39,14 +40,17 @@ def test_a_study_trains_by_the_recipe(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_watching_a_run_changes_nothing_that_is_learned(name: str) -> None:
-    recipe = make_config(translators.merged(translators.COMMON, MODELS[name]), {})
-    watched = make_config(values_of(name), {})
-    assert set(recipes.differences(recipe, watched)) <= {"name", *(f"train.{x}" for x in translators.WATCHED["train"])}
+    recipe = make_config(merge_settings(translation_models.COMMON, MODELS[name]), {})
+    watched = make_config(make_settings(name), {})
+    assert set(recipes.differences(recipe, watched)) <= {
+        "name",
+        *(f"train.{x}" for x in translation_models.MONITORING["train"]),
+    }
     assert watched.train.average > 1  # not the best validation
 
 
 def test_all_models_read_the_same_batches() -> None:
-    configs = [make_config(values_of(name), {}) for name in MODELS]
+    configs = [make_config(make_settings(name), {}) for name in MODELS]
     assert sorted(MODELS) == ["convs2s", "lstm", "rnnenc", "rnnsearch", "transformer"]
     for config in configs:
         assert (config.data, config.tokenizer) == (configs[0].data, configs[0].tokenizer)
@@ -58,7 +62,7 @@ def test_all_models_read_the_same_batches() -> None:
 @pytest.mark.parametrize("r_drop", [0.0, 5.0])
 def test_flops_are_those_of_the_batches_by_hand(data: Path, tmp_path: Path, r_drop: float) -> None:
     where = {"data.root": str(data), "train.batch_tokens": 200, "train.r_drop": r_drop, "tokenizer.vocab_size": 90}
-    job = prepare_job(tmp_path, make_config(translators.merged(translators.COMMON, TINY), where), quiet=True)
+    job = prepare_job(tmp_path, make_config(merge_settings(translation_models.COMMON, TINY), where), quiet=True)
     n, total = 40, 0  # more than an epoch
     expected = []
     for batch, _ in islice(job.batches().iterate_from(Cursor()), n):
@@ -67,7 +71,7 @@ def test_flops_are_those_of_the_batches_by_hand(data: Path, tmp_path: Path, r_dr
         blocks = 3 * attention + 2 * 2 * (2 * 16 * 32)  # self, self and cross; a feed-forward layer on either side
         total += (2 if r_drop else 1) * 3 * rows * width * (blocks + 2 * 16 * vocab)
         expected.append(total)
-    assert spent(job, n) == expected
+    assert count_flops(job, n) == expected
     assert len({b - a for a, b in pairwise(expected)}) > 2  # batches of several shapes
     assert len(job.batches().plan(0)) < n
 
@@ -76,7 +80,7 @@ def test_the_curve_is_the_validations_at_what_was_spent_until_then(tmp_path: Pat
     lines: list[dict[str, Any]] = [{"kind": "valid", "step": 1, "loss": 3.0, "bleu": 0.1}]
     lines += [{"kind": "train", "step": 1, "loss": 9.0}, {"kind": "valid", "step": 2, "loss": 2.5}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = curve(tmp_path, [10, 30, 60, 100], per_step=2)
+    found = read_curve(tmp_path, [10, 30, 60, 100], per_step=2)
     assert found == [{"step": 1, "flops": 30, "loss": 3.0}, {"step": 2, "flops": 100, "loss": 2.5}]
 
 
@@ -85,15 +89,15 @@ def test_a_job_trains_counts_and_translates(name: str, data: Path, tmp_path: Pat
     recurrent = {} if name in ("convs2s", "transformer") else {"recurrent": {"d_hidden": 32}}
     widths = {"d_model": 32, **recurrent}
     small = {"model": widths, "tokenizer": {"vocab_size": 200}, "decode": {"max_len_a": 0.0, "max_len_b": 8}}
-    job = plan([name], tmp_path / "out", data, 2, "cpu", True)[0]
-    run_job(dataclasses.replace(job, values=translators.merged(job.values, small)))
+    job = plan_jobs([name], tmp_path / "out", data, 2, "cpu", True)[0]
+    run_job(dataclasses.replace(job, values=merge_settings(job.values, small)))
     found = json.loads(job.result.read_text())
     assert found["parameters"] == sum(w.numel() for w in load_file(job.run / "model" / "model.safetensors").values())
     assert found["tokens"] < 4 * 512
     assert found["flops"] > 3 * 2 * found["tokens"] * 32 * 200  # what the vocabulary alone takes
     assert [point["step"] for point in found["curve"]] == [2, 4]
     for n, many in {"1": (12, 9), "2": (6, 4), "3": (4, 3), "4": (3, 2)}.items():
-        assert tuple(len(found["translations"][test][n]) for test in translators.TESTS) == many
+        assert tuple(len(found["translations"][test][n]) for test in translation_models.TEST_SETS) == many
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -121,18 +125,18 @@ def test_studies_side_by_side_share_what_they_train(
     told = capsys.readouterr().err
     assert "done before, with the same settings: rnnsearch, transformer" in told
     assert "rnnenc: started" in told
-    monkeypatch.setattr("regard.studies.pool.attempt", None)  # nothing can be started
+    monkeypatch.setattr("regard.studies.job_pool.try_job", None)  # nothing can be started
     translation_cost.study(tmp_path / "cost", data, device="cpu", quick=True)
     assert json.loads((out / "results.json").read_text())["rows"] == results["rows"]
 
 
 def test_what_a_result_is_of_is_its_settings_and_its_texts(data: Path, tmp_path: Path) -> None:
-    job = plan(["transformer"], tmp_path / "out", data, 1, "cpu", False)[0]
+    job = plan_jobs(["transformer"], tmp_path / "out", data, 1, "cpu", False)[0]
     moved = write_multi30k(tmp_path)
-    assert plan(["transformer"], tmp_path / "out", moved, 2, "cpu", False)[0].identity() == job.identity()
-    assert plan(["transformer"], tmp_path / "out", data, 1, "cpu", True)[0].identity() != job.identity()
+    assert plan_jobs(["transformer"], tmp_path / "out", moved, 2, "cpu", False)[0].identity() == job.identity()
+    assert plan_jobs(["transformer"], tmp_path / "out", data, 1, "cpu", True)[0].identity() != job.identity()
     (moved / "test_2017_flickr.de.xz").write_bytes((moved / "val.de.xz").read_bytes())
-    assert plan(["transformer"], tmp_path / "out", moved, 1, "cpu", False)[0].identity() != job.identity()
+    assert plan_jobs(["transformer"], tmp_path / "out", moved, 1, "cpu", False)[0].identity() != job.identity()
     assert job.config().data.root == str(data)
 
 
@@ -140,7 +144,7 @@ def test_the_table_by_hand() -> None:
     setting = {"device": "H200", "torch": "2", "date": "2026-01-02T00", "command": "regard study x", "jobs": 2}
     found = {"parameters": 1234, "steps": 5000, "flops": 1.2345e16, "seconds": 61.6}
     found |= {"bleu_tokenised": 30.126, "bleu_lower": 29.0}
-    text = translation_cost.table({"rows": {"rnnsearch": found}, "setting": setting})
+    text = translation_cost.format_table({"rows": {"rnnsearch": found}, "setting": setting})
     assert "| RNNsearch: GRU and attention | 1,234 | 5,000 | 1.23e+16 | 62 | 30.13 | 29.00 |" in text
     assert "H200, 2 trainings at a time" in text
 
@@ -152,7 +156,7 @@ def test_bleu_is_that_of_single_sentences_of_the_test_set() -> None:
     ]
     said = {"test_2016_flickr": {"1": ["a DOG runs here .", "Yes, so it is."], "2": ["no"]}, "test_2017_flickr": {}}
     found = dict.fromkeys(translation_cost.KEPT, 1) | {"translations": said, "of": {}}
-    assert translation_cost.row(found, pairs)["bleu_tokenised"] == pytest.approx(100)
+    assert translation_cost.make_row(found, pairs)["bleu_tokenised"] == pytest.approx(100)
 
 
 def test_data_that_is_not_there_is_told_before_training(tmp_path: Path) -> None:

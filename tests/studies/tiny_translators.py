@@ -1,4 +1,4 @@
-"""Multi30k in miniature, by its file names, and five translators that learn it in a moment."""
+"""A tiny Multi30k with the real file names, and the settings of a tiny translation model."""
 
 from __future__ import annotations
 

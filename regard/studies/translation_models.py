@@ -1,0 +1,254 @@
+"""Five translation models of Multi30k, German to English: without attention, with it, and with nothing else.
+
+Each is trained once, by the settings of its recipe, on the same vocabulary and the same batches, for every study that
+compares them: studies whose folders lie side by side share the trained models, in the folder `translators` beside them. A
+job trains one model, counts its FLOPs, and translates the test sets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, count, islice
+from pathlib import Path
+from typing import Any
+
+from regard.config import Config
+from regard.data.batches import PairBatches, batch_size
+from regard.data.parallel_corpus import ParallelCorpus
+from regard.device import cpu_cores, pick_device
+from regard.errors import RegardError
+from regard.files import read_json, write_text
+from regard.inference.translator import Translator, load_translator
+from regard.models.analysis.cost import Cost
+from regard.studies.finetuning_study import Values, merge_settings
+from regard.studies.job_pool import describe_machine, load_result, run_missing
+from regard.tasks.run import train_config as train
+from regard.tasks.run_config import make_config
+from regard.tasks.translation import TranslationJob, prepare_job
+from regard.training.checkpoint import Checkpoints, Progress
+from regard.training.metrics_log import print_message
+
+Pair = tuple[str, ...]  # source, target
+
+# ---- settings: those of recipes/multi30k-*.toml, but with one direction and one vocabulary for all --------------------
+
+COMMON: Values = {
+    "data": {
+        **{"source": "de", "target": "en", "train": ["train.{lang}.xz"], "valid": ["val.{lang}.xz"]},
+        "test": ["test_2016_flickr.{lang}.xz"],
+    },
+    "tokenizer": {"kind": "bpe", "vocab_size": 10000, "lowercase": True},
+}
+PARALLEL: Values = {  # training of ConvS2S and the Transformer
+    **{"steps": 4000, "batch_tokens": 8192, "warmup": 1000, "weight_decay": 1e-4},
+    **{"valid_every": 4000, "save_every": 200, "average": 8},
+}
+RECURRENT: Values = {
+    "model": {
+        **{"dropout": 0.4, "max_len": 256},
+        "recurrent": {"hidden_dropout": 0.4, "output_dropout": 0.4, "weight_dropout": 0.1},
+    },
+    "train": {
+        **{"steps": 5000, "batch_tokens": 8192, "lr": 2e-3, "warmup": 500, "schedule": "cosine", "weight_decay": 1e-4},
+        **{"valid_every": 1000, "save_every": 200, "average": 8, "metric": "bleu"},
+    },
+    "decode": {"beam": 5},
+}
+MODELS: dict[str, Values] = {
+    "lstm": merge_settings(RECURRENT, {"model": {"preset": "sutskever-small"}}),
+    "rnnenc": merge_settings(RECURRENT, {"model": {"preset": "rnnenc-small"}}),
+    "rnnsearch": merge_settings(RECURRENT, {"model": {"preset": "rnnsearch-small"}}),
+    "convs2s": {
+        "model": {
+            **{"preset": "convs2s-small", "dropout": 0.3, "attention_dropout": 0.1, "max_len": 256},
+            "convolution": {"kernel": 3},
+        },
+        "train": {**PARALLEL, "lr": 3e-3},
+        "decode": {"beam": 5},
+    },
+    "transformer": {  # the sizes published for this corpus
+        "model": {
+            **{"preset": "transformer-tiny", "max_len": 256},
+            **{"dropout": 0.3, "attention_dropout": 0.1, "ff_dropout": 0.1},
+        },
+        "train": {**PARALLEL, "lr": 5e-3},
+        "decode": {"beam": 5},
+    },
+}
+TITLES = {
+    **{"lstm": "LSTM, one vector", "rnnenc": "RNNenc: GRU, one vector", "rnnsearch": "RNNsearch: GRU and attention"},
+    **{"convs2s": "ConvS2S: convolution and attention", "transformer": "Transformer: attention alone"},
+}
+COLOURS = {  # safe for colour-blind readers (Okabe and Ito)
+    **{"lstm": "#000000", "rnnenc": "#D55E00", "rnnsearch": "#0072B2", "convs2s": "#009E73", "transformer": "#CC79A7"},
+}
+
+TEST_SETS = ("test_2016_flickr", "test_2017_flickr")
+JOINS = (1, 2, 3, 4)  # numbers of neighbouring sentences that are joined to one source
+# Validation happens more often than in the recipes, which changes nothing that is learned.
+MONITORING: Values = {"train": {"valid_every": 500, "valid_sentences": 100, "samples": 0}}
+QUICK: Values = {
+    "train": {
+        **{"steps": 4, "batch_tokens": 512, "warmup": 1, "average": 1, "compile": False},
+        **{"valid_every": 2, "save_every": 2},
+    },
+    "decode": {"beam": 1, "max_len_a": 1.0, "max_len_b": 5},
+}
+QUICK_SENTENCES = 12  # in each test set
+
+
+def make_settings(name: str, quick: bool = False) -> Values:
+    """Return the settings of a run: those of its recipe, with more validations."""
+    values = merge_settings(merge_settings(COMMON, MODELS[name]), MONITORING)
+    return merge_settings({"name": name, **values}, QUICK if quick else {})
+
+
+# ---- test sets --------------------------------------------------------------------------------------------------------
+
+
+def join_sentences(pairs: Sequence[Pair], n: int) -> list[Pair]:
+    """Return each `n` neighbours as one pair, without those left over at the end."""
+    groups = [pairs[i : i + n] for i in range(0, len(pairs) - n + 1, n)]
+    return [tuple(" ".join(side) for side in zip(*group, strict=True)) for group in groups]
+
+
+def open_corpus(data: Path, split: str) -> Corpus:
+    return Corpus((f"{split}.{{lang}}.xz",), COMMON["data"]["source"], COMMON["data"]["target"], data, split)
+
+
+def read_tests(data: Path, quick: bool = False) -> dict[str, list[Pair]]:
+    """Return the sentences of each test set, by which neither weights nor settings were chosen."""
+    return {
+        test: list(islice(open_corpus(data, test).rows(), QUICK_SENTENCES if quick else None)) for test in TEST_SETS
+    }
+
+
+def translate_tests(translator: Translator, tests: dict[str, list[Pair]]) -> dict[str, dict[str, list[str]]]:
+    """Return {test set: {number of joined sentences: translations}}."""
+
+    def translate(pairs: list[Pair]) -> list[str]:
+        return [found.text for found in translator.translate([pair[0] for pair in pairs])]
+
+    return {test: {str(n): translate(join_sentences(pairs, n)) for n in JOINS} for test, pairs in tests.items()}
+
+
+# ---- training FLOPs ---------------------------------------------------------------------------------------------------
+
+
+def batch_widths(batches: PairBatches) -> Iterator[int]:
+    """Yield the padded lengths of the batches of a run, in order."""
+    for epoch in count():
+        yield from (width for width, _ in batches.plan(epoch))
+
+
+def count_flops(job: TranslationJob, batches: int) -> list[int]:
+    """Return the FLOPs after each of the first batches of a run, including those of padding."""
+    data, passes, cost = job.batches(), job.objective().passes, Cost(job.sizes)
+
+    def flops(width: int) -> int:
+        return passes * cost.training_flops(batch_size(data.batch_tokens, width), width, width)
+
+    return list(accumulate(flops(width) for width in islice(batch_widths(data), batches)))
+
+
+def read_curve(run: Path, flops: Sequence[int], per_step: int) -> list[dict[str, float]]:
+    """Return the validation losses of a run, with the FLOPs up to each."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [
+        {"step": line["step"], "flops": flops[line["step"] * per_step - 1], "loss": line["loss"]}
+        for line in lines
+        if line["kind"] == "valid"
+    ]
+
+
+# ---- jobs -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TranslationModelJob:
+    """The training of one model."""
+
+    name: str
+    values: Values
+    folder: Path
+    data: Path
+    texts: str  # a hash of all corpora
+    device: str
+    threads: int
+    quick: bool
+
+    @property
+    def result(self) -> Path:
+        return self.folder / f"{self.name}.json"
+
+    @property
+    def run(self) -> Path:
+        return self.folder / self.name
+
+    def identity(self) -> dict[str, Any]:
+        """Return what the numbers of the job depend on, as JSON values."""
+        return json.loads(json.dumps({"values": self.values, "texts": self.texts, **describe_machine(self.device)}))
+
+    def config(self) -> Config:
+        where = {"data.root": str(self.data), "train.device": self.device, "train.threads": self.threads}
+        return make_config(self.values, where)
+
+
+def run_job(job: TranslationModelJob) -> None:
+    """Train a model, count its FLOPs, translate the test sets; keep the model and the numbers."""
+    config = job.config()
+    train(config, job.run, overwrite=True, quiet=True)
+    done, per_step = read_progress(job.run), config.train.accumulate
+    flops = count_flops(prepare_job(job.run, config, quiet=True), done.step * per_step)
+    translator = load(job.run, job.device)
+    found = {
+        "of": job.identity(),
+        "parameters": sum(p.numel() for p in translator.model.parameters()),
+        "steps": done.step,
+        "tokens": done.tokens,
+        "seconds": done.seconds,
+        "flops": flops[-1],
+        "curve": read_curve(job.run, flops, per_step),
+        "translations": translate_tests(translator, read_tests(job.data, job.quick)),
+    }
+    Checkpoints(job.run / "checkpoints").remove()
+    write_text(job.result, json.dumps(found, indent=1, ensure_ascii=False))
+
+
+def read_progress(run: Path) -> Progress:
+    """Return the progress at the end of a finished run."""
+    checkpoints = Checkpoints(run / "checkpoints")
+    newest = checkpoints.newest(warn=print_message)
+    assert newest is not None  # training saves at its end
+    return Progress.from_dict(read_json(checkpoints.path(newest) / "state.json")["progress"])
+
+
+def plan_jobs(
+    names: Sequence[str], out: Path, data: Path, jobs: int, device: str, quick: bool
+) -> list[TranslationModelJob]:
+    """Return a job for each model. Errors in the data are raised here, before anything is trained."""
+    fingerprints = [open_corpus(data, split).fingerprint() for split in ("train", "val", *TEST_SETS)]
+    texts = hashlib.sha256("".join(fingerprints).encode()).hexdigest()
+    folder = out.absolute().parent / ("translators-quick" if quick else "translators")
+    where = (folder, data.absolute(), texts, str(pick_device(device)), max(1, cpu_cores() // jobs), quick)
+    return [TranslationModelJob(name, make_settings(name, quick), *where) for name in names]
+
+
+def train_models(
+    names: Sequence[str], out: Path, data: Path, jobs: int, device: str, quick: bool
+) -> dict[str, dict[str, Any]]:
+    """Return the results of the models; only those without a result are trained."""
+    if jobs < 1:
+        raise RegardError(f"a study needs at least 1 job at a time, not {jobs}")
+    todo = plan_jobs(names, out, data, jobs, device, quick)
+    failures = run_missing(run_job, todo, jobs)
+    if failures:
+        reasons = "; ".join(f"{failure.name}: {failure.reason}" for failure in failures)
+        raise RegardError(
+            f"{len(failures)} of {len(todo)} trainings failed ({reasons}); the same command tries only them again"
+        )
+    results = {job.name: load_result(job) for job in todo}
+    return {name: result for name, result in results.items() if result is not None}
