@@ -64,9 +64,9 @@ def compare(report: Report, what: str, ours: Callable[[], Any], theirs: Callable
 # ---- beside scikit-image ----------------------------------------------------------------------------------------------
 
 
-def as_skimage(h: float, patch: int, reach: int, sigma: float) -> Likeness:
+def as_skimage(h: float, patch: int, reach: int, sigma: float) -> PatchWeighting:
     """Return the weights of its fast mode: squares of patch - 1 pixels a side, whose sums are divided by patch^2."""
-    return Likeness(h, sigma * (patch - 1) / patch, (0.0, *[1 / patch] * (patch - 1)), reach)
+    return PatchWeighting(h, sigma * (patch - 1) / patch, (0.0, *[1 / patch] * (patch - 1)), reach)
 
 
 def nlm(report: Report) -> None:

@@ -25,8 +25,8 @@ from regard.decode.constraints import pad_rows
 from regard.device import pick_device, pick_precision
 from regard.exchange.encoder_decoder_families import MARIAN
 from regard.exchange.tensor_rules import Rule, copy_layer, export_tensors, interleave_sinusoids
-from regard.inference.translator import Translator, load
-from regard.metrics.translation_scores import score
+from regard.inference.translator import Translator, load_translator
+from regard.metrics.translation_scores import score_translations
 from regard.text.special_tokens import PAD
 
 BATCH, BEAM = 128, 5

@@ -25,11 +25,11 @@ def make_hf_model(
 
     is_seq2seq = config.architecture == "transformer"
     theirs = FAMILIES["marian" if is_seq2seq else kind].to_theirs(config, {})
-    theirs |= {"vocab_size": config.target_vocab, "pad_token_id": LEARNED.pad}
-    theirs |= {"bos_token_id": LEARNED.bos, "eos_token_id": LEARNED.eos}
+    theirs |= {"vocab_size": config.target_vocab, "pad_token_id": DEFAULT_SPECIAL_TOKENS.pad}
+    theirs |= {"bos_token_id": DEFAULT_SPECIAL_TOKENS.bos, "eos_token_id": DEFAULT_SPECIAL_TOKENS.eos}
     theirs |= {"embd_pdrop": config.dropout} if kind == "gpt2" else {}
     if is_seq2seq:
-        theirs |= {"decoder_vocab_size": config.target_vocab, "decoder_start_token_id": LEARNED.bos}
+        theirs |= {"decoder_vocab_size": config.target_vocab, "decoder_start_token_id": DEFAULT_SPECIAL_TOKENS.bos}
         theirs |= {"forced_eos_token_id": None}
     del theirs["model_type"]
     maker = AutoModelForSeq2SeqLM if is_seq2seq else AutoModelForCausalLM

@@ -25,7 +25,7 @@ class RegardStep:
 
     def __init__(self, model: nn.Module, config: TrainConfig, tiny: bool) -> None:
         device, dtype = set_up_device(replace(config, threads=int(tiny)))  # tiny models need one thread only
-        objective = token_objective(model.to(device).train(), config)
+        objective = make_token_objective(model.to(device).train(), config)
         self.step = TrainingStep(objective, config, device, dtype)
 
     def __call__(self, batch: Batch) -> None:
@@ -57,7 +57,7 @@ class TrainingSpeed:
 
 def time_batches(step: Step, batches: Batches, device: torch.device, warm: int, timed: int) -> TrainingSpeed:
     """Train on `warm` and then on `timed` batches as a run gets them, prefetched by a thread; time the latter."""
-    stream, tokens = prefetch(batches.follow(Cursor()), pin=device.type == "cuda"), 0
+    stream, tokens = prefetch(batches.iterate_from(Cursor()), pin=device.type == "cuda"), 0
 
     def work(n: int) -> None:
         nonlocal tokens

@@ -146,7 +146,7 @@ def test_all_that_is_recorded_takes_turns_with_what_is_not(load: Load) -> None:
 
 def tiny_folder(path: Path, norm: str) -> Path:
     """Save a model with random weights and a tokenizer of the toy language."""
-    corpus = Corpus(("toy:50",), "en", "de", Path(), "train")
+    corpus = ParallelCorpus(("toy:50",), "en", "de", Path(), "train")
     joint = Tokenizer.train((text for row in corpus.rows() for text in row), TokenizerConfig(vocab_size=120))
     sizes = {"d_model": 16, "n_heads": 2, "d_ff": 32, "n_encoder_layers": 1, "n_decoder_layers": 1, "max_len": 64}
     torch.manual_seed(0)

@@ -160,7 +160,7 @@ def format_row(name: str, report: Amounts) -> str:
 def get_synthetic_share(report: Amounts, synthetic: Amounts) -> float:
     """Return the share of synthetic pairs among those that train_synthetic.toml reads in one epoch."""
     specs = recipes.load(Path(__file__).parent / "train_synthetic.toml")["data"]["train"]
-    names = [direction_of(spec)[0].removesuffix(".{lang}.xz").removesuffix("/train") for spec in specs]
+    names = [parse_direction(spec)[0].removesuffix(".{lang}.xz").removesuffix("/train") for spec in specs]
     own = sum(synthetic[name] for name in names if name.startswith("made-"))
     return own / (own + sum(report[name] for name in names if not name.startswith("made-")))
 

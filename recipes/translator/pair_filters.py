@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import re
 
-from regard.text.language_identification import HAN, Profiles, learn_profiles, scores, script, trigrams
+from regard.text.language_identification import (
+    HAN,
+    Profiles,
+    count_script_characters,
+    extract_trigrams,
+    learn_profile,
+    score_languages,
+)
 
 Pair = tuple[str, str]
 LETTER = re.compile(r"[^\W\d_]")
@@ -50,7 +57,7 @@ def split_by_script(pairs: list[Pair]) -> dict[str, list[Pair]]:
 
 def is_written_in(lang: str, text: str) -> bool:
     """Return whether no character belongs to the other Chinese script."""
-    simplified, traditional = script(text)
+    simplified, traditional = count_script_characters(text)
     return {"zh": not traditional, "zh-Hant": not simplified}.get(lang, True)
 
 
@@ -65,22 +72,22 @@ def filter_german(pairs: list[Pair], profiles: Profiles) -> list[Pair]:
     German than that.
     """
     nearest = [pair for pair in pairs if is_language(pair[1], "de", profiles)]
-    own = learn_profiles(pair[1] for pair in nearest)
+    own = learn_profile(pair[1] for pair in nearest)
     unlikely = [pair[1] for pair in nearest if mean_log_prob(pair[1], {"own": own})["own"] < FOREIGN_BELOW]
-    both = {"own": own, "foreign": learn_profiles(unlikely)} if unlikely else {"own": own}
+    both = {"own": own, "foreign": learn_profile(unlikely)} if unlikely else {"own": own}
     return [pair for pair in nearest if get_margin(mean_log_prob(pair[1], both)) >= GERMAN_MARGIN]
 
 
 def is_language(text: str, language: str, profiles: Profiles) -> bool:
     """Return whether no other language is far likelier."""
-    found = scores(text, profiles)
+    found = score_languages(text, profiles)
     return language in found and found[language] > max(found.values()) - LANGUAGE_MARGIN
 
 
 def mean_log_prob(text: str, profiles: Profiles) -> dict[str, float]:
     """Return the mean log-probability of the trigrams of a text in each language."""
-    found = scores(text, profiles)
-    return {name: found.get(name, float("-inf")) / max(1, len(trigrams(text))) for name in profiles}
+    found = score_languages(text, profiles)
+    return {name: found.get(name, float("-inf")) / max(1, len(extract_trigrams(text))) for name in profiles}
 
 
 def get_margin(means: dict[str, float]) -> float:

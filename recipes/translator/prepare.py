@@ -60,8 +60,8 @@ def select_pairs(sets: Sets, held: set[str]) -> tuple[Sets, dict[str, dict[str, 
     plausible = {
         name: [pair for pair in pairs if is_plausible(pair, get_language(name))] for name, pairs in unseen.items()
     }
-    profiles = {side: learn_profiles(pair[i] for pair in plausible["en-de"]) for i, side in enumerate(("en", "de"))}
-    profiles["fr"] = learn_profiles(pair[1] for pair in plausible["en-fr"])
+    profiles = {side: learn_profile(pair[i] for pair in plausible["en-de"]) for i, side in enumerate(("en", "de"))}
+    profiles["fr"] = learn_profile(pair[1] for pair in plausible["en-fr"])
     kept = plausible | {"europarl": filter_german(plausible["europarl"], profiles)}
     steps = {"read": sets, "in no test": unseen, "look like translations": plausible}
     return kept, {f"{name}.train": {step: len(of[name]) for step, of in steps.items()} for name in sets}

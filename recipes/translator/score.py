@@ -112,7 +112,7 @@ def score_test_set(translator: Translator, test: TestSet, beam: int) -> list[dic
     rows = []
     for name, chosen in group_by_language(test.languages).items():
         lines = [[side[i] for i in chosen] for side in (translations, test.target, test.source)]
-        found = score(*lines, "en" if english else test.languages[0])  # type: ignore[arg-type, call-arg]
+        found = score_translations(*lines, "en" if english else test.languages[0])  # type: ignore[arg-type, call-arg]
         rows.append(
             {"direction": test.direction, "test": f"{test.name} {name}".strip(), "sentences": len(chosen), "beam": beam}
             | {"bleu": found.bleu.value, "bleu_signature": found.bleu.signature}
@@ -134,7 +134,7 @@ def translate_lines(translator: Translator, texts: list[str], languages: list[st
     for language in dict.fromkeys(languages):
         chosen = [i for i, own in enumerate(languages) if own == language]
         to = language if translator.directions else None  # a baseline has a single direction
-        found = translator.translate([texts[i] for i in chosen], to=to, beam=beam)
+        found = translator.translate_sentences([texts[i] for i in chosen], to=to, beam=beam)
         for i, translation in zip(chosen, found, strict=True):
             translations[i] = " ".join(translation.text.splitlines())
     return translations

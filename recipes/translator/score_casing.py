@@ -40,8 +40,11 @@ def main() -> None:
         bleu = BLEU(lowercase=True, tokenize="zh" if language == "zh" else "13a")
         for name, change in VARIANTS.items():
             changed = [change(text) for text in english]
-            for suffix, texts in (("", changed), (", with care", [stopped(careful(t, "en"), "en") for t in changed])):
-                outputs = [t.text.rstrip(MARKS) for t in translator.translate(texts, to=language, beam=1)]
+            for suffix, texts in (
+                ("", changed),
+                (", with care", [add_full_stop(to_sentence_case(t, "en"), "en") for t in changed]),
+            ):
+                outputs = [t.text.rstrip(MARKS) for t in translator.translate_sentences(texts, to=language, beam=1)]
                 score = bleu.corpus_score(outputs, [[text.rstrip(MARKS) for text in references]]).score
                 print(f"en>{language} {name}{suffix}: {score:.1f}", flush=True)
 

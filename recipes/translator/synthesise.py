@@ -120,13 +120,13 @@ def synthesise_pairs(
     translator: Translator, job: SynthesisJob, texts: list[str], held: set[str], given: argparse.Namespace
 ) -> tuple[list[Pair], dict[str, int]]:
     """Return (real, synthetic) pairs that are good enough, and how many were dropped for which reason."""
-    found = translator.translate(texts, to=job.to, beam=given.beam)
+    found = translator.translate_sentences(texts, to=job.to, beam=given.beam)
     pairs, counts = select_pairs(job, texts, found, given.floor, held)
     if not job.needs_round_trip:
         return pairs, counts
     known = collect_words(read_lines(job.monolingual_file(given.work)))
     in_vocabulary = [pair for pair in pairs if collect_words([pair[1]]) <= known]
-    back = translator.translate([output for _, output in in_vocabulary], to=job.real, beam=given.beam)
+    back = translator.translate_sentences([output for _, output in in_vocabulary], to=job.real, beam=given.beam)
     kept = keep_round_trips(in_vocabulary, back, given.back)
     dropped = {
         "unknown words": len(pairs) - len(in_vocabulary),

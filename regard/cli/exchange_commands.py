@@ -70,7 +70,8 @@ def refuse_existing(path: Path) -> None:
         raise RegardError(f"{path} is already there: choose another folder with --out, or remove it")
 
 
-def show(found: ConversionReport, target: Path, report: Path | None, json: bool, verbose: bool) -> None:
+def print_report(found: ConversionReport, target: Path, report: Path | None, json: bool, verbose: bool) -> None:
+    """Print the report of an import or export, and write it to a file if one was given."""
     text = jsons.dumps({"folder": str(target), **found.to_dict()}, ensure_ascii=False)
     if report is not None:
         from regard.files import write_text

@@ -14,9 +14,8 @@ from regard.errors import RegardError
 from regard.exchange.hf_tokenizer import HFTokenizer, find_start_ids
 from regard.exchange.model_family import Family, ModelClass, read_size
 from regard.exchange.safetensors_folder import SafetensorsCheckpoint
-from regard.files import json_object
-from regard.text.special_token_template import NOTHING, SpecialTokenTemplate
-from regard.text.special_tokens import SpecialTokens
+from regard.files import read_json_object
+from regard.text.special_tokens import EMPTY_TEMPLATE, SpecialTokens, SpecialTokenTemplate
 
 
 class TrackedConfig(dict[str, Any]):
@@ -84,7 +83,7 @@ def read_token_template(
     Without a tokenizer it is the family's usual template, of those special tokens that exist.
     """
     if family.model.sees_images:
-        return NOTHING
+        return EMPTY_TEMPLATE
     start, end = find_start_ids(their, special, family.model), () if special.eos is None else (special.eos,)
     before = () if family.model.translates else start
     return (
@@ -96,7 +95,7 @@ def read_token_template(
 
 def read_pooling(folder: Path) -> str:
     """Return how sentence-transformers pools token vectors into a text vector; the mean by default."""
-    modes = json_object(folder / "1_Pooling" / "config.json")
+    modes = read_json_object(folder / "1_Pooling" / "config.json")
     chosen = [name for name, on in modes.items() if name.startswith("pooling_mode_") and on is True]
     names = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first"}
     if chosen and (len(chosen) > 1 or chosen[0] not in names):
@@ -106,7 +105,7 @@ def read_pooling(folder: Path) -> str:
 
 def read_pixels(folder: Path, config: ModelConfig, notes: list[str]) -> dict[str, list[float]]:
     """Return the mean and standard deviation that normalize each channel of pixels in 0 to 1, and the size of images."""
-    their, side = json_object(folder / "preprocessor_config.json"), get_image_side(config)
+    their, side = read_json_object(folder / "preprocessor_config.json"), get_image_side(config)
     if not their:
         notes.append(
             "no preprocessor_config.json in the folder: pixels are brought to mean 0.5 and std 0.5, as usual for ViT"

@@ -16,7 +16,7 @@ import tokenizers
 from regard.errors import RegardError
 from regard.exchange.legacy_tokenizers import load_byte_level_bpe, load_marian, load_wordpiece, read_special_names
 from regard.exchange.model_family import read_size
-from regard.files import exists, json_object
+from regard.files import exists, read_json_object
 from regard.model_folder import ModelPackage
 from regard.models.model import Model
 from regard.text.special_tokens import SPECIAL_TOKEN_NAMES, SpecialTokens, SpecialTokenTemplate
@@ -78,7 +78,7 @@ def read_tokenizer(folder: Path) -> HFTokenizer | None:
     for unread in ("tokenizer.model", "spiece.model", "spm.model", "sentencepiece.bpe.model"):
         if exists(folder / unread):
             raise RegardError(f"{folder / unread} is not read: save its tokenizer as tokenizer.json with transformers")
-    settings, names = json_object(folder / "tokenizer_config.json"), read_special_names(folder)
+    settings, names = read_json_object(folder / "tokenizer_config.json"), read_special_names(folder)
     backend = None
     if exists(folder / "vocab.txt"):
         backend = load_wordpiece(folder / "vocab.txt", settings, names)

@@ -28,7 +28,7 @@ from regard.exchange.model_family import Family, ModelClass, list_rules, read_si
 from regard.exchange.safetensors_folder import SINGLE, SafetensorsCheckpoint
 from regard.exchange.tensor_rules import Rule, export_tensors
 from regard.exchange.weight_conversion import ConversionReport, account_for_tensors, load_tensors, match_tensors
-from regard.files import atomic_folder, exists, json_object
+from regard.files import atomic_folder, exists, read_json_object
 from regard.model_folder import ModelPackage
 from regard.models.architectures import architecture_of, make_model
 from regard.models.weights import SizeLimit
@@ -45,11 +45,11 @@ def read_huggingface(folder: Path, device: torch.device) -> tuple[ModelPackage, 
     """Read a folder that transformers saved as a model of ours; everything that does not fit is listed in one error."""
     if not exists(folder / "config.json"):
         raise RegardError(f"no config.json in {folder}: give a folder that transformers' save_pretrained has written")
-    raw = json_object(folder / "config.json")
+    raw = read_json_object(folder / "config.json")
     family, name = find_family(raw)
     checkpoint, model_class = SafetensorsCheckpoint(folder), family.classes[name]
     given = {key: value for key, value in raw.items() if value is not None}
-    their = TrackedConfig({**json_object(folder / "generation_config.json"), **given})
+    their = TrackedConfig({**read_json_object(folder / "generation_config.json"), **given})
     reads_text = not family.model.sees_images
     tokenizer = hf_tokenizer.read_tokenizer(folder) if reads_text else None
     with refuse_malformed(folder / "config.json"):
@@ -62,7 +62,7 @@ def read_huggingface(folder: Path, device: torch.device) -> tuple[ModelPackage, 
         sizes = {f"{side}_vocab": size for side in family.model.vocabularies} | (
             {"n_classes": len(labels)} if labels else {}
         )
-        sizes |= special.settings()
+        sizes |= special.model_settings()
         config = family.to_ours(their, model_class, **sizes, **read_head_settings(family, checkpoint))
         token_template = read_token_template(family, tokenizer, their, special)
         decode = read_decode_config(their)

@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from regard.errors import RegardError
-from regard.files import check_regular, exists, json_object, read_bytes, read_text
+from regard.files import check_regular, exists, read_bytes, read_json_object, read_text
 from regard.text.tokenizer_training import library_errors
 
 BERT_NAMES = {f"{key}_token": f"[{key.upper()}]" for key in ("pad", "unk", "cls", "sep", "mask")}
@@ -23,7 +23,7 @@ def read_special_names(folder: Path) -> dict[str, str]:
     """Return pad_token, cls_token, ... as tokenizer_config.json and special_tokens_map.json name them."""
     names = dict(BERT_NAMES) if is_wordpiece_folder(folder) else {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        for key, value in json_object(folder / file).items():
+        for key, value in read_json_object(folder / file).items():
             text = value.get("content") if isinstance(value, dict) else value
             if key.endswith("_token") and isinstance(text, str):
                 names[key] = text
@@ -174,7 +174,7 @@ def load_marian(folder: Path, side: str) -> tokenizers.Tokenizer:
 
     A text may begin with the code of the language to translate into, such as >>fra<<.
     """
-    ids: dict[str, int] = json_object(folder / "vocab.json")
+    ids: dict[str, int] = read_json_object(folder / "vocab.json")
     names = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>", **read_special_names(folder)}
     if names["unk_token"] not in ids or names["eos_token"] not in ids or set(ids.values()) != set(range(len(ids))):
         raise RegardError(f"{folder / 'vocab.json'} has gaps, or lacks {names['unk_token']} or {names['eos_token']}")

@@ -80,7 +80,7 @@ def measure(row: LayerSetup, x: Tensor, reach: int) -> dict[str, Any]:
 
 
 def summarize(gains: Sequence[float], expected: float) -> dict[str, Any]:
-    return {"gains": list(gains), "factor": factor(gains), "expected": expected}
+    return {"gains": list(gains), "factor": decay_factor(gains), "expected": expected}
 
 
 # ---- recurrent layers -------------------------------------------------------------------------------------------------
@@ -111,9 +111,9 @@ def get_gate(layer: Recurrent, name: str) -> Tensor:
     return getattr(get_weights(layer), name)[layer.d_out : 2 * layer.d_out]
 
 
-def unroll(layer: Recurrent, x: Tensor) -> list[State]:
+def unroll(layer: Recurrent, x: Tensor) -> list[CellState]:
     """Return the T + 1 states of x (B, T, C): the one before each step, and the last."""
-    states = [layer.start(len(x), x)]
+    states = [layer.zero_state(len(x), x)]
     for t in range(x.shape[1]):
         state = layer.step(x[:, t], states[-1])[1]
         # Clones, so that the gradient of c is that of the next step alone, without the path through h of its own step.
@@ -147,7 +147,7 @@ def predict_factor(row: LayerSetup, layer: Recurrent, x: Tensor, reach: int) -> 
     if row.cell == "rnn":
         return row.radius * float((1 - h[:, -reach:].square()).square().mean().sqrt())
     kept = compute_gates(layer, x, h[:, :-1]).flip(1)[:, :reach].cumprod(1)  # (N, reach, H)
-    return factor(kept.square().mean((0, 2)).sqrt().tolist())
+    return decay_factor(kept.square().mean((0, 2)).sqrt().tolist())
 
 
 def compute_gates(layer: Recurrent, x: Tensor, h: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from regard.device import pick_device
 from regard.files import disk_errors, write_text
-from regard.metrics.translation_scores import score, tokenize_lower
+from regard.metrics.translation_scores import score_translations, tokenize_lower
 from regard.studies.job_pool import describe_setting
 from regard.studies.translation_models import (
     COLOURS,
@@ -86,7 +86,9 @@ def score_by_length(pairs: Sequence[Pair], translations: Mapping[str, Sequence[s
 def score_row(pairs: Sequence[Pair], translations: Mapping[str, Sequence[str]]) -> ScoreRow:
     """Return the BLEU of each model, tokenised and lower-cased, and its number of words per word of the references."""
     sources, references = zip(*pairs, strict=True)
-    scores = {name: score(hypotheses, references, sources, "en") for name, hypotheses in translations.items()}
+    scores = {
+        name: score_translations(hypotheses, references, sources, "en") for name, hypotheses in translations.items()
+    }
     return {
         "sources": len(pairs),
         "words": mean(len(source.split()) for source in sources),

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from regard.device import pick_device
 from regard.files import disk_errors, write_text
-from regard.metrics.translation_scores import score
+from regard.metrics.translation_scores import score_translations
 from regard.studies.job_pool import describe_setting
 from regard.studies.translation_models import COLOURS, TITLES, Pair, read_tests, train_models
 

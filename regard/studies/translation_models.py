@@ -115,8 +115,8 @@ def join_sentences(pairs: Sequence[Pair], n: int) -> list[Pair]:
     return [tuple(" ".join(side) for side in zip(*group, strict=True)) for group in groups]
 
 
-def open_corpus(data: Path, split: str) -> Corpus:
-    return Corpus((f"{split}.{{lang}}.xz",), COMMON["data"]["source"], COMMON["data"]["target"], data, split)
+def open_corpus(data: Path, split: str) -> ParallelCorpus:
+    return ParallelCorpus((f"{split}.{{lang}}.xz",), COMMON["data"]["source"], COMMON["data"]["target"], data, split)
 
 
 def read_tests(data: Path, quick: bool = False) -> dict[str, list[Pair]]:
@@ -130,7 +130,7 @@ def translate_tests(translator: Translator, tests: dict[str, list[Pair]]) -> dic
     """Return {test set: {number of joined sentences: translations}}."""
 
     def translate(pairs: list[Pair]) -> list[str]:
-        return [found.text for found in translator.translate([pair[0] for pair in pairs])]
+        return [found.text for found in translator.translate_sentences([pair[0] for pair in pairs])]
 
     return {test: {str(n): translate(join_sentences(pairs, n)) for n in JOINS} for test, pairs in tests.items()}
 
@@ -146,7 +146,7 @@ def batch_widths(batches: PairBatches) -> Iterator[int]:
 
 def count_flops(job: TranslationJob, batches: int) -> list[int]:
     """Return the FLOPs after each of the first batches of a run, including those of padding."""
-    data, passes, cost = job.batches(), job.objective().passes, Cost(job.sizes)
+    data, passes, cost = job.batches(), job.objective().passes, Cost(job.config.model)
 
     def flops(width: int) -> int:
         return passes * cost.training_flops(batch_size(data.batch_tokens, width), width, width)
@@ -203,7 +203,7 @@ def run_job(job: TranslationModelJob) -> None:
     train(config, job.run, overwrite=True, quiet=True)
     done, per_step = read_progress(job.run), config.train.accumulate
     flops = count_flops(prepare_job(job.run, config, quiet=True), done.step * per_step)
-    translator = load(job.run, job.device)
+    translator = load_translator(job.run, job.device)
     found = {
         "of": job.identity(),
         "parameters": sum(p.numel() for p in translator.model.parameters()),

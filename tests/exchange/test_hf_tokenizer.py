@@ -19,10 +19,8 @@ from regard.decode.generation import generate
 from regard.errors import RegardError
 from regard.exchange.hf_tokenizer import HFTokenizer, make_post_processor, read_tokenizer
 from regard.exchange.huggingface import read_huggingface, write_huggingface
-from regard.text.special_token_template import CLASSIC, SpecialTokenTemplate
-from regard.text.special_tokens import SpecialTokens
-from regard.text.tokenizer import VOCABULARY, Tokenizer, Tokenizers
-from regard.text.tokenizer_training import NAMES
+from regard.text.special_tokens import SPECIAL_TOKEN_NAMES, SpecialTokens, SpecialTokenTemplate
+from regard.text.tokenizer import VOCABULARY_FILE, Tokenizer, Tokenizers
 
 TEXTS = [
     "the cat sat on the mat",

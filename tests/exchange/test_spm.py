@@ -14,8 +14,7 @@ from peers import CPU, PAIR, make
 from regard.errors import RegardError
 from regard.exchange.huggingface import read_huggingface, write_huggingface
 from regard.exchange.legacy_tokenizers import read_spm
-from regard.text.special_token_template import SpecialTokenTemplate
-from regard.text.special_tokens import SpecialTokens
+from regard.text.special_tokens import SpecialTokens, SpecialTokenTemplate
 
 SOURCE = {
     "▁the": -2.0,

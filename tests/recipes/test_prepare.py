@@ -50,7 +50,7 @@ def test_pairs_that_look_like_translations(pair: tuple[str, str], lang: str, exp
 
 def test_a_side_in_another_language_is_noticed() -> None:
     texts = {"en": "the man went to the garden that he saw there", "de": "der Mann ging in den Garten, den er dort sah"}
-    profiles = {lang: learn_profiles([text]) for lang, text in texts.items()}
+    profiles = {lang: learn_profile([text]) for lang, text in texts.items()}
     assert pair_filters.is_language("der Mann ging dort in den Garten", "de", profiles)
     assert not pair_filters.is_language("the man went to the garden there", "de", profiles)
     assert not pair_filters.is_language("Το Κοινοβούλιο", "de", profiles)
@@ -74,14 +74,14 @@ def test_speeches_in_languages_without_a_profile_are_left_out() -> None:
     foreign = [
         (f"Other {i}.", text) for i in range(2) for text in [*DUTCH, "Wszyscy mają już tę wiedzę", "Ναι, παρακαλώ"]
     ]
-    profiles = {"de": learn_profiles(TALK), "en": learn_profiles(["this and that"])}
+    profiles = {"de": learn_profile(TALK), "en": learn_profile(["this and that"])}
     assert pair_filters.filter_german(pairs, profiles) == pairs  # where there is nothing else, nothing is lost
     assert pair_filters.filter_german([*pairs, *foreign], profiles) == pairs
 
 
 def test_what_is_nearer_to_the_foreign_lines_is_foreign() -> None:
     """A Dutch line of words that German has too is identified by the profile of foreign lines."""
-    own, foreign = learn_profiles(TALK), learn_profiles(DUTCH)
+    own, foreign = learn_profile(TALK), learn_profile(DUTCH)
     assert (
         pair_filters.get_margin(pair_filters.mean_log_prob("Wir haben den Bericht", {"own": own, "foreign": foreign}))
         > pair_filters.GERMAN_MARGIN

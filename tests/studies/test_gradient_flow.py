@@ -20,7 +20,7 @@ from regard.studies.gradient_flow import (
     ATTENTION,
     HEADS,
     LayerSetup,
-    factor,
+    decay_factor,
     get_weights,
     make_attention,
     make_layer,
