@@ -86,7 +86,7 @@ def huggingface() -> Run:
 
     @torch.inference_mode()
     def run(n: int, beam: int) -> list[list[int]]:
-        ids = torch.tensor([[*row, LEARNED.eos] for row in make_sources(n)])
+        ids = torch.tensor([[*row, DEFAULT_SPECIAL_TOKENS.eos] for row in make_sources(n)])
         length = {"min_new_tokens": STEPS, "max_new_tokens": STEPS}
         return theirs.generate(input_ids=ids, num_beams=beam, do_sample=False, **length)[:, 1:].tolist()  # type: ignore[operator]
 

@@ -35,8 +35,6 @@ def doctor(
 
     With --explain: the kernels that attention runs on. Model settings can be tried: --model.positions rope, ...
     """
-    from regard.models.analysis.kernel_report import format_choices
-
     if why:
         from regard.models.analysis.kernel_report import format_choices
 
@@ -98,7 +96,7 @@ def installed_version(name: str) -> str:
 def explain(
     target: Path | None, settings: Mapping[str, Any], device: str, length: int | None = None
 ) -> list[KernelChoice]:
-    """For a run, a model folder or a recipe, or without any for a causal decoder with each of the position schemes.
+    """Return which kernel every attention layer of a run, a model folder or a recipe runs on, and why.
 
     Without a target the model is a causal decoder, with each of the position schemes. `settings` are dotted,
     {"model.positions": "rope"}. The device need not be present, since the model is on the meta device. `length` is the

@@ -159,6 +159,7 @@ def output_paths(files: list[Path], output: Path) -> list[tuple[Path, Path]]:
 
 
 def filter_file(request: Request, source: Path, target: Path) -> dict[str, Any]:
+    """Filter one image, write the result, and return its settings and PSNR."""
     from regard.filters.image_arrays import apply
     from regard.filters.image_io import check_ending, open_picture, save_picture
 
@@ -192,7 +193,7 @@ def add_noise(x: torch.Tensor, noise: float, seed: int) -> torch.Tensor:
 
 
 def compare(clean: Picture, given: torch.Tensor, made: Picture) -> dict[str, float]:
-    """PSNR in dB of what the filter was given, before any rounding, and of what it made, as it is written."""
+    """Return the PSNR in dB of the filter's input, which is not rounded, and of its output, as it is written."""
     from regard.filters.image_arrays import apply, peak_of, psnr
 
     planes: list[Any] = []

@@ -111,9 +111,7 @@ def look_page(
     forbid: Annotated[Texts, change_option("forbid", "Mask a key: Apfel>apple")] = None,
     pin: Annotated[Texts, change_option("pin", "Force, in all attention over the source.")] = None,
     replace: Annotated[Texts, change_option("replace", "Replace a token: source:3=dog or target:2=Hund")] = None,
-    positions: Annotated[
-        Texts, change_option("positions", "Intervention the position scheme: none, alibi, ...")
-    ] = None,
+    positions: Annotated[Texts, change_option("positions", "Change the position scheme: none, alibi, ...")] = None,
     to: To = None,
     browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print what the page shows, without its arrays.")] = False,
@@ -344,7 +342,7 @@ def look_change(
         Texts, typer.Option("--replace", help="Replace a token: source:INDEX=TEXT or target:INDEX=TEXT.")
     ] = None,
     positions: Annotated[
-        str | None, typer.Option("--positions", help="Intervention the position scheme: none, rope, alibi, ...")
+        str | None, typer.Option("--positions", help="Change the position scheme: none, rope, alibi, ...")
     ] = None,
     to: To = None,
     device: Device = "auto",

@@ -30,7 +30,7 @@ def study(context: typer.Context) -> None:
 
 @study_app.command("dictionary")
 def study_dictionary(json: Json = False) -> None:
-    """Attention as a soft dictionary: two queries at once, and a temperature that makes the look-up hard."""
+    """Show attention as a soft dictionary look-up, hard at low temperature."""
     from regard.studies.soft_dictionary import run, show
 
     result = run()
@@ -49,7 +49,7 @@ def study_positions(
     device: Device = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="Use tiny models and few steps, to try it out.")] = False,
 ) -> None:
-    """Every position scheme trained at one length and tested at longer ones."""
+    """Train each position scheme at one length and test it at longer ones."""
     from regard.studies.position_study import study
 
     names = tuple(name.strip() for name in schemes.split(",")) if schemes else None
@@ -75,7 +75,7 @@ def study_pretraining(
     device: Device = "auto",
     quick: Quick = False,
 ) -> None:
-    """What pre-training and the auxiliary loss bring: a GPT fine-tuned with and without them."""
+    """Fine-tune a GPT with and without pre-training and auxiliary loss."""
     from regard.studies.finetuning_study import PRETRAINING
 
     print_study(PRETRAINING, tasks, out, text, glue, seeds, jobs, device, quick)
@@ -92,7 +92,7 @@ def study_roformer(
     device: Device = "auto",
     quick: Quick = False,
 ) -> None:
-    """BERT against RoFormer: the same model with learned positions or rotary ones, pre-trained and fine-tuned."""
+    """Compare BERT with RoFormer: learned against rotary positions."""
     from regard.studies.finetuning_study import ROFORMER
 
     print_study(ROFORMER, tasks, out, text, glue, seeds, jobs, device, quick)
@@ -120,7 +120,7 @@ def study_three_ways(
     device: Device = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="Use short rows and narrow layers, to try it out.")] = False,
 ) -> None:
-    """Time, memory and path length of recurrence, convolution and attention against length and width."""
+    """Compare time and memory of recurrence, convolution and attention."""
     from regard.studies.layer_comparison import study
 
     print_table(study(out, device, quick))
@@ -163,7 +163,7 @@ def study_filters(
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies/filters"),
     device: Device = "auto",
 ) -> None:
-    """Gaussian, diffusion, total variation, bilateral and non-local means on one noisy picture, side by side."""
+    """Compare denoising filters, from Gaussian to non-local means."""
     from regard.studies.filter_study import study
 
     print_table(study(out, image, sigma, seed, device))

@@ -177,7 +177,7 @@ def vectors_plot(
     output: Annotated[Path, typer.Option("--output", "-o", help="A .png or .svg file.")] = Path("words.png"),
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object instead.")] = False,
 ) -> None:
-    """Draw words in the two directions in which their vectors differ most."""
+    """Plot words on the first two principal components of their vectors."""
     from regard.look.word_vector_plot import plot_words
 
     if output.suffix.lower() not in (".png", ".svg"):
@@ -215,7 +215,7 @@ def vectors_project(
     output: Annotated[Path, typer.Argument(help="A folder, for `tensorboard --logdir FOLDER`.")],
     n: Most = 10_000,
 ) -> None:
-    """Write what TensorBoard's embedding projector shows."""
+    """Write files for TensorBoard's embedding projector."""
     from regard.vectors.formats import write_projector
 
     print(f"{output}: {write_projector(load(vectors), output, n):,} words; see them with tensorboard --logdir {output}")
