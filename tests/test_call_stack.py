@@ -82,5 +82,5 @@ def test_the_frames_of_a_translated_sentence_are_those_of_the_page(monkeypatch: 
 
 if __name__ == "__main__":
     with pytest.MonkeyPatch.context() as patch:
-        for stack in stacks_at_products(sys.argv[1:], patch)[:1]:
-            print(printed(stack))
+        for stack in stacks_at_products(sys.argv[1:], patch):
+            print(printed(stack), end="\n\n")

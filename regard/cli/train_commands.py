@@ -25,7 +25,10 @@ def train(
     from regard.tasks import run as runs
 
     settings = context.obj | ({} if name is None else {"name": name})
-    print(runs.train(recipe, run, settings=settings, overwrite=overwrite, quiet=quiet))
+    config, folder = runs.configure(recipe, run, settings, overwrite)
+    with runs.open_trainer(config, folder, overwrite=overwrite, quiet=quiet) as (trainer, stop):
+        trainer.run(stop)
+    print(folder)
 
 
 def resume(

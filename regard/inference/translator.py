@@ -304,8 +304,7 @@ class Translator:
             self._translation(hypotheses) if ids and text.strip() else copy_text("")
             for text, ids, hypotheses in zip(sentences, sources, found, strict=True)
         ]
-        source, target = ("", to or "") if self.directions else (self.source, self.target)
-        return [replace(each, source=source, target=target) for each in translations]
+        return [self._with_languages(each, to) for each in translations]
 
     def read(self, text: str, to: str | None = None) -> list[int]:
         """Return the token ids that the model reads for a sentence, special tokens included."""
@@ -327,6 +326,11 @@ class Translator:
             raise RegardError(f"this model translates {known}: say which language to translate to (--to LANG, to=)")
         tag = language_token(self.tokenizers.source, to)
         return [[tag, *ids] if ids else [] for ids in sources]
+
+    def _with_languages(self, translation: Translation, to: str | None) -> Translation:
+        """Return the translation with its languages; a model of several directions is not told the source language."""
+        source, target = ("", to or "") if self.directions else (self.source, self.target)
+        return replace(translation, source=source, target=target)
 
     def _translation(self, hypotheses: list[Hypothesis]) -> Translation:
         target = self.tokenizers.target

@@ -69,7 +69,7 @@ def trace_translation(
     model = cast(Any, tracer)
     (found,) = decode(model, sources, chosen, tracer.config.max_len, device, token_template=template)
     ids = [*found[0].tokens, *[tracer.config.eos_token_id] * found[0].ended]
-    return translator._translation(found), tracer.trace(ids)
+    return translator._with_languages(translator._translation(found), to), tracer.trace(ids)
 
 
 def trace_generation(generator: Generator, prompt: str, **options: Any) -> tuple[Generation, BeamSearchTrace]:

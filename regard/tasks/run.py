@@ -34,16 +34,23 @@ def train(
 
     `run` is the folder (by default runs/NAME); `settings` have dotted names, as on the command line. Return the folder.
     """
-    values, dotted = recipes.load(Path(recipe)), {**_dotted(sections), **(settings or {})}
-    name = recipes.build({"name": dotted.get("name", values["name"])}, Config).name  # checked before it becomes a path
-    place = Path(run) if run else RUNS_FOLDER / name
-    begun = place / "config.toml"
-    if holds_run(place) and exists(begun) and not overwrite:  # train.init may not exist any more
-        values["model"] = recipes.merge_tables(recipes.load(begun).get("model", {}), values.get("model", {}))
-    config = make_config(values, dotted)
-    with open_trainer(config, place, overwrite=overwrite, quiet=quiet) as (trainer, stop):
+    config, folder = configure(recipe, run, {**_dotted(sections), **(settings or {})}, overwrite)
+    with open_trainer(config, folder, overwrite=overwrite, quiet=quiet) as (trainer, stop):
         trainer.run(stop)
-    return place
+    return folder
+
+
+def configure(
+    recipe: str | Path, run: str | Path | None, settings: Mapping[str, Any], overwrite: bool = False
+) -> tuple[Config, Path]:
+    """Return the complete configuration of a recipe with these settings (dotted names), and the folder of its run."""
+    values = recipes.load(Path(recipe))
+    name = recipes.build({"name": settings.get("name", values["name"])}, Config).name  # checked before it becomes a path
+    folder = Path(run) if run else RUNS_FOLDER / name
+    begun = folder / "config.toml"
+    if holds_run(folder) and exists(begun) and not overwrite:  # train.init may not exist any more
+        values["model"] = recipes.merge_tables(recipes.load(begun).get("model", {}), values.get("model", {}))
+    return make_config(values, settings), folder
 
 
 def resume(run: str | Path, *, settings: Mapping[str, Any] | None = None, quiet: bool = False, **sections: Any) -> Path:

@@ -36,7 +36,11 @@ def weights_to_bf16(model: nn.Module) -> None:
 
 
 def draw_seeds(n: int, device: torch.device) -> list[Tensor]:
-    """A seed for each of n tensors, (2,). The only random numbers drawn, so recorded steps draw others each time."""
+    """Return a seed (2,) for each of n tensors.
+
+    These are the only numbers taken from torch's generator, which a CUDA graph advances at every replay: each replay of a
+    captured step rounds with new random bits.
+    """
     return list(torch.randint(UINT32_MAX, (n, 2), device=device))
 
 

@@ -155,7 +155,7 @@ def test_each_side_falls_apart_by_its_own_vocabulary(tmp_path: Path) -> None:
     ]
     both = Tokenizers(*sides)
     store = prepare_pair_store(ParallelCorpus(("p.tsv",), "en", "de", tmp_path), both, Filters(100))
-    batches = PairBatches(store, 512, 0, dropout=BPEDropout.both(both, 0.5))
+    batches = PairBatches(store, 512, 0, dropout=BPEDropout.for_both_sides(both, 0.5))
     made = [batches.batch(0, i) for i in range(len(batches.plan(0)))]
     pieces = {row: side.encode(row) for side, row in zip(sides, ("stable tables", "unstetige Unruhe"), strict=True)}
     read, said = (
