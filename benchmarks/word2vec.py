@@ -27,7 +27,7 @@ from common import Report, parser
 from regard.config import VectorsConfig
 from regard.data import toy
 from regard.data.parallel_corpus import read_lines
-from regard.data.shards import TokenStore
+from regard.data.token_cache import TokenStore
 from regard.device import pick_device
 from regard.evaluate.word_similarity import evaluate_analogies, evaluate_similarity, sum_sections
 from regard.vectors.word2vec import train_ids

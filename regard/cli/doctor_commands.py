@@ -66,7 +66,7 @@ def examine() -> dict[str, str]:
 
     import regard
     from regard import pretrained
-    from regard.data.shards import cache_folder
+    from regard.data.token_cache import cache_folder
     from regard.device import cpu_cores, describe, peak_flops, pick_device, pick_precision
 
     device = pick_device("auto")

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.shards import ANY_LENGTH, Joined, Store
+from regard.data.token_cache import ANY_LENGTH, Joined, Store
 from regard.errors import RegardError
 from regard.text.bpe_dropout import BPEDropout
 from regard.text.special_tokens import EOS_TEMPLATE, PAD, SpecialTokenTemplate

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import islice
 
 from regard.data.parallel_corpus import ParallelCorpus, parse_direction
-from regard.data.shards import Filters, Store, cache_folder, prepare_store
+from regard.data.token_cache import Filters, Store, cache_folder, prepare_store
 from regard.errors import RegardError
 from regard.text.language_identification import Profiles, learn_profile
 from regard.text.tokenizer import Tokenizer, Tokenizers

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from regard.data.batches import Batch, Batches, Rows, batch_size, bucket_widths, make_batch, plan_buckets
-from regard.data.shards import TokenStore
+from regard.data.token_cache import TokenStore
 from regard.text.special_tokens import EOS_TEMPLATE, PAD, SpecialTokenTemplate
 
 Spans = np.ndarray  # (N, 2): first, and last + 1

@@ -12,7 +12,7 @@ import torch
 from regard.data.batches import PairBatches
 from regard.data.multilingual import prepare_pair_store
 from regard.data.parallel_corpus import ParallelCorpus
-from regard.data.shards import Filters
+from regard.data.token_cache import Filters
 from regard.errors import RegardError
 from regard.inference.translator import Translator
 from regard.metrics.translation_scores import TranslationScores, perplexity, score_translations

@@ -15,8 +15,8 @@ from torch import nn
 
 from regard.config import Config
 from regard.data.noise import corrupt_spans, denoise, mask_tokens, word_numbers
-from regard.data.shards import Store
 from regard.data.text_batches import CorruptedBatches, Corruption, DenoisingBatches, MaskedBatches
+from regard.data.token_cache import Store
 from regard.errors import RegardError
 from regard.metrics.translation_scores import perplexity
 from regard.model_folder import ModelPackage

@@ -16,9 +16,9 @@ from torch import nn
 
 from regard.config import Config
 from regard.data.batches import Batches, batch_size
-from regard.data.shards import Store
 from regard.data.text_batches import PackedBatches, StatefulBatches, StreamBatches
 from regard.data.text_corpus import TextCorpus
+from regard.data.token_cache import Store
 from regard.decode.generation import generate_texts, max_length_of
 from regard.errors import RegardError
 from regard.metrics.translation_scores import perplexity

@@ -45,7 +45,9 @@ def configure(
 ) -> tuple[Config, Path]:
     """Return the complete configuration of a recipe with these settings (dotted names), and the folder of its run."""
     values = recipes.load(Path(recipe))
-    name = recipes.build({"name": settings.get("name", values["name"])}, Config).name  # checked before it becomes a path
+    name = recipes.build(
+        {"name": settings.get("name", values["name"])}, Config
+    ).name  # checked before it becomes a path
     folder = Path(run) if run else RUNS_FOLDER / name
     begun = folder / "config.toml"
     if holds_run(folder) and exists(begun) and not overwrite:  # train.init may not exist any more

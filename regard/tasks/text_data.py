@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from regard.config import Config, ModelConfig
-from regard.data.shards import ANY_LENGTH, Filters, Store, cache_folder, prepare_store
 from regard.data.text_corpus import TextCorpus
+from regard.data.token_cache import ANY_LENGTH, Filters, Store, cache_folder, prepare_store
 from regard.errors import RegardError
 from regard.models.architectures import architecture_of
 from regard.models.model import names_learning

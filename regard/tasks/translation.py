@@ -13,7 +13,7 @@ from regard.config import Config
 from regard.data.batches import PairBatches
 from regard.data.multilingual import language_profiles, language_token, prepare_pair_store, target_languages
 from regard.data.parallel_corpus import ParallelCorpus
-from regard.data.shards import Filters, Store
+from regard.data.token_cache import Filters, Store
 from regard.decode.batch_decoding import decode
 from regard.device import autocast
 from regard.errors import RegardError

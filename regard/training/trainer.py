@@ -43,14 +43,14 @@ class Trainer:
             raise RegardError(f"train.r_drop is not for this kind of {job.config.task}: set it to 0")
         if self.config.z_loss and not objective.z_loss:
             raise RegardError(f"train.z_loss is not for {job.config.task}, which has no vocabulary: set it to 0")
-        self.step = TrainingStep(objective, self.config, self.device, self.dtype)
+        self.training_step = TrainingStep(objective, self.config, self.device, self.dtype)
         self.carried = dict(objective.named_buffers(recurse=False))  # recurrent state, kept from batch to batch
         self.checkpoints = Checkpoints(job.folder / "checkpoints")
         self.progress = self._resume(quiet)
         self.first_step = self.progress.step
         self.saved = (self.progress.step, self.progress.validated)  # step and validation that the newest checkpoint has
-        self.meter = ThroughputMeter(job.config.model, self.step.objective.passes, self.device)
-        self.step.sums.copy_(torch.tensor(self.progress.running))
+        self.meter = ThroughputMeter(job.config.model, self.training_step.objective.passes, self.device)
+        self.training_step.sums.copy_(torch.tensor(self.progress.running))
         self.metrics = MetricsLog(job.folder, self.progress.step, self.progress.validated)
         self.display = ProgressDisplay(self.progress.step, self.config.steps, quiet)
 
@@ -59,7 +59,7 @@ class Trainer:
         step = self.checkpoints.newest(warn=print_message)
         if step is None:
             return Progress(data=self.job.data_key)
-        progress = self.checkpoints.load(step, self.model, self.step.updater.optimizer, self.carried)
+        progress = self.checkpoints.load(step, self.model, self.training_step.updater.optimizer, self.carried)
         if progress.cursor.epoch > progress.step * self.config.accumulate:  # an epoch has at least one batch
             raise RegardError(
                 f"checkpoint {self.checkpoints.path(step)} is of epoch {progress.cursor.epoch + 1:,} after {step:,} steps, "
@@ -87,7 +87,7 @@ class Trainer:
                 items = [next(stream) for _ in range(config.accumulate)]
                 batches = [batch for batch, _ in items]
                 progress.step += 1
-                self.step(batches, learning_rate(config, progress.step))
+                self.training_step(batches, learning_rate(config, progress.step))
                 progress.cursor = items[-1][1]
                 for batch in batches:
                     progress.tokens += batch.tokens
@@ -126,14 +126,14 @@ class Trainer:
     # ---- between steps -----------------------------------------------------------------------------------------------
 
     def _log(self) -> None:
-        loss, nll, tokens = self.step.sums.tolist()  # waits for the device
+        loss, nll, tokens = self.training_step.sums.tolist()  # waits for the device
         self._check_finite()
-        self.step.sums.zero_()
+        self.training_step.sums.zero_()
         progress = self.progress
         progress.seconds += self.meter.lap()
-        speed, norm = self.meter.read(), self.step.norm.item()
+        speed, norm = self.meter.read(), self.training_step.norm.item()
         values = {"loss": loss / tokens, "nll": nll / tokens, "lr": learning_rate(self.config, progress.step)}
-        values |= {"auxiliary_loss": self.step.auxiliary.item()} if self.step.has_auxiliary else {}
+        values |= {"auxiliary_loss": self.training_step.auxiliary.item()} if self.training_step.has_auxiliary else {}
         values |= {"grad_norm": norm, "tokens": progress.tokens, "seconds": progress.seconds, **speed}
         self.metrics.write("train", progress.step, **values)
         mfu = f"  MFU {speed['mfu']:.1%}" if "mfu" in speed else ""
@@ -144,7 +144,7 @@ class Trainer:
 
     def _check_finite(self) -> None:
         """Raise an error if a step had a loss or gradient that is not finite. Waits for the device."""
-        bad = self.step.updater.first_bad_step(self.first_step)
+        bad = self.training_step.updater.first_bad_step(self.first_step)
         if bad is not None:
             newest = self.checkpoints.newest(warn=print_message)
             run = self.job.folder
@@ -189,9 +189,9 @@ class Trainer:
     def _save(self) -> None:
         progress = self.progress
         if (progress.step, progress.validated) != self.saved:
-            progress.running = self.step.sums.tolist()
+            progress.running = self.training_step.sums.tolist()
             self.metrics.sync()
-            self.checkpoints.save(self.model, self.step.updater.optimizer, progress, self.carried)
+            self.checkpoints.save(self.model, self.training_step.updater.optimizer, progress, self.carried)
             self.saved = (progress.step, progress.validated)
         self.checkpoints.prune([progress.step, progress.best_step, *self._regular_checkpoints()])
 

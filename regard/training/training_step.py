@@ -44,31 +44,31 @@ class TrainingStep:
         self.auxiliary = torch.zeros((), device=device)  # the auxiliary loss of the last batch
         if self.is_graphed:
             compile_blocks(objective)
-            self.graphed_backward = GraphedCallable(self._backward)
+            self.graphed_forward_backward = GraphedCallable(self._forward_backward)
             self.graphed_update = GraphedCallable(self._update)
-            self.graphed_step = GraphedCallable(self._backward_and_update)
+            self.graphed_step = GraphedCallable(self._forward_backward_update)
 
     def __call__(self, batches: list[Batch], lr: float) -> None:
         """Update the weights by the gradient of the mean loss over all scored labels of `batches`."""
         self.label_weight.fill_(1 / sum(batch.tokens for batch in batches))
         self.updater.set_lr(lr)
-        backward: Callable[..., None] = self._backward
+        forward_backward: Callable[..., None] = self._forward_backward
         update: Callable[..., None] = self._update
         # Replaying a CUDA graph runs no Python, so a model that is observed or changed from outside runs eagerly.
         if self.is_graphed and not is_observed(self.objective.model) and not any(s.intervened for s in self.stacks):
             assert len(batches) == self.accumulate, "captured for another number of batches"
             if self.accumulate == 1:
                 return self.graphed_step(*batches[0].to(self.device).inputs)
-            backward, update = self.graphed_backward, self.graphed_update
+            forward_backward, update = self.graphed_forward_backward, self.graphed_update
         for batch in batches:
-            backward(*batch.to(self.device).inputs)
+            forward_backward(*batch.to(self.device).inputs)
         update()
 
-    def _backward_and_update(self, *inputs: Tensor) -> None:
-        self._backward(*inputs)
+    def _forward_backward_update(self, *inputs: Tensor) -> None:
+        self._forward_backward(*inputs)
         self._update()
 
-    def _backward(self, *inputs: Tensor) -> None:
+    def _forward_backward(self, *inputs: Tensor) -> None:
         """Run one batch forward and backward, and add its gradients to those of the step."""
         with autocast(self.device, self.dtype):
             sums = self.objective(*inputs)  # (3,)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from regard.config import VectorsConfig
-from regard.data.shards import ANY_LENGTH, Filters, TokenStore, cache_folder, prepare_store
+from regard.data.token_cache import ANY_LENGTH, Filters, TokenStore, cache_folder, prepare_store
 from regard.device import cpu_cores
 from regard.errors import RegardError
 from regard.terminal import progress_bar

@@ -25,7 +25,7 @@ SPACES = b" \t\r\v\f"
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Text files as rows of one sentence each, in the form that `data.shards.prepare_store` reads."""
+    """Text files as rows of one sentence each, in the form that `data.token_cache.prepare_store` reads."""
 
     files: tuple[Path, ...]
     lowercase: bool = False

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokens import EOS, SOS
 
 from regard.data.batches import Batch, Batches, Cursor, PairBatches, bucket_widths, pad_rows, prefetch
-from regard.data.shards import FilterReport, Filters, Store, TokenStore
+from regard.data.token_cache import FilterReport, Filters, Store, TokenStore
 from regard.text.special_tokens import PAD
 
 Lengths = list[tuple[int, int]]

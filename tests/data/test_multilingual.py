@@ -23,7 +23,7 @@ from regard.data.multilingual import (
     target_languages,
 )
 from regard.data.parallel_corpus import ParallelCorpus, parse_direction
-from regard.data.shards import Filters, Store
+from regard.data.token_cache import Filters, Store
 from regard.errors import RegardError
 from regard.evaluate.evaluation import evaluate
 from regard.inference.translator import Translator

@@ -15,7 +15,6 @@ from tokens import BERT_TEMPLATE, EOS, MASK, SOS
 
 from regard.data.batches import Batches, Cursor
 from regard.data.noise import corrupt_spans, denoise, mask_tokens
-from regard.data.shards import TokenStore
 from regard.data.text_batches import (
     Corruption,
     DenoisingBatches,
@@ -25,6 +24,7 @@ from regard.data.text_batches import (
     StreamBatches,
     window_spans,
 )
+from regard.data.token_cache import TokenStore
 from regard.text.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS_TEMPLATE, PAD, SpecialTokenTemplate
 
 FIRST = 100  # token i of the stream is FIRST + i, so that every token says where it stood

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import regard
 from regard.data.parallel_corpus import ParallelCorpus
-from regard.data.shards import Filters, prepare_store
+from regard.data.token_cache import Filters, prepare_store
 from regard.tasks.run import train_config as train
 from regard.tasks.run_config import make_config
 from regard.text.tokenizer import Tokenizer

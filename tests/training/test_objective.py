@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from regard.config import ModelConfig, TrainConfig
 from regard.data.batches import Batch
-from regard.data.shards import TokenStore
 from regard.data.text_batches import PackedBatches
+from regard.data.token_cache import TokenStore
 from regard.layers.quantization import quantize_model
 from regard.models.architectures import make_model, preset
 from regard.models.gpt import GPT

@@ -197,7 +197,7 @@ def test_a_bad_step_is_named_and_not_taken(
     assert_equal_tensors(weights_of(trainer.model), weights(run, 4))
     tensors, _ = checkpoint(run / "checkpoints" / "step-00000004")
     for name, parameter in trainer.model.named_parameters():
-        for key, value in trainer.step.updater.optimizer.state[parameter].items():
+        for key, value in trainer.training_step.updater.optimizer.state[parameter].items():
             assert torch.equal(value, tensors[f"optimizer:{name}/{key}"])
     assert all(line["step"] < 5 for line in metrics(run))
 

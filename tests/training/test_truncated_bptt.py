@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from regard.config import TrainConfig
 from regard.data.batches import Batch
-from regard.data.shards import FilterReport, Filters, Store, TokenStore
 from regard.data.text_batches import StatefulBatches
+from regard.data.token_cache import FilterReport, Filters, Store, TokenStore
 from regard.models.architectures import preset
 from regard.models.rnn import RNN
 from regard.tasks import language_modeling

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from regard.cli.main import app
 from regard.config import VectorsConfig
-from regard.data.shards import TokenStore
+from regard.data.token_cache import TokenStore
 from regard.errors import RegardError
 from regard.vectors import word2vec
 from regard.vectors.word2vec import TrainingState, blocks, learning_rate, run_threads, train, train_ids

@@ -11,7 +11,7 @@ import word2vec_losses
 from torch import Tensor
 
 from regard.config import VectorsConfig
-from regard.data.shards import TokenStore
+from regard.data.token_cache import TokenStore
 from regard.vectors import word2vec, word2vec_gpu
 from regard.vectors.huffman import HuffmanTree, huffman_tree
 from regard.vectors.word_counts import Vocabulary

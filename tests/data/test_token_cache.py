@@ -20,9 +20,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from regard.data import shards
+from regard.data import token_cache
 from regard.data.parallel_corpus import ParallelCorpus
-from regard.data.shards import Filters, Store, TokenStore, cache_folder, prepare_store
+from regard.data.token_cache import Filters, Store, TokenStore, cache_folder, prepare_store
 from regard.errors import RegardError
 from regard.files import find_damage
 
@@ -104,7 +104,7 @@ def test_store_is_the_encoded_text(tmp_path: Path, pairs: list[tuple[str, str]],
 
 
 def test_many_chunks_and_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "CHUNK", 4)
+    monkeypatch.setattr(token_cache, "CHUNK", 4)
     pairs, seen = numbered(10), []
     store = prepare_store(corpus_of(tmp_path, pairs), (Words(), Words()), ROOMY, tmp_path / "cache", seen.append)
     assert content(store) == encoded(pairs)
@@ -153,9 +153,9 @@ def test_blank_text_is_empty_even_where_spaces_are_tokens(tmp_path: Path) -> Non
 
 
 def test_description_of_a_large_report_without_ratio() -> None:
-    report = shards.FilterReport(Filters(), kept=28_997, empty=1, too_long=2)
+    report = token_cache.FilterReport(Filters(), kept=28_997, empty=1, too_long=2)
     assert report.describe() == "29,000 pairs: kept 28,997, empty 1, longer than 256 tokens 2"
-    report = shards.FilterReport(Filters(max_ratio=9), kept=28_997, empty=1, too_long=2)
+    report = token_cache.FilterReport(Filters(max_ratio=9), kept=28_997, empty=1, too_long=2)
     assert report.describe() == "29,000 pairs: kept 28,997, empty 1, longer than 256 tokens 2, ratio over 9 0"
 
 
@@ -214,7 +214,7 @@ def test_anything_changed_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert folders_after(first, Words(), Filters(max_len=999)) == 3
     assert folders_after(first, Words(), Filters(max_len=1000, max_ratio=9)) == 4
     assert folders_after(corpus_of(tmp_path, numbered(6)), Words(), ROOMY) == 5
-    monkeypatch.setattr(shards, "FORMAT", shards.FORMAT + 1)
+    monkeypatch.setattr(token_cache, "FORMAT", token_cache.FORMAT + 1)
     assert folders_after(first, Words(), ROOMY) == 6
 
 
@@ -310,14 +310,14 @@ def test_a_manifest_names_every_file(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_checksums_are_verified_once_in_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verified: list[Path] = []
-    monkeypatch.setattr(shards, "find_damage", lambda folder: verified.append(folder) or find_damage(folder))
+    monkeypatch.setattr(token_cache, "find_damage", lambda folder: verified.append(folder) or find_damage(folder))
     corpus = corpus_of(tmp_path, numbered(5))
     run(corpus, tmp_path / "cache")
     folder = only_folder(tmp_path / "cache")
     run(corpus, tmp_path / "cache", Forbidden())
     run(corpus, tmp_path / "cache", Forbidden())
     assert verified == [folder] * 2  # written a moment ago, a file could change without another time stamp
-    monkeypatch.setattr(shards, "SETTLED", -1)
+    monkeypatch.setattr(token_cache, "SETTLED", -1)
     run(corpus, tmp_path / "cache", Forbidden())
     run(corpus, tmp_path / "cache", Forbidden())
     assert verified == [folder] * 3
@@ -379,8 +379,8 @@ SCRIPT = """
 import sys
 from pathlib import Path
 sys.path[:0] = [{tests!r}]
-from test_shards import ROOMY, Words, corpus_of, numbered, content, encoded
-from regard.data import shards
+from test_token_cache import ROOMY, Words, corpus_of, numbered, content, encoded
+from regard.data import token_cache
 from regard.data.parallel_corpus import ParallelCorpus
 
 class Noisy(Words):
@@ -390,9 +390,9 @@ class Noisy(Words):
             sys.stdin.readline()
         return super().encode_batch(texts)
 
-shards.CHUNK = 50
+token_cache.CHUNK = 50
 root = Path({root!r})
-store = shards.prepare_store(ParallelCorpus(("x.tsv",), "en", "de", root), (Noisy(), Noisy()), ROOMY, root / "cache")
+store = token_cache.prepare_store(ParallelCorpus(("x.tsv",), "en", "de", root), (Noisy(), Noisy()), ROOMY, root / "cache")
 assert content(store) == encoded(numbered(200))
 """
 
@@ -454,7 +454,7 @@ def test_full_disk_names_the_folder_and_cleans_up(tmp_path: Path, monkeypatch: p
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(shards, "_append", full)
+    monkeypatch.setattr(token_cache, "_append", full)
     with pytest.raises(RegardError, match="disk is full") as caught:
         run(corpus_of(tmp_path, numbered(5)), cache)
     assert str(cache) in str(caught.value)
@@ -475,7 +475,7 @@ def test_broken_corpus_keeps_its_own_message_and_leaves_nothing(tmp_path: Path) 
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "CHUNK", 256)
+    monkeypatch.setattr(token_cache, "CHUNK", 256)
 
     def peak(n: int) -> int:
         corpus = corpus_of(tmp_path, ((f"{i} " * 20, f"{i} " * 20) for i in range(n)))
@@ -506,7 +506,7 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_long_rows_are_tokenised_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "CHARACTERS", 20)
+    monkeypatch.setattr(token_cache, "CHARACTERS", 20)
     pairs = [("a b c d e", "x")] * 7
     seen: list[int] = []
     store = prepare_store(corpus_of(tmp_path, pairs), (Words(), Words()), ROOMY, tmp_path / "cache", seen.append)

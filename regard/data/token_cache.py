@@ -40,7 +40,7 @@ Joined = tuple[np.ndarray, np.ndarray]  # sequences end to end, and their length
 OFFSET = np.dtype("<i8")
 
 
-class Source(Protocol):
+class Corpus(Protocol):
     """The interface of a corpus for `prepare_store`."""
 
     @property
@@ -166,7 +166,7 @@ def cache_folder() -> Path:
 
 
 def prepare_store(
-    corpus: Source,
+    corpus: Corpus,
     tokenizers: tuple[Encoder, ...],
     filters: Filters,
     cache: Path,
@@ -249,7 +249,7 @@ def _append(path: Path, array: np.ndarray) -> None:
 
 def _write(
     folder: Path,
-    corpus: Source,
+    corpus: Corpus,
     tokenizers: tuple[Encoder, ...],
     filters: Filters,
     progress: Callable[[int], None],
