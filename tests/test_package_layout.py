@@ -1,4 +1,4 @@
-"""The layout of the package: few modules at the top, no two files of one name, and documentation that names files that exist."""
+"""The layout of the package: few modules at the top, unique names, and documentation that names files that exist."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Placeholders for what a translation must not change: links, addresses, code, and scripts that the model cannot read.
 
 Each is a placeholder while the text is translated, ⟦1⟧, ⟦2⟧, ...: the model has learned to carry them over
-(recipes/translator/augmentation.py), whatever they stand for. Repetitions are bounded, so that no text takes long to look through.
+(recipes/translator/augmentation.py), whatever they stand for. Repetitions in the patterns are bounded, so that no text
+takes long to search.
 
 Numbers that are missing in a translation can be made placeholders too. 4,523.50 is written 4.523,50 or 4 523,50 in other
 languages: the character between digits may change, and may vanish before three digits. Any other difference is another

@@ -236,7 +236,7 @@ def test_a_model_of_the_meta_device_becomes_the_one_that_is_built_directly(name:
 
 
 def test_the_global_generator_moves_on_by_itself() -> None:
-    """Two models one after the other are not the same, and initialization with a given seed leaves torch's generator as it was."""
+    """Two modules in a row differ, and initialization with a given seed leaves torch's generator as it was."""
     torch.manual_seed(0)
     a, b = (nn.Linear(3, 3) for _ in range(2))
     initialize(a)
