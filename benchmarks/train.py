@@ -164,8 +164,8 @@ def marian_real(report: Report) -> None:
     config, device = base(report)[0], report.device
     with tempfile.TemporaryDirectory() as folder:
         job = real_job(report.options, folder, 32768, preset="transformer-base")
-    vocabulary = joint(max(config.target_vocab, job.sizes.target_vocab))
-    ran = own_epochs(report, make_random_model(replace(job.sizes, **vocabulary), device), job)
+    vocabulary = joint(max(config.target_vocab, job.config.model.target_vocab))
+    ran = own_epochs(report, make_random_model(replace(job.config.model, **vocabulary), device), job)
     padded = report.regard("marian")
     report.put("marian-real", "regard", ran.tokens, "tokens/s")
     if padded:
@@ -186,7 +186,9 @@ def small_real(report: Report) -> None:
     for peer, who, warm in (("hf", "hf eager", 10), ("hf-compiled", "hf compiled", n)):
         if peer in report.peers:
             reset_memory(device)
-            step = make_marian_step(make_hf_model(job.sizes, "marian", device).train(), device, peer == "hf-compiled")
+            step = make_marian_step(
+                make_hf_model(job.config.model, "marian", device).train(), device, peer == "hf-compiled"
+            )
             report.put("small-real", who, time_batches(step, batches, device, warm, n).updates, "updates/s")
 
 

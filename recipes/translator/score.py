@@ -112,7 +112,7 @@ def score_test_set(translator: Translator, test: TestSet, beam: int) -> list[dic
     rows = []
     for name, chosen in group_by_language(test.languages).items():
         lines = [[side[i] for i in chosen] for side in (translations, test.target, test.source)]
-        found = score_translations(*lines, "en" if english else test.languages[0])  # type: ignore[arg-type, call-arg]
+        found = score_translations(*lines, "en" if english else test.languages[0])
         rows.append(
             {"direction": test.direction, "test": f"{test.name} {name}".strip(), "sentences": len(chosen), "beam": beam}
             | {"bleu": found.bleu.value, "bleu_signature": found.bleu.signature}
