@@ -64,10 +64,14 @@ def lines(rng: random.Random, n: int = 60) -> bytes:
     return "".join(sentence(rng) + ("\n\n" if i % 5 == 0 else "\n") for i in range(n)).encode()
 
 
-def table(rng: random.Random, data: DataConfig, spec: str, answers: list[str]) -> bytes:
+def table(rng: random.Random, data: DataConfig, spec: str, labels: list[str]) -> bytes:
     """Return labelled texts in the columns that the recipe names by name or by number."""
-    names = [data.text or "text", *([data.pair] if data.pair else []), data.label or "label"]
-    rows = [[sentence(rng) for _ in names[1:]] + [answers[i % len(answers)]] for i in range(24)]
+    names = [
+        data.text_column or "text",
+        *([data.pair_column] if data.pair_column else []),
+        data.label_column or "label",
+    ]
+    rows = [[sentence(rng) for _ in names[1:]] + [labels[i % len(labels)]] for i in range(24)]
     if ".jsonl" in spec:
         return "".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows).encode()
     if not names[0].isdigit():
@@ -97,7 +101,7 @@ def pictures(name: str) -> bytes:
 
 
 def content(config: Config, spec: str, rng: random.Random) -> bytes:
-    if config.task == "images":
+    if config.task == "image-classification":
         return pictures(spec)
     if config.task == "tagging":
         return tagged(rng, spec)
@@ -127,7 +131,7 @@ def smaller(config: Config, given: dict[str, Any]) -> dict[str, Any]:
     for split in ("train", "valid", "test"):
         specs = getattr(config.data, split)
         settings[f"data.{split}"] = ["toy:60" if spec.startswith("toy:") else spec for spec in specs]
-    if not config.train.init:
+    if not config.train.init_from:
         preset = with_preset(given)
         shrunk = {name: value for name, value in SIZES.items() if preset.get(name, 0) > 1}  # one is small
         shrunk |= {"recurrent.d_hidden": 16} if "recurrent" in preset else {}
@@ -146,7 +150,7 @@ def config_of(name: str) -> tuple[Config, dict[str, Any]]:
 
 def borrowed(config: Config) -> dict[str, str]:
     """Return the runs of other recipes that this one needs, by the setting that names them."""
-    named = {"train.init": config.train.init, "tokenizer.file": config.tokenizer.file}
+    named = {"train.init_from": config.train.init_from, "tokenizer.file": config.tokenizer.file}
     return {setting: run for setting, run in named.items() if run}
 
 
@@ -168,11 +172,11 @@ def use(run: Path, config: Config) -> Any:
         return model.generate(TEXT, max_new_tokens=3, min_len=3).tokens
     if config.task == "masked-lm":
         return model.embed([TEXT]).shape == (1, SIZES["d_model"])
-    if config.task == "images":
+    if config.task == "image-classification":
         Image.fromarray(np.zeros((28, 28), np.uint8)).save(run / "picture.png")
         return model.classify([str(run / "picture.png")])[0].label
     if config.task in ("classification", "regression", "tagging"):
-        return model.classify([(TEXT, TEXT) if config.data.pair else TEXT])[0].label
+        return model.classify([(TEXT, TEXT) if config.data.pair_column else TEXT])[0].label
     return model.translate(TEXT).nbest or model.translate(TEXT).score < 0
 
 

@@ -17,7 +17,7 @@ TITLES = {
     "mixer": "token mixers",
     "feedforward": "feed-forward layers",
     "cell": "recurrent cells",
-    "score": "attention scores of seq2seq models",
+    "attention_score": "attention scores of seq2seq models",
 }
 
 

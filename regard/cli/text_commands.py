@@ -79,8 +79,8 @@ def generate(
 def decode_settings(context: typer.Context, given: dict[str, Any]) -> dict[str, Any]:
     """Return the decode options that were given, by their own names or as --decode.NAME."""
     settings = section_settings(context, "decode")
-    if "stop" in settings:
-        raise RegardError("--decode.stop is for beam search: a text ends before a string with --stop STRING")
+    if settings.keys() & {"stop", "beam_stop"}:
+        raise RegardError("--decode.beam_stop is for beam search: a text ends before a string with --stop STRING")
     return {name: value for name, value in given.items() if value not in (None, [])} | settings
 
 
@@ -270,10 +270,10 @@ def classify(
     lines = items or list(read_lines(input) if input else stdin_lines())
     parts = [(first, second) if tab else first for first, tab, second in (line.partition("\t") for line in lines)]
     with progress_bar("classifying", len(lines)) as advance:
-        answers = classifier.classify(parts)
+        predictions = classifier.classify(parts)
         advance(len(lines))
-    for line, answer in zip(lines, answers, strict=True):
+    for line, prediction in zip(lines, predictions, strict=True):
         if json:
-            print(jsons.dumps({"text": line, **dataclasses.asdict(answer)}, ensure_ascii=False))
+            print(jsons.dumps({"text": line, **dataclasses.asdict(prediction)}, ensure_ascii=False))
         else:
-            print(f"{answer}\t{answer.probability:.4f}" if answer.probabilities else answer)
+            print(f"{prediction}\t{prediction.probability:.4f}" if prediction.probabilities else prediction)

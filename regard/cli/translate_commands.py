@@ -158,7 +158,7 @@ def evaluate(
     """Score a model on a test set, by the metrics of its task.
 
     Translations: BLEU and chrF with signatures, perplexity, BLEU by length; hypotheses are saved. The columns of labelled
-    data may differ from those in training: --data.text 6 --data.label 5.
+    data may differ from those in training: --data.text_column 6 --data.label_column 5.
     """
     from regard.data.parallel_corpus import ParallelCorpus
     from regard.device import pick_device
@@ -171,7 +171,7 @@ def evaluate(
 
     given = {name: v for name, v in (("beam", beam), ("length_penalty", length_penalty)) if v is not None}
     package = load_model(run, pick_device(device), weights)
-    if package.tokenizers is None and package.task != "images":
+    if package.tokenizers is None and package.task != "image-classification":
         raise RegardError(
             f"the model in {run} has no tokenizer, so it can read no text: import it with its tokenizer.json"
         )

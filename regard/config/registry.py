@@ -36,7 +36,7 @@ KINDS = {
     "mixer": Kind(("mixer",), BLOCKS),
     "feedforward": Kind(("feedforward",), BLOCKS),
     "cell": Kind(("cell",), RECURRENT),
-    "score": Kind(("score",), ALIGNMENT),
+    "attention_score": Kind(("attention_score",), ALIGNMENT),
 }
 PARTS: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}  # kind -> name -> class
 

@@ -39,17 +39,17 @@ class DataConfig:
         "rows of text: stream (windows over all text) or documents (no attention between documents)",
         choices=("stream", "documents"),
     )
-    noise: float = setting(
+    mask_ratio: float = setting(
         0.0, "share of tokens that pre-training masks; 0 = the task's default: 0.15, denoising 0.3", below=1
     )
-    mean_span: float = setting(3.0, "spans and denoising: mean length of a masked span in tokens")
+    mean_span: float = setting(3.0, "span-corruption and denoising: mean length of a masked span in tokens")
     whole_words: bool = setting(False, "masked-lm: mask whole words, not single pieces")
     permute: bool = setting(True, "denoising: also shuffle the sentences")
-    text: str = setting(
+    text_column: str = setting(
         "", "labelled data: the column of the text, by name or number (from 1); empty = the usual names"
     )
-    pair: str = setting("", "labelled data: the column of a second text")
-    label: str = setting("", "labelled data: the column of the label")
+    pair_column: str = setting("", "labelled data: the column of a second text")
+    label_column: str = setting("", "labelled data: the column of the label")
     image_size: int = setting(0, "scale images to this many pixels on each side; 0 = as they are", most=1 << 14)
     shift: int = setting(0, "shift training images at random by up to this many pixels")
     rotate: float = setting(0.0, "rotate training images at random by up to this many degrees")
@@ -72,13 +72,15 @@ class TokenizerConfig:
     nfc: bool = setting(True, "normalize text to Unicode's composed form (NFC)")
     lowercase: bool = setting(False, "lower-case everything")
     file: str = setting("", "use this tokenizer.json (or that of this run or model folder) instead of training one")
-    extra: int = setting(
-        0, "number of sentinel tokens <extra-0>, ...; spans needs one for each masked span (default 100)", most=1 << 16
+    n_sentinels: int = setting(
+        0,
+        "sentinel tokens <extra-0>, ...: span-corruption needs one for each masked span (default 100)",
+        most=1 << 16,
     )
-    tags: tuple[str, ...] = setting(
+    language_tokens: tuple[str, ...] = setting(
         (), "target languages with a special token <to-...>; filled in from the directions of data"
     )
-    dropout: float = setting(
+    bpe_dropout: float = setting(
         0.0, "translation: BPE-dropout, the probability that training undoes a merge (0.1 is usual)", below=1
     )
 
@@ -158,7 +160,7 @@ class ModelConfig:
         "weight tying: none, decoder (input and output), inputs (encoder and decoder) or all embeddings",
         choices=("none", "decoder", "inputs", "all"),
     )
-    positions: str = setting("sinusoidal", "position scheme", part="positions", of=BLOCKS)
+    positions: str = setting("sinusoidal", "position scheme (positional encoding)", part="positions", of=BLOCKS)
     encoder_positions: str = setting(
         "", "position scheme of the encoder; empty = model.positions", choices=("",), part="positions", of=BLOCKS
     )
@@ -171,19 +173,24 @@ class ModelConfig:
         part="mixer",
         of=BLOCKS,
     )
-    feedforward: str = setting("dense", "the feed-forward layer of a block", part="feedforward", of=BLOCKS)
+    feedforward: str = setting(
+        "dense",
+        "feed-forward layer of a block: dense, or gated = GLU (SwiGLU, GEGLU)",
+        part="feedforward",
+        of=BLOCKS,
+    )
     cell: str = setting("lstm", "the cell of recurrent layers", part="cell", of=RECURRENT)
-    score: str = setting(
+    attention_score: str = setting(
         "additive",
         "attention score; none = no attention, constant = one context vector for all steps",
         choices=("none", "constant"),
-        part="score",
+        part="attention_score",
         of=ALIGNMENT,
     )
-    answer: str = setting(
+    prediction_head: str = setting(
         "none",
-        "prediction head: none, row (a class or number for each row) or token (a tag for each token)",
-        choices=("none", "row", "token"),
+        "none, sequence (a class or number for each text) or token (a tag for each token); filled in from the task",
+        choices=("none", "sequence", "token"),
     )
     n_classes: int = setting(0, "number of classes; filled in from the data", most=1 << 24)
     eos_token_id: int = setting(
@@ -263,8 +270,8 @@ class ViTSettings:
 class TrainConfig:
     """Optimization, checkpoints and devices of a training run."""
 
-    init: str = setting("", "start from the weights and vocabulary of this run or model folder (fine-tuning)")
-    vectors: str = setting(
+    init_from: str = setting("", "start from the weights and vocabulary of this run or model folder (fine-tuning)")
+    pretrained_embeddings: str = setting(
         "", "initialize the embeddings with these word vectors, a file or folder as wide as model.d_model"
     )
     auxiliary: float = setting(0.0, "classification with gpt or rnn: weight of the language-model loss (GPT: 0.5)")
@@ -280,7 +287,7 @@ class TrainConfig:
     lr: float = setting(1e-3, "peak learning rate", above=0)
     schedule: str = setting(
         "inverse-sqrt",
-        "after warm-up: inverse-sqrt, cosine, linear or constant",
+        "learning rate schedule after warm-up: inverse-sqrt, cosine, linear or constant",
         choices=("inverse-sqrt", "cosine", "linear", "constant"),
     )
     warmup: int = setting(1000, "steps of linear warm-up")
@@ -313,18 +320,18 @@ class TrainConfig:
         "what the best checkpoint and early stopping are chosen by: loss, bleu, accuracy, f1, ...",
         choices=("loss", "bleu", "accuracy", "f1", "matthews", "pearson", "spearman"),
     )
-    patience: int = setting(0, "stop after this many validations without a better one; 0 = never")
+    patience: int = setting(0, "early stopping: stop after this many validations without a better one; 0 = never")
     samples: int = setting(3, "translations shown at each validation")
     valid_sentences: int = setting(0, "decode at most this many validation sentences of each direction; 0 = all")
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
     precision: str = setting("auto", "auto (bf16 on a GPU, else fp32), fp32 or bf16", choices=("auto", "fp32", "bf16"))
-    weights: str = setting(
+    param_dtype: str = setting(
         "fp32",
-        "fp32, or bf16: parameters, gradients and optimizer state in bf16 with stochastic rounding",
+        "data type of parameters: fp32, or bf16: parameters, gradients and optimizer state in bf16 with stochastic rounding",
         choices=("fp32", "bf16"),
     )
     activation_checkpointing: bool = setting(
-        False, "recompute the activations inside blocks in the backward pass: less memory, more time"
+        False, "recompute activations in the backward pass (gradient checkpointing): less memory, more time"
     )
     compile: bool = setting(True, "compile the training step on a GPU")
     threads: int = setting(0, "CPU threads; 0 = OMP_NUM_THREADS, or all cores")
@@ -334,7 +341,7 @@ class TrainConfig:
 class DecodeConfig:
     """How a trained model generates: beam search or sampling, lengths, stopping."""
 
-    beam: int = setting(4, "beam width; 1 = greedy", most=1 << 16)
+    beam: int = setting(4, "beam width (num_beams); 1 = greedy", most=1 << 16)
     nbest: int = setting(1, "number of translations returned for each sentence", most=1 << 16)
     length_penalty: float = setting(
         1.0, "a: a hypothesis y scores log p(y) / |y|^a, |y| counting its end token", least=-math.inf
@@ -342,9 +349,9 @@ class DecodeConfig:
     min_len: int = setting(0, "tokens before the end token is allowed", most=1 << 24)
     max_len_a: float = setting(2.0, "at most a * source length + b tokens ...")
     max_len_b: int = setting(20, "... and never more than the model's max_len", most=1 << 24)
-    stop: str = setting(
+    beam_stop: str = setting(
         "likely",
-        "end a sentence when no open hypothesis beats the kept ones: likely (now) or proven (ever)",
+        "early stopping of beam search, when no open hypothesis beats the kept: likely (now) or proven (ever)",
         choices=("likely", "proven"),
     )
     temperature: float = setting(0.0, "above 0: sample instead of searching")
@@ -411,12 +418,12 @@ TASKS = (
     "translation",
     "causal-lm",
     "masked-lm",
-    "spans",
+    "span-corruption",
     "denoising",
     "classification",
     "regression",
     "tagging",
-    "images",
+    "image-classification",
 )
 
 

@@ -27,11 +27,11 @@ def target_languages(directions: tuple[str, ...]) -> tuple[str, ...]:
 
 def language_token(tokenizer: Tokenizer, language: str) -> int:
     """Return the id of the token that asks for a translation to `language`."""
-    tags = tokenizer.tags()
-    if language not in tags:
-        known = ", ".join(tags) or "no language"
+    tokens = tokenizer.language_tokens()
+    if language not in tokens:
+        known = ", ".join(tokens) or "no language"
         raise RegardError(f"this vocabulary has no token for the language '{language}': it translates to {known}")
-    return tags[language]
+    return tokens[language]
 
 
 def prepare_pair_store(
@@ -43,8 +43,8 @@ def prepare_pair_store(
     """Tokenize a parallel corpus, or take it from the cache; sources begin with language tokens if it has directions."""
     if not corpus.directions:
         return prepare_store(corpus, (tokenizers.source, tokenizers.target), filters, cache_folder(), progress)
-    tagging = (LanguageTagTokenizer(tokenizers.source), tokenizers.target)
-    return prepare_store(DirectedCorpus(corpus), tagging, filters, cache_folder(), progress)
+    directed = (DirectedTokenizer(tokenizers.source), tokenizers.target)
+    return prepare_store(DirectedCorpus(corpus), directed, filters, cache_folder(), progress)
 
 
 def language_profiles(corpus: ParallelCorpus) -> Profiles:
@@ -73,7 +73,7 @@ class DirectedCorpus:
         return "directed " + self.corpus.fingerprint()
 
 
-class LanguageTagTokenizer:
+class DirectedTokenizer:
     """A tokenizer for the sources of a `DirectedCorpus`: the language token, then the tokens of the text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -82,9 +82,9 @@ class LanguageTagTokenizer:
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         languages, bare = zip(*(text.split("\t", 1) for text in texts), strict=True)
         encoded = self.tokenizer.encode_batch(bare)
-        tags = {language: language_token(self.tokenizer, language) for language in set(languages)}
+        tokens = {language: language_token(self.tokenizer, language) for language in set(languages)}
         rows = zip(languages, bare, encoded, strict=True)
-        return [[tags[language], *ids] if text.strip() else [] for language, text, ids in rows]
+        return [[tokens[language], *ids] if text.strip() else [] for language, text, ids in rows]
 
     def fingerprint(self) -> str:
         return "tagging " + self.tokenizer.fingerprint()

@@ -15,7 +15,7 @@ from regard.data.token_cache import TokenStore
 from regard.text.special_tokens import EOS_TEMPLATE, PAD, SpecialTokenTemplate
 
 Spans = np.ndarray  # (N, 2): first, and last + 1
-Corruption = Callable[[np.ndarray, np.random.Generator], tuple[np.ndarray, np.ndarray]]  # ids to inputs and answers
+Corruption = Callable[[np.ndarray, np.random.Generator], tuple[np.ndarray, np.ndarray]]  # ids to inputs and labels
 
 
 def window_spans(n: int, length: int, shift: int, overlap: int = 0) -> Spans:

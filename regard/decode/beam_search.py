@@ -5,8 +5,8 @@ the end token. Each step takes the 2K best candidates, extensions of the K open 
 first K that end are kept as finished, the best K others stay open (2K, because at most K of them can end). A sentence stops
 when K hypotheses are finished and the worst of them scores at least as well as any open one
 
-- at its present length (`stop = "likely"`: fast, and what most toolkits do), or
-- at any length it could still reach (`stop = "proven"`: log p only falls, so log p / limit^a bounds it for a > 0).
+- at its present length (`beam_stop = "likely"`: fast, and what most toolkits do), or
+- at any length it could still reach (`beam_stop = "proven"`: log p only falls, so log p / limit^a bounds it for a > 0).
 
 Sentences that have stopped leave the batch. Everything stays on the device; the host reads only the flags that say so.
 """
@@ -150,7 +150,7 @@ def finish(beams: Beams, tokens: Tensor, log_prob: Tensor, length: int, options:
 
 def has_stopped(beams: Beams, step: int, options: DecodeConfig) -> Tensor:
     """Return which sentences (B,) have K finished hypotheses that no open one will beat, or are at their limit."""
-    proven = options.stop == "proven" and options.length_penalty > 0
+    proven = options.beam_stop == "proven" and options.length_penalty > 0
     length = beams.limit if proven else step + 1
     best_open = beams.log_prob[:, 0] / length**options.length_penalty  # open hypotheses are sorted
     return (beams.done_score[:, -1] >= best_open) | (step + 1 >= beams.limit)

@@ -51,7 +51,7 @@ def head_copy(config: ModelConfig, embedding: str) -> dict[str, str]:
 def embedding_and_head(config: ModelConfig, embedding: str) -> Iterator[Rule]:
     """Yield the rules of the embedding, and of the output head where it is not tied."""
     yield Rule("embedding.weight", (Part(embedding),))
-    if not is_tied(config) and config.answer == "none":
+    if not is_tied(config) and config.prediction_head == "none":
         yield Rule("head.weight", (Part("lm_head.weight"),))
 
 
@@ -73,9 +73,9 @@ def gpt2_rules(config: ModelConfig) -> Iterator[Rule]:
         yield from copy_layer(f"{ours}.norms.ff", f"{theirs}.ln_2")
         yield from copy_layer(f"{ours}.sublayers.ff.inner", f"{theirs}.mlp.c_fc", (TRANSPOSE,))
         yield from copy_layer(f"{ours}.sublayers.ff.outer", f"{theirs}.mlp.c_proj", (TRANSPOSE,))
-    if config.answer == "row":
-        yield from copy_layer("answers", "score", names=WEIGHT, group="answers")
-        yield Rule("answers.bias", (Part("", rows=config.n_classes),), "answers")
+    if config.prediction_head == "sequence":
+        yield from copy_layer("prediction_head", "score", names=WEIGHT, group="prediction_head")
+        yield Rule("prediction_head.bias", (Part("", rows=config.n_classes),), "prediction_head")
 
 
 def absorb_answer_bias(config: ModelConfig, own: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -83,12 +83,16 @@ def absorb_answer_bias(config: ModelConfig, own: dict[str, Tensor]) -> dict[str,
 
     Nothing else reads the output of the last norm, so its bias can absorb b: W h + b = W (h + e) where W e = b.
     """
-    if config.answer == "none" or not own["answers.bias"].any():
+    if config.prediction_head == "none" or not own["prediction_head.bias"].any():
         return {}
-    norm, weight, bias = "body.decoder.norm.bias", own["answers.weight"].double(), own["answers.bias"].double()
+    norm, weight, bias = (
+        "body.decoder.norm.bias",
+        own["prediction_head.weight"].double(),
+        own["prediction_head.bias"].double(),
+    )
     moved = torch.linalg.lstsq(weight, bias[:, None], driver="gelsd").solution[:, 0]
-    check_absorbed(weight @ moved, bias, moved, "answers.bias")
-    return {norm: (own[norm] + moved).float(), "answers.bias": torch.zeros_like(own["answers.bias"])}
+    check_absorbed(weight @ moved, bias, moved, "prediction_head.bias")
+    return {norm: (own[norm] + moved).float(), "prediction_head.bias": torch.zeros_like(own["prediction_head.bias"])}
 
 
 GPT2 = Family(
@@ -99,7 +103,7 @@ GPT2 = Family(
     classes={
         "GPT2LMHeadModel": ModelClass(),
         "GPT2Model": ModelClass(headless=True),
-        "GPT2ForSequenceClassification": ModelClass(("body", "answers"), "row"),
+        "GPT2ForSequenceClassification": ModelClass(("body", "prediction_head"), "sequence"),
     },
     settings=(
         Setting("n_embd", "d_model"),

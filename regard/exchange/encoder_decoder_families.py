@@ -119,7 +119,7 @@ T5 = Family(
     name="T5",
     model_type="t5",
     architecture="transformer",
-    task="spans",
+    task="span-corruption",
     classes={"T5ForConditionalGeneration": ModelClass(), "T5WithLMHeadModel": ModelClass()},
     settings=(
         Setting("d_model", "d_model"),

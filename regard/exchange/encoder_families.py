@@ -108,8 +108,8 @@ def bert_rules(config: ModelConfig) -> Iterator[Rule]:
     yield from layer_rules("bert", config)
     yield from copy_layer("pooler.inner", "bert.pooler.dense", group="pooler")
     yield from bert_head_rules()
-    if config.answer != "none":
-        yield from copy_layer("answers", "classifier", group="answers")
+    if config.prediction_head != "none":
+        yield from copy_layer("prediction_head", "classifier", group="prediction_head")
 
 
 BERT = Family(
@@ -121,8 +121,8 @@ BERT = Family(
         "BertForMaskedLM": ModelClass(("body", "masked")),
         "BertForPreTraining": ModelClass(("body", "masked", "pooler"), exported_as="BertForMaskedLM"),
         "BertModel": ModelClass(headless=True),
-        "BertForSequenceClassification": ModelClass(("body", "pooler", "answers"), "row"),
-        "BertForTokenClassification": ModelClass(("body", "answers"), "token"),
+        "BertForSequenceClassification": ModelClass(("body", "pooler", "prediction_head"), "sequence"),
+        "BertForTokenClassification": ModelClass(("body", "prediction_head"), "token"),
     },
     settings=(
         *SETTINGS,
@@ -150,13 +150,13 @@ def roberta_rules(config: ModelConfig) -> Iterator[Rule]:
     yield from position_rules("roberta", (drop_first_rows(FIRST_POSITION),))
     yield from layer_rules("roberta", config)
     yield from masked_head_rules("lm_head.dense", "lm_head.layer_norm", "lm_head.bias")
-    if config.answer == "row":  # the first layer of its classification head is our pooler
-        yield from copy_layer("pooler.inner", "classifier.dense", group="answers-pooler")
-        yield from copy_layer("answers", "classifier.out_proj", group="answers")
+    if config.prediction_head == "sequence":  # the first layer of its classification head is our pooler
+        yield from copy_layer("pooler.inner", "classifier.dense", group="prediction_head-pooler")
+        yield from copy_layer("prediction_head", "classifier.out_proj", group="prediction_head")
     else:
         yield from copy_layer("pooler.inner", "roberta.pooler.dense", group="pooler")
-    if config.answer == "token":
-        yield from copy_layer("answers", "classifier", group="answers")
+    if config.prediction_head == "token":
+        yield from copy_layer("prediction_head", "classifier", group="prediction_head")
 
 
 def read_roberta_length(their: Their) -> dict[str, Any]:
@@ -171,8 +171,10 @@ ROBERTA = Family(
     classes={
         "RobertaForMaskedLM": ModelClass(("body", "masked")),
         "RobertaModel": ModelClass(headless=True),
-        "RobertaForSequenceClassification": ModelClass(("body", "answers-pooler", "answers"), "row"),
-        "RobertaForTokenClassification": ModelClass(("body", "answers"), "token"),
+        "RobertaForSequenceClassification": ModelClass(
+            ("body", "prediction_head-pooler", "prediction_head"), "sequence"
+        ),
+        "RobertaForTokenClassification": ModelClass(("body", "prediction_head"), "token"),
     },
     settings=(*SETTINGS, Setting("type_vocab_size", "token_types", 2)),
     fixed_settings=FIXED_SETTINGS,
@@ -264,7 +266,7 @@ VIT = Family(
     name="ViT",
     model_type="vit",
     architecture="vit",
-    task="images",
+    task="image-classification",
     classes={"ViTForImageClassification": ModelClass(("body", "classifier")), "ViTModel": ModelClass(headless=True)},
     settings=(*SETTINGS, Setting("patch_size", "vit.patch_size", 16), Setting("num_channels", "vit.image_channels", 3)),
     fixed_settings={**FIXED_SETTINGS, "norm": "pre", "embedding_norm": False},

@@ -61,7 +61,7 @@ def match_family(config: ModelConfig) -> Family:
 
 def choose_class(family: Family, config: ModelConfig, before: str = "") -> tuple[str, ModelClass]:
     """Return the model class of theirs that predicts what ours does: `before`, from which it came, or the family's first."""
-    names = [name for name, found in family.classes.items() if found.answer == config.answer]
+    names = [name for name, found in family.classes.items() if found.prediction_head == config.prediction_head]
     name = before if before in names else names[0]
     name = family.classes[name].exported_as or name
     return name, family.classes[name]

@@ -50,7 +50,7 @@ def read_labels(
 
     Where num_labels and id2label differ, num_labels counts and the names are LABEL_0 and on, as in transformers.
     """
-    if model_class.answer == "none" and not family.model.classifies:
+    if model_class.prediction_head == "none" and not family.model.classifies:
         return (), family.task
     if their.get("problem_type") == "multi_label_classification":
         raise RegardError("config.json asks for problem_type 'multi_label_classification', which Regard does not have")
@@ -60,7 +60,7 @@ def read_labels(
         checkpoint.check_rows(n, "num_labels")
         names = {str(i): f"LABEL_{i}" for i in range(n)}
     labels = tuple(str(names[i]) for i in sorted(names, key=int))
-    if model_class.answer == "token":
+    if model_class.prediction_head == "token":
         return labels, "tagging"
     if family.model.classifies:
         return labels, family.task

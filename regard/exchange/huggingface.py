@@ -140,7 +140,8 @@ def write_huggingface(folder: Path, package: ModelPackage) -> ConversionReport:
         raise RegardError(f"this model came from {family.name} but is none any more: {'; '.join(wrong)}")
     check_square_images(package)
     name, model_class = choose_class(family, config, origin.get("kind", ""))
-    groups = {*model_class.groups, *(origin.get("groups", ()) if config.answer == find_original_answer(origin) else ())}
+    same_head = config.prediction_head == find_original_head(origin)
+    groups = {*model_class.groups, *(origin.get("groups", ()) if same_head else ())}
     every = list(list_rules(family, config))
     rules = [rule for rule in every if rule.group in groups]
     report = make_export_report(family, name, rules, every, package.model)
@@ -148,9 +149,9 @@ def write_huggingface(folder: Path, package: ModelPackage) -> ConversionReport:
     tensors = export_tensors(rules, own_tensors | family.absorb(config, own_tensors)) | family.constants(config)
     if model_class.headless:
         tensors = {n.removeprefix(family.prefix): x for n, x in tensors.items()}
-    if family.model.generates and model_class.answer == "row":
+    if family.model.generates and model_class.prediction_head == "sequence":
         report.notes.append(
-            "it answers at the end of a text: end each with the end token, and set pad_token_id for batches"
+            "it predicts at the end of a text: end each with the end token, and set pad_token_id for batches"
         )
     with atomic_folder(folder) as draft:
         save_file(tensors, draft / SINGLE, metadata={"format": "pt"})
@@ -179,9 +180,9 @@ def check_square_images(package: ModelPackage) -> None:
         )
 
 
-def find_original_answer(origin: Mapping[str, Any]) -> str:
-    """Return what a model predicted when it was imported (`model.answer`)."""
-    return FAMILIES[origin["family"]].classes[origin["kind"]].answer if origin else ""
+def find_original_head(origin: Mapping[str, Any]) -> str:
+    """Return the prediction head that a model had when it was imported."""
+    return FAMILIES[origin["family"]].classes[origin["kind"]].prediction_head if origin else ""
 
 
 def make_export_report(

@@ -82,10 +82,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class ModelClass:
-    """A model class of transformers: the groups of tensors that it must have, and what it predicts (`model.answer`)."""
+    """A model class of transformers: the groups of tensors that it must have, and its prediction head."""
 
     groups: tuple[str, ...] = ("body",)
-    answer: str = "none"
+    prediction_head: str = "none"
     headless: bool = False  # its tensors lack the prefix that a model with a head gives to its body
     exported_as: str = ""  # another class, where Regard does not keep all of its heads
 
@@ -139,7 +139,7 @@ class Family:
         ours |= {
             "preset": next(iter(self.model.presets)),
             "architecture": self.architecture,
-            "answer": model_class.answer,
+            "prediction_head": model_class.prediction_head,
         }
         return build(nest({**ours, **self.fixed_settings, **self.read_settings(their), **more}), ModelConfig, "model.")
 
@@ -157,8 +157,8 @@ class Family:
         """Return the settings of one of our models that this family does not have, in words."""
         if config.architecture != self.architecture:
             return [f"architecture is {config.architecture}, not {self.architecture}"]
-        if config.answer not in {model_class.answer for model_class in self.classes.values()}:
-            return [f"answer is {config.answer}"]
+        if config.prediction_head not in {model_class.prediction_head for model_class in self.classes.values()}:
+            return [f"prediction_head is {config.prediction_head}"]
         variable = {*self.custom_settings, *(s.ours for s in self.settings)}
         theirs = {**USUAL_SETTINGS, **get_part_defaults(config), **self.derived_settings(config), **self.fixed_settings}
         different = [
@@ -196,6 +196,6 @@ def get_part_defaults(config: ModelConfig) -> dict[str, Any]:
 def list_rules(family: Family, config: ModelConfig) -> list[Rule]:
     """Return the rules of a model, whose names begin with `body.` if it has a head for labels."""
     rules = list(family.rules(config))
-    if config.answer == "none":
+    if config.prediction_head == "none":
         return rules
-    return [r if r.group == "answers" else dataclasses.replace(r, ours=f"body.{r.ours}") for r in rules]
+    return [r if r.group == "prediction_head" else dataclasses.replace(r, ours=f"body.{r.ours}") for r in rules]

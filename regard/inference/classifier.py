@@ -20,11 +20,11 @@ from regard.exchange.loader import load_model
 from regard.tasks import image_classification, text_classification
 from regard.tasks.text_classification import EncodedExamples
 
-TASKS = ("classification", "regression", "tagging", "images")
+TASKS = ("classification", "regression", "tagging", "image-classification")
 
 
 @dataclass(frozen=True)
-class Answer:
+class Prediction:
     """The prediction of a classifier for one item."""
 
     label: str  # the likeliest class; in regression the number, in tagging all tags
@@ -43,31 +43,31 @@ class Classifier:
     def __init__(self, package: model_folder.ModelPackage) -> None:
         if package.task not in TASKS:
             raise RegardError(
-                f"this model learned {package.task}, not to give answers: fine-tune it on labelled data first"
+                f"this model learned {package.task}, not to predict labels: fine-tune it on labelled data first"
             )
-        if package.tokenizers is None and package.task != "images":
+        if package.tokenizers is None and package.task != "image-classification":
             raise RegardError("this model has no tokenizer, so it can read no text: import it with its tokenizer.json")
         self.package, self.model, self.labels = package, package.model, package.labels
         self.device = next(package.model.parameters()).device
 
     @overload
-    def classify(self, items: str) -> Answer: ...  # type: ignore[overload-overlap]  # a str is a sequence of str too
+    def classify(self, items: str) -> Prediction: ...  # type: ignore[overload-overlap]  # a str is a sequence of str too
     @overload
-    def classify(self, items: Sequence[str | tuple[str, str]]) -> list[Answer]: ...
-    def classify(self, items: str | Sequence[str | tuple[str, str]]) -> Answer | list[Answer]:
+    def classify(self, items: Sequence[str | tuple[str, str]]) -> list[Prediction]: ...
+    def classify(self, items: str | Sequence[str | tuple[str, str]]) -> Prediction | list[Prediction]:
         """Classify one item, or several: texts, pairs of texts, or paths of images."""
         if isinstance(items, str):
             return self.classify([items])[0]
         if not items:
             return []
-        if self.package.task == "images":
+        if self.package.task == "image-classification":
             return self._classify_images([Path(str(item)) for item in items])
         if self.package.task == "tagging":
             return self._tag([(item if isinstance(item, str) else " ".join(item)).split() for item in items])
         found = self._outputs(self._rows([(item,) if isinstance(item, str) else tuple(item) for item in items]))
         if self.package.task == "regression":
-            return [Answer(f"{float(a[0]):.4g}", 1.0, {}, value=float(a[0])) for a in found]
-        return [self._answer(a) for a in found]
+            return [Prediction(f"{float(output[0]):.4g}", 1.0, {}, value=float(output[0])) for output in found]
+        return [self._predict_class(output) for output in found]
 
     def _rows(self, texts: list[tuple[str, ...]]) -> EncodedExamples:
         assert self.package.tokenizers is not None
@@ -89,14 +89,14 @@ class Classifier:
         found, _ = text_classification.predict(self.model, rows, self.package.task, self.device, torch.float32)
         return found
 
-    def _answer(self, logits: np.ndarray) -> Answer:
+    def _predict_class(self, logits: np.ndarray) -> Prediction:
         """Return the likeliest class and the softmax of the logits (C,)."""
         p = np.exp(logits - logits.max())
         p /= p.sum()
         best = int(p.argmax())
-        return Answer(self.labels[best], float(p[best]), dict(zip(self.labels, p.tolist(), strict=True)))
+        return Prediction(self.labels[best], float(p[best]), dict(zip(self.labels, p.tolist(), strict=True)))
 
-    def _tag(self, sentences: list[list[str]]) -> list[Answer]:
+    def _tag(self, sentences: list[list[str]]) -> list[Prediction]:
         """Tag the words of sentences; a word has the tag that is predicted for its first subword piece."""
         assert self.package.tokenizers is not None
         tokenizer, token_template = self.package.tokenizers.source, self.package.token_template
@@ -107,14 +107,14 @@ class Classifier:
             firsts.append([len(token_template.before) + i for i, mark in enumerate(marks) if mark != CONTINUES])
         self._check_length(ids)
         rows = EncodedExamples(ids, [[0] * len(row) for row in ids], [[CONTINUES] * len(row) for row in ids])
-        answers = []
+        predictions = []
         for words, at, logits in zip(sentences, firsts, self._outputs(rows), strict=True):
             predicted = [self.labels[logits[i].argmax()] for i in at]
             tags = tuple(zip(words, predicted, strict=True))
-            answers.append(Answer(" ".join(tag for _, tag in tags), 1.0, {}, tags=tags))
-        return answers
+            predictions.append(Prediction(" ".join(tag for _, tag in tags), 1.0, {}, tags=tags))
+        return predictions
 
-    def _classify_images(self, paths: list[Path]) -> list[Answer]:
+    def _classify_images(self, paths: list[Path]) -> list[Prediction]:
         config, own = self.package.config, self.package.config.table(ViTSettings)
         # An imported model does not state the size of its images, which are square then.
         side = round((config.max_len - 1) ** 0.5) * own.patch_size
@@ -123,7 +123,7 @@ class Classifier:
         logits = image_classification.predict_logits(
             self.model, pixels, self.package.pixels, self.device, torch.float32, lambda: None
         )
-        return [self._answer(row) for row in logits.numpy()]
+        return [self._predict_class(row) for row in logits.numpy()]
 
 
 def load_classifier(path: str | Path, device: str = "auto") -> Classifier:

@@ -19,7 +19,7 @@ from regard.models.analysis.counting import meta_model
 from regard.models.analysis.summary import Summary
 from regard.models.architectures import PRESETS, architecture_of, preset, resolve
 from regard.pretrained import resolve_name
-from regard.tasks.run_config import ANSWERS, model_settings
+from regard.tasks.run_config import PREDICTION_HEADS, model_settings
 from regard.text.tokenizer import Tokenizers
 
 
@@ -86,7 +86,8 @@ def recipe_of(target: Path, settings: Mapping[str, Any]) -> Config:
 def build_config(values: dict[str, Any], settings: Mapping[str, Any]) -> Config:
     """Return a configuration: defaults from the preset, then `values`, then `settings`; its head is that of the task."""
     config = recipes.build({**recipes.override(values, settings), "model": model_settings(values, settings)}, Config)
-    return replace(config, model=replace(config.model, answer=ANSWERS.get(config.task, config.model.answer)))
+    head = PREDICTION_HEADS.get(config.task, config.model.prediction_head)
+    return replace(config, model=replace(config.model, prediction_head=head))
 
 
 def summary(

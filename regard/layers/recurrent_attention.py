@@ -36,7 +36,7 @@ MASKED_SCORE = -1e9  # its exponential is 0; finite, so that softmax over paddin
 class Score(Part):
     """An attention score, which compares a decoder state with annotations; by default a dot product."""
 
-    kind = "score"
+    kind = "attention_score"
 
     def __init__(self, settings: Any, d_state: int, d_annotation: int) -> None:
         """Make the parameters. Unlike parts of a block, a score gets its sizes as arguments."""
@@ -89,8 +89,9 @@ class Dot(Score):
         super().__init__(settings, d_state, d_annotation)
         if d_state != d_annotation:
             raise RegardError(
-                f"model.score dot compares vectors of one width, but those of the decoder have {d_state} numbers and those "
-                f"of the encoder {d_annotation}: choose model.score general, or model.recurrent.bidirectional false"
+                f"model.attention_score dot compares vectors of one width, but those of the decoder have {d_state} numbers "
+                f"and those of the encoder {d_annotation}: choose model.attention_score general, or "
+                f"model.recurrent.bidirectional false"
             )
 
 
@@ -119,7 +120,7 @@ class Alignment(nn.Module):
 
     def __init__(self, config: ModelConfig, d_state: int, d_annotation: int) -> None:
         super().__init__()
-        kind: type[Score] = find("score", config.score)
+        kind: type[Score] = find("attention_score", config.attention_score)
         self.score = kind(settings_of(kind, config), d_state, d_annotation)
 
     def forward(self, states: Tensor, keys: Tensor, padding: Tensor) -> Tensor:

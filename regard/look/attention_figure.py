@@ -286,7 +286,9 @@ def cross_attention_layer(translator: Translator, asked: str) -> str:
     """Return the name of the layer that is asked for, or of the last cross-attention layer."""
     names = [name for name in attention_layers(translator.model) if name.split(".")[-1] == "cross"]
     if not names:
-        raise RegardError("this model has no attention over its source (model.score none): there is nothing to draw")
+        raise RegardError(
+            "this model has no attention over its source (model.attention_score none): there is nothing to draw"
+        )
     if asked and asked not in names:
         raise RegardError(f"no layer '{asked}' looks at the source: choose one of {', '.join(names)}")
     return asked or names[-1]

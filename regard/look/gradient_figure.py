@@ -51,7 +51,13 @@ if TYPE_CHECKING:
 VANISHING, EXPLODING = 1e-3, 1e3  # thresholds of the gradient at the far end relative to that at the near end
 LAST_STEP = ", loss at the last step"  # the end of a line's name
 SUBLAYER_KINDS = {"self": "self", "cross": "cross", "ff": "ff", "schemes": "positions", "cross_scheme": "positions"}
-OTHER_KINDS = {"head": "head", "answers": "head", "pooler": "head", "weight_ih": "input", "weight_hh": "recurrent"}
+OTHER_KINDS = {
+    "head": "head",
+    "prediction_head": "head",
+    "pooler": "head",
+    "weight_ih": "input",
+    "weight_hh": "recurrent",
+}
 
 
 @dataclass(frozen=True)
@@ -223,10 +229,10 @@ def decay_factor(gains: Sequence[float]) -> float:
 # ---- recurrent layers through time ------------------------------------------------------------------------------------
 
 
-def mean_loss(objective: Objective, inputs: Sequence[Tensor], answers: int, seed: int) -> Tensor:
-    """Return the loss per answer, with the dropout of this seed."""
+def mean_loss(objective: Objective, inputs: Sequence[Tensor], count: int, seed: int) -> Tensor:
+    """Return the loss per scored label, with the dropout of this seed."""
     torch.manual_seed(seed)
-    return objective(*inputs)[0] / answers
+    return objective(*inputs)[0] / count
 
 
 def norms_through_time(objective: Objective, batch: Batch, seed: int) -> dict[str, dict[str, np.ndarray]]:
@@ -240,18 +246,18 @@ def norms_through_time(objective: Objective, batch: Batch, seed: int) -> dict[st
     if labels.dim() == 2 and (scored := (labels != PAD).any(0).nonzero()).numel() > 1:
         last = torch.full_like(labels, PAD)
         last[:, scored[-1]] = labels[:, scored[-1]]
-        answers = max(1, int((last != PAD).sum()))
-        for name, lines in norms_of_states(objective, (*batch.inputs[:-1], last), answers, seed, LAST_STEP).items():
+        count = max(1, int((last != PAD).sum()))
+        for name, lines in norms_of_states(objective, (*batch.inputs[:-1], last), count, seed, LAST_STEP).items():
             found[name] |= lines
     return found
 
 
 def norms_of_states(
-    objective: Objective, inputs: Sequence[Tensor], answers: int, seed: int, note: str
+    objective: Objective, inputs: Sequence[Tensor], count: int, seed: int, note: str
 ) -> dict[str, dict[str, np.ndarray]]:
     """Return the norms of the loss's gradient at every state of every recurrent layer; `note` ends their names."""
     with record_states(objective.model) as states:
-        loss = mean_loss(objective, inputs, answers, seed)
+        loss = mean_loss(objective, inputs, count, seed)
     flat = [part for steps in states.values() for state in steps for part in state]
     norms = iter(
         [0.0 if g is None else float(g.double().norm()) for g in torch.autograd.grad(loss, flat, allow_unused=True)]
@@ -312,8 +318,8 @@ def job_of_run(path: Path, settings: Mapping[str, Any]) -> Iterator[Job]:
     with tempfile.TemporaryDirectory() as temporary:
         draft = Path(temporary)
         # A folder with a checkpoint counts as a run that has begun (tasks/initial_model.py). Without this empty one,
-        # preparing the job would load train.init and train.vectors again, and replace the facts about the initial
-        # model.
+        # preparing the job would load train.init_from and train.pretrained_embeddings again, and replace the facts about
+        # the initial model.
         write_text(draft / "checkpoints" / "step-00000000" / MANIFEST, "")
         for file in [*path.glob("tokenizer*.json"), *path.glob("start.json")] if begun else []:
             shutil.copy(file, draft)

@@ -117,7 +117,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class TokenPrediction:
     """The most probable tokens at one position, and the one that was chosen."""
 
     sequence: str
@@ -147,7 +147,7 @@ class Trace:
     sequences: dict[str, TokenSequence]
     attention: list[AttentionLayer]
     activations: list[Activation]
-    predictions: list[Prediction] = field(default_factory=list)
+    predictions: list[TokenPrediction] = field(default_factory=list)
     labels: list[tuple[str, float]] | None = None  # classes with probabilities
     tree: list[list[BeamNode]] | None = None
     image: ImagePatches | None = None
@@ -295,7 +295,8 @@ def describe_model(model: nn.Module, config: ModelConfig) -> dict[str, Any]:
     kind = architecture_of(config)
     table: dict[str, Any] = {"architecture": config.architecture}
     if kind.is_recurrent:
-        table |= {"cell": config.cell, "score": config.score, "d_hidden": config.value("recurrent.d_hidden")}
+        table |= {"cell": config.cell, "attention score": config.attention_score}
+        table |= {"d_hidden": config.value("recurrent.d_hidden")}
     else:
         table |= {"positions": config.positions, "norm": "parallel" if config.parallel else config.norm}
         table |= {"heads": config.n_heads, "key heads": config.n_kv_heads, "d_ff": config.d_ff}
@@ -331,7 +332,7 @@ def predictions_of(
     pieces: Sequence[str] | Tokenizer,
     places: Sequence[int],
     given: Container[int] = (),
-) -> list[Prediction]:
+) -> list[TokenPrediction]:
     """Return the most probable tokens (or tags) at each of the places, and the chosen one; logits (T, V).
 
     At the places in `given` the token was in the input already."""
@@ -346,7 +347,7 @@ def predictions_of(
     found = []
     for i, taken in zip(places, chosen, strict=True):
         top = tuple(candidate(i, id) for id in likeliest[i])
-        found.append(Prediction(sequence, i, candidate(i, taken), top, i in given))
+        found.append(TokenPrediction(sequence, i, candidate(i, taken), top, i in given))
     return found
 
 

@@ -281,7 +281,7 @@ def record_stream(model: nn.Module, keep: Callable[[str, Tensor], None]) -> Iter
         for path, module in model.named_modules():
             if isinstance(module, Stack):
                 StreamRecorder(module, short_name(path), keep, entered)
-        head = getattr(model, "answers", None) or getattr(model, "head", None)
+        head = getattr(model, "prediction_head", None) or getattr(model, "head", None)
         if isinstance(head, nn.Module):
             add_forward_hook(entered, head, lambda logits: keep("logits", logits))
         yield

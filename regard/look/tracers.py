@@ -32,7 +32,7 @@ from regard.look.beam_search_trace import BeamSearchTrace, SearchTracer
 from regard.look.interventions import Intervention, Replace
 from regard.look.model_trace import (
     ForwardPass,
-    Prediction,
+    TokenPrediction,
     Trace,
     TraceRequest,
     body_of,
@@ -99,8 +99,8 @@ def tracer_for(package: ModelPackage) -> Callable[[TraceRequest], Trace]:
     found, config = attention_layers(body_of(package.model)), package.config
     if not found and kind_of(package) == "alignment":
         raise RegardError(
-            f"this model has no attention (model.score {config.score}), so there is nothing to look at: "
-            f"train one with model.score additive, dot or general"
+            f"this model has no attention (model.attention_score {config.attention_score}), so there is nothing to look "
+            f"at: train one with model.attention_score additive, dot or general"
         )
     if not found:
         raise RegardError(f"no layer of this {config.architecture} attends to anything: there is nothing to look at")
@@ -220,7 +220,7 @@ def source_and_target(request: TraceRequest, source: Sequence[int], target: Sequ
 
 def next_token_predictions(
     sequence: str, logits: Tensor, written: Sequence[int], tokenizer: Tokenizer, given: int
-) -> list[Prediction]:
+) -> list[TokenPrediction]:
     """Return the predictions of all tokens but the first; the first `given` were not chosen by the model."""
     return predictions_of(sequence, logits, written[1:], tokenizer, range(len(written) - 1), range(given - 1))
 

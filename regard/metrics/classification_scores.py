@@ -39,8 +39,8 @@ def score_predictions(
 
 def _check_counts(predictions: Sequence[object], truths: Sequence[object]) -> None:
     if len(predictions) != len(truths):
-        counts = f"{len(predictions):,} predictions and {len(truths):,} true answers"
-        raise RegardError(f"scoring needs one true answer for each prediction, got {counts}; check the files")
+        counts = f"{len(predictions):,} predictions and {len(truths):,} true labels"
+        raise RegardError(f"scoring needs one true label for each prediction, got {counts}; check the files")
     if not len(predictions):
         raise RegardError("scoring needs at least one prediction, got none; check that the files are not empty")
 

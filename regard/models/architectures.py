@@ -90,11 +90,11 @@ def resolve(config: ModelConfig) -> ModelConfig:
 
 
 def make_model(config: ModelConfig) -> nn.Module:
-    """Return a model with random initial weights; where `answer` is set, with a classification head on top."""
+    """Return a model with random initial weights; where `prediction_head` is set, with such a head on top."""
     config = resolve(config)
     try:
         body = architecture_of(config)(config)
-        return body if config.answer == "none" else ClassificationModel(body.config, body)
+        return body if config.prediction_head == "none" else ClassificationModel(body.config, body)
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
             raise RegardError("there is not enough memory for a model of these sizes: choose smaller ones") from None

@@ -17,14 +17,14 @@ from regard.layers.stack import Stack
 from regard.models import presets as tables
 from regard.models.heads import MaskedHead, Pooler
 from regard.models.initialization import initialize, new_seed
-from regard.models.model import ANSWERS, Model
+from regard.models.model import PREDICTION_TASKS, Model
 
 
 class Bert(Model):
     """An encoder with a masked language modelling head and a pooler: BERT, RoBERTa, RoFormer, DeBERTa."""
 
     presets = tables.BERT
-    tasks = ("masked-lm", *ANSWERS)
+    tasks = ("masked-lm", *PREDICTION_TASKS)
     sides = ("encoder",)
     vocabularies = ("source",)
     fills_blanks = embeds = True

@@ -1,6 +1,6 @@
 """A model with a linear head for classification, regression (a class or a number for each row) or tagging (each token).
 
-Shapes: ids and types (B, T), hidden (B, T, C), answers (B, n_classes) or (B, T, n_classes).
+Shapes: ids and types (B, T), hidden (B, T, C), predictions (B, n_classes) or (B, T, n_classes).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.models.initialization import init_module
-from regard.models.model import ANSWERS, Model, names_learning
+from regard.models.model import PREDICTION_TASKS, Model, names_learning
 
 
 class ClassificationModel(nn.Module):
@@ -19,27 +19,27 @@ class ClassificationModel(nn.Module):
 
     def __init__(self, config: ModelConfig, body: Model) -> None:
         super().__init__()
-        if not set(ANSWERS) & set(body.tasks):
-            kinds = names_learning(ANSWERS[0])
+        if not set(PREDICTION_TASKS) & set(body.tasks):
+            kinds = names_learning(PREDICTION_TASKS[0])
             raise RegardError(f"a {config.architecture} model cannot be given a head for classes: use a {kinds} preset")
         if config.n_classes < 1:
-            raise RegardError("model.n_classes must be at least 1 for a model that answers")
-        self.config, self.body, self.by_token = config, body, config.answer == "token"
+            raise RegardError("model.n_classes must be at least 1 for a model with a prediction head")
+        self.config, self.body, self.by_token = config, body, config.prediction_head == "token"
         self.dropout = nn.Dropout(config.dropout)
-        self.answers = nn.Linear(body.width, config.n_classes)
+        self.prediction_head = nn.Linear(body.width, config.n_classes)
         self.seed: int = body.seed  # type: ignore[assignment]
         init_module(self, self.seed, "", {})
 
     def init_weights(self) -> None:
-        nn.init.normal_(self.answers.weight, std=0.02)
-        nn.init.zeros_(self.answers.bias)
+        nn.init.normal_(self.prediction_head.weight, std=0.02)
+        nn.init.zeros_(self.prediction_head.bias)
 
     def hidden(self, ids: Tensor, types: Tensor) -> Tensor:
         return self.body.vectors(ids, types)
 
-    def answer(self, hidden: Tensor, ids: Tensor) -> Tensor:
+    def predict(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Return the logits of the head, (B, n_classes) or, for tagging, (B, T, n_classes)."""
-        return self.answers(self.dropout(hidden if self.by_token else self.body.pooled(hidden, ids)))
+        return self.prediction_head(self.dropout(hidden if self.by_token else self.body.pooled(hidden, ids)))
 
     def forward(self, ids: Tensor, types: Tensor) -> Tensor:
-        return self.answer(self.hidden(ids, types), ids)
+        return self.predict(self.hidden(ids, types), ids)

@@ -18,14 +18,14 @@ from regard.layers.norm import make_norm, normalize
 from regard.layers.stack import Stack
 from regard.models import presets as tables
 from regard.models.initialization import initialize, new_seed
-from regard.models.model import ANSWERS, LanguageModel
+from regard.models.model import PREDICTION_TASKS, LanguageModel
 
 
 class GPT(LanguageModel):
     """A decoder-only language model: GPT, LLaMA, PaLM, BLOOM, convolutional language models."""
 
     presets = tables.GPT
-    tasks = ("causal-lm", *ANSWERS)
+    tasks = ("causal-lm", *PREDICTION_TASKS)
     embeds = packs_documents = True
 
     def __init__(self, config: ModelConfig) -> None:

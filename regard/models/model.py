@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from regard.layers.decoding_state import State
     from regard.layers.embedding import Embedding, Head
 
-ANSWERS = ("classification", "regression", "tagging")  # tasks of a ClassificationModel, with a head on top of a model
+PREDICTION_TASKS = (
+    "classification",
+    "regression",
+    "tagging",
+)  # tasks of a ClassificationModel, with a head on top of a model
 
 ARCHITECTURES: dict[str, type[Model]] = {}  # by name; filled by models/architectures.py
 
@@ -30,7 +34,7 @@ ARCHITECTURES: dict[str, type[Model]] = {}  # by name; filled by models/architec
 class Model(nn.Module):
     """The base class of every architecture. Its class attributes are all that other modules ask about an architecture.
 
-    A model that learns one of `ANSWERS` or that `embeds` has `vectors(ids, types)`; models that predict tokens have
+    A model that learns one of `PREDICTION_TASKS` or that `embeds` has `vectors(ids, types)`; models that predict tokens have
     `read(...)`, which returns the input of their `head`.
     """
 
@@ -80,7 +84,7 @@ class Model(nn.Module):
     @classmethod
     def gives_classes(cls, config: ModelConfig) -> bool:
         """Return whether its outputs are classes or numbers and not tokens."""
-        return cls.classifies or config.answer != "none"
+        return cls.classifies or config.prediction_head != "none"
 
     @classmethod
     def lengths(cls, config: ModelConfig, *inputs: Tensor) -> tuple[int, int]:
@@ -93,7 +97,7 @@ class Model(nn.Module):
         """Return inputs of these lengths without padding, on the device of `like`."""
         lengths = {"encoder": s, "decoder": t}
         ids = tuple(torch.ones(batch, lengths[side], dtype=torch.long, device=like.device) for side in cls.sides)
-        return ids if config.answer == "none" else (*ids, torch.zeros_like(ids[0]))
+        return ids if config.prediction_head == "none" else (*ids, torch.zeros_like(ids[0]))
 
     # ---- vectors, for classification and for embeddings of texts -------------------------------------------------------
 

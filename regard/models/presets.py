@@ -218,7 +218,7 @@ AWD_DROPOUTS: dict[str, Any] = {
     "weight_dropout": 0.5,
     "word_dropout": 0.1,
 }
-REVERSED = {"score": "none", "seq2seq": {"reverse_source": True}}
+REVERSED = {"attention_score": "none", "seq2seq": {"reverse_source": True}}
 
 RNN: Table = {
     "rnn-tiny": {**recurrent(1, 32, 32, "rnn"), "dropout": 0.0},
@@ -230,8 +230,8 @@ RNN: Table = {
 SEQ2SEQ: Table = {
     "sutskever-small": {**recurrent_pair(2, 256, 512, "lstm"), **REVERSED},
     "sutskever": {**recurrent_pair(4, 1000, 1000, "lstm"), **REVERSED, "tie": "none"},
-    "rnnenc-small": {**recurrent_pair(1, 256, 512, "gru"), "score": "constant"},
-    "rnnenc": {**recurrent_pair(1, 620, 1000, "gru"), "score": "constant", "tie": "none"},
+    "rnnenc-small": {**recurrent_pair(1, 256, 512, "gru"), "attention_score": "constant"},
+    "rnnenc": {**recurrent_pair(1, 620, 1000, "gru"), "attention_score": "constant", "tie": "none"},
     "rnnsearch-small": {**recurrent_pair(1, 256, 512, "gru", bidirectional=True)},
     "rnnsearch": {**recurrent_pair(1, 620, 1000, "gru", bidirectional=True), "tie": "none"},
 }

@@ -20,14 +20,14 @@ from regard.layers.recurrent import Recurrent
 from regard.layers.variational_dropout import VariationalDropout, word_dropout
 from regard.models import presets as tables
 from regard.models.initialization import initialize, new_seed
-from regard.models.model import ANSWERS, StatefulLanguageModel
+from regard.models.model import PREDICTION_TASKS, StatefulLanguageModel
 
 
 class RNN(StatefulLanguageModel):
     """A recurrent language model with any cell, such as AWD-LSTM; bidirectional only below a classification head."""
 
     presets = tables.RNN
-    tasks = ("causal-lm", *ANSWERS)
+    tasks = ("causal-lm", *PREDICTION_TASKS)
     made_of = (RECURRENT,)
     embeds = is_recurrent = True
 
@@ -36,10 +36,10 @@ class RNN(StatefulLanguageModel):
         seed = new_seed()
         self.config = config = self.resolve(config)
         self.settings = s = config.table(RecurrentSettings)
-        if s.bidirectional and config.answer == "none":
+        if s.bidirectional and config.prediction_head == "none":
             raise RegardError(
-                "a language model may not read what it is to predict: model.recurrent.bidirectional is for models that "
-                "answer (classification, regression, tagging)"
+                "a language model may not read what it is to predict: model.recurrent.bidirectional is for models with "
+                "a prediction head (classification, regression, tagging)"
             )
         self.embedding = Embedding(config.target_vocab, config.d_model, config.scale_embeddings)
         self.dropout = VariationalDropout(config.dropout, s.variational)

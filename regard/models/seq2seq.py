@@ -1,6 +1,6 @@
 """Recurrent encoder-decoders: one context vector (Sutskever, RNNenc), or attention over all of the source (RNNsearch).
 
-| model.score            | model     | the decoder                                                        |
+| model.attention_score  | model     | the decoder                                                        |
 |------------------------|-----------|--------------------------------------------------------------------|
 | none                   | Sutskever | begins with the final state of every encoder layer                 |
 | constant               | RNNenc    | also reads the final state of the last encoder layer at every step |
@@ -291,12 +291,12 @@ def cell_states(config: ModelConfig) -> int:
 
 def uses_attention(config: ModelConfig) -> bool:
     """Return whether the decoder attends to the source (RNNsearch)."""
-    return config.score not in ("none", "constant")
+    return config.attention_score not in ("none", "constant")
 
 
 def repeats_context(config: ModelConfig) -> bool:
     """Return whether the context vector is an input of every step (RNNenc)."""
-    return config.score == "constant"
+    return config.attention_score == "constant"
 
 
 def check_settings(config: ModelConfig) -> None:
@@ -309,6 +309,6 @@ def check_settings(config: ModelConfig) -> None:
         )
     if not uses_attention(config) and config.n_encoder_layers != config.n_decoder_layers:
         raise RegardError(
-            f"without attention (model.score {config.score}) every decoder layer begins with the state of an encoder layer: "
-            f"{config.n_encoder_layers} and {config.n_decoder_layers} layers do not go together"
+            f"without attention (model.attention_score {config.attention_score}) every decoder layer begins with the state "
+            f"of an encoder layer: {config.n_encoder_layers} and {config.n_decoder_layers} layers do not go together"
         )

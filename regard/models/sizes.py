@@ -101,8 +101,8 @@ def check_architecture(config: ModelConfig) -> None:
 def check_recurrent(config: ModelConfig) -> None:
     """Ask the cell and the score of a recurrent model whether they make sense."""
     check_part("cell", config.cell, config, Place("decoder", causal=True))
-    if ALIGNMENT in MADE_OF.get(config.architecture, ()) and config.score in PARTS["score"]:
-        check_part("score", config.score, config, Place("cross"))
+    if ALIGNMENT in MADE_OF.get(config.architecture, ()) and config.attention_score in PARTS["attention_score"]:
+        check_part("attention_score", config.attention_score, config, Place("cross"))
 
 
 def check_parts(config: ModelConfig, sides: tuple[str, ...]) -> None:

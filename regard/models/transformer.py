@@ -24,7 +24,7 @@ class Transformer(TranslationModel):
     """An encoder-decoder Transformer: the original, Marian, T5, BART, convolutional sequence-to-sequence models."""
 
     presets = tables.TRANSFORMER
-    tasks = ("translation", "spans", "denoising")
+    tasks = ("translation", "span-corruption", "denoising")
     embeds = True
 
     def __init__(self, config: ModelConfig) -> None:

@@ -25,7 +25,7 @@ class ViT(Model):
 
     made_of = (BLOCKS, IMAGES)
     presets = tables.VIT
-    tasks = ("images",)
+    tasks = ("image-classification",)
     sides = ("encoder",)
     vocabularies = ()
     sees_images = classifies = True

@@ -73,21 +73,22 @@ class GlueTask:
         }
 
 
-PAIR = {"text": "sentence1", "pair": "sentence2"}
+PAIR = {"text_column": "sentence1", "pair_column": "sentence2"}
 GLUE_TASKS = {
     "SST-2": GlueTask(
-        "classification", "accuracy", "SST-2.test-labeled.tsv.xz", {"text": "sentence", "label": "label"}, 1500,
+        "classification", "accuracy", "SST-2.test-labeled.tsv.xz",
+        {"text_column": "sentence", "label_column": "label"}, 1500,
     ),
-    "CoLA": GlueTask("classification", "matthews", "CoLA.dev.tsv.xz", {"text": "4", "label": "2"}, 800),
+    "CoLA": GlueTask("classification", "matthews", "CoLA.dev.tsv.xz", {"text_column": "4", "label_column": "2"}, 800),
     "MRPC": GlueTask(
         "classification", "f1", "MRPC.test-labeled.tsv.xz",
-        {"text": "#1 String", "pair": "#2 String", "label": "Quality"}, 600,
+        {"text_column": "#1 String", "pair_column": "#2 String", "label_column": "Quality"}, 600,
     ),
     "STS-B": GlueTask(
-        "regression", "spearman", "STS-B.test-labeled.tsv.xz", {**PAIR, "label": "score"}, 800,
-        {"text": "6", "pair": "7", "label": "5"},
+        "regression", "spearman", "STS-B.test-labeled.tsv.xz", {**PAIR, "label_column": "score"}, 800,
+        {"text_column": "6", "pair_column": "7", "label_column": "5"},
     ),
-    "RTE": GlueTask("classification", "accuracy", "RTE.dev.tsv.xz", {**PAIR, "label": "label"}, 500),
+    "RTE": GlueTask("classification", "accuracy", "RTE.dev.tsv.xz", {**PAIR, "label_column": "label"}, 500),
 }  # fmt: skip
 
 
@@ -282,7 +283,7 @@ def make_finetuning_recipe(
     if variant.fresh:
         values |= {"tokenizer": {"file": init}, "model": plan.pretrained[variant.init]["model"]}
     else:
-        train["init"] = init
+        train["init_from"] = init
     return merge_settings(values, variant.changes)
 
 

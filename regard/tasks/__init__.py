@@ -19,12 +19,12 @@ TASKS = {
     "translation": "translation",
     "causal-lm": "language_modeling",
     "masked-lm": "denoising",
-    "spans": "denoising",
+    "span-corruption": "denoising",
     "denoising": "denoising",
     "classification": "text_classification",
     "regression": "text_classification",
     "tagging": "text_classification",
-    "images": "image_classification",
+    "image-classification": "image_classification",
 }
 
 

@@ -28,13 +28,13 @@ from regard.training.job import Job, Poll, Validation
 from regard.training.objective import Objective, make_token_objective
 from regard.training.validation import BATCH_TOKENS, total_loss
 
-# The share of hidden tokens where data.noise is 0.
-DEFAULT_NOISE = {"masked-lm": 0.15, "spans": 0.15, "denoising": 0.3}
+# The share of hidden tokens where data.mask_ratio is 0.
+DEFAULT_MASK_RATIO = {"masked-lm": 0.15, "span-corruption": 0.15, "denoising": 0.3}
 
 
 @dataclass(frozen=True)
 class DenoisingJob(Job):
-    """A run of masked-lm, spans or denoising."""
+    """A run of masked-lm, span-corruption or denoising."""
 
     train: Store
     valid: Store
@@ -113,14 +113,16 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> DenoisingJ
 
 def make_corruption(config: Config, tokenizer: Tokenizer) -> Corruption:
     """Return the corruption of the task, a function (ids, rng) -> (inputs, labels or target)."""
-    data, rate = config.data, config.data.noise or DEFAULT_NOISE[config.task]
+    data, rate = config.data, config.data.mask_ratio or DEFAULT_MASK_RATIO[config.task]
     if config.task == "masked-lm":
         tokenizer.special.require("mask", "the task masked-lm")
         return partial(mask_whole_words if data.whole_words else mask_single_tokens, tokenizer=tokenizer, rate=rate)
-    if config.task == "spans":
+    if config.task == "span-corruption":
         sentinels = tokenizer.sentinels()
         if not sentinels:
-            raise RegardError("spans need special tokens for the gaps: set tokenizer.extra 100, or begin with a T5")
+            raise RegardError(
+                "span-corruption needs special tokens for the gaps: set tokenizer.n_sentinels 100, or begin with a T5"
+            )
         return partial(corrupt_spans, sentinels=sentinels, rate=rate, mean_span=data.mean_span)
     ends = sentence_ends(tokenizer) if data.permute else ()
     mask = tokenizer.special.require("mask", "the task denoising")

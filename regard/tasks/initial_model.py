@@ -27,28 +27,29 @@ from regard.training.run_folder import initial_model_facts, save_initial_model_f
 from regard.vectors.initial_embeddings import initialize_embeddings, load_vectors_for
 from regard.vectors.word_vectors import WordVectors
 
-HEADS = ("head.", "pooler.", "answers.")  # weights that a new task may drop, or initialize freshly
+HEADS = ("head.", "pooler.", "prediction_head.")  # weights that a new task may drop, or initialize freshly
 
 
 @dataclass(frozen=True)
 class InitialModel:
-    """The source of tokenizers, special tokens and weights of a run: `train.init`, `train.vectors`, or nothing.
+    """The source of tokenizers, special tokens and weights of a run, which may be nothing.
 
-    A run that has checkpoints keeps all of them in its own folder, and the initial model is not loaded again.
+    It is the model of `train.init_from`, or the word vectors of `train.pretrained_embeddings`. A run that has checkpoints
+    keeps all of them in its own folder, and the initial model is not loaded again.
     """
 
     folder: Path
     config: Config
     quiet: bool = False
-    package: folders.ModelPackage | None = None  # the model of train.init
-    vectors: WordVectors | None = None  # the word vectors of train.vectors
+    package: folders.ModelPackage | None = None  # the model of train.init_from
+    vectors: WordVectors | None = None  # the word vectors of train.pretrained_embeddings
     facts: dict[str, Any] = field(default_factory=dict)  # see `initial_model_facts`
 
     @classmethod
     def load(cls, folder: Path, config: Config, quiet: bool = False) -> InitialModel:
         """Load the model and the word vectors that the settings name, unless the run in `folder` has checkpoints."""
         begun = bool(Checkpoints(folder / "checkpoints").steps())
-        given = Path(config.train.init) if config.train.init else None
+        given = Path(config.train.init_from) if config.train.init_from else None
         loaded = load_model(given, torch.device("cpu")) if given and not begun else None
         if not begun:
             save_initial_model_facts(folder, loaded)
@@ -63,7 +64,9 @@ class InitialModel:
             return Tokenizers.load(self.folder)
         if self.package is not None:
             if self.package.tokenizers is None:
-                raise RegardError(f"the model in {self.config.train.init} has no tokenizer, so it can read no text")
+                raise RegardError(
+                    f"the model in {self.config.train.init_from} has no tokenizer, so it can read no text"
+                )
             found = self.package.tokenizers
         elif self.config.tokenizer.file:
             found = load_tokenizers(Path(self.config.tokenizer.file))
@@ -93,11 +96,11 @@ class InitialModel:
         torch.manual_seed(self.config.train.seed)
         model = make_model(config)
         if self.package is not None:
-            fresh = transfer_weights(self.package.model, model, self.config.train.init)
-            print_message(f"weights of {self.config.train.init}; fresh: {', '.join(fresh) or 'none'}", self.quiet)
+            fresh = transfer_weights(self.package.model, model, self.config.train.init_from)
+            print_message(f"weights of {self.config.train.init_from}; fresh: {', '.join(fresh) or 'none'}", self.quiet)
         if self.vectors is not None:
             found = initialize_embeddings(model, Tokenizers.load(self.folder), self.vectors)
-            print_message(f"word vectors of {self.config.train.vectors} begin {found}", self.quiet)
+            print_message(f"word vectors of {self.config.train.pretrained_embeddings} begin {found}", self.quiet)
         return model
 
 
@@ -110,14 +113,19 @@ def load_tokenizers(path: Path) -> Tokenizers:
 
 
 def load_initial_vectors(config: Config) -> WordVectors | None:
-    """Return the word vectors of `train.vectors`; they are read before the data, so that errors are reported at once."""
-    if not config.train.vectors:
+    """Return the word vectors of `train.pretrained_embeddings`.
+
+    They are read before the data, so that errors are reported at once."""
+    if not config.train.pretrained_embeddings:
         return None
-    if config.task == "images":
-        raise RegardError("train.vectors begins embeddings of words, and images have none: leave it out")
-    if config.train.init:
-        raise RegardError("train.vectors would replace what the model in train.init has learned: leave one of them out")
-    return load_vectors_for(Path(config.train.vectors), config.model.d_model)
+    if config.task == "image-classification":
+        raise RegardError("train.pretrained_embeddings begins embeddings of words, and images have none: leave it out")
+    if config.train.init_from:
+        raise RegardError(
+            "train.pretrained_embeddings would replace what the model in train.init_from has learned: "
+            "leave one of them out"
+        )
+    return load_vectors_for(Path(config.train.pretrained_embeddings), config.model.d_model)
 
 
 @torch.no_grad()

@@ -50,7 +50,7 @@ def configure(
     ).name  # checked before it becomes a path
     folder = Path(run) if run else RUNS_FOLDER / name
     begun = folder / "config.toml"
-    if holds_run(folder) and exists(begun) and not overwrite:  # train.init may not exist any more
+    if holds_run(folder) and exists(begun) and not overwrite:  # train.init_from may not exist any more
         values["model"] = recipes.merge_tables(recipes.load(begun).get("model", {}), values.get("model", {}))
     return make_config(values, settings), folder
 

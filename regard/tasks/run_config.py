@@ -13,7 +13,8 @@ from regard.models.architectures import architecture_of, resolve, with_preset
 from regard.models.model import names_where
 from regard.pretrained import resolve_name
 
-ANSWERS = {"classification": "row", "regression": "row", "tagging": "token"}  # what model.answer is for a task
+# What model.prediction_head is for a task.
+PREDICTION_HEADS = {"classification": "sequence", "regression": "sequence", "tagging": "token"}
 
 
 def make_config(values: dict[str, Any], dotted: Mapping[str, Any]) -> Config:
@@ -25,10 +26,16 @@ def make_config(values: dict[str, Any], dotted: Mapping[str, Any]) -> Config:
     if config.model.tie == "all" and not config.tokenizer.joint:
         raise RegardError("model.tie 'all' needs one vocabulary: set tokenizer.joint true, or model.tie decoder")
     data = replace(config.data, root=str(Path(config.data.root).absolute()))
-    train = replace(config.train, init=_absolute_path(config.train.init), vectors=_absolute_path(config.train.vectors))
-    tokenizer = replace(config.tokenizer, extra=config.tokenizer.extra or (100 if config.task == "spans" else 0))
+    train = replace(
+        config.train,
+        init_from=_absolute_path(config.train.init_from),
+        pretrained_embeddings=_absolute_path(config.train.pretrained_embeddings),
+    )
+    n_sentinels = config.tokenizer.n_sentinels or (100 if config.task == "span-corruption" else 0)
+    tokenizer = replace(config.tokenizer, n_sentinels=n_sentinels)
     # Vocabulary and classes are those of the data, whatever the recipe or the initial model says.
-    fresh = replace(config.model, source_vocab=0, target_vocab=0, answer=ANSWERS.get(config.task, "none"), n_classes=1)
+    head = PREDICTION_HEADS.get(config.task, "none")
+    fresh = replace(config.model, source_vocab=0, target_vocab=0, prediction_head=head, n_classes=1)
     return replace(config, data=data, train=train, tokenizer=tokenizer, model=resolve(fresh))
 
 
@@ -49,10 +56,10 @@ def model_settings(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> dict
     train = recipes.override(dict(values), dotted).get("train", {})
     if not all(isinstance(table, Mapping) for table in (own, more, train)):
         raise RegardError("model and train must be tables of settings, [model] and [train]")
-    if train.get("init") and "architecture" not in {**own, **more}:
+    if train.get("init_from") and "architecture" not in {**own, **more}:
         from regard.exchange.loader import model_settings as settings_of_model
 
-        return recipes.merge_tables(recipes.merge_tables(settings_of_model(Path(train["init"])), own), more)
+        return recipes.merge_tables(recipes.merge_tables(settings_of_model(Path(train["init_from"])), own), more)
     return with_preset(own, more)
 
 

@@ -54,15 +54,15 @@ METRICS = {
 
 @dataclass(frozen=True)
 class EncodedExamples:
-    """Examples as token ids, token types (which of two texts a token is in) and answers, one a row or one a token."""
+    """Examples as token ids, token types (which of two texts a token is in) and labels, one a row or one a token."""
 
     ids: list[list[int]]
     types: list[list[int]]
-    answers: Sequence[float] | Sequence[list[int]]
+    labels: Sequence[float] | Sequence[list[int]]
 
     def key(self) -> str:
         """Return a hash of all examples."""
-        return hashlib.sha256(json.dumps([self.ids, self.types, self.answers]).encode()).hexdigest()[:32]
+        return hashlib.sha256(json.dumps([self.ids, self.types, self.labels]).encode()).hexdigest()[:32]
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -88,9 +88,9 @@ class ExampleBatches(BucketedBatches):
             n = len(data.ids[row])
             ids[i, :n], types[i, :n] = data.ids[row], data.types[row]
             if i < len(rows) and self.task == "tagging":
-                labels[i, :n] = data.answers[row]
+                labels[i, :n] = data.labels[row]
             elif i < len(rows):
-                labels[i] = data.answers[row]
+                labels[i] = data.labels[row]
         scored = labels == labels if self.task == "regression" else labels != UNSCORED[self.task]  # NaN != NaN
         return Batch(tuple(torch.from_numpy(x) for x in (ids, types, labels)), int(scored.sum()))
 
@@ -176,10 +176,11 @@ def read_split(task: str, data: DataConfig, split: str) -> list[Example]:
 def read_spec(task: str, data: DataConfig, spec: str) -> list[Example]:
     """Read the examples of one file, or a part of them: `FILE[:90%]`.
 
-    Where `data.text` names a column by number, the file has no header.
+    Where `data.text_column` names a column by number, the file has no header.
     """
     name, (first, last) = parse_part(spec)
-    columns = Columns(data.text or "text", data.pair, data.label or "label", header=not data.text.isdigit())
+    text, label = data.text_column or "text", data.label_column or "label"
+    columns = Columns(text, data.pair_column, label, header=not text.isdigit())
     path = Path(data.root) / name
     found = list(read_tagged(path) if task == "tagging" else read_examples(path, columns))
     part = found[int(first * len(found)) : int(last * len(found))]
@@ -209,9 +210,9 @@ def encode_examples(
     if task == "tagging":
         rows = encode_tagged(examples, tokenizer, token_template, tag_ids(examples, names, where))
     else:
-        answers = label_numbers(examples, where) if task == "regression" else label_ids(examples, names, where)
+        labels = label_numbers(examples, where) if task == "regression" else label_ids(examples, names, where)
         texts = [example.texts for example in examples]
-        rows = EncodedExamples(*encode_texts(texts, tokenizer, token_template), answers)
+        rows = EncodedExamples(*encode_texts(texts, tokenizer, token_template), labels)
     long = sum(len(ids) > max_len for ids in rows.ids)
     if not long:
         return rows
@@ -220,14 +221,14 @@ def encode_examples(
     )
     if task == "tagging":
         return truncate_tagged(rows, max_len, list(token_template.after))
-    return EncodedExamples(*encode_texts(texts, tokenizer, token_template, max_len), answers)
+    return EncodedExamples(*encode_texts(texts, tokenizer, token_template, max_len), labels)
 
 
 def truncate_tagged(rows: EncodedExamples, length: int, end: list[int]) -> EncodedExamples:
     """Truncate tagged rows to `length` tokens; they still end with the tokens `end`."""
-    answers = [truncate_row(row, length, [CONTINUES] * len(end)) for row in rows.answers]  # type: ignore[arg-type]
+    labels = [truncate_row(row, length, [CONTINUES] * len(end)) for row in rows.labels]  # type: ignore[arg-type]
     ids = [truncate_row(row, length, end) for row in rows.ids]
-    return EncodedExamples(ids, [row[:length] for row in rows.types], answers)
+    return EncodedExamples(ids, [row[:length] for row in rows.types], labels)
 
 
 def truncate_row(row: list[int], length: int, end: list[int]) -> list[int]:
@@ -270,12 +271,12 @@ def encode_tagged(
     examples: list[Example], tokenizer: Tokenizer, token_template: SpecialTokenTemplate, tags: list[list[int]]
 ) -> EncodedExamples:
     """Encode tagged sentences; special tokens and all but the first piece of a word are not scored."""
-    ids, answers = [], []
+    ids, labels = [], []
     for example, numbers in zip(examples, tags, strict=True):
         pieces, marks = tags_to_pieces(example.words, numbers, tokenizer)
         ids.append(token_template.wrap(pieces))
-        answers.append([CONTINUES for _ in token_template.before] + marks + [CONTINUES for _ in token_template.after])
-    return EncodedExamples(ids, [[0] * len(row) for row in ids], answers)
+        labels.append([CONTINUES for _ in token_template.before] + marks + [CONTINUES for _ in token_template.after])
+    return EncodedExamples(ids, [[0] * len(row) for row in ids], labels)
 
 
 @torch.inference_mode()
@@ -294,9 +295,9 @@ def predict(
     for i, (_, numbers) in enumerate(batches.plan(0)):
         ids, types, labels = batches.batch(0, i).to(device).inputs
         with autocast(device, dtype):
-            answers = model(ids, types).float()  # (B, n) or (B, W, n)
-        total += objective.loss_from_outputs(answers, labels)[1].item()
-        found |= {int(row): answer for row, answer in zip(numbers, answers.cpu().numpy(), strict=False)}
+            outputs = model(ids, types).float()  # (B, n) or (B, W, n)
+        total += objective.loss_from_outputs(outputs, labels)[1].item()
+        found |= {int(row): output for row, output in zip(numbers, outputs.cpu().numpy(), strict=False)}
         poll()
     return [found[i] for i in range(len(rows))], total
 
@@ -311,18 +312,18 @@ def measure(
     poll: Poll = lambda: None,
 ) -> Validation:
     """Return loss and scores on encoded examples."""
-    answers, total = predict(model, rows, task, device, dtype, poll)
+    outputs, total = predict(model, rows, task, device, dtype, poll)
     if task == "regression":
         return Validation(
-            total / len(rows), score_predictions(task, [float(a[0]) for a in answers], rows.answers, names)
+            total / len(rows), score_predictions(task, [float(output[0]) for output in outputs], rows.labels, names)
         )
     if task == "classification":
         return Validation(
-            total / len(rows), score_predictions(task, [int(a.argmax()) for a in answers], rows.answers, names)
+            total / len(rows), score_predictions(task, [int(output.argmax()) for output in outputs], rows.labels, names)
         )
-    places = [[i for i, tag in enumerate(row) if tag != CONTINUES] for row in rows.answers]  # type: ignore[arg-type]
-    predicted = [a[at].argmax(-1).tolist() for a, at in zip(answers, places, strict=True)]
-    truths = [[row[i] for i in at] for row, at in zip(rows.answers, places, strict=True)]  # type: ignore[index]
+    places = [[i for i, tag in enumerate(row) if tag != CONTINUES] for row in rows.labels]  # type: ignore[arg-type]
+    predicted = [output[at].argmax(-1).tolist() for output, at in zip(outputs, places, strict=True)]
+    truths = [[row[i] for i in at] for row, at in zip(rows.labels, places, strict=True)]  # type: ignore[index]
     return Validation(total / max(1, sum(map(len, truths))), score_predictions(task, predicted, truths, names))
 
 

@@ -48,7 +48,7 @@ class TranslationJob(Job):
         return ("loss", "bleu")
 
     def batches(self) -> PairBatches:
-        train, chance = self.config.train, self.config.tokenizer.dropout
+        train, chance = self.config.train, self.config.tokenizer.bpe_dropout
         assert self.tokenizers is not None
         dropout = BPEDropout.for_both_sides(self.tokenizers, chance) if chance else None
         longest = self.config.model.max_len
@@ -111,12 +111,12 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Translatio
     directions = corpora["train"].directions
     if directions:
         check_directions(config, directions, corpora["valid"].directions)
-        config = replace(config, tokenizer=replace(config.tokenizer, tags=target_languages(directions)))
+        config = replace(config, tokenizer=replace(config.tokenizer, language_tokens=target_languages(directions)))
     valid_pairs = [row for row in corpora["valid"].directed_rows() if all(text.strip() for text in row[1:])]
     tokenizers = initial.get_tokenizers(lambda: train_tokenizers(corpora["train"], config, quiet))
-    if not directions and (tags := tokenizers.source.tags()):
+    if not directions and (languages := tokenizers.source.language_tokens()):
         raise RegardError(
-            f"this vocabulary is of a model that is told which language to translate to ({', '.join(tags)}): write "
+            f"this vocabulary is of a model that is told which language to translate to ({', '.join(languages)}): write "
             f"'...@{config.data.source}>{config.data.target}' behind each corpus of data.train and data.valid"
         )
     token_template = initial.get_token_template(eos_template(tokenizers.target.special))

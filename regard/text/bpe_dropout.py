@@ -60,7 +60,9 @@ def merge_table(tokenizer: Tokenizer) -> np.ndarray:
     """Return the ids of the two halves that each piece was merged from, -1 for pieces without a merge.  # (V, 2)"""
     model = json.loads(tokenizer._backend.to_str())["model"]
     if model["type"] != "BPE":
-        raise RegardError("tokenizer.dropout undoes merges, which only a bpe or byte-bpe vocabulary has: leave it at 0")
+        raise RegardError(
+            "tokenizer.bpe_dropout undoes merges, which only a bpe or byte-bpe vocabulary has: leave it at 0"
+        )
     vocab, table = model["vocab"], np.full((len(tokenizer), 2), -1, np.int64)
     for merge in model["merges"]:
         left, right = merge.split(" ") if isinstance(merge, str) else merge

@@ -126,7 +126,7 @@ class Tokenizer:
         named = {i: re.fullmatch(r"<extra[-_](?:id_)?(\d+)>", token.content) for i, token in added.items()}
         return sorted((i for i, found in named.items() if found), key=lambda i: int(named[i][1]))  # type: ignore[index]
 
-    def tags(self) -> dict[str, int]:
+    def language_tokens(self) -> dict[str, int]:
         """Return the ids of <to-de>, <to-fr>, ... by language: special tokens that name the target language."""
         added = self._backend.get_added_tokens_decoder()
         named = {re.fullmatch(r"<to-(.+)>", token.content): i for i, token in added.items()}

@@ -26,11 +26,11 @@ SPECIAL_TOKEN_WORD = rf"(?<!\S)(?:{'|'.join(SPECIAL_TOKEN_NAMES.values())}|<to-\
 
 
 def special_token_list(config: TokenizerConfig) -> list[str]:
-    """Return all special tokens of a vocabulary in the order of their ids: roles, language tags, sentinels."""
+    """Return all special tokens of a vocabulary in the order of their ids: roles, language tokens, sentinels."""
     return [
         *SPECIAL_TOKEN_NAMES.values(),
-        *(f"<to-{language}>" for language in config.tags),
-        *(f"<extra-{i}>" for i in range(config.extra)),
+        *(f"<to-{language}>" for language in config.language_tokens),
+        *(f"<extra-{i}>" for i in range(config.n_sentinels)),
     ]
 
 

@@ -13,7 +13,7 @@ PIPELINE_TAGS = {  # of the Hugging Face Hub
     "masked-lm": "fill-mask",
     "classification": "text-classification",
     "tagging": "token-classification",
-    "images": "image-classification",
+    "image-classification": "image-classification",
 }
 
 
@@ -22,7 +22,7 @@ def model_card(job: Job, result: Validation, steps: list[int], progress: Progres
     config, model = job.config, job.config.model
     parameters = sum(p.numel() for p in job.model.parameters())
     weights = f"checkpoint of step {steps[0]}" if len(steps) == 1 else f"mean of the checkpoints of steps {steps}"
-    origin = f" from {config.train.init}" if config.train.init else ""
+    origin = f" from {config.train.init_from}" if config.train.init_from else ""
     return f"""---
 {_front_matter(job)}library_name: regard
 ---

@@ -132,7 +132,7 @@ class AuxiliaryLossObjective(ClassificationObjective):
         model = self.model
         assert isinstance(model, ClassificationModel)
         hidden = model.hidden(ids, types)
-        sums = self.loss_from_outputs(model.answer(hidden, ids), labels)
+        sums = self.loss_from_outputs(model.predict(hidden, ids), labels)
         scored = (labels if labels.dim() == 1 else labels.amax(1)) != PAD
         nothing = sums.new_zeros(())
         return sums + torch.stack(
@@ -149,7 +149,7 @@ class AuxiliaryLossObjective(ClassificationObjective):
 class RegressionObjective(OutputObjective):
     """Squared error of one number for each row; labels that are NaN are not scored."""
 
-    def loss_from_outputs(self, answers: Tensor, labels: Tensor) -> Tensor:
+    def loss_from_outputs(self, outputs: Tensor, labels: Tensor) -> Tensor:
         scored = ~labels.isnan()
-        error = ((answers.float().squeeze(-1) - labels.nan_to_num()) ** 2 * scored).sum()
+        error = ((outputs.float().squeeze(-1) - labels.nan_to_num()) ** 2 * scored).sum()
         return torch.stack([error, error, scored.sum()])

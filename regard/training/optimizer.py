@@ -62,9 +62,9 @@ def prepare_model(model: nn.Module, config: TrainConfig) -> None:
         )
     for stack in stacks:
         stack.activation_checkpointing = config.activation_checkpointing
-    if config.weights == "bf16":
+    if config.param_dtype == "bf16":
         if pick_precision(config.precision, device) != BF16:
-            raise RegardError("train.weights bf16 are for products in bf16: set train.precision to bf16 too")
+            raise RegardError("train.param_dtype bf16 is for products in bf16: set train.precision to bf16 too")
         weights_to_bf16(model)
 
 

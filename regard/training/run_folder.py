@@ -156,7 +156,8 @@ def _links(folder: Path, checkpoints: Checkpoints) -> list[Path]:
 
 # Settings that a run may change: where it runs, how long, and what it shows; with `regard resume` also how it optimizes.
 CHANGEABLE: tuple[str, ...] = ("name", "data.root", "data.test", "decode.", "train.steps", "train.patience")
-CHANGEABLE += ("train.samples", "train.init", "train.vectors", "train.keep", "train.device", "train.threads")
+CHANGEABLE += ("train.samples", "train.init_from", "train.pretrained_embeddings")
+CHANGEABLE += ("train.keep", "train.device", "train.threads")
 CHANGEABLE += ("train.activation_checkpointing",)
 CHANGEABLE_ON_RESUME = (*CHANGEABLE, "train.lr", "train.schedule", "train.warmup", "train.clip", "train.precision")
 CHANGEABLE_ON_RESUME += ("train.compile",)

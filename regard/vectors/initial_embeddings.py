@@ -1,4 +1,4 @@
-"""Word vectors as the initial embeddings of a model (setting `train.vectors`).
+"""Word vectors as the initial embeddings of a model (setting `train.pretrained_embeddings`).
 
 A token that is a whole word gets the vector of that word; all others keep their random initialisation. In a vocabulary
 of words all tokens are whole words; in a subword vocabulary, those that begin a word ("▁cat"; in WordPiece "cat", not
@@ -44,10 +44,12 @@ def initialize_embeddings(model: nn.Module, tokenizers: Tokenizers, vectors: Wor
         scale = replace_rows(embedding.weight, pieces, torch.from_numpy(vectors.vectors[rows])) if pieces else 1.0
         reports.append(f"{len(pieces):,} of {len(tokenizer):,} {side}pieces (times {scale:.3g})")
     if not reports:
-        raise RegardError("train.vectors is for models that read text, and this one has no embeddings of words")
+        raise RegardError(
+            "train.pretrained_embeddings is for models that read text, and this one has no embeddings of words"
+        )
     if not most:
         raise RegardError(
-            "none of the vocabulary's pieces is among the words of train.vectors: is it another language?"
+            "none of the vocabulary's pieces is among the words of train.pretrained_embeddings: is it another language?"
         )
     return ", ".join(reports)
 

@@ -10,7 +10,7 @@ from command_line import call
 from test_classifier import NAMES, TEXTS, package
 
 from regard import model_folder
-from regard.inference.classifier import Answer, Classifier
+from regard.inference.classifier import Classifier, Prediction
 
 
 @pytest.fixture(scope="module")
@@ -21,13 +21,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def expected(task: str, items: list[str | tuple[str, str]]) -> list[Answer]:
+def expected(task: str, items: list[str | tuple[str, str]]) -> list[Prediction]:
     return Classifier(package(task, () if task == "regression" else NAMES)).classify(items)
 
 
 def test_texts(models: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, _ = call(capfd, monkeypatch, "classify", str(models / "classification"), *TEXTS)
-    lines = [f"{answer.label}\t{answer.probability:.4f}" for answer in expected("classification", [*TEXTS])]
+    lines = [f"{prediction.label}\t{prediction.probability:.4f}" for prediction in expected("classification", [*TEXTS])]
     assert (code, out.splitlines()) == (0, lines)
 
 
@@ -50,10 +50,10 @@ def test_json_has_every_probability_and_a_tab_makes_a_pair(
     found = [json.loads(line) for line in out.splitlines()]
     assert code == 0
     assert [item["text"] for item in found] == given
-    answers = expected("classification", [("the cat", "a dog"), "the cat"])
-    for item, answer in zip(found, answers, strict=True):
-        assert item["label"] == answer.label
-        assert item["probabilities"] == pytest.approx(answer.probabilities)
+    predictions = expected("classification", [("the cat", "a dog"), "the cat"])
+    for item, prediction in zip(found, predictions, strict=True):
+        assert item["label"] == prediction.label
+        assert item["probabilities"] == pytest.approx(prediction.probabilities)
 
 
 def test_numbers_and_tags_stand_alone(
@@ -61,7 +61,7 @@ def test_numbers_and_tags_stand_alone(
 ) -> None:
     for task in ("regression", "tagging"):
         code, out, _ = call(capfd, monkeypatch, "classify", str(models / task), *TEXTS)
-        assert (code, out.splitlines()) == (0, [str(answer) for answer in expected(task, [*TEXTS])])
+        assert (code, out.splitlines()) == (0, [str(prediction) for prediction in expected(task, [*TEXTS])])
 
 
 def test_tags_as_json(models: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

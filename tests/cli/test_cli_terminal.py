@@ -63,7 +63,7 @@ def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
         root / "lm", ModelPackage(saying(lm, tokenizer.encode("a\x1b")[-1]), both, "causal-lm", limits), ""
     )
     labels = (f"{TITLE}one", f"{TITLE}two")
-    sizes = SIZES | {"head_bias": False, "target_vocab": v, "answer": "row", "n_classes": 2}
+    sizes = SIZES | {"head_bias": False, "target_vocab": v, "prediction_head": "sequence", "n_classes": 2}
     classes = make_model(ModelConfig(architecture="gpt", preset="gpt-tiny", **sizes)).eval()  # type: ignore[arg-type]
     model_folder.save(root / "classes", ModelPackage(classes, both, "classification", labels=labels), "")
     tokenizer.save(root / "tokenizer.json")

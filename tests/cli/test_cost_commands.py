@@ -114,7 +114,7 @@ def test_a_run_knows_its_vocabulary_before_it_is_finished(tmp_path: Path) -> Non
 
 
 def test_a_finished_run_knows_all_that_its_data_said(tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text('task = "images"\n[model]\npreset = "vit-tiny"\n')
+    (tmp_path / "config.toml").write_text('task = "image-classification"\n[model]\npreset = "vit-tiny"\n')
     assert config_of(str(tmp_path), {})[1] == {"n_classes": 10}
     (tmp_path / "model").mkdir()
     told = {"source_vocab": 0, "target_vocab": 0, "n_classes": 3, "max_len": 50}
@@ -127,7 +127,7 @@ def test_a_finished_run_knows_all_that_its_data_said(tmp_path: Path) -> None:
 def test_a_recipe_that_asks_for_answers_costs_their_head(tmp_path: Path) -> None:
     path = tmp_path / "tags.toml"
     path.write_text('task = "tagging"\n[model]\npreset = "bert-tiny"\n')
-    assert config_of(str(path), {})[0].answer == "token"
+    assert config_of(str(path), {})[0].prediction_head == "token"
 
 
 def test_a_recipe_has_the_style_of_its_preset(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_recipe_has_the_style_of_its_preset(tmp_path: Path) -> None:
 
 
 def test_what_data_would_tell_is_assumed_and_said() -> None:
-    out = call("bert-tiny", answer="row").stdout
+    out = call("bert-tiny", prediction_head="sequence").stdout
     assert "model.source_vocab comes from the data: 8,000 assumed" in out
     assert "model.n_classes comes from the data: 10 assumed" in out
     assert "assumed" not in call("bert-tiny", source_vocab="77").stdout

@@ -102,7 +102,7 @@ def test_a_text_that_fills_the_context_is_said_to_be_cut(call: Call, gpt: Path) 
         (("I", "-n", "2", "--temperature", "1", "--stream"), "--stream shows one text"),
         (("I", "--min-p", "2"), "min_p must be from 0 to 1"),
         (("I", "--model.n_heads", "2"), "--model.n_heads does not belong here"),
-        (("I", "--decode.stop", "likely"), "--decode.stop is for beam search"),
+        (("I", "--decode.beam_stop", "likely"), "--decode.beam_stop is for beam search"),
         ((), "no prompt given"),
     ],
 )

@@ -17,7 +17,7 @@ from regard.config import TokenizerConfig
 from regard.data.batches import PairBatches
 from regard.data.multilingual import (
     DirectedCorpus,
-    LanguageTagTokenizer,
+    DirectedTokenizer,
     language_token,
     prepare_pair_store,
     target_languages,
@@ -44,7 +44,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tokenizer() -> Tokenizer:
-    config = TokenizerConfig(kind="char", vocab_size=60, tags=("de", "en", "zh-Hant"))
+    config = TokenizerConfig(kind="char", vocab_size=60, language_tokens=("de", "en", "zh-Hant"))
     return Tokenizer.train(["one two eins zwei three san"], config)
 
 
@@ -101,11 +101,11 @@ def test_all_specs_have_a_direction_or_none_has(root: Path) -> None:
 
 
 def test_tags_are_special_tokens(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    assert tokenizer.tags() == {"de": 5, "en": 6, "zh-Hant": 7}
+    assert tokenizer.language_tokens() == {"de": 5, "en": 6, "zh-Hant": 7}
     assert tokenizer.encode("<to-de>")[0] != 5  # what a user types is text
     assert tokenizer.decode([5, *tokenizer.encode("one")]) == "one"
     tokenizer.save(tmp_path / "t.json")
-    assert Tokenizer.load(tmp_path / "t.json").tags() == tokenizer.tags()
+    assert Tokenizer.load(tmp_path / "t.json").language_tokens() == tokenizer.language_tokens()
     with pytest.raises(RegardError, match="no token for the language 'fr': it translates to de, en, zh-Hant"):
         language_token(tokenizer, "fr")
 
@@ -119,8 +119,8 @@ def test_sources_begin_with_the_token_of_their_target(tokenizer: Tokenizer, root
     ]
     assert store.target[2].tolist() == tokenizer.encode("one")
     assert len(store) == 5  # a source that is empty but for its token is left out
-    assert LanguageTagTokenizer(tokenizer).encode_batch(["de\t \u3000"]) == [[]]
-    assert LanguageTagTokenizer(tokenizer).encode_batch(["de\t", "en\ta\tb"]) == [[], [6, *tokenizer.encode("a\tb")]]
+    assert DirectedTokenizer(tokenizer).encode_batch(["de\t \u3000"]) == [[]]
+    assert DirectedTokenizer(tokenizer).encode_batch(["de\t", "en\ta\tb"]) == [[], [6, *tokenizer.encode("a\tb")]]
     plain = prepare_pair_store(
         ParallelCorpus(("q.tsv",), "en", "de", root), Tokenizers(tokenizer, tokenizer), Filters(100)
     )
@@ -130,7 +130,7 @@ def test_sources_begin_with_the_token_of_their_target(tokenizer: Tokenizer, root
 def test_batches_with_dropout_stay_within_the_model_and_say_the_same(tmp_path: Path) -> None:
     lines = [" ".join(random.Random(i).choices(["stable", "unstable", "table"], k=1 + i % 6)) for i in range(60)]
     (tmp_path / "p.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines))
-    bpe = Tokenizer.train(lines, TokenizerConfig(kind="byte-bpe", vocab_size=290, tags=("de",)))
+    bpe = Tokenizer.train(lines, TokenizerConfig(kind="byte-bpe", vocab_size=290, language_tokens=("de",)))
     store: Store = prepare_pair_store(
         ParallelCorpus(("p.tsv@en>de",), "en", "de", tmp_path), Tokenizers(bpe, bpe), Filters(100)
     )  # fmt: skip
@@ -237,7 +237,7 @@ def test_such_a_model_learns_on_with_directions_alone(
     bare = {
         "data.train": ["t.{lang}"],
         "data.valid": ["v.{lang}"],
-        "train.init": "two",
+        "train.init_from": "two",
         "train.steps": 1,
         "train.warmup": 0,
     }
@@ -294,12 +294,12 @@ def test_recipes_that_do_not_fit_together(tmp_path: Path, changes: dict[str, Any
 def test_what_is_spelt_like_a_tag_is_text(kind: str) -> None:
     """Also in what a vocabulary is learned from."""
     lines = ["one <to-de> two three"] * 3
-    tokenizer = Tokenizer.train(lines, TokenizerConfig(kind=kind, vocab_size=300, tags=("de",)))
+    tokenizer = Tokenizer.train(lines, TokenizerConfig(kind=kind, vocab_size=300, language_tokens=("de",)))
     assert 5 not in tokenizer.encode(lines[0])
-    assert tokenizer.tags() == {"de": 5}
+    assert tokenizer.language_tokens() == {"de": 5}
 
 
 def test_tags_are_counted_among_the_pieces() -> None:
-    config = TokenizerConfig(kind="byte-bpe", vocab_size=262, tags=("de", "fr"))
+    config = TokenizerConfig(kind="byte-bpe", vocab_size=262, language_tokens=("de", "fr"))
     with pytest.raises(RegardError, match="needs at least 263, the 7 special tokens included"):
         Tokenizer.train(["one"], config)

@@ -115,7 +115,7 @@ def test_the_memory_is_projected_once() -> None:
 
 WAYS = [
     {"beam": 4, "nbest": 4},
-    {"beam": 4, "nbest": 2, "stop": "proven", "length_penalty": 0.6, "min_len": 3},
+    {"beam": 4, "nbest": 2, "beam_stop": "proven", "length_penalty": 0.6, "min_len": 3},
     {"beam": 1},
     {"temperature": 1.0, "seed": 5},
     {"temperature": 0.8, "top_k": 8, "top_p": 0.9, "seed": 5, "nbest": 3},

@@ -63,7 +63,7 @@ def test_a_beam_as_wide_as_the_language_is_exhaustive_search(penalty: float, sto
     """Three words, four tokens: 1 + 3 + 9 + 27 ended and 81 cut sequences; the whole ranked list is compared."""
     table = random_table(seed=1, words=3)
     found = search(
-        TableModel(table), NAMES, [4] * 3, beam=121, nbest=121, length_penalty=penalty, stop=stop, min_len=min_len
+        TableModel(table), NAMES, [4] * 3, beam=121, nbest=121, length_penalty=penalty, beam_stop=stop, min_len=min_len
     )
     for name, ranked in zip(NAMES, found, strict=True):
         expected = every_sequence(partial(table, name[0]), 4, penalty, min_len)
@@ -116,7 +116,7 @@ def test_equals_a_slow_beam_search(k: int, penalty: float) -> None:
     for seed in range(8):
         table = random_table(seed, words=4, end=seed % 4 - 1.0, spread=1.0 + seed % 3)
         for stop, slow_stop in (("likely", "likely"), ("proven", "never")):
-            options = {"beam": k, "nbest": k, "length_penalty": penalty, "stop": stop, "min_len": seed % 3}
+            options = {"beam": k, "nbest": k, "length_penalty": penalty, "beam_stop": stop, "min_len": seed % 3}
             found = search(TableModel(table), NAMES, [7, 3, 9], **options)
             for name, limit, ranked in zip(NAMES, (7, 3, 9), found, strict=True):
                 assert_same(ranked, slow_beam(partial(table, name[0]), k, limit, penalty, seed % 3, slow_stop))
@@ -129,7 +129,7 @@ def test_order_of_the_searches(penalty: float) -> None:
     sources = [[name] for name in range(5, 65)]
     table = random_table(seed=9, words=3)
     for stop in ("likely", "proven"):
-        found = search(TableModel(table), sources, [5] * 60, beam=1, length_penalty=penalty, stop=stop)
+        found = search(TableModel(table), sources, [5] * 60, beam=1, length_penalty=penalty, beam_stop=stop)
         best[stop] = [ranked[0][1] for ranked in found]
     best["all"] = [every_sequence(partial(table, name), 5, penalty)[0][1] for (name,) in sources]
     likely, proven, exhaustive = (np.array(best[kind]) for kind in ("likely", "proven", "all"))
@@ -161,10 +161,10 @@ def test_stopping_worked_by_hand() -> None:
     """
     p = {(): {EOS: 0.5, A: 0.4, B: 0.1}, (A,): {EOS: 0.99, A: 0.005, B: 0.005}}
     likely, proven = worked_model(p), worked_model(p)
-    assert_same(search(likely, [[5]], [4], beam=1, stop="likely")[0], [([], np.log(0.5), np.log(0.5), True)])
+    assert_same(search(likely, [[5]], [4], beam=1, beam_stop="likely")[0], [([], np.log(0.5), np.log(0.5), True)])
     assert likely.steps == 1
     expected = [([A], np.log(0.396) / 2, np.log(0.396), True)]
-    assert_same(search(proven, [[5]], [4], beam=1, stop="proven")[0], expected)
+    assert_same(search(proven, [[5]], [4], beam=1, beam_stop="proven")[0], expected)
     assert proven.steps == 2
 
 
@@ -182,7 +182,7 @@ def test_stopping_with_a_negative_penalty_worked_by_hand(stop: str) -> None:
         (A, B): {EOS: 0.8, A: 0.12, B: 0.08},
     }
     model = worked_model(p)
-    (found,) = search(model, [[5]], [9], beam=2, nbest=2, length_penalty=-0.5, stop=stop)
+    (found,) = search(model, [[5]], [9], beam=2, nbest=2, length_penalty=-0.5, beam_stop=stop)
     assert_same(
         found,
         [
@@ -375,7 +375,7 @@ def test_hugging_face_finds_the_same_beams(
     options = {"length_penalty": penalty, "early_stopping": early_stopping, "min_new_tokens": min_len}
     expected = hugging_face(theirs, sources, 4, **options)
     chosen = DecodeConfig(
-        beam=4, nbest=4, length_penalty=penalty, stop=stop, min_len=min_len, max_len_a=0, max_len_b=LIMIT
+        beam=4, nbest=4, length_penalty=penalty, beam_stop=stop, min_len=min_len, max_len_a=0, max_len_b=LIMIT
     )
     found = [[as_said(h) for h in ranked] for ranked in decode(ours, sources, chosen, ours.config.max_len, CPU)]
     tokens = [[(said[0], said[3]) for said in ranked] for ranked in found]

@@ -26,7 +26,7 @@ def test_a_convolutional_model_searched_exhaustively() -> None:
 @pytest.mark.parametrize("k", [1, 3, 5])
 def test_a_beam_finds_what_a_slow_one_finds_without_a_cache(k: int) -> None:
     model, sources = convolutional(1), random_sources(1, 4)
-    found = search(model, sources, [12] * 4, beam=k, nbest=k, stop="proven")
+    found = search(model, sources, [12] * 4, beam=k, nbest=k, beam_stop="proven")
     assert len({len(ranked[0][0]) for ranked in found}) > 1  # some end early
     for source, ranked in zip(sources, found, strict=True):
         expected = slow_beam(forward_table(model, source), k, 12, penalty=1.0)

@@ -115,7 +115,7 @@ def test_every_style_of_model_is_searched_alike(style: str, device: str) -> None
     "settings",
     [
         {"beam": 1},
-        {"beam": 5, "stop": "proven", "length_penalty": 0.6},
+        {"beam": 5, "beam_stop": "proven", "length_penalty": 0.6},
         {"beam": 3, "min_len": 6, "length_penalty": 0.0},
         {"beam": 1, "temperature": 1.0, "seed": 7},
         {"beam": 1, "temperature": 0.7, "nbest": 3, "top_k": 9, "top_p": 0.8, "min_p": 0.02},
@@ -276,7 +276,7 @@ def test_recurrent_texts_go_on_alike(cell: str, device: str) -> None:
 def test_recurrent_translators_are_searched_alike(score: str, beam: int, device: str) -> None:
     torch.manual_seed(6)
     sizes = {"preset": "sutskever-small", "d_model": 32, "recurrent.d_hidden": 24, **SETTINGS}
-    model = Seq2Seq(model_config(**sizes, source_vocab=VOCAB, target_vocab=VOCAB, score=score)).eval()
+    model = Seq2Seq(model_config(**sizes, source_vocab=VOCAB, target_vocab=VOCAB, attention_score=score)).eval()
     sharp(model)
     both(model.to(device), DecodeConfig(beam=beam))
 

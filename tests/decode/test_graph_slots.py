@@ -121,7 +121,7 @@ searches = st.fixed_dictionaries(
     {
         "beam": st.integers(1, 5),
         "length_penalty": st.sampled_from([0.0, 1.0, -0.5, 0.6]),
-        "stop": st.sampled_from(["likely", "proven"]),
+        "beam_stop": st.sampled_from(["likely", "proven"]),
         "min_len": st.integers(0, 3),
     }
 ).map(lambda chosen: DecodeConfig(nbest=chosen["beam"], **chosen))
@@ -226,7 +226,7 @@ def drawn(n: int, words: int, best: int, seed: int, levels: int) -> tuple[Tensor
 )
 def test_the_kernel_writes_what_the_reference_writes(k: int, penalty: float, stop: str, device: str) -> None:
     """With a prompt of 40 columns before, so that owners are copied in more than one block for K = 16."""
-    options = DecodeConfig(beam=k, length_penalty=penalty, stop=stop, min_len=2)
+    options = DecodeConfig(beam=k, length_penalty=penalty, beam_stop=stop, min_len=2)
     slots = entered(b=4, k=k, room=6, limits=[6, 2, 5], min_len=2, device=device, offset=40)
     for step in range(4):
         candidates = [x.to(device) for x in drawn(4 * k, 9, 2 * k, seed=step, levels=8 if k < 16 else 30)]
@@ -286,7 +286,7 @@ def test_the_way_to_stop_decides_what_an_open_hypothesis_may_hope_for(
     slots.log_prob.fill_(-1.2)
     slots.done_score.fill_(kept)
     value, index = torch.tensor([[-1.0, -9.0]]), torch.tensor([[7, 8]], dtype=torch.int32)
-    step(slots, value, index, torch.zeros(1), DecodeConfig(beam=1, stop=stop, length_penalty=penalty))
+    step(slots, value, index, torch.zeros(1), DecodeConfig(beam=1, beam_stop=stop, length_penalty=penalty))
     assert slots.stopped.tolist() == [stops]
     assert slots.active.tolist() == [1 - stops]
 

@@ -73,7 +73,7 @@ PAIRS = {
     "marian": make("MarianMTModel", "MarianConfig", **marian),
     "marian-two-embeddings": make("MarianMTModel", "MarianConfig", **marian, share_encoder_decoder_embeddings=False),
 }
-ANSWERING = {
+WITH_HEADS = {
     "bert-row": make("BertForSequenceClassification", "BertConfig", **BERT, num_labels=3),
     "bert-token": make("BertForTokenClassification", "BertConfig", **BERT, num_labels=5),
     "roberta-row": make("RobertaForSequenceClassification", "RobertaConfig", **roberta, num_labels=3),
@@ -92,7 +92,7 @@ VIT = {
         intermediate_size=48, image_size=12, patch_size=4, num_labels=7,
     )
 }  # fmt: skip
-EVERY = {**DECODERS, **ENCODERS, **PAIRS, **ANSWERING, **BARE, **VIT}
+EVERY = {**DECODERS, **ENCODERS, **PAIRS, **WITH_HEADS, **BARE, **VIT}
 
 
 def stirred(name: str) -> Any:
@@ -154,5 +154,5 @@ def logits(name: str, peer: Any, package: ModelPackage) -> tuple[Tensor, Tensor]
     if name in BARE:
         return said.last_hidden_state[real], package.model.hidden(ours, types)[real]
     per_token = name.endswith("-token")
-    answers = package.model(ours, types)
-    return (said.logits[real], answers[real]) if per_token else (said.logits, answers)
+    outputs = package.model(ours, types)
+    return (said.logits[real], outputs[real]) if per_token else (said.logits, outputs)

@@ -27,6 +27,7 @@ V = 60
 GPT: dict[str, Any] = {"preset": "gpt-tiny", "n_decoder_layers": 2, "target_vocab": V, "max_len": 20}
 BERT: dict[str, Any] = {"preset": "bert-tiny", "n_encoder_layers": 2, "source_vocab": V, "max_len": 20, "norm": "post"}
 BERT |= {"positions": "learned", "activation": "gelu", "embedding_norm": True, "token_types": 2}
+UNSCALED_BERT = {**BERT, "scale_embeddings": False}
 PAIR: dict[str, Any] = {"preset": "transformer-tiny", "n_encoder_layers": 2, "n_decoder_layers": 1, "max_len": 20}
 PAIR |= {"source_vocab": V, "target_vocab": V, "norm": "post"}
 T5: dict[str, Any] = {"norm": "pre", "norm_kind": "rms", "bias": False, "positions": "t5", "scale_embeddings": False}
@@ -49,7 +50,7 @@ HOME: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt2-row": (
         "GPT2ForSequenceClassification",
-        {**GPT, "positions": "learned", "scale_embeddings": False, "answer": "row", "n_classes": 3},
+        {**GPT, "positions": "learned", "scale_embeddings": False, "prediction_head": "sequence", "n_classes": 3},
     ),
     "llama": ("LlamaForCausalLM", {**GPT, **LLAMA, "n_kv_heads": 2, "tie": "none", "scale_embeddings": False}),
     "bloom": (
@@ -60,8 +61,8 @@ HOME: dict[str, tuple[str, dict[str, Any]]] = {
     "roformer": ("RoFormerForMaskedLM", {**BERT, "positions": "rope", "scale_embeddings": False}),
     "deberta-3": ("DebertaV2ForMaskedLM", {**DEBERTA, "disentangled.buckets": 6}),
     "deberta-1": ("DebertaForMaskedLM", {**DEBERTA, "disentangled.buckets": 0}),
-    "bert-row": ("BertForSequenceClassification", {**BERT, "scale_embeddings": False, "answer": "row", "n_classes": 3}),
-    "bert-token": ("BertForTokenClassification", {**BERT, "scale_embeddings": False, "answer": "token", "n_classes": 3}),
+    "bert-row": ("BertForSequenceClassification", {**UNSCALED_BERT, "prediction_head": "sequence", "n_classes": 3}),
+    "bert-token": ("BertForTokenClassification", {**UNSCALED_BERT, "prediction_head": "token", "n_classes": 3}),
     "marian": ("MarianMTModel", {**PAIR, "activation": "silu"}),
     "marian-decoder": ("MarianMTModel", {**PAIR, "tie": "decoder", "scale_embeddings": False}),
     "bart": ("BartForConditionalGeneration", {**PAIR, "positions": "learned", "embedding_norm": True}),
@@ -102,8 +103,8 @@ def package_of(name: str, **more: Any) -> ModelPackage:
     if name == "deberta-1":
         make_keys_safe(model)
     config: Any = model.config
-    task = {"row": "classification", "token": "tagging"}.get(config.answer, "causal-lm")
-    labels = tuple("abc") if config.answer != "none" else ()
+    task = {"sequence": "classification", "token": "tagging"}.get(config.prediction_head, "causal-lm")
+    labels = tuple("abc") if config.prediction_head != "none" else ()
     return ModelPackage(
         model,
         None,
@@ -286,7 +287,7 @@ def test_images_that_are_not_square_are_refused(tmp_path: Path) -> None:
 def test_a_classifier_grown_on_an_imported_model_goes_out_as_one(tmp_path: Path) -> None:
     write_huggingface(tmp_path / "out", package_of("bert"))
     package, _ = read_huggingface(tmp_path / "out", torch.device("cpu"))
-    config = dataclasses.replace(package.config, answer="row", n_classes=2)
+    config = dataclasses.replace(package.config, prediction_head="sequence", n_classes=2)
     grown = dataclasses.replace(package, model=make_model(config).eval(), labels=("no", "yes"), task="classification")
     report = write_huggingface(tmp_path / "grown", grown)
     peer = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "grown")

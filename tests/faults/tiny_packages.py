@@ -38,7 +38,7 @@ def model_package(kind: str) -> ModelPackage:
     if kind == "gpt":
         config = preset("gpt-tiny", n_decoder_layers=2, positions="rope", **{"attention.window": 4}, **SIZES)
         return package_of(config, "causal-lm")
-    config = preset("bert-tiny", n_encoder_layers=1, answer="row", n_classes=3, token_types=2, **SIZES)
+    config = preset("bert-tiny", n_encoder_layers=1, prediction_head="sequence", n_classes=3, token_types=2, **SIZES)
     return package_of(config, "classification", labels=("a", "b", "c"))
 
 
@@ -53,7 +53,7 @@ def exported_package(family: str) -> ModelPackage:
     elif family == "bloom":
         config = preset("bloom-560m", **{**plain, "n_decoder_layers": 2, "d_ff": 32})
     elif family == "bert":
-        sizes = {**plain, "n_encoder_layers": 2, "answer": "row", "n_classes": 3}
+        sizes = {**plain, "n_encoder_layers": 2, "prediction_head": "sequence", "n_classes": 3}
         return package_of(preset("bert-base", **sizes), "classification", labels=("a", "b", "c"))
     elif family == "t5":
         config = preset("t5-small", **{**plain, **depth, "d_head": 4})

@@ -40,6 +40,9 @@ TABLES = {
     **{name: f"vit.{name}" for name in ("patch_size", "image_channels")},
     "rope_scaling": "rope.scaling",
 }
+NAMES = {"answer": "prediction_head", "score": "attention_score"}
+VALUES = {"prediction_head": {"row": "sequence"}}  # setting -> old value -> new value
+DECODE_NAMES = {"stop": "beam_stop"}
 SHARED = {"position_base": ("base", ("sinusoidal", "rope", "yarn")), "rope_factor": ("factor", ("rope", "yarn"))}
 
 
@@ -63,10 +66,16 @@ def nested(old: Mapping[str, Any]) -> Settings:
         elif name == "gated":
             new |= {"feedforward": "gated"} if value else {}
         else:
-            new[name] = value
+            name = NAMES.get(name, name)
+            new[name] = VALUES.get(name, {}).get(value, value)
     if "vocab" in " ".join(old):  # a model that reads images has no vocabulary
         new |= {"eos_token_id": EOS, "suppress_tokens": SUPPRESSED}
     return new
+
+
+def decode_settings(old: Mapping[str, Any]) -> Settings:
+    """Return the settings of decoding, given those of commit 0802df8."""
+    return {DECODE_NAMES.get(name, name): value for name, value in old.items()}
 
 
 # ---- inputs -----------------------------------------------------------------------------------------------------------
@@ -80,6 +89,7 @@ def padded(ids: Tensor) -> Tensor:
 # ---- weights ----------------------------------------------------------------------------------------------------------
 
 RENAMED: tuple[tuple[str, str], ...] = (
+    (r"^answers\.", r"prediction_head."),
     (r"\.sublayers\.(\w+)\.sublayer\.", r".sublayers.\1."),
     (r"\.sublayers\.(\w+)\.norm\.", r".norms.\1."),
 )  # (pattern, replacement) of parameter paths, tried one after the other

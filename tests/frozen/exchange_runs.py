@@ -105,9 +105,9 @@ def logits(package: ModelPackage, bare: bool) -> Tensor:
             types = (torch.arange(max(LENGTHS)) > 5).long().expand_as(ids) * (config.token_types > 1)
             if bare:
                 return model.hidden(ours, types)[real]  # type: ignore[operator]
-            found = model(ours, *([types] if config.architecture == "bert" or config.answer != "none" else []))
+            found = model(ours, *([types] if config.architecture == "bert" or config.prediction_head != "none" else []))
             found = found[real] if found.dim() == 3 else found
-        return found if order is None or config.answer != "none" else found[:, order]
+        return found if order is None or config.prediction_head != "none" else found[:, order]
 
 
 # ---- texts ------------------------------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def written(model: nn.Module, case: Case, inputs: Inputs) -> dict[str, Any]:
 
 def one_way(model: nn.Module, case: Case, inputs: Inputs, options: Mapping[str, Any]) -> list[dict[str, Any]]:
     texts = [[i for i in row if i >= 0] for row in inputs["source" if case["kind"] == "pair" else "ids"].tolist()]
-    config = DecodeConfig(**options)
+    config = DecodeConfig(**convert.decode_settings(options))
     with torch.inference_mode():
         if case["kind"] == "pair":
             found = decode(model, texts, config, case["max_len"], torch.device("cpu"), token_template=FRAME)  # type: ignore[arg-type]

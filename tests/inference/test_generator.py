@@ -362,7 +362,7 @@ def test_what_cannot_be_embedded_is_refused() -> None:
         Embedder(dataclasses.replace(taught(), token_template=SpecialTokenTemplate())).embed([""])
     vit = ViT(ModelConfig(preset="vit-tiny", architecture="vit", n_classes=2))
     with pytest.raises(RegardError, match="use a transformer, gpt, bert or rnn"):
-        Embedder(ModelPackage(vit, None, "images"))
+        Embedder(ModelPackage(vit, None, "image-classification"))
 
 
 def test_no_texts_make_no_vectors() -> None:

@@ -19,7 +19,7 @@ from regard.models.presets import TABLES
 from regard.tasks.run_config import make_config
 
 ALL = [name for table in TABLES.values() for name in table]
-TASKS = {"gpt": "causal-lm", "bert": "masked-lm", "transformer": "translation", "vit": "images"}
+TASKS = {"gpt": "causal-lm", "bert": "masked-lm", "transformer": "translation", "vit": "image-classification"}
 TASKS |= {"rnn": "causal-lm", "seq2seq": "translation"}
 
 
@@ -43,28 +43,33 @@ def test_a_recipe_has_the_style_of_its_preset_but_for_what_it_says_itself() -> N
 
 
 @pytest.mark.parametrize(
-    ("task", "answer", "extra"),
-    [("classification", "row", 0), ("regression", "row", 0), ("tagging", "token", 0), ("masked-lm", "none", 0)],
+    ("task", "head", "n_sentinels"),
+    [
+        ("classification", "sequence", 0),
+        ("regression", "sequence", 0),
+        ("tagging", "token", 0),
+        ("masked-lm", "none", 0),
+    ],
 )
-def test_the_task_decides_the_head(task: str, answer: str, extra: int) -> None:
+def test_the_task_decides_the_head(task: str, head: str, n_sentinels: int) -> None:
     config = make_config({"task": task, "model": {"preset": "bert-tiny"}}, {})
-    assert (config.model.answer, config.tokenizer.extra) == (answer, extra)
+    assert (config.model.prediction_head, config.tokenizer.n_sentinels) == (head, n_sentinels)
 
 
 def test_spans_get_marks_for_gaps_unless_told_how_many() -> None:
-    values = {"task": "spans", "model": {"preset": "t5-small"}}
-    assert make_config(values, {}).tokenizer.extra == 100
-    assert make_config(values, {"tokenizer.extra": 7}).tokenizer.extra == 7
+    values = {"task": "span-corruption", "model": {"preset": "t5-small"}}
+    assert make_config(values, {}).tokenizer.n_sentinels == 100
+    assert make_config(values, {"tokenizer.n_sentinels": 7}).tokenizer.n_sentinels == 7
 
 
 def test_a_tuned_model_has_the_sizes_it_begins_with_and_the_changes_asked_for(tmp_path: Path) -> None:
     model_folder.save(tmp_path / "bert", bert_bundle(), "a card")
-    values: dict[str, Any] = {"task": "classification", "train": {"init": str(tmp_path / "bert")}}
+    values: dict[str, Any] = {"task": "classification", "train": {"init_from": str(tmp_path / "bert")}}
     config = make_config({**values, "model": {"dropout": 0.25}}, {})
     old = bert_bundle().config
     assert (config.model.d_model, config.model.n_heads, config.model.preset) == (old.d_model, old.n_heads, old.preset)
-    assert (config.model.dropout, config.model.answer) == (0.25, "row")
-    assert Path(config.train.init).is_absolute()
+    assert (config.model.dropout, config.model.prediction_head) == (0.25, "sequence")
+    assert Path(config.train.init_from).is_absolute()
 
 
 @pytest.mark.parametrize(
@@ -73,7 +78,7 @@ def test_a_tuned_model_has_the_sizes_it_begins_with_and_the_changes_asked_for(tm
         ({"task": "poetry"}, "'task' must be one of translation, causal-lm"),
         ({"model": {"preset": "gpt-5"}}, r"unknown model\.preset 'gpt-5'"),
         ({"data": {"pairing": "x"}}, r"unknown setting 'data\.pairing'"),
-        ({"train": {"init": "nowhere"}}, "no model at nowhere"),
+        ({"train": {"init_from": "nowhere"}}, "no model at nowhere"),
         ({"tokenizer": {"joint": False}}, "needs one vocabulary"),
     ],
 )

@@ -33,7 +33,7 @@ def in_numpy(score: str, layer: torch.nn.Module, s: np.ndarray, h: np.ndarray) -
 
 def attentive(cell: str, score: str = "additive", norm: bool = False) -> AttentionCell:
     torch.manual_seed(0)
-    step = AttentionCell(model_config(score=score, cell=cell, **{"recurrent.norm": norm}), C, H, M).double()
+    step = AttentionCell(model_config(attention_score=score, cell=cell, **{"recurrent.norm": norm}), C, H, M).double()
     initialize(step)
     with torch.no_grad():
         for p in step.parameters():
@@ -54,7 +54,7 @@ SHORT = torch.tensor([[False] * 5, [False, False, False, True, True]])
 @every_score
 def test_scores_are_the_formula(score: str) -> None:
     torch.manual_seed(0)
-    layer = find("score", score)(None, H, H if score == "dot" else M).double()
+    layer = find("attention_score", score)(None, H, H if score == "dot" else M).double()
     states, annotations = torch.randn(2, 7, H).double(), torch.randn(2, 5, H if score == "dot" else M).double()
     q, k = layer.queries(states), layer.keys(annotations)
     found = layer(q, k)
@@ -67,13 +67,13 @@ def test_scores_are_the_formula(score: str) -> None:
 
 def test_a_dot_product_of_two_widths_is_refused() -> None:
     with pytest.raises(RegardError, match=r"4 numbers and those of the encoder 6.*general"):
-        Alignment(model_config(score="dot"), H, M)
+        Alignment(model_config(attention_score="dot"), H, M)
 
 
 @every_score
 def test_weights_sum_to_one_over_what_is_no_padding(score: str) -> None:
     torch.manual_seed(0)
-    layer = Alignment(model_config(score=score), M, M)
+    layer = Alignment(model_config(attention_score=score), M, M)
     states, keys = torch.randn(6, M), layer.score.keys(torch.randn(2, 5, M))
     weights = layer(states, keys, SHORT)
     assert weights.shape == (2, 3, 5)

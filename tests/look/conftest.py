@@ -58,11 +58,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # preset and settings
         "bert-tiny",
         {**ENCODER, "norm": "post", "token_types": 2, "embedding_norm": True, "positions": "learned"},
     ),
-    "classifier": ("bert-tiny", {**ENCODER, "token_types": 2, "answer": "row", "n_classes": 3}),
+    "classifier": ("bert-tiny", {**ENCODER, "token_types": 2, "prediction_head": "sequence", "n_classes": 3}),
     "vit": ("vit-tiny", {**ENCODER, "positions": "learned", "n_classes": 3, "vit.image_channels": 1, "max_len": 17}),
     "rnnsearch": ("rnnsearch-small", {"d_model": 16, "recurrent.d_hidden": 16}),
 }
-TASKS = {"gpt": "causal-lm", "bert": "masked-lm", "classifier": "classification", "vit": "images"}
+TASKS = {"gpt": "causal-lm", "bert": "masked-lm", "classifier": "classification", "vit": "image-classification"}
 FRAMES = {"gpt": SpecialTokenTemplate(before=(SOS,), after=()), "bert": BERT_TEMPLATE, "classifier": BERT_TEMPLATE}
 
 

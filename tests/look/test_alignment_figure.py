@@ -144,7 +144,9 @@ def test_a_layer_can_be_chosen_and_what_is_not_there_is_refused() -> None:
     with pytest.raises(RegardError, match="give a sentence"):
         draw_alignment(chosen, " ")
     with pytest.raises(RegardError, match="no attention over its source"):
-        draw_alignment(translator("rnnsearch", score="none", **{"recurrent.bidirectional": False}), "der Mann")
+        draw_alignment(
+            translator("rnnsearch", attention_score="none", **{"recurrent.bidirectional": False}), "der Mann"
+        )
 
 
 def test_white_is_all_and_black_is_nothing(tmp_path: Path) -> None:

@@ -44,8 +44,8 @@ MODELS: dict[str, Any] = {
     "window": lambda: transformer(**{"attention.window": 3}),
     "convolutions": lambda: transformer(mixer="convolution", **{"convolution.kernel": 3}),
     "additive": lambda: seq2seq(**{"recurrent.bidirectional": True}),
-    "general, two layers": lambda: seq2seq(score="general", cell="gru", n_decoder_layers=2),
-    "dot": lambda: seq2seq(score="dot", cell="lstm", **{"recurrent.bidirectional": False}),
+    "general, two layers": lambda: seq2seq(attention_score="general", cell="gru", n_decoder_layers=2),
+    "dot": lambda: seq2seq(attention_score="dot", cell="lstm", **{"recurrent.bidirectional": False}),
 }
 every_model = pytest.mark.parametrize("name", MODELS)
 
@@ -247,7 +247,7 @@ def test_what_the_search_never_followed_is_refused_and_so_is_a_model_without_att
     with pytest.raises(RegardError, match="no such hypothesis"):
         tracer.trace([0, 0])
     with pytest.raises(RegardError, match="no attention"):
-        SearchTracer(seq2seq(score="none"))
+        SearchTracer(seq2seq(attention_score="none"))
 
 
 # ---- texts -----------------------------------------------------------------------------------------------------------

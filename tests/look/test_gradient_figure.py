@@ -130,7 +130,7 @@ def test_dropout_is_on_and_the_same_every_time() -> None:
         ("patches.weight", ("patches", "embedding")),
         ("summary", ("summary", "embedding")),
         ("head.inner.weight", ("head", "head")),
-        ("answers.bias", ("answers", "head")),
+        ("prediction_head.bias", ("prediction_head", "head")),
         ("recurrent.layers.1.forward_.weight_hh", ("recurrent.1", "recurrent")),
         ("encoder.layers.0.backward_.weight_ih", ("encoder.0", "input")),
         ("decoder.attentive.cross.score.v", ("decoder.cross", "cross")),

@@ -38,7 +38,7 @@ BEAM = DecodeConfig(beam=3, max_len_a=0.0, max_len_b=6, min_len=3)
 
 
 def rnnsearch(score: str = "additive") -> Seq2Seq:
-    return seq2seq(score=score)
+    return seq2seq(attention_score=score)
 
 
 def rows() -> tuple[Tensor, Tensor]:

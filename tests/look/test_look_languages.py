@@ -34,7 +34,7 @@ TEXT = "the man has eaten."
 @pytest.fixture(scope="module")
 def several(make: Callable[..., ModelPackage]) -> ModelPackage:
     """From English to German and Chinese."""
-    pieces = Tokenizer.train(LINES * 3, TokenizerConfig(kind="bpe", vocab_size=60, tags=("de", "zh")))
+    pieces = Tokenizer.train(LINES * 3, TokenizerConfig(kind="bpe", vocab_size=60, language_tokens=("de", "zh")))
     sizes = {"source_vocab": len(pieces), "target_vocab": len(pieces)}
     return replace(
         make("translation", **sizes), tokenizers=Tokenizers(pieces, pieces), directions=("en>de", "en>zh"), target=""
@@ -52,7 +52,7 @@ def forced(package: ModelPackage, to: str, layer: str) -> tuple[list[str], np.nd
     """The source's pieces, its tag first, and where a layer looks along the translation, (H, T, S)."""
     assert package.tokenizers is not None
     cut = package.tokenizers.source
-    source = [cut.tags()[to], *cut.encode(TEXT), EOS]
+    source = [cut.language_tokens()[to], *cut.encode(TEXT), EOS]
     (said,) = Translator(package).translate_sentences([TEXT], to=to)
     written = [SOS, *(cut._backend.token_to_id(piece) for piece in said.tokens), *[EOS] * said.ended]
     with torch.no_grad(), record(package.model, layer) as tape:

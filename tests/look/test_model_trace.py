@@ -126,7 +126,7 @@ STYLES: dict[str, tuple[str, dict[str, Any]]] = {
     "cope": ("gpt", {"positions": "cope"}),
     "deberta": ("bert", {"encoder_positions": "disentangled"}),
     "palm": ("gpt", {"parallel": True}),
-    "gpt that answers": ("classifier", {"preset": "gpt-tiny", "n_decoder_layers": 2, "token_types": 0}),
+    "gpt with a prediction head": ("classifier", {"preset": "gpt-tiny", "n_decoder_layers": 2, "token_types": 0}),
 }
 
 
@@ -259,11 +259,11 @@ def test_a_mask_stands_in_a_text_as_it_stood_in_training(kind: str) -> None:
 def test_classes_are_the_labellers_with_their_probabilities(bundles: Any, asked: Any) -> None:
     for text in (asked["classifier"], "the man\ta red apple"):
         first, tab, second = text.partition("\t")
-        (answer,) = Classifier(bundles["classifier"]).classify([(first, second) if tab else first])
+        (prediction,) = Classifier(bundles["classifier"]).classify([(first, second) if tab else first])
         seen = trace(bundles["classifier"], text)
         assert seen.labels is not None
-        assert dict(seen.labels) == pytest.approx(answer.probabilities, abs=1e-6)
-        assert seen.output == answer.label == seen.labels[0][0]
+        assert dict(seen.labels) == pytest.approx(prediction.probabilities, abs=1e-6)
+        assert seen.output == prediction.label == seen.labels[0][0]
         assert [p for _, p in seen.labels] == sorted((p for _, p in seen.labels), reverse=True)
     pair = trace(bundles["classifier"], "the man\ta red apple").sequences["tokens"].pieces
     assert pair.count("<eos>") == 2
@@ -271,15 +271,15 @@ def test_classes_are_the_labellers_with_their_probabilities(bundles: Any, asked:
 
 def test_numbers_and_tags_are_seen_too(make: Maker) -> None:
     number = replace(make("classifier", n_classes=1), task="regression", labels=())
-    (answer,) = Classifier(number).classify(["the man has eaten"])
+    (prediction,) = Classifier(number).classify(["the man has eaten"])
     seen = trace(number, "the man has eaten")
-    assert seen.output == answer.label
+    assert seen.output == prediction.label
     assert seen.labels is None
-    tags = replace(make("classifier", answer="token"), task="tagging")
-    (answer,) = Classifier(tags).classify(["the red apple"])
+    tags = replace(make("classifier", prediction_head="token"), task="tagging")
+    (prediction,) = Classifier(tags).classify(["the red apple"])
     seen = trace(tags, "the red apple")
-    assert seen.output == str(answer)
-    assert [one.chosen.piece for one in seen.predictions] == [tag for _, tag in answer.tags]
+    assert seen.output == str(prediction)
+    assert [one.chosen.piece for one in seen.predictions] == [tag for _, tag in prediction.tags]
     starts = [word[0] for word in ("the", "red", "apple")]
     shown = [seen.sequences["tokens"].pieces[one.place].strip("▁")[:1] for one in seen.predictions]
     assert [s in ("", start) for s, start in zip(shown, starts, strict=True)] == [True] * 3
@@ -287,8 +287,8 @@ def test_numbers_and_tags_are_seen_too(make: Maker) -> None:
 
 def test_a_picture_is_shown_with_its_patches(bundles: Any, asked: Any, picture: Path) -> None:
     seen = view(bundles, asked, "vit")
-    (answer,) = Classifier(bundles["vit"]).classify([str(picture)])
-    assert dict(seen.labels or []) == pytest.approx(answer.probabilities, abs=1e-6)
+    (prediction,) = Classifier(bundles["vit"]).classify([str(picture)])
+    assert dict(seen.labels or []) == pytest.approx(prediction.probabilities, abs=1e-6)
     assert seen.image is not None
     assert (seen.image.rows, seen.image.columns) == (4, 4)
     shown = np.asarray(Image.open(io.BytesIO(seen.image.png)))
@@ -409,8 +409,8 @@ def test_a_word_of_a_text_that_is_only_read_can_be_another(bundles: Any) -> None
 
 
 def test_what_has_no_attention_is_refused_with_a_reason(make: Maker) -> None:
-    with pytest.raises(RegardError, match=r"no attention \(model.score none\)"):
-        trace(make("rnnsearch", score="none", **{"recurrent.bidirectional": False}), "der Mann")
+    with pytest.raises(RegardError, match=r"no attention \(model.attention_score none\)"):
+        trace(make("rnnsearch", attention_score="none", **{"recurrent.bidirectional": False}), "der Mann")
     with pytest.raises(RegardError, match="attends to anything"):
         trace(make("gpt", mixer="convolution", positions="none", n_kv_heads=4), "the man")
     with pytest.raises(RegardError, match="nothing to look into"):

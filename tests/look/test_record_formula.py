@@ -35,8 +35,10 @@ STYLES: dict[str, dict[str, Any]] = {
 
 
 def classifier(**changes: Any) -> nn.Module:
-    body = bert(n_classes=3, answer="row", **changes)
-    return stirred(ClassificationModel(config(preset="bert-tiny", n_classes=3, answer="row", **changes), body))
+    body = bert(n_classes=3, prediction_head="sequence", **changes)
+    return stirred(
+        ClassificationModel(config(preset="bert-tiny", n_classes=3, prediction_head="sequence", **changes), body)
+    )
 
 
 def run(kind: str, **changes: Any) -> tuple[nn.Module, Tape, dict[str, Tensor]]:
@@ -198,10 +200,10 @@ class InNumPy:
 
     def energies(self, s: np.ndarray, annotations: np.ndarray) -> np.ndarray:
         name = "decoder.attentive.cross.score"
-        if self.config.score == "dot":
+        if self.config.attention_score == "dot":
             return annotations @ s
         h = annotations @ self.p[f"{name}.U.weight"].T
-        if self.config.score == "general":
+        if self.config.attention_score == "general":
             return h @ s
         return np.tanh(h + self.p[f"{name}.W.weight"] @ s) @ self.p[f"{name}.v"]
 
@@ -228,7 +230,7 @@ class InNumPy:
     ("score", "bidirectional"), [("additive", True), ("additive", False), ("general", True), ("dot", False)]
 )
 def test_alignments_of_recurrent_models(score: str, bidirectional: bool, cell: str) -> None:
-    model = seq2seq(score=score, **{"recurrent.bidirectional": bidirectional}, cell=cell)
+    model = seq2seq(attention_score=score, **{"recurrent.bidirectional": bidirectional}, cell=cell)
     with record(model, stream=True) as tape:
         logits = model(SOURCE, TARGET)
     assert tape.names == ["decoder.cross"]

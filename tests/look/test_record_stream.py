@@ -200,9 +200,9 @@ def test_in_training_the_sums_are_those_that_dropout_left() -> None:
 def test_names_of_a_classifier_are_those_of_its_body() -> None:
     model = classifier()
     with record(model, "encoder.1.self", stream=True) as tape:
-        answers = model(SOURCE, torch.zeros_like(SOURCE))
+        outputs = model(SOURCE, torch.zeros_like(SOURCE))
     assert tape.names == ["encoder.1.self"]
-    assert torch.equal(tape.vectors["logits"][0], answers)
+    assert torch.equal(tape.vectors["logits"][0], outputs)
 
 
 def test_the_backward_of_recomputed_blocks_is_not_recorded_again() -> None:

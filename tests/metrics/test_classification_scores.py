@@ -38,7 +38,7 @@ def test_two_classes_by_hand() -> None:
     assert matthews(table) == pytest.approx((3 * 4 - 2 * 1) / math.sqrt(5 * 4 * 6 * 5))
     percent = score_predictions("classification", given_, truths, ("bad", "good"))
     assert percent == pytest.approx({"accuracy": 70, "f1": 200 / 3, "matthews": 1000 / math.sqrt(600)})
-    assert score_predictions("images", given_, truths, ("bad", "good")) == percent
+    assert score_predictions("image-classification", given_, truths, ("bad", "good")) == percent
 
 
 def test_three_classes_by_hand() -> None:
@@ -182,7 +182,7 @@ def test_tags_that_are_not_bio_have_accuracy_alone() -> None:
 
 
 def test_counts_that_differ_and_nothing_at_all_are_refused() -> None:
-    with pytest.raises(RegardError, match="2 predictions and 1 true answers"):
+    with pytest.raises(RegardError, match="2 predictions and 1 true labels"):
         score_predictions("classification", [0, 1], [0], ("a", "b"))
     with pytest.raises(RegardError, match="at least one prediction"):
         score_predictions("regression", [], [])

@@ -84,20 +84,20 @@ def test_declarations_agree_with_each_other_and_with_the_model(name: str) -> Non
     assert architecture_of(model.config) is kind is architecture_of(ModelConfig(preset=next(iter(kind.presets))))
 
 
-ANSWERING = [(name, answer) for name in ("gpt", "bert", "rnn") for answer in ("row", "token")]
+WITH_HEADS = [(name, head) for name in ("gpt", "bert", "rnn") for head in ("sequence", "token")]
 
 
-@pytest.mark.parametrize(("name", "answer"), [*((name, "none") for name in NAMES), *ANSWERING])
-def test_example_inputs_have_the_lengths_that_were_asked_for(name: str, answer: str) -> None:
+@pytest.mark.parametrize(("name", "head"), [*((name, "none") for name in NAMES), *WITH_HEADS])
+def test_example_inputs_have_the_lengths_that_were_asked_for(name: str, head: str) -> None:
     kind = ARCHITECTURES[name]
     vocabularies = {f"{side}_vocab": 50 for side in kind.vocabularies}
-    config = preset(next(iter(kind.presets)), n_classes=3, answer=answer, **vocabularies)
+    config = preset(next(iter(kind.presets)), n_classes=3, prediction_head=head, **vocabularies)
     s, t = (5 if side in kind.sides else 0 for side in ("encoder", "decoder"))
     inputs = kind.example_inputs(config, 2, s, t, torch.empty(0))
     assert kind.lengths(config, *inputs) == (s, t)
-    answers = make_model(config).eval()(*inputs)
-    assert answers.shape[0] == 2
-    assert answers.shape[-1] == (3 if kind.gives_classes(config) else kind.output_vocabulary(config))
+    outputs = make_model(config).eval()(*inputs)
+    assert outputs.shape[0] == 2
+    assert outputs.shape[-1] == (3 if kind.gives_classes(config) else kind.output_vocabulary(config))
 
 
 def test_messages_list_names() -> None:

@@ -19,9 +19,9 @@ BERT = {"preset": "bert-tiny", "n_encoder_layers": 1, "source_vocab": 20, "token
 GPT = {"preset": "gpt-tiny", "n_decoder_layers": 1, "target_vocab": 20}
 
 
-def classifier(body: dict[str, Any], answer: str = "row") -> ClassificationModel:
+def classifier(body: dict[str, Any], head: str = "sequence") -> ClassificationModel:
     torch.manual_seed(0)
-    settings = {**SIZES, **body, "answer": answer, "n_classes": 3}
+    settings = {**SIZES, **body, "prediction_head": head, "n_classes": 3}
     model = make_model(preset(settings.pop("preset"), **settings))
     assert isinstance(model, ClassificationModel)
     return model.eval()
@@ -35,13 +35,13 @@ def types_of(ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("body", [BERT, GPT], ids=["bert", "gpt"])
-@pytest.mark.parametrize("answer", ["row", "token"])
-def test_padding_and_other_rows_change_no_answer(body: dict[str, Any], answer: str) -> None:
-    model = classifier(body, answer)
+@pytest.mark.parametrize("head", ["sequence", "token"])
+def test_padding_and_other_rows_change_no_prediction(body: dict[str, Any], head: str) -> None:
+    model = classifier(body, head)
     batch = torch.tensor([[SOS, 7, 8, 9, EOS, PAD, PAD], [SOS, 10, 11, 12, 13, 14, EOS]])
     alone, together = model(ROW, types_of(ROW)), model(batch, types_of(batch))
-    assert alone.shape == ((1, 3) if answer == "row" else (1, 5, 3))
-    torch.testing.assert_close(together[:1] if answer == "row" else together[:1, :5], alone)
+    assert alone.shape == ((1, 3) if head == "sequence" else (1, 5, 3))
+    torch.testing.assert_close(together[:1] if head == "sequence" else together[:1, :5], alone)
 
 
 def test_bert_answers_from_its_first_token_through_the_pooler() -> None:
@@ -49,7 +49,7 @@ def test_bert_answers_from_its_first_token_through_the_pooler() -> None:
     hidden = model.body.hidden(ROW, types_of(ROW))
     inner = model.body.pooler.inner
     pooled = torch.tanh(hidden[:, 0] @ inner.weight.T + inner.bias)  # type: ignore[union-attr,operator]
-    expected = pooled @ model.answers.weight.T + model.answers.bias
+    expected = pooled @ model.prediction_head.weight.T + model.prediction_head.bias
     torch.testing.assert_close(model(ROW, types_of(ROW)), expected)
 
 
@@ -57,7 +57,7 @@ def test_gpt_answers_from_the_last_token_of_each_row() -> None:
     model = classifier(GPT)
     ids = torch.tensor([[SOS, 7, EOS, PAD], [SOS, 8, 9, EOS]])
     hidden = model.hidden(ids, types_of(ids))
-    expected = torch.stack([hidden[0, 2], hidden[1, 3]]) @ model.answers.weight.T + model.answers.bias
+    expected = torch.stack([hidden[0, 2], hidden[1, 3]]) @ model.prediction_head.weight.T + model.prediction_head.bias
     torch.testing.assert_close(model(ids, types_of(ids)), expected)
 
 
@@ -82,4 +82,4 @@ def test_a_bert_without_kinds_of_tokens_takes_pairs_too() -> None:
 )
 def test_heads_that_cannot_be(name: str, words: str) -> None:
     with pytest.raises(RegardError, match=words):
-        make_model(preset(name, **SIZES, answer="row", n_classes=0, source_vocab=20, target_vocab=20))
+        make_model(preset(name, **SIZES, prediction_head="sequence", n_classes=0, source_vocab=20, target_vocab=20))

@@ -159,10 +159,10 @@ def test_every_architecture_costs_what_torch_counts(architecture: str, style: di
     assert training_flops(net.config, B, *at) == counted_training
 
 
-@pytest.mark.parametrize("answer", ["row", "token"])
+@pytest.mark.parametrize("head", ["sequence", "token"])
 @pytest.mark.parametrize("architecture", ["gpt", "bert"])
-def test_a_head_that_answers_takes_the_place_of_the_logits(architecture: str, answer: str) -> None:
-    net = small(architecture, answer=answer)
+def test_a_prediction_head_takes_the_place_of_the_logits(architecture: str, head: str) -> None:
+    net = small(architecture, prediction_head=head)
     ids = torch.randint(5, 50, (B, L))
     expected = counted_on(net, ids, torch.zeros_like(ids), backward=False)
     assert forward_flops(net.config, B, *side_lengths(net.config, L)) == expected

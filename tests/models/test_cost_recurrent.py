@@ -61,10 +61,10 @@ def test_training_costs_three_forwards_but_for_the_gradient_of_the_first_state(c
     assert training_flops(net.config, B, 0, L) == counted_on(net, ids, backward=True) + not_asked
 
 
-@pytest.mark.parametrize("answer", ["row", "token"])
+@pytest.mark.parametrize("head", ["sequence", "token"])
 @pytest.mark.parametrize("both", [False, True])
-def test_recurrent_answers_cost_what_torch_counts(answer: str, both: bool) -> None:
-    net, ids = scanned("lstm-small", answer=answer, **{"recurrent.bidirectional": both}), texts()[1]
+def test_recurrent_predictions_cost_what_torch_counts(head: str, both: bool) -> None:
+    net, ids = scanned("lstm-small", prediction_head=head, **{"recurrent.bidirectional": both}), texts()[1]
     expected = counted_on(net, ids, torch.zeros_like(ids), backward=False)
     assert forward_flops(net.config, B, *side_lengths(net.config, L)) == expected
 
@@ -74,8 +74,8 @@ TRANSLATORS: list[tuple[str, dict[str, Any]]] = [
     ("sutskever-small", {"recurrent.d_hidden": 20}),
     ("rnnenc-small", {}),
     ("rnnsearch-small", {}),
-    ("rnnsearch-small", {"recurrent.bidirectional": False, "score": "dot"}),
-    ("rnnsearch-small", {"score": "general", "n_decoder_layers": 3}),
+    ("rnnsearch-small", {"recurrent.bidirectional": False, "attention_score": "dot"}),
+    ("rnnsearch-small", {"attention_score": "general", "n_decoder_layers": 3}),
     ("rnnsearch-small", {"cell": "mut1"}),
     ("rnnsearch-small", {"cell": "lstm", "recurrent.norm": True}),
 ]
@@ -85,7 +85,7 @@ TRANSLATORS: list[tuple[str, dict[str, Any]]] = [
 def test_a_recurrent_translator_costs_what_torch_counts(name: str, style: dict[str, Any]) -> None:
     net = scanned(name, **style)
     expected = counted_on(net, *texts(), backward=False)
-    if net.config.score == "additive":  # v . tanh(...) is no product of matrices to torch
+    if net.config.attention_score == "additive":  # v . tanh(...) is no product of matrices to torch
         expected += B * 2 * S * L * H
     assert forward_flops(net.config, B, S, L) == expected
     trained = counted_on(net, *texts(), backward=True)
@@ -97,14 +97,19 @@ def test_awd_lstm_by_hand_two_flops_for_each_weight_and_token() -> None:
     assert forward_flops(preset_of("awd-lstm"), 80, 0, 70) == 80 * 70 * 2 * (recurrent + 400 * 33_278)
 
 
-@pytest.mark.parametrize("task", ["language", "translation", "answers"])
+@pytest.mark.parametrize("task", ["language", "translation", "classification"])
 def test_a_meter_counts_the_batches_of_every_recurrent_task(task: str) -> None:
     source, target = texts()
     fresh, classes = torch.ones(B, dtype=torch.bool), torch.zeros(B, dtype=torch.long)
     name, style, inputs, at = {
         "language": ("lstm-small", {}, (target, fresh, target), (0, L)),
         "translation": ("rnnsearch-small", {}, (source, target, target), (S, L)),
-        "answers": ("lstm-small", {"answer": "row"}, (target, torch.zeros_like(target), classes), (0, L)),
+        "classification": (
+            "lstm-small",
+            {"prediction_head": "sequence"},
+            (target, torch.zeros_like(target), classes),
+            (0, L),
+        ),
     }[task]
     net = scanned(name, **style)
     meter = ThroughputMeter(net.config, 1, torch.device("cpu"))
@@ -136,7 +141,9 @@ def test_activations_of_rnnsearch_by_hand() -> None:
 def test_a_scan_that_is_not_compiled_keeps_at_most_twice_of_that(name: str) -> None:
     net = scanned(name, d_model=96, **{"recurrent.d_hidden": 112})
     inputs = texts() if net.config.architecture == "seq2seq" else texts()[1:]
-    looked = B * S * L * 112 * 2 if net.config.score == "additive" and len(inputs) == 2 else 0  # is not there, compiled
+    looked = (
+        B * S * L * 112 * 2 if net.config.attention_score == "additive" and len(inputs) == 2 else 0
+    )  # is not there, compiled
     expected = B * activation_bytes(net.config, *((S, L) if len(inputs) == 2 else (0, L)))
     assert 1 < (nbytes(saved(net, *inputs)[1]) - looked) / expected < 2
 

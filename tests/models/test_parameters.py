@@ -47,7 +47,7 @@ def configs(draw: st.DrawFn) -> ModelConfig:
         "disentangled.buckets": draw(st.sampled_from([0, 8])),
         "disentangled.reach": 30,
         "token_types": draw(st.integers(0, 2)),
-        "answer": draw(st.sampled_from(["none", "row", "token"])) if name[0] in "gb" else "none",
+        "prediction_head": draw(st.sampled_from(["none", "sequence", "token"])) if name[0] in "gb" else "none",
         **{field: draw(st.booleans()) for field in ("bias", "embedding_norm")},
     }
     settings["feedforward"] = "gated" if settings["d_ff"] > 0 and draw(st.booleans()) else "dense"
@@ -62,10 +62,15 @@ def configs(draw: st.DrawFn) -> ModelConfig:
 @st.composite
 def recurrent_configs(draw: st.DrawFn) -> ModelConfig:
     name = draw(st.sampled_from(["lstm-small", "sutskever-small", "rnnenc-small", "rnnsearch-small"]))
-    answers = ["none", "row", "token"] if name == "lstm-small" else ["none"]
+    heads = ["none", "sequence", "token"] if name == "lstm-small" else ["none"]
     n = draw(st.integers(1, 3))
     settings = {
-        **{"d_model": 12, "n_encoder_layers": n, "n_decoder_layers": n, "answer": draw(st.sampled_from(answers))},
+        **{
+            "d_model": 12,
+            "n_encoder_layers": n,
+            "n_decoder_layers": n,
+            "prediction_head": draw(st.sampled_from(heads)),
+        },
         "recurrent.d_hidden": draw(st.sampled_from([12, 15])),
         "cell": draw(st.sampled_from(["rnn", "lstm", "gru", "gru-cho", "mut1", "mut2", "mut3"])),
         "tie": draw(st.sampled_from(["none", "decoder", "inputs", "all"])),
@@ -73,10 +78,10 @@ def recurrent_configs(draw: st.DrawFn) -> ModelConfig:
     }
     if name == "rnnsearch-small":
         settings |= {
-            "score": draw(st.sampled_from(["additive", "general"])),
+            "attention_score": draw(st.sampled_from(["additive", "general"])),
             "n_decoder_layers": draw(st.integers(1, 3)),
         }
-    settings["recurrent.bidirectional"] = (settings["answer"] != "none" or name == "rnnsearch-small") and draw(
+    settings["recurrent.bidirectional"] = (settings["prediction_head"] != "none" or name == "rnnsearch-small") and draw(
         st.booleans()
     )
     return resolve(preset(name, **settings, **DATA))
@@ -101,7 +106,7 @@ def test_cells_have_what_their_equations_have(cell: str) -> None:
 @pytest.mark.parametrize(("score", "weights"), [("dot", 0), ("general", 8 * 8), ("additive", 2 * 8 * 8 + 8)])
 def test_dot_scores_have_no_matrix_and_general_ones_have_one(score: str, weights: int) -> None:
     small = {"recurrent.bidirectional": False, "recurrent.d_hidden": 8}
-    model = Cost(known("rnnsearch-small", score=score, **small)).model
+    model = Cost(known("rnnsearch-small", attention_score=score, **small)).model
     assert sum(p.numel() for name, p in model.named_parameters() if ".score." in name) == weights
 
 

@@ -222,33 +222,36 @@ def test_each_kind_of_dropout_is_there_in_training_alone(rate: str, variational:
     assert (model(rows) - plain).abs().max() > 1e-3
 
 
-# ---- answers ---------------------------------------------------------------------------------------------------------
+# ---- predictions -----------------------------------------------------------------------------------------------------
 
 
 def test_a_language_model_reads_in_one_direction() -> None:
-    with pytest.raises(RegardError, match=r"model\.recurrent\.bidirectional is for models that answer"):
+    with pytest.raises(RegardError, match=r"model\.recurrent\.bidirectional is for models with a prediction head"):
         make(**{"recurrent.bidirectional": True})
 
 
 def classifier(**changes: Any) -> ClassificationModel:
     torch.manual_seed(0)
-    model = make_model(preset("lstm-small", **{**SMALL, "n_classes": 3, "answer": "row", **changes}))
+    model = make_model(preset("lstm-small", **{**SMALL, "n_classes": 3, "prediction_head": "sequence", **changes}))
     assert isinstance(model, ClassificationModel)
     shaken(model.double().eval())
     return model
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize("answer", ["row", "token"])
+@pytest.mark.parametrize("head", ["sequence", "token"])
 @pytest.mark.parametrize("cell", ["lstm", "gru", "rnn", "mut3"])
-def test_padding_and_other_rows_change_no_answer(cell: str, answer: str, bidirectional: bool) -> None:
-    model, lengths = classifier(cell=cell, answer=answer, **{"recurrent.bidirectional": bidirectional}), (6, 2, 4)
+def test_padding_and_other_rows_change_no_prediction(cell: str, head: str, bidirectional: bool) -> None:
+    model, lengths = (
+        classifier(cell=cell, prediction_head=head, **{"recurrent.bidirectional": bidirectional}),
+        (6, 2, 4),
+    )
     rows = ids(*lengths)
     together = model(rows, torch.zeros_like(rows))
     for i, n in enumerate(lengths):
         row = rows[i : i + 1, :n]
         alone = model(row, torch.zeros_like(row))[0]
-        torch.testing.assert_close(together[i] if answer == "row" else together[i, :n], alone, **close)
+        torch.testing.assert_close(together[i] if head == "sequence" else together[i, :n], alone, **close)
 
 
 def test_both_directions_answer_where_they_end() -> None:
@@ -265,7 +268,7 @@ def test_both_directions_answer_where_they_end() -> None:
             getattr(peer, f"bias_ih_l0{end}").copy_(cell.bias)
             getattr(peer, f"bias_hh_l0{end}").zero_()
     _, (final, _) = peer(body.embedding.weight[row])  # (2, 1, H)
-    expected = torch.cat([final[0], final[1]], -1) @ model.answers.weight.T + model.answers.bias
+    expected = torch.cat([final[0], final[1]], -1) @ model.prediction_head.weight.T + model.prediction_head.bias
     torch.testing.assert_close(model(row, torch.zeros_like(row)), expected, **close)
     assert not any(name.startswith("body.head") for name, _ in model.named_parameters())
 

@@ -36,13 +36,13 @@ V, C, H, MAX_LEN = 19, 6, 8, 64
 CPU = torch.device("cpu")
 exact: dict[str, Any] = {"atol": 1e-12, "rtol": 0}
 SUTSKEVER = {
-    "score": "none",
+    "attention_score": "none",
     "seq2seq.reverse_source": True,
     "cell": "lstm",
     "n_encoder_layers": 2,
     "n_decoder_layers": 2,
 }
-RNNENC = {"score": "constant", "cell": "gru"}
+RNNENC = {"attention_score": "constant", "cell": "gru"}
 RNNSEARCH = {"recurrent.bidirectional": True, "cell": "gru"}
 KINDS: dict[str, dict[str, Any]] = {
     "sutskever": SUTSKEVER,
@@ -51,8 +51,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "rnnenc, two LSTM layers": {**RNNENC, "cell": "lstm", "n_encoder_layers": 2, "n_decoder_layers": 2},
     "rnnsearch": RNNSEARCH,
     "rnnsearch, LSTM, three layers": {**RNNSEARCH, "cell": "lstm", "n_encoder_layers": 2, "n_decoder_layers": 3},
-    "general, one direction": {"score": "general", "cell": "gru-cho"},
-    "dot, reversed": {"score": "dot", "cell": "lstm", "seq2seq.reverse_source": True},
+    "general, one direction": {"attention_score": "general", "cell": "gru-cho"},
+    "dot, reversed": {"attention_score": "dot", "cell": "lstm", "seq2seq.reverse_source": True},
     "normed": {**RNNSEARCH, "cell": "lstm", "recurrent.norm": True},
     "mut1": {**RNNSEARCH, "cell": "mut1"},
 }
@@ -200,8 +200,8 @@ def test_rnnenc_gives_its_context_to_every_step_and_to_the_output() -> None:
 
 @pytest.mark.parametrize("score", ["none", "constant", "additive"])
 def test_reading_from_the_end_is_reading_the_words_in_reverse(score: str) -> None:
-    backwards = make("rnnenc", score=score, **{"seq2seq.reverse_source": True}, n_decoder_layers=1)
-    forwards = make("rnnenc", score=score)
+    backwards = make("rnnenc", attention_score=score, **{"seq2seq.reverse_source": True}, n_decoder_layers=1)
+    forwards = make("rnnenc", attention_score=score)
     turned = torch.stack([torch.cat([row[row != PAD].flip(0), row[row == PAD]]) for row in SOURCE])
     torch.testing.assert_close(backwards(SOURCE, TARGET), forwards(turned, TARGET), **exact)
     if score != "additive":
@@ -379,7 +379,7 @@ def test_rounded_weights_say_nearly_the_same(kind: str, weights: str) -> None:
             assert torch.cosine_similarity(model(SOURCE, TARGET).float().flatten(), expected.flatten(), 0) > 0.99
             found = decode(model, [[5, 6], [7, 8, 9]], DecodeConfig(beam=2, max_len_b=3), MAX_LEN, CPU)
             assert len(found) == 2
-            if model.config.score not in ("none", "constant"):
+            if model.config.attention_score not in ("none", "constant"):
                 with record(model) as tape:
                     model(SOURCE, TARGET)
                 sums = tape.weights("decoder.cross").sum(-1)
@@ -390,7 +390,7 @@ def test_rounded_weights_say_nearly_the_same(kind: str, weights: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind, chosen in KINDS.items() if chosen.get("score") not in ("none", "constant")]
+    "kind", [kind for kind, chosen in KINDS.items() if chosen.get("attention_score") not in ("none", "constant")]
 )
 def test_recording_changes_no_bit_and_keeps_what_was(kind: str) -> None:
     model = make(
@@ -483,12 +483,12 @@ def test_embeddings_and_head_are_shared_as_a_transformer_shares_them(tie: str, m
     ("changes", "message"),
     [
         (
-            {"score": "none", "recurrent.bidirectional": True},
+            {"attention_score": "none", "recurrent.bidirectional": True},
             "model.recurrent.bidirectional is for encoders that attention looks at",
         ),
         ({"seq2seq.reverse_source": True, "recurrent.bidirectional": True}, "nothing to reverse"),
-        ({"score": "none", "n_encoder_layers": 2}, "2 and 1 layers"),
-        ({"score": "dot", "recurrent.bidirectional": True}, "model.score general"),
+        ({"attention_score": "none", "n_encoder_layers": 2}, "2 and 1 layers"),
+        ({"attention_score": "dot", "recurrent.bidirectional": True}, "model.attention_score general"),
         ({"target_vocab": V + 1}, "tokenizer.joint true"),
     ],
 )

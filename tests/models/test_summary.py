@@ -151,9 +151,9 @@ STYLES: list[tuple[str, dict[str, Any]]] = [
     ("transformer-tiny", {"parallel": True, "feedforward": "gated", "embedding_norm": True, "attention.window": 3}),
     ("convs2s-small", {"d_ff": 0}),
     ("gpt-tiny", {"positions": "shaw", "n_kv_heads": 1}),
-    ("gpt-tiny", {"answer": "token"}),
+    ("gpt-tiny", {"prediction_head": "token"}),
     ("bert-tiny", {"token_types": 2}),
-    ("bert-tiny", {"answer": "row"}),
+    ("bert-tiny", {"prediction_head": "sequence"}),
     ("bert-tiny", {"encoder_positions": "disentangled"}),
     ("vit-tiny", {}),
 ]
@@ -169,10 +169,10 @@ def test_the_count_is_torchs_where_attention_is_made_of_plain_products(name: str
     ("name", "style"),
     [
         ("lstm-small", {}),
-        ("gru-small", {"answer": "row", "recurrent.bidirectional": True}),
+        ("gru-small", {"prediction_head": "sequence", "recurrent.bidirectional": True}),
         ("sutskever-small", {"n_decoder_layers": 2}),
         ("rnnenc-small", {"n_encoder_layers": 1, "n_decoder_layers": 1}),
-        ("rnnsearch-small", {"score": "general", "n_decoder_layers": 3}),
+        ("rnnsearch-small", {"attention_score": "general", "n_decoder_layers": 3}),
     ],
 )
 def test_the_count_is_torchs_where_cells_go_step_by_step(name: str, style: dict[str, Any]) -> None:

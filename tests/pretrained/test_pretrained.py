@@ -43,7 +43,7 @@ Call = Callable[..., tuple[int, str, str]]
 def save_tiny(path: Path, directions: tuple[str, ...] = DIRECTIONS, endless: bool = False) -> None:
     """A model that learned nothing yet, with all that belongs to it; an endless one prefers any other token to EOS."""
     tags = tuple(dict.fromkeys(d.split(">")[1] for d in directions))
-    tokenizer = Tokenizer.train(TEXTS.values(), TokenizerConfig(kind="char", vocab_size=60, tags=tags))
+    tokenizer = Tokenizer.train(TEXTS.values(), TokenizerConfig(kind="char", vocab_size=60, language_tokens=tags))
     torch.manual_seed(1)
     model = make_model(preset("transformer-tiny", source_vocab=len(tokenizer), target_vocab=len(tokenizer), **SIZES))
     if endless:  # logits are products with the embeddings, and of many random ones some are positive

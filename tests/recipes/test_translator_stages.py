@@ -31,7 +31,9 @@ Run = Callable[..., str]
 def model(tmp_path: Path) -> Path:
     directions = tuple(d for lang in ("de", "fr", "zh", "zh-Hant") for d in (f"en>{lang}", f"{lang}>en"))
     tags = ("de", "en", "fr", "zh", "zh-Hant")
-    tokenizer = Tokenizer.train(["Number is what Tom told me"], TokenizerConfig(kind="char", vocab_size=60, tags=tags))
+    tokenizer = Tokenizer.train(
+        ["Number is what Tom told me"], TokenizerConfig(kind="char", vocab_size=60, language_tokens=tags)
+    )
     network = make_model(preset("transformer-tiny", source_vocab=len(tokenizer), target_vocab=len(tokenizer), **SIZES))
     decode = DecodeConfig(max_len_a=0.0, max_len_b=4)
     both, profiles = Tokenizers(tokenizer, tokenizer), {lang: {" th": -1.0} for lang in ("en", "de", "fr")}

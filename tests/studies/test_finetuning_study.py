@@ -75,7 +75,9 @@ def test_every_job_of_a_study_is_a_recipe(
     for job in jobs:
         config = make_config(job.values, {})
         assert (config.task, config.train.metric) == (GLUE_TASKS[job.task].task, GLUE_TASKS[job.task].metric)
-        assert bool(config.train.init) != bool(config.tokenizer.file)  # begins with a model, or with its vocabulary
+        assert bool(config.train.init_from) != bool(
+            config.tokenizer.file
+        )  # begins with a model, or with its vocabulary
 
 
 def test_settings_within_tables_are_merged() -> None:

@@ -75,15 +75,19 @@ PAIR = {**ENCODER, **DECODER}
 TASKS: dict[str, dict[str, Any]] = {
     "causal-lm": {"data": TEXT, "model": {"preset": "gpt-tiny", **DECODER}},
     "masked-lm": {"data": TEXT, "model": BERT},
-    "spans": {"data": TEXT, "model": {"preset": "transformer-tiny", **PAIR}, "tokenizer": {"vocab_size": 160}},
+    "span-corruption": {
+        "data": TEXT,
+        "model": {"preset": "transformer-tiny", **PAIR},
+        "tokenizer": {"vocab_size": 160},
+    },
     "denoising": {"data": TEXT, "model": {"preset": "transformer-tiny", **PAIR}},
-    "classification": {"data": same("film.tsv", text="sentence"), "model": BERT},
+    "classification": {"data": same("film.tsv", text_column="sentence"), "model": BERT},
     "regression": {
-        "data": same("worth.tsv", text="first", pair="second", label="score"),
+        "data": same("worth.tsv", text_column="first", pair_column="second", label_column="score"),
         "model": {**BERT, "token_types": 2},
     },
     "tagging": {"data": same("pets.jsonl"), "model": BERT},
-    "images": {
+    "image-classification": {
         "data": same("pictures.idx|classes.idx"),
         "model": {"preset": "vit-tiny", **ENCODER, "positions": "learned"},
     },
@@ -111,7 +115,7 @@ def tuning(folder: Path, task: str, init: Path, **changes: Any) -> Config:
     """A run that begins with another model and has its sizes."""
     values = values_of(folder, task)
     del values["model"], values["tokenizer"]
-    return make_config(values, {"train.init": str(init), **changes})
+    return make_config(values, {"train.init_from": str(init), **changes})
 
 
 def learn(config: Config, run: Path) -> Path:

@@ -56,7 +56,7 @@ def test_pictures_are_known_by_every_pixel_and_class() -> None:
 def test_pictures_of_two_sizes_are_refused(tmp_path: Path, other: int, train: list[str], valid: list[str]) -> None:
     draw(tmp_path / "animals")
     draw(tmp_path / "more", size=other)
-    config = config_of(tmp_path, "images", **{"data.train": train, "data.valid": valid})
+    config = config_of(tmp_path, "image-classification", **{"data.train": train, "data.valid": valid})
     words = rf"images of more are {other} x {other} pixels, those of animals 8 x 8: set data\.image_size"
     with pytest.raises(RegardError, match=words):
         learn(config, tmp_path / "run")
@@ -66,7 +66,7 @@ def test_a_model_remembers_the_size_of_its_pictures_and_is_tested_on_no_other(tm
     draw(tmp_path / "animals")
     draw(tmp_path / "more", size=4)
     changes = {"data.train": ["animals"], "data.valid": ["animals"], "data.test": ["more"], "train.steps": 1}
-    config = config_of(tmp_path, "images", **changes)
+    config = config_of(tmp_path, "image-classification", **changes)
     package = folders.load(learn(config, tmp_path / "run"), CPU)
     assert package.pixels["size"] == [8, 8]
     with pytest.raises(RegardError, match=r"images of more are 4 x 4 pixels, those of training 8 x 8"):

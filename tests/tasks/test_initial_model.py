@@ -36,7 +36,7 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_all(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REGARD_CACHE", str(folder / "cache"))
-        for task in ("causal-lm", "masked-lm", "images"):
+        for task in ("causal-lm", "masked-lm", "image-classification"):
             learn(config_of(folder, task, **SHORT), folder / task)
     return folder
 
@@ -57,7 +57,7 @@ def stop_at(step: int, config: Config, run: Path) -> None:
         ("masked-lm", {}),
         ("denoising", {}),
         ("tagging", {}),
-        ("images", {"data.shift": 1, "data.flip": True}),
+        ("image-classification", {"data.shift": 1, "data.flip": True}),
     ],
 )
 def test_a_run_that_was_stopped_is_the_run_that_was_not(
@@ -70,7 +70,9 @@ def test_a_run_that_was_stopped_is_the_run_that_was_not(
     assert_same_run(tmp_path / "stopped", tmp_path / "whole")
 
 
-@pytest.mark.parametrize(("init", "task"), [("masked-lm", "classification"), ("images", "images")])
+@pytest.mark.parametrize(
+    ("init", "task"), [("masked-lm", "classification"), ("image-classification", "image-classification")]
+)
 def test_a_run_goes_on_when_the_model_it_began_with_is_gone(
     corpora: Path, tmp_path: Path, init: str, task: str
 ) -> None:
@@ -150,7 +152,7 @@ def test_a_new_head_is_fresh_and_the_same_for_the_same_seed(corpora: Path, tmp_p
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         (tmp_path / name).mkdir()
         config = tuning(corpora, "classification", corpora / "masked-lm", **{"train.seed": seed})
-        heads.append(prepare_job(tmp_path / name, config, quiet=True).model.answers.weight)  # type: ignore[union-attr]
+        heads.append(prepare_job(tmp_path / name, config, quiet=True).model.prediction_head.weight)  # type: ignore[union-attr]
     assert torch.equal(heads[0], heads[1])  # type: ignore[arg-type]
     assert not torch.equal(heads[0], heads[2])  # type: ignore[arg-type]
 
@@ -165,10 +167,10 @@ def test_tuning_changes_the_copy_alone(corpora: Path, tmp_path: Path) -> None:
 
 
 def test_pictures_are_normalised_as_the_first_model_learned_them(corpora: Path, tmp_path: Path) -> None:
-    given = folders.load(corpora / "images", CPU)
+    given = folders.load(corpora / "image-classification", CPU)
     odd = replace(given, pixels={"mean": [0.25], "std": [0.125]})
     folders.save(tmp_path / "init", odd, "a card")
-    run = learn(tuning(corpora, "images", tmp_path / "init", **SHORT), tmp_path / "run")
+    run = learn(tuning(corpora, "image-classification", tmp_path / "init", **SHORT), tmp_path / "run")
     assert folders.load(run, CPU).pixels == {**odd.pixels, "size": [8, 8]}
 
 
@@ -202,7 +204,7 @@ def test_sizes_that_the_given_weights_do_not_have_are_refused(
 
 def test_a_model_without_a_vocabulary_cannot_begin_a_run_on_text(corpora: Path, tmp_path: Path) -> None:
     config = tuning(corpora, "classification", corpora / "masked-lm")
-    config = replace(config, train=replace(config.train, init=str(corpora / "images")))
+    config = replace(config, train=replace(config.train, init_from=str(corpora / "image-classification")))
     with pytest.raises(RegardError, match="has no tokenizer"):
         learn(config, tmp_path / "run")
 
@@ -229,7 +231,7 @@ def test_a_model_of_two_vocabularies_is_tuned_and_gone_on_with(tmp_path: Path) -
     tokenizer = {"kind": "char", "vocab_size": 40, "joint": False}
     first = {"name": "a", "data": data, "tokenizer": tokenizer, "train": train, "model": {**sizes, "tie": "decoder"}}
     learn(make_config(first, {}), tmp_path / "a")
-    second = {"name": "b", "data": data, "train": {**train, "init": str(tmp_path / "a")}}
+    second = {"name": "b", "data": data, "train": {**train, "init_from": str(tmp_path / "a")}}
     learn(make_config(second, {}), tmp_path / "b")
     regard.resume(tmp_path / "b", quiet=True, train={"steps": 4})
     assert not (tmp_path / "b" / "tokenizer.json").exists()
@@ -246,7 +248,7 @@ root = "{corpora}"
 train = ["cycle.txt"]
 valid = ["cycle.txt"]
 [train]
-init = "{tmp_path / "init"}"
+init_from = "{tmp_path / "init"}"
 steps = 2
 batch_tokens = 256
 samples = 0

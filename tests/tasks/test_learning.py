@@ -61,7 +61,7 @@ def test_masked_words_are_guessed_from_their_neighbours(corpora: Path, tmp_path:
     assert fit(corpora, tmp_path, "masked-lm", **text, **{"train.steps": 240})["loss"] < 0.5 * UNIGRAM
 
 
-@pytest.mark.parametrize("task", ["spans", "denoising"])
+@pytest.mark.parametrize("task", ["span-corruption", "denoising"])
 def test_damaged_text_is_mended(corpora: Path, tmp_path: Path, task: str) -> None:
     """Better than words without their neighbours: the order of words was learned."""
     assert fit(corpora, tmp_path, task, **{"train.steps": 150, "train.batch_tokens": 512})["loss"] < 0.6 * UNIGRAM
@@ -96,7 +96,10 @@ def test_names_that_are_always_names_are_tagged_without_a_fault(corpora: Path, t
 
 
 def test_two_kinds_of_pictures_are_told_apart(corpora: Path, tmp_path: Path) -> None:
-    assert fit(corpora, tmp_path, "images", **{"train.metric": "accuracy", "data.shift": 1})["accuracy"] == 100
+    assert (
+        fit(corpora, tmp_path, "image-classification", **{"train.metric": "accuracy", "data.shift": 1})["accuracy"]
+        == 100
+    )
 
 
 def test_a_vocabulary_from_elsewhere_is_learned_with_as_it_is(corpora: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Recurrent models from text to use: *hello* learned exactly, words as published, answers from both ends, refusals."""
+"""Recurrent models from text to use: *hello* learned exactly, words as published, predictions from both ends, refusals."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def test_answers_are_learned_by_models_that_read_one_way_and_both(
     run = learn(config_of(corpora, task, **settings), tmp_path / "run")
     labeller = regard.load(run)
     if task == "classification":
-        answers = labeller.classify(["the cat sat lovely on a mat", "awful the dog ran"])
-        assert [answer.label for answer in answers] == ["good", "bad"]
+        predictions = labeller.classify(["the cat sat lovely on a mat", "awful the dog ran"])
+        assert [prediction.label for prediction in predictions] == ["good", "bad"]
     elif task == "tagging":
         assert str(labeller.classify("the cat saw a red hill")) == "the/O cat/B-PET saw/O a/O red/O hill/O"
     else:
@@ -152,7 +152,10 @@ def test_what_is_written_begins_with_a_word_that_is_known(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model.recurrent.bidirectional": True}, r"model\.recurrent\.bidirectional is for models that answer"),
+        (
+            {"model.recurrent.bidirectional": True},
+            r"model\.recurrent\.bidirectional is for models with a prediction head",
+        ),
         ({"data.packing": "documents"}, r"data\.packing documents hides"),
         ({"train.r_drop": 1.0}, r"train\.r_drop is not for this kind of causal-lm"),
         ({"train.activation_checkpointing": True}, r"train\.activation_checkpointing is for models of blocks"),
@@ -163,7 +166,7 @@ def test_what_is_written_begins_with_a_word_that_is_known(
             r"\[model\.attention\] would do nothing here: it is for transformer",
         ),
         ({"model.attention_dropout": 0.1}, r"model\.attention_dropout is for transformer"),
-        ({"model.score": "dot"}, r"model\.score is for seq2seq models"),
+        ({"model.attention_score": "dot"}, r"model\.attention_score is for seq2seq models"),
     ],
 )
 def test_what_a_recurrent_language_model_cannot_do(

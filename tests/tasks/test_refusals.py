@@ -32,9 +32,9 @@ def refused(corpora: Path, task: str, words: str, **changes: Any) -> None:
     [
         ("causal-lm", "bert-tiny", "causal-lm trains a gpt or rnn, but model.preset bert-tiny is a bert"),
         ("masked-lm", "gpt-tiny", "masked-lm trains a bert, but model.preset gpt-tiny is a gpt"),
-        ("spans", "gpt-tiny", "spans trains a transformer"),
+        ("span-corruption", "gpt-tiny", "span-corruption trains a transformer"),
         ("denoising", "bert-tiny", "denoising trains a transformer"),
-        ("images", "bert-tiny", "images trains a vit"),
+        ("image-classification", "bert-tiny", "image-classification trains a vit"),
         ("classification", "transformer-tiny", "classification trains a gpt, bert or rnn, but .*transformer-tiny"),
         ("tagging", "vit-tiny", "tagging trains a gpt, bert or rnn, but .*vit-tiny is a vit"),
     ],
@@ -50,7 +50,7 @@ def test_a_model_of_another_kind(corpora: Path, task: str, preset: str, words: s
         ("classification", "spearman", "loss, accuracy, f1, matthews"),
         ("regression", "accuracy", "loss, pearson, spearman"),
         ("tagging", "matthews", "loss, accuracy, f1"),
-        ("images", "bleu", "loss, accuracy, f1, matthews"),
+        ("image-classification", "bleu", "loss, accuracy, f1, matthews"),
     ],
 )
 def test_a_measure_that_the_task_does_not_have(corpora: Path, task: str, metric: str, listed: str) -> None:
@@ -58,7 +58,7 @@ def test_a_measure_that_the_task_does_not_have(corpora: Path, task: str, metric:
     refused(corpora, task, words, **{"train.metric": metric})
 
 
-@pytest.mark.parametrize("task", ["causal-lm", "masked-lm", "classification", "images"])
+@pytest.mark.parametrize("task", ["causal-lm", "masked-lm", "classification", "image-classification"])
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_no_data(corpora: Path, task: str, split: str) -> None:
     refused(corpora, task, rf"(no {split} text|data\.{split} names no)", **{f"data.{split}": []})
@@ -66,7 +66,7 @@ def test_no_data(corpora: Path, task: str, split: str) -> None:
 
 def test_a_column_that_is_not_there(corpora: Path) -> None:
     words = r"film\.tsv line 1: there is no column 'review'; its columns are sentence, label"
-    refused(corpora, "classification", words, **{"data.text": "review"})
+    refused(corpora, "classification", words, **{"data.text_column": "review"})
 
 
 def test_a_table_without_rows(corpora: Path) -> None:
@@ -89,9 +89,9 @@ def test_a_number_that_is_none(corpora: Path) -> None:
     columns = {
         "data.train": ["film.tsv"],
         "data.valid": ["film.tsv"],
-        "data.text": "sentence",
-        "data.pair": "",
-        "data.label": "label",
+        "data.text_column": "sentence",
+        "data.pair_column": "",
+        "data.label_column": "label",
     }
     refused(corpora, "regression", r"film\.tsv line 2: label 'bad' is not a number", **columns)
 
@@ -115,13 +115,13 @@ def picture_folder(folder: Path, size: int = 8) -> None:
 def test_a_picture_that_cannot_be_read(corpora: Path) -> None:
     picture_folder(corpora / "animals")
     (corpora / "animals" / "dog" / "2.png").write_bytes(b"not a picture")
-    refused(corpora, "images", r"dog/2\.png cannot be read as an image", **{"data.train": ["animals"]})
+    refused(corpora, "image-classification", r"dog/2\.png cannot be read as an image", **{"data.train": ["animals"]})
 
 
 def test_pictures_that_patches_do_not_fill(corpora: Path) -> None:
     picture_folder(corpora / "animals", 10)
     words = r"images of animals are 10 x 10 pixels, which patches of 4 x 4 do not fill: set model\.vit\.patch_size"
-    refused(corpora, "images", words, **{"data.train": ["animals"]})
+    refused(corpora, "image-classification", words, **{"data.train": ["animals"]})
 
 
 def test_a_kind_of_picture_that_training_does_not_have(corpora: Path) -> None:
@@ -129,10 +129,12 @@ def test_a_kind_of_picture_that_training_does_not_have(corpora: Path) -> None:
     shutil.copytree(corpora / "animals", corpora / "more")
     (corpora / "more" / "cat").rename(corpora / "more" / "cow")
     changes = {"data.train": ["animals"], "data.valid": ["more"]}
-    refused(corpora, "images", r"more: the class 'cow' is not in the training data \(cat, dog\)", **changes)
+    refused(
+        corpora, "image-classification", r"more: the class 'cow' is not in the training data \(cat, dog\)", **changes
+    )
 
 
-@pytest.mark.parametrize("task", ["causal-lm", "masked-lm", "images", "classification", "tagging"])
+@pytest.mark.parametrize("task", ["causal-lm", "masked-lm", "image-classification", "classification", "tagging"])
 def test_a_part_that_holds_nothing(corpora: Path, task: str) -> None:
     whole = config_of(corpora, task).data.test[0].split("[")[0]
     refused(corpora, task, r"nothing of .* is left", **{"data.valid": [f"{whole}[:0.0001%]"]})
@@ -149,7 +151,12 @@ def test_no_room_for_a_text(corpora: Path) -> None:
 
 
 def test_too_few_marks_for_the_gaps(corpora: Path) -> None:
-    refused(corpora, "spans", r"sentinels", **{"tokenizer.extra": 1, "data.mean_span": 1.0, "tokenizer.vocab_size": 60})
+    refused(
+        corpora,
+        "span-corruption",
+        r"sentinels",
+        **{"tokenizer.n_sentinels": 1, "data.mean_span": 1.0, "tokenizer.vocab_size": 60},
+    )
 
 
 def test_a_measure_of_entities_where_tags_name_none(corpora: Path) -> None:
@@ -167,11 +174,11 @@ def test_settings_that_would_do_nothing(corpora: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *[("cell", "gru"), ("score", "dot"), ("recurrent.d_hidden", 8), ("recurrent.variational", False)],
+        *[("cell", "gru"), ("attention_score", "dot"), ("recurrent.d_hidden", 8), ("recurrent.variational", False)],
         ("seq2seq.reverse_source", True),
     ],
 )
-@pytest.mark.parametrize("task", ["causal-lm", "masked-lm", "images", "denoising"])
+@pytest.mark.parametrize("task", ["causal-lm", "masked-lm", "image-classification", "denoising"])
 def test_settings_of_recurrent_models_elsewhere(corpora: Path, task: str, name: str, value: Any) -> None:
     table = name.split(".")[0]
     words = rf"model\.{name} is for (rnn, )?seq2seq models, and \S+-tiny is a"

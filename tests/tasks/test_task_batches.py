@@ -32,7 +32,7 @@ A, B, C = TOKENIZER.encode("a b c")
 
 
 def rows_of(lengths: list[int], task: str) -> EncodedExamples:
-    """Row i holds i + 10 again and again; its answer is i, or i for each token but the first."""
+    """Row i holds i + 10 again and again; its label is i, or i for each token but the first."""
     ids = [[i + 10] * n for i, n in enumerate(lengths)]
     types = [[0] * (n // 2) + [1] * (n - n // 2) for n in lengths]
     if task == "tagging":
@@ -101,7 +101,7 @@ def test_a_text_that_is_too_long_still_ends_as_every_text_does(capsys: pytest.Ca
     rows = encode_examples(examples, TOKENIZER, BERT_TEMPLATE, "classification", ("x", "y"), 5, "some.tsv")
     assert rows.ids == [[SOS, A, B, C, EOS], [SOS, A, B, EOS]]
     assert rows.types == [[0] * 5, [0] * 4]
-    assert rows.answers == [0, 1]
+    assert rows.labels == [0, 1]
     assert "some.tsv: 1 of 2 texts are longer than model.max_len 5 and cut there" in capsys.readouterr().err
 
 
@@ -121,7 +121,7 @@ def test_the_end_of_a_cut_sentence_has_no_tag() -> None:
     )
     assert rows.ids[0][-1] == EOS
     assert len(rows.ids[0]) == 4
-    assert rows.answers == [[CONTINUES, 0, 1, CONTINUES]]
+    assert rows.labels == [[CONTINUES, 0, 1, CONTINUES]]
 
 
 # ---- pictures --------------------------------------------------------------------------------------------------------

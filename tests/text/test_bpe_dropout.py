@@ -23,7 +23,7 @@ def lines() -> list[str]:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.train(lines(), TokenizerConfig(kind="byte-bpe", vocab_size=340, tags=("de", "fr")))
+    return Tokenizer.train(lines(), TokenizerConfig(kind="byte-bpe", vocab_size=340, language_tokens=("de", "fr")))
 
 
 def joined(tokenizer: Tokenizer, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -102,5 +102,5 @@ def test_nothing_in_nothing_out(tokenizer: Tokenizer) -> None:
 
 def test_only_vocabularies_of_merges_have_any() -> None:
     words = Tokenizer.train(lines(), TokenizerConfig(kind="word", vocab_size=60))
-    with pytest.raises(RegardError, match=r"tokenizer\.dropout .* only a bpe or byte-bpe vocabulary"):
+    with pytest.raises(RegardError, match=r"tokenizer\.bpe_dropout .* only a bpe or byte-bpe vocabulary"):
         merge_table(words)

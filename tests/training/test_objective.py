@@ -325,7 +325,7 @@ def test_tags_are_classes_of_tokens() -> None:
 
 
 def test_classes_are_smoothed_over_classes() -> None:
-    model = make_model(tiny(answer="row", n_classes=3)).eval()
+    model = make_model(tiny(prediction_head="sequence", n_classes=3)).eval()
     types, labels = torch.zeros_like(IDS), torch.tensor([2, 0])
     loss = ClassificationObjective(model, 0.1)(IDS, types, labels)[0]
     expected = F.cross_entropy(model(IDS, types), labels, reduction="sum", label_smoothing=0.1)
@@ -333,12 +333,12 @@ def test_classes_are_smoothed_over_classes() -> None:
 
 
 def test_numbers_by_hand() -> None:
-    answers = torch.tensor([[1.0], [5.0], [-2.0]], requires_grad=True)
-    sums = RegressionObjective(nn.Identity()).loss_from_outputs(answers, torch.tensor([3.0, float("nan"), -2.5]))
+    outputs = torch.tensor([[1.0], [5.0], [-2.0]], requires_grad=True)
+    sums = RegressionObjective(nn.Identity()).loss_from_outputs(outputs, torch.tensor([3.0, float("nan"), -2.5]))
     assert sums.tolist() == [4.25, 4.25, 2.0]  # 2 squared and a half squared
     sums[0].backward()
-    assert answers.grad is not None
-    assert answers.grad.flatten().tolist() == [-4.0, 0.0, 1.0]
+    assert outputs.grad is not None
+    assert outputs.grad.flatten().tolist() == [-4.0, 0.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_numbers_by_hand() -> None:
 def test_the_auxiliary_loss_is_each_rows_mean_over_its_own_tokens(config: ModelConfig) -> None:
     """Row by row without padding, by torch; the third row only fills the batch."""
     torch.manual_seed(2)
-    model = make_model(replace(config, answer="row", n_classes=3)).eval()
+    model = make_model(replace(config, prediction_head="sequence", n_classes=3)).eval()
     rows = [[5, 6, 7, EOS], [8, EOS], [5, 6, 7, EOS]]
     ids = torch.tensor([row + [PAD] * (4 - len(row)) for row in rows])
     labels = torch.tensor([1, 0, -1])
@@ -364,7 +364,7 @@ def test_the_auxiliary_loss_is_each_rows_mean_over_its_own_tokens(config: ModelC
 
 
 def test_the_auxiliary_loss_of_tagged_rows() -> None:
-    model = make_model(replace(tiny(), answer="token", n_classes=3)).eval()
+    model = make_model(replace(tiny(), prediction_head="token", n_classes=3)).eval()
     ids, types = torch.tensor([[5, 6, EOS], [5, 6, EOS]]), torch.zeros(2, 3, dtype=torch.long)
     labels = torch.tensor([[0, 2, -1], [-1, -1, -1]])  # the second row only fills the batch
     plain = ClassificationObjective(model)(ids, types, labels)

@@ -103,8 +103,8 @@ def check(updater: Updater, gradients: list[torch.Tensor]) -> None:
 OPTIONS: list[dict[str, str]] = [
     {},
     {"optimizer": "muon"},
-    {"weights": "bf16"},
-    {"optimizer": "muon", "weights": "bf16"},
+    {"param_dtype": "bf16"},
+    {"optimizer": "muon", "param_dtype": "bf16"},
 ]
 
 

@@ -87,7 +87,7 @@ def pushed(steps: int, lr: float) -> torch.Tensor:
     """4,096 weights that begin at 1 and have always the same gradient, of which AdamW makes steps of lr."""
     layer = nn.Linear(64, 64, bias=False)
     nn.init.ones_(layer.weight)
-    updater = Updater(layer, TrainConfig(lr=lr, weights="bf16", precision="bf16", clip=0.0))
+    updater = Updater(layer, TrainConfig(lr=lr, param_dtype="bf16", precision="bf16", clip=0.0))
     torch.manual_seed(0)
     for _ in range(steps):
         layer.weight.grad = torch.full_like(layer.weight, 0.25)
@@ -109,7 +109,7 @@ def test_updates_too_small_for_bf16_arrive_on_average() -> None:
 def test_moments_follow_gradients_on_average() -> None:
     """A second moment that has arrived and gradients that grow by 2 % at once: a step moves it by less than bf16 can say."""
     layer = nn.Linear(64, 64, bias=False)
-    updater = Updater(layer, TrainConfig(weights="bf16", precision="bf16", clip=0.0, beta2=0.98))
+    updater = Updater(layer, TrainConfig(param_dtype="bf16", precision="bf16", clip=0.0, beta2=0.98))
     state = updater.optimizer.state[layer.weight]
     low = torch.ones_like(layer.weight)
     state.update({"step": torch.tensor(1000.0), "exp_avg": low.clone(), "exp_avg_sq": low.clone()})
@@ -128,7 +128,7 @@ def test_five_steps_of_rounded_adamw() -> None:
     """In float64 by hand, with decay and clipping: every weight is a few of bf16's steps from there, on average none."""
     torch.manual_seed(0)
     layer = nn.Linear(128, 128, bias=False)
-    config = TrainConfig(weights="bf16", precision="bf16", weight_decay=0.1, clip=3.0)
+    config = TrainConfig(param_dtype="bf16", precision="bf16", weight_decay=0.1, clip=3.0)
     updater = Updater(layer, config)
     x = layer.weight.detach().double().numpy().copy()
     m, v = np.zeros_like(x), np.zeros_like(x)
@@ -154,7 +154,7 @@ def test_five_steps_of_rounded_adamw() -> None:
 
 def test_norms_and_positions_stay_exact() -> None:
     model = transformer(positions="learned")
-    Updater(model, TrainConfig(weights="bf16", precision="bf16"))
+    Updater(model, TrainConfig(param_dtype="bf16", precision="bf16"))
     exact = {name for name, p in model.named_parameters() if p.dtype == torch.float32}
     assert exact == {name for name, _ in model.named_parameters() if "norm" in name or "schemes" in name}
     assert model.source_embedding.weight is model.head.weight
@@ -163,7 +163,7 @@ def test_norms_and_positions_stay_exact() -> None:
 
 def test_a_parameter_takes_eight_bytes() -> None:
     model = nn.Linear(64, 64, bias=False)
-    updater = Updater(model, TrainConfig(weights="bf16", precision="bf16"))
+    updater = Updater(model, TrainConfig(param_dtype="bf16", precision="bf16"))
     model(torch.randn(2, 64).bfloat16()).sum().backward()
     tensors = [model.weight, model.weight.grad]
     updater.step(torch.tensor(1.0))
@@ -175,7 +175,7 @@ def test_a_parameter_takes_eight_bytes() -> None:
 def test_products_in_fp32_are_refused(precision: str) -> None:
     model = transformer()
     with pytest.raises(RegardError, match=r"set train\.precision to bf16"):
-        Updater(model, TrainConfig(weights="bf16", precision=precision))
+        Updater(model, TrainConfig(param_dtype="bf16", precision=precision))
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
@@ -183,9 +183,9 @@ def test_products_in_fp32_are_refused(precision: str) -> None:
 def test_bf16_weights_learn_what_fp32_weights_learn(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At a rate so low that weights rounded to the nearest are left behind: the mean loss over the whole way."""
     way: dict[str, Any] = {"steps": 100, "lr": 2.5e-4, "optimizer": optimizer}
-    full, low = np.mean(losses(**way)), np.mean(losses(**way, weights="bf16"))
+    full, low = np.mean(losses(**way)), np.mean(losses(**way, param_dtype="bf16"))
     monkeypatch.setattr(stochastic_rounding, "round_stochastically", lambda x, bits: x.bfloat16())
-    nearest = np.mean(losses(**way, weights="bf16"))
+    nearest = np.mean(losses(**way, param_dtype="bf16"))
     assert low == pytest.approx(full, rel=0.005)
     assert nearest > 1.03 * full
 

@@ -1,4 +1,4 @@
-"""`train.vectors`: which rows of which embeddings are initialised by word vectors, for every model that reads text."""
+"""`train.pretrained_embeddings`: which rows are initialised by word vectors, for every model that reads text."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def config_of(corpus: Path, name: str, **changes: Any) -> Config:
         "data": {"root": str(corpus), "train": [file], "valid": [file]},
         "tokenizer": {"kind": "word", "vocab_size": 60},
         "model": given["model"],
-        "train": {**training, "device": "cpu", "threads": 1, "vectors": str(corpus / "words.bin")},
+        "train": {**training, "device": "cpu", "threads": 1, "pretrained_embeddings": str(corpus / "words.bin")},
     }
     return make_config(values, changes)
 
@@ -79,7 +79,7 @@ def weights(corpus: Path, config: Config, name: str) -> tuple[Tokenizer, Tokeniz
 
 
 def fresh(corpus: Path, config_name: str, **changes: Any) -> dict[str, torch.Tensor]:
-    return weights(corpus, config_of(corpus, config_name, **{**changes, "train.vectors": ""}), "fresh")[2]
+    return weights(corpus, config_of(corpus, config_name, **{**changes, "train.pretrained_embeddings": ""}), "fresh")[2]
 
 
 def rows_of(tokenizer: Tokenizer, words: list[str]) -> list[int]:
@@ -161,7 +161,7 @@ def test_a_run_goes_on_when_the_vectors_are_gone(corpus: Path) -> None:
     ("changes", "said"),
     [
         ({"model.d_model": 32}, "have 16 numbers each, but model.d_model is 32: set model.d_model 16"),
-        ({"train.vectors": "nothing.bin"}, "there is no file .*nothing.bin"),
+        ({"train.pretrained_embeddings": "nothing.bin"}, "there is no file .*nothing.bin"),
     ],
 )
 def test_vectors_that_do_not_fit_are_an_error(corpus: Path, changes: dict[str, Any], said: str) -> None:
@@ -173,9 +173,9 @@ def test_vectors_that_do_not_fit_are_an_error(corpus: Path, changes: dict[str, A
 def test_vectors_where_they_make_no_sense_are_an_error(corpus: Path) -> None:
     config = config_of(corpus, "gpt")
     with pytest.raises(RegardError, match="images have none"):
-        load_initial_vectors(replace(config, task="images"))
+        load_initial_vectors(replace(config, task="image-classification"))
     with pytest.raises(RegardError, match="leave one of them out"):
-        load_initial_vectors(replace(config, train=replace(config.train, init="runs/other")))
+        load_initial_vectors(replace(config, train=replace(config.train, init_from="runs/other")))
 
 
 def test_vectors_of_none_of_the_words_are_an_error(corpus: Path) -> None:

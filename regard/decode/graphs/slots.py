@@ -131,7 +131,7 @@ def beam_step_reference(slots: Slots, value: Tensor, index: Tensor, log_z: Tenso
     log_prob, place = log_prob.masked_fill(ends, -torch.inf).sort(dim=1, descending=True, stable=True)
     row, token = row.gather(1, place)[:, :k], token.gather(1, place)[:, :k]
     new["log_prob"] = log_prob[:, :k]
-    bound = slots.limit if options.stop == "proven" and options.length_penalty > 0 else length
+    bound = slots.limit if options.beam_stop == "proven" and options.length_penalty > 0 else length
     best_open = log_prob[:, 0] / _power(bound, options)
     stopped = (new["done_score"].min(1).values >= best_open) | (length >= slots.limit)
 

@@ -184,7 +184,7 @@ def launch_beam_step(slots: Slots, value: Tensor, index: Tensor, log_z: Tensor, 
         s.active, s.step, s.limit, s.stopped, s.log_prob, s.done_score, s.done_log_prob, s.done_length, s.done_parent,
         s.done_token, s.token_ids, s.parent, s.last, s.position, s.no_end, s.owner, value, index, log_z,
         options.min_len, s.packed.stride(0), columns, K=k, C=c, M=m, W=2 * r, R=r, BLOCK=block,
-        PENALTY=float(options.length_penalty), PROVEN=options.stop == "proven" and options.length_penalty > 0,
+        PENALTY=float(options.length_penalty), PROVEN=options.beam_stop == "proven" and options.length_penalty > 0,
         END=s.eos, num_warps=warps(m),
     )  # fmt: skip
 

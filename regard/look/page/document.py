@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from regard.look.beam_search_trace import BeamNode
-from regard.look.model_trace import Activation, AttentionLayer, Candidate, Prediction, Trace
+from regard.look.model_trace import Activation, AttentionLayer, Candidate, TokenPrediction, Trace
 from regard.look.token_sequence import TokenSequence
 
 # Sizes in number of bytes before base64, which adds a third. A file shall stay below 15 MB.
@@ -261,7 +261,7 @@ def sequence_json(sequence: TokenSequence) -> dict[str, Any]:
     return {**known, "words": words, "special": sequence.sinks.astype(int).tolist()}
 
 
-def prediction_json(one: Prediction) -> dict[str, Any]:
+def prediction_json(one: TokenPrediction) -> dict[str, Any]:
     """Return a prediction as JSON."""
     chosen = {**candidate_json(one.chosen), "log_prob": to_number(one.chosen.log_prob)}
     top = [{**candidate_json(candidate), "p": to_number(math.exp(candidate.log_prob))} for candidate in one.top]

@@ -261,7 +261,7 @@ def source_attention_widths(config: ModelConfig) -> tuple[int, int, int]:
         return 0, 0, 0
     recurrent, cell = config.table(RecurrentSettings), find("cell", config.cell)
     h, before = recurrent.d_hidden, not (cell.adds_input or recurrent.norm)
-    return h * (1 + recurrent.bidirectional), cell.inputs * h * before, h * (config.score != "dot")
+    return h * (1 + recurrent.bidirectional), cell.inputs * h * before, h * (config.attention_score != "dot")
 
 
 def logit_bytes(config: ModelConfig, batch: int, s: int, t: int) -> int:
@@ -270,7 +270,7 @@ def logit_bytes(config: ModelConfig, batch: int, s: int, t: int) -> int:
     Logits of tokens are in bf16, one chunk at a time, and are overwritten by their gradient; logits of classes are in fp32
     and have a gradient of their own."""
     if architecture_of(config).gives_classes(config):
-        return batch * 8 * config.n_classes * (max(s, t) if config.answer == "token" else 1)
+        return batch * 8 * config.n_classes * (max(s, t) if config.prediction_head == "token" else 1)
     rows, vocab = (
         batch * (t if "decoder" in architecture_of(config).sides else s),
         architecture_of(config).output_vocabulary(config),
