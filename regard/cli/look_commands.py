@@ -65,7 +65,7 @@ def decode_settings(context: typer.Context, to: str | None) -> dict[str, Any]:
 
 
 def parse_changes(**given: Texts) -> list[Intervention]:
-    """Return the interventions that --zero, --mean, --force, --forbid, --pin, --replace and --positions ask for."""
+    """Return the interventions that --zero, --uniform, --force, --forbid, --pin, --replace and --positions ask for."""
     from regard.look.interventions import parse
 
     return [parse(kind, text) for kind, texts in given.items() for text in texts or ()]
@@ -106,7 +106,7 @@ def look_page(
         bool, typer.Option("--own", help="Compare each along its own output, not both along the first's.")
     ] = False,
     zero: Annotated[Texts, change_option("zero", "Zero the output of heads: decoder.2.cross:3")] = None,
-    mean: Annotated[Texts, change_option("mean", "Make heads attend uniformly: decoder.2.cross:3")] = None,
+    uniform: Annotated[Texts, change_option("uniform", "Make heads attend uniformly: decoder.2.cross:3")] = None,
     force: Annotated[Texts, change_option("force", "Attend to one key only: decoder.2.cross:3@Apfel>apple")] = None,
     forbid: Annotated[Texts, change_option("forbid", "Mask a key: Apfel>apple")] = None,
     pin: Annotated[Texts, change_option("pin", "Force, in all attention over the source.")] = None,
@@ -122,7 +122,7 @@ def look_page(
     """
     from regard.look.page.html_page import show
 
-    given = {"zero": zero, "mean": mean, "force": force, "forbid": forbid, "pin": pin, "replace": replace}
+    given = {"zero": zero, "uniform": uniform, "force": force, "forbid": forbid, "pin": pin, "replace": replace}
     changes = parse_changes(**given, positions=positions)
     page = show(model, text, other, changes, own, **decode_settings(context, to))
     if json:
@@ -224,8 +224,8 @@ def look_attention(
     hide_sinks: Annotated[
         bool, typer.Option("--hide-sinks", help="Leave out keys that are special tokens or punctuation.")
     ] = False,
-    renormalise: Annotated[
-        bool, typer.Option("--renormalise", help="With --hide-sinks: let rows sum to one again.")
+    renormalize: Annotated[
+        bool, typer.Option("--renormalize", help="With --hide-sinks: let rows sum to one again.")
     ] = False,
     png: Png = None,
     csv: Csv = None,
@@ -244,7 +244,7 @@ def look_attention(
 
     options = decode_settings(context, to)
     package = load(model, pick_device(device), "fp32")
-    found = draw_attention(package, sentence, layer, kind, head, words, hide_sinks, renormalise, **options)
+    found = draw_attention(package, sentence, layer, kind, head, words, hide_sinks, renormalize, **options)
     if found.output and not json:
         print(found.output)
     write_results(found, json, png, {csv: "save_csv", npz: "save_npz"}, Path("attention.png"))
@@ -332,7 +332,7 @@ def look_change(
     zero: Annotated[
         Texts, typer.Option("--zero", help="Zero the output of heads: LAYER[:HEADS], such as decoder.2.cross:3.")
     ] = None,
-    mean: Annotated[Texts, typer.Option("--mean", help="Make heads attend uniformly: LAYER[:HEADS].")] = None,
+    uniform: Annotated[Texts, typer.Option("--uniform", help="Make heads attend uniformly: LAYER[:HEADS].")] = None,
     force: Annotated[Texts, typer.Option("--force", help="Attend to one key only: [LAYER[:HEADS]@]QUERY>KEY.")] = None,
     forbid: Annotated[
         Texts, typer.Option("--forbid", help="Mask a key: [LAYER[:HEADS]@]QUERY>KEY, by index or word.")
@@ -354,10 +354,12 @@ def look_change(
     from regard.inference.translator import Translator
     from regard.look.output_comparison import compare
 
-    given = {"zero": zero, "mean": mean, "force": force, "forbid": forbid, "pin": pin, "replace": replace}
+    given = {"zero": zero, "uniform": uniform, "force": force, "forbid": forbid, "pin": pin, "replace": replace}
     changes = parse_changes(**given, positions=[positions] if positions else None)
     if not changes:
-        raise RegardError("nothing is changed: give --zero, --mean, --force, --forbid, --pin, --replace or --positions")
+        raise RegardError(
+            "nothing is changed: give --zero, --uniform, --force, --forbid, --pin, --replace or --positions"
+        )
     user = load(model, device)
     if not isinstance(user, (Translator, Generator)):
         raise RegardError(f"the model in {model} neither translates nor writes, so there is nothing to compare")

@@ -216,7 +216,7 @@ def embed(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write all vectors to this .npy file.")] = None,
     json: Json = False,
     pooling: Annotated[str | None, typer.Option(help="mean or first token; by default the model's own.")] = None,
-    normalise: Annotated[bool, typer.Option(help="Scale vectors to length 1.")] = True,
+    normalize: Annotated[bool, typer.Option(help="Scale vectors to length 1.")] = True,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long for the model.")] = False,
     device: Device = "auto",
 ) -> None:
@@ -231,7 +231,7 @@ def embed(
     embedder = load_embedder(model, device)
     given = texts or list(read_lines(input) if input else stdin_lines())
     with progress_bar("embedding", len(given)) as advance:
-        vectors = embedder.embed(given, pooling, normalise, truncate, progress=advance)
+        vectors = embedder.embed(given, pooling, normalize, truncate, progress=advance)
     if output:
         import numpy as np
 

@@ -46,7 +46,7 @@ class Embedder:
         self,
         texts: Sequence[str],
         pooling: str | None = None,
-        normalise: bool = True,
+        normalize: bool = True,
         truncate: bool = False,
         batch_tokens: int = 8192,
         progress: Callable[[int], None] = lambda done: None,
@@ -61,7 +61,7 @@ class Embedder:
         for group in length_batches([len(row) for row in rows], batch_tokens):
             vectors[group] = self._vectors([rows[i] for i in group], pooling).float().cpu().numpy()
             progress(len(group))
-        return normalize_rows(vectors) if normalise else vectors
+        return normalize_rows(vectors) if normalize else vectors
 
     def _pooling(self, asked: str | None) -> str:
         pooling = asked or self.pooling

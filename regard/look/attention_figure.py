@@ -55,13 +55,13 @@ class LayerWeights:
         weights = merge_weights(self.weights, self.queries.words, self.keys.words)
         return replace(self, weights=weights, queries=self.queries.merge_words(), keys=self.keys.merge_words())
 
-    def hide_sinks(self, renormalise: bool) -> LayerWeights:
+    def hide_sinks(self, renormalize: bool) -> LayerWeights:
         """Return the weights without keys that are sinks; renormalised, rows sum to one again where any weight is left."""
         sinks = self.keys.sinks
         if sinks.all():
             raise RegardError("every key is a special token or punctuation: nothing is left without --hide-sinks")
         weights = self.weights[..., ~sinks]
-        if renormalise:
+        if renormalize:
             left = weights.sum(-1, keepdims=True)
             weights = np.divide(weights, left, out=np.zeros_like(weights), where=left > 0)
         return replace(self, weights=weights, keys=self.keys.without_sinks())
@@ -178,15 +178,15 @@ def draw_attention(
     head: int | None = None,
     words: bool = False,
     hide_sinks: bool = False,
-    renormalise: bool = False,
+    renormalize: bool = False,
     **options: Any,
 ) -> AttentionFigure:
     """Draw the attention of a model to a text or an image file; by default the last (cross-)attention layer.
 
     `model` is a folder or what `load` returns; `layer` may be a pattern, as in file names. Options are those of
     `[decode]`."""
-    if renormalise and not hide_sinks:
-        raise RegardError("--renormalise is for --hide-sinks: without it, rows sum to one as they are")
+    if renormalize and not hide_sinks:
+        raise RegardError("--renormalize is for --hide-sinks: without it, rows sum to one as they are")
     package, _ = package_of(model)
     names = choose_layers(list(attention_layers(body_of(package.model))), layer, kind)
     forward = record_forward(package, text, names, **options)
@@ -195,8 +195,8 @@ def draw_attention(
         maps = [kept.merge_words() for kept in maps]
     note = ""
     if hide_sinks:
-        note = describe_hidden(maps[0].keys, renormalise)
-        maps = [kept.hide_sinks(renormalise) for kept in maps]
+        note = describe_hidden(maps[0].keys, renormalize)
+        maps = [kept.hide_sinks(renormalize) for kept in maps]
     return AttentionFigure(text, forward.output, tuple(maps), note, forward.pixels, forward.grid)
 
 
@@ -223,10 +223,10 @@ def layer_weights(forward: RecordedForward, layer: str, head: int | None) -> Lay
     return LayerWeights(layer, tuple(heads.tolist()), weights[heads].numpy(), *forward.tokens[layer_kind(layer)], off)
 
 
-def describe_hidden(keys: TokenSequence, renormalise: bool) -> str:
+def describe_hidden(keys: TokenSequence, renormalize: bool) -> str:
     """Return a sentence that names the hidden keys."""
     what = dict.fromkeys(label for label, sink in zip(keys.pieces, keys.sinks, strict=True) if sink)
-    how = "rows are made to sum to 1 again" if renormalise else "weights are as they were, rows sum to 1 or less"
+    how = "rows are made to sum to 1 again" if renormalize else "weights are as they were, rows sum to 1 or less"
     return f"hidden keys: {'  '.join(what) or 'none'}; {how}"
 
 

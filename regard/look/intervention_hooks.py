@@ -6,11 +6,11 @@
 | intervention                      | effect on the heads concerned, or on all of them                              |
 |-----------------------------------|-------------------------------------------------------------------------------|
 | Zero(layers, heads)               | all keys are masked, so the output is zero                                    |
-| Mean(layers, heads)               | all visible keys have the same weight                                         |
+| Uniform(layers, heads)            | all visible keys have the same weight                                         |
 | Forbid(layers, heads, query, key) | the key is masked for the query; the other weights are the softmax without it |
 | Force(layers, heads, query, key)  | all other keys are masked for the query                                       |
 | Pin(query, key)                   | Force in all cross-attention                                                  |
-| Positions(name)                   | the whole model has another position scheme, or with "none" none              |
+| ReplacePositions(name)            | the whole model has another position scheme, or with "none" none              |
 | Replace(side, place, text)        | nothing here: `replace_in_source` and `forced_prefix` make the tokens         |
 
 Each is a change of the mask or of the scores, and so of the plan of a layer. It is applied before the layer attends, so
@@ -50,10 +50,10 @@ from regard.look.interventions import (
     Forbid,
     Force,
     Intervention,
-    Mean,
     Pin,
     Places,
-    Positions,
+    ReplacePositions,
+    Uniform,
     Zero,
     positions,
 )
@@ -67,7 +67,7 @@ def intervene(model: nn.Module, changes: Sequence[Intervention]) -> Iterator[Non
     edits = edits_by_layer(model, changes)
     with ExitStack() as stack:
         for change in changes:
-            if isinstance(change, Positions):
+            if isinstance(change, ReplacePositions):
                 replace_positions(model, change.name, stack)
         for layer, own in edits.items():
             if isinstance(layer, Attention):
@@ -88,7 +88,7 @@ def intervene(model: nn.Module, changes: Sequence[Intervention]) -> Iterator[Non
 class Edit:
     """One intervention in one layer."""
 
-    change: Zero | Mean | Forbid
+    change: Zero | Uniform | Forbid
     heads: tuple[bool, ...]  # for each of the layer's heads, whether it is concerned
 
     def rows(self, plan: Plan) -> Tensor:
@@ -103,7 +103,7 @@ class Edit:
         rows = self.rows(plan)
         if isinstance(self.change, Zero):
             return seen & ~rows
-        if isinstance(self.change, Mean):
+        if isinstance(self.change, Uniform):
             return torch.where(rows, usual, seen)  # it also overrides what an earlier intervention masked
         keys = is_at(plan.k, self.change.key)[:, None, None]
         if isinstance(self.change, Force):
@@ -127,7 +127,7 @@ def edits_by_layer(model: nn.Module, changes: Sequence[Intervention]) -> dict[La
             change = Force(CROSS, None, change.query, change.key)
         if isinstance(change, Forbid):
             change = replace(change, query=positions(change.query), key=positions(change.key))
-        if isinstance(change, (Zero, Mean, Forbid)):
+        if isinstance(change, (Zero, Uniform, Forbid)):
             for name, layer in select_layers(attention_layers(model), [change.layers]).items():
                 edits.setdefault(layer, []).append(Edit(change, head_mask(layer, name, change.heads)))
     return edits
@@ -178,7 +178,7 @@ class EditedPlan(Plan):
 
 def edit_plan(plan: Plan, edits: Sequence[Edit]) -> EditedPlan:
     """Return a plan with these edits after those that it has."""
-    uniform = [edit.heads for edit in edits if isinstance(edit.change, Mean)]
+    uniform = [edit.heads for edit in edits if isinstance(edit.change, Uniform)]
     if uniform:
         plan = replace(plan, scheme=UniformScores(plan.scheme, [any(heads) for heads in zip(*uniform, strict=True)]))
     if isinstance(plan, EditedPlan):  # of an outer `intervene`, whose edits come first
@@ -218,7 +218,7 @@ class AlignmentHook:
         self.decoder, self.layer, self.step = decoder, decoder.attentive.cross, 0
         outer = vars(self.layer).get("forward")  # the hook of an outer `intervene`
         self.edits: list[Edit] = [*(outer.edits if isinstance(outer, AlignmentHook) else ()), *edits]
-        self.is_uniform = any(isinstance(edit.change, Mean) for edit in self.edits)
+        self.is_uniform = any(isinstance(edit.change, Uniform) for edit in self.edits)
 
     def enter(self, stack: ExitStack) -> None:
         stack.enter_context(patch_attribute({self.layer: self}, "forward"))

@@ -36,14 +36,14 @@ class Zero:
 
 
 @dataclass(frozen=True)
-class Mean:
+class Uniform:
     """Heads whose weights are uniform over all visible keys."""
 
     layers: str
     heads: Heads = None
 
     def __str__(self) -> str:
-        return f"mean {self.layers}{format_heads(self.heads)}"
+        return f"uniform {self.layers}{format_heads(self.heads)}"
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Replace:
 
 
 @dataclass(frozen=True)
-class Positions:
+class ReplacePositions:
     """Another position scheme in the whole model: none, or one without parameters."""
 
     name: str
@@ -98,7 +98,7 @@ class Positions:
         return f"positions {self.name}"
 
 
-Intervention = Zero | Mean | Forbid | Force | Pin | Replace | Positions
+Intervention = Zero | Uniform | Forbid | Force | Pin | Replace | ReplacePositions
 Paired = TypeVar("Paired", Forbid, Pin)
 
 
@@ -109,7 +109,7 @@ PAIR = re.compile(r'("[^"]*"|<[^<>]*>|[^>"]+)>("[^"]*"|<[^<>]*>|[^>"]+)')
 OTHER = re.compile(r'(source|target):("[^"]*"|[^="]+)=(.*)', re.DOTALL)
 FORMS = {
     "zero": "LAYER[:HEAD,HEAD], such as decoder.2.cross:3",
-    "mean": "LAYER[:HEAD,HEAD], such as decoder.2.cross:3",
+    "uniform": "LAYER[:HEAD,HEAD], such as decoder.2.cross:3",
     "force": "[LAYER[:HEADS]@]QUERY>KEY, such as decoder.2.cross:3@4>1 or Apfel>apple",
     "forbid": "[LAYER[:HEADS]@]QUERY>KEY, such as decoder.2.cross:3@4>1 or Apfel>apple",
     "pin": "QUERY>KEY, such as Apfel>apple or 4>1",
@@ -123,13 +123,13 @@ def parse(kind: str, text: str) -> Intervention:
     if kind not in FORMS:
         raise RegardError(f"there is no change '{kind}': choose one of {', '.join(FORMS)}")
     if kind == "positions" and text.strip():
-        return Positions(text.strip())
+        return ReplacePositions(text.strip())
     if kind == "replace" and (found := OTHER.fullmatch(text)):
         return Replace(found[1], parse_place(found[2]), found[3])
     if kind == "pin" and (found := PAIR.fullmatch(text)):
         return Pin(parse_place(found[1]), parse_place(found[2]))
-    if kind in ("zero", "mean") and (found := LAYERS.fullmatch(text)):
-        return (Zero if kind == "zero" else Mean)(found[1], parse_heads(found[2]))
+    if kind in ("zero", "uniform") and (found := LAYERS.fullmatch(text)):
+        return (Zero if kind == "zero" else Uniform)(found[1], parse_heads(found[2]))
     if kind in ("force", "forbid"):
         layers, heads, pair = split_layers(text)
         if found := PAIR.fullmatch(pair):

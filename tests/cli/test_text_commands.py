@@ -231,9 +231,9 @@ def test_vectors_as_numbers_json_and_a_file(call: Call, bert: Path, tmp_path: Pa
     rows = [json.loads(line) for line in call("embed", bert, "-i", tmp_path / "lines.txt", "--json").out.splitlines()]
     assert [row["text"] for row in rows] == LINES[:2]
     np.testing.assert_allclose([row["vector"] for row in rows], expected, atol=1e-5)
-    said = call("embed", bert, "--output", tmp_path / "x.npy", "--no-normalise", "--pooling", "first", stdin=LINES[0])
+    said = call("embed", bert, "--output", tmp_path / "x.npy", "--no-normalize", "--pooling", "first", stdin=LINES[0])
     assert said.out == f"{tmp_path / 'x.npy'}\n"
-    raw = Embedder(bert_bundle()).embed(LINES[:1], pooling="first", normalise=False)
+    raw = Embedder(bert_bundle()).embed(LINES[:1], pooling="first", normalize=False)
     np.testing.assert_allclose(np.load(tmp_path / "x.npy"), raw, atol=1e-5)
 
 

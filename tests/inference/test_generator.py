@@ -336,7 +336,7 @@ def test_the_first_token_can_stand_for_the_text() -> None:
     embedder = Embedder(bert_bundle("first"))
     with torch.no_grad():
         hidden = embedder.model.hidden(torch.tensor([[SOS, *tokenizers().source.encode("I was"), EOS]]))  # type: ignore[operator]
-    raw = embedder.embed(["I was", LINES[1]], normalise=False)
+    raw = embedder.embed(["I was", LINES[1]], normalize=False)
     np.testing.assert_allclose(raw[0], hidden[0, 0].numpy(), atol=1e-5)
     unit = embedder.embed(["I was"], pooling="mean")
     np.testing.assert_allclose(unit[0], mean_by_hand(bert_bundle(), "I was"), atol=1e-5)
@@ -350,7 +350,7 @@ def test_long_texts_are_cut_only_where_asked() -> None:
     ids = tokenizers().source.encode(long)[:38]
     with torch.no_grad():
         expected = embedder.model.hidden(torch.tensor([[SOS, *ids, EOS]]))[0].mean(0).numpy()  # type: ignore[operator]
-    np.testing.assert_allclose(embedder.embed([long], truncate=True, normalise=False)[0], expected, atol=1e-5)
+    np.testing.assert_allclose(embedder.embed([long], truncate=True, normalize=False)[0], expected, atol=1e-5)
 
 
 def test_what_cannot_be_embedded_is_refused() -> None:

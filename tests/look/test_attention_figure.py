@@ -167,12 +167,12 @@ def test_hiding_sinks_leaves_weights_as_they_were_or_lets_rows_sum_to_one_again(
     kept = LayerWeights(
         "encoder.0.self", (0,), np.array([[[0.9, 0.04, 0.06], [1.0, 0.0, 0.0]]]), strip("ab"), strip(".xy", "."), 0.0
     )
-    plain, again = kept.hide_sinks(renormalise=False), kept.hide_sinks(renormalise=True)
+    plain, again = kept.hide_sinks(renormalize=False), kept.hide_sinks(renormalize=True)
     assert plain.keys.pieces == ("x", "y")
     np.testing.assert_allclose(plain.weights, [[[0.04, 0.06], [0, 0]]])
     np.testing.assert_allclose(again.weights, [[[0.4, 0.6], [0, 0]]])  # who looked nowhere else looks nowhere
     with pytest.raises(RegardError, match="nothing is left"):
-        replace(kept, keys=strip(".,:", ".,:")).hide_sinks(renormalise=False)
+        replace(kept, keys=strip(".,:", ".,:")).hide_sinks(renormalize=False)
 
 
 @pytest.mark.parametrize("words", [False, True])
@@ -188,7 +188,7 @@ def test_special_tokens_and_punctuation_are_hidden_and_the_picture_says_so(
     assert {".", "<eos>"} <= set(hidden.removeprefix("hidden keys:").split()) <= {".", "<eos>", "▁"}
     assert how == " weights are as they were, rows sum to 1 or less"
     assert "hidden keys: " in found.figure().get_suptitle()
-    again = draw_attention(bundles["translation"], asked["translation"], words=words, hide_sinks=True, renormalise=True)
+    again = draw_attention(bundles["translation"], asked["translation"], words=words, hide_sinks=True, renormalize=True)
     np.testing.assert_allclose(again.maps[0].weights.sum(-1), 1)
     assert "rows are made to sum to 1 again" in again.note
 
@@ -346,7 +346,7 @@ def test_what_cannot_be_drawn_is_said(bundles: Bundles) -> None:
         ({"kind": "self"}, "--kind must be one of encoder, decoder, cross, not 'self'"),
         ({"layer": "*"}, "'\\*' names layers that look at different things"),
         ({"head": 2}, "2 heads, counted from 0"),
-        ({"renormalise": True}, "--renormalise is for --hide-sinks"),
+        ({"renormalize": True}, "--renormalize is for --hide-sinks"),
     ]:
         with pytest.raises(RegardError, match=message):
             draw_attention(package, "the man", **asked)  # type: ignore[arg-type]
@@ -400,7 +400,7 @@ def test_the_command_draws_one_picture_by_default(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = call(str(folders["gpt"]), "the man", "--head", "1", "--words", "--hide-sinks", "--renormalise")
+    done = call(str(folders["gpt"]), "the man", "--head", "1", "--words", "--hide-sinks", "--renormalize")
     assert done.exit_code == 0, done.output
     assert done.stdout == "attention.png\n"
     assert Path("attention.png").read_bytes()[:4] == b"\x89PNG"

@@ -156,7 +156,7 @@ def with_weights(weights: np.ndarray, **how: Any) -> Sample:
     return sample
 
 
-@pytest.mark.parametrize("state", ["head=mean", "sinks=renormalise", "head=mean&sinks=renormalise&words=1"])
+@pytest.mark.parametrize("state", ["head=mean", "sinks=renormalize", "head=mean&sinks=renormalize&words=1"])
 def test_what_is_worked_out_of_rounded_weights_is_no_further_off_than_it_says(open_page: Open, state: str) -> None:
     weights = np.random.default_rng(3).dirichlet([0.2] * 6, (2, 5)).astype(np.float32)
     exact, rounded = (open_page(with_weights(weights, **how).html(), state) for how in ({}, {"levels": 3}))
@@ -448,7 +448,7 @@ def test_sinks_are_hidden_with_or_without_renormalising_and_it_says_which(open_p
     np.testing.assert_allclose(values, left, atol=1e-7)
     assert "2 likely sinks" in page.inner_text("main")
     assert "nothing is renormalised: rows sum to less than 1" in page.inner_text("main")
-    act(page, lambda: page.select_option('main [data-key="sinks"]', "renormalise"))
+    act(page, lambda: page.select_option('main [data-key="sinks"]', "renormalize"))
     np.testing.assert_allclose(numbers(downloaded(page, "csv"))[2], left / left.sum(1, keepdims=True), atol=1e-6)
     assert "each row is renormalised" in page.inner_text("main")
 
@@ -458,7 +458,7 @@ def test_a_row_that_only_looked_at_sinks_stays_empty(open_page: Open) -> None:
     weights = np.zeros((2, 5, 6), np.float32)
     weights[:, :, 5] = 1
     sample.parts["attention"][-1]["weights"] = sample.document.add(weights)
-    page = open_page(sample.html(), "sinks=renormalise")
+    page = open_page(sample.html(), "sinks=renormalize")
     assert hovered(page, 2, 0) == "0.000000"
 
 

@@ -24,7 +24,7 @@ from regard.cli.look_commands import look_app
 from regard.errors import RegardError
 from regard.kernels.masks import CAUSAL, FULL
 from regard.layers.attention_kernels import Plan, reference
-from regard.look.interventions import Forbid, Force, Mean, Zero
+from regard.look.interventions import Forbid, Force, Uniform, Zero
 from regard.look.model_trace import Activation, AttentionLayer, Trace
 from regard.look.page import document as documents
 from regard.look.page.document import Document, QuantizedWeights, deflate, make_document, to_number
@@ -160,7 +160,7 @@ def test_a_layer_says_what_its_products_are_multiplied_by(style: str, make: Make
 
 
 def test_scores_without_positions_are_the_products_times_the_scale(make: Maker) -> None:
-    for changes in ([], [Mean("encoder.0.self", (1,))]):
+    for changes in ([], [Uniform("encoder.0.self", (1,))]):
         seen = trace(make("translation"), "the man has", changes)
         for one in seen.attention:
             products = (one.record.q.double() @ one.record.k.double().mT)[0] * one.scale

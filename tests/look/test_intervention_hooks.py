@@ -26,7 +26,7 @@ from regard.layers.mixers.attention import Attention
 from regard.layers.positions.scheme import NoPositions
 from regard.look.beam_search_trace import trace_translation
 from regard.look.intervention_hooks import intervene
-from regard.look.interventions import Forbid, Force, Intervention, Mean, Pin, Positions, Replace, Zero
+from regard.look.interventions import Forbid, Force, Intervention, Pin, Replace, ReplacePositions, Uniform, Zero
 from regard.look.record import attention_layers, record
 from regard.models.gpt import GPT
 from regard.models.seq2seq import Seq2Seq
@@ -231,7 +231,7 @@ def test_a_key_that_is_not_there_or_comes_later_forces_nothing() -> None:
 @pytest.mark.parametrize(("kind", "name"), CROSSES + SELVES)
 def test_a_head_may_look_alike_at_all_it_sees(kind: str, name: str) -> None:
     model = MODELS[kind]()
-    before, found = looked(model, name), looked(model, name, [Mean(name, (0,))])
+    before, found = looked(model, name), looked(model, name, [Uniform(name, (0,))])
     seen = before[:, 0] > 0
     if kind not in ALIGNING:
         np.testing.assert_array_equal(found[:, 1:], before[:, 1:])
@@ -251,31 +251,31 @@ def test_of_changes_that_contradict_each_other_the_later_holds(kind: str, name: 
     assert one.sum() == one[:, :, 0, 1].sum()
     two = looked(model, name, [Force(name, None, 0, 1), Force(name, None, 0, 2)])
     assert (two[:, :, 0, 2] == 1).all()
-    even = looked(model, name, [Mean(name), Forbid(name, None, 0, 0)])
+    even = looked(model, name, [Uniform(name), Forbid(name, None, 0, 0)])
     lengths = np.array([len(ids) for ids in SOURCES])  # with the end token, and without the one that is hidden
     np.testing.assert_allclose(even[:, 0, 0, 1], 1 / lengths, atol=1e-6)
-    level = looked(model, name, [Mean(name)])
+    level = looked(model, name, [Uniform(name)])
     for earlier in (Zero(name), Force(name, None, 0, 1), Forbid(name, None, 0, 1)):
-        np.testing.assert_array_equal(looked(model, name, [earlier, Mean(name)]), level)
+        np.testing.assert_array_equal(looked(model, name, [earlier, Uniform(name)]), level)
 
 
 # ---- all ways to run it ----------------------------------------------------------------------------------------------
 
 MANY: dict[str, list[Intervention]] = {
     "zero": [Zero("*cross", (0,))],
-    "mean": [Mean("*cross")],
+    "uniform": [Uniform("*cross")],
     "forbid": [Forbid("*cross", None, (1, 2), (0, 1))],
     "pin": [Pin(1, 2)],
     "self": [
         Forbid("decoder.*.self", None, (2, 3), (0, 1)),
         Force("decoder.0.self", (1,), 4, 2),
-        Mean("encoder.0.self"),
+        Uniform("encoder.0.self"),
     ],
-    "none": [Positions("none")],
-    "rope": [Positions("rope"), Zero("decoder.1.self", (2,))],
+    "none": [ReplacePositions("none")],
+    "rope": [ReplacePositions("rope"), Zero("decoder.1.self", (2,))],
 }
 USABLE = [(kind, change) for kind in ATTENDING for change in MANY]
-USABLE += [(kind, change) for kind in ALIGNING for change in ("zero", "mean", "forbid", "pin")]
+USABLE += [(kind, change) for kind in ALIGNING for change in ("zero", "uniform", "forbid", "pin")]
 
 
 @pytest.mark.parametrize(("kind", "change"), USABLE)
@@ -300,7 +300,7 @@ def test_a_language_model_writes_what_a_forced_forward_confirms() -> None:
     changes = [
         Forbid("*", None, (4, 5, 6, 7), (0, 1)),
         Force("decoder.1.self", (0, 2), 8, 3),
-        Mean("decoder.0.self", (1,)),
+        Uniform("decoder.0.self", (1,)),
     ]
     with intervene(model, changes):
         found = generate(model, prompts, options)
@@ -347,7 +347,7 @@ def test_a_search_that_is_followed_live_is_followed_as_changed(kind: str, layer:
 def test_a_model_without_its_positions_is_one_that_was_built_without_them() -> None:
     model, bare = gpt(positions="sinusoidal"), gpt(positions="none")
     bare.load_state_dict(model.state_dict())
-    with intervene(model, [Positions("none")]):
+    with intervene(model, [ReplacePositions("none")]):
         assert torch.equal(run(model), run(bare))
     assert not torch.equal(run(model), run(bare))
 
@@ -356,7 +356,7 @@ def test_a_model_without_its_positions_is_one_that_was_built_without_them() -> N
 def test_it_may_be_given_any_scheme_that_has_nothing_to_learn(name: str) -> None:
     bare, other = gpt(positions="none"), gpt(positions=name)
     other.load_state_dict(bare.state_dict())
-    with intervene(bare, [Positions(name)]):
+    with intervene(bare, [ReplacePositions(name)]):
         torch.testing.assert_close(run(bare), run(other), atol=1e-6, rtol=0)
 
 
@@ -365,7 +365,7 @@ def test_both_halves_of_a_transformer_lose_theirs(scheme: str) -> None:
     model = transformer(positions=scheme)
     bare = copy.deepcopy(model)
     bare.encoder.schemes = bare.decoder.schemes = nn.ModuleList([NoPositions()])
-    with intervene(model, [Positions("none")]):
+    with intervene(model, [ReplacePositions("none")]):
         found = run(model)
     torch.testing.assert_close(found, run(bare), atol=1e-6, rtol=0)
 
@@ -375,19 +375,22 @@ def test_attention_over_the_source_loses_its_own_positions_too() -> None:
     bare = copy.deepcopy(model)
     bare.encoder.schemes = bare.decoder.schemes = nn.ModuleList([NoPositions()])
     bare.decoder.cross_scheme = NoPositions()
-    with intervene(model, [Positions("none")]):
+    with intervene(model, [ReplacePositions("none")]):
         torch.testing.assert_close(run(model), run(bare), atol=1e-6, rtol=0)
 
 
 def test_what_must_be_learned_or_is_not_there_is_refused() -> None:
     for name in ("learned", "t5", "shaw"):
-        with pytest.raises(RegardError, match=f"'{name}' are learned"), intervene(transformer(), [Positions(name)]):
+        with (
+            pytest.raises(RegardError, match=f"'{name}' are learned"),
+            intervene(transformer(), [ReplacePositions(name)]),
+        ):
             pass
-    with pytest.raises(RegardError, match="no position scheme"), intervene(rnnsearch(), [Positions("none")]):
+    with pytest.raises(RegardError, match="no position scheme"), intervene(rnnsearch(), [ReplacePositions("none")]):
         pass
     with (
         pytest.raises(RegardError, match="unknown positions 'nosuch'"),
-        intervene(transformer(), [Positions("nosuch")]),
+        intervene(transformer(), [ReplacePositions("nosuch")]),
     ):
         pass
 
@@ -427,7 +430,7 @@ def test_changes_inside_of_changes_are_the_changes_of_both(kind: str) -> None:
     model = MODELS[kind]()
     first: list[Intervention] = [
         Forbid("*cross", None, 1, 0),
-        Mean("*cross") if kind == "additive" else Mean("*cross", (1,)),
+        Uniform("*cross") if kind == "additive" else Uniform("*cross", (1,)),
     ]
     second: list[Intervention] = [Forbid("*cross", None, 1, 2), Force("*cross", None, 3, 1)]
     with intervene(model, [*first, *second]), record(model, "*cross") as wanted:

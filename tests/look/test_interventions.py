@@ -15,11 +15,11 @@ from regard.look.interventions import (
     Force,
     InputAndOutput,
     Intervention,
-    Mean,
     Pin,
     Places,
-    Positions,
     Replace,
+    ReplacePositions,
+    Uniform,
     Zero,
     forced_prefix,
     parse,
@@ -36,7 +36,7 @@ TEXTS = InputAndOutput(
 EXAMPLES: list[tuple[str, str, Intervention]] = [
     ("zero", "decoder.2.cross:3", Zero("decoder.2.cross", (3,))),
     ("zero", "decoder.*.cross", Zero("decoder.*.cross")),
-    ("mean", "encoder.0.self:0,11", Mean("encoder.0.self", (0, 11))),
+    ("uniform", "encoder.0.self:0,11", Uniform("encoder.0.self", (0, 11))),
     ("force", "decoder.2.cross:3@4>1", Force("decoder.2.cross", (3,), 4, 1)),
     ("forbid", "Apfel>apple", Forbid(CROSS, None, "Apfel", "apple")),
     ("forbid", "*.self@4,5>1,2", Forbid("*.self", None, (4, 5), (1, 2))),
@@ -48,7 +48,7 @@ EXAMPLES: list[tuple[str, str, Intervention]] = [
     ("replace", "source:3=dog", Replace("source", 3, "dog")),
     ("replace", "target:Apfel=eine Birne = gut", Replace("target", "Apfel", "eine Birne = gut")),
     ("replace", "source:0=", Replace("source", 0, "")),
-    ("positions", "none", Positions("none")),
+    ("positions", "none", ReplacePositions("none")),
 ]
 
 
@@ -71,7 +71,7 @@ def test_what_a_change_says_of_itself_is_how_it_is_written(
 ) -> None:
     changes: list[Intervention] = [
         Zero(layers, heads),
-        Mean(layers, heads),
+        Uniform(layers, heads),
         Pin(query, key),
         Replace("source", query, text),
     ]
@@ -99,7 +99,7 @@ def test_what_is_not_understood_is_refused_with_its_form(kind: str, text: str) -
 
 
 def test_there_are_only_so_many_kinds() -> None:
-    with pytest.raises(RegardError, match="no change 'cut': choose one of zero, mean, force, forbid"):
+    with pytest.raises(RegardError, match="no change 'cut': choose one of zero, uniform, force, forbid"):
         parse("cut", "1")
 
 
@@ -123,7 +123,7 @@ def test_there_are_only_so_many_kinds() -> None:
         (Replace("source", "apple", "pear"), Replace("source", (1, 2), "pear")),
         (Replace("target", "der", "die"), Replace("target", 1, "die")),
         (Zero("decoder.0.self"), Zero("decoder.0.self")),
-        (Positions("rope"), Positions("rope")),
+        (ReplacePositions("rope"), ReplacePositions("rope")),
     ],
 )
 def test_words_become_the_places_of_their_pieces(change: Intervention, expected: Intervention) -> None:

@@ -6,7 +6,7 @@
 Regard.state = (() => {
   const MEAN = -1; // the number of the mean over all heads
   const CHOICES = {
-    sinks: ["show", "hide", "renormalise"],
+    sinks: ["show", "hide", "renormalize"],
     scale: ["one", "max", "log"],
     show: ["heat", "lines", "grid"],
     theme: ["", "light", "dark"],

@@ -8,7 +8,7 @@ Regard.matrix = (() => {
   const { array, slice, errorOf } = Regard.document;
 
   /**
-   * @param options  words: true or false; sinks: "show", "hide" or "renormalise"
+   * @param options  words: true or false; sinks: "show", "hide" or "renormalize"
    * @returns values (rows x columns), its sides, notes on what was done, the largest error of a value in a row
    *   (error(r, value)), and whether values are rounded at all (rounded)
    */
@@ -20,7 +20,7 @@ Regard.matrix = (() => {
     const every = sides(view.strips[attention.keys], options.words);
     const columns = options.sinks === "show" ? every : every.filter((side) => !side.special);
     const values = gathered(plain, view.strips[attention.keys].ids.length, rows, columns);
-    const sums = options.sinks === "renormalise" ? renormalise(values, rows.length) : null;
+    const sums = options.sinks === "renormalize" ? renormalize(values, rows.length) : null;
     const notes = notesOf(attention, head, options, every.length - columns.length);
     const error = errors(stored, head, rows, columns, sums);
     return { values, rows, columns, attention, head, view, notes, error, rounded: stored.type !== "f32" };
@@ -66,7 +66,7 @@ Regard.matrix = (() => {
   }
 
   /** Divide rows by their sums, and return the sums; a row whose keys are all hidden stays zero. */
-  function renormalise(values, rows) {
+  function renormalize(values, rows) {
     const width = values.length / rows;
     const sums = [];
     for (let start = 0; start < values.length; start += width) {
@@ -97,7 +97,7 @@ Regard.matrix = (() => {
       head < 0 && `Mean of ${attention.heads} heads.`,
       words && "Pieces are put together to words: summed over keys, averaged over queries.",
       sinks === "hide" && `${what} and nothing is renormalised: rows sum to less than 1.`,
-      sinks === "renormalise" && `${what} and each row is renormalised: it sums to 1 over what is left.`,
+      sinks === "renormalize" && `${what} and each row is renormalised: it sums to 1 over what is left.`,
     ].filter(Boolean);
   }
 

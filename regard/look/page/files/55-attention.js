@@ -4,7 +4,7 @@ Regard.attention = (() => {
   const { change, changeKind, pin, MEAN, now } = Regard.state;
   const { KINDS, kindsOf, layersOf, layerOf } = Regard.document;
   const SHOWS = { heat: "Heat-map", lines: "Lines", grid: "All heads" };
-  const SINKS = [["show", "shown"], ["hide", "hidden"], ["renormalise", "hidden, rows renormalised"]];
+  const SINKS = [["show", "shown"], ["hide", "hidden"], ["renormalize", "hidden, rows renormalised"]];
   const NOTHING = "All keys are hidden: they are special tokens and punctuation. Show sinks to see them.";
   const SCALES = [["one", "from 0 to 1"], ["max", "from 0 to the maximum"], ["log", "logarithmic"]];
 
