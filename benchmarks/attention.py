@@ -65,8 +65,8 @@ def with_scheme(name: str, qkv: list[Tensor], g: Tensor) -> tuple[Step, Step, st
     def once() -> None:
         plan = make_plan(CAUSAL, positions, positions, scheme, d_head=d)
         scheme.rotation(positions)
-        if isinstance(plan.prepared, ToeplitzBias) and plan.prepared.learned.requires_grad:
-            plan.prepared.learned.backward(torch.zeros_like(plan.prepared.learned))
+        if isinstance(plan.kernel_input, ToeplitzBias) and plan.kernel_input.learned.requires_grad:
+            plan.kernel_input.learned.backward(torch.zeros_like(plan.kernel_input.learned))
 
     return step, once, choose(Situation("cuda", t, True, CAUSAL, scheme, d)).kernel
 

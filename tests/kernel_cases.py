@@ -13,8 +13,8 @@ from torch import Tensor
 
 from regard.config import ModelConfig
 from regard.kernels.masks import CAUSAL, FULL, Mask, document_mask, prefix, with_window
-from regard.layers.attention_kernels import Plan, raw_scores
-from regard.layers.positions.scheme import Positions, make_positions
+from regard.layers.attention_kernels import AttentionPlan, raw_scores
+from regard.layers.positions.scheme import PositionScheme, make_positions
 
 ADDITIVE = ("alibi", "t5", "kerple-log", "kerple-power", "fire")
 CONTEXTUAL = ("shaw", "cope", "disentangled")
@@ -72,7 +72,7 @@ def cases(t: int) -> dict[str, Case]:
     }
 
 
-def scheme_of(name: str, place: str, config: ModelConfig = SETTINGS) -> Positions:
+def scheme_of(name: str, place: str, config: ModelConfig = SETTINGS) -> PositionScheme:
     """With no parameter left at zero, where T5's and CoPE's start."""
     torch.manual_seed(0)
     scheme = make_positions(config, place, name)
@@ -91,6 +91,6 @@ def allowed(cases: dict[str, Case], names: tuple[str, ...] = (*SCHEMES, "disenta
                 yield name, case_name
 
 
-def masked_scores(q: Tensor, k: Tensor, plan: Plan) -> Tensor:
+def masked_scores(q: Tensor, k: Tensor, plan: AttentionPlan) -> Tensor:
     """Return what the softmax is taken of, (B, H, T, S) in fp32, -inf where a query may not attend."""
     return raw_scores(q, k, plan).masked_fill(~plan.seen(), -torch.inf)

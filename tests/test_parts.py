@@ -40,7 +40,7 @@ from regard.layers.cells import Cell, CellState, keep_at_padding
 from regard.layers.context import Context
 from regard.layers.decoding_state import PerRow, Storage
 from regard.layers.part import FeedForward, Mixer, Place
-from regard.layers.positions.scheme import Positions
+from regard.layers.positions.scheme import PositionScheme
 from regard.layers.stack import Stack
 from regard.look import trace
 from regard.look.record import record
@@ -53,7 +53,7 @@ from regard.training.training_step import TrainingStep
 # ---- a position scheme -----------------------------------------------------------------------------------------------
 
 
-class Spiral(Positions):
+class Spiral(PositionScheme):
     """Rotates queries and keys by the logarithm of their position."""
 
     @dataclass(frozen=True)
@@ -558,7 +558,7 @@ def test_a_step_that_cannot_be_captured_is_decoded_within_the_budget(monkeypatch
 
     monkeypatch.setattr(model, "begin", begun)
     monkeypatch.setattr("regard.decode.generation.uses_cuda_graphs", lambda model, beam=1: True)
-    monkeypatch.setattr("regard.decode.graphs.engine.StaticState", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("regard.decode.graphs.engine.StaticDecodingState", lambda *_, **__: 1 / 0)
     assert [row.ids for row in generate(model, words(20, 3), options)] == expected
     assert max(most) <= 64
     assert "division" in NOT_CAPTURED.pop(model)

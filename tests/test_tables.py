@@ -33,7 +33,7 @@ from regard.config.registry import PARTS, TABLES, chosen_tables, help_of, regist
 from regard.errors import RegardError
 from regard.layers.part import NoSettings, Part
 from regard.layers.positions.relative import Relative
-from regard.layers.positions.scheme import Positions
+from regard.layers.positions.scheme import PositionScheme
 from regard.models.architectures import PRESETS, make_model, preset, resolve, with_preset
 from regard.models.presets import TABLES as PRESET_TABLES
 from regard.tasks.run_config import make_config
@@ -257,14 +257,14 @@ def test_names_that_are_taken_are_refused() -> None:
         return type("Made", (kind,), {"Settings": settings})
 
     with pytest.raises(RegardError, match="two parts of kind positions are called 'rope'"):
-        register("rope")(part(Positions, NoSettings))
+        register("rope")(part(PositionScheme, NoSettings))
     with pytest.raises(RegardError, match=r"two tables of settings would be called \[model\.vit\]"):
-        register("vit")(part(Positions, Own))
+        register("vit")(part(PositionScheme, Own))
     with pytest.raises(RegardError, match=r"cannot be told from the setting model\.d_model"):
-        register("d_model")(part(Positions, Own))
+        register("d_model")(part(PositionScheme, Own))
     with pytest.raises(RegardError, match=r"\[model\.yarn\]"):
         register_table("yarn", ("gpt",))(Own)
-    register("gated")(part(Positions, NoSettings))  # no settings: names may be shared by kinds
+    register("gated")(part(PositionScheme, NoSettings))  # no settings: names may be shared by kinds
     assert "d_model" not in TABLES
 
 

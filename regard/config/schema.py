@@ -88,7 +88,7 @@ class TokenizerConfig:
 S = TypeVar("S")
 
 
-class Tables(Mapping[str, Any]):
+class PartSettings(Mapping[str, Any]):
     """The settings of parts by the names of their tables; immutable and hashable, so that configurations can be keys."""
 
     def __init__(self, tables: Mapping[str, Any] | None = None) -> None:
@@ -107,7 +107,7 @@ class Tables(Mapping[str, Any]):
         return hash(frozenset(self._tables.items()))
 
     def __repr__(self) -> str:
-        return f"Tables({self._tables!r})"
+        return f"PartSettings({self._tables!r})"
 
 
 @dataclass(frozen=True)
@@ -205,11 +205,11 @@ class ModelConfig:
     dropout: float = setting(0.1, "dropout on embeddings and on the output of every sublayer", below=1)
     attention_dropout: float = setting(0.0, "dropout on attention weights", below=1, of=BLOCKS)
     ff_dropout: float = setting(0.0, "dropout inside the feed-forward layers", below=1, of=BLOCKS)
-    parts: Mapping[str, Any] = field(default=Tables())
+    parts: Mapping[str, Any] = field(default=PartSettings())
 
     def __post_init__(self) -> None:
-        if not isinstance(self.parts, Tables):
-            object.__setattr__(self, "parts", Tables(self.parts))
+        if not isinstance(self.parts, PartSettings):
+            object.__setattr__(self, "parts", PartSettings(self.parts))
 
     def table(self, settings: type[S]) -> S:
         """Return the settings of an architecture's table, such as RecurrentSettings, or its defaults if there is none."""

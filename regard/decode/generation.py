@@ -201,7 +201,7 @@ def eager_steps(
     model: LanguageModel, rows: list[GenerationRequest], options: DecodeConfig
 ) -> Iterator[list[GenerationRequest]]:
     """Add one token at a time to all open rows, without CUDA graphs; yield the rows that got one."""
-    logits, state = read_prompts(model, rows)
+    logits, state = prefill_prompts(model, rows)
     on_cpu = logits.device.type == "cpu"
     for step in count():
         tokens, gained = choose_tokens(logits, rows, step, options, model.config)
@@ -216,7 +216,7 @@ def eager_steps(
             rows, tokens = [rows[i] for i in open_], tokens[kept]
             state.select(kept)
         if state.length == max_length_of(model):
-            logits, state = read_prompts(model, rows)
+            logits, state = prefill_prompts(model, rows)
         else:
             with one_thread() if on_cpu else nullcontext():
                 logits = model.step(tokens, state)
@@ -233,7 +233,7 @@ def choose_tokens(
     return choose_next(logits, seen, early, seeds, steps, options, config)
 
 
-def read_prompts(model: LanguageModel, rows: list[GenerationRequest]) -> tuple[Tensor, Any]:
+def prefill_prompts(model: LanguageModel, rows: list[GenerationRequest]) -> tuple[Tensor, Any]:
     """Read prompts and what has been written after them; return the logits (N, V) and the state after the last tokens.
 
     Neighbours with the same tokens are read once."""
@@ -262,7 +262,7 @@ def token_log_probs(model: LanguageModel, texts: Sequence[Sequence[int]], option
     device = model.embedding.weight.device
     for group in length_batches([len(ids) for ids in texts], token_budget(options, device)):
         ids = pad_rows([texts[i] for i in group], device)  # (B, T)
-        hidden = model.read(ids)[:, :-1].flatten(0, 1)  # (B*(T-1), C)
+        hidden = model.head_input(ids)[:, :-1].flatten(0, 1)  # (B*(T-1), C)
         pieces = zip(hidden.split(CHUNK), ids[:, 1:].flatten().split(CHUNK), strict=True)
         scored = [
             -torch.nn.functional.cross_entropy(model.head(h).float(), t, ignore_index=PAD, reduction="none")

@@ -87,7 +87,7 @@ class Embedder:
     def _vectors(self, rows: list[list[int]], pooling: str) -> Tensor:
         """Return the pooled vectors (B, C) of a batch of token ids."""
         ids = pad_rows(rows, next(self.model.parameters()).device)  # (B, T)
-        hidden = self.model.vectors(ids)  # (B, T, C)
+        hidden = self.model.last_hidden_state(ids)  # (B, T, C)
         if pooling == "first":
             return hidden[:, 0]
         real = (ids != PAD)[:, :, None]

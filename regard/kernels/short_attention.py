@@ -33,7 +33,7 @@ class LengthMask:
 def prepare(plan: Any) -> LengthMask:
     """Return the mask of a plan (layers/attention_kernels.py) as these kernels need it."""
     assert plan.index is not None or not plan.mask.causal, "a causal mask is one of queries and their own keys"
-    return LengthMask((plan.k > PAD_POSITION).sum(1, dtype=torch.int32), plan.mask.causal)
+    return LengthMask((plan.key_positions > PAD_POSITION).sum(1, dtype=torch.int32), plan.mask.causal)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, rows: LengthMask, scale: float | None, dropout: float) -> Tensor:

@@ -4,8 +4,8 @@
 which skips masked blocks of keys. `toeplitz` and `short` are Regard's own: `toeplitz` for biases that depend on distance
 (kernels/toeplitz_attention.py), `short` for rows that fit into one tile (kernels/short_attention.py).
 
-A `Plan` holds the kernel, which layers/kernel_selection.py chooses, with its mask and position scheme. It is made once per
-forward pass, outside of the layers and of compiled code, so that a layer has no branches on features.
+An `AttentionPlan` holds the kernel, which layers/kernel_selection.py chooses, with its mask and position scheme. It is made
+once per forward pass, outside of the layers and of compiled code, so that a layer has no branches on features.
 
 Shapes: q (B, H, T, D), k and v (B, G, S, D) with H a multiple of G, result (B, H, T, D).
 """
@@ -25,24 +25,24 @@ from torch import Tensor
 from regard.kernels.attention_functions import has_triton, masked_softmax, repeat_kv
 from regard.kernels.masks import Mask, dense_mask, key_intervals
 from regard.layers.kernel_selection import Situation, choose
-from regard.layers.positions.scheme import NoPositions, Positions
+from regard.layers.positions.scheme import NoPositions, PositionScheme
 
 log = logging.getLogger("regard")
-Kernel = Callable[[Tensor, Tensor, Tensor, "Plan", float], Tensor]
+Kernel = Callable[[Tensor, Tensor, Tensor, "AttentionPlan", float], Tensor]
 
 
 @dataclass(frozen=True)
-class Plan:
+class AttentionPlan:
     """The kernel, mask and position scheme of attention in one forward pass."""
 
     kernel: Kernel
     mask: Mask
-    q: Tensor  # (B, T), positions of the queries
-    k: Tensor  # (B, S), positions of the keys
+    query_positions: Tensor  # (B, T)
+    key_positions: Tensor  # (B, S)
     index: Tensor | None = None  # (T,), the column of each query among the keys, in self-attention without a cache
-    scheme: Positions = NoPositions()  # noqa: RUF009 (it has no state)
+    scheme: PositionScheme = NoPositions()  # noqa: RUF009 (it has no state)
     past: Tensor | None = None  # (B, T, S), the keys of each query's own hypothesis, in beam search
-    prepared: Any = None  # the kernel's own form of mask and bias, made once for all layers
+    kernel_input: Any = None  # the kernel's own form of mask and bias, made once for all layers
     cudnn: bool = False  # `sdpa` may call cuDNN
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
@@ -51,36 +51,37 @@ class Plan:
     def seen(self) -> Tensor:
         """Return the mask of the keys that each query may attend to, (B, 1, T or 1, S)."""
         if self.past is None:
-            return dense_mask(self.mask, self.q, self.k, self.index)
+            return dense_mask(self.mask, self.query_positions, self.key_positions, self.index)
         own = self.past[:, None]
-        return own if self.mask.triangle else own & dense_mask(self.mask, self.q, self.k)
+        return own if self.mask.triangle else own & dense_mask(self.mask, self.query_positions, self.key_positions)
 
     def bias(self) -> Tensor:
         """Return the bias that the position scheme adds to the scores, (B or 1, H, T, S) fp32."""
         if self.index is not None and self.scheme.toeplitz:  # distances of columns, which also serve packed rows
-            n = self.k.shape[1]
-            distance = torch.arange(n, device=self.k.device) - self.index[:, None]  # (T, S)
-            return self.scheme.table(n, self.k.device)[:, distance + n - 1][None]
+            n = self.key_positions.shape[1]
+            distance = torch.arange(n, device=self.key_positions.device) - self.index[:, None]  # (T, S)
+            return self.scheme.table(n, self.key_positions.device)[:, distance + n - 1][None]
         if self.index is not None and not self.mask.packed:  # rows differ only in their padding
-            return self.scheme.bias(self.q.amax(0)[:, None], self.k.amax(0))[None]
-        return self.scheme.bias(self.q[:, :, None], self.k[:, None, :]).movedim(0, 1)
+            return self.scheme.bias(self.query_positions.amax(0)[:, None], self.key_positions.amax(0))[None]
+        return self.scheme.bias(self.query_positions[:, :, None], self.key_positions[:, None, :]).movedim(0, 1)
 
-    def for_queries(self, rows: Tensor) -> Plan:
+    def for_queries(self, rows: Tensor) -> AttentionPlan:
         """Return the plan of some of the queries, with the reference kernel."""
         index = None if self.index is None else self.index[rows]
         past = None if self.past is None else self.past[:, rows]
-        return replace(self, kernel=reference, q=self.q[:, rows], index=index, past=past, prepared=None)
+        positions = self.query_positions[:, rows]
+        return replace(self, kernel=reference, query_positions=positions, index=index, past=past, kernel_input=None)
 
 
 # ---- reference --------------------------------------------------------------------------------------------------------
 
 
-def attention_weights(q: Tensor, k: Tensor, plan: Plan) -> Tensor:
+def attention_weights(q: Tensor, k: Tensor, plan: AttentionPlan) -> Tensor:
     """Return the attention weights (B, H, T, S) in fp32. A query without any allowed key gets zeros, not NaN."""
     return masked_softmax(raw_scores(q, k, plan), plan.seen())
 
 
-def raw_scores(q: Tensor, k: Tensor, plan: Plan) -> Tensor:
+def raw_scores(q: Tensor, k: Tensor, plan: AttentionPlan) -> Tensor:
     """Return unmasked scores (B, H, T, S) in fp32: q k^T * scale and what the position scheme adds."""
     scheme = plan.scheme
     scale = scheme.scale or q.shape[-1] ** -0.5
@@ -89,23 +90,25 @@ def raw_scores(q: Tensor, k: Tensor, plan: Plan) -> Tensor:
     if scheme.relative:
         scores = scores + plan.bias()
     if scheme.contextual:
-        scores = scheme.scores(scores, q, plan.seen(), (plan.q, plan.k), k)  # type: ignore[operator]
+        scores = scheme.scores(scores, q, plan.seen(), (plan.query_positions, plan.key_positions), k)  # type: ignore[operator]
     return scores
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
+def reference(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, dropout: float) -> Tensor:
     """Compute attention by its formula, with the whole (T, S) matrix of weights in memory."""
     a = F.dropout(attention_weights(q, k, plan), dropout).to(v.dtype)  # (B, H, T, S)
     result = a @ repeat_kv(v, q)  # (B, H, T, D)
-    return result + plan.scheme.values(a, (plan.q, plan.k)) if plan.scheme.contextual else result  # type: ignore[operator]
+    if not plan.scheme.contextual:
+        return result
+    return result + plan.scheme.values(a, (plan.query_positions, plan.key_positions))  # type: ignore[operator]
 
 
 # ---- sdpa -------------------------------------------------------------------------------------------------------------
 
 
-def sdpa(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
+def sdpa(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, dropout: float) -> Tensor:
     """Compute attention by torch's fused kernels: cuDNN, flash, memory-efficient, or that of the CPU."""
-    mask = plan.prepared
+    mask = plan.kernel_input
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
     triangle = mask is None and plan.index is not None and plan.mask.triangle
@@ -139,7 +142,7 @@ def has_fast_cudnn() -> bool:
     return torch.cuda.get_device_capability() >= (9, 0) and (torch.backends.cudnn.version() or 0) >= 90000
 
 
-def prepare_dense_mask(plan: Plan) -> Tensor | None:
+def prepare_dense_mask(plan: AttentionPlan) -> Tensor | None:
     """Return mask and bias as one tensor, or None for a plain causal mask, which the kernel has built in.
 
     Padding is at the end of a row, after every real query, so the causal mask already excludes it.
@@ -148,8 +151,8 @@ def prepare_dense_mask(plan: Plan) -> Tensor | None:
     if not plan.scheme.relative:
         return None if triangle else plan.seen()
     if triangle:  # a mask without a batch dimension, so that the sum with a shared bias has none either
-        n = plan.q.shape[1]
-        seen = torch.ones(n, n, dtype=torch.bool, device=plan.q.device).tril()
+        n = plan.query_positions.shape[1]
+        seen = torch.ones(n, n, dtype=torch.bool, device=plan.query_positions.device).tril()
     else:
         seen = plan.seen()
     bias = plan.bias().masked_fill(~seen, -torch.inf)
@@ -157,50 +160,52 @@ def prepare_dense_mask(plan: Plan) -> Tensor | None:
     return bias - bias.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(bias.dtype).min)
 
 
-def with_additive_mask(plan: Plan) -> Plan:
+def with_additive_mask(plan: AttentionPlan) -> AttentionPlan:
     """Return the plan with its boolean mask as an additive one, on a CPU.
 
     With few queries it pays to convert the mask once; the kernel would do it again in every layer."""
-    seen = plan.prepared
+    seen = plan.kernel_input
     if plan.kernel is not sdpa or seen is None or seen.dtype != torch.bool or seen.device.type != "cpu":
         return plan
     if plan.past is None and seen.all():
-        return replace(plan, prepared=None)
-    return replace(plan, prepared=torch.where(seen, 0.0, -torch.inf))
+        return replace(plan, kernel_input=None)
+    return replace(plan, kernel_input=torch.where(seen, 0.0, -torch.inf))
 
 
 # ---- flex -------------------------------------------------------------------------------------------------------------
 
 
-def flex(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
+def flex(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, dropout: float) -> Tensor:
     """Compute attention by FlexAttention, which skips masked blocks and looks up a bias for each score."""
     from regard.kernels.flex_attention import flex_attend
 
-    return flex_attend(q, k, v, plan.prepared, plan.scheme.scale)
+    return flex_attend(q, k, v, plan.kernel_input, plan.scheme.scale)
 
 
-def prepare_block_mask(plan: Plan) -> Any:
+def prepare_block_mask(plan: AttentionPlan) -> Any:
     """Return the block mask of `flex`, and the bias by distance if there is one."""
     from regard.kernels.flex_attention import prepare
 
-    table = plan.scheme.table(plan.q.shape[1], plan.q.device) if plan.scheme.relative else None
-    return prepare(*key_intervals(plan.mask, plan.q), table)
+    table = (
+        plan.scheme.table(plan.query_positions.shape[1], plan.query_positions.device) if plan.scheme.relative else None
+    )
+    return prepare(*key_intervals(plan.mask, plan.query_positions), table)
 
 
 # ---- toeplitz ---------------------------------------------------------------------------------------------------------
 
 
-def toeplitz(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
+def toeplitz(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, dropout: float) -> Tensor:
     """Compute attention with a bias by distance, in memory linear in T, with gradients for learned biases."""
-    return bias_kernels_for(plan.scheme).attend(q, k, v, plan.prepared, plan.scheme.scale)
+    return bias_kernels_for(plan.scheme).attend(q, k, v, plan.kernel_input, plan.scheme.scale)
 
 
-def prepare_bias_table(plan: Plan) -> Any:
+def prepare_bias_table(plan: AttentionPlan) -> Any:
     """Return the bias by distance in the form of the `toeplitz` kernels."""
-    return bias_kernels_for(plan.scheme).prepare(plan.scheme, plan.mask, plan.q)
+    return bias_kernels_for(plan.scheme).prepare(plan.scheme, plan.mask, plan.query_positions)
 
 
-def bias_kernels_for(scheme: Positions) -> Any:
+def bias_kernels_for(scheme: PositionScheme) -> Any:
     """Return the module of kernels for the scheme. It is imported here because Triton may not be installed."""
     from regard.kernels import fire_attention, toeplitz_attention
 
@@ -210,14 +215,14 @@ def bias_kernels_for(scheme: Positions) -> Any:
 # ---- short ------------------------------------------------------------------------------------------------------------
 
 
-def short(q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
+def short(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, dropout: float) -> Tensor:
     """Compute attention for rows of at most 128 tokens; a program handles one whole row and head."""
     from regard.kernels.short_attention import attend
 
-    return attend(q, k, v, plan.prepared, plan.scheme.scale, dropout)
+    return attend(q, k, v, plan.kernel_input, plan.scheme.scale, dropout)
 
 
-def prepare_lengths(plan: Plan) -> Any:
+def prepare_lengths(plan: AttentionPlan) -> Any:
     """Return the number of keys of each row, for `short`."""
     from regard.kernels.short_attention import prepare
 
@@ -226,7 +231,7 @@ def prepare_lengths(plan: Plan) -> Any:
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
 
-PREPARE: dict[Kernel, Callable[[Plan], Any]] = {
+PREPARE: dict[Kernel, Callable[[AttentionPlan], Any]] = {
     sdpa: prepare_dense_mask,
     flex: prepare_block_mask,
     toeplitz: prepare_bias_table,
@@ -237,18 +242,19 @@ KERNELS: dict[str, Kernel] = {kernel.__name__: kernel for kernel in (reference, 
 
 def make_plan(
     mask: Mask,
-    q: Tensor,
-    k: Tensor,
-    scheme: Positions | None = None,
+    query_positions: Tensor,
+    key_positions: Tensor,
+    scheme: PositionScheme | None = None,
     *,
     d_head: int = 64,
     dropout: float = 0.0,
     kernel: str | None = None,
     past: Tensor | None = None,
-) -> Plan:
-    """Return the plan for queries at positions q (B, T) and keys at positions k (B, S).
+) -> AttentionPlan:
+    """Return the plan for queries at positions (B, T) and keys at positions (B, S).
 
-    `k is q` means self-attention without a cache. Without `kernel`, kernel_selection.py chooses one."""
+    Where both are one tensor, it is self-attention without a cache. Without `kernel`, kernel_selection.py chooses one."""
+    q, k = query_positions, key_positions
     self_attention, scheme = k is q and past is None, scheme or NoPositions()
     if kernel is None:
         sizes = (d_head, dropout, has_triton(), k.shape[1], torch.is_grad_enabled())
@@ -258,9 +264,9 @@ def make_plan(
         kernel = choice.kernel
     cudnn = q.is_cuda and torch.is_grad_enabled() and has_fast_cudnn()
     index = torch.arange(q.shape[1], device=q.device) if self_attention else None
-    plan = Plan(get_kernel(kernel), mask, q, k, index, scheme, past, cudnn=cudnn)
+    plan = AttentionPlan(get_kernel(kernel), mask, q, k, index, scheme, past, cudnn=cudnn)
     prepare = PREPARE.get(KERNELS[kernel])
-    return replace(plan, prepared=prepare(plan)) if prepare else plan
+    return replace(plan, kernel_input=prepare(plan)) if prepare else plan
 
 
 @functools.cache

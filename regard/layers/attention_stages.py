@@ -21,7 +21,7 @@ from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.kernels.attention_functions import masked_softmax, repeat_kv
 from regard.kernels.masks import FULL
-from regard.layers.attention_kernels import Plan
+from regard.layers.attention_kernels import AttentionPlan
 from regard.layers.context import Context
 from regard.layers.mixers.attention import CrossAttention, Prepared
 from regard.layers.part import Place, make_part
@@ -130,7 +130,7 @@ class RecordingKernel:
         # (B, 1, T, S), the same for all heads
         self.mask = None if mask is None else torch.atleast_2d(mask).unsqueeze(-3)
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, dropout: float) -> Tensor:
         context, self.weights = many_queries(q, repeat_kv(k, q), repeat_kv(v, q), self.mask)
         return context  # (B, H, T, D)
 
@@ -148,7 +148,7 @@ class MultiHead(nn.Module):
     def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> AttentionOutput:
         check_same(query, keys, values)
         kernel, places = RecordingKernel(mask), token_positions(query)
-        ctx = Context(places, Prepared(Plan(kernel, FULL, places, places)))
+        ctx = Context(places, Prepared(AttentionPlan(kernel, FULL, places, places)))
         return self.layer(query, ctx), kernel.weights
 
 
@@ -162,7 +162,7 @@ class MultiHeadCross(nn.Module):
     def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> AttentionOutput:
         check_same(keys, values)
         kernel, places = RecordingKernel(mask), token_positions(query)
-        plan = Plan(kernel, FULL, places, token_positions(keys))
+        plan = AttentionPlan(kernel, FULL, places, token_positions(keys))
         ctx = Context(places, memory=keys, memory_plan=plan)
         return self.layer(query, ctx), kernel.weights
 

@@ -1,8 +1,8 @@
 """A Transformer block: sublayers, each with its norm, dropout and residual connection.
 
 Encoder blocks have the sublayers [self, ff], decoder blocks [self, cross, ff]; `self` is the block's token mixer, and the
-feed-forward layer may be missing. The same code serves training, prompt reading and decoding steps: `ctx.apply` selects
-`read` or `step` of a sublayer, and is None where its `forward` is called.
+feed-forward layer may be missing. The same code serves training, prefill and decoding steps: `ctx.apply` selects
+`prefill` or `step` of a sublayer, and is None where its `forward` is called.
 
 The residual stream inside a stack is a pair (x, y): y, if it is not None, has yet to be added to x. The norm that follows,
 in this block or in the next one, computes the sum, so that addition and norm take a single pass through memory
@@ -44,7 +44,9 @@ class Block(nn.Module):
         return nn.ModuleDict({name: make_norm(config) for name in self.sublayers})
 
     def forward(self, x: Tensor, y: Tensor | None, ctx: Context) -> Stream:
-        """Return the residual stream (x, y) after the block, and the sum of its auxiliary losses or None."""
+        """Return the residual stream (x, y) after the block, (B, T, C) each, and the sum of its auxiliary losses or None.
+
+        In a decoding step x and y are (N, C)."""
         raise NotImplementedError
 
 
@@ -52,6 +54,7 @@ class PreNormBlock(Block):
     """Pre-norm block, x + f(norm(x)): the residual path has no norm in it, so deep stacks train without warm-up."""
 
     def forward(self, x: Tensor, y: Tensor | None, ctx: Context) -> Stream:
+        """Add x + f(norm(x)) for each sublayer f; return the pending pair (x, y), (B, T, C) each, and the auxiliary loss."""
         dropout, total = self.dropout if self.training else 0.0, None
         for name, part in self.sublayers.items():
             norm = self.norms[name]
@@ -72,6 +75,7 @@ class PostNormBlock(Block):
     """Post-norm block, norm(x + f(x)), as in the 2017 paper; no residual is left pending, so y stays None."""
 
     def forward(self, x: Tensor, y: Tensor | None, ctx: Context) -> Stream:
+        """Compute norm(x + f(x)) for each sublayer f; return (x, None), x (B, T, C), and the auxiliary loss."""
         dropout, total = self.dropout if self.training else 0.0, None
         for name, part in self.sublayers.items():
             norm = self.norms[name]
@@ -98,6 +102,7 @@ class ParallelBlock(Block):
         return nn.ModuleDict()
 
     def forward(self, x: Tensor, y: Tensor | None, ctx: Context) -> Stream:
+        """Run all sublayers on norm(x); return the pending pair (x, their sum), (B, T, C) each, and the auxiliary loss."""
         parts = [*self.sublayers.values()]
         if ctx.fuse and is_plain(self.norm) and all(part in ctx.state.fused for part in parts):
             before = x = x if y is None else x + y

@@ -118,6 +118,7 @@ class Vanilla(Cell):
     def forward(
         self, x: Tensor, weight: Tensor, offset: Tensor | None, real: Tensor | None, h: Tensor
     ) -> tuple[CellState, CellState]:
+        """Run one step from x (B, G*H) and h (B, H); return the new state, and the inputs of products after the first."""
         return (keep_at_padding(real, torch.tanh(x + self.recurrent_product(0, h, weight, offset)), h),), ()
 
 
@@ -141,6 +142,7 @@ class LSTM(Cell):
     def forward(
         self, x: Tensor, weight: Tensor, offset: Tensor | None, real: Tensor | None, h: Tensor, c: Tensor
     ) -> tuple[CellState, CellState]:
+        """Run one step from x (B, 4H), h and c (B, H); return the new state (h, c), and no further inputs of products."""
         i, f, g, o = (x + self.recurrent_product(0, h, weight, offset)).chunk(4, -1)
         new = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
         out = torch.sigmoid(o) * torch.tanh(
@@ -160,6 +162,7 @@ class GRU(Cell):
     def forward(
         self, x: Tensor, weight: Tensor, offset: Tensor | None, real: Tensor | None, h: Tensor
     ) -> tuple[CellState, CellState]:
+        """Run one step from x (B, G*H) and h (B, H); return the new state, and the inputs of products after the first."""
         (x_r, x_z, x_n), (h_r, h_z, h_n) = x.chunk(3, -1), self.recurrent_product(0, h, weight, offset).chunk(3, -1)
         z = torch.sigmoid(x_z + h_z)
         n = torch.tanh(x_n + torch.sigmoid(x_r + h_r) * h_n)
@@ -175,6 +178,7 @@ class GRUCho(Cell):
     def forward(
         self, x: Tensor, weight: Tensor, offset: Tensor | None, real: Tensor | None, h: Tensor
     ) -> tuple[CellState, CellState]:
+        """Run one step from x (B, G*H) and h (B, H); return the new state, and the inputs of products after the first."""
         (x_r, x_z, x_n), (h_r, h_z) = x.chunk(3, -1), self.recurrent_product(0, h, weight, offset).chunk(2, -1)
         z, reset = torch.sigmoid(x_z + h_z), torch.sigmoid(x_r + h_r) * h
         n = torch.tanh(x_n + self.recurrent_product(1, reset, weight, offset))
@@ -193,6 +197,7 @@ class MUT1(Cell):
     def forward(
         self, x: Tensor, weight: Tensor, offset: Tensor | None, real: Tensor | None, h: Tensor
     ) -> tuple[CellState, CellState]:
+        """Run one step from x (B, G*H) and h (B, H); return the new state, and the inputs of products after the first."""
         x_r, x_z, x_n = x.chunk(3, -1)
         z, reset = torch.sigmoid(x_z), torch.sigmoid(x_r + self.recurrent_product(0, h, weight, offset)) * h
         n = torch.tanh(x_n + self.recurrent_product(1, reset, weight, offset))
@@ -211,6 +216,7 @@ class MUT2(Cell):
     def forward(
         self, x: Tensor, weight: Tensor, offset: Tensor | None, real: Tensor | None, h: Tensor
     ) -> tuple[CellState, CellState]:
+        """Run one step from x (B, G*H) and h (B, H); return the new state, and the inputs of products after the first."""
         (x_r, x_z, x_n), (h_r, h_z) = x.chunk(3, -1), self.recurrent_product(0, h, weight, offset).chunk(2, -1)
         z, reset = torch.sigmoid(x_z + h_z), torch.sigmoid(x_r + h_r) * h
         n = torch.tanh(x_n + self.recurrent_product(1, reset, weight, offset))
@@ -226,6 +232,7 @@ class MUT3(Cell):
     def forward(
         self, x: Tensor, weight: Tensor, offset: Tensor | None, real: Tensor | None, h: Tensor
     ) -> tuple[CellState, CellState]:
+        """Run one step from x (B, G*H) and h (B, H); return the new state, and the inputs of products after the first."""
         (x_r, x_z, x_n), squashed = x.chunk(3, -1), torch.tanh(h)
         z = torch.sigmoid(x_z + self.recurrent_product(1, squashed, weight, offset))
         reset = torch.sigmoid(x_r + self.recurrent_product(0, h, weight, offset)) * h

@@ -11,15 +11,19 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.kernels.masks import PAD_POSITION, Mask
 from regard.layers.part import FeedForward
-from regard.layers.positions.scheme import Positions
+from regard.layers.positions.scheme import PositionScheme
 
 if TYPE_CHECKING:
-    from regard.layers.attention_kernels import Plan
+    from regard.layers.attention_kernels import AttentionPlan
 
 
-def apply_read(part: Any, x: Tensor, ctx: Context) -> Any:
+def apply_prefill(part: Any, x: Tensor, ctx: Context) -> Any:
     """Run a part on prompts (B, T, C) and fill its decoding state, from which its steps continue."""
-    return run_with_hooks(part, part.read, x, ctx) if has_hooks(part) else part.read(x, ctx, ctx.state.parts.get(part))
+    return (
+        run_with_hooks(part, part.prefill, x, ctx)
+        if has_hooks(part)
+        else part.prefill(x, ctx, ctx.state.parts.get(part))
+    )
 
 
 def apply_step(part: Any, x: Tensor, ctx: Context) -> Any:
@@ -34,14 +38,14 @@ def has_hooks(part: nn.Module) -> bool:
 
 
 def run_with_hooks(part: Any, run: Callable[..., Any], x: Tensor, ctx: Context) -> Any:
-    """Run `read` or `step` of a part together with its forward hooks, as calling the part would."""
+    """Run `prefill` or `step` of a part together with its forward hooks, as calling the part would."""
     own, kept = part.__dict__, ctx.state.parts.get(part)
     if isinstance(part, FeedForward):
-        return run(x, ctx, kept)  # its read() and step() call the module, which runs the hooks
+        return run(x, ctx, kept)  # its prefill() and step() call the module, which runs the hooks
     if "forward" in own:
         name = type(part).__name__
         raise RegardError(
-            f"the forward() of {name} is replaced, but decoding runs its read() and step(): replace those too"
+            f"the forward() of {name} is replaced, but decoding runs its prefill() and step(): replace those too"
         )
     for hook in own["_forward_pre_hooks"].values():
         given = hook(part, (x, ctx))
@@ -60,9 +64,9 @@ class Context:
     positions: Tensor  # (B, T), -1 = padding; in a step (N,)
     prepared: Any = None  # the result of the mixer's `prepare`, made once for all blocks that share it
     memory: Tensor | None = None  # (B', S, C), the encoder's final output; B' divides B
-    memory_plan: Plan | None = None  # the plan of cross-attention
-    apply: Callable[[nn.Module, Tensor, Context], Any] | None = None  # apply_read or apply_step; None: call the part
-    state: Any = None  # the decoding state: a State or a StaticState
+    memory_plan: AttentionPlan | None = None  # the plan of cross-attention
+    apply: Callable[[nn.Module, Tensor, Context], Any] | None = None  # apply_prefill or apply_step; None: call the part
+    state: Any = None  # the decoding state: a DecodingState or a StaticDecodingState
     fuse: bool = False  # there is one row, so parts may run their fused step
 
     @property
@@ -88,7 +92,7 @@ class Request:
     positions: Tensor  # (B, T), positions of the queries
     keys: Tensor  # (B, S), positions of the keys; the same object as `positions` in self-attention without a cache
     mask: Mask
-    scheme: Positions
+    scheme: PositionScheme
     past: Tensor | None  # (B, T, S), the keys of each query's own hypothesis, in beam search
     training: bool
     sees_all: bool = False  # a step in which every query may attend to every key

@@ -9,9 +9,9 @@ sentences and byte counts follow from the declaration:
 | `PerRow`      | a fixed size per hypothesis      | gathered by parent | rows are indexed |
 | `PerSentence` | computed once from the source    | nothing moves      | rows are indexed |
 
-There are two states with one interface. `State` grows, for a search that the host steps through; the K hypotheses of a
-sentence share one row of the key/value cache, and the mask `past` says which columns belong to which hypothesis.
-`StaticState` (layers/static_decoding_state.py) has fixed memory, for steps that are captured in a CUDA graph.
+There are two states with one interface. `DecodingState` grows, for a search that the host steps through; the K hypotheses
+of a sentence share one row of the KV cache, and the mask `past` says which columns belong to which hypothesis.
+`StaticDecodingState` (layers/static_decoding_state.py) has fixed memory, for steps that are captured in a CUDA graph.
 
 A step has N = B * K rows: K hypotheses of each of B sentences, those of a sentence one after the other.
 """
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.kernels.masks import PAD_POSITION
-from regard.layers.attention_kernels import Plan
+from regard.layers.attention_kernels import AttentionPlan
 
 LENGTH = None  # in the shape of a PerSentence: the number of source tokens
 
@@ -99,7 +99,7 @@ def state_bytes(
     )
 
 
-class State:
+class DecodingState:
     """A growing decoding state, for a search that the host steps through.
 
     Self-attention appends the keys and values of each step to its cache, whose memory doubles when it is full. Beam
@@ -132,7 +132,7 @@ class State:
         self.positions = torch.zeros((rows, 0), dtype=torch.long, device=device)  # (B, filled), of the columns
         self.past: Tensor | None = None  # (B, K, filled), the columns of each hypothesis; None: K = 1
         self.memory_positions: Tensor | None = None  # (B, S), of the source tokens
-        self.memory_plan: Plan | None = None  # the plan of cross-attention, if it is the same in every step
+        self.memory_plan: AttentionPlan | None = None  # the plan of cross-attention, if it is the same in every step
         self.gapless = True  # no column is padding
         self.last_drop_check = 0  # `filled` when unused columns were last searched for
 
@@ -259,7 +259,7 @@ class State:
         for name, tensor in tensors.items():
             setattr(self.parts[part], name, tensor)
 
-    def get_memory_plan(self, make: Callable[[], Plan]) -> Plan:
+    def get_memory_plan(self, make: Callable[[], AttentionPlan]) -> AttentionPlan:
         """Return the plan of cross-attention, which the first step makes."""
         if self.memory_plan is None:
             self.memory_plan = make()

@@ -21,7 +21,9 @@ class Embedding(nn.Embedding):
         self.scale = d_model**0.5 if scaled else 1.0
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Look up ids (B, T) or (N,). Padding ids are below 0 and get an arbitrary vector; a step (N,) has none."""
+        """Look up ids, (B, T) -> (B, T, C) or, in a step, (N,) -> (N, C).
+
+        Padding ids are below 0 and get an arbitrary vector; a step has none."""
         return super().forward(ids if ids.dim() == 1 else ids.clamp(min=0)) * self.scale  # (B, T, C)
 
 
@@ -41,8 +43,10 @@ class Head(nn.Module):
         return x * self.scale if self.scale != 1.0 else x
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return logits (..., V) of hidden vectors (..., C)."""
         large = x.device.type == "cpu" and self.weight.nbytes >= LARGE_MATRIX_BYTES
         return large_matmul(self.multiply, x) if large else self.multiply(x)
 
     def multiply(self, x: Tensor) -> Tensor:
+        """Multiply by the output matrix, (..., C) -> (..., V)."""
         return F.linear(self.features(x), self.weight, self.bias)  # (..., V)

@@ -31,9 +31,11 @@ class Dense(FeedForward):
         self.dropout = nn.Dropout(config.ff_dropout)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        """Apply both matrices and the activation to every token, (..., C) -> (..., C); the inner width is F."""
         return self.outer(self.dropout(linear_activation(x, self.inner, self.activation, self.gated)))
 
     def fused_step(self, x: Tensor, norm: nn.Module | None, residual: Tensor | None, ctx: Context, kept: Any) -> Tensor:
+        """Compute residual + step(norm(x)) of one row by fused kernels, (1, C) -> (1, C)."""
         from regard.kernels.step_linear import project
 
         inner = project(x, self.inner, norm=norm, activation=self.activation, gated=self.gated)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from regard.kernels.attention_functions import SHORT_TILE
 from regard.kernels.masks import Mask
-from regard.layers.positions.scheme import Positions
+from regard.layers.positions.scheme import PositionScheme
 
 FEW_QUERIES = 128  # with fewer queries, a dense mask costs too little to avoid it
 
@@ -22,7 +22,7 @@ class Situation:
     queries: int  # T
     self_attention: bool  # queries and keys are the same tokens: training, encoders, prompts
     mask: Mask
-    scheme: Positions
+    scheme: PositionScheme
     d_head: int = 64
     dropout: float = 0.0  # of the attention weights
     triton: bool = True  # Triton is installed, which `flex`, `short` and `toeplitz` need

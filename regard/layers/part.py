@@ -113,10 +113,10 @@ class Mixer(Part):
     share_key: Hashable = ()  # mixers of one class with equal keys share the result of `prepare`
 
     def prepare(self, request: Request) -> Any:
-        """Return what `forward`, `read` and `step` find in `ctx.prepared`: masks, tables and the like.
+        """Return what `forward`, `prefill` and `step` find in `ctx.prepared`: masks, tables and the like.
 
-        It runs once for all layers with an equal `share_key`, outside of compiled code. Steps over a StaticState do not
-        call it."""
+        It runs once for all layers with an equal `share_key`, outside of compiled code. Steps over a StaticDecodingState
+        do not call it."""
         return None
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
@@ -135,7 +135,7 @@ class Mixer(Part):
             raise NotImplementedError(f"{type(self).__name__} declares a state, but has no step")
         return self.forward(x[:, None], replace(ctx, positions=ctx.positions[:, None]))[:, 0]
 
-    def read(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
+    def prefill(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
         """Mix the tokens of prompts (B, T, C), which may end in padding, and store the state after each row's last token.
 
         The default steps through the columns, which serves mixers with states of fixed size (PerRow). A mixer that can
@@ -168,14 +168,17 @@ class FeedForward(Part):
         """Transform every token by itself, (..., C) -> (..., C)."""
         raise NotImplementedError
 
-    def read(self, x: Tensor, ctx: Context, kept: Any) -> Any:
+    def prefill(self, x: Tensor, ctx: Context, kept: Any) -> Any:
+        """Transform every token of prompts, (B, T, C) -> (B, T, C)."""
         return self(x, ctx)
 
     def step(self, x: Tensor, ctx: Context, kept: Any) -> Any:
+        """Transform one more token of each row, (N, C) -> (N, C)."""
         return self(x, ctx)
 
 
-FUSED_METHODS = ("forward", "step", "read", "attend", "split", "project")  # methods that a fused step replaces
+# Methods that a fused step replaces.
+FUSED_METHODS = ("forward", "prefill", "step", "attend_with_cache", "attend", "split", "project")
 
 
 def fused_step_of(part: nn.Module) -> Callable[..., Tensor] | None:

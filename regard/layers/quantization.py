@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.kernels.cpu_threads import LARGE_MATRIX_BYTES, large_matmul
 from regard.layers.embedding import Head
-from regard.layers.positions.scheme import Positions
+from regard.layers.positions.scheme import PositionScheme
 
 
 def make_column_major(model: nn.Module) -> None:
@@ -178,7 +178,7 @@ def load_int8_layers(model: nn.Module, rows: Callable[[Tensor], tuple[Tensor, Te
 
 def linear_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
     """Return the linear layers and heads of a model that can be quantized, as (parent module, name, layer)."""
-    kept = {part for module in model.modules() if isinstance(module, Positions) for part in module.modules()}
+    kept = {part for module in model.modules() if isinstance(module, PositionScheme) for part in module.modules()}
     return [
         (module, name, layer)
         for module in model.modules()

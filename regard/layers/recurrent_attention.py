@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from regard.config import ModelConfig, RecurrentSettings
 from regard.config.registry import find, register
 from regard.errors import RegardError
-from regard.layers.attention_kernels import Plan
+from regard.layers.attention_kernels import AttentionPlan
 from regard.layers.cells import Cell, CellState, cell_settings
 from regard.layers.part import Part, settings_of
 from regard.layers.recurrent import scan
@@ -43,9 +43,11 @@ class Score(Part):
         nn.Module.__init__(self)
 
     def queries(self, states: Tensor) -> Tensor:
+        """Return the queries (..., A) of decoder states (..., H)."""
         return states
 
     def keys(self, annotations: Tensor) -> Tensor:
+        """Return the keys (..., A) of annotations (..., M)."""
         return annotations
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
@@ -74,6 +76,7 @@ class Additive(Score):
         return self.U(annotations)
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return v . tanh(q + k), (..., T, A) and (..., S, A) -> (..., T, S)."""
         hidden = (q[..., :, None, :] + k[..., None, :, :]).tanh()
         if hidden.is_meta:  # a matrix product, which the cost counter counts
             return hidden @ self.v
@@ -133,7 +136,7 @@ class Alignment(nn.Module):
         """Whether a recorder has replaced `attend`; otherwise models skip the call."""
         return "attend" in self.__dict__
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> None:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> None:
         """Do nothing; `look.record` replaces this method.
 
         Attention is computed step by step, since each step needs the state before it. A recorder receives all steps at

@@ -15,10 +15,10 @@ from regard.config import ModelConfig
 from regard.device import working_dtype
 from regard.kernels.masks import FULL, Mask
 from regard.kernels.residual_norm import add_norm
-from regard.layers.attention_kernels import Plan, make_plan, with_additive_mask
+from regard.layers.attention_kernels import AttentionPlan, make_plan, with_additive_mask
 from regard.layers.block import Block
-from regard.layers.context import Context, Request, apply_read, apply_step
-from regard.layers.decoding_state import State
+from regard.layers.context import Context, Request, apply_prefill, apply_step
+from regard.layers.decoding_state import DecodingState
 from regard.layers.mixers.attention import Attention, CrossAttention
 from regard.layers.norm import make_norm
 from regard.layers.positions.scheme import NoPositions, make_positions
@@ -108,7 +108,7 @@ class Stack(nn.Module):
         positions: Tensor,  # (B, T)
         memory: Tensor | None = None,  # (B', S, C)
         memory_positions: Tensor | None = None,  # (B', S)
-        state: State | None = None,  # a decoding state to fill: then x holds prompts
+        state: DecodingState | None = None,  # a decoding state to fill: then x holds prompts
         mask: Mask | None = None,  # replaces the stack's own mask
     ) -> Tensor:
         """Run whole rows through all blocks and the final norm, (B, T, C) -> (B, T, C)."""
@@ -117,7 +117,7 @@ class Stack(nn.Module):
         if memory_positions is not None:
             grouped = positions.reshape(memory_positions.shape[0], -1)  # hypotheses of a sentence share its memory
             memory_plan = self._memory_plan(grouped, memory_positions)
-        ctx = Context(positions, None, memory, memory_plan, None if state is None else apply_read, state)
+        ctx = Context(positions, None, memory, memory_plan, None if state is None else apply_prefill, state)
         request = Request(positions, keys, mask or self.mask, self.schemes[0], None, self.training)  # type: ignore[arg-type]
         x = to_working_precision(x)
         y = self._initial_residual(x)
@@ -158,14 +158,14 @@ class Stack(nn.Module):
         if state.memory_positions is not None:
             by_positions = self.cross_scheme.relative or self.cross_scheme.contextual
             make = functools.partial(self._memory_plan, positions, state.memory_positions)
-            memory_plan = make() if by_positions else replace(state.get_memory_plan(make), q=positions)
+            memory_plan = make() if by_positions else replace(state.get_memory_plan(make), query_positions=positions)
         ctx = Context(state.position(), None, None, memory_plan, apply_step, state)
         keys, past = state.key_positions(positions), state.own_past()
         sees_all = state.sees_all()
         request = Request(positions, keys, self.mask, self.schemes[0], past, False, sees_all)  # type: ignore[arg-type]
         return positions, self._contexts(ctx, request)
 
-    def store_memory(self, memory: Tensor, memory_positions: Tensor, state: State) -> None:
+    def store_memory(self, memory: Tensor, memory_positions: Tensor, state: DecodingState) -> None:
         """Store the cross-attention keys and values of the encoder's output (B, S, C) at positions (B, S)."""
         for block in self.blocks:
             block.get_submodule("sublayers.cross").store_memory(memory, state)  # type: ignore[operator]
@@ -193,7 +193,7 @@ class Stack(nn.Module):
             found.append(made[key])
         return found
 
-    def _memory_plan(self, q: Tensor, k: Tensor) -> Plan:
+    def _memory_plan(self, q: Tensor, k: Tensor) -> AttentionPlan:
         """Return the plan of cross-attention for queries at q (B, T) and source tokens at k (B, S)."""
         dropout = self.attention_dropout if self.training else 0.0
         plan = make_plan(FULL, q, k, self.cross_scheme, d_head=self.d_head, dropout=dropout)

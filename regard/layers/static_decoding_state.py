@@ -17,16 +17,16 @@ from torch import Tensor, nn
 
 from regard.kernels.attention_functions import rotate
 from regard.kernels.masks import FULL, PAD_POSITION, Mask, with_window
-from regard.layers.attention_kernels import Plan, reference
-from regard.layers.decoding_state import LENGTH, Columns, PerRow, State, declared_storage
+from regard.layers.attention_kernels import AttentionPlan, reference
+from regard.layers.decoding_state import LENGTH, Columns, DecodingState, PerRow, declared_storage
 from regard.layers.mixers.attention import Attention
 from regard.layers.part import fused_step_of
-from regard.layers.positions.scheme import Positions
+from regard.layers.positions.scheme import PositionScheme
 from regard.layers.stack import Stack
 
 
 @dataclass
-class Tables:
+class PositionTables:
     """Rotations or biases of a position scheme, tabulated for the L positions of a slot."""
 
     cos: Tensor | None = None  # (L, D/2) fp32
@@ -38,8 +38,8 @@ class Tables:
 class Layer:
     """How one self-attention layer attends in a step."""
 
-    scheme: Positions
-    tables: Tables
+    scheme: PositionScheme
+    tables: PositionTables
     mask: Mask
     kernel: bool  # run the step kernel; otherwise the reference kernel, over gathered columns
 
@@ -51,7 +51,7 @@ class Fixed(SimpleNamespace):
         raise RuntimeError(f"a step must change '{name}' in place (copy_, add_, ...), not put another tensor there")
 
 
-class StaticState:
+class StaticDecodingState:
     """The decoding state of a CUDA-graph engine, which owns the tensors `position` (N,) and `owner` (N, L)."""
 
     static: ClassVar[bool] = True
@@ -95,7 +95,7 @@ class StaticState:
             self.fused = {part: step for part, step in found if step is not None}
         self.memory_length = torch.zeros(b, dtype=torch.int32, device=device)
         self.layers: dict[nn.Module, Layer] = {}
-        self.cross: dict[nn.Module, Positions] = {}
+        self.cross: dict[nn.Module, PositionScheme] = {}
         for stack in model.modules():
             if isinstance(stack, Stack) and stack.side != "encoder":
                 self._add_stack(stack)
@@ -103,7 +103,7 @@ class StaticState:
 
     def _add_stack(self, stack: Stack) -> None:
         """Decide for each attention layer of a stack how it attends in a step."""
-        tables = [Tables() for _ in stack.schemes]
+        tables = [PositionTables() for _ in stack.schemes]
         for i, (mixer, block) in enumerate(zip(stack.mixers, stack.blocks, strict=True)):
             if mixer.attends:
                 which = i % len(tables)
@@ -185,7 +185,7 @@ class StaticState:
         places = columns.expand(n, -1).masked_fill(columns > at[:, None], PAD_POSITION)
         unused = (places == PAD_POSITION)[:, None, :, None]  # an earlier sentence in the slot may have left NaN
         keys, values = keys.masked_fill(unused, 0), values.masked_fill(unused, 0)
-        plan = Plan(reference, layer.mask, at[:, None], places, scheme=layer.scheme)
+        plan = AttentionPlan(reference, layer.mask, at[:, None], places, scheme=layer.scheme)
         return part.attend(q, keys, values, plan).transpose(1, 2).flatten(1)
 
     def attend_to_memory(self, part: Any, q: Tensor, kept: Any) -> Tensor:
@@ -201,13 +201,13 @@ class StaticState:
         places = torch.arange(s, device=q.device).expand(b, -1)
         places = places.masked_fill(places >= self.memory_length[:, None], PAD_POSITION)
         grouped = q.view(b, self.k, -1, part.d_head).transpose(1, 2)  # (B, H, K, D)
-        plan = Plan(reference, FULL, self._position.long().view(b, self.k), places, scheme=scheme)
+        plan = AttentionPlan(reference, FULL, self._position.long().view(b, self.k), places, scheme=scheme)
         found = part.attend(grouped, kept.keys.to(q.dtype), kept.values.to(q.dtype), plan)
         return found.transpose(1, 2).reshape(q.shape)
 
     # ---- slots --------------------------------------------------------------------------------------------------------
 
-    def fill_slots(self, slots: Tensor, other: State, which: Tensor) -> None:
+    def fill_slots(self, slots: Tensor, other: DecodingState, which: Tensor) -> None:
         """Copy sentences `which` (n,) of a growing state into slots (n,), to each of the K rows of a slot."""
         rows = (slots[:, None] * self.k + torch.arange(self.k, device=slots.device)).flatten()
         copies = which.repeat_interleave(self.k)

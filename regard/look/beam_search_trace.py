@@ -236,8 +236,10 @@ def rows_by_hypothesis(one: AttentionRecord, name: str) -> Tensor:
     found, plan = one.weights().transpose(1, 2), one.plan
     if not name.endswith("self"):
         return found
-    own = (plan.k >= 0)[:, None].expand(-1, found.shape[1], -1) if plan.past is None else plan.past  # (B, K, S)
-    order = plan.k[:, None].masked_fill(~own, torch.iinfo(torch.long).max).argsort(-1)
+    own = (
+        (plan.key_positions >= 0)[:, None].expand(-1, found.shape[1], -1) if plan.past is None else plan.past
+    )  # (B, K, S)
+    order = plan.key_positions[:, None].masked_fill(~own, torch.iinfo(torch.long).max).argsort(-1)
     return found.take_along_dim(order[:, :, None, : int(own.sum(-1).max())], -1)
 
 

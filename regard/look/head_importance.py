@@ -198,7 +198,7 @@ def encode_sources(model: nn.Module, batch: ScoredBatch) -> Any:
 def losses_of(model: nn.Module, batch: ScoredBatch, memory: Any) -> list[float]:
     """Return the sum of -log p over the scored tokens of each row."""
     translates = isinstance(model, TranslationModel)
-    hidden = model.read_target(memory, batch.inputs) if translates else model.read(batch.inputs)  # type: ignore[operator]
+    hidden = model.read_target(memory, batch.inputs) if translates else model.head_input(batch.inputs)  # type: ignore[operator]
     scored = batch.labels != PAD
     n = TOKENS_PER_LOGITS
     pieces = zip(hidden[scored].split(n), batch.labels[scored].split(n), strict=True)

@@ -37,12 +37,11 @@ from regard.config.registry import find
 from regard.errors import RegardError
 from regard.kernels.attention_functions import masked_softmax
 from regard.kernels.masks import FULL, PAD_POSITION
-from regard.layers.attention_kernels import Plan, reference
+from regard.layers.attention_kernels import AttentionPlan, reference
 from regard.layers.cells import CellState
 from regard.layers.context import Context
 from regard.layers.mixers.attention import Attention
-from regard.layers.positions.scheme import Positions as Scheme
-from regard.layers.positions.scheme import make_positions, schemes_for
+from regard.layers.positions.scheme import PositionScheme, make_positions, schemes_for
 from regard.layers.recurrent_attention import Alignment, SourceAnnotations
 from regard.layers.stack import Stack
 from regard.look.interventions import (
@@ -91,21 +90,21 @@ class Edit:
     change: Zero | Uniform | Forbid
     heads: tuple[bool, ...]  # for each of the layer's heads, whether it is concerned
 
-    def rows(self, plan: Plan) -> Tensor:
+    def rows(self, plan: AttentionPlan) -> Tensor:
         """Return which heads and queries are concerned, (B or 1, H, T or 1, 1)."""
-        heads = torch.tensor(self.heads, device=plan.q.device)[:, None, None]
+        heads = torch.tensor(self.heads, device=plan.query_positions.device)[:, None, None]
         if isinstance(self.change, Forbid):
-            return heads & is_at(plan.q, self.change.query)[:, None, :, None]
+            return heads & is_at(plan.query_positions, self.change.query)[:, None, :, None]
         return heads[None]
 
-    def seen(self, seen: Tensor, usual: Tensor, plan: Plan) -> Tensor:
+    def seen(self, seen: Tensor, usual: Tensor, plan: AttentionPlan) -> Tensor:
         """Return the changed mask for the mask `seen` (B, H or 1, T or 1, S); `usual` is that of the unchanged model."""
         rows = self.rows(plan)
         if isinstance(self.change, Zero):
             return seen & ~rows
         if isinstance(self.change, Uniform):
             return torch.where(rows, usual, seen)  # it also overrides what an earlier intervention masked
-        keys = is_at(plan.k, self.change.key)[:, None, None]
+        keys = is_at(plan.key_positions, self.change.key)[:, None, None]
         if isinstance(self.change, Force):
             return torch.where(rows & (usual & keys).any(-1, keepdim=True), usual & keys, seen)
         return seen & ~(rows & keys)
@@ -151,12 +150,12 @@ class PlanHook:
     def __init__(self, layer: Attention, edits: Sequence[Edit]) -> None:
         self.inner, self.edits = layer.plan, edits  # the layer's own method, or the hook of an outer `intervene`
 
-    def __call__(self, ctx: Context) -> Plan:
+    def __call__(self, ctx: Context) -> AttentionPlan:
         return edit_plan(self.inner(ctx), self.edits)  # type: ignore[operator]
 
 
 @dataclass(frozen=True)
-class EditedPlan(Plan):
+class EditedPlan(AttentionPlan):
     """A plan with another mask for some heads and queries; these are computed by the reference kernel."""
 
     edits: tuple[Edit, ...] = ()
@@ -176,7 +175,7 @@ class EditedPlan(Plan):
         return seen  # (B, H, T or 1, S)
 
 
-def edit_plan(plan: Plan, edits: Sequence[Edit]) -> EditedPlan:
+def edit_plan(plan: AttentionPlan, edits: Sequence[Edit]) -> EditedPlan:
     """Return a plan with these edits after those that it has."""
     uniform = [edit.heads for edit in edits if isinstance(edit.change, Uniform)]
     if uniform:
@@ -186,12 +185,12 @@ def edit_plan(plan: Plan, edits: Sequence[Edit]) -> EditedPlan:
     return EditedPlan(**vars(plan), edits=tuple(edits))
 
 
-class UniformScores(Scheme):
+class UniformScores(PositionScheme):
     """A position scheme under which all scores of some heads are equal."""
 
     contextual: ClassVar[bool] = True
 
-    def __init__(self, inner: Scheme, heads: Sequence[bool]) -> None:
+    def __init__(self, inner: PositionScheme, heads: Sequence[bool]) -> None:
         nn.Module.__init__(self)  # it is built from another scheme, not from settings
         self.inner, self.heads, self.scale = inner, tuple(heads), inner.scale
         vars(self).update(relative=inner.relative, toeplitz=inner.toeplitz)
@@ -249,7 +248,7 @@ class AlignmentHook:
         recorder, n = self.layer.attend, states.shape[1]
         steps = torch.arange(self.step - n, self.step, device=states.device)
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Any:
+        def attend(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> Any:
             at = steps.repeat(q.shape[2] // n).expand(len(q), -1)  # (B, K * T)
             q, k = (q * 0, k * 0) if self.is_uniform else (q, k)
             return recorder(q, k, v, self.plan(source.padding, at))
@@ -276,7 +275,7 @@ def replace_positions(model: nn.Module, name: str, stack: ExitStack) -> None:
                     stack.enter_context(patch_attribute({part: find("positions", "none")()}, "cross_scheme"))
 
 
-def make_fixed_scheme(config: ModelConfig, place: str, name: str) -> Scheme:
+def make_fixed_scheme(config: ModelConfig, place: str, name: str) -> PositionScheme:
     """Return a position scheme without parameters; one that would have to be learned is an error."""
     scheme = find("positions", "none")() if name == "none" else make_positions(config, place, name)
     if has_parameters(scheme):
@@ -289,5 +288,5 @@ def make_fixed_scheme(config: ModelConfig, place: str, name: str) -> Scheme:
     return scheme
 
 
-def has_parameters(scheme: Scheme) -> bool:
+def has_parameters(scheme: PositionScheme) -> bool:
     return any(True for _ in scheme.parameters())

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.layers.part import Curves
-from regard.layers.positions.scheme import Positions, make_positions
+from regard.layers.positions.scheme import PositionScheme, make_positions
 from regard.layers.stack import Stack
 from regard.look.figures import Drawable, Image, Lines, Panel, draw
 
@@ -69,20 +69,20 @@ def draw_trained_scheme(name: str, model: nn.Module, n: int) -> PositionFigure:
     return PositionFigure(name, found[0][1].formula, tuple(panel for group in groups for panel in group), columns)
 
 
-def schemes_of(model: nn.Module) -> Iterator[tuple[str, str, Positions]]:
+def schemes_of(model: nn.Module) -> Iterator[tuple[str, str, PositionScheme]]:
     """Yield name, place and module of every position scheme in a model."""
     for place, stack in model.named_modules():
         if not isinstance(stack, Stack):
             continue
         for i, scheme in enumerate(stack.schemes):
-            assert isinstance(scheme, Positions)
+            assert isinstance(scheme, PositionScheme)
             yield scheme.name, f"{place}.{i}" if scheme.per_layer else place, scheme
         if any("cross" in block.sublayers for block in stack.blocks):  # type: ignore[operator]
-            assert isinstance(stack.cross_scheme, Positions)
+            assert isinstance(stack.cross_scheme, PositionScheme)
             yield stack.cross_scheme.name, "cross-attention", stack.cross_scheme
 
 
-def panels_of(scheme: Positions, config: ModelConfig, n: int, where: str) -> tuple[Panel, ...]:
+def panels_of(scheme: PositionScheme, config: ModelConfig, n: int, where: str) -> tuple[Panel, ...]:
     """Return the panels that describe a scheme; `where` is added to their titles."""
     if scheme.hook() == "embed" and n > config.max_len:
         raise RegardError(

@@ -54,7 +54,7 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.kernels.attention_functions import masked_softmax, repeat_kv
 from regard.kernels.masks import PAD_POSITION
-from regard.layers.attention_kernels import Plan, raw_scores, reference
+from regard.layers.attention_kernels import AttentionPlan, raw_scores, reference
 from regard.layers.block import Block
 from regard.layers.hooks import AttentionHook, Recording
 from regard.layers.mixers.attention import Attention
@@ -63,7 +63,7 @@ from regard.layers.recurrent_attention import Alignment
 from regard.layers.stack import Stack
 
 Layer = Attention | Alignment
-ScoreFunction = Callable[[Tensor, Tensor, Plan], Tensor]  # queries and keys -> unmasked scores (B, H, T, S)
+ScoreFunction = Callable[[Tensor, Tensor, AttentionPlan], Tensor]  # queries and keys -> unmasked scores (B, H, T, S)
 Selection = Sequence[int] | Tensor | None  # None: all
 QUERIES_AT_A_TIME = 256  # queries whose weights `difference` holds in memory at a time
 UNNAMED = ("blocks", "sublayers", "attentive", "body")  # parts of module paths that short names leave out
@@ -76,7 +76,7 @@ class AttentionRecord:
     q: Tensor  # (B, H, T, D)
     k: Tensor  # (B, G, S, D)
     v: Tensor  # (B, G, S, D)
-    plan: Plan
+    plan: AttentionPlan
     score: ScoreFunction = raw_scores
     sentences: list[int] | None = None  # after decoding: which source each of the B rows translates,
     tokens: list[list[int]] | None = None  # ... and the output tokens; row t of the weights predicted token t + 1
@@ -101,7 +101,7 @@ class AttentionRecord:
         worst = 0.0
         for rows in torch.arange(self.q.shape[2], device=self.q.device).split(QUERIES_AT_A_TIME):
             gap = (self._mixed_values(rows) - self.out[:, :, rows]).abs().amax((1, 3))  # (B, rows)
-            worst = max(worst, float(gap.where(self.plan.q[:, rows] != PAD_POSITION, 0.0).max()))
+            worst = max(worst, float(gap.where(self.plan.query_positions[:, rows] != PAD_POSITION, 0.0).max()))
         return worst
 
     def _mixed_values(self, rows: Tensor) -> Tensor:
@@ -109,16 +109,16 @@ class AttentionRecord:
         w = self.weights(rows)
         found = w @ repeat_kv(self.v.to(w.dtype), w)
         if self.plan.scheme.contextual:
-            found = found + self.plan.scheme.values(w, (self.plan.q[:, rows], self.plan.k))  # type: ignore[operator]
+            found = found + self.plan.scheme.values(w, (self.plan.query_positions[:, rows], self.plan.key_positions))  # type: ignore[operator]
         return found
 
-    def _queries(self, rows: Selection) -> tuple[Tensor, Plan]:
+    def _queries(self, rows: Selection) -> tuple[Tensor, AttentionPlan]:
         if rows is None:
             return self.q, self.plan
         places = checked_indices(rows, self.q.shape[2], "queries").to(self.q.device)
         return self.q[:, :, places], self.plan.for_queries(places)
 
-    def _raw_scores(self, q: Tensor, plan: Plan) -> Tensor:
+    def _raw_scores(self, q: Tensor, plan: AttentionPlan) -> Tensor:
         # fp32 for a bf16 model too: the fused kernels also keep their scores in fp32.
         q, k = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, self.k))
         with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
@@ -249,17 +249,18 @@ class AttentionRecorder(AttentionHook):
         self.own_score = layer.score if isinstance(layer, Alignment) else None
         self.tape, self.name = tape, name
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Any:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> Any:
         out = self.inner(q, k, v, plan)
         if self.tape.is_recording:
             self.tape[self.name].append(self.make_record(q, k, v, plan, out))
         return out
 
-    def make_record(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan, out: Tensor | None) -> AttentionRecord:
+    def make_record(self, q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, out: Tensor | None) -> AttentionRecord:
         scheme = plan.scheme
         if scheme.relative or scheme.contextual:
             scheme = copy.deepcopy(scheme).requires_grad_(False)
-        light = replace(plan, kernel=reference, scheme=scheme, prepared=None)  # `prepared` may be a dense mask
+        # `kernel_input` may be a dense mask.
+        light = replace(plan, kernel=reference, scheme=scheme, kernel_input=None)
         q, k, v = (x.detach().clone() for x in (q, k, v))
         out = None if out is None else out.detach()
         return AttentionRecord(q, k, v, light, self.score_function(), self.tape.sentences, self.tape.tokens, out)

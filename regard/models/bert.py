@@ -53,9 +53,10 @@ class Bert(Model):
         x = self.encoder.embed(x, positions)
         return self.encoder(self.dropout(self.embedding_norm(x)), positions)
 
-    read = hidden  # the name that all models use for the input of their head
+    head_input = hidden  # the name that all models use for the input of their head
 
-    def vectors(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
+    def last_hidden_state(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
+        """Return the encoder's output, (B, T) -> (B, T, C); a model without token types ignores `types`."""
         return self.hidden(ids, types if self.config.token_types > 1 else None)
 
     def pooled(self, hidden: Tensor, ids: Tensor) -> Tensor:
@@ -64,4 +65,4 @@ class Bert(Model):
 
     def forward(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
         """Return the logits (B, T, V) of the original token in each place."""
-        return self.head(self.read(ids, types))
+        return self.head(self.head_input(ids, types))

@@ -14,8 +14,9 @@ from regard.models.model import PREDICTION_TASKS, Model, names_learning
 
 
 class ClassificationModel(nn.Module):
-    """A model (`body`) that gives `vectors`, and a linear layer on top: of every token, or of one vector for each row, which
-    the model's `pooled` chooses."""
+    """A model (`body`) with a linear layer on top of its last hidden state.
+
+    The layer reads the vector of every token, or one vector for each row, which the model's `pooled` chooses."""
 
     def __init__(self, config: ModelConfig, body: Model) -> None:
         super().__init__()
@@ -35,11 +36,13 @@ class ClassificationModel(nn.Module):
         nn.init.zeros_(self.prediction_head.bias)
 
     def hidden(self, ids: Tensor, types: Tensor) -> Tensor:
-        return self.body.vectors(ids, types)
+        """Return the last hidden state of the body, (B, T) -> (B, T, C)."""
+        return self.body.last_hidden_state(ids, types)
 
     def predict(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Return the logits of the head, (B, n_classes) or, for tagging, (B, T, n_classes)."""
         return self.prediction_head(self.dropout(hidden if self.by_token else self.body.pooled(hidden, ids)))
 
     def forward(self, ids: Tensor, types: Tensor) -> Tensor:
+        """Return the logits of the head, (B, n_classes) or, for tagging, (B, T, n_classes)."""
         return self.predict(self.hidden(ids, types), ids)

@@ -12,7 +12,7 @@ from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.kernels.masks import CAUSAL, Mask, document_mask, positions_of
 from regard.layers.block import make_blocks
-from regard.layers.decoding_state import State
+from regard.layers.decoding_state import DecodingState
 from regard.layers.embedding import Embedding, Head
 from regard.layers.norm import make_norm, normalize
 from regard.layers.stack import Stack
@@ -46,8 +46,10 @@ class GPT(LanguageModel):
         )
         initialize(self, seed)
 
-    def hidden(self, ids: Tensor, positions: Tensor, state: State | None = None, mask: Mask | None = None) -> Tensor:
-        """Return hidden vectors (B, T, C); a state, if given, is filled with the keys and values of these prompts."""
+    def hidden(
+        self, ids: Tensor, positions: Tensor, state: DecodingState | None = None, mask: Mask | None = None
+    ) -> Tensor:
+        """Run ids (B, T) at positions (B, T); return hidden vectors (B, T, C). A state, if given, gets keys and values."""
         self.check_length(ids.shape[1])
         x = self.dropout(self.embedding_norm(self.decoder.embed(self.embedding(ids), positions)))
         return self.decoder(x, positions, state=state, mask=mask)
@@ -59,11 +61,11 @@ class GPT(LanguageModel):
                 f"{length} tokens, but the model was built for at most {self.config.max_len} (model.max_len)"
             )
 
-    def read(self, ids: Tensor, mask: Mask | None = None) -> Tensor:
-        """Return the input of the head (B, T, C) for the token after each token; rows are padded on the right."""
+    def head_input(self, ids: Tensor, mask: Mask | None = None) -> Tensor:
+        """Run the model on ids (B, T), padded on the right; return hidden vectors (B, T, C), before the output matrix."""
         return self.hidden(ids, positions_of(ids), mask=mask)
 
-    def read_packed(self, ids: Tensor, positions: Tensor) -> Tensor:
+    def packed_head_input(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Return the input of the head (B, T, C) for rows of several documents, which do not attend to each other.
 
         Positions (B, T) begin again with each document."""
@@ -71,24 +73,24 @@ class GPT(LanguageModel):
 
     def forward(self, ids: Tensor, mask: Mask | None = None) -> Tensor:
         """Return the logits (B, T, V) of the token after each token."""
-        return self.head(self.read(ids, mask))
+        return self.head(self.head_input(ids, mask))
 
     def packed(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Return the logits (B, T, V) for rows of several documents."""
-        return self.head(self.read_packed(ids, positions))
+        return self.head(self.packed_head_input(ids, positions))
 
-    def begin(self, prompt: Tensor, mask: Mask | None = None) -> tuple[Tensor, State]:
-        """Read prompts (B, T) of any lengths at once; return the logits (B, V) after each, and the state to step from."""
-        hidden, state = self.read_prompt(prompt, mask)
+    def begin(self, prompt: Tensor, mask: Mask | None = None) -> tuple[Tensor, DecodingState]:
+        """Prefill: read prompts (B, T) of any lengths; return the logits (B, V) after each, and the state to step from."""
+        hidden, state = self.prefill(prompt, mask)
         last = positions_of(prompt).argmax(1)
         return self.head(hidden[torch.arange(len(prompt), device=prompt.device), last]), state
 
-    def read_prompt(self, prompt: Tensor, mask: Mask | None = None) -> tuple[Tensor, State]:
-        """Return the hidden vectors (B, T, C) of prompts, and the state after each one's last token."""
-        state = State(self, len(prompt), prompt.device, self.embedding.weight.dtype)
+    def prefill(self, prompt: Tensor, mask: Mask | None = None) -> tuple[Tensor, DecodingState]:
+        """Return the hidden vectors (B, T, C) of prompts (B, T), and the decoding state after each one's last token."""
+        state = DecodingState(self, len(prompt), prompt.device, self.embedding.weight.dtype)
         return self.hidden(prompt, positions_of(prompt), state, mask), state
 
-    def step(self, tokens: Tensor, state: State) -> Tensor:
+    def step(self, tokens: Tensor, state: DecodingState) -> Tensor:
         """Return logits (N, V) after one more token (N,) of each row."""
         if not state.static:
             self.check_length(state.length + 1)

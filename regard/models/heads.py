@@ -27,6 +27,7 @@ class MaskedHead(nn.Module):
         return self.norm(self.activation(self.inner(x)))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the logits (B, T, V) of hidden vectors (B, T, C)."""
         return F.linear(self.features(x), self.weight, self.bias)
 
 
@@ -38,4 +39,5 @@ class Pooler(nn.Module):
         self.inner = nn.Linear(config.d_model, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return one vector (B, C) for each row of hidden vectors (B, T, C)."""
         return self.inner(x[:, 0]).tanh()  # (B, C)

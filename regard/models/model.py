@@ -19,7 +19,7 @@ from regard.models.presets import Table
 from regard.models.sizes import check_parts, check_recurrent, resolve_sizes
 
 if TYPE_CHECKING:
-    from regard.layers.decoding_state import State
+    from regard.layers.decoding_state import DecodingState
     from regard.layers.embedding import Embedding, Head
 
 PREDICTION_TASKS = (
@@ -34,8 +34,8 @@ ARCHITECTURES: dict[str, type[Model]] = {}  # by name; filled by models/architec
 class Model(nn.Module):
     """The base class of every architecture. Its class attributes are all that other modules ask about an architecture.
 
-    A model that learns one of `PREDICTION_TASKS` or that `embeds` has `vectors(ids, types)`; models that predict tokens have
-    `read(...)`, which returns the input of their `head`.
+    A model that learns one of `PREDICTION_TASKS` or that `embeds` has `last_hidden_state(ids, types)`;
+    models that predict tokens have `head_input(...)`, which returns the input of their `head`.
     """
 
     name: ClassVar[str]  # set by `architectures.register`
@@ -50,10 +50,12 @@ class Model(nn.Module):
     fills_blanks: ClassVar[bool] = False  # predicts masked tokens from those on both sides
     sees_images: ClassVar[bool] = False  # reads pictures cut into patches instead of text
     classifies: ClassVar[bool] = False  # its own head gives classes; others get one from a ClassificationModel
-    embeds: ClassVar[bool] = False  # `vectors` of a text can be pooled into one vector
+    embeds: ClassVar[bool] = False  # its last hidden state can be pooled into one vector of a text
     is_recurrent: ClassVar[bool] = False  # its layers are recurrent cells and not blocks
     carries_state: ClassVar[bool] = False  # reads texts of any length in pieces: a StatefulLanguageModel
-    packs_documents: ClassVar[bool] = False  # has `read_packed`: documents in one row that do not attend to each other
+    packs_documents: ClassVar[bool] = (
+        False  # has `packed_head_input`: documents in one row that do not attend to each other
+    )
 
     config: ModelConfig
 
@@ -99,19 +101,19 @@ class Model(nn.Module):
         ids = tuple(torch.ones(batch, lengths[side], dtype=torch.long, device=like.device) for side in cls.sides)
         return ids if config.prediction_head == "none" else (*ids, torch.zeros_like(ids[0]))
 
-    # ---- vectors, for classification and for embeddings of texts -------------------------------------------------------
+    # ---- hidden states, for classification and for embeddings of texts -------------------------------------------------
 
     @property
     def width(self) -> int:
-        """The size C of the vectors that `vectors` returns."""
+        """The size C of the vectors that `last_hidden_state` returns."""
         return self.config.d_model
 
-    def vectors(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
+    def last_hidden_state(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
         """Return a vector for each token, (B, T) -> (B, T, C); `types` says which of two texts a token is in."""
         raise NotImplementedError
 
     def pooled(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        """Return one vector (B, C) for each row of `vectors`: that of its last token, which alone depends on all tokens."""
+        """Return one vector (B, C) for each row of hidden states: that of the last token, which depends on all tokens."""
         last = (ids >= 0).sum(1) - 1
         return hidden[torch.arange(len(ids), device=ids.device), last]
 
@@ -128,31 +130,35 @@ class TranslationModel(Model):
     head: Head
 
     def encode(self, source: Tensor) -> Any:
-        """Return what the decoder reads of sources (B, S)."""
+        """Run the encoder on sources (B, S) and return its output, in the form that `read_target` takes."""
         raise NotImplementedError
 
     def read_target(self, encoded: Any, target: Tensor) -> Tensor:
-        """Return the input of the head (B, T, C) for the token after each target token, given `encode` of the source."""
+        """Run the decoder on the right target (B, T), given `encode` of the source (teacher forcing).
+
+        Return its hidden vectors (B, T, C), before the output matrix: the input of the head for the token after each."""
         raise NotImplementedError
 
-    def read(self, source: Tensor, target: Tensor) -> Tensor:
-        """Return the input of the head (B, T, C) for the token after each target token: teacher forcing."""
+    def head_input(self, source: Tensor, target: Tensor) -> Tensor:
+        """Run encoder and decoder on source (B, S) and the right target (B, T) (teacher forcing), and return the decoder's
+        hidden vectors (B, T, C), before the output matrix."""
         return self.read_target(self.encode(source), target)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Return the logits (B, T, V) of the token after each target token."""
-        return self.head(self.read(source, target))
+        return self.head(self.head_input(source, target))
 
-    def begin(self, source: Tensor) -> State:
-        """Read sources (B, S) once and return the state that `step` starts from."""
+    def begin(self, source: Tensor) -> DecodingState:
+        """Run the encoder on sources (B, S) once and return the decoding state that `step` starts from."""
         raise NotImplementedError
 
-    def step(self, tokens: Tensor, state: State) -> Tensor:
-        """Return the logits (N, V) after one more token (N,) of each hypothesis."""
+    def step(self, tokens: Tensor, state: DecodingState) -> Tensor:
+        """Run the decoder on one more token (N,) of each hypothesis and return the logits (N, V) of the next."""
         raise NotImplementedError
 
-    def advance(self, tokens: Tensor, state: State) -> Tensor:
-        """Return the input of the head (N, C) in a `step`."""
+    def advance(self, tokens: Tensor, state: DecodingState) -> Tensor:
+        """Run the decoder on one more token (N,) of each hypothesis and return its hidden vectors (N, C), before the output
+        matrix."""
         raise NotImplementedError
 
 
@@ -165,23 +171,23 @@ class LanguageModel(Model):
     embedding: Embedding
     head: Head
 
-    def read(self, ids: Tensor) -> Tensor:
-        """Return the input of the head (B, T, C) for the token after each token; rows are padded on the right."""
+    def head_input(self, ids: Tensor) -> Tensor:
+        """Run the model on ids (B, T), padded on the right; return hidden vectors (B, T, C), before the output matrix."""
         raise NotImplementedError
 
-    def vectors(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
-        return self.read(ids)
+    def last_hidden_state(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
+        return self.head_input(ids)
 
-    def begin(self, prompt: Tensor) -> tuple[Tensor, State]:
-        """Read prompts (B, T) of any lengths; return the logits (B, V) after each and the state `step` starts from."""
+    def begin(self, prompt: Tensor) -> tuple[Tensor, DecodingState]:
+        """Prefill: read prompts (B, T) of any lengths; return the logits (B, V) after each and the state to step from."""
         raise NotImplementedError
 
-    def read_prompt(self, prompt: Tensor) -> tuple[Tensor, State]:
-        """Read prompts as `begin` does; return hidden vectors (B, T, C) instead of logits."""
+    def prefill(self, prompt: Tensor) -> tuple[Tensor, DecodingState]:
+        """Read prompts (B, T) as `begin` does; return hidden vectors (B, T, C) instead of logits, and the state."""
         raise NotImplementedError
 
-    def step(self, tokens: Tensor, state: State) -> Tensor:
-        """Return the logits (N, V) after one more token (N,) of each row."""
+    def step(self, tokens: Tensor, state: DecodingState) -> Tensor:
+        """Run the model on one more token (N,) of each row and return the logits (N, V) of the next."""
         raise NotImplementedError
 
 

@@ -14,7 +14,7 @@ from regard.config.registry import RECURRENT
 from regard.errors import RegardError
 from regard.layers.cells import CellState as Hidden
 from regard.layers.cells import cell_settings
-from regard.layers.decoding_state import State, Storage
+from regard.layers.decoding_state import DecodingState, Storage
 from regard.layers.embedding import Embedding, Head
 from regard.layers.recurrent import Recurrent
 from regard.layers.variational_dropout import VariationalDropout, word_dropout
@@ -76,8 +76,8 @@ class RNN(StatefulLanguageModel):
         it, so `real` may be None."""
         return self.recurrent(self.embed(ids), state, real)
 
-    def read(self, ids: Tensor) -> Tensor:
-        """Return the input of the head (B, T, C) for the token after each token; rows are padded on the right."""
+    def head_input(self, ids: Tensor) -> Tensor:
+        """Run the model on ids (B, T), padded on the right, and return the input of the head (B, T, C)."""
         return self.output_dropout(self.hidden(ids, real=ids >= 0 if self.settings.bidirectional else None)[0])
 
     @property
@@ -94,15 +94,15 @@ class RNN(StatefulLanguageModel):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return the logits (B, T, V) of the token after each token."""
-        return self.head(self.read(ids))
+        return self.head(self.head_input(ids))
 
-    def begin(self, prompt: Tensor) -> tuple[Tensor, State]:
-        """Read prompts (B, T) of any lengths at once; return the logits (B, V) after each, and the state to step from."""
-        hidden, state = self.read_prompt(prompt)
+    def begin(self, prompt: Tensor) -> tuple[Tensor, DecodingState]:
+        """Prefill: read prompts (B, T) of any lengths; return the logits (B, V) after each, and the state to step from."""
+        hidden, state = self.prefill(prompt)
         return self.head(hidden[:, -1]), state
 
-    def read_prompt(self, prompt: Tensor) -> tuple[Tensor, State]:
-        """Return hidden vectors (B, T, C), the last of each row in the last column, and the state after it.
+    def prefill(self, prompt: Tensor) -> tuple[Tensor, DecodingState]:
+        """Return hidden vectors (B, T, C) of prompts (B, T), the last of a row in the last column, and the state after it.
 
         Rows are moved to the right, so that all end in the last column: padding in front leaves the zero state unchanged."""
         n = prompt.shape[1]
@@ -110,7 +110,7 @@ class RNN(StatefulLanguageModel):
         places = torch.arange(n, device=prompt.device) - empty  # (B, T), negative for padding
         real = None if not empty.any() else places >= 0
         hidden, after = self.hidden(prompt.gather(1, places % n), real=real)
-        state = State(self, len(prompt), prompt.device, hidden.dtype)
+        state = DecodingState(self, len(prompt), prompt.device, hidden.dtype)
         self.recurrent.store_state(after, state.parts[self])
         return hidden, state
 
@@ -118,7 +118,7 @@ class RNN(StatefulLanguageModel):
         """Declare the state of each layer; unlike a cache of keys it never grows."""
         return self.recurrent.storage()
 
-    def step(self, tokens: Tensor, state: State) -> Tensor:
+    def step(self, tokens: Tensor, state: DecodingState) -> Tensor:
         """Return logits (N, V) after one more token (N,) of each row."""
         kept = state.parts[self]
         hidden, after = self.recurrent.step(self.embed(tokens[:, None])[:, 0], self.recurrent.load_state(kept))

@@ -21,10 +21,10 @@ from regard.config import ModelConfig, RecurrentSettings, Seq2SeqSettings
 from regard.config.registry import ALIGNMENT, RECURRENT, find
 from regard.errors import RegardError
 from regard.kernels.masks import FULL
-from regard.layers.attention_kernels import Plan, reference
+from regard.layers.attention_kernels import AttentionPlan, reference
 from regard.layers.cells import CellState as Hidden
 from regard.layers.cells import cell_settings
-from regard.layers.decoding_state import LENGTH, PerRow, PerSentence, State, Storage
+from regard.layers.decoding_state import LENGTH, DecodingState, PerRow, PerSentence, Storage
 from regard.layers.embedding import Embedding, Head
 from regard.layers.recurrent import Recurrent
 from regard.layers.recurrent_attention import AttentionCell, SourceAnnotations
@@ -83,7 +83,7 @@ class Seq2Seq(TranslationModel):
         return self.dropout(F.embedding(ids.clamp(min=0), weight) * embedding.scale)  # (B, T, C)
 
     def encode(self, source: Tensor) -> tuple[Memory, Hidden]:
-        """Return what the decoder reads at every step, and the state it begins with."""
+        """Run the encoder on sources (B, S); return what the decoder reads at every step, and the state it begins with."""
         if self.settings.bidirectional:
             annotations, end = self.encoder(self.embed(self.source_embedding, source), real=source >= 0)
             return self.decoder.begin(annotations, end, source < 0)
@@ -103,24 +103,25 @@ class Seq2Seq(TranslationModel):
         return (columns - (source < 0).sum(1, keepdim=True)) % source.shape[1]
 
     def read_target(self, encoded: tuple[Memory, Hidden], target: Tensor) -> Tensor:
+        """Run the decoder on the right target (B, T) and return the input of the head (B, T, C)."""
         memory, state = encoded
         features, _ = self.decoder(self.embed(self.target_embedding, target), memory, state)
         return self.output_dropout(features)
 
-    def begin(self, source: Tensor) -> State:
-        """Read the source once; `step` then writes the translation token by token."""
+    def begin(self, source: Tensor) -> DecodingState:
+        """Run the encoder on sources (B, S) once; `step` then writes the translation token by token."""
         memory, first = self.encode(source)
-        state = State(self, len(source), source.device, first[0].dtype)
+        state = DecodingState(self, len(source), source.device, first[0].dtype)
         state.store_memory(self.decoder, **self.decoder.named(memory))
         Recurrent.store_state(first, state.parts[self.decoder])
         return state
 
-    def step(self, tokens: Tensor, state: State) -> Tensor:
+    def step(self, tokens: Tensor, state: DecodingState) -> Tensor:
         """Return the logits (N, V) after one more token (N,) of each hypothesis; those of a sentence are neighbours."""
         return self.head(self.advance(tokens, state))
 
-    def advance(self, tokens: Tensor, state: State) -> Tensor:
-        """Return the input of the head (N, C) in a step."""
+    def advance(self, tokens: Tensor, state: DecodingState) -> Tensor:
+        """Run the decoder on one more token (N,) of each hypothesis and return the input of the head (N, C)."""
         kept = state.parts[self.decoder]
         y = self.embed(self.target_embedding, tokens[:, None])
         features, after = self.decoder(y, self.decoder.memory(kept), Recurrent.load_state(kept))
@@ -163,6 +164,7 @@ class FixedContextDecoder(nn.Module):
         return (kept.context,)
 
     def forward(self, y: Tensor, memory: Memory, state: Hidden) -> tuple[Tensor, Hidden]:
+        """Run embedded targets y (N, T, C) from a state; return the input of the head (N, T, C) and the next state."""
         if not self.repeats_context:
             s, state = run_layers(self.layers, y, state)
             return self.readout(s), state
@@ -219,6 +221,7 @@ class RNNSearchDecoder(nn.Module):
         return kept.keys, kept.entering, ~kept.real, kept.annotations
 
     def forward(self, y: Tensor, memory: Memory, state: Hidden) -> tuple[Tensor, Hidden]:
+        """Run embedded targets y (N, T, C) from a state; return the input of the head (N, T, C) and the next state."""
         source, annotations = SourceAnnotations(*memory[:-1]), memory[-1]
         s, first, weights = self.attentive.run_steps(y, source, state[: self.n])
         if self.attentive.cross.is_observed:
@@ -236,7 +239,7 @@ class RNNSearchDecoder(nn.Module):
         cross = self.attentive.cross
         q = cross.score.queries(states).view(len(annotations), -1, source.keys.shape[-1])
         at = source.padding.long().neg()  # positions: 0, or -1 on padding; the full mask needs no order
-        plan = Plan(reference, FULL, at.new_zeros(q.shape[:2]), at)
+        plan = AttentionPlan(reference, FULL, at.new_zeros(q.shape[:2]), at)
         cross.attend(q[:, None], source.keys[:, None], annotations[:, None], plan)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.config import ModelConfig
 from regard.kernels.masks import CAUSAL, FULL, positions_of
 from regard.layers.block import make_blocks
-from regard.layers.decoding_state import State
+from regard.layers.decoding_state import DecodingState
 from regard.layers.embedding import Embedding, Head
 from regard.layers.norm import make_norm, normalize
 from regard.layers.stack import Stack
@@ -54,31 +54,36 @@ class Transformer(TranslationModel):
         initialize(self, seed)
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the memory (B, S, C) that the decoder reads, and the positions of its tokens (B, S)."""
+        """Run the encoder on sources (B, S); return its output (B, S, C), the memory, and the positions (B, S)."""
         positions = positions_of(source)
         x = self.dropout(self.source_norm(self.encoder.embed(self.source_embedding(source), positions)))
         return self.encoder(x, positions), positions
 
     def read_target(self, encoded: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+        """Run the decoder on the right target (B, T) and return its hidden vectors (B, T, C), before the output matrix."""
         positions = positions_of(target)
         x = self.dropout(self.target_norm(self.decoder.embed(self.target_embedding(target), positions)))
         return self.decoder(x, positions, *encoded)
 
-    def vectors(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
+    def last_hidden_state(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
+        """Return the encoder's output, (B, T) -> (B, T, C)."""
         return self.encode(ids)[0]
 
-    def begin(self, source: Tensor) -> State:
-        """Read the source once; `step` then writes the translation token by token."""
+    def begin(self, source: Tensor) -> DecodingState:
+        """Run the encoder on sources (B, S) and store the keys and values of cross-attention; return the decoding state.
+
+        `step` then writes the translation token by token."""
         memory, positions = self.encode(source)
-        state = State(self, len(source), source.device, memory.dtype)
+        state = DecodingState(self, len(source), source.device, memory.dtype)
         self.decoder.store_memory(memory, positions, state)
         return state
 
-    def step(self, tokens: Tensor, state: State) -> Tensor:
+    def step(self, tokens: Tensor, state: DecodingState) -> Tensor:
         """Return the logits (N, V) after one more token (N,) of each hypothesis; those of a sentence are neighbours."""
         return self.head(self.advance(tokens, state))
 
-    def advance(self, tokens: Tensor, state: State) -> Tensor:
-        """Return the input of the head (N, C) in a step."""
+    def advance(self, tokens: Tensor, state: DecodingState) -> Tensor:
+        """Run the decoder on one more token (N,) of each hypothesis and return its hidden vectors (N, C), before the output
+        matrix."""
         x = self.decoder.embed(self.target_embedding(tokens), state.position())
         return self.decoder.step(self.dropout(normalize(x, self.target_norm)), state)

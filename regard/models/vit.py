@@ -55,6 +55,7 @@ class ViT(Model):
         return self.encoder(self.dropout(self.encoder.embed(x, positions)), positions)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Return the logits (B, classes) of images (B, channels, height, width)."""
         return self.head(self.hidden(images)[:, 0])  # (B, classes)
 
     @classmethod

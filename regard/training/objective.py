@@ -32,7 +32,8 @@ class Objective(nn.Module):
         self.model, self.label_smoothing, self.z_loss = model, label_smoothing, z_loss
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        return self.loss_from_hidden(cast(Any, self.model).read(*inputs[:-1]), inputs[-1])
+        """Run the model on all inputs but the last, which are the labels, and return the three sums (3,)."""
+        return self.loss_from_hidden(cast(Any, self.model).head_input(*inputs[:-1]), inputs[-1])
 
     def loss_from_hidden(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Return the three sums for hidden states (B, T, C) and labels (B, T)."""
@@ -71,6 +72,7 @@ class RDropObjective(Objective):
         self.weight = weight
 
     def forward(self, *inputs: Tensor) -> Tensor:
+        """Run every row of the batch twice, (B, ...) -> (2B, ...), and return the three sums (3,)."""
         return super().forward(*(torch.cat([x, x]) for x in inputs))
 
     def loss_from_hidden(self, hidden: Tensor, labels: Tensor) -> Tensor:
@@ -102,14 +104,16 @@ class PackedObjective(Objective):
     """Next-token cross-entropy of (ids, positions, labels), rows of several documents that do not see each other."""
 
     def forward(self, *inputs: Tensor) -> Tensor:
+        """Return the three sums (3,) for ids, positions and labels, (B, T) each."""
         ids, positions, labels = inputs
-        return self.loss_from_hidden(cast(Any, self.model).read_packed(ids, positions), labels)
+        return self.loss_from_hidden(cast(Any, self.model).packed_head_input(ids, positions), labels)
 
 
 class OutputObjective(Objective):
     """An objective on the outputs of the model (few numbers a row or token) instead of on its hidden states."""
 
     def forward(self, *inputs: Tensor) -> Tensor:
+        """Return the three sums (3,) for the model's outputs on all inputs but the last, which are the labels."""
         return self.loss_from_outputs(self.model(*inputs[:-1]), inputs[-1])
 
 
@@ -128,6 +132,7 @@ class AuxiliaryLossObjective(ClassificationObjective):
         self.weight = weight
 
     def forward(self, *inputs: Tensor) -> Tensor:
+        """Return the three sums (3,) for ids and types (B, T) and labels (B,) or (B, T)."""
         ids, types, labels = inputs
         model = self.model
         assert isinstance(model, ClassificationModel)

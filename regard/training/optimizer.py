@@ -20,7 +20,7 @@ from regard.device import pick_precision
 from regard.errors import RegardError
 from regard.layers.embedding import Embedding, Head
 from regard.layers.part import Part
-from regard.layers.positions.scheme import Positions
+from regard.layers.positions.scheme import PositionScheme
 from regard.layers.stack import Stack
 from regard.training.muon import Muon, find_matrices
 from regard.training.stochastic_rounding import BF16, StochasticRoundingAdamW, weights_to_bf16
@@ -104,7 +104,9 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> CombinedOptimizer:
         raise RegardError("train.optimizer muon is for the matrices inside blocks, and this model has none: use adamw")
     in_muon = {id(matrix.weight) for matrix in matrices}
     by_dtype = group_by_dtype(p for p in model.parameters() if id(p) not in in_muon)
-    undecayed = {id(p) for m in model.modules() if isinstance(m, (Embedding, Head, Positions)) for p in m.parameters()}
+    undecayed = {
+        id(p) for m in model.modules() if isinstance(m, (Embedding, Head, PositionScheme)) for p in m.parameters()
+    }
     undecayed |= {id(getattr(m, name)) for m in model.modules() if isinstance(m, Part) for name in m.no_decay}
     parts: list[torch.optim.Optimizer] = []
     for dtype, parameters in by_dtype.items():

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.kernels.hashing import UINT32_MAX, hash_bits
-from regard.layers.positions.scheme import Positions
+from regard.layers.positions.scheme import PositionScheme
 
 BF16 = torch.bfloat16
 
 
 def weights_to_bf16(model: nn.Module) -> None:
     """Convert all weights of a model to bf16 in place, except those of norms and positions."""
-    exact = (Positions, nn.LayerNorm, nn.RMSNorm)
+    exact = (PositionScheme, nn.LayerNorm, nn.RMSNorm)
     kept = {id(p) for module in model.modules() if isinstance(module, exact) for p in module.parameters()}
     for p in model.parameters():
         if id(p) not in kept:

@@ -65,6 +65,7 @@ class TrainingStep:
         update()
 
     def _forward_backward_update(self, *inputs: Tensor) -> None:
+        """Run a whole step of one batch, which is captured as one CUDA graph."""
         self._forward_backward(*inputs)
         self._update()
 
@@ -84,6 +85,7 @@ class TrainingStep:
         self.sums += sums.detach()
 
     def _update(self) -> None:
+        """Clip the gradients of the step and update the weights."""
         self.norm.copy_(self.updater.step(self.loss))
         self.loss.zero_()
 

@@ -35,6 +35,7 @@ class RecurrentObjective(Objective):
         self.ar_weight, self.tar_weight = ar_weight, tar_weight
 
     def forward(self, *inputs: Tensor) -> Tensor:
+        """Return the three sums (3,) for ids and labels, (B, T) each."""
         ids, labels = inputs
         return self.regularized_loss(cast(StatefulLanguageModel, self.model).hidden(ids)[0], labels)
 
@@ -74,6 +75,7 @@ class StatefulObjective(RecurrentObjective):
         return tuple(self.buffers(recurse=False))
 
     def forward(self, *inputs: Tensor) -> Tensor:
+        """Return the three sums (3,) for ids (B, T), fresh (B,) and labels (B, T), and store the states after the batch."""
         ids, fresh, labels = inputs
         before = tuple(x.masked_fill(fresh[:, None], 0) for x in self.state)
         hidden, after = cast(StatefulLanguageModel, self.model).hidden(ids, before)

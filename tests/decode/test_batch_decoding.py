@@ -15,7 +15,7 @@ from regard.config import DecodeConfig, ModelConfig
 from regard.decode.batch_decoding import decode
 from regard.decode.constraints import Hypothesis, length_limits, log_probabilities
 from regard.errors import RegardError
-from regard.layers.decoding_state import State
+from regard.layers.decoding_state import DecodingState
 from regard.layers.mixers.attention import CrossAttention
 from regard.models.transformer import Transformer
 
@@ -35,7 +35,7 @@ class Follower:
 
     def __init__(self, model: Transformer, sources: list[list[int]]) -> None:
         self.model, self.sources = model, sources
-        self.state: State = model.begin(padded(sources))
+        self.state: DecodingState = model.begin(padded(sources))
         self.said = [[SOS] for _ in sources]  # of each hypothesis
         self.owner = list(range(len(sources)))  # the sentence of each hypothesis
         self.generator = torch.Generator().manual_seed(0)

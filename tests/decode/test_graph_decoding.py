@@ -21,14 +21,14 @@ from regard.decode.graphs.engine import ENGINES, MAX_ENGINES
 from regard.decode.graphs.step_model import why_not_capturable
 from regard.kernels.attention_functions import Rotation
 from regard.kernels.masks import FULL
-from regard.layers.attention_kernels import Plan
+from regard.layers.attention_kernels import AttentionPlan
 from regard.layers.context import Context
 from regard.layers.embedding import Embedding, Head
 from regard.layers.feedforward import Dense as FeedForward
 from regard.layers.mixers.attention import SelfAttention
 from regard.layers.part import Place
 from regard.layers.positions.rotary import RoPE as Rotary
-from regard.layers.positions.scheme import Positions
+from regard.layers.positions.scheme import PositionScheme
 from regard.look.record import record
 from regard.models.gpt import GPT
 from regard.models.rnn import RNN
@@ -301,11 +301,11 @@ def test_every_style_is_decoded_by_graphs(style: str) -> None:
     assert why_not_capturable(gpt(**STYLES[style] | {"encoder_positions": ""})) == ""
 
 
-def made(scheme: type[Positions], model: GPT) -> Positions:
+def made(scheme: type[PositionScheme], model: GPT) -> PositionScheme:
     return scheme(scheme.Settings(), model.config, Place("decoder", causal=True))
 
 
-class Turned(Positions):
+class Turned(PositionScheme):
     """Rotates queries and keys by the documented hook alone: it is no `Rotary`."""
 
     def rotation(self, positions: torch.Tensor) -> Rotation:
@@ -329,7 +329,7 @@ class Doubled(nn.Linear):
 
 
 class Blurred(SelfAttention):
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
         return 0.5 * super().attend(q, k, v, plan)
 
 

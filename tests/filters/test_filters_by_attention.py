@@ -14,7 +14,7 @@ from regard.filters.attention_filters import (
 from regard.filters.bilateral import bilateral
 from regard.filters.nonlocal_means import nonlocal_means
 from regard.kernels.masks import FULL
-from regard.layers.attention_kernels import Plan, reference
+from regard.layers.attention_kernels import AttentionPlan, reference
 
 
 def pictures(channels: int) -> Tensor:
@@ -57,6 +57,6 @@ def test_the_kernel_of_the_layers_gives_the_same() -> None:
     values = torch.randn(1, 1, 30, 2, generator=torch.Generator().manual_seed(1))
     queries, keys = dot_product_features(a, a)
     places = torch.arange(30)[None]
-    found = reference(queries * 5**0.5, keys, values, Plan(reference, FULL, places, places), 0.0)
+    found = reference(queries * 5**0.5, keys, values, AttentionPlan(reference, FULL, places, places), 0.0)
     expected = torch.softmax(-torch.cdist(a.double(), a.double()).square(), -1) @ values.double()
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)

@@ -24,7 +24,7 @@ from regard.device import set_up_device
 from regard.kernels.attention_functions import masked_softmax, repeat_kv, rotate
 from regard.kernels.masks import FULL
 from regard.layers.attention_kernels import make_plan
-from regard.layers.positions.scheme import Positions
+from regard.layers.positions.scheme import PositionScheme
 
 PLAIN = ("result", "q", "k", "v")
 Outcome = dict[str, Tensor]  # the result, and the gradients of q, k, v and of the scheme's parameters
@@ -51,7 +51,7 @@ def outcome(f: Callable[..., Tensor], qkv: dict[str, Tensor], parameters: dict[s
     return found | {name: x for name, x in zip(leaves, gradients, strict=True) if x is not None}
 
 
-def ours(kernel: str, scheme: Positions, case: Case, qkv: dict[str, Tensor], g: Tensor) -> Outcome:
+def ours(kernel: str, scheme: PositionScheme, case: Case, qkv: dict[str, Tensor], g: Tensor) -> Outcome:
     q_at = case.q.to(g.device)
     k_at = q_at if case.k is None else case.k.to(g.device)
     mask = case.mask
@@ -91,7 +91,7 @@ def assert_near(
         )
 
 
-def terms(scheme: Positions, case: Case, qkv: dict[str, Tensor], g: Tensor) -> dict[str, Tensor]:
+def terms(scheme: PositionScheme, case: Case, qkv: dict[str, Tensor], g: Tensor) -> dict[str, Tensor]:
     """By how much rounding to bf16 may move the gradient of each parameter of a bias.
 
     The gradient is a sum of many terms that cancel: of each score, its gradient times the derivative of its bias.

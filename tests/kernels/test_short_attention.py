@@ -146,10 +146,10 @@ def test_who_sees_nothing_gets_zeros_and_gives_none() -> None:
 
 def test_what_all_layers_share_is_how_long_rows_are() -> None:
     at = positions([3, 0, 5], 5)
-    ready = make_plan(CAUSAL, at, at, kernel="short").prepared
+    ready = make_plan(CAUSAL, at, at, kernel="short").kernel_input
     assert (ready.lengths.tolist(), ready.lengths.dtype) == ([3, 0, 5], torch.int32)
     assert ready.causal
-    ready = make_plan(FULL, positions([1, 1, 1], 1), at, kernel="short").prepared
+    ready = make_plan(FULL, positions([1, 1, 1], 1), at, kernel="short").kernel_input
     assert (ready.lengths.tolist(), ready.causal) == ([3, 0, 5], False)
     with pytest.raises(AssertionError, match="their own keys"):
         make_plan(CAUSAL, at[:, -1:], at, kernel="short")

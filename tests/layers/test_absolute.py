@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.layers.positions.absolute import sinusoids
-from regard.layers.positions.scheme import NoPositions, Positions
+from regard.layers.positions.scheme import NoPositions, PositionScheme
 
 PLACES = torch.tensor([[0, 1, 11], [7, 3, 0]])  # a cache's offset, any order
 
@@ -128,7 +128,7 @@ SCHEMES = [
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: type(s).__name__)
-def test_padding_is_harmless_and_the_precision_stays(scheme: Positions) -> None:
+def test_padding_is_harmless_and_the_precision_stays(scheme: PositionScheme) -> None:
     x = torch.zeros(1, 2, 4, dtype=torch.bfloat16)
     result = scheme.embed(x, torch.tensor([[3, -1]]))
     assert result.dtype == torch.bfloat16
@@ -136,7 +136,7 @@ def test_padding_is_harmless_and_the_precision_stays(scheme: Positions) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: type(s).__name__)
-def test_what_is_added_to_embeddings_leaves_attention_alone(scheme: Positions) -> None:
+def test_what_is_added_to_embeddings_leaves_attention_alone(scheme: PositionScheme) -> None:
     assert scheme.rotation(PLACES) is None
     assert not scheme.relative
     assert not scheme.contextual

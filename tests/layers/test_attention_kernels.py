@@ -173,14 +173,14 @@ PLANS: list[tuple[str, Mask, Tensor, Tensor, object]] = [
 def test_what_make_plan_makes_ready(mask: Mask, q: Tensor, k: Tensor, expected: object) -> None:
     plan = make_plan(mask, q, k)
     assert plan.kernel is sdpa
-    assert (plan.prepared if plan.prepared is None else plan.prepared[0, 0].tolist()) == expected
+    assert (plan.kernel_input if plan.kernel_input is None else plan.kernel_input[0, 0].tolist()) == expected
     assert make_plan(mask, q, k, kernel="reference").kernel is reference
 
 
 def test_a_triangle_with_a_bias_is_the_same_for_every_row_where_the_bias_is() -> None:
     rows = ragged(4, 2, 3)
     for scheme in ("alibi", "t5", "fire"):
-        ready = make_plan(CAUSAL, rows, rows, scheme_of(scheme, "decoder"), kernel="sdpa").prepared
+        ready = make_plan(CAUSAL, rows, rows, scheme_of(scheme, "decoder"), kernel="sdpa").kernel_input
         assert ready.shape == (1, 4, 4, 4)
         assert torch.equal(ready[0].isinf(), torch.ones(4, 4, 4).triu(1).bool())
 

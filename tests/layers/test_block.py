@@ -14,7 +14,7 @@ from regard.layers import attention_kernels
 from regard.layers.attention_kernels import make_plan
 from regard.layers.block import PostNormBlock, PreNormBlock, make_block, make_blocks
 from regard.layers.context import Context
-from regard.layers.decoding_state import State
+from regard.layers.decoding_state import DecodingState
 from regard.layers.feedforward import Dense
 from regard.layers.kernel_selection import Choice, Situation
 from regard.layers.mixers.attention import Prepared, SelfAttention
@@ -41,7 +41,7 @@ class Affine(Mixer):
         self.seen.append(ctx)
         return self.a * x + self.b
 
-    def read(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
+    def prefill(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
         return self.forward(x, ctx)
 
 
@@ -148,7 +148,7 @@ def test_a_stack_is_its_blocks_one_after_the_other_and_pre_norm_ends_on_a_norm(n
     stack = stirred(Stack(config, (make_block(config, {"self": f}) for f in sublayers), FULL, "encoder"))
     assert isinstance(stack, Stack)
     x, positions = torch.randn(1, 3, C), torch.arange(3)[None]
-    state = State(stack, 1, x.device, x.dtype)
+    state = DecodingState(stack, 1, x.device, x.dtype)
 
     expected = x
     for block in stack.blocks:
@@ -196,13 +196,13 @@ def test_a_stack_hands_on_its_mask_and_the_memory() -> None:
     stack(torch.randn(1, 3, C), positions, mask=prefix(2))
     with_prefix = probe.seen
     assert alone.prepared.plan.mask is CAUSAL
-    assert alone.prepared.plan.q is alone.prepared.plan.k is positions
+    assert alone.prepared.plan.query_positions is alone.prepared.plan.key_positions is positions
     assert alone.memory is None
     assert alone.memory_plan is None
     assert with_memory.memory is memory
     assert with_memory.memory_plan is not None
-    assert with_memory.memory_plan.prepared.flatten().tolist() == [True, True, False, False]
-    assert with_prefix.prepared.plan.prepared[0, 0].tolist() == [[1, 1, 0], [1, 1, 0], [1, 1, 1]]
+    assert with_memory.memory_plan.kernel_input.flatten().tolist() == [True, True, False, False]
+    assert with_prefix.prepared.plan.kernel_input[0, 0].tolist() == [[1, 1, 0], [1, 1, 0], [1, 1, 1]]
 
 
 @pytest.mark.parametrize("name", ["alibi", "t5", "kerple-log", "rope"])

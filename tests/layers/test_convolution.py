@@ -14,7 +14,7 @@ from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.kernels.masks import CAUSAL, FULL, PAD_POSITION, Mask, document_mask, prefix
 from regard.layers.context import Context, apply_step
-from regard.layers.decoding_state import State
+from regard.layers.decoding_state import DecodingState
 from regard.layers.mixers.convolution import ConvIndices, Convolution, make_conv_indices, unfold
 from regard.layers.part import Place
 
@@ -134,9 +134,11 @@ def test_in_a_search_each_hypothesis_finds_its_own_past(
     rng = torch.Generator().manual_seed(seed)
     layer, b, positions = layer_of(kernel, dilation=dilation), len(lengths), ragged(*lengths)
     x = torch.randn(b, max(lengths), C, dtype=torch.double, generator=rng)
-    state = State(layer, b, x.device, x.dtype)
+    state = DecodingState(layer, b, x.device, x.dtype)
     kept = state.parts[layer]
-    found = layer.read(x, Context(positions, make_conv_indices(CAUSAL, positions, kernel, dilation), state=state), kept)
+    found = layer.prefill(
+        x, Context(positions, make_conv_indices(CAUSAL, positions, kernel, dilation), state=state), kept
+    )
     state.advance(positions)
     said = [[row[:n]] for row, n in zip(x, lengths, strict=True)]  # sentence, hypothesis -> its inputs (T, C)
     for row, (inputs,) in zip(found, said, strict=True):

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from regard.kernels.masks import CAUSAL, PAD_POSITION
 from regard.layers.block import PreNormBlock
 from regard.layers.context import Context
-from regard.layers.decoding_state import LENGTH, Columns, PerRow, PerSentence, State, Storage, state_bytes
+from regard.layers.decoding_state import LENGTH, Columns, DecodingState, PerRow, PerSentence, Storage, state_bytes
 from regard.layers.part import Mixer
 from regard.layers.stack import Stack
-from regard.layers.static_decoding_state import StaticState
+from regard.layers.static_decoding_state import StaticDecodingState
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
 
@@ -45,8 +45,8 @@ MODEL = Keepers()
 LAYERS = list(MODEL.layers)
 
 
-def new_state(rows: int) -> State:
-    return State(MODEL, rows, DEVICE, torch.float32)
+def new_state(rows: int) -> DecodingState:
+    return DecodingState(MODEL, rows, DEVICE, torch.float32)
 
 
 # ---- the growing state ------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def copied(written: Written, parents: Tensor) -> Written:
     return [[list(row[i]) for i in of] for row, of in zip(written, parents.tolist(), strict=True)]
 
 
-def say(state: State, written: Written, rng: torch.Generator) -> None:
+def say(state: DecodingState, written: Written, rng: torch.Generator) -> None:
     """Run one step of every hypothesis, and compare the keys that each one sees."""
     b, k = len(written), len(written[0])
     positions = state.position().view(b, k)
@@ -239,7 +239,7 @@ def test_room_doubles_rather_than_growing_each_step() -> None:
 def test_bytes_are_those_that_are_allocated(dtype: torch.dtype) -> None:
     """A static state allocates what was declared; states of fixed size are at least in fp32."""
     position = torch.zeros(6, dtype=torch.int32)
-    static = StaticState(MODEL, (3, 2), 10, 7, dtype, position=position)
+    static = StaticDecodingState(MODEL, (3, 2), 10, 7, dtype, position=position)
     size = dtype.itemsize
     by_hand = 2 * (2 * 6 * H * 10 * D * size + 6 * W * 4 + 3 * H * 7 * D * size)
     assert static.nbytes() == state_bytes(MODEL, 3, 2, 10, 7, dtype) == by_hand
@@ -249,7 +249,7 @@ def test_bytes_are_those_that_are_allocated(dtype: torch.dtype) -> None:
 
 
 class Decaying(Mixer):
-    """y_t = sum_i 2^-i x_{t-i}, with a state of fixed size, the default `read`, and a count of the tokens read."""
+    """y_t = sum_i 2^-i x_{t-i}, with a state of fixed size, the default `prefill`, and a count of the tokens read."""
 
     def __init__(self, width: int) -> None:
         nn.Module.__init__(self)
@@ -279,7 +279,7 @@ def test_a_prompt_that_is_read_step_by_step_leaves_the_state_after_each_rows_las
     x = torch.randn(len(lengths), max(lengths) + more, c)
     wanted = stack(x, torch.arange(x.shape[1]).expand(len(x), -1))  # a whole row: causal, so any beginning is the same
 
-    state, positions = State(stack, len(lengths), DEVICE, x.dtype), ragged(*lengths)
+    state, positions = DecodingState(stack, len(lengths), DEVICE, x.dtype), ragged(*lengths)
     prompt = x[:, : max(lengths)].masked_fill(positions[..., None] == PAD_POSITION, 1e6)
     found, real = stack(prompt, positions, state=state), positions > PAD_POSITION
     torch.testing.assert_close(found[real], wanted[:, : max(lengths)][real])
@@ -342,9 +342,11 @@ class Slots:
         self.position = torch.zeros(b * k, dtype=torch.int32)
         self.owner = torch.arange(b * k, dtype=torch.int32)[:, None].repeat(1, ROOM)
         owner = self.owner if k > 1 else None
-        self.state = StaticState(model, (b, k), ROOM, source, torch.float32, position=self.position, owner=owner)
+        self.state = StaticDecodingState(
+            model, (b, k), ROOM, source, torch.float32, position=self.position, owner=owner
+        )
 
-    def enter(self, slots: list[int], other: State, which: list[int]) -> None:
+    def enter(self, slots: list[int], other: DecodingState, which: list[int]) -> None:
         self.state.fill_slots(torch.tensor(slots), other, torch.tensor(which))
         for slot, sentence in zip(slots, which, strict=True):
             rows = slice(slot * self.k, (slot + 1) * self.k)
@@ -368,7 +370,7 @@ def test_rows_at_their_own_positions_in_slots_that_are_entered_again(style: str)
     slots = Slots(model, 3, 1)
     rows = torch.arange(3)
 
-    def steps(n: int, states: list[tuple[list[int], State]]) -> None:
+    def steps(n: int, states: list[tuple[list[int], DecodingState]]) -> None:
         """Compare n steps of growing states with those of the slots that hold their sentences."""
         for _ in range(n):
             tokens = torch.randint(VOCAB, (3,))
@@ -418,7 +420,7 @@ def test_hypotheses_share_their_sentences_source(mixer: str) -> None:
     search(model, slots, model.begin(prompts(3, 4)), b, k)  # shorter than what the slots held
 
 
-def search(model: Any, slots: Slots, state: State, b: int, k: int) -> None:
+def search(model: Any, slots: Slots, state: DecodingState, b: int, k: int) -> None:
     slots.enter([1, 0], state, [0, 1])
     state.select(torch.tensor([1, 0]))
     state.reorder(torch.zeros(b, k, dtype=torch.long))

@@ -11,7 +11,7 @@ from kernel_cases import masked_scores
 from regard.kernels.masks import FULL
 from regard.layers.attention_kernels import make_plan
 from regard.layers.positions.relative import FIRE, T5Bias, alibi_slopes, t5_bucket
-from regard.layers.positions.scheme import Positions
+from regard.layers.positions.scheme import PositionScheme
 
 H, N = 3, 40
 DISTANCES = np.arange(1 - N, N)  # k - q, as tables have them
@@ -23,7 +23,7 @@ def t5(n_heads: int, buckets: int, max_distance: int, bidirectional: bool) -> T5
     return found
 
 
-def with_values(scheme: Positions, **values: object) -> Positions:
+def with_values(scheme: PositionScheme, **values: object) -> PositionScheme:
     """The scheme with these parameters."""
     with torch.no_grad():
         for name, value in values.items():
@@ -31,7 +31,7 @@ def with_values(scheme: Positions, **values: object) -> Positions:
     return scheme
 
 
-def check_table(scheme: Positions, expected: np.ndarray) -> None:
+def check_table(scheme: PositionScheme, expected: np.ndarray) -> None:
     """The (H, 2n-1) table, and the same numbers for a grid of pairs."""
     table = scheme.table(N).detach()
     assert table.dtype == torch.float32
@@ -254,7 +254,7 @@ def test_beyond_the_threshold_fire_measures_against_the_query(q: int, back: int,
 # ---- all of them -----------------------------------------------------------------------------------------------------
 
 
-def stirred_schemes(threshold: float = 512.0) -> list[Positions]:
+def stirred_schemes(threshold: float = 512.0) -> list[PositionScheme]:
     torch.manual_seed(0)
     both = [t5(H, 32, 128, bidirectional) for bidirectional in (True, False)]
     for scheme in both:
@@ -276,7 +276,7 @@ def stirred_schemes(threshold: float = 512.0) -> list[Positions]:
     shift=st.integers(1, 300),
 )
 def test_shifting_both_positions_changes_no_score(
-    scheme: Positions, q_places: list[int], k_places: list[int], shift: int
+    scheme: PositionScheme, q_places: list[int], k_places: list[int], shift: int
 ) -> None:
     q, k = torch.randn(1, H, len(q_places), 4), torch.randn(1, H, len(k_places), 4)
     at, of = torch.tensor([q_places]), torch.tensor([k_places])
@@ -288,7 +288,7 @@ def test_shifting_both_positions_changes_no_score(
 
 
 @pytest.mark.parametrize("scheme", stirred_schemes(), ids=lambda s: type(s).__name__)
-def test_biases_stay_fp32_under_autocast(scheme: Positions) -> None:
+def test_biases_stay_fp32_under_autocast(scheme: PositionScheme) -> None:
     """bf16 has whole numbers up to 256 only: far distances would all look the same."""
     q, k = torch.tensor([1000, 0]), torch.tensor([[1], [998], [1001]])
     expected = scheme.bias(q, k)

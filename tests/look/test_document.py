@@ -23,7 +23,7 @@ from typer.testing import CliRunner, Result
 from regard.cli.look_commands import look_app
 from regard.errors import RegardError
 from regard.kernels.masks import CAUSAL, FULL
-from regard.layers.attention_kernels import Plan, reference
+from regard.layers.attention_kernels import AttentionPlan, reference
 from regard.look.interventions import Forbid, Force, Uniform, Zero
 from regard.look.model_trace import Activation, AttentionLayer, Trace
 from regard.look.page import document as documents
@@ -244,7 +244,7 @@ def layer(
     torch.manual_seed(zlib.crc32(name.encode()))
     q, k = (torch.randn(1, heads, n, 8) for _ in range(2))
     at = torch.arange(n)[None]
-    plan = Plan(reference, CAUSAL if causal else FULL, at, at, torch.arange(n))
+    plan = AttentionPlan(reference, CAUSAL if causal else FULL, at, at, torch.arange(n))
     kept = AttentionRecord(q * spread, k, k, plan)
     return AttentionLayer(
         name, "decoder" if causal else "encoder", int(name.split(".")[1]), "tokens", "tokens", causal, kept

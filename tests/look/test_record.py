@@ -23,7 +23,7 @@ from regard.decode.batch_decoding import decode
 from regard.decode.constraints import Hypothesis
 from regard.errors import RegardError
 from regard.kernels.masks import CAUSAL, Mask, document_mask, prefix, with_window
-from regard.layers.attention_kernels import Plan
+from regard.layers.attention_kernels import AttentionPlan
 from regard.layers.hooks import is_observed, paused
 from regard.layers.mixers.attention import Attention
 from regard.look.record import AttentionRecord, attention_layers, record
@@ -137,7 +137,7 @@ def test_weights_are_those_the_kernel_used(scheme: str) -> None:
         w, real = kept.weights(), (SOURCE if name.startswith("encoder") else TARGET) != PAD
         expected = w @ kept.v.repeat_interleave(2, 1)
         if scheme == "shaw" and not name.endswith("cross"):
-            expected = expected + kept.plan.scheme.values(w, (kept.plan.q, kept.plan.k))  # type: ignore[operator]
+            expected = expected + kept.plan.scheme.values(w, (kept.plan.query_positions, kept.plan.key_positions))  # type: ignore[operator]
         torch.testing.assert_close(expected.transpose(1, 2).flatten(2)[real], mixed[name][real], **close)
         torch.testing.assert_close(w.sum(-1).transpose(1, 2)[real], torch.ones(int(real.sum()), H))
         torch.testing.assert_close(kept.scores()[:, :, 0].softmax(-1), w[:, :, 0])
@@ -268,7 +268,7 @@ def test_records_and_rows_are_linear_in_length_whatever_the_scheme(scheme: str) 
     with torch.inference_mode(), record(model) as tape:
         model(ids(n))
     (kept,) = tape["decoder.0.self"]
-    assert kept.plan.prepared is None
+    assert kept.plan.kernel_input is None
     assert elements_of(kept) < 4 * 4 * n * C
     with Largest() as after:
         kept.weights(rows=[3, n - 1])
@@ -468,7 +468,7 @@ def step_by_step(model: Transformer, source: list[int], written: list[int]) -> d
     alibi = model.config.positions == "alibi"
 
     def spied(name: str, layer: Attention) -> Callable[..., Tensor]:
-        def spy(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
+        def spy(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> Tensor:
             scores = np.einsum("hd,hsd->hs", q[0, :, 0].double(), k[0].double()) / math.sqrt(D)
             if alibi and name.endswith("self"):
                 scores = scores - slopes[:, None] * np.arange(k.shape[2])[::-1]

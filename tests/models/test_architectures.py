@@ -78,8 +78,8 @@ def test_declarations_agree_with_each_other_and_with_the_model(name: str) -> Non
     assert isinstance(model, TranslationModel) == kind.translates == hasattr(model, "read_target")
     assert isinstance(model, LanguageModel) == kind.generates
     assert hasattr(model, "begin") == hasattr(model, "step") == (kind.translates or kind.generates)
-    assert kind.packs_documents == hasattr(model, "read_packed")
-    assert kind.embeds == (type(model).vectors is not Model.vectors)
+    assert kind.packs_documents == hasattr(model, "packed_head_input")
+    assert kind.embeds == (type(model).last_hidden_state is not Model.last_hidden_state)
     assert isinstance(model.config, ModelConfig)
     assert architecture_of(model.config) is kind is architecture_of(ModelConfig(preset=next(iter(kind.presets))))
 

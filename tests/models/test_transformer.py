@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.kernels.masks import positions_of
-from regard.layers.decoding_state import State
+from regard.layers.decoding_state import DecodingState
 from regard.layers.positions.scheme import NoPositions
 from regard.models.architectures import preset as named
 from regard.models.sizes import SIZES
@@ -186,7 +186,7 @@ def test_cached_equals_uncached_at_every_step(model: Transformer) -> None:
             torch.testing.assert_close(logits, model(source, target[:, : t + 1])[:, -1], **close)
 
 
-def read(model: Transformer, target: Tensor, positions: Tensor, state: State) -> Tensor:
+def read(model: Transformer, target: Tensor, positions: Tensor, state: DecodingState) -> Tensor:
     """Hidden vectors (B, T, C) of several target tokens at once, which the state then holds."""
     x = model.decoder.embed(model.target_embedding(target), positions)
     return model.decoder(x, positions, None, state.memory_positions, state)

@@ -110,7 +110,7 @@ class Counted(nn.Module):
 
     head = nn.Identity()
 
-    def read(self, source: Tensor, target: Tensor) -> Tensor:
+    def head_input(self, source: Tensor, target: Tensor) -> Tensor:
         return (source * target)[..., None] * torch.arange(5.0)
 
 
@@ -161,7 +161,7 @@ class Noisy(nn.Module):
         super().__init__()
         self.noise, self.head = noise, nn.Identity()
 
-    def read(self, source: Tensor, target: Tensor) -> Tensor:
+    def head_input(self, source: Tensor, target: Tensor) -> Tensor:
         self.given = source, target
         logits = (source + target)[..., None] * torch.linspace(-1, 1, 6)
         return logits + self.noise * torch.randn_like(logits)

@@ -164,7 +164,7 @@ class GenerationJob(DecodeJob[GenerationRequest]):
         ids = pad_rows([prompt[:-1] for prompt in unique], which.device)
         if ids.shape[1] == 0:
             return self.engine.state.clear_slots(which)
-        _, state = self.model.read_prompt(ids)
+        _, state = self.model.prefill(ids)
         self.engine.state.fill_slots(which, state, torch.tensor(copies, device=ids.device))
 
     def deliver_tokens(self, snapshot: Snapshot) -> list[GenerationRequest]:

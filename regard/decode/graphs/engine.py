@@ -28,7 +28,7 @@ from regard.decode.sampling import choose_next
 from regard.kernels.cuda_graph import GraphedCallable
 from regard.layers.decoding_state import state_bytes
 from regard.layers.part import find_failing_part
-from regard.layers.static_decoding_state import StaticState
+from regard.layers.static_decoding_state import StaticDecodingState
 
 STEPS_PER_SNAPSHOT = 4
 MAX_ENGINES = 4  # idle engines that are kept for one model
@@ -78,7 +78,7 @@ class Engine:
         self.config = model.config
         self.special_tokens = (self.config.suppress_tokens, self.config.eos_token_id)
         self.slots = Slots.make(b, k, room, device, columns - room, self.config.eos_token_id)
-        self.state = StaticState(
+        self.state = StaticDecodingState(
             self.step_model.model, (b, k), columns, width, dtype, position=self.slots.position,
             owner=self.slots.owner if k > 1 else None, active=self.slots.active,
         )  # fmt: skip

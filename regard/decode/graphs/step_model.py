@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from regard.layers.embedding import Head
-from regard.layers.positions.scheme import Positions
+from regard.layers.positions.scheme import PositionScheme
 from regard.layers.quantization import LargeLinear
 from regard.layers.stack import Stack
 from regard.layers.variational_dropout import VariationalDropout
@@ -33,7 +33,7 @@ class StepModel:
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.copies: list[tuple[Tensor, Tensor]] = []  # (copy, parameter)
-        kept = {p for m in model.modules() if isinstance(m, (*NORMS, Positions)) for p in m.parameters()}
+        kept = {p for m in model.modules() if isinstance(m, (*NORMS, PositionScheme)) for p in m.parameters()}
         memo: dict[int, Any] = {}
         for module in modules_in_step(model):
             for parameter in module.parameters(recurse=False):

@@ -11,7 +11,7 @@ from regard.config import ModelConfig
 from regard.config.registry import register, setting
 from regard.kernels.attention_functions import Rotation, merge_heads, rotate, split_heads, split_qkv
 from regard.kernels.masks import with_window
-from regard.layers.attention_kernels import Plan, get_kernel, make_plan, with_additive_mask
+from regard.layers.attention_kernels import AttentionPlan, get_kernel, make_plan, with_additive_mask
 from regard.layers.context import Context, Request
 from regard.layers.decoding_state import LENGTH, Columns, PerSentence, Storage
 from regard.layers.part import Mixer, Part, Place
@@ -21,7 +21,7 @@ from regard.layers.part import Mixer, Part, Place
 class Prepared:
     """What the self-attention layers of a forward pass share."""
 
-    plan: Plan
+    plan: AttentionPlan
     rotation: Rotation | None = None  # cosines and sines of rotary positions
 
 
@@ -37,7 +37,7 @@ class Attention(Part):
         self.d_queries, self.d_keys = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
         self.out = nn.Linear(self.d_queries, config.d_model, bias=config.bias)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> Tensor:
         """Return attention (B, H, T, D), computed by the kernel of the plan; `look.record` observes this call."""
         return plan(q, k, v, self.p_drop if self.training else 0.0)
 
@@ -74,14 +74,14 @@ class SelfAttention(Attention, Mixer):
         scheme, mask = request.scheme, with_window(request.mask, self.window)
         rotation = scheme.rotation(request.positions)
         if request.sees_all and mask.triangle and not (scheme.relative or scheme.contextual):
-            plan = Plan(get_kernel("sdpa"), mask, request.positions, request.keys, scheme=scheme)
+            plan = AttentionPlan(get_kernel("sdpa"), mask, request.positions, request.keys, scheme=scheme)
             return Prepared(plan, rotation)
         dropout = self.p_drop if request.training else 0.0
         q, k, past = request.positions, request.keys, request.past
         plan = make_plan(mask, q, k, scheme, d_head=self.d_head, dropout=dropout, past=past)
         return Prepared(plan if request.training else with_additive_mask(plan), rotation)
 
-    def plan(self, ctx: Context) -> Plan:
+    def plan(self, ctx: Context) -> AttentionPlan:
         """Return the plan that this layer attends by; `look.change` replaces this method."""
         return ctx.prepared.plan
 
@@ -91,6 +91,7 @@ class SelfAttention(Attention, Mixer):
         groups[:, : -2 * self.d_head] *= factor
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        """Attend among the tokens of whole rows, (B, T, C) -> (B, T, C)."""
         q, k, v = self.split(self.qkv(x))
         q, k = rotate(q, ctx.prepared.rotation), rotate(k, ctx.prepared.rotation)
         return self.out(merge_heads(self.attend(q, k, v, self.plan(ctx))))
@@ -98,19 +99,26 @@ class SelfAttention(Attention, Mixer):
     def state(self) -> dict[str, Storage]:
         return {"keys": Columns(self.n_kv_heads, self.d_head), "values": Columns(self.n_kv_heads, self.d_head)}
 
-    def read(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
+    def prefill(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
+        """Append the keys and values of prompts to the KV cache and attend to all cached ones, (B, T, C) -> (B, T, C)."""
+        return self.attend_with_cache(x, ctx)
+
+    def step(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
+        """Attend from one new token of each hypothesis to its own past, (N, C) -> (N, C)."""
+        if ctx.state.static:
+            return self.out(ctx.state.attend(self, self.qkv(x), kept))
+        # The K hypotheses of a sentence are K queries of one row, so that its keys are read once and never copied.
+        return self.attend_with_cache(x.view(len(ctx.state.next), -1, x.shape[-1]), ctx).view_as(x)
+
+    def attend_with_cache(self, x: Tensor, ctx: Context) -> Tensor:
+        """Append the keys and values of x to the KV cache and attend from x to all cached ones, (B, T, C) -> (B, T, C)."""
         q, k, v = self.split(self.qkv(x))
         q, k = rotate(q, ctx.prepared.rotation), rotate(k, ctx.prepared.rotation)
         k, v = ctx.state.extend(self, keys=k, values=v)  # (B, G, S, D)
         return self.out(merge_heads(self.attend(q, k, v, self.plan(ctx))))
 
-    def step(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
-        if ctx.state.static:
-            return self.out(ctx.state.attend(self, self.qkv(x), kept))
-        # The K hypotheses of a sentence are K queries of one row, so that its keys are read once and never copied.
-        return self.read(x.view(len(ctx.state.next), -1, x.shape[-1]), ctx, kept).view_as(x)
-
     def fused_step(self, x: Tensor, norm: nn.Module | None, residual: Tensor | None, ctx: Context, kept: Any) -> Tensor:
+        """Compute residual + step(norm(x)) of one row by fused kernels, (1, C) -> (1, C)."""
         from regard.kernels.step_linear import project
 
         mixed = ctx.state.attend(self, project(x, self.qkv, norm=norm), kept)
@@ -138,12 +146,13 @@ class CrossAttention(Attention):
         k, v = self.kv(memory).view(*memory.shape[:2], -1, 2, self.d_head).unbind(3)  # each head's key, then its value
         return k.transpose(1, 2), v.transpose(1, 2)
 
-    def plan(self, ctx: Context) -> Plan:
+    def plan(self, ctx: Context) -> AttentionPlan:
         """Return the plan that this layer attends by; `look.change` replaces this method."""
         assert ctx.memory_plan is not None
         return ctx.memory_plan
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        """Attend from target tokens to the encoder's output, (B, T, C) -> (B, T, C)."""
         assert ctx.memory is not None
         return self.attend_memory(x, *self.keys_values(ctx.memory), ctx)
 
@@ -164,15 +173,18 @@ class CrossAttention(Attention):
         # Contiguous by head, since every step reads them.
         state.store_memory(self, keys=k.contiguous(), values=v.contiguous())
 
-    def read(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
+    def prefill(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
+        """Attend from several target tokens to the stored keys and values of the source, (B, T, C) -> (B, T, C)."""
         return self.attend_memory(x, kept.keys, kept.values, ctx)
 
     def step(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
+        """Attend from one new token of each hypothesis to the stored keys and values of its source, (N, C) -> (N, C)."""
         if ctx.state.static:
             return self.out(ctx.state.attend_to_memory(self, self.q(x), kept))
         return self.attend_memory(x, kept.keys, kept.values, ctx)
 
     def fused_step(self, x: Tensor, norm: nn.Module | None, residual: Tensor | None, ctx: Context, kept: Any) -> Tensor:
+        """Compute residual + step(norm(x)) of one row by fused kernels, (1, C) -> (1, C)."""
         from regard.kernels.step_linear import project
 
         mixed = ctx.state.attend_to_memory(self, project(x, self.q, norm=norm), kept)

@@ -130,6 +130,7 @@ class Convolution(Mixer):
         return make_conv_indices(request.mask, request.positions, self.kernel, self.dilation)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        """Convolve whole rows, (B, T, C) -> (B, T, C)."""
         return F.glu(self.taps(unfold(x, ctx.prepared)), dim=-1)
 
     @property
@@ -140,9 +141,10 @@ class Convolution(Mixer):
     def state(self) -> dict[str, Storage]:
         return {"inputs": PerRow((self.length, self.width))}
 
-    def read(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
+    def prefill(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
+        """Convolve prompts, (B, T, C) -> (B, T, C), and keep the last inputs of each row in the ring buffer."""
         if ctx.prepared is None:  # the tokens continue a text that was read before
-            return super().read(x, ctx, kept)
+            return super().prefill(x, ctx, kept)
         last = ctx.positions.amax(1, keepdim=True)  # (B, 1), -1 in a row without tokens
         place = torch.arange(self.length, device=x.device)
         columns = last - (last - place) % self.length  # (B, length), the last position with each index
@@ -150,6 +152,7 @@ class Convolution(Mixer):
         return self.forward(x, ctx)
 
     def step(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
+        """Convolve one more token of each row with the inputs in the ring buffer, (N, C) -> (N, C)."""
         rows = torch.arange(len(x), device=x.device)
         kept.inputs[rows, ctx.positions % self.length] = x.to(kept.inputs.dtype)
         taps = torch.arange(1 - self.kernel, 1, device=x.device) * self.dilation

@@ -13,10 +13,10 @@ from regard.config.registry import register, setting
 from regard.config.schema import LARGEST_TABLE
 from regard.errors import RegardError
 from regard.layers.part import Place
-from regard.layers.positions.scheme import Positions
+from regard.layers.positions.scheme import PositionScheme
 
 
-class Absolute(Positions):
+class Absolute(PositionScheme):
     """Positions that are added to the embeddings."""
 
     why_not_cross = "absolute positions are part of the vectors that cross-attention compares; it needs no others"

@@ -18,13 +18,13 @@ from regard.config.registry import register, setting
 from regard.errors import RegardError
 from regard.kernels.attention_functions import repeat_kv
 from regard.layers.part import Curves, Matrix, Place
-from regard.layers.positions.scheme import DISTANCE, Positions
+from regard.layers.positions.scheme import DISTANCE, PositionScheme
 
 if TYPE_CHECKING:
     from regard.layers.block import Block
 
 
-class Contextual(Positions):
+class Contextual(PositionScheme):
     """Base class of schemes that use queries, keys and attention weights."""
 
     contextual: ClassVar[bool] = True
@@ -261,7 +261,7 @@ class Disentangled(Contextual):
             nn.init.xavier_uniform_(self.projection.weight)
             nn.init.zeros_(self.projection.bias)
 
-    def attach(self, block: Block, first: Positions) -> None:
+    def attach(self, block: Block, first: PositionScheme) -> None:
         """Share the table of the first layer and, in version 3, the query and key projections of this layer."""
         assert isinstance(first, Disentangled)
         self.distances = first.distances

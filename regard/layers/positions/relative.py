@@ -19,10 +19,10 @@ from regard.config.registry import register, setting
 from regard.device import without_autocast
 from regard.errors import RegardError
 from regard.layers.part import Curves, Matrix, Place
-from regard.layers.positions.scheme import DISTANCE, Positions
+from regard.layers.positions.scheme import DISTANCE, PositionScheme
 
 
-class Relative(Positions):
+class Relative(PositionScheme):
     """Base class of schemes whose bias depends on the distance k - q alone."""
 
     relative: ClassVar[bool] = True
@@ -203,7 +203,7 @@ class KerplePower(Relative):
 
 
 @register("fire")
-class FIRE(Positions):
+class FIRE(PositionScheme):
     """FIRE: f(psi(q - k) / psi(max(L, q))), psi(x) = ln(c x + 1), f a network 1 -> width -> H (Li et al. 2023).
 
     Distances are normalized by the query's position, so that all lengths fill the same interval [0, 1], or by the threshold

@@ -18,10 +18,10 @@ from regard.config.registry import register, setting
 from regard.errors import RegardError
 from regard.kernels.attention_functions import Rotation
 from regard.layers.part import Curves, Matrix, Place
-from regard.layers.positions.scheme import Positions
+from regard.layers.positions.scheme import PositionScheme
 
 
-class Rotary(Positions):
+class Rotary(PositionScheme):
     """Base class of rotary schemes, which rotate pairs of components of queries and keys by an angle linear in the position.
 
     `inv_freq` is theta (D/2,). `temperature` multiplies cosines and sines, and so the scores by its square.

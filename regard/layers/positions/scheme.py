@@ -28,7 +28,7 @@ SIDES = {"encoder": "an encoder", "decoder": "a decoder", "cross": "cross-attent
 DISTANCE = "distance j - i of the key from the query"
 
 
-class Positions(Part):
+class PositionScheme(Part):
     """Base class of position schemes; a subclass overrides one of the hooks.
 
     Without positions a model sees a bag of tokens, except that a causal mask still carries information about order.
@@ -70,9 +70,9 @@ class Positions(Part):
         """Return the hook that the scheme overrides: scores, bias, rotation, embed or none."""
         if cls.contextual or cls.relative:
             return "scores" if cls.contextual else "bias"
-        if cls.rotation is not Positions.rotation:
+        if cls.rotation is not PositionScheme.rotation:
             return "rotation"
-        return "none" if cls.embed is Positions.embed else "embed"
+        return "none" if cls.embed is PositionScheme.embed else "embed"
 
     @classmethod
     def acts_in_attention(cls) -> bool:
@@ -95,7 +95,7 @@ class Positions(Part):
         """Return the bias of all distances k - q from -(n-1) to n-1, (H, 2n-1); only for `toeplitz` schemes."""
         return self.bias(torch.zeros(1, dtype=torch.long, device=device), torch.arange(1 - n, n, device=device))
 
-    def attach(self, block: Block, first: Positions) -> None:
+    def attach(self, block: Block, first: PositionScheme) -> None:
         """Share parameters with the block, and with the scheme of the first layer; for schemes that are `per_layer`."""
 
     def describe(self, n: int = 64) -> tuple[Curves | Matrix, ...]:
@@ -129,10 +129,10 @@ class Positions(Part):
         return Curves("q . k of equal vectors", distance, curves, "distance |i - j|", "q . k")
 
 
-def make_positions(config: ModelConfig, side: str, name: str | None = None) -> Positions:
+def make_positions(config: ModelConfig, side: str, name: str | None = None) -> PositionScheme:
     """Return the position scheme of one side of a model with resolved sizes; raise a RegardError if it makes no sense."""
     place = Place(side, causal=side == "decoder")
-    scheme: Positions = make_part("positions", name or config.positions_at(side), config, place)
+    scheme: PositionScheme = make_part("positions", name or config.positions_at(side), config, place)
     return scheme
 
 
@@ -154,7 +154,7 @@ def mixers_of(config: ModelConfig) -> list[type[Mixer]]:
 
 
 @register("none")
-class NoPositions(Positions):
+class NoPositions(PositionScheme):
     """NoPE: in a causal decoder the mask alone breaks the symmetry, and the model can count what it sees."""
 
     def __init__(self, settings: Any = None, config: ModelConfig | None = None, place: Place | None = None) -> None:
