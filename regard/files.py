@@ -182,7 +182,7 @@ def sha256(path: Path) -> str:
 
 
 def write_manifest(folder: Path) -> None:
-    """Force every file onto the disk (fsync), then write the manifest of their checksums.
+    """Write the manifest of a folder, the checksums of its files, after flushing every file to the disk (fsync).
 
     Every file gets the permissions that a new file has by the umask: safetensors creates its files with 0600.
     """

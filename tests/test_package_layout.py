@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from collections import Counter
@@ -30,6 +31,16 @@ def test_no_two_modules_share_a_name() -> None:
     assert [name for name, n in names.items() if n > 1] == []
     packages = {path.parent.name for path in PACKAGE.rglob("__init__.py")}
     assert names.keys() & packages == set()
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    """A search for a class finds one; the classes inside others, such as the Settings of a part, do not count."""
+    where: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                where.setdefault(node.name, []).append(path.relative_to(PACKAGE).as_posix())
+    assert {name: files for name, files in where.items() if len(files) > 1} == {}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -77,7 +77,7 @@ NOISY: dict[str, tuple[Any, Any]] = {
 
 
 @dataclass(frozen=True)
-class Request:
+class FilterRequest:
     """The filter, parameters, device and noise that all pictures of a call share."""
 
     one: Filter
@@ -136,7 +136,7 @@ def run(
     from regard.device import pick_device
     from regard.terminal import progress_bar
 
-    request = Request(one, given, pick_device(device), **noisy)
+    request = FilterRequest(one, given, pick_device(device), **noisy)
     with progress_bar(one.name, len(pairs), quiet) as advance:
         for source, target in pairs:
             result = filter_file(request, source, target)
@@ -158,7 +158,7 @@ def output_paths(files: list[Path], output: Path) -> list[tuple[Path, Path]]:
     return [(path, output / path.name) for path in files]
 
 
-def filter_file(request: Request, source: Path, target: Path) -> dict[str, Any]:
+def filter_file(request: FilterRequest, source: Path, target: Path) -> dict[str, Any]:
     """Filter one image, write the result, and return its settings and PSNR."""
     from regard.filters.image_arrays import apply
     from regard.filters.image_io import check_ending, open_picture, save_picture

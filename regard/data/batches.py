@@ -173,9 +173,9 @@ class PairBatches(BucketedBatches):
         if self.dropout:
             sources = self.dropout[0](*sources, room - self.around, rng)
             targets = self.dropout[1](*targets, room - len(token_template.start), rng)
-        source = pad_rows(sources, width, token_template.before, token_template.after)
-        target = pad_rows(targets, width, token_template.start)
-        labels = pad_rows(targets, width, token_template.start[1:], token_template.end)
+        source = wrap_and_pad(sources, width, token_template.before, token_template.after)
+        target = wrap_and_pad(targets, width, token_template.start)
+        labels = wrap_and_pad(targets, width, token_template.start[1:], token_template.end)
         labels[len(rows) :] = PAD
         return make_batch(source, target, labels)
 
@@ -185,7 +185,7 @@ def make_batch(*inputs: np.ndarray) -> Batch:
     return Batch(tuple(torch.from_numpy(x) for x in inputs), int((inputs[-1] != PAD).sum()))
 
 
-def pad_rows(rows: Joined, width: int, before: tuple[int, ...] = (), after: tuple[int, ...] = ()) -> np.ndarray:
+def wrap_and_pad(rows: Joined, width: int, before: tuple[int, ...] = (), after: tuple[int, ...] = ()) -> np.ndarray:
     """Return ids (rows, width), padded on the right, with special tokens before and after each row."""
     ids, lengths = rows
     made = np.full((len(lengths), width), PAD, dtype=np.int64)

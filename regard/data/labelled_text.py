@@ -22,7 +22,7 @@ MAX_LISTED = 20  # labels in an error message
 
 
 @dataclass(frozen=True)
-class Columns:
+class ColumnNames:
     """The columns of a file: names (TSV with a header), numbers from 1 (without), or keys (JSONL); empty: no such column."""
 
     text: str = "text"
@@ -50,7 +50,7 @@ class Example:
 # ---- classes and numbers -----------------------------------------------------------------------------------------
 
 
-def read_examples(path: Path, columns: Columns) -> Iterator[Example]:
+def read_examples(path: Path, columns: ColumnNames) -> Iterator[Example]:
     """Yield the examples of a .tsv or .jsonl file, in order."""
     rows = _json_rows(path, columns) if _is_json(path) else _tsv_rows(path, columns)
     for number, cells in rows:
@@ -60,7 +60,7 @@ def read_examples(path: Path, columns: Columns) -> Iterator[Example]:
         yield Example(tuple(cells), label, line=number)
 
 
-def _tsv_rows(path: Path, columns: Columns) -> Iterator[tuple[int, list[str]]]:
+def _tsv_rows(path: Path, columns: ColumnNames) -> Iterator[tuple[int, list[str]]]:
     """Yield line number and cells of the columns; lines of another length than the header are refused (a tab in a text?)."""
     lines = enumerate((line.split("\t") for line in read_lines(path)), 1)
     header = [name.strip() for name in next(lines)[1]] if columns.header else None
@@ -85,7 +85,7 @@ def _column_index(name: str, header: list[str] | None, path: Path) -> int:
     raise RegardError(f"{path} is read without a header, so columns are numbers from 1 up, not {name!r}")
 
 
-def _json_rows(path: Path, columns: Columns) -> Iterator[tuple[int, list[str]]]:
+def _json_rows(path: Path, columns: ColumnNames) -> Iterator[tuple[int, list[str]]]:
     for number, item in _json_objects(path, columns.names):
         yield number, [_json_text(item[name], name, f"{path} line {number}") for name in columns.names]
 

@@ -1,21 +1,21 @@
 """Multilingual translation: every source begins with a token of the target language, `<to-de>`.
 
 A corpus names the direction of each of its parts (`train.{lang}.xz@en>de`), and the vocabulary has a language token for each
-target language. It is prepended when the corpus is tokenized: batches, models and search need not know of it.
+target language. It is prepended when the corpus is tokenized (data/pair_store.py): batches, models and search need not know
+of it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
 from regard.data.parallel_corpus import ParallelCorpus, parse_direction
-from regard.data.token_cache import Filters, Store, cache_folder, prepare_store
 from regard.errors import RegardError
 from regard.text.language_identification import Profiles, learn_profile
-from regard.text.tokenizer import Tokenizer, Tokenizers
+from regard.text.tokenizer import Tokenizer
 
 PROFILE_LINES = 20_000  # of each language, to learn its profile from
 
@@ -34,19 +34,6 @@ def language_token(tokenizer: Tokenizer, language: str) -> int:
     return tokens[language]
 
 
-def prepare_pair_store(
-    corpus: ParallelCorpus,
-    tokenizers: Tokenizers,
-    filters: Filters,
-    progress: Callable[[int], None] = lambda done: None,
-) -> Store:
-    """Tokenize a parallel corpus, or take it from the cache; sources begin with language tokens if it has directions."""
-    if not corpus.directions:
-        return prepare_store(corpus, (tokenizers.source, tokenizers.target), filters, cache_folder(), progress)
-    directed = (DirectedTokenizer(tokenizers.source), tokenizers.target)
-    return prepare_store(DirectedCorpus(corpus), directed, filters, cache_folder(), progress)
-
-
 def language_profiles(corpus: ParallelCorpus) -> Profiles:
     """Learn trigram profiles, which identify the languages of a multilingual corpus that share a script."""
     lines: defaultdict[str, list[str]] = defaultdict(list)
@@ -60,7 +47,7 @@ def language_profiles(corpus: ParallelCorpus) -> Profiles:
 
 
 class DirectedCorpus:
-    """A corpus for `prepare_store` whose sources begin with the target language and a tab: "de\\tGood morning."."""
+    """A corpus for `prepare_pair_store` whose sources begin with the target language and a tab: "de\\tGood morning."."""
 
     def __init__(self, corpus: ParallelCorpus) -> None:
         self.corpus, self.specs = corpus, corpus.specs

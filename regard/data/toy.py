@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import cache
 
 from regard.data import toy_lexicon as lexicon
-from regard.data.toy_grammar import Clause, NounPhrase, Phrase, Place, Sentence
+from regard.data.toy_grammar import Clause, NounPhrase, Phrase, PrepositionalPhrase, ToySentence
 from regard.data.toy_lexicon import BE, IT, Adjective, Noun, Pronoun, Time, Verb
 from regard.errors import RegardError
 
@@ -53,7 +53,7 @@ def _pairs(n: int, split: str, seed: int) -> Iterator[tuple[str, str]]:
         n -= 1
 
 
-def _split_of(sentence: Sentence) -> str | None:
+def _split_of(sentence: ToySentence) -> str | None:
     """Return the split that a sentence belongs to; None if it mixes combinations of test and valid."""
     held_out = {_split_of_combination(pair) for pair in sentence.combinations()} - {"train"}
     if len(held_out) > 1:
@@ -96,34 +96,34 @@ class _Writer:
         self.rng = rng
         self.used: set[Noun] = set()  # nouns of this clause: no brother visits the brother
 
-    def sentence(self) -> Sentence:
+    def sentence(self) -> ToySentence:
         draw = self.rng.random()
         if draw < 0.60:
-            return Sentence(self.fronted(self.clause(self.one_of("past past past present present will can must"))))
+            return ToySentence(self.fronted(self.clause(self.one_of("past past past present present will can must"))))
         if draw < 0.70:
             return self.question()
         if draw < 0.80:
             return self.report()
         return self.coordination() if draw < 0.84 else self.subordination()
 
-    def question(self) -> Sentence:
+    def question(self) -> ToySentence:
         clause = self.clause(self.one_of("past past present present will can must"), negation=0)
         if clause.subject.person == 0:  # nobody asks what they do themselves
             return self.question()
-        return Sentence(clause, question=True)
+        return ToySentence(clause, question=True)
 
-    def report(self) -> Sentence:
+    def report(self) -> ToySentence:
         self.used = set()
         main = Clause(self.someone(pronouns=0.6), self.rng.choice(lexicon.REPORTS), "past", self.chance(0.1))
-        return Sentence(main, "that", self.clause(self.one_of("past past present will"), size=0.5))
+        return ToySentence(main, "that", self.clause(self.one_of("past past present will"), size=0.5))
 
-    def coordination(self) -> Sentence:
+    def coordination(self) -> ToySentence:
         tense = self.one_of("past past present will can must")
         main = self.clause(tense, size=0.4)
         other = self.clause(tense if tense == "past" else self.one_of("present will can must"), size=0.4)
-        return Sentence(self.fronted(main), self.one_of("and but"), self.fronted(other))
+        return ToySentence(self.fronted(main), self.one_of("and but"), self.fronted(other))
 
-    def subordination(self) -> Sentence:
+    def subordination(self) -> ToySentence:
         """Draw a sentence with because, although or when; *when* is never negated, nor used after a present."""
         tense = self.one_of("past past past present will can must")
         conjunction = self.one_of("because because although" if tense == "present" else "because although when")
@@ -136,7 +136,7 @@ class _Writer:
         if conjunction == "when":
             other = replace(other, time=None)
         fronted = self.chance(0.35)
-        return Sentence(main if fronted else self.fronted(main), conjunction, other, fronted)
+        return ToySentence(main if fronted else self.fronted(main), conjunction, other, fronted)
 
     def fronted(self, clause: Clause) -> Clause:
         """Sometimes move the time or the place to the front, which in German puts the subject after the verb."""
@@ -222,13 +222,13 @@ class _Writer:
             return self.rng.choice(others)
         return self.noun_phrase("person kin name", indefinite, adjective, bare=subject is not None)
 
-    def place(self, kinds: str, subject: Phrase) -> Place:
+    def place(self, kinds: str, subject: Phrase) -> PrepositionalPhrase:
         preposition = lexicon.PREPOSITIONS[self.one_of(kinds)]
         if "person" in preposition.classes:
             going = preposition.english == "to"  # to the doctor, but not to him or to a man
             someone = self.someone(subject, 0.0 if going else 0.3, indefinite=not going, adjective=0.25)
-            return Place(preposition, someone)
-        return Place(preposition, self.noun_phrase(preposition.classes, adjective=0.2, bare=False))
+            return PrepositionalPhrase(preposition, someone)
+        return PrepositionalPhrase(preposition, self.noun_phrase(preposition.classes, adjective=0.2, bare=False))
 
     def noun_phrase(
         self,

@@ -93,7 +93,7 @@ Phrase = NounPhrase | Pronoun
 
 
 @dataclass(frozen=True)
-class Place:
+class PrepositionalPhrase:
     """A prepositional phrase."""
 
     preposition: Preposition
@@ -120,7 +120,7 @@ class Clause:
     negated: bool = False
     object: Phrase | None = None
     recipient: Phrase | None = None
-    place: Place | None = None
+    place: PrepositionalPhrase | None = None
     time: Time | None = None
     predicate: Adjective | None = None
     front: str = ""
@@ -190,7 +190,7 @@ class Clause:
 
 
 @dataclass(frozen=True)
-class Sentence:
+class ToySentence:
     """A clause, or two with a conjunction between them or, if `fronted`, before both."""
 
     main: Clause

@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.config import DecodeConfig
 from regard.decode.beam_search import beam_search
 from regard.decode.constraints import (
-    Decoder,
+    DecodableModel,
     Hypothesis,
     check_options,
     length_limits,
@@ -36,7 +36,7 @@ from regard.text.special_tokens import EOS_TEMPLATE, SpecialTokenTemplate
 
 
 def decode(
-    model: Decoder,
+    model: DecodableModel,
     sources: Sequence[Sequence[int]],
     options: DecodeConfig,
     max_len: int,
@@ -136,7 +136,7 @@ def decode_in_graphs(
 
 
 def decode_batch(
-    model: Decoder,
+    model: DecodableModel,
     source: Tensor,
     rows: list[int],
     options: DecodeConfig,
@@ -152,7 +152,7 @@ def decode_batch(
 
 
 def search(
-    model: Decoder, source: Tensor, rows: list[int], options: DecodeConfig, max_len: int, start: tuple[int, ...]
+    model: DecodableModel, source: Tensor, rows: list[int], options: DecodeConfig, max_len: int, start: tuple[int, ...]
 ) -> list[list[Hypothesis]]:
     """Return the translations of source rows (B, S), by beam search, greedily or by sampling."""
     limits = length_limits((source >= 0).sum(1), options, max_len - len(start) + 1)

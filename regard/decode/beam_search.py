@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from regard.config import DecodeConfig
-from regard.decode.constraints import Decoder, Hypothesis, log_probabilities, start_decoding
+from regard.decode.constraints import DecodableModel, Hypothesis, log_probabilities, start_decoding
 from regard.text.special_tokens import EOS_TEMPLATE
 
 BLOCK = 128  # tokens whose maximum `best_extensions` computes first
@@ -60,7 +60,11 @@ class Beams:
 
 @torch.inference_mode()
 def beam_search(
-    model: Decoder, source: Tensor, limits: Tensor, options: DecodeConfig, start: tuple[int, ...] = EOS_TEMPLATE.start
+    model: DecodableModel,
+    source: Tensor,
+    limits: Tensor,
+    options: DecodeConfig,
+    start: tuple[int, ...] = EOS_TEMPLATE.start,
 ) -> list[list[Hypothesis]]:
     """Return the `nbest` best translations of each source row (B, S), best first."""
     k, end = options.beam, model.config.eos_token_id

@@ -23,7 +23,7 @@ log = logging.getLogger("regard")
 MAX_GRAPH_BEAM = 16  # the widest beam that the CUDA-graph kernels support
 
 
-class Decoder(Protocol):
+class DecodableModel(Protocol):
     """A model that reads a source once and then writes token by token; `step` takes and returns N rows.
 
     Its configuration names the token that ends a text and those that are never generated."""
@@ -121,7 +121,7 @@ def pad_rows(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     return torch.tensor([[*ids, *[PAD] * (width - len(ids))] for ids in rows], device=device)
 
 
-def start_decoding(model: Decoder, source: Tensor, start: tuple[int, ...]) -> tuple[Any, Tensor]:
+def start_decoding(model: DecodableModel, source: Tensor, start: tuple[int, ...]) -> tuple[Any, Tensor]:
     """Read sources (B, S) and all start tokens but the last; return the state and that last token (B,)."""
     state = model.begin(source)
     *first, last = (torch.full((len(source),), id, device=source.device) for id in start)

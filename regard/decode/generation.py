@@ -26,8 +26,8 @@ from regard.errors import RegardError
 from regard.kernels.cpu_threads import one_thread
 from regard.layers.hooks import is_observed, labelled, paused
 from regard.models.model import LanguageModel, StatefulLanguageModel
-from regard.text.detokenizer import Detokenizer
 from regard.text.special_tokens import PAD
+from regard.text.streaming_detokenizer import Detokenizer
 from regard.text.tokenizer import Tokenizer
 
 CHUNK = 1024  # tokens whose logits are in memory at a time when texts are scored

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.config import DecodeConfig, ModelConfig
-from regard.decode.constraints import Decoder, Hypothesis, mask_disallowed, start_decoding
+from regard.decode.constraints import DecodableModel, Hypothesis, mask_disallowed, start_decoding
 from regard.kernels.hashing import UINT32_MAX, hash_bits
 from regard.text.special_tokens import EOS_TEMPLATE
 
@@ -22,7 +22,7 @@ from regard.text.special_tokens import EOS_TEMPLATE
 
 @torch.inference_mode()
 def sample(
-    model: Decoder,
+    model: DecodableModel,
     source: Tensor,
     limits: Tensor,
     seeds: list[int],

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from regard.data.batches import PairBatches
-from regard.data.multilingual import prepare_pair_store
+from regard.data.pair_store import prepare_pair_store
 from regard.data.parallel_corpus import ParallelCorpus
 from regard.data.token_cache import Filters
 from regard.errors import RegardError

@@ -21,7 +21,7 @@ from regard.exchange.encoder_families import (
 from regard.exchange.encoder_families import IGNORED as BERT_IGNORED
 from regard.exchange.encoder_families import SETTINGS as BERT_SETTINGS
 from regard.exchange.model_family import Family, ModelClass, Setting, Their, read_size
-from regard.exchange.tensor_rules import Part, Rule, check_absorbed, copy_layer, interleave, interleave_qkv
+from regard.exchange.tensor_rules import Rule, SourceTensor, check_absorbed, copy_layer, interleave, interleave_qkv
 from regard.kernels.weight_layout import deinterleave_rows, interleave_rows
 
 SETTINGS = (
@@ -67,7 +67,7 @@ def write_distances(config: ModelConfig) -> dict[str, Any]:
 def shared_rules(config: ModelConfig) -> Iterator[Rule]:
     """Yield the rules that both versions share."""
     yield from embedding_rules("deberta", config)
-    yield Rule("encoder.schemes.0.distances.table", (Part("deberta.encoder.rel_embeddings.weight"),))
+    yield Rule("encoder.schemes.0.distances.table", (SourceTensor("deberta.encoder.rel_embeddings.weight"),))
     yield from bert_head_rules()
 
 
@@ -115,14 +115,18 @@ def deberta1_rules(config: ModelConfig) -> Iterator[Rule]:
     width = config.d_model
     for i in range(config.n_encoder_layers):
         ours, theirs = f"encoder.blocks.{i}.sublayers.self.qkv", f"deberta.encoder.layer.{i}.attention.self"
-        yield Rule(f"{ours}.weight", (Part(f"{theirs}.in_proj.weight"),))
-        bias = (Part(f"{theirs}.q_bias", rows=width), Part("", rows=width), Part(f"{theirs}.v_bias", rows=width))
+        yield Rule(f"{ours}.weight", (SourceTensor(f"{theirs}.in_proj.weight"),))
+        bias = (
+            SourceTensor(f"{theirs}.q_bias", rows=width),
+            SourceTensor("", rows=width),
+            SourceTensor(f"{theirs}.v_bias", rows=width),
+        )
         yield Rule(f"{ours}.bias", bias, steps=(interleave_qkv(config),))
         scheme = f"encoder.schemes.{i}.projection"
-        matrices = (Part(f"{theirs}.{name}.weight", rows=width) for name in ("pos_q_proj", "pos_proj"))
+        matrices = (SourceTensor(f"{theirs}.{name}.weight", rows=width) for name in ("pos_q_proj", "pos_proj"))
         by_head = (interleave("by head", config.n_heads, 1, 1),)
         yield Rule(f"{scheme}.weight", tuple(matrices), steps=by_head)
-        queries = (Part(f"{theirs}.pos_q_proj.bias", rows=width), Part("", rows=width))
+        queries = (SourceTensor(f"{theirs}.pos_q_proj.bias", rows=width), SourceTensor("", rows=width))
         yield Rule(f"{scheme}.bias", queries, steps=by_head)
 
 

@@ -24,8 +24,8 @@ from regard.exchange.tensor_rules import (
     BOTH,
     TRANSPOSE,
     WEIGHT,
-    Part,
     Rule,
+    SourceTensor,
     check_absorbed,
     copy_layer,
     interleave_gates,
@@ -50,9 +50,9 @@ def head_copy(config: ModelConfig, embedding: str) -> dict[str, str]:
 
 def embedding_and_head(config: ModelConfig, embedding: str) -> Iterator[Rule]:
     """Yield the rules of the embedding, and of the output head where it is not tied."""
-    yield Rule("embedding.weight", (Part(embedding),))
+    yield Rule("embedding.weight", (SourceTensor(embedding),))
     if not is_tied(config) and config.prediction_head == "none":
-        yield Rule("head.weight", (Part("lm_head.weight"),))
+        yield Rule("head.weight", (SourceTensor("lm_head.weight"),))
 
 
 # ---- GPT-2 ------------------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def embedding_and_head(config: ModelConfig, embedding: str) -> Iterator[Rule]:
 def gpt2_rules(config: ModelConfig) -> Iterator[Rule]:
     """Yield the rules of GPT-2, whose Conv1D layers store their weights transposed."""
     yield from embedding_and_head(config, "transformer.wte.weight")
-    yield Rule("decoder.schemes.0.encoding", (Part("transformer.wpe.weight"),))
+    yield Rule("decoder.schemes.0.encoding", (SourceTensor("transformer.wpe.weight"),))
     yield from copy_layer("decoder.norm", "transformer.ln_f")
     for i in range(config.n_decoder_layers):
         ours, theirs = f"decoder.blocks.{i}", f"transformer.h.{i}"
@@ -75,7 +75,7 @@ def gpt2_rules(config: ModelConfig) -> Iterator[Rule]:
         yield from copy_layer(f"{ours}.sublayers.ff.outer", f"{theirs}.mlp.c_proj", (TRANSPOSE,))
     if config.prediction_head == "sequence":
         yield from copy_layer("prediction_head", "score", names=WEIGHT, group="prediction_head")
-        yield Rule("prediction_head.bias", (Part("", rows=config.n_classes),), "prediction_head")
+        yield Rule("prediction_head.bias", (SourceTensor("", rows=config.n_classes),), "prediction_head")
 
 
 def absorb_answer_bias(config: ModelConfig, own: dict[str, Tensor]) -> dict[str, Tensor]:

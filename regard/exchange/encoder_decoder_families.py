@@ -14,8 +14,8 @@ from regard.exchange.model_family import ACTIVATIONS, Family, ModelClass, Settin
 from regard.exchange.tensor_rules import (
     TRANSPOSE,
     WEIGHT,
-    Part,
     Rule,
+    SourceTensor,
     Step,
     Steps,
     copy_layer,
@@ -45,12 +45,12 @@ def count_layers(config: ModelConfig, side: str) -> int:
 
 def t5_rules(config: ModelConfig) -> Iterator[Rule]:
     """Yield the rules of T5."""
-    yield Rule("source_embedding.weight", (Part("shared.weight"),))
+    yield Rule("source_embedding.weight", (SourceTensor("shared.weight"),))
     if config.tie == "inputs":
-        yield Rule("head.weight", (Part("lm_head.weight"),))
+        yield Rule("head.weight", (SourceTensor("lm_head.weight"),))
     for side, parts in BOTH_SIDES.items():
         bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        yield Rule(f"{side}.schemes.0.weight", (Part(bias, (TRANSPOSE,)),))
+        yield Rule(f"{side}.schemes.0.weight", (SourceTensor(bias, (TRANSPOSE,)),))
         yield from copy_layer(f"{side}.norm", f"{side}.final_layer_norm", names=WEIGHT)
         for i in range(count_layers(config, side)):
             for n, part in enumerate(parts):
@@ -212,16 +212,16 @@ def sublayer_rules(
 
 def input_rules(ours: str, theirs: dict[str, int], columns: Steps, *together: Step) -> Iterator[Rule]:
     for kind, steps in (("weight", columns), ("bias", ())):
-        parts = (Part(f"{name}.{kind}", steps, rows) for name, rows in theirs.items())
+        parts = (SourceTensor(f"{name}.{kind}", steps, rows) for name, rows in theirs.items())
         yield Rule(f"{ours}.{kind}", tuple(parts), steps=together)
 
 
 def bart_rules(config: ModelConfig) -> Iterator[Rule]:
     """Yield the rules of BART."""
-    yield Rule("source_embedding.weight", (Part("model.shared.weight"),))
+    yield Rule("source_embedding.weight", (SourceTensor("model.shared.weight"),))
     for side, norm in {"encoder": "source_norm", "decoder": "target_norm"}.items():
         table = f"model.{side}.embed_positions.weight"
-        yield Rule(f"{side}.schemes.0.encoding", (Part(table, (drop_first_rows(2),)),))
+        yield Rule(f"{side}.schemes.0.encoding", (SourceTensor(table, (drop_first_rows(2),)),))
         yield from copy_layer(norm, f"model.{side}.layernorm_embedding")
     yield from logit_bias_rules(config)
     yield from layer_rules(config)
@@ -238,7 +238,7 @@ def list_embedding_copies(config: ModelConfig) -> dict[str, str]:
 def logit_bias_rules(config: ModelConfig) -> Iterator[Rule]:
     """Yield the rule of the bias of the logits. Theirs is always there; ours only where it is not all zero."""
     if config.head_bias:
-        yield Rule("head.bias", (Part("final_logits_bias", (drop_leading_dims(1),)),))
+        yield Rule("head.bias", (SourceTensor("final_logits_bias", (drop_leading_dims(1),)),))
 
 
 def make_zero_logit_bias(config: ModelConfig) -> dict[str, Tensor]:
@@ -274,10 +274,10 @@ def marian_rules(config: ModelConfig) -> Iterator[Rule]:
     """
     columns, rows = (interleave_sinusoids(config.d_model, 1),), (interleave_sinusoids(config.d_model, 0),)
     if config.tie == "all":
-        yield Rule("source_embedding.weight", (Part("model.shared.weight", columns),))
+        yield Rule("source_embedding.weight", (SourceTensor("model.shared.weight", columns),))
     else:
-        yield Rule("source_embedding.weight", (Part("model.encoder.embed_tokens.weight", columns),))
-        yield Rule("target_embedding.weight", (Part("model.decoder.embed_tokens.weight", columns),))
+        yield Rule("source_embedding.weight", (SourceTensor("model.encoder.embed_tokens.weight", columns),))
+        yield Rule("target_embedding.weight", (SourceTensor("model.decoder.embed_tokens.weight", columns),))
     yield from logit_bias_rules(config)
     yield from layer_rules(config, columns, rows)
 

@@ -1,4 +1,4 @@
-"""Encoder-only families: BERT, RoBERTa, RoFormer, ViT."""
+"""Encoder-only families, BERT, RoBERTa, RoFormer and ViT: the state dict mapping and the settings of each."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.exchange.model_family import ACTIVATIONS, Family, ModelClass, Setting, Their, read_size
 from regard.exchange.tensor_rules import (
-    Part,
     Rule,
+    SourceTensor,
     Steps,
     copy_layer,
     drop_first_rows,
@@ -44,14 +44,14 @@ SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
 
 def embedding_rules(their: str, config: ModelConfig) -> Iterator[Rule]:
     """Yield the rules of the embeddings of tokens and token types, and of their norm."""
-    yield Rule("embedding.weight", (Part(f"{their}.embeddings.word_embeddings.weight"),))
+    yield Rule("embedding.weight", (SourceTensor(f"{their}.embeddings.word_embeddings.weight"),))
     if config.token_types:
-        yield Rule("types.weight", (Part(f"{their}.embeddings.token_type_embeddings.weight"),))
+        yield Rule("types.weight", (SourceTensor(f"{their}.embeddings.token_type_embeddings.weight"),))
     yield from copy_layer("embedding_norm", f"{their}.embeddings.LayerNorm")
 
 
 def position_rules(their: str, steps: Steps = ()) -> Iterator[Rule]:
-    yield Rule("encoder.schemes.0.encoding", (Part(f"{their}.embeddings.position_embeddings.weight", steps),))
+    yield Rule("encoder.schemes.0.encoding", (SourceTensor(f"{their}.embeddings.position_embeddings.weight", steps),))
 
 
 QKV_NAMES = ("query", "key", "value")
@@ -75,7 +75,7 @@ def masked_head_rules(inner: str, norm: str, bias: str) -> Iterator[Rule]:
     """Yield the rules of a head of masked language modelling."""
     yield from copy_layer("head.inner", inner, group="masked")
     yield from copy_layer("head.norm", norm, group="masked")
-    yield Rule("head.bias", (Part(bias),), "masked")
+    yield Rule("head.bias", (SourceTensor(bias),), "masked")
 
 
 def bert_head_rules() -> Iterator[Rule]:
@@ -236,8 +236,10 @@ ROFORMER = Family(
 
 def vit_rules(config: ModelConfig) -> Iterator[Rule]:
     """Yield the rules of ViT."""
-    yield Rule("summary", (Part("vit.embeddings.cls_token", (drop_leading_dims(2),)),))
-    yield Rule("encoder.schemes.0.encoding", (Part("vit.embeddings.position_embeddings", (drop_leading_dims(1),)),))
+    yield Rule("summary", (SourceTensor("vit.embeddings.cls_token", (drop_leading_dims(2),)),))
+    yield Rule(
+        "encoder.schemes.0.encoding", (SourceTensor("vit.embeddings.position_embeddings", (drop_leading_dims(1),)),)
+    )
     yield from copy_layer("patches", "vit.embeddings.patch_embeddings.projection")
     for i in range(config.n_encoder_layers):
         ours, theirs = f"encoder.blocks.{i}", f"vit.encoder.layer.{i}"

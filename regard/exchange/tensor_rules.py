@@ -1,4 +1,4 @@
-"""Rules that say which tensors of a Hugging Face model make which tensor of ours, used for import and for export.
+"""The state dict mapping: rules that say which tensors of a Hugging Face model make which tensor of ours, and back.
 
 In this package `theirs` is a tensor or setting of transformers, and `ours` its counterpart in Regard. A `Step` is an
 invertible change of a tensor. A `Rule` takes one or more of their tensors, each through its own steps, concatenates them
@@ -32,10 +32,10 @@ Steps = tuple[Step, ...]
 
 
 @dataclass(frozen=True)
-class Part:
+class SourceTensor:
     """One of their tensors and the number of rows of ours that it makes (0 = all).
 
-    A part without a name stands for a parameter that theirs lack: zeros on import, and it must be zero on export.
+    A source tensor without a name stands for a parameter that theirs lack: zeros on import, and it must be zero on export.
     """
 
     name: str
@@ -58,35 +58,35 @@ class Rule:
     """One tensor of ours and the tensors of theirs that it is made of."""
 
     ours: str
-    parts: tuple[Part, ...]
+    sources: tuple[SourceTensor, ...]
     group: str = "body"  # the body or a head: a model class of theirs has all tensors of a group or none
-    steps: Steps = ()  # applied to the concatenated parts
+    steps: Steps = ()  # applied to the concatenated sources
 
     def to_ours(self, theirs: Mapping[str, Tensor]) -> Tensor:
-        parts = [p.to_ours(theirs[p.name]) if p.name else torch.zeros(p.rows) for p in self.parts]
-        return Part("", self.steps).to_ours(parts[0] if len(parts) == 1 else torch.cat(parts))
+        tensors = [s.to_ours(theirs[s.name]) if s.name else torch.zeros(s.rows) for s in self.sources]
+        return SourceTensor("", self.steps).to_ours(tensors[0] if len(tensors) == 1 else torch.cat(tensors))
 
     def to_theirs(self, ours: Tensor) -> dict[str, Tensor]:
-        ours = Part("", self.steps).to_theirs(ours)
-        tensors = (ours,) if len(self.parts) == 1 else ours.split([part.rows for part in self.parts])
-        both = list(zip(self.parts, tensors, strict=True))
-        if any(not part.name and not tensor.is_meta and tensor.any() for part, tensor in both):
+        ours = SourceTensor("", self.steps).to_theirs(ours)
+        tensors = (ours,) if len(self.sources) == 1 else ours.split([source.rows for source in self.sources])
+        both = list(zip(self.sources, tensors, strict=True))
+        if any(not source.name and not tensor.is_meta and tensor.any() for source, tensor in both):
             raise RegardError(
                 f"{self.ours} cannot be exported: the non-zero parameter has no counterpart in these models, "
                 f"so this model can be used in Regard alone"
             )
-        return {part.name: part.to_theirs(tensor) for part, tensor in both if part.name}
+        return {source.name: source.to_theirs(tensor) for source, tensor in both if source.name}
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(part.name for part in self.parts if part.name)
+        return tuple(source.name for source in self.sources if source.name)
 
     @property
     def description(self) -> str:
         """The steps in words, for the report."""
-        each = [step for part in self.parts for step in part.steps]
+        each = [step for source in self.sources for step in source.steps]
         steps = list(dict.fromkeys(step.name for step in (*each, *self.steps)))
-        return ", ".join((["joined"] if len(self.parts) > 1 else []) + steps) or "as it is"
+        return ", ".join((["joined"] if len(self.sources) > 1 else []) + steps) or "as it is"
 
 
 WEIGHT, BOTH = ("weight",), ("weight", "bias")
@@ -97,7 +97,7 @@ def copy_layer(
 ) -> Iterator[Rule]:
     """Yield the rules of a layer of theirs that is one layer of ours: its weight and its bias."""
     for name in names:
-        yield Rule(f"{ours}.{name}", (Part(f"{theirs}.{name}", steps),), group)
+        yield Rule(f"{ours}.{name}", (SourceTensor(f"{theirs}.{name}", steps),), group)
 
 
 def join_layers(
@@ -109,8 +109,10 @@ def join_layers(
     """
     for name in names:
         each = steps or [()] * len(theirs)
-        parts = (Part(f"{layer}.{name}", s, rows) for (layer, rows), s in zip(theirs.items(), each, strict=True))
-        yield Rule(f"{ours}.{name}", tuple(parts), steps=(together,))
+        sources = (
+            SourceTensor(f"{layer}.{name}", s, rows) for (layer, rows), s in zip(theirs.items(), each, strict=True)
+        )
+        yield Rule(f"{ours}.{name}", tuple(sources), steps=(together,))
 
 
 def export_tensors(rules: Iterable[Rule], own: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -324,8 +324,8 @@ class Translator:
         if to is None:
             known = ", ".join(self.directions)
             raise RegardError(f"this model translates {known}: say which language to translate to (--to LANG, to=)")
-        tag = language_token(self.tokenizers.source, to)
-        return [[tag, *ids] if ids else [] for ids in sources]
+        token = language_token(self.tokenizers.source, to)
+        return [[token, *ids] if ids else [] for ids in sources]
 
     def _with_languages(self, translation: Translation, to: str | None) -> Translation:
         """Return the translation with its languages; a model of several directions is not told the source language."""

@@ -38,7 +38,7 @@ def attend_one(scores: Tensor, values: Tensor, mask: Tensor | None) -> Attention
     return (weights[..., None, :] @ values)[..., 0, :], weights  # (B, D)
 
 
-class Additive(nn.Module):
+class AdditiveAttention(nn.Module):
     """Stage 1 (Bahdanau): a small network scores each key, e_i = v . tanh(W q + U k_i).
 
     The query is the state of a decoder, keys and values are the states of its encoder. Their widths may differ.
@@ -110,7 +110,7 @@ def causal_mask(n: int, device: torch.device | None = None) -> Tensor:
     return torch.ones(n, n, dtype=torch.bool, device=device).tril()
 
 
-class MaskedHead(SelfHead):
+class CausalHead(SelfHead):
     """Stage 7, causal: scores of later tokens are -inf, so that each token can be trained to predict the next."""
 
     def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> AttentionOutput:

@@ -86,7 +86,7 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Request:
+class PrepareRequest:
     """The argument of `Mixer.prepare`, which runs before a forward pass and outside of compiled code."""
 
     positions: Tensor  # (B, T), positions of the queries

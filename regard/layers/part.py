@@ -17,7 +17,7 @@ from regard.config.registry import find
 from regard.kernels.masks import PAD_POSITION
 
 if TYPE_CHECKING:
-    from regard.layers.context import Context, Request
+    from regard.layers.context import Context, PrepareRequest
     from regard.layers.decoding_state import Storage
 
 
@@ -112,7 +112,7 @@ class Mixer(Part):
     window: int = 0  # width of sliding-window attention, in tokens; 0: unlimited
     share_key: Hashable = ()  # mixers of one class with equal keys share the result of `prepare`
 
-    def prepare(self, request: Request) -> Any:
+    def prepare(self, request: PrepareRequest) -> Any:
         """Return what `forward`, `prefill` and `step` find in `ctx.prepared`: masks, tables and the like.
 
         It runs once for all layers with an equal `share_key`, outside of compiled code. Steps over a StaticDecodingState

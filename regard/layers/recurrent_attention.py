@@ -33,7 +33,7 @@ from regard.layers.stack import to_working_precision
 MASKED_SCORE = -1e9  # its exponential is 0; finite, so that softmax over padding alone is not NaN
 
 
-class Score(Part):
+class AttentionScore(Part):
     """An attention score, which compares a decoder state with annotations; by default a dot product."""
 
     kind = "attention_score"
@@ -56,7 +56,7 @@ class Score(Part):
 
 
 @register("additive")
-class Additive(Score):
+class AdditiveScore(AttentionScore):
     """A small network as wide as the state, v . tanh(W s + U h_j) (Bahdanau et al. 2015)."""
 
     def __init__(self, settings: Any, d_state: int, d_annotation: int) -> None:
@@ -85,7 +85,7 @@ class Additive(Score):
 
 
 @register("dot")
-class Dot(Score):
+class DotScore(AttentionScore):
     """The product s . h_j, with nothing to learn, so states and annotations must be of one width (Luong et al. 2015)."""
 
     def __init__(self, settings: Any, d_state: int, d_annotation: int) -> None:
@@ -99,7 +99,7 @@ class Dot(Score):
 
 
 @register("general")
-class General(Score):
+class GeneralScore(AttentionScore):
     """The product s . U h_j, with a matrix between the two (Luong et al. 2015)."""
 
     def __init__(self, settings: Any, d_state: int, d_annotation: int) -> None:
@@ -123,7 +123,7 @@ class Alignment(nn.Module):
 
     def __init__(self, config: ModelConfig, d_state: int, d_annotation: int) -> None:
         super().__init__()
-        kind: type[Score] = find("attention_score", config.attention_score)
+        kind: type[AttentionScore] = find("attention_score", config.attention_score)
         self.score = kind(settings_of(kind, config), d_state, d_annotation)
 
     def forward(self, states: Tensor, keys: Tensor, padding: Tensor) -> Tensor:

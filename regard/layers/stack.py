@@ -17,7 +17,7 @@ from regard.kernels.masks import FULL, Mask
 from regard.kernels.residual_norm import add_norm
 from regard.layers.attention_kernels import AttentionPlan, make_plan, with_additive_mask
 from regard.layers.block import Block
-from regard.layers.context import Context, Request, apply_prefill, apply_step
+from regard.layers.context import Context, PrepareRequest, apply_prefill, apply_step
 from regard.layers.decoding_state import DecodingState
 from regard.layers.mixers.attention import Attention, CrossAttention
 from regard.layers.norm import make_norm
@@ -118,7 +118,7 @@ class Stack(nn.Module):
             grouped = positions.reshape(memory_positions.shape[0], -1)  # hypotheses of a sentence share its memory
             memory_plan = self._memory_plan(grouped, memory_positions)
         ctx = Context(positions, None, memory, memory_plan, None if state is None else apply_prefill, state)
-        request = Request(positions, keys, mask or self.mask, self.schemes[0], None, self.training)  # type: ignore[arg-type]
+        request = PrepareRequest(positions, keys, mask or self.mask, self.schemes[0], None, self.training)  # type: ignore[arg-type]
         x = to_working_precision(x)
         y = self._initial_residual(x)
         losses: list[Tensor] = []
@@ -162,7 +162,7 @@ class Stack(nn.Module):
         ctx = Context(state.position(), None, None, memory_plan, apply_step, state)
         keys, past = state.key_positions(positions), state.own_past()
         sees_all = state.sees_all()
-        request = Request(positions, keys, self.mask, self.schemes[0], past, False, sees_all)  # type: ignore[arg-type]
+        request = PrepareRequest(positions, keys, self.mask, self.schemes[0], past, False, sees_all)  # type: ignore[arg-type]
         return positions, self._contexts(ctx, request)
 
     def store_memory(self, memory: Tensor, memory_positions: Tensor, state: DecodingState) -> None:
@@ -180,7 +180,7 @@ class Stack(nn.Module):
     def _checkpointed(self, block: nn.Module, x: Tensor, y: Tensor | None, ctx: Context) -> Any:
         return checkpoint(block, x, y, ctx, use_reentrant=False, preserve_rng_state=self.random)
 
-    def _contexts(self, ctx: Context, request: Request) -> list[Context]:
+    def _contexts(self, ctx: Context, request: PrepareRequest) -> list[Context]:
         """Return the context of each block; blocks with equal mixers share the result of `prepare`."""
         made: dict[Hashable, Context] = {}
         found, several = [], len(self.schemes) > 1

@@ -128,7 +128,7 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class Curves:
+class XYLines:
     """Lines with x values of their own, such as runs of different lengths."""
 
     title: str
@@ -215,7 +215,7 @@ def shorten(name: str) -> str:
     return name if len(name) <= MAX_LABEL else name[: MAX_LABEL - 1] + "…"
 
 
-Panel = Image | Lines | Curves | HeatMap
+Panel = Image | Lines | XYLines | HeatMap
 
 
 def draw(title: str, panels: Sequence[Panel], columns: int) -> Figure:

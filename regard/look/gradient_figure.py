@@ -32,7 +32,7 @@ from regard.exchange.loader import load_model
 from regard.files import MANIFEST, write_text
 from regard.layers.cells import Cell
 from regard.layers.recurrent import Recurrent
-from regard.look.figures import Curves, Drawable, Lines, Panel, draw, finite, write_csv
+from regard.look.figures import Drawable, Lines, Panel, XYLines, draw, finite, write_csv
 from regard.look.record import patch_attribute, short_name
 from regard.model_folder import ModelPackage
 from regard.models.weights import load_weights, weights_of
@@ -99,7 +99,7 @@ class GradientFlow(Drawable):
         ]
         for name, lines in self.time.items():
             curves = {line: (np.arange(len(values)), values) for line, values in lines.items()}
-            panels.append(Curves(f"{name}: through time", curves, "time step t", "norm of the gradient", log=True))
+            panels.append(XYLines(f"{name}: through time", curves, "time step t", "norm of the gradient", log=True))
         figure, lines_above = draw("", panels, 2), [self.title, *self.verdicts()]
         figure.set_figheight(figure.get_figheight() + 0.17 * len(lines_above))
         figure.suptitle("\n".join(lines_above), fontsize=9, parse_math=False)

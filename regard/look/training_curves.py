@@ -12,7 +12,7 @@ import numpy as np
 
 from regard.errors import RegardError
 from regard.files import exists, parse_json
-from regard.look.figures import Curves, Drawable, draw, text_table, write_csv
+from regard.look.figures import Drawable, XYLines, draw, text_table, write_csv
 from regard.training.metrics_log import read_metric_lines
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class TrainingCurves(Drawable):
         figure.suptitle(names, parse_math=False)
         return figure
 
-    def panels(self) -> list[Curves]:
+    def panels(self) -> list[XYLines]:
         found = [self.losses()]
         found += [self.panel(f"validation: {name}", "valid", score, name) for score, name in self.scores().items()]
         found += [self.panel(title, "train", value, y, log) for value, (title, y, log) in TRAINING_VALUES.items()]
@@ -79,16 +79,16 @@ class TrainingCurves(Drawable):
         """Return the scores that any run has, with their names in the figure."""
         return {score: score.replace("_", " ") for run in self.runs for score in run.scores()}
 
-    def losses(self) -> Curves:
+    def losses(self) -> XYLines:
         curves: dict[str, Curve] = {}
         for run in self.runs:
             for kind, name in (("train", "training"), ("valid", "validation")):
                 curves[f"{run.name}, {name}" if len(self.runs) > 1 else name] = run.curve(kind, "loss")
-        return Curves("loss", {name: curve for name, curve in curves.items() if len(curve[0])}, "step", "loss")
+        return XYLines("loss", {name: curve for name, curve in curves.items() if len(curve[0])}, "step", "loss")
 
-    def panel(self, title: str, kind: str, value: str, y: str, log: bool = False) -> Curves:
+    def panel(self, title: str, kind: str, value: str, y: str, log: bool = False) -> XYLines:
         curves = {run.name: run.curve(kind, value) for run in self.runs}
-        return Curves(title, {name: curve for name, curve in curves.items() if len(curve[0])}, "step", y, log)
+        return XYLines(title, {name: curve for name, curve in curves.items() if len(curve[0])}, "step", y, log)
 
     def numbers(self) -> dict[str, Any]:
         return {"runs": [run.summary() for run in self.runs], "panels": [panel.numbers() for panel in self.panels()]}

@@ -15,7 +15,7 @@ from regard.layers.embedding import Embedding
 from regard.layers.norm import make_norm
 from regard.layers.stack import Stack
 from regard.models import presets as tables
-from regard.models.heads import MaskedHead, Pooler
+from regard.models.heads import MaskedLMHead, Pooler
 from regard.models.initialization import initialize, new_seed
 from regard.models.model import PREDICTION_TASKS, Model
 
@@ -41,7 +41,7 @@ class Bert(Model):
         blocks = make_blocks(config, config.n_encoder_layers, "encoder", causal=False)
         self.encoder = Stack(config, blocks, FULL, "encoder")
         self.pooler = Pooler(config)
-        self.head = MaskedHead(config, self.embedding.weight)
+        self.head = MaskedLMHead(config, self.embedding.weight)
         initialize(self, seed)
 
     def hidden(self, ids: Tensor, types: Tensor | None = None) -> Tensor:

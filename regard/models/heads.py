@@ -11,7 +11,7 @@ from regard.layers.feedforward import ACTIVATIONS
 from regard.layers.norm import make_norm
 
 
-class MaskedHead(nn.Module):
+class MaskedLMHead(nn.Module):
     """The masked language modelling head: a dense layer and a norm, then the tied embedding matrix and a bias per token."""
 
     def __init__(self, config: ModelConfig, weight: Tensor) -> None:

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from regard.layers.embedding import Embedding, Head
 from regard.layers.part import Part
-from regard.models.heads import MaskedHead
+from regard.models.heads import MaskedLMHead
 
 
 def new_seed() -> int:
@@ -92,7 +92,7 @@ def init_module(module: nn.Module, seed: int, path: str, mine: dict[str, nn.Para
                 module.init_weights()  # type: ignore[operator]
 
 
-KNOWN = (nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.Linear, Head, MaskedHead)
+KNOWN = (nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.Linear, Head, MaskedLMHead)
 
 
 def init_layer_parameter(module: nn.Module, name: str, p: Tensor, normed: bool) -> None:
@@ -101,7 +101,7 @@ def init_layer_parameter(module: nn.Module, name: str, p: Tensor, normed: bool) 
         nn.init.constant_(p, float(name == "weight"))
     elif name == "bias":
         nn.init.zeros_(p)
-    elif isinstance(module, (Embedding, Head, MaskedHead)):
+    elif isinstance(module, (Embedding, Head, MaskedLMHead)):
         nn.init.normal_(p, std=0.02 if normed else p.shape[1] ** -0.5)
     elif isinstance(module, nn.Embedding):
         nn.init.normal_(p, std=0.02)

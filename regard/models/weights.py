@@ -23,7 +23,7 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
-STEP = ".step"  # suffix of the name of the scales (rows, 1) of an int8 matrix
+SCALE_SUFFIX = ".step"  # ends the stored name of the scales (rows, 1) of an int8 matrix
 
 
 def quantize_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -31,8 +31,8 @@ def quantize_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     made: dict[str, Tensor] = {}
     for name, x in tensors.items():
         if x.ndim == 2:
-            step = (x.abs().amax(1, keepdim=True) / 127).clamp(min=1e-12).float()  # (rows, 1)
-            made |= {name: (x / step).round().to(torch.int8), name + STEP: step}
+            scale = (x.abs().amax(1, keepdim=True) / 127).clamp(min=1e-12).float()  # (rows, 1)
+            made |= {name: (x / scale).round().to(torch.int8), name + SCALE_SUFFIX: scale}
         else:
             made[name] = x.half()
     return made
@@ -40,26 +40,26 @@ def quantize_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def dequantize_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return int8 matrices of `quantize_weights` in fp32, and other tensors unchanged."""
-    steps = {name.removesuffix(STEP): step for name, step in tensors.items() if name.endswith(STEP)}
-    kept = {name: x for name, x in tensors.items() if not name.endswith(STEP)}
-    return {name: x.float() * steps[name] if name in steps else x for name, x in kept.items()}
+    scales = {name.removesuffix(SCALE_SUFFIX): x for name, x in tensors.items() if name.endswith(SCALE_SUFFIX)}
+    kept = {name: x for name, x in tensors.items() if not name.endswith(SCALE_SUFFIX)}
+    return {name: x.float() * scales[name] if name in scales else x for name, x in kept.items()}
 
 
 def are_quantized(tensors: Mapping[str, Tensor]) -> bool:
-    return any(name.endswith(STEP) for name in tensors)
+    return any(name.endswith(SCALE_SUFFIX) for name in tensors)
 
 
 def load_quantized(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
     """Load tensors of `quantize_weights` into a model whose linear layers then multiply int8 (layers/quantization.py).
 
     Only other matrices, such as embeddings, of which rows are looked up, are dequantized to fp32."""
-    check_weights(model, {name: x for name, x in tensors.items() if not name.endswith(STEP)}, where)
+    check_weights(model, {name: x for name, x in tensors.items() if not name.endswith(SCALE_SUFFIX)}, where)
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     multiplied = {names[layer.weight] for _, _, layer in linear_layers(model) if isinstance(layer, nn.Linear)}
     copy_weights(
-        model, dequantize_weights({k: x for k, x in tensors.items() if k.removesuffix(STEP) not in multiplied})
+        model, dequantize_weights({k: x for k, x in tensors.items() if k.removesuffix(SCALE_SUFFIX) not in multiplied})
     )
-    load_int8_layers(model, lambda weight: (tensors[names[weight]], tensors[names[weight] + STEP]))
+    load_int8_layers(model, lambda weight: (tensors[names[weight]], tensors[names[weight] + SCALE_SUFFIX]))
 
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
@@ -95,9 +95,9 @@ def check_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: Path) 
 def check_scales(tensors: Mapping[str, Tensor], where: Path) -> None:
     """Refuse int8 matrices whose scales are missing, of another shape or not finite; `check_weights` sees no scales."""
     for name, x in tensors.items():
-        step = tensors.get(name + STEP)
-        if x.dtype == torch.int8 and (step is None or step.shape != (len(x), 1) or not is_finite(step)):
-            raise RegardError(f"the steps of {name} in {where} are missing or broken: copy the folder anew")
+        scale = tensors.get(name + SCALE_SUFFIX)
+        if x.dtype == torch.int8 and (scale is None or scale.shape != (len(x), 1) or not is_finite(scale)):
+            raise RegardError(f"the scales of {name} in {where} are missing or broken: copy the folder anew")
 
 
 def is_finite(x: Tensor) -> bool:

@@ -164,7 +164,7 @@ ROFORMER = FinetuningStudy(
 
 
 @dataclass(frozen=True)
-class FinetuningJob:
+class FinetuningStudyJob:
     """A training run of the study, for pre-training or for fine-tuning."""
 
     name: str
@@ -187,7 +187,7 @@ class FinetuningJob:
         return json.loads(json.dumps({"values": self.values, **describe_machine(self.device)}))
 
 
-def run_job(job: FinetuningJob) -> None:
+def run_job(job: FinetuningStudyJob) -> None:
     """Train and score a model, and write the scores; only the model is kept of its run."""
     from regard import tasks
     from regard.device import set_up_device
@@ -236,13 +236,15 @@ def study(
     return out
 
 
-def plan_pretraining(plan: FinetuningStudy, text: Path, out: Path, quick: bool, **where: Any) -> list[FinetuningJob]:
+def plan_pretraining(
+    plan: FinetuningStudy, text: Path, out: Path, quick: bool, **where: Any
+) -> list[FinetuningStudyJob]:
     """Return a job for each model to pre-train on WikiText-2."""
     data: dict[str, Any] = {"root": str(text.absolute()), "documents": "line"}
     data |= {split: [f"wikitext2.{split}.txt.xz"] for split in ("train", "valid", "test")}
     quick_settings = {"train": {"steps": 4, "valid_every": 4, "save_every": 4, "warmup": 1}} if quick else {}
     return [
-        FinetuningJob(
+        FinetuningStudyJob(
             name,
             merge_settings(merge_settings(values, {"name": name, "data": data}), quick_settings),
             out / "jobs",
@@ -254,7 +256,7 @@ def plan_pretraining(plan: FinetuningStudy, text: Path, out: Path, quick: bool, 
 
 def plan_finetuning(
     plan: FinetuningStudy, glue: Path, tasks: list[str], seeds: int, out: Path, quick: bool, **where: Any
-) -> list[FinetuningJob]:
+) -> list[FinetuningStudyJob]:
     """Return a job for each variant, task and seed."""
     jobs = []
     for variant in plan.variants:
@@ -263,7 +265,7 @@ def plan_finetuning(
                 values = make_finetuning_recipe(
                     plan, variant, task, glue, seed, out, 5 if quick else GLUE_TASKS[task].steps
                 )
-                jobs.append(FinetuningJob(values["name"], values, out / "jobs", **where, task=task))
+                jobs.append(FinetuningStudyJob(values["name"], values, out / "jobs", **where, task=task))
     return jobs
 
 
@@ -294,7 +296,11 @@ def merge_settings(values: Values, changes: Values) -> Values:
 
 
 def collect_results(
-    plan: FinetuningStudy, first: list[FinetuningJob], second: list[FinetuningJob], tasks: list[str], seeds: int
+    plan: FinetuningStudy,
+    first: list[FinetuningStudyJob],
+    second: list[FinetuningStudyJob],
+    tasks: list[str],
+    seeds: int,
 ) -> dict[str, Any]:
     """Return {variant: {task: scores, one a seed}}, and the losses of pre-training."""
     found = {job.name: load_result(job) for job in (*first, *second)}

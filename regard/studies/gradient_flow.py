@@ -22,7 +22,7 @@ from regard.config import ModelConfig
 from regard.config.registry import find
 from regard.files import write_text
 from regard.kernels.masks import CAUSAL
-from regard.layers.context import Context, Request
+from regard.layers.context import Context, PrepareRequest
 from regard.layers.part import Mixer, Place, make_part
 from regard.layers.recurrent import CellState, Recurrent
 from regard.look.figures import Lines, draw, save
@@ -188,7 +188,7 @@ def measure_attention_flow(layer: Mixer, x: Tensor) -> list[float]:
     n, length, width = x.shape
     rows = x.repeat_interleave(width, 0).requires_grad_()
     positions = torch.arange(length).expand(len(rows), -1)
-    request = Request(positions, positions, CAUSAL, find("positions", "none")(), None, layer.training)
+    request = PrepareRequest(positions, positions, CAUSAL, find("positions", "none")(), None, layer.training)
     last = layer(rows, Context(positions, layer.prepare(request)))[:, -1].view(n, width, width)
     gradient = torch.autograd.grad(last.diagonal(dim1=1, dim2=2).sum(), rows)[0]  # (N C, T, C)
     return (gradient.square().sum((0, 2)) / (n * width)).sqrt().flip(0)[1:].tolist()

@@ -27,7 +27,7 @@ from regard.device import autocast, set_up_device
 from regard.files import write_text
 from regard.kernels.cuda_graph import GraphedCallable
 from regard.kernels.masks import CAUSAL
-from regard.layers.context import Context, Request
+from regard.layers.context import Context, PrepareRequest
 from regard.layers.part import Place, make_part
 from regard.layers.recurrent import Recurrent
 from regard.look.figures import Lines, draw, save
@@ -104,7 +104,7 @@ def make_forward(layer: nn.Module, rows: int, n: int, device: torch.device) -> C
     if isinstance(layer, Recurrent):
         return lambda x: layer(x)[0]
     positions = torch.arange(n, device=device).repeat(rows, 1)
-    request = Request(positions, positions, CAUSAL, find("positions", "none")(), None, layer.training)
+    request = PrepareRequest(positions, positions, CAUSAL, find("positions", "none")(), None, layer.training)
     ctx = Context(positions, layer.prepare(request))  # type: ignore[operator]
     return lambda x: layer(x, ctx)
 

@@ -31,8 +31,8 @@ from regard.studies.position_study_jobs import (
     QUICK,
     ROPE_ROWS,
     TASKS,
-    PositionJob,
-    Settings,
+    PositionStudyJob,
+    PositionStudySettings,
     list_rows,
     load_text_task,
     run_job,
@@ -51,7 +51,7 @@ def study(
     """Run the jobs that are not done yet; write results.json, table.md and positions.png into `out`, and return it."""
     if jobs < 1 or (steps is not None and steps < 1):
         raise RegardError(f"a study needs at least 1 job at a time and 1 step, not {jobs} and {steps}")
-    settings = QUICK if quick else Settings()
+    settings = QUICK if quick else PositionStudySettings()
     settings = dataclasses.replace(settings, steps=steps or settings.steps)
     todo = plan_jobs(
         out, data, settings, choose_schemes(schemes), str(pick_device(device)), threads=max(1, cpu_cores() // jobs)
@@ -70,18 +70,18 @@ def study(
 
 
 def plan_jobs(
-    out: Path, data: Path | None, settings: Settings, schemes: list[str], device: str, threads: int
-) -> list[PositionJob]:
+    out: Path, data: Path | None, settings: PositionStudySettings, schemes: list[str], device: str, threads: int
+) -> list[PositionStudyJob]:
     """Return a job for each task and scheme. Errors in the text are raised here, before anything is trained."""
     text = load_text_task(data, settings).sha256
     return [
-        PositionJob(task, scheme, settings, out / "jobs", data, text, device, threads)
+        PositionStudyJob(task, scheme, settings, out / "jobs", data, text, device, threads)
         for task in TASKS
         for scheme in schemes
     ]
 
 
-def describe_study(job: PositionJob) -> dict[str, Any]:
+def describe_study(job: PositionStudyJob) -> dict[str, Any]:
     """Return the settings that all jobs have in common."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -101,7 +101,7 @@ def choose_schemes(schemes: Sequence[str] | None) -> list[str]:
     return list(dict.fromkeys("rope" if name in ROPE_ROWS else name for name in schemes or known))
 
 
-def collect_results(todo: list[PositionJob], failures: list[Outcome]) -> dict[str, Any]:
+def collect_results(todo: list[PositionStudyJob], failures: list[Outcome]) -> dict[str, Any]:
     """Return {task: {row: {length: scores}}} in the order of the schemes, with the training losses of each job."""
     results: dict[str, Any] = {task: {} for task in TASKS} | {"training": {}}
     for job in todo:

@@ -33,11 +33,11 @@ from regard.models.architectures import preset
 from regard.models.gpt import GPT
 from regard.studies.job_pool import describe_machine
 from regard.text.special_tokens import PAD
-from regard.training.optimizer import Updater, learning_rate
+from regard.training.optimizer import Updater, scheduled_learning_rate
 
 
 @dataclass(frozen=True)
-class Settings:
+class PositionStudySettings:
     """Everything that determines the numbers of the study, apart from the scheme, the text and the machine."""
 
     length: int = 128  # L, the trained length
@@ -58,7 +58,7 @@ class Settings:
     seed: int = 0
 
 
-QUICK = Settings(
+QUICK = PositionStudySettings(
     length=32, layers=2, width=64, heads=2, d_ff=128, batch=16, steps=40, windows=16, strings=16, sentences=2000
 )
 
@@ -106,7 +106,7 @@ class TextTask:
     same characters are predicted at every length, from more or fewer characters before them.
     """
 
-    def __init__(self, text: str, s: Settings) -> None:
+    def __init__(self, text: str, s: PositionStudySettings) -> None:
         self.s, self.sha256 = s, hashlib.sha256(text.encode()).hexdigest()
         codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
         cuts = [len(codes) * 90 // 100, len(codes) * 95 // 100]
@@ -177,7 +177,7 @@ def make_copies(lengths: Tensor, width: int, symbols: int, generator: torch.Gene
 class CopyTask:
     """Copying: strings of 4 to L/2 - 1 symbols in training, of half the tested length less one in the test (2m + 1 ids)."""
 
-    def __init__(self, s: Settings) -> None:
+    def __init__(self, s: PositionStudySettings) -> None:
         self.s, self.vocab = s, FIRST_SYMBOL + s.symbols
 
     def batches(self, steps: int, device: torch.device) -> Iterator[Batch]:
@@ -221,12 +221,12 @@ def list_rows(scheme: str) -> dict[str, Changes]:
 
 
 @dataclass(frozen=True)
-class PositionJob:
+class PositionStudyJob:
     """The training and the tests of one scheme on one task."""
 
     task: str
     scheme: str
-    settings: Settings
+    settings: PositionStudySettings
     folder: Path  # of the result
     data: Path | None = None
     text: str = ""  # SHA-256 of the text in `data`, or of the embedded corpus
@@ -248,7 +248,7 @@ class PositionJob:
         return json.loads(json.dumps(own | describe_machine(self.device)))
 
 
-def run_job(job: PositionJob) -> None:
+def run_job(job: PositionStudyJob) -> None:
     """Train a model, test it, and write the result."""
     begun = time.perf_counter()
     device, dtype = set_up_device(TrainConfig(device=job.device, threads=job.threads))
@@ -264,16 +264,16 @@ def run_job(job: PositionJob) -> None:
     write_text(job.result, json.dumps({"of": job.identity(), "training": training, "rows": rows}, indent=1))
 
 
-def make_task(name: str, data: Path | None, s: Settings) -> Task:
+def make_task(name: str, data: Path | None, s: PositionStudySettings) -> Task:
     return load_text_task(data, s) if name == "lm" else CopyTask(s)
 
 
 @functools.lru_cache(maxsize=1)
-def load_text_task(data: Path | None, s: Settings) -> TextTask:
+def load_text_task(data: Path | None, s: PositionStudySettings) -> TextTask:
     return TextTask(read_text(data, s.sentences), s)
 
 
-def make_model_config(scheme: str, vocab: int, s: Settings, task: str) -> ModelConfig:
+def make_model_config(scheme: str, vocab: int, s: PositionStudySettings, task: str) -> ModelConfig:
     """Return the configuration of the model, which differs between schemes in the scheme alone.
 
     The table of learned positions covers the longest test, but only its first L rows are trained.
@@ -293,7 +293,7 @@ def make_model_config(scheme: str, vocab: int, s: Settings, task: str) -> ModelC
     )
 
 
-def train(model: GPT, task: Task, s: Settings, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def train(model: GPT, task: Task, s: PositionStudySettings, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """Train with AdamW, warm-up and a cosine schedule.
 
     The model is not compiled: at this size compiling would take as long as the training.
@@ -306,14 +306,14 @@ def train(model: GPT, task: Task, s: Settings, device: torch.device, dtype: torc
             logits = model(inputs)  # (B, T, V)
         loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=PAD)
         loss.backward()
-        updater.set_lr(learning_rate(config, step))
+        updater.set_lr(scheduled_learning_rate(config, step))
         updater.step(loss.detach())
         losses[step - 1] = loss.detach()
     curve = [part.mean().item() for part in losses.cpu().tensor_split(min(s.steps, 50))]
     return {"losses": curve, "first_bad_step": updater.first_bad_step(0)}
 
 
-def measure_lengths(model: GPT, task: Task, changes: Changes, s: Settings) -> dict[str, dict[str, Any]]:
+def measure_lengths(model: GPT, task: Task, changes: Changes, s: PositionStudySettings) -> dict[str, dict[str, Any]]:
     """Return the scores by length, of the model with its settings changed for each length."""
     return {str(n * s.length): task.measure(reconfigure(model, changes(float(n), s.length)), n) for n in s.multiples}
 

@@ -168,7 +168,7 @@ def read_curve(run: Path, flops: Sequence[int], per_step: int) -> list[dict[str,
 
 
 @dataclass(frozen=True)
-class TranslationModelJob:
+class TranslationStudyJob:
     """The training of one model."""
 
     name: str
@@ -197,7 +197,7 @@ class TranslationModelJob:
         return make_config(self.values, where)
 
 
-def run_job(job: TranslationModelJob) -> None:
+def run_job(job: TranslationStudyJob) -> None:
     """Train a model, count its FLOPs, translate the test sets; keep the model and the numbers."""
     config = job.config()
     train(config, job.run, overwrite=True, quiet=True)
@@ -228,13 +228,13 @@ def read_progress(run: Path) -> Progress:
 
 def plan_jobs(
     names: Sequence[str], out: Path, data: Path, jobs: int, device: str, quick: bool
-) -> list[TranslationModelJob]:
+) -> list[TranslationStudyJob]:
     """Return a job for each model. Errors in the data are raised here, before anything is trained."""
     fingerprints = [open_corpus(data, split).fingerprint() for split in ("train", "val", *TEST_SETS)]
     texts = hashlib.sha256("".join(fingerprints).encode()).hexdigest()
     folder = out.absolute().parent / ("translators-quick" if quick else "translators")
     where = (folder, data.absolute(), texts, str(pick_device(device)), max(1, cpu_cores() // jobs), quick)
-    return [TranslationModelJob(name, make_settings(name, quick), *where) for name in names]
+    return [TranslationStudyJob(name, make_settings(name, quick), *where) for name in names]
 
 
 def train_models(

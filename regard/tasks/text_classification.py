@@ -18,7 +18,7 @@ from regard.config import Config, DataConfig, RecurrentSettings
 from regard.data.batches import Batch, BucketedBatches
 from regard.data.labelled_text import (
     CONTINUES,
-    Columns,
+    ColumnNames,
     Example,
     label_ids,
     label_names,
@@ -41,7 +41,12 @@ from regard.text.special_tokens import PAD, SpecialTokenTemplate, bert_template
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.job import Job, Poll, Validation
 from regard.training.metrics_log import print_message
-from regard.training.objective import AuxiliaryLossObjective, ClassificationObjective, Objective, RegressionObjective
+from regard.training.objective import (
+    ClassificationObjective,
+    LanguageModelAuxiliaryObjective,
+    Objective,
+    RegressionObjective,
+)
 from regard.training.validation import BATCH_TOKENS
 
 UNSCORED = {"classification": -1, "regression": np.nan, "tagging": CONTINUES}  # labels that are not scored
@@ -115,7 +120,7 @@ class TextClassificationJob(Job):
     def objective(self) -> Objective:
         train = self.config.train
         if train.auxiliary:
-            return AuxiliaryLossObjective(self.model, train.label_smoothing, train.auxiliary)
+            return LanguageModelAuxiliaryObjective(self.model, train.label_smoothing, train.auxiliary)
         return make_objective(self.model, self.config.task, train.label_smoothing)
 
     def validate(self, model: nn.Module, device: torch.device, dtype: torch.dtype, poll: Poll) -> Validation:
@@ -180,7 +185,7 @@ def read_spec(task: str, data: DataConfig, spec: str) -> list[Example]:
     """
     name, (first, last) = parse_part(spec)
     text, label = data.text_column or "text", data.label_column or "label"
-    columns = Columns(text, data.pair_column, label, header=not text.isdigit())
+    columns = ColumnNames(text, data.pair_column, label, header=not text.isdigit())
     path = Path(data.root) / name
     found = list(read_tagged(path) if task == "tagging" else read_examples(path, columns))
     part = found[int(first * len(found)) : int(last * len(found))]

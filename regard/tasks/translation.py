@@ -11,7 +11,8 @@ from torch import nn
 
 from regard.config import Config
 from regard.data.batches import PairBatches
-from regard.data.multilingual import language_profiles, language_token, prepare_pair_store, target_languages
+from regard.data.multilingual import language_profiles, language_token, target_languages
+from regard.data.pair_store import prepare_pair_store
 from regard.data.parallel_corpus import ParallelCorpus
 from regard.data.token_cache import Filters, Store
 from regard.decode.batch_decoding import decode

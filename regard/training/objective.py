@@ -121,7 +121,7 @@ class ClassificationObjective(OutputObjective):
     """Cross-entropy of the right class of each row, or of the right tag of each token; PAD is not scored."""
 
 
-class AuxiliaryLossObjective(ClassificationObjective):
+class LanguageModelAuxiliaryObjective(ClassificationObjective):
     """GPT's fine-tuning with an auxiliary language-model loss: loss = L(class) + weight * L(text).
 
     L(text) is the mean next-token cross-entropy over the tokens of a row.

@@ -26,7 +26,7 @@ from regard.training.muon import Muon, find_matrices
 from regard.training.stochastic_rounding import BF16, StochasticRoundingAdamW, weights_to_bf16
 
 
-def learning_rate(config: TrainConfig, step: int) -> float:
+def scheduled_learning_rate(config: TrainConfig, step: int) -> float:
     """Return the learning rate of optimizer step `step`, counted from 1: linear warm-up, then one of four schedules."""
     warmup = max(1, config.warmup)
     if step <= warmup:

@@ -21,7 +21,7 @@ from regard.training.checkpoint import Checkpoints, Progress
 from regard.training.job import Job, Validation
 from regard.training.metrics_log import MetricsLog, ProgressDisplay, print_message
 from regard.training.model_card import model_card
-from regard.training.optimizer import learning_rate
+from regard.training.optimizer import scheduled_learning_rate
 from regard.training.throughput import ThroughputMeter
 from regard.training.training_step import TrainingStep
 
@@ -87,7 +87,7 @@ class Trainer:
                 items = [next(stream) for _ in range(config.accumulate)]
                 batches = [batch for batch, _ in items]
                 progress.step += 1
-                self.training_step(batches, learning_rate(config, progress.step))
+                self.training_step(batches, scheduled_learning_rate(config, progress.step))
                 progress.cursor = items[-1][1]
                 for batch in batches:
                     progress.tokens += batch.tokens
@@ -132,7 +132,7 @@ class Trainer:
         progress = self.progress
         progress.seconds += self.meter.lap()
         speed, norm = self.meter.read(), self.training_step.norm.item()
-        values = {"loss": loss / tokens, "nll": nll / tokens, "lr": learning_rate(self.config, progress.step)}
+        values = {"loss": loss / tokens, "nll": nll / tokens, "lr": scheduled_learning_rate(self.config, progress.step)}
         values |= {"auxiliary_loss": self.training_step.auxiliary.item()} if self.training_step.has_auxiliary else {}
         values |= {"grad_norm": norm, "tokens": progress.tokens, "seconds": progress.seconds, **speed}
         self.metrics.write("train", progress.step, **values)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokens import EOS, SOS
 
-from regard.data.batches import Batch, Batches, Cursor, PairBatches, bucket_widths, pad_rows, prefetch
+from regard.data.batches import Batch, Batches, Cursor, PairBatches, bucket_widths, prefetch, wrap_and_pad
 from regard.data.token_cache import FilterReport, Filters, Store, TokenStore
 from regard.text.special_tokens import PAD
 
@@ -181,8 +181,8 @@ def test_a_batch_by_hand() -> None:
 def test_padding_between_special_tokens() -> None:
     store = tokens([[5, 6], []])
     rows = np.array([1, 0])
-    assert pad_rows(store.gather(rows), 4).tolist() == [[-1, -1, -1, -1], [5, 6, -1, -1]]
-    assert pad_rows(store.gather(rows), 4, (SOS,), (EOS,)).tolist() == [[1, 2, -1, -1], [1, 5, 6, 2]]
+    assert wrap_and_pad(store.gather(rows), 4).tolist() == [[-1, -1, -1, -1], [5, 6, -1, -1]]
+    assert wrap_and_pad(store.gather(rows), 4, (SOS,), (EOS,)).tolist() == [[1, 2, -1, -1], [1, 5, 6, 2]]
 
 
 def test_moving_a_batch_keeps_it() -> None:

@@ -16,7 +16,7 @@ from tokens import UNK
 
 from regard.config import TokenizerConfig
 from regard.data.labelled_text import (
-    Columns,
+    ColumnNames,
     Example,
     label_ids,
     label_names,
@@ -65,7 +65,7 @@ def test_what_is_written_is_read(tmp_path: Path, rows: list[tuple[str, str, str]
     else:
         names = ("a", "b", "c") if header else ("1", "2", "3")
         path = write(tmp_path / "x.tsv", "a\tb\tc\r\n" * header + "".join("\t".join(row) + "\r\n" for row in rows))
-    examples = list(read_examples(path, Columns(*names, header=header)))
+    examples = list(read_examples(path, ColumnNames(*names, header=header)))
     first = 1 + (header and not jsonl)
     assert [(*e.texts, e.label) for e in examples] == [(a.strip(), b.strip(), c) for a, b, c in rows]
     assert [e.line for e in examples] == list(range(first, first + len(rows)))
@@ -73,19 +73,21 @@ def test_what_is_written_is_read(tmp_path: Path, rows: list[tuple[str, str, str]
 
 def test_quotation_marks_do_not_join_lines(tmp_path: Path) -> None:
     path = write(tmp_path / "x.tsv", 'text\tlabel\n" open\t0\n"" and "closed"\t1\n')
-    assert [e.texts[0] for e in read_examples(path, Columns())] == ['" open', '"" and "closed"']
+    assert [e.texts[0] for e in read_examples(path, ColumnNames())] == ['" open', '"" and "closed"']
 
 
 def test_a_single_text_without_label(tmp_path: Path) -> None:
     path = write(tmp_path / "x.tsv", "one\ntwo\n")
-    examples = list(read_examples(path, Columns("1", label="", header=False)))
+    examples = list(read_examples(path, ColumnNames("1", label="", header=False)))
     assert examples == [Example(("one",), line=1), Example(("two",), line=2)]
 
 
 def test_a_name_wins_over_a_number_and_a_number_works_with_a_header(tmp_path: Path) -> None:
     path = write(tmp_path / "x.tsv", "2\t text\tlabel \nfirst\tsecond\tz\n")
-    assert next(read_examples(path, Columns("2"))).texts == ("first",)
-    assert next(read_examples(path, Columns("text", pair="1", label="3"))) == Example(("second", "first"), "z", line=2)
+    assert next(read_examples(path, ColumnNames("2"))).texts == ("first",)
+    assert next(read_examples(path, ColumnNames("text", pair="1", label="3"))) == Example(
+        ("second", "first"), "z", line=2
+    )
 
 
 @pytest.mark.parametrize("name", ["x.tsv.gz", "x.tsv.xz", "x.tsv.zst", "x.jsonl.gz", "X.JSONL.XZ"])
@@ -93,36 +95,36 @@ def test_compressed_files_are_read_like_others(tmp_path: Path, name: str) -> Non
     data = b'{"text": "hello", "label": "a"}\n' if "json" in name.lower() else b"text\tlabel\nhello\ta\n"
     pack = {"gz": gzip.compress, "xz": lzma.compress, "st": zstandard.ZstdCompressor().compress}
     (tmp_path / name).write_bytes(pack[name[-2:].lower()](data))
-    assert [(e.texts, e.label) for e in read_examples(tmp_path / name, Columns())] == [(("hello",), "a")]
+    assert [(e.texts, e.label) for e in read_examples(tmp_path / name, ColumnNames())] == [(("hello",), "a")]
 
 
 @pytest.mark.parametrize(("value", "label"), [("a", "a"), (3, "3"), (2.5, "2.5"), (True, "true"), (" b ", "b")])
 def test_json_labels_may_be_numbers_and_truth_values(tmp_path: Path, value: object, label: str) -> None:
     path = write(tmp_path / "x.jsonl", json.dumps({"text": "t", "label": value}))
-    assert next(read_examples(path, Columns())).label == label
+    assert next(read_examples(path, ColumnNames())).label == label
 
 
 @pytest.mark.parametrize(
     ("name", "text", "columns", "says"),
     [
-        ("x.tsv", "a\tb\n1\t2\n", Columns("c", label=""), ["line 1", "no column 'c'", "a, b"]),
-        ("x.tsv", "a\tb\n1\t2\n", Columns("a", label="3"), ["line 1", "no column '3'", "a, b"]),
-        ("x.tsv", "a\tb\n1\t2\n", Columns("a", label="b", header=False), ["without a header", "not 'a'"]),
-        ("x.tsv", "1\t2\n", Columns("0", label="", header=False), ["numbers from 1", "not '0'"]),
-        ("x.tsv", "a\tb\n1\t2\n3\n", Columns("a", label=""), ["line 3: 1 tab", "the header has 2: a, b"]),
-        ("x.tsv", "a\tb\n1\t2\t3\n", Columns("a", label="b"), ["line 2: 3 tab", "the header has 2: a, b"]),
-        ("x.tsv", "1\t2\n1\n", Columns("2", label="", header=False), ["line 2: 1 tab", "column 2 is asked for"]),
-        ("x.tsv", "a\tb\n1\t \n", Columns("a", label="b"), ["line 2", "label is empty"]),
-        ("x.jsonl", '{"a": "x"}\n{"b": "y", "z": 1}', Columns("a", label=""), ["line 2", "no key 'a'", "b, z"]),
-        ("x.jsonl", "[1]", Columns(), ["line 1", "not an object", "text, label"]),
-        ("x.jsonl", '{"text": "x"', Columns(), ["line 1", "not JSON"]),
-        ("x.jsonl", '{"text": null, "label": 1}', Columns(), ["line 1", "'text' is null"]),
-        ("x.jsonl", '{"text": "t", "label": [1]}', Columns(), ["line 1", "'label' is [1]"]),
-        ("x.jsonl", '{"text": "\\ud800", "label": 1}', Columns(), ["line 1", "'text'", "surrogate"]),
+        ("x.tsv", "a\tb\n1\t2\n", ColumnNames("c", label=""), ["line 1", "no column 'c'", "a, b"]),
+        ("x.tsv", "a\tb\n1\t2\n", ColumnNames("a", label="3"), ["line 1", "no column '3'", "a, b"]),
+        ("x.tsv", "a\tb\n1\t2\n", ColumnNames("a", label="b", header=False), ["without a header", "not 'a'"]),
+        ("x.tsv", "1\t2\n", ColumnNames("0", label="", header=False), ["numbers from 1", "not '0'"]),
+        ("x.tsv", "a\tb\n1\t2\n3\n", ColumnNames("a", label=""), ["line 3: 1 tab", "the header has 2: a, b"]),
+        ("x.tsv", "a\tb\n1\t2\t3\n", ColumnNames("a", label="b"), ["line 2: 3 tab", "the header has 2: a, b"]),
+        ("x.tsv", "1\t2\n1\n", ColumnNames("2", label="", header=False), ["line 2: 1 tab", "column 2 is asked for"]),
+        ("x.tsv", "a\tb\n1\t \n", ColumnNames("a", label="b"), ["line 2", "label is empty"]),
+        ("x.jsonl", '{"a": "x"}\n{"b": "y", "z": 1}', ColumnNames("a", label=""), ["line 2", "no key 'a'", "b, z"]),
+        ("x.jsonl", "[1]", ColumnNames(), ["line 1", "not an object", "text, label"]),
+        ("x.jsonl", '{"text": "x"', ColumnNames(), ["line 1", "not JSON"]),
+        ("x.jsonl", '{"text": null, "label": 1}', ColumnNames(), ["line 1", "'text' is null"]),
+        ("x.jsonl", '{"text": "t", "label": [1]}', ColumnNames(), ["line 1", "'label' is [1]"]),
+        ("x.jsonl", '{"text": "\\ud800", "label": 1}', ColumnNames(), ["line 1", "'text'", "surrogate"]),
     ],
 )
 def test_broken_files_are_refused_by_line(
-    tmp_path: Path, name: str, text: str, columns: Columns, says: list[str]
+    tmp_path: Path, name: str, text: str, columns: ColumnNames, says: list[str]
 ) -> None:
     path = write(tmp_path / name, text)
     message = refused(lambda: list(read_examples(path, columns)))
@@ -254,10 +256,10 @@ def test_missing_labels_and_words_for_numbers_are_refused() -> None:
 
 # ---- real files --------------------------------------------------------------------------------------------------
 
-SENTENCE = Columns("sentence")
-TWO = Columns("sentence1", "sentence2")
-SCORED = Columns("sentence1", "sentence2", "score")
-MRPC = Columns("#1 String", "#2 String", "Quality")
+SENTENCE = ColumnNames("sentence")
+TWO = ColumnNames("sentence1", "sentence2")
+SCORED = ColumnNames("sentence1", "sentence2", "score")
+MRPC = ColumnNames("#1 String", "#2 String", "Quality")
 
 
 @pytest.mark.parametrize(
@@ -265,16 +267,16 @@ MRPC = Columns("#1 String", "#2 String", "Quality")
     [
         ("SST-2.dev", SENTENCE, 872, Example(("it 's a charming and often affecting journey .",), "1", line=2)),
         ("SST-2.test-labeled", SENTENCE, 1821, Example(("uneasy mishmash of styles and genres .",), "0", line=2)),
-        ("CoLA.dev", Columns("4", label="2", header=False), 1043,
+        ("CoLA.dev", ColumnNames("4", label="2", header=False), 1043,
          Example(("The sailors rode the breeze clear of the rocks.",), "1", line=1)),
-        ("CoLA.test", Columns("sentence", label=""), 1063, Example(("Bill whistled past the house.",), line=2)),
-        ("STS-B.test-labeled", Columns("6", "7", "5", header=False), 1379,
+        ("CoLA.test", ColumnNames("sentence", label=""), 1063, Example(("Bill whistled past the house.",), line=2)),
+        ("STS-B.test-labeled", ColumnNames("6", "7", "5", header=False), 1379,
          Example(("A girl is styling her hair.", "A girl is brushing her hair."), "2.500", line=1)),
         ("STS-B.dev", SCORED, 1500,
          Example(("A man with a hard hat is dancing.", "A man wearing a hard hat is dancing."), "5.000", line=2)),
     ],
 )  # fmt: skip
-def test_glue_files_as_they_are(data_folder: Path, name: str, columns: Columns, count: int, first: Example) -> None:
+def test_glue_files_as_they_are(data_folder: Path, name: str, columns: ColumnNames, count: int, first: Example) -> None:
     examples = list(read_examples(data_folder / "glue" / f"{name}.tsv.xz", columns))
     assert len(examples) == count
     assert examples[0] == first
@@ -290,7 +292,7 @@ def test_glue_files_as_they_are(data_folder: Path, name: str, columns: Columns, 
     ],
 )
 def test_glue_labels_are_what_a_plain_split_counts(
-    data_folder: Path, name: str, columns: Columns, names: tuple[str, ...]
+    data_folder: Path, name: str, columns: ColumnNames, names: tuple[str, ...]
 ) -> None:
     path = data_folder / "glue" / f"{name}.tsv.xz"
     with lzma.open(path) as file:

@@ -19,9 +19,9 @@ from regard.data.multilingual import (
     DirectedCorpus,
     DirectedTokenizer,
     language_token,
-    prepare_pair_store,
     target_languages,
 )
+from regard.data.pair_store import prepare_pair_store
 from regard.data.parallel_corpus import ParallelCorpus, parse_direction
 from regard.data.token_cache import Filters, Store
 from regard.errors import RegardError

@@ -10,7 +10,7 @@ import pytest
 
 from regard.data import toy_lexicon as lexicon
 from regard.data.toy import _split_of, _split_of_combination, pairs
-from regard.data.toy_grammar import Clause, NounPhrase, Phrase, Place, Sentence
+from regard.data.toy_grammar import Clause, NounPhrase, Phrase, PrepositionalPhrase, ToySentence
 from regard.errors import RegardError
 
 WORDS = {noun.english: noun for noun in lexicon.NOUNS}
@@ -32,8 +32,8 @@ def phrase(text: str) -> Phrase:
     return NounPhrase(noun, {"an": "a", "these": "this"}.get(determiner, determiner), adjective, plural)
 
 
-def place(kind: str, text: str) -> Place:
-    return Place(lexicon.PREPOSITIONS[kind], phrase(text))
+def place(kind: str, text: str) -> PrepositionalPhrase:
+    return PrepositionalPhrase(lexicon.PREPOSITIONS[kind], phrase(text))
 
 
 def clause(subject, verb, tense="past", obj="", to="", where=None, time="", how="", negated=False, front=""):
@@ -56,98 +56,98 @@ cold = clause("it", "be", how="cold")
 
 GOLDEN = [
     # the perfect, with haben and with sein
-    (Sentence(ate), "I ate an apple.", "Ich habe einen Apfel gegessen."),
-    (Sentence(clause("the children", "go", where=("into", "the garden"))),
+    (ToySentence(ate), "I ate an apple.", "Ich habe einen Apfel gegessen."),
+    (ToySentence(clause("the children", "go", where=("into", "the garden"))),
      "The children went into the garden.", "Die Kinder sind in den Garten gegangen."),
-    (Sentence(clause("you", "come", where=("out", "the house"))),
+    (ToySentence(clause("you", "come", where=("out", "the house"))),
      "You came out of the house.", "Du bist aus dem Haus gekommen."),
-    (Sentence(clause("they", "run", where=("into", "an old house"))),
+    (ToySentence(clause("they", "run", where=("into", "an old house"))),
      "They ran into an old house.", "Sie sind in ein altes Haus gelaufen."),
-    (Sentence(clause("her brother", "drive", where=("city", "Vienna"))),
+    (ToySentence(clause("her brother", "drive", where=("city", "Vienna"))),
      "Her brother drove to Vienna.", "Ihr Bruder ist nach Wien gefahren."),
     # present, with vowel change and separable prefix
-    (Sentence(clause("she", "read", "present", "a book")), "She is reading a book.", "Sie liest ein Buch."),
-    (Sentence(clause("you", "wash", "present", "our car")), "You are washing our car.", "Du wäschst unser Auto."),
-    (Sentence(clause("the woman", "open", "present", "a window")),
+    (ToySentence(clause("she", "read", "present", "a book")), "She is reading a book.", "Sie liest ein Buch."),
+    (ToySentence(clause("you", "wash", "present", "our car")), "You are washing our car.", "Du wäschst unser Auto."),
+    (ToySentence(clause("the woman", "open", "present", "a window")),
      "The woman is opening a window.", "Die Frau macht ein Fenster auf."),
-    (Sentence(clause("I", "call", "present", "my sisters", time="now", front="time")),
+    (ToySentence(clause("I", "call", "present", "my sisters", time="now", front="time")),
      "Now I am calling my sisters.", "Jetzt rufe ich meine Schwestern an."),
-    (Sentence(clause("Peter", "invite", obj="the boy")), "Peter invited the boy.", "Peter hat den Jungen eingeladen."),
+    (ToySentence(clause("Peter", "invite", obj="the boy")), "Peter invited the boy.", "Peter hat den Jungen eingeladen."),
     # dative: recipient, verb, preposition; contraction; two-way prepositions
-    (Sentence(clause("she", "give", obj="a red book", to="the old man")),
+    (ToySentence(clause("she", "give", obj="a red book", to="the old man")),
      "She gave the old man a red book.", "Sie hat dem alten Mann ein rotes Buch gegeben."),
-    (Sentence(clause("we", "show", obj="the cat", to="her", time="yesterday")),
+    (ToySentence(clause("we", "show", obj="the cat", to="her", time="yesterday")),
      "We showed her the cat yesterday.", "Wir haben ihr gestern die Katze gezeigt."),
-    (Sentence(clause("a doctor", "help", obj="old women")),
+    (ToySentence(clause("a doctor", "help", obj="old women")),
      "A doctor helped old women.", "Ein Arzt hat alten Frauen geholfen."),
-    (Sentence(clause("I", "play", where=("with", "the small children"))),
+    (ToySentence(clause("I", "play", where=("with", "the small children"))),
      "I played with the small children.", "Ich habe mit den kleinen Kindern gespielt."),
-    (Sentence(clause("the key", "be", where=("on", "the table"))),
+    (ToySentence(clause("the key", "be", where=("on", "the table"))),
      "The key was on the table.", "Der Schlüssel war auf dem Tisch."),
-    (Sentence(clause("he", "put", obj="the key", where=("onto", "the table"))),
+    (ToySentence(clause("he", "put", obj="the key", where=("onto", "the table"))),
      "He put the key on the table.", "Er hat den Schlüssel auf den Tisch gelegt."),
-    (Sentence(clause("Anna", "go", where=("to", "the doctor"))),
+    (ToySentence(clause("Anna", "go", where=("to", "the doctor"))),
      "Anna went to the doctor.", "Anna ist zum Arzt gegangen."),
-    (Sentence(clause("she", "wait", where=("await", "the doctor"))),
+    (ToySentence(clause("she", "wait", where=("await", "the doctor"))),
      "She waited for the doctor.", "Sie hat auf den Arzt gewartet."),
-    (Sentence(clause("she", "cook", obj="the soup", where=("for", "his tired father"))),
+    (ToySentence(clause("she", "cook", obj="the soup", where=("for", "his tired father"))),
      "She cooked the soup for his tired father.", "Sie hat die Suppe für seinen müden Vater gekocht."),
     # strong endings, and place before an indefinite but after a definite object
-    (Sentence(clause("they", "drink", obj="cold water", where=("in", "the kitchen"))),
+    (ToySentence(clause("they", "drink", obj="cold water", where=("in", "the kitchen"))),
      "They drank cold water in the kitchen.", "Sie haben in der Küche kaltes Wasser getrunken."),
-    (Sentence(clause("they", "drink", obj="the cold milk", where=("in", "the garden"))),
+    (ToySentence(clause("they", "drink", obj="the cold milk", where=("in", "the garden"))),
      "They drank the cold milk in the garden.", "Sie haben die kalte Milch im Garten getrunken."),
     # verb second after an adverbial
-    (Sentence(clause("I", "eat", obj="an apple", time="yesterday", front="time")),
+    (ToySentence(clause("I", "eat", obj="an apple", time="yesterday", front="time")),
      "Yesterday I ate an apple.", "Gestern habe ich einen Apfel gegessen."),
-    (Sentence(clause("the dog", "sleep", where=("in", "the house"), front="place")),
+    (ToySentence(clause("the dog", "sleep", where=("in", "the house"), front="place")),
      "In the house the dog slept.", "Im Haus hat der Hund geschlafen."),
     # verb last in subordinate clauses, before and after the main clause
-    (Sentence(clause("she", "be", how="happy"), "because", ate),
+    (ToySentence(clause("she", "be", how="happy"), "because", ate),
      "She was happy because I ate an apple.", "Sie war glücklich, weil ich einen Apfel gegessen habe."),
-    (Sentence(clause("we", "stay", where=("town", "Berlin")), "because", cold, fronted=True),
+    (ToySentence(clause("we", "stay", where=("town", "Berlin")), "because", cold, fronted=True),
      "Because it was cold, we stayed in Berlin.", "Weil es kalt war, sind wir in Berlin geblieben."),
-    (Sentence(clause("my mother", "close", obj="the door"), "when", clause("it", "rain")),
+    (ToySentence(clause("my mother", "close", obj="the door"), "when", clause("it", "rain")),
      "My mother closed the door when it rained.", "Meine Mutter hat die Tür zugemacht, als es geregnet hat."),
-    (Sentence(clause("I", "work", "can"), "when", clause("the child", "sleep", "present")),
+    (ToySentence(clause("I", "work", "can"), "when", clause("the child", "sleep", "present")),
      "I can work when the child is sleeping.", "Ich kann arbeiten, wenn das Kind schläft."),
-    (Sentence(clause("he", "say"), "that", clause("Anna", "come back", "will", time="tomorrow")),
+    (ToySentence(clause("he", "say"), "that", clause("Anna", "come back", "will", time="tomorrow")),
      "He said that Anna will come back tomorrow.", "Er hat gesagt, dass Anna morgen zurückkommen wird."),
-    (Sentence(clause("he", "work", "present"), "although", clause("she", "bring", "present", "the cake")),
+    (ToySentence(clause("he", "work", "present"), "although", clause("she", "bring", "present", "the cake")),
      "He is working although she is bringing the cake.", "Er arbeitet, obwohl sie den Kuchen mitbringt."),
-    (Sentence(clause("he", "sleep"), "but", clause("we", "work", time="today", front="time")),
+    (ToySentence(clause("he", "sleep"), "but", clause("we", "work", time="today", front="time")),
      "He slept, but today we worked.", "Er hat geschlafen, aber heute haben wir gearbeitet."),
-    (Sentence(clause("he", "sleep"), "and", clause("we", "work")),
+    (ToySentence(clause("he", "sleep"), "and", clause("we", "work")),
      "He slept and we worked.", "Er hat geschlafen und wir haben gearbeitet."),
     # negation
-    (Sentence(clause("I", "eat", obj="an apple", negated=True)),
+    (ToySentence(clause("I", "eat", obj="an apple", negated=True)),
      "I did not eat an apple.", "Ich habe keinen Apfel gegessen."),
-    (Sentence(clause("I", "eat", obj="the apple", negated=True)),
+    (ToySentence(clause("I", "eat", obj="the apple", negated=True)),
      "I did not eat the apple.", "Ich habe den Apfel nicht gegessen."),
-    (Sentence(clause("we", "buy", obj="red apples", negated=True)),
+    (ToySentence(clause("we", "buy", obj="red apples", negated=True)),
      "We did not buy any red apples.", "Wir haben keine roten Äpfel gekauft."),
-    (Sentence(clause("the teacher", "see", obj="us", time="on Monday", negated=True)),
+    (ToySentence(clause("the teacher", "see", obj="us", time="on Monday", negated=True)),
      "The teacher did not see us on Monday.", "Der Lehrer hat uns am Montag nicht gesehen."),
-    (Sentence(clause("she", "sit", "present", where=("seat", "this chair"), negated=True)),
+    (ToySentence(clause("she", "sit", "present", where=("seat", "this chair"), negated=True)),
      "She is not sitting on this chair.", "Sie sitzt nicht auf diesem Stuhl."),
-    (Sentence(clause("he", "give", obj="the key", to="my friend", negated=True)),
+    (ToySentence(clause("he", "give", obj="the key", to="my friend", negated=True)),
      "He did not give my friend the key.", "Er hat meinem Freund den Schlüssel nicht gegeben."),
-    (Sentence(clause("you", "open", "must", "the door", negated=True)),
+    (ToySentence(clause("you", "open", "must", "the door", negated=True)),
      "You must not open the door.", "Du darfst die Tür nicht aufmachen."),
-    (Sentence(clause("he", "find", "can", "his expensive coat", negated=True)),
+    (ToySentence(clause("he", "find", "can", "his expensive coat", negated=True)),
      "He cannot find his expensive coat.", "Er kann seinen teuren Mantel nicht finden."),
     # questions
-    (Sentence(clause("you", "thank", obj="your teacher"), question=True),
+    (ToySentence(clause("you", "thank", obj="your teacher"), question=True),
      "Did you thank your teacher?", "Hast du deinem Lehrer gedankt?"),
-    (Sentence(clause("he", "eat", "present", "these eggs", time="now"), question=True),
+    (ToySentence(clause("he", "eat", "present", "these eggs", time="now"), question=True),
      "Is he eating these eggs now?", "Isst er jetzt diese Eier?"),
-    (Sentence(clause("you", "give", "can", "the key", to="me"), question=True),
+    (ToySentence(clause("you", "give", "can", "the key", to="me"), question=True),
      "Can you give me the key?", "Kannst du mir den Schlüssel geben?"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("sentence", "english", "german"), GOLDEN, ids=[english for _, english, _ in GOLDEN])
-def test_sentences_written_by_hand(sentence: Sentence, english: str, german: str) -> None:
+def test_sentences_written_by_hand(sentence: ToySentence, english: str, german: str) -> None:
     assert (sentence.english(), sentence.german()) == (english, german)
 
 
@@ -293,7 +293,7 @@ def test_eating_apples_is_held_out_for_test(train: list[tuple[str, str]]) -> Non
 
 def test_i_ate_an_apple_belongs_to_test() -> None:
     """Written by hand above; here: which split such a sentence, drawn with any seed, goes to."""
-    assert _split_of(Sentence(ate)) == "test"
+    assert _split_of(ToySentence(ate)) == "test"
 
 
 def test_one_english_sentence_has_one_translation(

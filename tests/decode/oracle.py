@@ -49,7 +49,7 @@ class TableState:
 
 @dataclass
 class TableModel:
-    """A `Decoder` that looks up its log-probabilities in a table, by the first token of the source and the prefix."""
+    """A `DecodableModel` that looks up its log-probabilities in a table, by the first token of the source and the prefix."""
 
     table: Callable[[int, Prefix], np.ndarray]
     steps: int = field(default=0)  # how often `step` was called

@@ -16,7 +16,7 @@ from regard.config import DecodeConfig, ModelConfig
 from regard.decode.batch_decoding import decode
 from regard.decode.constraints import Hypothesis, free_decode_graphs
 from regard.decode.generation import GenerationRequest, eager_steps, make_request
-from regard.decode.graphs.decoding import TranslationJob, graph_steps, translate
+from regard.decode.graphs.decoding import GraphTranslation, graph_steps, translate
 from regard.decode.graphs.engine import ENGINES, MAX_ENGINES
 from regard.decode.graphs.step_model import why_not_capturable
 from regard.kernels.attention_functions import Rotation
@@ -230,7 +230,7 @@ def test_engines_rest_with_their_model_and_no_more_than_a_few() -> None:
 def test_an_engine_that_failed_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model, options = transformer(), DecodeConfig(beam=2)
     with monkeypatch.context() as broken:
-        broken.setattr(TranslationJob, "enter", lambda job: 1 / 0)
+        broken.setattr(GraphTranslation, "enter", lambda job: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             translate(model, sentences(3), options, (SOS,))
     assert not ENGINES[model]

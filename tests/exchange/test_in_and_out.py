@@ -178,7 +178,7 @@ def test_loss_and_gradients_are_theirs(name: str, tmp_path: Path) -> None:
     peer = peer.double()
     rules = list_rules(FAMILIES[package.origin["family"]], package.config)
     leaves = {k: p.detach().clone().requires_grad_() for k, p in peer.named_parameters() if p.requires_grad}
-    rules = [rule for rule in rules if all(part.name in leaves for part in rule.parts)]
+    rules = [rule for rule in rules if all(source.name in leaves for source in rule.sources)]
     theirs, ours, real = texts(peer)
     weights = {rule.ours: rule.to_ours(leaves) for rule in rules}
     if name in PAIRS:

@@ -21,9 +21,9 @@ from regard.errors import RegardError
 from regard.kernels.masks import CAUSAL, FULL, Mask, dense_mask, document_mask, prefix, with_window
 from regard.layers.attention_kernels import make_plan
 from regard.layers.attention_stages import (
-    Additive,
+    AdditiveAttention,
+    CausalHead,
     KeyValueHead,
-    MaskedHead,
     MultiHead,
     MultiHeadCross,
     SelfHead,
@@ -112,7 +112,7 @@ def test_a_dot_product_worked_by_hand() -> None:
 
 @MASKS
 def test_the_additive_score_is_a_small_network_for_each_key(kind: str) -> None:
-    stage = Additive(d_query=3, d_key=4, d_hidden=6)
+    stage = AdditiveAttention(d_query=3, d_key=4, d_hidden=6)
     q, k, v = torch.randn(B, 3), torch.randn(B, S, 4), torch.randn(B, S, 7)
     mask = mask_of(kind, B, S)
     w, u, last = (weight.detach().numpy() for weight in (stage.W.weight, stage.U.weight, stage.v.weight))
@@ -150,12 +150,12 @@ def test_keys_and_values_are_projected_apart(kind: str) -> None:
 
 
 @MASKS
-@pytest.mark.parametrize("cls", [SelfHead, MaskedHead])
+@pytest.mark.parametrize("cls", [SelfHead, CausalHead])
 def test_self_attention_projects_queries_too_and_masked_never_looks_ahead(cls: type[SelfHead], kind: str) -> None:
     stage, x = cls(C, 6), torch.randn(B, S, C)
     mask = mask_of(kind, B, S, S)
     seen = torch.ones(S, S, dtype=torch.bool) if mask is None else mask
-    if cls is MaskedHead:
+    if cls is CausalHead:
         seen = seen & torch.tensor([[j <= i for j in range(S)] for i in range(S)])
     q, k, v = (projected(x, linear) for linear in (stage.w_q, stage.w_k, stage.w_v))
     assert_look(stage(x, x, x, mask), by_hand(q, k, v, seen))
@@ -197,13 +197,13 @@ def test_cross_attention_asks_other_tokens(n_kv_heads: int, kind: str) -> None:
 def stages() -> dict[str, tuple[Callable[..., tuple[Tensor, Tensor]], tuple[int, ...], bool]]:
     """Name -> stage, the shape of its query, and whether query and keys must be the same tokens."""
     return {
-        "additive": (Additive(C, C, 6), (B, C), False),
+        "additive": (AdditiveAttention(C, C, 6), (B, C), False),
         "dot product": (dot_product, (B, C), False),
         "scaled": (scaled_dot_product, (B, C), False),
         "many queries": (many_queries, (B, T, C), False),
         "keys and values": (KeyValueHead(C, C), (B, T, C), False),
         "self": (SelfHead(C, 4), (B, S, C), True),
-        "masked": (MaskedHead(C, 4), (B, S, C), True),
+        "masked": (CausalHead(C, 4), (B, S, C), True),
         "multi-head": (MultiHead(C, H), (B, S, C), True),
         "cross": (MultiHeadCross(C, H), (B, T, C), False),
     }
@@ -261,13 +261,13 @@ def identity(*layers: nn.Linear) -> None:
 
 
 def test_an_additive_score_without_its_last_layer_is_the_mean() -> None:
-    stage, q, x = Additive(C, C, 6), torch.randn(B, C), torch.randn(B, S, C)
+    stage, q, x = AdditiveAttention(C, C, 6), torch.randn(B, C), torch.randn(B, S, C)
     nn.init.zeros_(stage.v.weight)
     assert_look(stage(q, x, x), (x.mean(1), torch.full((B, S), 1 / S)))
 
 
 def test_an_additive_decoder_may_project_its_keys_once() -> None:
-    stage, q, x = Additive(C, C, 6), torch.randn(B, C), torch.randn(B, S, C)
+    stage, q, x = AdditiveAttention(C, C, 6), torch.randn(B, C), torch.randn(B, S, C)
     torch.testing.assert_close(stage.scores(q, stage.U(x)).softmax(-1), stage(q, x, x)[1])
 
 
@@ -297,7 +297,7 @@ def test_self_attention_with_an_identity_for_queries_is_the_head_before_it() -> 
 
 
 def test_masked_attention_is_self_attention_of_each_beginning() -> None:
-    stage, before, x = MaskedHead(C, 4), SelfHead(C, 4), torch.randn(B, S, C)
+    stage, before, x = CausalHead(C, 4), SelfHead(C, 4), torch.randn(B, S, C)
     before.load_state_dict(stage.state_dict())
     context, weights = stage(x, x, x)
     for t in range(1, S + 1):
@@ -306,7 +306,7 @@ def test_masked_attention_is_self_attention_of_each_beginning() -> None:
 
 
 def test_one_head_with_an_identity_for_its_output_is_masked_attention() -> None:
-    stage, before, x = MultiHead(C, 1), MaskedHead(C, C), torch.randn(B, S, C)
+    stage, before, x = MultiHead(C, 1), CausalHead(C, C), torch.randn(B, S, C)
     with torch.no_grad():
         stage.layer.qkv.weight.copy_(torch.cat([before.w_q.weight, before.w_k.weight, before.w_v.weight]))
         stage.layer.qkv.bias.zero_()

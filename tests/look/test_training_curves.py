@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from regard.cli.look_commands import look_training
 from regard.errors import RegardError
-from regard.look.figures import Curves, Lines, draw
+from regard.look.figures import Lines, XYLines, draw
 from regard.look.training_curves import TrainingCurves, read_training_curves
 
 STEPS = [(10, 5.0, 1e-3, 2.0), (20, 4.0, 2e-3, 1.5), (30, 3.5, 1e-3, 9.0)]
@@ -41,7 +41,7 @@ def write(folder: Path, shift: float = 0.0, scores: dict[str, float] | None = No
     return folder
 
 
-def by_title(found: TrainingCurves) -> dict[str, Curves]:
+def by_title(found: TrainingCurves) -> dict[str, XYLines]:
     return {panel.title: panel for panel in found.panels()}
 
 
@@ -137,11 +137,11 @@ def test_axes_hold_the_curves_their_names_and_scales(tmp_path: Path) -> None:
 
 
 def test_a_logarithmic_curve_leaves_out_what_is_not_above_zero() -> None:
-    panel = Curves("t", {"a": (np.arange(3), np.array([1.0, 0.0, 4.0]))}, "x", "y", log=True)
+    panel = XYLines("t", {"a": (np.arange(3), np.array([1.0, 0.0, 4.0]))}, "x", "y", log=True)
     (axes,) = draw("", [panel], 1).axes
     np.testing.assert_array_equal(axes.lines[0].get_ydata(), [1, math.nan, 4])
     assert axes.get_yscale() == "log"
-    nothing = Curves("t", {"a": (np.arange(2), np.zeros(2))}, "x", "y", log=True)
+    nothing = XYLines("t", {"a": (np.arange(2), np.zeros(2))}, "x", "y", log=True)
     draw("", [nothing], 1).draw_without_rendering()
 
 

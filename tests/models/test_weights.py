@@ -17,7 +17,7 @@ from regard.errors import RegardError
 from regard.files import write_manifest
 from regard.layers.quantization import Int8Linear, is_quantized
 from regard.models.architectures import make_model, preset
-from regard.models.weights import STEP, are_quantized, dequantize_weights, quantize_weights, weights_of
+from regard.models.weights import SCALE_SUFFIX, are_quantized, dequantize_weights, quantize_weights, weights_of
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 SIZES = {"n_encoder_layers": 2, "n_decoder_layers": 1, "d_model": 32, "n_heads": 2, "d_ff": 64, "max_len": 64}
@@ -28,7 +28,7 @@ def test_a_matrix_by_hand() -> None:
     made = quantize_weights({"a": x, "b": x[0]})
     assert made["a"].tolist() == [[127, -50, 0], [0, 0, 0], [-127, 0, 1]]
     assert made["a"].dtype == torch.int8
-    assert made["a" + STEP].flatten().tolist() == pytest.approx([0.01, 1e-12, 2.0])
+    assert made["a" + SCALE_SUFFIX].flatten().tolist() == pytest.approx([0.01, 1e-12, 2.0])
     assert made["b"].dtype == torch.float16
     back = dequantize_weights(made)
     assert set(back) == {"a", "b"}
@@ -40,7 +40,7 @@ def test_every_number_is_within_half_a_step_and_rounding_twice_changes_nothing()
     x = torch.randn(50, 40) * torch.logspace(-4, 3, 50)[:, None]
     made = quantize_weights({"x": x})
     back = dequantize_weights(made)["x"]
-    assert ((back - x).abs() <= made["x" + STEP] * 0.5001).all()
+    assert ((back - x).abs() <= made["x" + SCALE_SUFFIX] * 0.5001).all()
     assert torch.equal(quantize_weights({"x": back})["x"], made["x"])
 
 
@@ -65,7 +65,7 @@ def logits(model: nn.Module) -> Tensor:
     "sizes", [{"tie": "all"}, {"tie": "none"}, {"positions": "learned"}, {"positions": "t5", "cross_positions": "t5"}]
 )
 def test_bytes_from_the_disk_are_the_model_that_was_rounded_in_memory(tmp_path: Path, sizes: dict[str, Any]) -> None:
-    """Oracle: the same folder loaded in fp32 and then rounded to int8, whose steps are the same."""
+    """Oracle: the same folder loaded in fp32 and then rounded to int8, whose scales are the same."""
     model_folder.save(tmp_path / "m", package(**sizes), "", small=True)
     exact = model_folder.load(tmp_path / "m", torch.device("cpu"), "fp32").model
     straight = model_folder.load(tmp_path / "m", torch.device("cpu"), "int8").model
@@ -95,7 +95,7 @@ def test_a_small_folder_is_small_and_close_to_the_whole(tmp_path: Path) -> None:
 def test_int8_of_given_bytes_is_int8_of_the_matrix() -> None:
     weight, bias, x = torch.randn(8, 16), torch.randn(8), torch.randn(3, 16)
     made = quantize_weights({"w": weight})
-    straight = Int8Linear(made["w"], bias, made["w" + STEP].squeeze(1))
+    straight = Int8Linear(made["w"], bias, made["w" + SCALE_SUFFIX].squeeze(1))
     assert torch.allclose(straight(x), Int8Linear(weight, bias)(x), atol=1e-5)
     exact = x @ dequantize_weights(made)["w"].T + bias
     assert (straight(x) - exact).abs().max() < 0.1
@@ -106,7 +106,7 @@ def load_harmed(path: Path, way: str, harm: Any) -> None:
     model_folder.save(path, package(), "", small=True)
     tensors = load_file(path / "model.safetensors")
     assert are_quantized(tensors)
-    harm(tensors, next(name for name in tensors if name.endswith("weight") and name + STEP in tensors))
+    harm(tensors, next(name for name in tensors if name.endswith("weight") and name + SCALE_SUFFIX in tensors))
     save_file(tensors, path / "model.safetensors")
     (path / "manifest.json").unlink()
     write_manifest(path)
@@ -118,8 +118,8 @@ def load_harmed(path: Path, way: str, harm: Any) -> None:
     ("harm", "said"),
     [
         (lambda t, name: t.pop(name), "is missing"),
-        (lambda t, name: t.update({k: t[k][:-1].contiguous() for k in (name, name + STEP)}), "the model has"),
-        (lambda t, name: t.update({name + STEP: t[name + STEP] * math.nan}), "not finite|missing or broken"),
+        (lambda t, name: t.update({k: t[k][:-1].contiguous() for k in (name, name + SCALE_SUFFIX)}), "the model has"),
+        (lambda t, name: t.update({name + SCALE_SUFFIX: t[name + SCALE_SUFFIX] * math.nan}), "not finite|missing or broken"),
         (lambda t, name: t.update({"more": torch.zeros(3)}), "more is not in the model"),
     ],
 )  # fmt: skip
@@ -129,9 +129,9 @@ def test_broken_weights_are_named(tmp_path: Path, way: str, harm: Any, said: str
 
 
 @pytest.mark.parametrize("way", ["auto", "int8"])
-def test_a_matrix_without_its_steps_is_refused(tmp_path: Path, way: str) -> None:
+def test_a_matrix_without_its_scales_is_refused(tmp_path: Path, way: str) -> None:
     with pytest.raises(RegardError, match="missing or broken"):
-        load_harmed(tmp_path / "m", way, lambda tensors, name: tensors.pop(name + STEP))
+        load_harmed(tmp_path / "m", way, lambda tensors, name: tensors.pop(name + SCALE_SUFFIX))
 
 
 @pytest.mark.parametrize("text", ["{", "[1, 2]", '{"en": 5}', '{"en": {"the": "often"}}'])

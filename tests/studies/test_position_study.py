@@ -30,8 +30,8 @@ from regard.studies.position_study_jobs import (
     SEPARATOR,
     UNKNOWN,
     CopyTask,
-    PositionJob,
-    Settings,
+    PositionStudyJob,
+    PositionStudySettings,
     TextTask,
     list_rows,
     make_copies,
@@ -44,7 +44,7 @@ from regard.studies.position_study_jobs import (
 from regard.text.special_tokens import PAD
 
 CPU = torch.device("cpu")
-TINY = Settings(
+TINY = PositionStudySettings(
     length=8, layers=1, width=16, heads=2, d_ff=16, batch=4, steps=2, windows=5, strings=6, symbols=5, sentences=100
 )
 
@@ -53,7 +53,7 @@ def random_text(n: int, alphabet: str = "abcde") -> str:
     return "".join(np.random.default_rng(0).choice(list(alphabet), n))
 
 
-def tiny_model(scheme: str, vocab: int, settings: Settings = TINY) -> GPT:
+def tiny_model(scheme: str, vocab: int, settings: PositionStudySettings = TINY) -> GPT:
     torch.manual_seed(3)
     return GPT(make_model_config(scheme, vocab, settings, "lm")).eval()
 
@@ -313,8 +313,8 @@ def test_a_rerun_does_nothing_twice_and_says_so(
 
 def test_a_job_with_other_settings_or_a_damaged_result_counts_as_not_done(finished: Path, tmp_path: Path) -> None:
     results = read_json(finished / "results.json")
-    settings = Settings(**results["setting"]["settings"] | {"multiples": (1, 2, 4, 8)})
-    job = PositionJob("lm", "alibi", settings, finished / "jobs", text=results["setting"]["data"]["sha256"])
+    settings = PositionStudySettings(**results["setting"]["settings"] | {"multiples": (1, 2, 4, 8)})
+    job = PositionStudyJob("lm", "alibi", settings, finished / "jobs", text=results["setting"]["data"]["sha256"])
     assert load_result(job)
     assert load_result(dataclasses.replace(job, threads=5, data=Path("moved.txt")))
     assert not load_result(dataclasses.replace(job, settings=dataclasses.replace(settings, steps=3)))
@@ -349,7 +349,7 @@ def test_a_training_that_breaks_off_is_said_under_the_tables() -> None:
 
 def test_the_text_of_a_file_is_what_the_models_learn(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(random_text(30000, "ab\n"), encoding="utf-8")
-    job = PositionJob("lm", "none", TINY, tmp_path, tmp_path / "text.txt")
+    job = PositionStudyJob("lm", "none", TINY, tmp_path, tmp_path / "text.txt")
     run_job(job)
     result = json.loads(job.result.read_text(encoding="utf-8"))
     assert list(result["rows"]["none"]) == ["8", "16", "32", "64"]

@@ -21,8 +21,8 @@ from regard.models.architectures import make_model, preset
 from regard.models.gpt import GPT
 from regard.text.special_tokens import PAD
 from regard.training.objective import (
-    AuxiliaryLossObjective,
     ClassificationObjective,
+    LanguageModelAuxiliaryObjective,
     Objective,
     PackedObjective,
     RDropObjective,
@@ -353,7 +353,7 @@ def test_the_auxiliary_loss_is_each_rows_mean_over_its_own_tokens(config: ModelC
     rows = [[5, 6, 7, EOS], [8, EOS], [5, 6, 7, EOS]]
     ids = torch.tensor([row + [PAD] * (4 - len(row)) for row in rows])
     labels = torch.tensor([1, 0, -1])
-    loss, nll, scored = AuxiliaryLossObjective(model, 0.0, weight=0.5)(ids, torch.zeros_like(ids), labels)
+    loss, nll, scored = LanguageModelAuxiliaryObjective(model, 0.0, weight=0.5)(ids, torch.zeros_like(ids), labels)
     text, classes = 0.0, 0.0
     for row, label in zip(rows[:2], (1, 0), strict=True):
         one = torch.tensor([row])
@@ -368,6 +368,6 @@ def test_the_auxiliary_loss_of_tagged_rows() -> None:
     ids, types = torch.tensor([[5, 6, EOS], [5, 6, EOS]]), torch.zeros(2, 3, dtype=torch.long)
     labels = torch.tensor([[0, 2, -1], [-1, -1, -1]])  # the second row only fills the batch
     plain = ClassificationObjective(model)(ids, types, labels)
-    loss, nll, scored = AuxiliaryLossObjective(model, 0.0, weight=1.0)(ids, types, labels)
+    loss, nll, scored = LanguageModelAuxiliaryObjective(model, 0.0, weight=1.0)(ids, types, labels)
     text = F.cross_entropy(model.body(ids[:1])[0, :-1], ids[0, 1:])  # type: ignore[operator]
     torch.testing.assert_close(torch.stack([loss - text, nll, scored]), plain)

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.config import TrainConfig
-from regard.training.optimizer import learning_rate
+from regard.training.optimizer import scheduled_learning_rate
 
 SCHEDULES = TrainConfig.__dataclass_fields__["schedule"].metadata["choices"]
 every = pytest.mark.parametrize("schedule", SCHEDULES)
 
 
 def rate(schedule: str, step: int, warmup: int = 100, steps: int = 1100) -> float:
-    return learning_rate(TrainConfig(lr=0.01, schedule=schedule, warmup=warmup, steps=steps), step)
+    return scheduled_learning_rate(TrainConfig(lr=0.01, schedule=schedule, warmup=warmup, steps=steps), step)
 
 
 @every

@@ -12,8 +12,8 @@ from regard.config import DecodeConfig
 from regard.decode.constraints import Hypothesis, length_limits, pad_rows, start_decoding
 from regard.decode.generation import GenerationRequest, unique_consecutive
 from regard.decode.graphs.engine import (
-    DecodeJob,
     Engine,
+    GraphDecoding,
     Snapshot,
     count_slots,
     next_power_of_two,
@@ -37,7 +37,7 @@ def translate(
 ) -> list[list[Hypothesis]]:
     """Return the translations of each source, best first; the sources include their special tokens."""
     before: Snapshot | None = None
-    with TranslationJob(model, sources, options, start) as job:
+    with GraphTranslation(model, sources, options, start) as job:
         while job.waiting or job.working:
             job.enter()
             after = job.launch_steps()
@@ -47,7 +47,7 @@ def translate(
         return job.results()
 
 
-class TranslationJob(DecodeJob[Sample]):
+class GraphTranslation(GraphDecoding[Sample]):
     """A decoding job whose items are sources, or samples of sources."""
 
     def __init__(
@@ -77,7 +77,7 @@ class TranslationJob(DecodeJob[Sample]):
             return
         engine, device = self.engine, self.engine.slots.last.device
         which, rows = torch.tensor(slots, device=device), engine.rows(slots)
-        self._read(pad_rows([self.sources[i] for i, _ in entering], device), which)
+        self._encode_sources(pad_rows([self.sources[i] for i, _ in entering], device), which)
         limits = torch.tensor([self.limits[i] for i, _ in entering], device=device)
         engine.slots.enter(which, limits, self.start[-1], len(self.start) - 1, self.options)
         seeds = [(self.options.seed + i) * self.options.nbest + j for i, j in entering for _ in range(engine.k)]
@@ -85,7 +85,7 @@ class TranslationJob(DecodeJob[Sample]):
         for slot, sample in zip(slots, entering, strict=True):
             self.begin(slot, sample, self.limits[sample[0]])
 
-    def _read(self, source: Tensor, which: Tensor) -> None:
+    def _encode_sources(self, source: Tensor, which: Tensor) -> None:
         """Read sources (n, S) and all start tokens but the last; copy the resulting state into slots `which` (n,)."""
         state, _ = start_decoding(self.model, source, self.start)
         self.engine.state.fill_slots(which, state, torch.arange(len(which), device=which.device))
@@ -116,11 +116,11 @@ def graph_steps(model: Any, rows: list[GenerationRequest], options: DecodeConfig
     """Return an iterator that adds a few tokens at a time to the open rows and yields the rows that got some.
 
     A model whose step cannot be captured raises `NotCapturable` here, before any token is written."""
-    return _graph_steps(GenerationJob(model, rows, options))
+    return _graph_steps(GraphGeneration(model, rows, options))
 
 
 @torch.inference_mode()
-def _graph_steps(generation: GenerationJob) -> Iterator[list[GenerationRequest]]:
+def _graph_steps(generation: GraphGeneration) -> Iterator[list[GenerationRequest]]:
     before: Snapshot | None = None
     with generation as job:
         while job.waiting or job.working:
@@ -131,7 +131,7 @@ def _graph_steps(generation: GenerationJob) -> Iterator[list[GenerationRequest]]
             before = after
 
 
-class GenerationJob(DecodeJob[GenerationRequest]):
+class GraphGeneration(GraphDecoding[GenerationRequest]):
     """A decoding job whose items are prompts to continue."""
 
     def __init__(self, model: Any, rows: list[GenerationRequest], options: DecodeConfig) -> None:
@@ -149,7 +149,7 @@ class GenerationJob(DecodeJob[GenerationRequest]):
             return
         engine, device = self.engine, self.engine.slots.last.device
         which, prompts = torch.tensor(slots, device=device), [row.prompt for row in rows]
-        self._read(prompts, which)
+        self._prefill(prompts, which)
         last, before, limits = torch.tensor(
             [(row.prompt[-1], len(row.prompt) - 1, row.limit) for row in rows], device=device
         ).T
@@ -158,7 +158,7 @@ class GenerationJob(DecodeJob[GenerationRequest]):
         for slot, row in zip(slots, rows, strict=True):
             self.begin(slot, row, row.limit)
 
-    def _read(self, prompts: list[list[int]], which: torch.Tensor) -> None:
+    def _prefill(self, prompts: list[list[int]], which: torch.Tensor) -> None:
         """Read prompts without their last tokens into slots `which` (n,); a prompt with several samples is read once."""
         unique, copies = unique_consecutive(prompts)
         ids = pad_rows([prompt[:-1] for prompt in unique], which.device)

@@ -194,7 +194,7 @@ class NotCapturable(Exception):
 Item = TypeVar("Item")
 
 
-class DecodeJob(Generic[Item]):
+class GraphDecoding(Generic[Item]):
     """A queue of items that wait for a slot, and the items that the slots work on.
 
     It is a context manager that returns the engine at its end; after an error the engine is dropped instead."""

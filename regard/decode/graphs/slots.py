@@ -132,7 +132,7 @@ def beam_step_reference(slots: Slots, value: Tensor, index: Tensor, log_z: Tenso
     row, token = row.gather(1, place)[:, :k], token.gather(1, place)[:, :k]
     new["log_prob"] = log_prob[:, :k]
     bound = slots.limit if options.beam_stop == "proven" and options.length_penalty > 0 else length
-    best_open = log_prob[:, 0] / _power(bound, options)
+    best_open = log_prob[:, 0] / length_norm(bound, options)
     stopped = (new["done_score"].min(1).values >= best_open) | (length >= slots.limit)
 
     _reorder_owners(slots, row)
@@ -160,7 +160,7 @@ def _finished(slots: Slots, log_prob: Tensor, row: Tensor, token: Tensor, option
     log_prob (B, 2K) is -inf for candidates that do not end."""
     k = slots.log_prob.shape[1]
     length = (slots.step + 1)[:, None].expand(-1, k)
-    score = log_prob[:, :k] / _power(length, options)
+    score = log_prob[:, :k] / length_norm(length, options)
     new = {"done_score": score, "done_log_prob": log_prob[:, :k], "done_length": length, "done_parent": row[:, :k]}
     new["done_token"] = token[:, :k]
     both = torch.cat([slots.done_score, score], 1)
@@ -168,7 +168,8 @@ def _finished(slots: Slots, log_prob: Tensor, row: Tensor, token: Tensor, option
     return {name: torch.cat([getattr(slots, name), x], 1).gather(1, place) for name, x in new.items()}
 
 
-def _power(length: Tensor, options: DecodeConfig) -> Tensor:
+def length_norm(length: Tensor, options: DecodeConfig) -> Tensor:
+    """Return |y|^a, which log p(y) is divided by: a is the length penalty, `decode.length_penalty`."""
     return length.double().pow(options.length_penalty).float()
 
 
@@ -226,7 +227,7 @@ def advance_reference(slots: Slots, token: Tensor, log_prob: Tensor, options: De
     length = (slots.step + 1)[:, None]
     stopped = (token == slots.eos) | (length >= slots.limit[:, None])
     row = torch.zeros_like(token)
-    done = {"done_score": total / _power(length, options), "done_log_prob": total, "done_length": length}
+    done = {"done_score": total / length_norm(length, options), "done_log_prob": total, "done_length": length}
     done |= {"done_parent": row, "done_token": token}
     new = {name: torch.where(stopped, x, getattr(slots, name)) for name, x in done.items()}
     _write(slots, token, row, stopped.squeeze(1), new | {"log_prob": total}, options)

@@ -23,8 +23,8 @@ LARGEST: tl.constexpr = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
-def power(length, PENALTY: tl.constexpr):
-    """Return length ** PENALTY, computed in fp64."""
+def length_norm(length, PENALTY: tl.constexpr):
+    """Return |y|^a = length ** PENALTY, which log p(y) is divided by (length penalty), computed in fp64."""
     return tl.exp(tl.full((), PENALTY, tl.float64) * tl.log(length.to(tl.float64))).to(tl.float32)
 
 
@@ -104,7 +104,7 @@ def beam_step(
         old_length = tl.load(done_length + base + lane, mask=mine, other=0)
         old_parent = tl.load(done_parent + base + lane, mask=mine, other=0)
         old_token = tl.load(done_token + base + lane, mask=mine, other=0)
-        new = tl.div_rn(tl.where(ends & mine, total, -float("inf")), power(length, PENALTY))
+        new = tl.div_rn(tl.where(ends & mine, total, -float("inf")), length_norm(length, PENALTY))
         old_place = ahead(old, old, lane, 0) + ahead(old, new, lane, -W)
         new_place = ahead(new, old, lane, W) + ahead(new, new, lane, 0)
         stays, joins = mine & (old_place < K), (new > -float("inf")) & (new_place < K)
@@ -115,7 +115,7 @@ def beam_step(
         opens = still_open > -float("inf")
         before = tl.sum((opens[None, :] & (lane[None, :] < lane[:, None])).to(tl.int32), 1)
         place = tl.where(opens, before, tl.sum(opens.to(tl.int32), 0) + lane - before)
-        best_open = tl.div_rn(tl.max(still_open, 0), power(most if PROVEN else length, PENALTY))
+        best_open = tl.div_rn(tl.max(still_open, 0), length_norm(most if PROVEN else length, PENALTY))
         stops = (worst >= best_open) | (length >= most)
         r = tl.arange(0, R)
         parents = tl.max(tl.where(place[:, None] == r[None, :], row[:, None], 0), 0)  # (R,)
@@ -166,7 +166,7 @@ def advance(
     tl.store(position + n, tl.where(stops, 0, column + 1), mask=going)
     tl.store(no_end + n, length < min_len, mask=going)
     tl.store(step + base, length, mask=going)
-    tl.store(done_score + base, tl.div_rn(total, power(length, PENALTY)), mask=ended)
+    tl.store(done_score + base, tl.div_rn(total, length_norm(length, PENALTY)), mask=ended)
     tl.store(done_log_prob + base, total, mask=ended)
     tl.store(done_length + base, length, mask=ended)
     tl.store(done_token + base, chosen.to(tl.int32), mask=ended)

@@ -12,7 +12,7 @@ from regard.config.registry import register, setting
 from regard.kernels.attention_functions import Rotation, merge_heads, rotate, split_heads, split_qkv
 from regard.kernels.masks import with_window
 from regard.layers.attention_kernels import AttentionPlan, get_kernel, make_plan, with_additive_mask
-from regard.layers.context import Context, Request
+from regard.layers.context import Context, PrepareRequest
 from regard.layers.decoding_state import LENGTH, Columns, PerSentence, Storage
 from regard.layers.part import Mixer, Part, Place
 
@@ -70,7 +70,7 @@ class SelfAttention(Attention, Mixer):
         queries = self.d_queries // self.n_kv_heads
         return {"qkv": (self.n_kv_heads, [queries, self.d_head, self.d_head])}
 
-    def prepare(self, request: Request) -> Prepared:
+    def prepare(self, request: PrepareRequest) -> Prepared:
         scheme, mask = request.scheme, with_window(request.mask, self.window)
         rotation = scheme.rotation(request.positions)
         if request.sees_all and mask.triangle and not (scheme.relative or scheme.contextual):

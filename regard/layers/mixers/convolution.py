@@ -23,7 +23,7 @@ from regard.config import ModelConfig
 from regard.config.registry import register, setting
 from regard.errors import RegardError
 from regard.kernels.masks import PAD_POSITION, Mask
-from regard.layers.context import Context, Request
+from regard.layers.context import Context, PrepareRequest
 from regard.layers.decoding_state import PerRow, Storage
 from regard.layers.part import Mixer, Place
 
@@ -124,7 +124,7 @@ class Convolution(Mixer):
     def fused_matrices(self) -> dict[str, tuple[int, list[int]]]:
         return {"taps": (1, [self.width, self.width])}
 
-    def prepare(self, request: Request) -> ConvIndices | None:
+    def prepare(self, request: PrepareRequest) -> ConvIndices | None:
         if request.keys is not request.positions:  # a cache holds earlier tokens
             return None
         return make_conv_indices(request.mask, request.positions, self.kernel, self.dilation)

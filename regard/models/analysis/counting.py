@@ -250,7 +250,7 @@ class Product(NamedTuple):
     weight: str | None  # the module's parameter that was multiplied
 
 
-class Output(NamedTuple):
+class OutputShape(NamedTuple):
     """The shape of the first tensor that a module returned."""
 
     module: nn.Module
@@ -262,7 +262,7 @@ class ForwardCount(MetaShapes):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.log: list[Product | Output] = []
+        self.log: list[Product | OutputShape] = []
         self.paths = {module: path for path, module in model.named_modules()}
         self.running: list[nn.Module] = [model]  # modules whose forward is running, the innermost last
         self.owners: dict[int, list[tuple[nn.Module, str]]] = {}  # a storage -> modules and names of the weight in it
@@ -298,7 +298,7 @@ class ForwardCount(MetaShapes):
             self.copies.append(out)
         if name == "aten::embedding":
             module, _ = self._owner(args)
-            self.log.append(Output(module, tuple(out.shape)))
+            self.log.append(OutputShape(module, tuple(out.shape)))
         elif flops := flops_of(func, args, kwargs, out):
             self._note(flops, args)
         return out
@@ -326,7 +326,7 @@ class ForwardCount(MetaShapes):
             self.running.pop()
             first = next((x for x in tree_leaves(out) if isinstance(x, Tensor)), None)
             if first is not None:
-                self.log.append(Output(module, tuple(first.shape)))
+                self.log.append(OutputShape(module, tuple(first.shape)))
 
     @contextmanager
     def _run_once(self, module: nn.Module) -> Iterator[None]:
@@ -365,7 +365,7 @@ class ForwardCount(MetaShapes):
 
     def shapes(self) -> dict[str, Shape]:
         """Return the output shape of every module that was called, by its path."""
-        return {self.paths[entry.module]: entry.shape for entry in self.log if isinstance(entry, Output)}
+        return {self.paths[entry.module]: entry.shape for entry in self.log if isinstance(entry, OutputShape)}
 
     def weights(self) -> dict[nn.Parameter, int]:
         """Return the parameters that were multiplied, with the FLOPs of these products."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokens import EOS, SOS, UNK
 
-from regard.text.detokenizer import Detokenizer
+from regard.text.streaming_detokenizer import Detokenizer
 from regard.text.tokenizer import KINDS, Tokenizer, TokenizerConfig
 
 CORPUS = [
