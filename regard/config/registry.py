@@ -1,9 +1,9 @@
 """The registry of parts, and how a part declares the settings it reads. This module does not import torch.
 
-A part is a position scheme, a token mixer, a feed-forward layer, a recurrent cell or an attention score: one class in one
-file, registered by one line, `@register("name")`. Help texts, the command line, presets and everything that lists or
-builds parts read this registry, so nothing else has to know that a part exists. `regard/layers/__init__.py` imports the
-files of the parts, so the registry is full once `regard.layers` is imported.
+A part is a position scheme, a token mixer (such as an attention variant), a feed-forward layer, a recurrent cell or an
+attention score: one class in one file, registered by one line, `@register("name")`. Help texts, the command line,
+presets and everything that lists or builds parts read this registry, so nothing else has to know that a part exists.
+`regard/layers/__init__.py` imports the files of the parts, so the registry is full once `regard.layers` is imported.
 
 A part with settings has a table of them, `[model.NAME]`, which exists only in configurations that choose the part. An
 architecture may have such a table too (`register_table`).

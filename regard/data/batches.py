@@ -29,10 +29,10 @@ Rows = tuple[int, np.ndarray]  # the plan of a batch: its width, and the rows it
 
 @dataclass(frozen=True)
 class Batch:
-    """The tensors of a batch."""
+    """One batch: the tensors that the objective takes, labels last, and the number of labels that are scored."""
 
-    inputs: tuple[Tensor, ...]  # of the objective, labels last
-    tokens: int  # how many labels are scored
+    inputs: tuple[Tensor, ...]
+    tokens: int  # labels that are scored
 
     @property
     def labels(self) -> Tensor:

@@ -245,6 +245,7 @@ class ParallelCorpus:
     split: str = "train"
 
     def rows(self) -> Iterator[tuple[str, ...]]:
+        """Yield the sentence pairs (source, target) of all specs, one after the other."""
         for part in self._parts():
             yield from part.rows()
 

@@ -1,4 +1,4 @@
-"""Beam search.
+"""Beam search keeps the K most probable hypotheses of each sentence at every step.
 
 A hypothesis y is ranked by  log p(y | x) / |y|^a,  where a is the length penalty and |y| counts the generated tokens with
 the end token. Each step takes the 2K best candidates, extensions of the K open hypotheses by one token: those among the

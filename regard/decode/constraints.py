@@ -24,15 +24,18 @@ MAX_GRAPH_BEAM = 16  # the widest beam that the CUDA-graph kernels support
 
 
 class DecodableModel(Protocol):
-    """A model that reads a source once and then writes token by token; `step` takes and returns N rows.
+    """What search needs of a model: it reads a source once and then writes token by token.
 
     Its configuration names the token that ends a text and those that are never generated."""
 
     @property
     def config(self) -> ModelConfig: ...
 
-    def begin(self, source: Tensor) -> Any: ...
-    def step(self, tokens: Tensor, state: Any) -> Tensor: ...
+    def begin(self, source: Tensor) -> Any:
+        """Read sources (B, S) and return the decoding state, which has `reorder(parents)` and `select(sentences)`."""
+
+    def step(self, tokens: Tensor, state: Any) -> Tensor:
+        """Return the logits (N, V) after one more token (N,) of each hypothesis."""
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,8 @@ def pad_vocabulary(weight: Tensor, bias: Tensor | None, terms: LossTerms) -> tup
 
 
 def chunk_rows(m: int, row_bytes: int, device: torch.device) -> int:
-    """Return the rows of a chunk: chunks of one size, as few as CHUNK_BYTES allows, in multiples of 128 rows."""
+    """Return the rows of a chunk: chunks of equal size, as few as CHUNK_BYTES allows, rounded up to a multiple of 128 rows,
+    which may exceed CHUNK_BYTES."""
     count = max(1, -(-m * row_bytes // CHUNK_BYTES.get(device.type, CHUNK_BYTES["cuda"])))
     return 128 * max(1, -(-m // (128 * count)))
 

@@ -1,9 +1,9 @@
-"""Attention masks: which keys a query may attend to. In a boolean mask, True means "attend".
+"""Attention masks, causal masks and padding masks: which keys a query may attend to; in a boolean mask, True = attend.
 
 Every mask of this package lets a query see one interval of key *positions*: a causal mask all positions up to the
 query's own, a sliding window the last few of them, a prefix mask the prefix as well. Position -1 marks padding (or an
-empty slot of a key/value cache) and lies in no interval, so padding, ragged batches, windows and caches need no special
-cases.
+empty slot of a KV cache) and lies in no interval, so there is no separate padding mask, and ragged batches, windows and
+caches need no special cases.
 
 A packed row holds several documents, one after the other. Positions start at 0 in each document, so `index - position`
 is the index at which a token's document begins; two tokens belong to the same document if these numbers are equal.
@@ -62,8 +62,8 @@ class Mask:
         return ", ".join(parts + (["own document"] if self.packed else []))
 
 
-FULL = Mask()  # encoders and cross-attention
-CAUSAL = Mask(ahead=0)  # decoders
+FULL = Mask()  # the mask of encoders and cross-attention, which only masks padding
+CAUSAL = Mask(ahead=0)  # the causal mask of decoders
 
 
 def with_window(mask: Mask, width: int) -> Mask:
@@ -94,18 +94,18 @@ def document_mask(mask: Mask) -> Mask:
 
 
 def dense_mask(mask: Mask, q: Tensor, k: Tensor, index: Tensor | None = None) -> Tensor:
-    """Return the boolean mask of queries at positions q (B, T) and keys at k (B, S): (B, 1, T or 1, S), True = attend.
+    """Return the attention mask of queries at positions q (B, T) and keys at k (B, S): (B, 1, T or 1, S), True = attend.
 
     The second dimension broadcasts over heads, the third is 1 where every query of a row sees the same keys. `index`
     (T,) is the index of each query among the keys, if they are the same tokens; packed rows need it to tell documents
     apart.
     """
-    seen = (k > PAD_POSITION)[:, None, :]  # (B, 1, S)
+    seen = (k > PAD_POSITION)[:, None, :]  # (B, 1, S), the padding mask
     if mask.back is not None or mask.ahead is not None:  # not `mask != FULL`, which torch cannot compile
         first, last = mask.span(q)
         seen = seen & (k[:, None, :] >= first[:, :, None])
         if last is not None:
-            seen = seen & (k[:, None, :] <= last[:, :, None])  # (B, T, S)
+            seen = seen & (k[:, None, :] <= last[:, :, None])  # (B, T, S), the causal mask
     if mask.packed:
         assert index is not None, "packed rows cannot be read through a cache"
         start = torch.arange(k.shape[1], device=k.device) - k  # (B, S), the index at which a token's document begins

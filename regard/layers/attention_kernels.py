@@ -46,6 +46,7 @@ class AttentionPlan:
     cudnn: bool = False  # `sdpa` may call cuDNN
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+        """Run the kernel, q (B, H, T, D), k and v (B, G, S, D) -> (B, H, T, D)."""
         return self.kernel(q, k, v, self, dropout)
 
     def seen(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""The decoding state: key/value caches and recurrent states that are kept between two decoding steps.
+"""The decoding state: the KV cache (key/value cache) and recurrent states, which are kept between two decoding steps.
 
 A part declares its storage (`state()`). Allocation, beam reordering, slots of continuous batching, removal of finished
 sentences and byte counts follow from the declaration:
@@ -36,7 +36,7 @@ LENGTH = None  # in the shape of a PerSentence: the number of source tokens
 
 @dataclass(frozen=True)
 class Columns:
-    """A key or value cache: a vector of `width` numbers for each token and head, (B, heads, columns, width)."""
+    """The KV cache of a part, keys or values: `width` numbers for each token and head, (B, heads, columns, width)."""
 
     heads: int
     width: int
@@ -172,7 +172,7 @@ class DecodingState:
         All rows are active, except those at padding while a prompt is read step by step."""
         return position > PAD_POSITION
 
-    # ---- key/value cache ----------------------------------------------------------------------------------------------
+    # ---- KV cache -----------------------------------------------------------------------------------------------------
 
     def extend(self, part: nn.Module, **new: Tensor) -> list[Tensor]:
         """Append new columns (B, heads, T, width) to each named cache of a part; return all columns of each."""
@@ -275,7 +275,7 @@ class DecodingState:
 
 
 def _grow(old: Tensor | None, new: Tensor, filled: int, needed: int) -> Tensor:
-    """Return a larger cache that holds the filled columns of the old one; its length is a power of two."""
+    """Return a larger KV cache that holds the filled columns of the old one; its length is a power of two."""
     n, h, _, d = new.shape
     room = new.new_empty(n, h, max(16, 1 << (needed - 1).bit_length()), d)
     if old is not None:

@@ -101,8 +101,9 @@ class Matrix:
 class Mixer(Part):
     """A token mixer, which moves information between the tokens of a row: self-attention, a convolution, a recurrence.
 
-    It has a parallel form (`forward`) and a one-token form (`step`), which computes the same from the storage declared by
-    `state`. `step` changes that storage in place, so that it can be captured in a CUDA graph.
+    An attention variant is a token mixer of its own, a position scheme, or both. A mixer has a parallel form
+    (`forward`) and a one-token form (`step`), which computes the same from the storage declared by `state`. `step`
+    changes that storage in place, so that it can be captured in a CUDA graph.
     """
 
     kind = "mixer"

@@ -9,7 +9,8 @@
 
 A column-major matrix is read in order by a product with few rows; results agree up to the order of summation. Each row of
 inputs has its own scale so that no result depends on which other rows are in the batch. bf16 is for processors with bf16
-instructions. A quantized model can be used, but neither trained nor saved.
+instructions. A quantized model can be used, but neither trained nor saved. This is quantization at run time; int8 weights
+on disk are written and read by models/weights.py.
 """
 
 from __future__ import annotations
@@ -79,9 +80,11 @@ class Int8Linear(nn.Module):
         self.max_input = 127 if torch.cpu._is_vnni_supported() else 63
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return x W^T + b, (..., K) -> (..., N)."""
         return large_matmul(self.multiply, x) if self.large else self.multiply(x)
 
     def multiply(self, x: Tensor) -> Tensor:
+        """Quantize the rows of x to int8, multiply, and scale the result back, (..., K) -> (..., N)."""
         # In a row of zeros, 0 / 0 is rounded to an arbitrary int8, and the result is multiplied by 0.
         largest = x.abs().amax(-1, keepdim=True)  # (..., 1)
         y = _int8_product(x / largest, 1 / self.max_input, self.max_input + 1, self.matrix).mul_(largest)
@@ -97,6 +100,7 @@ class Fp16Linear(nn.Module):
         self.matrix = torch.ops.quantized.linear_prepack_fp16(weight.float(), None if bias is None else bias.float())
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return x W^T + b, (..., K) -> (..., N)."""
         return _fp16_product(x, self.matrix)
 
 
@@ -113,6 +117,7 @@ class Bf16Linear(nn.Module):
         self.register_buffer("bias", None if bias is None else bias.bfloat16())
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return x W^T + b, (..., K) -> (..., N)."""
         return F.linear(x.bfloat16(), self.weight, self.bias).float()
 
 
@@ -128,6 +133,7 @@ class QuantizedHead(Head):
         self.scale = head.scale
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return logits (..., V) of hidden vectors (..., C)."""
         return self.linear(self.features(x))
 
 

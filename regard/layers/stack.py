@@ -60,7 +60,8 @@ class Stack(nn.Module):
         self.norm = make_norm(config) if config.norm == "pre" else None
         self.side, self.mask, self.d_head = side, mask, config.d_head
         self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
-        self.activation_checkpointing = False  # keep only the input of each block, and recompute the rest
+        # Activation (gradient) checkpointing: keep only the input of each block, and recompute the rest.
+        self.activation_checkpointing = False
         self.compiled = False  # the blocks are compiled for training (training/training_step.py)
         self.intervened = (
             False  # look/intervention_hooks.py replaced methods of its parts, which compiled code would not call
@@ -178,6 +179,7 @@ class Stack(nn.Module):
         return ZerosWithGrad.apply(x) if self.compiled and self.norm is not None and torch.is_grad_enabled() else None
 
     def _checkpointed(self, block: nn.Module, x: Tensor, y: Tensor | None, ctx: Context) -> Any:
+        """Run a block with activation (gradient) checkpointing: the backward pass runs it once more."""
         return checkpoint(block, x, y, ctx, use_reentrant=False, preserve_rng_state=self.random)
 
     def _contexts(self, ctx: Context, request: PrepareRequest) -> list[Context]:

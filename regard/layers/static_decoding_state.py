@@ -1,4 +1,4 @@
-"""A decoding state with static memory, over which a CUDA graph captures a decoding step.
+"""A decoding state with a static KV cache, over which a CUDA graph captures a decoding step.
 
 It holds B slots for continuous batching, each with K rows for beam hypotheses; every slot is at its own position. A step
 writes the keys and values of row n into row n of the cache, and `owner[n, j]` is the row that holds column j of the past of
@@ -80,7 +80,7 @@ class StaticDecodingState:
             kept = self.parts[part] = self.paths[path] = Fixed()
             self.storages[path] = storages
             for name, storage in storages.items():
-                if isinstance(storage, Columns):
+                if isinstance(storage, Columns):  # the KV cache
                     tensor = torch.zeros((b * k, storage.heads, columns, storage.width), dtype=dtype, device=device)
                 elif isinstance(storage, PerRow):
                     tensor = torch.zeros((b * k, *storage.shape), dtype=storage.dtype_for(dtype), device=device)

@@ -1,4 +1,4 @@
-"""Importance of attention heads: each is zeroed alone, and the change of the loss, or of BLEU, is measured on a test file.
+"""Head ablation: each attention head is zeroed alone, and the change of the loss, or of BLEU, is measured on a test file.
 
 Every change is measured against the unchanged model on the same sentences, so its error is that of the differences: for
 the loss the standard error of a ratio (nats over tokens, sentence by sentence), for BLEU a bootstrap over sentences. If
@@ -42,7 +42,7 @@ TOKENS_PER_LOGITS = 1024  # tokens whose logits are in memory at a time
 
 @dataclass(frozen=True)
 class Effect:
-    """The change of the metric when one head is zeroed."""
+    """The change of the metric when one head is ablated (zeroed)."""
 
     layer: str
     head: int

@@ -26,7 +26,7 @@ CROSS = "*cross"  # all cross-attention: decoder.3.cross, and decoder.cross of a
 
 @dataclass(frozen=True)
 class Zero:
-    """Heads whose output is zero."""
+    """Head ablation: heads whose output is zero."""
 
     layers: str
     heads: Heads = None

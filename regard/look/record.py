@@ -1,4 +1,4 @@
-"""Recording the attention and the residual stream of a model while it runs.
+"""Recording the attention weights and the residual stream of a model while it runs.
 
     with record(model, "decoder.*.cross") as tape:
         model(source, target)
@@ -83,7 +83,7 @@ class AttentionRecord:
     out: Tensor | None = None  # (B, H, T, D) the result of the layer's kernel; None for a recurrent decoder
 
     def weights(self, rows: Selection = None, heads: Selection = None) -> Tensor:
-        """Return the weights (B, H, T, S) in fp32, or those of some queries and heads; all zero where no key is visible."""
+        """Return the attention weights (B, H, T, S) in fp32, or those of some queries and heads; 0 where all is masked."""
         q, plan = self._queries(rows)
         return self._heads(masked_softmax(self._raw_scores(q, plan), plan.seen()), heads)
 

@@ -41,7 +41,7 @@ class Bert(Model):
         blocks = make_blocks(config, config.n_encoder_layers, "encoder", causal=False)
         self.encoder = Stack(config, blocks, FULL, "encoder")
         self.pooler = Pooler(config)
-        self.head = MaskedLMHead(config, self.embedding.weight)
+        self.head = MaskedLMHead(config, self.embedding.weight)  # weight tying
         initialize(self, seed)
 
     def hidden(self, ids: Tensor, types: Tensor | None = None) -> Tensor:

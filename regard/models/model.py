@@ -109,7 +109,9 @@ class Model(nn.Module):
         return self.config.d_model
 
     def last_hidden_state(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
-        """Return a vector for each token, (B, T) -> (B, T, C); `types` says which of two texts a token is in."""
+        """Return the hidden vector of each token after the last layer, (B, T) -> (B, T, C).
+
+        `types` says which of two texts a token is in."""
         raise NotImplementedError
 
     def pooled(self, hidden: Tensor, ids: Tensor) -> Tensor:
@@ -176,6 +178,7 @@ class LanguageModel(Model):
         raise NotImplementedError
 
     def last_hidden_state(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
+        """Return a hidden vector for each token, (B, T) -> (B, T, C); a language model has no token types."""
         return self.head_input(ids)
 
     def begin(self, prompt: Tensor) -> tuple[Tensor, DecodingState]:

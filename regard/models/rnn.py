@@ -57,7 +57,7 @@ class RNN(StatefulLanguageModel):
         self.output_dropout = VariationalDropout(s.output_dropout, s.variational)
         if not s.bidirectional:
             matrix = nn.Parameter(torch.empty(config.target_vocab, self.recurrent.d_out))
-            weight = self.embedding.weight if is_tied(config) else matrix
+            weight = self.embedding.weight if is_tied(config) else matrix  # weight tying
             self.head = Head(weight, config.scale_logits, config.head_bias)
         initialize(self, seed)
 
@@ -127,7 +127,7 @@ class RNN(StatefulLanguageModel):
 
 
 def is_tied(config: ModelConfig) -> bool:
-    """Return whether the head is the embedding matrix; a bidirectional model has no head."""
+    """Return whether weights are tied, so that the head is the embedding matrix; a bidirectional model has no head."""
     return config.tie in ("decoder", "all") and not config.table(RecurrentSettings).bidirectional
 
 

@@ -49,7 +49,7 @@ class Seq2Seq(TranslationModel):
         seed = new_seed()
         self.config = config = self.resolve(config)
         self.source_embedding = Embedding(config.source_vocab, config.d_model, config.scale_embeddings)
-        self.target_embedding = (
+        self.target_embedding = (  # weight tying of the two inputs
             self.source_embedding
             if config.tie in ("inputs", "all")
             else Embedding(config.target_vocab, config.d_model, config.scale_embeddings)
@@ -65,7 +65,7 @@ class Seq2Seq(TranslationModel):
         self.head = Head(
             nn.Parameter(torch.empty(config.target_vocab, config.d_model))
             if config.tie in ("none", "inputs")
-            else self.target_embedding.weight,
+            else self.target_embedding.weight,  # weight tying: the output matrix is the embedding matrix
             config.scale_logits,
             config.head_bias,
         )
@@ -150,6 +150,7 @@ class FixedContextDecoder(nn.Module):
             self.readout = nn.Linear(width, config.d_model) if width != config.d_model else nn.Identity()
 
     def begin(self, annotations: Tensor, end: Hidden, padding: Tensor) -> tuple[Memory, Hidden]:
+        """Return the context vector (B, H) of the source, and the state that the decoder begins with."""
         return (end[-self.n],), end
 
     def state(self) -> dict[str, Storage]:
@@ -194,6 +195,7 @@ class RNNSearchDecoder(nn.Module):
         self.readout = Maxout(width + config.d_model + d_annotation, config.d_model)
 
     def begin(self, annotations: Tensor, end: Hidden, padding: Tensor) -> tuple[Memory, Hidden]:
+        """Return what attention reads of the annotations (B, S, M), and the state that the decoder begins with."""
         annotations = self.dropout(annotations)
         first = self.bridge(end[-self.n]).tanh().chunk(self.n, -1)
         rest = self.above.zero_state(len(annotations), annotations) if self.above else ()

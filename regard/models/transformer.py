@@ -32,7 +32,7 @@ class Transformer(TranslationModel):
         seed = new_seed()
         self.config = config = self.resolve(config)
         self.source_embedding = Embedding(config.source_vocab, config.d_model, config.scale_embeddings)
-        self.target_embedding = (
+        self.target_embedding = (  # weight tying of the two inputs
             self.source_embedding
             if config.tie in ("inputs", "all")
             else Embedding(config.target_vocab, config.d_model, config.scale_embeddings)
@@ -47,7 +47,7 @@ class Transformer(TranslationModel):
         self.head = Head(
             nn.Parameter(torch.empty(config.target_vocab, config.d_model))
             if config.tie in ("none", "inputs")
-            else self.target_embedding.weight,
+            else self.target_embedding.weight,  # weight tying: the output matrix is the embedding matrix
             config.scale_logits,
             config.head_bias,
         )

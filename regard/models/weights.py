@@ -1,4 +1,7 @@
-"""Saving and loading weights as named tensors, in full precision or quantized to int8."""
+"""Saving and loading weights as named tensors, in full precision or quantized to int8.
+
+This is int8 on disk: it makes a model folder small. Int8 at run time, where linear layers multiply int8 rows, is
+layers/quantization.py; `load_quantized` hands the stored rows and scales over to it without dequantizing them."""
 
 from __future__ import annotations
 

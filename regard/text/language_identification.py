@@ -1,4 +1,4 @@
-"""Language identification, and the translation direction of each of several texts.
+"""Language identification (language detection), and the translation direction of each of several texts.
 
 The language of a text is found by its script and, among languages of one script, by letter trigrams: a profile holds the
 log-probability of each frequent trigram of a language, and a text is in the language where its trigrams are most likely

@@ -1,8 +1,8 @@
-"""Sentence splitting: a text as its sentences, and sentences as a text again without losing what is between them.
+"""Sentence splitting (sentence segmentation, sentence boundary detection), and joining sentences to a text again.
 
-Translation models are trained on single sentences. A full stop ends a sentence where a space and a capital follow, unless
-it belongs to an abbreviation, an initial or a German ordinal number. Chinese punctuation ends a sentence by itself. Table
-cells are split like lines, and code blocks between ``` hold no sentences.
+Nothing between the sentences is lost. Translation models are trained on single sentences. A full stop ends a sentence
+where a space and a capital follow, unless it belongs to an abbreviation, an initial or a German ordinal number. Chinese
+punctuation ends a sentence by itself. Table cells are split like lines, and code blocks between ``` hold no sentences.
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ from regard.training.stochastic_rounding import BF16, StochasticRoundingAdamW, w
 
 
 def scheduled_learning_rate(config: TrainConfig, step: int) -> float:
-    """Return the learning rate of optimizer step `step`, counted from 1: linear warm-up, then one of four schedules."""
+    """Return the learning rate of optimizer step `step`, counted from 1: this is the learning rate scheduler.
+
+    It rises linearly (warm-up), then follows one of four schedules, `train.schedule`."""
     warmup = max(1, config.warmup)
     if step <= warmup:
         return config.lr * step / warmup
@@ -129,11 +131,12 @@ def group_by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]
 
 
 class Updater:
-    """The update of one step: check, clip, optimize. After a loss or gradient that is not finite it changes nothing more.
+    """The update of one step: a check, gradient clipping, the optimizers.
 
-    The optimizers skip their step while `found_inf` is 1, so the check does not wait for the device; `first_bad_step` tells
-    later which step it was, and the weights are still those before it. The optimizers also divide each gradient by
-    `grad_scale` as they read it, so clipping needs no pass over the gradients of its own.
+    After a loss or gradient that is not finite it changes nothing more. The optimizers skip their step while
+    `found_inf` is 1, so the check does not wait for the device; `first_bad_step` tells later which step it was, and the
+    weights are still those before it. The optimizers also divide each gradient by `grad_scale` as they read it, so
+    clipping needs no pass over the gradients of its own.
     """
 
     def __init__(self, model: nn.Module, config: TrainConfig, in_place: bool = False) -> None:
@@ -157,7 +160,7 @@ class Updater:
         norm = gradient_norm(gradients)
         self.found_inf.copy_(torch.maximum(self.found_inf, (~torch.isfinite(norm + loss)).float()))
         self.good_steps += (self.found_inf == 0).to(torch.int64)
-        if self.clip > 0:
+        if self.clip > 0:  # gradient clipping: a norm above train.clip is scaled down to it
             self.grad_scale.copy_(((norm + 1e-6) / self.clip).clamp(min=1))
         self.optimizer.step()
         self._clear(gradients)

@@ -114,7 +114,7 @@ class Trainer:
         except Interrupted:  # the resumed run begins with this validation
             self._save()
             raise
-        over = last or 0 < config.patience <= progress.without_gain
+        over = last or 0 < config.patience <= progress.without_gain  # early stopping: no gain for so many validations
         stopping = bool(stop)  # a signal from here on waits for the next call
         if over or improved or saving or stopping:
             self._save()

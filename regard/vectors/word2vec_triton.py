@@ -1,9 +1,9 @@
 """Triton kernel of word2vec: some hundred programs that work like CPU threads, on shared matrices (Hogwild).
 
 A program trains on its part of the text word by word. For each centre it loads the vectors of the window, and one
-output vector after the other: those of the centre and of the negatives, which all words of the window share, or those
-of the nodes on the path to the centre. Updates are relaxed atomic additions, so even the vectors of frequent words lack
-only the updates that other programs are computing at the moment.
+output vector after the other: with negative sampling those of the centre and of the negatives, which all words of the
+window share; with hierarchical softmax those of the nodes on the path to the centre. Updates are relaxed atomic
+additions, so even the vectors of frequent words lack only the updates that other programs are computing at the moment.
 
 Vectors are loaded past the L1 cache (.cg), which does not see the updates of other multiprocessors.
 """
@@ -35,7 +35,7 @@ def _logistic_step(h, active, outputs, target, label, lr, d, dim, stride):
 
 @triton.jit
 def _draw_noise(seed, counter, keep, alias, size):
-    """Draw a word from the noise distribution by its alias table."""
+    """Draw a negative sample, a word from the noise distribution, by its alias table."""
     index, coin, _, _ = tl.randint4x(seed, counter)
     i = ((index.to(tl.uint32, bitcast=True).to(tl.uint64) * size) >> 32).to(tl.int32)
     kept = tl.uint_to_uniform_float(coin) < tl.load(keep + i)
@@ -87,7 +87,7 @@ def train_part(
             else:
                 error, loss = _logistic_step(h, active, outputs, centre, 1.0, lr, d, dim, stride)
                 losses += loss
-                for k in range(negatives):
+                for k in range(negatives):  # negative sampling
                     noise = _draw_noise(seed, counter + 1 + k, keep, alias, size)
                     if noise != centre:
                         more, loss = _logistic_step(h, active, outputs, noise, 0.0, lr, d, dim, stride)

@@ -58,7 +58,7 @@ class Snapshot:
 
 
 class Engine:
-    """B slots of K rows and the captured step that decodes them.
+    """B slots of K rows, and the decoding step for them, captured as a CUDA graph.
 
     `shape` is (B, K, room, columns): up to `room` tokens are written, and `columns` of the key/value cache hold these and
     the tokens before them. `width` is the length of the longest source."""

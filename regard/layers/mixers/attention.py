@@ -97,6 +97,7 @@ class SelfAttention(Attention, Mixer):
         return self.out(merge_heads(self.attend(q, k, v, self.plan(ctx))))
 
     def state(self) -> dict[str, Storage]:
+        """Declare the KV cache."""
         return {"keys": Columns(self.n_kv_heads, self.d_head), "values": Columns(self.n_kv_heads, self.d_head)}
 
     def prefill(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
@@ -164,6 +165,7 @@ class CrossAttention(Attention):
         return self.out(merge_heads(self.attend(q, k, v, self.plan(ctx)))).view_as(x)
 
     def state(self) -> dict[str, Storage]:
+        """Declare the keys and values of the source, which are the same in every step."""
         shape = (self.n_kv_heads, LENGTH, self.d_head)
         return {"keys": PerSentence(shape), "values": PerSentence(shape)}
 

@@ -1,4 +1,5 @@
-"""Position schemes, which give attention the order of tokens: by itself it is permutation-equivariant.
+"""Position schemes (positional encodings), which give attention the order of tokens: by itself it is
+permutation-equivariant.
 
 A scheme overrides one of these hooks, each of which does nothing by default:
 
@@ -29,7 +30,7 @@ DISTANCE = "distance j - i of the key from the query"
 
 
 class PositionScheme(Part):
-    """Base class of position schemes; a subclass overrides one of the hooks.
+    """Base class of position schemes (positional encodings); a subclass overrides one of the hooks.
 
     Without positions a model sees a bag of tokens, except that a causal mask still carries information about order.
     """
