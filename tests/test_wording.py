@@ -1,6 +1,6 @@
 """The words of the project: docstrings that begin with a full phrase, and no private words for things that have a name.
 
-    python tests/test_wording.py regard/look docs/look.md
+    python tests/test_wording.py regard/look docs/guides/inspect.md
 
 prints what is wrong in these files and folders.
 """

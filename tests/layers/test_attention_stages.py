@@ -390,9 +390,9 @@ def test_the_transformers_layers_refuse_inputs_they_would_not_look_at() -> None:
         MultiHeadCross(C, H)(x, x, y)
 
 
-# ---- docs/attention.md ------------------------------------------------------------------------------------------------
+# ---- docs/lectures/attention.md ------------------------------------------------------------------------------------------------
 
-PAGE = Path(__file__).parents[2] / "docs" / "attention.md"
+PAGE = Path(__file__).parents[2] / "docs" / "lectures" / "attention.md"
 
 
 def test_the_examples_of_the_page_run_and_say_what_it_says() -> None:

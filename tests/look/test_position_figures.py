@@ -272,7 +272,7 @@ def test_numbers_are_short_and_carry_their_axes() -> None:
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "positions.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "lectures" / "positions.md").read_text(encoding="utf-8")
 PLACES = {"encoder": "encoders", "cross": "cross-attention"}
 
 
