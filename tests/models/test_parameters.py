@@ -142,7 +142,7 @@ def test_rnnsearch_is_bahdanaus_but_for_the_width_of_its_readout() -> None:
 
 
 def test_gpt3_has_the_175_181_291_520_weights_in_27_938_matrices_that_the_lecture_counts() -> None:
-    """The table of docs/guides/cost.md: a head's query, key and value are a matrix each, and the unembedding is one of its own."""
+    """The table of docs/guides/cost.md: query, key and value of a head are a matrix each; the unembedding is another."""
     c, f, layers, heads, vocab = 12_288, 49_152, 96, 96, 50_257
     lecture = {
         "embedding": ((vocab, c), 1),
