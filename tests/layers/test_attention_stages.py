@@ -390,7 +390,7 @@ def test_the_transformers_layers_refuse_inputs_they_would_not_look_at() -> None:
         MultiHeadCross(C, H)(x, x, y)
 
 
-# ---- docs/lectures/attention.md ------------------------------------------------------------------------------------------------
+# ---- docs/lectures/attention.md ----------------------------------------------------------------------------------------
 
 PAGE = Path(__file__).parents[2] / "docs" / "lectures" / "attention.md"
 
