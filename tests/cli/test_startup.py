@@ -30,7 +30,6 @@ HEAVY = [
         "regard.tasks",
         "regard.training",
         "regard.decode.graphs",
-        "regard.decode.model1",
         "regard.kernels.toeplitz_attention",
     ),
 ]

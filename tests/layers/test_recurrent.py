@@ -501,7 +501,7 @@ class TestOnAGPU:
         """Compiled too, where it is a scan."""
         torch.set_float32_matmul_precision("highest")
         made = layers(kind, 32, [32, 32], torch.float32, 0.03, bidirectional=True).cuda()
-        compiled: Any = SimpleNamespace(modules=made.modules, losses=lambda: None)
+        compiled: Any = SimpleNamespace(modules=made.modules, loss_from_outputs=lambda: None)
         x, real = inputs(8, 12, 32, torch.float32).cuda(), ragged([12, 5, 1, 7] * 2, 12, "left").cuda()
 
         def work(x: Tensor) -> None:

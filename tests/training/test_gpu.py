@@ -205,7 +205,7 @@ def test_decoding_on_the_gpu_says_what_the_cpu_says(beam: int) -> None:
 
 
 def test_gradients_under_a_mask_are_finite() -> None:
-    """cuDNN's attention returned NaN gradients for long rows of padding; `set_up` takes it out of the choice."""
+    """cuDNN's attention returned NaN gradients for long rows of padding; `set_up_device` takes it out of the choice."""
     set_up_device(TrainConfig(device="cuda"))
     assert not torch.backends.cuda.cudnn_sdp_enabled()
     torch.manual_seed(0)
