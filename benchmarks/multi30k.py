@@ -25,7 +25,7 @@ from regard.decode.constraints import pad_rows
 from regard.device import pick_device, pick_precision
 from regard.exchange.encoder_decoder_families import MARIAN
 from regard.exchange.tensor_rules import Rule, copy_layer, export_tensors, interleave_sinusoids
-from regard.inference.translator import Translator, load_translator
+from regard.inference.translator import Translator
 from regard.metrics.translation_scores import score_translations
 from regard.text.special_tokens import PAD
 
@@ -104,7 +104,7 @@ def measure(report: Report, who: str, translate: Translate, pairs: list[tuple[st
 
 def section(report: Report) -> None:
     options, device = report.options, report.device
-    translator = load_translator(options.run, str(device))
+    translator = Translator.load(options.run, str(device))
     corpus = ParallelCorpus((options.test,), translator.source, translator.target, options.data, "test")
     pairs = list(corpus.rows())[: options.sentences or None]
     ours = measure(report, "regard", own_translate(translator), pairs, translator.target)

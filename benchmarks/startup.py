@@ -29,12 +29,13 @@ from peer_models import make_hf_model
 from regard.config import DecodeConfig, TokenizerConfig
 from regard.data.toy import pairs
 from regard.model_folder import ModelPackage, save
+from regard.pretrained import DEFAULT
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 CPU = torch.device("cpu")
 SENTENCE, TOKENS, BEAM = "I ate an apple.", 10, 4
 MODELS = {"transformer-small": 1000, "transformer-base": 32000}  # preset -> size of its vocabulary
-SECTIONS = ("help", "en-de-fr-zh", *MODELS)
+SECTIONS = ("help", DEFAULT, *MODELS)
 THEIRS = f"""
 import sys
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
@@ -50,7 +51,7 @@ SHORT = ("How are you?", "Where is the station?", "I would like a cup of coffee.
 NEXT = f"""
 import statistics, time
 from regard import load
-ours, times = load("en-de-fr-zh", "cpu", "int8"), []
+ours, times = load("{DEFAULT}", "cpu", "int8"), []
 ours.translate("{SENTENCE}")
 for text in {SHORT} * 5:
     begun = time.perf_counter()
@@ -117,9 +118,9 @@ def measure_bundled(report: Report) -> None:
     programs = {"regard": regard("translate", "--device", "cpu", SENTENCE), "import torch": python("import torch")}
     found = medians(programs, report.options.repeats)
     for who, value in found.items():
-        report.put("translate, many", who, value, "s", found["import torch"] / value)
+        report.put(f"translate, {DEFAULT}", who, value, "s", found["import torch"] / value)
     output = subprocess.run(python(NEXT), capture_output=True, text=True, check=True).stdout
-    report.put("the next short sentence, many", "regard", 1000 * float(output), "ms")
+    report.put(f"the next short sentence, {DEFAULT}", "regard", 1000 * float(output), "ms")
 
 
 def measure_translate(report: Report, name: str) -> None:
@@ -141,7 +142,7 @@ def main() -> int:
     options.repeats = max(options.repeats, 5 if not options.tiny else 1)
     report = Report(options, CPU)
     report.section("help", measure_help)
-    report.section("en-de-fr-zh", measure_bundled)
+    report.section(DEFAULT, measure_bundled)
     for name in MODELS:
         report.section(name, lambda report, name=name: measure_translate(report, name))
     return report.finish()

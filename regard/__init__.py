@@ -1,9 +1,35 @@
-"""Regard: sequence models from raw text to a trained, evaluated, inspectable and served model.
+"""Sequence models in PyTorch: translate, train, evaluate and look inside.
 
-    translator = regard.load("runs/toy-en-de")
-    translator.translate("I ate an apple.").text
+Use a model:
 
-Names are imported when they are first used, so that `import regard` and `regard --help` do not import torch.
+    import regard
+
+    regard.translate("I ate an apple.", to="fr").text       # the bundled model: English, German, French, Chinese
+    translator = regard.load("runs/multi30k-en-de")         # any run or model folder
+    translator.translate(["How are you?"], beam=4)[0].text
+
+`regard.load` returns an object of the class for what the model does:
+
+    Translator    translate                       encoder-decoders: Transformer, T5, BART, RNNsearch, ConvS2S, ...
+    Generator     generate, stream, chat, score   language models: GPT, LLaMA, LSTM, ...
+    Classifier    classify                        models trained on labels: texts, pairs, tags, images
+    Embedder      embed                           encoders: BERT, RoBERTa, ...
+    WordVectors   nearest, analogy, similarity    word2vec and GloVe files
+
+Train one:
+
+    run = regard.train("toy-en-de", train={"steps": 500})   # a shipped recipe, or the path of a TOML file
+    regard.resume(run, train={"steps": 1000})
+
+Look inside:
+
+    regard.summary("gpt2")                                   # parameters, FLOPs and memory, layer by layer
+    with regard.record(translator.model, "decoder.*.cross") as tape:
+        translator.translate("I ate an apple.")
+    tape["decoder.1.cross"][-1].weights()                    # attention weights (sentences, heads, written, source)
+
+Errors that you can fix are `RegardError`s; arguments of a wrong type are `TypeError`s. The command line has the same verbs:
+`regard --help`. Names are imported when they are first used, so `import regard` is fast.
 """
 
 from __future__ import annotations
@@ -14,9 +40,9 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
-    from regard.inference.classifier import Classifier
+    from regard.inference.classifier import Classifier, Prediction
     from regard.inference.embedder import Embedder
-    from regard.inference.generator import Generator
+    from regard.inference.generator import Generation, Generator
     from regard.inference.load import load
     from regard.inference.model_spec import summary
     from regard.inference.translator import Translation, Translator, translate
@@ -24,11 +50,13 @@ if TYPE_CHECKING:
     from regard.tasks.run import resume, train
     from regard.vectors.word_vectors import WordVectors
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = [
     "Classifier",
     "Embedder",
+    "Generation",
     "Generator",
+    "Prediction",
     "RegardError",
     "Translation",
     "Translator",
@@ -45,8 +73,10 @@ _MODULES = {
     "load": "regard.inference.load",
     "Embedder": "regard.inference.embedder",
     "Classifier": "regard.inference.classifier",
+    "Prediction": "regard.inference.classifier",
     "WordVectors": "regard.vectors.word_vectors",
     "Generator": "regard.inference.generator",
+    "Generation": "regard.inference.generator",
     "translate": "regard.inference.translator",
     "Translator": "regard.inference.translator",
     "Translation": "regard.inference.translator",

@@ -296,7 +296,7 @@ def test_the_peer_of_a_translator_computes_the_same(load: Load, norm: str) -> No
 def test_the_peer_of_a_translator_finds_the_same_translations(load: Load, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     multi30k = load("multi30k")
-    translator = multi30k.load_translator(tiny_folder(tmp_path / "model", "post"), "cpu")
+    translator = multi30k.Translator.load(tiny_folder(tmp_path / "model", "post"), "cpu")
     texts = [source for source, _ in ParallelCorpus(("toy:6",), "en", "de", Path(), "test").rows()]
     peer = multi30k.peer_of(translator.model, CPU, torch.float32)
     assert multi30k.peer_translate(peer, translator)(texts) == multi30k.own_translate(translator)(texts)

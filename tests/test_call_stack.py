@@ -15,7 +15,7 @@ from regard.cli import main
 
 ROOT = Path(regard.__file__).parent
 PAGE = ROOT.parent / "docs" / "architecture.md"
-RECIPE = ROOT.parent / "recipes" / "toy-en-de.toml"
+RECIPE = "toy-en-de"
 PRODUCTS = {"linear", "addmm", "mm", "bmm", "matmul"}
 
 Stack = list[tuple[str, str]]  # (file, function) of each frame, outermost first
@@ -67,7 +67,7 @@ def test_from_train_to_a_matrix_product_are_at_most_twelve_frames(
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     settings = ["--train.steps", "1", "--train.device", "cpu", "--data.train", "toy:50", "--data.valid", "toy:5"]
     settings += ["--train.samples", "0", "--tokenizer.vocab_size", "200"]
-    stacks = stacks_at_products(["train", str(RECIPE), "--quiet", *settings], monkeypatch)
+    stacks = stacks_at_products(["train", RECIPE, "--quiet", *settings], monkeypatch)
     forward = [stack for stack in stacks if ("training/objective.py", "Objective.forward") in stack]
     forward = [stack for stack in forward if any(file.startswith("training/training_step") for file, _ in stack)]
     assert printed(forward[0]) == on_page("train")

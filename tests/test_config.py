@@ -58,7 +58,7 @@ def test_a_single_corpus_may_be_a_plain_string() -> None:
     [
         ({"train": {"stepz": 3}}, "unknown setting 'train.stepz': did you mean 'train.steps'?"),
         ({"model": {"steps": 3}}, "unknown setting 'model.steps': did you mean 'train.steps'?"),
-        ({"modle": {"norm": "pre"}}, "unknown setting 'modle'"),
+        ({"modle": {"norm": "pre"}}, "unknown table [modle]: did you mean [model]?"),
         ({"train": {"steps": 1.5}}, "'train.steps' must be of type int, not 1.5"),
         ({"train": {"steps": "many"}}, "'train.steps' must be of type int, not 'many'"),
         ({"train": {"steps": True}}, "'train.steps' must be of type int, not True"),

@@ -585,6 +585,9 @@ class Bare(Mixer):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         return self.drop(x * self.scale)
 
+    def state(self) -> dict[str, Storage]:
+        return {}
+
 
 @pytest.fixture
 def bare() -> Iterator[Any]:
@@ -637,6 +640,9 @@ class Half(Mixer):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         return (x * self.scale) @ self.matrix if x.sum().item() < 1e9 else x
 
+    def state(self) -> dict[str, Storage]:
+        return {}
+
 
 def test_a_part_that_fills_a_vector_itself_has_its_matrices_filled_and_says_that_it_cannot_be_counted() -> None:
     register("half")(Half)
@@ -675,7 +681,7 @@ def test_both_ends_of_a_range_are_checked(value: str, tmp_path: Path) -> None:
 
 def test_a_part_may_not_take_a_name_that_is_taken() -> None:
     with pytest.raises(RegardError, match="two parts of kind mixer are called 'fade'"):
-        register("fade")(Fade)
+        register("fade")(Asking)
     with pytest.raises(RegardError, match=r"\[model\.dropout\]"):
         register("dropout")(Spiral)
 
@@ -686,3 +692,135 @@ def test_parts_are_short() -> None:
 
     for part in PARTS.values():
         assert len(inspect.getsource(part).splitlines()) <= 40
+
+
+# ---- mistakes of an author that are reported when a part is registered or built -----------------------------------------
+
+
+def test_a_mixer_must_say_what_its_step_keeps() -> None:
+    class Forgetful(Mixer):
+        """Mixes tokens, and forgot to declare what a step needs of earlier ones."""
+
+        def forward(self, x: Tensor, ctx: Context) -> Tensor:
+            return x.cumsum(1)
+
+    with pytest.raises(RegardError, match=r"'forgetful' has no method state\(\)"):
+        register("forgetful")(Forgetful)
+
+
+def test_a_scheme_must_do_something_and_declare_its_bias() -> None:
+    class Idle(PositionScheme):
+        """Does nothing."""
+
+    class Silent(PositionScheme):
+        """Has a bias that nobody would ask for."""
+
+        def bias(self, q: Tensor, k: Tensor) -> Tensor:
+            return (k - q).float()[None]
+
+    class Taken(Spiral):
+        """Puts a number where its base class has a method."""
+
+        table = 3
+
+    for name, scheme, message in (("idle", Idle, "does nothing"), ("silent", Silent, "relative = True")):
+        with pytest.raises(RegardError, match=message):
+            register(name)(scheme)
+    with pytest.raises(RegardError, match="'table', which is a method"):
+        register("taken")(Taken)
+    assert "idle" not in regard.config.registry.PARTS["positions"]
+
+
+class Picky(Spiral):
+    """Has a check of its own, which does not call that of its base class."""
+
+    @classmethod
+    def check(cls, settings: Any, config: ModelConfig, place: Place) -> None:
+        if config.d_head % 2:
+            raise RegardError("picky needs an even width")
+
+
+def test_a_check_of_its_own_does_not_switch_off_those_of_its_kind() -> None:
+    register("picky")(Picky)
+    try:
+        for chosen in ({"mixer": "fade", "positions": "picky"}, {"cross_positions": "picky"}):
+            preset = "gpt-tiny" if "mixer" in chosen else "transformer-tiny"
+            with pytest.raises(RegardError, match="picky"):
+                make_model(model_config(preset=preset, source_vocab=9, target_vocab=9, **chosen))
+    finally:
+        unregister("positions", "picky")
+
+
+def test_a_state_that_is_replaced_is_refused_while_the_host_steps_too() -> None:
+    class Replacing(Fade):
+        """Puts another tensor into the place of its state."""
+
+        def step(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
+            kept.mean = kept.mean * self.rate + self.value(x)
+            return self.out(kept.mean.tanh())
+
+    unregister("mixer", "fade")
+    register("fade")(Replacing)
+    with pytest.raises(RuntimeError, match="in place"):
+        language_model("fade").begin(padded(words(2, 3)))
+
+
+def test_limits_hold_for_floats_and_for_defaults() -> None:
+    @dataclass(frozen=True)
+    class Settings:
+        share: float = setting(0.5, "a share", least=0, most=1)
+
+    from regard.config.recipes import build
+
+    assert build({"share": 1}, Settings).share == 1
+    with pytest.raises(RegardError, match=r"'share' must be at most 1, not 1\.5"):
+        build({"share": 1.5}, Settings)
+    with pytest.raises(RegardError, match=r"the default -0\.5 of a setting \(a slope\) must be a number from 0 up"):
+        setting(-0.5, "a slope")
+
+
+def test_a_class_that_is_defined_again_replaces_itself() -> None:
+    """A notebook cell that is run twice, or a module that is reloaded."""
+    again = type("Fade", (Fade,), {"__doc__": "Fades.", "__module__": Fade.__module__, "__qualname__": "Fade"})
+    register("fade")(again)
+    assert regard.config.registry.PARTS["mixer"]["fade"] is again
+    with pytest.raises(RegardError, match="two parts of kind mixer are called 'fade'"):
+        register("fade")(Bare)
+
+
+def test_a_vector_that_nobody_fills_is_an_error() -> None:
+    class Unfilled(FeedForward):
+        """Has a vector, and no init_weights."""
+
+        def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
+            super().__init__(settings, config, place)
+            self.gain = nn.Parameter(torch.empty(config.d_model))
+
+        def forward(self, x: Tensor, ctx: Context) -> Tensor:
+            return x * self.gain
+
+    register("unfilled")(Unfilled)
+    try:
+        with pytest.raises(RegardError, match=r"'unfilled' has the vector 'gain', but no init_weights\(\)"):
+            make_model(model_config(preset="gpt-tiny", feedforward="unfilled", target_vocab=9))
+    finally:
+        unregister("feedforward", "unfilled")
+
+
+def test_an_auxiliary_loss_is_one_number() -> None:
+    class PerToken(Mixture):
+        """Returns a loss for each token."""
+
+        def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+            return x, x.square().mean(-1)
+
+    unregister("feedforward", "mixture")
+    register("mixture")(PerToken)
+    with pytest.raises(TypeError, match=r"the auxiliary loss of PerToken has shape \[1, 3\]: return one number"):
+        language_model("mixture")(torch.full((1, 3), 6))
+
+
+def test_positions_where_there_is_nothing_for_them_are_refused() -> None:
+    for name in ("cross_positions", "encoder_positions"):
+        with pytest.raises(RegardError, match=rf"model\.{name} would do nothing here"):
+            make_model(model_config(preset="gpt-tiny", target_vocab=9, **{name: "alibi"}))

@@ -19,10 +19,11 @@ from PIL import Image
 
 import regard
 from regard.config import Config, DataConfig, recipes
+from regard.config.recipes import SHIPPED_FOLDER
 from regard.data.parallel_corpus import parse_part
 from regard.models.architectures import with_preset
 
-RECIPES = {path.stem: path for path in (Path(__file__).parents[1] / "recipes").glob("*.toml")}
+RECIPES = {path.stem: path for path in SHIPPED_FOLDER.glob("*.toml")}
 PACK: dict[str, Callable[[bytes], bytes]] = {
     ".xz": lzma.compress,
     ".gz": gzip.compress,

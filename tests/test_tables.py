@@ -254,7 +254,7 @@ def test_names_that_are_taken_are_refused() -> None:
         x: int = setting(1, "a number")
 
     def part(kind: type[Part], settings: type) -> Any:
-        return type("Made", (kind,), {"Settings": settings})
+        return type("Made", (kind,), {"Settings": settings, "embed": lambda self, x, positions: x})
 
     with pytest.raises(RegardError, match="two parts of kind positions are called 'rope'"):
         register("rope")(part(PositionScheme, NoSettings))

@@ -8,12 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.cli.options import section_settings
+from regard.cli.options import Json, section_settings
 from regard.errors import RegardError
 
 Length = Annotated[int | None, typer.Option(help="Tokens in a row; by default the model's max_len.")]
 Batch = Annotated[int, typer.Option(help="Number of rows in a batch.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def summary(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.options import Json, print_result, section_settings
+from regard.cli.options import Json, print_result
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ def doctor(
     if why:
         from regard.models.analysis.kernel_report import format_choices
 
-        section_settings(context, "model")
         rows = explain(target, context.obj, device, length)
         return print_result({"layers": [vars(row) for row in rows]}, True) if json else print(format_choices(rows))
     if target or length is not None or context.obj or device != "auto":

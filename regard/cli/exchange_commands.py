@@ -8,28 +8,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.options import no_settings
+from regard.cli.options import Json, choose_output
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
     from regard.exchange.weight_conversion import ConversionReport
 
 ReportFile = Annotated[Path | None, typer.Option("--report", help="Write a JSON report on every tensor to this file.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print the report tensor by tensor.")]
 
 
 def import_model(
-    context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="A folder of Hugging Face transformers, with safetensors.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write; by default NAME-regard.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder to write; by default NAME-regard.")
+    ] = None,
     report: ReportFile = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Import a Hugging Face model: GPT-2, LLaMA, BERT, T5, BART, ViT, ..."""
-    no_settings(context)
-    target = out or Path(f"{folder.resolve().name}-regard")
+    target = output or Path(f"{folder.resolve().name}-regard")
     refuse_existing(target)
     import torch
 
@@ -43,31 +42,32 @@ def import_model(
 
 
 def export_model(
-    context: typer.Context,
     model: Annotated[Path, typer.Argument(help="A run or model folder.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
-    to: Annotated[str, typer.Option(help="Format to write: huggingface.")] = "huggingface",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder to write; by default NAME-FORMAT.")
+    ] = None,
+    format: Annotated[str, typer.Option("--format", help="Format to write: huggingface.")] = "huggingface",
     report: ReportFile = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Export a model as a folder of Hugging Face transformers."""
-    no_settings(context)
-    if to != "huggingface":
-        raise RegardError(f"unknown format '{to}': Regard writes huggingface")
-    refuse_existing(out)
+    if format != "huggingface":
+        raise RegardError(f"unknown format '{format}': Regard writes huggingface")
+    target = output or Path(f"{model.resolve().name}-{format}")
+    refuse_existing(target)
     import torch
 
     from regard.exchange.huggingface import write_huggingface
     from regard.exchange.loader import load_model
 
-    found = write_huggingface(out, load_model(model, torch.device("cpu")))
-    print_report(found, out, report, json, verbose)
+    found = write_huggingface(target, load_model(model, torch.device("cpu")))
+    print_report(found, target, report, json, verbose)
 
 
 def refuse_existing(path: Path) -> None:
     if path.exists():
-        raise RegardError(f"{path} is already there: choose another folder with --out, or remove it")
+        raise RegardError(f"{path} is already there: choose another folder with --output, or remove it")
 
 
 def print_report(found: ConversionReport, target: Path, report: Path | None, json: bool, verbose: bool) -> None:
@@ -76,7 +76,7 @@ def print_report(found: ConversionReport, target: Path, report: Path | None, jso
     if report is not None:
         from regard.files import write_text
 
-        write_text(report, text + "\n")
+        write_text(choose_output(report), text + "\n")
     if json:
         return print(text)
     if verbose:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from regard.cli.options import App, Device, Json, Quiet, check_settings, choose_output
 from regard.errors import RegardError
 from regard.filters.filter_registry import ALL, Filter, Parameter, option
 
@@ -24,20 +25,18 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 
-filter_app = typer.Typer(help="Denoise pictures, or synthesize a texture.", invoke_without_command=True)
+filter_app = App(help="Denoise pictures, or synthesize a texture.", invoke_without_command=True)
 
 
 FOOT = """
-Units are those of the picture: white is 255 with 8 bits, 65535 with 16. Without --noise, an option whose default is
-N x --noise must be given.
-regard filter NAME in.png -o out.png ...; `regard filter NAME --help` lists all options."""
+Units are those of the picture: white is 255 with 8 bits, 65535 with 16. The noise is estimated from the picture.
+regard filter NAME photo.png writes photo-NAME.png; `regard filter NAME --help` lists all options."""
 
 
 @filter_app.callback()
 def filters(context: typer.Context) -> None:
-    if context.obj:
-        raise RegardError(f"--{next(iter(context.obj))} does not belong here: a filter has its own options")
     if context.invoked_subcommand is None:
+        check_settings(context)
         print("\n".join(describe(one) for one in ALL))
         print(FOOT)
 
@@ -50,8 +49,8 @@ def describe(one: Filter) -> str:
 
 def default(parameter: Parameter) -> str:
     if parameter.noises is not None:
-        return f"{parameter.noises:g} x --noise"
-    return "needed" if parameter.needed else str("" if parameter.default is None else parameter.default)
+        return f"{parameter.noises:g} x noise"
+    return str("" if parameter.default is None else parameter.default)
 
 
 # ---- a command for each filter ----------------------------------------------------------------------------------------
@@ -59,19 +58,22 @@ def default(parameter: Parameter) -> str:
 COMMON: dict[str, tuple[Any, Any]] = {
     "files": (Annotated[list[Path], typer.Argument(help="Pictures: PNG (8 bits, grey also 16), JPEG, TIFF, ...")], ...),
     "output": (
-        Annotated[Path, typer.Option("--output", "-o", help="File to write; for several pictures a folder.")],
-        ...,
+        Annotated[
+            Path | None,
+            typer.Option("--output", "-o", help="File to write, or a folder; by default PICTURE-FILTER.png."),
+        ],
+        None,
     ),
-    "device": (Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")], "auto"),
-    "json": (Annotated[bool, typer.Option("--json", help="Print one JSON object a picture.")], False),
-    "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress on stderr.")], False),
+    "device": (Device, "auto"),
+    "json": (Json, False),
+    "quiet": (Quiet, False),
 }
 NOISY: dict[str, tuple[Any, Any]] = {
-    "noise": (
+    "add_noise": (
         Annotated[float | None, typer.Option(min=0, help="Add Gaussian noise of this standard deviation first.")],
         None,
     ),
-    "seed": (Annotated[int, typer.Option(min=0, help="Random seed of the noise.")], 0),
+    "seed": (Annotated[int, typer.Option(min=0, help="Random seed of the added noise.")], 0),
     "compare": (Annotated[Path | None, typer.Option(help="Print the PSNR against this clean picture.")], None),
 }
 
@@ -83,7 +85,7 @@ class FilterRequest:
     one: Filter
     given: dict[str, Any]
     device: torch.device
-    noise: float | None = None
+    add_noise: float | None = None
     seed: int = 0
     compare: Path | None = None
 
@@ -122,15 +124,14 @@ def run(
     one: Filter,
     given: dict[str, Any],
     files: list[Path],
-    output: Path,
+    output: Path | None,
     device: str,
     json: bool,
     quiet: bool,
     **noisy: Any,
 ) -> None:
     """Filter each file, and print the name of the result and its PSNR."""
-    one.settings(given, noisy.get("noise"))  # refuse missing parameters before any picture is read
-    pairs = output_paths(files, output)
+    pairs = output_paths(one, files, output)
     if noisy.get("compare") and len(files) > 1:
         raise RegardError("--compare is for one picture: give one, or leave it out")
     from regard.device import pick_device
@@ -144,10 +145,12 @@ def run(
             advance(1)
 
 
-def output_paths(files: list[Path], output: Path) -> list[tuple[Path, Path]]:
+def output_paths(one: Filter, files: list[Path], output: Path | None) -> list[tuple[Path, Path]]:
     """Return each file with the path of its result: in a folder, the file's own name."""
+    if output is None:
+        return [(path, choose_output(None, f"{path.stem}-{one.name}{default_ending(path)}")) for path in files]
     if len(files) == 1 and not output.is_dir() and output.suffix:
-        return [(files[0], output)]
+        return [(files[0], choose_output(output, "", files[0]))]
     if output.is_file() or (len(files) > 1 and output.suffix and not output.is_dir()):
         raise RegardError(f"{output} is no folder, and {len(files)} pictures need one: give a folder's name")
     names = [path.name for path in files]
@@ -155,29 +158,39 @@ def output_paths(files: list[Path], output: Path) -> list[tuple[Path, Path]]:
         raise RegardError(
             f"{min(twice)} is there twice, and both would be {output / min(twice)}: filter them one by one"
         )
-    return [(path, output / path.name) for path in files]
+    return [(path, choose_output(output / path.name, "", path)) for path in files]
+
+
+def default_ending(path: Path) -> str:
+    """Return the ending of a result: .png, which loses nothing, or that of a picture of floating-point numbers."""
+    return path.suffix if path.suffix.lower() in (".tif", ".tiff") else ".png"
 
 
 def filter_file(request: FilterRequest, source: Path, target: Path) -> dict[str, Any]:
     """Filter one image, write the result, and return its settings and PSNR."""
-    from regard.filters.image_arrays import apply
+    from regard.filters.image_arrays import apply, estimate_noise, peak_of
     from regard.filters.image_io import check_ending, open_picture, save_picture
 
     picture = open_picture(source)
     check_ending(target, picture)
     channels = sum(band != "A" for band in picture.getbands())
-    settings = request.one.settings(request.given, request.noise, channels)
+    noise = request.add_noise
+    if noise is None and request.one.needs_noise(request.given):
+        noise = max(estimate_noise(picture), peak_of(picture) / 255)  # no less than one grey level of 8 bits
+    settings = request.one.settings(request.given, noise, channels)
     noisy: list[Any] = []  # the input of the filter, with noise
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        if request.noise is not None:
-            x = add_noise(x, request.noise, request.seed)
+        if request.add_noise is not None:
+            x = add_noise(x, request.add_noise, request.seed)
         noisy.append(x)
         return request.one.function(x.to(request.device), **settings).cpu()
 
     made = apply(picture, function)
     result = {"input": str(source), "output": str(target), "filter": request.one.name, **settings}
-    if request.noise is not None or request.compare:
+    if noise is not None and request.add_noise is None:
+        result["estimated_noise"] = round(noise, 3)
+    if request.add_noise is not None or request.compare:
         clean = open_picture(request.compare) if request.compare else picture
         result |= compare(clean, noisy[0], made)
     save_picture(made, target)
@@ -212,5 +225,6 @@ def finite(result: dict[str, Any]) -> dict[str, Any]:
 
 def show(result: dict[str, Any]) -> str:
     if "psnr" not in result:
-        return result["output"]
+        noise = f": noise estimated at {result['estimated_noise']:.3g}" if "estimated_noise" in result else ""
+        return f"{result['output']}{noise}"
     return f"{result['output']}: PSNR {result['psnr_before']:.2f} dB before, {result['psnr']:.2f} dB after"

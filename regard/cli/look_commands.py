@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from regard.cli.options import Device, no_settings, section_settings
+from regard.cli.options import (
+    ALL_SECTIONS,
+    App,
+    Device,
+    Json,
+    Model,
+    To,
+    choose_output,
+    decode_options,
+    section_settings,
+)
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
@@ -30,9 +40,14 @@ class PageFirst(TyperGroup):
         return super().parse_args(ctx, ["page", *args] if names_no_command else args)
 
 
-look_app = typer.Typer(
+look_app = App(
     cls=PageFirst,
-    help="Show what a model does; `regard look MODEL TEXT` writes an HTML page.",
+    help=(
+        "Look inside a model: attention, vectors, gradients, interventions.\n\n"
+        'regard look en-de-fr-zh "I ate an apple."\n\n'
+        "`regard look MODEL TEXT` is short for `regard look page MODEL TEXT`: it writes an HTML page that shows every "
+        "weight of every head. MODEL is a run, a model folder or a bundled model; TEXT is a sentence, a prompt or a picture."
+    ),
     no_args_is_help=True,
 )
 
@@ -49,19 +64,17 @@ def check_picture_format(path: Path | None) -> Path | None:
     return path
 
 
-Model = Annotated[Path, typer.Argument(help="A run or model folder.")]
-To = Annotated[str | None, typer.Option(help="Target language, for a model of several directions.")]
-Png = Annotated[
-    Path | None, typer.Option(help="File for the picture: PNG, or SVG by its suffix.", callback=check_picture_format)
+Picture = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="File for the picture: .png or .svg.", callback=check_picture_format),
 ]
 Csv = Annotated[Path | None, typer.Option(help="Write the numbers to this CSV file.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object instead.")]
 Texts = list[str] | None
 
 
 def decode_settings(context: typer.Context, to: str | None) -> dict[str, Any]:
     """Return the --decode.NAME settings, and the target language if one was given."""
-    return section_settings(context, "decode") | ({"to": to} if to else {})
+    return decode_options(context) | ({"to": to} if to else {})
 
 
 def parse_changes(**given: Texts) -> list[Intervention]:
@@ -71,15 +84,16 @@ def parse_changes(**given: Texts) -> list[Intervention]:
     return [parse(kind, text) for kind, texts in given.items() for text in texts or ()]
 
 
-def write_results(found: Drawable, json: bool, png: Path | None, tables: dict[Path | None, str], usual: Path) -> None:
-    """Write the files asked for, or the picture `usual`, and print their names; or print the numbers as JSON.
+def write_results(
+    found: Drawable, json: bool, picture: Path | None, tables: dict[Path | None, str], usual: str
+) -> None:
+    """Write the files asked for, or a picture named like `usual`, and print their names; or print the numbers as JSON.
 
     `tables` maps the name of a file to the method of `found` that writes it.
     """
-    named = {path: way for path, way in tables.items() if path is not None}
-    files: dict[Path, Any] = {path: getattr(found, way) for path, way in named.items()}
-    if png is not None or not (files or json):
-        files[png or usual] = found.save
+    files: dict[Path, Any] = {choose_output(path): getattr(found, way) for path, way in tables.items() if path}
+    if picture is not None or not (files or json):
+        files[choose_output(picture, usual)] = found.save
     for path, write in files.items():
         write(path)
     if json:
@@ -95,12 +109,14 @@ def change_option(name: str, help: str) -> Any:
     return typer.Option(f"--{name}", help=help, rich_help_panel="Changes for a second view (may be repeated)")
 
 
-@look_app.command("page")
+@look_app.command("page", settings=("decode",))
 def look_page(
     context: typer.Context,
     model: Model,
     text: Annotated[str, typer.Argument(help="A sentence or prompt; a text with <mask>; or the file of a picture.")],
-    out: Annotated[Path, typer.Option(help="File for the page.")] = Path("look.html"),
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File for the page; by default look.html.")
+    ] = None,
     other: Annotated[Path | None, typer.Option("--with", help="Another model to compare with.")] = None,
     own: Annotated[
         bool, typer.Option("--own", help="Compare each along its own output, not both along the first's.")
@@ -114,11 +130,16 @@ def look_page(
     positions: Annotated[Texts, change_option("positions", "Change the position scheme: none, alibi, ...")] = None,
     to: To = None,
     browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print what the page shows, without its arrays.")] = False,
+    json: Json = False,
 ) -> None:
     """Write an HTML page that shows every attention weight and vector of a model.
 
-    With another model, or with changes to this one, the page compares both. Settings: --decode.beam 1, ...
+    regard look en-de-fr-zh "I ate an apple."
+
+    regard look page runs/toy-en-de "I ate an apple." --forbid "Apfel>apple"
+
+    With another model, or with changes to this one, the page compares both. The target language is chosen as `regard
+    translate` does. All decode settings can be given: --decode.beam 1, ...
     """
     from regard.look.page.html_page import show
 
@@ -127,18 +148,19 @@ def look_page(
     page = show(model, text, other, changes, own, **decode_settings(context, to))
     if json:
         return print(jsons.dumps(page.document.tree, ensure_ascii=False))
-    page.save(out)
-    print(*(view.output for view in page.views), out, sep="\n")
+    path = choose_output(output, "look.html")
+    page.save(path)
+    print(*(view.output for view in page.views), path, sep="\n")
     if browser:
         import webbrowser
 
-        webbrowser.open(out.resolve().as_uri())
+        webbrowser.open(path.resolve().as_uri())
 
 
 # ---- pictures --------------------------------------------------------------------------------------------------------
 
 
-@look_app.command("positions")
+@look_app.command("positions", settings=("model",))
 def look_positions(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="A position scheme: sinusoidal, rope, alibi, t5, ...")],
@@ -146,7 +168,7 @@ def look_positions(
         Path | None, typer.Option("--model", "-m", help="Draw what this run or model has learned.")
     ] = None,
     length: Annotated[int, typer.Option(help="Number of positions or distances to draw.")] = 128,
-    png: Annotated[Path | None, typer.Option(help="File for the picture; by default positions-NAME.png.")] = None,
+    output: Picture = None,
     json: Json = False,
 ) -> None:
     """Draw a position scheme, at initialization or as a model has learned it.
@@ -158,7 +180,7 @@ def look_positions(
     picture = positions_picture(name, model, section_settings(context, "model"), length)
     if json:
         return print(jsons.dumps(picture.numbers(), ensure_ascii=False))
-    path = png or Path(f"positions-{name}.png")
+    path = choose_output(output, f"positions-{name}.png")
     picture.save(path)
     print(path)
 
@@ -187,12 +209,12 @@ def positions_picture(name: str, model: Path | None, settings: dict[str, str], l
     return draw_untrained_scheme(name, config, length)
 
 
-@look_app.command("alignment")
+@look_app.command("alignment", settings=("decode",))
 def look_alignment(
     context: typer.Context,
     model: Annotated[Path, typer.Argument(help="A run or model folder that translates.")],
     sentence: Annotated[str, typer.Argument(help="A sentence in the source language.")],
-    png: Annotated[Path, typer.Option(help="File for the picture.")] = Path("alignment.png"),
+    output: Picture = None,
     layer: Annotated[
         str, typer.Option(help="A cross-attention layer, such as decoder.2.cross. Default: the last.")
     ] = "",
@@ -200,17 +222,18 @@ def look_alignment(
     to: To = None,
 ) -> None:
     """Translate a sentence and draw which source words each word attends to."""
-    from regard.inference.translator import load_translator
+    from regard.inference.translator import Translator
     from regard.look.attention_figure import draw_alignment
 
-    drawn = draw_alignment(load_translator(model, "cpu"), sentence, layer, **decode_settings(context, to))
+    drawn = draw_alignment(Translator.load(model, "cpu"), sentence, layer, **decode_settings(context, to))
     if json:
         return print(jsons.dumps(drawn.numbers(), ensure_ascii=False))
-    drawn.save(png)
-    print(f"{drawn.translation}\n{png}")
+    path = choose_output(output, "alignment.png")
+    drawn.save(path)
+    print(f"{drawn.translation}\n{path}")
 
 
-@look_app.command("attention")
+@look_app.command("attention", settings=("decode",))
 def look_attention(
     context: typer.Context,
     model: Model,
@@ -227,7 +250,7 @@ def look_attention(
     renormalize: Annotated[
         bool, typer.Option("--renormalize", help="With --hide-sinks: let rows sum to one again.")
     ] = False,
-    png: Png = None,
+    output: Picture = None,
     csv: Csv = None,
     npz: Annotated[Path | None, typer.Option(help="Write the weights as NumPy arrays, (heads, queries, keys).")] = None,
     json: Json = False,
@@ -247,16 +270,16 @@ def look_attention(
     found = draw_attention(package, sentence, layer, kind, head, words, hide_sinks, renormalize, **options)
     if found.output and not json:
         print(found.output)
-    write_results(found, json, png, {csv: "save_csv", npz: "save_npz"}, Path("attention.png"))
+    write_results(found, json, output, {csv: "save_csv", npz: "save_npz"}, "attention.png")
 
 
-@look_app.command("statistics")
+@look_app.command("statistics", settings=("decode",))
 def look_statistics(
     context: typer.Context,
     model: Model,
     text: Annotated[str, typer.Argument(help="The text to read; or give --file.")] = "",
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read each line of this file.")] = None,
-    png: Png = None,
+    output: Picture = None,
     csv: Csv = None,
     json: Json = False,
     device: Device = "cpu",
@@ -278,14 +301,14 @@ def look_statistics(
         found = measure_statistics(package, texts, advance, **options)
     if not json:
         print(found)
-    write_results(found, json, png, {csv: "save_csv"}, Path("statistics.png"))
+    write_results(found, json, output, {csv: "save_csv"}, "statistics.png")
 
 
-@look_app.command("gradients")
+@look_app.command("gradients", settings=ALL_SECTIONS)
 def look_gradients(
     context: typer.Context,
     run: Annotated[Path, typer.Argument(help="A run; or a model folder, with --data.train FILE.")],
-    png: Png = None,
+    output: Picture = None,
     csv: Csv = None,
     json: Json = False,
     device: Device = "auto",
@@ -300,31 +323,29 @@ def look_gradients(
     found = measure_gradients(run, context.obj or {}, device)
     if not json:
         print(found)
-    write_results(found, json, png, {csv: "save_csv"}, Path("gradients.png"))
+    write_results(found, json, output, {csv: "save_csv"}, "gradients.png")
 
 
 @look_app.command("training")
 def look_training(
-    context: typer.Context,
     runs: Annotated[list[Path], typer.Argument(help="Run folders, finished or not.")],
-    png: Png = None,
+    output: Picture = None,
     csv: Csv = None,
     json: Json = False,
 ) -> None:
     """Draw the loss, learning rate, gradient norm and speed of runs."""
     from regard.look.training_curves import read_training_curves
 
-    no_settings(context)
     found = read_training_curves(runs)
     if not json:
         print(found)
-    write_results(found, json, png, {csv: "save_csv"}, Path("training.png"))
+    write_results(found, json, output, {csv: "save_csv"}, "training.png")
 
 
 # ---- interventions ---------------------------------------------------------------------------------------------------
 
 
-@look_app.command("change")
+@look_app.command("change", settings=("decode",))
 def look_change(
     context: typer.Context,
     model: Annotated[Path, typer.Argument(help="A run or model folder that translates or generates.")],
@@ -369,14 +390,13 @@ def look_change(
 
 @look_app.command("heads")
 def look_heads(
-    context: typer.Context,
     model: Annotated[Path, typer.Argument(help="A run or model folder: a translator, a GPT or a BERT.")],
     source: Annotated[Path, typer.Option(help="File of sentences, one a line; for a GPT or BERT any text.")],
     target: Annotated[Path | None, typer.Option(help="File of their translations.")] = None,
     metric: Annotated[str, typer.Option(help="loss, or for translations bleu.")] = "loss",
     sentences: Annotated[int, typer.Option(help="Number of lines to read.")] = 500,
     to: To = None,
-    png: Png = None,
+    output: Picture = None,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
@@ -388,11 +408,10 @@ def look_heads(
     from regard.exchange.loader import load_model
     from regard.look.head_importance import scan_heads
 
-    no_settings(context)
     if sentences < 2:
         raise RegardError(f"--sentences must be at least 2, not {sentences}: one alone has no error to tell")
     lines, other = (list(islice(read_lines(path), sentences)) if path else [] for path in (source, target))
     found = scan_heads(load_model(model, pick_device(device), "fp32"), lines, other, metric, to)
     if not json:
         print(found)
-    write_results(found, json, png, {}, Path("heads.png"))
+    write_results(found, json, output, {}, "heads.png")

@@ -11,9 +11,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from regard.cli import (
     cost_commands,
@@ -25,43 +26,70 @@ from regard.cli import (
 )
 from regard.cli.filter_commands import filter_app
 from regard.cli.look_commands import look_app
-from regard.cli.options import split_settings
+from regard.cli.options import ALL_SECTIONS, App, split_settings
 from regard.cli.study_commands import study_app
 from regard.cli.tokenizer_commands import tokenizer_app
 from regard.cli.vector_commands import vectors_app
 from regard.errors import RegardError
 from regard.terminal import safe_terminal
 
-app = typer.Typer(
+# The panels of `regard --help`, in order: (name, function or group of commands, sections of settings that it takes).
+PANELS: dict[str, tuple[tuple[str, Any, tuple[str, ...]], ...]] = {
+    "Use": (
+        ("translate", translate_commands.translate, ("decode",)),
+        ("generate", text_commands.generate, ("decode",)),
+        ("chat", text_commands.chat, ("decode",)),
+        ("classify", text_commands.classify, ()),
+        ("embed", text_commands.embed, ()),
+        ("score", text_commands.score, ()),
+    ),
+    "Train": (
+        ("train", train_commands.train, ALL_SECTIONS),
+        ("resume", train_commands.resume, ALL_SECTIONS),
+        ("evaluate", translate_commands.evaluate, ("data", "decode")),
+        ("tokenizer", tokenizer_app, ()),
+        ("settings", train_commands.settings, ()),
+    ),
+    "See": (
+        ("look", look_app, ()),
+        ("study", study_app, ()),
+        ("cost", cost_commands.cost, ("model",)),
+        ("summary", cost_commands.summary, ("model",)),
+    ),
+    "Exchange": (
+        ("import", exchange_commands.import_model, ()),
+        ("export", exchange_commands.export_model, ()),
+    ),
+    "Ancestors of attention": (
+        ("vectors", vectors_app, ()),
+        ("filter", filter_app, ()),
+    ),
+    "Machine": (("doctor", doctor_commands.doctor, ("model",)),),
+}
+
+
+class InOrder(TyperGroup):
+    """A group that lists its commands in the order of the panels."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for commands in PANELS.values() for name, _, _ in commands]
+
+
+app = App(
     name="regard",
-    help="Train, evaluate, inspect and use sequence models.",
+    cls=InOrder,
+    help="Translate; train, evaluate and look into sequence models.",
+    epilog="`regard COMMAND --help` explains a command.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(tokenizer_app, name="tokenizer")
-app.add_typer(look_app, name="look")
-app.add_typer(study_app, name="study")
-app.add_typer(vectors_app, name="vectors")
-app.add_typer(filter_app, name="filter")
-app.command("import")(exchange_commands.import_model)
-app.command("export")(exchange_commands.export_model)
-for command in (
-    text_commands.generate,
-    text_commands.chat,
-    text_commands.score,
-    text_commands.embed,
-    text_commands.classify,
-    cost_commands.cost,
-    cost_commands.summary,
-    train_commands.train,
-    train_commands.resume,
-    train_commands.settings,
-    translate_commands.translate,
-    translate_commands.evaluate,
-    doctor_commands.doctor,
-):
-    app.command()(command)
+for panel, commands in PANELS.items():
+    for name, command, sections in commands:
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, rich_help_panel=panel)
+        else:
+            app.command(name, sections, rich_help_panel=panel)(command)
 
 
 def print_version(asked: bool) -> None:
@@ -106,6 +134,25 @@ def readable_errors() -> Iterator[None]:
     except Interrupted as stopped:
         print(f"regard: {stopped}", file=sys.stderr)
         raise SystemExit(stopped.exit_code) from None
+    except typer.Abort:
+        raise SystemExit(1) from None
+    except Exception as error:
+        print_usage_error(error)
+        raise SystemExit(2) from None
+
+
+def print_usage_error(error: Exception) -> None:
+    """Print an error of Typer as one line that names the page of help; raise any other error again.
+
+    The classes of Typer's errors are private and differ between its versions, so they are told by their methods.
+    """
+    if not hasattr(error, "format_message"):
+        raise error
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError" or context is None:
+        return error.show()  # type: ignore[attr-defined]
+    message = error.format_message().rstrip(".")
+    print(f"regard: {message[:1].lower()}{message[1:]}; `{context.command_path} --help` explains it", file=sys.stderr)
 
 
 def main() -> None:
@@ -117,4 +164,5 @@ def main() -> None:
         stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     with safe_terminal(), readable_errors():
         words, settings = split_settings(sys.argv[1:])
-        app(words, obj=settings)
+        code = app(words, obj=settings, standalone_mode=False)
+        raise SystemExit(code if isinstance(code, int) else 0)

@@ -1,40 +1,127 @@
-"""Options that several commands share, and the settings that commands take as --section.name VALUE."""
+"""Parts that all commands share: options of the same name and meaning, settings of recipes, output files, errors.
+
+A command that takes settings of a recipe, `--section.name VALUE`, declares their sections, as in
+`@app.command(settings=("decode",))`.
+"""
 
 from __future__ import annotations
 
+import difflib
 import gc
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from regard.errors import RegardError
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object (a line each for translations).")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON: one object for each result.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 Weights = Annotated[
     str,
-    typer.Option(help="auto (GPU: bf16; CPU: fp32, bundled model int8), fp32, bf16, int8 or fp16."),
+    typer.Option("--weights", help="auto (GPU: bf16; CPU: fp32, bundled model int8), fp32, bf16, int8 or fp16."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress on stderr.")]
+Model = Annotated[Path, typer.Argument(help="A run or model folder, or the name of a bundled model.")]
+To = Annotated[str | None, typer.Option("--to", help="Target language; by default German for English, else English.")]
 
 
-def stdin_lines() -> Iterator[str]:
-    """Yield the lines of stdin, read as UTF-8 whatever the locale; an error names the line."""
-    for number, line in enumerate(sys.stdin.buffer, 1):
+def decoding(*names: str, help: str) -> Any:
+    """Return an option of decoding, which help lists in a panel of its own."""
+    return typer.Option(*names, help=help, rich_help_panel="Decoding")
+
+
+Seed = Annotated[int | None, decoding("--seed", help="Random seed for sampling.")]
+
+
+# ---- commands --------------------------------------------------------------------------------------------------------
+
+
+class App(typer.Typer):
+    """A group of commands whose errors are one line and whose help texts are wrapped by paragraphs."""
+
+    def command(  # type: ignore[override]
+        self, name: str | None = None, settings: tuple[str, ...] = (), **options: Any
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return a decorator that adds a command, which takes the settings of some sections of recipes."""
+
+        def add(function: Callable[..., Any]) -> Callable[..., Any]:
+            kind = type("Command", (Command,), {"sections": settings})
+            help = join_lines(function.__doc__ or "")
+            return super(App, self).command(name, cls=kind, help=help, **options)(function)
+
+        return add
+
+
+class Command(TyperCommand):
+    """A command that refuses settings of recipes that it does not take, and suggests the nearest option."""
+
+    sections: tuple[str, ...] = ()
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the options; an unknown one is a RegardError that suggests the nearest option or setting."""
         try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise RegardError(
-                f"line {number} of stdin is not UTF-8 ({error.reason} at byte {error.start + 1})"
-            ) from None
-        if "\0" in text:
-            raise RegardError(f"line {number} of stdin is binary (it holds a NUL byte): give plain text")
-        yield text
+            found = super().parse_args(ctx, args)
+        except Exception as error:
+            unknown = getattr(error, "option_name", None)
+            if unknown is None:
+                raise
+            options = [name for parameter in self.params for name in parameter.opts if name.startswith("--")]
+            hint = suggest_option(unknown, options, self.sections)
+            raise RegardError(f"no option {unknown}: {hint or f'`{ctx.command_path} --help` lists them'}") from None
+        check_settings(ctx, self.sections)
+        return found
+
+
+def check_settings(context: Any, sections: tuple[str, ...] = ()) -> None:
+    """Refuse settings of sections that a command does not take; a command that takes all leaves them to the recipe."""
+    wrong = [name for name in context.obj or {} if name.split(".")[0] not in sections]
+    if not wrong or set(SECTIONS) <= set(sections):
+        return
+    names = " and ".join(f"--{section}.NAME" for section in sections)
+    only = (
+        f"only {names} settings can be given" if sections else f"`{context.command_path}` takes no settings of a recipe"
+    )
+    raise RegardError(f"--{wrong[0]} does not belong here: {only}")
+
+
+SECTIONS = ("data", "tokenizer", "model", "train", "decode")
+ALL_SECTIONS = (*SECTIONS, "name", "task")
+
+
+def suggest_option(unknown: str, options: Sequence[str], sections: Iterable[str]) -> str:
+    """Return "did you mean --train.steps?", or the empty string where nothing is near.
+
+    A setting is near if its name without the section is; settings of parts are left out, since listing them imports torch.
+    """
+    from regard.config import Config
+    from regard.config.recipes import flatten
+
+    word = unknown.lstrip("-")
+    settings: dict[str, str] = {}
+    for name, _, _ in flatten(Config()):
+        section, _, key = name.partition(".")
+        if key and section in sections:
+            settings.setdefault(key.replace("_", "-"), f"--{name}")
+    names = {option.lstrip("-"): option for option in options} | settings
+    near = [name for name in (word, word.replace("_", "-")) if name in names]
+    near = near or difflib.get_close_matches(word.replace("_", "-"), names, n=1, cutoff=0.7)
+    return f"did you mean {names[near[0]]}?" if near else ""
+
+
+def join_lines(text: str) -> str:
+    """Return a docstring whose paragraphs are one line each, to be wrapped by the width of the terminal."""
+    paragraphs = re.split(r"\n\s*\n", text.strip())
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+# ---- settings of recipes ---------------------------------------------------------------------------------------------
 
 
 def split_settings(words: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -53,17 +140,68 @@ def split_settings(words: list[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def section_settings(context: typer.Context, section: str) -> dict[str, str]:
-    """Return the settings of one section by their names in it, for a command that takes no others."""
-    wrong = [name for name in context.obj if not name.startswith(f"{section}.")]
-    if wrong:
-        raise RegardError(f"--{wrong[0]} does not belong here: only --{section}.NAME settings can be given")
-    return {name.removeprefix(f"{section}."): value for name, value in context.obj.items()}
+    """Return the settings of one section by their names in it."""
+    given = context.obj or {}
+    return {name.removeprefix(f"{section}."): v for name, v in given.items() if name.startswith(f"{section}.")}
 
 
-def no_settings(context: typer.Context) -> None:
-    """Refuse settings, for a command that takes none."""
-    if context.obj:
-        raise RegardError(f"--{next(iter(context.obj))} does not belong here: no settings of a recipe do")
+def decode_options(context: typer.Context, **given: Any) -> dict[str, Any]:
+    """Return the decode settings that were given, as options of their own or as --decode.NAME, with their types."""
+    from regard.config import DecodeConfig
+    from regard.config.recipes import cast_settings
+
+    settings = section_settings(context, "decode")
+    return {name: value for name, value in given.items() if value not in (None, [])} | cast_settings(
+        settings, DecodeConfig, "decode."
+    )
+
+
+# ---- input and output ------------------------------------------------------------------------------------------------
+
+
+def stdin_lines() -> Iterator[str]:
+    """Yield the lines of stdin, read as UTF-8 whatever the locale; an error names the line."""
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise RegardError(
+                f"line {number} of stdin is not UTF-8 ({error.reason} at byte {error.start + 1})"
+            ) from None
+        if "\0" in text:
+            raise RegardError(f"line {number} of stdin is binary (it holds a NUL byte): give plain text")
+        yield text
+
+
+def choose_output(given: Path | None, default: str | Path = "", *inputs: Path | None) -> Path:
+    """Return the file or folder to write, before any work is done: the one given, or the first free name like `default`.
+
+    A file that was not asked for by name is never replaced: `look.html` becomes `look-2.html`. One that was is replaced,
+    which is said on stderr, unless it is an input of the command.
+    """
+    if given is None:
+        return free_path(Path(default))
+    if any(path is not None and is_same_file(path, given) for path in inputs):
+        raise RegardError(f"{given} would be replaced by what is made of it: choose another file with --output")
+    if given.is_file() or (given.is_dir() and any(given.iterdir())):
+        print(f"regard: {given} exists and is replaced", file=sys.stderr)
+    return given
+
+
+def free_path(path: Path) -> Path:
+    """Return the path, or the first of NAME-2, NAME-3, ... that does not exist."""
+    number, found = 1, path
+    while found.exists() or found.is_symlink():
+        number += 1
+        found = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return found
+
+
+def is_same_file(a: Path, b: Path) -> bool:
+    try:
+        return a.samefile(b)
+    except OSError:  # one of them does not exist
+        return False
 
 
 def print_result(result: dict[str, Any], as_json: bool) -> None:

@@ -6,9 +6,9 @@ import difflib
 import json
 from typing import Any
 
-import regard.layers  # noqa: F401 (fills the registry of parts)
+import regard.models.architectures  # noqa: F401 (fills the registry of parts and of architectures)
 from regard.config import Config
-from regard.config.recipes import choices_of, fields_of, flatten
+from regard.config.recipes import choices_of, fields_of, find_recipe, flatten, shipped_recipes
 from regard.config.registry import KINDS, PARTS, TABLES, help_of
 from regard.errors import RegardError
 
@@ -30,6 +30,9 @@ def print_settings(name: str) -> None:
         for kind in KINDS:
             print_kind(kind)
         print_tables([table for table, entry in TABLES.items() if not entry.kind])
+        print_recipes()
+    elif name in shipped_recipes():
+        print(find_recipe(name).read_text(encoding="utf-8"), end="")
     elif name in sections:
         for setting, value, help in flatten(getattr(Config(), name), f"{name}."):
             print_setting(setting, value, help)
@@ -42,7 +45,7 @@ def print_settings(name: str) -> None:
     elif name in TABLES:
         print_tables([name])
     else:
-        known = [*sections, *PARTS, *(part for parts in PARTS.values() for part in parts), *TABLES]
+        known = [*sections, *PARTS, *(part for parts in PARTS.values() for part in parts), *TABLES, *shipped_recipes()]
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean '{near[0]}'?" if near else "`regard settings` lists them all"
         raise RegardError(f"there is no section, part or table '{name}': {hint}")
@@ -59,6 +62,14 @@ def print_part(kind: str, name: str) -> None:
     print(f"  {name:<13} {help_of(PARTS[kind][name])}")
     if TABLES.get(name) is not None and TABLES[name].kind == kind:
         print_table(name)
+
+
+def print_recipes() -> None:
+    """Print the shipped recipes with the comment that they begin with."""
+    print("\nrecipes (regard train NAME; regard settings NAME prints one)")
+    for name in shipped_recipes():
+        first = find_recipe(name).read_text(encoding="utf-8").partition("\n")[0]
+        print(f"  {name:<22} {first.removeprefix('# ')}")
 
 
 def print_tables(names: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsons
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -10,19 +11,18 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.cli.options import Device
-from regard.errors import RegardError
+from regard.cli.options import App, Device, Json, check_settings
 
-study_app = typer.Typer(help="Run experiments that test published claims.", invoke_without_command=True)
+study_app = App(help="Run experiments that test published claims.", invoke_without_command=True)
 
-Json = Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object instead.")]
+
+Output = Annotated[Path, typer.Option("--output", "-o", help="Folder of the results.")]
 
 
 @study_app.callback()
 def study(context: typer.Context) -> None:
-    if context.obj:
-        raise RegardError(f"--{next(iter(context.obj))} does not belong here: a study has its own settings")
     if context.invoked_subcommand is None:
+        check_settings(context)
         for command in study_app.registered_commands:
             assert command.callback is not None
             print(f"regard study {command.name:<16} {(command.callback.__doc__ or '').splitlines()[0]}")
@@ -39,7 +39,7 @@ def study_dictionary(json: Json = False) -> None:
 
 @study_app.command("positions")
 def study_positions(
-    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies/positions"),
+    output: Output = Path("studies/positions"),
     data: Annotated[Path | None, typer.Option(help="A text file; by default the embedded toy corpus.")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps; by default 2,000, and 40 with --quick.")] = None,
     schemes: Annotated[
@@ -53,7 +53,8 @@ def study_positions(
     from regard.studies.position_study import study
 
     names = tuple(name.strip() for name in schemes.split(",")) if schemes else None
-    print(study(out=out, data=data, steps=steps, schemes=names, jobs=jobs, device=device, quick=quick))
+    print(study(out=output, data=data, steps=steps, schemes=names, jobs=jobs, device=device, quick=quick))
+    print(f"regard: table, pictures and numbers are in {output}", file=sys.stderr)
 
 
 Texts = Annotated[Path, typer.Option("--text", help="Folder with wikitext2.{train,valid,test}.txt.xz.")]
@@ -68,7 +69,7 @@ Tasks = Annotated[str, typer.Option(help="Tasks to run, such as SST-2,CoLA; defa
 def study_pretraining(
     text: Texts,
     glue: Glue,
-    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies/pretraining"),
+    output: Output = Path("studies/pretraining"),
     tasks: Tasks = "",
     seeds: Seeds = 3,
     jobs: Jobs = 1,
@@ -78,14 +79,14 @@ def study_pretraining(
     """Fine-tune a GPT with and without pre-training and auxiliary loss."""
     from regard.studies.finetuning_study import PRETRAINING
 
-    print_study(PRETRAINING, tasks, out, text, glue, seeds, jobs, device, quick)
+    print_study(PRETRAINING, tasks, output, text, glue, seeds, jobs, device, quick)
 
 
 @study_app.command("roformer")
 def study_roformer(
     text: Texts,
     glue: Glue,
-    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies/roformer"),
+    output: Output = Path("studies/roformer"),
     tasks: Tasks = "",
     seeds: Seeds = 3,
     jobs: Jobs = 1,
@@ -95,7 +96,7 @@ def study_roformer(
     """Compare BERT with RoFormer: learned against rotary positions."""
     from regard.studies.finetuning_study import ROFORMER
 
-    print_study(ROFORMER, tasks, out, text, glue, seeds, jobs, device, quick)
+    print_study(ROFORMER, tasks, output, text, glue, seeds, jobs, device, quick)
 
 
 Translations = Annotated[
@@ -105,25 +106,25 @@ Translations = Annotated[
 
 @study_app.command("gradient-flow")
 def study_gradient_flow(
-    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies/gradient-flow"),
+    output: Output = Path("studies/gradient-flow"),
     quick: Annotated[bool, typer.Option("--quick", help="Use small layers and few steps, to try it out.")] = False,
 ) -> None:
     """Measure gradients k steps back in time: RNN, LSTM, GRU, attention."""
     from regard.studies.gradient_flow import study
 
-    print_table(study(out, quick))
+    print_table(study(output, quick))
 
 
 @study_app.command("three-ways")
 def study_three_ways(
-    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies/three-ways"),
+    output: Output = Path("studies/three-ways"),
     device: Device = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="Use short rows and narrow layers, to try it out.")] = False,
 ) -> None:
     """Compare time and memory of recurrence, convolution and attention."""
     from regard.studies.layer_comparison import study
 
-    print_table(study(out, device, quick))
+    print_table(study(output, device, quick))
 
 
 TRANSLATION_STUDIES = {
@@ -137,13 +138,13 @@ def make_translation_study(name: str, help: str) -> Callable[..., None]:
 
     def command(
         data: Translations,
-        out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies") / name,
+        output: Output = Path("studies") / name,
         jobs: Jobs = 1,
         device: Device = "auto",
         quick: Quick = False,
     ) -> None:
         module = import_module(f"regard.studies.{name.replace('-', '_')}")
-        print_table(module.study(out, data, jobs, device, quick))
+        print_table(module.study(output, data, jobs, device, quick))
 
     command.__doc__ = help
     return command
@@ -160,17 +161,19 @@ def study_filters(
     ] = None,
     sigma: Annotated[float, typer.Option(help="Standard deviation of the noise, out of 255.")] = 20.0,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the noise.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("studies/filters"),
+    output: Output = Path("studies/filters"),
     device: Device = "auto",
 ) -> None:
     """Compare denoising filters, from Gaussian to non-local means."""
     from regard.studies.filter_study import study
 
-    print_table(study(out, image, sigma, seed, device))
+    print_table(study(output, image, sigma, seed, device))
 
 
 def print_table(out: Path) -> None:
+    """Print the table of a study, and say where its pictures and numbers are."""
     print((out / "table.md").read_text())
+    print(f"regard: table, pictures and numbers are in {out}", file=sys.stderr)
 
 
 def print_study(plan: Any, tasks: str, out: Path, text: Path, glue: Path, *how: Any) -> None:

@@ -12,22 +12,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.options import Device, no_settings, section_settings, stdin_lines
+from regard.cli.options import (
+    Device,
+    Json,
+    Model,
+    Seed,
+    choose_output,
+    decode_options,
+    decoding,
+    section_settings,
+    stdin_lines,
+)
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
     from regard.inference.generator import Conversation, Generator, Ranked, TextScore
 
-Model = Annotated[Path, typer.Argument(help="A run or model folder.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
-Temperature = Annotated[float | None, typer.Option(help="Sampling temperature; 0 = greedy decoding.")]
-TopK = Annotated[int | None, typer.Option(help="Sample among the k likeliest tokens.")]
-TopP = Annotated[float | None, typer.Option(help="Sample among tokens that hold this probability.")]
-MinP = Annotated[float | None, typer.Option(help="Sample among tokens with this share of the top probability.")]
-Penalty = Annotated[float | None, typer.Option(help="Penalty above 1 for tokens that are already in the text.")]
-NewTokens = Annotated[int | None, typer.Option(help="Greatest number of new tokens.")]
-Stop = Annotated[list[str] | None, typer.Option(help="Stop before this string; may be repeated.")]
-Seed = Annotated[int | None, typer.Option(help="Random seed for sampling.")]
+Temperature = Annotated[float | None, decoding(help="Sampling temperature; 0 = greedy decoding.")]
+TopK = Annotated[int | None, decoding(help="Sample among the k likeliest tokens.")]
+TopP = Annotated[float | None, decoding(help="Sample among tokens that hold this probability.")]
+MinP = Annotated[float | None, decoding(help="Sample among tokens with this share of the top probability.")]
+Penalty = Annotated[float | None, decoding(help="Penalty above 1 for tokens that are already in the text.")]
+NewTokens = Annotated[int | None, decoding(help="Greatest number of new tokens.")]
+Stop = Annotated[list[str] | None, decoding(help="Stop before this string; may be repeated.")]
 Texts = Annotated[list[str] | None, typer.Argument(help="Texts; by default the lines of stdin.")]
 
 
@@ -38,7 +45,7 @@ def generate(
     context: typer.Context,
     model: Model,
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; by default the lines of stdin.")] = None,
-    n: Annotated[int | None, typer.Option("-n", help="Number of samples of each prompt.")] = None,
+    n: Annotated[int | None, decoding("-n", help="Number of samples of each prompt.")] = None,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
@@ -56,14 +63,16 @@ def generate(
 ) -> None:
     """Generate text from a prompt.
 
-    A line of --- separates several results. Other decode settings: --decode.min_len 5, ...
-    """
-    from regard.inference.generator import load_generator
+    regard generate runs/gpt "Once upon a time" --temperature 0.8 -n 3
 
-    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
-    options |= {"repetition_penalty": repetition_penalty, "max_new_tokens": max_new_tokens}
-    chosen = decode_settings(context, options | {"n": n, "stop": stop})
-    generator = load_generator(model, device)
+    A line of --- separates several results. All decode settings can be given: --decode.min_len 5, ...
+    """
+    from regard.inference.generator import Generator
+
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+    limits = {"repetition_penalty": repetition_penalty, "max_new_tokens": max_new_tokens, "n": n, "stop": stop}
+    chosen = generation_options(context, **sampling, **limits)
+    generator = Generator.load(model, device)
     texts = prompts or list(stdin_lines())
     if not texts:
         raise RegardError("no prompt given: pass a text, or lines on stdin")
@@ -76,12 +85,11 @@ def generate(
         print_generations(generator, texts, chosen, json)
 
 
-def decode_settings(context: typer.Context, given: dict[str, Any]) -> dict[str, Any]:
+def generation_options(context: typer.Context, **given: Any) -> dict[str, Any]:
     """Return the decode options that were given, by their own names or as --decode.NAME."""
-    settings = section_settings(context, "decode")
-    if settings.keys() & {"stop", "beam_stop"}:
+    if section_settings(context, "decode").keys() & {"stop", "beam_stop"}:
         raise RegardError("--decode.beam_stop is for beam search: a text ends before a string with --stop STRING")
-    return {name: value for name, value in given.items() if value not in (None, [])} | settings
+    return decode_options(context, **given)
 
 
 def print_stream(pieces: Iterator[str], before: str = "") -> None:
@@ -125,12 +133,12 @@ def chat(
     device: Device = "auto",
 ) -> None:
     """Chat with a language model: Ctrl-C stops an answer, /reset starts anew."""
-    from regard.inference.generator import load_generator
+    from regard.inference.generator import Generator
 
-    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
-    options |= {"repetition_penalty": repetition_penalty, "max_new_tokens": max_new_tokens}
-    chosen = decode_settings(context, options)
-    conversation = load_generator(model, device).chat(system, **chosen)
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+    limits = {"repetition_penalty": repetition_penalty, "max_new_tokens": max_new_tokens}
+    chosen = generation_options(context, **sampling, **limits)
+    conversation = Generator.load(model, device).chat(system, **chosen)
     conversation.generator.decode_options(**chosen)  # refuse wrong settings before the first question
     if sys.stdin.isatty():
         print("regard: Ctrl-C stops an answer, /reset begins again, Ctrl-D ends", file=sys.stderr)
@@ -166,7 +174,6 @@ def print_answer(conversation: Conversation, line: str) -> None:
 
 
 def score(
-    context: typer.Context,
     model: Model,
     texts: Texts = None,
     continuations: Annotated[
@@ -176,10 +183,9 @@ def score(
     device: Device = "auto",
 ) -> None:
     """Print log-probabilities of texts, or rank continuations of a text."""
-    from regard.inference.generator import load_generator
+    from regard.inference.generator import Generator
 
-    no_settings(context)
-    generator = load_generator(model, device)
+    generator = Generator.load(model, device)
     given = texts or list(stdin_lines())
     if continuations is None:
         return print_results(generator.score(given), score_table, json)
@@ -209,7 +215,6 @@ def rank_line(result: Ranked) -> str:
 
 
 def embed(
-    context: typer.Context,
     model: Model,
     texts: Texts = None,
     input: Annotated[Path | None, typer.Option("--input", "-i", help="Embed the lines of this file.")] = None,
@@ -222,37 +227,36 @@ def embed(
 ) -> None:
     """Embed texts as vectors: a line of numbers each, or one .npy file."""
     from regard.data.parallel_corpus import read_lines
-    from regard.inference.embedder import load_embedder
+    from regard.inference.embedder import Embedder
     from regard.terminal import progress_bar
 
-    no_settings(context)
     if texts and input:
         raise RegardError("give texts or --input FILE, not both")
-    embedder = load_embedder(model, device)
+    target = choose_output(output, "", input) if output else None
+    embedder = Embedder.load(model, device)
     given = texts or list(read_lines(input) if input else stdin_lines())
     with progress_bar("embedding", len(given)) as advance:
         vectors = embedder.embed(given, pooling, normalize, truncate, progress=advance)
-    if output:
+    if target:
         import numpy as np
 
         from regard.files import disk_errors
 
-        with disk_errors(output), output.open("wb") as file:
+        with disk_errors(target), target.open("wb") as file:
             np.save(file, vectors)
-        return print(output)
+        return print(target)
     for text, vector in zip(given, vectors.tolist(), strict=True):
         line = jsons.dumps({"text": text, "vector": vector}, ensure_ascii=False) if json else None
         print(line or " ".join(f"{x:.6g}" for x in vector))
 
 
 def classify(
-    context: typer.Context,
     model: Model,
     items: Annotated[
         list[str] | None, typer.Argument(help="Texts, pairs (with a tab between) or picture files; by default stdin.")
     ] = None,
     input: Annotated[Path | None, typer.Option("--input", "-i", help="Classify the lines of this file.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, with all probabilities.")] = False,
+    json: Json = False,
     device: Device = "auto",
 ) -> None:
     """Classify texts or pictures, and print one line each.
@@ -260,13 +264,12 @@ def classify(
     A line has the class and its probability, or a number, or the tag of each word, by what the model has learned.
     """
     from regard.data.parallel_corpus import read_lines
-    from regard.inference.classifier import load_classifier
+    from regard.inference.classifier import Classifier
     from regard.terminal import progress_bar
 
-    no_settings(context)
     if items and input:
         raise RegardError("give texts or --input FILE, not both")
-    classifier = load_classifier(model, device)
+    classifier = Classifier.load(model, device)
     lines = items or list(read_lines(input) if input else stdin_lines())
     parts = [(first, second) if tab else first for first, tab, second in (line.partition("\t") for line in lines)]
     with progress_bar("classifying", len(lines)) as advance:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import json as jsons
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from regard.cli.options import stdin_lines
+from regard.cli.options import App, Json, choose_output, stdin_lines
 from regard.errors import RegardError
 
-tokenizer_app = typer.Typer(help="Train and try tokenizers.", no_args_is_help=True)
+tokenizer_app = App(help="Train and try tokenizers.", no_args_is_help=True)
 
 
 @tokenizer_app.command("train")
 def tokenizer_train(
     files: Annotated[list[Path], typer.Argument(help="Text files, plain or .gz/.xz/.zst.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path("tokenizer.json"),
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; by default tokenizer.json.")
+    ] = None,
     kind: Annotated[str, typer.Option(help="char, word, wordpiece, bpe, byte-bpe or unigram.")] = "bpe",
     vocab_size: Annotated[int, typer.Option(help="Vocabulary size, special tokens included.")] = 8000,
     nfc: Annotated[bool, typer.Option(help="Normalize Unicode to NFC.")] = True,
@@ -32,12 +34,13 @@ def tokenizer_train(
     from regard.terminal import count_progress, progress_bar
     from regard.text.tokenizer import Tokenizer
 
+    target = choose_output(output, "tokenizer.json", *files)
     values = {"kind": kind, "vocab_size": vocab_size, "nfc": nfc, "lowercase": lowercase}
     config = build(values, TokenizerConfig, "tokenizer.")
     with progress_bar("reading lines") as advance:
         tokenizer = Tokenizer.train(count_progress(chain.from_iterable(map(read_lines, files)), advance), config)
-    tokenizer.save(output)
-    print(f"{output}: {len(tokenizer):,} pieces")
+    tokenizer.save(target)
+    print(f"{target}: {len(tokenizer):,} pieces")
 
 
 @tokenizer_app.command("encode")
@@ -69,14 +72,14 @@ def tokenizer_decode(
 def tokenizer_show(
     tokenizer: Annotated[Path, typer.Argument(help="tokenizer.json, or a run or model folder.")],
     text: Annotated[str, typer.Argument(help="A sentence.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
 ) -> None:
     """Show the subword pieces of a sentence, with their ids."""
     loaded = load_tokenizer(tokenizer)
     ids = loaded.encode(text)
     result = {"pieces": loaded.pieces(ids), "ids": ids, "decoded": loaded.decode(ids), "vocabulary": len(loaded)}
-    if as_json:
-        return print(json.dumps(result, ensure_ascii=False))
+    if json:
+        return print(jsons.dumps(result, ensure_ascii=False))
     widths = [max(len(piece), len(str(i))) for piece, i in zip(result["pieces"], ids, strict=True)]
     print("  ".join(piece.ljust(w) for piece, w in zip(result["pieces"], widths, strict=True)))
     print("  ".join(str(i).ljust(w) for i, w in zip(ids, widths, strict=True)))

@@ -12,13 +12,17 @@ from regard.cli.options import Quiet
 
 def train(
     context: typer.Context,
-    recipe: Annotated[Path, typer.Argument(help="A TOML recipe, such as recipes/toy-en-de.toml.")],
+    recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a shipped recipe, such as toy-en-de.")],
     name: Annotated[str | None, typer.Option(help="Name of the run; by default the recipe's.")] = None,
     run: Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/NAME.")] = None,
     overwrite: Annotated[bool, typer.Option(help="Start over: delete what Regard wrote into the run.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a model from a recipe, or resume a run that was stopped.
+
+    regard train toy-en-de
+
+    regard train my-recipe.toml --train.steps 2000 --model.preset transformer-base
 
     Any setting can be given as --section.name VALUE, for example --train.steps 2000; `regard settings` lists them all.
     """
@@ -38,7 +42,7 @@ def resume(
 ) -> None:
     """Resume a run from its newest valid checkpoint, bit for bit.
 
-    --train.steps N makes it longer.
+    regard resume runs/toy-en-de --train.steps 4000
     """
     from regard.tasks import run as runs
 
@@ -46,9 +50,14 @@ def resume(
 
 
 def settings(
-    name: Annotated[str, typer.Argument(help="A section, a kind of part, a part or a table, such as yarn.")] = "",
+    name: Annotated[
+        str, typer.Argument(help="A section (train), a kind of part (positions), a part (yarn), or a shipped recipe.")
+    ] = "",
 ) -> None:
-    """List all settings with their defaults, and the parts of models."""
+    """List all settings with their defaults, the parts of models and the shipped recipes.
+
+    `regard settings toy-en-de > mine.toml` copies a shipped recipe.
+    """
     from regard.cli.settings_listing import print_settings
 
     print_settings(name)

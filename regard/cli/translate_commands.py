@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.options import Device, Json, Weights, no_collecting, print_result, section_settings, stdin_lines
+from regard.cli.options import (
+    Device,
+    Json,
+    Seed,
+    To,
+    Weights,
+    choose_output,
+    decode_options,
+    decoding,
+    no_collecting,
+    print_result,
+    stdin_lines,
+)
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
@@ -28,45 +40,51 @@ def translate(
     texts: Annotated[
         list[str] | None, typer.Argument(help="Texts to translate; by default the lines of stdin.")
     ] = None,
+    to: To = None,
+    source: Annotated[str | None, typer.Option("--from", help="Source language; by default it is detected.")] = None,
     model: Annotated[
         Path | None, typer.Option("--model", "-m", help="A run or model folder; by default the bundled model.")
     ] = None,
-    to: Annotated[str | None, typer.Option("--to", help="Target language, for a model of several directions.")] = None,
-    source: Annotated[str | None, typer.Option("--from", help="Source language; by default it is detected.")] = None,
     input: Annotated[Path | None, typer.Option("--input", "-i", help="Translate the lines of this file.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file instead of stdout.")] = None,
-    beam: Annotated[int | None, typer.Option(help="Beam width; 1 = greedy.")] = None,
-    nbest: Annotated[int | None, typer.Option(help="Number of translations of each sentence, with scores.")] = None,
-    length_penalty: Annotated[float | None, typer.Option(help="Exponent a in log p(y) / |y|^a.")] = None,
-    min_len: Annotated[int | None, typer.Option(help="Least number of tokens of a translation.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; 0 = beam search.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Sample among the k likeliest tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Sample among tokens that hold this probability.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed for sampling.")] = None,
     json: Json = False,
     device: Device = "auto",
     weights: Weights = "auto",
+    beam: Annotated[int | None, decoding(help="Beam width; 1 = greedy.")] = None,
+    nbest: Annotated[int | None, decoding(help="Number of translations of each sentence, with scores.")] = None,
+    length_penalty: Annotated[float | None, decoding(help="Exponent a in log p(y) / |y|^a.")] = None,
+    min_len: Annotated[int | None, decoding(help="Least number of tokens of a translation.")] = None,
+    temperature: Annotated[float | None, decoding(help="Sampling temperature; 0 = beam search.")] = None,
+    top_k: Annotated[int | None, decoding(help="Sample among the k likeliest tokens.")] = None,
+    top_p: Annotated[float | None, decoding(help="Sample among tokens that hold this probability.")] = None,
+    seed: Seed = None,
 ) -> None:
     """Translate texts, a file, or stdin.
 
-    A model of several languages takes texts of any length, a model of two languages one sentence a line. With --nbest each
-    line is: number of the sentence, score, translation. Other decode settings: --decode.max_len_b 50, ...
+    regard translate "I ate an apple."
+
+    regard translate --to fr -i letter.txt -o lettre.txt
+
+    The bundled model translates between English and German, French and Chinese. It takes texts of any length and detects
+    their language. A model of two languages, such as one that you trained, takes one sentence a line. With --nbest each line
+    is: number of the sentence, score, translation. All decode settings can be given: --decode.max_len_b 50, ...
     """
-    options: dict[str, Any] = {"beam": beam, "nbest": nbest, "length_penalty": length_penalty, "min_len": min_len}
-    options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    options |= section_settings(context, "decode")
+    search = {"beam": beam, "nbest": nbest, "length_penalty": length_penalty, "min_len": min_len}
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     with no_collecting():
         from regard.data.parallel_corpus import read_lines
         from regard.files import write_text
-        from regard.inference.translator import load_translator
+        from regard.inference.translator import Translator, bundled_translator
         from regard.text.sentence_splitting import find_code_lines
 
+    options = decode_options(context, **search, **sampling)
     if texts and input:
         raise RegardError("give sentences or --input FILE, not both")
-    if not float(options.get("temperature") or 0) and (options.get("top_k") or options.get("top_p")):
+    if not options.get("temperature") and (options.get("top_k") or options.get("top_p")):
         raise RegardError("--top-k and --top-p choose among samples: give a --temperature above 0 too")
-    translator = load_translator(*_choose_model(model, device, weights))
-    is_text = bool(translator.directions) and options["nbest"] in (None, 1, "1")  # any length, one translation each
+    target = choose_output(output, "", input) if output else None
+    translator = Translator.load(model, device, weights) if model else bundled_translator(device, weights)
+    is_text = bool(translator.directions) and options.get("nbest", 1) == 1  # any length, one translation each
     is_interactive = not texts and not input and sys.stdin.isatty()
     if is_interactive:
         print("regard: type a sentence and Enter; Ctrl-D ends", file=sys.stderr)
@@ -84,23 +102,10 @@ def translate(
         else:
             numbered = enumerate(zip(lines, found, strict=True))
             written = "".join(_render_sentence(i, line, t, json) for i, (line, t) in numbered)
-        if output and not is_interactive:
-            write_text(output, written)
+        if target and not is_interactive:
+            write_text(target, written)
         else:
             print(written, end="", flush=is_interactive)
-
-
-def _choose_model(model: Path | None, device: str, weights: str) -> tuple[Path, str, str]:
-    """Return the model asked for, or the bundled model, whose int8 weights stay quantized on a CPU."""
-    from regard.device import pick_device
-    from regard.pretrained import DEFAULT, bundled_models, bundled_path
-
-    if model is not None:
-        return model, device, weights
-    if DEFAULT not in bundled_models():
-        raise RegardError("no model given: train one (`make toy` makes runs/toy-en-de) and pass it with --model FOLDER")
-    on_cpu = pick_device(device).type == "cpu"
-    return bundled_path(DEFAULT), device, "int8" if weights == "auto" and on_cpu else weights
 
 
 def _print_notes(lines: list[str], found: list[Translation]) -> None:
@@ -170,6 +175,7 @@ def evaluate(
     from regard.terminal import progress_bar
 
     given = {name: v for name, v in (("beam", beam), ("length_penalty", length_penalty)) if v is not None}
+    target = choose_output(output) if output else None
     package = load_model(run, pick_device(device), weights)
     if package.tokenizers is None and package.task != "image-classification":
         raise RegardError(
@@ -184,12 +190,12 @@ def evaluate(
         found = evaluate_task(package, config, pick_device(device))
         return print_result({"corpus": ", ".join(config.data.test), "loss": found.loss, **found.scores}, json)
     translator = Translator(package)
-    specs, target = config.data.test, translator.target
-    corpus = ParallelCorpus(specs, translator.source, target, Path(config.data.root), "test")
+    specs, language = config.data.test, translator.target
+    corpus = ParallelCorpus(specs, translator.source, language, Path(config.data.root), "test")
     with progress_bar("translating") as advance:
         result = evaluation.evaluate(translator, corpus, advance, **dataclasses.asdict(config.decode) | given)
-    target = corpus.directions[0].split(">")[1] if corpus.directions else target
-    kept = output or run / "hypotheses" / f"{Path(specs[0]).name.split('.')[0].replace(':', '-')}.{target}"
+    language = corpus.directions[0].split(">")[1] if corpus.directions else language
+    kept = target or run / "hypotheses" / f"{Path(specs[0]).name.split('.')[0].replace(':', '-')}.{language}"
     if json:
         print(
             json_format.dumps({**result.to_dict(), "corpus": list(specs), "hypotheses": str(kept)}, ensure_ascii=False)
@@ -197,7 +203,7 @@ def evaluate(
     else:
         print(result.table())
     lines = "".join(_one_line(text) + "\n" for text in result.hypotheses)
-    if output:
+    if target:
         write_text(kept, lines)
     else:  # entered into a manifest, so that `regard train --overwrite` knows them
         add_file(kept.parent, kept.name, lambda draft: draft.write_text(lines, encoding="utf-8"))
@@ -210,11 +216,6 @@ def _test_config(
     """Return the configuration of an evaluation: the run's recipe, if any, with the loaded model and the corpus given."""
     from regard.config import Config, recipes
 
-    wrong = [name for name in settings if not name.startswith(("data.", "decode."))]
-    if wrong:
-        raise RegardError(
-            f"--{wrong[0]} does not belong here: only --data.NAME and --decode.NAME settings can be given"
-        )
     recipe = run / "config.toml"
     values = recipes.load(recipe) if recipe.exists() else {}
     values["decode"] = dataclasses.asdict(package.decode)

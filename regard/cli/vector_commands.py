@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from regard.cli.options import App, Json, Quiet, choose_output
 from regard.config import VectorsConfig
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
     from regard.vectors.word_vectors import WordVectors
 
-vectors_app = typer.Typer(help="Train, query, evaluate, plot and convert word vectors.", no_args_is_help=True)
+vectors_app = App(help="Train, query, evaluate, plot and convert word vectors.", no_args_is_help=True)
 
 DEFAULT = VectorsConfig()
 HELP = {f.name: f.metadata["help"] for f in fields(VectorsConfig)}
@@ -29,18 +30,12 @@ def setting(name: str) -> Any:
     return typer.Option(help=HELP[name])
 
 
-@vectors_app.callback()
-def vectors(context: typer.Context) -> None:
-    if context.obj:
-        raise RegardError(
-            f"--{next(iter(context.obj))} does not belong here: `regard vectors train --help` lists options"
-        )
-
-
 @vectors_app.command("train")
 def vectors_train(
     files: Annotated[list[Path], typer.Argument(help="Text, a sentence a line: plain, .gz/.xz/.zst, or .jsonl.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder or file to write.")] = Path("vectors"),
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder or file to write; by default vectors.")
+    ] = None,
     model: Annotated[str, setting("model")] = DEFAULT.model,
     loss: Annotated[str, setting("loss")] = DEFAULT.loss,
     dim: Annotated[int, setting("dim")] = DEFAULT.dim,
@@ -62,25 +57,25 @@ def vectors_train(
     seed: Annotated[int, setting("seed")] = DEFAULT.seed,
     device: Annotated[str, setting("device")] = DEFAULT.device,
     batch: Annotated[int, setting("batch")] = DEFAULT.batch,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress on stderr.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train word vectors on plain text, split at white space."""
     given = {name: value for name, value in locals().items() if name in HELP}
+    target = choose_output(output, "vectors", *files)
 
     from regard.config.recipes import build
     from regard.vectors.formats import check_target
     from regard.vectors.word2vec import train
 
-    check_target(output)  # before training, whose result would be lost
+    check_target(target)  # before training, whose result would be lost
     trained = train(files, build(given, VectorsConfig, "vectors."), quiet=quiet)
-    trained.word_vectors().save(output)
-    print(f"{output}: {trained.describe()}")
+    trained.word_vectors().save(target)
+    print(f"{target}: {trained.describe()}")
 
 
 # ---- trained vectors -------------------------------------------------------------------------------------------------
 
 Vectors = Annotated[Path, typer.Argument(help="Word vectors: a folder, or a word2vec or GloVe file (.gz/.xz/.zst).")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Most = Annotated[int, typer.Option("--words", "-n", help="Number of words.")]
 
 
@@ -174,19 +169,22 @@ def vectors_plot(
         list[str] | None, typer.Argument(help="Words, or man:woman for a connected pair; by default the first words.")
     ] = None,
     n: Most = 50,
-    output: Annotated[Path, typer.Option("--output", "-o", help="A .png or .svg file.")] = Path("words.png"),
-    json: Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object instead.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A .png or .svg file; by default words.png.")
+    ] = None,
+    json: Json = False,
 ) -> None:
     """Plot words on the first two principal components of their vectors."""
     from regard.look.word_vector_plot import plot_words
 
-    if output.suffix.lower() not in (".png", ".svg"):
+    if output and output.suffix.lower() not in (".png", ".svg"):
         raise RegardError(f"a picture is a .png or .svg file, not {output}")
     drawn = plot_words(load(vectors), words or (), n)
     if json:
         return print_json(drawn.numbers())
-    drawn.save(output)
-    print(output)
+    target = choose_output(output, "words.png")
+    drawn.save(target)
+    print(target)
 
 
 @vectors_app.command("convert")
@@ -194,7 +192,9 @@ def vectors_convert(
     vectors: Vectors,
     output: Annotated[
         Path,
-        typer.Argument(help="File to write: .txt, .vec (text), .bin (binary), + .gz/.xz/.zst; else a folder."),
+        typer.Option(
+            "--output", "-o", help="File to write: .txt, .vec (text), .bin (binary), + .gz/.xz/.zst; else a folder."
+        ),
     ],
     kind: Annotated[str, typer.Option(help="text, binary, glove or folder; by default chosen by the name.")] = "",
     errors: Annotated[str, typer.Option(help="How to treat invalid UTF-8: replace, ignore or strict.")] = "replace",
@@ -205,20 +205,24 @@ def vectors_convert(
 
     loaded = WordVectors.load(vectors, errors)
     chosen = loaded.first(n) if n else loaded
-    chosen.save(output, kind)
-    print(f"{output}: {len(chosen):,} words of {chosen.dim} numbers")
+    target = choose_output(output, "", vectors)
+    chosen.save(target, kind)
+    print(f"{target}: {len(chosen):,} words of {chosen.dim} numbers")
 
 
 @vectors_app.command("project")
 def vectors_project(
     vectors: Vectors,
-    output: Annotated[Path, typer.Argument(help="A folder, for `tensorboard --logdir FOLDER`.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for `tensorboard --logdir`; by default projector.")
+    ] = None,
     n: Most = 10_000,
 ) -> None:
     """Write files for TensorBoard's embedding projector."""
     from regard.vectors.formats import write_projector
 
-    print(f"{output}: {write_projector(load(vectors), output, n):,} words; see them with tensorboard --logdir {output}")
+    target = choose_output(output, "projector", vectors)
+    print(f"{target}: {write_projector(load(vectors), target, n):,} words; see them with tensorboard --logdir {target}")
 
 
 def load(path: Path) -> WordVectors:

@@ -8,34 +8,57 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from regard.config.registry import PARTS, TABLES, chosen_tables, explain_unused_table
-from regard.config.schema import LARGEST, Config, ModelConfig
+from regard.config.registry import PARTS, TABLES, chosen_tables, explain_unused_table, range_fault
+from regard.config.schema import Config, ModelConfig
 from regard.errors import RegardError
-from regard.files import read_text, shorten_path
+from regard.files import exists, read_text, shorten_path
 
 C = TypeVar("C")
 
 
-def load(path: Path) -> dict[str, Any]:
+SHIPPED_FOLDER = Path(__file__).parents[1] / "recipes"
+RECIPE_FOLDER = "{recipe}"  # in data.root: the folder of the recipe itself
+
+
+def shipped_recipes() -> list[str]:
+    """Return the names of the recipes that ship with Regard, for `regard train NAME`."""
+    return sorted(path.stem for path in SHIPPED_FOLDER.glob("*.toml"))
+
+
+def find_recipe(recipe: str | Path) -> Path:
+    """Return the path of a recipe: the file itself, or the shipped recipe of this name."""
+    path, name = Path(recipe), str(recipe).removesuffix(".toml")
+    if exists(path):
+        return path
+    if name in shipped_recipes():
+        return SHIPPED_FOLDER / f"{name}.toml"
+    near = difflib.get_close_matches(path.stem, shipped_recipes(), n=1)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    raise RegardError(
+        f"no recipe at {shorten_path(path)}: {hint}give the path of a TOML file, or the name of a shipped recipe "
+        f"({', '.join(shipped_recipes())})"
+    )
+
+
+def load(recipe: str | Path) -> dict[str, Any]:
     """Read a TOML recipe as nested dictionaries; its name is that of the file unless it gives another."""
+    path = find_recipe(recipe)
     try:
         values = tomllib.loads(read_text(path))
-    except FileNotFoundError:
-        raise RegardError(
-            f"no recipe at {path}: give the path of a TOML file, such as recipes/toy-en-de.toml"
-        ) from None
     except OSError as error:
         raise RegardError(f"cannot read the recipe {shorten_path(path)}: {error.strerror or error}") from None
     except ValueError as error:
         raise RegardError(f"cannot read the recipe {path}: {error}") from None
     except RecursionError:
         raise RegardError(f"cannot read the recipe {path}: it is nested too deeply") from None
+    data = values.get("data")
+    if isinstance(data, dict) and isinstance(data.get("root"), str):
+        data["root"] = data["root"].replace(RECIPE_FOLDER, str(path.parent))
     return {"name": path.stem, **values}
 
 
@@ -51,12 +74,20 @@ def build(values: Mapping[str, Any], cls: type[C], where: str = "") -> C:
         if cls is ModelConfig and key in TABLES:
             continue
         if key not in known:
-            raise RegardError(_unknown(name))
+            raise RegardError(
+                _unknown_section(name) if cls is Config and isinstance(value, Mapping) else _unknown(name)
+            )
         table = isinstance(value, Mapping) and dataclasses.is_dataclass(hints[key])
         built[key] = build(value, hints[key], f"{name}.") if table else _cast(value, hints[key], name, known[key])
     if cls is ModelConfig:
         built["parts"] = _build_tables({k: v for k, v in values.items() if k in TABLES}, built, where)
     return cls(**built)
+
+
+def cast_settings(values: Mapping[str, Any], cls: type, where: str) -> dict[str, Any]:
+    """Return settings of the command line with the types that the dataclass declares; those not given are left out."""
+    built: Any = build(values, cls, where)
+    return {name: getattr(built, name) for name in values}
 
 
 def fields_of(cls: Any) -> dict[str, dataclasses.Field[Any]]:
@@ -196,6 +227,21 @@ def _unknown(name: str) -> str:
     return f"unknown setting '{name}': {hint}"
 
 
+def _unknown_section(name: str) -> str:
+    sections = [f.name for f in dataclasses.fields(Config) if dataclasses.is_dataclass(f.default_factory)]
+    near = difflib.get_close_matches(name, sections, n=1)
+    hint = f"did you mean [{near[0]}]?" if near else f"there are [{'], ['.join(sections)}]"
+    return f"unknown table [{name}]: {hint}"
+
+
+def check_names(dotted: Mapping[str, Any]) -> None:
+    """Refuse a dotted setting whose section does not exist, such as trian.steps, and suggest the nearest setting."""
+    known = fields_of(Config)
+    for name in dotted:
+        if name.partition(".")[0] not in known:
+            raise RegardError(_unknown(name))
+
+
 def _cast(value: Any, hint: Any, name: str, f: dataclasses.Field[Any]) -> Any:
     """Return a TOML value or a command-line string converted to the declared type of a setting."""
     try:
@@ -229,19 +275,7 @@ def _outside(value: Any, f: dataclasses.Field[Any]) -> str | None:
         hint = suggest(value, choices) if "part" in limits else ""
         hint = hint or (" (a part of your own is known once its module is imported)" if "part" in limits else "")
         return None if value in choices else f"one of {', '.join(filter(None, choices))}{hint}"
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return None
-    least, most = limits.get("least", 0), limits.get("most", LARGEST)
-    if isinstance(value, int) and value > most:
-        return f"at most {most:,}"
-    if "above" in limits and "below" in limits:
-        low, high = limits["above"], limits["below"]
-        return None if low < value < high else f"above {low:g} and below {high:g}"
-    if "above" in limits:
-        return None if limits["above"] < value < math.inf else f"above {limits['above']:g}"
-    if "below" in limits:
-        return None if least <= value < limits["below"] else f"from {least:g} to below {limits['below']:g}"
-    return None if least == -math.inf or least <= value < math.inf else f"a number from {least:g} up"
+    return range_fault(value, limits) if isinstance(value, (int, float)) else None
 
 
 def choices_of(f: dataclasses.Field[Any]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -75,28 +76,60 @@ def setting(
 ) -> Any:
     """Return a dataclass field with its help text and the range that its values must lie in.
 
-    `least` and `most` are included in the range, `above` and `below` are not. Numbers without any of them are at least 0.
+    `least` and `most` are included in the range, `above` and `below` are not. Numbers without any of them are at least 0;
+    `least=-math.inf` allows all.
     `part` is a kind: the setting names a registered part of that kind, or one of `choices`. `of` is the component of
     architectures that read the setting; in other architectures it is an error.
     """
     limits = {"least": least, "above": above, "below": below, "most": most}
     metadata: dict[str, Any] = {"help": help, **{name: value for name, value in limits.items() if value is not None}}
     rest = {"choices": choices, "part": part, "of": of}
+    if isinstance(default, (int, float)) and (wrong := range_fault(default, metadata)):
+        raise RegardError(f"the default {default!r} of a setting ({help}) must be {wrong}: give its range to setting()")
     return field(default=default, metadata=metadata | {name: value for name, value in rest.items() if value})
 
 
+# Maxima of integers are far above every model that exists: a larger value is a mistake, and would fill the memory before
+# any other check. Settings without a maximum of their own are at most LARGEST.
+LARGEST = (1 << 31) - 1
+
+
+def range_fault(value: float, limits: Mapping[str, Any]) -> str | None:
+    """Return the range that a number should be in, in words, or None where it is inside."""
+    if isinstance(value, bool):
+        return None
+    least, most = limits.get("least", 0), limits.get("most", LARGEST if isinstance(value, int) else math.inf)
+    if value > most:
+        return f"at most {most:,}"
+    if "above" in limits and "below" in limits:
+        low, high = limits["above"], limits["below"]
+        return None if low < value < high else f"above {low:g} and below {high:g}"
+    if "above" in limits:
+        return None if limits["above"] < value < math.inf else f"above {limits['above']:g}"
+    if "below" in limits:
+        return None if least <= value < limits["below"] else f"from {least:g} to below {limits['below']:g}"
+    return None if least == -math.inf or least <= value < math.inf else f"a number from {least:g} up"
+
+
 def register(name: str) -> Callable[[P], P]:
-    """Return a class decorator that registers a part under `name`; its kind comes from its base class."""
+    """Return a class decorator that registers a part under `name`; its kind comes from its base class.
+
+    A class that is defined again, by a reloaded module or a notebook cell, replaces itself.
+    """
 
     def enter(cls: Any) -> Any:
         parts = PARTS[cls.kind]
-        if name in parts:
+        there = parts.get(name, cls)
+        if (there.__module__, there.__qualname__) != (cls.__module__, cls.__qualname__):
             raise RegardError(f"two parts of kind {cls.kind} are called '{name}'")
         if not dataclasses.is_dataclass(cls.Settings):
             raise RegardError(f"the Settings of the part '{name}' must be a dataclass: @dataclass(frozen=True)")
         for declared in dataclasses.fields(cls.Settings):
             if "help" not in declared.metadata:
                 raise RegardError(f"model.{name}.{declared.name} has no help: declare it by setting(default, help)")
+        cls.check_declaration(name)
+        if name in parts:
+            unregister(cls.kind, name)
         if dataclasses.fields(cls.Settings):
             settings: Any = cls.Settings
             _add_table(name, Table(settings, help_of(cls), KINDS[cls.kind].of, cls.kind))

@@ -22,11 +22,14 @@ class DataConfig:
 
     source: str = setting("en", "source language: fills {lang} in file names, and is a key of JSONL files")
     target: str = setting("de", "target language")
-    root: str = setting(".", "folder that the corpora below are relative to")
+    root: str = setting(".", "folder that the corpora below are relative to; {recipe} = that of the recipe")
     train: tuple[str, ...] = setting(
         (), "training corpora: 'train.{lang}.xz', 'a.en|a.de', 'x.tsv', 'x.jsonl' or 'toy:20000'"
     )
-    valid: tuple[str, ...] = setting((), "validation corpora")
+    valid: tuple[str, ...] = setting((), "validation corpora; empty = a share of the training data is held out")
+    valid_share: float = setting(
+        0.05, "share that is held out where data.valid is empty, at most 2,000 examples", above=0, below=1
+    )
     test: tuple[str, ...] = setting((), "test corpora, used by `regard evaluate` alone")
     max_len: int = setting(256, "drop training pairs with more tokens than this on either side")
     documents: str = setting(
@@ -277,7 +280,7 @@ class TrainConfig:
     auxiliary: float = setting(0.0, "classification with gpt or rnn: weight of the language-model loss (GPT: 0.5)")
     steps: int = setting(10000, "optimizer steps", least=1)
     batch_tokens: int = setting(4096, "padded target tokens in a batch", least=1)
-    accumulate: int = setting(1, "gradient accumulation: batches per optimizer step", least=1)
+    accumulate: int = setting(1, "batches per optimizer step (gradient_accumulation_steps)", least=1)
     bptt: int = setting(0, "rnn: tokens of a batch, the length of truncated BPTT; 0 = model.max_len")
     carry_state: bool = setting(
         True, "rnn on a stream of text: each batch starts from the final state of the one before"
@@ -290,7 +293,7 @@ class TrainConfig:
         "learning rate schedule after warm-up: inverse-sqrt, cosine, linear or constant",
         choices=("inverse-sqrt", "cosine", "linear", "constant"),
     )
-    warmup: int = setting(1000, "steps of linear warm-up")
+    warmup: int = setting(1000, "steps of linear warm-up (warmup_steps)")
     optimizer: str = setting(
         "adamw",
         "adamw, or muon for the matrices inside blocks (with AdamW for the rest, at one train.lr)",
@@ -299,7 +302,7 @@ class TrainConfig:
     beta1: float = setting(0.9, "AdamW's decay rate of the mean gradient", below=1)
     beta2: float = setting(0.98, "AdamW's decay rate of the mean squared gradient", below=1)
     weight_decay: float = setting(0.0, "weight decay of matrices; biases, norms and embeddings have none")
-    clip: float = setting(1.0, "clip gradients to this norm; 0 = off")
+    clip: float = setting(1.0, "gradient clipping: the largest norm (max_grad_norm); 0 = off")
     label_smoothing: float = setting(0.1, "label smoothing: probability mass spread over the whole vocabulary", below=1)
     z_loss: float = setting(
         0.0, "weight of the z-loss (log Z)^2, which keeps logits from drifting (PaLM: 1e-4); 0 = off"
@@ -459,7 +462,4 @@ def name_fault(name: str) -> str | None:
     return None if len(name.encode()) <= MAX_NAME_BYTES else f"must have at most {MAX_NAME_BYTES} bytes in UTF-8"
 
 
-# Maxima of integers are far above every model that exists: a larger value is a mistake, and would fill the memory before
-# any other check. Settings without a maximum of their own are at most LARGEST.
-LARGEST = (1 << 31) - 1
 LARGEST_TABLE = 1 << 28  # elements of a table whose size follows from settings, such as sinusoidal positions: 1 GiB

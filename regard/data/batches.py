@@ -47,7 +47,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Cursor:
-    """A position in the data: the next batch to train on."""
+    """The data position (the state of a sampler or dataloader): the next batch to train on."""
 
     epoch: int = 0
     batch: int = 0
@@ -156,23 +156,24 @@ class PairBatches(BucketedBatches):
         batch_tokens: int,
         seed: int,
         token_template: SpecialTokenTemplate = EOS_TEMPLATE,
-        dropout: tuple[BPEDropout, BPEDropout] | None = None,  # for source and target
+        bpe_dropout: tuple[BPEDropout, BPEDropout] | None = None,  # for source and target
         max_len: int = ANY_LENGTH,  # of the model, which BPE dropout must not exceed
     ) -> None:
-        self.store, self.token_template, self.dropout, self.max_len = store, token_template, dropout, max_len
+        self.store, self.token_template, self.max_len = store, token_template, max_len
+        self.bpe_dropout = bpe_dropout
         self.around = len(token_template.before) + len(token_template.after)
         longest = np.maximum(store.source.lengths + self.around, store.target.lengths + len(token_template.start))
-        if dropout:  # room for the additional pieces
-            longest = longest + np.ceil(dropout[0].probability * longest)
+        if bpe_dropout:  # room for the additional pieces
+            longest = longest + np.ceil(bpe_dropout[0].probability * longest)
         super().__init__(longest.astype(np.int64), batch_tokens, seed)
 
     def collate(self, width: int, rows: np.ndarray, rng: np.random.Generator) -> Batch:
         filled, token_template = self.fill_up(width, rows), self.token_template
         room = min(width, self.max_len)
         sources, targets = self.store.source.gather(filled), self.store.target.gather(filled)
-        if self.dropout:
-            sources = self.dropout[0](*sources, room - self.around, rng)
-            targets = self.dropout[1](*targets, room - len(token_template.start), rng)
+        if self.bpe_dropout:
+            sources = self.bpe_dropout[0](*sources, room - self.around, rng)
+            targets = self.bpe_dropout[1](*targets, room - len(token_template.start), rng)
         source = wrap_and_pad(sources, width, token_template.before, token_template.after)
         target = wrap_and_pad(targets, width, token_template.start)
         labels = wrap_and_pad(targets, width, token_template.start[1:], token_template.end)

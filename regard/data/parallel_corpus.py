@@ -3,6 +3,8 @@
 Files are read block by block, so a corpus may be larger than memory, and every error names file and line.
 """
 
+from __future__ import annotations
+
 import gzip
 import hashlib
 import json
@@ -17,6 +19,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any
 
+from regard.data.held_out import HeldOut, hold_out
 from regard.errors import RegardError
 from regard.files import exists
 
@@ -243,17 +246,35 @@ class ParallelCorpus:
     target: str
     root: Path
     split: str = "train"
+    held_out: HeldOut | None = None  # yield only what it holds (split valid), or only the rest (split train)
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """Yield the sentence pairs (source, target) of all specs, one after the other."""
-        for part in self._parts():
-            yield from part.rows()
+        for _, source, target in self.directed_rows():
+            yield source, target
 
     def directed_rows(self) -> Iterator[tuple[str, str, str]]:
         """Yield (direction, source, target); the direction is "en>de", or empty if the specs have none."""
         for part in self._parts():
             for source, target in part.rows():
-                yield part.direction, source, target
+                if self.held_out is None or self.held_out.holds(self._key(part, source, target)) == (
+                    self.split == "valid"
+                ):
+                    yield part.direction, source, target
+
+    def hold_out(self, share: float, seed: int) -> tuple[ParallelCorpus, ParallelCorpus]:
+        """Return the corpus without a share of its pairs, and these pairs as a validation corpus.
+
+        Pairs are chosen by one of their sides, that of the language whose code comes first: a sentence with several
+        translations is on one side, and so is a pair that is read in both directions.
+        """
+        keys = (self._key(part, *row) for part in self._parts() for row in part.rows())
+        held = hold_out(keys, share, seed)
+        return replace(self, held_out=held), replace(self, split="valid", held_out=held)
+
+    def _key(self, part: _Part, source: str, target: str) -> str:
+        languages = part.direction.split(">") if part.direction else [self.source, self.target]
+        return source if languages[0] <= languages[-1] else target
 
     @property
     def directions(self) -> tuple[str, ...]:
@@ -266,7 +287,9 @@ class ParallelCorpus:
 
     def fingerprint(self) -> str:
         """Return a hash of the content, not of its place: moved or touched files keep it, changed ones do not."""
-        content = [part.content() for part in self._parts()]
+        content: list[Any] = [part.content() for part in self._parts()]
+        if self.held_out is not None:
+            content.append([self.split, str(self.held_out.threshold), self.held_out.seed])
         return hashlib.sha256(json.dumps([self.source, self.target, content]).encode()).hexdigest()
 
     def _parts(self) -> list[_Part]:
@@ -315,8 +338,9 @@ class ParallelCorpus:
             asked = f"not {self.source} to {self.target}"
             raise RegardError(f"corpus {spec!r} is English and German, {asked}; set the languages to en and de")
         grammar = tuple(sorted(Path(__file__).parent.glob("toy*.py")))
-        pairs = partial(_toy_pairs, int(spec[4:]), self.split, self.source == "de")
-        return _Part(f"{spec} {self.split}", grammar, pairs)
+        split = "train" if self.held_out else self.split
+        pairs = partial(_toy_pairs, int(spec[4:]), split, self.source == "de")
+        return _Part(f"{spec} {split}", grammar, pairs)
 
     def _path(self, name: str) -> Path:
         if not Path(name).is_absolute() and not (exists(self.root) and self.root.is_dir()):

@@ -11,9 +11,11 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from regard.data.held_out import HeldOut, held_out_share, hold_out
 from regard.data.parallel_corpus import check_file, file_digest, json_rows, parse_part, read_lines
 from regard.errors import RegardError
 
@@ -28,11 +30,42 @@ class TextCorpus:
     root: Path
     documents: str  # what a document is: file, line, or blank (lines up to an empty one)
     split: str = "train"
+    held_out: HeldOut | None = None  # yield only what it holds (split valid), or only the rest (split train)
+    share: float = 0.0  # of the end of a file that is one document: held out
 
     def rows(self) -> Iterator[tuple[str]]:
         """Yield the documents; where a file is one document, it comes in several consecutive rows."""
         for path, part in self._files():
-            yield from ((text,) for text in self._part(path, part))
+            for text in self._part(path, self._kept(path, part)):
+                if self.held_out is None or self.held_out.holds(text) == (self.split == "valid"):
+                    yield (text,)
+
+    def hold_out(self, share: float, seed: int) -> tuple[TextCorpus, TextCorpus, str]:
+        """Return the corpus without a share of it, this share as a validation corpus, and a message that says so.
+
+        Documents are chosen by their content; of a file that is one document, the end is taken.
+        """
+        if all(self._is_document(path) for path, _ in self._files()):
+            part = held_out_share(self.characters(), share)
+            message = f"data.valid is not given: the last {part:.3g} of the training text is held out for validation"
+            return replace(self, share=part), replace(self, split="valid", share=part), message
+        if any(self._is_document(path) for path, _ in self._files()):
+            raise RegardError(
+                "data.valid is not given, and some files are documents, others have several: give data.valid"
+            )
+        held = hold_out((text for (text,) in self.rows()), share, seed)
+        return replace(self, held_out=held), replace(self, split="valid", held_out=held), held.describe("documents")
+
+    def _is_document(self, path: Path) -> bool:
+        return self.documents == "file" and not _is_jsonl(path)
+
+    def _kept(self, path: Path, part: tuple[float, float]) -> tuple[float, float]:
+        """Return the part of a file that is read: without the end that is held out, or only this end."""
+        if not self.share or not self._is_document(path):
+            return part
+        first, last = part
+        border = last - (last - first) * self.share
+        return (border, last) if self.split == "valid" else (first, border)
 
     def characters(self) -> int:
         """Return the number of characters of all documents."""
@@ -40,7 +73,9 @@ class TextCorpus:
 
     def fingerprint(self) -> str:
         """Return a hash of the content, not of its place."""
-        content = [[file_digest(path), part] for path, part in self._files()]
+        content: list[Any] = [[file_digest(path), self._kept(path, part)] for path, part in self._files()]
+        if self.held_out is not None:
+            content.append([self.split, str(self.held_out.threshold), self.held_out.seed])
         return hashlib.sha256(json.dumps([self.documents, content]).encode()).hexdigest()
 
     def _files(self) -> list[tuple[Path, tuple[float, float]]]:
@@ -55,7 +90,7 @@ class TextCorpus:
         return check_file(self.root / name), part
 
     def _part(self, path: Path, part: tuple[float, float]) -> Iterator[str]:
-        if self.documents == "file" and not _is_jsonl(path):
+        if self._is_document(path):
             return _characters(path, part)
         if part == (0, 1):
             return self._documents(path)

@@ -32,7 +32,7 @@ from regard.files import MANIFEST, find_damage, read_checksums, read_json, sync,
 FORMAT = 3  # raise it whenever the layout or the meaning of the files changes
 CHUNK, CHARACTERS = 4096, 1 << 22  # rows tokenized at a time, and characters: they bound the memory
 STALE = 24 * 3600  # seconds without a write after which an unfinished folder is taken to be abandoned
-SETTLED = 2  # seconds after which no file system gives a change the same time stamp
+SETTLED = 2  # seconds: a file written longer ago than this cannot change and keep its time stamp
 META = "meta.json"
 ANY_LENGTH = 1 << 62
 Row = tuple[str, ...]

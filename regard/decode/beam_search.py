@@ -2,8 +2,8 @@
 
 A hypothesis y is ranked by  log p(y | x) / |y|^a,  where a is the length penalty and |y| counts the generated tokens with
 the end token. Each step takes the 2K best candidates, extensions of the K open hypotheses by one token: those among the
-first K that end are kept as finished, the best K others stay open (2K, because at most K of them can end). A sentence stops
-when K hypotheses are finished and the worst of them scores at least as well as any open one
+first K that end are kept as finished, the best K others stay open (2K, because each of the K has one extension that ends).
+A sentence stops when K hypotheses are finished and the worst of them scores at least as well as any open one
 
 - at its present length (`beam_stop = "likely"`: fast, and what most toolkits do), or
 - at any length it could still reach (`beam_stop = "proven"`: log p only falls, so log p / limit^a bounds it for a > 0).
@@ -83,13 +83,13 @@ def beam_search(
             beams.keep(remaining)
             parents = parents[remaining]
             state.select(remaining)
-        state.reorder(parents)
+        state.reorder(parents)  # beam reordering
         last = beams.tokens[:, :, step].flatten()
     return [found[i] for i in range(len(source))]
 
 
 def extend(beams: Beams, log_p: Tensor, step: int, options: DecodeConfig, end: int) -> Tensor:
-    """Add one token to every hypothesis; return the parents (B, K), by which the decoding state is to be reordered.
+    """Replace the open hypotheses by their K best extensions; return the parents (B, K) to reorder the decoding state by.
 
     A parent is the hypothesis, numbered within its sentence, that an open hypothesis continues."""
     b, k = beams.log_prob.shape

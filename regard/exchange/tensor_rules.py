@@ -1,4 +1,4 @@
-"""The state dict mapping: rules that say which tensors of a Hugging Face model make which tensor of ours, and back.
+"""The state dict mapping: rules that rename and convert the tensors of a Hugging Face state_dict to ours, and back.
 
 In this package `theirs` is a tensor or setting of transformers, and `ours` its counterpart in Regard. A `Step` is an
 invertible change of a tensor. A `Rule` takes one or more of their tensors, each through its own steps, concatenates them

@@ -103,7 +103,10 @@ def match_tensors(
 
 
 def find_names(stored: Iterable[str], known: set[str], family: Family) -> dict[str, str]:
-    """Return the names of the rules -> those in the file, which may be older or lack the prefix of the body."""
+    """Rename the keys of a file: return the names of the rules -> those in the file.
+
+    Names in a file may be older than the rules, or lack the prefix of the body.
+    """
     names = {}
     for name in stored:
         name_today = name

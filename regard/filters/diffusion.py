@@ -25,7 +25,7 @@ CONDUCTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # flow g d of a
 }
 
 
-def heat(image: Any, time: float, steps: int | None = None, channel_axis: int | None = None) -> Any:
+def heat(image: Any, time: float = 0.5, steps: int | None = None, channel_axis: int | None = None) -> Any:
     """Return the solution of the heat equation du/dt = laplace u after `time`: a Gaussian of sigma = sqrt(2 time).
 
     The time is in square pixels. Without `steps` the equation is solved exactly (`solve_heat`); with them, by that many

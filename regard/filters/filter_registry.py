@@ -22,8 +22,8 @@ class Parameter:
     kind: type
     help: str  # with its unit
     default: Any = None
-    needed: bool = False  # it has no default
-    noises: float | None = None  # default where the noise is known: this many standard deviations of the noise
+    needed: bool = False  # the function has no default for it
+    noises: float | None = None  # default: this many standard deviations of the noise
     colours: bool = False  # times sqrt(C): it is compared with distances of colours, and noise is in all C channels
 
 
@@ -36,12 +36,17 @@ class Filter:
     line: str  # of help
     parameters: tuple[Parameter, ...]
     denoises: bool = True  # the result can be compared with the input, pixel by pixel
+    strength: tuple[str, ...] = ()  # parameters that follow from the noise; if one is given, it need not be estimated
 
     @property
     def function(self) -> Callable[..., Any]:
         """The function of the filter, imported now."""
         module, name = self.place.split(":")
         return getattr(import_module(f"regard.filters.{module}"), name)
+
+    def needs_noise(self, given: dict[str, Any]) -> bool:
+        """Return whether the noise must be known or estimated, since none of the parameters that follow from it is given."""
+        return bool(self.strength) and all(given.get(name) is None for name in self.strength)
 
     def settings(self, given: dict[str, Any], noise: float | None, channels: int = 1) -> dict[str, Any]:
         """Return the arguments of the function: those given, and defaults that depend on the noise, if that is known."""
@@ -70,7 +75,7 @@ ALL = (
         "gaussian:gaussian",
         "A mean of nearby pixels, weighted by distance.",
         (
-            Parameter("sigma", float, "Width of the Gaussian, in pixels.", needed=True),
+            Parameter("sigma", float, "Width of the Gaussian, in pixels.", 1.0),
             Parameter("truncate", float, "Where its weights end, in sigmas.", 4.0),
             Parameter("border", str, BORDER, "symmetric"),
         ),
@@ -80,7 +85,7 @@ ALL = (
         "diffusion:heat",
         "The heat equation: the Gaussian of sigma = sqrt(2 time).",
         (
-            Parameter("time", float, "How long heat flows, in square pixels: sigma^2 / 2.", needed=True),
+            Parameter("time", float, "How long heat flows, in square pixels: sigma^2 / 2.", 0.5),
             Parameter("steps", int, "Explicit steps, of a time of 1/4 at most; without, it is solved exactly."),
         ),
     ),
@@ -94,6 +99,7 @@ ALL = (
             Parameter("rate", float, "Time of a step, in square pixels: 1/4 at most.", 0.2),
             Parameter("conductance", str, "exponential (prefers sharp edges) or rational (large regions).", "rational"),
         ),
+        strength=("kappa",),
     ),
     Filter(
         "bilateral",
@@ -112,6 +118,7 @@ ALL = (
             Parameter("window", int, "Side of the window, odd, in pixels; by default three sigma_spatial each way."),
             Parameter("border", str, BORDER, "reflect"),
         ),
+        strength=("sigma_color",),
     ),
     Filter(
         "nlm",
@@ -127,6 +134,7 @@ ALL = (
             ),
             Parameter("patch_weights", str, "flat, or gaussian: a patch's middle counts most.", "flat"),
         ),
+        strength=("h", "sigma"),
     ),
     Filter(
         "tv",
@@ -137,14 +145,15 @@ ALL = (
             Parameter("tolerance", float, "Promised distance from the exact solution, in weights.", 0.05),
             Parameter("max_steps", int, "Maximum number of steps.", 500),
         ),
+        strength=("weight",),
     ),
     Filter(
         "texture",
         "texture:synthesise",
         "Efros and Leung: a larger picture that looks like a sample of it.",
         (
-            Parameter("height", int, "Height of the result, in pixels.", needed=True),
-            Parameter("width", int, "Width of the result, in pixels.", needed=True),
+            Parameter("height", int, "Height of the result, in pixels; by default twice the sample's."),
+            Parameter("width", int, "Width of the result, in pixels; by default twice the sample's."),
             Parameter("window", int, "Side of the surroundings that are compared, odd, in pixels.", 11),
             Parameter("epsilon", float, "How much worse than the best a match may be, as a share of it.", 0.1),
             Parameter("seed", int, "Random seed.", 0),

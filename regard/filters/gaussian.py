@@ -15,7 +15,7 @@ from regard.filters.image_arrays import apply, pad
 
 
 def gaussian(
-    image: Any, sigma: float, truncate: float = 4.0, border: str = "symmetric", channel_axis: int | None = None
+    image: Any, sigma: float = 1.0, truncate: float = 4.0, border: str = "symmetric", channel_axis: int | None = None
 ) -> Any:
     """Return `image` blurred by a Gaussian of `sigma` pixels, whose weights end at `truncate` sigmas. Differentiable.
 

@@ -25,8 +25,8 @@ SEED = 3  # side of the piece of the sample that growth starts from
 
 def synthesise(
     sample: Any,
-    height: int,
-    width: int,
+    height: int | None = None,
+    width: int | None = None,
     window: int = 11,
     epsilon: float = 0.1,
     seed: int = 0,
@@ -34,6 +34,7 @@ def synthesise(
 ) -> Any:
     """Return an image of height x width pixels that looks like `sample`; the same seed gives the same image.
 
+    By default it is twice as high and wide as the sample.
     `window` is the odd side of the windows that are compared, in pixels; it should be as large as the largest regular
     feature of the texture. `epsilon` is how much worse than the best match a candidate may be: 0 copies whole pieces,
     larger values give more variation.
@@ -42,10 +43,11 @@ def synthesise(
         raise RegardError(f"a window of {window} pixels: give an odd number from 3 on")
     if epsilon < 0:
         raise RegardError(f"epsilon {epsilon}: give 0 or more")
-    if min(height, width) < SEED:
-        raise RegardError(f"{height} x {width} pixels are too few to grow in: give {SEED} x {SEED} or more")
 
     def grow(x: Tensor) -> Tensor:
+        size = (2 * x.shape[-2] if height is None else height, 2 * x.shape[-1] if width is None else width)
+        if min(size) < SEED:
+            raise RegardError(f"{size[0]} x {size[1]} pixels are too few to grow in: give {SEED} x {SEED} or more")
         if min(x.shape[-2:]) < window:
             raise RegardError(
                 f"a sample of {x.shape[-2]} x {x.shape[-1]} pixels has no window of {window} x {window}: give a smaller one"
@@ -54,7 +56,7 @@ def synthesise(
 
         samples = x.detach().float().cpu().contiguous().numpy()
         weights = gaussian_window(window)
-        images = [grow_texture(one, (height, width), weights, epsilon, seed, fill_layer_numba) for one in samples]
+        images = [grow_texture(one, size, weights, epsilon, seed, fill_layer_numba) for one in samples]
         return torch.from_numpy(np.stack(images)).to(x)
 
     return apply(sample, grow, channel_axis)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from regard.tasks import image_classification, text_classification
 from regard.tasks.text_classification import EncodedExamples
 
 TASKS = ("classification", "regression", "tagging", "image-classification")
+Item = str | tuple[str, str] | Path
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,24 @@ class Prediction:
 
 
 class Classifier:
-    """A model trained on labels, as `regard.load` returns it."""
+    """A model trained on labels: classes or numbers of texts, tags of words, classes of images. `regard.load` returns one.
+
+    Examples:
+        >>> import regard
+        >>> classifier = regard.load("runs/sentiment")
+        >>> prediction = classifier.classify("A film to remember.")
+        >>> prediction.label in classifier.labels, round(sum(prediction.probabilities.values()), 3)
+        (True, 1.0)
+        >>> len(classifier.classify(["Wonderful.", "A waste of time."]))
+        2
+
+    Attributes:
+        model: The model, a torch module.
+        labels: The classes or tags, in the order of the model's outputs.
+    """
 
     def __init__(self, package: model_folder.ModelPackage) -> None:
+        """Take a loaded model folder."""
         if package.task not in TASKS:
             raise RegardError(
                 f"this model learned {package.task}, not to predict labels: fine-tune it on labelled data first"
@@ -50,21 +66,31 @@ class Classifier:
         self.package, self.model, self.labels = package, package.model, package.labels
         self.device = next(package.model.parameters()).device
 
+    @classmethod
+    def load(cls, path: str | Path, device: str = "auto") -> Classifier:
+        """Load a classifier from a run or model folder; `device` is auto, cpu, cuda or cuda:N."""
+        return cls(load_model(Path(path), pick_device(device)))
+
     @overload
-    def classify(self, items: str) -> Prediction: ...  # type: ignore[overload-overlap]  # a str is a sequence of str too
+    def classify(self, items: str | Path) -> Prediction: ...  # type: ignore[overload-overlap]  # a string is an iterable of strings too
     @overload
-    def classify(self, items: Sequence[str | tuple[str, str]]) -> list[Prediction]: ...
-    def classify(self, items: str | Sequence[str | tuple[str, str]]) -> Prediction | list[Prediction]:
-        """Classify one item, or several: texts, pairs of texts, or paths of images."""
-        if isinstance(items, str):
+    def classify(self, items: Sequence[Item]) -> list[Prediction]: ...
+    def classify(self, items: str | Path | Sequence[Item]) -> Prediction | list[Prediction]:
+        """Classify one item, or several: a string or path gives a `Prediction`, a list a list.
+
+        Items are texts, pairs of texts (tuples), or paths of images, whatever the model was trained on.
+        """
+        if isinstance(items, (str, Path)):
             return self.classify([items])[0]
+        items = check_items(items)
         if not items:
             return []
         if self.package.task == "image-classification":
             return self._classify_images([Path(str(item)) for item in items])
+        texts = [(str(item),) if isinstance(item, (str, Path)) else tuple(item) for item in items]
         if self.package.task == "tagging":
-            return self._tag([(item if isinstance(item, str) else " ".join(item)).split() for item in items])
-        found = self._outputs(self._rows([(item,) if isinstance(item, str) else tuple(item) for item in items]))
+            return self._tag([" ".join(text).split() for text in texts])
+        found = self._outputs(self._rows(texts))
         if self.package.task == "regression":
             return [Prediction(f"{float(output[0]):.4g}", 1.0, {}, value=float(output[0])) for output in found]
         return [self._predict_class(output) for output in found]
@@ -126,6 +152,13 @@ class Classifier:
         return [self._predict_class(row) for row in logits.numpy()]
 
 
-def load_classifier(path: str | Path, device: str = "auto") -> Classifier:
-    """Load a classifier from a run or model folder."""
-    return Classifier(load_model(Path(path), pick_device(device)))
+def check_items(items: Any) -> list[Any]:
+    """Return items as a list; anything but texts, pairs of texts and paths is a TypeError that says which item it is."""
+    if isinstance(items, bytes) or not isinstance(items, Iterable):
+        raise TypeError(f"classify takes a text, a path or a list of them, not {type(items).__name__}")
+    found = list(items)
+    for i, item in enumerate(found):
+        pair = isinstance(item, (tuple, list)) and len(item) == 2 and all(isinstance(text, str) for text in item)
+        if not (pair or isinstance(item, (str, Path))):
+            raise TypeError(f"classify takes texts, pairs of texts and paths, but item {i} is a {type(item).__name__}")
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from regard.decode.generation import length_batches, max_length_of
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.exchange.loader import load_model
+from regard.inference.arguments import check_texts
 from regard.models.classification_model import ClassificationModel
 from regard.models.model import Model, names_where
 from regard.text.special_tokens import PAD, SpecialTokenTemplate
@@ -23,9 +24,28 @@ POOLINGS = ("mean", "first")
 
 
 class Embedder:
-    """An encoder or language model whose last layer is pooled over the tokens of a text; `regard.load` returns one."""
+    """An encoder or language model whose last layer is pooled over the tokens of a text, into one vector.
+
+    `regard.load` returns one for an encoder such as BERT; `Embedder.load` makes one of any model that reads text.
+
+    Examples:
+        >>> from regard import Embedder
+        >>> embedder = Embedder.load("en-de-fr-zh")
+        >>> vectors = embedder.embed(["I ate an apple.", "I had a pear.", "The train is late."])
+        >>> vectors.shape
+        (3, 512)
+        >>> same, other = vectors[0] @ vectors[1:].T  # vectors have length 1, so these are cosines
+        >>> bool(same > other)
+        True
+
+    Attributes:
+        model: The model, a torch module.
+        tokenizer: Its tokenizer.
+        pooling: "mean" or "first".
+    """
 
     def __init__(self, package: model_folder.ModelPackage) -> None:
+        """Take a loaded model folder."""
         model = package.model.body if isinstance(package.model, ClassificationModel) else package.model
         if not (isinstance(model, Model) and model.embeds):
             raise RegardError(
@@ -42,21 +62,35 @@ class Embedder:
             else package.token_template
         )
 
+    @classmethod
+    def load(cls, path: str | Path, device: str = "auto") -> Embedder:
+        """Load an embedder from a run or model folder, or a bundled model by its name."""
+        return cls(load_model(Path(path), pick_device(device)))
+
     def embed(
         self,
-        texts: Sequence[str],
+        texts: str | Iterable[str],
         pooling: str | None = None,
         normalize: bool = True,
         truncate: bool = False,
         batch_tokens: int = 8192,
         progress: Callable[[int], None] = lambda done: None,
     ) -> np.ndarray:
-        """Return the vectors (N, C) of N texts in fp32, by default scaled to length 1.
+        """Return the vectors (N, C) of N texts in fp32; of a single string its vector (C,).
 
-        A text longer than the model's max_len is refused, or cut if `truncate` is true.
+        Args:
+            texts: A text, or several.
+            pooling: "mean" over tokens, or the "first" token; by default the model's own.
+            normalize: Scale vectors to length 1, so that dot products are cosines.
+            truncate: Cut texts that are longer than the model's max_len; by default they are refused.
+            batch_tokens: Padded tokens in a batch.
+            progress: A function that is called with the number of texts done since its last call.
         """
+        if isinstance(texts, str):
+            return self.embed([texts], pooling, normalize, truncate, batch_tokens, progress)[0]
+        texts = check_texts(texts, "embed")
         pooling = self._pooling(pooling)
-        rows = [self._row(i, ids, truncate) for i, ids in enumerate(self.tokenizer.encode_batch(list(texts)))]
+        rows = [self._row(i, ids, truncate) for i, ids in enumerate(self.tokenizer.encode_batch(texts))]
         vectors = np.zeros((len(rows), self.model.width), np.float32)
         for group in length_batches([len(row) for row in rows], batch_tokens):
             vectors[group] = self._vectors([rows[i] for i in group], pooling).float().cpu().numpy()
@@ -103,8 +137,3 @@ def normalize_rows(vectors: np.ndarray) -> np.ndarray:
 def similarity(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the cosine similarity (N, M) of the rows of `a` (N, C) and those of `b` (M, C)."""
     return normalize_rows(np.asarray(a)) @ normalize_rows(np.asarray(b)).T
-
-
-def load_embedder(path: str | Path, device: str = "auto") -> Embedder:
-    """Load an embedder from a run or model folder."""
-    return Embedder(load_model(Path(path), pick_device(device)))

@@ -1,22 +1,17 @@
-"""Text generation, chat and scoring with a language model.
-
-generator = regard.load("runs/gpt")
-generator.generate("Once upon a time", temperature=0.8, max_new_tokens=50).text
-"""
+"""Text generation, chat and scoring with a language model."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 from regard import model_folder
 from regard.config import DecodeConfig
-from regard.config.recipes import build
 from regard.decode.generation import (
     GenerationRequest,
     TextStreamer,
@@ -31,6 +26,7 @@ from regard.decode.generation import (
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.exchange.loader import load_model
+from regard.inference.arguments import GenerateOptions, check_texts, decode_config
 from regard.layers.hooks import is_observed, paused
 from regard.models.model import LanguageModel, names_where
 from regard.text.chat_template import DEFAULT_CHAT_TEMPLATE, ChatTemplate, Turn, keep_last_turns
@@ -85,9 +81,30 @@ class Ranked:
 
 
 class Generator:
-    """A language model with its tokenizer, as `regard.load` returns it."""
+    """A language model with its tokenizer. `regard.load` and `Generator.load` return one.
+
+    Examples:
+        >>> import regard
+        >>> generator = regard.load("runs/gpt")
+        >>> generator.generate("Once upon a time", temperature=0.8, max_new_tokens=5, seed=1).prompt
+        'Once upon a time'
+        >>> [len(each.tokens) <= 5 for each in generator.generate(["One", "Two"], max_new_tokens=5)]
+        [True, True]
+        >>> "".join(generator.stream("Once", max_new_tokens=5)) == generator.generate("Once", max_new_tokens=5).text
+        True
+        >>> generator.score("Once upon a time").total < 0
+        True
+        >>> [ranked.text for ranked in generator.rank("Once upon a", [" time", " stone"])]
+        [' time', ' stone']
+
+    Attributes:
+        model: The model, a torch module.
+        tokenizer: Its tokenizer.
+        options: The model's own decode settings.
+    """
 
     def __init__(self, package: model_folder.ModelPackage) -> None:
+        """Take a loaded model folder."""
         if not isinstance(package.model, LanguageModel):
             raise RegardError(
                 f"writing needs a language model (architecture {names_where('generates')}), and this one is a "
@@ -98,20 +115,41 @@ class Generator:
         self.model, self.tokenizer = package.model, package.tokenizers.target
         self.token_template, self.options = package.token_template, package.decode
 
-    @overload
-    def generate(self, prompts: str, **options: Any) -> Generation: ...
-    @overload
-    def generate(self, prompts: Sequence[str], **options: Any) -> list[Generation]: ...
-    def generate(
-        self, prompts: str | Sequence[str], progress: Callable[[int], None] = lambda done: None, **options: Any
-    ) -> Generation | list[Generation]:
-        """Continue one prompt, or several.
+    @classmethod
+    def load(cls, path: str | Path, device: str = "auto", weights: str = "auto") -> Generator:
+        """Load a language model from a run or model folder.
 
-        Options are those of `[decode]`: temperature, max_new_tokens, seed, ...; also `n`, the number of samples of each
-        prompt, and `stop`, strings before which the text ends.
+        `device`: auto, cpu, cuda or cuda:N. `weights`: auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16; on a CPU also
+        int8 and fp16.
+        """
+        return cls(load_model(Path(path), pick_device(device), weights))
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a string is an iterable of strings too
+        self, prompts: str, progress: Callable[[int], None] = ..., **options: Unpack[GenerateOptions]
+    ) -> Generation: ...
+    @overload
+    def generate(
+        self, prompts: Iterable[str], progress: Callable[[int], None] = ..., **options: Unpack[GenerateOptions]
+    ) -> list[Generation]: ...
+    def generate(
+        self,
+        prompts: str | Iterable[str],
+        progress: Callable[[int], None] = lambda done: None,
+        **options: Unpack[GenerateOptions],
+    ) -> Generation | list[Generation]:
+        """Continue one prompt, or several: a string gives a `Generation`, a list of strings a list.
+
+        Args:
+            prompts: A prompt, or several.
+            progress: A function that is called with the number of prompts done since its last call.
+            options: n (samples of each prompt), stop (strings before which the text ends), temperature, top_k, top_p,
+                min_p, repetition_penalty, max_new_tokens, min_len, seed, batch_tokens; by default the model's own
+                (`self.options`).
         """
         if isinstance(prompts, str):
             return self.generate([prompts], progress=progress, **options)[0]
+        prompts = check_texts(prompts, "generate")
         chosen = self.decode_options(**options)
         n = chosen.nbest
         ids = [self.framed(prompt) for prompt in prompts]
@@ -120,8 +158,9 @@ class Generator:
         groups = [tuple(found[i : i + n]) for i in range(0, len(found), n)]
         return [dataclasses.replace(group[0], samples=group) if n > 1 else group[0] for group in groups]
 
-    def stream(self, prompt: str, **options: Any) -> Iterator[str]:
+    def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> Iterator[str]:
         """Return an iterator over the text that `generate` would return, in pieces while it is generated."""
+        (prompt,) = check_texts([prompt], "stream")
         chosen = self.decode_options(**options)
         if chosen.nbest > 1:
             raise RegardError(f"one text can be streamed at a time, not {chosen.nbest}: leave out n")
@@ -146,7 +185,9 @@ class Generator:
             record_forced_forward(self.model, [0], [row])
         yield from filter(None, [teller.flush()])
 
-    def chat(self, system: str = "", template: ChatTemplate = DEFAULT_CHAT_TEMPLATE, **options: Any) -> Conversation:
+    def chat(
+        self, system: str = "", template: ChatTemplate = DEFAULT_CHAT_TEMPLATE, **options: Unpack[GenerateOptions]
+    ) -> Conversation:
         """Return a new conversation, to be continued by its method `say`; `system` is the system prompt."""
         return Conversation(self, system, template, options)
 
@@ -158,6 +199,7 @@ class Generator:
         """Score a text, or several: the log-probability of every token. The end token is not counted."""
         if isinstance(texts, str):
             return self.score([texts])[0]
+        texts = check_texts(texts, "score")
         framed = [self._fitting(text, i) for i, text in enumerate(texts)]
         given = max(1, len(self.token_template.before))
         log_probs = token_log_probs(self.model, framed, self.options)
@@ -170,6 +212,7 @@ class Generator:
         All are scored from the first token in which any of them differs from the prefix alone, since a tokenizer may merge
         the end of the prefix with what follows.
         """
+        continuations = check_texts(continuations, "rank")
         if not continuations:
             raise RegardError("nothing to rank: give some continuations")
         framed = [self._fitting(prefix + text, i) for i, text in enumerate(continuations)]
@@ -188,12 +231,14 @@ class Generator:
         ]
         return sorted(ranked, key=lambda r: -r.log_prob)
 
-    def decode_options(self, n: int | None = None, stop: Any = None, **options: Any) -> DecodeConfig:
+    def decode_options(self, **options: Any) -> DecodeConfig:
         """Return the decode settings of the model, changed by the options of `generate`; None changes nothing."""
-        given = {k: v for k, v in options.items() if v is not None}
-        given |= {"nbest": n} if n is not None else {}
-        given |= {"stop_strings": [stop] if isinstance(stop, str) else list(stop)} if stop is not None else {}
-        return build({**dataclasses.asdict(self.options), "beam": 1, **given}, DecodeConfig, "decode.")
+        given = {
+            "nbest" if name == "n" else "stop_strings" if name == "stop" else name: v for name, v in options.items()
+        }
+        if isinstance(given.get("stop_strings"), str):
+            given["stop_strings"] = [given["stop_strings"]]
+        return decode_config(dataclasses.replace(self.options, beam=1), given)
 
     def framed(self, text: str) -> list[int]:
         """Return the token ids that the model reads for a text, special tokens included."""
@@ -231,20 +276,24 @@ class Conversation:
     Once the conversation outgrows the model's context, the oldest turns are left out; never the system prompt.
     """
 
-    def __init__(self, generator: Generator, system: str, template: ChatTemplate, options: dict[str, Any]) -> None:
+    def __init__(self, generator: Generator, system: str, template: ChatTemplate, options: GenerateOptions) -> None:
+        """Begin a conversation; `Generator.chat` is the usual way to make one."""
         self.generator, self.system, self.template = generator, system, template
         given = options.get("stop", ())
-        self.options = {**options, "stop": (*template.stop, *([given] if isinstance(given, str) else given or ()))}
+        self.options: GenerateOptions = {
+            **options,
+            "stop": (*template.stop, *([given] if isinstance(given, str) else given or ())),
+        }
         self.turns: list[Turn] = []
         self.has_forgotten = False  # whether turns were left out since the start or the last reset
 
-    def say(self, text: str, **options: Any) -> str:
+    def say(self, text: str, **options: Unpack[GenerateOptions]) -> str:
         """Return the answer to a question."""
         return "".join(self.stream(text, **options))
 
-    def stream(self, text: str, **options: Any) -> Iterator[str]:
+    def stream(self, text: str, **options: Unpack[GenerateOptions]) -> Iterator[str]:
         """Yield the answer in pieces; an answer that is interrupted stays in the conversation as far as it came."""
-        chosen = {**self.options, **options}
+        chosen: GenerateOptions = {**self.options, **options}
         turns = self._fitting([*self.turns, Turn("user", text)], self.generator.decode_options(**chosen).max_new_tokens)
         pieces = self.generator.stream(self.template.render(turns, self.system), **chosen)
         said = waiting = ""
@@ -281,8 +330,3 @@ class Conversation:
 def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the number of tokens that two rows begin with in common."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def load_generator(path: str | Path, device: str = "auto", weights: str = "auto") -> Generator:
-    """Load a language model from a run or model folder."""
-    return Generator(load_model(Path(path), pick_device(device), weights))

@@ -17,7 +17,7 @@ from regard.layers.quantization import is_quantized
 from regard.models.analysis import summary as analysis
 from regard.models.analysis.counting import meta_model
 from regard.models.analysis.summary import Summary
-from regard.models.architectures import PRESETS, architecture_of, preset, resolve
+from regard.models.architectures import PRESETS, architecture_of, preset, resolve, suggest_preset
 from regard.pretrained import resolve_name
 from regard.tasks.run_config import PREDICTION_HEADS, model_settings
 from regard.text.tokenizer import Tokenizers
@@ -35,9 +35,7 @@ def config_of(name: str, settings: dict[str, str]) -> tuple[ModelConfig, dict[st
         recipe = recipe_of(path, {f"model.{field}": value for field, value in settings.items()})
         config, vocab, known = recipe.model, recipe.tokenizer.vocab_size, sizes_of_data(path)
     else:
-        raise RegardError(
-            f"'{name}' is no preset, recipe (.toml) or folder: `regard cost` without a name lists the presets"
-        )
+        raise RegardError(f"'{name}' is no preset, recipe (.toml) or folder: {suggest_preset(name)}")
     missing = assumptions(config, vocab)
     if "max_len" not in settings and architecture_of(config).sees_images:  # one token for each patch of its images
         config = replace(config, max_len=known.get("max_len", config.max_len))

@@ -1,8 +1,5 @@
 """Translation of texts of any length by a model that was trained on sentences.
 
-    translator = regard.load("en-de-fr-zh")
-    translator.translate("Wie geht es dir?\nGut.").text
-
 `Translator.translate` detects the language of each text, splits it into sentences, decodes all sentences of one direction
 together, and joins their translations with the white space of the source. The model gets each sentence in standard casing
 and punctuation (text/casing.py). Links, addresses and foreign scripts are replaced by placeholders (text/placeholders.py).
@@ -14,24 +11,23 @@ long number is dropped even so, the words around it are translated on their own.
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Unpack, overload
 
 from regard import model_folder
-from regard.config import DecodeConfig
-from regard.config.recipes import build
 from regard.data.multilingual import language_token
 from regard.decode.batch_decoding import decode
 from regard.decode.constraints import Hypothesis
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.exchange.loader import load_model
+from regard.inference.arguments import TranslateOptions, check_texts, decode_config
 from regard.models.model import TranslationModel
+from regard.pretrained import DEFAULT, bundled_models
 from regard.terminal import progress_bar
 from regard.text.casing import (
     add_full_stop,
@@ -81,12 +77,33 @@ class Translation:
 
 
 class Translator:
-    """An encoder-decoder model with its tokenizers, as `regard.load` returns it.
+    """A translation model with its tokenizers. `regard.load` and `Translator.load` return one.
 
-    `max_sentence_tokens` bounds the sentences of `translate`: longer ones are cut into clauses.
+    Examples:
+        >>> import regard
+        >>> translator = regard.load("en-de-fr-zh")
+        >>> translator.translate("I ate an apple.").text
+        'Ich habe einen Apfel gegessen.'
+        >>> found = translator.translate(["How are you?", "Wo ist der Bahnhof?"])
+        >>> [(each.source, each.target) for each in found]
+        [('en', 'de'), ('de', 'en')]
+        >>> best = translator.translate("How are you?", to="fr", nbest=2)
+        >>> len(best.nbest), best.score >= best.nbest[1].score
+        (2, True)
+
+    A model of several directions, such as the bundled one, detects the language of each text, and takes texts of any
+    length, which it splits into sentences. A model of one direction takes one sentence a text.
+
+    Attributes:
+        model: The model, a torch module.
+        tokenizers: Its source and target tokenizer.
+        source, target: The languages of a model of one direction.
+        directions: The directions of a model of several, such as "en>de".
+        options: The model's own decode settings.
     """
 
     def __init__(self, package: model_folder.ModelPackage, max_sentence_tokens: int = MAX_SENTENCE_TOKENS) -> None:
+        """Take a loaded model folder; sentences of more than `max_sentence_tokens` tokens are cut into clauses."""
         if not isinstance(package.model, TranslationModel):
             raise RegardError(
                 f"this model learned {package.task}; translating needs an encoder-decoder (generate, classify and embed are "
@@ -102,10 +119,19 @@ class Translator:
         around = len(self.token_template.wrap(())) + bool(self.directions) + 1
         self.max_sentence_tokens = min(max_sentence_tokens, self.model.config.max_len - around)
 
+    @classmethod
+    def load(cls, path: str | Path, device: str = "auto", weights: str = "auto") -> Translator:
+        """Load a translator from a run or model folder, or a bundled model by its name.
+
+        `device`: auto, cpu, cuda or cuda:N. `weights`: auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16; on a CPU also
+        int8 and fp16.
+        """
+        return cls(load_model(Path(path), pick_device(device), weights))
+
     # ---- texts -------------------------------------------------------------------------------------------------------
 
     @overload
-    def translate(
+    def translate(  # type: ignore[overload-overlap]  # a string is an iterable of strings too
         self,
         texts: str,
         to: str | None = None,
@@ -113,41 +139,44 @@ class Translator:
         *,
         progress: Progress | None = None,
         quiet: bool = True,
-        **options: Any,
+        **options: Unpack[TranslateOptions],
     ) -> Translation: ...
     @overload
     def translate(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str],
         to: str | None = None,
         source: str | None = None,
         *,
         progress: Progress | None = None,
         quiet: bool = True,
-        **options: Any,
+        **options: Unpack[TranslateOptions],
     ) -> list[Translation]: ...
     def translate(
         self,
-        texts: str | Sequence[str],
+        texts: str | Iterable[str],
         to: str | None = None,
         source: str | None = None,
         *,
         progress: Progress | None = None,
         quiet: bool = True,
-        **options: Any,
+        **options: Unpack[TranslateOptions],
     ) -> Translation | list[Translation]:
-        """Translate one text, or several.
+        """Translate one text, or several: a string gives a `Translation`, a list of strings a list.
 
-        `to` is the language of the translations; by default German for English and English for other languages. `source`
-        is the language of the texts; by default it is detected, from all texts together. Options are those of `[decode]`:
-        beam, nbest, length_penalty, temperature, ... With `nbest` above 1 a text may have only one sentence.
-
-        `quiet=False` shows a progress bar on a terminal; `progress` is called with the number of sentences done instead.
-
-        A model of one direction takes each text as one sentence, and decodes it as it is.
+        Args:
+            texts: A text, or several.
+            to: Language of the translations, such as "fr"; by default German for English, English for other languages.
+            source: Language of the texts; by default it is detected, from all texts together.
+            progress: A function that is called with the number of sentences done since its last call.
+            quiet: False shows a progress bar on a terminal.
+            options: beam, nbest, length_penalty, min_len, max_len_a, max_len_b, beam_stop, temperature, top_k, top_p,
+                min_p, repetition_penalty, seed, batch_tokens; by default the model's own (`self.options`). With `nbest`
+                above 1 a text may have only one sentence.
         """
         if isinstance(texts, str):
             return self.translate([texts], to, source, progress=progress, quiet=quiet, **options)[0]
+        texts = check_texts(texts, "translate")
         if not self.directions:
             if source not in (None, self.source):
                 raise RegardError(f"this model translates from {self.source} to {self.target}, not from {source}")
@@ -155,7 +184,7 @@ class Translator:
                 return self.translate_sentences(texts, to=to, progress=progress or advance, **options)
         directions = self.detector.detect(texts, to, source)
         parts = [self._split(text, direction) for text, direction in zip(texts, directions, strict=True)]
-        has_nbest = options.get("nbest") is not None and self.decode_options(**options).nbest > 1
+        has_nbest = decode_config(self.options, options).nbest > 1 and options.get("nbest") is not None
         if has_nbest:
             refuse_several_sentences(texts, parts)
         found = [[copy_text(part.text) for part in own] for own in parts]
@@ -207,7 +236,7 @@ class Translator:
     # ---- sentences of one direction ----------------------------------------------------------------------------------
 
     def _translate_direction(
-        self, texts: list[str], pair: tuple[str, str], advance: Progress, options: dict[str, Any]
+        self, texts: list[str], pair: tuple[str, str], advance: Progress, options: TranslateOptions
     ) -> list[Translation]:
         """Translate sentences from one language to another so that links, numbers and the like are in the translation.
 
@@ -237,7 +266,7 @@ class Translator:
         patterns: dict[int, re.Pattern[str]],
         pair: tuple[str, str],
         advance: Progress,
-        options: dict[str, Any],
+        options: TranslateOptions,
     ) -> dict[int, Translation | None]:
         """Translate the sentence at each index of `patterns` with placeholders for what the pattern matches.
 
@@ -260,7 +289,7 @@ class Translator:
         return {i: restore_hypotheses(found[i], kept) if i in found else None for i, (_, kept) in masked.items()}
 
     def _decode_fragments(
-        self, texts: list[str], patterns: dict[int, re.Pattern[str]], pair: tuple[str, str], options: dict[str, Any]
+        self, texts: list[str], patterns: dict[int, re.Pattern[str]], pair: tuple[str, str], options: TranslateOptions
     ) -> dict[int, Translation]:
         """Translate, in the sentence at each index of `patterns`, the words between what the pattern matches."""
         source, target = pair
@@ -288,49 +317,55 @@ class Translator:
         sentences: Sequence[str],
         *,
         to: str | None = None,
-        progress: Progress = lambda done: None,
-        **options: Any,
+        progress: Progress | None = None,
+        **options: Unpack[TranslateOptions],
     ) -> list[Translation]:
-        """Decode each sentence as it is, without what `translate` does for texts.
-
-        `to` is the language of the translations, which a model of several directions must be told. Options are those of
-        `[decode]`.
-        """
-        chosen = self.decode_options(**options)
-        sources = self._tagged(self.tokenizers.source.encode_batch(list(sentences)), to)
+        """Decode each sentence as it is, without what `translate` does for texts. Arguments are those of `translate`."""
+        chosen = decode_config(self.options, options)
+        sources, languages = self.encode_sources(sentences, to)
         device = next(self.model.parameters()).device
-        found = decode(self.model, sources, chosen, self.model.config.max_len, device, progress, self.token_template)
+        limit = self.model.config.max_len
+        advance = progress or (lambda done: None)
+        found = decode(self.model, sources, chosen, limit, device, advance, self.token_template)
         translations = [  # an empty line stays empty, whatever the model makes of it
             self._translation(hypotheses) if ids and text.strip() else copy_text("")
             for text, ids, hypotheses in zip(sentences, sources, found, strict=True)
         ]
-        return [self._with_languages(each, to) for each in translations]
+        return [self._with_languages(each, to) for each, to in zip(translations, languages, strict=True)]
 
     def read(self, text: str, to: str | None = None) -> list[int]:
-        """Return the token ids that the model reads for a sentence, special tokens included."""
-        return self.token_template.wrap(self._tagged([self.tokenizers.source.encode(text)], to)[0])
+        """Return the token ids that the model reads for a sentence, special tokens included.
 
-    def decode_options(self, **options: Any) -> DecodeConfig:
-        """Return the decode settings of the model, changed by `options`; None changes nothing."""
-        given = {k: v for k, v in options.items() if v is not None}
-        return build({**dataclasses.asdict(self.options), **given}, DecodeConfig, "decode.")
+        A text whose language the model does not translate to `to` is refused.
+        """
+        language = self.target_languages([text], to)[0] if self.directions else to
+        return self.token_template.wrap(self.encode_sources([text], language)[0][0])
 
-    def _tagged(self, sources: list[list[int]], to: str | None) -> list[list[int]]:
-        """Return the sources with the token of the target language in front, where the model has several directions."""
+    def encode_sources(self, texts: Sequence[str], to: str | None) -> tuple[list[list[int]], list[str]]:
+        """Return the token ids of each text and its target language.
+
+        Where the model has several directions, the ids begin with the token of the target language. That is `to`, or
+        the one that `translate` would choose.
+        """
+        if not self.directions and to not in (None, self.target):
+            raise RegardError(f"this model translates from {self.source} to {self.target}, not to {to}")
+        sources = self.tokenizers.source.encode_batch(list(texts)) if texts else []
         if not self.directions:
-            if to not in (None, self.target):
-                raise RegardError(f"this model translates from {self.source} to {self.target}, not to {to}")
-            return sources
-        if to is None:
-            known = ", ".join(self.directions)
-            raise RegardError(f"this model translates {known}: say which language to translate to (--to LANG, to=)")
-        token = language_token(self.tokenizers.source, to)
-        return [[token, *ids] if ids else [] for ids in sources]
+            return sources, [self.target] * len(sources)
+        languages = [to] * len(sources) if to else self.target_languages(texts)
+        tokens = {language: language_token(self.tokenizers.source, language) for language in set(languages)}
+        return [[tokens[to], *ids] if ids else [] for ids, to in zip(sources, languages, strict=True)], languages
 
-    def _with_languages(self, translation: Translation, to: str | None) -> Translation:
+    def target_languages(self, texts: Sequence[str], to: str | None = None) -> list[str]:
+        """Return the language that `translate` would translate each text to; a direction it does not have is an error."""
+        if not self.directions:
+            return [self.target] * len(texts)
+        default = self.directions[0].split(">")[1]  # where there is no word to translate
+        return [direction.target or default for direction in self.detector.detect(texts, to, None)]
+
+    def _with_languages(self, translation: Translation, to: str) -> Translation:
         """Return the translation with its languages; a model of several directions is not told the source language."""
-        source, target = ("", to or "") if self.directions else (self.source, self.target)
-        return replace(translation, source=source, target=target)
+        return replace(translation, source="" if self.directions else self.source, target=to)
 
     def _translation(self, hypotheses: list[Hypothesis]) -> Translation:
         target = self.tokenizers.target
@@ -409,21 +444,62 @@ def keep_space_around(part: str, translation: Translation) -> Translation:
     return replace(translation, text=before + translation.text + after)
 
 
-# ---- functions of the package ----------------------------------------------------------------------------------------
+# ---- a function of the package ---------------------------------------------------------------------------------------
 
 
-def load_translator(path: str | Path, device: str = "auto", weights: str = "auto") -> Translator:
-    """Load a translator from a run or model folder.
-
-    `weights`: auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16; on a CPU also int8 and fp16.
-    """
-    return Translator(load_model(Path(path), pick_device(device), weights))
-
-
+@overload
+def translate(  # type: ignore[overload-overlap]  # a string is an iterable of strings too
+    texts: str,
+    to: str | None = None,
+    source: str | None = None,
+    *,
+    model: str | Path | None = None,
+    device: str = "auto",
+    weights: str = "auto",
+    **options: Unpack[TranslateOptions],
+) -> Translation: ...
+@overload
 def translate(
-    texts: str | Sequence[str], model: str | Path, device: str = "auto", weights: str = "auto", **options: Any
-) -> Any:
-    """Load a model and translate with it; for more than one call, load once."""
-    if not isinstance(texts, str) and not all(isinstance(t, str) for t in texts):
-        raise RegardError("translate takes a string or a list of strings")
-    return load_translator(model, device, weights).translate(texts, **options)
+    texts: Iterable[str],
+    to: str | None = None,
+    source: str | None = None,
+    *,
+    model: str | Path | None = None,
+    device: str = "auto",
+    weights: str = "auto",
+    **options: Unpack[TranslateOptions],
+) -> list[Translation]: ...
+def translate(
+    texts: str | Iterable[str],
+    to: str | None = None,
+    source: str | None = None,
+    *,
+    model: str | Path | None = None,
+    device: str = "auto",
+    weights: str = "auto",
+    **options: Unpack[TranslateOptions],
+) -> Translation | list[Translation]:
+    """Translate with the bundled model, or with the model in the folder `model`.
+
+    Examples:
+        >>> import regard
+        >>> print(regard.translate("Thank you very much.", to="fr"))
+        Merci beaucoup.
+
+    The bundled model is loaded once; for more than one call with another, use `Translator.load`. Arguments are those of
+    `Translator.translate` and of `Translator.load`.
+    """
+    checked = texts if isinstance(texts, str) else check_texts(texts, "translate")
+    translator = bundled_translator(device, weights) if model is None else Translator.load(model, device, weights)
+    return translator.translate(checked, to, source, **options)
+
+
+@lru_cache(maxsize=2)
+def bundled_translator(device: str = "auto", weights: str = "auto") -> Translator:
+    """Return the bundled model, whose weights stay quantized on a CPU."""
+    if DEFAULT not in bundled_models():
+        raise RegardError(
+            "no model given: train one (`regard train toy-en-de`) and pass it with --model FOLDER (model=)"
+        )
+    on_cpu = pick_device(device).type == "cpu"
+    return Translator.load(DEFAULT, device, "int8" if weights == "auto" and on_cpu else weights)

@@ -30,7 +30,7 @@ class LossTerms:
     e is the label smoothing, z the weight of the z-loss, and log Z the log-sum-exp of the logits.
     """
 
-    smoothing: float
+    label_smoothing: float
     z_loss: float
     vocabulary: int  # V, without padding
     dtype: torch.dtype  # of the matrix products
@@ -42,7 +42,7 @@ def linear_cross_entropy(
     bias: Tensor | None,
     labels: Tensor,
     *,
-    smoothing: float = 0.0,
+    label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     shares: Tensor | None = None,
 ) -> Tensor:
@@ -56,7 +56,7 @@ def linear_cross_entropy(
     dtype = torch.get_autocast_dtype(x.device.type) if low else x.dtype
     exact = torch.promote_types(dtype, torch.float32)
     weights = scored.to(exact) if shares is None else (shares * scored).to(exact)
-    terms = LossTerms(smoothing, z_loss, len(weight), dtype)
+    terms = LossTerms(label_smoothing, z_loss, len(weight), dtype)
     given = (x, weight, bias, labels.clamp(min=0), weights, terms)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
         return LinearCrossEntropy.apply(*given)
@@ -176,14 +176,14 @@ def row_losses(
 
     With `with_gradient`, `logits` (R, V) are overwritten by the gradient of the summed training loss.
     """
-    e, z, n = terms.smoothing, terms.z_loss, terms.vocabulary
+    e, z, n = terms.label_smoothing, terms.z_loss, terms.vocabulary
     scores = logits.to(losses.dtype)
     real = scores > -torch.inf if n < scores.shape[1] else None  # False on padding of the vocabulary
     log_z = scores.logsumexp(1)
     nll = log_z - scores.gather(1, labels[:, None]).squeeze(1)
     nll = nll.where(shares != 0, 0)
     loss = nll
-    if e:
+    if e:  # label smoothing
         mean = (scores if real is None else scores.where(real, 0)).sum(1) / n
         loss = (1 - e) * nll + e * (log_z - mean)
     losses[:, 0] = (loss + z * log_z**2) * shares

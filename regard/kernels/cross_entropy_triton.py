@@ -30,8 +30,8 @@ def row_losses(
     block = min(BLOCK, triton.next_power_of_2(v))
     row_loss_kernel[(rows,)](
         *(logits, labels, shares, losses, v),
-        *(terms.smoothing, terms.smoothing / terms.vocabulary, terms.z_loss),
-        SMOOTH=terms.smoothing > 0,
+        *(terms.label_smoothing, terms.label_smoothing / terms.vocabulary, terms.z_loss),
+        SMOOTH=terms.label_smoothing > 0,
         GRADIENT=with_gradient,
         N=block,
         num_warps=max(1, WARPS * block // BLOCK),
@@ -68,7 +68,7 @@ def row_loss_kernel(
         log_z, total = log_sum_exp(logits, V, SMOOTH, N)
         nll = log_z - label_logit
         loss = nll
-        if SMOOTH:
+        if SMOOTH:  # label smoothing
             loss = (1 - smoothing) * nll + smoothing * log_z - uniform * total
         tl.store(losses + 2 * row, share * (loss + z * log_z * log_z))
         tl.store(losses + 2 * row + 1, nll)
@@ -88,7 +88,7 @@ def log_sum_exp(logits, V, SMOOTH: tl.constexpr, N: tl.constexpr):
         x = tl.load(logits + at, mask=at < V, other=-float("inf")).to(tl.float32)
         m_new = tl.maximum(m, tl.max(x, 0))
         z = z * tl.exp(m - m_new) + tl.exp(x - m_new)
-        if SMOOTH:
+        if SMOOTH:  # label smoothing
             total += tl.where(x > -float("inf"), x, 0.0)
         m = m_new
     return m + tl.log(tl.sum(z, 0)), tl.sum(total, 0)

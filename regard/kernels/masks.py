@@ -53,6 +53,7 @@ class Mask:
         if self.ahead is None:
             return first, None
         last = q + self.ahead
+        # Every token sees the whole prefix; padding sees nothing.
         return first, torch.where(q > PAD_POSITION, last.clamp(min=self.prefix - 1), last)
 
     def __str__(self) -> str:
@@ -63,7 +64,7 @@ class Mask:
 
 
 FULL = Mask()  # the mask of encoders and cross-attention, which only masks padding
-CAUSAL = Mask(ahead=0)  # the causal mask of decoders
+CAUSAL = Mask(ahead=0)  # the causal mask (causal_mask, is_causal) of decoders
 
 
 def with_window(mask: Mask, width: int) -> Mask:

@@ -39,7 +39,7 @@ class AttentionPlan:
     mask: Mask
     query_positions: Tensor  # (B, T)
     key_positions: Tensor  # (B, S)
-    index: Tensor | None = None  # (T,), the column of each query among the keys, in self-attention without a cache
+    index: Tensor | None = None  # (T,), the column of each query among the keys; None: not self-attention of whole rows
     scheme: PositionScheme = NoPositions()  # noqa: RUF009 (it has no state)
     past: Tensor | None = None  # (B, T, S), the keys of each query's own hypothesis, in beam search
     kernel_input: Any = None  # the kernel's own form of mask and bias, made once for all layers
@@ -62,7 +62,8 @@ class AttentionPlan:
             n = self.key_positions.shape[1]
             distance = torch.arange(n, device=self.key_positions.device) - self.index[:, None]  # (T, S)
             return self.scheme.table(n, self.key_positions.device)[:, distance + n - 1][None]
-        if self.index is not None and not self.mask.packed:  # rows differ only in their padding
+        if self.index is not None and not self.mask.packed:
+            # Rows differ in padding alone, whose position is -1, so the largest of a column is that of a token.
             return self.scheme.bias(self.query_positions.amax(0)[:, None], self.key_positions.amax(0))[None]
         return self.scheme.bias(self.query_positions[:, :, None], self.key_positions[:, None, :]).movedim(0, 1)
 

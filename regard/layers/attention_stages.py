@@ -106,7 +106,7 @@ class SelfHead(KeyValueHead):
 
 
 def causal_mask(n: int, device: torch.device | None = None) -> Tensor:
-    """Return the causal mask (n, n): token t attends to the tokens up to itself."""
+    """Return the causal mask (n, n): token t attends to the tokens up to itself. Models use `CAUSAL` of kernels/masks.py."""
     return torch.ones(n, n, dtype=torch.bool, device=device).tril()
 
 

@@ -58,6 +58,7 @@ class PreNormBlock(Block):
         dropout, total = self.dropout if self.training else 0.0, None
         for name, part in self.sublayers.items():
             norm = self.norms[name]
+            # Decoding one row on a GPU: the part's fused kernel computes norm, part and residual sum at once.
             fused = ctx.state.fused.get(part) if ctx.fuse and is_plain(norm) else None
             if fused is not None:
                 x = x if y is None else x + y
@@ -79,6 +80,7 @@ class PostNormBlock(Block):
         dropout, total = self.dropout if self.training else 0.0, None
         for name, part in self.sublayers.items():
             norm = self.norms[name]
+            # Decoding one row on a GPU: the part's fused kernel computes norm, part and residual sum at once.
             fused = ctx.state.fused.get(part) if ctx.fuse and is_plain(norm) else None
             if fused is not None:
                 out = fused(x, None, None, ctx, ctx.state.parts.get(part))
@@ -128,6 +130,8 @@ def split_loss(result: Any, total: Tensor | None, returns_loss: bool, part: nn.M
     if not returns_loss:
         return result, total
     y, loss = result
+    if loss.dim():
+        raise TypeError(f"the auxiliary loss of {type(part).__name__} has shape {list(loss.shape)}: return one number")
     return y, loss if total is None else total + loss
 
 

@@ -63,7 +63,7 @@ class Context:
 
     positions: Tensor  # (B, T), -1 = padding; in a step (N,)
     prepared: Any = None  # the result of the mixer's `prepare`, made once for all blocks that share it
-    memory: Tensor | None = None  # (B', S, C), the encoder's final output; B' divides B
+    memory: Tensor | None = None  # (B', S, C), the encoder's final output; B / B' hypotheses of a sentence share a row
     memory_plan: AttentionPlan | None = None  # the plan of cross-attention
     apply: Callable[[nn.Module, Tensor, Context], Any] | None = None  # apply_prefill or apply_step; None: call the part
     state: Any = None  # the decoding state: a DecodingState or a StaticDecodingState
@@ -93,6 +93,6 @@ class PrepareRequest:
     keys: Tensor  # (B, S), positions of the keys; the same object as `positions` in self-attention without a cache
     mask: Mask
     scheme: PositionScheme
-    past: Tensor | None  # (B, T, S), the keys of each query's own hypothesis, in beam search
+    past: Tensor | None  # (B, T, S), True for keys of the query's own hypothesis (layers/decoding_state.py)
     training: bool
     sees_all: bool = False  # a step in which every query may attend to every key

@@ -1,4 +1,6 @@
-"""The decoding state: the KV cache (key/value cache) and recurrent states, which are kept between two decoding steps.
+"""The decoding state: the KV cache (key/value cache, kv_cache) and recurrent states, kept between two decoding steps.
+
+transformers calls such an object a cache (`past_key_values`).
 
 A part declares its storage (`state()`). Allocation, beam reordering, slots of continuous batching, removal of finished
 sentences and byte counts follow from the declaration:
@@ -22,7 +24,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -99,6 +101,21 @@ def state_bytes(
     )
 
 
+class PartStorage(SimpleNamespace):
+    """The tensors that one part keeps between two steps, by the names of its `state()`.
+
+    A part changes them in place: a captured step uses their memory, and a step of prompts restores padded rows in it.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if value is not vars(self).get(name):  # `kept.total += x` puts the same tensor there again
+            raise RuntimeError(f"a step must change '{name}' in place (copy_, add_, ...), not put another tensor there")
+
+    def put(self, name: str, value: Tensor | None) -> None:
+        """Put a tensor into its place; only the decoding state does so."""
+        vars(self)[name] = value
+
+
 class DecodingState:
     """A growing decoding state, for a search that the host steps through.
 
@@ -110,23 +127,22 @@ class DecodingState:
     static: ClassVar[bool] = False
 
     def __init__(self, model: nn.Module, rows: int, device: torch.device, dtype: torch.dtype) -> None:
-        self.parts: dict[nn.Module, SimpleNamespace] = {}
+        self.parts: dict[nn.Module, PartStorage] = {}
         self.paths: dict[str, nn.Module] = {}
-        self.rows: list[tuple[SimpleNamespace, str]] = []  # the PerRow tensors
-        self.sentences: list[tuple[SimpleNamespace, str]] = []  # the PerSentence tensors
-        self.columns: list[tuple[SimpleNamespace, str]] = []
+        self.rows: list[tuple[PartStorage, str]] = []  # the PerRow tensors
+        self.sentences: list[tuple[PartStorage, str]] = []  # the PerSentence tensors
+        self.columns: list[tuple[PartStorage, str]] = []
         for path, part, storages in declared_storage(model):
-            kept = self.parts[part] = SimpleNamespace()
+            kept = self.parts[part] = PartStorage()
             self.paths[path] = part
             for name, storage in storages.items():
                 if isinstance(storage, PerRow):
                     self.rows.append((kept, name))
-                    setattr(
-                        kept, name, torch.zeros((rows, *storage.shape), dtype=storage.dtype_for(dtype), device=device)
-                    )
+                    shape = (rows, *storage.shape)
+                    kept.put(name, torch.zeros(shape, dtype=storage.dtype_for(dtype), device=device))
                 else:
                     (self.columns if isinstance(storage, Columns) else self.sentences).append((kept, name))
-                    setattr(kept, name, None)
+                    kept.put(name, None)
         self.length = 0  # an upper bound of the tokens of a hypothesis, known without a device synchronization
         self.next = torch.zeros(rows, dtype=torch.long, device=device)  # (B,) the position of the next token
         self.positions = torch.zeros((rows, 0), dtype=torch.long, device=device)  # (B, filled), of the columns
@@ -182,8 +198,8 @@ class DecodingState:
             end = start + columns.shape[2]
             room = getattr(kept, name)
             if room is None or room.shape[2] < end:
-                room = _grow(room, columns, start, end)
-                setattr(kept, name, room)
+                room = _grow_kv_cache(room, columns, start, end)
+                kept.put(name, room)
             room[:, :, start:end] = columns
             found.append(room[:, :, :end])
         return found
@@ -203,13 +219,11 @@ class DecodingState:
         """Keep only these sentences, with all of their hypotheses, in this order."""
         for kept, name in (*self.columns, *self.sentences):
             if getattr(kept, name) is not None:
-                setattr(kept, name, getattr(kept, name)[sentences])
+                kept.put(name, getattr(kept, name)[sentences])
         width = self.width
         for kept, name in self.rows:
             rows = getattr(kept, name)
-            setattr(
-                kept, name, rows[sentences] if width == 1 else rows.unflatten(0, (-1, width))[sentences].flatten(0, 1)
-            )
+            kept.put(name, rows[sentences] if width == 1 else rows.unflatten(0, (-1, width))[sentences].flatten(0, 1))
         self.next, self.positions = self.next[sentences], self.positions[sentences]
         if self.past is not None:
             self.past = self.past[sentences]
@@ -217,12 +231,15 @@ class DecodingState:
             self.memory_positions, self.memory_plan = self.memory_positions[sentences], None
 
     def reorder(self, parents: Tensor) -> None:
-        """Reorder beams by parent: hypothesis i of each sentence continues hypothesis parents[:, i]; parents (B, K)."""
+        """Reorder beams by parent: hypothesis i of each sentence continues hypothesis parents[:, i]; parents (B, K).
+
+        transformers has `_reorder_cache(beam_idx)` for this.
+        """
         if self.rows:
             first = torch.arange(len(parents), device=parents.device)[:, None] * self.width
             which = (first + parents).flatten()
             for kept, name in self.rows:
-                setattr(kept, name, getattr(kept, name)[which])
+                kept.put(name, getattr(kept, name)[which])
         if self.past is None and parents.shape[1] > 1:
             self.past = (self.positions > PAD_POSITION)[:, None]
         if self.past is not None:
@@ -257,7 +274,7 @@ class DecodingState:
     def store_memory(self, part: nn.Module, **tensors: Tensor) -> None:
         """Store tensors that a part computed from the source, one row per sentence."""
         for name, tensor in tensors.items():
-            setattr(self.parts[part], name, tensor)
+            self.parts[part].put(name, tensor)
 
     def get_memory_plan(self, make: Callable[[], AttentionPlan]) -> AttentionPlan:
         """Return the plan of cross-attention, which the first step makes."""
@@ -268,14 +285,14 @@ class DecodingState:
     def nbytes(self) -> int:
         return sum(x.nbytes for kept in self.parts.values() for x in vars(kept).values() if x is not None)
 
-    def __iter__(self) -> Iterator[tuple[str, SimpleNamespace]]:
+    def __iter__(self) -> Iterator[tuple[str, PartStorage]]:
         """Yield the path and the storage of each part."""
         for path, part in self.paths.items():
             yield path, self.parts[part]
 
 
-def _grow(old: Tensor | None, new: Tensor, filled: int, needed: int) -> Tensor:
-    """Return a larger KV cache that holds the filled columns of the old one; its length is a power of two."""
+def _grow_kv_cache(old: Tensor | None, new: Tensor, filled: int, needed: int) -> Tensor:
+    """Allocate a larger KV cache with the filled columns of the old one; its length is a power of two."""
     n, h, _, d = new.shape
     room = new.new_empty(n, h, max(16, 1 << (needed - 1).bit_length()), d)
     if old is not None:

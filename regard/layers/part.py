@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.config.registry import find
+from regard.errors import RegardError
 from regard.kernels.masks import PAD_POSITION
 
 if TYPE_CHECKING:
@@ -55,7 +56,15 @@ class Part(nn.Module):
 
     @classmethod
     def check(cls, settings: Any, config: ModelConfig, place: Place) -> None:
-        """Raise a RegardError where the part makes no sense. It runs before anything is built."""
+        """Raise a RegardError where the part makes no sense. It runs before anything is built, after `check_kind`."""
+
+    @classmethod
+    def check_kind(cls, config: ModelConfig, place: Place) -> None:
+        """Raise a RegardError where no part of this kind and with these declarations makes sense."""
+
+    @classmethod
+    def check_declaration(cls, name: str) -> None:
+        """Raise a RegardError where the class lacks what parts of its kind need; it runs when the part is registered."""
 
     def init_weights(self) -> None:
         """Fill the part's own parameters and buffers.
@@ -113,6 +122,14 @@ class Mixer(Part):
     window: int = 0  # width of sliding-window attention, in tokens; 0: unlimited
     share_key: Hashable = ()  # mixers of one class with equal keys share the result of `prepare`
 
+    @classmethod
+    def check_declaration(cls, name: str) -> None:
+        if cls.state is Mixer.state:
+            raise RegardError(
+                f"the mixer '{name}' has no method state(), which declares what a decoding step needs of earlier tokens: "
+                f"return {{}} there if that is nothing"
+            )
+
     def prepare(self, request: PrepareRequest) -> Any:
         """Return what `forward`, `prefill` and `step` find in `ctx.prepared`: masks, tables and the like.
 
@@ -129,7 +146,7 @@ class Mixer(Part):
         return {}
 
     def step(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
-        """Mix one more token of each row with earlier ones, (N, C) -> (N, C), and update the storage `kept`.
+        """Mix one more token of each row with earlier ones, (N, C) -> (N, C), and update the storage `kept` in place.
 
         Without storage a mixer cannot mix tokens, so the default is `forward` on rows of one token."""
         if kept is not None:
@@ -212,12 +229,19 @@ def make_part(kind: str, name: str, config: ModelConfig, place: Place) -> Any:
     """Return the named part, built for this place after its `check`."""
     check_part(kind, name, config, place)
     cls = find(kind, name)
-    return cls(settings_of(cls, config), config, place)
+    part = cls(settings_of(cls, config), config, place)
+    if cls.init_weights is Part.init_weights:
+        for vector in (n for n, p in part.named_parameters(recurse=False) if p.dim() < 2 and n != "bias"):
+            raise RegardError(
+                f"the part '{name}' has the vector '{vector}', but no init_weights() to fill it: write one"
+            )
+    return part
 
 
 def check_part(kind: str, name: str, config: ModelConfig, place: Place) -> None:
     """Raise a RegardError if the named part makes no sense in this place, without building it."""
     cls = find(kind, name)
+    cls.check_kind(config, place)
     cls.check(settings_of(cls, config), config, place)
 
 

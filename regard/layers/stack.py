@@ -30,7 +30,7 @@ def to_working_precision(x: Tensor) -> Tensor:
 
 
 class ZerosWithGrad(torch.autograd.Function):
-    """Zeros like x that require a gradient where x does, and whose backward pass returns none."""
+    """Zeros like x that require a gradient where x does; `Stack._initial_residual` says what for."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -96,8 +96,9 @@ class Stack(nn.Module):
             if isinstance(module, Attention):
                 crosses = isinstance(module, CrossAttention)
                 scale: float = module.d_head**-0.5
-                wanted = (self.cross_scheme if crosses else self.schemes[0]).scale
-                module.scale_queries(scale / (wanted or scale))  # type: ignore[operator]
+                wanted = (self.cross_scheme if crosses else self.schemes[0]).scale or scale
+                if wanted != scale:  # a model whose weights are about to be loaded is not even touched in memory
+                    module.scale_queries(scale / wanted)  # type: ignore[operator]
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Return token embeddings (..., C) plus absolute positions, if the position scheme has any."""

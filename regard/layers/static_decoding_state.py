@@ -9,7 +9,6 @@ Positions are read from device memory, so one captured step serves every length.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from regard.kernels.attention_functions import rotate
 from regard.kernels.masks import FULL, PAD_POSITION, Mask, with_window
 from regard.layers.attention_kernels import AttentionPlan, reference
-from regard.layers.decoding_state import LENGTH, Columns, DecodingState, PerRow, declared_storage
+from regard.layers.decoding_state import LENGTH, Columns, DecodingState, PartStorage, PerRow, declared_storage
 from regard.layers.mixers.attention import Attention
 from regard.layers.part import fused_step_of
 from regard.layers.positions.scheme import PositionScheme
@@ -44,13 +43,6 @@ class Layer:
     kernel: bool  # run the step kernel; otherwise the reference kernel, over gathered columns
 
 
-class Fixed(SimpleNamespace):
-    """The storage of a part. Its tensors cannot be replaced, because a captured step uses their memory."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise RuntimeError(f"a step must change '{name}' in place (copy_, add_, ...), not put another tensor there")
-
-
 class StaticDecodingState:
     """The decoding state of a CUDA-graph engine, which owns the tensors `position` (N,) and `owner` (N, L)."""
 
@@ -72,15 +64,15 @@ class StaticDecodingState:
         device = position.device
         self.k, self.columns, self._position, self.owner, self._active = k, columns, position, owner, active
         self.fuse = b * k == 1 and _runs_kernels(position)
-        self.parts: dict[nn.Module, SimpleNamespace] = {}
-        self.paths: dict[str, SimpleNamespace] = {}
+        self.parts: dict[nn.Module, PartStorage] = {}
+        self.paths: dict[str, PartStorage] = {}
         self.storages: dict[str, dict[str, Any]] = {}
         self.rows: list[Tensor] = []
         for path, part, storages in declared_storage(model):
-            kept = self.parts[part] = self.paths[path] = Fixed()
+            kept = self.parts[part] = self.paths[path] = PartStorage()
             self.storages[path] = storages
             for name, storage in storages.items():
-                if isinstance(storage, Columns):  # the KV cache
+                if isinstance(storage, Columns):  # the KV cache (kv_cache) is allocated here
                     tensor = torch.zeros((b * k, storage.heads, columns, storage.width), dtype=dtype, device=device)
                 elif isinstance(storage, PerRow):
                     tensor = torch.zeros((b * k, *storage.shape), dtype=storage.dtype_for(dtype), device=device)
@@ -88,7 +80,7 @@ class StaticDecodingState:
                 else:
                     shape = [source if size is LENGTH else size for size in storage.shape]
                     tensor = torch.zeros((b, *shape), dtype=storage.dtype or dtype, device=device)
-                vars(kept)[name] = tensor
+                kept.put(name, tensor)
         self.fused: dict[nn.Module, Any] = {}  # fused steps by part, if there is one row
         if self.fuse:
             found = ((part, fused_step_of(part)) for part in model.modules() if hasattr(part, "fused_step"))

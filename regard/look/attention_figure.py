@@ -269,13 +269,13 @@ def draw_alignment(translator: Translator, text: str, layer: str = "", **options
     if not text.strip():
         raise RegardError("there is nothing to translate: give a sentence")
     name = cross_attention_layer(translator, layer)
+    source = group_words(translator.tokenizers.source, translator.read(text, options.get("to")))
     with record(translator.model, name) as tape:
         (translation,) = translator.translate_sentences([text], **options)
     (one,) = tape[name]
     assert one.tokens is not None
     n_start = len(translator.token_template.start)
     weights = one.weights()[0].mean(0)[n_start - 1 :]  # (T, S): a row for each token that was generated
-    source = group_words(translator.tokenizers.source, translator.read(text, options.get("to")))
     target = group_words(translator.tokenizers.target, one.tokens[0][n_start:])
     merged = merge_weights(weights.double().cpu().numpy(), target, source)
     source_words, target_words = (tuple(word for word, _ in side) for side in (source, target))

@@ -30,6 +30,7 @@ from regard.decode.beam_search import best_extensions
 from regard.decode.constraints import log_probabilities
 from regard.decode.generation import generate
 from regard.errors import RegardError
+from regard.inference.arguments import decode_config
 from regard.inference.generator import Generation, Generator
 from regard.inference.translator import Translation, Translator
 from regard.layers.hooks import paused
@@ -62,14 +63,14 @@ def trace_translation(
     """Translate a sentence and trace the search. Options are those of `[decode]`."""
     if not text.strip():
         raise RegardError("there is nothing to translate: give a sentence")
-    chosen, template = translator.decode_options(**options), translator.token_template
+    chosen, template = decode_config(translator.options, options), translator.token_template
     tracer = SearchTracer(translator.model, chosen, len(template.start))
-    sources = translator._tagged([translator.tokenizers.source.encode(text)], to)
+    sources, (language,) = translator.encode_sources([text], translator.target_languages([text], to)[0])
     device = next(translator.model.parameters()).device
     model = cast(Any, tracer)
     (found,) = decode(model, sources, chosen, tracer.config.max_len, device, token_template=template)
     ids = [*found[0].tokens, *[tracer.config.eos_token_id] * found[0].ended]
-    return translator._with_languages(translator._translation(found), to), tracer.trace(ids)
+    return translator._with_languages(translator._translation(found), language), tracer.trace(ids)
 
 
 def trace_generation(generator: Generator, prompt: str, **options: Any) -> tuple[Generation, BeamSearchTrace]:

@@ -323,7 +323,7 @@ def translation_texts(
             f"the source has {len(source)} lines and the target {len(target)}: give files that are aligned"
         )
     template, most = translator.token_template, translator.model.config.max_len
-    sources = translator._tagged(translator.tokenizers.source.encode_batch(source), to)
+    sources, _ = translator.encode_sources(source, to)
     for read, written in zip(sources, translator.tokenizers.target.encode_batch(target), strict=True):
         text = (
             [*template.start, *written],

@@ -24,6 +24,7 @@ from torch import nn
 from regard.decode.batch_decoding import decode
 from regard.decode.generation import generate, max_length_of, token_log_probs
 from regard.errors import RegardError
+from regard.inference.arguments import decode_config
 from regard.inference.generator import Generator
 from regard.inference.translator import Translator
 from regard.look.intervention_hooks import intervene
@@ -245,7 +246,7 @@ class TranslationDecoder(TokenDecoder):
 
     def __init__(self, translator: Translator, to: str | None = None, **options: Any) -> None:
         self.translator, self.to = translator, to
-        self.options = translator.decode_options(**{**options, "nbest": 1})
+        self.options = decode_config(translator.options, {**options, "nbest": 1})
         self.model: Any = translator.model
         self.source_tokenizer, self.target_tokenizer = translator.tokenizers.source, translator.tokenizers.target
         self.device = next(translator.model.parameters()).device

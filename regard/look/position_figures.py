@@ -20,6 +20,8 @@ from regard.layers.part import Curves
 from regard.layers.positions.scheme import PositionScheme, make_positions
 from regard.layers.stack import Stack
 from regard.look.figures import Drawable, Image, Lines, Panel, draw
+from regard.models.architectures import architecture_of
+from regard.models.sizes import resolve_sizes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,7 +46,8 @@ class PositionFigure(Drawable):
 
 @torch.no_grad()
 def draw_untrained_scheme(name: str, config: ModelConfig, n: int) -> PositionFigure:
-    """Draw a scheme as initialised, over n positions of a causal decoder of these resolved sizes; the seed is 0."""
+    """Draw a scheme as initialised, over n positions of a causal decoder of this configuration; the seed is 0."""
+    config = resolve_sizes(config, architecture_of(config).presets)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         scheme = make_positions(config, "decoder", name)

@@ -1,4 +1,4 @@
-"""Recording the attention weights and the residual stream of a model while it runs.
+"""Recording the attention weights (attn_weights) and the residual stream of a model while it runs.
 
     with record(model, "decoder.*.cross") as tape:
         model(source, target)
@@ -180,9 +180,11 @@ class Tape(Recording):
 
 @contextmanager
 def record(model: nn.Module, patterns: str | Sequence[str] = "*", stream: bool = False) -> Iterator[Tape]:
-    """Record the attention layers whose names match, in every forward pass inside the `with`; patterns as in file names.
+    """Record the attention weights of layers whose names match, in every forward pass inside the `with`.
 
-    With `stream`, the vectors between the layers of the whole model are recorded too."""
+    Patterns are those of file names: "decoder.*.cross". With `stream`, the vectors between the layers of the whole model
+    are recorded too.
+    """
     layers = select_layers(attention_layers(model), [patterns] if isinstance(patterns, str) else patterns)
     tape = Tape(list(layers))
     recorders = {layer: AttentionRecorder(layer, tape, name) for name, layer in layers.items()}

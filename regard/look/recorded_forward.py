@@ -81,13 +81,13 @@ def record_forward(
 def record_translation(request: TraceRequest, patterns: Patterns, stream: bool) -> RecordedForward:
     """Translate a text and record the reading of the hypothesis that is returned."""
     translator = Translator(request.package)
+    ids = translator.read(request.text, request.options.get("to"))
     with record(translator.model, patterns, stream=stream) as tape:
         (translation,) = translator.translate_sentences([request.text], **request.options)
     records = last_records(tape)
     tokens = next(iter(records.values())).tokens
     assert tokens is not None
     tokenizers, (written,) = translator.tokenizers, tokens
-    ids = translator.read(request.text, request.options.get("to"))
     source = token_sequence("source token", tokenizers.source, ids)
     # Row t of a decoder has read token t, and its attention is used to predict token t + 1.
     read = token_sequence("target token (as read)", tokenizers.target, written[:-1])

@@ -1,6 +1,6 @@
 """Scores of translations: BLEU, chrF and exact matches of a corpus, each with a signature that says how it was computed.
 
-`bleu` and `chrf` are sacreBLEU's and the ones to report. `bleu_tokenised` is computed on text that is prepared with Moses
+`bleu` and `chrf` are sacreBLEU's and the ones to report. `bleu_tokenized` is computed on text that is prepared with Moses
 (moses_tokenizer.py), and is comparable only with the scores of papers that do the same.
 """
 
@@ -44,13 +44,13 @@ class TranslationScores:
     bleu: Score
     chrf: Score
     bleu_lower: Score
-    bleu_tokenised: Score
+    bleu_tokenized: Score
     exact: Score
     by_length: tuple[LengthScore, ...]
 
     @property
     def scores(self) -> tuple[Score, ...]:
-        return self.bleu, self.chrf, self.bleu_lower, self.bleu_tokenised, self.exact
+        return self.bleu, self.chrf, self.bleu_lower, self.bleu_tokenized, self.exact
 
     def to_dict(self) -> dict[str, Any]:
         """Return the scores as dictionaries, lists, strings and numbers for JSON."""
@@ -75,7 +75,7 @@ def score_translations(
         bleu=_bleu("BLEU", hypotheses, references, tokenize=tokenizer),
         chrf=_chrf(hypotheses, references),
         bleu_lower=lower,
-        bleu_tokenised=_bleu_tokenised(hypotheses, references, language, lower),
+        bleu_tokenized=_bleu_tokenized(hypotheses, references, language, lower),
         exact=_exact(hypotheses, references),
         by_length=_by_length(hypotheses, references, sources, tokenizer),
     )
@@ -87,7 +87,7 @@ def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], language: 
 
 
 def tokenize_lower(text: str, language: str) -> str:
-    """Return the text as `bleu_tokenised` prepares it: lower-cased, normalized, then tokenized, in Multi30k's order."""
+    """Return the text as `bleu_tokenized` prepares it: lower-cased, normalized, then tokenized, in Multi30k's order."""
     language = _base(language)
     return moses_tokenize(normalize_punctuation(text.lower(), language), language)
 
@@ -134,17 +134,17 @@ def _chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     return Score("chrF", value, str(metric.get_signature()))
 
 
-def _bleu_tokenised(hypotheses: Sequence[str], references: Sequence[str], language: str, lower: Score) -> Score:
+def _bleu_tokenized(hypotheses: Sequence[str], references: Sequence[str], language: str, lower: Score) -> Score:
     """Return BLEU of Moses tokens as fairseq computes it: four orders, no smoothing (zero if an order has no match).
 
     Moses does not segment languages without spaces; for them it is the lower-cased BLEU, as the signature says.
     """
-    name, base = "BLEU tokenised lower-cased", _base(language)
+    name, base = "BLEU tokenized lower-cased", _base(language)
     if base in UNSPACED:
         return replace(lower, name=name)
     prepared = [[tokenize_lower(text, base) for text in texts] for texts in (hypotheses, references)]
     plain = _bleu(name, *prepared, tokenize="none", force=True, smooth_method="none")
-    steps = f"lowercase,moses-normalise-{base},moses-tokenise-{base}(hyphens:whole,escape:no)"
+    steps = f"lowercase,moses-normalise-{base},moses-tokenize-{base}(hyphens:whole,escape:no)"
     return replace(
         plain, signature=plain.signature.replace("case:mixed", "case:lc").replace("tok:none", f"tok:{steps}")
     )

@@ -78,10 +78,16 @@ def with_preset(settings: Mapping[str, Any], overrides: Mapping[str, Any] | None
     overrides = overrides or {}
     name = overrides.get("preset", settings.get("preset", ModelConfig.preset))
     if not isinstance(name, str) or name not in PRESETS:
-        near = difflib.get_close_matches(str(name), PRESETS, n=1)
-        hint = f"did you mean '{near[0]}'? " if near else ""
-        raise RegardError(f"unknown model.preset '{name}': {hint}there are {', '.join(PRESETS)}")
+        raise RegardError(f"unknown model.preset '{name}': {suggest_preset(str(name))}")
     return merge_tables(merge_tables(PRESETS[name], settings), overrides)
+
+
+def suggest_preset(name: str) -> str:
+    """Return a hint for a name that is no preset: the nearest one, and how to list all."""
+    near = [preset for preset in PRESETS if name and name in preset.split("-")]  # tiny: transformer-tiny comes first
+    near = near or difflib.get_close_matches(name, PRESETS, n=1)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    return f"{hint}`regard cost` lists all presets"
 
 
 def resolve(config: ModelConfig) -> ModelConfig:

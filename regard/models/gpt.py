@@ -38,7 +38,7 @@ class GPT(LanguageModel):
         # The blocks are those of an encoder, [self, ff]: only the causal mask makes it a decoder.
         blocks = make_blocks(config, config.n_decoder_layers, "decoder", causal=True)
         self.decoder = Stack(config, blocks, CAUSAL, "decoder")
-        tied = config.tie in ("decoder", "all")  # weight tying: the output matrix is the embedding matrix
+        tied = config.tie in ("decoder", "all")  # weight tying (tied embeddings)
         self.head = Head(
             self.embedding.weight if tied else nn.Parameter(torch.empty(config.target_vocab, config.d_model)),
             config.scale_logits,

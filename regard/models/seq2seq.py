@@ -65,7 +65,7 @@ class Seq2Seq(TranslationModel):
         self.head = Head(
             nn.Parameter(torch.empty(config.target_vocab, config.d_model))
             if config.tie in ("none", "inputs")
-            else self.target_embedding.weight,  # weight tying: the output matrix is the embedding matrix
+            else self.target_embedding.weight,  # weight tying (tied embeddings)
             config.scale_logits,
             config.head_bias,
         )

@@ -30,7 +30,8 @@ def resolve_sizes(config: ModelConfig, presets: Mapping[str, Mapping[str, Any]])
     It then has the tables of the parts that it names, and no others.
     """
     if config.preset not in presets:
-        raise RegardError(f"unknown model.preset '{config.preset}': choose one of {', '.join(presets)}")
+        kind = f"of the architecture {config.architecture}" if config.architecture else "known here"
+        raise RegardError(f"model.preset {config.preset} is not {kind}: choose one of {', '.join(presets)}")
     preset = presets[config.preset]
     sizes: dict[str, int] = {name: getattr(config, name) or preset[name] for name in SIZES if name in preset}
     if "n_heads" in preset:
@@ -135,6 +136,10 @@ def unused_settings(config: ModelConfig) -> dict[str, str]:
     crosses = config.n_encoder_layers and config.n_decoder_layers
     if not crosses and not any(mixer.has_heads for mixer in mixers_of(config)):
         found |= dict.fromkeys(("n_heads", "attention_dropout"), "where nothing is left of attention")
+    if not crosses:
+        found["cross_positions"] = "where there is no cross-attention"
+    if not config.n_encoder_layers:
+        found["encoder_positions"] = "where there is no encoder"
     if not config.d_ff:
         found |= dict.fromkeys(("activation", "feedforward", "ff_dropout"), "where model.d_ff is 0")
     return found

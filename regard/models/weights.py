@@ -22,11 +22,11 @@ from regard.layers.quantization import linear_layers, load_int8_layers
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return every parameter by name, tied ones once, under their first name."""
+    """Return every parameter by name (state_dict), tied ones once, under their first name."""
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
-SCALE_SUFFIX = ".step"  # ends the stored name of the scales (rows, 1) of an int8 matrix
+SCALE_SUFFIX = ".step"  # ends the stored name of the scales (rows, 1) of an int8 matrix: its quantization step
 
 
 def quantize_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -66,7 +66,7 @@ def load_quantized(model: nn.Module, tensors: dict[str, Tensor], where: Path) ->
 
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
-    """Copy tensors into a model; the error lists those that are missing, extra or of another shape."""
+    """Copy tensors into a model (load_state_dict); the error lists those that are missing, extra or of another shape."""
     check_weights(model, tensors, where)
     copy_weights(model, tensors)
 

@@ -1,4 +1,4 @@
-"""Bundled models: trained models that ship with Regard, each a model folder beside this file, loaded by its name."""
+"""Bundled models: pretrained models that ship with Regard, each a model folder beside this file, loaded by its name."""
 
 from __future__ import annotations
 

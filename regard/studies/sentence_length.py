@@ -84,7 +84,7 @@ def score_by_length(pairs: Sequence[Pair], translations: Mapping[str, Sequence[s
 
 
 def score_row(pairs: Sequence[Pair], translations: Mapping[str, Sequence[str]]) -> ScoreRow:
-    """Return the BLEU of each model, tokenised and lower-cased, and its number of words per word of the references."""
+    """Return the BLEU of each model, tokenized and lower-cased, and its number of words per word of the references."""
     sources, references = zip(*pairs, strict=True)
     scores = {
         name: score_translations(hypotheses, references, sources, "en") for name, hypotheses in translations.items()
@@ -92,7 +92,7 @@ def score_row(pairs: Sequence[Pair], translations: Mapping[str, Sequence[str]]) 
     return {
         "sources": len(pairs),
         "words": mean(len(source.split()) for source in sources),
-        "bleu": {name: found.bleu_tokenised.value for name, found in scores.items()},
+        "bleu": {name: found.bleu_tokenized.value for name, found in scores.items()},
         "bleu_lower": {name: found.bleu_lower.value for name, found in scores.items()},
         "ratio": {name: count_words(hypotheses) / count_words(references) for name, hypotheses in translations.items()},
     }
@@ -113,7 +113,7 @@ def format_tables(results: Mapping[str, Any]) -> str:
         format_table("source words", results["by_length"]),
         "## BLEU of neighbouring sentences joined to one source",
         format_table("sentences joined", results["joined"]),
-        "In brackets: words written for each word of the references. BLEU tokenised and lower-cased, on "
+        "In brackets: words written for each word of the references. BLEU tokenized and lower-cased, on "
         f"{' and '.join(TEST_SETS)}. {where['device']}, torch {where['torch']}, {where['date'][:10]}.",
         f"```\n{where['command']}\n```",
     ]
@@ -135,7 +135,7 @@ def plot_results(results: Mapping[str, Any]) -> Figure:
     figure = Figure(figsize=(12, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     plot_models(left, results["by_length"])
-    left.set(title="Sentences as they are", ylabel="BLEU, tokenised, lower-cased")
+    left.set(title="Sentences as they are", ylabel="BLEU, tokenized, lower-cased")
     left.legend()
     plot_models(right, results["joined"])
     right.set(title=f"{JOINS[0]} to {JOINS[-1]} neighbouring sentences joined")

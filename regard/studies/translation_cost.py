@@ -46,13 +46,13 @@ def make_row(found: Mapping[str, Any], pairs: list[Pair]) -> dict[str, Any]:
     """Return the training cost of a model and its BLEU."""
     sources, references = zip(*pairs, strict=True)
     scores = score_translations(found["translations"][TEST]["1"], references, sources, "en")
-    bleu = {"bleu_tokenised": scores.bleu_tokenised.value, "bleu_lower": scores.bleu_lower.value}
+    bleu = {"bleu_tokenized": scores.bleu_tokenized.value, "bleu_lower": scores.bleu_lower.value}
     return {key: found[key] for key in KEPT} | bleu
 
 
 def format_table(results: Mapping[str, Any]) -> str:
     """Return the Markdown report."""
-    head = ["", "parameters", "steps", "training FLOPs", "seconds", "BLEU, tokenised", "sacreBLEU"]
+    head = ["", "parameters", "steps", "training FLOPs", "seconds", "BLEU, tokenized", "sacreBLEU"]
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
     for name, found in results["rows"].items():
         numbers = [
@@ -61,7 +61,7 @@ def format_table(results: Mapping[str, Any]) -> str:
             f"{found['flops']:.2e}",
             f"{found['seconds']:.0f}",
         ]
-        lines.append([TITLES[name], *numbers, f"{found['bleu_tokenised']:.2f}", f"{found['bleu_lower']:.2f}"])
+        lines.append([TITLES[name], *numbers, f"{found['bleu_tokenized']:.2f}", f"{found['bleu_lower']:.2f}"])
     where = results["setting"]
     shared = "" if where["jobs"] == 1 else f", {where['jobs']} trainings at a time"
     note = f"Both BLEU lower-cased, on {TEST}. {where['device']}{shared}, torch {where['torch']}, {where['date'][:10]}."
@@ -83,8 +83,8 @@ def plot_results(rows: Rows) -> Figure:
 def plot_bleu(axes: Axes, rows: Rows) -> None:
     """Plot the BLEU of each model against its training FLOPs."""
     for name, found in rows.items():
-        axes.plot(found["flops"], found["bleu_tokenised"], "o", color=COLOURS[name], markersize=9, label=TITLES[name])
-    axes.set(title="After training", ylabel="BLEU, tokenised, lower-cased")
+        axes.plot(found["flops"], found["bleu_tokenized"], "o", color=COLOURS[name], markersize=9, label=TITLES[name])
+    axes.set(title="After training", ylabel="BLEU, tokenized, lower-cased")
     axes.margins(0.15)
     axes.legend()
 

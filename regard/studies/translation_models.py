@@ -21,7 +21,7 @@ from regard.data.parallel_corpus import ParallelCorpus
 from regard.device import cpu_cores, pick_device
 from regard.errors import RegardError
 from regard.files import read_json, write_text
-from regard.inference.translator import Translator, load_translator
+from regard.inference.translator import Translator
 from regard.models.analysis.cost import Cost
 from regard.studies.finetuning_study import Values, merge_settings
 from regard.studies.job_pool import describe_machine, load_result, run_missing
@@ -33,7 +33,7 @@ from regard.training.metrics_log import print_message
 
 Pair = tuple[str, ...]  # source, target
 
-# ---- settings: those of recipes/multi30k-*.toml, but with one direction and one vocabulary for all --------------------
+# ---- settings: those of the recipes multi30k-*, but with one direction and one vocabulary for all -----------------------
 
 COMMON: Values = {
     "data": {
@@ -203,7 +203,7 @@ def run_job(job: TranslationStudyJob) -> None:
     train(config, job.run, overwrite=True, quiet=True)
     done, per_step = read_progress(job.run), config.train.accumulate
     flops = count_flops(prepare_job(job.run, config, quiet=True), done.step * per_step)
-    translator = load_translator(job.run, job.device)
+    translator = Translator.load(job.run, job.device)
     found = {
         "of": job.identity(),
         "parameters": sum(p.numel() for p in translator.model.parameters()),

@@ -21,7 +21,7 @@ from regard.errors import RegardError
 from regard.metrics.translation_scores import perplexity
 from regard.model_folder import ModelPackage
 from regard.tasks.initial_model import InitialModel
-from regard.tasks.text_data import check_task, make_text_corpus, prepare_text_store, set_vocabulary
+from regard.tasks.text_data import check_task, make_text_corpora, make_text_corpus, prepare_text_store, set_vocabulary
 from regard.text.special_tokens import SpecialTokenTemplate, bert_template, eos_template
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.job import Job, Poll, Validation
@@ -98,7 +98,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> DenoisingJ
     """Prepare a run: tokenizer, tokenized texts and model."""
     check_task(config)
     initial = InitialModel.load(folder, config, quiet)
-    corpora = {split: make_text_corpus(config, split) for split in ("train", "valid")}
+    corpora = make_text_corpora(config, quiet)
     tokenizer = initial.get_text_tokenizer(lambda: (text for (text,) in corpora["train"].rows()))
     train, valid = (prepare_text_store(corpora[split], tokenizer, quiet) for split in ("train", "valid"))
     model = initial.build_model(set_vocabulary(config.model, tokenizer))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from regard.config import Config, DataConfig
 from regard.data.batches import Batch, Batches, Rows, batch_size
+from regard.data.held_out import hold_out
 from regard.data.image_files import augment, mean_and_std, normalize, read_images, to_floats
 from regard.data.parallel_corpus import parse_part
 from regard.data.text_batches import split_into_batches
@@ -25,6 +26,7 @@ from regard.tasks.initial_model import InitialModel
 from regard.tasks.text_data import check_task
 from regard.text.special_tokens import EMPTY_TEMPLATE
 from regard.training.job import Job, Poll, Validation
+from regard.training.metrics_log import print_message
 from regard.training.objective import ClassificationObjective, Objective
 from regard.training.validation import BATCH_TOKENS
 
@@ -109,14 +111,13 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> ImageClass
     """Prepare a run: images, their mean and standard deviation, and model."""
     check_task(config)
     initial = InitialModel.load(folder, config, quiet)
-    images, labels = read_split(config, "train")
-    names = tuple(sorted(set(labels), key=lambda name: (len(name), name) if name.isdigit() else (0, name)))
+    images, labels, valid_images, valid_labels = read_training_data(config, quiet)
+    every = {*labels, *(() if config.data.valid else valid_labels)}  # what is held out is training data too
+    names = tuple(sorted(every, key=lambda name: (len(name), name) if name.isdigit() else (0, name)))
     train = LabelledImages(images, class_ids(labels, names, config.data.train))
-    valid_images, valid_labels = read_split(config, "valid")
     valid = LabelledImages(valid_images, class_ids(valid_labels, names, config.data.valid))
-    check_same_size(
-        image_size(valid_images), ", ".join(config.data.valid), image_size(images), ", ".join(config.data.train)
-    )
+    where, there = ", ".join(config.data.valid or config.data.train), ", ".join(config.data.train)
+    check_same_size(image_size(valid_images), where, image_size(images), there)
     pixels = initial.facts.get("pixels") or dict(zip(("mean", "std"), map(list, mean_and_std(images)), strict=True))
     pixels = {**pixels, "size": list(image_size(images))}
     rows, columns = (side // config.model.value("vit.patch_size") for side in image_size(images))
@@ -126,6 +127,19 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> ImageClass
     return ImageClassificationJob(
         folder, config, model, None, EMPTY_TEMPLATE, train.key(), amount, train, valid, names, pixels
     )
+
+
+def read_training_data(config: Config, quiet: bool) -> tuple[np.ndarray, list[str], np.ndarray, list[str]]:
+    """Read images and labels for training and for validation; without data.valid, a share of the former is held out."""
+    images, labels = read_split(config, "train")
+    if config.data.valid:
+        return images, labels, *read_split(config, "valid")
+    keys = [image.tobytes() for image in images]
+    held = hold_out(keys, config.data.valid_share, config.train.seed)
+    print_message(held.describe("images"), quiet)
+    kept = np.array([held.holds(key) for key in keys])
+    train, valid = ([labels[i] for i in np.flatnonzero(which)] for which in (~kept, kept))
+    return images[~kept], train, images[kept], valid
 
 
 def read_split(config: Config, split: str) -> tuple[np.ndarray, list[str]]:

@@ -72,7 +72,9 @@ class InitialModel:
             found = load_tokenizers(Path(self.config.tokenizer.file))
         else:
             kind = self.config.tokenizer.kind
-            print_message(f"training a {kind} tokenizer of {self.config.tokenizer.vocab_size:,} pieces", self.quiet)
+            print_message(
+                f"training a {kind} tokenizer of at most {self.config.tokenizer.vocab_size:,} pieces", self.quiet
+            )
             found = train()
         found.save(self.folder)
         return found

@@ -26,7 +26,14 @@ from regard.model_folder import ModelPackage
 from regard.models.architectures import architecture_of
 from regard.models.model import LanguageModel, StatefulLanguageModel
 from regard.tasks.initial_model import InitialModel
-from regard.tasks.text_data import TemplateTokenizer, check_task, make_text_corpus, prepare_text_store, set_vocabulary
+from regard.tasks.text_data import (
+    TemplateTokenizer,
+    check_task,
+    make_text_corpora,
+    make_text_corpus,
+    prepare_text_store,
+    set_vocabulary,
+)
 from regard.text.special_tokens import EMPTY_TEMPLATE, SpecialTokenTemplate, bert_template
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.job import Job, Poll, Validation
@@ -104,7 +111,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> LanguageMo
             f"use stream"
         )
     initial = InitialModel.load(folder, config, quiet)
-    corpora = {split: make_text_corpus(config, split) for split in ("train", "valid")}
+    corpora = make_text_corpora(config, quiet)
     tokenizer = initial.get_text_tokenizer(lambda: (text for (text,) in corpora["train"].rows()))
     special = tokenizer.special
     if marks_documents(config):

@@ -14,26 +14,52 @@ from regard.errors import RegardError
 from regard.files import exists
 from regard.signals import StopRequest
 from regard.tasks import prepare_job
-from regard.tasks.run_config import make_config
+from regard.tasks.run_config import make_config, recipe_warnings
+from regard.training.metrics_log import print_message
 from regard.training.run_folder import MARKER, holds_run, open_run
 from regard.training.trainer import Trainer
 
 RUNS_FOLDER = Path("runs")
 
 
+Table = Mapping[str, Any]  # settings of one section by name, such as {"steps": 2000}; parts have tables of their own
+
+
 def train(
     recipe: str | Path,
     run: str | Path | None = None,
     *,
+    name: str | None = None,
     settings: Mapping[str, Any] | None = None,
+    data: Table | None = None,
+    tokenizer: Table | None = None,
+    model: Table | None = None,
+    train: Table | None = None,
+    decode: Table | None = None,
     overwrite: bool = False,
     quiet: bool = False,
-    **sections: Any,
 ) -> Path:
-    """Train a recipe, or resume its run if it exists: `train("recipes/x.toml", train={"steps": 2000})`.
+    """Train a recipe, or resume its run if it exists. Return the folder of the run.
 
-    `run` is the folder (by default runs/NAME); `settings` have dotted names, as on the command line. Return the folder.
+    Examples:
+        >>> import regard
+        >>> regard.train("toy-en-de", train={"steps": 2}, data={"train": "toy:200"}, quiet=True).name
+        'toy-en-de'
+
+    Args:
+        recipe: Path of a TOML file, or the name of a shipped recipe.
+        run: Folder of the run; by default runs/NAME, where NAME is that of the recipe or `name`.
+        name: Name of the run; by default the recipe's.
+        data: Settings of the section [data] over those of the recipe; likewise the next four.
+        tokenizer: Settings of [tokenizer].
+        model: Settings of [model]; those of a part are a table in it: {"rope": {"base": 1e6}}.
+        train: Settings of [train].
+        decode: Settings of [decode].
+        settings: Settings by dotted names, as on the command line: {"model.rope.base": 1e6}.
+        overwrite: Start over: delete what Regard wrote into the run.
+        quiet: Print no progress on stderr.
     """
+    sections = {"data": data, "tokenizer": tokenizer, "model": model, "train": train, "decode": decode, "name": name}
     config, folder = configure(recipe, run, {**_dotted(sections), **(settings or {})}, overwrite)
     with open_trainer(config, folder, overwrite=overwrite, quiet=quiet) as (trainer, stop):
         trainer.run(stop)
@@ -44,7 +70,7 @@ def configure(
     recipe: str | Path, run: str | Path | None, settings: Mapping[str, Any], overwrite: bool = False
 ) -> tuple[Config, Path]:
     """Return the complete configuration of a recipe with these settings (dotted names), and the folder of its run."""
-    values = recipes.load(Path(recipe))
+    values = recipes.load(recipe)
     name = recipes.build(
         {"name": settings.get("name", values["name"])}, Config
     ).name  # checked before it becomes a path
@@ -55,8 +81,26 @@ def configure(
     return make_config(values, settings), folder
 
 
-def resume(run: str | Path, *, settings: Mapping[str, Any] | None = None, quiet: bool = False, **sections: Any) -> Path:
-    """Resume a run from its newest intact checkpoint; `train={"steps": 4000}` makes it longer. Return the folder."""
+def resume(
+    run: str | Path,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    data: Table | None = None,
+    train: Table | None = None,
+    decode: Table | None = None,
+    quiet: bool = False,
+) -> Path:
+    """Resume a run from its newest intact checkpoint; `train={"steps": 4000}` makes it longer. Return the folder.
+
+    Args:
+        run: Folder of the run.
+        data: Settings of [data] to change; those of model and tokenizer are fixed.
+        train: Settings of [train] to change.
+        decode: Settings of [decode] to change.
+        settings: Settings by dotted names.
+        quiet: Print no progress on stderr.
+    """
+    sections = {"data": data, "train": train, "decode": decode}
     path = Path(run) / "config.toml"
     if not exists(path):
         raise RegardError(f"no run at {run}: there is no config.toml in it; start one with `regard train RECIPE`")
@@ -85,8 +129,14 @@ def open_trainer(
     config: Config, run: Path, *, overwrite: bool = False, resuming: bool = False, quiet: bool = False
 ) -> Iterator[tuple[Trainer, StopRequest]]:
     """Lock a run folder, prepare its task, and yield its trainer and the stop request that signals set."""
-    with open_run(run, config, overwrite=overwrite, resuming=resuming):
-        trainer = Trainer(prepare_job(run, config, quiet), quiet)
+    with open_run(run, config, overwrite=overwrite, resuming=resuming) as opened:
+        for warning in [] if opened.is_unchanged else recipe_warnings(config):
+            print_message(f"warning: {warning}", quiet)
+        try:
+            trainer = Trainer(prepare_job(run, config, quiet), quiet, opened.is_unchanged)
+        except BaseException:
+            opened.discard()
+            raise
         try:
             with StopRequest() as stop:
                 yield trainer, stop
@@ -100,9 +150,11 @@ def open_trainer(
 
 
 def _dotted(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten nested settings: {"model": {"rope": {"base": 1e6}}} -> {"model.rope.base": 1e6}."""
+    """Flatten nested settings: {"model": {"rope": {"base": 1e6}}} -> {"model.rope.base": 1e6}; None is left out."""
     dotted: dict[str, Any] = {}
     for name, value in sections.items():
+        if value is None:
+            continue
         if isinstance(value, Mapping):
             dotted.update({f"{name}.{key}": inner for key, inner in _dotted(value).items()})
         else:

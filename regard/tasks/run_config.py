@@ -19,6 +19,7 @@ PREDICTION_HEADS = {"classification": "sequence", "regression": "sequence", "tag
 
 def make_config(values: dict[str, Any], dotted: Mapping[str, Any]) -> Config:
     """Return the checked configuration of a recipe with overrides; model settings come from its preset or initial model."""
+    recipes.check_names(dotted)
     config = recipes.build({**recipes.override(values, dotted), "model": model_settings(values, dotted)}, Config)
     if config.train.auxiliary and config.task not in ("classification", "tagging"):
         raise RegardError(f"train.auxiliary is for classification and tagging, not for {config.task}: leave it out")
@@ -37,6 +38,28 @@ def make_config(values: dict[str, Any], dotted: Mapping[str, Any]) -> Config:
     head = PREDICTION_HEADS.get(config.task, "none")
     fresh = replace(config.model, source_vocab=0, target_vocab=0, prediction_head=head, n_classes=1)
     return replace(config, data=data, train=train, tokenizer=tokenizer, model=resolve(fresh))
+
+
+def recipe_warnings(config: Config) -> list[str]:
+    """Return warnings about settings that cannot do what they say, though the run can go ahead."""
+    found, train, data = [], config.train, config.data
+    if train.warmup >= train.steps:
+        found.append(
+            f"train.warmup {train.warmup:,} is as long as the run (train.steps {train.steps:,}): the learning rate rises to "
+            f"the end, and reaches {train.lr * train.steps / max(1, train.warmup):.2g} of train.lr {train.lr:g}"
+        )
+    saved = train.steps // train.save_every
+    if train.average > max(1, saved):
+        found.append(
+            f"train.average {train.average} wants as many checkpoints, but train.steps {train.steps:,} with "
+            f"train.save_every {train.save_every:,} {f'saves only {saved}' if saved else 'saves none before the end'}"
+        )
+    same = [spec for spec in data.test if spec in data.valid and not spec.startswith("toy:")]
+    if same and not set(data.train) & set(same):
+        found.append(
+            f"data.test is also data.valid ({', '.join(same)}): checkpoints are chosen on it, so its score will be too good"
+        )
+    return found
 
 
 def check_recurrent_settings(config: Config) -> None:

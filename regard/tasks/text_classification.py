@@ -16,6 +16,7 @@ from torch import nn
 
 from regard.config import Config, DataConfig, RecurrentSettings
 from regard.data.batches import Batch, BucketedBatches
+from regard.data.held_out import hold_out
 from regard.data.labelled_text import (
     CONTINUES,
     ColumnNames,
@@ -148,11 +149,12 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> TextClassi
         raise RegardError(
             f"train.auxiliary adds the loss of a language model: it needs a {kinds} that reads forwards and classes to learn"
         )
-    examples = {split: read_split(config.task, config.data, split) for split in ("train", "valid")}
+    examples = read_training_data(config, quiet)
     tokenizer = initial.get_text_tokenizer(lambda: chain.from_iterable(example.texts for example in examples["train"]))
     token_template = initial.get_token_template(bert_template(tokenizer.special)).with_end_tokens(tokenizer.special)
-    names = class_names(config.task, examples["train"])
-    where = {split: ", ".join(getattr(config.data, split)) for split in examples}
+    # The classes are those of the training data, what is held out of it included.
+    names = class_names(config.task, [*examples["train"], *([] if config.data.valid else examples["valid"])])
+    where = {split: ", ".join(getattr(config.data, split) or config.data.train) for split in examples}
     encoded = partial(
         encode_examples,
         tokenizer=tokenizer,
@@ -168,6 +170,20 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> TextClassi
     config = replace(config, model=model.config)  # type: ignore[arg-type]
     both, amount = Tokenizers(tokenizer, tokenizer), f"{len(train):,} training examples"
     return TextClassificationJob(folder, config, model, both, token_template, train.key(), amount, train, valid, names)
+
+
+def read_training_data(config: Config, quiet: bool) -> dict[str, list[Example]]:
+    """Read the examples for training and validation; without data.valid, a share of the training examples is held out."""
+    found = read_split(config.task, config.data, "train")
+    if config.data.valid:
+        return {"train": found, "valid": read_split(config.task, config.data, "valid")}
+    keys = ["\t".join(example.texts) for example in found]
+    held = hold_out(keys, config.data.valid_share, config.train.seed)
+    print_message(held.describe("examples"), quiet)
+    parts: dict[str, list[Example]] = {"train": [], "valid": []}
+    for key, example in zip(keys, found, strict=True):
+        parts["valid" if held.holds(key) else "train"].append(example)
+    return parts
 
 
 def read_split(task: str, data: DataConfig, split: str) -> list[Example]:

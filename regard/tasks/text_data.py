@@ -40,9 +40,19 @@ def make_text_corpus(config: Config, split: str) -> TextCorpus:
     return TextCorpus(getattr(data, split), Path(data.root), data.documents, split)
 
 
+def make_text_corpora(config: Config, quiet: bool) -> dict[str, TextCorpus]:
+    """Return the corpora for training and validation; without data.valid, a share of the training text is held out."""
+    train = make_text_corpus(config, "train")
+    if config.data.valid:
+        return {"train": train, "valid": make_text_corpus(config, "valid")}
+    train, valid, message = train.hold_out(config.data.valid_share, config.train.seed)
+    print_message(message, quiet)
+    return {"train": train, "valid": valid}
+
+
 def prepare_text_store(corpus: TextCorpus, encoder: TemplateTokenizer | Tokenizer, quiet: bool) -> Store:
     """Tokenize a corpus, or take it from the cache, and print how much of it there is."""
-    with progress_bar("tokenising texts", quiet=quiet) as advance:
+    with progress_bar("tokenizing texts", quiet=quiet) as advance:
         store = prepare_store(corpus, (encoder,), Filters(ANY_LENGTH), cache_folder(), advance)
     print_message(f"{corpus.split} data: {store.report.describe('texts')}; {len(store.source.ids):,} tokens", quiet)
     return store

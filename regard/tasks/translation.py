@@ -108,7 +108,7 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Translatio
     """Prepare a run: tokenizers, tokenized pairs and model."""
     check_task(config)
     initial = InitialModel.load(folder, config, quiet)
-    corpora = {split: make_corpus(config, split) for split in ("train", "valid")}
+    corpora = make_corpora(config, quiet)
     directions = corpora["train"].directions
     if directions:
         check_directions(config, directions, corpora["valid"].directions)
@@ -151,13 +151,18 @@ def check_directions(config: Config, train: tuple[str, ...], valid: tuple[str, .
         )
 
 
-def make_corpus(config: Config, split: str) -> ParallelCorpus:
-    """Return the corpus of a split, train or valid."""
+def make_corpora(config: Config, quiet: bool) -> dict[str, ParallelCorpus]:
+    """Return the corpora for training and validation; without data.valid, a share of the training pairs is held out."""
     data = config.data
-    specs = getattr(data, split)
-    if not specs:
-        raise RegardError(f"data.{split} names no corpus: set it in the recipe or with --data.{split} FILE")
-    return ParallelCorpus(specs, data.source, data.target, Path(data.root), split)
+    if not data.train:
+        raise RegardError("data.train names no corpus: set it in the recipe or with --data.train FILE")
+    train = ParallelCorpus(data.train, data.source, data.target, Path(data.root), "train")
+    if data.valid:
+        return {"train": train, "valid": replace(train, specs=data.valid, split="valid")}
+    train, valid = train.hold_out(data.valid_share, config.train.seed)
+    assert train.held_out is not None
+    print_message(train.held_out.describe("pairs"), quiet)
+    return {"train": train, "valid": valid}
 
 
 def train_tokenizers(corpus: ParallelCorpus, config: Config, quiet: bool) -> Tokenizers:
@@ -177,7 +182,7 @@ def train_tokenizers(corpus: ParallelCorpus, config: Config, quiet: bool) -> Tok
 
 def _prepare_store(corpus: ParallelCorpus, tokenizers: Tokenizers, filters: Filters, what: str, quiet: bool) -> Store:
     """Tokenize a corpus, or take it from the cache, and print how much of it there is."""
-    with progress_bar("tokenising pairs", quiet=quiet) as advance:
+    with progress_bar("tokenizing pairs", quiet=quiet) as advance:
         store = prepare_pair_store(corpus, tokenizers, filters, advance)
     print_message(f"{what} data: {store.report.describe()}", quiet)
     return store

@@ -1,4 +1,4 @@
-"""Checkpoints: everything that a run needs to resume exactly, bit for bit; and checkpoint averaging.
+"""Checkpoints: all that a run needs to resume bit-exactly (weights, optimizer, RNG states, data position); averaging.
 
     checkpoints/step-00000500/   model.safetensors  optimizer.safetensors  state.json  manifest.json
                                  carried.safetensors, where an objective keeps recurrent state from batch to batch
@@ -104,7 +104,7 @@ class Checkpoints:
             save_file(_optimizer_tensors(model, optimizer), draft / "optimizer.safetensors")
             if carried:
                 save_file({name: x.cpu() for name, x in carried.items()}, draft / "carried.safetensors")
-            state = {"progress": asdict(progress), "rng": _random_state()}
+            state = {"progress": asdict(progress), "rng": _rng_state()}
             (draft / "state.json").write_text(json.dumps(state), encoding="utf-8")
         return path
 
@@ -128,7 +128,7 @@ class Checkpoints:
                 saved = load_file(check_regular(path / "carried.safetensors"))
                 for name, x in carried.items():
                     x.copy_(saved[name])
-            _set_random_state(state["rng"])
+            _set_rng_state(state["rng"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
             what = " ".join(f"{type(error).__name__}: {error}".split())
             raise RegardError(
@@ -201,7 +201,7 @@ def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors:
         optimizer.state[parameter][key] = tensor.to(parameter.device, copy=True)
 
 
-def _random_state() -> dict[str, str]:
+def _rng_state() -> dict[str, str]:
     """Return the states of torch's generators; nothing in a training step draws from any other."""
     state = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
@@ -209,7 +209,7 @@ def _random_state() -> dict[str, str]:
     return {device: bytes(s.tolist()).hex() for device, s in state.items()}
 
 
-def _set_random_state(state: dict[str, str]) -> None:
+def _set_rng_state(state: dict[str, str]) -> None:
     tensors = {device: torch.tensor(list(bytes.fromhex(s)), dtype=torch.uint8) for device, s in state.items()}
     torch.set_rng_state(tensors["cpu"])
     if "cuda" in tensors and torch.cuda.is_available():

@@ -87,4 +87,4 @@ class Job(ABC):
 
     def next_steps(self) -> list[str]:
         """Return commands to suggest to the user when the run is finished."""
-        return [f"regard evaluate {self.folder}"]
+        return [f"regard evaluate {self.folder}"] if self.config.data.test else []

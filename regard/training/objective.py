@@ -40,10 +40,14 @@ class Objective(nn.Module):
         head = cast(Any, self.model).head
         if not hasattr(head, "weight"):  # a head quantized for the CPU has no matrix to multiply with in chunks
             return self.loss_from_outputs(head(hidden), labels)
-        return chunked_token_losses(head, hidden, labels, smoothing=self.label_smoothing, z_loss=self.z_loss)
+        return chunked_token_losses(head, hidden, labels, label_smoothing=self.label_smoothing, z_loss=self.z_loss)
 
     def loss_from_outputs(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the three sums for the model's outputs, here logits (..., V), and labels (...)."""
+        """Return the three sums for the model's outputs, here logits (..., V), and labels (...).
+
+        Most losses do not come here: with a head that is a matrix, kernels/cross_entropy.py computes them from hidden
+        vectors, label smoothing included.
+        """
         logits = logits.float()
         log_z = logits.logsumexp(-1)
         scored = labels != PAD

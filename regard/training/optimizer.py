@@ -160,7 +160,7 @@ class Updater:
         norm = gradient_norm(gradients)
         self.found_inf.copy_(torch.maximum(self.found_inf, (~torch.isfinite(norm + loss)).float()))
         self.good_steps += (self.found_inf == 0).to(torch.int64)
-        if self.clip > 0:  # gradient clipping: a norm above train.clip is scaled down to it
+        if self.clip > 0:  # gradient clipping, as torch's clip_grad_norm_: a norm above train.clip is scaled to it
             self.grad_scale.copy_(((norm + 1e-6) / self.clip).clamp(min=1))
         self.optimizer.step()
         self._clear(gradients)

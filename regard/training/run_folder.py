@@ -13,7 +13,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,32 @@ FILES = ("metrics.jsonl", "start.json", *TOKENIZERS, "config.toml")
 EVENTS = "events.out.tfevents.*"
 
 
+@dataclass
+class OpenedRun:
+    """A run folder that this process holds."""
+
+    folder: Path
+    made: list[Path]  # folders that did not exist before, innermost first; empty for a run that was there
+    is_unchanged: bool = False  # the run was begun with exactly these settings
+
+    def discard(self) -> None:
+        """Remove what was made for a start that is refused, if there was no run before."""
+        if not self.made:
+            return
+        _remove_run(self.folder, Checkpoints(self.folder / "checkpoints"))
+        remove_files(self.folder, MARKER, ".lock")
+        for path in self.made:
+            with contextlib.suppress(OSError):  # not empty: somebody else uses it
+                path.rmdir()
+
+
 @contextlib.contextmanager
-def open_run(folder: Path, config: Config, *, overwrite: bool = False, resuming: bool = False) -> Iterator[None]:
+def open_run(folder: Path, config: Config, *, overwrite: bool = False, resuming: bool = False) -> Iterator[OpenedRun]:
     """Hold the run folder for this process; a run that has checkpoints must agree with `config`."""
     constraints.check_options(config.decode)
-    holds_run(folder)  # refuses a folder of somebody else before the lock is made in it
+    was_there = holds_run(folder)  # refuses a folder of somebody else before the lock is made in it
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    opened = OpenedRun(folder, [] if was_there else missing or [folder])
     with _locked(folder):
         if not holds_run(folder) or overwrite:
             write_text(folder / MARKER, json.dumps({"regard_run": 1, "version": __version__}) + "\n")
@@ -63,9 +84,10 @@ def open_run(folder: Path, config: Config, *, overwrite: bool = False, resuming:
         elif path.exists():
             old = recipes.build(recipes.load(path), Config)
             old = replace(old, model=resolve(old.model))  # defaults of settings that are newer than the run
+            opened.is_unchanged = not recipes.differences(old, config)
             _check_same(folder, old, config, CHANGEABLE_ON_RESUME if resuming else CHANGEABLE)
         write_text(path, recipes.to_toml(config))
-        yield
+        yield opened
 
 
 def holds_run(folder: Path) -> bool:

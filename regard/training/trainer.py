@@ -15,6 +15,7 @@ from regard import model_folder
 from regard.data.batches import prefetch
 from regard.decode.constraints import free_decode_graphs
 from regard.errors import RegardError
+from regard.files import MANIFEST, exists, find_damage
 from regard.models.weights import load_weights
 from regard.signals import Interrupted, StopRequest
 from regard.training.checkpoint import Checkpoints, Progress
@@ -29,8 +30,9 @@ from regard.training.training_step import TrainingStep
 class Trainer:
     """The training of one run, from its newest checkpoint or from the beginning to its final model."""
 
-    def __init__(self, job: Job, quiet: bool = False) -> None:
-        self.job, self.config = job, job.config.train
+    def __init__(self, job: Job, quiet: bool = False, is_unchanged: bool = False) -> None:
+        """Prepare the training of a job; `is_unchanged` says that its run was begun with exactly these settings."""
+        self.job, self.config, self.is_unchanged = job, job.config.train, is_unchanged
         self.device, self.dtype = devices.set_up_device(self.config)
         self.model = job.model.to(self.device).train()
         if self.config.metric not in job.metrics:
@@ -55,7 +57,7 @@ class Trainer:
         self.display = ProgressDisplay(self.progress.step, self.config.steps, quiet)
 
     def _resume(self, quiet: bool) -> Progress:
-        """Load the newest intact checkpoint, if there is one, and return the progress of the run."""
+        """Resume from the newest intact checkpoint, if there is one, and return the progress of the run."""
         step = self.checkpoints.newest(warn=print_message)
         if step is None:
             return Progress(data=self.job.data_key)
@@ -67,7 +69,7 @@ class Trainer:
             )
         if progress.data != self.job.data_key:
             raise RegardError(
-                f"the training data, as tokenised, is not what {self.job.folder} began with: "
+                f"the training data, as tokenized, is not what {self.job.folder} began with: "
                 f"put the old files back, or start over with --overwrite"
             )
         print_message(
@@ -79,8 +81,10 @@ class Trainer:
 
     def run(self, stop: StopRequest) -> None:
         """Train up to the last step, or until early stopping, then write the final model."""
-        self._announce()
         progress, config = self.progress, self.config
+        if self._is_finished():
+            return self._say_finished()
+        self._announce()
         stream = prefetch(self.job.batches().iterate_from(progress.cursor), pin=self.device.type == "cuda")
         try:
             while not self._validate_and_save(stop):
@@ -107,7 +111,7 @@ class Trainer:
         saving = _is_due(progress.step, config.save_every)
         if not (validating or saving or stop):
             return False
-        self._check_finite()  # waits for the device, so the lap ends here; and no weights that are not finite are saved
+        self._check_finite()  # waits for the device; so the timed interval ends here, and what is saved is finite
         progress.seconds += self.meter.lap()
         try:
             improved = validating and self._validate(stop)
@@ -122,6 +126,22 @@ class Trainer:
             self._raise_if_stopped(stop)
         self.meter.start()
         return over
+
+    def _is_finished(self) -> bool:
+        """Return whether there is nothing to do: the last step is done, and the final model is there and intact."""
+        folder = self.job.folder / "model"
+        is_over = self.progress.step >= self.config.steps or 0 < self.config.patience <= self.progress.without_gain
+        is_validated = self.progress.validated == self.progress.step > 0
+        return is_over and is_validated and self.is_unchanged and exists(folder / MANIFEST) and not find_damage(folder)
+
+    def _say_finished(self) -> None:
+        steps, last = self.progress.step, self.config.steps
+        how = f"{steps:,} of {last:,} steps" if steps >= last else f"stopped early after {steps:,} of {last:,} steps"
+        self.display.say(
+            f"{self.job.folder} is finished ({how}); its model is in {self.job.folder / 'model'}\n"
+            f"to train longer: regard resume {self.job.folder} --train.steps {2 * max(steps, last)}\n"
+            + "\n".join(["next:", *(f"  {command}" for command in self.job.next_steps())])
+        )
 
     # ---- between steps -----------------------------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ class TrainingStep:
             if self.accumulate == 1:
                 return self.graphed_step(*batches[0].to(self.device).inputs)
             forward_backward, update = self.graphed_forward_backward, self.graphed_update
-        for batch in batches:
+        for batch in batches:  # gradient accumulation
             forward_backward(*batch.to(self.device).inputs)
         update()
 
@@ -73,7 +73,7 @@ class TrainingStep:
         """Run one batch forward and backward, and add its gradients to those of the step."""
         with autocast(self.device, self.dtype):
             sums = self.objective(*inputs)  # (3,)
-        # An auxiliary loss of parts is added once for each scored label, so that accumulated batches have the right weights.
+        # The auxiliary loss of parts is weighted by the batch's share of the scored labels of the step.
         auxiliary = [stack.auxiliary_loss for stack in self.stacks if stack.auxiliary_loss is not None]
         loss = sums[0] * self.label_weight
         if auxiliary:

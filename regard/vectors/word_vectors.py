@@ -30,7 +30,31 @@ Neighbours = list[tuple[str, float]]  # words and their scores, best first
 
 @dataclass(frozen=True)
 class WordVectors:
-    """Words, most frequent first where counts are known, and one vector for each."""
+    """Words, most frequent first where counts are known, and one vector for each.
+
+    `regard.load` and `WordVectors.load` read the files of word2vec and GloVe.
+
+    Examples:
+        >>> import numpy as np
+        >>> from regard import WordVectors
+        >>> words = ["king", "man", "woman", "queen", "apple"]
+        >>> vectors = np.array([[1, 1, 0], [0, 1, 0], [0, 1, 1], [1, 1, 1], [-1, 0, 0]], np.float32)
+        >>> loaded = WordVectors(words, vectors)
+        >>> [word for word, cosine in loaded.nearest("king", n=2)]
+        ['queen', 'man']
+        >>> loaded.analogy("man", "king", "woman", n=1)[0][0]
+        'queen'
+        >>> round(loaded.similarity("king", "apple"), 3)
+        -0.707
+        >>> "pear" in loaded, loaded["king"].shape, len(loaded)
+        (False, (3,), 5)
+
+    Attributes:
+        words: The words, most frequent first where counts are known.
+        vectors: Their vectors, (V, D).
+        counts: How often each word occurred, or None.
+        dim: D, the number of components of a vector.
+    """
 
     words: list[str]
     vectors: np.ndarray  # (V, D) float32

@@ -69,7 +69,7 @@ def test_alone_it_lists_every_filter_with_defaults_and_units() -> None:
         for parameter in one.parameters:
             assert f"--{parameter.name.replace('_', '-')} " in listing
             assert parameter.help in listing
-    assert "--kappa          1 x --noise    Difference" in listing
+    assert "--kappa          1 x noise      Difference" in listing
 
 
 def test_the_list_does_not_wait_for_anything_heavy() -> None:
@@ -88,7 +88,7 @@ def test_every_filter_makes_a_picture(one: Filter, grey: Path, tmp_path: Path) -
         "heat": ["--time", "0.3"],
         "texture": ["--height", "8", "--width", "9", "--window", "5"],
     }
-    words = [*settings.get(one.name, []), *(["--noise", "20"] if one.denoises else [])]
+    words = [*settings.get(one.name, []), *(["--add-noise", "20"] if one.denoises else [])]
     out = tmp_path / "out.png"
     printed = filtered(one.name, grey, "-o", out, *words)
     made = np.asarray(Image.open(out))
@@ -109,7 +109,7 @@ def test_the_file_is_what_the_function_makes(grey: Path, tmp_path: Path) -> None
 def test_psnr_with_noise_is_that_of_a_seed_and_of_what_is_written(grey: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.png"
     result = json.loads(
-        filtered("gaussian", grey, "-o", out, "--sigma", "0.8", "--noise", "20", "--seed", "3", "--json")
+        filtered("gaussian", grey, "-o", out, "--sigma", "0.8", "--add-noise", "20", "--seed", "3", "--json")
     )
     clean = np.asarray(Image.open(grey), dtype=float)
     noise = np.random.default_rng(3).normal(0, 20, (1, 1, 40, 48))[0, 0]
@@ -139,7 +139,7 @@ def test_compare_is_against_another_picture(grey: Path, tmp_path: Path) -> None:
 
 def test_what_goes_with_the_noise_is_in_its_units(grey: Path, tmp_path: Path) -> None:
     colours = save(tmp_path / "colours.png", np.repeat(np.asarray(Image.open(grey))[..., None], 3, -1))
-    words = ["-o", tmp_path / "out.png", "--noise", "10", "--json"]
+    words = ["-o", tmp_path / "out.png", "--add-noise", "10", "--json"]
     assert json.loads(filtered("tv", grey, *words))["weight"] == pytest.approx(7)
     assert json.loads(filtered("tv", grey, *words, "--weight", "3"))["weight"] == 3
     factor = next(p.noises for p in FILTERS["bilateral"].parameters if p.name == "sigma_color")
@@ -185,16 +185,54 @@ def test_several_pictures_go_into_a_folder_under_their_names(grey: Path, tmp_pat
     assert (tmp_path / "new" / "other.png").is_file()
 
 
+@pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
+def test_every_filter_runs_without_options(
+    one: Filter, grey: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed = filtered(one.name, grey)
+    assert printed.startswith(f"grey-{one.name}.png")
+    assert ("noise estimated at" in printed) == bool(one.strength)
+    first = (tmp_path / f"grey-{one.name}.png").read_bytes()
+    assert filtered(one.name, grey).startswith(
+        f"grey-{one.name}-2.png"
+    )  # what was not asked for by name is not replaced
+    assert (tmp_path / f"grey-{one.name}.png").read_bytes() == first
+    size = Image.open(tmp_path / f"grey-{one.name}.png").size
+    assert size == ((48, 40) if one.denoises else (96, 80))
+
+
+@pytest.mark.parametrize("sigma", [4.0, 25.0])
+def test_the_estimated_noise_is_that_which_was_added(sigma: float, tmp_path: Path) -> None:
+    """On a ramp, whose wavelet coefficients are 0, up to the error of a median of n: 1.17 / sqrt(n) of sigma."""
+    values = np.linspace(90, 160, 200)[:, None] + np.linspace(0, 10, 240)
+    noisy = values + np.random.default_rng(1).normal(0, sigma, values.shape)
+    picture = save(tmp_path / "noisy.png", noisy.round().clip(0, 255).astype(np.uint8))
+    found = json.loads(filtered("nlm", picture, "-o", tmp_path / "out.png", "--json"))
+    n = 99 * 119
+    assert found["estimated_noise"] == pytest.approx(np.hypot(sigma, 12**-0.5), rel=4 * 1.17 / n**0.5)
+    assert found["sigma"] == pytest.approx(found["estimated_noise"], abs=1e-3)
+    given = json.loads(filtered("nlm", picture, "-o", tmp_path / "out.png", "--h", "9", "--json"))
+    assert "estimated_noise" not in given
+
+
+def test_a_file_that_is_named_and_there_is_replaced_with_a_word(grey: Path, tmp_path: Path) -> None:
+    out = save(tmp_path / "out.png", np.zeros((2, 2), np.uint8))
+    words = ["filter", "gaussian", str(grey), "-o", str(out), "--device", "cpu"]
+    ran = CliRunner().invoke(app, words, obj={}, catch_exceptions=False)
+    assert f"regard: {out} exists and is replaced" in ran.stderr
+    assert Image.open(out).size == (48, 40)
+
+
 # ---- what is refused --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["gaussian", "grey.png", "-o", "out.png"], "needs --sigma: Width of the Gaussian, in pixels"),
-        (["tv", "grey.png", "-o", "out.png"], "needs --weight"),
+        (["gaussian", "grey.png", "-o", "grey.png"], "would be replaced by what is made of it"),
         (["gaussian", "grey.png", "-o", "out.png", "--sigma", "-1"], "a sigma of 0 or more"),
-        (["perona-malik", "grey.png", "-o", "out.png", "--noise", "9", "--rate", "0.3"], "at most 0.25"),
+        (["perona-malik", "grey.png", "-o", "out.png", "--add-noise", "9", "--rate", "0.3"], "at most 0.25"),
         (["gaussian", "missing.png", "-o", "out.png", "--sigma", "1"], "there is no picture .*missing.png"),
         (["gaussian", "text.png", "-o", "out.png", "--sigma", "1"], "cannot be read as a picture"),
         (["gaussian", "grey.png", "-o", "out.xyz", "--sigma", "1"], "name ends in .png"),

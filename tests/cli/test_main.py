@@ -139,7 +139,7 @@ def test_tokenizer_commands(tmp_path: Path, capfd, monkeypatch) -> None:
 def test_doctor_and_settings(capfd, monkeypatch) -> None:
     assert "torch" in json.loads(call(capfd, monkeypatch, "doctor", "--json")[1])
     assert "train.steps" in call(capfd, monkeypatch, "settings")[1]
-    assert call(capfd, monkeypatch, "--version")[1].strip() == "0.1.0"
+    assert call(capfd, monkeypatch, "--version")[1].strip() == regard.__version__
 
 
 def test_doctor_explains_kernels(run: Path, capfd, monkeypatch) -> None:
@@ -162,7 +162,7 @@ def test_look_positions_writes_a_picture_or_numbers(capfd, monkeypatch, tmp_path
     code, out, _ = call(capfd, monkeypatch, "look", "positions", "alibi", "--length", "9")
     assert (code, out) == (0, "positions-alibi.png\n")
     assert (tmp_path / "positions-alibi.png").read_bytes().startswith(b"\x89PNG")
-    words = ["look", "positions", "kerple-log", "--png", "here/k.png", "--length", "9"]
+    words = ["look", "positions", "kerple-log", "--output", "here/k.png", "--length", "9"]
     assert call(capfd, monkeypatch, *words)[1] == "here/k.png\n"
     assert (tmp_path / "here" / "k.png").exists()
     words = ["look", "positions", "alibi", "--json", "--length", "3", "--model.n_heads", "2"]
@@ -191,7 +191,7 @@ def test_studies_are_listed_and_run(capfd, monkeypatch, tmp_path: Path) -> None:
 
     asked: dict[str, object] = {}
     monkeypatch.setattr(position_study, "study", lambda **options: asked.update(options) or options["out"])
-    words = ["study", "positions", "--out", str(tmp_path / "s"), "--schemes", "rope,none", "--steps", "7", "--quick"]
+    words = ["study", "positions", "--output", str(tmp_path / "s"), "--schemes", "rope,none", "--steps", "7", "--quick"]
     assert call(capfd, monkeypatch, *words)[:2] == (0, f"{tmp_path / 's'}\n")
     expected = {"out": tmp_path / "s", "data": None, "steps": 7, "schemes": ("rope", "none"), "jobs": 1}
     assert asked == {**expected, "device": "auto", "quick": True}
@@ -202,7 +202,7 @@ def test_a_study_of_translations_is_given_its_data_and_its_table_printed(capfd, 
     module, asked = importlib.import_module(f"regard.studies.{name.replace('-', '_')}"), []
     (tmp_path / "table.md").write_text("| a table |\n")
     monkeypatch.setattr(module, "study", lambda *options: asked.append(options) or options[0])
-    words = ["study", name, "--data", "pairs", "--out", str(tmp_path), "--jobs", "2", "--device", "cpu", "--quick"]
+    words = ["study", name, "--data", "pairs", "--output", str(tmp_path), "--jobs", "2", "--device", "cpu", "--quick"]
     assert call(capfd, monkeypatch, *words)[:2] == (0, "| a table |\n\n")
     assert asked == [(tmp_path, Path("pairs"), 2, "cpu", True)]
 
@@ -239,7 +239,7 @@ BAD = [
     (["look", "positions", "rope", "--model.d_hed", "32"], "model.d_head"),
     (["look", "positions", "rope", "--model", "{run}"], "it has sinusoidal"),
     (["look", "positions", "rope", "--model", "{run}", "--model.d_head", "8"], "leave out --model.d_head"),
-    (["look", "positions", "alibi", "--png", "{recipe}/x.png"], "cannot write"),
+    (["look", "positions", "alibi", "--output", "{recipe}/x.png"], "cannot write"),
     (["study", "dictionary", "--model.d_model", "8"], "--model.d_model does not belong here"),
 ]
 

@@ -11,17 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-import typer
 from test_generator import LINES, bert_bundle, taught
 
 from regard import model_folder
-from regard.cli import main, options, text_commands
+from regard.cli import main, options
 from regard.inference.embedder import Embedder
 from regard.inference.generator import Generator
-
-APP = typer.Typer()
-for verb in (text_commands.generate, text_commands.chat, text_commands.score, text_commands.embed):
-    APP.command()(verb)
 
 
 class Said(NamedTuple):
@@ -41,7 +36,7 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8"))
         rest, settings = options.split_settings([str(word) for word in words])
         with pytest.raises(SystemExit) as stop, main.readable_errors():
-            APP(rest, obj=settings)
+            raise SystemExit(main.app(rest, obj=settings, standalone_mode=False) or 0)
         return Said(int(stop.value.code or 0), *capfd.readouterr())
 
     return run
@@ -174,7 +169,7 @@ def test_at_a_terminal_ctrl_c_stops_the_answer_and_not_the_program(
 
     monkeypatch.setattr(Generator, "stream", interrupted)
     with pytest.raises(SystemExit) as stop, main.readable_errors():
-        APP(["chat", str(gpt)], obj={})
+        raise SystemExit(main.app(["chat", str(gpt)], obj={}, standalone_mode=False) or 0)
     out, err = capfd.readouterr()
     assert not stop.value.code
     first, second = out.splitlines()[:2]

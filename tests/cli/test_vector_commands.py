@@ -94,16 +94,16 @@ def test_convert_goes_from_any_kind_to_any_other(call: Any, plane: Path) -> None
     at = plane
     for name in ("b.bin", "folder", "c.vec", "d.bin.xz"):
         to = plane.with_name(name)
-        assert call("convert", at, to) == f"{to}: 5 words of 2 numbers\n"
+        assert call("convert", at, "-o", to) == f"{to}: 5 words of 2 numbers\n"
         at = to
     assert WordVectors.load(at).vectors.tolist() == WordVectors.load(plane).vectors.tolist()
-    call("convert", at, plane.with_name("e.txt"), "--kind", "glove", "-n", 2)
+    call("convert", at, "-o", plane.with_name("e.txt"), "--kind", "glove", "-n", 2)
     assert plane.with_name("e.txt").read_text() == "king 2 2\nman 1 2\n"
 
 
 def test_project_writes_what_tensorboard_reads(call: Any, plane: Path) -> None:
     folder = plane.with_name("board")
-    assert "3 words" in call("project", plane, folder, "-n", 3)
+    assert "3 words" in call("project", plane, "-o", folder, "-n", 3)
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["metadata.tsv", "projector_config.pbtxt", "tensors.tsv"]
 

@@ -136,13 +136,13 @@ def test_batches_with_dropout_stay_within_the_model_and_say_the_same(tmp_path: P
     )  # fmt: skip
     longest = int(max(store.source.lengths.max() + 1, store.target.lengths.max() + 1))
     dropout = BPEDropout.for_both_sides(Tokenizers(bpe, bpe), 0.5)
-    batches = PairBatches(store, 256, 3, dropout=dropout, max_len=longest)
+    batches = PairBatches(store, 256, 3, bpe_dropout=dropout, max_len=longest)
     made = [batch for i in range(3) for batch in (batches.batch(i, j) for j in range(len(batches.plan(i))))]
     assert all(((x != PAD).sum(1) <= longest).all() for batch in made for x in batch.inputs)
     said = {line for batch in made for line in bpe.decode_batch(batch.inputs[0].clamp(min=0).tolist())}
     assert said == set(lines)
     assert all(row[0] == 5 for batch in made for row in batch.inputs[0].tolist())
-    again = PairBatches(store, 256, 3, dropout=dropout, max_len=longest).batch(1, 0)
+    again = PairBatches(store, 256, 3, bpe_dropout=dropout, max_len=longest).batch(1, 0)
     assert np.array_equal(again.inputs[0], batches.batch(1, 0).inputs[0])
     assert not np.array_equal(again.labels, PairBatches(store, 256, 3).batch(1, 0).labels)
 
@@ -155,7 +155,7 @@ def test_each_side_falls_apart_by_its_own_vocabulary(tmp_path: Path) -> None:
     ]
     both = Tokenizers(*sides)
     store = prepare_pair_store(ParallelCorpus(("p.tsv",), "en", "de", tmp_path), both, Filters(100))
-    batches = PairBatches(store, 512, 0, dropout=BPEDropout.for_both_sides(both, 0.5))
+    batches = PairBatches(store, 512, 0, bpe_dropout=BPEDropout.for_both_sides(both, 0.5))
     made = [batches.batch(0, i) for i in range(len(batches.plan(0)))]
     pieces = {row: side.encode(row) for side, row in zip(sides, ("stable tables", "unstetige Unruhe"), strict=True)}
     read, said = (
@@ -248,10 +248,11 @@ def test_such_a_model_learns_on_with_directions_alone(
     assert regard.load(run, "cpu").directions == ("en>de",)
 
 
-def test_such_a_model_wants_to_be_told(learned: tuple[Translator, list[str]]) -> None:
+def test_such_a_model_translates_to_its_first_language_unless_it_is_told(learned: tuple[Translator, list[str]]) -> None:
     translator, _ = learned
-    with pytest.raises(RegardError, match="this model translates en>de, en>fr: say which language"):
-        translator.translate_sentences(["abc"])
+    alone, told, other = (translator.translate_sentences(["abc"], to=to)[0] for to in (None, "de", "fr"))
+    assert alone == told
+    assert (alone.target, other.target) == ("de", "fr")
     with pytest.raises(RegardError, match="no token for the language 'zh': it translates to de, fr"):
         translator.translate_sentences(["abc"], to="zh")
     assert translator.translate_sentences(["", "abc"], to="de")[0].text == ""

@@ -51,7 +51,7 @@ class Words:
 
 class Forbidden(Words):
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        raise AssertionError("a cache hit must not tokenise")
+        raise AssertionError("a cache hit must not tokenize")
 
 
 def corpus_of(root: Path, pairs: Iterable[tuple[str, str]], name: str = "x.tsv") -> ParallelCorpus:
@@ -190,7 +190,7 @@ def test_token_store_is_a_sequence() -> None:
 # ---- the cache ---------------------------------------------------------------------------------------------------
 
 
-def test_hit_does_not_tokenise_and_needs_no_writing(tmp_path: Path) -> None:
+def test_hit_does_not_tokenize_and_needs_no_writing(tmp_path: Path) -> None:
     pairs = numbered(5)
     cache = tmp_path / "cache"
     run(corpus_of(tmp_path, pairs), cache)
@@ -337,7 +337,7 @@ def test_nonsense_in_meta_is_rebuilt(tmp_path: Path, meta: str) -> None:
 
 
 def test_twin_that_finishes_first(tmp_path: Path) -> None:
-    """Another process prepares the same thing, from beginning to end, while this one is tokenising."""
+    """Another process prepares the same thing, from beginning to end, while this one is tokenizing."""
     pairs, cache = numbered(5), tmp_path / "cache"
     corpus = corpus_of(tmp_path, pairs)
 
@@ -386,7 +386,7 @@ from regard.data.parallel_corpus import ParallelCorpus
 class Noisy(Words):
     def encode_batch(self, texts):
         if self.calls == {stop_after}:
-            print("tokenising", flush=True)
+            print("tokenizing", flush=True)
             sys.stdin.readline()
         return super().encode_batch(texts)
 
@@ -398,7 +398,7 @@ assert content(store) == encoded(numbered(200))
 
 
 def start(root: Path, stop_after: int) -> subprocess.Popen[str]:
-    """A process that tokenises `stop_after` chunks of 50 pairs a side, says so, and waits for a line."""
+    """A process that tokenizes `stop_after` chunks of 50 pairs a side, says so, and waits for a line."""
     code = textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parent), root=str(root), stop_after=stop_after)
     process = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -408,7 +408,7 @@ def start(root: Path, stop_after: int) -> subprocess.Popen[str]:
         cwd=Path(__file__).parents[2],
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == "tokenising\n"
+    assert process.stdout.readline() == "tokenizing\n"
     return process
 
 
@@ -505,7 +505,7 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cache_folder() == tmp_path / "mine"
 
 
-def test_long_rows_are_tokenised_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_rows_are_tokenized_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_cache, "CHARACTERS", 20)
     pairs = [("a b c d e", "x")] * 7
     seen: list[int] = []

@@ -19,8 +19,8 @@ from regard.cli import exchange_commands
 from regard.errors import RegardError
 from regard.exchange.huggingface import read_huggingface
 from regard.exchange.loader import load_model
-from regard.inference.embedder import load_embedder
-from regard.inference.generator import load_generator
+from regard.inference.embedder import Embedder
+from regard.inference.generator import Generator
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_numbers_that_are_not_finite_are_refused(peer_folder: Callable[[str], Pa
 def test_a_model_without_a_tokenizer_says_so_when_it_is_given_texts(
     task: str, name: str, peer_folder: Callable[[str], Path]
 ) -> None:
-    use: Any = load_generator if task == "generate" else load_embedder
+    use: Any = Generator.load if task == "generate" else Embedder.load
     with pytest.raises(RegardError, match=r"no tokenizer, so it can read no text: import it with its tokenizer\.json"):
         use(peer_folder(name), "cpu")
 
@@ -205,7 +205,7 @@ def test_nothing_is_overwritten_or_half_written(
     with pytest.raises(RegardError, match="mish"):
         run("import", str(folder), "-o", "out")
     with pytest.raises(RegardError, match="unknown format 'onnx'"):
-        run("export", str(folder), "-o", "out", "--to", "onnx")
+        run("export", str(folder), "-o", "out", "--format", "onnx")
     assert [path.name for path in tmp_path.iterdir()] == ["bert"]
 
 

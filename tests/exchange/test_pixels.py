@@ -15,7 +15,7 @@ from PIL import Image
 from regard import model_folder as folders
 from regard.errors import RegardError
 from regard.exchange.huggingface import read_huggingface
-from regard.inference.classifier import load_classifier
+from regard.inference.classifier import Classifier
 
 SAID: dict[str, Any] = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6], "do_resize": True}
 SAID |= {"size": {"height": 12, "width": 12}, "image_processor_type": "ViTImageProcessor"}
@@ -37,7 +37,7 @@ def test_a_picture_gets_the_class_it_has_there(said: dict[str, Any], tmp_path: P
         theirs = peer(**processor(Image.fromarray(array), return_tensors="pt")).logits.softmax(-1)[0]
     package, report = read_huggingface(tmp_path / "vit", CPU)
     folders.save(tmp_path / "saved", package, "")
-    ours = load_classifier(tmp_path / "saved", "cpu").classify([str(tmp_path / "x.png")])[0]
+    ours = Classifier.load(tmp_path / "saved", "cpu").classify([str(tmp_path / "x.png")])[0]
     torch.testing.assert_close(torch.tensor(list(ours.probabilities.values())), theirs, atol=1e-4, rtol=1e-3)
     assert package.pixels["size"] == [12, 12]
     assert any("no preprocessor_config.json" in note for note in report.notes) == (not said)

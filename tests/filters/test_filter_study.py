@@ -23,7 +23,7 @@ def run(*words: str | Path) -> str:
 
 
 def test_it_writes_table_numbers_and_picture(tmp_path: Path) -> None:
-    printed = run("--out", tmp_path, "--device", "cpu")
+    printed = run("--output", tmp_path, "--device", "cpu")
     results = json.loads((tmp_path / "results.json").read_text())
     assert printed.strip() == (tmp_path / "table.md").read_text().strip()
     assert (tmp_path / "filters.png").read_bytes().startswith(b"\x89PNG")
@@ -42,7 +42,7 @@ def test_it_writes_table_numbers_and_picture(tmp_path: Path) -> None:
 def test_a_picture_in_colour_is_read_and_filtered_in_colour(tmp_path: Path) -> None:
     values = np.random.default_rng(0).integers(0, 256, (4, 5, 4)).astype(np.uint8).repeat(6, 0).repeat(6, 1)
     Image.fromarray(values).save(tmp_path / "colours.png")
-    run("--image", tmp_path / "colours.png", "--sigma", "10", "--out", tmp_path / "out", "--device", "cpu")
+    run("--image", tmp_path / "colours.png", "--sigma", "10", "--output", tmp_path / "out", "--device", "cpu")
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["size"] == [24, 30]
     assert results["noisy"] == pytest.approx(20 * np.log10(25.5), abs=0.3)
@@ -52,10 +52,10 @@ def test_a_picture_in_colour_is_read_and_filtered_in_colour(tmp_path: Path) -> N
 @pytest.mark.parametrize("sigma", ["0", "-3", "255"])
 def test_noise_out_of_range_is_refused(sigma: str, tmp_path: Path) -> None:
     with pytest.raises(RegardError, match="above 0 and below 255"):
-        run("--sigma", sigma, "--out", tmp_path)
+        run("--sigma", sigma, "--output", tmp_path)
 
 
 def test_sixteen_bits_are_refused(tmp_path: Path) -> None:
     Image.fromarray(np.zeros((4, 4), np.uint16)).save(tmp_path / "deep.png")
     with pytest.raises(RegardError, match="more than 8 bits"):
-        run("--image", tmp_path / "deep.png", "--out", tmp_path)
+        run("--image", tmp_path / "deep.png", "--output", tmp_path)

@@ -74,7 +74,7 @@ class Fake(Translator):
         **options: Any,
     ) -> list[Translation]:
         if not self.directions:
-            self._tagged([], to)  # refuses another language
+            self.encode_sources([], to)  # refuses another language
         self.asked.append((to, list(sentences)))
         assert all(len(text) <= self.model.config.max_len - 2 for text in sentences)
         progress(len(sentences))

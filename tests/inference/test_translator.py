@@ -14,7 +14,8 @@ import regard
 from regard import model_folder
 from regard.config import DecodeConfig
 from regard.errors import RegardError
-from regard.inference.translator import Translation, Translator, load_translator, translate
+from regard.inference.arguments import decode_config
+from regard.inference.translator import Translation, Translator, translate
 
 RECIPE = """
 [data]
@@ -71,7 +72,7 @@ def run(task: tuple[Path, list[str]]) -> Path:
 
 @pytest.fixture(scope="module")
 def translator(run: Path) -> Translator:
-    return load_translator(run, "cpu")
+    return Translator.load(run, "cpu")
 
 
 def test_a_tiny_transformer_learns_to_reverse(translator: Translator, task: tuple[Path, list[str]]) -> None:
@@ -83,15 +84,16 @@ def test_a_tiny_transformer_learns_to_reverse(translator: Translator, task: tupl
 def test_a_finished_run_says_what_comes_next(
     run: Path, task: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (run / "model" / "manifest.json").unlink()  # a model that is not whole is written again
     regard.resume(run)
     said = capsys.readouterr().err
-    assert f"regard evaluate {run}" in said
+    assert f"regard translate --model {run}" in said
     assert "bleu" in said
     assert "CPU, 1 threads, fp32" in said
     assert "2,500 training pairs" in said
     card = (run / "model" / "README.md").read_text()
     assert "language: [en, de]" in card
-    assert f"{sum(p.numel() for p in load_translator(run, 'cpu').model.parameters()):,}" in card
+    assert f"{sum(p.numel() for p in Translator.load(run, 'cpu').model.parameters()):,}" in card
 
 
 # ---- what translate takes and gives ------------------------------------------------------------------------------
@@ -146,11 +148,13 @@ def test_nbest(translator: Translator) -> None:
 
 def test_options(translator: Translator) -> None:
     assert translator.options.beam == 2  # the recipe's
-    assert translator.decode_options(beam=7, seed=None) == DecodeConfig(beam=7, max_len_b=4)
-    with pytest.raises(RegardError, match=r"unknown setting 'decode\.beem': did you mean 'decode\.beam'"):
-        translator.translate("abcd", beem=3)
-    with pytest.raises(RegardError, match=r"decode\.beam"):
-        translator.translate("abcd", beam="wide")
+    assert decode_config(translator.options, {"beam": 7, "seed": None}) == DecodeConfig(beam=7, max_len_b=4)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'beem': did you mean 'beam'"):
+        translator.translate("abcd", beem=3)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"beam must be a whole number, not 'wide' \(str\)"):
+        translator.translate("abcd", beam="wide")  # type: ignore[call-overload]
+    with pytest.raises(RegardError, match=r"decode\.length_penalty"):
+        translator.translate("abcd", length_penalty=float("nan"))
 
 
 def test_progress_counts_every_line(translator: Translator) -> None:
@@ -174,7 +178,7 @@ def test_cut_off_translations_say_so(translator: Translator) -> None:
 
 
 @pytest.mark.parametrize(
-    "load_it", [load_translator, regard.load, lambda path, device: load_translator(str(path), device)]
+    "load_it", [Translator.load, regard.load, lambda path, device: Translator.load(str(path), device)]
 )
 def test_load_takes_runs_and_model_folders(run: Path, load_it: Callable[..., Translator]) -> None:
     for path in (run, run / "model"):
@@ -182,15 +186,17 @@ def test_load_takes_runs_and_model_folders(run: Path, load_it: Callable[..., Tra
 
 
 def test_translate_in_one_call(run: Path) -> None:
-    assert translate("abc", run, "cpu").text == "cba"
+    assert translate("abc", model=run, device="cpu").text == "cba"
     assert [t.text for t in regard.translate(["abc", "bcd"], model=run, device="cpu")] == ["cba", "dcb"]
-    with pytest.raises(RegardError, match="a string or a list of strings"):
-        translate(["abc", 3], run, "cpu")  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="a string or a list of strings, but item 1 is a int"):
+        translate(["abc", 3], model=run)  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="a string or a list of strings, not int"):
+        translate(5, model=run)  # type: ignore[call-overload]
 
 
 def test_unknown_device(run: Path) -> None:
     with pytest.raises(RegardError, match="unknown device 'abacus'"):
-        load_translator(run, "abacus")
+        Translator.load(run, "abacus")
 
 
 def test_saving_again_translates_the_same(translator: Translator, tmp_path: Path) -> None:
@@ -200,5 +206,5 @@ def test_saving_again_translates_the_same(translator: Translator, tmp_path: Path
     )
     model_folder.save(tmp_path / "copy", package, "")
     words = ["abc", "edcba", "aabb"]
-    again = load_translator(tmp_path / "copy", "cpu").translate(words, beam=4, nbest=2)
+    again = Translator.load(tmp_path / "copy", "cpu").translate(words, beam=4, nbest=2)
     assert again == translator.translate(words, beam=4, nbest=2)

@@ -52,12 +52,12 @@ def case(m: int = M, biased: bool = True, seed: int = 0, v: int = V) -> Case:
     return Case(x, weight, bias if biased else None, labels)
 
 
-def expected(c: Case, smoothing: float = 0.0, z_loss: float = 0.0, shares: Tensor | None = None) -> Tensor:
+def expected(c: Case, label_smoothing: float = 0.0, z_loss: float = 0.0, shares: Tensor | None = None) -> Tensor:
     """Return the three sums by torch's cross-entropy."""
     scored = c.labels != PAD
     labels, logits = c.labels[scored], F.linear(c.x, c.weight, c.bias)[scored]
     weights = (torch.ones(len(c.labels)) if shares is None else shares).to(logits.dtype)[scored]
-    loss = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none")
+    loss = F.cross_entropy(logits, labels, label_smoothing=label_smoothing, reduction="none")
     plain = F.cross_entropy(logits, labels, reduction="sum")
     loss = ((loss + z_loss * logits.logsumexp(-1) ** 2) * weights).sum()
     counted = scored if shares is None else scored & (shares != 0)
@@ -97,9 +97,9 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 OPTIONS = [
     pytest.param({}, id="plain"),
-    pytest.param({"smoothing": 0.1}, id="smoothed"),
+    pytest.param({"label_smoothing": 0.1}, id="smoothed"),
     pytest.param({"z_loss": 0.01}, id="z-loss"),
-    pytest.param({"smoothing": 0.2, "z_loss": 0.02}, id="all"),
+    pytest.param({"label_smoothing": 0.2, "z_loss": 0.02}, id="all"),
 ]
 
 
@@ -116,7 +116,7 @@ def test_rows_fall_into_chunks_of_any_number(m: int, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         cross_entropy, "row_losses", lambda logits, *rest: (sizes.append(len(logits)), plain(logits, *rest))
     )
-    check(case(m, seed=m), smoothing=0.1, z_loss=0.01)
+    check(case(m, seed=m), label_smoothing=0.1, z_loss=0.01)
     # float64 rows are twice as long as `small_chunks` counts, but no chunk is shorter than a tile
     assert sizes == [128] * (m // 128) + [m % 128] * (m % 128 > 0)
 
@@ -132,12 +132,12 @@ def test_chunks_are_few_and_of_one_size() -> None:
 @settings(max_examples=30)
 @given(
     m=st.integers(1, 200),
-    smoothing=st.sampled_from([0.0, 0.1]),
+    label_smoothing=st.sampled_from([0.0, 0.1]),
     z_loss=st.sampled_from([0.0, 1e-2]),
     seed=st.integers(0, 99),
 )
-def test_any_batch(m: int, smoothing: float, z_loss: float, seed: int) -> None:
-    check(case(m, seed=seed), smoothing=smoothing, z_loss=z_loss)
+def test_any_batch(m: int, label_smoothing: float, z_loss: float, seed: int) -> None:
+    check(case(m, seed=seed), label_smoothing=label_smoothing, z_loss=z_loss)
 
 
 @pytest.mark.parametrize("kind", ["torch", "kernel"])
@@ -146,7 +146,7 @@ def test_what_is_not_scored_adds_exactly_nothing(kind: str, request: pytest.Fixt
         request.getfixturevalue("fused")
     c = case(30).to(torch.float32)
     c.labels[:20] = PAD
-    options = {"smoothing": 0.1, "z_loss": 0.01}
+    options = {"label_smoothing": 0.1, "z_loss": 0.01}
     sums = linear_cross_entropy(c.x, c.weight, c.bias, c.labels, **options)  # type: ignore[arg-type]
     (dx, _, _) = gradients(sums, c.leaves)
     assert sums[2] == (c.labels[20:] != PAD).sum()
@@ -159,7 +159,7 @@ def test_what_is_not_scored_adds_exactly_nothing(kind: str, request: pytest.Fixt
 
 def test_no_rows_at_all() -> None:
     c = case(0)
-    sums = linear_cross_entropy(c.x, c.weight, c.bias, c.labels, smoothing=0.1)
+    sums = linear_cross_entropy(c.x, c.weight, c.bias, c.labels, label_smoothing=0.1)
     assert sums.tolist() == [0, 0, 0]
     assert all((g == 0).all() for g in gradients(sums, c.leaves))
 
@@ -170,12 +170,12 @@ def test_answers_weigh_what_their_shares_say(kind: str, request: pytest.FixtureR
         request.getfixturevalue("fused")
     m = M if kind == "torch" else 20
     shares = torch.rand(m, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.1
-    check(case(m).to(torch.float32), 1e-4, smoothing=0.1, z_loss=0.01, shares=shares)
+    check(case(m).to(torch.float32), 1e-4, label_smoothing=0.1, z_loss=0.01, shares=shares)
 
 
 def test_only_the_loss_to_descend_has_a_gradient() -> None:
     c = case()
-    sums = linear_cross_entropy(c.x, c.weight, c.bias, c.labels, smoothing=0.1)
+    sums = linear_cross_entropy(c.x, c.weight, c.bias, c.labels, label_smoothing=0.1)
     assert all((g == 0).all() for g in torch.autograd.grad(sums[1] + sums[2], c.leaves, retain_graph=True))
     once, thrice = (torch.autograd.grad(k * sums[0], c.leaves, retain_graph=True) for k in (1.0, 3.0))
     for a, b in zip(once, thrice, strict=True):
@@ -195,11 +195,11 @@ def test_what_needs_no_gradient_gets_none(frozen: int) -> None:
 
 def test_without_gradients_only_the_losses_are_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
     c, wanted = case(), []
-    before = linear_cross_entropy(c.x, c.weight, c.bias, c.labels, smoothing=0.1)
+    before = linear_cross_entropy(c.x, c.weight, c.bias, c.labels, label_smoothing=0.1)
     plain = cross_entropy.row_losses
     monkeypatch.setattr(cross_entropy, "row_losses", lambda *given: (wanted.append(given[-1]), plain(*given)))
     with torch.inference_mode():
-        assert torch.equal(linear_cross_entropy(c.x, c.weight, c.bias, c.labels, smoothing=0.1), before)
+        assert torch.equal(linear_cross_entropy(c.x, c.weight, c.bias, c.labels, label_smoothing=0.1), before)
     assert wanted == [False]
 
 
@@ -208,7 +208,7 @@ def test_a_tied_matrix_learns_from_both_ends_and_from_every_batch() -> None:
     ours, theirs = (nn.Embedding.from_pretrained(case().weight.detach().clone(), freeze=False) for _ in range(2))
     for seed in (0, 1):
         ids, labels = torch.randint(0, V, (2, M), generator=torch.Generator().manual_seed(seed))
-        (linear_cross_entropy(ours(ids).tanh(), ours.weight, None, labels, smoothing=0.1)[0] * SHARE).backward()
+        (linear_cross_entropy(ours(ids).tanh(), ours.weight, None, labels, label_smoothing=0.1)[0] * SHARE).backward()
         logits = F.linear(theirs(ids).tanh(), theirs.weight)
         loss = F.cross_entropy(logits, labels, ignore_index=PAD, label_smoothing=0.1, reduction="sum")
         (loss * SHARE).backward()
@@ -230,7 +230,7 @@ def test_products_in_bf16_are_as_good_as_bf16(kind: str, request: pytest.Fixture
     m = M if kind == "torch" else 20
     c, exact = case(m).to(torch.float32), case(m)
     with torch.autocast("cpu", torch.bfloat16):
-        ours = linear_cross_entropy(c.x, c.weight, c.bias, c.labels, smoothing=0.1, z_loss=0.01)
+        ours = linear_cross_entropy(c.x, c.weight, c.bias, c.labels, label_smoothing=0.1, z_loss=0.01)
     theirs = expected(exact, 0.1, 0.01)
     assert ours.dtype == torch.float32
     torch.testing.assert_close(ours.double(), theirs, rtol=5e-3, atol=0)
@@ -267,7 +267,7 @@ def test_a_logit_that_is_no_number_is_seen_in_the_loss(kind: str, request: pytes
     c.labels[:] = 5
     with torch.no_grad():
         c.x[7, 3] = torch.nan
-    assert linear_cross_entropy(c.x, c.weight, None, c.labels, smoothing=0.1)[0].isnan()
+    assert linear_cross_entropy(c.x, c.weight, None, c.labels, label_smoothing=0.1)[0].isnan()
 
 
 @pytest.mark.gpu

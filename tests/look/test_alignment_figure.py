@@ -173,7 +173,7 @@ def call(*words: str, **settings: str) -> Result:
 def test_the_command_draws_and_prints(kind: str, tmp_path: Path) -> None:
     model_folder.save(tmp_path / "model", package(kind), "a card")
     asked, png = (str(tmp_path / "model"), "der rote Mann."), tmp_path / "pictures" / "a.png"
-    done = call(*asked, "--png", str(png), max_len_b="4")
+    done = call(*asked, "--output", str(png), max_len_b="4")
     assert done.exit_code == 0, done.output
     translation, shown = done.stdout.splitlines()
     assert shown == str(png)

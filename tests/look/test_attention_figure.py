@@ -375,7 +375,7 @@ def call(*words: str, **settings: str) -> Result:
 def test_the_command_writes_what_it_is_asked_for(folders: dict[str, Path], tmp_path: Path) -> None:
     model, text = str(folders["translation"]), "the man has"
     paths = [tmp_path / "made" / f"a.{suffix}" for suffix in ("csv", "npz", "svg")]
-    names = ["--csv", str(paths[0]), "--npz", str(paths[1]), "--png", str(paths[2])]
+    names = ["--csv", str(paths[0]), "--npz", str(paths[1]), "--output", str(paths[2])]
     done = call(model, text, "--kind", "cross", *names, beam="2")
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[1:] == [str(path) for path in paths]

@@ -497,14 +497,14 @@ def call(*words: str, **settings: str) -> Result:
 
 def test_the_command_writes_a_page_and_says_where(folders: Any, asked: Any, tmp_path: Path) -> None:
     out = tmp_path / "a" / "page.html"
-    done = call(str(folders["translation"]), asked["translation"], "--out", str(out), beam="1")
+    done = call(str(folders["translation"]), asked["translation"], "--output", str(out), beam="1")
     assert done.exit_code == 0, done.output
     expected = trace(folders["translation"], asked["translation"], beam=1)
     assert done.stdout.splitlines() == [expected.output, str(out)]
     assert "<script" in out.read_text(encoding="utf-8")
-    same = call("page", "--out", str(out), str(folders["translation"]), asked["translation"], beam="1")
+    same = call("page", "--output", str(out), str(folders["translation"]), asked["translation"], beam="1")
     assert same.stdout == done.stdout
-    first = call("--out", str(out), str(folders["translation"]), asked["translation"], beam="1")
+    first = call("--output", str(out), str(folders["translation"]), asked["translation"], beam="1")
     assert first.stdout == done.stdout
 
 
@@ -515,7 +515,7 @@ def test_the_command_opens_a_browser_if_asked(
     monkeypatch.setattr("webbrowser.open", opened.append)
     out = tmp_path / "a b.html"
     for words in ([], ["--open"]):
-        done = call(str(folders["bert"]), asked["bert"], "--out", str(out), *words)
+        done = call(str(folders["bert"]), asked["bert"], "--output", str(out), *words)
         assert done.exit_code == 0, done.output
     assert opened == [out.as_uri()]
 

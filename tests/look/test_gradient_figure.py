@@ -412,7 +412,7 @@ def call(*words: str, **settings: str) -> Result:
 
 def test_the_command_says_its_verdict_and_draws(finished: Path, tmp_path: Path) -> None:
     png, table = tmp_path / "g.svg", tmp_path / "g.csv"
-    done = call(str(finished), "--png", str(png), "--csv", str(table))
+    done = call(str(finished), "--output", str(png), "--csv", str(table))
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("the norm of the gradient is ")
     assert done.stdout.splitlines()[-2:] == [str(table), str(png)]

@@ -266,17 +266,17 @@ def test_the_command_prints_draws_and_gives_numbers(tmp_path: Path) -> None:
     for name, lines in (("a.en", SOURCE), ("a.de", TARGET)):
         (tmp_path / name).write_text("".join(line + "\n" for line in lines))
     files = [str(tmp_path / "model"), "--source", str(tmp_path / "a.en"), "--target", str(tmp_path / "a.de")]
-    result = call(*files, "--sentences", "6", "--png", str(tmp_path / "h.svg"))
+    result = call(*files, "--sentences", "6", "--output", str(tmp_path / "h.svg"))
     assert result.exit_code == 0, result.output
     assert result.output.splitlines()[-1] == str(tmp_path / "h.svg")
     assert (tmp_path / "h.svg").read_text().startswith("<?xml")
-    found = json.loads(call(*files, "--json", "--png", str(tmp_path / "j.png")).output)
+    found = json.loads(call(*files, "--json", "--output", str(tmp_path / "j.png")).output)
     assert (tmp_path / "j.png").read_bytes()[:4] == b"\x89PNG"
     expected = scan_heads(toy.taught("transformer"), SOURCE, TARGET)
     assert found["sentences"] == 12
     assert found["baseline"] == pytest.approx(expected.baseline)
     assert [head["change"] for head in found["heads"]] == pytest.approx([e.change for e in expected.effects])
     assert "at least 2" in str(call(*files, "--sentences", "1").exception)
-    refused = call(*files, "--png", str(tmp_path / "h.pdf"))
+    refused = call(*files, "--output", str(tmp_path / "h.pdf"))
     assert "h.pdf: pictures are PNG or SVG" in str(refused.exception)
     assert not (tmp_path / "h.pdf").exists()

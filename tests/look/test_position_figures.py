@@ -294,5 +294,10 @@ def test_the_page_says_where_each_scheme_is_refused(name: str) -> None:
 
 
 def test_a_notebook_shows_the_picture_of_a_scheme() -> None:
-    config = resolve_sizes(model_config(preset="transformer-tiny"), Transformer.presets)
-    assert draw_untrained_scheme("rope", config, 8)._repr_png_()[:4] == b"\x89PNG"
+    assert picture("rope", 8)._repr_png_()[:4] == b"\x89PNG"
+
+
+def test_sizes_that_were_left_out_are_filled_in() -> None:
+    x, curves = lines(draw_untrained_scheme("rope", preset("gpt-tiny", positions="rope"), 8))
+    assert len(x) == GPT.presets["gpt-tiny"]["d_model"] // GPT.presets["gpt-tiny"]["n_heads"] // 2  # pairs of a head
+    assert all(len(curve) == len(x) for curve in curves.values())

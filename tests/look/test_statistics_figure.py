@@ -273,7 +273,7 @@ def test_the_command_prints_a_table_and_writes_files(folders: dict[str, Path], t
     file, png, numbers = tmp_path / "texts.txt", tmp_path / "s.png", tmp_path / "s.csv"
     file.write_text("the man has\n\nder Apfel\n", encoding="utf-8")
     model = str(folders["gpt"])
-    done = call(model, "--file", str(file), "--png", str(png), "--csv", str(numbers))
+    done = call(model, "--file", str(file), "--output", str(png), "--csv", str(numbers))
     assert done.exit_code == 0, done.output
     assert "decoder.1.self" in done.stdout
     assert done.stdout.splitlines()[-2:] == [str(numbers), str(png)]

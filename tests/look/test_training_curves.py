@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
-from regard.cli.look_commands import look_training
+from regard.cli.look_commands import look_app
 from regard.errors import RegardError
 from regard.look.figures import Lines, XYLines, draw
 from regard.look.training_curves import TrainingCurves, read_training_curves
@@ -157,15 +156,13 @@ def test_marks_are_lines_across_with_names() -> None:
 
 
 def call(*words: str, **settings: str) -> Result:
-    app = typer.Typer()
-    app.command()(look_training)
-    return CliRunner().invoke(app, [*words], obj=settings)
+    return CliRunner().invoke(look_app, ["training", *words], obj=settings)
 
 
 def test_the_command_draws_prints_and_writes_a_table(tmp_path: Path) -> None:
     runs = [str(write(tmp_path / name)) for name in ("a", "b")]
     png, table = tmp_path / "t.png", tmp_path / "t.csv"
-    done = call(*runs, "--png", str(png), "--csv", str(table))
+    done = call(*runs, "--output", str(png), "--csv", str(table))
     assert done.exit_code == 0, done.output
     assert [line.split()[0] for line in done.stdout.splitlines()[1:3]] == ["a", "b"]
     assert png.read_bytes()[:4] == b"\x89PNG"

@@ -95,7 +95,7 @@ def test_punctuation(language: str, text: str, expected: str) -> None:
 
 
 @given(st.text(st.characters(exclude_categories=["C"])), st.sampled_from(["en", "de", "fr", "nl"]))
-def test_tokenising_moves_spaces_only(text: str, language: str) -> None:
+def test_tokenizing_moves_spaces_only(text: str, language: str) -> None:
     tokens = moses_tokenize(text, language)
     assert tokens == " ".join(tokens.split())
     assert tokens.replace(" ", "") == "".join(text.split())
@@ -104,8 +104,8 @@ def test_tokenising_moves_spaces_only(text: str, language: str) -> None:
 def sacremoses_prepare(lines: list[str], language: str) -> list[str]:
     sacremoses = pytest.importorskip("sacremoses")
     normaliser = sacremoses.MosesPunctNormalizer(language, perl_parity=True)
-    tokeniser = sacremoses.MosesTokenizer(language)
-    return [" ".join(tokeniser.tokenize(normaliser.normalize(line), escape=False)) for line in lines]
+    tokenizer = sacremoses.MosesTokenizer(language)
+    return [" ".join(tokenizer.tokenize(normaliser.normalize(line), escape=False)) for line in lines]
 
 
 @needs_data
@@ -116,7 +116,7 @@ def test_agrees_with_sacremoses_on_multi30k(language: str) -> None:
     theirs = sacremoses_prepare(lines, language)
     different = {i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b}
     # One German line ends in a period and a quotation mark: sacremoses sees no line break there, the script did, and
-    # Multi30k's own tokenised file has the order below.
+    # Multi30k's own tokenized file has the order below.
     assert different == ({655} if language == "de" else set())
     assert language == "en" or ours[655].endswith('tea " .')
 
@@ -128,7 +128,7 @@ def test_agrees_with_sacremoses_on_the_hand_made_sentences(language: str) -> Non
     assert ours == sacremoses_prepare(lines, language)
 
 
-PUBLISHED_COUNTS = {  # words of the tokenised files, from the statistics in the README of multi30k/dataset
+PUBLISHED_COUNTS = {  # words of the tokenized files, from the statistics in the README of multi30k/dataset
     "val": {"en": 13308, "de": 12828, "fr": 14381},
     "test_2016_flickr": {"en": 12968, "de": 12103, "fr": 13988},
     "test_2017_flickr": {"en": 11376, "de": 10758, "fr": 12596},

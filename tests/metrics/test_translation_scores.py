@@ -66,26 +66,26 @@ def test_bleu_counts_over_the_corpus_and_case() -> None:
     assert scores.bleu.value < scores.bleu_lower.value
 
 
-def test_tokenised_bleu_is_bleu_on_the_tokens_shown() -> None:
+def test_tokenized_bleu_is_bleu_on_the_tokens_shown() -> None:
     hypotheses = ["Der Mann trägt ein T-Shirt, z.B. am Strand.", "„Nein,“ sagte die Frau dem Kind."]
     references = ["Ein Mann trägt ein T-Shirt, z.B. am See.", "„Nein“, sagte die Frau dem Kind."]
     shown = [[tokenize_lower(text, "de") for text in texts] for texts in (hypotheses, references)]
     assert shown[0] == ["der mann trägt ein t-shirt , z.b. am strand .", '" nein " , sagte die frau dem kind .']
-    assert scored(hypotheses, references, "de").bleu_tokenised.value == pytest.approx(bleu_by_hand(*shown))
+    assert scored(hypotheses, references, "de").bleu_tokenized.value == pytest.approx(bleu_by_hand(*shown))
 
 
-def test_tokenised_bleu_is_not_smoothed() -> None:
+def test_tokenized_bleu_is_not_smoothed() -> None:
     scores = scored(["a b c x"], ["a b c d"])  # no four words match
-    assert scores.bleu_tokenised.value == 0
+    assert scores.bleu_tokenized.value == 0
     assert scores.bleu.value > 0
 
 
 def test_lower_case_comes_first() -> None:
-    # A period before a lower-case word stays; tokenising before lower-casing would have split it.
+    # A period before a lower-case word stays; tokenizing before lower-casing would have split it.
     assert tokenize_lower("Im Jahr 1999. Danach.", "de") == "im jahr 1999. danach ."
 
 
-def test_tokenised_lower_keeps_hyphens_and_takes_regions() -> None:
+def test_tokenized_lower_keeps_hyphens_and_takes_regions() -> None:
     assert tokenize_lower("Ein T-Shirt.", "de") == "ein t-shirt ."
     assert tokenize_lower("It’s HERE.", "en-GB") == "it 's here ."
 
@@ -100,9 +100,9 @@ def test_chinese_is_scored_on_characters() -> None:
     scores = scored(["我喜欢小猫"], ["我喜欢小狗"], "zh-CN")
     expected = bleu_by_hand(["我 喜 欢 小 猫"], ["我 喜 欢 小 狗"])
     assert scores.bleu.value == pytest.approx(expected)
-    assert scores.bleu_tokenised.value == pytest.approx(expected)
+    assert scores.bleu_tokenized.value == pytest.approx(expected)
     assert "tok:zh" in scores.bleu.signature
-    assert "tok:zh" in scores.bleu_tokenised.signature
+    assert "tok:zh" in scores.bleu_tokenized.signature
 
 
 def test_japanese_is_scored_on_characters() -> None:
@@ -116,9 +116,9 @@ def test_signatures_say_what_was_done() -> None:
     for part in ("nc:6", "nw:0", "space:no", "version:"):
         assert part in scores.chrf.signature
     assert "case:lc" in scores.bleu_lower.signature
-    for part in ("case:lc", "lowercase,moses-normalise-en,moses-tokenise-en", "hyphens:whole", "smooth:none"):
-        assert part in scores.bleu_tokenised.signature
-    assert "mixed" not in scores.bleu_tokenised.signature
+    for part in ("case:lc", "lowercase,moses-normalise-en,moses-tokenize-en", "hyphens:whole", "smooth:none"):
+        assert part in scores.bleu_tokenized.signature
+    assert "mixed" not in scores.bleu_tokenized.signature
 
 
 def test_exact_match_is_a_percentage() -> None:
@@ -149,7 +149,7 @@ def test_fifty_words_are_not_more_than_fifty() -> None:
 def test_to_dict_is_json() -> None:
     scores = scored(HYPOTHESES, REFERENCES)
     back = json.loads(json.dumps(scores.to_dict()))
-    assert list(back) == ["bleu", "chrf", "bleu_lower", "bleu_tokenised", "exact", "by_length"]
+    assert list(back) == ["bleu", "chrf", "bleu_lower", "bleu_tokenized", "exact", "by_length"]
     assert back["chrf"] == {"name": "chrF", "value": scores.chrf.value, "signature": scores.chrf.signature}
     assert back["by_length"] == [{"longest": 10, "sentences": 2, "bleu": scores.by_length[0].bleu}]
 

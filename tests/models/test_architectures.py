@@ -14,7 +14,7 @@ from regard.config import ModelConfig
 from regard.config.registry import MADE_OF
 from regard.errors import RegardError
 from regard.exchange.huggingface import write_huggingface
-from regard.inference.embedder import load_embedder
+from regard.inference.embedder import Embedder
 from regard.look import trace
 from regard.model_folder import load
 from regard.models.architectures import ARCHITECTURES, PRESETS, architecture_of, make_model, preset, register
@@ -193,7 +193,7 @@ def test_a_new_architecture_answers_and_embeds(tmp_path: Path) -> None:
     with Registered("projected"):
         run = regard.train(recipe, tmp_path / "run", settings={**TRAINED, "data.root": str(tmp_path)}, quiet=True)
         assert regard.load(run, device="cpu").classify("a good film").label in ("good", "bad")
-        assert load_embedder(run, device="cpu").embed(["a good film"]).shape == (1, 16)
+        assert Embedder.load(run, device="cpu").embed(["a good film"]).shape == (1, 16)
 
 
 def test_two_architectures_or_presets_of_one_name_are_refused() -> None:

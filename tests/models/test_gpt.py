@@ -255,7 +255,7 @@ def test_presets(preset: str) -> None:
 
 
 def test_presets_of_other_models_are_refused() -> None:
-    with pytest.raises(RegardError, match=r"unknown model\.preset 'transformer-tiny'.*gpt-tiny"):
+    with pytest.raises(RegardError, match=r"model\.preset transformer-tiny is not known here.*gpt-tiny"):
         GPT(model_config(preset="transformer-tiny", target_vocab=V))
 
 

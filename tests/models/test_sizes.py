@@ -48,7 +48,7 @@ def test_heads(given: dict[str, int], expected: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"preset": "c"}, r"unknown model\.preset 'c': choose one of a, b"),
+        ({"preset": "c"}, r"model\.preset c is not known here: choose one of a, b"),
         ({"n_heads": 5}, r"model\.d_model 24 cannot be split into model\.n_heads 5: .*or give model\.d_head"),
         ({"n_kv_heads": 3}, r"model\.n_heads 4 cannot share model\.n_kv_heads 3 evenly: choose a divisor"),
         ({"n_kv_heads": 8}, r"model\.n_heads 4 cannot share model\.n_kv_heads 8 evenly"),

@@ -427,7 +427,7 @@ def test_sizes_left_open_are_the_presets_and_others_stay(preset: str) -> None:
     ("wrong", "message"),
     [
         ({"d_model": 30, "n_heads": 4}, r"model\.d_model 30 cannot be split into model\.n_heads 4"),
-        ({"preset": "transformer-huge"}, r"unknown model\.preset 'transformer-huge'.*transformer-base"),
+        ({"preset": "transformer-huge"}, r"model\.preset transformer-huge is not known here.*transformer-base"),
         ({"source_vocab": 10, "target_vocab": 12}, r"model\.tie 'all'.*10 and 12 pieces.*tokenizer\.joint"),
         ({"dropout": 1.0}, r"'model\.dropout' must be from 0 to below 1, not 1\.0"),
         ({"attention_dropout": -0.1}, r"'model\.attention_dropout' must be from 0 to below 1, not -0\.1"),

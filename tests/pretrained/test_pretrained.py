@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +17,10 @@ import regard
 from regard import model_folder, pretrained
 from regard.cli import main
 from regard.cli.doctor_commands import examine
-from regard.cli.translate_commands import _choose_model
 from regard.config import DecodeConfig, TokenizerConfig
 from regard.errors import RegardError
 from regard.files import find_damage
-from regard.inference.translator import Translator
+from regard.inference.translator import Translator, bundled_translator
 from regard.layers.quantization import is_quantized
 from regard.models.architectures import make_model, preset
 from regard.text.language_identification import learn_profile
@@ -57,10 +57,12 @@ def save_tiny(path: Path, directions: tuple[str, ...] = DIRECTIONS, endless: boo
 
 
 @pytest.fixture
-def bundled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def bundled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     save_tiny(tmp_path / "bundled" / "en-de-fr-zh")
     monkeypatch.setattr(pretrained, "FOLDER", tmp_path / "bundled")
-    return tmp_path / "bundled" / "en-de-fr-zh"
+    bundled_translator.cache_clear()
+    yield tmp_path / "bundled" / "en-de-fr-zh"
+    bundled_translator.cache_clear()
 
 
 @pytest.fixture
@@ -107,15 +109,17 @@ def test_translating_without_a_model_uses_it(bundled: Path, call: Call) -> None:
 
 
 def test_its_weights_stay_quantized_on_a_cpu(bundled: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = []
-    monkeypatch.setattr(
-        "regard.inference.translator.load_translator", lambda *a: loaded.append(regard.load(*a)) or loaded[-1]
-    )
+    loaded: list[Any] = []
+    monkeypatch.setattr(Translator, "load", lambda *a: loaded.append(regard.load(*a)) or loaded[-1])
     call("translate", "the man went", "--device", "cpu")
     call("translate", "the man went", "--device", "cpu", "--weights", "fp32")
     assert [is_quantized(translator.model) for translator in loaded] == [True, False]
-    monkeypatch.setattr("regard.device.pick_device", lambda name: torch.device("cuda"))
-    assert _choose_model(None, "auto", "auto")[2] == "auto"
+    asked: list[Any] = []
+    monkeypatch.setattr(Translator, "load", lambda *a: asked.append(a))
+    monkeypatch.setattr("regard.inference.translator.pick_device", lambda name: torch.device("cuda"))
+    bundled_translator.cache_clear()
+    bundled_translator()
+    assert asked == [(pretrained.DEFAULT, "auto", "auto")]
 
 
 def test_a_folder_of_its_name_is_not_taken_unasked(
@@ -227,7 +231,9 @@ def test_bundled_models_are_in_the_package() -> None:
     import tomllib
 
     packed = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"]["setuptools"]
-    assert packed["package-data"]["regard.pretrained"] == ["*/*"]
+    patterns = packed["package-data"]["regard.pretrained"]
     for name in pretrained.bundled_models():  # those that are really there
         assert find_damage(pretrained.FOLDER / name) is None
+        kept = {file for pattern in patterns for file in pretrained.FOLDER.glob(pattern)}
+        assert set((pretrained.FOLDER / name).iterdir()) <= kept
         assert sum(file.stat().st_size for file in (pretrained.FOLDER / name).iterdir()) <= 40e6

@@ -202,7 +202,7 @@ def test_the_factor_is_that_of_a_geometric_series() -> None:
 
 
 def test_the_command_writes_table_numbers_and_picture(tmp_path: Path) -> None:
-    ran = CliRunner().invoke(study_app, ["gradient-flow", "--quick", "--out", str(tmp_path)], catch_exceptions=False)
+    ran = CliRunner().invoke(study_app, ["gradient-flow", "--quick", "--output", str(tmp_path)], catch_exceptions=False)
     assert ran.exit_code == 0
     assert ran.stdout.strip() == (tmp_path / "table.md").read_text().strip()
     assert (tmp_path / "gradient-flow.png").read_bytes().startswith(b"\x89PNG")

@@ -96,7 +96,7 @@ def test_the_command_writes_table_numbers_and_picture(tmp_path: Path, monkeypatc
     sizes = ComparisonSizes((8, 16, 32), (8, 16), tokens=64, repeats=2, paths=(4, 9))
     monkeypatch.setattr(layer_comparison, "QUICK", sizes)
     monkeypatch.setattr("regard.device.cpu_cores", lambda: 1)
-    words = ["three-ways", "--quick", "--device", "cpu", "--out", str(tmp_path)]
+    words = ["three-ways", "--quick", "--device", "cpu", "--output", str(tmp_path)]
     ran = CliRunner().invoke(study_app, words, catch_exceptions=False)
     assert ran.exit_code == 0
     assert ran.stdout.strip() == (tmp_path / "table.md").read_text().strip()

@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import load_file
 from tiny_translators import TINY, write_multi30k
 
+import regard
 from regard.config import recipes
 from regard.data.batches import Cursor
 from regard.errors import RegardError
@@ -21,7 +22,7 @@ from regard.studies.translation_models import MODELS, count_flops, make_settings
 from regard.tasks.run_config import make_config
 from regard.tasks.translation import prepare_job
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+RECIPES = Path(regard.__file__).parent / "recipes"
 FILES = {name: f"multi30k-{name}" for name in MODELS} | {"transformer": "multi30k-small-en-de"}
 
 
@@ -112,7 +113,7 @@ def test_studies_side_by_side_share_what_they_train(
     found = results["rows"]["lstm"]
     assert (found["steps"], [point["step"] for point in found["curve"]]) == (4, [2, 4])
     assert found["curve"][0]["flops"] < found["curve"][1]["flops"] == found["flops"]
-    assert found["seconds"] > 0 <= found["bleu_tokenised"]
+    assert found["seconds"] > 0 <= found["bleu_tokenized"]
     assert found == results["rows"]["convs2s"] | {"seconds": found["seconds"]}  # here all models are alike
     assert "| LSTM, one vector | " in (out / "table.md").read_text()
     assert (out / "translation-cost.png").read_bytes().startswith(b"\x89PNG")
@@ -143,7 +144,7 @@ def test_what_a_result_is_of_is_its_settings_and_its_texts(data: Path, tmp_path:
 def test_the_table_by_hand() -> None:
     setting = {"device": "H200", "torch": "2", "date": "2026-01-02T00", "command": "regard study x", "jobs": 2}
     found = {"parameters": 1234, "steps": 5000, "flops": 1.2345e16, "seconds": 61.6}
-    found |= {"bleu_tokenised": 30.126, "bleu_lower": 29.0}
+    found |= {"bleu_tokenized": 30.126, "bleu_lower": 29.0}
     text = translation_cost.format_table({"rows": {"rnnsearch": found}, "setting": setting})
     assert "| RNNsearch: GRU and attention | 1,234 | 5,000 | 1.23e+16 | 62 | 30.13 | 29.00 |" in text
     assert "H200, 2 trainings at a time" in text
@@ -156,7 +157,7 @@ def test_bleu_is_that_of_single_sentences_of_the_test_set() -> None:
     ]
     said = {"test_2016_flickr": {"1": ["a DOG runs here .", "Yes, so it is."], "2": ["no"]}, "test_2017_flickr": {}}
     found = dict.fromkeys(translation_cost.KEPT, 1) | {"translations": said, "of": {}}
-    assert translation_cost.make_row(found, pairs)["bleu_tokenised"] == pytest.approx(100)
+    assert translation_cost.make_row(found, pairs)["bleu_tokenized"] == pytest.approx(100)
 
 
 def test_data_that_is_not_there_is_told_before_training(tmp_path: Path) -> None:

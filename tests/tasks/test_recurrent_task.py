@@ -17,14 +17,14 @@ from regard.config import Config, recipes
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.inference.embedder import Embedder
-from regard.inference.generator import load_generator
+from regard.inference.generator import Generator
 from regard.model_folder import load
 from regard.tasks import prepare_job
 from regard.tasks.run_config import make_config
 from regard.tasks.text_data import make_text_corpus
 from regard.text.tokenizer import Tokenizer
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+RECIPES = Path(regard.__file__).parent / "recipes"
 RNN: dict[str, Any] = {"model.preset": "lstm-small", "model.recurrent.d_hidden": 32, "model.n_decoder_layers": 1}
 RNN |= {"model.n_heads": 0, "model.d_ff": 0, "model.token_types": 0, "model.positions": "sinusoidal"}
 CPU = pick_device("cpu")
@@ -40,7 +40,7 @@ def hello(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_hello_is_learned_exactly(hello: Path) -> None:
-    writer = load_generator(hello)
+    writer = Generator.load(hello)
     for beginning, rest in (("h", "ello"), ("he", "llo"), ("hel", "lo"), ("hell", "o")):
         found = writer.generate(beginning)
         assert (found.text, found.end) == (rest, "end")
@@ -49,12 +49,12 @@ def test_hello_is_learned_exactly(hello: Path) -> None:
 
 
 def test_its_vocabulary_is_four_letters_a_space_and_the_special_tokens(hello: Path) -> None:
-    tokenizer = load_generator(hello).tokenizer
+    tokenizer = Generator.load(hello).tokenizer
     assert sorted(tokenizer.pieces(range(5, len(tokenizer)))) == ["e", "h", "l", "o", "▁"]
 
 
 def test_a_conversation_and_vectors_can_be_had_of_it(hello: Path) -> None:
-    assert load_generator(hello).chat().say("h", max_new_tokens=3) is not None
+    assert Generator.load(hello).chat().say("h", max_new_tokens=3) is not None
     vectors = Embedder(load(hello, CPU)).embed(["hello", "hell"])
     assert vectors.shape == (2, 32)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)

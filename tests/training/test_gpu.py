@@ -63,12 +63,19 @@ def run(
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("r_drop", [0.0, 5.0])
 def test_captured_steps_equal_plain_ones(r_drop: float, accumulate: int) -> None:
-    """One CUDA graph of the whole step, or one that accumulates gradients and one that applies them."""
+    """One CUDA graph of the whole step, or one that accumulates gradients and one that applies them.
+
+    Weights are compared by the length of their difference, as a share of the way they came. A lost or repeated step, 1 of 8,
+    would be a share of 0.1. Single weights cannot be compared: Adam moves a weight by about the learning rate whatever the
+    size of its gradient, so where a gradient is smaller than its rounding error, the sign of the update is chance.
+    """
     fast, fast_net = run(True, r_drop=r_drop, accumulate=accumulate)
     plain, plain_net = run(False, r_drop=r_drop, accumulate=accumulate)
     torch.testing.assert_close(fast.sums, plain.sums, rtol=1e-4, atol=1e-3)
-    for (name, a), b in zip(fast_net.named_parameters(), plain_net.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=2e-3, msg=lambda m, name=name: f"{name}: {m}")
+    captured, expected, start = (
+        torch.cat([p.detach().flatten() for p in net.parameters()]) for net in (fast_net, plain_net, model())
+    )
+    assert (captured - expected).norm() < 0.02 * (expected - start).norm()
 
 
 @pytest.mark.parametrize(

@@ -267,7 +267,7 @@ def test_changed_training_data_is_refused_and_moved_data_is_not(run: Path) -> No
     before = corpus.read_text()
     corpus.write_text(before.replace("a", "b", 1))
     try:
-        with pytest.raises(RegardError, match="the training data, as tokenised, is not what"):
+        with pytest.raises(RegardError, match="the training data, as tokenized, is not what"):
             fit(run)
     finally:
         corpus.write_text(before)

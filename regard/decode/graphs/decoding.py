@@ -71,7 +71,7 @@ class GraphTranslation(GraphDecoding[Sample]):
         return take_engine(self.model, self.options, (b, k, room, columns), width)
 
     def enter(self) -> None:
-        """Read waiting sentences together and put them into the free slots."""
+        """Admit waiting sentences (continuous batching): encode them together and put them into the free slots."""
         entering, slots = self.take_waiting()
         if not entering:
             return
@@ -143,7 +143,10 @@ class GraphGeneration(GraphDecoding[GenerationRequest]):
         super().__init__(take_engine(model, options, (b, 1, room, columns)), rows)
 
     def enter(self) -> None:
-        """Put waiting prompts into the free slots: all tokens but the last are read here, the last by the first step."""
+        """Admit waiting prompts (continuous batching) into the free slots.
+
+        All tokens but the last are read here, the last by the first step.
+        """
         rows, slots = self.take_waiting()
         if not rows:
             return

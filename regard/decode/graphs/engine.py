@@ -10,6 +10,7 @@ other. Slots whose sentence has ended are given to waiting sentences meanwhile (
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -89,6 +90,7 @@ class Engine:
         if options.repetition_penalty != 1:
             vocabulary = self.step_model.head.weight.shape[0]
             self.seen = torch.zeros((b * k, vocabulary), dtype=torch.bool, device=device)
+        # On a GPU the step is captured as a CUDA graph (torch.cuda.CUDAGraph) and replayed.
         step = self._beam_step if k > 1 else self._single_step
         self.step: Callable[[], None] = GraphedCallable(step) if device.type == "cuda" else step
         self.is_capturable = device.type != "cuda"
@@ -110,7 +112,9 @@ class Engine:
         if self.is_capturable:
             return
         before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():  # torch warns that this mode is a prototype
+            warnings.filterwarnings("ignore", "Synchronization debug mode")
+            torch.cuda.set_sync_debug_mode("error")
         try:
             self.step()
         finally:
@@ -215,7 +219,7 @@ class GraphDecoding(Generic[Item]):
             return_engine(self.engine)
 
     def take_waiting(self) -> tuple[list[Item], list[int]]:
-        """Return the items that enter now and their slots: none before a quarter of the slots is free.
+        """Return the items that are admitted now and their slots: none before a quarter of the slots is free.
 
         All other slots wait while sources or prompts are read, so many are read at once."""
         slots = len(self.free) + len(self.working)

@@ -82,7 +82,7 @@ class SelfAttention(Attention, Mixer):
         return Prepared(plan if request.training else with_additive_mask(plan), rotation)
 
     def plan(self, ctx: Context) -> AttentionPlan:
-        """Return the plan that this layer attends by; `look.change` replaces this method."""
+        """Return the plan that this layer attends by; `look/intervention_hooks.py` replaces this method."""
         return ctx.prepared.plan
 
     def scale_queries(self, factor: float) -> None:
@@ -148,7 +148,7 @@ class CrossAttention(Attention):
         return k.transpose(1, 2), v.transpose(1, 2)
 
     def plan(self, ctx: Context) -> AttentionPlan:
-        """Return the plan that this layer attends by; `look.change` replaces this method."""
+        """Return the plan that this layer attends by; `look/intervention_hooks.py` replaces this method."""
         assert ctx.memory_plan is not None
         return ctx.memory_plan
 

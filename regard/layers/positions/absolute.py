@@ -65,7 +65,6 @@ class Sinusoidal(Absolute):
 
     @classmethod
     def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:
-        super().check(settings, config, place)
         if config.max_len * config.d_model > LARGEST_TABLE:
             raise RegardError(
                 f"sinusoidal positions are a table of model.max_len {config.max_len:,} x model.d_model "

@@ -63,7 +63,6 @@ class Shaw(Contextual):
 
     @classmethod
     def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:
-        super().check(settings, config, place)
         if place.side == "cross":
             why = "Shaw's vectors stand for distances within one sentence; source and target have none between them"
             cls.refuse(place, why)
@@ -114,7 +113,6 @@ class CoPE(Contextual):
 
     @classmethod
     def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:
-        super().check(settings, config, place)
         if not place.causal:
             cls.refuse(
                 place,
@@ -239,7 +237,6 @@ class Disentangled(Contextual):
 
     @classmethod
     def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:
-        super().check(settings, config, place)
         if place.side == "cross":
             cls.refuse(place, "its table is of distances within one sentence; source and target have none between them")
         if place.side == "decoder":

@@ -105,7 +105,6 @@ class T5Bias(Relative):
 
     @classmethod
     def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:
-        super().check(settings, config, place)
         if settings.max_distance <= settings.buckets // 2:
             raise RegardError(
                 f"model.t5.max_distance {settings.max_distance} must be above half of model.t5.buckets {settings.buckets}"
@@ -229,7 +228,6 @@ class FIRE(PositionScheme):
 
     @classmethod
     def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:
-        super().check(settings, config, place)
         if place.side == "cross":
             why = "FIRE measures distances against the query's position, which says nothing of the source's length"
             cls.refuse(place, why)

@@ -1,5 +1,6 @@
-"""Rotary positions: pair (2m, 2m+1) of queries and keys is rotated by the angle p * theta_m, theta_m = base^(-2m/D).
+"""Rotary position embeddings (RoPE): pairs of numbers of queries and keys are rotated by angles that grow with position.
 
+Pair (2m, 2m+1) at position p is rotated by the angle p * theta_m, theta_m = base^(-2m/D).
 The product of a query rotated by i and a key rotated by j depends on i - j alone. Beyond its trained length a model meets
 angles that it has never seen; scalings map a context s times as long to the angles of the trained length.
 """
@@ -42,7 +43,6 @@ class Rotary(PositionScheme):
 
     @classmethod
     def check(cls, settings: Any, config: ModelConfig, place: Place) -> None:
-        super().check(settings, config, place)
         if config.d_head % 2:
             raise RegardError(
                 f"{cls.name} turns pairs of numbers, but heads are {config.d_head} wide: choose an even width"
@@ -50,7 +50,7 @@ class Rotary(PositionScheme):
 
     def compute_inv_freq(self) -> Tensor:
         """Return theta, the angle per position of each pair, (D/2,) fp64."""
-        return frequencies(self.d_head, self.settings.base)
+        return rope_frequencies(self.d_head, self.settings.base)
 
     def init_weights(self) -> None:
         self.inv_freq.copy_(self.compute_inv_freq())
@@ -65,7 +65,7 @@ class Rotary(PositionScheme):
 
     def describe(self, n: int = 64) -> tuple[Curves | Matrix, ...]:
         """Return the wavelength of each pair and q . k of equal vectors, with those of plain rope where they differ."""
-        plain, p = frequencies(self.d_head, self.settings.base).to(self.inv_freq), torch.arange(n)
+        plain, p = rope_frequencies(self.d_head, self.settings.base).to(self.inv_freq), torch.arange(n)
         thetas, rotations = {self.name: self.inv_freq}, {self.name: self.rotation(p[None])}
         if not torch.equal(plain, self.inv_freq):
             angle = (p[:, None] * plain)[None, None]
@@ -77,8 +77,8 @@ class Rotary(PositionScheme):
         return wavelengths, self.describe_rotation({**rotations})
 
 
-def frequencies(d_head: int, base: float) -> Tensor:
-    """Return theta_m = base^(-2m/D) for m = 0 .. D/2-1, fp64."""
+def rope_frequencies(d_head: int, base: float) -> Tensor:
+    """Return the inverse frequencies (inv_freq) theta_m = base^(-2m/D) for m = 0 .. D/2-1, fp64."""
     return base ** -(torch.arange(0, d_head, 2, dtype=torch.float64, device="cpu") / d_head)
 
 
@@ -113,8 +113,8 @@ class RoPE(Rotary):
     def compute_inv_freq(self) -> Tensor:
         base, scaling, factor = self.settings.base, self.settings.scaling, self.settings.factor
         if scaling == "ntk":
-            return frequencies(self.d_head, base * factor ** (self.d_head / (self.d_head - 2)))
-        return frequencies(self.d_head, base) / (factor if scaling == "linear" else 1.0)
+            return rope_frequencies(self.d_head, base * factor ** (self.d_head / (self.d_head - 2)))
+        return rope_frequencies(self.d_head, base) / (factor if scaling == "linear" else 1.0)
 
     def label(self) -> str:
         return f"rope, {self.settings.scaling} scaling, s = {self.settings.factor:g}"
@@ -154,7 +154,7 @@ class YaRN(Rotary):
         low, high = max(math.floor(find_pair(s.fast)), 0), min(math.ceil(find_pair(s.slow)), d_head - 1)
         m = torch.arange(d_head // 2, dtype=torch.float64, device="cpu")
         interpolated = ((m - low) / max(high - low, 0.001)).clamp(0, 1)  # 0: kept, 1: divided by s
-        theta = frequencies(d_head, s.base)
+        theta = rope_frequencies(d_head, s.base)
         return theta / s.factor * interpolated + theta * (1 - interpolated)
 
     def label(self) -> str:

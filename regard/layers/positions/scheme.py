@@ -50,7 +50,21 @@ class PositionScheme(Part):
         self.d_model, self.causal = config.d_model, place.causal
 
     @classmethod
-    def check(cls, settings: Any, config: ModelConfig, place: Place) -> None:
+    def check_declaration(cls, name: str) -> None:
+        hooks = {
+            hook: getattr(cls, hook) is not getattr(PositionScheme, hook) for hook in ("embed", "rotation", "bias")
+        }
+        if hooks["bias"] and not cls.relative:
+            raise RegardError(
+                f"the position scheme '{name}' has bias(), which is used only with relative = True: say so"
+            )
+        if not any(hooks.values()) and not (cls.contextual or cls.relative) and name != "none":
+            raise RegardError(f"the position scheme '{name}' does nothing: write embed, rotation, bias or scores")
+        if taken := [own for own in ("hook", "table", "acts_in_attention") if not callable(getattr(cls, own))]:
+            raise RegardError(f"the position scheme '{name}' has a '{taken[0]}', which is a method of its base class")
+
+    @classmethod
+    def check_kind(cls, config: ModelConfig, place: Place) -> None:
         if place.side == "cross" and cls.hook() in ("embed", "rotation"):
             cls.refuse(place, cls.why_not_cross)
         mixers = mixers_of(config)

@@ -1,0 +1,89 @@
+"""Arguments of what `regard.load` returns: texts and options of decoding, with errors for those of a wrong type."""
+
+from __future__ import annotations
+
+import difflib
+import numbers
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
+
+from regard.config import DecodeConfig
+from regard.config.recipes import build
+
+
+class TranslateOptions(TypedDict, total=False):
+    """Keyword arguments of `Translator.translate`: settings of `[decode]` for one call. None keeps the model's own."""
+
+    beam: int | None  # beam width; 1 = greedy
+    nbest: int | None  # number of translations of each sentence
+    length_penalty: float | None  # exponent a in log p(y) / |y|^a
+    min_len: int | None  # least number of tokens
+    max_len_a: float | None  # at most a * source length + b tokens
+    max_len_b: int | None
+    beam_stop: Literal["likely", "proven"] | None  # early stopping of beam search
+    temperature: float | None  # above 0: sample instead of searching
+    top_k: int | None  # sample among the k likeliest tokens
+    top_p: float | None  # sample among the likeliest tokens that hold this probability
+    min_p: float | None  # sample among tokens with this share of the top probability
+    repetition_penalty: float | None  # above 1: penalize tokens that are already there
+    seed: int | None  # random seed for sampling
+    batch_tokens: int | None  # padded source tokens x beam decoded at a time
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Keyword arguments of `Generator.generate`: settings of `[decode]` for one call. None keeps the model's own."""
+
+    n: int | None  # number of samples of each prompt
+    stop: str | list[str] | tuple[str, ...] | None  # the text ends before the first of these strings
+    temperature: float | None  # 0 = greedy decoding
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    max_new_tokens: int | None
+    min_len: int | None  # least number of new tokens
+    seed: int | None
+    batch_tokens: int | None
+
+
+def decode_config(own: DecodeConfig, options: Mapping[str, Any]) -> DecodeConfig:
+    """Return a model's own decode settings, changed by options; None changes nothing.
+
+    An unknown name or a value of the wrong type is a TypeError, a value out of range a RegardError.
+    """
+    hints = get_type_hints(DecodeConfig)
+    for name, value in options.items():
+        if name not in hints:
+            near = difflib.get_close_matches(name, hints, n=1)
+            raise TypeError(f"unexpected keyword argument '{name}'" + (f": did you mean '{near[0]}'?" if near else ""))
+        if value is not None and not has_type(value, hints[name]):
+            raise TypeError(f"{name} must be {type_name(hints[name])}, not {value!r} ({type(value).__name__})")
+    given = {name: value for name, value in options.items() if value is not None}
+    return build({**asdict(own), **given}, DecodeConfig, "decode.")
+
+
+def has_type(value: Any, hint: Any) -> bool:
+    """Return whether a value is of the declared type of a setting; whole numbers are numbers too, truth values are not."""
+    if get_origin(hint) is tuple:
+        return isinstance(value, (list, tuple)) and all(has_type(item, get_args(hint)[0]) for item in value)
+    kinds: dict[Any, type] = {int: numbers.Integral, float: numbers.Real}
+    return isinstance(value, kinds.get(hint, hint)) and (hint is bool or not isinstance(value, bool))
+
+
+def type_name(hint: Any) -> str:
+    """Return the declared type of a setting in words."""
+    if get_origin(hint) is tuple:
+        return "a list of strings"
+    return {int: "a whole number", float: "a number", str: "a string"}[hint]
+
+
+def check_texts(texts: Any, method: str, what: str = "strings") -> list[str]:
+    """Return texts as a list; anything but strings is a TypeError that says which item it is."""
+    if isinstance(texts, (bytes, Mapping)) or not isinstance(texts, Iterable):
+        raise TypeError(f"{method} takes a string or a list of {what}, not {type(texts).__name__}")
+    found = list(texts)
+    for i, text in enumerate(found):
+        if not isinstance(text, str):
+            raise TypeError(f"{method} takes a string or a list of {what}, but item {i} is a {type(text).__name__}")
+    return found
