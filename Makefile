@@ -12,7 +12,7 @@ BROWSER = $(shell command -v chromium || command -v chromium-browser || command 
 # Compiled modules and the tests' rewritten assertions are kept: two workers and many commands import them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo toy test test-gpu check slow format clean
+.PHONY: demo toy test test-gpu check slow docs format clean
 
 # The main job with the bundled translation model, and a page that shows its attention.
 demo: $(VENV)/.run
@@ -20,12 +20,12 @@ demo: $(VENV)/.run
 	$(RUN) translate --to fr "How are you? I would like a cup of coffee."
 	$(RUN) translate --to zh "Where is the station?"
 	$(RUN) translate "Die Kinder spielen im Garten."
-	$(RUN) look en-de-fr-zh "I ate an apple." --to de --out runs/demo.html
+	$(RUN) look en-de-fr-zh "I ate an apple." --to de -o runs/demo.html
 	@echo "runs/demo.html shows every weight behind the first: open it in a browser. 'make toy' trains a model of your own."
 
 # From a corpus to a model: train a small English-German Transformer on embedded data, score it, translate with it.
 toy: $(VENV)/.run
-	$(RUN) train recipes/toy-en-de.toml --overwrite
+	$(RUN) train toy-en-de --overwrite
 	$(RUN) evaluate runs/toy-en-de
 	$(RUN) translate --model runs/toy-en-de "I ate an apple."
 
@@ -48,12 +48,17 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+# The documentation site, in site/index.html. Warnings are errors: a link or an anchor that leads nowhere.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build site *.egg-info
 
 $(VENV)/.run: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -62,4 +67,8 @@ $(VENV)/.run: pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.run
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.run
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	touch $@
