@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="notebooks are read with nbformat")
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
