@@ -51,7 +51,7 @@ check: $(VENV)/.dev
 # The documentation site, in site/index.html. Warnings are errors: a link or an anchor that leads nowhere.
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "site/index.html"
+	@echo "site/index.html (its search needs a server: python3 -m http.server --directory site)"
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

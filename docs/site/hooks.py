@@ -45,9 +45,21 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     return "".join(piece if i % 2 else with_mathml(piece) for i, piece in enumerate(pieces))
 
 
+def on_page_content(html_text: str, page: Any, config: Any, files: Files) -> str:
+    """Replace the formulas of a notebook, which reaches this hook as HTML, by MathML."""
+    if not page.file.src_uri.endswith(".ipynb"):
+        return html_text
+    pieces = re.split(r"(<(pre|code|script|style)\b.*?</\2>|<[^>]*>)", html_text, flags=re.S)
+    # Splitting with two groups yields text, markup, name of the tag, text, ...: only every third piece is text.
+    return "".join(with_mathml(piece) if i % 3 == 0 else piece for i, piece in enumerate(pieces) if i % 3 != 2)
+
+
 def with_mathml(text: str) -> str:
-    text = re.sub(r"\$\$(.+?)\$\$", lambda found: convert(found[1].strip(), display="block"), text, flags=re.S)
-    return re.sub(r"(?<![\\\w$])\$([^$\n]+?)\$(?!\w)", lambda found: convert(found[1]), text)
+    def mathml(formula: str, display: str) -> str:
+        return convert(html.unescape(formula.strip()), display=display)
+
+    text = re.sub(r"\$\$(.+?)\$\$", lambda found: mathml(found[1], "block"), text, flags=re.S)
+    return re.sub(r"(?<![\\\w$])\$([^$\n]+?)\$(?!\w)", lambda found: mathml(found[1], "inline"), text)
 
 
 # ---- reference -------------------------------------------------------------------------------------------------------
