@@ -164,5 +164,5 @@ def main() -> None:
         stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     with safe_terminal(), readable_errors():
         words, settings = split_settings(sys.argv[1:])
-        code = app(words, obj=settings, standalone_mode=False)
+        code = app(words, prog_name="regard", obj=settings, standalone_mode=False)
         raise SystemExit(code if isinstance(code, int) else 0)

@@ -19,16 +19,20 @@ MOST_CHARACTERS = 1_000_000  # of a text that is held out from the end of a file
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The choice of examples that are held out: those whose hash is at most `threshold`."""
+    """The choice of examples that are held out: those whose hash is in `hashes`."""
 
-    threshold: int
+    hashes: frozenset[int]
     seed: int
     total: int  # examples of the whole corpus
     count: int  # of these held out
 
     def holds(self, example: str | bytes) -> bool:
         """Return whether an example is held out."""
-        return hash_of(example, self.seed) <= self.threshold
+        return hash_of(example, self.seed) in self.hashes
+
+    def fingerprint(self) -> str:
+        """Return a hash of the choice, which is part of the key of the token cache."""
+        return hashlib.sha256(repr((self.seed, sorted(self.hashes))).encode()).hexdigest()
 
     def describe(self, what: str) -> str:
         """Return a message that says what is held out."""
@@ -59,17 +63,20 @@ def hold_out(examples: Iterable[str | bytes], share: float, seed: int) -> HeldOu
             if value < -largest[0]:
                 del counts[-heapq.heapreplace(largest, -value)]
                 counts[value] = 1
-    ordered = sorted(counts) if has_more else sorted(counts)[:-1]
-    if not ordered:
+    if not has_more and len(counts) < 2:
         raise RegardError(
             f"data.valid is not given, and nothing can be held out of {total:,} training examples: give more, or data.valid"
         )
-    wanted, count, threshold = min(MOST_EXAMPLES, round(share * total)), 0, 0
-    for value in ordered:
-        if count and count + counts[value] > wanted:
-            break
-        threshold, count = value, count + counts[value]
-    return HeldOut(threshold, seed, total, count)
+    wanted, count, chosen = max(1, min(MOST_EXAMPLES, round(share * total))), 0, []
+    for value in sorted(counts):
+        if count + counts[value] <= wanted:  # an example with more copies than are wanted stays in the training data
+            chosen.append(value)
+            count += counts[value]
+    if not chosen:
+        chosen = [min(counts, key=lambda value: (counts[value], value))]
+    if not has_more and len(chosen) == len(counts):
+        chosen.pop()  # something is left for training
+    return HeldOut(frozenset(chosen), seed, total, sum(counts[value] for value in chosen))
 
 
 def held_out_share(characters: int, share: float) -> float:

@@ -11,10 +11,11 @@ import json
 import lzma
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any
@@ -265,16 +266,28 @@ class ParallelCorpus:
     def hold_out(self, share: float, seed: int) -> tuple[ParallelCorpus, ParallelCorpus]:
         """Return the corpus without a share of its pairs, and these pairs as a validation corpus.
 
-        Pairs are chosen by one of their sides, that of the language whose code comes first: a sentence with several
-        translations is on one side, and so is a pair that is read in both directions.
+        Pairs are chosen by one of their sentences: the source, or in a corpus of several directions the sentence in the
+        language that most directions have. So all translations of a sentence are on one side, in every direction. Pairs
+        with an empty sentence are never held out.
         """
-        keys = (self._key(part, *row) for part in self._parts() for row in part.rows())
+        keys = (
+            self._key(part, source, target)
+            for part in self._parts()
+            for source, target in part.rows()
+            if source.strip() and target.strip()
+        )
         held = hold_out(keys, share, seed)
         return replace(self, held_out=held), replace(self, split="valid", held_out=held)
 
     def _key(self, part: _Part, source: str, target: str) -> str:
-        languages = part.direction.split(">") if part.direction else [self.source, self.target]
-        return source if languages[0] <= languages[-1] else target
+        """Return the sentence of a pair by which it is held out."""
+        return target if part.direction and part.direction.split(">")[1] == self._pivot else source
+
+    @cached_property
+    def _pivot(self) -> str:
+        """The language that most directions have; of several, that of the first source."""
+        found = Counter(language for direction in self.directions for language in direction.split(">"))
+        return found.most_common(1)[0][0] if found else ""
 
     @property
     def directions(self) -> tuple[str, ...]:
@@ -289,7 +302,7 @@ class ParallelCorpus:
         """Return a hash of the content, not of its place: moved or touched files keep it, changed ones do not."""
         content: list[Any] = [part.content() for part in self._parts()]
         if self.held_out is not None:
-            content.append([self.split, str(self.held_out.threshold), self.held_out.seed])
+            content.append([self.split, self.held_out.fingerprint()])
         return hashlib.sha256(json.dumps([self.source, self.target, content]).encode()).hexdigest()
 
     def _parts(self) -> list[_Part]:

@@ -53,7 +53,7 @@ class TextCorpus:
             raise RegardError(
                 "data.valid is not given, and some files are documents, others have several: give data.valid"
             )
-        held = hold_out((text for (text,) in self.rows()), share, seed)
+        held = hold_out((text for (text,) in self.rows() if text.strip()), share, seed)
         return replace(self, held_out=held), replace(self, split="valid", held_out=held), held.describe("documents")
 
     def _is_document(self, path: Path) -> bool:
@@ -75,7 +75,7 @@ class TextCorpus:
         """Return a hash of the content, not of its place."""
         content: list[Any] = [[file_digest(path), self._kept(path, part)] for path, part in self._files()]
         if self.held_out is not None:
-            content.append([self.split, str(self.held_out.threshold), self.held_out.seed])
+            content.append([self.split, self.held_out.fingerprint()])
         return hashlib.sha256(json.dumps([self.documents, content]).encode()).hexdigest()
 
     def _files(self) -> list[tuple[Path, tuple[float, float]]]:

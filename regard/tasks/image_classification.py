@@ -134,10 +134,9 @@ def read_training_data(config: Config, quiet: bool) -> tuple[np.ndarray, list[st
     images, labels = read_split(config, "train")
     if config.data.valid:
         return images, labels, *read_split(config, "valid")
-    keys = [image.tobytes() for image in images]
-    held = hold_out(keys, config.data.valid_share, config.train.seed)
+    held = hold_out((image.tobytes() for image in images), config.data.valid_share, config.train.seed)
     print_message(held.describe("images"), quiet)
-    kept = np.array([held.holds(key) for key in keys])
+    kept = np.array([held.holds(image.tobytes()) for image in images])
     train, valid = ([labels[i] for i in np.flatnonzero(which)] for which in (~kept, kept))
     return images[~kept], train, images[kept], valid
 

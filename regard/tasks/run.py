@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from regard.config import Config, recipes
+from regard.device import pick_device
 from regard.errors import RegardError
 from regard.files import exists
 from regard.signals import StopRequest
@@ -17,7 +19,7 @@ from regard.tasks import prepare_job
 from regard.tasks.run_config import make_config, recipe_warnings
 from regard.training.metrics_log import print_message
 from regard.training.run_folder import MARKER, holds_run, open_run
-from regard.training.trainer import Trainer
+from regard.training.trainer import Trainer, check_job
 
 RUNS_FOLDER = Path("runs")
 
@@ -133,10 +135,15 @@ def open_trainer(
         for warning in [] if opened.is_unchanged else recipe_warnings(config):
             print_message(f"warning: {warning}", quiet)
         try:
-            trainer = Trainer(prepare_job(run, config, quiet), quiet, opened.is_unchanged)
+            pick_device(config.train.device)  # an unknown device is refused before data are prepared
+            job = prepare_job(opened.start_folder, config, quiet)
+            check_job(job)
+            opened.replace_old_run()
+            trainer = Trainer(replace(job, folder=run), quiet, opened.is_unchanged)
         except BaseException:
             opened.discard()
             raise
+        opened.save_config()
         try:
             with StopRequest() as stop:
                 yield trainer, stop

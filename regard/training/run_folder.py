@@ -39,26 +39,53 @@ from regard.training.checkpoint import Checkpoints
 MARKER = "run.json"  # written first into every run; a folder without it is neither used nor emptied
 TOKENIZERS = ("tokenizer.json", "tokenizer.source.json", "tokenizer.target.json", "vocabulary.json")
 FILES = ("metrics.jsonl", "start.json", *TOKENIZERS, "config.toml")
+START_FOLDER = ".start"  # in a run that is overwritten: the new start, until it is known to work
+STARTED = ("start.json", *TOKENIZERS)  # what is written before training starts
+MARKER_TEXT = json.dumps({"regard_run": 1, "version": __version__}) + "\n"
 EVENTS = "events.out.tfevents.*"
 
 
 @dataclass
 class OpenedRun:
-    """A run folder that this process holds."""
+    """A run folder that this process holds.
+
+    A run that was there stays as it was until the new start is known to work: a start that is refused changes nothing.
+    """
 
     folder: Path
-    made: list[Path]  # folders that did not exist before, innermost first; empty for a run that was there
+    config: Config
+    is_new: bool  # there was no run
+    made: list[Path]  # folders that did not exist before, innermost first
+    start_folder: Path  # where the start is prepared: the folder itself, or one in it until the old run is replaced
     is_unchanged: bool = False  # the run was begun with exactly these settings
 
-    def discard(self) -> None:
-        """Remove what was made for a start that is refused, if there was no run before."""
-        if not self.made:
+    def replace_old_run(self) -> None:
+        """Remove the run that is overwritten, if there is one, and move what was prepared into its place."""
+        if self.start_folder == self.folder:
             return
-        _remove_run(self.folder, Checkpoints(self.folder / "checkpoints"))
-        remove_files(self.folder, MARKER, ".lock")
-        for path in self.made:
-            with contextlib.suppress(OSError):  # not empty: somebody else uses it
-                path.rmdir()
+        with disk_errors(self.folder):
+            write_text(self.folder / MARKER, MARKER_TEXT)
+            _remove_run(self.folder, Checkpoints(self.folder / "checkpoints"))
+            for name in STARTED:
+                if (self.start_folder / name).exists():
+                    os.replace(self.start_folder / name, self.folder / name)
+            self.start_folder.rmdir()
+        self.start_folder, self.is_new = self.folder, True
+        self.save_config()
+
+    def save_config(self) -> None:
+        write_text(self.folder / "config.toml", recipes.to_toml(self.config))
+
+    def discard(self) -> None:
+        """Remove what was made for a start that is refused."""
+        if self.start_folder != self.folder:
+            _remove_start_folder(self.start_folder)
+        elif self.is_new:
+            _remove_run(self.folder, Checkpoints(self.folder / "checkpoints"))
+            remove_files(self.folder, MARKER, ".lock")
+            for path in self.made:
+                with contextlib.suppress(OSError):  # not empty: somebody else uses it
+                    path.rmdir()
 
 
 @contextlib.contextmanager
@@ -67,27 +94,42 @@ def open_run(folder: Path, config: Config, *, overwrite: bool = False, resuming:
     constraints.check_options(config.decode)
     was_there = holds_run(folder)  # refuses a folder of somebody else before the lock is made in it
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    opened = OpenedRun(folder, [] if was_there else missing or [folder])
+    replaces = was_there and overwrite
+    opened = OpenedRun(folder, config, not was_there, missing, folder / START_FOLDER if replaces else folder)
     with _locked(folder):
-        if not holds_run(folder) or overwrite:
-            write_text(folder / MARKER, json.dumps({"regard_run": 1, "version": __version__}) + "\n")
+        if not holds_run(folder):
+            write_text(folder / MARKER, MARKER_TEXT)
         checkpoints, path = Checkpoints(folder / "checkpoints"), folder / "config.toml"
         with disk_errors(folder):
-            if overwrite:
-                _remove_run(folder, checkpoints)
-            for link in _links(folder, checkpoints):
+            for link in [] if replaces else _links(folder, checkpoints):
                 raise RegardError(f"{link} is a symbolic link, and Regard would replace it: link the whole run instead")
             remove_drafts(folder, MARKER, "model", *FILES, own=MODEL_FILES)
-            checkpoints.recover()
-        if not checkpoints.steps() and not (folder / "model" / "config.json").exists():
+            _remove_start_folder(folder / START_FOLDER)  # of a process that was killed
+            if replaces:
+                opened.start_folder.mkdir()
+            else:
+                checkpoints.recover()
+        if replaces:
+            pass
+        elif not checkpoints.steps() and not (folder / "model" / "config.json").exists():
             remove_files(folder, *TOKENIZERS)  # a failed start may have trained them with other settings
         elif path.exists():
             old = recipes.build(recipes.load(path), Config)
             old = replace(old, model=resolve(old.model))  # defaults of settings that are newer than the run
             opened.is_unchanged = not recipes.differences(old, config)
             _check_same(folder, old, config, CHANGEABLE_ON_RESUME if resuming else CHANGEABLE)
-        write_text(path, recipes.to_toml(config))
+        if opened.is_new:
+            opened.save_config()
         yield opened
+
+
+def _remove_start_folder(folder: Path) -> None:
+    """Remove a folder in which the start of a run was prepared, if it is there and holds nothing else."""
+    if folder.is_dir() and not folder.is_symlink():
+        remove_drafts(folder, *STARTED)
+        remove_files(folder, *STARTED)
+        with contextlib.suppress(OSError):  # not empty: it holds files of a user
+            folder.rmdir()
 
 
 def holds_run(folder: Path) -> bool:

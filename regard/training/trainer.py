@@ -22,6 +22,7 @@ from regard.training.checkpoint import Checkpoints, Progress
 from regard.training.job import Job, Validation
 from regard.training.metrics_log import MetricsLog, ProgressDisplay, print_message
 from regard.training.model_card import model_card
+from regard.training.objective import Objective
 from regard.training.optimizer import scheduled_learning_rate
 from regard.training.throughput import ThroughputMeter
 from regard.training.training_step import TrainingStep
@@ -35,16 +36,7 @@ class Trainer:
         self.job, self.config, self.is_unchanged = job, job.config.train, is_unchanged
         self.device, self.dtype = devices.set_up_device(self.config)
         self.model = job.model.to(self.device).train()
-        if self.config.metric not in job.metrics:
-            raise RegardError(
-                f"train.metric {self.config.metric} is not measured by the task {job.config.task}: "
-                f"choose one of {', '.join(job.metrics)}"
-            )
-        objective = job.objective()
-        if self.config.r_drop and objective.passes == 1:
-            raise RegardError(f"train.r_drop is not for this kind of {job.config.task}: set it to 0")
-        if self.config.z_loss and not objective.z_loss:
-            raise RegardError(f"train.z_loss is not for {job.config.task}, which has no vocabulary: set it to 0")
+        objective = check_job(job)
         self.training_step = TrainingStep(objective, self.config, self.device, self.dtype)
         self.carried = dict(objective.named_buffers(recurse=False))  # recurrent state, kept from batch to batch
         self.checkpoints = Checkpoints(job.folder / "checkpoints")
@@ -272,6 +264,21 @@ class Trainer:
     def close(self) -> None:
         self.display.close()
         self.metrics.close()
+
+
+def check_job(job: Job) -> Objective:
+    """Refuse settings that are not for the task of a job, before its run is touched. Return its objective."""
+    config, objective = job.config.train, job.objective()
+    if config.metric not in job.metrics:
+        raise RegardError(
+            f"train.metric {config.metric} is not measured by the task {job.config.task}: "
+            f"choose one of {', '.join(job.metrics)}"
+        )
+    if config.r_drop and objective.passes == 1:
+        raise RegardError(f"train.r_drop is not for this kind of {job.config.task}: set it to 0")
+    if config.z_loss and not objective.z_loss:
+        raise RegardError(f"train.z_loss is not for {job.config.task}, which has no vocabulary: set it to 0")
+    return objective
 
 
 def _is_due(step: int, every: int) -> bool:

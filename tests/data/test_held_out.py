@@ -50,6 +50,18 @@ def test_copies_are_on_one_side() -> None:
         hold_out(["a"] * 100, 0.5, 0)
 
 
+@given(st.integers(0, 2**62))
+def test_an_example_with_many_copies_stays_in_the_training_data(seed: int) -> None:
+    texts = ["Yes."] * 900 + [f"text {i}" for i in range(100)]
+    held = hold_out(texts, 0.05, seed)
+    assert (held.count, held.holds("Yes.")) == (50, False)
+
+
+def test_where_all_have_many_copies_the_fewest_are_held_out() -> None:
+    held = hold_out(["a"] * 90 + ["b"] * 40 + ["c"] * 60, 0.05, 0)
+    assert (held.count, held.holds("b")) == (40, True)
+
+
 # ---- corpora ---------------------------------------------------------------------------------------------------------
 
 
@@ -72,6 +84,38 @@ def test_pairs_of_a_sentence_and_both_directions_are_on_one_side(tmp_path: Path)
     assert {f"{row[1]}|{row[2]}" for row in held if row[0] == "en>fr"} == {
         f"{row[2]}|{row[1]}" for row in held if row[0] == "fr>en"
     }
+
+
+def test_translations_of_a_sentence_are_on_one_side_in_one_direction(tmp_path: Path) -> None:
+    write_pairs(tmp_path, 500)
+    train, valid = ParallelCorpus(("x.{lang}",), "en", "de", tmp_path).hold_out(0.1, 0)
+    kept, held = ({source for source, _ in corpus.rows()} for corpus in (train, valid))
+    assert held
+    assert not kept & held
+
+
+def test_a_sentence_is_on_one_side_whatever_the_language_it_is_translated_to(tmp_path: Path) -> None:
+    write_pairs(tmp_path, 400)
+    (tmp_path / "x.fr").write_text("".join(f"phrase {i}\n" for i in range(400)))
+    specs = ("x.{lang}@en>de", "x.{lang}@en>fr", "x.{lang}@fr>en")
+    train, valid = ParallelCorpus(specs, "en", "de", tmp_path).hold_out(0.1, 0)
+    english = [
+        {source if direction.startswith("en") else target for direction, source, target in corpus.directed_rows()}
+        for corpus in (train, valid)
+    ]
+    assert {direction for direction, _, _ in valid.directed_rows()} == {"en>de", "en>fr", "fr>en"}
+    assert not english[0] & english[1]
+
+
+def test_empty_rows_are_not_held_out(tmp_path: Path) -> None:
+    (tmp_path / "blank.tsv").write_text("a b\t\ne f\tg h\ni\t\n\tx\nk\tl\n")
+    train, valid = ParallelCorpus(("blank.tsv",), "en", "de", tmp_path).hold_out(0.5, 0)
+    assert (len(list(train.rows())), len(list(valid.rows()))) == (4, 1)
+    assert all(valid.rows())
+    (tmp_path / "t.txt").write_text("a\n \n \nb\n")
+    _, valid, message = TextCorpus(("t.txt",), tmp_path, "line").hold_out(0.5, 0)
+    assert "1 of 2 training documents" in message
+    assert all(text.strip() for (text,) in valid.rows())
 
 
 def test_the_end_of_a_text_or_some_of_its_documents(tmp_path: Path) -> None:

@@ -133,15 +133,61 @@ def test_a_refused_start_leaves_nothing_behind(recipe: Path) -> None:
     Path("runs/notes.txt").write_text("mine")
     with pytest.raises(RegardError):
         regard.train(recipe, settings={"data.train": "missing.{lang}"}, quiet=True)
-    assert sorted(path.name for path in Path("runs").rglob("*")) == ["notes.txt"]
+    assert sorted(path.name for path in Path("runs").rglob("*")) == ["notes.txt", "tiny"]  # an empty folder stays
 
 
-def test_a_refused_start_leaves_a_run_that_was_there(recipe: Path) -> None:
+def contents(run: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(run)): p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name != ".lock"}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"data.train": "missing.{lang}"},
+        {"data.root": "elsewhere", "data.test": "x", "train.metric": "accuracy"},
+        {"train.device": "cuda:77", "train.steps": 9},
+    ],
+    ids=["data", "metric", "device"],
+)
+def test_a_refused_start_leaves_a_run_that_was_there(
+    settings: dict[str, object], overwrite: bool, recipe: Path
+) -> None:
     run = regard.train(recipe, quiet=True)
-    before = sorted(path.relative_to(run) for path in run.rglob("*") if path.name != ".lock")
+    before = contents(run)
     with pytest.raises(RegardError):
-        regard.train(recipe, settings={"data.root": "elsewhere", "data.test": "x", "train.metric": "bleu"}, quiet=True)
-    assert sorted(path.relative_to(run) for path in run.rglob("*") if path.name != ".lock") == before
+        regard.train(recipe, settings=settings, overwrite=overwrite, quiet=True)
+    assert contents(run) == before
+    assert not (run / ".start").exists()
+    assert regard.resume(run, train={"steps": 4}, quiet=True) == run
+
+
+def test_a_refused_resume_does_not_change_the_settings_of_the_run(recipe: Path, tmp_path: Path) -> None:
+    """Neither where preparing is refused, nor where the trainer finds that these are other data."""
+    for name in ("mine", "others"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.tsv").write_text("".join(f"{name} {i}\tSatz {i}\n" for i in range(50)))
+    own = {"data.train": "x.tsv", "data.valid": "toy:10", "data.root": str(tmp_path / "mine")}
+    run = regard.train(recipe, settings=own, quiet=True)
+    before = contents(run)
+    for root in ("nowhere", "others"):
+        with pytest.raises(RegardError):
+            regard.resume(run, data={"root": str(tmp_path / root)}, train={"steps": 5}, quiet=True)
+        assert contents(run) == before
+    regard.resume(run, train={"steps": 5}, quiet=True)
+    assert "steps = 5" in (run / "config.toml").read_text()
+
+
+def test_overwriting_a_run_replaces_it_and_keeps_what_is_not_its_own(recipe: Path) -> None:
+    run = regard.train(recipe, quiet=True)
+    (run / "notes.txt").write_text("mine")
+    (run / ".start").mkdir()  # as a process that was killed leaves it
+    (run / ".start" / "tokenizer.json").write_text("{")
+    regard.train(recipe, settings={"tokenizer.kind": "char", "train.steps": 2}, overwrite=True, quiet=True)
+    assert (run / "notes.txt").read_text() == "mine"
+    assert not (run / ".start").exists()
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000002"]
+    assert 'kind = "char"' in (run / "config.toml").read_text()
 
 
 def test_a_finished_run_says_so_and_does_nothing(
