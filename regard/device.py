@@ -24,6 +24,8 @@ PEAK_FLOPS = {
 
 def pick_device(name: str) -> torch.device:
     """Return the device of a name (auto, cpu, cuda or cuda:N); one that does not exist is a RegardError."""
+    if not isinstance(name, str):
+        raise TypeError(f"a device is a string, auto, cpu, cuda or cuda:N, not {type(name).__name__}")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.options import App, Device, Json, Quiet, check_settings, choose_output
+from regard.cli.options import App, Device, Json, Quiet, check_settings, choose_output, free_path
 from regard.errors import RegardError
 from regard.filters.filter_registry import ALL, Filter, Parameter, option
 
@@ -131,7 +131,7 @@ def run(
     **noisy: Any,
 ) -> None:
     """Filter each file, and print the name of the result and its PSNR."""
-    pairs = output_paths(one, files, output)
+    pairs = output_paths(one, files, output, noisy.get("compare"))
     if noisy.get("compare") and len(files) > 1:
         raise RegardError("--compare is for one picture: give one, or leave it out")
     from regard.device import pick_device
@@ -145,12 +145,17 @@ def run(
             advance(1)
 
 
-def output_paths(one: Filter, files: list[Path], output: Path | None) -> list[tuple[Path, Path]]:
+def output_paths(
+    one: Filter, files: list[Path], output: Path | None, compare: Path | None = None
+) -> list[tuple[Path, Path]]:
     """Return each file with the path of its result: in a folder, the file's own name."""
     if output is None:
-        return [(path, choose_output(None, f"{path.stem}-{one.name}{default_ending(path)}")) for path in files]
+        chosen: list[Path] = []
+        for path in files:
+            chosen.append(free_path(Path(f"{path.stem}-{one.name}{default_ending(path)}"), chosen))
+        return list(zip(files, chosen, strict=True))
     if len(files) == 1 and not output.is_dir() and output.suffix:
-        return [(files[0], choose_output(output, "", files[0]))]
+        return [(files[0], choose_output(output, "", (files[0], compare)))]
     if output.is_file() or (len(files) > 1 and output.suffix and not output.is_dir()):
         raise RegardError(f"{output} is no folder, and {len(files)} pictures need one: give a folder's name")
     names = [path.name for path in files]
@@ -158,7 +163,7 @@ def output_paths(one: Filter, files: list[Path], output: Path | None) -> list[tu
         raise RegardError(
             f"{min(twice)} is there twice, and both would be {output / min(twice)}: filter them one by one"
         )
-    return [(path, choose_output(output / path.name, "", path)) for path in files]
+    return [(path, choose_output(output / path.name, "", (*files, compare))) for path in files]
 
 
 def default_ending(path: Path) -> str:

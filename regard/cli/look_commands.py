@@ -7,6 +7,7 @@ each; `change` and `heads` compare a model with itself after an intervention.
 from __future__ import annotations
 
 import json as jsons
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,15 +86,22 @@ def parse_changes(**given: Texts) -> list[Intervention]:
 
 
 def write_results(
-    found: Drawable, json: bool, picture: Path | None, tables: dict[Path | None, str], usual: str
+    found: Drawable,
+    json: bool,
+    picture: Path | None,
+    usual: str,
+    tables: dict[Path | None, str] | None = None,
+    inputs: Iterable[Path | None] = (),
 ) -> None:
     """Write the files asked for, or a picture named like `usual`, and print their names; or print the numbers as JSON.
 
-    `tables` maps the name of a file to the method of `found` that writes it.
+    `tables` maps the name of a file to the method of `found` that writes it. Inputs of the command are not replaced.
     """
-    files: dict[Path, Any] = {choose_output(path): getattr(found, way) for path, way in tables.items() if path}
+    read = list(inputs)
+    asked = {path: getattr(found, way) for path, way in (tables or {}).items() if path}
+    files: dict[Path, Any] = {choose_output(path, "", read): write for path, write in asked.items()}
     if picture is not None or not (files or json):
-        files[choose_output(picture, usual)] = found.save
+        files[choose_output(picture, usual, read)] = found.save
     for path, write in files.items():
         write(path)
     if json:
@@ -129,6 +137,7 @@ def look_page(
     replace: Annotated[Texts, change_option("replace", "Replace a token: source:3=dog or target:2=Hund")] = None,
     positions: Annotated[Texts, change_option("positions", "Change the position scheme: none, alibi, ...")] = None,
     to: To = None,
+    device: Device = "cpu",
     browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     json: Json = False,
 ) -> None:
@@ -145,11 +154,12 @@ def look_page(
 
     given = {"zero": zero, "uniform": uniform, "force": force, "forbid": forbid, "pin": pin, "replace": replace}
     changes = parse_changes(**given, positions=positions)
-    page = show(model, text, other, changes, own, **decode_settings(context, to))
+    page = show(model, text, other, changes, own, device=device, **decode_settings(context, to))
+    if output or not json:
+        path = choose_output(output, "look.html", [Path(text)])
+        page.save(path)
     if json:
         return print(jsons.dumps(page.document.tree, ensure_ascii=False))
-    path = choose_output(output, "look.html")
-    page.save(path)
     print(*(view.output for view in page.views), path, sep="\n")
     if browser:
         import webbrowser
@@ -178,11 +188,7 @@ def look_positions(
     if length < 2:
         raise RegardError(f"--length must be at least 2, not {length}")
     picture = positions_picture(name, model, section_settings(context, "model"), length)
-    if json:
-        return print(jsons.dumps(picture.numbers(), ensure_ascii=False))
-    path = choose_output(output, f"positions-{name}.png")
-    picture.save(path)
-    print(path)
+    write_results(picture, json, output, f"positions-{name}.png")
 
 
 def positions_picture(name: str, model: Path | None, settings: dict[str, str], length: int) -> PositionFigure:
@@ -219,18 +225,17 @@ def look_alignment(
         str, typer.Option(help="A cross-attention layer, such as decoder.2.cross. Default: the last.")
     ] = "",
     json: Json = False,
+    device: Device = "cpu",
     to: To = None,
 ) -> None:
     """Translate a sentence and draw which source words each word attends to."""
     from regard.inference.translator import Translator
     from regard.look.attention_figure import draw_alignment
 
-    drawn = draw_alignment(Translator.load(model, "cpu"), sentence, layer, **decode_settings(context, to))
-    if json:
-        return print(jsons.dumps(drawn.numbers(), ensure_ascii=False))
-    path = choose_output(output, "alignment.png")
-    drawn.save(path)
-    print(f"{drawn.translation}\n{path}")
+    drawn = draw_alignment(Translator.load(model, device), sentence, layer, **decode_settings(context, to))
+    if not json:
+        print(drawn.translation)
+    write_results(drawn, json, output, "alignment.png")
 
 
 @look_app.command("attention", settings=("decode",))
@@ -239,7 +244,10 @@ def look_attention(
     model: Model,
     sentence: Annotated[str, typer.Argument(help="The sentence to read; for a vision model the file of a picture.")],
     layer: Annotated[
-        str, typer.Option(help="A layer, such as decoder.2.cross, or a pattern: 'encoder.*'. Default: the last.")
+        str,
+        typer.Option(
+            help="A layer, such as encoder.5.self, or a pattern. Default: the last, of cross-attention if any."
+        ),
     ] = "",
     kind: Annotated[str, typer.Option(help="All layers of a kind: encoder, decoder or cross.")] = "",
     head: Annotated[int | None, typer.Option(help="One head, counted from 0; by default all.")] = None,
@@ -270,7 +278,7 @@ def look_attention(
     found = draw_attention(package, sentence, layer, kind, head, words, hide_sinks, renormalize, **options)
     if found.output and not json:
         print(found.output)
-    write_results(found, json, output, {csv: "save_csv", npz: "save_npz"}, "attention.png")
+    write_results(found, json, output, "attention.png", {csv: "save_csv", npz: "save_npz"}, [Path(sentence)])
 
 
 @look_app.command("statistics", settings=("decode",))
@@ -301,7 +309,7 @@ def look_statistics(
         found = measure_statistics(package, texts, advance, **options)
     if not json:
         print(found)
-    write_results(found, json, output, {csv: "save_csv"}, "statistics.png")
+    write_results(found, json, output, "statistics.png", {csv: "save_csv"}, [file])
 
 
 @look_app.command("gradients", settings=ALL_SECTIONS)
@@ -323,7 +331,7 @@ def look_gradients(
     found = measure_gradients(run, context.obj or {}, device)
     if not json:
         print(found)
-    write_results(found, json, output, {csv: "save_csv"}, "gradients.png")
+    write_results(found, json, output, "gradients.png", {csv: "save_csv"})
 
 
 @look_app.command("training")
@@ -339,7 +347,7 @@ def look_training(
     found = read_training_curves(runs)
     if not json:
         print(found)
-    write_results(found, json, output, {csv: "save_csv"}, "training.png")
+    write_results(found, json, output, "training.png", {csv: "save_csv"})
 
 
 # ---- interventions ---------------------------------------------------------------------------------------------------
@@ -414,4 +422,4 @@ def look_heads(
     found = scan_heads(load_model(model, pick_device(device), "fp32"), lines, other, metric, to)
     if not json:
         print(found)
-    write_results(found, json, output, {}, "heads.png")
+    write_results(found, json, output, "heads.png", inputs=[source, target])

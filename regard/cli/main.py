@@ -152,7 +152,10 @@ def print_usage_error(error: Exception) -> None:
     if type(error).__name__ == "NoArgsIsHelpError" or context is None:
         return error.show()  # type: ignore[attr-defined]
     message = error.format_message().rstrip(".")
-    print(f"regard: {message[:1].lower()}{message[1:]}; `{context.command_path} --help` explains it", file=sys.stderr)
+    end = "" if message.endswith("?") else ";"
+    print(
+        f"regard: {message[:1].lower()}{message[1:]}{end} `{context.command_path} --help` explains it", file=sys.stderr
+    )
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import gc
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -69,9 +69,9 @@ class Command(TyperCommand):
         try:
             found = super().parse_args(ctx, args)
         except Exception as error:
-            unknown = getattr(error, "option_name", None)
-            if unknown is None:
+            if not hasattr(error, "possibilities"):  # only the error of an unknown option has suggestions
                 raise
+            unknown = error.option_name  # type: ignore[attr-defined]
             options = [name for parameter in self.params for name in parameter.opts if name.startswith("--")]
             hint = suggest_option(unknown, options, self.sections)
             raise RegardError(f"no option {unknown}: {hint or f'`{ctx.command_path} --help` lists them'}") from None
@@ -109,7 +109,7 @@ def suggest_option(unknown: str, options: Sequence[str], sections: Iterable[str]
         section, _, key = name.partition(".")
         if key and section in sections:
             settings.setdefault(key.replace("_", "-"), f"--{name}")
-    names = {option.lstrip("-"): option for option in options} | settings
+    names = settings | {option.lstrip("-"): option for option in options}
     near = [name for name in (word, word.replace("_", "-")) if name in names]
     near = near or difflib.get_close_matches(word.replace("_", "-"), names, n=1, cutoff=0.7)
     return f"did you mean {names[near[0]]}?" if near else ""
@@ -173,25 +173,31 @@ def stdin_lines() -> Iterator[str]:
         yield text
 
 
-def choose_output(given: Path | None, default: str | Path = "", *inputs: Path | None) -> Path:
-    """Return the file or folder to write, before any work is done: the one given, or the first free name like `default`.
+def choose_output(
+    given: Path | None, default: str | Path = "", inputs: Iterable[Path | None] = (), *, folder: bool = False
+) -> Path:
+    """Return the file to write, before any work is done: the one given, or the first free name like `default`.
 
     A file that was not asked for by name is never replaced: `look.html` becomes `look-2.html`. One that was is replaced,
-    which is said on stderr, unless it is an input of the command.
+    which is said on stderr, unless it is an input of the command. With `folder` the output may be a folder.
     """
     if given is None:
         return free_path(Path(default))
     if any(path is not None and is_same_file(path, given) for path in inputs):
-        raise RegardError(f"{given} would be replaced by what is made of it: choose another file with --output")
-    if given.is_file() or (given.is_dir() and any(given.iterdir())):
-        print(f"regard: {given} exists and is replaced", file=sys.stderr)
+        raise RegardError(f"{given} is an input of this command and would be replaced: choose another output")
+    if given.is_dir() and not folder:
+        raise RegardError(f"{given} is a folder: give the name of a file to write")
+    if given.is_file():
+        print(f"regard: {given} exists and will be replaced", file=sys.stderr)
+    elif given.is_dir() and any(given.iterdir()):
+        print(f"regard: {given} exists; files of the same names in it will be replaced", file=sys.stderr)
     return given
 
 
-def free_path(path: Path) -> Path:
-    """Return the path, or the first of NAME-2, NAME-3, ... that does not exist."""
+def free_path(path: Path, taken: Collection[Path] = ()) -> Path:
+    """Return the path, or the first of NAME-2, NAME-3, ... that does not exist and is not taken."""
     number, found = 1, path
-    while found.exists() or found.is_symlink():
+    while found in taken or found.exists() or found.is_symlink():
         number += 1
         found = path.with_name(f"{path.stem}-{number}{path.suffix}")
     return found
@@ -200,7 +206,7 @@ def free_path(path: Path) -> Path:
 def is_same_file(a: Path, b: Path) -> bool:
     try:
         return a.samefile(b)
-    except OSError:  # one of them does not exist
+    except (OSError, ValueError):  # one of them does not exist, or is no path at all
         return False
 
 

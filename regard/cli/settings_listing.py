@@ -8,7 +8,15 @@ from typing import Any
 
 import regard.models.architectures  # noqa: F401 (fills the registry of parts and of architectures)
 from regard.config import Config
-from regard.config.recipes import choices_of, fields_of, find_recipe, flatten, shipped_recipes
+from regard.config.recipes import (
+    RECIPE_FOLDER,
+    SHIPPED_FOLDER,
+    choices_of,
+    fields_of,
+    find_recipe,
+    flatten,
+    shipped_recipes,
+)
 from regard.config.registry import KINDS, PARTS, TABLES, help_of
 from regard.errors import RegardError
 
@@ -32,7 +40,7 @@ def print_settings(name: str) -> None:
         print_tables([table for table, entry in TABLES.items() if not entry.kind])
         print_recipes()
     elif name in shipped_recipes():
-        print(find_recipe(name).read_text(encoding="utf-8"), end="")
+        print(find_recipe(name).read_text(encoding="utf-8").replace(RECIPE_FOLDER, str(SHIPPED_FOLDER)), end="")
     elif name in sections:
         for setting, value, help in flatten(getattr(Config(), name), f"{name}."):
             print_setting(setting, value, help)

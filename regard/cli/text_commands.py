@@ -232,7 +232,7 @@ def embed(
 
     if texts and input:
         raise RegardError("give texts or --input FILE, not both")
-    target = choose_output(output, "", input) if output else None
+    target = choose_output(output, "", [input]) if output else None
     embedder = Embedder.load(model, device)
     given = texts or list(read_lines(input) if input else stdin_lines())
     with progress_bar("embedding", len(given)) as advance:
@@ -242,9 +242,12 @@ def embed(
 
         from regard.files import disk_errors
 
-        with disk_errors(target), target.open("wb") as file:
-            np.save(file, vectors)
-        return print(target)
+        with disk_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("wb") as file:
+                np.save(file, vectors)
+        if not json:
+            return print(target)
     for text, vector in zip(given, vectors.tolist(), strict=True):
         line = jsons.dumps({"text": text, "vector": vector}, ensure_ascii=False) if json else None
         print(line or " ".join(f"{x:.6g}" for x in vector))

@@ -34,7 +34,7 @@ def tokenizer_train(
     from regard.terminal import count_progress, progress_bar
     from regard.text.tokenizer import Tokenizer
 
-    target = choose_output(output, "tokenizer.json", *files)
+    target = choose_output(output, "tokenizer.json", files)
     values = {"kind": kind, "vocab_size": vocab_size, "nfc": nfc, "lowercase": lowercase}
     config = build(values, TokenizerConfig, "tokenizer.")
     with progress_bar("reading lines") as advance:

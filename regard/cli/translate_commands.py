@@ -82,7 +82,7 @@ def translate(
         raise RegardError("give sentences or --input FILE, not both")
     if not options.get("temperature") and (options.get("top_k") or options.get("top_p")):
         raise RegardError("--top-k and --top-p choose among samples: give a --temperature above 0 too")
-    target = choose_output(output, "", input) if output else None
+    target = choose_output(output, "", [input]) if output else None
     translator = Translator.load(model, device, weights) if model else bundled_translator(device, weights)
     is_text = bool(translator.directions) and options.get("nbest", 1) == 1  # any length, one translation each
     is_interactive = not texts and not input and sys.stdin.isatty()
@@ -175,7 +175,6 @@ def evaluate(
     from regard.terminal import progress_bar
 
     given = {name: v for name, v in (("beam", beam), ("length_penalty", length_penalty)) if v is not None}
-    target = choose_output(output) if output else None
     package = load_model(run, pick_device(device), weights)
     if package.tokenizers is None and package.task != "image-classification":
         raise RegardError(
@@ -192,6 +191,7 @@ def evaluate(
     translator = Translator(package)
     specs, language = config.data.test, translator.target
     corpus = ParallelCorpus(specs, translator.source, language, Path(config.data.root), "test")
+    target = choose_output(output, "", corpus.files()) if output else None
     with progress_bar("translating") as advance:
         result = evaluation.evaluate(translator, corpus, advance, **dataclasses.asdict(config.decode) | given)
     language = corpus.directions[0].split(">")[1] if corpus.directions else language

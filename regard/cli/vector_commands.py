@@ -61,7 +61,7 @@ def vectors_train(
 ) -> None:
     """Train word vectors on plain text, split at white space."""
     given = {name: value for name, value in locals().items() if name in HELP}
-    target = choose_output(output, "vectors", *files)
+    target = choose_output(output, "vectors", files, folder=True)
 
     from regard.config.recipes import build
     from regard.vectors.formats import check_target
@@ -180,10 +180,11 @@ def vectors_plot(
     if output and output.suffix.lower() not in (".png", ".svg"):
         raise RegardError(f"a picture is a .png or .svg file, not {output}")
     drawn = plot_words(load(vectors), words or (), n)
+    if output or not json:
+        target = choose_output(output, "words.png", [vectors])
+        drawn.save(target)
     if json:
         return print_json(drawn.numbers())
-    target = choose_output(output, "words.png")
-    drawn.save(target)
     print(target)
 
 
@@ -205,7 +206,7 @@ def vectors_convert(
 
     loaded = WordVectors.load(vectors, errors)
     chosen = loaded.first(n) if n else loaded
-    target = choose_output(output, "", vectors)
+    target = choose_output(output, "", [vectors], folder=True)
     chosen.save(target, kind)
     print(f"{target}: {len(chosen):,} words of {chosen.dim} numbers")
 
@@ -221,7 +222,7 @@ def vectors_project(
     """Write files for TensorBoard's embedding projector."""
     from regard.vectors.formats import write_projector
 
-    target = choose_output(output, "projector", vectors)
+    target = choose_output(output, "projector", [vectors], folder=True)
     print(f"{target}: {write_projector(load(vectors), target, n):,} words; see them with tensorboard --logdir {target}")
 
 

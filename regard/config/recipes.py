@@ -33,9 +33,10 @@ def shipped_recipes() -> list[str]:
 def find_recipe(recipe: str | Path) -> Path:
     """Return the path of a recipe: the file itself, or the shipped recipe of this name."""
     path, name = Path(recipe), str(recipe).removesuffix(".toml")
-    if exists(path):
+    is_shipped = name in shipped_recipes()
+    if exists(path) and not (is_shipped and path.is_dir()):  # a run may have the name of its recipe
         return path
-    if name in shipped_recipes():
+    if is_shipped:
         return SHIPPED_FOLDER / f"{name}.toml"
     near = difflib.get_close_matches(path.stem, shipped_recipes(), n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""

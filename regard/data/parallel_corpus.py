@@ -289,6 +289,10 @@ class ParallelCorpus:
         found = Counter(language for direction in self.directions for language in direction.split(">"))
         return found.most_common(1)[0][0] if found else ""
 
+    def files(self) -> list[Path]:
+        """Return all files of the corpus."""
+        return [path for part in self._parts() for path in part.files]
+
     @property
     def directions(self) -> tuple[str, ...]:
         """The directions of the corpus, in the order of the specs; empty if these have none."""

@@ -60,6 +60,8 @@ def decode_config(own: DecodeConfig, options: Mapping[str, Any]) -> DecodeConfig
         if value is not None and not has_type(value, hints[name]):
             raise TypeError(f"{name} must be {type_name(hints[name])}, not {value!r} ({type(value).__name__})")
     given = {name: value for name, value in options.items() if value is not None}
+    if "beam" not in given and given.get("nbest", 0) > own.beam:
+        given["beam"] = given["nbest"]  # as many hypotheses as are asked for
     return build({**asdict(own), **given}, DecodeConfig, "decode.")
 
 
@@ -76,6 +78,12 @@ def type_name(hint: Any) -> str:
     if get_origin(hint) is tuple:
         return "a list of strings"
     return {int: "a whole number", float: "a number", str: "a string"}[hint]
+
+
+def check_string(value: Any, name: str) -> None:
+    """Raise a TypeError if an argument is neither a string nor None."""
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{name} takes a string, not {value!r} ({type(value).__name__})")
 
 
 def check_texts(texts: Any, method: str, what: str = "strings") -> list[str]:

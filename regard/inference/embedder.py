@@ -15,7 +15,7 @@ from regard.decode.generation import length_batches, max_length_of
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.exchange.loader import load_model
-from regard.inference.arguments import check_texts
+from regard.inference.arguments import check_string, check_texts
 from regard.models.classification_model import ClassificationModel
 from regard.models.model import Model, names_where
 from regard.text.special_tokens import PAD, SpecialTokenTemplate
@@ -98,6 +98,7 @@ class Embedder:
         return normalize_rows(vectors) if normalize else vectors
 
     def _pooling(self, asked: str | None) -> str:
+        check_string(asked, "pooling")
         pooling = asked or self.pooling
         if pooling not in POOLINGS:
             raise RegardError(f"pooling must be one of {', '.join(POOLINGS)}, not '{pooling}'")

@@ -29,13 +29,15 @@ def config_of(name: str, settings: dict[str, str]) -> tuple[ModelConfig, dict[st
     Also returned is what had to be assumed because only the data determine it, such as the size of the vocabulary.
     """
     known, vocab, path = {}, TokenizerConfig.vocab_size, resolve_name(name)
+    if name in recipes.shipped_recipes() and not exists(path):
+        path = recipes.find_recipe(name)
     if name in PRESETS:
         config = preset(name, **settings)
-    elif name.endswith(".toml") or (exists(path) and path.is_dir()):
+    elif path.suffix == ".toml" or (exists(path) and path.is_dir()):
         recipe = recipe_of(path, {f"model.{field}": value for field, value in settings.items()})
         config, vocab, known = recipe.model, recipe.tokenizer.vocab_size, sizes_of_data(path)
     else:
-        raise RegardError(f"'{name}' is no preset, recipe (.toml) or folder: {suggest_preset(name)}")
+        raise RegardError(f"'{name}' is no preset, recipe or folder: {suggest_preset(name)}")
     missing = assumptions(config, vocab)
     if "max_len" not in settings and architecture_of(config).sees_images:  # one token for each patch of its images
         config = replace(config, max_len=known.get("max_len", config.max_len))

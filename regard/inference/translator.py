@@ -25,9 +25,9 @@ from regard.decode.constraints import Hypothesis
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.exchange.loader import load_model
-from regard.inference.arguments import TranslateOptions, check_texts, decode_config
+from regard.inference.arguments import TranslateOptions, check_string, check_texts, decode_config
 from regard.models.model import TranslationModel
-from regard.pretrained import DEFAULT, bundled_models
+from regard.pretrained import DEFAULT, bundled_models, bundled_path
 from regard.terminal import progress_bar
 from regard.text.casing import (
     add_full_stop,
@@ -177,6 +177,8 @@ class Translator:
         if isinstance(texts, str):
             return self.translate([texts], to, source, progress=progress, quiet=quiet, **options)[0]
         texts = check_texts(texts, "translate")
+        check_string(to, "to")
+        check_string(source, "source")
         if not self.directions:
             if source not in (None, self.source):
                 raise RegardError(f"this model translates from {self.source} to {self.target}, not from {source}")
@@ -321,6 +323,10 @@ class Translator:
         **options: Unpack[TranslateOptions],
     ) -> list[Translation]:
         """Decode each sentence as it is, without what `translate` does for texts. Arguments are those of `translate`."""
+        if isinstance(sentences, str):
+            raise TypeError("translate_sentences takes a list of strings, not a string: translate takes both")
+        sentences = check_texts(sentences, "translate_sentences")
+        check_string(to, "to")
         chosen = decode_config(self.options, options)
         sources, languages = self.encode_sources(sentences, to)
         device = next(self.model.parameters()).device
@@ -404,7 +410,10 @@ def refuse_several_sentences(texts: Sequence[str], parts: list[list[Sentence]]) 
     for number, (text, own) in enumerate(zip(texts, parts, strict=True), 1):
         if sum(not part.ends_line for part in own) > 1:
             where = f"line {number}: " if len(texts) > 1 else ""
-            raise RegardError(f"{where}several translations (--nbest) are for one sentence, not for {text[:60]!r}")
+            raise RegardError(
+                f"{where}several translations (nbest) are for one sentence, not for {text[:60]!r}: "
+                f"put each sentence on a line of its own"
+            )
 
 
 def concatenate(found: list[Translation]) -> Translation:
@@ -502,4 +511,4 @@ def bundled_translator(device: str = "auto", weights: str = "auto") -> Translato
             "no model given: train one (`regard train toy-en-de`) and pass it with --model FOLDER (model=)"
         )
     on_cpu = pick_device(device).type == "cpu"
-    return Translator.load(DEFAULT, device, "int8" if weights == "auto" and on_cpu else weights)
+    return Translator.load(bundled_path(DEFAULT), device, "int8" if weights == "auto" and on_cpu else weights)

@@ -253,13 +253,16 @@ def body_of(model: nn.Module) -> Model:
     return body
 
 
-def package_of(model: Any) -> tuple[ModelPackage, str]:
-    """Return the package and the name of a model: of a folder, a package, or a Translator, Generator, ... in use."""
+def package_of(model: Any, device: str = "cpu") -> tuple[ModelPackage, str]:
+    """Return the package and the name of a model: of a folder, a package, or a Translator, Generator, ... in use.
+
+    `device` is for a folder, which is loaded.
+    """
     from regard.device import pick_device
     from regard.model_folder import ModelPackage, load
 
     if isinstance(model, (str, Path)):
-        return load(Path(model), pick_device("cpu")), Path(model).resolve().name
+        return load(Path(model), pick_device(device)), Path(model).resolve().name
     if isinstance(model, ModelPackage):
         return model, ""
     return (model.package if hasattr(model, "package") else _rebuild_package(model)), ""

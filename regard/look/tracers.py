@@ -59,6 +59,7 @@ def trace(
     changes: Sequence[Intervention] = (),
     along: Trace | None = None,
     own: bool = False,
+    device: str = "cpu",
     **options: Any,
 ) -> Trace:
     """Let a model read a text, or an image file, and record everything.
@@ -66,9 +67,10 @@ def trace(
     `model` is a folder, a loaded ModelPackage, or a Translator, Generator, Classifier or Embedder. `changes` are
     interventions that are active while it runs (look/interventions.py). With `along`, a model that writes also reads
     what it wrote in another trace of its kind, so that the two can be compared token by token; its output is still its
-    own, and with `own` so is what it reads. Options are those of `[decode]`, for models that write.
+    own, and with `own` so is what it reads. A folder is loaded on `device`. Options are those of `[decode]`, for models
+    that write.
     """
-    package, name = package_of(model)
+    package, name = package_of(model, device)
     if along is not None:
         check_same_kind(along, package, name)
     request = TraceRequest(package, name, str(text), tuple(changes), None if own else along, options)

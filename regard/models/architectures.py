@@ -85,7 +85,8 @@ def with_preset(settings: Mapping[str, Any], overrides: Mapping[str, Any] | None
 def suggest_preset(name: str) -> str:
     """Return a hint for a name that is no preset: the nearest one, and how to list all."""
     near = [preset for preset in PRESETS if name and name in preset.split("-")]  # tiny: transformer-tiny comes first
-    near = near or difflib.get_close_matches(name, PRESETS, n=1)
+    family = [preset for preset in PRESETS if preset.split("-")[0] == name.split("-")[0]]
+    near = near or difflib.get_close_matches(name, family or PRESETS, n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""
     return f"{hint}`regard cost` lists all presets"
 

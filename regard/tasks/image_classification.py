@@ -104,7 +104,7 @@ class ImageClassificationJob(Job):
         return replace(super().package(), labels=self.names, pixels=self.pixels)
 
     def next_steps(self) -> list[str]:
-        return [*super().next_steps(), f"regard classify {self.folder} picture.png"]
+        return [*super().next_steps(), f"regard classify {self.quoted_folder} picture.png"]
 
 
 def prepare_job(folder: Path, config: Config, quiet: bool = False) -> ImageClassificationJob:

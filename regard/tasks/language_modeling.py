@@ -99,7 +99,7 @@ class LanguageModelingJob(Job):
         return tokenizer.decode(islice(known, 1))
 
     def next_steps(self) -> list[str]:
-        return [*super().next_steps(), f'regard generate {self.folder} "..."']
+        return [*super().next_steps(), f'regard generate {self.quoted_folder} "..."']
 
 
 def prepare_job(folder: Path, config: Config, quiet: bool = False) -> LanguageModelingJob:

@@ -61,8 +61,9 @@ def train(
         overwrite: Start over: delete what Regard wrote into the run.
         quiet: Print no progress on stderr.
     """
-    sections = {"data": data, "tokenizer": tokenizer, "model": model, "train": train, "decode": decode, "name": name}
-    config, folder = configure(recipe, run, {**_dotted(sections), **(settings or {})}, overwrite)
+    given = _section_settings(data=data, tokenizer=tokenizer, model=model, train=train, decode=decode)
+    given |= {} if name is None else {"name": name}
+    config, folder = configure(recipe, run, {**given, **(settings or {})}, overwrite)
     with open_trainer(config, folder, overwrite=overwrite, quiet=quiet) as (trainer, stop):
         trainer.run(stop)
     return folder
@@ -102,7 +103,7 @@ def resume(
         settings: Settings by dotted names.
         quiet: Print no progress on stderr.
     """
-    sections = {"data": data, "train": train, "decode": decode}
+    given = _section_settings(data=data, train=train, decode=decode)
     path = Path(run) / "config.toml"
     if not exists(path):
         raise RegardError(f"no run at {run}: there is no config.toml in it; start one with `regard train RECIPE`")
@@ -111,7 +112,7 @@ def resume(
             f"{run} has a config.toml but no {MARKER}, so Regard did not begin a run there: "
             f"start one elsewhere with `regard train {path} --run FOLDER`"
         )
-    config = make_config(recipes.load(path), {**_dotted(sections), **(settings or {})})
+    config = make_config(recipes.load(path), {**given, **(settings or {})})
     with open_trainer(config, Path(run), resuming=True, quiet=quiet) as (trainer, stop):
         trainer.run(stop)
     return Path(run)
@@ -154,6 +155,14 @@ def open_trainer(
             ) from error
         finally:
             trainer.close()
+
+
+def _section_settings(**sections: Table | None) -> dict[str, Any]:
+    """Return the settings of sections by dotted names; anything but a table is a TypeError."""
+    for name, table in sections.items():
+        if not isinstance(table, Mapping | None):
+            raise TypeError(f"{name} takes a table of settings such as {{'steps': 2000}}, not {type(table).__name__}")
+    return _dotted(sections)
 
 
 def _dotted(sections: Mapping[str, Any]) -> dict[str, Any]:

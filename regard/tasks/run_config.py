@@ -46,7 +46,7 @@ def recipe_warnings(config: Config) -> list[str]:
     if train.warmup >= train.steps:
         found.append(
             f"train.warmup {train.warmup:,} is as long as the run (train.steps {train.steps:,}): the learning rate rises to "
-            f"the end, and reaches {train.lr * train.steps / max(1, train.warmup):.2g} of train.lr {train.lr:g}"
+            f"the end, and reaches only {train.lr * train.steps / max(1, train.warmup):.2g} instead of train.lr {train.lr:g}"
         )
     saved = train.steps // train.save_every
     if train.average > max(1, saved):

@@ -131,7 +131,7 @@ class TextClassificationJob(Job):
         return replace(super().package(), labels=self.names)
 
     def next_steps(self) -> list[str]:
-        return [*super().next_steps(), f'regard classify {self.folder} "..."']
+        return [*super().next_steps(), f'regard classify {self.quoted_folder} "..."']
 
 
 def make_objective(model: nn.Module, task: str, label_smoothing: float = 0.0) -> Objective:

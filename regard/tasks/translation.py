@@ -101,7 +101,7 @@ class TranslationJob(Job):
 
     def next_steps(self) -> list[str]:
         to = f" --to {self.directions[0].split('>')[1]}" if self.directions else ""
-        return [*super().next_steps(), f'regard translate --model {self.folder}{to} "..."']
+        return [*super().next_steps(), f'regard translate --model {self.quoted_folder}{to} "..."']
 
 
 def prepare_job(folder: Path, config: Config, quiet: bool = False) -> TranslationJob:

@@ -5,6 +5,7 @@ Each task implements `Job` in a module of regard/tasks; `regard.tasks.TASKS` lis
 
 from __future__ import annotations
 
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -87,4 +88,9 @@ class Job(ABC):
 
     def next_steps(self) -> list[str]:
         """Return commands to suggest to the user when the run is finished."""
-        return [f"regard evaluate {self.folder}"] if self.config.data.test else []
+        return [f"regard evaluate {self.quoted_folder}"] if self.config.data.test else []
+
+    @property
+    def quoted_folder(self) -> str:
+        """The folder of the run as a word of a command line."""
+        return shlex.quote(str(self.folder))

@@ -38,7 +38,7 @@ A {model.architecture} model for {config.task}, trained with Regard{origin}.
 | training data | {", ".join(config.data.train)}: {job.data_amount} |
 | trained | {progress.step:,} steps, {progress.tokens:,} scored, {progress.seconds:,.0f} s of training |
 | weights | {weights} |
-| validation | {", ".join(config.data.valid)}: {result.describe()} |
+| validation | {", ".join(config.data.valid) or "held out of the training data"}: {result.describe()} |
 
 Scores on a test set: `regard evaluate`. Every setting of the run is in its config.toml.
 """

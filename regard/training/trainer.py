@@ -7,6 +7,7 @@ alone. So a run that resumes from any checkpoint does exactly what the uninterru
 from __future__ import annotations
 
 import math
+import shlex
 
 import torch
 
@@ -129,11 +130,18 @@ class Trainer:
     def _say_finished(self) -> None:
         steps, last = self.progress.step, self.config.steps
         how = f"{steps:,} of {last:,} steps" if steps >= last else f"stopped early after {steps:,} of {last:,} steps"
+        more = f"--train.steps {2 * max(steps, last)}"
+        if steps < last:  # early stopping ended it, and would end it again
+            more = f"--train.patience {2 * self.config.patience}"
         self.display.say(
             f"{self.job.folder} is finished ({how}); its model is in {self.job.folder / 'model'}\n"
-            f"to train longer: regard resume {self.job.folder} --train.steps {2 * max(steps, last)}\n"
-            + "\n".join(["next:", *(f"  {command}" for command in self.job.next_steps())])
+            f"to train longer: regard resume {shlex.quote(str(self.job.folder))} {more}" + self._next_steps()
         )
+
+    def _next_steps(self) -> str:
+        """Return the commands that the user may want to run next, as lines that follow a message."""
+        commands = self.job.next_steps()
+        return "\n" + "\n".join(["next:", *(f"  {command}" for command in commands)]) if commands else ""
 
     # ---- between steps -----------------------------------------------------------------------------------------------
 
@@ -257,8 +265,8 @@ class Trainer:
         )
         self.display.say(
             f"done: {which} has {result.describe()} "
-            f"(best {self.config.metric} during training: {abs(progress.best or 0):.4g} at step {progress.best_step})\n"
-            + "\n".join(["next:", *(f"  {command}" for command in job.next_steps())])
+            f"(best {self.config.metric} during training: {abs(progress.best or 0):.4g} at step {progress.best_step})"
+            + self._next_steps()
         )
 
     def close(self) -> None:

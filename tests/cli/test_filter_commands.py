@@ -220,7 +220,7 @@ def test_a_file_that_is_named_and_there_is_replaced_with_a_word(grey: Path, tmp_
     out = save(tmp_path / "out.png", np.zeros((2, 2), np.uint8))
     words = ["filter", "gaussian", str(grey), "-o", str(out), "--device", "cpu"]
     ran = CliRunner().invoke(app, words, obj={}, catch_exceptions=False)
-    assert f"regard: {out} exists and is replaced" in ran.stderr
+    assert f"regard: {out} exists and will be replaced" in ran.stderr
     assert Image.open(out).size == (48, 40)
 
 
@@ -230,7 +230,7 @@ def test_a_file_that_is_named_and_there_is_replaced_with_a_word(grey: Path, tmp_
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["gaussian", "grey.png", "-o", "grey.png"], "would be replaced by what is made of it"),
+        (["gaussian", "grey.png", "-o", "grey.png"], "is an input of this command and would be replaced"),
         (["gaussian", "grey.png", "-o", "out.png", "--sigma", "-1"], "a sigma of 0 or more"),
         (["perona-malik", "grey.png", "-o", "out.png", "--add-noise", "9", "--rate", "0.3"], "at most 0.25"),
         (["gaussian", "missing.png", "-o", "out.png", "--sigma", "1"], "there is no picture .*missing.png"),

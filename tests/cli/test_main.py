@@ -225,7 +225,7 @@ BAD = [
     (["train", "{recipe}", "--run", "{tmp}/r", "--data.train", "none.tsv"], "none.tsv"),
     (["train", "{recipe}", "--run", "{tmp}/r", "--train.device", "cuda:99"], "device"),
     (["translate", "-m", "{run}", "--beam", "0", "x"], "beam"),
-    (["translate", "-m", "{run}", "--nbest", "9", "x"], "widen the beam"),
+    (["translate", "-m", "{run}", "--nbest", "9", "--beam", "2", "x"], "widen the beam"),
     (["translate", "-m", "{run}", "they sleep " * 40], "longer"),
     (["translate", "-m", "{run}", "-i", "none.txt"], "none.txt"),
     (["tokenizer", "encode", "none.json", "x"], "none.json"),

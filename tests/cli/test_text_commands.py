@@ -238,6 +238,7 @@ def test_embedding_says_what_is_wrong(call: Call, bert: Path, tmp_path: Path) ->
     assert call("embed", bert, long, "--truncate").code == 0
     assert "not both" in call("embed", bert, "I", "-i", "x").err
     assert "does not belong here" in call("embed", bert, "I", "--decode.seed", "1").err
-    missing = call("embed", bert, "I", "-o", tmp_path / "no" / "x.npy")
+    (tmp_path / "file").write_text("")
+    missing = call("embed", bert, "I", "-o", tmp_path / "file" / "x.npy")
     assert missing.code == 2
     assert "cannot write" in missing.err

@@ -362,5 +362,5 @@ def test_several_sentences_have_no_several_translations() -> None:
         "12",
         "DER MANN GING IN DAS HAUS UND SAGTE",
     ]
-    with pytest.raises(RegardError, match=r"^line 2: .*--nbest.* one sentence, not for 'The man\. The house\.'"):
+    with pytest.raises(RegardError, match=r"^line 2: .*nbest.* one sentence, not for 'The man\. The house\.'"):
         fake.translate(["the man", "The man. The house."], source="en", nbest=2)

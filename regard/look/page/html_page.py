@@ -55,6 +55,7 @@ def show(
     other: Any = None,
     changes: Sequence[Any] = (),
     own: bool = False,
+    device: str = "cpu",
     **options: Any,
 ) -> Page:
     """Return the page of a model and an input; with another model, or with interventions on this one, compare the two.
@@ -67,10 +68,10 @@ def show(
         raise RegardError(
             "own output is for two that are compared, but there is one view: name another model, or a change"
         )
-    first = trace(model, text, **options)
+    first = trace(model, text, device=device, **options)
     if alone:
         return Page([first])
-    second = trace(model if other is None else other, text, changes, first, own, **options)
+    second = trace(model if other is None else other, text, changes, first, own, device, **options)
     return Page([first, second])
 
 
