@@ -14,7 +14,7 @@ Use a model:
     Generator     generate, stream, chat, score   language models: GPT, LLaMA, LSTM, ...
     Classifier    classify                        models trained on labels: texts, pairs, tags, images
     Embedder      embed                           encoders: BERT, RoBERTa, ...
-    WordVectors   nearest, analogy, similarity    word2vec and GloVe files
+    WordVectors   nearest, analogy, similarity    word2vec and GloVe files; WordVectors.train makes some
 
 Train one:
 

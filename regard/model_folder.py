@@ -228,7 +228,9 @@ def find(path: Path) -> Path:
         if exists(folder / "config.json"):
             return folder
     if exists(path / "config.toml"):
-        raise RegardError(f"the run {path} has no finished model yet: continue with `regard resume {path}`")
+        steps = sorted(int(folder.name[5:]) for folder in path.glob("checkpoints/step-*") if folder.name[5:].isdigit())
+        end = f", or end it here with `regard resume {path} --train.steps {steps[-1]}`" if steps else ""
+        raise RegardError(f"the run {path} has no finished model yet: continue with `regard resume {path}`{end}")
     refuse_pickle(path)
     raise RegardError(
         f"no model at {path}: give a run folder such as runs/toy-en-de, a model folder with a config.json, or the name of a "

@@ -13,9 +13,12 @@ from types import FrameType, TracebackType
 class Interrupted(Exception):
     """The exception that ends training after a signal, when everything is saved."""
 
-    def __init__(self, signum: int, run: Path) -> None:
-        name = signal.Signals(signum).name
-        super().__init__(f"stopped by {name}, all is saved: continue with `regard resume {shlex.quote(str(run))}`")
+    def __init__(self, signum: int, run: Path, step: int, steps: int) -> None:
+        name, resume = signal.Signals(signum).name, f"regard resume {shlex.quote(str(run))}"
+        super().__init__(
+            f"stopped by {name} at step {step:,} of {steps:,}, all is saved: continue with `{resume}`"
+            + (f", or end it here with `{resume} --train.steps {step}`" if 0 < step < steps else "")
+        )
         self.exit_code = 128 + signum
 
 

@@ -51,7 +51,9 @@ def translate(
     device: Device = "auto",
     weights: Weights = "auto",
     beam: Annotated[int | None, decoding(help="Beam width; 1 = greedy.")] = None,
-    nbest: Annotated[int | None, decoding(help="Number of translations of each sentence, with scores.")] = None,
+    nbest: Annotated[
+        int | None, decoding(help="Number of translations of each line, which must be one sentence.")
+    ] = None,
     length_penalty: Annotated[float | None, decoding(help="Exponent a in log p(y) / |y|^a.")] = None,
     min_len: Annotated[int | None, decoding(help="Least number of tokens of a translation.")] = None,
     temperature: Annotated[float | None, decoding(help="Sampling temperature; 0 = beam search.")] = None,

@@ -48,11 +48,9 @@ class DataConfig:
     mean_span: float = setting(3.0, "span-corruption and denoising: mean length of a masked span in tokens")
     whole_words: bool = setting(False, "masked-lm: mask whole words, not single pieces")
     permute: bool = setting(True, "denoising: also shuffle the sentences")
-    text_column: str = setting(
-        "", "labelled data: the column of the text, by name or number (from 1); empty = the usual names"
-    )
+    text_column: str = setting("", "labelled data: the column of the text, by name or number (from 1); empty = text")
     pair_column: str = setting("", "labelled data: the column of a second text")
-    label_column: str = setting("", "labelled data: the column of the label")
+    label_column: str = setting("", "labelled data: the column of the label; empty = label")
     image_size: int = setting(0, "scale images to this many pixels on each side; 0 = as they are", most=1 << 14)
     shift: int = setting(0, "shift training images at random by up to this many pixels")
     rotate: float = setting(0.0, "rotate training images at random by up to this many degrees")

@@ -47,7 +47,9 @@ class TextCorpus:
         """
         if all(self._is_document(path) for path, _ in self._files()):
             part = held_out_share(self.characters(), share)
-            message = f"data.valid is not given: the last {part:.3g} of the training text is held out for validation"
+            message = (
+                f"data.valid is not given: the last {100 * part:.3g}% of the training text is held out for validation"
+            )
             return replace(self, share=part), replace(self, split="valid", share=part), message
         if any(self._is_document(path) for path, _ in self._files()):
             raise RegardError(

@@ -133,7 +133,7 @@ def open_trainer(
 ) -> Iterator[tuple[Trainer, StopRequest]]:
     """Lock a run folder, prepare its task, and yield its trainer and the stop request that signals set."""
     with open_run(run, config, overwrite=overwrite, resuming=resuming) as opened:
-        for warning in [] if opened.is_unchanged else recipe_warnings(config):
+        for warning in recipe_warnings(config) if opened.is_new or overwrite else []:
             print_message(f"warning: {warning}", quiet)
         try:
             pick_device(config.train.device)  # an unknown device is refused before data are prepared

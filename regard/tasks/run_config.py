@@ -59,6 +59,13 @@ def recipe_warnings(config: Config) -> list[str]:
         found.append(
             f"data.test is also data.valid ({', '.join(same)}): checkpoints are chosen on it, so its score will be too good"
         )
+    if data.train and not any(spec.startswith("toy:") for spec in data.train):
+        found += [
+            f"data.{split} is {spec}, the embedded corpus, but data.train is not: leave it out, or give files"
+            for split in ("valid", "test")
+            for spec in getattr(data, split)
+            if spec.startswith("toy:")
+        ]
     return found
 
 

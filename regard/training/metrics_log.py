@@ -110,7 +110,7 @@ class ProgressDisplay:
     def status(self, step: int, status: str) -> None:
         self.progress.update(self.task, status=status)
         if not self.is_live:
-            self.say(f"step {step}: {status}")
+            self.say(f"step {step:,} of {self.progress.tasks[0].total:,.0f}: {status}")
 
     def close(self) -> None:
         self.progress.stop()

@@ -129,7 +129,8 @@ class Trainer:
 
     def _say_finished(self) -> None:
         steps, last = self.progress.step, self.config.steps
-        how = f"{steps:,} of {last:,} steps" if steps >= last else f"stopped early after {steps:,} of {last:,} steps"
+        how = f"{steps:,} of {max(steps, last):,} steps"
+        how = how if steps >= last else f"stopped early after {how}"
         more = f"--train.steps {2 * max(steps, last)}"
         if steps < last:  # early stopping ended it, and would end it again
             more = f"--train.patience {2 * self.config.patience}"
@@ -227,7 +228,7 @@ class Trainer:
 
     def _raise_if_stopped(self, stop: StopRequest) -> None:
         if stop.signum:
-            raise Interrupted(stop.signum, self.job.folder)
+            raise Interrupted(stop.signum, self.job.folder, self.progress.step, self.config.steps)
 
     # ---- first message and final model -------------------------------------------------------------------------------
 

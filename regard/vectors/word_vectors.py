@@ -13,10 +13,12 @@ from difflib import SequenceMatcher
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
+from regard.config import VectorsConfig
+from regard.config.recipes import build
 from regard.errors import RegardError
 from regard.files import read_json
 
@@ -28,11 +30,37 @@ SUGGESTION_WORDS = 200_000  # spellings are suggested from the first, that is, m
 Neighbours = list[tuple[str, float]]  # words and their scores, best first
 
 
+class VectorOptions(TypedDict, total=False):
+    """Keyword arguments of `WordVectors.train`; `regard vectors train --help` says what they mean."""
+
+    model: str  # skipgram or cbow
+    loss: str  # negative, hierarchical or softmax
+    dim: int  # size of the vectors
+    window: int  # context words on each side, at most
+    shrink_windows: bool  # draw the size of each window
+    negatives: int  # negative samples for each prediction
+    noise_power: float
+    min_count: int  # words that occur less often are removed
+    max_vocab: int
+    lowercase: bool
+    subsample: float
+    subsample_rule: str
+    epochs: int  # passes over the text
+    lr: float
+    min_lr_share: float
+    spread: float
+    cbow_gradient: str
+    threads: int
+    seed: int
+    device: str
+    batch: int
+
+
 @dataclass(frozen=True)
 class WordVectors:
     """Words, most frequent first where counts are known, and one vector for each.
 
-    `regard.load` and `WordVectors.load` read the files of word2vec and GloVe.
+    `WordVectors.train` trains some with word2vec; `regard.load` and `WordVectors.load` read the files of word2vec and GloVe.
 
     Examples:
         >>> import numpy as np
@@ -68,6 +96,22 @@ class WordVectors:
             raise RegardError(f"{len(self.words):,} words and vectors of shape {shape} do not go together")
         if self.counts is not None and len(self.counts) != len(self.words):
             raise RegardError(f"{len(self.words):,} words and {len(self.counts):,} counts do not go together")
+
+    @classmethod
+    def train(
+        cls, files: str | Path | Iterable[str | Path], quiet: bool = True, **settings: Unpack[VectorOptions]
+    ) -> WordVectors:
+        """Train word vectors with word2vec on text files, a sentence a line, split at white space.
+
+        Args:
+            files: A text file, or several; they may be compressed.
+            quiet: False shows a progress bar on a terminal.
+            settings: Settings of `regard vectors train`, such as dim=100, window=5, epochs=5, model="cbow".
+        """
+        from regard.vectors.word2vec import train
+
+        given = [files] if isinstance(files, (str, Path)) else list(files)
+        return train([Path(file) for file in given], build(dict(settings), VectorsConfig), quiet).word_vectors()
 
     @property
     def dim(self) -> int:

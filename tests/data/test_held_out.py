@@ -124,7 +124,7 @@ def test_the_end_of_a_text_or_some_of_its_documents(tmp_path: Path) -> None:
     texts = ["".join(text for (text,) in corpus.rows()) for corpus in (train, valid)]
     assert "".join(texts) == (tmp_path / "t.txt").read_text()
     assert len(texts[1]) == 90
-    assert "last 0.1 of the training text" in message
+    assert "last 10% of the training text" in message
     train, valid, message = TextCorpus(("t.txt",), tmp_path, "line").hold_out(0.1, 0)
     kept, held = ({text for (text,) in corpus.rows()} for corpus in (train, valid))
     assert (len(kept), len(held), kept & held) == (90, 10, set())

@@ -12,13 +12,13 @@ from typing import get_type_hints
 import pytest
 
 import regard
-from regard.config import DecodeConfig
+from regard.config import DecodeConfig, VectorsConfig
 from regard.inference.arguments import GenerateOptions, TranslateOptions
 from regard.inference.classifier import Classifier
 from regard.inference.embedder import Embedder
 from regard.inference.generator import Generator
 from regard.inference.translator import Translator
-from regard.vectors.word_vectors import WordVectors
+from regard.vectors.word_vectors import VectorOptions, WordVectors
 
 CLASSES = (Translator, Generator, Classifier, Embedder, WordVectors)
 MODULES = (
@@ -98,6 +98,10 @@ def test_options_are_settings_with_their_types(options: type) -> None:
         assert setting in settings
         if setting not in ("stop_strings", "beam_stop"):
             assert hint == settings[setting] | None
+
+
+def test_options_of_word_vectors_are_their_settings() -> None:
+    assert get_type_hints(VectorOptions) == get_type_hints(VectorsConfig)
 
 
 def test_wrong_types_say_what_was_expected(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,7 @@ def test_a_misspelt_command_or_argument_is_one_line(
     [
         ({"train.warmup": 50, "train.steps": 10}, "train.warmup 50 is as long as the run"),
         ({"train.average": 5, "train.steps": 10, "train.save_every": 10}, "train.average 5 .* saves only 1"),
+        ({"data.test": "toy:20"}, r"data\.test is toy:20, the embedded corpus, but data\.train is not"),
         ({"data.valid": "a.{lang}", "data.test": "a.{lang}"}, r"data.test is also data.valid \(a\.\{lang\}\)"),
     ],
 )
