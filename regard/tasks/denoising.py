@@ -40,6 +40,10 @@ class DenoisingJob(Job):
     valid: Store
     corrupt: Corruption
 
+    @property
+    def scored(self) -> str:
+        return "scored tokens"
+
     def batches(self) -> CorruptedBatches:
         train = self.config.train
         return make_batches(self.train, self.config, self.token_template, self.corrupt, train.batch_tokens, train.seed)

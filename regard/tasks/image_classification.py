@@ -84,6 +84,10 @@ class ImageClassificationJob(Job):
     pixels: Pixels
 
     @property
+    def scored(self) -> str:
+        return "images"
+
+    @property
     def metrics(self) -> tuple[str, ...]:
         return ("loss", "accuracy", "f1", "matthews")
 

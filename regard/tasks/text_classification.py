@@ -110,6 +110,10 @@ class TextClassificationJob(Job):
     names: tuple[str, ...]
 
     @property
+    def scored(self) -> str:
+        return "labels"
+
+    @property
     def metrics(self) -> tuple[str, ...]:
         without_f1 = self.config.task == "tagging" and not is_bio(self.names)  # F1 is over entities
         return ("loss", "accuracy") if without_f1 else ("loss", *METRICS[self.config.task])

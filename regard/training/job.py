@@ -54,6 +54,11 @@ class Job(ABC):
     data_amount: str  # how much training data there is, in words
 
     @property
+    def scored(self) -> str:
+        """What the loss is a mean over, in the plural, for the speed that is shown while training."""
+        return "tokens"
+
+    @property
     def metrics(self) -> tuple[str, ...]:
         """The names that `train.metric` may have."""
         return ("loss",)

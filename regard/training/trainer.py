@@ -160,7 +160,7 @@ class Trainer:
         mfu = f"  MFU {speed['mfu']:.1%}" if "mfu" in speed else ""
         self.display.status(
             progress.step,
-            f"loss {values['loss']:.3f}  lr {values['lr']:.2e}  {speed['tokens_per_s']:,.0f} tokens/s{mfu}",
+            f"loss {values['loss']:.3f}  lr {values['lr']:.2e}  {speed['tokens_per_s']:,.0f} {self.job.scored}/s{mfu}",
         )
 
     def _check_finite(self) -> None:

@@ -164,4 +164,7 @@ def test_other_tasks_hold_something_out_too(task: str, tmp_path: Path, capfd: py
     model = SMALL | ({} if task == "causal-lm" else {"n_encoder_layers": 1})
     model = {k: v for k, v in model.items() if task != "image-classification" or k != "max_len"}
     regard.train(tmp_path / "r.toml", tmp_path / "run", data={"root": str(tmp_path)}, model=model, train=TRAIN)
-    assert "data.valid is not given" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "data.valid is not given" in said
+    units = {"causal-lm": "tokens", "masked-lm": "scored tokens", "image-classification": "images"}
+    assert f" {units.get(task, 'labels')}/s" in said  # what its speed counts

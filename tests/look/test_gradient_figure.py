@@ -377,7 +377,7 @@ def test_an_unfinished_run_has_the_weights_of_its_newest_checkpoint(
 
 
 def stopped(trainer: Any, stop: Any) -> None:
-    raise Interrupted(2, trainer.job.folder)
+    raise Interrupted(2, trainer.job.folder, trainer.progress.step, trainer.config.steps)
 
 
 def test_a_recurrent_language_model_is_shown_through_time(tmp_path: Path) -> None:

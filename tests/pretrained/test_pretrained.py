@@ -119,7 +119,7 @@ def test_its_weights_stay_quantized_on_a_cpu(bundled: Path, call: Call, monkeypa
     monkeypatch.setattr("regard.inference.translator.pick_device", lambda name: torch.device("cuda"))
     bundled_translator.cache_clear()
     bundled_translator()
-    assert asked == [(pretrained.DEFAULT, "auto", "auto")]
+    assert asked == [(bundled, "auto", "auto")]
 
 
 def test_a_folder_of_its_name_is_not_taken_unasked(
@@ -169,7 +169,7 @@ def test_nbest_is_for_single_sentences(bundled: Path, call: Call) -> None:
     assert len(json.loads(out)["nbest"]) == 2
     code, out, err = call(*words, "the man. The house.")
     assert (code, out) == (2, "")
-    assert "--nbest) are for one sentence, not for 'the man. The house.'" in err
+    assert "nbest) are for one sentence, not for 'the man. The house.'" in err
 
 
 @pytest.mark.parametrize(
