@@ -34,6 +34,7 @@ Errors that you can fix are `RegardError`s; arguments of a wrong type are `TypeE
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,10 @@ if TYPE_CHECKING:
     from regard.look.record import record
     from regard.tasks.run import resume, train
     from regard.vectors.word_vectors import WordVectors
+
+# Let idle OpenMP threads of torch yield their core after microseconds, not milliseconds: beside busy processes a training
+# step takes several times as long otherwise. GNU's OpenMP reads this once, when torch is imported, so it is set before that.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 __version__ = "0.2.0.dev0"
 __all__ = [

@@ -160,9 +160,6 @@ def print_usage_error(error: Exception) -> None:
 
 def main() -> None:
     """Run the command line."""
-    # Let idle OpenMP threads of torch yield their core after microseconds, not milliseconds: on a busy machine a step takes
-    # many times as long otherwise. GNU's OpenMP reads this once, when torch is imported.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     with safe_terminal(), readable_errors():
