@@ -296,13 +296,20 @@ def suggest(value: Any, choices: tuple[str, ...]) -> str:
     return f" (did you mean '{near[0]}'?)" if near else ""
 
 
+def _corpus_spec(item: Any) -> Any:
+    """Return an item of a list; {corpus = "x.tsv", weight = 2.5} in the short form "x.tsv*2.5"."""
+    if isinstance(item, Mapping) and set(item) == {"corpus", "weight"}:
+        return f"{item['corpus']}*{float(item['weight']):g}"
+    return item
+
+
 def _cast_to(value: Any, hint: Any) -> Any:
     if dataclasses.is_dataclass(hint):
         raise TypeError
     if isinstance(value, Mapping):
         raise TypeError
     if get_origin(hint) is tuple:
-        items = value.split(",") if isinstance(value, str) else value
+        items = value.split(",") if isinstance(value, str) else map(_corpus_spec, value)
         return tuple(_cast_to(item, get_args(hint)[0]) for item in items if item != "")
     if hint is bool:
         if str(value).lower() not in ("true", "false"):

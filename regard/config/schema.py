@@ -24,7 +24,15 @@ class DataConfig:
     target: str = setting("de", "target language")
     root: str = setting(".", "folder that the corpora below are relative to; {recipe} = that of the recipe")
     train: tuple[str, ...] = setting(
-        (), "training corpora: 'train.{lang}.xz', 'a.en|a.de', 'x.tsv', 'x.jsonl' or 'toy:20000'"
+        (),
+        "training corpora: 'train.{lang}.xz', 'a.en|a.de', 'x.tsv', 'x.jsonl' or 'toy:20000'; for translation "
+        "'x.tsv*2.5', or {corpus = 'x.tsv', weight = 2.5}, is read two and a half times in an epoch",
+    )
+    temperature: float = setting(
+        1.0,
+        "several directions: read them in proportion to their number of pairs to the power of 1 / temperature; above 1, "
+        "directions with fewer pairs are read more often",
+        above=0,
     )
     valid: tuple[str, ...] = setting((), "validation corpora; empty = a share of the training data is held out")
     valid_share: float = setting(

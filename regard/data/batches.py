@@ -10,9 +10,10 @@ from __future__ import annotations
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -111,12 +112,28 @@ def batch_size(batch_tokens: int, width: int) -> int:
     return max(1, batch_tokens // width)
 
 
-def plan_buckets(widths: np.ndarray, batch_tokens: int, rng: np.random.Generator) -> list[Rows]:
-    """Return batches of rows of one width, in random order.
+def draw_rows(rows_of_specs: Sequence[int], weights: Sequence[float], rng: np.random.Generator) -> np.ndarray:
+    """Return the rows of an epoch in which a corpus of weight w is read w times.
+
+    All rows of a corpus occur as often as the whole part of its weight says. The fraction is the share of its rows that
+    occur once more, and which ones is drawn anew in every epoch.
+    """
+    found, first = [], 0
+    for n, weight in zip(rows_of_specs, weights, strict=True):
+        whole, rows = int(weight), np.arange(first, first + n)
+        found += [rows] * whole + [rng.permutation(rows)[: round((weight - whole) * n)]]
+        first += n
+    return np.concatenate(found)
+
+
+def plan_buckets(
+    widths: np.ndarray, batch_tokens: int, rng: np.random.Generator, rows: np.ndarray | None = None
+) -> list[Rows]:
+    """Return batches of rows of one width, in random order: of all rows, or of those given, which may repeat.
 
     Rows that do not fill a batch move to the next wider bucket, so only the very last batch may be short.
     """
-    shuffled = rng.permutation(len(widths))
+    shuffled = rng.permutation(len(widths) if rows is None else rows)
     batches, left = [], shuffled[:0]
     for width in np.unique(widths):
         rows = np.concatenate([left, shuffled[widths[shuffled] == width]])
@@ -130,14 +147,23 @@ def plan_buckets(widths: np.ndarray, batch_tokens: int, rng: np.random.Generator
 
 
 class BucketedBatches(Batches):
-    """Batches of rows of similar length; a short batch is filled up with repeated rows, which are not scored."""
+    """Batches of rows of similar length; a short batch is filled up with repeated rows, which are not scored.
 
-    def __init__(self, lengths: np.ndarray, batch_tokens: int, seed: int) -> None:
+    `draw` returns the rows of an epoch; without it an epoch has every row once.
+    """
+
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        batch_tokens: int,
+        seed: int,
+        draw: Callable[[np.random.Generator], np.ndarray] | None = None,
+    ) -> None:
         super().__init__(seed)
-        self.widths, self.batch_tokens = bucket_widths(lengths), batch_tokens
+        self.widths, self.batch_tokens, self.draw = bucket_widths(lengths), batch_tokens, draw
 
     def make_plan(self, rng: np.random.Generator) -> list[Rows]:
-        return plan_buckets(self.widths, self.batch_tokens, rng)
+        return plan_buckets(self.widths, self.batch_tokens, rng, self.draw(rng) if self.draw else None)
 
     def fill_up(self, width: int, rows: np.ndarray) -> np.ndarray:
         """Repeat rows until there are as many as in every batch of this width."""
@@ -158,6 +184,7 @@ class PairBatches(BucketedBatches):
         token_template: SpecialTokenTemplate = EOS_TEMPLATE,
         bpe_dropout: tuple[BPEDropout, BPEDropout] | None = None,  # for source and target
         max_len: int = ANY_LENGTH,  # of the model, which BPE dropout must not exceed
+        weights: Sequence[float] = (),  # how often an epoch reads each corpus of the store; none = all of them once
     ) -> None:
         self.store, self.token_template, self.max_len = store, token_template, max_len
         self.bpe_dropout = bpe_dropout
@@ -165,7 +192,9 @@ class PairBatches(BucketedBatches):
         longest = np.maximum(store.source.lengths + self.around, store.target.lengths + len(token_template.start))
         if bpe_dropout:  # room for the additional pieces
             longest = longest + np.ceil(bpe_dropout[0].probability * longest)
-        super().__init__(longest.astype(np.int64), batch_tokens, seed)
+        is_weighted = any(weight != 1 for weight in weights)
+        draw = partial(draw_rows, store.rows_of_specs, weights) if is_weighted else None
+        super().__init__(longest.astype(np.int64), batch_tokens, seed, draw)
 
     def collate(self, width: int, rows: np.ndarray, rng: np.random.Generator) -> Batch:
         filled, token_template = self.fill_up(width, rows), self.token_template

@@ -53,8 +53,12 @@ class DirectedCorpus:
         self.corpus, self.specs = corpus, corpus.specs
 
     def rows(self) -> Iterator[tuple[str, ...]]:
-        for direction, source, target in self.corpus.directed_rows():
-            yield f"{direction.split('>')[1]}\t{source}", target
+        for rows in self.rows_by_spec():
+            yield from rows
+
+    def rows_by_spec(self) -> Iterator[Iterator[tuple[str, ...]]]:
+        for rows in self.corpus.directed_rows_by_spec():
+            yield ((f"{direction.split('>')[1]}\t{source}", target) for direction, source, target in rows)
 
     def fingerprint(self) -> str:
         return "directed " + self.corpus.fingerprint()

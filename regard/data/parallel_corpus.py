@@ -14,7 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import zip_longest
 from pathlib import Path
@@ -151,6 +151,20 @@ def parse_direction(spec: str) -> tuple[str, str]:
     return (found[1], found[2]) if found else (spec, "")
 
 
+def parse_weight(spec: str) -> tuple[str, float]:
+    """Split `train.{lang}.xz@de>en*2.5` into the spec and its sampling weight, which is 1 if it has none."""
+    found = re.fullmatch(r"(.+)\*(\d+(?:\.\d+)?|\.\d+)", spec)
+    if found and not float(found[2]):
+        raise RegardError(f"corpus {spec!r} has the weight 0, so nothing of it would be read: leave it out")
+    return (found[1], float(found[2])) if found else (spec, 1.0)
+
+
+def split_directions(spec: str) -> list[str]:
+    """Return `pairs.{lang}.xz@en<>de` as two specs, one for each direction, and any other spec as it is."""
+    found = re.fullmatch(r"(.+)@([A-Za-z][\w-]*)<>([A-Za-z][\w-]*)", spec)
+    return [f"{found[1]}@{found[2]}>{found[3]}", f"{found[1]}@{found[3]}>{found[2]}"] if found else [spec]
+
+
 def _aligned_pairs(source_path: Path, target_path: Path) -> Iterator[Pair]:
     n_source = n_target = 0
     for source, target in zip_longest(read_lines(source_path), read_lines(target_path)):
@@ -238,8 +252,10 @@ class ParallelCorpus:
 
     A spec is `train.{lang}.xz` or `a.txt|b.txt` (aligned files), `pairs.tsv`, `pairs.jsonl` (one object a line, keyed
     by language) or `toy:20000` (the embedded grammar); files may end in .gz, .xz or .zst. With `@de>en` at its end a spec
-    has a direction of its own, and one model learns all directions of its corpus (data/multilingual.py). `pairs.tsv` and
-    `a.txt|b.txt` do not name their languages: if the direction is the reverse of source and target, the pairs are swapped.
+    has a direction of its own, and one model learns all directions of its corpus (data/multilingual.py); `@de<>en` means
+    both directions. `pairs.tsv` and `a.txt|b.txt` do not name their languages: if the direction is the reverse of source
+    and target, the pairs are swapped. With `*2.5` at its very end a training corpus is read two and a half times in an
+    epoch: `weights` has these numbers, and `specs` is without them.
     """
 
     specs: tuple[str, ...]
@@ -248,6 +264,21 @@ class ParallelCorpus:
     root: Path
     split: str = "train"
     held_out: HeldOut | None = None  # yield only what it holds (split valid), or only the rest (split train)
+    weights: tuple[float, ...] = field(default=(), compare=False)  # of the specs, where they do not say it themselves
+
+    def __post_init__(self) -> None:
+        """Take the weights out of the specs, and the two directions of `@de<>en` apart."""
+        parsed = [parse_weight(spec) for spec in self.specs]
+        given = self.weights if len(self.weights) == len(parsed) else (1.0,) * len(parsed)
+        each = [
+            (one, weight * before)
+            for (spec, weight), before in zip(parsed, given, strict=True)
+            for one in split_directions(spec)
+        ]
+        if self.split != "train" and any(weight != 1 for _, weight in parsed):
+            raise RegardError(f"a weight such as *2 is for training corpora: leave it out of data.{self.split}")
+        object.__setattr__(self, "specs", tuple(spec for spec, _ in each))
+        object.__setattr__(self, "weights", tuple(weight for _, weight in each))
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """Yield the sentence pairs (source, target) of all specs, one after the other."""
@@ -256,12 +287,21 @@ class ParallelCorpus:
 
     def directed_rows(self) -> Iterator[tuple[str, str, str]]:
         """Yield (direction, source, target); the direction is "en>de", or empty if the specs have none."""
-        for part in self._parts():
-            for source, target in part.rows():
-                if self.held_out is None or self.held_out.holds(self._key(part, source, target)) == (
-                    self.split == "valid"
-                ):
-                    yield part.direction, source, target
+        for rows in self.directed_rows_by_spec():
+            yield from rows
+
+    def directed_rows_by_spec(self) -> Iterator[Iterator[tuple[str, str, str]]]:
+        """Yield what `directed_rows` yields, in one iterator for each spec."""
+        return (self._directed_rows(part) for part in self._parts())
+
+    def rows_by_spec(self) -> Iterator[Iterator[tuple[str, ...]]]:
+        """Yield what `rows` yields, in one iterator for each spec."""
+        return (((source, target) for _, source, target in rows) for rows in self.directed_rows_by_spec())
+
+    def _directed_rows(self, part: _Part) -> Iterator[tuple[str, str, str]]:
+        for source, target in part.rows():
+            if self.held_out is None or self.held_out.holds(self._key(part, source, target)) == (self.split == "valid"):
+                yield part.direction, source, target
 
     def hold_out(self, share: float, seed: int) -> tuple[ParallelCorpus, ParallelCorpus]:
         """Return the corpus without a share of its pairs, and these pairs as a validation corpus.

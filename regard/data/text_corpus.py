@@ -40,6 +40,10 @@ class TextCorpus:
                 if self.held_out is None or self.held_out.holds(text) == (self.split == "valid"):
                     yield (text,)
 
+    def rows_by_spec(self) -> Iterator[Iterator[tuple[str]]]:
+        """Yield all rows in one iterator: the files of plain text are read as one."""
+        yield self.rows()
+
     def hold_out(self, share: float, seed: int) -> tuple[TextCorpus, TextCorpus, str]:
         """Return the corpus without a share of it, this share as a validation corpus, and a message that says so.
 

@@ -29,7 +29,7 @@ import numpy as np
 from regard.errors import RegardError
 from regard.files import MANIFEST, find_damage, read_checksums, read_json, sync, write_manifest
 
-FORMAT = 3  # raise it whenever the layout or the meaning of the files changes
+FORMAT = 4  # raise it whenever the layout or the meaning of the files changes
 CHUNK, CHARACTERS = 4096, 1 << 22  # rows tokenized at a time, and characters: they bound the memory
 STALE = 24 * 3600  # seconds without a write after which an unfinished folder is taken to be abandoned
 SETTLED = 2  # seconds: a file written longer ago than this cannot change and keep its time stamp
@@ -46,7 +46,7 @@ class Corpus(Protocol):
     @property
     def specs(self) -> tuple[str, ...]: ...
 
-    def rows(self) -> Iterator[Row]: ...
+    def rows_by_spec(self) -> Iterator[Iterator[Row]]: ...
 
     def fingerprint(self) -> str: ...
 
@@ -145,6 +145,7 @@ class Store:
     sides: tuple[TokenStore, ...]
     report: FilterReport
     key: str = ""  # of its content: equal keys mean equal tokens
+    rows_of_specs: tuple[int, ...] = ()  # how many of the rows are from each spec of the corpus, in order
 
     @property
     def source(self) -> TokenStore:
@@ -256,20 +257,26 @@ def _write(
 ) -> None:
     writers = [_Writer(folder, f"side-{i}", len(tokenizer)) for i, tokenizer in enumerate(tokenizers)]
     counts: Counter[str] = Counter()
-    for rows in _chunks(corpus.rows()):
-        encoded = [tokenizer.encode_batch([row[i] for row in rows]) for i, tokenizer in enumerate(tokenizers)]
-        lengths = zip(*(map(len, ids) for ids in encoded), strict=True)
-        verdicts = [filters.verdict(row, n) for row, n in zip(rows, lengths, strict=True)]
-        counts.update(verdicts)
-        for writer, sequences in zip(writers, encoded, strict=True):
-            writer.add([ids for ids, verdict in zip(sequences, verdicts, strict=True) if verdict == "kept"])
-        progress(len(rows))
+    kept_of_specs = []
+    for rows_of_spec in corpus.rows_by_spec():
+        before = counts["kept"]
+        for rows in _chunks(rows_of_spec):
+            encoded = [tokenizer.encode_batch([row[i] for row in rows]) for i, tokenizer in enumerate(tokenizers)]
+            lengths = zip(*(map(len, ids) for ids in encoded), strict=True)
+            verdicts = [filters.verdict(row, n) for row, n in zip(rows, lengths, strict=True)]
+            counts.update(verdicts)
+            for writer, sequences in zip(writers, encoded, strict=True):
+                writer.add([ids for ids, verdict in zip(sequences, verdicts, strict=True) if verdict == "kept"])
+            progress(len(rows))
+        kept_of_specs.append(counts["kept"] - before)
     report = FilterReport(filters, **counts)
     if not report.kept:
         what = f"nothing of {', '.join(corpus.specs)} is left to use ({report.describe('rows')})"
         raise RegardError(f"{what}; check the files or loosen the filters")
     sides = [writer.meta() for writer in writers]
-    (folder / META).write_text(json.dumps({"report": asdict(report), "sides": sides}, indent=2) + "\n")
+    (folder / META).write_text(
+        json.dumps({"report": asdict(report), "rows": kept_of_specs, "sides": sides}, indent=2) + "\n"
+    )
     write_manifest(folder)
 
 
@@ -351,7 +358,7 @@ def _load(folder: Path) -> Store:
         sides = tuple(_load_side(folder, f"side-{i}", report.kept, side) for i, side in enumerate(meta["sides"]))
     except (OSError, ValueError, KeyError, TypeError, RegardError) as error:
         raise _Unusable(f"{META}: {type(error).__name__}: {error}") from error
-    return Store(sides, report)
+    return Store(sides, report, rows_of_specs=tuple(meta["rows"]))
 
 
 def _load_side(folder: Path, side: str, n: int, meta: dict[str, Any]) -> TokenStore:

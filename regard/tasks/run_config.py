@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.config import Config, TrainConfig, recipes
+from regard.data.parallel_corpus import parse_weight
 from regard.errors import RegardError
 from regard.models.architectures import architecture_of, resolve, with_preset
 from regard.models.model import names_where
@@ -24,6 +25,7 @@ def make_config(values: dict[str, Any], dotted: Mapping[str, Any]) -> Config:
     if config.train.auxiliary and config.task not in ("classification", "tagging"):
         raise RegardError(f"train.auxiliary is for classification and tagging, not for {config.task}: leave it out")
     check_recurrent_settings(config)
+    check_sampling(config)
     if config.model.tie == "all" and not config.tokenizer.joint:
         raise RegardError("model.tie 'all' needs one vocabulary: set tokenizer.joint true, or model.tie decoder")
     data = replace(config.data, root=str(Path(config.data.root).absolute()))
@@ -67,6 +69,14 @@ def recipe_warnings(config: Config) -> list[str]:
             if spec.startswith("toy:")
         ]
     return found
+
+
+def check_sampling(config: Config) -> None:
+    """Refuse sampling weights and the temperature where they would have no effect: they are for translation."""
+    weighted = [spec for spec in config.data.train if parse_weight(spec)[1] != 1]
+    if config.task != "translation" and (weighted or config.data.temperature != 1):
+        what = f"the weight of {weighted[0]!r}" if weighted else "data.temperature"
+        raise RegardError(f"{what} is for translation, and this is {config.task}: leave it out")
 
 
 def check_recurrent_settings(config: Config) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from regard.config import Config
 from regard.data.batches import PairBatches
 from regard.data.multilingual import language_profiles, language_token, target_languages
 from regard.data.pair_store import prepare_pair_store
-from regard.data.parallel_corpus import ParallelCorpus
+from regard.data.parallel_corpus import ParallelCorpus, parse_direction
 from regard.data.token_cache import Filters, Store
 from regard.decode.batch_decoding import decode
 from regard.device import autocast
@@ -43,6 +44,7 @@ class TranslationJob(Job):
     valid_pairs: list[tuple[str, str, str]]  # direction ("en>de", or ""), source and reference, to decode
     directions: tuple[str, ...] = ()  # "en>de", ... of a multilingual model, else empty
     languages: Profiles = field(default_factory=dict)  # for identifying the source language of a multilingual model
+    weights: tuple[float, ...] = ()  # how often an epoch reads each corpus of data.train
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -53,7 +55,9 @@ class TranslationJob(Job):
         assert self.tokenizers is not None
         dropout = BPEDropout.for_both_sides(self.tokenizers, chance) if chance else None
         longest = self.config.model.max_len
-        return PairBatches(self.train, train.batch_tokens, train.seed, self.token_template, dropout, longest)
+        return PairBatches(
+            self.train, train.batch_tokens, train.seed, self.token_template, dropout, longest, self.weights
+        )
 
     def objective(self) -> Objective:
         return make_token_objective(self.model, self.config.train)
@@ -138,7 +142,8 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Translatio
     config = replace(config, model=model.config)  # type: ignore[arg-type]
     amount = f"{len(train):,} training pairs"
     own = (folder, config, model, tokenizers, token_template, train.key, amount)
-    return TranslationJob(*own, train, valid, valid_pairs, directions, language_profiles(corpora["train"]))
+    weights = sampling_weights(corpora["train"], train.rows_of_specs, config.data.temperature)
+    return TranslationJob(*own, train, valid, valid_pairs, directions, language_profiles(corpora["train"]), weights)
 
 
 def check_directions(config: Config, train: tuple[str, ...], valid: tuple[str, ...]) -> None:
@@ -149,6 +154,25 @@ def check_directions(config: Config, train: tuple[str, ...], valid: tuple[str, .
         raise RegardError(
             f"data.valid has the direction {unknown[0]}, which data.train has not: write '...@en>de' in both"
         )
+
+
+def sampling_weights(corpus: ParallelCorpus, rows: Sequence[int], temperature: float) -> tuple[float, ...]:
+    """Return how often an epoch reads each corpus: its own weight, times a factor for its direction.
+
+    With the temperature T a direction of n weighted pairs is read in proportion to n^(1/T) (Arivazhagan et al. 2019); the
+    factor of the direction with most pairs is 1.
+    """
+    if temperature == 1 or not corpus.directions:
+        return corpus.weights
+    found = [parse_direction(spec)[1] for spec in corpus.specs]
+    pairs: dict[str, float] = dict.fromkeys(found, 0.0)
+    for direction, weight, n in zip(found, corpus.weights, rows, strict=True):
+        pairs[direction] += weight * n
+    most = max(pairs.values())
+    return tuple(
+        weight * (max(pairs[direction], 1.0) / most) ** (1 / temperature - 1)
+        for direction, weight in zip(found, corpus.weights, strict=True)
+    )
 
 
 def make_corpora(config: Config, quiet: bool) -> dict[str, ParallelCorpus]:

@@ -44,6 +44,9 @@ class TextFiles:
             for text in texts:
                 yield (text.lower() if self.lowercase else text,)
 
+    def rows_by_spec(self) -> Iterator[Iterator[tuple[str]]]:
+        yield self.rows()
+
     def fingerprint(self) -> str:
         content = ["sentences", self.lowercase, *map(file_digest, self.files)]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
