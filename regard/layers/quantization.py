@@ -86,9 +86,19 @@ class Int8Linear(nn.Module):
     def multiply(self, x: Tensor) -> Tensor:
         """Quantize the rows of x to int8, multiply, and scale the result back, (..., K) -> (..., N)."""
         # In a row of zeros, 0 / 0 is rounded to an arbitrary int8, and the result is multiplied by 0.
-        largest = x.abs().amax(-1, keepdim=True)  # (..., 1)
+        largest = largest_magnitude(x)  # (..., 1)
         y = _int8_product(x / largest, 1 / self.max_input, self.max_input + 1, self.matrix).mul_(largest)
         return y if self.bias is None else y.add_(self.bias)
+
+
+def largest_magnitude(x: Tensor) -> Tensor:
+    """Return the largest absolute value of each row, (..., K) -> (..., 1).
+
+    For one sentence, x.abs().amax() is faster; for many, the memory that abs() takes costs more than a second reading of x.
+    """
+    if x.numel() < 1 << 16:
+        return x.abs().amax(-1, keepdim=True)
+    return torch.maximum(x.amax(-1, keepdim=True), x.amin(-1, keepdim=True).neg_())
 
 
 class Fp16Linear(nn.Module):
