@@ -49,6 +49,9 @@ class OutputConstraints:
     """What the translation of one sentence must contain and must not repeat."""
 
     phrases: tuple[Phrase, ...] = ()
+    only_after: frozenset[int] = (
+        frozenset()
+    )  # tokens that are not allowed before all phrases are there, such as full stops
     no_repeat_ngram_size: int = 0  # no sequence of so many tokens occurs twice; 0: any may
 
 
@@ -217,7 +220,7 @@ def constrained_beam_search(
         log_p = log_probabilities(model.step(last, state), step, options, model.config)  # (B*K or B, V)
         rows = log_p.shape[0] // len(running)
         log_p = log_p.view(len(running), rows, -1)
-        mask_repetitions(log_p, running, end, continues_word)
+        mask_forbidden(log_p, running, end, continues_word)
         offers = list_candidates(log_p, running, k)
         parents = [one.advance(own, k, step, options, end) for one, own in zip(running, offers, strict=True)]
         stopped = [one.has_stopped(k, step, options) for one in running]
@@ -238,14 +241,15 @@ def constrained_beam_search(
     return [found[i] for i in range(len(source))]
 
 
-def mask_repetitions(log_p: Tensor, running: Sequence[Search], end: int, continues_word: Tensor | None) -> None:
-    """Mask to -inf, in log_p (B, K, V), tokens that would repeat an n-gram or lengthen a phrase's last word.
+def mask_forbidden(log_p: Tensor, running: Sequence[Search], end: int, continues_word: Tensor | None) -> None:
+    """Mask to -inf, in log_p (B, K, V), tokens that come too early, repeat an n-gram or lengthen a phrase's last word.
 
     Tokens that a hypothesis needs for its phrases are left, and so is the end token."""
     for i, one in enumerate(running):
         for row, hypothesis in enumerate(one.open):
             needed = hypothesis.next_tokens(one.constraints.phrases)
-            banned = hypothesis.repeated(one.constraints.no_repeat_ngram_size) - needed - {end}
+            banned = hypothesis.repeated(one.constraints.no_repeat_ngram_size)
+            banned = (banned | one.constraints.only_after if hypothesis.lacking else banned) - needed - {end}
             if banned:
                 log_p[i, row, list(banned)] = -torch.inf
             if hypothesis.follows_phrase and continues_word is not None:

@@ -10,13 +10,14 @@ from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
 from regard.config import DecodeConfig
 from regard.config.recipes import build
+from regard.text.glossary import Glossary
 
 
 class TranslateOptions(TypedDict, total=False):
     """Keyword arguments of `Translator.translate`: settings of `[decode]` for one call. None keeps the model's own."""
 
     beam: int | None  # beam width; 1 = greedy
-    nbest: int | None  # number of translations of each sentence
+    nbest: int | None  # number of translations of each text
     length_penalty: float | None  # exponent a in log p(y) / |y|^a
     min_len: int | None  # least number of tokens
     max_len_a: float | None  # at most a * source length + b tokens
@@ -84,6 +85,15 @@ def check_string(value: Any, name: str) -> None:
     """Raise a TypeError if an argument is neither a string nor None."""
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{name} takes a string, not {value!r} ({type(value).__name__})")
+
+
+def check_glossary(value: Any) -> Glossary | None:
+    """Return a glossary, also for a mapping of terms to translations; anything else is a TypeError."""
+    if value is None or isinstance(value, Glossary):
+        return value
+    if isinstance(value, Mapping) and all(isinstance(text, str) for pair in value.items() for text in pair):
+        return Glossary(value)
+    raise TypeError(f"glossary takes a Glossary (Glossary.load(FILE)) or a dict of strings, not {type(value).__name__}")
 
 
 def check_texts(texts: Any, method: str, what: str = "strings") -> list[str]:

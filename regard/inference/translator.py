@@ -1,79 +1,63 @@
 """Translation of texts of any length by a model that was trained on sentences.
 
-`Translator.translate` detects the language of each text, splits it into sentences, decodes all sentences of one direction
-together, and joins their translations with the white space of the source. The model gets each sentence in standard casing
-and punctuation (text/casing.py). Links, addresses and foreign scripts are replaced by placeholders (text/placeholders.py).
-A sentence whose translation drops a number is decoded again with that number as a placeholder; where a placeholder or a
-long number is dropped even so, the words around it are translated on their own.
+`Translator.translate` detects the language of each text, splits it into sentences, translates all sentences of one direction
+together (inference/sentence_translation.py), and joins their translations with the white space of the source. The model gets
+each sentence in standard casing and punctuation (text/casing.py). Where the model has no direction from the language of a
+text to the language asked for, the sentences are translated to a third language first (pivoting).
 
-`Translator.translate_sentences` does none of this: it decodes each sentence as it is.
+`Translator.align` links the words of given texts and translations. `Translator.translate_sentences` does none of all this:
+it decodes each sentence as it is.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Unpack, overload
+from typing import Any, Unpack, overload
+
+import torch
+from torch import Tensor
 
 from regard import model_folder
+from regard.config import DecodeConfig
 from regard.data.multilingual import language_token
 from regard.decode.batch_decoding import decode
+from regard.decode.constrained_beam_search import OutputConstraints, Phrase, decode_constrained
 from regard.decode.constraints import Hypothesis
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.exchange.loader import load_model
-from regard.inference.arguments import TranslateOptions, check_string, check_texts, decode_config
+from regard.inference.alignment import align_pairs, has_cross_attention
+from regard.inference.arguments import TranslateOptions, check_glossary, check_string, check_texts, decode_config
+from regard.inference.confidence import confidence
+from regard.inference.sentence_translation import UNSPACED, Advance, SentenceTranslator, split_clauses
+from regard.inference.translation import Translation, copy_text, join_nbest, join_parts, map_text
 from regard.models.model import TranslationModel
 from regard.pretrained import DEFAULT, bundled_models, bundled_path
 from regard.terminal import progress_bar
-from regard.text.casing import (
-    add_full_stop,
-    is_upper_case,
-    match_final_punctuation,
-    normalize_typography,
-    to_sentence_case,
-    to_upper_case,
-)
+from regard.text.alignment import Link, compose_links
+from regard.text.casing import capitalize_first, is_upper_case, normalize_typography, to_sentence_case, to_upper_case
+from regard.text.glossary import Glossary
 from regard.text.language_identification import Direction, DirectionDetector
-from regard.text.placeholders import (
-    MARKED_UP_WORDS,
-    MAX_PLACEHOLDERS,
-    add_numbers_to_pattern,
-    find_missing_numbers,
-    has_words,
-    insert_placeholders,
-    protected_pattern,
-    restore_placeholders,
-    split_protected,
-)
-from regard.text.sentence_splitting import Sentence, join_sentences, split_long_sentence, split_sentences
+from regard.text.placeholders import has_words, insert_placeholders, protected_pattern
+from regard.text.sentence_splitting import Sentence, join_with_begins, split_sentences
+from regard.text.tokenizer_training import SPACE
+
+__all__ = ["Translation", "Translator", "bundled_translator", "translate"]
 
 MAX_SENTENCE_TOKENS = 64  # longer sentences are rare in training data, and are translated better in clauses
-PRIVATE_USE = 0xF0000  # code points of this plane have no meaning in any text
-UNSPACED = ("zh", "ja")  # languages without spaces between sentences
+# For sentences with required words. The places of their beam are shared among the numbers of words said so far. Their
+# hypotheses are ranked by probability alone: a required word beside the model's own, "der Server Rechner", is unlikely, but
+# a length penalty makes up for that.
+CONSTRAINED_BEAM, CONSTRAINED_LENGTH_PENALTY = 16, 0.0
 CUT = "cut off at the length limit (--decode.max_len_b N raises it)"
-Progress = Callable[[int], None]
-
-
-@dataclass(frozen=True)
-class Translation:
-    """The translation of a text. The scores of a text of several sentences are the sums of theirs."""
-
-    text: str
-    score: float  # log_prob / tokens^length_penalty, by which hypotheses are ranked
-    log_prob: float  # log p(translation | source)
-    tokens: tuple[str, ...]  # the subword pieces of the translation
-    ended: bool = True  # False: cut off at the length limit
-    nbest: tuple[Translation, ...] = ()  # the hypotheses asked for, this one first, where more than one was asked for
-    source: str = ""  # language of the text, empty where it is unknown; as the next two not given for each of `nbest`
-    target: str = ""  # language of the translation
-    notes: tuple[str, ...] = ()  # warnings about this translation
-
-    def __str__(self) -> str:
-        return self.text
+UNUSED_TERMS = "terms of the glossary are not used: by way of another language, they need lines for both directions"
+SENTENCE_PUNCTUATION = re.compile("[.!?…。！？]")
+LANGUAGE_NAMES = {"en": "English", "de": "German", "fr": "French", "zh": "Chinese", "zh-Hant": "traditional Chinese"}
 
 
 class Translator:
@@ -137,7 +121,10 @@ class Translator:
         to: str | None = None,
         source: str | None = None,
         *,
-        progress: Progress | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
+        alignment: bool = False,
+        seen: Any = None,
+        progress: Advance | None = None,
         quiet: bool = True,
         **options: Unpack[TranslateOptions],
     ) -> Translation: ...
@@ -148,7 +135,10 @@ class Translator:
         to: str | None = None,
         source: str | None = None,
         *,
-        progress: Progress | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
+        alignment: bool = False,
+        seen: Any = None,
+        progress: Advance | None = None,
         quiet: bool = True,
         **options: Unpack[TranslateOptions],
     ) -> list[Translation]: ...
@@ -158,7 +148,10 @@ class Translator:
         to: str | None = None,
         source: str | None = None,
         *,
-        progress: Progress | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
+        alignment: bool = False,
+        seen: Any = None,
+        progress: Advance | None = None,
         quiet: bool = True,
         **options: Unpack[TranslateOptions],
     ) -> Translation | list[Translation]:
@@ -168,37 +161,136 @@ class Translator:
             texts: A text, or several.
             to: Language of the translations, such as "fr"; by default German for English, English for other languages.
             source: Language of the texts; by default it is detected, from all texts together.
+            glossary: Terms and the words that a translation must have for them: `Glossary.load("terms.tsv")`, or a dict.
+            alignment: True links the words of each translation to those of its text (`Translation.alignment`).
+            seen: The languages of earlier texts of the same document, for `DirectionDetector.detect`.
             progress: A function that is called with the number of sentences done since its last call.
             quiet: False shows a progress bar on a terminal.
             options: beam, nbest, length_penalty, min_len, max_len_a, max_len_b, beam_stop, temperature, top_k, top_p,
-                min_p, repetition_penalty, seed, batch_tokens; by default the model's own (`self.options`). With `nbest`
-                above 1 a text may have only one sentence.
+                min_p, repetition_penalty, seed, batch_tokens; by default the model's own (`self.options`).
         """
         if isinstance(texts, str):
-            return self.translate([texts], to, source, progress=progress, quiet=quiet, **options)[0]
+            given = {"glossary": glossary, "alignment": alignment, "seen": seen, "progress": progress, "quiet": quiet}
+            return self.translate([texts], to, source, **given, **options)[0]
         texts = check_texts(texts, "translate")
         check_string(to, "to")
         check_string(source, "source")
+        glossary = check_glossary(glossary)
         if not self.directions:
-            if source not in (None, self.source):
-                raise RegardError(f"this model translates from {self.source} to {self.target}, not from {source}")
-            with progress_bar("translating", len(texts), quiet) as advance:
-                return self.translate_sentences(texts, to=to, progress=progress or advance, **options)
-        directions = self.detector.detect(texts, to, source)
+            return self._translate_lines(texts, to, source, glossary, alignment, progress, quiet, options)
+        directions = self.detector.detect(texts, to, source, **({} if seen is None else {"seen": seen}))
         parts = [self._split(text, direction) for text, direction in zip(texts, directions, strict=True)]
-        has_nbest = decode_config(self.options, options).nbest > 1 and options.get("nbest") is not None
-        if has_nbest:
-            refuse_several_sentences(texts, parts)
-        found = [[copy_text(part.text) for part in own] for own in parts]
         with progress_bar("translating", sum(map(len, parts)), quiet) as advance:
-            for pair in dict.fromkeys(direction.pair for direction in directions if direction.source):
-                places = [(i, j) for i, d in enumerate(directions) if d.pair == pair for j in range(len(parts[i]))]
-                given = [parts[i][j].text for i, j in places]
-                translated = self._translate_direction(given, pair, progress or advance, options)
-                for (i, j), each in zip(places, translated, strict=True):
-                    found[i][j] = map_text(each, to_upper_case) if parts[i][j].is_upper_case else each
-        join_all = join_nbest if has_nbest else join_translations
-        return [join_all(*one) for one in zip(parts, found, directions, strict=True)]
+            found, between = self._translate_parts(parts, directions, glossary, progress or advance, options)
+        n = decode_config(self.options, options).nbest if options.get("nbest") is not None else 1
+        made = [self._join(*one, n) for one in zip(parts, found, directions, strict=True)]
+        if alignment:
+            links = self._align_parts(parts, found, between, directions)
+            made = [replace(each, alignment=tuple(own)) for each, own in zip(made, links, strict=True)]
+        return made
+
+    def _translate_lines(
+        self,
+        texts: list[str],
+        to: str | None,
+        source: str | None,
+        glossary: Glossary | None,
+        alignment: bool,
+        progress: Advance | None,
+        quiet: bool,
+        options: TranslateOptions,
+    ) -> list[Translation]:
+        """Translate texts by a model of one direction, which reads each as one sentence."""
+        if source not in (None, self.source):
+            raise RegardError(f"this model translates from {self.source} to {self.target}, not from {source}")
+        terms = [glossary.find(text, self.source, self.target) for text in texts] if glossary else None
+        extra: dict[str, Any] = {"force_words": terms} if terms and any(terms) else {}
+        with progress_bar("translating", len(texts), quiet) as advance:
+            found = self.translate_sentences(texts, to=to, progress=progress or advance, **extra, **options)
+        if alignment:
+            pairs = [(text, each.text) for text, each in zip(texts, found, strict=True)]
+            links = self.align_sentences(pairs, [(self.source, self.target)] * len(pairs))
+            found = [replace(each, alignment=tuple(own)) for each, own in zip(found, links, strict=True)]
+        return found
+
+    def _translate_parts(
+        self,
+        parts: list[list[Sentence]],
+        directions: Sequence[Direction],
+        glossary: Glossary | None,
+        advance: Advance,
+        options: TranslateOptions,
+    ) -> tuple[list[list[Translation]], dict[tuple[int, int], Translation]]:
+        """Return the translations of the sentences of each text, and those into a third language by text and sentence."""
+        found = [[copy_text(part.text) for part in own] for own in parts]
+        between: dict[tuple[int, int], Translation] = {}
+        for direction in dict.fromkeys(replace(d, note="") for d in directions if d.source):
+            source, target, via = direction.source, direction.target, pivot_of(direction)
+            places = [
+                (i, j)
+                for i, d in enumerate(directions)
+                if (*d.pair, pivot_of(d)) == (source, target, via)
+                for j in range(len(parts[i]))
+            ]
+            given = [parts[i][j].text for i, j in places]
+            if not via:
+                translated = SentenceTranslator(self, (source, target), options, glossary).translate(given, advance)
+            else:
+                own = glossary.with_directions() if glossary else None
+                best = {**options, "nbest": None}
+                first = SentenceTranslator(self, (source, via), best, own)  # type: ignore[arg-type]
+                middle = first.translate(given, advance)
+                between |= dict(zip(places, middle, strict=True))
+                translated = self._translate_onward(given, middle, Direction(via, target), own, options)
+                if glossary:
+                    unused = [glossary.find(text, source, target) for text in given]
+                    noted = zip(translated, unused, strict=True)
+                    translated = [replace(t, notes=(*t.notes, UNUSED_TERMS)) if terms else t for t, terms in noted]
+            for (i, j), each in zip(places, translated, strict=True):
+                found[i][j] = map_text(each, to_upper_case) if parts[i][j].is_upper_case else each
+        return found, between
+
+    def _translate_onward(
+        self,
+        texts: list[str],
+        middle: list[Translation],
+        direction: Direction,
+        glossary: Glossary | None,
+        options: TranslateOptions,
+    ) -> list[Translation]:
+        """Translate sentences that were translated into a third language; those that were not stay in the first.
+
+        Log-probabilities are sums of both steps and confidences products. Of n best translations, the hypotheses are those
+        of the second step, from the best of the first."""
+        n = decode_config(self.options, options).nbest if options.get("nbest") is not None else 1
+        goes_on = [i for i, (text, each) in enumerate(zip(texts, middle, strict=True)) if each.confidence > 0 and text]
+        parts = [self._split(middle[i].text, direction) for i in goes_on]
+        found, _ = self._translate_parts(parts, [direction] * len(parts), glossary, lambda done: None, options)
+        made = list(middle)
+        for i, own, translations in zip(goes_on, parts, found, strict=True):
+            last = self._join(own, translations, direction, n)
+
+            def add(t: Translation, first: Translation = middle[i]) -> Translation:
+                return replace(
+                    t,
+                    score=t.score + first.score,
+                    log_prob=t.log_prob + first.log_prob,
+                    confidence=t.confidence * first.confidence,
+                    ended=t.ended and first.ended,
+                )
+
+            notes = tuple(dict.fromkeys((*middle[i].notes, *last.notes)))
+            made[i] = replace(add(last), nbest=tuple(map(add, last.nbest)), notes=notes)
+        return made
+
+    def _join(self, parts: list[Sentence], found: list[Translation], direction: Direction, n: int) -> Translation:
+        """Return the translation of a text, given those of its sentences, with its languages and warnings."""
+        spaced = is_spaced(direction)
+        made = join_nbest(parts, found, spaced, n) if n > 1 else join_parts(parts, found, spaced)
+        via = pivot_of(direction) if direction.source else ""
+        way = f"translated by way of {LANGUAGE_NAMES.get(via, via)}" if via else ""
+        notes = dict.fromkeys(filter(None, (direction.note, way, *made.notes, "" if made.ended else CUT)))
+        return replace(made, source=direction.source, target=direction.target, notes=tuple(notes), via=via)
 
     def _split(self, text: str, direction: Direction) -> list[Sentence]:
         """Return the sentences of a text, in standard casing and short enough for the model, with the space before each."""
@@ -210,107 +302,120 @@ class Translator:
             if has_words(sentence.text):
                 cased = to_sentence_case(sentence.text, direction.source)
                 sentence = replace(sentence, text=cased, is_upper_case=is_upper_case(sentence.text))
-            found += self._split_long(sentence, kept)
+            fits = self.fits(insert_placeholders(sentence.text, kept)[0])
+            found += [sentence] if fits else split_clauses(sentence, kept, self.fits)
         return found
 
-    def _split_long(self, sentence: Sentence, kept: re.Pattern[str]) -> list[Sentence]:
-        """Return a sentence, in clauses if it is too long for the model.
-
-        What matches `kept` is one private-use character meanwhile, so that it is never cut.
-        """
-        if self._fits(insert_placeholders(sentence.text, kept)[0]):
-            return [sentence]
-        aside = dict(enumerate(kept.findall(sentence.text), PRIVATE_USE))
-        each = iter(aside)
-        whole = kept.sub(lambda _: chr(next(each)), sentence.text)
-        parts = split_long_sentence(
-            replace(sentence, text=whole), lambda text: self._fits(text.translate(dict.fromkeys(aside, "⟦1⟧")))
-        )
-        return [replace(part, text=part.text.translate(aside)) for part in parts]
-
-    def _fits(self, text: str) -> bool:
+    def fits(self, text: str) -> bool:
         """Return whether a sentence has at most `max_sentence_tokens` tokens."""
         # A token has at least one byte, so short texts need no tokenizer; some tokenizers add a space in front.
         if len(text.encode()) < self.max_sentence_tokens:
             return True
         return len(self.tokenizers.source.encode(normalize_typography(text, ""))) <= self.max_sentence_tokens
 
-    # ---- sentences of one direction ----------------------------------------------------------------------------------
+    # ---- alignment ---------------------------------------------------------------------------------------------------
 
-    def _translate_direction(
-        self, texts: list[str], pair: tuple[str, str], advance: Progress, options: TranslateOptions
-    ) -> list[Translation]:
-        """Translate sentences from one language to another so that links, numbers and the like are in the translation.
+    def align(
+        self, sources: Sequence[str], targets: Sequence[str], to: str | None = None, source: str | None = None
+    ) -> list[list[Link]]:
+        """Link the words of texts and their translations by the cross-attention of the model.
 
-        Every sentence is decoded with placeholders for what must be copied; a sentence that loses numbers once more with
-        placeholders for these too; and where something is lost even then, the words around it are translated on their own.
+        Args:
+            sources: Texts.
+            targets: The translation of each.
+            to: Language of the translations; by default the one that `translate` would choose.
+            source: Language of the texts; by default it is detected.
+
+        Returns:
+            For each pair of texts its links, in the order of the translation. Texts with equal numbers of sentences are
+            aligned sentence by sentence, others as a whole, up to the model's longest input.
+
+        Examples:
+            >>> import regard
+            >>> translator = regard.load("en-de-fr-zh")
+            >>> text, translation = "The house is red.", "Das Haus ist rot."
+            >>> for link in translator.align([text], [translation], to="de")[0][:2]:
+            ...     print(text[link.source_begin : link.source_end], translation[link.target_begin : link.target_end])
+            The Das
+            house Haus
         """
-        kept = protected_pattern(*pair)
-        patterns = {i: kept for i, text in enumerate(texts) if has_words(text, kept)}
-        advance(len(texts) - len(patterns))
-        found = self._decode_with_placeholders(texts, patterns, pair, advance, options)
-        lost = {i: find_missing_numbers(texts[i], each.text) for i, each in found.items() if each}
-        with_numbers = {i: add_numbers_to_pattern(kept, numbers) for i, numbers in lost.items() if numbers}
-        again = self._decode_with_placeholders(texts, with_numbers, pair, lambda done: None, options)
-        found |= {i: each for i, each in again.items() if each}
-        # A number of one or two digits may have been written in words: no reason to take a sentence apart.
-        broken = [
-            i
-            for i, each in found.items()
-            if each is None or any(len(number) > 2 for number in find_missing_numbers(texts[i], each.text))
-        ]
-        found |= self._decode_fragments(texts, {i: with_numbers.get(i, kept) for i in broken}, pair, options)
-        return [found.get(i) or copy_text(text) for i, text in enumerate(texts)]
+        sources, targets = check_texts(sources, "align"), check_texts(targets, "align")
+        if len(sources) != len(targets):
+            raise RegardError(f"align takes as many texts as translations, not {len(sources)} and {len(targets)}")
+        check_string(to, "to")
+        check_string(source, "source")
+        if not has_cross_attention(self.model):
+            raise RegardError("this model has no attention over its source, so it cannot align words")
+        if self.directions:
+            languages = [d.pair for d in self.detector.detect(sources, to, source)]
+        else:
+            languages = [(self.source, self.target)] * len(sources)
+        parts = [[split_sentences(text) for text in pair] for pair in zip(sources, targets, strict=True)]
+        places: list[tuple[int, int, int]] = []  # text, and where the two sentences begin
+        pairs: list[tuple[str, str]] = []
+        for i, (text, translation) in enumerate(zip(sources, targets, strict=True)):
+            spans = [sentence_offsets(own) for own in parts[i]]
+            if len(spans[0]) != len(spans[1]):
+                spans = [[(0, text)], [(0, translation)]]
+            for (begin, one), (other_begin, other) in zip(*spans, strict=True):
+                places.append((i, begin, other_begin))
+                pairs.append((to_sentence_case(one, languages[i][0]), other))
+        found = self.align_sentences(pairs, [languages[i] for i, _, _ in places])
+        made: list[list[Link]] = [[] for _ in sources]
+        for (i, begin, other_begin), own in zip(places, found, strict=True):
+            made[i] += [link.shift(begin, other_begin) for link in own]
+        return made
 
-    def _decode_with_placeholders(
+    def align_sentences(
+        self, pairs: Sequence[tuple[str, str]], languages: Sequence[tuple[str, str]]
+    ) -> list[list[Link]]:
+        """Return the links of pairs of sentences with these languages; none if the model does not attend to its source.
+
+        The direction need not be one of the model's: attention finds words between any two of its languages."""
+        if not has_cross_attention(self.model):
+            return [[] for _ in pairs]
+        tokens = self.tokenizers.source.language_tokens() if self.directions else {}
+        tags = [[tokens[target]] if target in tokens else [] for _, target in languages]
+        return align_pairs(
+            self.model, self.tokenizers, self.token_template, pairs, languages, tags, self.model.config.max_len
+        )
+
+    def _align_parts(
         self,
-        texts: list[str],
-        patterns: dict[int, re.Pattern[str]],
-        pair: tuple[str, str],
-        advance: Progress,
-        options: TranslateOptions,
-    ) -> dict[int, Translation | None]:
-        """Translate the sentence at each index of `patterns` with placeholders for what the pattern matches.
-
-        A sentence is None where the model has not enough placeholders or tokens, or loses a placeholder.
-        """
-        source, target = pair
-        masked = {i: insert_placeholders(texts[i], pattern) for i, pattern in patterns.items()}
-        decodable = {
-            i: text
-            for i, (text, kept) in masked.items()
-            if len(kept) <= MAX_PLACEHOLDERS and not MARKED_UP_WORDS.search(texts[i]) and self._fits(text)
-        }
-        advance(len(masked) - len(decodable))
-        inputs = [add_full_stop(normalize_typography(text, source), source) for text in decodable.values()]
-        outputs = self.translate_sentences(inputs, to=target, progress=advance, **options) if inputs else []
-        found = {
-            i: map_text(each, partial(match_final_punctuation, decodable[i]))
-            for i, each in zip(decodable, outputs, strict=True)
-        }
-        return {i: restore_hypotheses(found[i], kept) if i in found else None for i, (_, kept) in masked.items()}
-
-    def _decode_fragments(
-        self, texts: list[str], patterns: dict[int, re.Pattern[str]], pair: tuple[str, str], options: TranslateOptions
-    ) -> dict[int, Translation]:
-        """Translate, in the sentence at each index of `patterns`, the words between what the pattern matches."""
-        source, target = pair
-        parts = {i: split_protected(texts[i], pattern) for i, pattern in patterns.items()}
-        kept = protected_pattern(source, target)
-        places = [(i, k) for i, own in parts.items() for k in range(0, len(own), 2) if has_words(own[k], kept)]
-        fragments = [parts[i][k].strip() for i, k in places]
-        inputs = [add_full_stop(normalize_typography(text, source), source) for text in fragments]
-        outputs = self.translate_sentences(inputs, to=target, **options) if inputs else []
-        found = {
-            place: map_text(each, partial(match_final_punctuation, text))
-            for place, text, each in zip(places, fragments, outputs, strict=True)
-        }
-        return {
-            i: concatenate(
-                [keep_space_around(p, found[i, k]) if (i, k) in found else copy_text(p) for k, p in enumerate(own)]
+        parts: list[list[Sentence]],
+        found: list[list[Translation]],
+        between: dict[tuple[int, int], Translation],
+        directions: Sequence[Direction],
+    ) -> list[list[Link]]:
+        """Return the links of each text and its translation, given their sentences."""
+        steps: list[tuple[tuple[int, int], str, str, tuple[str, str]]] = []
+        for i, own in enumerate(parts):
+            source, target = directions[i].pair
+            for j, part in enumerate(own):
+                if not source or part.ends_line or not part.text:
+                    continue
+                text = to_sentence_case(found[i][j].text, target) if part.is_upper_case else found[i][j].text
+                if (i, j) in between:
+                    via, middle = pivot_of(directions[i]), between[i, j].text
+                    steps.append(((i, j), part.text, middle, (source, via)))
+                    steps.append(((i, j), middle, text, (via, target)))
+                else:
+                    steps.append(((i, j), part.text, text, (source, target)))
+        links = self.align_sentences([step[1:3] for step in steps], [step[3] for step in steps])
+        of_sentence: dict[tuple[int, int], list[Link]] = {}
+        for (place, _, _, _), own_links in zip(steps, links, strict=True):
+            of_sentence[place] = compose_links(of_sentence[place], own_links) if place in of_sentence else own_links
+        made = []
+        for i, own in enumerate(parts):
+            _, begins = join_with_begins(own, [each.text for each in found[i]], is_spaced(directions[i]))
+            offsets, at = [], 0
+            for part in own:
+                offsets.append(at + len(part.before))
+                at = offsets[-1] + len(part.text)
+            made.append(
+                [link.shift(offsets[j], begins[j]) for j in range(len(own)) for link in of_sentence.get((i, j), [])]
             )
-            for i, own in parts.items()
-        }
+        return made
 
     # ---- sentences ---------------------------------------------------------------------------------------------------
 
@@ -319,10 +424,15 @@ class Translator:
         sentences: Sequence[str],
         *,
         to: str | None = None,
-        progress: Progress | None = None,
+        force_words: Sequence[Sequence[str]] | None = None,
+        no_repeat_ngram_size: int = 0,
+        progress: Advance | None = None,
         **options: Unpack[TranslateOptions],
     ) -> list[Translation]:
-        """Decode each sentence as it is, without what `translate` does for texts. Arguments are those of `translate`."""
+        """Decode each sentence as it is, without what `translate` does for texts.
+
+        `force_words` are, for each sentence, words that its translation must contain; with `no_repeat_ngram_size` no
+        sequence of so many tokens occurs twice in a translation. The other arguments are those of `translate`."""
         if isinstance(sentences, str):
             raise TypeError("translate_sentences takes a list of strings, not a string: translate takes both")
         sentences = check_texts(sentences, "translate_sentences")
@@ -332,12 +442,89 @@ class Translator:
         device = next(self.model.parameters()).device
         limit = self.model.config.max_len
         advance = progress or (lambda done: None)
-        found = decode(self.model, sources, chosen, limit, device, advance, self.token_template)
+        constraints = self._output_constraints(sentences, languages, force_words, no_repeat_ngram_size)
+        plain = [i for i in range(len(sources)) if i not in constraints]
+        decoded = decode(self.model, [sources[i] for i in plain], chosen, limit, device, advance, self.token_template)
+        found = dict(zip(plain, decoded, strict=True))
+        if constraints:
+            found |= self._decode_constrained(sources, languages, constraints, chosen)
+            advance(len(constraints))
         translations = [  # an empty line stays empty, whatever the model makes of it
-            self._translation(hypotheses) if ids and text.strip() else copy_text("")
-            for text, ids, hypotheses in zip(sentences, sources, found, strict=True)
+            self._translation(found[i], text) if ids and text.strip() else copy_text("")
+            for i, (text, ids) in enumerate(zip(sentences, sources, strict=True))
         ]
         return [self._with_languages(each, to) for each, to in zip(translations, languages, strict=True)]
+
+    def _decode_constrained(
+        self,
+        sources: Sequence[list[int]],
+        languages: Sequence[str],
+        constraints: dict[int, OutputConstraints],
+        chosen: DecodeConfig,
+    ) -> dict[int, list[Hypothesis]]:
+        """Return the hypotheses of the sentences that have constraints; those that need the same settings are decoded
+        together."""
+        device, limit = next(self.model.parameters()).device, self.model.config.max_len
+        groups = defaultdict(list)
+        for i, each in constraints.items():
+            groups[bool(each.phrases), languages[i].startswith(UNSPACED)].append(i)
+        found: dict[int, list[Hypothesis]] = {}
+        for (is_forced, unspaced), own in groups.items():
+            how = replace(chosen, temperature=0.0, beam=max(chosen.beam, chosen.nbest))
+            if is_forced:
+                beam = max(how.beam, CONSTRAINED_BEAM)
+                how = replace(how, beam=beam, length_penalty=CONSTRAINED_LENGTH_PENALTY)
+            given = [sources[i] for i in own], [constraints[i] for i in own]
+            ends = None if unspaced else self._continues_word
+            ranked = decode_constrained(self.model, *given, how, limit, device, self.token_template, ends)
+            found |= dict(zip(own, ranked, strict=True))
+        return found
+
+    def _output_constraints(
+        self,
+        sentences: Sequence[str],
+        languages: Sequence[str],
+        force_words: Sequence[Sequence[str]] | None,
+        no_repeat_ngram_size: int,
+    ) -> dict[int, OutputConstraints]:
+        """Return the constraints of sentences that have any.
+
+        The translation of a sentence without a full stop inside has none before all required words, which would
+        otherwise often follow it like a second sentence."""
+        words = force_words or [()] * len(languages)
+        made = {}
+        for i, (own, to) in enumerate(zip(words, languages, strict=True)):
+            if own or no_repeat_ngram_size:
+                phrases = tuple(self._phrase(word, to) for word in own)
+                is_one = not SENTENCE_PUNCTUATION.search(sentences[i].rstrip()[:-1])
+                only_after = self._full_stops if own and is_one else frozenset()
+                made[i] = OutputConstraints(phrases, only_after, no_repeat_ngram_size)
+        return made
+
+    def _phrase(self, words: str, language: str) -> Phrase:
+        """Return words as the tokens that stand for them inside a sentence of this language and at its beginning."""
+        before = "，" if language.startswith(UNSPACED) else "x "
+        context, whole = (self.tokenizers.target.encode(text) for text in (before.strip(), before + words))
+        begin = self.tokenizers.target.encode(capitalize_first(words))
+        inside = whole[len(context) :] if whole[: len(context)] == context else begin
+        return Phrase(tuple(inside), () if inside == begin else tuple(begin))
+
+    @cached_property
+    def _full_stops(self) -> frozenset[int]:
+        """The tokens of the target vocabulary that end a sentence."""
+        pieces = self.tokenizers.target.pieces(range(len(self.tokenizers.target)))
+        return frozenset(i for i, piece in enumerate(pieces) if SENTENCE_PUNCTUATION.search(piece))
+
+    @cached_property
+    def _continues_word(self) -> Tensor:
+        """Which tokens of the target vocabulary go on with the word before them, (V,)."""
+        pieces = self.tokenizers.target.pieces(range(len(self.tokenizers.target)))
+        spaced = any(piece.startswith(SPACE) for piece in pieces)  # else pieces inside a word begin with "##"
+        continues = [
+            bool(piece) and (piece[0].isalnum() or piece.startswith("\\x")) if spaced else piece.startswith("##")
+            for piece in pieces
+        ]
+        return torch.tensor(continues, device=next(self.model.parameters()).device)
 
     def read(self, text: str, to: str | None = None) -> list[int]:
         """Return the token ids that the model reads for a sentence, special tokens included.
@@ -373,84 +560,39 @@ class Translator:
         """Return the translation with its languages; a model of several directions is not told the source language."""
         return replace(translation, source="" if self.directions else self.source, target=to)
 
-    def _translation(self, hypotheses: list[Hypothesis]) -> Translation:
+    def _translation(self, hypotheses: list[Hypothesis], sentence: str = "") -> Translation:
+        """Return the ranked hypotheses of a sentence as its translation, with confidences where the sentence is given."""
         target = self.tokenizers.target
-        ranked = tuple(
-            Translation(target.decode(h.tokens), h.score, h.log_prob, tuple(target.pieces(h.tokens)), h.ended)
-            for h in hypotheses
-        )
-        return replace(ranked[0], nbest=ranked) if len(ranked) > 1 else ranked[0]
+        ranked = []
+        for h in hypotheses:
+            text, tokens = target.decode(h.tokens), tuple(target.pieces(h.tokens))
+            value = confidence(sentence, text, h.log_prob, len(h.tokens) + h.ended) if sentence else 1.0
+            ranked.append(Translation(text, h.score, h.log_prob, tokens, h.ended, confidence=value))
+        return replace(ranked[0], nbest=tuple(ranked)) if len(ranked) > 1 else ranked[0]
 
 
-# ---- translations of the sentences of a text -------------------------------------------------------------------------
+# ---- directions and sentences ----------------------------------------------------------------------------------------
 
 
-def join_translations(parts: list[Sentence], found: list[Translation], direction: Direction) -> Translation:
-    """Return the translation of a text, given those of its sentences."""
-    text = join_sentences(parts, [each.text for each in found], not direction.target.startswith(UNSPACED))
-    tokens = tuple(token for each in found for token in each.tokens)
-    return annotate(replace(concatenate(found), text=text, tokens=tokens), direction)
+def pivot_of(direction: Direction) -> str:
+    """Return the language by way of which a direction is translated, or nothing."""
+    return str(getattr(direction, "via", ""))
 
 
-def join_nbest(parts: list[Sentence], found: list[Translation], direction: Direction) -> Translation:
-    """Return the translation of a text of one sentence, with all its hypotheses and what stands around the sentence."""
-    best = next((each for part, each in zip(parts, found, strict=True) if not part.ends_line), copy_text(""))
-    best = map_text(best, lambda text: "".join(part.before + ("" if part.ends_line else text) for part in parts))
-    return annotate(replace(best, nbest=best.nbest or (best,)), direction)
+def is_spaced(direction: Direction) -> bool:
+    """Return whether the target language has spaces between sentences."""
+    return not direction.target.startswith(UNSPACED)
 
 
-def annotate(translation: Translation, direction: Direction) -> Translation:
-    """Return a translation with its languages and warnings."""
-    notes = tuple(filter(None, (direction.note, "" if translation.ended else CUT)))
-    return replace(translation, source=direction.source, target=direction.target, notes=notes)
-
-
-def refuse_several_sentences(texts: Sequence[str], parts: list[list[Sentence]]) -> None:
-    """Raise an error for a text of several sentences, each of which would have hypotheses of its own."""
-    for number, (text, own) in enumerate(zip(texts, parts, strict=True), 1):
-        if sum(not part.ends_line for part in own) > 1:
-            where = f"line {number}: " if len(texts) > 1 else ""
-            raise RegardError(
-                f"{where}several translations (nbest) are for one sentence, not for {text[:60]!r}: "
-                f"put each sentence on a line of its own"
-            )
-
-
-def concatenate(found: list[Translation]) -> Translation:
-    """Return the translations of consecutive parts as one, whose tokens are left out: some parts were not translated."""
-    score, log_prob = sum((each.score for each in found), 0.0), sum((each.log_prob for each in found), 0.0)
-    return Translation("".join(each.text for each in found), score, log_prob, (), all(each.ended for each in found))
-
-
-def copy_text(text: str) -> Translation:
-    """Return a text that needs no translation as its own translation."""
-    return Translation(text, 0.0, 0.0, ())
-
-
-def map_text(translation: Translation, change: Callable[[str], str]) -> Translation:
-    """Return a translation with `change` applied to the text of every hypothesis."""
-    nbest = tuple(map_text(each, change) for each in translation.nbest)
-    return replace(translation, text=change(translation.text), nbest=nbest)
-
-
-def restore_hypotheses(translation: Translation, kept: list[str]) -> Translation | None:
-    """Return a translation with its placeholders replaced by what they stand for.
-
-    Hypotheses that lost a placeholder are left out, and None is returned if all did. Of hypotheses with one text, which
-    differ only in their subword pieces, the first is taken.
-    """
-    whole: dict[str, Translation] = {}
-    for each in translation.nbest or (translation,):
-        if (text := restore_placeholders(each.text, kept)) is not None:
-            whole.setdefault(text, replace(each, text=text))
-    found = tuple(whole.values())
-    return replace(found[0], nbest=found if translation.nbest else ()) if found else None
-
-
-def keep_space_around(part: str, translation: Translation) -> Translation:
-    """Return a translation with the white space around its source."""
-    before, after = part[: len(part) - len(part.lstrip())], part[len(part.rstrip()) :]
-    return replace(translation, text=before + translation.text + after)
+def sentence_offsets(parts: Sequence[Sentence]) -> list[tuple[int, str]]:
+    """Return where each sentence of a text begins, and the sentence."""
+    found, at = [], 0
+    for part in parts:
+        at += len(part.before)
+        if not part.ends_line:
+            found.append((at, part.text))
+        at += len(part.text)
+    return found
 
 
 # ---- a function of the package ---------------------------------------------------------------------------------------
@@ -465,6 +607,8 @@ def translate(  # type: ignore[overload-overlap]  # a string is an iterable of s
     model: str | Path | None = None,
     device: str = "auto",
     weights: str = "auto",
+    glossary: Glossary | Mapping[str, str] | None = None,
+    alignment: bool = False,
     **options: Unpack[TranslateOptions],
 ) -> Translation: ...
 @overload
@@ -476,6 +620,8 @@ def translate(
     model: str | Path | None = None,
     device: str = "auto",
     weights: str = "auto",
+    glossary: Glossary | Mapping[str, str] | None = None,
+    alignment: bool = False,
     **options: Unpack[TranslateOptions],
 ) -> list[Translation]: ...
 def translate(
@@ -486,6 +632,8 @@ def translate(
     model: str | Path | None = None,
     device: str = "auto",
     weights: str = "auto",
+    glossary: Glossary | Mapping[str, str] | None = None,
+    alignment: bool = False,
     **options: Unpack[TranslateOptions],
 ) -> Translation | list[Translation]:
     """Translate with the bundled model, or with the model in the folder `model`.
@@ -500,7 +648,7 @@ def translate(
     """
     checked = texts if isinstance(texts, str) else check_texts(texts, "translate")
     translator = bundled_translator(device, weights) if model is None else Translator.load(model, device, weights)
-    return translator.translate(checked, to, source, **options)
+    return translator.translate(checked, to, source, glossary=glossary, alignment=alignment, **options)
 
 
 @lru_cache(maxsize=2)

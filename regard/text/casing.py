@@ -16,7 +16,7 @@ ASCII_QUOTES = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"'})  
 FINAL_PLACEHOLDERS = re.compile(rf"(?:\s*{PLACEHOLDER.pattern})+$")
 FULL_STOP = re.compile(r"(?<![.!。！])\s?[.!。！]$")
 WORD = re.compile(r"[^\W\d_]+")
-FIRST_WORD = re.compile(r"[\"'“„«(\[¿¡‘‚]*([^\W\d_]+)")
+FIRST_WORD = re.compile(r"[\"'“„«(\[¿¡‘‚*_]*([^\W\d_]+)")
 
 
 def is_upper_case(text: str) -> bool:
@@ -27,15 +27,23 @@ def is_upper_case(text: str) -> bool:
 
 
 def to_sentence_case(text: str, language: str) -> str:
-    """Return the text with a capital at its beginning; text in upper case is put into lower case first."""
+    """Return the text with a capital at its beginning; text in upper case is put into lower case first.
+
+    The text stays as long as it is, so that links between words (text/alignment.py) are right for the original."""
     if is_upper_case(text):
-        text = map_unprotected(text, str.lower)
+        text = map_unprotected(text, lambda part: "".join(c.lower() if len(c.lower()) == 1 else c for c in part))
     if language == "en":
         text = map_unprotected(text, lambda part: re.sub(r"\bi\b(?![.\w])", "I", part))
+    return capitalize_first(text)
+
+
+def capitalize_first(text: str) -> str:
+    """Return a sentence with a capital at its beginning, unless it begins with a protected part."""
     begin = FIRST_WORD.match(text)
     if begin is None or not begin[1].islower() or PROTECTED.match(text, begin.start(1)):
         return text
-    return text[: begin.start(1)] + begin[1].capitalize() + text[begin.end(1) :]
+    first, rest = begin[1][0].upper(), text[begin.start(1) + 1 :]
+    return text[: begin.start(1)] + first + rest if len(first) == 1 else text
 
 
 def to_upper_case(text: str) -> str:

@@ -49,8 +49,8 @@ class Glossary:
 
     def __init__(self, terms: Iterable[Term] | Mapping[str, str]) -> None:
         """Take terms, or a mapping of source to target that holds for every direction."""
-        pairs = terms.items() if isinstance(terms, Mapping) else None
-        self.terms = tuple(Term(*pair) for pair in pairs) if pairs is not None else tuple(terms)  # type: ignore[arg-type]
+        own = [Term(*pair) for pair in terms.items()] if isinstance(terms, Mapping) else terms
+        self.terms: tuple[Term, ...] = tuple(own)
 
     @classmethod
     def load(cls, path: str | Path) -> Glossary:
@@ -78,6 +78,10 @@ class Glossary:
                 if all(end <= b or e <= begin for b, e, _ in found):
                     found.append((begin, end, term.target))
         return [translation for _, _, translation in sorted(found)]
+
+    def with_directions(self) -> Glossary:
+        """Return the glossary of the terms that name a direction: the others are not for a translation in two steps."""
+        return Glossary([term for term in self.terms if term.direction])
 
     def __len__(self) -> int:
         return len(self.terms)

@@ -6,7 +6,7 @@ takes long to search.
 
 Numbers that are missing in a translation can be made placeholders too. 4,523.50 is written 4.523,50 or 4 523,50 in other
 languages: the character between digits may change, and may vanish before three digits. Any other difference is another
-number.
+number. The same is done for symbols such as €.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ FILE = (
     rf"|(?<![\w/.:)>])(?:~|\.\.?|/[{WORD}_.-]+)(?:/[{WORD}_.-]*[{WORD}_])+/?"
 )
 IDENTIFIER = (  # names of variables and options, and hashes
-    rf"\$[A-Za-z_]\w+|(?<![\w-])--[a-z][\w-]+|{BEGIN}[{WORD}]+(?:_[{WORD}]+)+"
+    rf"\$[A-Za-z_]\w+|(?<![\w-])--[a-z][\w-]+|{BEGIN}[{WORD}]+(?:_[{WORD}]+)+|\b__\w+__\b"
     r"|\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,64}\b"
 )
 TAG = r"</?[A-Za-z][^<>\n]{0,80}>"
 CODE = r"(?<!`)`{1,3}[^`\n]+`{1,3}|\{\{[^{}\n]{0,80}\}\}|\$?\{\w*\}|%[sd]\b|&(?:[A-Za-z]{2,8}|#\d{1,6});"
 MENTION = r"[@#]\w{2,}"
+STRAY_MARK = r"\*+|_+"  # asterisks and underscores that are no marks around words (text/inline_marks.py)
+APOSTROPHE_NAME = r"\bO['’][A-ZÀ-Þ][^\W\d_]+"  # O'Neill
 BRACKET = r"⟦\d*⟧|[⟦⟧]"  # placeholders and their brackets in the text itself
 MARKDOWN = r"!?\[(?=[^\[\]\n]{1,200}\]\()|\]\((?:[^()\s]|\([^()\s]*\))*\)"  # the words of a link are translated
 DATE_OR_THOUSANDS = r"\d{1,2}\.\d{1,2}\.(?:\d\d){1,2}\b|\d{1,3}(?:\.\d{3})+\b(?!\.)"
@@ -56,12 +58,11 @@ PRIVATE_USE = r"[\ue000-\uf8ff\U000f0000-\U0010ffff]+"  # Unicode's private use 
 
 def _compile_protected(scripts: str) -> re.Pattern[str]:
     foreign = rf"[{scripts}]+(?:[\s,.'、。，・-]+[{scripts}]+)*"
-    return re.compile("|".join((*LITERALS, foreign, EMOJI, PRIVATE_USE)))
+    return re.compile("|".join((*LITERALS, STRAY_MARK, APOSTROPHE_NAME, foreign, EMOJI, PRIVATE_USE)))
 
 
 LITERAL = re.compile("|".join(LITERALS))  # text made by and for machines
 PROTECTED, PROTECTED_WITH_HAN = _compile_protected(OTHER_SCRIPTS), _compile_protected(OTHER_SCRIPTS + HAN)
-MARKED_UP_WORDS = re.compile(rf"\w(?:{TAG}|\]\()|{TAG}\w")  # words inside tags and links
 PLACEHOLDER = re.compile(r"⟦\d+⟧")
 MAX_PLACEHOLDERS = 4  # in one sentence; the model was trained with no more
 
@@ -132,6 +133,29 @@ def find_missing_numbers(source: str, translation: str) -> list[str]:
     return [number for number in dict.fromkeys(NUMBER.findall(source)) if len(number) > 1 and not found(number)]
 
 
+# Symbols that a translation must have too, or one of the words for it.
+SYMBOLS = {
+    "€": r"eur|欧元|歐元",
+    "$": r"dollar|usd|美元|美金",
+    "£": r"pound|pfund|livre|gbp|英镑|英鎊",
+    "¥": r"yen|yuan|元",
+    "%": r"percent|per cent|prozent|pour cent|百分",
+    "°": r"degree|grad|degré|度",
+    "§": r"section|paragra|article|条|條",
+}
+
+
+def find_missing_symbols(source: str, translation: str) -> list[str]:
+    """Return the symbols of a text, such as €, that its translation has less often and does not write in words."""
+    if source.isascii() and "$" not in source and "%" not in source:
+        return []
+    return [
+        symbol
+        for symbol, words in SYMBOLS.items()
+        if source.count(symbol) > translation.count(symbol) and not re.search(words, translation, re.I)
+    ]
+
+
 def digit_groups(number: str) -> list[str]:
     """Return the digits of a number between its separators, those of thousands left out: 4,523.50 -> 4523, 50."""
     groups = re.findall(r"\d+", THOUSANDS_SEPARATOR.sub("", number))
@@ -139,6 +163,11 @@ def digit_groups(number: str) -> list[str]:
 
 
 def add_numbers_to_pattern(pattern: re.Pattern[str], numbers: list[str]) -> re.Pattern[str]:
-    """Return a pattern that also matches these numbers; several of them in a row are one match."""
-    exact = "|".join(rf"(?<!\d){re.escape(number)}(?!\d)" for number in sorted(numbers, key=len, reverse=True))
-    return re.compile(f"{pattern.pattern}|(?:{exact})(?:{LIST_SEPARATOR}(?:{exact}))*")
+    """Return a pattern that also matches these numbers and symbols; several numbers in a row are one match, and so are a
+    symbol and the numbers beside it."""
+    digits = sorted((number for number in numbers if number not in SYMBOLS), key=len, reverse=True)
+    exact = "|".join(rf"(?<!\d){re.escape(number)}(?!\d)" for number in digits)
+    several = [f"(?:{exact})(?:{LIST_SEPARATOR}(?:{exact}))*"] if digits else []
+    symbols = "".join(number for number in numbers if number in SYMBOLS)
+    beside = [rf"(?:{NUMBER.pattern}[{SPACE}]?)?[{symbols}](?:[{SPACE}]?{NUMBER.pattern})?"] if symbols else []
+    return re.compile("|".join([pattern.pattern, *beside, *several]))

@@ -8,7 +8,7 @@ punctuation ends a sentence by itself. Table cells are split like lines, and cod
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from regard.text.placeholders import LITERAL
@@ -19,15 +19,12 @@ OPENING_QUOTES = "\"'“„«(\\[¿¡‘‚「『（"
 EMOJI = "\U0001f000-\U0001faff\u2600-\u27bf"
 # What follows a sentence: a capital, a digit, a character without case, a quotation mark, an emoji, or nothing.
 NEXT_SENTENCE = rf"\s+(?:[^\Wa-zß-öø-ÿœ]|[{OPENING_QUOTES}])|\s*(?:[{EMOJI}]|$)"
-LATIN_END = rf"(?<![.!?…])[.!?…]++(?:[{CLOSING_QUOTES}“]|[ \u00a0\u202f]»)*(?={NEXT_SENTENCE})"
+LATIN_END = rf"(?<![.!?…])[.!?…]++(?:[{CLOSING_QUOTES}“*_]|[ \u00a0\u202f]»)*(?={NEXT_SENTENCE})"
 CHINESE_END = (
     rf"(?<![。！？])[。！？]++…*+(?:(?![{CLOSING_QUOTES}])|[{CLOSING_QUOTES}]+(?=\s|[「『（“]|$))"
     rf"|(?<=[{HAN}])[.!?]++(?=[{HAN}])"
 )
 SENTENCE_END = re.compile(f"{LATIN_END}|{CHINESE_END}")
-LIST_MARKER = re.compile(  # at the beginning of a line
-    r"\s*(?:(?:[-*+•–—>]|#{1,6}|\(?\d{1,3}[.)]|[a-z]\))\s+(?:\[[ xX]\]\s+)?|\d{1,3}、\s*|（\d{1,3}）\s*)*"
-)
 TABS, BARS = re.compile(r"\t+"), re.compile(r"[\t|]+")
 CODE_FENCE = re.compile(r"\s*```[^`]*$")  # before and after a code block
 ABBREVIATIONS = {
@@ -41,6 +38,10 @@ ABBREVIATIONS_BEFORE_NUMBERS = {
     *("jan", "feb", "febr", "mar", "apr", "jun", "jul", "aug", "sep", "sept", "oct", "okt", "nov", "dec", "dez"),
 }
 MONTHS = "Januar|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember|Jahrhundert"
+LIST_MARKER = re.compile(  # at the beginning of a line: bullets, numbers, letters, check boxes
+    rf"\s*(?:(?:[-*+•◦▪■●○‣·–—>→✓✔✗]|#{{1,6}}|\(?\d{{1,3}}(?:\.\d{{1,3}}){{0,3}}(?:\)|\.(?!\s(?:{MONTHS})\b))"
+    rf"|\(?[A-Za-z]\)|\(?[ivx]{{1,5}}\))\s+(?:\[[ xX]\]\s+)?|\d{{1,3}}、\s*|（\d{{1,3}}）\s*)*"
+)
 ORDINAL = re.compile(
     r"(?i:\b(?:(?<!I )am|d(?:er|ie|as|en|em|es)|(?:[msdk]?ein|ihr|unser|jed|dies)(?:e[rsnm]?)?|vo[mn]|zu[mr]?"
     r"|beim|im|ab|bis|seit|und)\s+)\d{1,2}$"
@@ -135,25 +136,28 @@ def is_inside_sentence(line: str, dot: int) -> bool:
     return not (LETTER_AFTER_WORD.search(before) and SENTENCE_OPENER.match(rest)) and not PRONOUN_I.search(before)
 
 
-def join_sentences(parts: list[Sentence], translations: list[str], spaced: bool) -> str:
+def join_sentences(parts: Sequence[Sentence], translations: Sequence[str], spaced: bool) -> str:
     """Return the text of translated sentences, with what stood between them.
 
     A target language with spaces between sentences (`spaced`) gets one where the source has none; one without spaces
     loses them after full-width characters.
     """
-    made = ""
+    return join_with_begins(parts, translations, spaced)[0]
+
+
+def join_with_begins(parts: Sequence[Sentence], translations: Sequence[str], spaced: bool) -> tuple[str, list[int]]:
+    """Return the text of translated sentences, and where in it each begins."""
+    made, begins = "", []
     for part, text in zip(parts, translations, strict=True):
-        if part.ends_line:
-            made += part.before
-            continue
-        inside = made and not made[-1].isspace()
+        inside = made and not made[-1].isspace() and not part.ends_line
         gap = part.before
         if inside and spaced:
             gap = part.before or " "
         elif inside and is_full_width(made[-1]) and not gap.strip() and "\t" not in gap:
             gap = ""
-        made += gap + text
-    return made
+        begins.append(len(made) + len(gap))
+        made += gap + ("" if part.ends_line else text)
+    return made, begins
 
 
 def is_full_width(char: str) -> bool:

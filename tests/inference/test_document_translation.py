@@ -3,93 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fake_translator import Fake
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
-from regard.config import DecodeConfig
 from regard.errors import RegardError
 from regard.inference.translator import Translation, Translator
-from regard.model_folder import ModelPackage
-from regard.models.model import TranslationModel
-from regard.text.language_identification import learn_profile
 from regard.text.placeholders import has_words
-from regard.text.special_tokens import EOS_TEMPLATE
-
-TEXTS = {
-    "en": "the man who went to the horse of his friend said that I would not come with them hello how are you",
-    "de": "der Mann ging in das Haus und sagte nicht, dass sie sich mit ihm auf der Straße treffen wie geht",
-    "fr": "le garçon est allé à la maison de son ami et il a dit que nous ne sommes pas là pour vous bonjour",
-}
-PROFILES = {language: learn_profile([text]) for language, text in TEXTS.items()}
-DIRECTIONS = tuple(d for lang in ("de", "fr", "zh", "zh-Hant") for d in (f"en>{lang}", f"{lang}>en"))
-
-
-class Model(TranslationModel):
-    """A model of which only the longest row is known."""
-
-    def __init__(self, max_len: int) -> None:
-        nn.Module.__init__(self)
-        self.config: Any = SimpleNamespace(max_len=max_len)
-
-
-class Fake(Translator):
-    """A translator that returns each sentence in capitals, after `spoil`, and keeps the sentences it was given."""
-
-    def __init__(
-        self,
-        spoil: Callable[[str], str] = str,
-        max_len: int = 50,
-        directions: Sequence[str] = DIRECTIONS,
-        **settings: Any,
-    ):
-        tokenizers: Any = SimpleNamespace(source=SimpleNamespace(encode=lambda text: list(text)))
-        package = ModelPackage(
-            Model(max_len),
-            tokenizers,
-            "translation",
-            DecodeConfig(beam=4),
-            "en",
-            "de",
-            tuple(directions),
-            token_template=EOS_TEMPLATE,
-            languages=PROFILES,
-        )
-        super().__init__(package, **settings)
-        self.spoil = spoil
-        self.asked: list[tuple[str | None, list[str]]] = []
-
-    def translate_sentences(
-        self,
-        sentences: Sequence[str],
-        *,
-        to: str | None = None,
-        progress: Callable[[int], None] = lambda n: None,
-        **options: Any,
-    ) -> list[Translation]:
-        if not self.directions:
-            self.encode_sources([], to)  # refuses another language
-        self.asked.append((to, list(sentences)))
-        assert all(len(text) <= self.model.config.max_len - 2 for text in sentences)
-        progress(len(sentences))
-        return [self.one(text, options.get("nbest", 1)) for text in sentences]
-
-    def one(self, text: str, nbest: int) -> Translation:
-        """The second hypothesis is `spoil`ed twice, the third three times."""
-        found = []
-        for i in range(nbest):
-            text = self.spoil(text)
-            found.append(Translation(text.upper(), -1.0 - i, -2.0 - i, (), ended="endless" not in text))
-        return replace(found[0], nbest=tuple(found) if nbest > 1 else ())
-
-    def said(self) -> list[str]:
-        return [text for _, texts in self.asked for text in texts]
 
 
 def translated(translator: Translator, text: str, **how: Any) -> str:
@@ -151,6 +75,7 @@ def test_a_character_may_be_several_tokens() -> None:
     fake = Fake(max_len=24)
     fake.tokenizers.source.encode = lambda text: list(text.encode())
     assert len("我们说汉语，你好。") < fake.max_sentence_tokens < len("我们说汉语，你好。".encode())
+    fake.one = lambda text, nbest: Translation("WE SPEAK", -1.0, -2.0, ())  # type: ignore[method-assign]
     translated(fake, "我们说汉语，你好。", source="zh")
     assert fake.said() == ["我们说汉语，", "你好。"]
 
@@ -250,11 +175,20 @@ def test_a_number_in_words_is_not_gone_around() -> None:
     assert len(fake.said()) == 2
 
 
-def test_words_inside_tags_and_links_are_translated_by_themselves() -> None:
+def test_marks_around_words_are_not_shown_to_the_model_and_come_back() -> None:
     fake = Fake()
-    text = "See <b>the man</b> in [the horse](https://a.org/b)."
-    assert translated(fake, text, source="en") == "SEE <b>THE MAN</b> IN [THE HORSE](https://a.org/b)."
-    assert fake.said() == ["See.", "the man.", "in.", "the horse."]
+    text = "See <b>the man</b> in [the horse](https://a.org/b).\n*Very* _good_ **friend**."
+    expected = "SEE <b>THE MAN</b> IN [THE HORSE](https://a.org/b).\n*VERY* _GOOD_ **FRIEND**."
+    assert translated(fake, text, source="en") == expected
+    assert fake.said() == ["See the man in the horse.", "Very good friend."]
+
+
+def test_an_asterisk_is_never_shown_to_the_model() -> None:
+    fake = Fake()
+    for text in ("5 * 3 is the man", "the man* and **the horse", "*** the man", "the _ man __ x"):
+        translated(fake, text, source="en")
+    assert fake.said()
+    assert not any(char in said for said in fake.said() for char in "*_")
 
 
 def test_tables_and_code_keep_their_form() -> None:
@@ -314,6 +248,9 @@ def test_a_translation_that_was_cut_is_noted() -> None:
     )
     assert [bool(m.notes) for m in found] == [True, False, True]
     assert "cut off at the length limit" in found[0].notes[0]
+    asked = fake.translate("the endless house", source="en", max_len_b=3)  # whoever asks for that gets it
+    assert asked.text == "THE ENDLESS HOUSE"
+    assert asked.notes == ("cut off at the length limit (--decode.max_len_b N raises it)",)
 
 
 def test_a_model_of_one_direction_needs_neither_tag_nor_profiles() -> None:
@@ -352,7 +289,18 @@ def test_a_hypothesis_without_its_placeholder_is_left_out() -> None:
     assert [t.text for t in found.nbest] == ["SEE a.org NOW"]
 
 
-def test_several_sentences_have_no_several_translations() -> None:
+def test_a_text_of_several_sentences_has_the_best_combinations() -> None:
+    """Each sentence has hypotheses with the scores -1, -2, -3, so the three best sums of two are -2, -3, -3."""
+    fake = Fake(lambda t: t.replace("man", "xman").replace("horse", "xhorse"))
+    found = fake.translate("- the man.\r\nThe horse. 12", source="en", nbest=3)
+    first = "- THE XMAN.\r\nTHE XHORSE. 12"
+    others = {"- THE XXMAN.\r\nTHE XHORSE. 12", "- THE XMAN.\r\nTHE XXHORSE. 12"}
+    assert found.text == found.nbest[0].text == first
+    assert {t.text for t in found.nbest[1:]} == others
+    assert [t.score for t in found.nbest] == [-2.0, -3.0, -3.0]
+
+
+def test_there_are_fewer_translations_only_where_there_are_no_others() -> None:
     fake = Fake()
     found = fake.translate(["", "the man who went to the horse", "12", "der Mann ging in das Haus und sagte"], nbest=2)
     assert [len(t.nbest) for t in found] == [1, 1, 1, 1]  # this translator says the same twice
@@ -362,5 +310,38 @@ def test_several_sentences_have_no_several_translations() -> None:
         "12",
         "DER MANN GING IN DAS HAUS UND SAGTE",
     ]
-    with pytest.raises(RegardError, match=r"^line 2: .*nbest.* one sentence, not for 'The man\. The house\.'"):
-        fake.translate(["the man", "The man. The house."], source="en", nbest=2)
+    fake = Fake(lambda t: t.replace("man", "xman"))
+    assert len(fake.translate("the man. The man.", source="en", nbest=4).nbest) == 4
+    assert len(fake.translate("the man. The horse.", source="en", nbest=4).nbest) == 4
+
+
+# ---- what texts keep -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "  the man \r\n\tthe horse\r\n\r\n",
+        "1. the man\n2) the horse\na) the friend\n(b) the house\n• the man\n◦ the horse\n1.2. the man",
+        "the man 😀 said 👍🏽 hello",
+        "It is 50 € or €20 for John O'Neill, 10\u00a0000 $.",
+        "the price: 5 % (§ 3)",
+    ],
+)
+def test_texts_survive_a_model_that_changes_only_the_case(text: str) -> None:
+    made = translated(Fake(), text, source="en")
+    assert "".join(made.upper().split()) == "".join(text.upper().split())
+    assert re.findall(r"[\r\n\t]", made) == re.findall(r"[\r\n\t]", text)
+    assert [made[:1].isspace(), made[-1:].isspace()] == [text[:1].isspace(), text[-1:].isspace()]
+
+
+def test_a_lost_symbol_is_tried_again_as_a_placeholder_with_its_number() -> None:
+    fake = Fake(lambda t: t.replace("€", ""))
+    assert translated(fake, "the man has 50 € now.", source="en") == "THE MAN HAS 50 € NOW."
+    assert fake.said() == ["The man has 50 € now.", "The man has ⟦1⟧ now."]
+
+
+def test_the_result_for_a_text_does_not_depend_on_its_neighbours() -> None:
+    texts = ["the man. The horse", "see https://a.b/c", "*the* friend", "THE HOUSE IS OLD"]
+    together = [t.text for t in Fake().translate(texts, source="en")]
+    assert together == [translated(Fake(), text, source="en") for text in texts]

@@ -1,0 +1,216 @@
+"""Word alignment of given pairs of texts by the cross-attention of a translation model.
+
+The model reads a source and its given translation in one pass (teacher forcing), and the attention weights of each target
+token are taken from the step that predicts it, as the mean over all heads of all decoder layers. On Tatoeba's validation
+pairs (German, French; words of a small dictionary and names that both sides have once) the mean of all layers of the
+bundled model is as good as its best layer, and better than any single head; the step that reads a token instead of
+predicting it is far worse. The mean needs no choice of a layer for each model.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.decode.constraints import pad_rows
+from regard.kernels.attention_functions import masked_softmax
+from regard.kernels.cpu_threads import one_thread
+from regard.layers.attention_kernels import AttentionPlan, raw_scores
+from regard.layers.hooks import AttentionHook, Recording, paused
+from regard.layers.mixers.attention import CrossAttention
+from regard.layers.recurrent_attention import Alignment
+from regard.models.model import TranslationModel
+from regard.text.alignment import Link, Span, link_words, merge_weights, pieces_of_words, word_spans
+from regard.text.casing import ASCII_QUOTES
+from regard.text.placeholders import protected_pattern
+from regard.text.special_tokens import SpecialTokenTemplate
+from regard.text.tokenizer import Tokenizer, Tokenizers
+
+TOKENS_AT_A_TIME = 4096  # padded target tokens of a batch
+
+
+# ---- attention weights of pairs of token sequences -------------------------------------------------------------------
+
+
+class WeightsHook(AttentionHook):
+    """A hook that keeps the attention weights of a layer's last call, as the mean over its heads."""
+
+    def __init__(self, layer: CrossAttention | Alignment) -> None:
+        super().__init__(layer, Recording())
+        self.score = layer.score if isinstance(layer, Alignment) else None
+        self.weights: Tensor | None = None  # (B, T, S)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> Any:
+        out = self.inner(q, k, v, plan)
+        scores = raw_scores(q.float(), k.float(), plan) if self.score is None else self.score(q, k).float()
+        self.weights = masked_softmax(scores, plan.seen()).mean(1)
+        return out
+
+
+def has_cross_attention(model: TranslationModel) -> bool:
+    """Return whether a model attends to its source; recurrent models without attention do not."""
+    return any(isinstance(layer, (CrossAttention, Alignment)) for layer in model.modules())
+
+
+@contextmanager
+def hooked_layers(model: TranslationModel) -> Iterator[list[WeightsHook]]:
+    """Put a `WeightsHook` on every layer that attends to the source; afterwards the layers are as before."""
+    layers = [layer for layer in model.modules() if isinstance(layer, (CrossAttention, Alignment))]
+    before = [layer.__dict__.get("attend") for layer in layers]
+    hooks = [WeightsHook(layer) for layer in layers]
+    for layer, hook in zip(layers, hooks, strict=True):
+        layer.__dict__["attend"] = hook
+    try:
+        yield hooks
+    finally:
+        for layer, old in zip(layers, before, strict=True):
+            if old is None:
+                del layer.__dict__["attend"]
+            else:
+                layer.__dict__["attend"] = old
+
+
+@torch.inference_mode()
+def forced_attention(
+    model: TranslationModel,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    token_template: SpecialTokenTemplate,
+) -> list[np.ndarray]:
+    """Return the attention weights (T, S) of each pair of token ids, whose special tokens the template adds.
+
+    Row t belongs to target token t, column s to token s of the source with the special tokens around it."""
+    device = next(model.parameters()).device
+    n_start = len(token_template.start)
+    order = sorted(range(len(sources)), key=lambda i: -max(len(sources[i]), len(targets[i])))
+    found: dict[int, np.ndarray] = {}
+    with paused(model), hooked_layers(model) as hooks, one_thread():
+        while order:
+            width = max(len(sources[order[0]]), len(targets[order[0]])) + n_start + 1
+            rows, order = order[: max(1, TOKENS_AT_A_TIME // width)], order[max(1, TOKENS_AT_A_TIME // width) :]
+            source = pad_rows([token_template.wrap(sources[i]) for i in rows], device)
+            model.head_input(source, pad_rows([[*token_template.start, *targets[i]] for i in rows], device))
+            mean = torch.stack([hook.weights for hook in hooks if hook.weights is not None]).mean(0).cpu().numpy()
+            for row, i in enumerate(rows):
+                around = len(token_template.wrap(sources[i]))
+                found[i] = mean[row, n_start - 1 : n_start - 1 + len(targets[i]), :around]
+    return [found[i] for i in range(len(sources))]
+
+
+# ---- pairs of sentences ----------------------------------------------------------------------------------------------
+
+
+def encode_with_offsets(tokenizer: Tokenizer, text: str) -> tuple[list[int], list[Span]]:
+    """Return the ids of a text and the characters that each stands for."""
+    encoding = tokenizer._backend.encode(text, add_special_tokens=False)
+    return encoding.ids, encoding.offsets
+
+
+def align_pairs(
+    model: TranslationModel,
+    tokenizers: Tokenizers,
+    token_template: SpecialTokenTemplate,
+    pairs: Sequence[tuple[str, str]],
+    languages: Sequence[tuple[str, str]],
+    tags: Sequence[Sequence[int]],
+    max_len: int,
+) -> list[list[Link]]:
+    """Return the links of pairs of sentences, given their languages and the language tokens before each source.
+
+    A side that is longer than the model reads has no links beyond its first `max_len` tokens. What the translation keeps
+    unchanged (links, code, private-use characters, ...: text/placeholders.py) is linked to itself and not read."""
+    masked = [
+        MaskedPair(*pair, protected_pattern(*pair_languages))
+        for pair, pair_languages in zip(pairs, languages, strict=True)
+    ]
+    encoded = [
+        (
+            encode_with_offsets(tokenizers.source, pair.source_text),
+            encode_with_offsets(tokenizers.target, pair.target_text),
+        )
+        for pair in masked
+    ]
+    room = max_len - len(token_template.wrap(())) - max(map(len, tags), default=0)
+    sources = [[*tag, *source[0][:room]] for tag, (source, _) in zip(tags, encoded, strict=True)]
+    targets = [target[0][: max_len - len(token_template.start)] for _, target in encoded]
+    weights = forced_attention(model, sources, targets, token_template) if pairs else []
+    found = []
+    for pair, tag, (source, target), own in zip(masked, tags, encoded, weights, strict=True):
+        before = len(token_template.before) + len(tag)
+        inner = own[:, before : before + len(source[1][:room])]
+        found.append(pair.links(inner, source[1][:room], target[1]))
+    return found
+
+
+class MaskedPair:
+    """A pair of sentences with placeholders for what both have and is not translated, and the links of these."""
+
+    def __init__(self, source: str, target: str, pattern: re.Pattern[str]) -> None:
+        self.source, self.target = source, target
+        same = equal_spans(source, target, pattern)
+        numbers = {pair: i for i, pair in enumerate(same, 1)}
+        self.kept = [Link(*one, *other, 1.0) for one, other in same]
+        self.source_text, self.source_words = mask_spans(source, {one: i for (one, _), i in numbers.items()})
+        self.target_text, self.target_words = mask_spans(target, {other: i for (_, other), i in numbers.items()})
+
+    def links(self, weights: np.ndarray, source_pieces: Sequence[Span], target_pieces: Sequence[Span]) -> list[Link]:
+        """Return the links of all words, given the weights (T, S) and spans of the pieces of the masked sentences."""
+        sides = (
+            (self.source_text, self.source_words, source_pieces[: weights.shape[1]]),
+            (self.target_text, self.target_words, target_pieces[: weights.shape[0]]),
+        )
+        groups = [pieces_of_words([masked for _, masked in words], pieces, text) for text, words, pieces in sides]
+        found = [
+            [(span, ("", places)) for (span, _), places in zip(words, own, strict=True) if places]
+            for (_, words, _), own in zip(sides, groups, strict=True)
+        ]
+        sources, targets = found
+        links = list(self.kept)
+        if sources and targets:
+            merged = merge_weights(weights, [word for _, word in targets], [word for _, word in sources])
+            spans = [span for span, _ in sources], [span for span, _ in targets]
+            links += link_words(self.source, self.target, *spans, merged)
+        return sorted(links, key=lambda link: (link.target_begin, link.source_begin))
+
+
+def equal_spans(source: str, target: str, pattern: re.Pattern[str]) -> list[tuple[Span, Span]]:
+    """Return the spans of matches of a pattern that both texts have, in pairs: the first with the first, and so on.
+
+    Private-use characters are matched one by one, because a translation may have them in another order."""
+    waiting: dict[str, list[Span]] = defaultdict(list)
+    for span in match_spans(target, pattern):
+        waiting[target[slice(*span)]].append(span)
+    spans = ((span, waiting[source[slice(*span)]]) for span in match_spans(source, pattern))
+    return [(span, others.pop(0)) for span, others in spans if others]
+
+
+def match_spans(text: str, pattern: re.Pattern[str]) -> Iterator[Span]:
+    """Yield the spans of the matches of a pattern; private-use characters are spans of their own."""
+    for found in pattern.finditer(text):
+        if unicodedata.category(found[0][0]) == "Co":
+            yield from ((i, i + 1) for i in range(*found.span()))
+        else:
+            yield found.span()
+
+
+def mask_spans(text: str, numbers: dict[Span, int]) -> tuple[str, list[tuple[Span, Span]]]:
+    """Return a text with a placeholder of this number for each span, without asterisks, and where its other words are.
+
+    The words are given as spans of the text as it was and of the text that is returned, in which curly quotation marks and
+    white space are plain."""
+    masked, words, at = "", [], 0
+    for (begin, end), number in [*sorted(numbers.items()), ((len(text), len(text)), 0)]:
+        outside = text[at:begin]
+        words += [((at + b, at + e), (len(masked) + b, len(masked) + e)) for b, e in word_spans(outside)]
+        masked += "".join(" " if char.isspace() else char for char in outside).translate(ASCII_QUOTES)
+        masked += f"⟦{number}⟧" if number and text[begin:end].strip("*_") else ""
+        at = end
+    return masked, words
