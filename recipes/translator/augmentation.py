@@ -29,8 +29,20 @@ NAMES = {  # names and their Chinese spellings
     "China": ("中国", "中國"),
     "America": ("美国", "美國"),
 }
-COPY_SHARE, COPY_SHARE_ZH = 0.1, 0.4  # of the pairs with a shared name or number; Chinese has few of these
+COPY_SHARE, COPY_SHARE_ZH = 0.2, 0.5  # of the pairs with a shared name or number; Chinese has few of these
 OFTEN = 5  # times in lower case, from which a word is no name
+REAL_NAMES = (  # with letters and signs that names in the corpora seldom have
+    "Yıldız Nürnberg Göttingen Jürgen Lefèvre Chloé O'Neill McAllister Moreau D'Angelo Müller Schäfer Françoise "
+    "Łukasz García Núñez Øystein Çelik Şahin Dvořák Kovačević Nguyễn O'Connor MacDonald DuPont Björk Zoë Renée Köln "
+    "Würzburg Düsseldorf Zürich Genève Besançon Orléans Málaga São Tomé Reykjavík Gdańsk Brno Plzeň Györ Małgorzata "
+    "Siobhán Seán Niamh Aoife Håkon Sørensen Jönsson Äkäslompolo Hämäläinen Papadopoulos Ivanova Petrović Szabó "
+    "Horváth Tóth Kaya Öztürk Erdoğan Fernández Muñoz Peña João Gonçalves Araújo Conceição Beauchêne Gagné Bélanger "
+    "Côté Thérèse Benoît Anaïs Noémie Weiß Groß Strauß Krämer Böhm Grünwald Kühn Hölderlin Anne-Marie Jean-Luc "
+    "Hans-Peter Karl-Heinz Smith-Jones Lévi-Strauss Bergen-Belsen Stratford Edinburgh Toronto Melbourne Chicago "
+    "Houston Seattle Denver Glasgow Dublin Patel Singh Kumar Okafor Mbeki Adeyemi Tanaka Yamamoto Kim Park Nakamura "
+    "Hassan Rahman Al-Masri Haddad Cohen Levy Goldberg Rosenthal iPhone YouTube LinkedIn PayPal eBay GitHub Windows "
+    "Android Bluetooth Siemens Bosch Renault Michelin Airbus Toyota Samsung Huawei"
+)
 SYLLABLES = ("ka", "ro", "min", "tel", "da", "su", "vor", "lin", "be", "xa", "jo", "wen", "pri", "gu", "ny")
 TITLE_SHARE, TITLE_WORDS = 0.05, 3  # share of the pairs; longest run of capitalized words
 
@@ -93,10 +105,12 @@ def replace_words(text: str, new: dict[str, str]) -> str:
 
 def make_substitute(word: str, mark: int, rng: random.Random) -> str:
     """Return a placeholder, or a random number or name."""
-    if rng.random() < 0.5:
+    if rng.random() < 0.3:
         return f"⟦{mark}⟧"
     if word[0].isdigit():
         return re.sub(r"\d", lambda _: str(rng.randrange(10)), word)
+    if rng.random() < 0.5:
+        return rng.choice(REAL_NAMES.split())
     return "".join(rng.choice(SYLLABLES) for _ in range(rng.randrange(2, 4))).capitalize()
 
 

@@ -3,7 +3,7 @@
     python recipes/translator/check.py DATA WORK
 
 Held out are all sentences of the test and validation sets of DATA, on either side (Europarl has no test set and is scored on
-its validation set). They are searched on both sides of every file that train.toml and train_synthetic.toml name in WORK,
+its validation set). They are searched on both sides of every file that teacher.toml and student.toml name in WORK,
 whatever its language, ignoring case, punctuation and white space. Matches are listed, and the exit code is 1; missing files
 are named.
 
@@ -17,11 +17,11 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from regard.config import recipes
+from regard.config import Config, recipes
 from regard.data.parallel_corpus import ParallelCorpus, read_lines
 
 SHOWN = 20
-RECIPES = ("train.toml", "train_synthetic.toml")
+RECIPES = ("teacher.toml", "student.toml")
 
 
 def main(data: Path, work: Path) -> int:
@@ -40,13 +40,15 @@ def main(data: Path, work: Path) -> int:
 def read_held_out(data: Path) -> set[str]:
     """Return the sentences of all test and validation sets, both sides, folded."""
     names = [f"{corpus}{split}.??.xz" for corpus in ("tatoeba/*.", "europarl-en-de/") for split in ("test", "val")]
+    names += ["docs-en-*/valid.??.xz", "ntrex/ntrex.*.xz"]
     return {fold(line) for name in names for path in data.glob(name) for line in read_lines(path)} - {""}
 
 
 def list_training_files(work: Path) -> list[Path]:
     """Return the files that the recipes train on, each once."""
     folder = Path(__file__).parent
-    specs = tuple(spec for name in RECIPES for spec in recipes.load(folder / name)["data"]["train"])
+    tables = [recipes.build({"data": recipes.load(folder / name)["data"]}, Config) for name in RECIPES]
+    specs = tuple(spec for table in tables for spec in table.data.train)
     parts = ParallelCorpus(specs, "", "", work)._parts()  # as training reads them
     return list(dict.fromkeys(path for part in parts for path in part.files))
 

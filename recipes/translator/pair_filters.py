@@ -15,7 +15,7 @@ from regard.text.language_identification import (
 
 Pair = tuple[str, str]
 LETTER = re.compile(r"[^\W\d_]")
-LONGEST = 400  # characters
+LONGEST = 500  # characters
 LANGUAGE_MARGIN = 15.0  # of log-probability, by which another language must be likelier
 FOREIGN_BELOW = -8.2  # mean log-probability of a trigram; most lines below it are Polish, Swedish, Dutch ...
 GERMAN_MARGIN = (

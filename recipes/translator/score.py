@@ -1,10 +1,11 @@
-"""Stage 7: BLEU and chrF on the published tests, in all directions, greedy and by beam search, with their signatures.
+"""Stage 7: BLEU and chrF on tests or validation sets, in all directions, with their signatures.
 
-    python recipes/translator/score.py MODEL DATA [--beam 5] [--out scores.json] [--device auto] [--weights auto]
+    python recipes/translator/score.py MODEL DATA --sets tatoeba,ntrex [--beams 1,4] [--out scores.json] [--weights int8]
 
-MODEL is the folder that pack.py wrote, so that the shipped model is scored. DATA holds tatoeba/ and europarl-en-de/. Chinese
-is translated to the script of each test line, and scored in both scripts together and in each alone, on characters. Outputs
-are scored without post-processing. Europarl has no test set; its validation set stands in.
+MODEL is the folder that pack.py wrote, so that the shipped model is scored. DATA holds tatoeba/, ntrex/, docs-en-XX/ and
+europarl-en-de/. Sets are `tatoeba` and `ntrex` (tests: score them once, when the model is final), `valid` (docs-en-XX and
+Europarl) and `tatoeba-valid`. Chinese is translated to the script of each test line, and scored in both scripts together and
+in each alone, on characters. Sentences are decoded as they are, and outputs scored without post-processing.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import regard
 from regard.data.parallel_corpus import read_lines
@@ -39,12 +43,17 @@ class TestSet:
     direction: str
     languages: list[str]  # the language of each line beside English: de, fr, zh or zh-Hant
 
+    def first(self, lines: int | None) -> TestSet:
+        return replace(self, source=self.source[:lines], target=self.target[:lines], languages=self.languages[:lines])
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("data", type=Path)
-    parser.add_argument("--beam", type=int, default=5)
+    parser.add_argument("--sets", default="tatoeba", help=f"some of {', '.join(SETS)}")
+    parser.add_argument("--beams", default="1,4")
+    parser.add_argument("--lines", type=int, help="the first lines of each set alone")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--device", default="auto")
     parser.add_argument(
@@ -53,8 +62,10 @@ def main() -> None:
     given = parser.parse_args()
     translator = regard.load(given.model, given.device, given.weights)
     rows = []
-    for test in select_known(translator, read_test_sets(given.data)):
-        for beam in sorted({1, given.beam}):
+    tests = (test for name in given.sets.split(",") for test in SETS[name](given.data))
+    for test in select_known(translator, tests):
+        test = test.first(given.lines)
+        for beam in map(int, given.beams.split(",")):
             rows += score_test_set(translator, test, beam)
             print(f"{test.direction} {test.name} beam {beam}: {rows[-1]['bleu']:.2f}", flush=True)
     if not rows:
@@ -62,10 +73,16 @@ def main() -> None:
     print("\n".join(format_table([HEADER, *map(format_row, rows)], 2)))
     print("\n".join(sorted({row[f"{metric}_signature"] for row in rows for metric in ("bleu", "chrf")})))
     if given.out:
-        weights = sha256(
-            find(Path(given.model)) / "model.safetensors"
-        )  # card.py checks which model these scores belong to
-        write_text(given.out, json.dumps([row | {"weights": weights} for row in rows], indent=1) + "\n")
+        # card.py checks which model these scores belong to.
+        facts = {"weights": sha256(find(Path(given.model)) / "model.safetensors")}
+        facts["precision"] = given.weights if given.weights != "auto" else get_precision(translator)
+        write_text(given.out, json.dumps([row | facts for row in rows], indent=1) + "\n")
+
+
+def get_precision(translator: Translator) -> str:
+    """Return the precision of the weights that `regard.load` chose for the device."""
+    dtype = next(translator.model.parameters()).dtype
+    return {torch.float32: "fp32", torch.bfloat16: "bf16"}.get(dtype, str(dtype).removeprefix("torch."))
 
 
 HEADER = ("direction", "test", "sentences", "beam", "BLEU", "chrF", "seconds")
@@ -82,17 +99,48 @@ def format_row(row: dict[str, Any]) -> tuple[str, ...]:
     return row["direction"], row["test"], *numbers
 
 
-def read_test_sets(data: Path) -> Iterator[TestSet]:
-    """Yield every test in both directions."""
+def read_tatoeba(data: Path, split: str = "test") -> Iterator[TestSet]:
     for lang in ("de", "fr", "zh"):
-        sides = {side: list(read_lines(data / "tatoeba" / f"en-{lang}.test.{side}.xz")) for side in ("en", lang)}
-        scripts = data / "tatoeba" / "en-zh.test.script.xz"
-        own = [SCRIPTS[line] for line in read_lines(scripts)] if lang == "zh" else [lang] * len(sides["en"])
-        yield TestSet("tatoeba", sides["en"], sides[lang], f"en>{lang}", own)
-        yield TestSet("tatoeba", sides[lang], sides["en"], f"{lang}>en", own)
-    sides = {side: list(read_lines(data / "europarl-en-de" / f"val.{side}.xz")) for side in ("en", "de")}
-    for source, target in (("en", "de"), ("de", "en")):
-        yield TestSet("europarl val", sides[source], sides[target], f"{source}>{target}", ["de"] * len(sides["en"]))
+        sides = read_sides(data / "tatoeba", f"en-{lang}.{split}", lang)
+        scripts = data / "tatoeba" / f"en-zh.{split}.script.xz"
+        written = [SCRIPTS[line] for line in read_lines(scripts)] if lang == "zh" and scripts.exists() else None
+        yield from both_directions("tatoeba" if split == "test" else "tatoeba val", sides, lang, written)
+
+
+def read_ntrex(data: Path) -> Iterator[TestSet]:
+    for lang in ("de", "fr", "zh"):
+        yield from both_directions("ntrex", read_sides(data / "ntrex", "ntrex", lang), lang)
+    sides = {
+        "en": list(read_lines(data / "ntrex" / "ntrex.en.xz")),
+        "zh-Hant": list(read_lines(data / "ntrex" / "ntrex.zh-TW.xz")),
+    }
+    yield from both_directions("ntrex", sides, "zh-Hant")
+
+
+def read_valid(data: Path) -> Iterator[TestSet]:
+    for lang in ("de", "fr", "zh"):
+        yield from both_directions("docs valid", read_sides(data / f"docs-en-{lang}", "valid", lang), lang)
+    yield from both_directions("europarl val", read_sides(data / "europarl-en-de", "val", "de"), "de")
+
+
+def read_sides(folder: Path, name: str, lang: str) -> dict[str, list[str]]:
+    return {side: list(read_lines(folder / f"{name}.{side}.xz")) for side in ("en", lang)}
+
+
+def both_directions(
+    name: str, sides: dict[str, list[str]], lang: str, languages: list[str] | None = None
+) -> Iterator[TestSet]:
+    languages = languages or [lang] * len(sides["en"])
+    yield TestSet(name, sides["en"], sides[lang], f"en>{lang}", languages)
+    yield TestSet(name, sides[lang], sides["en"], f"{lang}>en", languages)
+
+
+SETS: dict[str, Callable[[Path], Iterator[TestSet]]] = {
+    "tatoeba": read_tatoeba,
+    "ntrex": read_ntrex,
+    "valid": read_valid,
+    "tatoeba-valid": partial(read_tatoeba, split="val"),
+}
 
 
 def select_known(translator: Translator, every: Iterator[TestSet]) -> Iterator[TestSet]:

@@ -35,7 +35,7 @@ def main() -> None:
     given = parser.parse_args()
     translator = regard.load(given.model, "cpu", "int8")
     for language in ("de", "fr", "zh"):
-        sides = [given.work / f"en-{language}.val.{side}.xz" for side in ("en", language)]
+        sides = [given.work / f"tatoeba-en-{language}.val.{side}.xz" for side in ("en", language)]
         english, references = (list(islice(read_lines(path), given.sentences)) for path in sides)
         bleu = BLEU(lowercase=True, tokenize="zh" if language == "zh" else "13a")
         for name, change in VARIANTS.items():

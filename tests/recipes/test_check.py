@@ -21,12 +21,10 @@ def test_what_is_prepared_holds_no_sentence_that_is_held_out(
 ) -> None:
     assert check.main(data, work) == 0
     said = capsys.readouterr().out
-    assert (
-        "44 files to train on" in said
-    )  # five sets and their copies; words, formal and titled of four: two sides each
+    # Two sides each: tatoeba, prose, docs, copies, words, titled of four languages, europarl and two forms of two.
+    assert "60 files to train on" in said
     assert "none of them is trained on" in said
-    assert "46 are not there and not checked: made-en-de-de/train.en.xz made-en-de-de/train.de.xz " in said
-    assert "europarl.train" not in said
+    assert "28 are not there and not checked: made-en-de-0/train.en.xz made-en-de-0/train.de.xz " in said  # of 14 jobs
 
 
 @pytest.mark.parametrize(
@@ -36,6 +34,8 @@ def test_what_is_prepared_holds_no_sentence_that_is_held_out(
         "nummer 306 ist was tom mir sagte?",
         "307号是汤姆告诉我的",
         "SESSION 201 is now open",  # Europarl is scored on its validation set
+        "page 803 describes the machine",  # validation set of the documents
+        "La page 502 décrit la machine !",  # NTREX
     ],
 )
 def test_a_sentence_is_found_on_any_side_of_any_file(
@@ -45,15 +45,15 @@ def test_a_sentence_is_found_on_any_side_of_any_file(
     write: Callable[[Path, Sequence[str]], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    write(work / "made-en-de-fr" / "train.fr.xz", ["fine", line])
+    write(work / "made-fr-en" / "train.fr.xz", ["fine", line])
     assert check.main(data, work) == 1
-    assert f"{work / 'made-en-de-fr' / 'train.fr.xz'} line 2: {line}" in capsys.readouterr().out
+    assert f"{work / 'made-fr-en' / 'train.fr.xz'} line 2: {line}" in capsys.readouterr().out
 
 
 def test_files_that_no_recipe_names_do_not_matter(data: Path, work: Path) -> None:
     """A killed job may leave parts of a draft."""
-    (work / ".made-en-de-fr.123").mkdir()
-    (work / ".made-en-de-fr.123" / "train.fr.xz").write_bytes(b"half a fi")
+    (work / ".made-fr-en.123").mkdir()
+    (work / ".made-fr-en.123" / "train.fr.xz").write_bytes(b"half a fi")
     (work / "notes.txt").write_text(json.dumps("Number 305 is what Tom told me."))
     assert check.main(data, work) == 0
 

@@ -1,20 +1,22 @@
-"""Stage 1: filters, data augmentation, and the prepared files."""
+"""Stage 1: filters, data augmentation, the prepared files, and the vocabulary that is learned from them."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections import Counter
+import re
 from pathlib import Path
 
 import augmentation
 import pair_filters
 import prepare
 import pytest
+import vocabulary
 
-from regard.config import recipes
+from regard.config import Config, recipes
 from regard.data.parallel_corpus import ParallelCorpus, read_lines
 from regard.text.language_identification import learn_profile
+from regard.text.tokenizer import Tokenizers
 
 FOLDER = Path(prepare.__file__).parent
 
@@ -141,6 +143,27 @@ def test_the_number_of_a_placeholder_is_not_replaced() -> None:
     assert augmentation.replace_words("Tom has 2.", {"Tom": "⟦2⟧", "2": "⟦1⟧"}) == "⟦2⟧ has ⟦1⟧."
 
 
+def test_substitutes_are_placeholders_real_names_made_up_names_and_numbers_of_the_same_form() -> None:
+    rng, real = random.Random(0), set(augmentation.REAL_NAMES.split())
+    names = [augmentation.make_substitute("Tom", 3, rng) for _ in range(4000)]
+    placeholders, known = names.count("⟦3⟧"), sum(name in real for name in names)
+    assert 0.25 < placeholders / len(names) < 0.35  # 0.3
+    assert 0.3 < known / len(names) < 0.4  # half of the rest
+    rest = [name for name in names if name != "⟦3⟧" and name not in real]
+    assert all(re.fullmatch("[A-Z][a-z]+", name) for name in rest)
+    numbers = {augmentation.make_substitute("1,250.75", 1, rng) for _ in range(300)} - {"⟦1⟧"}
+    assert len(numbers) > 100
+    assert all(re.fullmatch(r"\d,\d{3}\.\d\d", number) for number in numbers)
+
+
+def test_real_names_have_what_made_up_names_lack() -> None:
+    real = augmentation.REAL_NAMES.split()
+    assert len(real) == len(set(real)) > 100
+    for sign in ("'", "-", "ß", "ø", "ł", "ç"):
+        assert any(sign in name for name in real)
+    assert any(name[1:] != name[1:].lower() for name in real)  # McAllister, iPhone
+
+
 # ---- capitals --------------------------------------------------------------------------------------------------------
 
 
@@ -166,42 +189,107 @@ def test_a_share_of_the_pairs_is_titled_and_the_other_side_stays() -> None:
 
 def test_what_is_prepared(work: Path) -> None:
     report = json.loads((work / "report.json").read_text())
-    assert report["en-de.train"] == {"read": 200, "in no test": 200, "look like translations": 200, "kept": 200}
-    assert report["europarl.train"]["in no test"] == 101
-    assert report["in both scripts"] == {"kept": 0}
-    assert report["en-zh.train"]["kept"] == report["en-zh-Hant.train"]["kept"] == 100
+    assert report["tatoeba-en-de.train"] == {"read": 200, "in no test": 200, "look like translations": 200, "kept": 200}
+    assert report["tatoeba-en-zh.train"]["kept"] == report["tatoeba-en-zh-Hant.train"]["kept"] == 100
+    # Two folders and the speeches among the documents; one line is of a test, one is the same in both languages.
+    assert report["europarl-en-de.train"]["read"] == 102 + 20 + 10
+    assert report["europarl-en-de.train"]["look like translations"] == 130
+    assert report["europarl-en-fr.train"]["kept"] == 20 + 10
+    for lang in ("de", "fr", "zh"):
+        assert report[f"docs-en-{lang}.train"]["kept"] == 39  # one line is of a test
+        assert report[f"prose-en-{lang}.train"]["kept"] == 40
+        assert report[f"docs-en-{lang}.val"]["kept"] == 4
     for name, counts in report.items():
-        if name != "in both scripts":
+        if not name.startswith("formality"):
             assert len(list(read_lines(work / f"{name}.en.xz"))) == counts["kept"]
-    speeches = list(read_lines(work / "europarl.train.en.xz"))
+    speeches = list(read_lines(work / "europarl-en-de.train.en.xz"))
     assert "Same train." not in speeches
     assert "NUMBER 306 - is what Tom told me!" not in speeches
-    assert not list(work.glob("europarl.val*"))
-    assert all("⟦" not in line for line in read_lines(work / "en-de.train.en.xz"))
-    assert any("⟦" in line for line in read_lines(work / "en-de.copies.train.en.xz"))
-    words = zip(*(read_lines(work / f"words-en-de.train.{side}.xz") for side in ("en", "de")), strict=True)
-    assert dict(words)["Is."] == "Ist."
+    assert all("⟦" not in line for line in read_lines(work / "tatoeba-en-de.train.en.xz"))
+    assert any("⟦" in line for line in read_lines(work / "copies-en-de.train.en.xz"))
+    assert dict(read_both(work, "words-en-de.train", "en", "de"))["Is."] == "Ist."
 
 
-def test_the_recipe_reads_what_is_prepared(work: Path) -> None:
-    values = recipes.load(FOLDER / "train.toml")
-    for split in ("train", "valid"):
-        corpus = ParallelCorpus(tuple(values["data"][split]), "en", "de", work, split)
-        assert len(corpus.directions) == 8
-        assert list(corpus.directed_rows())
+def read_both(work: Path, name: str, *sides: str) -> list[tuple[str, str]]:
+    return list(zip(*(read_lines(work / f"{name}.{side}.xz") for side in sides), strict=True))
 
 
-def test_how_often_the_recipe_reads_what() -> None:
-    specs = Counter(recipes.load(FOLDER / "train.toml")["data"]["train"])
-    often = {"en-de": 2, "en-fr": 2, "en-zh": 4, "en-zh-Hant": 4, "europarl": 1}
-    often |= {f"{name}.copies": n for name, n in often.items()}
-    often |= {f"words-{name}": 2 for name in prepare.EVERYDAY} | {f"formal-{name}": 1 for name in prepare.EVERYDAY}
-    both = {
-        f"{name}.train.{{lang}}.xz@{direction}": n
-        for name, n in often.items()
-        for direction in (f"en>{prepare.get_language(name)}", f"{prepare.get_language(name)}>en")
-    }
-    once = {
-        f"titled-{n}.train.{{lang}}.xz@en>{prepare.get_language(n)}": 1 for n in prepare.EVERYDAY
-    }  # never to English
-    assert specs == both | once
+def test_some_documents_are_converted_to_traditional_chinese(work: Path) -> None:
+    simplified = dict(read_both(work, "prose-en-zh.train", "en", "zh"))
+    traditional = read_both(work, "prose-en-zh-Hant.train", "en", "zh-Hant")
+    assert 2 <= len(traditional) <= 25  # about 0.3 of 40
+    for english, chinese in traditional:
+        assert chinese == simplified[english].replace("马", "馬").replace("这里", "這裡") != simplified[english]
+
+
+def test_pairs_by_form_of_address_are_prepared(work: Path) -> None:
+    for lang, formal, familiar in (("de", "Ihnen", "Du hast"), ("fr", "vous", "Tu as")):
+        for form, own, other in (("formal", formal, familiar), ("familiar", familiar, formal)):
+            pairs = read_both(work, f"formality-en-{lang}.train", f"en-{form}", f"{lang}-{form}")
+            texts = [foreign for _, foreign in pairs]
+            assert sum(own in text for text in texts) == (20 if form == "formal" else 40)
+            assert not any(other in text for text in texts)
+            assert any(own not in text for text in texts)  # a few without a second person
+
+
+def test_an_encyclopedia_is_split_into_sentences_without_unknown_words(work: Path) -> None:
+    expected = ["The river is very long, and deep.", "Here is one more sentence."]
+    assert list(read_lines(work / "encyclopedia.train.en.xz")) == expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"),
+    [
+        ("It is 1 @,@ 000 @-@ year old .", "It is 1,000-year old."),
+        ("He didn 't say ( much ) , did he ?", "He didn 't say (much), did he?"),
+        ('The " Old Man " \'s boat costs $ 5 .', 'The "Old Man"\'s boat costs $5.'),
+    ],
+)
+def test_tokenized_english_gets_ordinary_spaces(tokens: str, text: str) -> None:
+    assert prepare.join_tokens(tokens) == text
+
+
+# ---- recipes and vocabulary ------------------------------------------------------------------------------------------
+
+
+def load_corpus(recipe: str, work: Path, split: str = "train") -> ParallelCorpus:
+    data = recipes.build({"data": recipes.load(FOLDER / recipe)["data"]}, Config).data
+    return ParallelCorpus(data.train if split == "train" else data.valid, "", "", work, split)
+
+
+def test_the_teacher_reads_everything_that_is_prepared(work: Path) -> None:
+    train, valid = load_corpus("teacher.toml", work), load_corpus("teacher.toml", work, "valid")
+    plain = {direction for lang in prepare.LANGUAGES for direction in (f"en>{lang}", f"{lang}>en")}
+    assert set(valid.directions) == plain
+    forms = {f"en>{lang}-{form}" for lang in ("de", "fr") for form in ("formal", "familiar")}
+    assert set(train.directions) == plain | forms
+    assert set(train.files()) == set(work.glob("*-en-*.train.*.xz"))
+    assert all(list(rows) for rows in train.directed_rows_by_spec())
+    assert list(valid.directed_rows())
+
+
+def test_sets_that_change_the_english_side_are_never_translated_to_english(work: Path) -> None:
+    for recipe in ("teacher.toml", "student.toml"):
+        specs = load_corpus(recipe, work).specs
+        assert not [spec for spec in specs if spec.startswith(("titled", "formality")) and spec.endswith(">en")]
+
+
+def test_the_vocabulary_is_learned_from_as_many_lines_of_every_set(
+    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(vocabulary, "LINES", 30)
+    lines = list(vocabulary.sample_lines(work))
+    # Four languages of tatoeba, prose and docs, two of europarl, two sides each, and few traditional documents.
+    few = sum(len(read_both(work, f"{kind}-en-zh-Hant.train", "en", "zh-Hant")) for kind in ("prose", "docs"))
+    assert len(lines) == 2 * (30 * (4 + 3 + 3 + 2) + few)
+    assert lines == list(vocabulary.sample_lines(work))  # the same ones in every run
+    assert not any("⟦" in line for line in lines)
+
+    vocabulary.main(work)
+    tokenizer = Tokenizers.load(work).source
+    assert f"{len(tokenizer):,} pieces" in capsys.readouterr().out
+    tags = [f"{lang}{form}" for lang in ("de", "fr") for form in ("", "-familiar", "-formal")] + ["en", "zh", "zh-Hant"]
+    assert sorted(tokenizer.language_tokens()) == sorted(tags)
+    assert (
+        tokenizer.decode(tokenizer.encode("Ⅷ 你好, Zoë!")) == "Ⅷ 你好, Zoë!"
+    )  # of bytes, so everything can be written
