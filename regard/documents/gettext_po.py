@@ -35,6 +35,7 @@ BRACES = r"\{\w*(?:[.\[][\w.\]]+)?(?:![rsa])?(?::[^{}]*)?\}"
 ESCAPE = r"[\x00-\x08\x0b-\x1f\t]"
 MESSAGE = re.compile("|".join((PRINTF.format(space=""), NAMED, BRACES, ESCAPE, INVARIABLE.pattern)))
 FLAGGED = re.compile("|".join((PRINTF.format(space=" "), NAMED, BRACES, ESCAPE, INVARIABLE.pattern)))
+INVENTED = re.compile("|".join((PRINTF.format(space=""), NAMED, BRACES, r"</?[A-Za-z][^<>]*>")))
 ACCELERATOR = re.compile(r"(?<![\w&_~])[_&~](?=[^\W_])|(?<=[a-z])[_&](?=[a-z])|(?<=\b[A-Z])[_&](?=[a-z])")
 MAX_LABEL = 60  # characters of a message that may have an accelerator key
 LINE_WIDTH = 79  # at which gettext's tools wrap strings
@@ -56,7 +57,7 @@ def parse_po(text: str, overwrite: bool = False) -> PiecewiseDocument:
         catalogue = polib.pofile(safe + "\n", check_for_duplicates=False)
     except (OSError, ValueError) as error:
         raise RegardError(f"the file is no gettext catalogue (PO): {error}") from None
-    collector = SegmentCollector()
+    collector = SegmentCollector(forbidden=INVENTED)
     pieces: list[str | SourcePart] = []
     at = 0
     is_wrapped = max((len(line) for line in lines if line.startswith('"')), default=0) <= LINE_WIDTH + 2

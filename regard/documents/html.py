@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import re
+import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html.entities import html5
@@ -89,6 +90,7 @@ META = frozenset(
 )
 BUTTONS = frozenset(("button", "reset", "submit"))
 DECODED = frozenset("&<>\"'“”‘’„‚«»‹›–—…-")  # punctuation that belongs to a sentence, beside letters
+MARKUP_BEGINS = frozenset("!/?" + string.ascii_letters)  # after "<"
 MAX_REFERENCE = 33  # characters of the longest entity
 
 
@@ -163,12 +165,17 @@ class _EventParser(HTMLParser):
 def read_events(text: str) -> list[MarkupEvent]:
     """Return the events of a page in order; their source texts, joined, are the text."""
     found = _EventParser(text).found
+    if not found:
+        return [MarkupEvent("other", text, 1)] if text else []
     ends = [begin for begin, *_ in found[1:]] + [len(text)]
-    events = [] if not found or found[0][0] == 0 else [MarkupEvent("other", text[: found[0][0]], 1)]
+    events = [] if found[0][0] == 0 else [MarkupEvent("other", text[: found[0][0]], 1)]
     for (begin, line, kind, name, attributes, is_empty), end in zip(found, ends, strict=True):
-        if begin < end:
+        is_unfinished = kind == "data" and events and events[-1].raw == "<" and text[begin] in MARKUP_BEGINS
+        if is_unfinished:  # at the end of the page; a browser takes it for a tag or comment
+            events[-1] = MarkupEvent("data", "<" + text[begin:end], line)
+        elif begin < end:
             events.append(MarkupEvent(kind, text[begin:end], line, name, attributes, is_empty))
-    return events if found or not text else [MarkupEvent("other", text, 1)]
+    return events
 
 
 # ---- pieces ----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,9 @@ from regard.text.placeholders import LINK, MAIL
 
 TEMPLATE = r"\{\{[^{}\n]{0,200}\}\}|\{%[^{}\n]{0,200}%\}|\$\{[\w.]{1,80}\}|\{\w{1,80}\}"  # variables of templates
 PRIVATE_USE = r"[\ue000-\uf8ff\U000f0000-\U0010ffff]"
-INVARIABLE = re.compile(rf"{LINK}|{MAIL}|{TEMPLATE}|{PRIVATE_USE}")  # becomes an atom wherever it stands in a text
+INVARIABLE = re.compile(
+    rf"<(?:{LINK}|{MAIL})>|{LINK}|{MAIL}|{TEMPLATE}|{PRIVATE_USE}"
+)  # becomes an atom wherever it stands in a text
 SEPARATED_DIGITS = re.compile(r"\d[.,\s]\d")  # written differently in other languages
 BREAKING_SPACE = re.compile(r"[^\S\u00a0\u2007\u202f]+")
 
@@ -139,6 +141,7 @@ class SegmentNode:
     atoms: dict[str, Pieces]
     elements: tuple[tuple[Pieces, Pieces], ...]  # opening and closing of the element with index i
     spelling: dict[str, str]  # of characters that the source writes as entities or escapes
+    forbidden: re.Pattern[str] | None = None  # removed from the text of a translation
 
     def is_changed(self, translations: Sequence[Segment]) -> bool:
         """Return whether the translation differs from the source."""
@@ -158,7 +161,7 @@ class SegmentNode:
             if char in self.atoms:
                 markup = [*markup, (self.atoms[char], "atom")]
             if (markup or not char) and run:
-                yield write(run, self), "text"
+                yield write(self.forbidden.sub("", run) if self.forbidden else run, self), "text"
                 run = ""
             for pieces, kind in markup:
                 yield render_pieces(pieces, translations), kind
@@ -185,6 +188,7 @@ class SegmentCollector:
 
     segments: list[Segment] = field(default_factory=list)
     line: int = 1  # where the next node begins
+    forbidden: re.Pattern[str] | None = None  # what text that is no atom must not contain, such as placeholders
 
     def add(self, segment: Segment) -> int:
         """Append a segment and return its number."""
@@ -238,6 +242,10 @@ def match_tags(nodes: Iterable[InlineNode]) -> list[InlineNode]:
         if not isinstance(node, TagNode):
             path[-1][1].append(node)
         elif not node.is_closing:
+            if node.name == "a" and any(tag and tag.name == "a" for tag, _ in path):
+                while any(tag and tag.name == "a" for tag, _ in path):
+                    _drop_last(path)  # HTML has no link inside a link: the second ends the first
+                path[-1][1].append(BreakNode(("",)))
             path.append((node, []))
         elif not any(tag and tag.name == node.name for tag, _ in path):
             path[-1][1].append(BreakNode(node.pieces))
@@ -253,9 +261,14 @@ def match_tags(nodes: Iterable[InlineNode]) -> list[InlineNode]:
 def _drop_unclosed(path: list[tuple[TagNode | None, list[InlineNode]]], name: str | None) -> None:
     """Make breaks of the tags at the end of a path that are not called `name`."""
     while path[-1][0] is not None and path[-1][0].name != name:
-        tag, children = path.pop()
-        assert tag is not None
-        path[-1][1].extend([BreakNode(tag.pieces), *children])
+        _drop_last(path)
+
+
+def _drop_last(path: list[tuple[TagNode | None, list[InlineNode]]]) -> None:
+    """Make a break of the last tag of a path."""
+    tag, children = path.pop()
+    assert tag is not None
+    path[-1][1].extend([BreakNode(tag.pieces), *children])
 
 
 def _cut(nodes: Sequence[InlineNode], collector: SegmentCollector) -> Iterator[InlineNode]:
@@ -371,7 +384,7 @@ def _make_segment(nodes: list[InlineNode], collector: SegmentCollector) -> Segme
     text = text.rstrip(" ")
     pieces = tuple(piece for node in nodes for piece in node.pieces)
     segment = Segment(text, tuple(spans))
-    found = SegmentNode(collector.add(segment), segment, pieces, atoms, tuple(elements), spelling)
+    found = SegmentNode(collector.add(segment), segment, pieces, atoms, tuple(elements), spelling, collector.forbidden)
     collector.line += source_of(pieces).count("\n")
     return found
 

@@ -22,7 +22,6 @@ from markdown_it.token import Token as MarkdownToken
 
 from regard.documents.html import DECODED, INLINE, OPAQUE, VOID, parse_fragment
 from regard.documents.inline_content import (
-    INVARIABLE,
     AtomNode,
     BreakNode,
     Chunk,
@@ -142,18 +141,13 @@ def _autolink(state: StateInline, silent: bool) -> bool:
 
 
 def _footnote_reference(state: StateInline, silent: bool) -> bool:
-    """Read `[^name]` as one token."""
+    """Read `[^name]` as one token; where the end of a link is looked for, the brackets count by themselves."""
     end = state.src.find("]", state.pos, state.posMax)
     label = state.src[state.pos + 2 : end]
-    if (
-        not state.src.startswith("[^", state.pos)
-        or end < 0
-        or not label
-        or any(c.isspace() or c in "[^" for c in label)
-    ):
+    is_reference = state.src.startswith("[^", state.pos) and end >= 0 and label != ""
+    if silent or not is_reference or any(char.isspace() or char in "[^" for char in label):
         return False
-    if not silent:
-        state.push("footnote_ref", "", 0).content = state.src[state.pos : end + 1]
+    state.push("footnote_ref", "", 0).content = state.src[state.pos : end + 1]
     state.pos = end + 1
     return True
 
@@ -510,32 +504,37 @@ def may_begin_line(word: str) -> bool:
     return not re.match(r"\d{1,9}[.)]", word) and word.strip("*_") != ""
 
 
-def canonical_form(nodes: Iterable[InlineNode], translations: Sequence[Segment], environment: dict[str, Any]) -> str:
+def canonical_form(
+    nodes: Iterable[InlineNode], environment: dict[str, Any], translations: Sequence[Segment] | None = None
+) -> str:
     """Return what inline content means: its text without spaces, and its markup behind a mark."""
 
     def of_markup(raw: str, kind: str) -> str:
-        if kind == "atom" and INVARIABLE.fullmatch(raw):
-            return canonical_form(read_inline(raw, environment, [], SegmentCollector()), (), environment)
+        if kind == "atom":  # may be text, such as a link, or an element without words
+            inner = match_tags(read_inline(raw, environment, [], SegmentCollector()))
+            if not any(isinstance(node, (AtomNode, BreakNode)) and source_of(node.pieces) == raw for node in inner):
+                return canonical_form(inner, environment)
         if kind == "close" and raw.startswith("]") and not raw.startswith("]("):
             raw = "]"  # a link by reference, which is written with its label where it was without
-        return MARK + STARS.get(raw, "".join(raw.split()))
+        return MARK + kind + STARS.get(raw, "".join(raw.split()))
 
     found = []
     for node in nodes:
         if isinstance(node, TextNode):
             found.append("".join(node.text.split()))
-        elif isinstance(node, SegmentNode):
+        elif isinstance(node, SegmentNode) and translations is not None:
             for chunk, kind in node.chunks(translations, lambda text, _: text):
                 found.append("".join(chunk.split()) if kind == "text" else of_markup(chunk, kind))
         elif isinstance(node, ElementNode):
             found += [of_markup(source_of(node.opening.pieces), "open")]
-            found += [canonical_form(node.children, translations, environment)]
+            found += [canonical_form(node.children, environment, translations)]
             found += [of_markup(source_of(node.closing.pieces), "close")]
         elif not (
             isinstance(node, BreakNode) and source_of(node.pieces).startswith("\n")
         ):  # a line break that only wraps, or may as well
-            kind = "close" if isinstance(node, TagNode) and node.is_closing else "atom"
-            found.append(of_markup(render_pieces(node.pieces, translations), kind))
+            kind = ("close" if node.is_closing else "open") if isinstance(node, TagNode) else "atom"
+            raw = source_of(node.pieces) if translations is None else render_pieces(node.pieces, translations)
+            found.append(of_markup(raw, kind))
     return "".join(found)
 
 
@@ -582,7 +581,7 @@ class MarkdownBlock:
             if content == source_of(piece for node in self.nodes for piece in node.pieces):
                 return self.source
         else:
-            meant = canonical_form(self.nodes, translations, self.environment)
+            meant = canonical_form(self.nodes, self.environment, translations)
             for style in STYLES:
                 content = "".join(
                     self._write(node, translations, style) if changed else text
@@ -618,7 +617,7 @@ class MarkdownBlock:
         nodes = read_inline(content, environment, [True] * content.count("\n"), SegmentCollector())
         if self.kind == "td_open" and "\n" in content:
             return False
-        return canonical_form(match_tags(nodes), (), environment) == meant
+        return canonical_form(match_tags(nodes), environment) == meant
 
 
 @dataclass(frozen=True)

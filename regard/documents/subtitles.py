@@ -150,13 +150,14 @@ class CueText:
         """Return the text in as many lines as it had, where there are enough words."""
 
         def write(text: str, node: SegmentNode) -> str:
+            text = text.replace("{\\", "{")  # neither format has an escape for what begins a position mark
             if self.is_vtt:
                 escapes = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
                 return "".join(node.spelling.get(char) or escapes.get(char, char) for char in text)
             kept = (  # SubRip has no escapes: what would begin a tag is left out
                 char
                 for char, following in zip(text, text[1:] + " ", strict=True)
-                if not (char == "<" and (following.isalpha() or following == "/")) and (char, following) != ("{", "\\")
+                if not (char == "<" and (following.isalpha() or following == "/"))
             )
             return "".join(kept).replace("-->", "->")
 
