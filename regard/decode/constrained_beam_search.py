@@ -56,7 +56,7 @@ class OutputConstraints:
 
 
 @dataclass(frozen=True)
-class Progress:
+class OpenHypothesis:
     """An open hypothesis: its tokens, and how much of each phrase it contains."""
 
     tokens: tuple[int, ...] = ()
@@ -67,11 +67,11 @@ class Progress:
     current_phrase: int = -1
     follows_phrase: bool = False  # its last token completes a phrase
 
-    def add(self, token: int, log_prob: float, phrases: Sequence[Phrase]) -> Progress:
+    def add(self, token: int, log_prob: float, phrases: Sequence[Phrase]) -> OpenHypothesis:
         """Return the hypothesis with one more token."""
         tokens = (*self.tokens, token)
         rest, phrase = find_progress(tokens, self.begin, self.lacking, phrases)
-        made = Progress(tokens, log_prob, self.lacking, self.begin, rest, phrase)
+        made = OpenHypothesis(tokens, log_prob, self.lacking, self.begin, rest, phrase)
         if phrase < 0 or rest:
             return made
         lacking = tuple(i for i in self.lacking if i != phrase)
@@ -124,7 +124,7 @@ class Search:
     number: int  # of its source
     limit: int  # tokens, the end token included
     constraints: OutputConstraints
-    open: list[Progress]
+    open: list[OpenHypothesis]
     done: list[Hypothesis] = field(default_factory=list)  # best first
 
     @property
@@ -143,8 +143,8 @@ class Search:
 
         `candidates` are (log-probability, parent, token), best first."""
         phrases = self.constraints.phrases
-        ending: list[tuple[Progress, int]] = []
-        every: list[tuple[Progress, int, bool]] = []
+        ending: list[tuple[OpenHypothesis, int]] = []
+        every: list[tuple[OpenHypothesis, int, bool]] = []
         for log_prob, parent, token in candidates:
             if token == end:
                 if not self.open[parent].lacking:
@@ -213,7 +213,7 @@ def constrained_beam_search(
     for i, (limit, own) in enumerate(zip(limits.tolist(), constraints, strict=True)):
         longest = sum(max(len(phrase.inside), len(phrase.at_start)) for phrase in own.phrases)
         lacking = tuple(range(len(own.phrases)))
-        running.append(Search(i, max(limit, longest + 1) if longest else limit, own, [Progress(lacking=lacking)]))
+        running.append(Search(i, max(limit, longest + 1) if longest else limit, own, [OpenHypothesis(lacking=lacking)]))
     found: dict[int, list[Hypothesis]] = {}
     step = 0
     while running:

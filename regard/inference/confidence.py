@@ -1,7 +1,8 @@
 """Confidence in the translation of a sentence, and what is wrong with one that cannot be right.
 
 The confidence is the geometric mean of the probabilities of the tokens, exp(log p / tokens), times a factor from 0 to 1 for
-each of these, which is 1 where nothing is unusual:
+each of these, which is 1 where nothing is unusual. (`Translator.translate_sentences`, which takes any strings, does without
+these factors.)
 
 - length: shorter than 0.6 or longer than 1.7 times the source (999 of 1,000 reference translations between the
   languages of the bundled model lie between 0.5 and 2);
@@ -21,7 +22,7 @@ from collections.abc import Sequence
 
 from regard.text.alignment import Link, word_spans
 from regard.text.casing import WORD
-from regard.text.placeholders import PLACEHOLDER
+from regard.text.placeholders import NUMBER, PLACEHOLDER
 
 HAN = re.compile("[\u3005\u3007\u3400-\u9fff]")
 HAN_LENGTH = 3  # letters that a Chinese character is worth
@@ -34,14 +35,18 @@ EMPTY, CUT, LOOP = "is empty", "is cut off at the length limit", "repeats itself
 SHORT, LONG, COPY, SCRIPT = "is too short", "is too long", "is a copy of the source", "is in another script"
 
 
-def confidence(source: str, text: str, log_prob: float, tokens: int) -> float:
-    """Return the confidence, from 0 to 1, in the translation of a sentence; `tokens` counts the end token too."""
-    probability = math.exp(min(0.0, log_prob / max(1, tokens)))
+def token_probability(log_prob: float, tokens: int) -> float:
+    """Return the geometric mean of the probabilities of tokens, the end token included."""
+    return math.exp(min(0.0, log_prob / max(1, tokens)))
+
+
+def plausibility(source: str, text: str) -> float:
+    """Return the product of the factors for length, repetition and copies in the translation of a sentence."""
     ratio = length_ratio(source, text)
     length = min(1.0, ratio / USUAL_RATIO[0], USUAL_RATIO[1] / ratio)
     repeated = min(1.0, 1.0 - repeated_share(text) + repeated_share(source))
     copied = min(1.0, 1.0 - copied_share(source, text) + COPIED_SHARE)
-    return probability * length * max(0.0, repeated) * copied
+    return length * max(0.0, repeated) * copied
 
 
 def needs_coverage(source: str, text: str, value: float) -> bool:
@@ -61,7 +66,8 @@ def find_fault(source: str, text: str, ended: bool, target: str) -> str:
     """Return what is wrong with a translation that cannot be right, as the end of a sentence about it, or nothing.
 
     `source` has words to translate; `target` is the language of the translation."""
-    if not text.strip():
+    letters, chinese = sum(map(len, WORD.findall(PLACEHOLDER.sub("", text)))), len(HAN.findall(text))
+    if not letters and not NUMBER.search(PLACEHOLDER.sub("", text)):
         return EMPTY
     if longest_loop(text) > longest_loop(source):
         return LOOP
@@ -73,7 +79,6 @@ def find_fault(source: str, text: str, ended: bool, target: str) -> str:
     ordinary = ordinary_words(source)
     if len(ordinary) > 2 and WORD.findall(text) == WORD.findall(source):
         return COPY
-    letters, chinese = sum(map(len, WORD.findall(PLACEHOLDER.sub("", text)))), len(HAN.findall(text))
     if target.startswith("zh"):
         return SCRIPT if letters and not chinese and len(ordinary) > 2 else ""
     return SCRIPT if 5 * chinese > letters else ""

@@ -13,14 +13,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from regard.inference.arguments import TranslateOptions, decode_config
-from regard.inference.confidence import COPY, EMPTY, SCRIPT, SHORT, coverage_factor, find_fault, needs_coverage
-from regard.inference.translation import (
+from regard.inference.confidence import (
+    COPY,
+    EMPTY,
+    SCRIPT,
+    SHORT,
+    coverage_factor,
+    find_fault,
+    needs_coverage,
+    plausibility,
+)
+from regard.inference.translation_results import (
     Translation,
     concatenate,
     copy_text,
@@ -28,6 +37,7 @@ from regard.inference.translation import (
     keep_space_around,
     map_text,
     restore_hypotheses,
+    surround,
 )
 from regard.text.casing import (
     add_full_stop,
@@ -58,6 +68,7 @@ RETRY_BEAM, NO_REPEAT = 8, 3  # of the second try: its least beam, and the n-gra
 LENGTH_PENALTY_STEP = 0.5  # added for a translation that was too short, subtracted for one that was too long
 CLAUSE_LENGTH = 20  # characters: shorter parts of a sentence are not taken apart
 CLAUSE_SHARES = 0.8, 0.4  # of the length of a sentence: two clauses, and where one of them fails, more
+STRAY_EDGES = re.compile(r"([*_]*)(.*?)([*_]*)", re.DOTALL)
 LENGTH_OPTIONS = ("max_len_a", "max_len_b", "min_len")
 Advance = Callable[[int], None]
 Found = dict[int, Translation | None]
@@ -85,11 +96,19 @@ class SentenceTranslator:
         # Samples, and translations whose lengths were asked for, are returned as they are.
         self.retries = chosen.temperature == 0
         self.may_be_cut = any(options.get(name) is not None for name in LENGTH_OPTIONS)
+        self.upper_case: set[int] = set()
         self.faults: dict[int, str] = {}  # what is wrong with the last translation of a sentence
 
-    def translate(self, texts: list[str], advance: Advance) -> list[Translation]:
-        """Return the translation of each sentence; `advance` is called with the number of sentences done."""
+    def translate(self, texts: list[str], advance: Advance, upper_case: Iterable[int] = ()) -> list[Translation]:
+        """Return the translation of each sentence; `advance` is called with the number of sentences done.
+
+        `upper_case` are the numbers of sentences that were written in capitals before they got standard casing."""
+        self.upper_case = set(upper_case)
+        edges = [STRAY_EDGES.fullmatch(text) for text in texts]  # asterisks without a partner in the sentence
         plain = [remove_marks(text) for text in texts]
+        plain = [
+            (edge[2], []) if edge and not own else (text, own) for edge, (text, own) in zip(edges, plain, strict=True)
+        ]
         bare = [text for text, _ in plain]
         patterns = {i: self.kept for i, text in enumerate(bare) if has_words(text, self.kept)}
         advance(len(bare) - len(patterns))
@@ -99,7 +118,11 @@ class SentenceTranslator:
         if self.retries:
             made |= self._replace_faulty(bare, made)
         done = [made.get(i) or copy_text(text) for i, text in enumerate(bare)]
-        return self._attend(bare, done, [marks for _, marks in plain])
+        done = self._attend(bare, done, [marks for _, marks in plain])
+        return [
+            surround(t, edge[1], edge[3]) if edge and not own else t
+            for t, edge, (_, own) in zip(done, edges, plain, strict=True)
+        ]
 
     def _attend(self, texts: list[str], found: list[Translation], marks: list[list[Mark]]) -> list[Translation]:
         """Return translations with the marks of their sources, and with confidences that count coverage where it is due."""
@@ -140,18 +163,26 @@ class SentenceTranslator:
             if len(kept) <= MAX_PLACEHOLDERS and self.translator.fits(text)
         }
         advance(len(masked) - len(decodable))
-        found = dict(zip(decodable, self._decode(list(decodable.values()), advance, settings), strict=True))
+        outputs = self._decode(list(decodable.values()), list(decodable), advance, settings)
+        found = dict(zip(decodable, outputs, strict=True))
         for i, each in found.items():
             self.faults[i] = find_fault(decodable[i], each.text, each.ended or self.may_be_cut, self.pair[1])
         return {i: restore_hypotheses(found[i], kept) if i in found else None for i, (_, kept) in masked.items()}
 
-    def _decode(self, texts: list[str], advance: Advance, settings: Mapping[str, Any]) -> list[Translation]:
-        """Decode sentences in standard punctuation and return translations with the punctuation of the sentences."""
+    def _decode(
+        self, texts: list[str], numbers: list[int], advance: Advance, settings: Mapping[str, Any]
+    ) -> list[Translation]:
+        """Decode sentences in standard punctuation and return translations with the punctuation of the sentences.
+
+        `numbers` are those of the sentences that the texts are, or are parts of."""
         if not texts:
             return []
         source, target = self.pair
         inputs = [add_full_stop(normalize_typography(text, source), source) for text in texts]
-        terms = [self.glossary.find(text, source, target) for text in texts] if self.glossary else []
+        terms: list[list[str]] = []
+        if self.glossary:
+            capitals = [number in self.upper_case for number in numbers]
+            terms = [self.glossary.find(text, *self.pair, own) for text, own in zip(texts, capitals, strict=True)]
         extra: dict[str, Any] = {"force_words": terms} if any(terms) else {}
         outputs = self.translator.translate_sentences(
             inputs, to=target, progress=advance, **extra, **{**self.options, **settings}
@@ -160,7 +191,8 @@ class SentenceTranslator:
             begins = [bool(own) and text[:1].isupper() for text, own in zip(texts, terms, strict=True)]
             outputs = [map_text(t, capitalize_first) if begin else t for t, begin in zip(outputs, begins, strict=True)]
         return [
-            map_text(each, partial(match_final_punctuation, text)) for text, each in zip(texts, outputs, strict=True)
+            weigh(text, map_text(t, partial(match_final_punctuation, text)))
+            for text, t in zip(texts, outputs, strict=True)
         ]
 
     def _decode_lost_again(self, texts: list[str], found: Found) -> Found:
@@ -180,7 +212,9 @@ class SentenceTranslator:
         broken = [
             i
             for i, each in merged.items()
-            if each is None or any(len(number) > 2 for number in find_missing_numbers(texts[i], each.text))
+            if each is None
+            or any(len(number) > 2 for number in find_missing_numbers(texts[i], each.text))
+            or find_missing_symbols(texts[i], each.text)
         ]
         return better | self._decode_fragments(texts, {i: with_numbers.get(i, self.kept) for i in broken})
 
@@ -188,7 +222,7 @@ class SentenceTranslator:
         """Translate, in the sentence at each index of `patterns`, the words between what the pattern matches."""
         parts = {i: split_protected(texts[i], pattern) for i, pattern in patterns.items()}
         places = [(i, k) for i, own in parts.items() for k in range(0, len(own), 2) if has_words(own[k], self.kept)]
-        outputs = self._decode([parts[i][k].strip() for i, k in places], lambda done: None, {})
+        outputs = self._decode([parts[i][k].strip() for i, k in places], [i for i, _ in places], lambda done: None, {})
         found = dict(zip(places, outputs, strict=True))
         for i in parts:
             mine = [(parts[i][k].strip(), found[i, k]) for j, k in places if j == i]
@@ -243,6 +277,7 @@ class SentenceTranslator:
         places = [(i, k) for i, own in clauses.items() for k in range(len(own))]
         parts = [clauses[i][k].text for i, k in places]
         inner = SentenceTranslator(self.translator, self.pair, self.options, self.glossary)  # type: ignore[arg-type]
+        inner.upper_case = {n for n, (i, _) in enumerate(places) if i in self.upper_case}
         patterns = {n: self.kept for n, part in enumerate(parts) if has_words(part, self.kept)}
         found = inner.decode_with_placeholders(parts, patterns, lambda done: None)
         found |= inner._decode_lost_again(parts, found)
@@ -254,6 +289,12 @@ class SentenceTranslator:
                 outputs = [found.get(n) or copy_text(parts[n]) for n in numbers]
                 made[i] = replace(join_parts(own, outputs, spaced), notes=(in_parts_note(faults[i]),))
         return made
+
+
+def weigh(text: str, translation: Translation) -> Translation:
+    """Return a translation whose confidences count what is implausible about it as the translation of this text."""
+    nbest = tuple(weigh(text, each) for each in translation.nbest)
+    return replace(translation, confidence=translation.confidence * plausibility(text, translation.text), nbest=nbest)
 
 
 def split_clauses(sentence: Sentence, kept: re.Pattern[str], fits: Callable[[str], bool]) -> list[Sentence]:

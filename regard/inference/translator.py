@@ -31,18 +31,19 @@ from regard.decode.constraints import Hypothesis
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.exchange.loader import load_model
-from regard.inference.alignment import align_pairs, has_cross_attention
 from regard.inference.arguments import TranslateOptions, check_glossary, check_string, check_texts, decode_config
-from regard.inference.confidence import confidence
+from regard.inference.attention_alignment import align_pairs, has_cross_attention
+from regard.inference.confidence import token_probability
 from regard.inference.sentence_translation import UNSPACED, Advance, SentenceTranslator, split_clauses
-from regard.inference.translation import Translation, copy_text, join_nbest, join_parts, map_text
+from regard.inference.translation_results import Translation, copy_text, join_nbest, join_parts, map_text
 from regard.models.model import TranslationModel
 from regard.pretrained import DEFAULT, bundled_models, bundled_path
 from regard.terminal import progress_bar
 from regard.text.alignment import Link, compose_links
 from regard.text.casing import capitalize_first, is_upper_case, normalize_typography, to_sentence_case, to_upper_case
 from regard.text.glossary import Glossary
-from regard.text.language_identification import Direction, DirectionDetector
+from regard.text.language_identification import Direction, DirectionDetector, LanguageCounts
+from regard.text.language_names import language_name
 from regard.text.placeholders import has_words, insert_placeholders, protected_pattern
 from regard.text.sentence_splitting import Sentence, join_with_begins, split_sentences
 from regard.text.tokenizer_training import SPACE
@@ -57,7 +58,6 @@ CONSTRAINED_BEAM, CONSTRAINED_LENGTH_PENALTY = 16, 0.0
 CUT = "cut off at the length limit (--decode.max_len_b N raises it)"
 UNUSED_TERMS = "terms of the glossary are not used: by way of another language, they need lines for both directions"
 SENTENCE_PUNCTUATION = re.compile("[.!?…。！？]")
-LANGUAGE_NAMES = {"en": "English", "de": "German", "fr": "French", "zh": "Chinese", "zh-Hant": "traditional Chinese"}
 
 
 class Translator:
@@ -123,7 +123,7 @@ class Translator:
         *,
         glossary: Glossary | Mapping[str, str] | None = None,
         alignment: bool = False,
-        seen: Any = None,
+        seen: LanguageCounts | None = None,
         progress: Advance | None = None,
         quiet: bool = True,
         **options: Unpack[TranslateOptions],
@@ -137,7 +137,7 @@ class Translator:
         *,
         glossary: Glossary | Mapping[str, str] | None = None,
         alignment: bool = False,
-        seen: Any = None,
+        seen: LanguageCounts | None = None,
         progress: Advance | None = None,
         quiet: bool = True,
         **options: Unpack[TranslateOptions],
@@ -150,7 +150,7 @@ class Translator:
         *,
         glossary: Glossary | Mapping[str, str] | None = None,
         alignment: bool = False,
-        seen: Any = None,
+        seen: LanguageCounts | None = None,
         progress: Advance | None = None,
         quiet: bool = True,
         **options: Unpack[TranslateOptions],
@@ -163,22 +163,33 @@ class Translator:
             source: Language of the texts; by default it is detected, from all texts together.
             glossary: Terms and the words that a translation must have for them: `Glossary.load("terms.tsv")`, or a dict.
             alignment: True links the words of each translation to those of its text (`Translation.alignment`).
-            seen: The languages of earlier texts of the same document, for `DirectionDetector.detect`.
+            seen: The languages of earlier texts of a stream, which these are added to; then the language of a text is
+                detected from it and those before it, so that it does not depend on how the stream is divided.
             progress: A function that is called with the number of sentences done since its last call.
             quiet: False shows a progress bar on a terminal.
             options: beam, nbest, length_penalty, min_len, max_len_a, max_len_b, beam_stop, temperature, top_k, top_p,
                 min_p, repetition_penalty, seed, batch_tokens; by default the model's own (`self.options`).
         """
         if isinstance(texts, str):
-            given = {"glossary": glossary, "alignment": alignment, "seen": seen, "progress": progress, "quiet": quiet}
-            return self.translate([texts], to, source, **given, **options)[0]
+            (only,) = self.translate(
+                [texts],
+                to,
+                source,
+                glossary=glossary,
+                alignment=alignment,
+                seen=seen,
+                progress=progress,
+                quiet=quiet,
+                **options,
+            )
+            return only
         texts = check_texts(texts, "translate")
         check_string(to, "to")
         check_string(source, "source")
         glossary = check_glossary(glossary)
         if not self.directions:
             return self._translate_lines(texts, to, source, glossary, alignment, progress, quiet, options)
-        directions = self.detector.detect(texts, to, source, **({} if seen is None else {"seen": seen}))
+        directions = self.detector.detect(texts, to, source, seen)
         parts = [self._split(text, direction) for text, direction in zip(texts, directions, strict=True)]
         with progress_bar("translating", sum(map(len, parts)), quiet) as advance:
             found, between = self._translate_parts(parts, directions, glossary, progress or advance, options)
@@ -225,21 +236,24 @@ class Translator:
         found = [[copy_text(part.text) for part in own] for own in parts]
         between: dict[tuple[int, int], Translation] = {}
         for direction in dict.fromkeys(replace(d, note="") for d in directions if d.source):
-            source, target, via = direction.source, direction.target, pivot_of(direction)
+            source, target, via = direction.source, direction.target, direction.via
             places = [
                 (i, j)
                 for i, d in enumerate(directions)
-                if (*d.pair, pivot_of(d)) == (source, target, via)
+                if (*d.pair, d.via) == (source, target, via)
                 for j in range(len(parts[i]))
             ]
             given = [parts[i][j].text for i, j in places]
+            upper = [n for n, (i, j) in enumerate(places) if parts[i][j].is_upper_case]
             if not via:
-                translated = SentenceTranslator(self, (source, target), options, glossary).translate(given, advance)
+                translated = SentenceTranslator(self, (source, target), options, glossary).translate(
+                    given, advance, upper
+                )
             else:
                 own = glossary.with_directions() if glossary else None
-                best = {**options, "nbest": None}
+                best = {**options, "nbest": 1}
                 first = SentenceTranslator(self, (source, via), best, own)  # type: ignore[arg-type]
-                middle = first.translate(given, advance)
+                middle = first.translate(given, advance, upper)
                 between |= dict(zip(places, middle, strict=True))
                 translated = self._translate_onward(given, middle, Direction(via, target), own, options)
                 if glossary:
@@ -287,8 +301,8 @@ class Translator:
         """Return the translation of a text, given those of its sentences, with its languages and warnings."""
         spaced = is_spaced(direction)
         made = join_nbest(parts, found, spaced, n) if n > 1 else join_parts(parts, found, spaced)
-        via = pivot_of(direction) if direction.source else ""
-        way = f"translated by way of {LANGUAGE_NAMES.get(via, via)}" if via else ""
+        via = direction.via if direction.source else ""
+        way = f"translated by way of {language_name(via)}" if via else ""
         notes = dict.fromkeys(filter(None, (direction.note, way, *made.notes, "" if made.ended else CUT)))
         return replace(made, source=direction.source, target=direction.target, notes=tuple(notes), via=via)
 
@@ -334,10 +348,9 @@ class Translator:
             >>> import regard
             >>> translator = regard.load("en-de-fr-zh")
             >>> text, translation = "The house is red.", "Das Haus ist rot."
-            >>> for link in translator.align([text], [translation], to="de")[0][:2]:
-            ...     print(text[link.source_begin : link.source_end], translation[link.target_begin : link.target_end])
-            The Das
-            house Haus
+            >>> (links,) = translator.align([text], [translation], to="de")
+            >>> sorted({translation[link.target_begin : link.target_end] for link in links})
+            ['.', 'Das', 'Haus', 'ist', 'rot']
         """
         sources, targets = check_texts(sources, "align"), check_texts(targets, "align")
         if len(sources) != len(targets):
@@ -396,7 +409,7 @@ class Translator:
                     continue
                 text = to_sentence_case(found[i][j].text, target) if part.is_upper_case else found[i][j].text
                 if (i, j) in between:
-                    via, middle = pivot_of(directions[i]), between[i, j].text
+                    via, middle = directions[i].via, between[i, j].text
                     steps.append(((i, j), part.text, middle, (source, via)))
                     steps.append(((i, j), middle, text, (via, target)))
                 else:
@@ -450,7 +463,7 @@ class Translator:
             found |= self._decode_constrained(sources, languages, constraints, chosen)
             advance(len(constraints))
         translations = [  # an empty line stays empty, whatever the model makes of it
-            self._translation(found[i], text) if ids and text.strip() else copy_text("")
+            self._translation(found[i]) if ids and text.strip() else copy_text("")
             for i, (text, ids) in enumerate(zip(sentences, sources, strict=True))
         ]
         return [self._with_languages(each, to) for each, to in zip(translations, languages, strict=True)]
@@ -517,7 +530,7 @@ class Translator:
 
     @cached_property
     def _continues_word(self) -> Tensor:
-        """Which tokens of the target vocabulary go on with the word before them, (V,)."""
+        """Which tokens of the target vocabulary continue the word before them, (V,)."""
         pieces = self.tokenizers.target.pieces(range(len(self.tokenizers.target)))
         spaced = any(piece.startswith(SPACE) for piece in pieces)  # else pieces inside a word begin with "##"
         continues = [
@@ -560,23 +573,18 @@ class Translator:
         """Return the translation with its languages; a model of several directions is not told the source language."""
         return replace(translation, source="" if self.directions else self.source, target=to)
 
-    def _translation(self, hypotheses: list[Hypothesis], sentence: str = "") -> Translation:
-        """Return the ranked hypotheses of a sentence as its translation, with confidences where the sentence is given."""
+    def _translation(self, hypotheses: list[Hypothesis]) -> Translation:
+        """Return the ranked hypotheses of a sentence as its translation."""
         target = self.tokenizers.target
         ranked = []
         for h in hypotheses:
             text, tokens = target.decode(h.tokens), tuple(target.pieces(h.tokens))
-            value = confidence(sentence, text, h.log_prob, len(h.tokens) + h.ended) if sentence else 1.0
+            value = token_probability(h.log_prob, len(h.tokens) + h.ended)
             ranked.append(Translation(text, h.score, h.log_prob, tokens, h.ended, confidence=value))
         return replace(ranked[0], nbest=tuple(ranked)) if len(ranked) > 1 else ranked[0]
 
 
 # ---- directions and sentences ----------------------------------------------------------------------------------------
-
-
-def pivot_of(direction: Direction) -> str:
-    """Return the language by way of which a direction is translated, or nothing."""
-    return str(getattr(direction, "via", ""))
 
 
 def is_spaced(direction: Direction) -> bool:

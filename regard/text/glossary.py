@@ -34,13 +34,13 @@ class Term:
         """The term in lower case, with single spaces."""
         return " ".join(self.source.casefold().split())
 
-    def pattern(self) -> str:
+    def pattern(self, ignore_case: bool = False) -> str:
         """Return a regular expression for the term as whole words; in Chinese there are no spaces between words."""
         words = r"\s+".join(map(re.escape, self.source.split()))
         letter = rf"[^\W_{HAN}]"
         begin = rf"(?<!{letter})" if re.match(letter, self.source) else ""
         end = rf"(?!{letter})" if re.match(letter, self.source[-1]) else ""
-        exact = CAPITAL_INSIDE.search(self.source)
+        exact = CAPITAL_INSIDE.search(self.source) and not ignore_case
         return f"{begin}{words}{end}" if exact else f"(?i:{begin}{words}{end})"
 
 
@@ -66,15 +66,17 @@ class Glossary:
             [term for number, line in enumerate(lines, 1) if (term := parse_line(line, f"{path}, line {number}"))]
         )
 
-    def find(self, text: str, source: str, target: str) -> list[str]:
-        """Return the translations of the terms in a text, in their order, once for each time that a term occurs."""
+    def find(self, text: str, source: str, target: str, ignore_case: bool = False) -> list[str]:
+        """Return the translations of the terms in a text, in their order, once for each time that a term occurs.
+
+        `ignore_case` is for a text that was written in capitals, in which iPhone is IPHONE."""
         folded = " ".join(text.casefold().split())
         own = [term for term in self.terms if term.direction.lower() in ("", f"{source}>{target}".lower())]
         near = [term for term in own if term.folded in folded]  # a pattern for each of many terms would take long
         near.sort(key=lambda term: (-len(term.source), not term.direction))
         found: list[tuple[int, int, str]] = []
         for term in near:
-            for begin, end in (match.span() for match in re.finditer(term.pattern(), text)):
+            for begin, end in (match.span() for match in re.finditer(term.pattern(ignore_case), text)):
                 if all(end <= b or e <= begin for b, e, _ in found):
                     found.append((begin, end, term.target))
         return [translation for _, _, translation in sorted(found)]

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 from regard.text.alignment import Link, Span, word_spans
 
+BEFORE = r"(?<![\w*>)\]/])"  # marks inside words and beside other marks stay in the text
 MARKED = re.compile(
-    r"(?<![\w*])(?P<star>\*{1,3})(?=[^\s*])(?P<starred>[^*\n]{0,200}?[^\s*])(?P=star)(?![\w*])"
-    r"|(?<![\w_])(?P<line>_)(?=[^\s_])(?P<lined>[^_\n]{0,200}?[^\s_])_(?![\w_])"  # __init__ is a name
-    r"|(?<![\w/])(?P<tag><(?P<name>[A-Za-z]{1,10})(?:\s[^<>\n]{0,80})?>)(?P<tagged>[^<>\n]{1,200})(?P<end></(?P=name)>)(?!\w)"
-    r"|(?<!\w)\[(?P<words>[^\[\]\n]{1,200})\](?P<address>\((?:[^()\s]|\([^()\s]*\))*\))"
+    rf"{BEFORE}(?P<star>\*{{1,3}})(?=[^\s*])(?P<starred>[^*\n]{{0,200}}?[^\s*])(?P=star)(?![\w*])"
+    rf"|{BEFORE}(?P<line>_)(?=[^\s_])(?P<lined>[^_\n]{{0,200}}?[^\s_])_(?!\w)"  # __init__ is a name
+    rf"|{BEFORE}(?P<tag><(?P<name>[A-Za-z]{{1,10}})(?:\s[^<>\n]{{0,80}})?>)(?P<tagged>[^<>\n]{{1,200}})(?P<end></(?P=name)>)(?!\w)"
+    rf"|{BEFORE}\[(?P<words>[^\[\]\n]{{1,200}})\](?P<address>\((?:[^()\s]|\([^()\s]*\))*\))(?!\w)"
 )
 
 

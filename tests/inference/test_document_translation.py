@@ -183,6 +183,12 @@ def test_marks_around_words_are_not_shown_to_the_model_and_come_back() -> None:
     assert fake.said() == ["See the man in the horse.", "Very good friend."]
 
 
+def test_asterisks_without_a_partner_stay_at_the_ends_of_their_sentences() -> None:
+    fake = Fake()
+    assert translated(fake, "*The man. The horse.* The _end", source="en") == "*THE MAN. THE HORSE.* THE _END"
+    assert fake.said() == ["The man.", "The horse.", "The ⟦1⟧end."]
+
+
 def test_an_asterisk_is_never_shown_to_the_model() -> None:
     fake = Fake()
     for text in ("5 * 3 is the man", "the man* and **the horse", "*** the man", "the _ man __ x"):
@@ -248,7 +254,7 @@ def test_a_translation_that_was_cut_is_noted() -> None:
     )
     assert [bool(m.notes) for m in found] == [True, False, True]
     assert "cut off at the length limit" in found[0].notes[0]
-    asked = fake.translate("the endless house", source="en", max_len_b=3)  # whoever asks for that gets it
+    asked = fake.translate("the endless house", source="en", max_len_b=3)  # a limit that was asked for is kept
     assert asked.text == "THE ENDLESS HOUSE"
     assert asked.notes == ("cut off at the length limit (--decode.max_len_b N raises it)",)
 

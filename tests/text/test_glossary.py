@@ -69,6 +69,12 @@ def test_terms_are_whole_words_in_any_case_unless_they_have_capitals_inside(term
     assert Glossary({term: "x"}).find(text, "en", "de") == ["x"] * count
 
 
+def test_a_text_in_capitals_has_terms_in_any_case() -> None:
+    glossary = Glossary({"iPhone": "x"})
+    assert glossary.find("The iphone is old.", "en", "de", ignore_case=True) == ["x"]
+    assert glossary.find("The iphone is old.", "en", "de") == []
+
+
 def test_the_longest_term_is_taken_and_the_order_is_that_of_the_text() -> None:
     glossary = Glossary({"supply": "Vorrat", "power supply": "Netzteil", "power": "Leistung"})
     assert glossary.find("The supply of power by the power supply", "en", "de") == ["Vorrat", "Leistung", "Netzteil"]

@@ -65,8 +65,12 @@ def restore_hypotheses(translation: Translation, kept: list[str]) -> Translation
 
 def keep_space_around(part: str, translation: Translation) -> Translation:
     """Return a translation with the white space around its source."""
-    before, after = part[: len(part) - len(part.lstrip())], part[len(part.rstrip()) :]
-    return map_text(translation, lambda text: before + text + after)
+    return surround(translation, part[: len(part) - len(part.lstrip())], part[len(part.rstrip()) :])
+
+
+def surround(translation: Translation, before: str, after: str) -> Translation:
+    """Return a translation with these strings before and after the text of every hypothesis."""
+    return map_text(translation, lambda text: before + text + after) if before or after else translation
 
 
 # ---- several parts ---------------------------------------------------------------------------------------------------
