@@ -1,4 +1,4 @@
-"""Language identification by script and trigrams."""
+"""Language identification by script, by n-grams and by trigram profiles."""
 
 from __future__ import annotations
 
@@ -10,12 +10,20 @@ from pathlib import Path
 import pytest
 
 from regard.text.language_identification import (
+    PROFILES_FILE,
+    SCRIPTS,
     Profiles,
     count_script_characters,
     extract_trigrams,
+    hash_ngrams,
+    identify_language,
+    identify_languages,
     is_unknown_language,
     learn_profile,
+    load_classifiers,
+    read_letters,
     score_languages,
+    script_table,
 )
 
 TEXTS = {
@@ -24,6 +32,106 @@ TEXTS = {
     "fr": "le garçon est allé à la maison de son ami et il a dit que nous ne sommes pas là pour vous",
 }
 SMALL: Profiles = {name: learn_profile([text]) for name, text in TEXTS.items()}
+
+
+# ---- script and n-grams ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("Καλημέρα", "el"),
+        ("สวัสดีครับ", "th"),
+        ("안녕하세요", "ko"),
+        ("こんにちは", "ja"),
+        ("東京へ行きます", "ja"),
+        ("我吃了一个苹果。", "zh"),
+        ("他用iPhone打电话。", "zh"),
+        ("the friend of my brother said 你好 there", "en"),
+        ("გამარჯობა", "ka"),
+        ("שלום לכולם", "he"),
+        ("Wir haben Привет gesagt und sind dann gegangen", "de"),
+        ("see https://der.die/das-haus-und-die-strasse-ist-nicht-weit for the whole story", "en"),
+    ],
+)
+def test_the_language_by_script_and_words(text: str, language: str) -> None:
+    assert identify_language(text).language == language
+
+
+@pytest.mark.parametrize("text", ["", " \n", "12 345", "😀", "https://example.org", "ᎠᎢᏍᎩ", "''", "\ud800"])
+def test_a_text_without_letters_has_no_language(text: str) -> None:
+    found = identify_language(text)
+    assert (found.language, found.probability, found.is_certain) == ("", 0.0, False)
+
+
+def test_a_text_is_judged_by_itself() -> None:
+    texts = [
+        "Guten Morgen, Herr Müller",
+        "",
+        "il est là\nce matin",
+        "Привет",
+        "the friend",
+        "你好",
+        "the\n\nfriend's home",
+    ] * 40
+    together = identify_languages(texts)
+    assert together == [identify_language(text) for text in texts]
+    assert identify_languages([]) == []
+
+
+def test_probabilities_are_of_all_likely_languages() -> None:
+    found = identify_language("Der Mann ging langsam nach Hause.")
+    assert sum(found.probabilities.values()) == pytest.approx(1, abs=1e-4)
+    assert max(found.probabilities.values()) == found.probability == found.probabilities[found.language]
+
+
+@pytest.mark.parametrize("text", ["Hello", "Haus", "merci", "你好", "Danke sehr", "ok"])
+def test_few_letters_are_not_certain(text: str) -> None:
+    assert not identify_language(text).is_certain
+
+
+def test_a_very_long_text_is_judged_by_its_beginning() -> None:
+    assert identify_language("Das ist ein langer Text. " * 40_000).language == "de"
+
+
+def test_ngrams_are_of_one_word_with_the_space_around_it() -> None:
+    def count(text: str) -> int:
+        return len(hash_ngrams(read_letters([text]))[0])
+
+    # " ab ": a, b; " a", "ab", "b "; " ab", "ab "; " ab "
+    assert count("ab") == 8
+    assert count("ab ab") == count("AB, ab!") == 16
+    assert count("don't") > count("don t")  # an apostrophe inside a word is a letter
+    assert count("'don'") == count("don")
+    assert len(set(hash_ngrams(read_letters(["ab"]))[0].tolist())) == 8
+
+
+def test_ngrams_belong_to_their_texts() -> None:
+    texts = ["ab", "", "c d", "e\nf"]
+    hashes, owners = hash_ngrams(read_letters(texts))
+    for number, text in enumerate(texts):
+        own, _ = hash_ngrams(read_letters([text]))
+        assert sorted(hashes[owners == number].tolist()) == sorted(own.tolist())
+
+
+def test_scripts_do_not_overlap() -> None:
+    sizes = [
+        sum(int(last, 16) - int(first, 16) + 1 for first, last in (part.split("-") for part in ranges.split()))
+        for _, ranges in SCRIPTS.values()
+    ]
+    assert sum(sizes) + 1 == (script_table() > 0).sum()  # and the apostrophe
+
+
+def test_the_stored_classifiers_are_small_and_whole() -> None:
+    assert len(lzma.compress(PROFILES_FILE.read_bytes())) < 1_500_000
+    for name, own in load_classifiers().items():
+        assert SCRIPTS[name][0] == ""
+        assert own.weights.shape == (len(own.hashes), len(own.languages))
+        assert len(set(own.languages)) == len(own.languages) == len(own.bias)
+        assert (own.hashes[own.rows[own.hashes >> 12]] == own.hashes).all()
+
+
+# ---- trigram profiles ------------------------------------------------------------------------------------------------
 
 
 def likeliest(text: str, profiles: Profiles) -> str:
