@@ -124,14 +124,14 @@ def test_the_first_command() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "Ich habe einen Apfel gegessen.\n", "")
 
 
-def test_languages_are_found_and_pairs_that_are_not_known_listed(translator: Translator) -> None:
+def test_languages_are_found_and_missing_pairs_go_via_english(translator: Translator) -> None:
     texts = ["Wo ist der Bahnhof?", "Où est la gare ?", "车站在哪里？", "車站在哪裡？", "Where is the station?"]
     found = translator.translate(texts)
     assert [made.source for made in found] == ["de", "fr", "zh", "zh-Hant", "en"]
     assert [made.target for made in found] == ["en", "en", "en", "en", "de"]
     assert all("station" in made.text for made in found[:4])
-    with pytest.raises(regard.RegardError, match="from de to fr: it knows en>de, de>en, en>fr"):
-        translator.translate("Wo ist der Bahnhof?", to="fr")
+    (route,) = translator.detector.detect(["Wo ist der Bahnhof?"], "fr", None)
+    assert (route.pair, route.via) == (("de", "fr"), "en")
 
 
 @pytest.mark.parametrize(
@@ -171,8 +171,10 @@ def test_headings_are_in_the_language_of_their_page(translator: Translator, data
         "Nie wiem, co zrobić z tym problemem.",
     ],
 )
-def test_other_languages_are_noted(translator: Translator, text: str) -> None:
-    assert "probably in none of en, de, fr, zh, zh-Hant" in translator.detector.detect([text], None, None)[0].note
+def test_other_languages_are_left(translator: Translator, text: str) -> None:
+    (route,) = translator.detector.detect([text], None, None)
+    assert route.source == ""
+    assert route.note.startswith("left as it is: in ")
 
 
 def test_ordinary_sentences_are_not_noted(translator: Translator) -> None:
