@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import gc
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -20,6 +21,7 @@ import typer
 from typer.core import TyperCommand
 
 from regard.errors import RegardError
+from regard.terminal import stderr_console
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON: one object for each result.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
@@ -218,6 +220,35 @@ def print_result(result: dict[str, Any], as_json: bool) -> None:
         width = max(map(len, result))
         for name, value in result.items():
             print(f"{name:<{width}}  {value}")
+
+
+@contextmanager
+def quiet_end() -> Iterator[None]:
+    """End without a traceback on Ctrl-C, or where the process that reads stdout has ended, as `head` does.
+
+    Exit codes are those of a process that the signal ends: 130 (SIGINT) and 141 (SIGPIPE).
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout once more when it ends
+        raise SystemExit(141) from None
+    except KeyboardInterrupt as stopped:
+        if str(stopped):
+            print(f"regard: {stopped}", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+@contextmanager
+def spinner(what: str) -> Iterator[None]:
+    """Show on stderr, if it is a terminal, that something is being done."""
+    console = stderr_console()
+    if console.is_terminal:
+        with console.status(what):
+            yield
+    else:
+        yield
 
 
 @contextmanager

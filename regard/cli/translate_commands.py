@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json as json_format
 import sys
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,16 +24,31 @@ from regard.cli.options import (
     decoding,
     no_collecting,
     print_result,
-    stdin_lines,
+    quiet_end,
+    spinner,
 )
 from regard.errors import RegardError
+from regard.terminal import progress_bar
 
 if TYPE_CHECKING:
     from regard.config import Config
     from regard.inference.translator import Translation
     from regard.model_folder import ModelPackage
 
-MAX_LINES_NAMED = 10  # in one warning
+MAX_WARNINGS = 10  # of a kind; more are counted
+
+
+class Format(StrEnum):
+    """The formats of files that are translated; those of documents are parsed by regard/documents."""
+
+    auto = "auto"
+    lines = "lines"
+    text = "text"
+    markdown = "markdown"
+    html = "html"
+    srt = "srt"
+    vtt = "vtt"
+    po = "po"
 
 
 def translate(
@@ -45,15 +61,19 @@ def translate(
     model: Annotated[
         Path | None, typer.Option("--model", "-m", help="A run or model folder; by default the bundled model.")
     ] = None,
-    input: Annotated[Path | None, typer.Option("--input", "-i", help="Translate the lines of this file.")] = None,
+    input: Annotated[Path | None, typer.Option("--input", "-i", help="Translate this file.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file instead of stdout.")] = None,
+    format: Annotated[
+        Format, typer.Option("--format", help="Format of the file; by default by its suffix.")
+    ] = Format.auto,
+    glossary: Annotated[
+        Path | None, typer.Option("--glossary", help="File of terms: term, tab, translation on each line.")
+    ] = None,
     json: Json = False,
     device: Device = "auto",
     weights: Weights = "auto",
     beam: Annotated[int | None, decoding(help="Beam width; 1 = greedy.")] = None,
-    nbest: Annotated[
-        int | None, decoding(help="Number of translations of each line, which must be one sentence.")
-    ] = None,
+    nbest: Annotated[int | None, decoding(help="Number of translations of each text.")] = None,
     length_penalty: Annotated[float | None, decoding(help="Exponent a in log p(y) / |y|^a.")] = None,
     min_len: Annotated[int | None, decoding(help="Least number of tokens of a translation.")] = None,
     temperature: Annotated[float | None, decoding(help="Sampling temperature; 0 = beam search.")] = None,
@@ -65,87 +85,117 @@ def translate(
 
     regard translate "I ate an apple."
 
-    regard translate --to fr -i letter.txt -o lettre.txt
+    regard translate --to french -i README.md -o LISEZMOI.md
 
-    The bundled model translates between English and German, French and Chinese. It takes texts of any length and detects
-    their language. A model of two languages, such as one that you trained, takes one sentence a line. With --nbest each line
-    is: number of the sentence, score, translation. All decode settings can be given: --decode.max_len_b 50, ...
+    The bundled model translates between English, German, French and Chinese. It takes texts of any length and detects
+    their language. A model of two languages, such as one that you trained, takes one sentence a line. After Ctrl-C, the
+    same command continues the translation of a file. With --nbest each line is: number of the text, score, translation.
+    All decode settings can be given: --decode.max_len_b 50, ...
     """
     search = {"beam": beam, "nbest": nbest, "length_penalty": length_penalty, "min_len": min_len}
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    with no_collecting():
-        from regard.data.parallel_corpus import read_lines
-        from regard.files import write_text
-        from regard.inference.translator import Translator, bundled_translator
-        from regard.text.sentence_splitting import find_code_lines
+    with quiet_end():
+        options = decode_options(context, **search, **sampling)
+        is_interactive = not texts and not input and sys.stdin.isatty()
+        if texts and input:
+            raise RegardError("give sentences or --input FILE, not both")
+        if texts and format != Format.auto:
+            raise RegardError("--format is for files and stdin, not for texts on the command line")
+        if output and is_interactive:
+            raise RegardError("--output needs texts, --input FILE or a pipe: at a terminal translations are printed")
+        if not options.get("temperature") and (options.get("top_k") or options.get("top_p")):
+            raise RegardError("--top-k and --top-p choose among samples: give a --temperature above 0 too")
+        target = choose_output(output, "", [input, glossary]) if output else None
+        with spinner("loading the model"):
+            with no_collecting():
+                from regard.inference import document_translation as files
+                from regard.inference.streaming import ChunkTranslator, Line, read_line_batches, read_stream
+                from regard.inference.translator import Translator, bundled_translator
+            if glossary:
+                from regard.text.glossary import Glossary
 
-    options = decode_options(context, **search, **sampling)
-    if texts and input:
-        raise RegardError("give sentences or --input FILE, not both")
-    if not options.get("temperature") and (options.get("top_k") or options.get("top_p")):
-        raise RegardError("--top-k and --top-p choose among samples: give a --temperature above 0 too")
-    target = choose_output(output, "", [input]) if output else None
-    translator = Translator.load(model, device, weights) if model else bundled_translator(device, weights)
-    is_text = bool(translator.directions) and options.get("nbest", 1) == 1  # any length, one translation each
-    is_interactive = not texts and not input and sys.stdin.isatty()
-    if is_interactive:
-        print("regard: type a sentence and Enter; Ctrl-D ends", file=sys.stderr)
-        batches: Iterator[list[str]] = ([line] for line in stdin_lines())
-    else:
-        batches = iter([texts or list(read_lines(input) if input else stdin_lines())])
-    for lines in batches:
-        is_code = find_code_lines(lines) if is_text else [False] * len(lines)
-        given = ["" if code else line for line, code in zip(lines, is_code, strict=True)]
-        found = translator.translate(given, to, source, quiet=False, **options)
-        if is_text:
-            found = [replace(t, text=line) if code else t for line, code, t in zip(lines, is_code, found, strict=True)]
-            _print_notes(lines, found)
-            written = "".join(_render_text(*each, json) for each in zip(lines, found, strict=True))
-        else:
-            numbered = enumerate(zip(lines, found, strict=True))
-            written = "".join(_render_sentence(i, line, t, json) for i, (line, t) in numbered)
-        if target and not is_interactive:
-            write_text(target, written)
-        else:
-            print(written, end="", flush=is_interactive)
-
-
-def _print_notes(lines: list[str], found: list[Translation]) -> None:
-    """Print each warning once, with the numbers of the lines that it is about."""
-    for note in dict.fromkeys(note for made in found for note in made.notes):
-        where = [i for i, made in enumerate(found) if note in made.notes]
-        numbers = ", ".join(str(i + 1) for i in where[:MAX_LINES_NAMED])
-        numbers += " ..." if len(where) > MAX_LINES_NAMED else ""
-        place = f"line{'s' * (len(where) > 1)} {numbers}: " if len(lines) > 1 else ""
-        print(f"regard: {place}{note}: {lines[where[0]][:60]!r}", file=sys.stderr)
-
-
-def _render_text(line: str, found: Translation, as_json: bool) -> str:
-    """Return what is printed for a text of any length."""
-    if not as_json:
-        return found.text + "\n"
-    result = {"source": line, "text": found.text, "from": found.source, "to": found.target}
-    return json_format.dumps(result, ensure_ascii=False) + "\n"
-
-
-def _render_sentence(number: int, line: str, found: Translation, as_json: bool) -> str:
-    """Return what is printed for a sentence: one line for each translation, whatever characters it holds."""
-    if not found.ended:
-        print(f"regard: cut off at the length limit: {line!r} (--decode.max_len_b N raises it)", file=sys.stderr)
-    if as_json:
-        return json_format.dumps({"source": line, **_search_result(found)}, ensure_ascii=False) + "\n"
-    if found.nbest:
-        return "".join(f"{number}\t{t.score:.4f}\t{_one_line(t.text)}\n" for t in found.nbest)
-    return _one_line(found.text) + "\n"
-
-
-def _search_result(found: Translation) -> dict[str, Any]:
-    names = ("text", "score", "log_prob", "tokens", "ended")
-    return {name: getattr(found, name) for name in names} | {"nbest": [_search_result(each) for each in found.nbest]}
+                options["glossary"] = Glossary.load(glossary)
+            translator = Translator.load(model, device, weights) if model else bundled_translator(device, weights)
+        style = files.OutputStyle(
+            json, options.get("nbest", 1) > 1, has_languages=bool(translator.directions) and not source
+        )
+        with Warnings(is_numbered=not is_interactive and len(texts or ()) != 1) as warnings:
+            if texts:
+                options |= {"alignment": True} if json else {}
+                found = translator.translate(texts, to, source, quiet=False, **options)
+                for number, (text, each) in enumerate(zip(texts, found, strict=True), 1):
+                    warnings.observe(number, text, each)
+                piece = files.line_piece([Line(number, text, "\n") for number, text in enumerate(texts, 1)])
+                return files.write_parts([style.render(piece, style.keep_all(texts, found))], target)
+            kind = str(format)
+            if format == Format.auto:
+                kind = files.choose_format(input, bool(translator.directions)) if input else "lines"
+            if style.has_nbest and not json and kind != "lines":
+                raise RegardError(f"--nbest has a line for each translation: give --json or --format lines, not {kind}")
+            chunks = ChunkTranslator(translator, to, source, has_code_blocks=kind == "lines", **options)
+            if input and not files.is_pipe(input):
+                with spinner("reading the file"):
+                    file = files.TextFile(input, kind)
+                    chunks.look_ahead(file.first_texts())
+                    total = file.count()
+                stdout = sys.stdout  # a progress bar replaces it, even where it is no terminal
+                with progress_bar("translating", total, quiet=not target and stdout.isatty()) as advance:
+                    if not target:
+                        parts = files.translate_pieces(
+                            file.pieces(), chunks, style, observe=warnings.observe, advance=advance
+                        )
+                        return files.write_parts(parts, None, stdout)
+                    identity = files.translation_identity(
+                        input, model, chunks, style, kind, device=device, weights=weights, glossary=glossary
+                    )
+                    files.translate_file(
+                        file, target, chunks, style, identity, total=total, observe=warnings.observe, advance=advance
+                    )
+                return
+            if is_interactive:
+                print("regard: type a sentence and Enter; Ctrl-D ends", file=sys.stderr)
+            stream = input.open("rb", buffering=0) if input else sys.stdin.buffer
+            pieces = files.read_pieces(read_line_batches(*read_stream(stream), str(input or "stdin")), kind)
+            if kind != "lines":  # a document, which is complete only at the end of the stream
+                pieces = iter(whole := list(pieces))
+                chunks.look_ahead([text for piece in whole for text in piece.texts])
+            files.write_parts(files.translate_pieces(pieces, chunks, style, observe=warnings.observe), target)
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.splitlines())
+class Warnings:
+    """Prints the notes of translations on stderr as they are made, at most MAX_WARNINGS of a kind, then how many more.
+
+    That texts are translated by way of another language is printed once.
+    """
+
+    def __init__(self, is_numbered: bool) -> None:
+        self.is_numbered = is_numbered
+        self.counts: Counter[str] = Counter()
+        self.pivots: set[str] = set()
+
+    def __enter__(self) -> Warnings:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for note, count in self.counts.items():
+            if count > MAX_WARNINGS:
+                print(f"regard: {count - MAX_WARNINGS:,} more: {note}", file=sys.stderr)
+
+    def observe(self, line: int, text: str, translation: Translation) -> None:
+        """Print the notes of a translation, with the line of its text where it is one of several."""
+        from regard.inference.translator import CUT
+
+        pair, notes = f"{translation.source}>{translation.target}", dict.fromkeys(translation.notes)
+        for note in notes if translation.ended else {**notes, CUT: None}:
+            if translation.via and note.startswith("translated by way of"):
+                if pair not in self.pivots:
+                    print(f"regard: {pair} is {note}", file=sys.stderr)
+                self.pivots.add(pair)
+                continue
+            self.counts[note] += 1
+            if self.counts[note] <= MAX_WARNINGS:
+                place = f"line {line}: " if self.is_numbered else ""
+                print(f"regard: {place}{note}: {text[:60]!r}", file=sys.stderr)
 
 
 def evaluate(
@@ -174,7 +224,6 @@ def evaluate(
     from regard.files import add_file, write_text
     from regard.inference.translator import Translator
     from regard.tasks import evaluate as evaluate_task
-    from regard.terminal import progress_bar
 
     given = {name: v for name, v in (("beam", beam), ("length_penalty", length_penalty)) if v is not None}
     package = load_model(run, pick_device(device), weights)
@@ -204,7 +253,7 @@ def evaluate(
         )
     else:
         print(result.table())
-    lines = "".join(_one_line(text) + "\n" for text in result.hypotheses)
+    lines = "".join(" ".join(text.splitlines()) + "\n" for text in result.hypotheses)
     if target:
         write_text(kept, lines)
     else:  # entered into a manifest, so that `regard train --overwrite` knows them

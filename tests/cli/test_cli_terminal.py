@@ -135,6 +135,7 @@ def test_an_error_that_quotes_a_file_is_one_escaped_line(
 ) -> None:
     name = f"{TITLE}\nregard: all is well"
     _, err = called(monkeypatch, kind, "translate", "-m", tmp_path / name, "x")
+    err = err.rpartition("\x1b[2K")[2]  # behind the sequence that erases "loading the model"
     assert err.count("\n") == 1
     assert "\x1b" not in err
     assert "\\x1b]0;owned\\x07\\nregard: all is well" in err

@@ -145,7 +145,11 @@ def test_languages_can_be_said(bundled: Path, call: Call) -> None:
         code, out, _ = call(*words, *given, "the man went")
         expected = translator.translate("the man went", to=pair[1], source=pair[0]).text
         assert code == 0
-        assert json.loads(out) == {"source": "the man went", "text": expected, "from": pair[0], "to": pair[1]}
+        found = json.loads(out)
+        assert (found["line"], found["source"], found["text"]) == (1, "the man went", expected)
+        assert (found["from"], found["to"]) == pair
+        assert 0 <= found["confidence"] <= 1
+        assert all(len(link) == 5 for link in found["alignment"])
 
 
 def test_a_text_keeps_its_lines_and_a_file_its_numbers(bundled: Path, call: Call, tmp_path: Path) -> None:
@@ -157,19 +161,17 @@ def test_a_text_keeps_its_lines_and_a_file_its_numbers(bundled: Path, call: Call
     assert (tmp_path / "out.txt").read_text().split("\n")[1:] == ["", "12", "https://a.org/b", ""]
 
 
-def test_nbest_is_for_single_sentences(bundled: Path, call: Call) -> None:
+def test_nbest_has_the_number_of_its_text(bundled: Path, call: Call) -> None:
     words = ["translate", "--device", "cpu", "--nbest", "2"]
-    code, out, _ = call(*words, "the man went https://a.org/b", "", "der Mann und die Frau gehen nicht in das Haus")
+    texts = ["the man went https://a.org/b", "", "der Mann und die Frau. Sie gehen nicht in das Haus"]
+    code, out, _ = call(*words, *texts)
     assert code == 0
     rows = [line.split("\t") for line in out.splitlines()]
-    assert [row[0] for row in rows][-3:] == ["1", "2", "2"]
-    assert all("https://a.org/b" in row[2] for row in rows[:-3])
-    assert rows[-3][2] == ""
-    code, out, _ = call(*words, "--json", "the man went")
-    assert len(json.loads(out)["nbest"]) == 2
-    code, out, err = call(*words, "the man. The house.")
-    assert (code, out) == (2, "")
-    assert "nbest) are for one sentence, not for 'the man. The house.'" in err
+    assert list(dict.fromkeys(row[0] for row in rows)) == ["0", "1", "2"]
+    assert all("https://a.org/b" in row[2] for row in rows if row[0] == "0")
+    assert [row[2] for row in rows if row[0] == "1"] == [""]
+    code, out, _ = call(*words, "--json", *texts)
+    assert [json.loads(line)["line"] for line in out.splitlines()] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,7 @@ def test_nbest_is_for_single_sentences(bundled: Path, call: Call) -> None:
         (["--to", "zh", "the man went"], "does not translate to zh: it knows en>de, de>en, en>fr"),
         (["--to", "xx", "123"], "does not translate to xx: it knows en>de, de>en, en>fr"),
         (["--from", "fr", "le garçon"], "does not translate from fr: it knows"),
-        (["--from", "de", "--to", "fr", "der Mann"], "does not translate from de to fr: it knows"),
+        (["--from", "de", "--to", "de", "der Mann"], "does not translate from de to de: it knows"),
     ],
 )
 def test_what_it_cannot_do_is_one_line_that_says_what_it_can(
@@ -189,21 +191,30 @@ def test_what_it_cannot_do_is_one_line_that_says_what_it_can(
     assert said in err
 
 
+def test_a_pair_without_a_direction_goes_by_way_of_english_and_says_so_once(bundled: Path, call: Call) -> None:
+    words = ["translate", "--device", "cpu", "--from", "german", "--to", "French"]
+    code, out, err = call(*words, stdin=b"der Mann\ndie Frau\n")
+    assert (code, out.count("\n")) == (0, 2)
+    assert err.count("regard: de>fr is translated by way of English\n") == err.count("by way of") == 1
+
+
 def test_what_it_cannot_read_passes_with_a_warning(bundled: Path, call: Call, tmp_path: Path) -> None:
     text = "Привет 漢字 ではない"
-    warned = "left as it is, being in none of en, de"
+    warned = "left as it is: in Japanese, which this model does not know (--from LANG translates it anyway)"
     assert call("translate", "--device", "cpu", text) == (0, f"{text}\n", f"regard: {warned}: {text!r}\n")
     (tmp_path / "in.txt").write_text(f"the man\n{text}\n12\n{text}\n")
     code, out, err = call("translate", "--device", "cpu", "-i", str(tmp_path / "in.txt"))
     assert (code, out.split("\n")[1:]) == (0, [text, "12", text, ""])
-    assert f"regard: lines 2, 4: {warned}: {text!r}\n" in err
+    for line in (2, 4):
+        assert f"regard: line {line}: {warned}: {text!r}\n" in err
 
 
-def test_many_lines_are_warned_of_at_once(bundled: Path, call: Call, tmp_path: Path) -> None:
+def test_ten_lines_are_warned_of_and_the_others_counted(bundled: Path, call: Call, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("Привет\n" * 30)
     _, _, err = call("translate", "--device", "cpu", "-i", str(tmp_path / "in.txt"))
-    assert err.startswith("regard: lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 ...: left")
-    assert err.count("\n") == 1
+    assert err.startswith("regard: line 1: left")
+    assert err.count("\n") == 11
+    assert "regard: 20 more: left" in err
 
 
 def test_a_translation_that_was_cut_is_warned_of(bundled: Path, call: Call) -> None:
