@@ -128,7 +128,7 @@ def report_identification(sets: Sets) -> None:
                 each = identify_language(text)
                 found[length, each.is_certain].append(each.language == language)
     print(
-        "\nRight language of about 45, by identify_language\n| length | certain | right of these | right of the others |"
+        "\nRight language of all, by identify_language\n| length | certain | right of these | right of the others |"
     )
     print("| --- | --- | --- | --- |")
     for length in LENGTHS:
