@@ -127,9 +127,7 @@ def report_identification(sets: Sets) -> None:
             if length := length_class(text):
                 each = identify_language(text)
                 found[length, each.is_certain].append(each.language == language)
-    print(
-        "\nRight language of all, by identify_language\n| length | certain | right of these | right of the others |"
-    )
+    print("\nRight language of all, by identify_language\n| length | certain | right of these | right of the others |")
     print("| --- | --- | --- | --- |")
     for length in LENGTHS:
         sure, unsure = found[length, True], found[length, False]
