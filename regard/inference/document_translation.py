@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import Any, TextIO
 
 from regard import __version__
 from regard.data.parallel_corpus import BOM, COMPRESSIONS, file_digest, read_blocks
@@ -182,8 +182,8 @@ class Journal:
             )
         if changed := [name for name in identity if found.get(name) != identity[name]]:
             raise RegardError(
-                f"{self.path} is what is left of another translation ({', '.join(changed)} differ): give the command that "
-                f"began it to finish that one, or remove the file to start anew"
+                f"{self.path} is what is left of another translation (not the same {', '.join(changed)}): give the command "
+                f"that began it to finish that one, or remove the file to start anew"
             )
         end = self.file.tell()
         while isinstance(_parse_line(line := self.file.readline()), list):
@@ -422,10 +422,10 @@ def translate_file(
         ):
             pass
         known = journal.chunks()
-        with atomic_file(target) as stream:
-            stream.write("" if style.as_json or style.has_nbest else file.begin)
+        with atomic_file(target) as write:
+            write("" if style.as_json or style.has_nbest else file.begin)
             for piece in file.pieces():
-                stream.write(style.render(piece, [each for _ in divide(piece.texts) for each in next(known)]))
+                write(style.render(piece, [each for _ in divide(piece.texts) for each in next(known)]))
     except KeyboardInterrupt:
         if not journal.n_chunks:
             raise
@@ -441,8 +441,9 @@ def translate_file(
 def write_parts(parts: Iterable[str], target: Path | None, stdout: TextIO | None = None) -> None:
     """Write parts of a text to a file, which appears when it is complete, or each at once to stdout."""
     if target:
-        with atomic_file(target) as file:
-            file.writelines(parts)
+        with atomic_file(target) as write:
+            for part in parts:
+                write(part)
         return
     stdout = stdout or sys.stdout
     for part in parts:
@@ -451,19 +452,27 @@ def write_parts(parts: Iterable[str], target: Path | None, stdout: TextIO | None
 
 
 @contextlib.contextmanager
-def atomic_file(path: Path) -> Iterator[IO[str]]:
-    """Write a text file atomically: yield a stream, whose content has the name `path` when all of it is written."""
+def atomic_file(path: Path) -> Iterator[Callable[[str], None]]:
+    """Write a text file atomically: yield a function that writes, and rename the file to `path` when all is written."""
     draft = temporary_path(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with draft.open("w", encoding="utf-8", newline="") as stream:
-            yield stream
+        stream = draft.open("w", encoding="utf-8", newline="")
+
+    def write(text: str) -> None:
         with disk_errors(path):
+            stream.write(text)
+
+    try:
+        yield write
+        with disk_errors(path):
+            stream.close()
             sync(draft)
             draft.rename(path)
             sync(path.parent)
     finally:
+        with contextlib.suppress(OSError):
+            stream.close()
         draft.unlink(missing_ok=True)
 
 
@@ -485,7 +494,7 @@ def translation_identity(
         "chunk": [CHUNK_SEGMENTS, CHUNK_CHARACTERS],
     }
     settings |= {name: value for name, value in translator.options.items() if name not in ("seen", "glossary")}
-    settings |= {"json": style.as_json, "nbest": style.has_nbest}
+    settings["json"] = style.as_json
     given = {name: sha256(value) if isinstance(value, Path) else value for name, value in settings.items()}
     return {
         "input": file_digest(path),

@@ -167,9 +167,9 @@ def test_other_options_do_not_continue_a_translation(fake: CapitalTranslator, ca
     fake.before = lambda texts: None
     for other, what in ((("--beam", "2"), "options"), (("--to", "fr"), "options"), (("--json",), "options")):
         code, _, err = call(capfd, monkeypatch, *words, *other)
-        assert (code, f"({what} differ)" in err) == (2, True), err
+        assert (code, f"(not the same {what})" in err) == (2, True), err
     Path("in").write_text("one\ntwo\nfour\n")
-    assert "(input differ)" in call(capfd, monkeypatch, *words)[2]
+    assert "(not the same input)" in call(capfd, monkeypatch, *words)[2]
     Path("in").write_text("one\ntwo\nthree\n")
     assert call(capfd, monkeypatch, *words)[0] == 0
     assert Path("out").read_text() == "ONE\nTWO\nTHREE\n"

@@ -24,6 +24,7 @@ from regard.inference.document_translation import (
     is_pipe,
     translate_file,
     translate_pieces,
+    translation_identity,
 )
 from regard.inference.streaming import ChunkTranslator
 
@@ -121,7 +122,9 @@ def test_the_journal_of_another_translation_is_neither_used_nor_removed(tmp_path
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, InterruptedTranslator(2), LINES)
     before = (tmp_path / "out.partial").read_bytes()
-    with pytest.raises(RegardError, match=rf"out\.partial is .* another translation \({what} differ.*remove the file"):
+    with pytest.raises(
+        RegardError, match=rf"out\.partial is .* another translation \(not the same {what}\).*remove the file"
+    ):
         run(tmp_path, CapitalTranslator(), identity=IDENTITY | {what: "other"})
     assert (tmp_path / "out.partial").read_bytes() == before
     assert not (tmp_path / "out").exists()
@@ -224,6 +227,46 @@ def test_what_is_translated_is_observed_once(tmp_path: Path) -> None:
     )
     assert list(parts) == ["1\n1\n1\nFOUR\n"]
     assert (seen, done) == ([(4, "four")], [3, 1])
+
+
+def test_an_output_that_cannot_be_written_loses_no_translation(tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(LINES)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "file").touch()
+    with pytest.raises(RegardError, match=r"cannot write .*out: "):
+        run(tmp_path, CapitalTranslator())
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "in",
+        "out",
+        "out.partial",
+    ]  # nothing translated is lost
+
+
+def test_the_identity_changes_with_every_setting(tmp_path: Path) -> None:
+    for name in ("config.json", "manifest.json", "in", "terms.tsv"):
+        (tmp_path / name).write_text("{}")
+
+    def identity(style: OutputStyle | None = None, format: str = "lines", **settings: Any) -> tuple[str, ...]:
+        own = {name: settings.pop(name) for name in ("weights", "glossary") if name in settings}
+        chunks = ChunkTranslator(CapitalTranslator(), **settings)  # type: ignore[arg-type]
+        found = translation_identity(tmp_path / "in", tmp_path, chunks, style or OutputStyle(), format, **own)
+        return tuple(found.values())
+
+    made = [
+        identity(),
+        identity(format="text"),
+        identity(OutputStyle(as_json=True)),
+        identity(to="de"),
+        identity(source="de"),
+        *(identity(nbest=n) for n in (2, 3)),
+        identity(weights="int8"),
+        identity(glossary=tmp_path / "terms.tsv"),
+    ]
+    for name in ("in", "terms.tsv", "manifest.json"):
+        (tmp_path / name).write_text("{ }")
+        made.append(identity(glossary=tmp_path / "terms.tsv"))
+    assert len(set(made)) == len(made)
+    assert identity() == identity()
 
 
 def test_pipes_and_files(tmp_path: Path) -> None:
