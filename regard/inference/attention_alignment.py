@@ -34,7 +34,10 @@ from regard.text.placeholders import protected_pattern
 from regard.text.special_tokens import SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
-TOKENS_AT_A_TIME = 4096  # padded target tokens of a batch
+TOKENS_AT_A_TIME = {
+    "cpu": 512,
+    "cuda": 32768,
+}  # padded tokens of a batch; on a CPU a batch that fits its cache is faster
 
 
 # ---- attention weights of pairs of token sequences -------------------------------------------------------------------
@@ -95,7 +98,8 @@ def forced_attention(
     with paused(model), hooked_layers(model) as hooks, one_thread():
         while order:
             width = max(len(sources[order[0]]), len(targets[order[0]])) + n_start + 1
-            rows, order = order[: max(1, TOKENS_AT_A_TIME // width)], order[max(1, TOKENS_AT_A_TIME // width) :]
+            size = max(1, TOKENS_AT_A_TIME[device.type] // width)
+            rows, order = order[:size], order[size:]
             source = pad_rows([token_template.wrap(sources[i]) for i in rows], device)
             model.head_input(source, pad_rows([[*token_template.start, *targets[i]] for i in rows], device))
             mean = torch.stack([hook.weights for hook in hooks if hook.weights is not None]).mean(0).cpu().numpy()
