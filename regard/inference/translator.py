@@ -68,7 +68,7 @@ class Translator:
         >>> translator = regard.load("en-de-fr-zh")
         >>> translator.translate("I ate an apple.").text
         'Ich habe einen Apfel gegessen.'
-        >>> found = translator.translate(["How are you?", "Wo ist der Bahnhof?"])
+        >>> found = translator.translate(["The weather is very nice today.", "Wo ist der Bahnhof?"])
         >>> [(each.source, each.target) for each in found]
         [('en', 'de'), ('de', 'en')]
         >>> best = translator.translate("How are you?", to="fr", nbest=2)
