@@ -45,7 +45,8 @@ def select_forms(pairs: list[Pair], lang: str) -> dict[str, list[Pair]]:
     found: dict[str, list[Pair]] = {form: [] for form in FORMS}
     for pair in rng.sample(pairs, len(pairs)):
         form = find_form(*pair, lang)
-        for each in (form,) if form else FORMS if rng.random() < NEUTRAL_SHARE else ():
+        neutral = not form and not YOU.search(pair[0]) and rng.random() < NEUTRAL_SHARE
+        for each in (form,) if form else FORMS if neutral else ():
             if len(found[each]) < MOST:
                 found[each].append(pair)
     return found

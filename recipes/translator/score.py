@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from pair_filters import is_written_in
+
 import regard
 from regard.data.parallel_corpus import read_lines
 from regard.files import sha256, write_text
@@ -103,7 +105,11 @@ def read_tatoeba(data: Path, split: str = "test") -> Iterator[TestSet]:
     for lang in ("de", "fr", "zh"):
         sides = read_sides(data / "tatoeba", f"en-{lang}.{split}", lang)
         scripts = data / "tatoeba" / f"en-zh.{split}.script.xz"
-        written = [SCRIPTS[line] for line in read_lines(scripts)] if lang == "zh" and scripts.exists() else None
+        written = [lang] * len(sides[lang])
+        if lang == "zh" and split == "test":
+            written = [SCRIPTS[line] for line in read_lines(scripts)]
+        elif lang == "zh":
+            written = ["zh" if is_written_in("zh", line) else "zh-Hant" for line in sides["zh"]]
         yield from both_directions("tatoeba" if split == "test" else "tatoeba val", sides, lang, written)
 
 
