@@ -156,7 +156,7 @@ def hash_ngrams(letters: Letters) -> tuple[NDArray[np.uint32], NDArray[np.int64]
 # ---- one text --------------------------------------------------------------------------------------------------------
 
 
-class Classifier(NamedTuple):
+class LanguageClassifier(NamedTuple):
     """A linear classifier of the languages of one script by n-grams."""
 
     languages: list[str]
@@ -180,7 +180,7 @@ class Identification:
 
 
 @cache
-def load_classifiers() -> dict[str, Classifier]:
+def load_classifiers() -> dict[str, LanguageClassifier]:
     """Return the classifier of each script that several languages are written in."""
 
     def unpack(text: str, kind: type) -> NDArray:
@@ -193,7 +193,7 @@ def load_classifiers() -> dict[str, Classifier]:
         rows[hashes >> HASH_SHIFT] = np.arange(len(hashes))
         weights = unpack(own["weights"], np.int8).reshape(len(hashes), -1).astype(np.int16)
         bias = np.array(own["bias"], np.float32)
-        found[name] = Classifier(own["languages"], hashes, rows, weights, own["step"], bias)
+        found[name] = LanguageClassifier(own["languages"], hashes, rows, weights, own["step"], bias)
     return found
 
 
@@ -284,7 +284,7 @@ def choose_language(probabilities: Mapping[str, float], letters: int, script: st
 
 
 def classify(
-    classifier: Classifier, hashes: NDArray[np.uint32], owners: NDArray[np.int64], size: int
+    classifier: LanguageClassifier, hashes: NDArray[np.uint32], owners: NDArray[np.int64], size: int
 ) -> NDArray[np.float32]:
     """Return the probability of each language for each of `size` texts, given n-grams and their texts: (size, L).
 
