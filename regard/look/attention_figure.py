@@ -29,7 +29,8 @@ from regard.look.interventions import LAYER_KINDS, layer_kind
 from regard.look.model_trace import body_of, package_of
 from regard.look.record import attention_layers, checked_indices, record
 from regard.look.recorded_forward import RecordedForward, record_forward
-from regard.look.token_sequence import TokenSequence, group_words, merge_weights
+from regard.look.token_sequence import TokenSequence, group_words
+from regard.text.alignment import merge_weights
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from typing import TypeVar
 
 from regard.errors import RegardError
-from regard.look.token_sequence import Words
+from regard.text.alignment import Words
 
 Heads = tuple[int, ...] | None  # None: all
 LAYER_KINDS = ("encoder", "decoder", "cross")

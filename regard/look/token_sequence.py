@@ -15,8 +15,6 @@ import numpy as np
 from regard.text.tokenizer import Tokenizer
 from regard.text.tokenizer_training import SPACE
 
-Words = Sequence[tuple[str, Sequence[int]]]  # each word, and the positions of its pieces
-
 
 @dataclass(frozen=True)
 class TokenSequence:
@@ -97,11 +95,3 @@ def is_word_boundary(before: str, piece: str) -> bool:
     """Return whether letters follow punctuation or punctuation letters; white space alone is neither."""
     has_letters, had_letters = (any(char.isalnum() for char in text) for text in (piece, before))
     return bool(before) and has_letters != had_letters
-
-
-def merge_weights(weights: np.ndarray, queries: Words, keys: Words) -> np.ndarray:
-    """Return weights of words for weights of pieces: (..., pieces, pieces) -> (..., words, words).
-
-    Keys are summed and queries averaged, so the sums of the rows do not change."""
-    merged = np.stack([weights[..., list(places)].sum(-1) for _, places in keys], -1)
-    return np.stack([merged[..., list(places), :].mean(-2) for _, places in queries], -2)

@@ -23,9 +23,10 @@ from regard.errors import RegardError
 from regard.inference.translator import Translator
 from regard.look.attention_figure import AlignmentFigure, draw_alignment
 from regard.look.record import record
-from regard.look.token_sequence import group_words, merge_weights
+from regard.look.token_sequence import group_words
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
+from regard.text.alignment import merge_weights
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 LINES = ["der Mann hat einen roten Apfel gegessen.", "the man has eaten a red apple.", "don't, say I!"] * 3
@@ -82,12 +83,6 @@ def test_pieces_are_put_together_to_words_whatever_the_vocabulary(kind: str, siz
     assert [i for _, places in found for i in places] == list(range(len(ids)))
     if kind == "char":
         assert [len(places) for _, places in found] == [4, 4, 4, 1, 4, 6, 1, 1]  # with the spaces before them
-
-
-def test_sources_sum_their_pieces_and_targets_are_the_mean_of_theirs() -> None:
-    weights = np.array([[0.1, 0.2, 0.7], [0.3, 0.4, 0.3], [0.0, 0.0, 1.0]])
-    merged = merge_weights(weights, [("ab", [0, 1]), ("c", [2])], [("xy", [0, 1]), ("z", [2])])
-    np.testing.assert_allclose(merged, [[0.5, 0.5], [0.0, 1.0]])
 
 
 # ---- pictures --------------------------------------------------------------------------------------------------------

@@ -27,9 +27,10 @@ from regard.look.figures import HeatMap, draw_small_multiples
 from regard.look.model_trace import body_of
 from regard.look.record import AttentionRecord, attention_layers, record
 from regard.look.recorded_forward import record_forward
-from regard.look.token_sequence import TokenSequence, merge_weights, single_words
+from regard.look.token_sequence import TokenSequence, single_words
 from regard.model_folder import ModelPackage
 from regard.models.architectures import make_model, preset
+from regard.text.alignment import merge_weights
 
 Bundles = dict[str, ModelPackage]
 KINDS = ["translation", "post-norm", "rope", "gpt", "bert", "classifier", "rnnsearch", "vit"]
