@@ -16,6 +16,7 @@ import polib
 from regard.documents.html import ELEMENTS, parse_fragment, read_events
 from regard.documents.inline_content import (
     INVARIABLE,
+    LanguageCode,
     PiecewiseDocument,
     SegmentCollector,
     SourcePart,
@@ -39,6 +40,8 @@ INVENTED = re.compile("|".join((PRINTF.format(space=""), NAMED, BRACES, r"</?[A-
 ACCELERATOR = re.compile(r"(?<![\w&_~])[_&~](?=[^\W_])|(?<=[a-z])[_&](?=[a-z])|(?<=\b[A-Z])[_&](?=[a-z])")
 MAX_LABEL = 60  # characters of a message that may have an accelerator key
 LINE_WIDTH = 79  # at which gettext's tools wrap strings
+NO_LANGUAGE = re.compile(r'"Language:[ \t]*\\n"')  # a line of a header
+LOCALES = {"zh": "zh_CN", "zh-Hans": "zh_CN", "zh-Hant": "zh_TW"}  # as gettext's catalogues call them
 LINE_SEPARATORS = "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"  # polib takes these for line ends
 STAND_INS = {ord(char): 0x10F000 + i for i, char in enumerate(LINE_SEPARATORS)}
 ORIGINALS = {stand_in: char for char, stand_in in STAND_INS.items()}
@@ -47,9 +50,9 @@ ORIGINALS = {stand_in: char for char, stand_in in STAND_INS.items()}
 def parse_po(text: str, overwrite: bool = False) -> PiecewiseDocument:
     """Return a catalogue as a document whose segments are the messages without a translation.
 
-    With `overwrite`, messages that have a translation, or a fuzzy one, get another. Obsolete messages and the header are
-    never changed. In a language with one plural form, `msgid_plural` is translated; else `msgid` for the first form and
-    `msgid_plural` for the others.
+    With `overwrite`, messages that have a translation, or a fuzzy one, get another. Obsolete messages are never changed, and
+    of the header only an empty `Language`. In a language with one plural form, `msgid_plural` is translated; else `msgid`
+    for the first form and `msgid_plural` for the others.
     """
     safe = text.translate(STAND_INS)
     lines = safe.splitlines(keepends=True)
@@ -60,6 +63,15 @@ def parse_po(text: str, overwrite: bool = False) -> PiecewiseDocument:
     collector = SegmentCollector(forbidden=INVENTED)
     pieces: list[str | SourcePart] = []
     at = 0
+    if (number := _find_empty_language(lines)) is not None:
+        end = lines[number].index("\\n")
+        space = "" if lines[number][end - 1].isspace() else " "
+        pieces += ["".join(lines[:number]) + lines[number][:end]]
+        pieces += [
+            LanguageCode("", lambda code: space + LOCALES.get(code, code.replace("-", "_"))),
+            lines[number][end:],
+        ]
+        at = number + 1
     is_wrapped = max((len(line) for line in lines if line.startswith('"')), default=0) <= LINE_WIDTH + 2
     for entry in catalogue:
         if entry.obsolete or not entry.msgid:
@@ -81,6 +93,14 @@ def parse_po(text: str, overwrite: bool = False) -> PiecewiseDocument:
     pieces.append("".join(lines[at:]))
     pieces = [piece.translate(ORIGINALS) if isinstance(piece, str) else piece for piece in pieces]
     return PiecewiseDocument(tuple(pieces), collector.segments)
+
+
+def _find_empty_language(lines: Sequence[str]) -> int | None:
+    """Return the number of the line of the header that names no language, or None."""
+    begin = next((i for i, line in enumerate(lines) if line.startswith("msgid")), len(lines))
+    is_header = [line.split()[:2] for line in lines[begin : begin + 2]] == [["msgid", '""'], ["msgstr", '""']]
+    end = _find_strings(lines, begin)[0][1] if is_header else begin
+    return next((i for i in range(begin, end) if NO_LANGUAGE.fullmatch(lines[i].strip())), None)
 
 
 def _find_strings(lines: Sequence[str], begin: int) -> list[tuple[int, int, int]]:

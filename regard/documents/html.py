@@ -20,6 +20,7 @@ from regard.documents.inline_content import (
     BreakNode,
     Chunk,
     InlineNode,
+    LanguageCode,
     Pieces,
     PiecewiseDocument,
     SegmentCollector,
@@ -317,7 +318,7 @@ def read_reference(raw: str, begin: int) -> str:
 
 
 def tag_pieces(event: MarkupEvent, collector: SegmentCollector, invariable: re.Pattern[str]) -> Pieces:
-    """Return a start tag with a part for each attribute that is translated."""
+    """Return a start tag with a part for each attribute that is translated, and for the language of a page."""
     given = dict(event.attributes)
     names = set(ATTRIBUTES) if event.name not in ("link", "script", "style") else set()
     if event.name == "meta" and (given.get("name") or given.get("property") or "").lower() in META:
@@ -326,6 +327,8 @@ def tag_pieces(event: MarkupEvent, collector: SegmentCollector, invariable: re.P
         names.add("value")
     if event.name in ("optgroup", "option", "track"):
         names.add("label")
+    languages = {"lang", "xml:lang"} if event.name == "html" else set()
+    names |= languages
     if not names & given.keys():
         return (event.raw,)
     places = find_attributes(event.raw)
@@ -340,6 +343,10 @@ def tag_pieces(event: MarkupEvent, collector: SegmentCollector, invariable: re.P
         quote = raw[0] if raw[0] in "\"'" else ""
         inner = raw[1:-1] if quote else raw
         if html.unescape(inner) != value:
+            continue
+        if name in languages:
+            pieces += [event.raw[at:begin] + quote, LanguageCode(inner), quote]
+            at = end
             continue
         nodes = build_segments(decode_references(inner), collector, invariable)
         if any(isinstance(node, SegmentNode) for node in nodes):

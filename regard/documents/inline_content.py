@@ -49,17 +49,37 @@ def source_of(pieces: Iterable[str | SourcePart]) -> str:
 
 
 @dataclass(frozen=True)
+class LanguageCode:
+    """The place where a document names its own language, such as the value of `lang` in `<html lang="en">`."""
+
+    source: str  # the code as it stands in the document, perhaps empty
+    spell: Callable[[str], str] = str  # returns the code of a language as the format writes it
+
+    def render(self, translations: Sequence[Segment]) -> str:
+        """Return the code as it is, because translations do not say what language they are in."""
+        return self.source
+
+    def replace(self, language: str) -> str:
+        """Return the code of a language; one that names the same language with a region ("de-AT") stays."""
+        is_same = self.source.lower().replace("_", "-").startswith(f"{language.lower()}-")
+        return self.source if is_same else self.spell(language)
+
+
+@dataclass(frozen=True)
 class PiecewiseDocument:
     """A document as pieces: text that stays, and parts with segments."""
 
     pieces: Pieces
     segments: Sequence[Segment]
 
-    def render(self, translations: Sequence[Segment]) -> str:
-        """Return the text of the document with `translations[i]` in the place of `segments[i]`."""
+    def render(self, translations: Sequence[Segment], language: str = "") -> str:
+        """Return the text of the document with `translations[i]` in the place of `segments[i]`.
+
+        Where the document names its own language, it names `language` instead, unless that is empty."""
         if len(translations) != len(self.segments):
             raise ValueError(f"{len(translations)} translations for {len(self.segments)} segments")
-        return render_pieces(self.pieces, translations)
+        pieces = (p.replace(language) if language and isinstance(p, LanguageCode) else p for p in self.pieces)
+        return render_pieces(pieces, translations)
 
 
 @dataclass(frozen=True)

@@ -42,10 +42,11 @@ class TranslatableDocument(Protocol):
     def segments(self) -> Sequence[Segment]:
         """The segments of the document in its source language."""
 
-    def render(self, translations: Sequence[Segment]) -> str:
+    def render(self, translations: Sequence[Segment], language: str = "") -> str:
         """Return the text of the document with `translations[i]` in the place of `segments[i]`.
 
-        A segment that is equal to its source is written as it was, byte for byte.
+        A segment that is equal to its source is written as it was, byte for byte. `language` is the code of the language of
+        the translations: a page of HTML gets it as its `lang`, and a gettext catalogue without a language as `Language`.
         """
 
 

@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -39,7 +40,7 @@ LANGUAGE_SEGMENTS = 1000  # segments whose languages are detected before the fir
 NO_ROOM_FOR_MARKUP = "left in the source language: the translation has not enough words for its markup"
 LARGE_TEXT = 1 << 22  # bytes of a file of plain text that is parsed again each time it is read
 
-Result = dict[str, Any]  # what is kept of a translation: `text`, `notes`, and `alignment` where it is needed
+Result = dict[str, Any]  # what is kept of a translation: `text`, `to`, `notes`, and `alignment` where it is needed
 
 
 # ---- pieces of a file ------------------------------------------------------------------------------------------------
@@ -118,7 +119,11 @@ def document_piece(lines: Sequence[Line], format: str) -> Piece:
         return finish_segment(segment, result["text"], [Link(*link) for link in result.get("alignment", ())])
 
     def render(results: Sequence[Result]) -> str:
-        return document.render([finish(*each) for each in zip(segments, results, strict=True)])
+        finished = [finish(*each) for each in zip(segments, results, strict=True)]
+        letters: Counter[str] = Counter()  # of the segments that are in each language now; "" stands for the source's
+        for segment, result, made in zip(segments, results, finished, strict=True):
+            letters[result["to"] if made != segment else ""] += len(segment.text)
+        return document.render(finished, max(letters, key=letters.__getitem__, default=""))
 
     def is_written(i: int, result: Result) -> bool:
         return result["text"] == segments[i].text or finish(segments[i], result) is not segments[i]
@@ -255,7 +260,7 @@ class OutputStyle:
         """Return what has to be kept of a translation, without the language that was detected."""
         if self.as_json or self.has_nbest:
             return describe(translation)
-        kept: Result = {"text": translation.text, "notes": list(translation.notes)}
+        kept: Result = {"text": translation.text, "to": translation.target, "notes": list(translation.notes)}
         return kept if translation.alignment is None else kept | {"alignment": list_links(translation)}
 
     def render(self, piece: Piece, results: Sequence[Result]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import polib
 import pytest
 from document_checks import align_monotone
 
@@ -228,6 +229,25 @@ def test_html_escapes_signs_of_a_translation() -> None:
     assert made == "<p title=\"x &quot;y&quot; 'z' &amp; w\" alt='x \"y\" &#39;z&#39; &amp; w'>a &lt; b &amp; c</p>"
 
 
+@pytest.mark.parametrize(
+    ("tag", "expected"),
+    [
+        ('<html lang="en" class=x>', '<html lang="de" class=x>'),
+        ("<HTML class=x LANG=en-GB>", "<HTML class=x LANG=de>"),
+        ("<html xml:lang='en' lang='en'>", "<html xml:lang='de' lang='de'>"),
+        ('<html lang="de-AT">', '<html lang="de-AT">'),  # the language of the translation already
+        ("<html lang>", "<html lang>"),
+        ('<html lang="en" translate="no">', '<html lang="en" translate="no">'),
+        ("<html>", "<html>"),
+        ('<p lang="en">', '<p lang="en">'),  # what is said of a part of a page stays
+    ],
+)
+def test_a_page_gets_the_language_of_its_translation(tag: str, expected: str) -> None:
+    document = parse_document(f"{tag}<p>Hi</p>", "html")
+    assert document.render(document.segments, "de") == f"{expected}<p>Hi</p>"
+    assert document.render(document.segments) == f"{tag}<p>Hi</p>"
+
+
 # ---- subtitles -------------------------------------------------------------------------------------------------------
 
 
@@ -300,6 +320,20 @@ def test_messages_without_a_translation_get_one() -> None:
     assert 'msgstr "fertig"' in made
     assert 'msgstr "alt"' in made
     assert made.startswith('# A comment\nmsgid ""\nmsgstr "Language: de\\n"\n')
+
+
+HEADER = 'msgid ""\nmsgstr ""\n"Plural-Forms: \\n"\n"Language: {}\\n"\n\nmsgid "one"\nmsgstr ""\n"Language: \\n"\n'
+
+
+@pytest.mark.parametrize(
+    ("given", "language", "expected"),
+    [("", "de", "de"), ("", "zh", "zh_CN"), ("", "zh-Hant", "zh_TW"), ("", "", ""), ("fr", "de", "fr")],
+)
+def test_a_catalogue_without_a_language_gets_that_of_its_translation(given: str, language: str, expected: str) -> None:
+    document = parse_document(HEADER.format(given), "po")
+    assert document.render(document.segments, language) == HEADER.format(expected)
+    narrow = parse_document(HEADER.format(given).replace("Language: ", "Language:"), "po")
+    assert polib.pofile(narrow.render(narrow.segments, language)).metadata["Language"] == expected
 
 
 def test_existing_translations_are_replaced_only_when_asked() -> None:

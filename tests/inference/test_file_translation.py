@@ -303,6 +303,20 @@ def test_a_document_keeps_its_markup_and_is_resumed(tmp_path: Path) -> None:
     assert run(tmp_path, CapitalTranslator(), format="markdown").read_text() == expected
 
 
+PAGE = '<html lang="{}"><title>{}</title><p>{}</p></html>'
+
+
+@pytest.mark.parametrize(
+    ("title", "text", "language"),
+    [("One", "two three", "de"), ("ONE", "TWO and THREE", "de"), ("One", "WORDS THAT STAY AS THEY WERE", "en")],
+)
+def test_a_page_names_the_language_that_most_of_it_is_in_now(
+    tmp_path: Path, title: str, text: str, language: str
+) -> None:
+    found = run(tmp_path, CapitalTranslator(), PAGE.format("en", title, text).encode(), "html").read_text()
+    assert found == PAGE.format(language, title.upper(), text.upper())
+
+
 @pytest.mark.parametrize(
     ("format", "text"),
     [
