@@ -7,6 +7,7 @@ Use a model:
     regard.translate("I ate an apple.", to="fr").text       # the bundled model: English, German, French, Chinese
     translator = regard.load("runs/multi30k-en-de")         # any run or model folder
     translator.translate(["How are you?"], beam=4)[0].text
+    regard.identify_language("¿Dónde está la estación?").language   # 'es', one of about a hundred
 
 `regard.load` returns an object of the class for what the model does:
 
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from regard.inference.translator import Translation, Translator, translate
     from regard.look.record import record
     from regard.tasks.run import resume, train
+    from regard.text.language_identification import Identification, identify_language
     from regard.vectors.word_vectors import WordVectors
 
 # Let idle OpenMP threads of torch yield their core after microseconds, not milliseconds: beside busy processes a training
@@ -61,11 +63,13 @@ __all__ = [
     "Embedder",
     "Generation",
     "Generator",
+    "Identification",
     "Prediction",
     "RegardError",
     "Translation",
     "Translator",
     "WordVectors",
+    "identify_language",
     "load",
     "record",
     "resume",
@@ -85,6 +89,8 @@ _MODULES = {
     "translate": "regard.inference.translator",
     "Translator": "regard.inference.translator",
     "Translation": "regard.inference.translator",
+    "identify_language": "regard.text.language_identification",
+    "Identification": "regard.text.language_identification",
     "train": "regard.tasks.run",
     "resume": "regard.tasks.run",
     "record": "regard.look.record",

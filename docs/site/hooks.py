@@ -205,7 +205,17 @@ def python_page() -> str:
     lines = ["# Python", "", "```python", "import regard", "```", ""]
     lines += ["Errors that you can fix are a `regard.RegardError`; arguments of a wrong type are a `TypeError`.", ""]
     order = ["translate", "load", "Translator", "Translation", "Generator", "Generation", "Classifier", "Prediction"]
-    order += ["Embedder", "WordVectors", "train", "resume", "record", "summary", "RegardError"]
+    order += [
+        "Embedder",
+        "WordVectors",
+        "identify_language",
+        "Identification",
+        "train",
+        "resume",
+        "record",
+        "summary",
+        "RegardError",
+    ]
     assert sorted(order) == sorted(regard.__all__), "a name of the package is missing on the page"
     modules = {**regard._MODULES, "RegardError": "regard.errors"}
     for name in order:

@@ -207,8 +207,10 @@ def identified_languages() -> frozenset[str]:
 def identify_language(text: str) -> Identification:
     """Return the language of a text.
 
-    >>> identify_language("¿Dónde está la estación de tren?").language
-    'es'
+    Examples:
+        >>> import regard
+        >>> regard.identify_language("¿Dónde está la estación de tren?").language
+        'es'
     """
     return identify_languages([text])[0]
 
